@@ -14,17 +14,17 @@ AppError
 ├── TextTooLong            a text with more tokens than the caller allows; says how many at least
 ├── InvalidGrammar         a schema or grammar that cannot be compiled or enforced; names the place
 ├── GrammarsUnavailable    no process that compiles grammars can start
-├── InvalidMessage         (chat/messages.py) a message that cannot be given to a model
+├── InvalidMessage         (generation/messages.py) a message that cannot be given to a model
 ├── ReplyFailed            the engine gave a reply up because a step failed
 ├── ReplyAborted           the engine ended a reply because it is being stopped
 ├── InvalidRequest         (server/errors.py)
 ├── ContenderFailed, UnsuitableLoad               (bench/contender.py)
-├── HistoryTooNew, HistoryUnavailable, HistoryDamaged, NoSuchChat   (history/errors.py)
+├── HistoryTooNew, HistoryUnavailable, HistoryDamaged, NoSuchChat   (history/records.py)
 │   └── HistoryInUse        other processes have the damaged history open
 ├── UnreadableChats                               (history/chat_import.py)
 ├── EngineFailed, NotOffered                      (chat_backend/)
-├── PortTaken, NoSuchAddress                      (listening.py)
-└── ServerUnreachable, ServerError                (http_client.py)
+├── PortTaken, NoSuchAddress                      (process/listening.py)
+└── ServerUnreachable, ServerError                (client/http.py)
 """
 
 from engine.errors import InvalidSampling

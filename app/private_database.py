@@ -1,16 +1,77 @@
-"""SQLite files that their owner alone can read, and that several processes may share: made, opened and trimmed alike.
+"""SQLite files that only their owner can read, and that several processes may share.
 
-Refuses to know what is in them, and what is done where one cannot be used.
+`PrivateDatabase` is a file of one version, made when it is first written. The history of chats, which is repaired and
+migrated, uses the functions below it.
 """
 
 import errno
 import os
 import sqlite3
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, TypeAlias
 from urllib.parse import quote
 
+from engine.private_folder import private_folder
+
 Synchronous: TypeAlias = Literal["NORMAL", "FULL"]
+
+
+class PrivateDatabase:
+    """A connection to one file, opened when it is needed. Hold `lock` while you use it."""
+
+    def __init__(self, path: Path | None, schema: str, version: int, busy_seconds: float) -> None:
+        """`path` None: in memory. `schema` makes the tables of a new file, if they do not exist. `busy_seconds`: the
+        longest wait for a write of another process."""
+        self.lock = threading.RLock()
+        self._path = path
+        self._schema = schema
+        self._version = version
+        self._busy_seconds = busy_seconds
+        self._open: sqlite3.Connection | None = None
+
+    def writable(self) -> sqlite3.Connection:
+        """The connection. Makes the file if there is none. Raises sqlite3.Error or OSError."""
+        if self._open is None:
+            if self._path is not None:
+                private_folder(self._path.parent)
+                make_private(self._path)
+            self._open = connect(self._path, self._busy_seconds)
+            try:
+                self._prepare(self._open)
+            except BaseException:
+                self.close()
+                raise
+        return self._open
+
+    def readable(self) -> sqlite3.Connection | None:
+        """The connection, which cannot write. None if there is no file, or another process is just making it.
+
+        Raises sqlite3.Error.
+        """
+        if self._open is None and self._path is not None and self._path.exists():
+            self._open = connect(self._path, self._busy_seconds)
+            self._open.execute("PRAGMA query_only = ON")
+            if not version_of(self._open, self._version):
+                self.close()
+        return self._open
+
+    def close(self) -> None:
+        """Close the connection; it is opened again when it is needed."""
+        opened, self._open = self._open, None
+        if opened is not None:
+            with suppress(sqlite3.Error):
+                opened.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        write_ahead(connection, "NORMAL")
+        if not version_of(connection, self._version):
+            made = f"BEGIN IMMEDIATE; {self._schema} PRAGMA user_version = {self._version}; COMMIT;"
+            connection.executescript(made)
 
 
 def make_private(path: Path) -> None:

@@ -100,10 +100,36 @@ class NormPlacement(enum.Enum):
     BOTH = "both"
 
 
+class Block(enum.Enum):
+    """What the MLP of a layer reads."""
+
+    SEQUENTIAL = "sequential"  # the stream after attention was added to it
+    PARALLEL = "parallel"  # the stream that attention reads, through a norm of its own
+    PARALLEL_ONE_NORM = "parallel, one norm"  # the stream that attention reads, through the same norm
+
+
+class NormKind(enum.Enum):
+    """What a normalized row is divided by."""
+
+    RMS = "rms"  # its root mean square (arXiv:1910.07467)
+    LAYER = "layer"  # its standard deviation, after its mean was subtracted (arXiv:1607.06450)
+
+
+@dataclass(frozen=True, slots=True)
+class NormRule:
+    """What all norms of a model have in common."""
+
+    epsilon: float
+    kind: NormKind = NormKind.RMS
+    bias: bool = False  # added to normalized rows; normalized heads have none
+    offset: float = 0.0  # added to the weights
+
+
 class HeadNorm(enum.Enum):
     """What is normalized of q and k before they turn."""
 
-    EACH = "each"  # every head for itself
+    EACH = "each"  # every head for itself, all with the same weights
+    OWN = "own"  # every head for itself, each with weights of its own
     ALL = "all"  # all heads of a token together
 
 
@@ -120,7 +146,7 @@ class ModelConfig:
     mlp_hidden: int
     vocab_size: int
     context_length: int  # tokens the model was made for
-    norm_epsilon: float
+    norm: NormRule
     ropes: tuple[RopeConfig, ...]
     layout: tuple[LayerConfig, ...] = ()  # one for each layer; empty: all are alike
     attention_scale: float = 0.0  # of scores; 0: 1 / sqrt(head_dim)
@@ -130,8 +156,9 @@ class ModelConfig:
     embedding_scale: float = 1.0
     gate: Gate = Gate.SILU
     norm_placement: NormPlacement = NormPlacement.BEFORE
-    norm_offset: float = 0.0  # added to the weights of norms
+    block: Block | None = Block.SEQUENTIAL  # None: one norm, unless the checkpoint has another one for the MLP
     head_norm: HeadNorm | None = None
+    optional_head_norm: bool = False  # a checkpoint without weights of head norms has no head norms
     qkv_bias: bool | None = False  # added to q, k and v; None: where the checkpoint has one
     out_bias: bool | None = False  # added to what attention gives, in the same way
     tied_head: bool | None = None  # the head is the embedding; None: where the checkpoint has no other
@@ -230,3 +257,22 @@ class EngineConfig:
 
     def without_host_pools(self) -> Self:
         return replace(self, host_blocks=0)
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderConfig:
+    """The shape of an encoder. Filled by the family's module from the checkpoint."""
+
+    layers: int
+    hidden: int
+    heads: int
+    mlp_hidden: int
+    vocab_size: int
+    context_length: int  # positions that it has
+    token_types: int
+    norm_epsilon: float
+
+    @property
+    def matrix_elements(self) -> int:
+        """About how many weights its matrices have."""
+        return self.layers * (4 * self.hidden + 2 * self.mlp_hidden) * self.hidden + self.vocab_size * self.hidden

@@ -13,14 +13,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from engine.backends.runner import Runner, TicketT
 from engine.config import EngineConfig
 from engine.counters import EngineState
 from engine.errors import InvalidSampling, OutOfMemory
+from engine.kv.disk.store import DiskStore
 from engine.kv.mover import Mover
-from engine.request import PROGRAM, Origin, Request, SamplingParams, StepPlan, TokenEvent
+from engine.request import PROGRAM, Origin, Request, TokenEvent
+from engine.sampling_params import SamplingParams
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step_budget import Allowance
+from engine.step import Runner, StepPlan, TicketT
 
 log = logging.getLogger(__name__)
 
@@ -43,11 +45,12 @@ class Engine(Generic[TicketT]):
         vocab_size: int,
         runner: Runner[TicketT],
         mover: Mover | None = None,
+        store: DiskStore | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
         self.vocab_size = vocab_size
-        self._scheduler = Scheduler(config, mover, clock)
+        self._scheduler = Scheduler(config, mover, store, clock)
         self._runner = runner
         self._under_way: deque[_UnderWay[TicketT]] = deque()
         self._collected = 0.0  # when the last step was
@@ -116,7 +119,7 @@ class Engine(Generic[TicketT]):
         results = [self.request(prompt_ids, params, end_ids, origin) for _ in range(params.beams.results)]
         if params.beams.width + len(end_ids) + len(params.stop_token_ids) > self.vocab_size:
             raise InvalidSampling("width", f"too wide for a vocabulary of {self.vocab_size}")
-        self._scheduler.search(results, params.beams)
+        self._scheduler.check_search_fits(results[0])
         return results
 
     def add(self, *requests: Request) -> None:

@@ -6,52 +6,17 @@ knows nothing else of it.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
-from engine.backends.batch import Batch
+from engine.batch import Batch
 from engine.checkpoints.checkpoint import StoredWeight
 from engine.checkpoints.weights import Weights
 from engine.config import EngineConfig, GroupConfig, ModelConfig
 from engine.kv.cache import KVCache
-
-if TYPE_CHECKING:
-    from engine.backends.runner import Runner
-    from engine.sampling.constraint import Words
-
-
-class Draw(Protocol):
-    """Draws tokens of rows that have no filters, sooner than `engine.sampling.drawing` does."""
-
-    def __call__(
-        self,
-        logits: Tensor,
-        rows: Sequence[int],
-        words: "Words",
-        places: Sequence[int],
-        temperatures: Sequence[float],
-        uniforms: Sequence[float],
-    ) -> list[int]:
-        """One token for each of some `rows` of float32 [rows, vocabulary], of what has a bit in the row of `words` at
-        its place, -1: of all. Less than 0 where nothing of that is likely, or infinitely so."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Logits:
-    """What a step computed, one row for each of the batch's logit rows. Valid until the device's next step."""
-
-    buffer: Tensor  # float32 [rows or more, vocabulary]
-    greedy: Sequence[int] | None = None  # the most likely token of each row, -1 where none is a number; None: not known
-    rows: int | None = None  # None: all of the buffer
-    draw: Draw | None = None  # None: the device has none of its own
-
-    @property
-    def values(self) -> Tensor:
-        """float32 [rows, vocabulary]"""
-        return self.buffer[: self.rows]
+from engine.sampling.logits import Logits
+from engine.step import Runner
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +109,6 @@ class Device(Protocol):
         out to fit. Raises UnsupportedModel, ModelFileError or OutOfMemory."""
         ...
 
-    def runner(self, loaded: LoadedModel, vocab_size: int, groups: Sequence[GroupConfig]) -> "Runner[Any]":
+    def runner(self, loaded: LoadedModel, vocab_size: int, groups: Sequence[GroupConfig]) -> Runner[Any]:
         """What runs plans on it."""
         ...

@@ -12,11 +12,11 @@ from typing import Any
 
 from engine import models
 from engine.backends.device_choice import cuda_device, gpu_for, host_device
-from engine.backends.runner import ModelRunner, Runner, Ticket, reporting_shortage
+from engine.backends.runner import ModelRunner, Ticket, reporting_shortage
 from engine.checkpoints.checkpoint import Checkpoint
 from engine.checkpoints.gguf import GGUFCheckpoint
 from engine.checkpoints.quantizing import QuantizedCheckpoint
-from engine.checkpoints.safetensors import FolderCheckpoint
+from engine.checkpoints.safetensors import SafetensorsCheckpoint
 from engine.checkpoints.weights import LoadProgress, Weights
 from engine.config import EngineConfig, ModelConfig
 from engine.core import Engine
@@ -32,6 +32,7 @@ from engine.kv.disk.quota import Quota
 from engine.kv.disk.run_file import VERSION
 from engine.kv.disk.store import DiskStore
 from engine.load_options import LoadOptions
+from engine.step import Runner
 from quant.errors import UnsupportedQuantization
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ def open_checkpoint(path: Path, quantize: str | None = None) -> Checkpoint:
 
     Raises ModelFileError, UnsupportedModel or UnsupportedQuantization.
     """
-    checkpoint: Checkpoint = FolderCheckpoint(path) if path.is_dir() else GGUFCheckpoint(path)
+    checkpoint: Checkpoint = SafetensorsCheckpoint(path) if path.is_dir() else GGUFCheckpoint(path)
     return QuantizedCheckpoint(checkpoint, quantize) if quantize else checkpoint
 
 
@@ -113,7 +114,7 @@ def _load_on(
     else:  # it looks at logits when a step is collected, where the next one must not have overwritten them
         config = replace(config, step_depth=1)
         runner = ending.runner(ModelRunner(loaded, model.vocab_size, config.groups))
-    return Engine(config, model.vocab_size, runner, mover)
+    return Engine(config, model.vocab_size, runner, mover, store)
 
 
 def _open_store(options: LoadOptions, config: EngineConfig, kv: KVCache, kv_type: str) -> DiskStore | None:

@@ -10,22 +10,35 @@ from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor
 
-from engine.config import Gate
+from engine.config import Gate, NormKind
 from engine.kv.cache import LayerKV
-from engine.models.rope import RotaryTable
+from engine.rope import RotaryTable
 from quant.linear import LinearBackend, QLinear
 
 Activation: TypeAlias = Any  # rows of floats, one for each token: a tensor, or a place in a recorded program
-Inputs: TypeAlias = Any  # a step's `engine.backends.batch.Batch`, or what the backend has made of it
+Inputs: TypeAlias = Any  # a step's `engine.batch.Batch`, or what the backend has made of it
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """Normalization of rows: x / sqrt(mean(x**2) + epsilon) * weight + bias, where LAYER first subtracts mean(x)."""
+
+    weight: Tensor  # float32 [width]
+    epsilon: float
+    kind: NormKind = NormKind.RMS
+    bias: Tensor | None = None  # float32 [width]; of LAYER alone
 
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """Root mean square normalization of q and k, before they turn."""
+    """Normalization of q and k before they turn, without biases.
 
-    q: Tensor  # float32 [head_dim]: every head for itself; or [heads * head_dim]: all heads of a token together
-    k: Tensor  # in the same way
-    epsilon: float
+    Weights are [head_dim]: every head for itself; [heads, head_dim]: the same, each head with its own weights; or
+    [heads * head_dim]: all heads of a token together.
+    """
+
+    q: Norm
+    k: Norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +64,8 @@ class Operations(Protocol):
         """The table's row of every token, times `scale`."""
         ...
 
-    def norm(self, x: Activation, weight: Tensor, epsilon: float, add_to: Activation | None = None) -> Activation:
-        """Root mean square normalization, times `weight`, float32 [width]; added to `add_to` as in `linear`."""
+    def norm(self, x: Activation, norm: Norm, add_to: Activation | None = None) -> Activation:
+        """Normalized rows, added to `add_to` as in `linear`."""
         ...
 
     def linear(

@@ -15,7 +15,8 @@ from typing import Any
 
 from engine.core import Engine
 from engine.errors import EngineError
-from engine.request import PROGRAM, FinishReason, Origin, Request, SamplingParams, TokenEvent
+from engine.request import PROGRAM, FinishReason, Origin, Request, TokenEvent
+from engine.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
-"""One JSON object, or one list, out of a file that is hostile until proven otherwise.
+"""A JSON object or list from a hostile file.
 
-Python's parser turns eight bytes into as many as 240, so values are counted before it runs; and it would let a second
-value of a key replace the first, which is refused here. Refuses to know what they mean.
+Python's parser turns eight bytes into up to 240 bytes of objects, so values are counted before it runs. It would also
+let a second value of a key replace the first; here that is an error.
 """
 
 import json

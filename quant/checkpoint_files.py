@@ -1,7 +1,6 @@
-"""The small files beside the weights of a checkpoint's folder: configurations, vocabularies, templates.
+"""The small files beside the weights in a checkpoint's folder: configurations, vocabularies, templates.
 
-They are opened as the weights are (`quant.safetensors_checkpoint.member`), and bounded in size.
-Knows names and bytes. Refuses to know what a file says.
+Links are followed as for the weights (`quant.safetensors_shards.member`), and sizes are bounded.
 """
 
 import os
@@ -10,7 +9,7 @@ from pathlib import Path
 from quant.bounded_json import JSONProblem, parse_object
 from quant.errors import DAMAGED, ModelFileError
 from quant.mapped_file import regular_file
-from quant.safetensors_checkpoint import member
+from quant.safetensors_shards import member
 
 MAX_BYTES = 64 << 20  # the largest vocabulary in use takes 33 MB
 

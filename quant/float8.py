@@ -13,9 +13,8 @@ be cut. As published:
 - `modelopt` with `quant_algo` FP8: one `NAME.weight_scale`. https://github.com/NVIDIA/Model-Optimizer
 
 The inverse in `weight_scale_inv` is that of what was multiplied by when the weights were made: both names multiply.
-Scales of activations are not read: activations here stay as they are computed.
-
-Knows configurations and shapes. Refuses to know which modules of a model are quantized: each weight's type says so.
+Scales of activations are not read: activations are not quantized to the checkpoint's scales. The type of each weight
+says whether it is quantized.
 """
 
 from collections.abc import Callable, Mapping

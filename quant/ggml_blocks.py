@@ -2,9 +2,7 @@
 
 A format is a row of a table here: where in a block its fields lie. Adding one is a row and, where bits are laid out in
 a new way, a function that reorders them. Layouts: ggml's `block_q4_0` and its siblings. Everything works on words of
-four neighbouring columns, one byte each, which is what planes of the canonical form are made of.
-
-Knows block layouts. Refuses to know files (it is handed bytes that were checked) and arithmetic on values.
+four neighbouring columns, one byte each, of which the planes of the canonical form consist. Callers check the bytes.
 """
 
 from collections.abc import Callable, Iterable
@@ -133,6 +131,7 @@ class Factor:
     parts: Callable[[Bytes], Bytes] | None = None
     planes: tuple[int, ...] = (8,)  # how parts are packed
     offset: int = 0
+    unit: float = 1.0  # the same for all scales of the type; a power of two
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +144,7 @@ class Block:
     zero: int = 0
     minimum: Factor | None = None
     table: tuple[int, ...] | None = None
+    size_ratio: float = 1.03  # most bytes of the canonical form for each byte of the file
 
 
 BLOCKS = {
@@ -185,7 +185,7 @@ BLOCKS = {
         Factor(0, parts=_iq4_xs_scales, offset=32), table=IQ4_NUMBERS,
     ),
     "MXFP4": Block(32, (Codes(4, _halves(1)),), Factor(0, exponent=True), table=E2M1_NUMBERS),
-    "TQ1_0": Block(256, (Trits(),), Factor(52), zero=1),
+    "TQ1_0": Block(256, (Trits(),), Factor(52), zero=1, size_ratio=1.23),
     "TQ2_0": Block(256, (Codes(2, _spread(0, 2, 2)),), Factor(64), zero=1),
 }  # fmt: skip
 PLAIN_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -247,12 +247,12 @@ def _plane(bits: int, slabs: Iterable[tuple[slice, Words]], blocks: Bytes) -> Pl
 
 def _scale(factor: Factor, blocks: Bytes, flip: int = 0) -> Scale:
     if factor.exponent:
-        return Scale(torch.from_numpy(blocks[:, :, factor.at].copy()))
+        return Scale(torch.from_numpy(blocks[:, :, factor.at].copy()), unit=factor.unit)
     whole = _half_field(blocks, factor.at, flip if factor.parts is None else 0)
     if factor.parts is None:
-        return Scale(whole)
+        return Scale(whole, unit=factor.unit)
     small = factor.parts(blocks).reshape(len(blocks), -1)
-    return Scale(whole, integers(small, factor.planes), factor.offset)
+    return Scale(whole, integers(small, factor.planes), factor.offset, factor.unit)
 
 
 def integers(values: Bytes, planes: tuple[int, ...]) -> Integers:

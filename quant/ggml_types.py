@@ -1,9 +1,11 @@
-"""The tensor types a GGUF file can name, as data: how many elements one block holds and how many bytes it takes.
+"""The tensor types that a GGUF file can name: the elements and the bytes of one block.
 
-Being listed here means that a file naming the type can be measured and checked; `quant.ggml_blocks` says which types
-can be decoded. The numbers are the format's own (ggml's type enumeration), tested against the `gguf` package.
+A tensor of any of these types can be measured and checked; `quant.ggml_blocks` has the types that can be decoded. The
+numbers are those of the `gguf` package.
 """
 
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -20,39 +22,9 @@ class GGMLType:
         return elements // self.block_elements * self.block_bytes
 
 
-GGML_TYPES: dict[int, GGMLType] = {
-    0: GGMLType("F32", 1, 4),
-    1: GGMLType("F16", 1, 2),
-    2: GGMLType("Q4_0", 32, 18),
-    3: GGMLType("Q4_1", 32, 20),
-    6: GGMLType("Q5_0", 32, 22),
-    7: GGMLType("Q5_1", 32, 24),
-    8: GGMLType("Q8_0", 32, 34),
-    9: GGMLType("Q8_1", 32, 40),
-    10: GGMLType("Q2_K", 256, 84),
-    11: GGMLType("Q3_K", 256, 110),
-    12: GGMLType("Q4_K", 256, 144),
-    13: GGMLType("Q5_K", 256, 176),
-    14: GGMLType("Q6_K", 256, 210),
-    15: GGMLType("Q8_K", 256, 292),
-    16: GGMLType("IQ2_XXS", 256, 66),
-    17: GGMLType("IQ2_XS", 256, 74),
-    18: GGMLType("IQ3_XXS", 256, 98),
-    19: GGMLType("IQ1_S", 256, 50),
-    20: GGMLType("IQ4_NL", 32, 18),
-    21: GGMLType("IQ3_S", 256, 110),
-    22: GGMLType("IQ2_S", 256, 82),
-    23: GGMLType("IQ4_XS", 256, 136),
-    24: GGMLType("I8", 1, 1),
-    25: GGMLType("I16", 1, 2),
-    26: GGMLType("I32", 1, 4),
-    27: GGMLType("I64", 1, 8),
-    28: GGMLType("F64", 1, 8),
-    29: GGMLType("IQ1_M", 256, 56),
-    30: GGMLType("BF16", 1, 2),
-    34: GGMLType("TQ1_0", 256, 54),
-    35: GGMLType("TQ2_0", 256, 66),
-    39: GGMLType("MXFP4", 32, 17),
-    40: GGMLType("NVFP4", 64, 36),
-    41: GGMLType("Q1_0", 128, 18),
-}
+@functools.cache
+def ggml_types() -> Mapping[int, GGMLType]:
+    """All types by the number that stands for each in a file."""
+    from gguf.constants import GGML_QUANT_SIZES  # imports numpy, which programs that open no file start without
+
+    return {int(kind): GGMLType(kind.name, *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}

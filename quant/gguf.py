@@ -2,9 +2,7 @@
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The file is hostile until proven otherwise: every
 length, count, dimension, alignment and offset is checked as a Python int, which cannot overflow, before anything is
-allocated or viewed. The only exception that a malformed file causes is `GGUFError`, which names field and offset.
-
-Knows bytes and names. Refuses to know what a tensor or a metadata key means to a model.
+allocated or viewed. A malformed file raises `GGUFError`, and nothing else; the error names the field and its offset.
 """
 
 import hashlib
@@ -15,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quant.errors import GGUFError, printable
-from quant.ggml_types import GGML_TYPES, GGMLType
+from quant.ggml_types import GGMLType, ggml_types
 from quant.mapped_file import TensorFile
 
 MetadataValue = int | float | bool | str | tuple[int, ...] | tuple[float, ...] | tuple[bool, ...] | tuple[str, ...]
@@ -234,13 +232,12 @@ class _Header:
             )
         extents = [self._number("Q", f"dimension {axis} of {field}") for axis in range(dimensions)]
         kind_at = self._at
-        kind = self._number("I", f"type of {field}")
-        if kind not in GGML_TYPES:
-            raise self._error(f"unknown tensor type {kind}", field=f"type of {field}", offset=kind_at)
-        nbytes = self._tensor_bytes(field, GGML_TYPES[kind], extents, at)
-        return GGUFTensor(
-            name, GGML_TYPES[kind], tuple(reversed(extents)), self._number("Q", f"offset of {field}"), nbytes
-        )
+        number = self._number("I", f"type of {field}")
+        kind = ggml_types().get(number)
+        if kind is None:
+            raise self._error(f"unknown tensor type {number}", field=f"type of {field}", offset=kind_at)
+        nbytes = self._tensor_bytes(field, kind, extents, at)
+        return GGUFTensor(name, kind, tuple(reversed(extents)), self._number("Q", f"offset of {field}"), nbytes)
 
     def _tensor_bytes(self, name: str, kind: GGMLType, extents: list[int], at: int) -> int:
         elements = 1

@@ -1,7 +1,7 @@
-"""How the linear layers of a safetensors checkpoint are quantized: a table from its `quant_method` to a decoder.
+"""How the linear layers of a safetensors checkpoint are quantized: a table from `quant_method` to a decoder.
 
-Which layers are, their tensors say: a layer that is more than a weight of floats and a bias is decoded by the method
-that config.json names. Refuses to know models and names of layers.
+The tensors of a layer say whether it is quantized. If they are more than a weight of floats and a bias, the decoder
+that config.json names reads the layer.
 """
 
 from collections.abc import Callable, Hashable, Mapping

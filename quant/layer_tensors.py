@@ -1,7 +1,6 @@
-"""The tensors of one linear layer of a checkpoint, taken by name, each with its type and its shape checked.
+"""The tensors of one linear layer, taken by name, with type and shape checked.
 
-What a checkpoint says about itself is hostile until checked: here, type and shape are, before anyone reads a value.
-Knows names. Refuses to know formats.
+The checkpoint is hostile: no value is read before its tensor's type and shape are checked.
 """
 
 from collections.abc import Collection, Mapping

@@ -1,7 +1,4 @@
-"""Regular files, opened to be mapped; and mapped files of named tensors, alone and together.
-
-Knows files, and where in them tensors lie. Refuses to know formats.
-"""
+"""Memory-mapped files of named tensors, and several of them as one set."""
 
 import contextlib
 import mmap

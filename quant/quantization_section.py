@@ -1,7 +1,7 @@
-"""The section of a config.json that says how a checkpoint is quantized: typed look-ups, each value checked.
+"""The quantization section of a config.json: typed look-ups, with every value checked.
 
-A value of the wrong type is a damaged file; one that is known to mean something else than this version decodes is
-refused by name. Knows JSON values. Refuses to know formats.
+A value of the wrong type is a damaged file. A value that stands for a scheme that this version does not decode is an
+UnsupportedQuantization error that names the key.
 """
 
 from collections.abc import Collection, Mapping

@@ -7,9 +7,8 @@
             64 columns; QLoRA, https://arxiv.org/abs/2305.14314, rounded as bitsandbytes does. Those magnitudes can be
             quantized themselves, 256 at a time and less their mean (`nested`).
 
-Scales are rounded first, and codes chosen for what is stored. Rows are taken some after another: what is in between is
-at most a byte a weight.
-Knows tensors. Refuses to know files.
+Scales are rounded first, and codes are chosen for the rounded scales. Rows are quantized in slabs, so that
+intermediate results take at most one byte for each weight.
 """
 
 import math
@@ -39,11 +38,13 @@ GROUPS = (128, 64, 32)  # columns, the best first
 NF4_BLOCK = 64  # columns
 NESTED_SPAN = 256  # scales
 
-# What a model keeps as it is: embeddings, heads, and what chooses experts. Names of Hugging Face's and of GGUF's.
+# What a model keeps as it is: embeddings, heads, what chooses experts, and norms that have a row of weights for each
+# head. Names of Hugging Face's and of GGUF's.
 KEPT = frozenset(
     (
         *("embed_tokens", "word_embeddings", "position_embeddings", "token_type_embeddings", "lm_head"),
         *("router", "gate", "shared_expert_gate", "token_embd", "output", "ffn_gate_inp"),
+        *("q_norm", "k_norm", "attn_q_norm", "attn_k_norm"),
     )
 )
 

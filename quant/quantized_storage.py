@@ -1,10 +1,8 @@
-"""How quantized layers are saved: for each method, the tensors of a layer, and what config.json says of them.
+"""How quantized layers are saved: the tensors of a layer, and the section of config.json, for each method.
 
-    fp8     compressed-tensors, format "float-quantized", a scale for each row
-    int4    compressed-tensors, format "pack-quantized", asymmetric, in groups of columns
-    nf4     bitsandbytes, 4 bits
-
-Knows layouts by name. Refuses to know files and models.
+fp8     compressed-tensors, format "float-quantized", a scale for each row
+int4    compressed-tensors, format "pack-quantized", asymmetric, in groups of columns
+nf4     bitsandbytes, 4 bits
 """
 
 from collections.abc import Callable, Sequence

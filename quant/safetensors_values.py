@@ -1,7 +1,4 @@
-"""From the bytes of a safetensors tensor to torch, and back: a table of types.
-
-Knows types. Refuses to know files (it is handed bytes that were checked) and quantization.
-"""
+"""Bytes of a safetensors tensor to a torch tensor and back: a table of types."""
 
 import math
 

@@ -1,14 +1,12 @@
-"""Writes the safetensors files of a checkpoint, tensor by tensor, however many files that becomes.
+"""Writes the safetensors files of a checkpoint, tensor by tensor.
 
-A file's header stands before its data and says where each tensor lies, which is known at the end: so room is left for
-it, and what is not needed is filled up with spaces, as the format allows. A file ends when the next tensor would make
-it larger than wanted, or its header larger than the room. Files have temporary names until all are whole; then they get
-those that the Hugging Face Hub knows (one file, or numbered shards and an index), the index last.
+The header precedes the data and lists the offset of each tensor, which is known only at the end. So space is reserved
+for it, and padded with blanks, as the format allows. A file ends when the next tensor would make it larger than asked
+for, or its header larger than the reserved space. Files have temporary names until all are written. Then they get the
+names that the Hugging Face Hub expects: one file, or numbered shards and, last, an index.
 
-Tensors of a size that is no multiple of eight bytes wait until the end of their file, the larger elements first: so
-each lies at a multiple of its element's size, which readers that map files count on.
-
-Knows bytes and names. Refuses to know what a tensor means to a model.
+Tensors whose size is no multiple of eight bytes are written at the end of their file, larger elements first. So every
+tensor is aligned to the size of its elements, which readers that map files rely on.
 """
 
 import json
@@ -19,7 +17,7 @@ from types import TracebackType
 from typing import BinaryIO, Self
 
 from quant.safetensors import LENGTH_BYTES, METADATA, SAFETENSORS_TYPES
-from quant.safetensors_checkpoint import INDEX, WEIGHT_MAP, WHOLE
+from quant.safetensors_shards import INDEX, WEIGHT_MAP, WHOLE
 
 HEADER_BYTES = 1 << 18  # of about 1,700 tensors
 ALIGNMENT = 8

@@ -7,7 +7,7 @@ times the bytes it takes in its file.
 Knows tensors. Refuses to know file formats (decoders do) and how to multiply (kernels do).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -74,11 +74,13 @@ class Integers:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """One factor for each group of columns: whole, or whole * (part - offset) where groups share a whole one."""
+    """One factor for each group of columns: whole * unit, or whole * unit * (part - offset) where groups share a whole
+    one."""
 
     whole: Tensor  # [rows, n]; float16, or uint8: an exponent e that says 2 ** (e - 128)
     parts: Integers | None = None  # [rows, groups]
     offset: int = 0
+    unit: float = 1.0  # the same for all; a power of two, so that the product is exact
 
     @property
     def nbytes(self) -> int:
@@ -87,13 +89,18 @@ class Scale:
     def values(self) -> Tensor:
         """float32 [rows, groups]"""
         whole = _powers(self.whole) if self.whole.dtype == torch.uint8 else self.whole.float()
+        whole = whole * self.unit
         if self.parts is None:
             return whole
         parts = self.parts.values().float() - self.offset
         return (whole.unsqueeze(-1) * parts.view(*whole.shape, -1)).flatten(1)
 
     def rows(self, index: Tensor) -> "Scale":
-        return Scale(self.whole[index], self.parts.rows(index) if self.parts else None, self.offset)
+        return replace(self, whole=self.whole[index], parts=self.parts.rows(index) if self.parts else None)
+
+    def wholes(self) -> Tensor:
+        """[rows, n]: as they are stored, or in float32 where they have a unit."""
+        return self.whole if self.unit == 1.0 else replace(self, parts=None).values()
 
 
 def _powers(exponents: Tensor) -> Tensor:
@@ -133,6 +140,7 @@ class CodedTensor:
         scales = [scale for scale in (self.scale, self.minimum) if scale]
         groups = (rows, columns // self.group)
         fits = columns % self.group == 0 and self.codes.shape == self.shape
+        fits = fits and (self.minimum is None or self.minimum.unit == 1.0)
         for scale in scales:
             count = scale.parts.shape if scale.parts else tuple(scale.whole.shape)
             fits = fits and count == groups and (groups[1] % max(1, scale.whole.shape[1]) == 0)

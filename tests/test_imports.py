@@ -57,8 +57,8 @@ def test_help_imports_no_torch() -> None:
     assert not {"torch", "numpy", "tokenizers", "huggingface_hub"} & loaded
 
 
-# The weights and the engine have torch and what comes with it, numpy, tokenizers, safetensors.
-MORE = {"click", "rich", "httpx", "huggingface_hub", "jinja2", "platformdirs", "gguf", "transformers"}
+# The weights and the engine have torch and what comes with it, numpy, tokenizers, safetensors, gguf.
+MORE = {"click", "rich", "httpx", "huggingface_hub", "jinja2", "platformdirs", "transformers"}
 
 
 def imports_of(layer: str) -> str:

@@ -17,7 +17,7 @@ from textual.worker import WorkerFailed
 
 from tui import themes
 from tui.client import Client
-from tui.commands import COMMANDS, Part
+from tui.commands import COMMANDS, Owner
 from tui.downloads import Downloads
 from tui.failures import tell, told
 from tui.large_downloads import can_load
@@ -121,7 +121,7 @@ class ChatApp(App[None]):
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         for command in COMMANDS:
-            if command.part is Part.APP or screen is self._chat_screen:
+            if command.owner is Owner.APP or screen is self._chat_screen:
                 yield SystemCommand(command.name.capitalize(), command.help, self._runner(command.name))
 
     def _runner(self, name: str) -> Callable[[], None]:

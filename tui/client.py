@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from tui.engine_nouns import Download, EngineStatus, Finds, Fit, Loading, Model, Recommendation, RequestId
+from tui.engine_nouns import Download, EngineStatus, Finds, Fit, Loading, ModelInfo, Recommendation, RequestId
 from tui.nouns import (
     Attachment,
     Chat,
@@ -31,8 +31,8 @@ from tui.nouns import (
     Notice,
     Preset,
     ReplyEvent,
-    Room,
     SearchHit,
+    TrimPlan,
 )
 from tui.plain_text import sanitize
 
@@ -149,11 +149,11 @@ class Context(Protocol):
     async def budget(self, chat: ChatId | None, leaf: MessageId | None, typed: str) -> ContextBudget:
         """Of the branch that ends in `leaf`, and a new message after it."""
 
-    async def plan(self, chat: ChatId, leaf: MessageId | None, how: FullContext, typed: str) -> Room:
+    async def plan(self, chat: ChatId, leaf: MessageId | None, how: FullContext, typed: str) -> TrimPlan:
         """What would go of the branch that ends in `leaf`, so that a new message after it has room: all, if it must.
         Without one, a question at the end stays, since it is to be answered."""
 
-    async def make(self, chat: ChatId, room: Room) -> Chat:
+    async def make(self, chat: ChatId, room: TrimPlan) -> Chat:
         """Do as planned; a summary takes as long as a reply. Returns the chat as it is then."""
 
 
@@ -176,9 +176,9 @@ class Engine(Protocol):
 class Models(Protocol):
     """Models on this machine and elsewhere."""
 
-    async def installed(self) -> Sequence[Model]: ...
+    async def installed(self) -> Sequence[ModelInfo]: ...
 
-    async def catalog(self) -> Sequence[Model]: ...
+    async def catalog(self) -> Sequence[ModelInfo]: ...
 
     async def recommended(self) -> Recommendation | None:
         """A better model than the default one, for a machine that has none yet, and whose person has chosen none."""
@@ -187,10 +187,10 @@ class Models(Protocol):
         """Repositories of the Hub, by their names: to know more of one, ask for its variants. Where the Hub cannot be
         reached, models of the catalog."""
 
-    async def variants(self, name: str) -> Sequence[Model]:
+    async def variants(self, name: str) -> Sequence[ModelInfo]:
         """What a repository holds, one a quantization; what fits best first."""
 
-    async def find(self, name: str) -> Model:
+    async def find(self, name: str) -> ModelInfo:
         """What is known of the model of that name without asking the Hub. Raises ClientError if there can be none."""
 
     async def free_disk(self) -> int | None:

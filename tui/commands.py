@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 
-class Part(enum.Enum):
-    """Whose action it is."""
+class Owner(enum.Enum):
+    """The part of the program whose action a command is."""
 
     APP = "app"
     SCREEN = "screen"  # the screen around it all
@@ -22,7 +22,7 @@ class Command:
     """One command. An action that takes something is called with a text, which may be empty."""
 
     name: str
-    part: Part
+    owner: Owner
     action: str
     help: str
     takes: str = ""  # what may stand behind the name, in capitals
@@ -30,34 +30,34 @@ class Command:
 
 
 COMMANDS = (
-    Command("new", Part.SCREEN, "new_chat", "Begin a new chat", key="ctrl+n"),
-    Command("private", Part.SCREEN, "new_private_chat", "Begin a chat that is never written to disk"),
-    Command("attach", Part.SCREEN, "attach", "Attach a text file to the next message", "PATH"),
-    Command("stop", Part.CHAT, "stop", "Stop the reply", key="escape"),
-    Command("regenerate", Part.CHAT, "regenerate", "Another reply to the last message", key="ctrl+r"),
-    Command("edit", Part.CHAT, "edit_last", "Edit your last message; the old one stays as a branch", key="ctrl+up"),
-    Command("branches", Part.SCREEN, "branches", "All branches of this chat as a tree", key="ctrl+t"),
-    Command("settings", Part.SCREEN, "settings", "System prompt, sampling and presets of this chat", key="ctrl+s"),
-    Command("system", Part.SCREEN, "system", "Set the system prompt of this chat", "TEXT"),
-    Command("preset", Part.SCREEN, "preset", "Use a preset for this chat", "NAME"),
-    Command("room", Part.CHAT, "make_room", "Make room in the context: summarize or drop the oldest messages"),
-    Command("search", Part.SCREEN, "search", "Search all chats", "TEXT", key="ctrl+f"),
-    Command("chats", Part.SCREEN, "toggle_chats", "Show or hide the list of chats", key="ctrl+b"),
-    Command("title", Part.CHATS, "rename", "Give this chat a title", "TITLE"),
-    Command("pin", Part.CHATS, "pin", "Pin this chat to the top of the list, or unpin it"),
-    Command("archive", Part.CHATS, "archive", "Move this chat to the archive, or back"),
-    Command("archived", Part.CHATS, "toggle_archived", "List the archived chats, or the others"),
-    Command("delete", Part.CHATS, "delete", "Delete this chat"),
-    Command("undo", Part.CHATS, "undelete", "Bring back the chat that was deleted last", key="ctrl+z in the list"),
-    Command("export", Part.CHATS, "export", "Write this chat to a file: .md this branch, .json all", "PATH"),
-    Command("import", Part.CHATS, "import", "Read chats from a .json file", "PATH"),
-    Command("models", Part.APP, "models", "Models: here, in the catalog, on the Hub", key="f2"),
-    Command("load", Part.APP, "load", "Answer with another model", "NAME"),
-    Command("engine", Part.APP, "engine", "What the engine does, and for whom", key="f3"),
-    Command("address", Part.APP, "copy_address", "Copy the address for other programs", key="f4"),
-    Command("theme", Part.APP, "change_theme", "Choose the colours"),
-    Command("help", Part.APP, "help", "Keys and commands", key="f1"),
-    Command("quit", Part.APP, "quit", "Leave the chat", key="ctrl+q"),
+    Command("new", Owner.SCREEN, "new_chat", "Begin a new chat", key="ctrl+n"),
+    Command("private", Owner.SCREEN, "new_private_chat", "Begin a chat that is never written to disk"),
+    Command("attach", Owner.SCREEN, "attach", "Attach a text file to the next message", "PATH"),
+    Command("stop", Owner.CHAT, "stop", "Stop the reply", key="escape"),
+    Command("regenerate", Owner.CHAT, "regenerate", "Another reply to the last message", key="ctrl+r"),
+    Command("edit", Owner.CHAT, "edit_last", "Edit your last message; the old one stays as a branch", key="ctrl+up"),
+    Command("branches", Owner.SCREEN, "branches", "All branches of this chat as a tree", key="ctrl+t"),
+    Command("settings", Owner.SCREEN, "settings", "System prompt, sampling and presets of this chat", key="ctrl+s"),
+    Command("system", Owner.SCREEN, "system", "Set the system prompt of this chat", "TEXT"),
+    Command("preset", Owner.SCREEN, "preset", "Use a preset for this chat", "NAME"),
+    Command("room", Owner.CHAT, "make_room", "Make room in the context: summarize or drop the oldest messages"),
+    Command("search", Owner.SCREEN, "search", "Search all chats", "TEXT", key="ctrl+f"),
+    Command("chats", Owner.SCREEN, "toggle_chats", "Show or hide the list of chats", key="ctrl+b"),
+    Command("title", Owner.CHATS, "rename", "Give this chat a title", "TITLE"),
+    Command("pin", Owner.CHATS, "pin", "Pin this chat to the top of the list, or unpin it"),
+    Command("archive", Owner.CHATS, "archive", "Move this chat to the archive, or back"),
+    Command("archived", Owner.CHATS, "toggle_archived", "List the archived chats, or the others"),
+    Command("delete", Owner.CHATS, "delete", "Delete this chat"),
+    Command("undo", Owner.CHATS, "undelete", "Bring back the chat that was deleted last", key="ctrl+z in the list"),
+    Command("export", Owner.CHATS, "export", "Write this chat to a file: .md this branch, .json all", "PATH"),
+    Command("import", Owner.CHATS, "import", "Read chats from a .json file", "PATH"),
+    Command("models", Owner.APP, "models", "Models: here, in the catalog, on the Hub", key="f2"),
+    Command("load", Owner.APP, "load", "Answer with another model", "NAME"),
+    Command("engine", Owner.APP, "engine", "What the engine does, and for whom", key="f3"),
+    Command("address", Owner.APP, "copy_address", "Copy the address for other programs", key="f4"),
+    Command("theme", Owner.APP, "change_theme", "Choose the colours"),
+    Command("help", Owner.APP, "help", "Keys and commands", key="f1"),
+    Command("quit", Owner.APP, "quit", "Leave the chat", key="ctrl+q"),
 )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 
 from tui.client import ClientError, Models, NotLoaded
-from tui.engine_nouns import Download, Model
+from tui.engine_nouns import Download, ModelInfo
 from tui.running_replies import Running
 
 
@@ -23,11 +23,11 @@ class Downloads:
         self._arrived = arrived
         self._failed = failed
         self._running: dict[str, Running] = {}
-        self.models: dict[str, Model] = {}  # those that run, by name
+        self.models: dict[str, ModelInfo] = {}  # those that run, by name
         self.progress: dict[str, Download] = {}  # of the same
         self.ended = 0  # how many have, however they did
 
-    def start(self, model: Model) -> None:
+    def start(self, model: ModelInfo) -> None:
         """Begin, or go on from where it was paused."""
         name = model.name
         if name not in self._running:

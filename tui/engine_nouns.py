@@ -76,7 +76,7 @@ class EngineStatus(Noun):
 
 
 @dataclass(frozen=True, slots=True)
-class Model(Noun):
+class ModelInfo(Noun):
     """A model that is here or could be. Filled by the client; what nobody knows is empty, or None."""
 
     name: str  # what `pull`, `load` and the command line take
@@ -97,7 +97,7 @@ class Model(Noun):
 class Finds(Noun):
     """What a search found. Filled by the client."""
 
-    models: tuple[Model, ...]
+    models: tuple[ModelInfo, ...]
     note: str = ""  # in words, where they are not what was searched for: the Hub cannot be reached
 
 

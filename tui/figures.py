@@ -56,13 +56,13 @@ def cost(usage: Usage) -> str:
 def prompt_cost(usage: Usage) -> str:
     """Where the tokens of a prompt came from: "1,204 reused (1,188 device, 16 disk), 31 computed". Without details how
     many there were, and which of them are known to be reused; empty where nobody tells that."""
-    tiers = [("device", usage.device_tokens), ("RAM", usage.ram_tokens), ("disk", usage.disk_tokens)]
-    reused = sum(count for _, count in tiers)
+    sources, reused = usage.sources, usage.sources.cached
     if not usage.is_detailed:
         known = f", {reused:,} of them reused" if reused else ""
         return f"{usage.prompt_tokens:,} prompt tokens{known}" if usage.prompt_tokens else ""
+    tiers = [("device", sources.device), ("RAM", sources.host), ("disk", sources.disk)]
     places = ", ".join(f"{count:,} {name}" for name, count in tiers if count)
-    return f"{reused:,} reused{f' ({places})' if places else ''}, {usage.computed_tokens:,} computed"
+    return f"{reused:,} reused{f' ({places})' if places else ''}, {sources.computed:,} computed"
 
 
 def reply_cost(usage: Usage) -> str:

@@ -1,19 +1,19 @@
 """Questions about large downloads: which need one, and its text. Pure functions."""
 
 from tui import figures
-from tui.engine_nouns import Model
+from tui.engine_nouns import ModelInfo
 
 LARGE = 1_000_000_000  # bytes
 
 FIT_BY_SIZE = {None: "unknown whether it fits", True: "fits by its size", False: "too large by its size"}
 
 
-def can_load(model: Model) -> bool:
+def can_load(model: ModelInfo) -> bool:
     """Whether nothing has to be fetched."""
     return model.installed or model.elsewhere
 
 
-def is_asked_about(model: Model, free: int | None) -> bool:
+def is_asked_about(model: ModelInfo, free: int | None) -> bool:
     """Whether a download is large or of unknown size, or the model does not fit the memory or the `free` disk.
 
     One that the engine fetches is under way already.
@@ -24,7 +24,7 @@ def is_asked_about(model: Model, free: int | None) -> bool:
     return left is None or left > LARGE or model.fits is False or not _has_space(left, free)
 
 
-def about(model: Model, free: int | None, verdict: str = "") -> str:
+def about(model: ModelInfo, free: int | None, verdict: str = "") -> str:
     """Lines about a download: its size, the `free` disk in bytes, and whether the model fits the memory."""
     size = figures.size(model.size) or "unknown"
     arrived = f", of which {figures.size(model.arrived)} is here" if model.arrived else ""
@@ -39,7 +39,7 @@ def about(model: Model, free: int | None, verdict: str = "") -> str:
     ))  # fmt: skip
 
 
-def _left(model: Model) -> int | None:
+def _left(model: ModelInfo) -> int | None:
     """Bytes to be fetched; None if unknown."""
     return None if model.size is None else model.size - (model.arrived or 0)
 

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from tui.client import ClientError, Context
-from tui.nouns import Chat, ChatId, ContextBudget, FullContext, MessageId, Room
+from tui.nouns import Chat, ChatId, ContextBudget, FullContext, MessageId, TrimPlan
 
-Choose = Callable[[ChatId, MessageId | None, str, ContextBudget], Awaitable[Room | None]]
+Choose = Callable[[ChatId, MessageId | None, str, ContextBudget], Awaitable[TrimPlan | None]]
 
 
 class MakingRoom:
@@ -39,7 +39,7 @@ class MakingRoom:
 
     async def _room(
         self, chat: ChatId, leaf: MessageId | None, typed: str, how: FullContext, budget: ContextBudget
-    ) -> Room | None:
+    ) -> TrimPlan | None:
         if how is FullContext.STOP:
             raise ClientError(f"{budget.lacking:,} tokens too many for the context.", "Begin a new chat, or /room.")
         most = await self._context.plan(chat, leaf, FullContext.DROP_OLDEST, typed)
@@ -50,7 +50,7 @@ class MakingRoom:
         wanted = await self._context.plan(chat, leaf, how, typed)
         return wanted if wanted.suffices(budget) else most
 
-    async def make(self, chat: ChatId, room: Room) -> bool:
+    async def make(self, chat: ChatId, room: TrimPlan) -> bool:
         """Do as planned; whether nobody stopped it."""
         self._tell("summarizing" if room.how is FullContext.SUMMARIZE else "")
         making = self._making = asyncio.ensure_future(self._context.make(chat, room))

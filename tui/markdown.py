@@ -69,7 +69,7 @@ def _text(content: str) -> Token:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TextPart:
     """Text of a growing one."""
 
     text: str
@@ -96,14 +96,14 @@ class Pieces:
         self._table = 0  # where that begins in the piece
         self._item = _NO_ITEM  # the last one, of the list that is open
 
-    def feed(self, text: str) -> Iterator[Part]:
+    def feed(self, text: str) -> Iterator[TextPart]:
         """Parts of `text`, in order and together all of it."""
         start = 0
         for line_start, line in _lines(text, goes_on=len(self._line) >= LONGEST_LINE):
             cut = self._cut(line)
             if cut is not None:
                 if text[start:line_start]:
-                    yield Part(text[start:line_start])
+                    yield TextPart(text[start:line_start])
                 yield cut
                 start, self._length, self._table = line_start + len(line), 0, 0
             whole = line if cut is not None else self._line + line
@@ -114,23 +114,23 @@ class Pieces:
             else:
                 self._line = whole
         if text[start:]:
-            yield Part(text[start:])
+            yield TextPart(text[start:])
 
-    def _cut(self, line: str) -> Part | None:
+    def _cut(self, line: str) -> TextPart | None:
         """What begins with this part of a line, where that is a new piece."""
         if self._is_too_long(line):
-            return Part(line, begins=True, adjoins=True)
+            return TextPart(line, begins=True, adjoins=True)
         if self._line or self._fence or self._length < PIECE:
             return None
         if self._header and self._length >= self._table + PIECE and line.startswith("|"):
-            return Part(line, begins=True, adjoins=True, head=self._header)
+            return TextPart(line, begins=True, adjoins=True, head=self._header)
         if self._item.is_before(_item(line)):
-            return Part(line, begins=True, adjoins=True)
+            return TextPart(line, begins=True, adjoins=True)
         brings_line = _WITH_A_LINE_ABOVE.match(line) is not None
         if self._between_blocks and (line[0].isalpha() or brings_line):
-            return Part(line, begins=True, adjoins=brings_line)
+            return TextPart(line, begins=True, adjoins=brings_line)
         is_apart = self._length >= _LONGEST_PIECE and not line[0].isspace()
-        return Part(line, begins=True, adjoins=True) if is_apart else None
+        return TextPart(line, begins=True, adjoins=True) if is_apart else None
 
     def _is_too_long(self, rest: str) -> bool:
         """The line that has not ended, so that its rest is apart from it: between two words, if it has any."""

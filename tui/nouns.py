@@ -5,7 +5,7 @@ Times are seconds, moments are seconds since the epoch, sizes are bytes. Knows n
 
 import enum
 from dataclasses import dataclass, fields
-from typing import NewType
+from typing import NewType, Protocol
 
 from tui.plain_text import sanitize
 
@@ -37,15 +37,31 @@ class Finish(enum.Enum):
     CUT_OFF = "cut_off"  # the program ended in the middle; found when the chat is opened again
 
 
+class TokenSources(Protocol):
+    """Where the tokens of a prompt came from. The engine's own report, which the client hands on."""
+
+    @property
+    def device(self) -> int: ...  # found where the engine computes
+
+    @property
+    def host(self) -> int: ...  # found in RAM
+
+    @property
+    def disk(self) -> int: ...  # found in files
+
+    @property
+    def computed(self) -> int: ...
+
+    @property
+    def cached(self) -> int: ...  # those of the three tiers together
+
+
 @dataclass(frozen=True, slots=True)
 class Usage(Noun):
     """What one reply cost. Filled by the client from the engine's own report; where that has no details, with what
     was told of them or measured here."""
 
-    device_tokens: int  # of the prompt, found where the engine computes
-    ram_tokens: int  # found in RAM
-    disk_tokens: int  # found in files
-    computed_tokens: int  # of the prompt, computed
+    sources: TokenSources  # of the prompt
     reply_tokens: int
     queue_seconds: float  # from the question to the begin of the work
     prompt_seconds: float  # from there to the first token
@@ -57,7 +73,7 @@ class Usage(Noun):
 
     @property
     def prompt_tokens(self) -> int:
-        return self.device_tokens + self.ram_tokens + self.disk_tokens + self.computed_tokens
+        return self.sources.cached + self.sources.computed
 
     @property
     def first_token_seconds(self) -> float:
@@ -274,7 +290,7 @@ class ContextBudget(Noun):
 
 
 @dataclass(frozen=True, slots=True)
-class Room(Noun):
+class TrimPlan(Noun):
     """What would be left out. Filled by the client; nothing has happened yet."""
 
     how: FullContext  # SUMMARIZE or DROP_OLDEST

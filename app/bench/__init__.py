@@ -1,1 +1,1 @@
-"""Measuring: how fast this program and others generate tokens, one after the other on the same machine."""
+"""Measuring: how fast this program generates tokens on this machine."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from app.models.stored_model import StoredModel
 from quant.errors import ModelFileError
-from quant.gguf_checkpoint import GGUFCheckpoint
+from quant.gguf_parts import GGUFParts
 
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 
@@ -26,7 +26,7 @@ class MeasuredModel:
 
 def read_model(stored: StoredModel) -> MeasuredModel:
     """Raises ModelFileError."""
-    with GGUFCheckpoint(stored.path) as file:
+    with GGUFParts(stored.path) as file:
         if _EMBEDDING not in file.tensors:
             raise ModelFileError(f"{stored.path} has no {_EMBEDDING}", "Try another file of this model.")
         vocab_size = file.tensors[_EMBEDDING].shape[0]
@@ -35,7 +35,7 @@ def read_model(stored: StoredModel) -> MeasuredModel:
         return MeasuredModel(stored, vocab_size, length, weight_bytes(file))
 
 
-def weight_bytes(file: GGUFCheckpoint) -> int:
+def weight_bytes(file: GGUFParts) -> int:
     """Bytes of all tensors, as the files have them. Of an embedding that is not the head too, a step reads one row."""
     total = sum(tensor.nbytes for tensor in file.tensors.values())
     if _HEAD in file.tensors:

@@ -11,7 +11,8 @@ from app.bench.workload import Load, Prompts
 from engine.config import BLOCK_SIZE
 from engine.core import Engine
 from engine.errors import EngineError
-from engine.request import FinishReason, SamplingParams, TokenEvent
+from engine.request import FinishReason, TokenEvent
+from engine.sampling_params import SamplingParams
 
 
 class OwnEngine:

@@ -1,12 +1,12 @@
-"""What a benchmark found: the figures of everyone, ours over each peer's, and the conditions; and all that as JSON."""
+"""The report of a benchmark: the figures of this program, their conditions, and both as JSON."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from app.bench.alternation import Series
 from app.bench.processes import peak_rss_mb
-from app.bench.statistics import Percentiles, Spread, percentiles, ratios, spread
+from app.bench.rounds import Series
+from app.bench.statistics import Percentiles, Spread, percentiles, spread
 from app.bench.workload import Load, Row
 
 _DIGITS = 4  # that mean anything
@@ -16,7 +16,7 @@ Figures = Mapping[str, Spread | None]  # by row name; None: not told
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What was the same for everyone, and what of ours was measured."""
+    """The circumstances of a measurement."""
 
     model: str
     device: str
@@ -42,10 +42,14 @@ class Standing:
     name: str
     build: str
     figures: Figures
-    ratios: Figures  # ours over its own, of the same round
     latencies: Latencies
     peak_rss_mb: float | None
     busy_elsewhere: Spread | None  # cores that programs used which take no part, while it was measured
+
+    def json(self) -> dict[str, Any]:
+        """Medians, latencies, and memory."""
+        memory = {"peak_rss_mb": _rounded(self.peak_rss_mb)}
+        return {**_medians(self.figures), **_latencies(self.latencies), **memory}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,6 @@ class Report:
     rows: tuple[Row, ...]
     load: Load | None  # the one that was asked for; None for the suite, where each row has its own
     own: Standing
-    peers: tuple[Standing, ...]
     weight_gb_s: Spread | None  # weight bytes that one decoding stream reads in a second
     peak_vram_mb: float
 
@@ -65,14 +68,11 @@ class Report:
             **asdict(self.conditions),
             "build": own.build,
             **self._workload(),
-            **_medians(own.figures),
-            **_latencies(own.latencies),
+            **own.json(),
             "weight_gb_s": _median(self.weight_gb_s),
-            "peak_rss_mb": _rounded(own.peak_rss_mb),
             "peak_vram_mb": _rounded(self.peak_vram_mb),
-            "busy_elsewhere_cores": _whole(own.busy_elsewhere),
-            "spread": _spreads({**own.figures, "weight_gb_s": self.weight_gb_s}),
-            "compare": [_peer(peer) for peer in self.peers],
+            "busy_elsewhere_cores": spread_json(own.busy_elsewhere),
+            "spread": extremes_json({**own.figures, "weight_gb_s": self.weight_gb_s}),
         }
 
     def _workload(self) -> dict[str, Any]:
@@ -85,26 +85,25 @@ def report_of(
     conditions: Conditions,
     rows: tuple[Row, ...],
     load: Load | None,
-    series: Sequence[Series],
+    series: Series,
     weight_bytes: int,
     peak_vram_mb: float,
 ) -> Report:
-    """The first of the series is ours. To be called while the contenders are there: it looks at their processes."""
-    own, *peers = (_standing(one, series[0], rows, load) for one in series)
+    """The report of a series. To be called while the contender runs: it reads the memory of its process."""
+    own = standing_of(series, rows, load)
     decode = own.figures.get("decode_tok_s")
     weights = None if decode is None else decode.times(weight_bytes / 1e9)
-    return Report(conditions, rows, load, own, tuple(peers), weights, peak_vram_mb)
+    return Report(conditions, rows, load, own, weights, peak_vram_mb)
 
 
-def _standing(series: Series, own: Series, rows: tuple[Row, ...], load: Load | None) -> Standing:
+def standing_of(series: Series, rows: tuple[Row, ...], load: Load | None) -> Standing:
+    """The figures of one contender. To be called while it runs: it reads the memory of its process."""
     contender = series.contender
     figures = {row.name: spread(series.rates(row.load, row.rate)) for row in rows}
-    over = {row.name: ratios(own.rates(row.load, row.rate), series.rates(row.load, row.rate)) for row in rows}
     return Standing(
         contender.name,
         contender.build,
         figures,
-        over,
         _measured_latencies(series, load),
         None if contender.pid is None else peak_rss_mb(contender.pid),
         spread(series.elsewhere),
@@ -125,19 +124,7 @@ def _shape(load: Load) -> dict[str, int]:
     return {"prompt_tokens": load.prompt_tokens, "output_tokens": load.output_tokens, "concurrency": load.streams}
 
 
-def _peer(peer: Standing) -> dict[str, Any]:
-    figures = {**_medians(peer.figures), **_latencies(peer.latencies), "peak_rss_mb": _rounded(peer.peak_rss_mb)}
-    return {
-        "peer": peer.name,
-        "build": peer.build,
-        "figures": figures,
-        "busy_elsewhere_cores": _whole(peer.busy_elsewhere),
-        "spread": _spreads(peer.figures),
-        "ratios": {name: _whole(ratio) for name, ratio in peer.ratios.items()},
-    }
-
-
-def _whole(values: Spread | None) -> dict[str, float | None] | None:
+def spread_json(values: Spread | None) -> dict[str, float | None] | None:
     return None if values is None else {name: _rounded(value) for name, value in asdict(values).items()}
 
 
@@ -145,7 +132,8 @@ def _medians(figures: Figures) -> dict[str, float | None]:
     return {name: _median(figure) for name, figure in figures.items()}
 
 
-def _spreads(figures: Figures) -> dict[str, list[float | None] | None]:
+def extremes_json(figures: Figures) -> dict[str, list[float | None] | None]:
+    """The smallest and the largest value of each figure."""
     return {
         name: None if figure is None else [_rounded(figure.low), _rounded(figure.high)]
         for name, figure in figures.items()

@@ -1,4 +1,4 @@
-"""The statistics of repeated runs: medians, spreads, percentiles, and ratios round by round."""
+"""The statistics of repeated runs: medians, spreads, and percentiles."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,8 +41,3 @@ def percentile(values: Sequence[float], share: float) -> float:
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
-
-
-def ratios(ours: Sequence[float | None], theirs: Sequence[float | None]) -> Spread | None:
-    """Ours over theirs, of values that were measured in turn: what a busy machine does to a round it does to both."""
-    return spread([mine / other if mine and other else None for mine, other in zip(ours, theirs, strict=True)])

@@ -1,31 +1,32 @@
-"""A report as a table for people: cells of text, and what stands below them."""
-
-from collections.abc import Callable
+"""A report as a table for people: cells of text, and the lines below them."""
 
 from app.bench.report import Report, Standing
 from app.bench.statistics import Percentiles, Spread
-from app.bench.workload import Row, counted
+from app.bench.workload import counted
 
-Line = tuple[str, ...]
+Cell = tuple[str, str]  # title and figure
 
 _UNKNOWN = "-"
 
 
-def table(report: Report) -> list[Line]:
-    """Lines of equal length; the first has the titles of the columns."""
-    titles = [column for peer in report.peers for column in (peer.name, "ours/theirs")]
-    lines = [("", report.own.name, *titles), *(_rate(report, row) for row in report.rows)]
+def table(report: Report) -> list[Cell]:
+    """Titles and figures; the first line has the name of the column."""
+    *figures, memory = column(report.own, report)
+    weights = [] if report.weight_gb_s is None else [("weights read", f"{spread_text(report.weight_gb_s)} GB/s")]
+    return [("", report.own.name), *figures, *weights, memory]
+
+
+def column(standing: Standing, report: Report) -> list[Cell]:
+    """Figures of one contender, for the rows of a report. Peak memory is the last."""
+    cells = [(row.title, spread_text(standing.figures[row.name], " tok/s")) for row in report.rows]
     if report.load is not None:
-        lines.append(_line("time to first token", report, lambda one: _percentiles(one.latencies.ttft_ms)))
-        lines.append(_line("time between tokens", report, lambda one: _percentiles(one.latencies.itl_ms)))
-    if report.weight_gb_s is not None:
-        lines.append(("weights read", f"{_spread(report.weight_gb_s)} GB/s", *[""] * len(titles)))
-    lines.append(_line("peak memory", report, lambda one: _megabytes(one.peak_rss_mb)))
-    return lines
+        cells.append(("time to first token", _percentiles(standing.latencies.ttft_ms)))
+        cells.append(("time between tokens", _percentiles(standing.latencies.itl_ms)))
+    return [*cells, ("peak memory", _megabytes(standing.peak_rss_mb))]
 
 
 def conditions(report: Report) -> list[str]:
-    """What the table is of, a sentence a line."""
+    """What the table shows, a sentence a line."""
     told, load = report.conditions, report.load
     way = "over HTTP" if told.via == "http" else "without HTTP"
     processor = told.processor or told.device
@@ -33,23 +34,11 @@ def conditions(report: Report) -> list[str]:
     return [
         f"{told.model}{what}, {way}, on {counted(told.threads, 'thread')} of {processor}.",
         f"Each figure: the median of {told.repeat} runs (the smallest to the largest).",
-        *(f"{one.name}: {one.build}" for one in (report.own, *report.peers)),
+        f"{report.own.name}: {report.own.build}",
     ]
 
 
-def _rate(report: Report, row: Row) -> Line:
-    cells = [cell for peer in report.peers for cell in (peer.figures[row.name], peer.ratios[row.name])]
-    unit = [" tok/s", *(unit for _ in report.peers for unit in (" tok/s", ""))]
-    figures = [report.own.figures[row.name], *cells]
-    return (row.title, *(_spread(figure, suffix) for figure, suffix in zip(figures, unit, strict=True)))
-
-
-def _line(title: str, report: Report, cell: Callable[[Standing], str]) -> Line:
-    """A line of what has no ratio."""
-    return (title, cell(report.own), *(text for peer in report.peers for text in (cell(peer), "")))
-
-
-def _spread(spread: Spread | None, unit: str = "") -> str:
+def spread_text(spread: Spread | None, unit: str = "") -> str:
     if spread is None:
         return _UNKNOWN
     return f"{_number(spread.median)}{unit} ({_number(spread.low)}-{_number(spread.high)})"

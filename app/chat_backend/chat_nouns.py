@@ -50,7 +50,7 @@ def first_words(text: str) -> str:
 
 
 def chat_of(
-    chat: records.Chat, messages: Sequence[records.Message], draft: str, *, private: bool, coming: Container[int]
+    chat: records.Chat, messages: Sequence[records.StoredMessage], draft: str, *, private: bool, coming: Container[int]
 ) -> nouns.Chat:
     """`coming` are the replies that are being written by this program."""
     known = {message.id for message in messages}
@@ -66,7 +66,7 @@ def chat_of(
 
 
 def message_of(
-    message: records.Message, known: Container[int] | None = None, coming: Container[int] = ()
+    message: records.StoredMessage, known: Container[int] | None = None, coming: Container[int] = ()
 ) -> nouns.Message:
     """A parent that is not `known` was lost: the message begins a branch. `coming` as above."""
     parent = message.parent if message.parent is not None and (known is None or message.parent in known) else None
@@ -87,15 +87,12 @@ def message_of(
     )
 
 
-def usage_of(usage: records.Usage | None) -> nouns.Usage | None:
+def usage_of(usage: records.StoredUsage | None) -> nouns.Usage | None:
     """None for one that is not known: that of a reply that failed says why alone."""
     if usage is None or usage.error:
         return None
     return nouns.Usage(
-        device_tokens=usage.device_tokens,
-        ram_tokens=usage.ram_tokens,
-        disk_tokens=usage.disk_tokens,
-        computed_tokens=usage.computed_tokens,
+        sources=usage.sources,
         reply_tokens=usage.reply_tokens,
         queue_seconds=usage.queue_seconds,
         prompt_seconds=usage.prompt_seconds,

@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from app.chat_backend.chat_nouns import message_id
-from app.chat_backend.engine.slot import Engine, EngineSlot
+from app.chat_backend.engine.slot import EngineSlot, ReadyEngine
 from app.chat_backend.kept_chats import KeptChats
 from app.chat_backend.prompt_messages import prompt_messages, prompt_text
 from app.chat_backend.told import apart
 from app.history.records import Chat as KeptChat
-from app.history.records import Message, Role, Trim, path_to
+from app.history.records import Role, StoredMessage, Trim, path_to
 from tui.client import ClientError
-from tui.nouns import Chat, ChatId, ContextBudget, FullContext, MessageId, Room
+from tui.nouns import Chat, ChatId, ContextBudget, FullContext, MessageId, TrimPlan
 
 _RESERVE = 1024  # tokens for a reply, unless the chat says how long one may be
 _RESERVED_SHARE = 4  # of the context: a quarter is kept for a reply at most
@@ -33,7 +33,7 @@ class ChatContext:
             found, branch = await apart(self._branch, chat, leaf)
             return await self._budget(engine, found, branch, typed)
 
-    async def plan(self, chat: ChatId, leaf: MessageId | None, how: FullContext, typed: str) -> Room:
+    async def plan(self, chat: ChatId, leaf: MessageId | None, how: FullContext, typed: str) -> TrimPlan:
         """Leaves out the oldest messages, question and answer together, until as much is gone as `_wanted` says, and
         there is room for what is typed; one of these in any case."""
         found, branch = await apart(self._branch, chat, leaf)
@@ -51,9 +51,9 @@ class ChatContext:
                 if freed >= before.lacking or going == len(turns):
                     break
                 going += 1
-        return Room(how, tuple(message_id(message) for message in leaving), freed if leaving else 0)
+        return TrimPlan(how, tuple(message_id(message) for message in leaving), freed if leaving else 0)
 
-    async def make(self, chat: ChatId, room: Room) -> Chat:
+    async def make(self, chat: ChatId, room: TrimPlan) -> Chat:
         leaving = [int(message) for message in room.messages]
         summarizes = leaving and room.how is FullContext.SUMMARIZE
         summary = {leaving[-1]: await self._summary(chat, leaving[-1])} if summarizes else {}
@@ -85,14 +85,16 @@ class ChatContext:
             raise ClientError("the model wrote no summary", "Leave the oldest messages out instead.")
         return summary
 
-    def _branch(self, chat: ChatId | None, leaf: MessageId | None) -> tuple[KeptChat, list[Message]]:
+    def _branch(self, chat: ChatId | None, leaf: MessageId | None) -> tuple[KeptChat, list[StoredMessage]]:
         if chat is None:
             return KeptChat(id=0), []
         history, number = self._chats.place(chat)
         messages = {message.id: message for message in history.messages.of(number)}
         return history.chats.get(number), path_to(messages, None if leaf is None else int(leaf))
 
-    async def _budget(self, engine: Engine, chat: KeptChat, branch: Sequence[Message], typed: str) -> ContextBudget:
+    async def _budget(
+        self, engine: ReadyEngine, chat: KeptChat, branch: Sequence[StoredMessage], typed: str
+    ) -> ContextBudget:
         messages = prompt_messages(chat, branch, with_thoughts=engine.endpoint.is_ours)
         system = str(messages[0]["content"]) if messages and messages[0]["role"] == "system" else ""
         if typed or not messages or messages[-1]["role"] != "user":
@@ -106,7 +108,7 @@ class ChatContext:
         return ContextBudget(limit, of_system, total - of_system, min(reserve, limit))
 
 
-def _summary_tokens(engine: Engine) -> int:
+def _summary_tokens(engine: ReadyEngine) -> int:
     """How long a summary may be."""
     limit = engine.context_length
     return _SUMMARY_TOKENS if limit is None else min(_SUMMARY_TOKENS, limit // _SUMMARY_SHARE)
@@ -120,13 +122,13 @@ def _wanted(budget: ContextBudget, of_typed: int) -> int:
     return max(budget.limit // 2 - budget.free - of_typed, -budget.free)
 
 
-def _turns(chat: KeptChat, branch: Sequence[Message], *, is_answered: bool) -> list[list[Message]]:
+def _turns(chat: KeptChat, branch: Sequence[StoredMessage], *, is_answered: bool) -> list[list[StoredMessage]]:
     """The messages of a branch that can be left out, each question with its answer; a question at the end where it
     `is_answered` by nothing but a new message."""
     told_of = [message for message in branch if message.id not in chat.trim.left_out]
     if told_of and told_of[-1].role is Role.USER and not is_answered:
         told_of.pop()
-    turns: list[list[Message]] = []
+    turns: list[list[StoredMessage]] = []
     for message in told_of:
         if message.role is Role.USER or not turns:
             turns.append([])
@@ -134,7 +136,7 @@ def _turns(chat: KeptChat, branch: Sequence[Message], *, is_answered: bool) -> l
     return turns
 
 
-async def _enough(engine: Engine, turns: Sequence[Sequence[Message]], wanted: int) -> int:
+async def _enough(engine: ReadyEngine, turns: Sequence[Sequence[StoredMessage]], wanted: int) -> int:
     """How many turns have so many tokens, about; one at least, if there is any."""
     for going, turn in enumerate(turns, 1):
         wanted -= sum([await engine.endpoint.count(text=prompt_text(message)) for message in turn])
@@ -144,7 +146,7 @@ async def _enough(engine: Engine, turns: Sequence[Sequence[Message]], wanted: in
 
 
 async def _shortened(
-    engine: Engine, messages: Sequence[Mapping[str, object]], limit: int
+    engine: ReadyEngine, messages: Sequence[Mapping[str, object]], limit: int
 ) -> list[Mapping[str, object]]:
     """Messages that have to fit a context: of what is too long, the longest lose their second halves."""
     fitting = list(messages)

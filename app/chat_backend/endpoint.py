@@ -7,57 +7,22 @@ import json
 import os
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AbstractContextManager, aclosing
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import httpx
 import msgspec
 
-from app.client.http import ServerUnreachable, as_agreed, refusal, server_sent_data, told_sampling
+from app.chat_backend.reply_parts import Begun, Ended, ReplyPart
+from app.client.http import HTTPClient, Remedies, ServerUnreachable, refusal, told_sampling
 from app.errors import AppError, InvalidSetting
 from app.generation.cache_details import PromptTokensDetails
 from app.generation.cache_report import MissReason
-from app.history.records import State, Usage
+from app.generation.events import PromptProgress, ReasoningDelta, TextDelta
+from app.history.records import State, StoredUsage
 from app.process.engine_lease import CHAT_CLIENT
 from app.settings.settings import APP_NAME
-from quant.errors import InglenookError
-
-
-class Begun(NamedTuple):
-    """The server has accepted it. Of a server that gives replies no id, there is none."""
-
-    reply: str  # its id
-
-
-class PromptProgress(NamedTuple):
-    """How much of the prompt is read, in tokens."""
-
-    done: int  # those that were cached included
-    total: int
-    cached: int
-
-
-class ReasoningDelta(NamedTuple):
-    """More of what the model thinks before it answers."""
-
-    text: str
-
-
-class TextDelta(NamedTuple):
-    """More of the answer."""
-
-    text: str
-
-
-class Ended(NamedTuple):
-    """The last event of a reply."""
-
-    state: State
-    usage: Usage | None
-
-
-ReplyPart: TypeAlias = Begun | PromptProgress | ReasoningDelta | TextDelta | Ended
 
 
 class ReplyClock:
@@ -111,18 +76,17 @@ def checked_url(given: str) -> str:
     return given.rstrip("/")
 
 
-def refused(url: str, status: int, content: bytes) -> InglenookError:
-    """The error that an error answer of others stands for."""
-    problem = refusal(status, content)
-    lacks_version = status == httpx.codes.NOT_FOUND and not url.endswith("/v1")
-    problem.remedy = problem.remedy or (NO_SENSE if lacks_version else _REMEDIES.get(status, ""))
-    return problem
+def _remedies(url: str, *, is_ours: bool) -> Remedies:
+    """Advice for errors of an endpoint."""
+    if is_ours:
+        return Remedies("Try again: the engine is started anew.")
+    lacks_version = {} if url.endswith("/v1") else {httpx.codes.NOT_FOUND.value: NO_SENSE}
+    return Remedies("Check the address, or try again.", NO_SENSE, {**_REMEDIES, **lacks_version})
 
 
 Body: TypeAlias = Mapping[str, object]
 
-_ANSWER_SECONDS = 10.0  # for everything but the wait for tokens, which ends when the user ends it
-_TIMEOUT = httpx.Timeout(_ANSWER_SECONDS, read=None)
+_ANSWER_SECONDS = 10.0
 _INTERVAL_MS = 100  # between two looks at a reply: whoever wakes up for each token interrupts an engine for each
 _UNTOLD = 4  # characters of a token, where the server does not count
 
@@ -141,7 +105,7 @@ class ServedName:
     sampling: Mapping[str, float] | None = None  # that applies where a request leaves it open; None: not told
 
 
-class Endpoint:
+class ChatEndpoint:
     """One server. `close` it in the end."""
 
     def __init__(self, url: str, key: str | None, *, is_ours: bool) -> None:
@@ -149,27 +113,30 @@ class Endpoint:
         Raises InvalidSetting for what is no URL."""
         self.url = checked_url(url)
         self.is_ours = is_ours
-        headers = {"User-Agent": f"{CHAT_CLIENT}/{os.getpid()}"}
-        if key is not None:
-            headers["Authorization"] = f"Bearer {key}"
         self._unhurried = {"interval_ms": _INTERVAL_MS} if is_ours else {}
-        # What the environment says of proxies is for the way out of this machine.
-        self._http = httpx.AsyncClient(headers=headers, timeout=_TIMEOUT, trust_env=not is_ours)
+        self._http = HTTPClient(
+            self.url,
+            key,
+            _remedies(self.url, is_ours=is_ours),
+            answer_seconds=_ANSWER_SECONDS,
+            headers={"User-Agent": f"{CHAT_CLIENT}/{os.getpid()}"},
+            uses_proxies=not is_ours,
+        )
 
     async def close(self) -> None:
-        await self._http.aclose()
+        await self._http.close()
 
     async def names(self) -> Sequence[ServedName]:
         """Raises ServerUnreachable or ServerError."""
-        answer = await self._ask("GET", f"{self.url}/models")
-        with self._as_agreed():
+        answer = await self._http.ask("GET", f"{self.url}/models")
+        with self._http.as_agreed():
             return [_served_name(model) for model in answer["data"]]
 
     async def own(self, method: str, path: str, body: Body | None = None) -> Any:
         """The answer of a route that only our servers have. Raises NotOffered from others."""
         if not self.is_ours:
             raise NotOffered("this endpoint does not say that", "A server of ingle does.")
-        return await self._ask(method, f"{self.url.removesuffix('/v1')}/inglenook/{path}", body)
+        return await self._http.ask(method, f"{self.url.removesuffix('/v1')}/inglenook/{path}", body)
 
     async def stream(self, body: Body) -> AsyncGenerator[ReplyPart]:
         """The reply to a chat request. Nothing comes before the server has accepted it.
@@ -180,19 +147,13 @@ class Endpoint:
         clock = ReplyClock()
         fold = _Fold(clock)
         asked = {**body, "stream": True, "stream_options": {"include_usage": True, **self._unhurried}}
-        try:
-            async with self._http.stream("POST", f"{self.url}/chat/completions", json=asked) as response:
-                if response.status_code != httpx.codes.OK:
-                    raise self._refused(response.status_code, await response.aread())
-                async with aclosing(server_sent_data(response.aiter_bytes())) as chunks:
-                    async for chunk in chunks:
-                        with self._as_agreed():
-                            parts = fold.parts(json.loads(chunk))
-                        for part in parts:
-                            yield part
-        except httpx.HTTPError as problem:
-            raise self._unreachable(problem) from problem
-        with self._as_agreed():
+        async with aclosing(self._http.stream(f"{self.url}/chat/completions", asked)) as chunks:
+            async for chunk in chunks:
+                with self._http.as_agreed():
+                    parts = fold.parts(chunk)
+                for part in parts:
+                    yield part
+        with self._http.as_agreed():
             ended = fold.end()
         yield ended
 
@@ -214,31 +175,10 @@ class Endpoint:
         count."""
         if self.is_ours:
             answer = await self.own("POST", "count", {"text": text, "messages": messages})
-            with self._as_agreed():
+            with self._http.as_agreed():
                 return int(answer["tokens"])
         characters = len(text) + sum(len(str(message["content"])) for message in messages)
         return -(-characters // _UNTOLD)
-
-    async def _ask(self, method: str, url: str, body: Body | None = None) -> Any:
-        try:
-            response = await self._http.request(method, url, json=body, timeout=_ANSWER_SECONDS)
-        except httpx.HTTPError as problem:
-            raise self._unreachable(problem) from problem
-        if response.status_code != httpx.codes.OK:
-            raise self._refused(response.status_code, response.content)
-        with self._as_agreed():
-            return json.loads(response.content)
-
-    def _as_agreed(self) -> AbstractContextManager[None]:
-        return as_agreed() if self.is_ours else as_agreed(NO_SENSE)
-
-    def _refused(self, status: int, content: bytes) -> InglenookError:
-        return refusal(status, content) if self.is_ours else refused(self.url, status, content)
-
-    def _unreachable(self, problem: httpx.HTTPError) -> ServerUnreachable:
-        reason = str(problem) or type(problem).__name__
-        remedy = "Try again: the engine is started anew." if self.is_ours else "Check the address, or try again."
-        return ServerUnreachable(f"the server at {self.url} does not answer: {reason}", remedy)
 
 
 def _served_name(model: Mapping[str, Any]) -> ServedName:
@@ -295,7 +235,7 @@ class _Fold:
         is_known = self._usage is not None or self._clock.has_begun
         return Ended(self._state, self._told(self._usage or {}) if is_known else None)
 
-    def _told(self, usage: Mapping[str, Any]) -> Usage:
+    def _told(self, usage: Mapping[str, Any]) -> StoredUsage:
         """What the server says, and where it says nothing, what was measured here."""
         prompt = int(usage.get("prompt_tokens") or 0)
         details = _details(usage)
@@ -303,9 +243,9 @@ class _Fold:
         tells = "computed_tokens" in (usage.get("prompt_tokens_details") or ())  # a prompt may be read in part
         queue = float(self._timings.get("queue_ms") or 0.0) / 1000
         reply = float(self._timings.get("predicted_ms") or 0.0) / 1000
-        return Usage(
+        return StoredUsage(
             device_tokens=cached - details.host_tokens - details.disk_tokens,
-            ram_tokens=details.host_tokens,
+            host_tokens=details.host_tokens,
             disk_tokens=details.disk_tokens,
             computed_tokens=details.computed_tokens if tells else prompt - cached,
             reply_tokens=int(usage.get("completion_tokens") or 0),

@@ -14,10 +14,10 @@ from app.models.store import ModelStore
 from app.models.stored_model import StoredModel
 from app.models.transfer.download_queue import Fetch, FetchState, fetches, is_of
 from quant.errors import InglenookError
-from tui.engine_nouns import Model
+from tui.engine_nouns import ModelInfo
 
 
-def installed_models(store: ModelStore, loaded: str, fetching: str) -> list[Model]:
+def installed_models(store: ModelStore, loaded: str, fetching: str) -> list[ModelInfo]:
     """What is stored, then what was begun to be fetched. `loaded` is the name of the model that answers, `fetching`
     of the one that the engine fetches if it is not stored."""
     stored = store.entries()
@@ -25,13 +25,15 @@ def installed_models(store: ModelStore, loaded: str, fetching: str) -> list[Mode
     here = {one.name for one in stored}
     missing = (entry for entry in store.catalog if entry.name not in here)
     begun = [_of_catalog(entry, store, under_way, fetching, None) for entry in missing]
-    begun += [Model(one.name, size=one.total, arrived=one.done) for one in under_way if one.state is FetchState.STOPPED]
+    begun += [
+        ModelInfo(one.name, size=one.total, arrived=one.done) for one in under_way if one.state is FetchState.STOPPED
+    ]
     if fetching and not any(is_of(name, fetching) for name in here | {one.name for one in begun}):
-        begun.append(Model(fetching, fetching=True))
+        begun.append(ModelInfo(fetching, fetching=True))
     return [*(_stored(one, store, loaded) for one in stored), *(one for one in begun if one.arrived or one.fetching)]
 
 
-def catalog_models(store: ModelStore, loaded: str, fetching: str, memory: int | None) -> Iterator[Model]:
+def catalog_models(store: ModelStore, loaded: str, fetching: str, memory: int | None) -> Iterator[ModelInfo]:
     """What has a short name, by it. Sizes and fits of families are estimates where they are not here; `memory` is what
     a model would find, None where nobody knows."""
     here = {stored.name: stored for stored in store.entries()}
@@ -50,7 +52,7 @@ def catalog_models(store: ModelStore, loaded: str, fetching: str, memory: int | 
             yield replace(told, name=known.name, license=told.license or known.license)
 
 
-def named_model(name: str, store: ModelStore, loaded: str, fetching: str, memory: int | None) -> Model:
+def named_model(name: str, store: ModelStore, loaded: str, fetching: str, memory: int | None) -> ModelInfo:
     """What is known of the model of that name; of one that is neither here nor in the catalog, nothing."""
     known = store.known_name(name)
     listed = chain(installed_models(store, loaded, fetching), catalog_models(store, loaded, fetching, memory))
@@ -60,12 +62,12 @@ def named_model(name: str, store: ModelStore, loaded: str, fetching: str, memory
             return replace(model, name=name)
     with suppress(InglenookError):
         store.resolve(name)  # of another tool, of the web, or at a path
-        return Model(name, installed=True)
-    return Model(name)
+        return ModelInfo(name, installed=True)
+    return ModelInfo(name)
 
 
-def _stored(stored: StoredModel, store: ModelStore, loaded: str) -> Model:
-    return Model(
+def _stored(stored: StoredModel, store: ModelStore, loaded: str) -> ModelInfo:
+    return ModelInfo(
         name=stored.name,
         quantization=stored.quantization or "",
         size=stored.size,
@@ -77,9 +79,9 @@ def _stored(stored: StoredModel, store: ModelStore, loaded: str) -> Model:
 
 def _of_catalog(
     entry: CatalogEntry, store: ModelStore, under_way: list[Fetch], fetching: str, memory: int | None
-) -> Model:
+) -> ModelInfo:
     is_left = all(one.name != entry.name for one in under_way)
-    return Model(
+    return ModelInfo(
         name=entry.name,
         quantization=entry.quantization,
         size=entry.size,
@@ -90,12 +92,12 @@ def _of_catalog(
     )
 
 
-def _of_family(known: KnownModel, under_way: list[Fetch], fetching: str, memory: int | None) -> Model:
+def _of_family(known: KnownModel, under_way: list[Fetch], fetching: str, memory: int | None) -> ModelInfo:
     left = (one for one in under_way if one.state is FetchState.STOPPED and _is_of(one.name, known))
     begun = next(left, None)
     size = begun.total if begun is not None else None
     is_gguf = known.repository.repo.lower().endswith("gguf")
-    return Model(
+    return ModelInfo(
         name=known.name,
         quantization=PREFERRED[0] if is_gguf else "",
         size=size or known.usual_size,

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 from app.chat_backend.engine.loading_state import DownloadRate
 from app.chat_backend.engine.slot import EngineSlot
-from app.chat_backend.hub_finds import found, variants
-from app.chat_backend.model_fits import fit_of, recommended
+from app.chat_backend.model_queries import fit_of, found, recommended, variants
 from app.chat_backend.told import apart, told
 from app.models.machine_memory import memory_without_gpu
 from app.settings.settings import Settings
 from tui.client import ClientError, NotLoaded
-from tui.engine_nouns import Download, Finds, Fit, Loading, Model, Recommendation
+from tui.engine_nouns import Download, Finds, Fit, Loading, ModelInfo, Recommendation
 
 if TYPE_CHECKING:
     from app.models.pulls import Pulls
@@ -29,26 +28,26 @@ class ChatModels:
         self._slot = slot
         self._made: Pulls | None = None
 
-    async def installed(self) -> Sequence[Model]:
+    async def installed(self) -> Sequence[ModelInfo]:
         """Of an endpoint of others, what that has."""
         if self._slot.is_remote:
             offered = await self._slot.offered()
-            return [Model(one.name, loaded=one.name == self._slot.answering, elsewhere=True) for one in offered]
+            return [ModelInfo(one.name, loaded=one.name == self._slot.answering, elsewhere=True) for one in offered]
 
-        def listed() -> Sequence[Model]:
+        def listed() -> Sequence[ModelInfo]:
             from app.chat_backend.model_lists import installed_models
 
             return installed_models(self._store(), self._slot.answering, self._fetching())
 
         return await apart(listed)
 
-    async def catalog(self) -> Sequence[Model]:
+    async def catalog(self) -> Sequence[ModelInfo]:
         """Nothing with an endpoint of others, where nothing can be fetched."""
         if self._slot.is_remote:
             return ()
         memory = await self._memory()
 
-        def listed() -> Sequence[Model]:
+        def listed() -> Sequence[ModelInfo]:
             from app.chat_backend.model_lists import catalog_models
 
             return [*catalog_models(self._store(), self._slot.answering, self._fetching(), memory)]
@@ -70,11 +69,11 @@ class ChatModels:
         known = {model.name: model for model in await self.catalog()}
         return replace(finds, models=tuple(known.get(find.name, find) for find in finds.models))
 
-    async def variants(self, name: str) -> Sequence[Model]:
+    async def variants(self, name: str) -> Sequence[ModelInfo]:
         self._check_own()
         return await self._as_here(await apart(variants, name, self._settings, await self._memory()))
 
-    async def _as_here(self, finds: Sequence[Model]) -> Sequence[Model]:
+    async def _as_here(self, finds: Sequence[ModelInfo]) -> Sequence[ModelInfo]:
         """Finds of the Hub; those of which something is here, as it is."""
         here = {model.name: model for model in await self.installed()}
         return [
@@ -84,12 +83,12 @@ class ChatModels:
             for find in finds
         ]
 
-    async def find(self, name: str) -> Model:
+    async def find(self, name: str) -> ModelInfo:
         if self._slot.is_remote:
-            return Model(name, elsewhere=True)
+            return ModelInfo(name, elsewhere=True)
         memory = await self._memory()
 
-        def look() -> Model:
+        def look() -> ModelInfo:
             from app.chat_backend.model_lists import named_model
 
             self._check_name(name)

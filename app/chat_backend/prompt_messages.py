@@ -6,13 +6,13 @@ Refuses to know servers and where chats are kept.
 from collections.abc import Mapping, Sequence
 
 from app.generation.sampling import VARIED_TEMPERATURE
-from app.history.records import Chat, Message, Role, SamplingChoice
+from app.history.records import Chat, Role, SamplingChoice, StoredMessage
 
 _DRAWN = {"temperature": VARIED_TEMPERATURE}
 _IN_PLACE = "What was said before, in short:\n"
 
 
-def prompt_messages(chat: Chat, branch: Sequence[Message], *, with_thoughts: bool) -> list[Mapping[str, object]]:
+def prompt_messages(chat: Chat, branch: Sequence[StoredMessage], *, with_thoughts: bool) -> list[Mapping[str, object]]:
     """A branch, its first message first, in OpenAI's form: without what is left out, with the branch's newest summary
     in its place and the texts of files in front of the messages that they came with."""
     summaries = chat.trim.by_message
@@ -29,7 +29,7 @@ def prompt_messages(chat: Chat, branch: Sequence[Message], *, with_thoughts: boo
     return told
 
 
-def prompt_text(message: Message) -> str:
+def prompt_text(message: StoredMessage) -> str:
     """A message with the files that came with it."""
     files = [f"File {file.name}:\n```\n{file.text}\n```" for file in message.attachments]
     return "\n\n".join([*files, message.text]) if message.role is Role.USER else message.text

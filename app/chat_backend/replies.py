@@ -7,13 +7,14 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 
 from app.chat_backend.chat_nouns import message_id, usage_of
-from app.chat_backend.endpoint import Begun, Ended, PromptProgress, ReasoningDelta, ReplyPart, TextDelta
-from app.chat_backend.engine.slot import Engine, EngineSlot
+from app.chat_backend.engine.slot import EngineSlot, ReadyEngine
 from app.chat_backend.kept_chats import KeptChats
 from app.chat_backend.prompt_messages import prompt_messages, sampling_fields
+from app.chat_backend.reply_parts import Begun, Ended, ReplyPart
 from app.chat_backend.told import apart, told
+from app.generation.events import PromptProgress, ReasoningDelta, TextDelta
 from app.history.history import History
-from app.history.records import Message, State, Usage, path_to
+from app.history.records import State, StoredMessage, StoredUsage, path_to
 from quant.errors import InglenookError
 from tui import nouns
 from tui.client import ClientError
@@ -35,7 +36,7 @@ class _Growing:
     message: int
     chat: int
     history: History
-    engine: Engine
+    engine: ReadyEngine
     reply: str = ""  # its id there
     text: str = ""
     reasoning: str = ""
@@ -55,7 +56,7 @@ class _Growing:
         else:
             self.text += part.text
 
-    def keep(self, state: State = State.COMING, usage: Usage | None = None) -> None:
+    def keep(self, state: State = State.COMING, usage: StoredUsage | None = None) -> None:
         """On the disk, as far as it is."""
         self.kept_at = time.monotonic()
         self.has_ended = state is not State.COMING
@@ -86,7 +87,7 @@ class ChatReplies:
             async for event in events:
                 yield event
 
-    async def _reply(self, chat: nouns.ChatId, to: int, engine: Engine) -> AsyncGenerator[nouns.ReplyEvent, None]:
+    async def _reply(self, chat: nouns.ChatId, to: int, engine: ReadyEngine) -> AsyncGenerator[nouns.ReplyEvent, None]:
         body = await apart(self._body, chat, to, engine)
         async with aclosing(engine.endpoint.stream(body)) as parts:
             first = await anext(parts)
@@ -102,7 +103,7 @@ class ChatReplies:
                 self._chats.coming.discard((chat, growing.message))
                 self._growing.pop(growing.message, None)
 
-    def _body(self, chat: nouns.ChatId, to: int, engine: Engine) -> dict[str, object]:
+    def _body(self, chat: nouns.ChatId, to: int, engine: ReadyEngine) -> dict[str, object]:
         history, number = self._chats.place(chat)
         found = history.chats.get(number)
         messages = {message.id: message for message in history.messages.of(number)}
@@ -119,8 +120,8 @@ class ChatReplies:
             **own,
         }
 
-    async def _begin(self, chat: nouns.ChatId, to: int, engine: Engine) -> _Growing:
-        def begin() -> tuple[Message, History, int]:
+    async def _begin(self, chat: nouns.ChatId, to: int, engine: ReadyEngine) -> _Growing:
+        def begin() -> tuple[StoredMessage, History, int]:
             history, number = self._chats.place(chat)
             return history.messages.begin_reply(number, to, engine.model), history, number
 
@@ -149,7 +150,7 @@ class ChatReplies:
                 with told():
                     part = await _next(parts, growing.stopped)
         except ClientError as problem:
-            await apart(growing.keep, State.FAILED, Usage(error=problem.sentences))
+            await apart(growing.keep, State.FAILED, StoredUsage(error=problem.sentences))
             yield nouns.ReplyEnd(nouns.Finish.FAILED, error=problem.sentences)
             return
         ended = part or Ended(State.STOPPED, None)

@@ -6,7 +6,7 @@ from app.chat_backend.engine.slot import EngineSlot
 from app.chat_backend.kept_chats import KeptChats
 from app.chat_backend.prompt_messages import prompt_messages
 from app.chat_backend.told import apart
-from app.history.records import Message, path_to
+from app.history.records import StoredMessage, path_to
 from tui.nouns import ChatId
 from tui.plain_text import single_line
 
@@ -47,7 +47,7 @@ class Titles:
         """The chat as it was sent, so that nothing of it is computed again, and the question behind it."""
         history, number = self._chats.place(chat)
         found = history.chats.get(number)
-        branch: list[Message] = path_to({one.id: one for one in history.messages.of(number)}, found.shown)
+        branch: list[StoredMessage] = path_to({one.id: one for one in history.messages.of(number)}, found.shown)
         return [*prompt_messages(found, branch, with_thoughts=False), {"role": "user", "content": _ASKED}]
 
     def _keep(self, chat: ChatId, title: str) -> None:

@@ -1,8 +1,6 @@
-"""`ingle bench`: how fast a model runs here, and how fast others run it. The figures go to stdout, all narration to
-stderr."""
+"""`ingle bench`: how fast a model runs here. The figures go to stdout, all narration to stderr."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -20,14 +18,13 @@ EXAMPLES = """\b
 Examples:
   ingle bench --prompt-tokens 128 --output-tokens 96                    decoding at a context of 128
   ingle bench --prompt-tokens 60 --output-tokens 24 --concurrency 16    16 streams at a context of 60
-  ingle bench --suite --compare --json | jq '.compare[0].ratios'
-  ingle bench --suite --compare --llama-server llama.cpp/build/bin/llama-server
-  ingle bench --http --llama-server llama.cpp/build/bin/llama-server
+  ingle bench --suite --json | jq .decode_128
+  ingle bench --http                                                    the same over HTTP, by `ingle serve`
   ingle bench --tune --model q4_k_m.gguf                                faster tiles for this GPU, kept for later
 """
 
 _SIZES = ("prompt_tokens", "output_tokens", "concurrency")
-_WORKLOADS = (*_SIZES, "repeat", "suite", "compare", "llama_server", "http")
+_WORKLOADS = (*_SIZES, "repeat", "suite", "http")
 
 
 @click.command(epilog=EXAMPLES)
@@ -47,18 +44,12 @@ _WORKLOADS = (*_SIZES, "repeat", "suite", "compare", "llama_server", "http")
 )
 @click.option("--repeat", type=click.IntRange(min=1), default=5, show_default=True, help="Runs of each workload.")
 @click.option("--suite", is_flag=True, help="Five common workloads instead of one.")
-@click.option("--compare", is_flag=True, help="Measure llama.cpp too, in turn, as the package xllamacpp brings it.")
-@click.option(
-    "--llama-server",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Measure this build of llama.cpp too, in turn: the path of its llama-server.",
-)
 @click.option("--tune", is_flag=True, help="Find the fastest tiles of the GPU's kernels for this model, and keep them.")
-@click.option("--http", is_flag=True, help="Measure servers over HTTP instead of engines.")
+@click.option("--http", is_flag=True, help="Measure `ingle serve` over HTTP instead of the engine.")
 @click.option("--context", type=int, help="Longest prompt and reply together, in tokens.")
-@click.option("--threads", type=int, help="Threads of everyone. Default: what our engine chooses; servers, one a core.")
+@click.option("--threads", type=int, help="Threads. Default: what the engine chooses; with --http, one a core.")
 @gpu_options
-@click.option("--kernels", help="Kernels of our engine: auto, cuda, cpu or reference.")
+@click.option("--kernels", help="Kernels: auto, cuda, cpu, or reference.")
 @click.option("--json", "as_object", is_flag=True, help="Print one JSON object.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress and no narration.")
 def bench(
@@ -67,8 +58,6 @@ def bench(
     concurrency: int,
     repeat: int,
     suite: bool,
-    compare: bool,
-    llama_server: Path | None,
     tune: bool,
     http: bool,
     as_object: bool,
@@ -78,8 +67,7 @@ def bench(
     """Measure how fast a model generates tokens.
 
     Prompts are random tokens, no two alike, so that no cache can help; replies are greedy and have their full length.
-    Prefill and decode are of one stream; what several streams decode is counted while all of them do. With peers to
-    compare, every round measures everyone in turn, with the same file, threads and sizes.
+    Prefill and decode are of one stream; what several streams decode is counted while all of them do.
     """
     settings = load_settings(**chosen)
     if tune:
@@ -92,14 +80,7 @@ def bench(
     if suite:
         _refuse(_SIZES, "--suite has sizes of its own")
     rows = SUITE if suite else rows_of(prompt_tokens, output_tokens, concurrency)
-    plan = Plan(
-        rows=rows,
-        load=None if suite else rows[-1].load,
-        repeat=repeat,
-        compare=compare,
-        llama_server=llama_server,
-        http=http,
-    )
+    plan = Plan(rows=rows, load=None if suite else rows[-1].load, repeat=repeat, http=http)
     _print(benchmark(settings, plan, progress_on_stderr(quiet=quiet)), as_object=as_object)
 
 

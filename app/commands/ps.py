@@ -68,7 +68,7 @@ async def _ask_all(instances: list[Instance], key: str | None) -> list[dict[str,
 
 async def _ask(instance: Instance, key: str | None) -> dict[str, Any]:
     """The record of a server, and what it says of itself, if it says anything."""
-    from app.client.http import Client
+    from app.client.own_server import Client
 
     server = {**asdict(instance), "api_url": instance.api_url, **dict.fromkeys(_FIGURES), "reading": []}
     try:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from app.generation.events import ChatEvent, ReplyEnd
     from app.generation.messages import Message
     from app.process.instance import Instance
-    from engine.request import SamplingParams
+    from engine.sampling_params import SamplingParams
 
     ParamsOf = Callable[[Mapping[str, float]], SamplingParams]  # from what is recommended for the model that answers
 
@@ -90,7 +90,7 @@ def run(
     progress = progress_on_stderr(quiet=quiet)
     from app.generation.messages import Message
     from app.generation.sampling import DefaultSampling
-    from engine.request import SamplingParams
+    from engine.sampling_params import SamplingParams
 
     def params(recommended: Mapping[str, float]) -> SamplingParams:
         return SamplingParams(**DefaultSampling(recommended).fill({"stop": stop, **given}))
@@ -133,7 +133,7 @@ def _answer(
 
     Fetching and loading are done when this returns: outside the event loop, where Ctrl-C ends them at once.
     """
-    from app.process.instance import find_instance
+    from app.client.running_server import find_instance
     from app.settings.api_keys import own_key
 
     # Who asks for an engine of a certain kind gets one of his own.
@@ -147,7 +147,7 @@ async def _by_server(
     server: "Instance", key: str | None, messages: "list[Message]", params: "ParamsOf"
 ) -> "AsyncGenerator[ChatEvent]":
     """Ask a server that has the model loaded. Imports no torch."""
-    from app.client.http import Client
+    from app.client.own_server import Client
 
     async with Client(server, key) as client:
         recommended = await client.default_sampling()

@@ -7,6 +7,7 @@ from typing import Self
 from msgspec import UNSET, Struct, UnsetType
 
 from app.generation.cache_report import CacheReport, Miss, MissReason
+from engine.token_sources import TokenSources
 
 
 class MissDetails(Struct, omit_defaults=True, rename={"now": "is"}):
@@ -36,19 +37,19 @@ class PromptTokensDetails(Struct):
     def of(cls, report: CacheReport) -> Self:
         miss = report.miss
         told: MissDetails | UnsetType = UNSET
-        restore_ms = round(report.restore_seconds * 1000, 3)
+        sources = report.sources
+        restore_ms = round(sources.restore_seconds * 1000, 3)
         if miss is not None:
             told = MissDetails(miss.reason, miss.position, miss.before, miss.was, miss.now, miss.removed)
         left_out = [*report.left_out] or UNSET
-        found = report.cached, report.device, report.host, report.disk
-        return cls(*found, report.computed, restore_ms, told, left_out)
+        found = sources.cached, sources.device, sources.host, sources.disk
+        return cls(*found, sources.computed, restore_ms, told, left_out)
 
     def report(self) -> CacheReport:
         told = self.miss
         miss: Miss | None = None
         if told is not UNSET:
             miss = Miss(told.reason, told.position, told.before, told.was, told.now, told.removed)
-        seconds = self.restore_ms / 1000
-        device = self.cached_tokens - self.host_tokens - self.disk_tokens
-        left_out = () if self.left_out is UNSET else tuple(self.left_out)
-        return CacheReport(device, self.host_tokens, self.disk_tokens, self.computed_tokens, seconds, miss, left_out)
+        device, seconds = self.cached_tokens - self.host_tokens - self.disk_tokens, self.restore_ms / 1000
+        sources = TokenSources(device, self.host_tokens, self.disk_tokens, self.computed_tokens, seconds)
+        return CacheReport(sources, miss, () if self.left_out is UNSET else tuple(self.left_out))

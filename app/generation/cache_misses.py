@@ -10,7 +10,7 @@ from app.generation.cache_report import Miss, MissReason
 from app.generation.recent_prompts import ID_BYTES, Earlier, unpacked
 from app.text.tokenizer import Tokenizer
 from engine.config import BLOCK_SIZE
-from engine.request import CacheUse
+from engine.token_sources import TokenSources
 
 _TOLD = 8 * ID_BYTES  # of the text on either side of where two prompts part
 _SAME = 8 * ID_BYTES  # that show a text to go on as the other does further on
@@ -24,24 +24,24 @@ _ALIKE_WITHIN = 4096 * ID_BYTES
 _REPLACEMENT = "\ufffd"
 
 
-def find_miss(prompt: bytes, earlier: Earlier | None, use: CacheUse, tokenizer: Tokenizer) -> Miss | None:
+def find_miss(prompt: bytes, earlier: Earlier | None, found: TokenSources, tokenizer: Tokenizer) -> Miss | None:
     """Of a packed prompt; None where nothing but its new end was computed."""
-    if use.skipped:
-        return Miss(MissReason.RECOMPUTED, use.tokens)
+    if found.skipped:
+        return Miss(MissReason.RECOMPUTED, found.cached)
     tokens, known = len(prompt) // ID_BYTES, 0
     if earlier is not None:
         exchange, common = earlier.exchange, earlier.common
         known = min(common, exchange.computed)
         # The last token of a prompt is always computed.
-        if use.tokens < min(known, tokens - 1) // BLOCK_SIZE * BLOCK_SIZE:
-            return Miss(MissReason.EVICTED, use.tokens)
+        if found.cached < min(known, tokens - 1) // BLOCK_SIZE * BLOCK_SIZE:
+            return Miss(MissReason.EVICTED, found.cached)
         if common < min(tokens, exchange.tokens):
             fork = _Fork(prompt, earlier, tokenizer)
             if fork.is_of_one_text:
                 return fork.miss()
         elif known >= common - 1:  # nor does the last token of a reply have keys and values
             return None
-    is_new = 2 * max(known, use.tokens) < tokens
+    is_new = 2 * max(known, found.cached) < tokens
     return Miss(MissReason.FIRST_TIME, known) if is_new else None
 
 

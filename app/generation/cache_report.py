@@ -5,6 +5,8 @@ another process fills as well; refuses to know how it was found out.
 import enum
 from dataclasses import dataclass
 
+from engine.token_sources import NONE, TokenSources
+
 
 class MissReason(enum.Enum):
     """Why a part of a prompt was computed that is more than its new end."""
@@ -33,30 +35,13 @@ class Miss:
 class CacheReport:
     """Of one prompt; or, added up, of those of one request."""
 
-    device: int = 0  # tokens that were found where the engine computes
-    host: int = 0  # in the host pool
-    disk: int = 0  # in files
-    computed: int = 0
-    restore_seconds: float = 0.0  # that bringing them from the host pool and from files took
+    sources: TokenSources = NONE
     miss: Miss | None = None  # None where all but the new end was found
     left_out: tuple[str, ...] = ()  # names of lines that would change with every request, and were taken out of it
 
-    @property
-    def cached(self) -> int:
-        """Tokens that did not have to be computed."""
-        return self.device + self.host + self.disk
-
     def plus(self, other: "CacheReport") -> "CacheReport":
         """Both together; of two misses, the first is told."""
-        return CacheReport(
-            self.device + other.device,
-            self.host + other.host,
-            self.disk + other.disk,
-            self.computed + other.computed,
-            self.restore_seconds + other.restore_seconds,
-            self.miss or other.miss,
-            (*self.left_out, *other.left_out),
-        )
+        return CacheReport(self.sources + other.sources, self.miss or other.miss, (*self.left_out, *other.left_out))
 
 
 NOTHING = CacheReport()  # was found, nor computed

@@ -4,7 +4,7 @@ Written and read on one event loop. Costs less than a millisecond a request. Ref
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from app.generation.cache_misses import find_miss
@@ -32,13 +32,12 @@ class CacheReporter:
         return prompt
 
     def report(self, request: Request, miss: Miss | None, read: int, *, counts: bool) -> CacheReport:
-        use = request.cache
+        found = request.cache
         if counts and miss is not None:
             self.misses[miss.reason] += 1
-        if counts and use.host + use.disk:
-            self.restores[request.origin.service].observe(use.restore_seconds)
-        computed = max(0, read - use.tokens)
-        return CacheReport(use.device, use.host, use.disk, computed, use.restore_seconds, miss)
+        if counts and found.host + found.disk:
+            self.restores[request.origin.service].observe(found.restore_seconds)
+        return CacheReport(replace(found, computed=max(0, read - found.cached)), miss)
 
     def miss(self, request: Request, prompt: bytes, earlier: Earlier | None) -> Miss | None:
         if request.params.prompt_logprobs is not None:

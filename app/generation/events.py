@@ -92,7 +92,7 @@ class ReplyEnd:
     @property
     def cached_tokens(self) -> int:
         """Of the prompt's, those that did not have to be computed."""
-        return self.cache.cached
+        return self.cache.sources.cached
 
 
 SpokenEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | ToolCallEnd  # what tokens become
@@ -165,5 +165,5 @@ class TokenCounts:
             self.prompt += end.prompt_tokens
             self.cache = self.cache.plus(end.cache)
             self.queue_seconds = max(self.queue_seconds, end.queue_seconds)
-            reading = end.first_token_seconds - end.queue_seconds - end.cache.restore_seconds
+            reading = end.first_token_seconds - end.queue_seconds - end.cache.sources.restore_seconds
             self.reading_seconds = max(self.reading_seconds, reading)

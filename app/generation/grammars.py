@@ -19,12 +19,12 @@ from typing import Final
 
 from app.errors import GrammarsUnavailable, InvalidGrammar
 from app.generation.messages import Json
-from app.grammars.frames import WHITESPACE, GrammarText, Limits, Vocabulary
+from app.grammars.frames import WHITESPACE, GrammarLimits, GrammarText, Vocabulary
 from app.grammars.host import GrammarProcess
 from app.grammars.lark import literal
 from app.grammars.lines import ProcessStarter
 from app.text.tokenizer import Tokenizer
-from engine.sampling.constraint import Grammar
+from engine.grammar import Grammar
 
 MAX_SOURCE: Final = 1 << 18  # characters
 MAX_DEPTH: Final = 64
@@ -95,7 +95,7 @@ class GrammarCompiler:
     def __init__(self, tokenizer: Tokenizer, starter: ProcessStarter | None = None) -> None:
         """`starter` starts other processes than this system's usual ones."""
         self._tokenize = partial(_tokenized, tokenizer)  # not a method: processes must not hold their compiler
-        self._starter = starter or ProcessStarter(partial(vocabulary_of, tokenizer), Limits())
+        self._starter = starter or ProcessStarter(partial(vocabulary_of, tokenizer), GrammarLimits())
         self._jumps = tokenizer.encode_continuation("a") is not None  # else what must follow is drawn token by token
         self._threads = ThreadPoolExecutor(_AT_ONCE, "grammars")
         self._kept: collections.OrderedDict[GrammarText, tuple[GrammarProcess, float]] = collections.OrderedDict()

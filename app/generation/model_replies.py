@@ -30,7 +30,7 @@ from app.generation.reply_formats.response_template import format_of
 from app.generation.template import ChatTemplateRenderer
 from app.generation.thinking_budget import ThinkingBudget, ThoughtMarks
 from app.text.tokenizer import Tokenizer
-from engine.sampling.constraint import Grammar
+from engine.grammar import Grammar
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from typing import Any
 from app.generation.grammars import RequestedGrammar
 from app.generation.reply_formats.reply_parser import ReplyParser
 from engine.errors import PromptTooLong
-from engine.request import SamplingParams
-from engine.sampling.constraint import Grammar
+from engine.grammar import Grammar
+from engine.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ from app.generation.options import GenerationOptions, PreparedRequest
 from app.generation.reply import Reply, ReplyContext
 from app.generation.request_log import ReadingLog
 from app.generation.token_streams import TokenStream
-from engine.request import FinishReason, Origin, SamplingParams, TokenEvent
+from engine.request import FinishReason, Origin, TokenEvent
+from engine.sampling_params import SamplingParams
 
 _Reporting = TextDelta | ReasoningDelta | ToolCallDelta
 

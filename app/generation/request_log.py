@@ -82,10 +82,11 @@ def _of_prompt(counts: TokenCounts) -> Iterator[str]:
     if not counts.replies:
         yield f"prompt {counts.asked}"
         return
-    found = f"{cache.device} device, {cache.host} RAM, {cache.disk} disk"
-    yield f"prompt {counts.prompt}: {found}, {cache.computed} computed"
-    if cache.host + cache.disk:
-        yield f"restored in {cache.restore_seconds * 1000:.1f} ms"
+    sources = cache.sources
+    found = f"{sources.device} device, {sources.host} RAM, {sources.disk} disk"
+    yield f"prompt {counts.prompt}: {found}, {sources.computed} computed"
+    if sources.host + sources.disk:
+        yield f"restored in {sources.restore_seconds * 1000:.1f} ms"
     if cache.miss is not None:
         yield reason(cache.miss)
     if cache.left_out:

@@ -32,8 +32,8 @@ from app.text.long_texts import Limit
 from app.text.sequence_breakers import SequenceBreakers
 from app.text.tokenizer import Tokenizer
 from engine.errors import PromptTooLong
+from engine.grammar import Grammar
 from engine.request import PROGRAM, Origin
-from engine.sampling.constraint import Grammar
 
 IDLE_SECONDS = 1.0
 PROMPT_THREADS = 4  # one of them may wait for the process that renders templates

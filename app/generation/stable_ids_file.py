@@ -11,17 +11,14 @@ import hashlib
 import logging
 import os
 import sqlite3
-import threading
 import time
 from array import array
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from app.private_database import connect, fold_log, make_private, trim, version_of, write_ahead
-from engine.private_folder import private_folder
+from app.private_database import PrivateDatabase, fold_log, trim
 
 T = TypeVar("T")
 
@@ -89,8 +86,8 @@ class StableIdsFile:
     def __init__(self, folder: Path, *, max_size: int = MAX_SIZE) -> None:
         self._path = folder / FILE_NAME
         self._max_size = max_size
-        self._reader = _Connection()
-        self._writer = _Connection()
+        self._reader = PrivateDatabase(self._path, _TABLE, _VERSION, _BUSY_SECONDS)
+        self._writer = PrivateDatabase(self._path, _TABLE, _VERSION, _BUSY_SECONDS)
         self._files = 0  # that were set aside
         self._is_off = False
 
@@ -110,22 +107,14 @@ class StableIdsFile:
                 connection.close()
 
     def _find(self, place: bytes) -> list[Generated]:
-        reader = self._reader
-        if reader.open is None:
-            if not self._path.exists():
-                return []
-            reader.open = connect(self._path, _BUSY_SECONDS)
-            reader.open.execute("PRAGMA query_only = ON")
-            if not version_of(reader.open, _VERSION):  # just being made
-                reader.close()
-                return []
-        rows = reader.open.execute(_FIND, (place, REPLIES_A_PLACE)).fetchall()
+        reader = self._reader.readable()
+        if reader is None:
+            return []
+        rows = reader.execute(_FIND, (place, REPLIES_A_PLACE)).fetchall()
         return [generated for row in reversed(rows) if (generated := _generated(place, row)) is not None]
 
     def _apply(self, changes: Changes) -> None:
-        if self._writer.open is None:
-            self._writer.open = self._created()
-        connection = self._writer.open
+        connection = self._writer.writable()
         with connection:
             connection.executemany("DELETE FROM replies WHERE lead = ?", [(lead,) for lead in changes.forgotten])
             connection.executemany("DELETE FROM replies WHERE key = ?", [(key,) for key in changes.replaced])
@@ -136,20 +125,7 @@ class StableIdsFile:
         if changes.forgotten:  # from the log of changes, too
             fold_log(connection)
 
-    def _created(self) -> sqlite3.Connection:
-        private_folder(self._path.parent)
-        make_private(self._path)
-        connection = connect(self._path, _BUSY_SECONDS)
-        try:
-            write_ahead(connection, "NORMAL")
-            if not version_of(connection, _VERSION):
-                connection.executescript(f"BEGIN IMMEDIATE; {_TABLE} PRAGMA user_version = {_VERSION}; COMMIT;")
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _attempt(self, connection: "_Connection", work: Callable[[], T], otherwise: T) -> T:
+    def _attempt(self, connection: PrivateDatabase, work: Callable[[], T], otherwise: T) -> T:
         for pause in _PAUSES:
             if self._is_off:
                 return otherwise
@@ -190,23 +166,6 @@ class StableIdsFile:
         except OSError:
             return False
         return True
-
-
-class _Connection:
-    """One that is opened when it is needed. The lock is its user's to take."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.open: sqlite3.Connection | None = None
-
-    def close(self) -> None:
-        opened, self.open = self.open, None
-        if opened is not None:
-            with suppress(sqlite3.Error):
-                opened.close()
-
-    def __del__(self) -> None:
-        self.close()
 
 
 def _is_busy(error: Exception) -> bool:

@@ -2,9 +2,9 @@
 
     python -I -S template_child.py LIMITS FOLDER...
 
-LIMITS is a JSON object (see `Limits`), each FOLDER is where jinja2 or what it needs is installed. Frames on stdin and
-stdout are a 4-byte big-endian length and that many bytes of JSON. The first frame out says `{"ready": true}`; then
-every frame in is answered by one frame out, until stdin ends.
+LIMITS is a JSON object (see `TemplateLimits`), each FOLDER is where jinja2 or what it needs is installed. Frames on
+stdin and stdout are a 4-byte big-endian length and that many bytes of JSON. The first frame out says `{"ready": true}`;
+then every frame in is answered by one frame out, until stdin ends.
 
     in    {"template": sha256, "source": text or absent, "now": ISO local time, "context": {name: value}}
     out   {"text": rendered}  or  {"error": kind, "detail": text, "line": of the template, or null}
@@ -54,7 +54,7 @@ _CONVERSION = re.compile(r"%(?:\([^()]*\))?([-+ #0-9.*]*)")
 _WIDE = re.compile(r"\*|\d{7}")
 
 
-class Limits(NamedTuple):
+class TemplateLimits(NamedTuple):
     """What the parent allows."""
 
     memory_bytes: int  # address space of this process
@@ -172,7 +172,7 @@ def sandbox() -> Sandbox:
 class Renderer:
     """Compiled templates, and how a request is answered with one."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: TemplateLimits) -> None:
         self._limits = limits
         self._environment = sandbox()
         self._compiled: OrderedDict[str, jinja2.Template] = OrderedDict()
@@ -247,7 +247,7 @@ def _template_line(error: Exception) -> int | None:
 _LATE_MODULES = ("encodings.unicode_escape", "jinja2.constants", "jinja2.debug", "pprint", "unicodedata")
 
 
-def lock_down(limits: Limits) -> None:
+def lock_down(limits: TemplateLimits) -> None:
     """Give up what rendering does not need. An OS without a limit goes without it: the parent's deadline remains."""
     os.umask(0o077)
     if sys.platform != "win32":
@@ -277,7 +277,7 @@ def _watch(seconds: float) -> None:
             resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + seconds), hard))
 
 
-def _read(stream: BinaryIO, limits: Limits) -> bytes | None:
+def _read(stream: BinaryIO, limits: TemplateLimits) -> bytes | None:
     """The next frame, or None when there is none to come."""
     header = stream.read(_LENGTH.size)
     if len(header) < _LENGTH.size or (size := _LENGTH.unpack(header)[0]) > limits.frame_bytes:
@@ -290,7 +290,7 @@ def _write(stream: BinaryIO, frame: bytes) -> None:
     stream.flush()
 
 
-def main(limits: Limits, stdin: BinaryIO, stdout: BinaryIO) -> None:
+def main(limits: TemplateLimits, stdin: BinaryIO, stdout: BinaryIO) -> None:
     """Answer requests until `stdin` ends."""
     renderer = Renderer(limits)
     lock_down(limits)
@@ -304,4 +304,4 @@ def main(limits: Limits, stdin: BinaryIO, stdout: BinaryIO) -> None:
 
 
 if __name__ == "__main__":
-    main(Limits(**json.loads(sys.argv[1])), sys.stdin.buffer, sys.stdout.buffer)
+    main(TemplateLimits(**json.loads(sys.argv[1])), sys.stdin.buffer, sys.stdout.buffer)

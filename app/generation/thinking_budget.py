@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from app.text.tokenizer import Tokenizer
-from engine.sampling.constraint import Constraint, Grammar, Words
+from engine.grammar import Constraint, Grammar, Words
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class ThoughtMarks:
 
 
 class ThinkingBudget:
-    """See `engine.sampling.constraint.Grammar`. Immutable."""
+    """See `engine.grammar.Grammar`. Immutable."""
 
     def __init__(
         self, tokenizer: Tokenizer, marks: ThoughtMarks, tokens: int, reply: Grammar | None, *, thinks: bool
@@ -50,11 +50,11 @@ class ThinkingBudget:
 
     def begin(self, *, jumps: bool) -> Constraint:
         reply = None if self._reply is None else self._reply.begin(jumps=jumps)
-        return _Reply(self._tokenizer, self._marks, self._tokens, reply, thinks=self._thinks)
+        return _BudgetConstraint(self._tokenizer, self._marks, self._tokens, reply, thinks=self._thinks)
 
 
-class _Reply:
-    """See `engine.sampling.constraint.Constraint`."""
+class _BudgetConstraint:
+    """See `engine.grammar.Constraint`."""
 
     def __init__(
         self, tokenizer: Tokenizer, marks: ThoughtMarks, tokens: int, reply: Constraint | None, *, thinks: bool

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from app.text.tokenizer import Tokenizer
-from engine.sampling.constraint import Constraint, Grammar, Words
+from engine.grammar import Constraint, Grammar, Words
 
 
 @dataclass(frozen=True, slots=True)
 class TokenFilter:
-    """See `engine.sampling.constraint.Grammar`. Immutable."""
+    """See `engine.grammar.Grammar`. Immutable."""
 
     allowed: Collection[int] | None = None  # token ids; None: all
     forbidden: Sequence[Sequence[int]] = ()  # sequences of token ids, none of them empty
@@ -32,11 +32,13 @@ class TokenFilter:
 
     def begin(self, *, jumps: bool) -> Constraint:
         # A jump could take tokens that are filtered out.
-        return _Reply(self.allowed, self.forbidden, None if self.reply is None else self.reply.begin(jumps=False))
+        return _FilterConstraint(
+            self.allowed, self.forbidden, None if self.reply is None else self.reply.begin(jumps=False)
+        )
 
 
-class _Reply:
-    """See `engine.sampling.constraint.Constraint`."""
+class _FilterConstraint:
+    """See `engine.grammar.Constraint`."""
 
     def __init__(
         self, allowed: Collection[int] | None, forbidden: Sequence[Sequence[int]], reply: Constraint | None

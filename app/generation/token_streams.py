@@ -17,19 +17,9 @@ from app.generation.latencies import Latencies, ReplyTimer
 from engine.core import Engine
 from engine.counters import EngineState
 from engine.errors import EngineError
-from engine.request import (
-    PROGRAM,
-    FinishReason,
-    Origin,
-    Request,
-    RequestStatus,
-    SamplingParams,
-    ServiceClass,
-    TokenEvent,
-)
+from engine.request import PROGRAM, FinishReason, Origin, Request, ServiceClass, TokenEvent
+from engine.sampling_params import SamplingParams
 from engine.thread import EngineThread
-
-_SEATED = (RequestStatus.RUNNING, RequestStatus.FOLLOWING)
 
 MOST_AT_ONCE = 32  # events that a reader takes before it is another's turn, where it has fallen behind
 
@@ -165,7 +155,7 @@ class TokenStreams:
     def running_by_class(self) -> Mapping[ServiceClass, int]:
         """The requests of each class that run. Does not wait for the engine."""
         requests = [live.request for live in self._live.values()]
-        running = Counter(one.origin.service for one in requests if one.status in _SEATED)
+        running = Counter(one.origin.service for one in requests if one.has_slot)
         return {service: running[service] for service in ServiceClass}
 
     def _cross(self, events: Sequence[TokenEvent]) -> None:
@@ -180,7 +170,7 @@ class TokenStreams:
             if live is None:
                 continue
             # All tokens of a search come at once, at its end: they say nothing of the time between tokens.
-            if event.token_id is not None and (live.request.search is None or event.finish is not None):
+            if event.token_id is not None and (live.request.params.beams is None or event.finish is not None):
                 live.timer.token(now)
             if event.finish is not None:
                 del self._live[event.request_id]

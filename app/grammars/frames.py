@@ -197,7 +197,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class GrammarLimits:
     """What a process may use for one grammar."""
 
     compile_cpu_seconds: float = 1.5

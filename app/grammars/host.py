@@ -21,16 +21,16 @@ from app.grammars.frames import (
     SIMPLIFY,
     Channel,
     Frame,
+    GrammarLimits,
     GrammarText,
     Hangup,
     Kind,
-    Limits,
     Problem,
     packed_ids,
     unpacked_ids,
 )
 from app.grammars.lines import START_SECONDS, Line
-from engine.sampling.constraint import Constraint, Words
+from engine.grammar import Constraint, Words
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +45,11 @@ class GrammarFailed(InvalidGrammar):
 
 
 class GrammarProcess:
-    """See `engine.sampling.constraint.Grammar`. `tokenize` returns the ids of a text that continues another."""
+    """See `engine.grammar.Grammar`. `tokenize` returns the ids of a text that continues another."""
 
-    def __init__(self, line: Line, tokenize: Callable[[bytes], Sequence[int]], limits: Limits, *, jumps: bool) -> None:
+    def __init__(
+        self, line: Line, tokenize: Callable[[bytes], Sequence[int]], limits: GrammarLimits, *, jumps: bool
+    ) -> None:
         self._line = line
         self._tokenize = tokenize
         self._limits = limits
@@ -87,7 +89,7 @@ class GrammarProcess:
             raise InvalidGrammar(problem.message, place=problem.place)
 
     def begin(self, *, jumps: bool) -> Constraint:
-        return _Reply(self, next(self._numbers), jumps=jumps and self._jumps)
+        return _GrammarConstraint(self, next(self._numbers), jumps=jumps and self._jumps)
 
     def tell(self, frame: Frame) -> None:
         """Send a frame about a reply. Raises GrammarFailed."""
@@ -136,8 +138,8 @@ class GrammarProcess:
             return self._answers.pop(reply)
 
 
-class _Reply:
-    """See `engine.sampling.constraint.Constraint`."""
+class _GrammarConstraint:
+    """See `engine.grammar.Constraint`."""
 
     def __init__(self, process: GrammarProcess, number: int, *, jumps: bool) -> None:
         self._process = process

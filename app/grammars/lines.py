@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Final, Protocol, cast
 
 from app.errors import GrammarsUnavailable
-from app.grammars.frames import READ_BYTES, Channel, Frame, Hangup, Kind, Limits, Vocabulary
+from app.grammars.frames import READ_BYTES, Channel, Frame, GrammarLimits, Hangup, Kind, Vocabulary
 from app.process.limited_process import library_folders, start_isolated
 
 START_SECONDS: Final = 60.0  # Python and the library load from a disk that may be slow
@@ -110,7 +110,7 @@ class ProcessStarter:
     """Starts grammar processes for one vocabulary, from any thread."""
 
     def __init__(
-        self, vocabulary: Callable[[], Vocabulary], limits: Limits, *, forks: bool = sys.platform != "win32"
+        self, vocabulary: Callable[[], Vocabulary], limits: GrammarLimits, *, forks: bool = sys.platform != "win32"
     ) -> None:
         self._vocabulary = vocabulary
         self.limits = limits

@@ -2,9 +2,9 @@
 
     python -I -S process.py OPTIONS FOLDER...
 
-OPTIONS is a JSON object: the fields of `Limits`, and `forks`. Each FOLDER is added to the module search path. The
-first frame on stdin is a vocabulary. If `forks` is true, stdin is a Unix socket: each byte that follows on it brings
-another socket along, and the process forks a copy of itself to serve that. Otherwise it serves stdin and stdout.
+OPTIONS is a JSON object: the fields of `GrammarLimits`, and `forks`. Each FOLDER is added to the module search path.
+The first frame on stdin is a vocabulary. If `forks` is true, stdin is a Unix socket: each byte that follows on it
+brings another socket along, and the process forks a copy of itself to serve that. Otherwise it serves stdin and stdout.
 
 Each copy serves one grammar, and all replies that follow it. The library that compiles grammars can take minutes over
 a small grammar, or over a single mask, and cannot be interrupted. A copy that exceeds a limit therefore ends, and the
@@ -40,11 +40,11 @@ from app.grammars.frames import (
     ENDED,
     Channel,
     Frame,
+    GrammarLimits,
     GrammarProblem,
     GrammarText,
     Hangup,
     Kind,
-    Limits,
     Problem,
     Vocabulary,
     packed_ids,
@@ -110,11 +110,11 @@ def bytes_tokenizer() -> llguidance.LLTokenizer:
 
 
 @dataclass(slots=True)
-class Replies:
+class GrammarReplies:
     """The replies that follow one grammar, each at its place in it."""
 
     start: llguidance.LLMatcher
-    limits: Limits
+    limits: GrammarLimits
     _matchers: dict[int, llguidance.LLMatcher] = field(default_factory=dict)
     _seconds: float = 0.0  # of processor time that all masks and tokens have taken
     _steps: int = 0
@@ -161,7 +161,7 @@ class Replies:
         return Frame(Kind.ACCEPTED, frame.reply, ENDED.pack(ended) + packed_ids(forced))
 
 
-def serve(line: _Line, compiler: Compiler, limits: Limits) -> None:
+def serve(line: _Line, compiler: Compiler, limits: GrammarLimits) -> None:
     """Compile the grammar of the first frame, then follow replies until the channel ends, or they are too slow."""
     channel = line.channel
     channel.send(Frame(Kind.READY))
@@ -172,7 +172,7 @@ def serve(line: _Line, compiler: Compiler, limits: Limits) -> None:
         channel.send(Frame(Kind.COMPILED, payload=outcome.packed()))
         return
     channel.send(Frame(Kind.COMPILED))
-    replies = Replies(outcome, limits)
+    replies = GrammarReplies(outcome, limits)
     while not replies.are_slow:
         frame = line.receive()
         with _within(limits.mask_cpu_seconds):
@@ -210,7 +210,7 @@ def _within(cpu_seconds: float, wall_seconds: float | None = None) -> Iterator[N
             signal.setitimer(timer, 0)
 
 
-def _forever(control: socket.socket, compiler: Compiler, line: _Line, limits: Limits) -> None:
+def _forever(control: socket.socket, compiler: Compiler, line: _Line, limits: GrammarLimits) -> None:
     """Fork a copy for each socket that comes, until the server closes its end."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a copy ended
     gc.collect()
@@ -226,7 +226,7 @@ def _forever(control: socket.socket, compiler: Compiler, line: _Line, limits: Li
                     _serve_alone(served, compiler, line, limits)
 
 
-def _serve_alone(served: socket.socket, compiler: Compiler, line: _Line, limits: Limits) -> None:
+def _serve_alone(served: socket.socket, compiler: Compiler, line: _Line, limits: GrammarLimits) -> None:
     """The life of a copy."""
     status = 1
     try:
@@ -270,7 +270,7 @@ def _write(data: bytes) -> None:
 
 def main(options: dict[str, float | bool]) -> None:
     forks = options.pop("forks")
-    limits = Limits(**options)  # type: ignore[arg-type]
+    limits = GrammarLimits(**options)  # type: ignore[arg-type]
     control = socket.socket(fileno=0) if forks else None
     receive, send = (partial(os.read, 0), _write) if control is None else (control.recv, control.sendall)
     line = _Line(channel := Channel(receive, send))

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import msgspec
 from msgspec import Struct
 
-from app.history.records import Attachment, Chat, Message, Role, Settings, State, Usage, path_to
+from app.history.records import Attachment, Chat, Role, Settings, State, StoredMessage, StoredUsage, path_to
 
 FORMAT = "inglenook-chat"
 VERSION = 1
@@ -24,7 +24,7 @@ class FileMessage(Struct, kw_only=True, omit_defaults=True):
     reasoning: str = ""
     model: str = ""
     state: State = State.WHOLE
-    usage: Usage | None = None
+    usage: StoredUsage | None = None
     created: float = 0.0
 
 
@@ -45,7 +45,7 @@ class ChatFile(Struct, tag_field="format", tag=FORMAT):
     chats: list[FileChat]
 
 
-def as_json(chat: Chat, messages: Sequence[Message]) -> bytes:
+def as_json(chat: Chat, messages: Sequence[StoredMessage]) -> bytes:
     """All branches of a chat."""
     places = {message.id: place for place, message in enumerate(messages)}
     written = FileChat(
@@ -58,7 +58,7 @@ def as_json(chat: Chat, messages: Sequence[Message]) -> bytes:
     return msgspec.json.format(msgspec.json.encode(ChatFile(VERSION, [written])), indent=2) + b"\n"
 
 
-def _file_message(message: Message, places: dict[int, int]) -> FileMessage:
+def _file_message(message: StoredMessage, places: dict[int, int]) -> FileMessage:
     return FileMessage(
         role=message.role,
         text=message.text,
@@ -72,7 +72,7 @@ def _file_message(message: Message, places: dict[int, int]) -> FileMessage:
     )
 
 
-def as_markdown(chat: Chat, messages: Sequence[Message]) -> str:
+def as_markdown(chat: Chat, messages: Sequence[StoredMessage]) -> str:
     """The branch that is shown."""
     branch = path_to({message.id: message for message in messages}, chat.shown)
     parts = [f"# {' '.join((chat.title or chat.beginning or 'Chat').split())}"]
@@ -82,7 +82,7 @@ def as_markdown(chat: Chat, messages: Sequence[Message]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _section(message: Message) -> str:
+def _section(message: StoredMessage) -> str:
     when = datetime.fromtimestamp(message.created, UTC).isoformat(timespec="minutes")
     said_by = f"{_WHO[message.role]}, {message.model}" if message.model else _WHO[message.role]
     files = [f"{file.name}:\n\n{_fenced(file.text)}" for file in message.attachments]

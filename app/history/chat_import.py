@@ -15,7 +15,7 @@ from msgspec import Struct
 from app.errors import AppError
 from app.history.chat_file import ChatFile, FileChat, FileMessage
 from app.history.history import History
-from app.history.records import Chat, Message, Role, Settings
+from app.history.records import Chat, Role, Settings, StoredMessage
 
 MAX_BYTES = 1 << 30
 _KNOWN = (
@@ -103,7 +103,7 @@ def _taken(history: History, chat: FileChat) -> Chat:
     ids: list[int] = []
     for message in chat.messages:
         parent = message.parent if message.parent is not None and 0 <= message.parent < len(ids) else None
-        kept = Message(
+        kept = StoredMessage(
             id=0,
             chat=made.id,
             parent=None if parent is None else ids[parent],

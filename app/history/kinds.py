@@ -9,7 +9,7 @@ from typing import TypeAlias, TypeGuard
 import msgspec
 from msgspec import Struct
 
-from app.history.records import Attachment, Attachments, Role, Settings, State, Trim, Usage, written
+from app.history.records import Attachment, Attachments, Role, Settings, State, StoredUsage, Trim, written
 
 Value: TypeAlias = int | float | str | bytes | None
 Row: TypeAlias = tuple[Value, ...]
@@ -99,5 +99,5 @@ STATE = _word(*State, default=State.WHOLE)
 SETTINGS = _part(Settings, lambda text: written(Settings()))
 TRIM = _part(Trim, lambda text: written(Trim()))
 ATTACHMENTS = _part(Attachments, _attached)
-_STATED_USAGE = _part(Usage, lambda text: "")
+_STATED_USAGE = _part(StoredUsage, lambda text: "")
 USAGE = Kind(lambda value: value == "" or _STATED_USAGE.holds(value), _STATED_USAGE.mend)

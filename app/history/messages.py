@@ -14,11 +14,11 @@ from app.history.kinds import Row
 from app.history.records import (
     Attachment,
     Attachments,
-    Message,
     NoSuchChat,
     Role,
     State,
-    Usage,
+    StoredMessage,
+    StoredUsage,
     read,
     storable,
     written,
@@ -34,14 +34,14 @@ class Messages:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def of(self, chat: int) -> Sequence[Message]:
+    def of(self, chat: int) -> Sequence[StoredMessage]:
         """All messages of a chat, each behind its parent."""
         with self._database.reading() as connection:
             select = f"SELECT {_COLUMNS}, digest FROM messages WHERE chat = ? ORDER BY id"  # noqa: S608
             rows = connection.execute(select, (chat,))
             return [_message(row) for row in rows]
 
-    def add(self, message: Message) -> Message:
+    def add(self, message: StoredMessage) -> StoredMessage:
         """Keep a new message; its id is given here. It is the end of the branch that is shown from now on."""
         with self._database.writing() as connection:
             known = connection.execute("SELECT 1 FROM chats WHERE id = ?", (message.chat,)).fetchone()
@@ -57,9 +57,9 @@ class Messages:
             sign(connection, "chats", message.chat)
         return msgspec.structs.replace(message, id=number)
 
-    def say(self, chat: int, parent: int | None, text: str, attachments: Sequence[Attachment] = ()) -> Message:
+    def say(self, chat: int, parent: int | None, text: str, attachments: Sequence[Attachment] = ()) -> StoredMessage:
         """Keep what the user says; it becomes the newest of the inputs, and the chat's draft is gone, all in one."""
-        message = Message(
+        message = StoredMessage(
             id=0,
             chat=chat,
             parent=parent,
@@ -77,16 +77,16 @@ class Messages:
             connection.execute("DELETE FROM drafts WHERE chat = ?", (chat,))
         return kept
 
-    def rewrite(self, chat: int, reply: int, text: str) -> Message:
+    def rewrite(self, chat: int, reply: int, text: str) -> StoredMessage:
         """A reply as the user would have it, beside the one that there is."""
         with self._database.writing():
             parent = next((message.parent for message in self.of(chat) if message.id == reply), None)
             return self.add(
-                Message(id=0, chat=chat, parent=parent, role=Role.ASSISTANT, text=text, created=time.time())
+                StoredMessage(id=0, chat=chat, parent=parent, role=Role.ASSISTANT, text=text, created=time.time())
             )
 
-    def begin_reply(self, chat: int, parent: int, model: str) -> Message:
-        empty = Message(
+    def begin_reply(self, chat: int, parent: int, model: str) -> StoredMessage:
+        empty = StoredMessage(
             id=0, chat=chat, parent=parent, role=Role.ASSISTANT, text="", model=model, state=State.COMING,
             created=time.time(),
         )  # fmt: skip
@@ -100,7 +100,7 @@ class Messages:
         *,
         reasoning_seconds: float = 0.0,
         state: State = State.COMING,
-        usage: Usage | None = None,
+        usage: StoredUsage | None = None,
     ) -> None:
         """All of a reply that there is by now."""
         values = (storable(text), storable(reasoning), reasoning_seconds, state, storable(written(usage)), message)
@@ -114,7 +114,7 @@ class Messages:
             self._database.fold()
 
 
-def _values(message: Message) -> tuple[object, ...]:
+def _values(message: StoredMessage) -> tuple[object, ...]:
     return (
         message.chat,
         message.parent,
@@ -130,14 +130,14 @@ def _values(message: Message) -> tuple[object, ...]:
     )
 
 
-def _message(row: Row) -> Message:
+def _message(row: Row) -> StoredMessage:
     """A word that is none of ours is an unknown state. Raises Damaged."""
     match checked("messages", row):
         case (
             int(number), int(chat), int() | None as parent, str(role), str(text), str(attachments), str(reasoning),
             float(seconds), str(model), str(state), str(usage), float(created),
         ):  # fmt: skip
-            return Message(
+            return StoredMessage(
                 id=number,
                 chat=chat,
                 parent=parent,
@@ -148,7 +148,7 @@ def _message(row: Row) -> Message:
                 reasoning_seconds=seconds,
                 model=model,
                 state=State(state) if state in set(State) else State.FAILED,
-                usage=read(usage, Usage) if usage else None,
+                usage=read(usage, StoredUsage) if usage else None,
                 created=created,
             )
     raise Damaged(CHANGED)

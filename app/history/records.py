@@ -4,9 +4,10 @@ import enum
 from typing import TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from app.errors import AppError
+from engine.token_sources import TokenSources
 
 
 class HistoryTooNew(AppError):
@@ -101,11 +102,11 @@ class Attachments(Struct, frozen=True, omit_defaults=True):
     files: tuple[Attachment, ...] = ()
 
 
-class Usage(Struct, frozen=True, omit_defaults=True):
+class StoredUsage(Struct, frozen=True, omit_defaults=True):
     """What a reply cost, as far as whoever generated it said so. Tokens and seconds."""
 
     device_tokens: int = 0  # of the prompt, by where they were found
-    ram_tokens: int = 0
+    host_tokens: int = field(default=0, name="ram_tokens")
     disk_tokens: int = 0
     computed_tokens: int = 0
     reply_tokens: int = 0
@@ -115,6 +116,10 @@ class Usage(Struct, frozen=True, omit_defaults=True):
     miss: str = ""  # why more than the new end of the prompt was computed, in a sentence
     error: str = ""  # of a reply that failed
     is_detailed: bool = True  # False: nobody told where the prompt's tokens came from, or how long it waited
+
+    @property
+    def sources(self) -> TokenSources:
+        return TokenSources(self.device_tokens, self.host_tokens, self.disk_tokens, self.computed_tokens)
 
 
 class Chat(Struct, frozen=True, kw_only=True):
@@ -134,7 +139,7 @@ class Chat(Struct, frozen=True, kw_only=True):
     beginning: str = ""  # the first words of its first message
 
 
-class Message(Struct, frozen=True, kw_only=True):
+class StoredMessage(Struct, frozen=True, kw_only=True):
     """One message of a chat."""
 
     id: int
@@ -147,7 +152,7 @@ class Message(Struct, frozen=True, kw_only=True):
     reasoning_seconds: float = 0.0
     model: str = ""  # that wrote it
     state: State = State.WHOLE
-    usage: Usage | None = None
+    usage: StoredUsage | None = None
     created: float = 0.0
 
 
@@ -186,9 +191,9 @@ def storable(text: str) -> str:
     return text.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def path_to(messages: dict[int, Message], leaf: int | None) -> list[Message]:
+def path_to(messages: dict[int, StoredMessage], leaf: int | None) -> list[StoredMessage]:
     """The branch that ends in `leaf`, its first message first. A damaged tree gives what of it makes sense."""
-    branch: list[Message] = []
+    branch: list[StoredMessage] = []
     seen: set[int] = set()
     while leaf is not None and leaf in messages and leaf not in seen:
         seen.add(leaf)

@@ -10,8 +10,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.models.transfer.incoming import hasher, write_whole
+from app.models.transfer.incoming import hasher
 from app.progress import Progress
+from app.whole_file import write_whole
 from engine.private_folder import private_folder
 
 DIGESTS = ".digests"  # the folder of the records, in that of all models

@@ -34,7 +34,6 @@ class KnownModel:
     context: int  # tokens
     repository: RepositoryName
     draft: str | None  # the name of a small model with the same vocabulary; of itself, None
-    infilling: bool  # it was taught to fill in the middle of a text
 
     @property
     def usual_size(self) -> int:
@@ -90,7 +89,7 @@ def load_families(path: Path = FAMILIES_FILE) -> Families:
 
 def _models(
     *, name: str, title: str, kind: str, license: str, context: int, repositories: dict[str, Any],  # noqa: A002
-    default: str = "", draft: str | None = None, infilling: bool = False,
+    default: str = "", draft: str | None = None,
 ) -> Iterator[KnownModel]:  # fmt: skip
     """The sizes of one family."""
     if not re.fullmatch(_NAME, name) or kind not in KINDS or context <= 0 or not repositories:
@@ -100,4 +99,4 @@ def _models(
         if repository is None or not re.fullmatch(_SIZE, size):
             raise ValueError(f"families: {name}:{size}: {repo}")
         whole = f"{name}:{size}"
-        yield KnownModel(whole, title, kind, license, context, repository, draft if draft != whole else None, infilling)
+        yield KnownModel(whole, title, kind, license, context, repository, draft if draft != whole else None)

@@ -2,21 +2,38 @@
 
 The layout is that of huggingface_hub: `models--ORG--REPO/blobs/<digest>` holds the bytes, `snapshots/<commit>/<file>`
 is a link to them, and `refs/main` has the commit that was fetched last. Nothing here touches the network.
+
+huggingface_hub removes files, since it knows which bytes other revisions share. Its scan of the cache is not used: it
+takes twice the time of ours, and its import another 0.1 s.
 """
 
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from app.errors import AppError
 from app.models.catalog import HubSource
-from app.models.transfer.incoming import PARTIAL, write_whole
+from app.whole_file import PARTIAL, write_whole
 
 MAX_FILES = 20_000  # of one repository
 _FOLDER = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")
 _COMMIT = re.compile("[0-9a-f]{40}")
-_DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
+DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # sha1 of git, or sha256
+
+
+@dataclass(frozen=True, slots=True)
+class ListedFile:
+    """A file of a repository at one commit. `digest` in hex: sha256, or git's sha1 of a blob."""
+
+    source: HubSource
+    size: int
+    digest: str
+
+    @property
+    def is_sha256(self) -> bool:
+        return len(self.digest) == 64
 
 
 def blob_path(cache: Path, source: HubSource, sha256: str) -> Path:
@@ -33,7 +50,7 @@ def find(cache: Path, source: HubSource) -> Path | None:
 def promised(path: Path) -> str | None:
     """The digest, in hex, that the bytes of a snapshot's file are named by; None where the file itself lies there."""
     blob = Path(os.path.realpath(path))
-    return blob.name if blob.parent.name == "blobs" and _DIGEST.fullmatch(blob.name) else None
+    return blob.name if blob.parent.name == "blobs" and DIGEST.fullmatch(blob.name) else None
 
 
 def link(cache: Path, source: HubSource, blob: Path) -> Path:

@@ -1,4 +1,8 @@
-"""The files of a repository on the Hub: their names, sizes, and digests."""
+"""The files of a repository on the Hub: their names, sizes, and digests.
+
+Not by huggingface_hub's HfApi: it reads an answer of any length, does not wait as a busy Hub asks, and takes 0.3 s to
+import.
+"""
 
 import re
 from collections.abc import Iterator
@@ -7,30 +11,15 @@ from dataclasses import dataclass
 from app.errors import AppError
 from app.models import hub
 from app.models.catalog import HubSource
+from app.models.hub_cache import DIGEST, MAX_FILES, ListedFile
 from app.models.repository import FILE
 from app.progress import Progress
 from app.settings.settings import Settings
 from quant.bounded_json import JSONProblem, parse_object
 
-
-@dataclass(frozen=True, slots=True)
-class ListedFile:
-    """A file of a repository at one commit. `digest` in hex: sha256, or git's sha1 of a blob."""
-
-    source: HubSource
-    size: int
-    digest: str
-
-    @property
-    def is_sha256(self) -> bool:
-        return len(self.digest) == 64
-
-
 MAX_BYTES = 16 << 20
-MAX_FILES = 20_000
 MAX_NAME = 400  # characters; systems take paths of a few hundred or thousand
 _REVISION = re.compile("[0-9a-f]{40}")
-_DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +55,7 @@ def _files(siblings: list[object], repo: str, revision: str) -> Iterator[ListedF
                 pass
             case _:
                 continue
-        if len(name) <= MAX_NAME and FILE.fullmatch(name) and _DIGEST.fullmatch(digest) and size > 0:
+        if len(name) <= MAX_NAME and FILE.fullmatch(name) and DIGEST.fullmatch(digest) and size > 0:
             yield ListedFile(HubSource(repo, revision, name), size, digest)
 
 

@@ -15,12 +15,13 @@ from app.errors import AppError, IntegrityError, ModelNotFound
 from app.models import hub_cache
 from app.models.catalog import HubSource
 from app.models.digests import DIGESTS, holds, remember_sha256
-from app.models.hub_listing import ListedFile
+from app.models.hub_cache import ListedFile
 from app.models.lock import only_one
 from app.models.repository import DESCRIPTIONS, ModelFiles, RepositoryName, choose, meant, models_among
 from app.models.stored_model import Removal, StoredModel, stored_model
-from app.models.transfer.incoming import Incoming, arrived, discard, receive, write_whole
+from app.models.transfer.incoming import Incoming, arrived, discard, receive
 from app.progress import Progress
+from app.whole_file import write_whole
 from engine.private_folder import private_folder
 from quant.errors import ModelFileError
 

@@ -22,8 +22,8 @@ from engine.errors import UnsupportedModel
 from engine.models import check_config
 from quant.checkpoint_files import read_bytes, read_object
 from quant.errors import printable
-from quant.gguf_checkpoint import GGUFCheckpoint
-from quant.safetensors_checkpoint import SafetensorsCheckpoint
+from quant.gguf_parts import GGUFParts
+from quant.safetensors_shards import SafetensorsShards
 
 _FIM = tuple(marks.prefix for marks in MARKS)
 _LICENSE = re.compile(rb"\A---\n(?:.*\n)*?license: *([\w.-]+) *\n")
@@ -54,7 +54,7 @@ def read_header(stored: StoredModel) -> ModelHeader:
 
 
 def _of_gguf(path: Path) -> ModelHeader:
-    with GGUFCheckpoint(path) as checkpoint:
+    with GGUFParts(path) as checkpoint:
         values, tensors = checkpoint.metadata, checkpoint.tensors.values()
         architecture = _text(values, "general.architecture")
         texts = values.get("tokenizer.ggml.tokens")
@@ -83,7 +83,7 @@ def _of_folder(folder: Path) -> ModelHeader:
     section = config.get("quantization_config")
     section = section if isinstance(section, dict) else {}
     vocabulary = read_bytes(folder, VOCABULARY) or b""
-    with SafetensorsCheckpoint(folder) as checkpoint:
+    with SafetensorsShards(folder) as checkpoint:
         tensors = checkpoint.tensors.values()
         return ModelHeader(
             architecture=_text(config, "model_type"),

@@ -15,17 +15,18 @@ from torch import Tensor
 
 from app.errors import AppError, ModelNotFound, NoSpace
 from app.models.repository import CONFIG, DESCRIPTIONS
-from app.models.transfer.incoming import check_space, write_whole
+from app.models.transfer.incoming import check_space
 from app.progress import Progress
 from app.text.folder_tokenizer import from_folder
 from app.text.tokenizer import Tokenizer
-from engine.checkpoints.calibration import input_squares
+from app.whole_file import write_whole
+from engine.calibration import input_squares
 from engine.loading import open_checkpoint
 from quant.checkpoint_files import read_bytes, read_object
 from quant.errors import InglenookError, ModelFileError
 from quant.quantize import is_linear_weight
 from quant.quantized_storage import SECTION, Method, Storage, storage
-from quant.safetensors_checkpoint import SafetensorsCheckpoint
+from quant.safetensors_shards import SafetensorsShards
 from quant.safetensors_values import PLAIN_TYPES, TYPE_NAMES, as_bytes, decode_plain
 from quant.safetensors_writer import HEADER_BYTES, SHARD_BYTES, Entry, SafetensorsWriter
 
@@ -87,7 +88,7 @@ def save_quantized(
         raise AppError(f"{target} exists already", "Choose another folder for the copy, or remove that one.")
     if not source.is_dir():
         raise ModelNotFound(f"{source} is no folder", f"Give a folder with {CONFIG} and safetensors files.")
-    with SafetensorsCheckpoint(source) as checkpoint:
+    with SafetensorsShards(source) as checkpoint:
         config = _read_config(source)
         layers = _layers(checkpoint)
         chosen = storage(method, [checkpoint.tensors[name].shape[1] for name in layers])
@@ -119,7 +120,7 @@ def _read_config(source: Path) -> dict[str, object]:
     return config
 
 
-def _layers(checkpoint: SafetensorsCheckpoint) -> frozenset[str]:
+def _layers(checkpoint: SafetensorsShards) -> frozenset[str]:
     """The names of the weights to quantize."""
     names = frozenset(name for name, tensor in checkpoint.tensors.items() if is_linear_weight(name, tensor.shape))
     for name in sorted(names):
@@ -130,13 +131,13 @@ def _layers(checkpoint: SafetensorsCheckpoint) -> frozenset[str]:
     return names
 
 
-def _kept(checkpoint: SafetensorsCheckpoint, layers: frozenset[str]) -> list[str]:
+def _kept(checkpoint: SafetensorsShards, layers: frozenset[str]) -> list[str]:
     """The modules of matrices that stay as they are; among them the head, which may not be in the files."""
     matrices = {name for name, tensor in checkpoint.tensors.items() if len(tensor.shape) == 2}
     return sorted({"lm_head"} | {name.removesuffix(".weight") for name in matrices - layers})
 
 
-def _check_space(target: Path, checkpoint: SafetensorsCheckpoint, layers: frozenset[str], chosen: Storage) -> None:
+def _check_space(target: Path, checkpoint: SafetensorsShards, layers: frozenset[str], chosen: Storage) -> None:
     def stored(name: str) -> float:
         tensor = checkpoint.tensors[name]
         return tensor.nbytes * chosen.bits / tensor.type.bits if name in layers else tensor.nbytes
@@ -148,7 +149,7 @@ def _check_space(target: Path, checkpoint: SafetensorsCheckpoint, layers: frozen
 
 
 def _write_tensors(
-    checkpoint: SafetensorsCheckpoint,
+    checkpoint: SafetensorsShards,
     layers: Mapping[str, Tensor | None],
     chosen: Storage,
     writer: SafetensorsWriter,
@@ -165,14 +166,12 @@ def _write_tensors(
             report(done)
 
 
-def _plain(checkpoint: SafetensorsCheckpoint, name: str) -> Entry:
+def _plain(checkpoint: SafetensorsShards, name: str) -> Entry:
     tensor = checkpoint.tensors[name]
     return Entry(name, tensor.type.name, tensor.shape, checkpoint.data(name))
 
 
-def _quantized(
-    checkpoint: SafetensorsCheckpoint, name: str, chosen: Storage, importance: Tensor | None
-) -> Iterator[Entry]:
+def _quantized(checkpoint: SafetensorsShards, name: str, chosen: Storage, importance: Tensor | None) -> Iterator[Entry]:
     layer = name.removesuffix("weight")
     try:
         parts = chosen.encode(decode_plain(checkpoint.tensors[name], checkpoint.data(name)), importance)

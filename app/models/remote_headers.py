@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from app.errors import IntegrityError
 from app.models import hub
-from app.models.hub_listing import ListedFile, Listing, list_repository
+from app.models.hub_cache import ListedFile
+from app.models.hub_listing import Listing, list_repository
 from app.models.reachability import check_reachable
 from app.models.repository import CONFIG, ModelFiles, RepositoryName, choose, models_among
 from app.models.transfer.attempts import BRIEFLY, TryAgain, insist
@@ -31,7 +32,7 @@ from quant.gguf import MAX_HEADER_BYTES as MOST_GGUF
 from quant.gguf import GGUFFile
 from quant.safetensors import LENGTH_BYTES, SafetensorsFile
 from quant.safetensors import MAX_HEADER_BYTES as MOST_SAFETENSORS
-from quant.safetensors_checkpoint import INDEX, WHOLE, read_index
+from quant.safetensors_shards import INDEX, WHOLE, read_index
 
 if TYPE_CHECKING:
     import httpx
@@ -87,8 +88,8 @@ async def _fetch(
     """The headers of a model's weights, and its configuration. Returns the names of the files of weights."""
     async with web_client() as client:
 
-        def parts_of(file: str) -> _Parts:
-            return _Parts(client, listing.files[file], folder / file, settings, progress)
+        def parts_of(file: str) -> _GrowingFile:
+            return _GrowingFile(client, listing.files[file], folder / file, settings, progress)
 
         if model.is_gguf:
             await _together([parts_of(file).gguf_header() for file in model.files])
@@ -141,7 +142,7 @@ def _spans(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return spans
 
 
-class _Parts:
+class _GrowingFile:
     """One file of the Hub, of which the beginning comes to `path`."""
 
     def __init__(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from app.errors import ModelNotFound
-from quant.safetensors_checkpoint import INDEX, WHOLE
+from quant.safetensors_shards import INDEX, WHOLE
 
 CONFIG = "config.json"
 DESCRIPTIONS = (

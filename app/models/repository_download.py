@@ -7,7 +7,8 @@ from pathlib import Path
 
 from app.errors import IntegrityError
 from app.models import hub
-from app.models.hub_listing import ListedFile, Listing, list_repository
+from app.models.hub_cache import ListedFile
+from app.models.hub_listing import Listing, list_repository
 from app.models.hub_models import HubModels
 from app.models.machine_memory import is_likely_to_fit, machine_memory
 from app.models.reachability import check_reachable
@@ -16,7 +17,7 @@ from app.models.transfer.incoming import Incoming, check_space
 from app.models.transfer.transfer import bring
 from app.progress import Progress, format_bytes
 from app.settings.settings import Settings
-from quant.safetensors_checkpoint import INDEX, read_index
+from quant.safetensors_shards import INDEX, read_index
 
 
 def download_repository(name: RepositoryName, models: HubModels, settings: Settings, progress: Progress) -> None:

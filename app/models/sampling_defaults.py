@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from app.models.catalog import Catalog, Sampling, load_catalog
 from app.text.checked_fields import malformed
 from quant.checkpoint_files import read_object
-from quant.gguf_checkpoint import GGUFCheckpoint
+from quant.gguf_parts import GGUFParts
 
 if TYPE_CHECKING:
     from app.process.instance import Instance
@@ -46,7 +46,7 @@ def suitable_sampling(name: str, path: Path) -> Sampling:
         return found
     if not path.is_file():
         return read_sampling(path, {}) or DEFAULT_SAMPLING
-    with GGUFCheckpoint(path) as checkpoint:
+    with GGUFParts(path) as checkpoint:
         return read_sampling(path, checkpoint.metadata) or DEFAULT_SAMPLING
 
 

@@ -20,16 +20,17 @@ from app.models import hub_cache
 from app.models.catalog import Catalog, CatalogEntry, HubSource, Source, load_catalog
 from app.models.digests import sha256_of
 from app.models.families import Families, load_families
-from app.models.hub_listing import ListedFile
+from app.models.hub_cache import ListedFile
 from app.models.hub_models import HubModels
 from app.models.lock import only_one
 from app.models.other_tools import OtherTool, other_tools
 from app.models.repository import CONFIG, RepositoryName
 from app.models.stored_model import LOCAL_FILE, LOCAL_FOLDER, Removal, StoredModel, is_model, stored_model
-from app.models.transfer.incoming import Incoming, arrived, check_space, receive, write_whole
+from app.models.transfer.incoming import Incoming, arrived, check_space, receive
 from app.models.web_models import WebModels, WebName
 from app.progress import Progress, SilentProgress
 from app.settings.settings import Settings
+from app.whole_file import write_whole
 from engine.private_folder import private_folder
 
 

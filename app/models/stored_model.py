@@ -12,8 +12,8 @@ from pathlib import Path
 from app.models.repository import CONFIG, DESCRIPTIONS, quantization_of
 from quant.checkpoint_files import read_object
 from quant.errors import ModelFileError, printable
-from quant.gguf_checkpoint import part_paths
-from quant.safetensors_checkpoint import weight_files
+from quant.gguf_parts import part_paths
+from quant.safetensors_shards import weight_files
 
 _PART = re.compile(r"-\d{5}-of-\d{5}$")  # the number of a part of one file
 LOCAL_FILE, LOCAL_FOLDER = LOCAL = ("local file", "local folder")

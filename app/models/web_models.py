@@ -19,8 +19,9 @@ from app.errors import AppError, IntegrityError, ModelNotFound
 from app.models.digests import DIGESTS, holds, remember_sha256
 from app.models.repository import COMPONENT, quantization_of
 from app.models.stored_model import Removal, StoredModel
-from app.models.transfer.incoming import Incoming, arrived, check_space, receive, write_whole
+from app.models.transfer.incoming import Incoming, arrived, check_space, receive
 from app.progress import Progress
+from app.whole_file import write_whole
 from engine.private_folder import private_folder
 
 _NAME = re.compile(r"(?P<address>https?://[^\s#]+?)(?:#sha256=(?P<digest>[0-9a-fA-F]{64}))?")

@@ -18,14 +18,12 @@ from typing import TYPE_CHECKING
 
 from app.errors import AppError
 from app.settings.settings import Settings
+from app.whole_file import write_whole
 from engine.private_folder import private_folder
-from quant.errors import ModelFileError
 
 if TYPE_CHECKING:
     from filelock import FileLock
 
-    from app.models.store import ModelStore
-    from app.models.stored_model import StoredModel
 
 _SUCCESSION_SECONDS = 5.0  # a server on its way out may still hold the lock of a port that it has left already
 _STOP_SECONDS = 10.0
@@ -57,7 +55,7 @@ def recorded(instance: Instance, settings: Settings) -> Iterator[None]:
     lock = _lock(record)
     lock.acquire(timeout=_SUCCESSION_SECONDS)
     try:
-        _write_private(record, json.dumps(asdict(instance), indent=2).encode())
+        write_whole(record, json.dumps(asdict(instance), indent=2).encode(), 0o600)
         yield
     finally:
         withdraw(instance, settings)
@@ -74,35 +72,6 @@ def running_instances(settings: Settings) -> list[Instance]:
     records = sorted(_folder(settings).glob("*.json"))
     found = (_read(record) for record in records if not _removed_as_stale(record))
     return sorted((instance for instance in found if instance), key=lambda instance: instance.port)
-
-
-def find_instance(settings: Settings) -> Instance | None:
-    """The server of the model that the settings name; the one on their port first."""
-    from app.models.store import ModelStore
-
-    store = ModelStore(settings)
-    entry = store.catalog.find(settings.model)
-    repository = store.repository(settings.model)
-    stored = None if entry else _stored(store, settings.model)
-    path = os.path.realpath(stored.path if stored else os.path.expanduser(settings.model))
-
-    def is_meant(instance: Instance) -> bool:
-        if entry:
-            return instance.model == entry.name
-        if repository and instance.model == (stored.name if stored else str(repository)):
-            return Path(instance.model_path).is_relative_to(settings.hub_cache)
-        return os.path.realpath(instance.model_path) == path
-
-    serving = [instance for instance in running_instances(settings) if is_meant(instance)]
-    return min(serving, key=lambda instance: instance.port != settings.port, default=None)
-
-
-def _stored(store: "ModelStore", name: str) -> "StoredModel | None":
-    """What a name without a quantization, or with a prefix, means here. The weights are not read."""
-    try:
-        return store.resolve(name)
-    except (AppError, ModelFileError):
-        return None
 
 
 def stop_instance(instance: Instance, settings: Settings) -> None:
@@ -170,15 +139,6 @@ def _read(record: Path) -> Instance | None:
         return Instance(**{**content, "pid": int(content["pid"]), "port": int(content["port"])})
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    """Put a file in place whole, readable by this user alone."""
-    partial = path.with_suffix(".partial")
-    partial.unlink(missing_ok=True)
-    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
-    os.replace(partial, path)
 
 
 def _exists(pid: int) -> bool:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta, Struct
 
-from engine.request import MAX_LOGPROBS, MAX_TEMPERATURE, DryParams
+from engine.sampling_params import MAX_LOGPROBS, MAX_TEMPERATURE, DryParams
 
 ModelName: TypeAlias = Annotated[str, Meta(max_length=1024)]  # absent or null: the served model
 Temperature: TypeAlias = Annotated[float, Meta(ge=0, le=MAX_TEMPERATURE)]

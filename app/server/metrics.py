@@ -84,7 +84,7 @@ _FIGURES: Sequence[tuple[type[Family], str, str, Figure]] = (
         CounterMetricFamily,
         "prefix_cache_hits",
         "Tokens of prompts that were found in the cache.",
-        lambda state: state.counters.cached_tokens,
+        lambda state: state.counters.prompts.cached,
     ),
     (
         CounterMetricFamily,
@@ -140,11 +140,9 @@ _SPLIT_FIGURES: Sequence[tuple[type[Family], str, str, str, Mapping[str, Figure]
         "Tokens of prompts by where they were found, and tokens that steps computed, of prompts and replies.",
         "source",
         {
-            "device": lambda state: (
-                state.counters.cached_tokens - state.counters.host_tokens - state.counters.disk_tokens
-            ),
-            "host": lambda state: state.counters.host_tokens,
-            "disk": lambda state: state.counters.disk_tokens,
+            "device": lambda state: state.counters.prompts.device,
+            "host": lambda state: state.counters.prompts.host,
+            "disk": lambda state: state.counters.prompts.disk,
             "computed": lambda state: state.counters.computed_tokens,
         },
     ),

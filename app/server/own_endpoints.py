@@ -25,7 +25,7 @@ from app.server.http.reply import json_reply
 from app.server.http.request_body import read_body
 from app.server.machine import AmountReport, Machine
 from app.server.origin import caller_of, caller_origin
-from engine.request import FinishReason, RequestStatus
+from engine.request import FinishReason
 from engine.request import Request as EngineRequest
 
 Phase: TypeAlias = Literal["waiting", "reading", "writing", "preempted"]
@@ -206,13 +206,13 @@ def _report(request: EngineRequest, now: float) -> RequestReport:
         prompt_done=min(total, request.num_computed),
         prompt_total=total,
         reply_tokens=len(request.output_ids),
-        seconds=round(max(0.0, now - request.arrival), 3),
+        seconds=round(max(0.0, now - request.queue.arrival), 3),
         reply=request.origin.reply,
     )
 
 
 def _phase(request: EngineRequest) -> Phase:
-    if request.status not in (RequestStatus.RUNNING, RequestStatus.FOLLOWING):
+    if not request.has_slot:
         return "preempted" if request.num_preemptions else "waiting"
     return "writing" if request.output_ids else "reading"
 

@@ -62,15 +62,15 @@ class ReportedToken(Struct):
 def timings_of(counts: TokenCounts) -> Timings:
     """The timings of a request whose replies have ended."""
     timings = timings_so_far(
-        cached=counts.cache.cached,
-        computed=counts.cache.computed,
+        cached=counts.cache.sources.cached,
+        computed=counts.cache.sources.computed,
         reading_seconds=counts.reading_seconds,
         completion=counts.completion,
         writing_seconds=max(0.0, counts.total_seconds - counts.first_token_seconds),
         replies=counts.replies,
     )
     timings.queue_ms = round(1000 * counts.queue_seconds, 3)
-    timings.restore_ms = round(1000 * counts.cache.restore_seconds, 3)
+    timings.restore_ms = round(1000 * counts.cache.sources.restore_seconds, 3)
     return timings
 
 

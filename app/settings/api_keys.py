@@ -12,6 +12,7 @@ from pathlib import Path
 from app.errors import InvalidSetting
 from app.settings.settings import Settings, config_file
 from app.settings.values import key_list
+from app.whole_file import write_whole
 from engine.private_folder import private_folder
 
 _OWN_KEY_BYTES = 32
@@ -39,10 +40,7 @@ def make_own_key(settings: Settings) -> str:
         return key
     key, file = secrets.token_urlsafe(_OWN_KEY_BYTES), own_key_file(settings)
     private_folder(file.parent)
-    partial = file.with_suffix(f".{os.getpid()}.partial")
-    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as out:
-        out.write(f"{key}\n")
-    os.replace(partial, file)
+    write_whole(file, f"{key}\n".encode("ascii"), 0o600)
     return key
 
 

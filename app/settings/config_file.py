@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.errors import InvalidSetting
-from app.models.transfer.incoming import write_whole
 from app.settings.settings import SETTINGS, config_file, setting_named
+from app.whole_file import write_whole
 from engine.private_folder import private_folder
 
 if TYPE_CHECKING:

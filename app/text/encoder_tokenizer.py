@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tokenizers
+from gguf.constants import Keys, TokenType
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from app.errors import UnsupportedTokenizer
@@ -20,19 +21,15 @@ from app.text.text_growth import check_growth
 from app.text.tokenizer import SPACE_SYMBOL, library_errors
 from quant.bounded_json import JSONProblem, parse_object
 
-MODEL = "tokenizer.ggml.model"
-TOKENS = "tokenizer.ggml.tokens"
-TOKEN_TYPE = "tokenizer.ggml.token_type"  # noqa: S105 (no password)
-UNKNOWN_ID = "tokenizer.ggml.unknown_token_id"
+KEYS = Keys.Tokenizer
 # Each marker by the keys that converters use for it (one of them is misspelled in the format itself), and the id it
 # has in BERT's own vocabularies, where a file does not say.
-CLS_IDS = ("tokenizer.ggml.cls_token_id", "tokenizer.ggml.bos_token_id")
-SEP_IDS = ("tokenizer.ggml.seperator_token_id", "tokenizer.ggml.eos_token_id")
+CLS_IDS = ("tokenizer.ggml.cls_token_id", KEYS.BOS_ID)
+SEP_IDS = (KEYS.SEP_ID, KEYS.EOS_ID)
 BERT_CLS, BERT_SEP, BERT_UNKNOWN = 101, 102, 100
 LOWERCASE = "tokenizer.ggml.normalizer.lowercase"
 STRIP_ACCENTS = "tokenizer.ggml.normalizer.strip_accents"
 
-CONTROL = 3  # of tokenizer.ggml.token_type: a token that no text becomes
 CONTINUES = "##"  # how BERT writes a piece that goes on with a word
 MAX_MARKERS = 64  # around a text
 MAX_WORD = 100  # characters; a longer word is one unknown token. Source: BERT's tokenization.py
@@ -112,14 +109,14 @@ def from_gguf(metadata: Mapping[str, object]) -> EncoderTokenizer:
     vocabulary.
     """
     fields = CheckedFields(metadata)
-    if (model := fields.require(MODEL, str)) != "bert":
-        raise UnsupportedTokenizer(f"{MODEL} is {model!r}, and an encoder's has to be 'bert'", _REMEDY)
-    texts, types = fields.array(TOKENS, str), fields.array(TOKEN_TYPE, int)
+    if (model := fields.require(KEYS.MODEL, str)) != "bert":
+        raise UnsupportedTokenizer(f"{KEYS.MODEL} is {model!r}, and an encoder's has to be 'bert'", _REMEDY)
+    texts, types = fields.array(KEYS.LIST, str), fields.array(KEYS.TOKEN_TYPE, int)
     if len(types) != len(texts):
-        raise malformed(f"{TOKEN_TYPE} has {len(types)} elements for {len(texts)} tokens")
+        raise malformed(f"{KEYS.TOKEN_TYPE} has {len(types)} elements for {len(texts)} tokens")
     cls, sep = _id(fields, CLS_IDS, BERT_CLS, len(texts)), _id(fields, SEP_IDS, BERT_SEP, len(texts))
-    unknown = _id(fields, (UNKNOWN_ID,), BERT_UNKNOWN, len(texts))
-    vocab = {_piece(text): id_ for id_, text in enumerate(texts) if types[id_] != CONTROL and text}
+    unknown = _id(fields, (KEYS.UNK_ID,), BERT_UNKNOWN, len(texts))
+    vocab = {_piece(text): id_ for id_, text in enumerate(texts) if types[id_] != TokenType.CONTROL and text}
     vocab[texts[unknown]] = unknown
     lowercase = fields.get(LOWERCASE, bool) is not False
     with library_errors("building its vocabulary"):

@@ -7,13 +7,13 @@ Knows the metadata's keys and what each `tokenizer.ggml.model` means. Refuses to
 """
 
 import collections
-import enum
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import tokenizers
+from gguf.constants import Keys, TokenType
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
 from app.errors import UnsupportedTokenizer
@@ -31,35 +31,13 @@ from app.text.tokenizer import (
     sentencepiece_bytes,
 )
 
-MODEL = "tokenizer.ggml.model"
-PRE = "tokenizer.ggml.pre"
-TOKENS = "tokenizer.ggml.tokens"
-TOKEN_TYPE = "tokenizer.ggml.token_type"  # noqa: S105 (no password)
-SCORES = "tokenizer.ggml.scores"
-MERGES = "tokenizer.ggml.merges"
-ADD_BOS = "tokenizer.ggml.add_bos_token"
-ADD_SPACE_PREFIX = "tokenizer.ggml.add_space_prefix"
-BOS_ID = "tokenizer.ggml.bos_token_id"
-EOS_ID = "tokenizer.ggml.eos_token_id"
-ENDING_IDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eot", "eom", "fim_pad", "fim_rep", "fim_sep"))
-CHAT_TEMPLATE = "tokenizer.chat_template"
-NAME = "general.name"
+KEYS = Keys.Tokenizer
+ENDING_IDS = (KEYS.EOS_ID, KEYS.EOT_ID, KEYS.EOM_ID, KEYS.FIM_PAD_ID, KEYS.FIM_REP_ID, KEYS.FIM_SEP_ID)
 
 MAX_TOKEN_CHARACTERS = 1024  # twice the longest token of any known vocabulary
 _NO_TOKEN = (-1, 0xFFFF_FFFF)  # what some converters write for a token that a model does not have
 
 T = TypeVar("T")
-
-
-class TokenType(enum.IntEnum):
-    """`tokenizer.ggml.token_type`. Source: gguf's constants."""
-
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +73,10 @@ def from_gguf(metadata: Mapping[str, object]) -> Tokenizer:
     vocabulary.
     """
     fields = CheckedFields(metadata)
-    model = fields.require(MODEL, str)
+    model = fields.require(KEYS.MODEL, str)
     if model not in _SCHEMES:
         raise UnsupportedTokenizer(
-            f"{MODEL} is {model!r}; supported are {', '.join(_SCHEMES)}", "Choose a model of another family."
+            f"{KEYS.MODEL} is {model!r}; supported are {', '.join(_SCHEMES)}", "Choose a model of another family."
         )
     tokens = _read_tokens(fields, _DEFAULT_IDS.get(model, {}))
     scheme = _SCHEMES[model](fields, tokens)
@@ -115,16 +93,16 @@ def from_gguf(metadata: Mapping[str, object]) -> Tokenizer:
         end_of_generation_ids=end_of_generation_ids(tokens.control.ids, tokens.ending_ids),
         add_bos=scheme.add_bos and tokens.bos_id is not None,
         space_prefix=scheme.space_prefix,
-        chat_template=fields.get(CHAT_TEMPLATE, str),
+        chat_template=fields.get(KEYS.CHAT_TEMPLATE, str),
     )
     return Tokenizer(TextEncoder(scheme.backend), vocabulary)
 
 
 def _byte_level(fields: CheckedFields, tokens: _Tokens) -> _Scheme:
-    name = fields.get(PRE, str)
+    name = fields.get(KEYS.PRE, str)
     if name not in PRETOKENIZERS:
         raise UnsupportedTokenizer(
-            f"The tokenizer lacks {PRE}" if name is None else f"{PRE} is {name!r}, which is not known",
+            f"The tokenizer lacks {KEYS.PRE}" if name is None else f"{KEYS.PRE} is {name!r}, which is not known",
             "Its tokens could only be guessed: choose another conversion of this model, or another model.",
         )
     pre_tokenizer = PRETOKENIZERS[name]
@@ -134,16 +112,16 @@ def _byte_level(fields: CheckedFields, tokens: _Tokens) -> _Scheme:
     splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre_tokenizer.patterns]
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
-    add_bos = fields.get(ADD_BOS, bool)
+    add_bos = fields.get(KEYS.ADD_BOS, bool)
     return _Scheme(backend, byte_level_bytes, pre_tokenizer.add_bos if add_bos is None else add_bos)
 
 
 def _sentencepiece(fields: CheckedFields, tokens: _Tokens) -> _Scheme:
     backend = tokenizers.Tokenizer(bpe_model(tokens.vocab, _scored_pairs(fields, tokens), byte_fallback=True))
-    space_prefix = fields.get(ADD_SPACE_PREFIX, bool) is not False
+    space_prefix = fields.get(KEYS.ADD_PREFIX, bool) is not False
     prepend = [normalizers.Prepend(SPACE_SYMBOL)] if space_prefix else []
     backend.normalizer = normalizers.Sequence([*prepend, normalizers.Replace(" ", SPACE_SYMBOL)])
-    return _Scheme(backend, sentencepiece_bytes, fields.get(ADD_BOS, bool) is not False, space_prefix)
+    return _Scheme(backend, sentencepiece_bytes, fields.get(KEYS.ADD_BOS, bool) is not False, space_prefix)
 
 
 def _gemma4(fields: CheckedFields, tokens: _Tokens) -> _Scheme:
@@ -155,15 +133,15 @@ def _gemma4(fields: CheckedFields, tokens: _Tokens) -> _Scheme:
 
 
 _SCHEMES = {"gpt2": _byte_level, "llama": _sentencepiece, "gemma4": _gemma4}
-_DEFAULT_IDS = {"llama": {BOS_ID: 1, EOS_ID: 2}}
+_DEFAULT_IDS = {"llama": {KEYS.BOS_ID: 1, KEYS.EOS_ID: 2}}
 
 
 def _read_tokens(fields: CheckedFields, default_ids: Mapping[str, int]) -> _Tokens:
     texts = _read_texts(fields)
     size = len(texts)
-    typed = TOKEN_TYPE in fields
-    types = _per_token(fields, TOKEN_TYPE, int, size) if typed else (TokenType.NORMAL,) * size
-    special = {key: _token_id(fields, key, size, default_ids.get(key)) for key in (BOS_ID, EOS_ID, *ENDING_IDS)}
+    typed = KEYS.TOKEN_TYPE in fields
+    types = _per_token(fields, KEYS.TOKEN_TYPE, int, size) if typed else (TokenType.NORMAL,) * size
+    special = {key: _token_id(fields, key, size, default_ids.get(key)) for key in (KEYS.BOS_ID, *ENDING_IDS)}
     named = frozenset(id_ for id_ in special.values() if id_ is not None)
     user_defined = _of_type(types, TokenType.USER_DEFINED)
     # A token that the file gives a role, or that is written like markup, is markup, also where its type says otherwise.
@@ -182,9 +160,9 @@ def _read_tokens(fields: CheckedFields, default_ids: Mapping[str, int]) -> _Toke
         user_defined=tuple(AddedToken(t, normalized=False, rstrip=strips_right(t)) for t in found_in_text if t),
         verbatim=user_defined | markup,
         hidden=_of_type(types, TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED) | untyped,
-        bos_id=special[BOS_ID],
-        eos_id=special[EOS_ID],
-        ending_ids=frozenset(id_ for key, id_ in special.items() if id_ is not None and key != BOS_ID),
+        bos_id=special[KEYS.BOS_ID],
+        eos_id=special[KEYS.EOS_ID],
+        ending_ids=frozenset(id_ for key in ENDING_IDS if (id_ := special[key]) is not None),
     )
 
 
@@ -197,38 +175,39 @@ def _strips_right(fields: CheckedFields) -> Callable[[str], bool]:
 
     Source: the tokenizer.json of the Phi-3 models, which llama.cpp, too, knows by their name.
     """
-    name = (fields.get(NAME, str) or "").lower()
+    name = (fields.get(Keys.General.NAME, str) or "").lower()
     is_phi3 = "phi-3" in name or "phi3" in name
     return lambda text: is_phi3 and text not in ("<unk>", "<s>", "<|endoftext|>")
 
 
 def _read_texts(fields: CheckedFields) -> Sequence[str]:
-    texts = fields.array(TOKENS, str)
+    texts = fields.array(KEYS.LIST, str)
     try:
         "".join(texts).encode()
     except UnicodeEncodeError:
-        raise malformed(f"{TOKENS} holds a token that is not valid UTF-8") from None
+        raise malformed(f"{KEYS.LIST} holds a token that is not valid UTF-8") from None
     if max(map(len, texts), default=0) > MAX_TOKEN_CHARACTERS:
-        raise malformed(f"{TOKENS} holds a token of more than {MAX_TOKEN_CHARACTERS} characters")
+        raise malformed(f"{KEYS.LIST} holds a token of more than {MAX_TOKEN_CHARACTERS} characters")
     named = [text for text in texts if text]
     if not named:
-        raise malformed(f"{TOKENS} holds no tokens")
+        raise malformed(f"{KEYS.LIST} holds no tokens")
     if len(set(named)) != len(named):
         text, count = collections.Counter(named).most_common(1)[0]
-        raise malformed(f"{TOKENS} holds {text!r} {count} times")
+        raise malformed(f"{KEYS.LIST} holds {text!r} {count} times")
     return texts
 
 
 def _listed_pairs(fields: CheckedFields, tokens: _Tokens) -> list[tuple[str, str]]:
     """The merges of a file that lists them, each as two texts with a space between."""
-    return merge_pairs(split_merges(fields.array(MERGES, str)), tokens.vocab, tokens.control.ids, field=MERGES)
+    merges = split_merges(fields.array(KEYS.MERGES, str))
+    return merge_pairs(merges, tokens.vocab, tokens.control.ids, field=KEYS.MERGES)
 
 
 def _scored_pairs(fields: CheckedFields, tokens: _Tokens) -> list[tuple[str, str]]:
     """The merges of a vocabulary that has scores: any two tokens that make a third, the best-scored third first."""
-    scores = _per_token(fields, SCORES, float, len(tokens.texts))
+    scores = _per_token(fields, KEYS.SCORES, float, len(tokens.texts))
     if not all(map(math.isfinite, scores)):
-        raise malformed(f"{SCORES} holds a value that is not finite")
+        raise malformed(f"{KEYS.SCORES} holds a value that is not finite")
     text_types = (TokenType.NORMAL, TokenType.UNUSED)
     made = [id_ for id_ in tokens.vocab.values() if tokens.types[id_] in text_types]
     made.sort(key=lambda id_: -scores[id_])

@@ -5,12 +5,12 @@ The same as `app.text.encoder_tokenizer` to whoever uses it. Text never becomes 
 
 from collections.abc import Mapping, Sequence
 
+from gguf.constants import Keys
+
 from app.text.checked_fields import CheckedFields
 from app.text.gguf_tokenizer import from_gguf as chat_tokenizer
 from app.text.long_texts import NO_LIMIT, Limit, encode_beginning
 from app.text.tokenizer import Tokenizer, without_surrogates
-
-ADD_EOS = "tokenizer.ggml.add_eos_token"
 
 
 class MarkedTokenizer:
@@ -38,5 +38,5 @@ def from_gguf(metadata: Mapping[str, object]) -> MarkedTokenizer:
     """Of a GGUF file's metadata. Raises UnsupportedTokenizer or ModelFileError."""
     tokenizer = chat_tokenizer(metadata)
     begin = tokenizer.bos_id if tokenizer.add_bos else None
-    end = tokenizer.eos_id if CheckedFields(metadata).get(ADD_EOS, bool) else None
+    end = tokenizer.eos_id if CheckedFields(metadata).get(Keys.Tokenizer.ADD_EOS, bool) else None
     return MarkedTokenizer(tokenizer, *(() if marker is None else (marker,) for marker in (begin, end)))

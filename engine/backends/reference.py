@@ -9,16 +9,17 @@ import torch
 from torch import Tensor
 
 from engine import models
-from engine.backends.batch import Batch
 from engine.backends.runner import ModelRunner
+from engine.batch import Batch
 from engine.checkpoints.checkpoint import StoredWeight
 from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE, EngineConfig, Gate, GroupConfig, ModelConfig
-from engine.device import LoadedModel, Logits, Needs
+from engine.device import LoadedModel, Needs
 from engine.kernels import reference
 from engine.kv.budget import MAX_RUNNING, host_memory, host_room
 from engine.kv.cache import KVCache, LayerKV
-from engine.operations import Attention
+from engine.operations import Attention, Norm
+from engine.sampling.logits import Logits
 from quant.linear import LinearBackend, QLinear, ReferenceBackend
 
 
@@ -83,8 +84,8 @@ class ReferenceOperations:
     def embed(self, batch: Batch, table: QLinear, scale: float = 1.0) -> Tensor:
         return table.rows(torch.tensor(batch.token_ids)) * scale
 
-    def norm(self, x: Tensor, weight: Tensor, epsilon: float, add_to: Tensor | None = None) -> Tensor:
-        return _added(reference.rms_norm(x, weight, epsilon), add_to)
+    def norm(self, x: Tensor, norm: Norm, add_to: Tensor | None = None) -> Tensor:
+        return _added(reference.normalize(x, norm), add_to)
 
     def linear(self, x: Tensor, weight: QLinear, add_to: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         product = weight.forward(x)
@@ -95,8 +96,8 @@ class ReferenceOperations:
         q, k, v = qkv[:, : -2 * kv_width], qkv[:, -2 * kv_width : -kv_width], qkv[:, -kv_width:]
         if attention.norms:
             q, k = (
-                reference.head_norm(x.contiguous(), weight, kv.head_dim, attention.norms.epsilon)
-                for x, weight in ((q, attention.norms.q), (k, attention.norms.k))
+                reference.normalize_heads(x.contiguous(), norm, kv.head_dim)
+                for x, norm in ((q, attention.norms.q), (k, attention.norms.k))
             )
         q, k, v = (x.reshape(len(x), -1, kv.head_dim) for x in (q, k, v))
         if attention.rotary:

@@ -1,43 +1,22 @@
-"""The runner: computes a step's plan. Two calls, so that a device may still be busy between them.
-
-`launch` starts the computation and returns a ticket, `collect` waits for it and gives the sampled tokens. Refuses to
-know which requests exist beyond the plan it is given.
-"""
+"""The runner of devices that compute one step at a time: builds the batch of a plan, computes it, and samples."""
 
 import gc
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
 
 import torch
 
-from engine.backends.batch import build_batch
+from engine.batch import build_batch
 from engine.config import GroupConfig
-from engine.device import LoadedModel, Logits
+from engine.device import LoadedModel
 from engine.errors import OutOfMemory
-from engine.request import Request, SampledToken, ScheduledRequest, StepPlan, TokenLogprobs
-from engine.sampling.constraint import NO_MASKS, Masks, MaskThread
+from engine.request import Request, TokenLogprobs
+from engine.sampling.logits import Logits
+from engine.sampling.masks import NO_MASKS, Masks, MaskThread
 from engine.sampling.sampler import next_tokens, report_prompt
-
-TicketT = TypeVar("TicketT")
-
-
-class Runner(Protocol[TicketT]):
-    """Computes plans in the order they are launched; tickets are collected in that order too."""
-
-    def launch(self, plan: StepPlan) -> TicketT:
-        """Start a step. With steps before it under way, it follows them on the device."""
-        ...
-
-    def collect(self, ticket: TicketT) -> list[SampledToken]:
-        """Wait for a step: what it found for each part of its plan that samples or reports."""
-        ...
-
-    def recover(self) -> None:
-        """Memory has run out: wait for what was launched, and give back what is only kept for speed."""
-        ...
+from engine.step import SampledToken, ScheduledRequest, StepPlan
 
 
 @dataclass(frozen=True, slots=True)

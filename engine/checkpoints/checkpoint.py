@@ -1,7 +1,6 @@
-"""Nouns of an open checkpoint, whatever files it is made of: its metadata and its weights, each read when it is wanted.
+"""The interface of an open checkpoint: its metadata, and its weights, each decoded when it is taken.
 
-Weights are known by one set of names, those of GGUF: `blk.3.attn_q.weight`. A family says what they are called in
-checkpoints of transformers. Refuses to know formats.
+Weights have the names of GGUF, such as `blk.3.attn_q.weight`. A family's `Names` maps them to those of transformers.
 """
 
 import re
@@ -21,7 +20,7 @@ NOTHING = re.compile(r"(?!)")
 
 @dataclass(frozen=True, slots=True)
 class StoredWeight:
-    """A tensor of a checkpoint that nobody has read yet."""
+    """A tensor of a checkpoint that is not decoded yet."""
 
     name: str  # as the file has it
     nbytes: int  # of the file
@@ -33,7 +32,7 @@ class StoredWeight:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What the weights of a family are called in checkpoints of transformers."""
+    """The names of a family's weights in checkpoints of transformers."""
 
     stems: Mapping[str, str]  # from ours, without `.weight` or `.bias`; {} stands for a layer's number
     ignored: re.Pattern[str] = field(default=NOTHING)  # tensors that the decoder does not need

@@ -1,16 +1,18 @@
-"""GGUF files as a checkpoint. Knows which of its types holds what. Refuses to know models."""
+"""A GGUF file, or all parts of a split one, as a checkpoint: metadata, and tensors decoded when they are taken."""
 
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from gguf.constants import Keys
+
 from engine.checkpoints.checkpoint import Names, StoredWeight
 from engine.checkpoints.metadata import Metadata
 from engine.errors import UnsupportedModel
-from quant import gguf_checkpoint
 from quant.ggml_blocks import decode
 from quant.ggml_types import GGMLType
 from quant.gguf import GGUFTensor
+from quant.gguf_parts import GGUFParts
 from quant.mapped_file import Closing
 from quant.tensor import BlockTensor
 
@@ -19,17 +21,17 @@ SAMPLE_COLUMNS = 128  # or one block, where that is more; a multiple of what sha
 
 
 class GGUFCheckpoint(Closing):
-    """See `checkpoint.Checkpoint`. Raises ModelFileError for a file that is none, or without an architecture."""
+    """See `checkpoint.Checkpoint`. Raises ModelFileError or, if the file names no architecture, UnsupportedModel."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = gguf_checkpoint.GGUFCheckpoint(path)  # or all parts of a split one
-        self.digest = self._file.header_digest
-        architecture = self._file.metadata.get("general.architecture")
+        self._parts = GGUFParts(path)
+        self.digest = self._parts.header_digest
+        architecture = self._parts.metadata.get(Keys.General.ARCHITECTURE)
         if not isinstance(architecture, str):
             self.close()
             raise UnsupportedModel(f"{path} does not name its architecture (general.architecture)")
-        self.metadata = Metadata(self._file.metadata, architecture)
+        self.metadata = Metadata(self._parts.metadata, architecture)
 
     def weights(self, names: Names) -> Mapping[str, StoredWeight]:
         return {
@@ -41,16 +43,16 @@ class GGUFCheckpoint(Closing):
                 partial(_sample, tensor.type),
                 tensor.shape,
             )
-            for tensor in self._file.tensors.values()
+            for tensor in self._parts.tensors.values()
         }
 
     def _decode(self, tensor: GGUFTensor) -> BlockTensor:
-        weight = decode(tensor.type, self._file.data(tensor.name), tensor.shape)
-        self._file.release(tensor.name)
+        weight = decode(tensor.type, self._parts.data(tensor.name), tensor.shape)
+        self._parts.release(tensor.name)
         return weight
 
     def close(self) -> None:
-        self._file.close()
+        self._parts.close()
 
 
 def _sample(kind: GGMLType) -> BlockTensor:

@@ -1,7 +1,7 @@
 """Typed, bounded look-ups in a checkpoint's metadata, for the config tables of the model families.
 
-The same number has a name in GGUF metadata and another in a config.json: a `Key` is both. A value that is missing, of
-another type or out of its bounds is an UnsupportedModel error that names the key as the file spells it.
+A `Key` has the name of one value in GGUF metadata, and its name in a config.json. A value that is missing, of another
+type, or out of bounds raises UnsupportedModel, which names the key as the file spells it.
 """
 
 from collections.abc import Mapping

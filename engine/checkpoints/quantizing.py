@@ -1,7 +1,6 @@
 """A checkpoint of 16- or 32-bit floats that is quantized while it loads.
 
-It is a checkpoint around another one: the linear layers of its blocks come out in fewer bits, everything else as it is.
-Refuses to know how (`quant.quantize`).
+It wraps another checkpoint: `quant.quantize` quantizes the linear layers of the blocks, and other weights pass through.
 """
 
 from collections.abc import Callable, Mapping

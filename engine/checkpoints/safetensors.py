@@ -1,7 +1,7 @@
-"""A folder of safetensors files with a config.json as a checkpoint. Refuses to know models.
+"""A folder of safetensors files with a config.json as a checkpoint.
 
-The names of tensors are the file's; a family's `Names` say which are which. The tensors of one layer belong together:
-its weight may be spread over several.
+A family's `Names` maps the names of the files to those of GGUF. The tensors of one layer are decoded together, because
+a quantized weight is spread over several.
 """
 
 from collections import defaultdict
@@ -21,7 +21,7 @@ from quant.errors import ModelFileError
 from quant.layer_format import BESIDE, NOT_QUANTIZED, LayerNames, is_quantized, read_format
 from quant.mapped_file import Closing
 from quant.safetensors import SafetensorsTensor
-from quant.safetensors_checkpoint import SafetensorsCheckpoint
+from quant.safetensors_shards import SafetensorsShards
 from quant.safetensors_values import TORCH_TYPES, decode_plain
 from quant.tensor import PlainTensor, QTensor
 
@@ -29,7 +29,7 @@ CONFIG = "config.json"
 SAMPLE_SHAPE = (2, 128)  # whole groups, however a weight is quantized; and a row is not the whole matrix
 
 
-class FolderCheckpoint(Closing):
+class SafetensorsCheckpoint(Closing):
     """See `engine.checkpoints.checkpoint.Checkpoint`.
 
     Raises ModelFileError where a file is missing or malformed, UnsupportedQuantization, or UnsupportedModel.
@@ -47,14 +47,14 @@ class FolderCheckpoint(Closing):
         self.metadata = Metadata(values, architecture, is_config=True)
         section = values.get("quantization_config")
         self._format = NOT_QUANTIZED if section is None else read_format(section)
-        self._files = SafetensorsCheckpoint(folder)
-        self.digest = sha256(raw + self._files.header_digest.encode()).hexdigest()
+        self._shards = SafetensorsShards(folder)
+        self.digest = sha256(raw + self._shards.header_digest.encode()).hexdigest()
 
     def weights(self, names: Names) -> Mapping[str, StoredWeight]:
         stems = {theirs: ours for ours, theirs in names.stems.items()}
         layers: dict[str, dict[str, str]] = defaultdict(dict)  # from our stem to the names of the layer's tensors
         stored: dict[str, StoredWeight] = {}
-        for name, tensor in self._files.tensors.items():
+        for name, tensor in self._shards.tensors.items():
             if names.ignored.fullmatch(name):
                 continue
             if found := _find(name.replace(names.prefix, "") if names.prefix else name, stems):
@@ -67,7 +67,7 @@ class FolderCheckpoint(Closing):
 
     def _layer(self, stem: str, names: LayerNames) -> dict[str, StoredWeight]:
         """The weight and the bias of one layer."""
-        tensors = {rest: self._files.tensors[name] for rest, name in names.items()}
+        tensors = {rest: self._shards.tensors[name] for rest, name in names.items()}
         if not is_quantized(tensors):
             return {f"{stem}.{rest}": self._plain(tensor) for rest, tensor in tensors.items()}
         stored = {f"{stem}.bias": self._plain(tensors["bias"])} if "bias" in tensors else {}
@@ -83,22 +83,22 @@ class FolderCheckpoint(Closing):
         return stored
 
     def _decode(self, layer: str, names: LayerNames) -> QTensor:
-        weight = self._format.decode(self._files, layer, names)
+        weight = self._format.decode(self._shards, layer, names)
         for name in names.values():
-            self._files.release(name)
+            self._shards.release(name)
         return weight
 
     def _plain(self, tensor: SafetensorsTensor) -> StoredWeight:
         def decode() -> PlainTensor:
-            weight = decode_plain(tensor, self._files.data(tensor.name))
-            self._files.release(tensor.name)
+            weight = decode_plain(tensor, self._shards.data(tensor.name))
+            self._shards.release(tensor.name)
             return weight
 
         sample = partial(_sample, tensor.type.name)
         return StoredWeight(tensor.name, tensor.nbytes, tensor.type.name, decode, sample, tensor.shape)
 
     def close(self) -> None:
-        self._files.close()
+        self._shards.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,4 @@
-"""A checkpoint's tensors, handed out by name and shape, ending with the proof that none is missing or left over.
-
-Knows names, shapes, progress and the threads that load. Refuses to know what a layer does with a tensor.
-"""
+"""The weights of a checkpoint, taken by name and shape; loading ends with a check that none is left."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor

@@ -26,7 +26,9 @@ from engine.counters import EngineState
 from engine.errors import EngineError
 from engine.load_options import LoadOptions
 from engine.loading import Ending, load_engine
-from engine.request import Request, SampledToken, SamplingParams, TokenEvent
+from engine.request import Request, TokenEvent
+from engine.sampling_params import SamplingParams
+from engine.step import SampledToken
 from engine.thread import EngineThread
 from quant.tensor import PlainTensor, QTensor
 

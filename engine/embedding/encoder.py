@@ -8,7 +8,6 @@ time by each thread, so that a vector's bits depend on its own text alone. Refus
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Protocol, Self
@@ -17,26 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from engine.config import EncoderConfig
 from engine.errors import PromptTooLong
-
-
-@dataclass(frozen=True, slots=True)
-class EncoderConfig:
-    """The shape of an encoder. Filled by the family's module from the checkpoint."""
-
-    layers: int
-    hidden: int
-    heads: int
-    mlp_hidden: int
-    vocab_size: int
-    context_length: int  # positions that it has
-    token_types: int
-    norm_epsilon: float
-
-    @property
-    def matrix_elements(self) -> int:
-        """About how many weights its matrices have."""
-        return self.layers * (4 * self.hidden + 2 * self.mlp_hidden) * self.hidden + self.vocab_size * self.hidden
 
 
 class EncoderModel(Protocol):

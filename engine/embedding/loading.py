@@ -23,8 +23,9 @@ from engine.backends.runner import reporting_shortage
 from engine.checkpoints.checkpoint import Checkpoint, Names, StoredWeight
 from engine.checkpoints.metadata import Metadata
 from engine.checkpoints.weights import LoadProgress, Weights, matrix_samples
+from engine.config import EncoderConfig
 from engine.embedding.decoder_embedder import load_decoder_embedder
-from engine.embedding.encoder import Embedder, Encoder, EncoderConfig, EncoderModel, Pooling
+from engine.embedding.encoder import Embedder, Encoder, EncoderModel, Pooling
 from engine.embedding.pooling import PoolingConfig, asks_for_ranking, names_pooling, read_pooling
 from engine.errors import UnsupportedModel
 from engine.kv.budget import available_memory

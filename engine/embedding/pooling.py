@@ -10,23 +10,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from gguf.constants import Keys, PoolingType
+
 from engine.checkpoints.metadata import Key, Metadata
 from engine.embedding.encoder import Pooling
 from engine.errors import UnsupportedModel
 from quant.bounded_json import JSONProblem, parse_object
 from quant.checkpoint_files import read_bytes, read_object
 from quant.errors import DAMAGED, ModelFileError, printable
-from quant.safetensors_checkpoint import member
+from quant.safetensors_shards import member
 
 MODULES = "modules.json"
 LIMITS = "sentence_bert_config.json"
 
-_POOLING_TYPE = Key("{arch}.pooling_type")
+_POOLING_TYPE = Key(Keys.LLM.POOLING_TYPE)
 _ARCHITECTURES = Key("", "architectures")
 _RANKING = "ForSequenceClassification"
-RANK = 4  # of gguf's PoolingType
 _LONGEST = Key("", "max_seq_length")
-_OF_TYPE = {1: Pooling.MEAN, 2: Pooling.CLS, 3: Pooling.LAST}  # gguf's PoolingType; 0 is none, 4 is for ranking
+_OF_TYPE: dict[int, Pooling] = {
+    PoolingType.MEAN: Pooling.MEAN,
+    PoolingType.CLS: Pooling.CLS,
+    PoolingType.LAST: Pooling.LAST,
+}
 _OF_FLAG = {
     "pooling_mode_mean_tokens": Pooling.MEAN,
     "pooling_mode_cls_token": Pooling.CLS,
@@ -53,7 +58,7 @@ def names_pooling(path: Path, metadata: Metadata) -> bool:
 def asks_for_ranking(metadata: Metadata) -> bool:
     """Whether the checkpoint is a cross-encoder: it reads two texts together, and its states become one number."""
     if not metadata.is_config:
-        return metadata.get(_POOLING_TYPE) == RANK
+        return metadata.get(_POOLING_TYPE) == PoolingType.RANK
     architectures = metadata.get(_ARCHITECTURES)
     return isinstance(architectures, list | tuple) and [str(it)[-len(_RANKING) :] for it in architectures] == [_RANKING]
 
@@ -64,7 +69,7 @@ def read_pooling(path: Path, metadata: Metadata) -> PoolingConfig:
 
 
 def _of_gguf(metadata: Metadata) -> PoolingConfig:
-    number = metadata.integer(_POOLING_TYPE, 1, least=0, most=1 << 10)
+    number = metadata.integer(_POOLING_TYPE, PoolingType.MEAN.value, least=0, most=1 << 10)
     if number not in _OF_TYPE:
         raise UnsupportedModel(f"{metadata.name(_POOLING_TYPE)} = {number} is not supported by this version")
     return PoolingConfig(_OF_TYPE[number])

@@ -13,22 +13,26 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.config import BLOCK_SIZE, Gate
+from engine.config import BLOCK_SIZE, Gate, NormKind
+from engine.operations import Norm
 
 QUERY_TILE = 16  # queries of one request that are attended together
 PIECE = 128  # context positions that are reduced together
 PIECE_BLOCKS = PIECE // BLOCK_SIZE
 
 
-def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """x [tokens, hidden] float32 -> the same shape; root mean square normalization (arXiv:1910.07467)."""
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon) * weight
+def normalize(x: Tensor, norm: Norm) -> Tensor:
+    """x [..., width] float32 -> the same shape, every row normalized."""
+    if norm.kind is NormKind.LAYER:
+        x = x - x.mean(-1, keepdim=True)
+    x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.epsilon) * norm.weight
+    return x if norm.bias is None else x + norm.bias
 
 
-def head_norm(x: Tensor, weight: Tensor, head_dim: int, epsilon: float) -> Tensor:
-    """x [tokens, heads * head_dim]: each head normalized where `weight` is [head_dim], else all heads together."""
-    heads = x.view(len(x), -1, head_dim) if len(weight) == head_dim else x
-    return rms_norm(heads, weight, epsilon).reshape(x.shape)
+def normalize_heads(x: Tensor, norm: Norm, head_dim: int) -> Tensor:
+    """x [tokens, heads * head_dim]: each head normalized, or all heads together; see `HeadNorms`."""
+    heads = x.view(len(x), -1, head_dim) if norm.weight.shape[-1] == head_dim else x
+    return normalize(heads, norm).reshape(x.shape)
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:

@@ -1,5 +1,6 @@
 """What happens to q, k and v between their projection and attention on a GPU, in one launch: norms of heads, rotary
-embedding, and k and v into their slots. The twins are `head_norm`, `rope` and `store_kv` of `reference`.
+embedding, and k and v into their slots. The twins are `normalize_heads`, `rope` and `store_kv` of
+`reference`.
 
 The floor is the traffic: each element of qkv is read once and written once.
 """
@@ -9,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.config import BLOCK_SIZE
+from engine.config import BLOCK_SIZE, NormKind
 from engine.kernels.float8 import to_e4m3
 from engine.operations import Attention
 
@@ -37,7 +38,9 @@ def _rope_store_kernel(
     INTERLEAVED: tl.constexpr,
     TURNED: tl.constexpr,
     NORMED: tl.constexpr,
+    CENTERED: tl.constexpr,
     TOGETHER: tl.constexpr,  # one norm for all heads, which then are all in one program
+    OWN: tl.constexpr,  # each head has weights of its own
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
@@ -67,10 +70,15 @@ def _rope_store_kernel(
     first = tl.load(source + at, mask=there, other=0.0).to(tl.float32)
     second = tl.load(source + beside, mask=there, other=0.0).to(tl.float32)
     if NORMED and not is_v:
+        normed = own_heads * HEAD_DIM if TOGETHER else HEAD_DIM  # elements that are normalized together
+        if CENTERED:
+            sums = tl.sum(first + second, 1)[:, None]
+            mean = (tl.sum(sums, 0)[None, :] if TOGETHER else sums) / normed
+            first = tl.where(there, first - mean, 0.0)
+            second = tl.where(there, second - mean, 0.0)
         squares = tl.sum(first * first + second * second, 1)[:, None]
-        weight = head * (HEAD_DIM if TOGETHER else 0)
-        mean = tl.sum(squares, 0)[None, :] / (own_heads * HEAD_DIM) if TOGETHER else squares / HEAD_DIM
-        scale = tl.rsqrt(mean + epsilon)
+        scale = tl.rsqrt((tl.sum(squares, 0)[None, :] if TOGETHER else squares) / normed + epsilon)
+        weight = head * (HEAD_DIM if OWN else 0)
         weights = q_weight if is_q else k_weight
         first *= scale * tl.load(weights + weight + at, mask=there, other=0.0)
         second *= scale * tl.load(weights + weight + beside, mask=there, other=0.0)
@@ -117,7 +125,7 @@ def rope_and_store(
     apart. -> q bfloat16 [tokens, heads, head_dim].
     """
     norms, rotary = attention.norms, attention.rotary
-    together = norms is not None and norms.q.shape[0] != head_dim
+    together = norms is not None and norms.q.weight.shape[-1] != head_dim
     columns = triton.next_power_of_2(head_dim // 2)
     rows = triton.next_power_of_2(max(heads, kv_heads)) if together else max(1, ELEMENTS // (2 * columns))
     parts = triton.cdiv(heads, rows) + 2 * triton.cdiv(kv_heads, rows)
@@ -128,12 +136,12 @@ def rope_and_store(
         slots,
         rotary.cos if rotary else qkv,
         rotary.sin if rotary else qkv,
-        norms.q if norms else qkv,
-        norms.k if norms else qkv,
+        norms.q.weight if norms else qkv,
+        norms.k.weight if norms else qkv,
         q,
         pool,
         pool.stride(0),
-        norms.epsilon if norms else 0.0,
+        norms.q.epsilon if norms else 0.0,
         HEADS=heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
@@ -142,7 +150,9 @@ def rope_and_store(
         INTERLEAVED=rotary is not None and rotary.interleaved,
         TURNED=rotary is not None,
         NORMED=norms is not None,
+        CENTERED=norms is not None and norms.q.kind is NormKind.LAYER,
         TOGETHER=together,
+        OWN=together or (norms is not None and norms.q.weight.dim() == 2),
         ROWS=rows,
         COLUMNS=columns,
         num_warps=4 if rows * columns <= ELEMENTS else 8,

@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.request import Request, SampledToken, TokenLogprobs
-from engine.sampling.constraint import NO_MASKS, Masks
+from engine.request import Request, TokenLogprobs
 from engine.sampling.drawing import TRIES, Filters
-from engine.sampling.filters import dry_penalties, leaves_out
+from engine.sampling.filters import dry_penalties, known_ids, leaves_out
+from engine.sampling.masks import NO_MASKS, Masks
 from engine.sampling.sampler import NOT_NUMBERS, uniform
+from engine.step import SampledToken
 
 ALIGNMENT = 16  # bytes: what kernels load in one piece
 UNSEEN = -1
@@ -36,7 +37,7 @@ class Pick:
 
 class Columns(NamedTuple):
     """R rows; E edits: the tokens whose logits change before anything is picked, each once in a row; X rows that top
-    choices are left out of; and the masks of grammars, as in `engine.sampling.constraint.Masks`."""
+    choices are left out of; and the masks of grammars, as in `engine.sampling.masks.Masks`."""
 
     uniforms: Tensor  # float64 [R, TRIES], in [0, 1)
     temperature: Tensor  # float32 [R]; 0: the most likely token
@@ -262,7 +263,7 @@ def _counts(pick: Pick, vocabulary: int) -> "np.ndarray[tuple[int], np.dtype[np.
     """How often the reply has each token of the vocabulary."""
     told = np.full(vocabulary, UNSEEN, np.int32)
     if pick.request.params.penalizes:
-        known = np.frombuffer(pick.request.known_ids(), np.int64)
+        known = np.frombuffer(known_ids(pick.request), np.int64)
         told[known] = 0
         reply = known[len(pick.request.prompt_ids) :]
         told[reply] = np.bincount(reply, minlength=vocabulary)[reply]

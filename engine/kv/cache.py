@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.kv.mover import Move
-from engine.request import BlockCopy
+from engine.step import BlockCopy
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ class CopyThread:
 
     def __init__(self, kv: KVCache, store: DiskStore | None = None) -> None:
         self._kv = kv
-        self.store = store
+        self._store = store
         self._copies, self._reads, self._writes = (
             ThreadPoolExecutor(1, thread_name_prefix=f"kv-{name}") for name in ("copies", "reads", "writes")
         )
@@ -76,12 +76,12 @@ class CopyThread:
         return self._begin(self._writes, lambda: self._write(writing))
 
     def touch(self, group: int, first_keys: Sequence[BlockKey]) -> None:
-        if self.store is not None:
-            self._writes.submit(self.store.touch, group, first_keys)
+        if self._store is not None:
+            self._writes.submit(self._store.touch, group, first_keys)
 
     def forget(self, keys: Collection[BlockKey], first_keys: Sequence[BlockKey]) -> None:
-        if self.store is not None:
-            self._writes.submit(self.store.forget, keys, first_keys)
+        if self._store is not None:
+            self._writes.submit(self._store.forget, keys, first_keys)
 
     def wait(self) -> None:
         wait(self._unseen, return_when=FIRST_COMPLETED)
@@ -96,21 +96,21 @@ class CopyThread:
         return 0
 
     def _read(self, reading: Reading) -> int:
-        if self.store is None:
+        if self._store is None:
             raise DiskMiss("there are no files")
 
         def into(number: int, content: memoryview) -> None:
             self._kv.fill(reading.group, reading.targets[number], content)
 
-        return self.store.read(reading.sources, into)
+        return self._store.read(reading.sources, into)
 
     def _write(self, writing: Writing) -> int:
-        if self.store is None:
+        if self._store is None:
             return 0
         began = time.perf_counter()
         contents = self._kv.contents(writing.group, [it.block for it in writing.blocks])
         blocks = [(it.key, it.token_ids, content) for it, content in zip(writing.blocks, contents, strict=True)]
-        written = self.store.write(writing.group, writing.first_key, blocks)
+        written = self._store.write(writing.group, writing.first_key, blocks)
         time.sleep(max(0.0, written / WRITE_RATE - (time.perf_counter() - began)))
         return written
 

@@ -4,15 +4,17 @@ A group of attention layers holds one block for each BLOCK_SIZE tokens, all of t
 of recurrent layers holds one state: a block in which the whole past is folded up. A block that others hold, or that can
 be found, is never written: whoever has to write takes a block of its own, and a copy is made before the step.
 
-Tables belong to requests, pools to groups. Refuses to know who runs and what is moved between pools. No torch.
+Tables belong to requests, pools to groups.
 """
 
 from collections.abc import Sequence
 from typing import Protocol
 
 from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig
-from engine.kv.blocks import NULL_BLOCK, BlockKey, BlockPool
-from engine.request import BlockCopy, Request
+from engine.kv.blocks import NULL_BLOCK, BlockPool
+from engine.kv.request_blocks import RequestBlocks
+from engine.request import Request
+from engine.step import BlockCopy
 
 CHECKPOINT = 16  # blocks between two states that are kept for later requests
 
@@ -22,29 +24,29 @@ def blocks_for(tokens: int) -> int:
 
 
 class Group(Protocol):
-    """One KV group. `table` is always its table of the request."""
+    """One KV group."""
 
     pool: BlockPool
     needs_all: bool  # a request holds every block from its first token on
     is_state: bool  # the table is one state, and not a block for each BLOCK_SIZE tokens
 
-    def needed(self, request: Request, stop: int) -> int:
+    def needed(self, held: RequestBlocks, stop: int) -> int:
         """Blocks to allocate before the request's tokens up to `stop` can be computed."""
         ...
 
-    def take(self, request: Request, stop: int) -> list[BlockCopy]:
+    def take(self, held: RequestBlocks, stop: int) -> list[BlockCopy]:
         """Allocate them. The source of a copy stays held; whoever collects the step releases it."""
         ...
 
-    def undo(self, request: Request, copy: BlockCopy) -> None:
+    def undo(self, held: RequestBlocks, copy: BlockCopy) -> None:
         """Put the source of a copy that was not made back into its place."""
         ...
 
-    def cut(self, request: Request, stop: int) -> int:
+    def cut(self, held: RequestBlocks, stop: int) -> int:
         """How far the request's next step may go, at most to `stop`."""
         ...
 
-    def publish(self, request: Request) -> Sequence[int]:
+    def publish(self, held: RequestBlocks) -> Sequence[int]:
         """Make findable what completed steps filled, and let go what nobody will look at again. The places of what is
         findable now."""
         ...
@@ -53,7 +55,7 @@ class Group(Protocol):
         """Whether tokens behind the first `blocks` full ones see the block with that place."""
         ...
 
-    def live(self, request: Request) -> list[tuple[int, int]]:
+    def live(self, held: RequestBlocks) -> list[tuple[int, int]]:
         """(place, block) of what has to be kept for the request to go on where it is."""
         ...
 
@@ -70,44 +72,44 @@ class PagedGroup:
         self.needs_all = window is None
         self._most = None if window is None else blocks_for(window + step) + 1  # that are held at a time
 
-    def needed(self, request: Request, stop: int) -> int:
-        return self._missing(request, stop) + self._writes_shared(request)
+    def needed(self, held: RequestBlocks, stop: int) -> int:
+        return self._missing(held, stop) + self._writes_shared(held)
 
-    def _missing(self, request: Request, stop: int) -> int:
-        missing = max(0, blocks_for(stop) - len(request.block_tables[self._number]))
+    def _missing(self, held: RequestBlocks, stop: int) -> int:
+        missing = max(0, blocks_for(stop) - len(held.tables[self._number]))
         return missing if self._most is None else min(missing, self._most)
 
-    def take(self, request: Request, stop: int) -> list[BlockCopy]:
-        table, copies = request.block_tables[self._number], []
-        if self._writes_shared(request):
-            place = request.num_scheduled // BLOCK_SIZE
+    def take(self, held: RequestBlocks, stop: int) -> list[BlockCopy]:
+        table, copies = held.tables[self._number], []
+        if self._writes_shared(held):
+            place = held.request.num_scheduled // BLOCK_SIZE
             (own,) = self.pool.allocate(1)
             copies.append(BlockCopy(self._number, table[place], own))
             table[place] = own
-        table.extend(self.pool.allocate(self._missing(request, stop)))
+        table.extend(self.pool.allocate(self._missing(held, stop)))
         return copies
 
-    def _writes_shared(self, request: Request) -> bool:
+    def _writes_shared(self, held: RequestBlocks) -> bool:
         """Whether the request's next token goes into a block that others hold, too."""
-        place, offset = divmod(request.num_scheduled, BLOCK_SIZE)
-        table = request.block_tables[self._number]
+        place, offset = divmod(held.request.num_scheduled, BLOCK_SIZE)
+        table = held.tables[self._number]
         return bool(offset) and place < len(table) and self.pool.is_shared(table[place])
 
-    def undo(self, request: Request, copy: BlockCopy) -> None:
-        table = request.block_tables[self._number]
+    def undo(self, held: RequestBlocks, copy: BlockCopy) -> None:
+        table = held.tables[self._number]
         table[table.index(copy.target)] = copy.source
         self.pool.release([copy.target])
 
-    def cut(self, request: Request, stop: int) -> int:
+    def cut(self, held: RequestBlocks, stop: int) -> int:
         return stop
 
-    def publish(self, request: Request) -> Sequence[int]:
-        table = request.block_tables[self._number]
-        filled = range(request.num_published, request.num_computed // BLOCK_SIZE)
+    def publish(self, held: RequestBlocks) -> Sequence[int]:
+        table = held.tables[self._number]
+        filled = range(held.num_published, held.request.num_computed // BLOCK_SIZE)
         for place in filled:
             if table[place] != NULL_BLOCK:
-                self.pool.publish(table[place], *content(request, place))
-        for place in range(self._first(request.num_computed) - 1, -1, -1):
+                self.pool.publish(table[place], *held.content(place))
+        for place in range(self._first(held.request.num_computed) - 1, -1, -1):
             if table[place] == NULL_BLOCK:
                 break
             self.pool.release([table[place]])
@@ -121,10 +123,12 @@ class PagedGroup:
         """The first block that the token at a position sees."""
         return 0 if self._window is None else max(0, position - self._window + 1) // BLOCK_SIZE
 
-    def live(self, request: Request) -> list[tuple[int, int]]:
-        table = request.block_tables[self._number]
+    def live(self, held: RequestBlocks) -> list[tuple[int, int]]:
+        table = held.tables[self._number]
         return [
-            (place, table[place]) for place in range(blocks_for(request.num_computed)) if table[place] != NULL_BLOCK
+            (place, table[place])
+            for place in range(blocks_for(held.request.num_computed))
+            if table[place] != NULL_BLOCK
         ]
 
 
@@ -142,22 +146,22 @@ class RecurrentGroup:
         self._number = number
         self._places: dict[int, int] = {}  # of the older states: the block that they stand behind
 
-    def needed(self, request: Request, stop: int) -> int:
+    def needed(self, held: RequestBlocks, stop: int) -> int:
         return 1
 
-    def take(self, request: Request, stop: int) -> list[BlockCopy]:
-        table = request.block_tables[self._number]
+    def take(self, held: RequestBlocks, stop: int) -> list[BlockCopy]:
+        table = held.tables[self._number]
         (own,) = self.pool.allocate(1)
         before = table[0] if table else NULL_BLOCK  # whose content is the state before the first token
-        if self._is_checkpoint(request, request.num_scheduled) and not self.pool.is_findable(before):
-            self._places[before] = request.num_scheduled // BLOCK_SIZE - 1
+        if self._is_checkpoint(held, held.request.num_scheduled) and not self.pool.is_findable(before):
+            self._places[before] = held.request.num_scheduled // BLOCK_SIZE - 1
             self.pool.hold(before)
             table.append(before)
         table[:1] = [own]
         return [BlockCopy(self._number, before, own)]
 
-    def undo(self, request: Request, copy: BlockCopy) -> None:
-        table = request.block_tables[self._number]
+    def undo(self, held: RequestBlocks, copy: BlockCopy) -> None:
+        table = held.tables[self._number]
         if copy.source in table[1:]:
             self._places.pop(copy.source, None)
             table.remove(copy.source)
@@ -165,45 +169,40 @@ class RecurrentGroup:
         table[:1] = [copy.source] if copy.source != NULL_BLOCK else []
         self.pool.release([copy.target])
 
-    def _is_checkpoint(self, request: Request, tokens: int) -> bool:
-        return bool(tokens) and (tokens % (CHECKPOINT * BLOCK_SIZE) == 0 or tokens == _prompt_end(request))
+    def _is_checkpoint(self, held: RequestBlocks, tokens: int) -> bool:
+        return bool(tokens) and (tokens % (CHECKPOINT * BLOCK_SIZE) == 0 or tokens == _prompt_end(held.request))
 
-    def cut(self, request: Request, stop: int) -> int:
-        start, last = request.num_scheduled, _prompt_end(request)
+    def cut(self, held: RequestBlocks, stop: int) -> int:
+        start, last = held.request.num_scheduled, _prompt_end(held.request)
         regular = (start // (CHECKPOINT * BLOCK_SIZE) + 1) * CHECKPOINT * BLOCK_SIZE
         return min(stop, regular, last if start < last else stop)
 
-    def publish(self, request: Request) -> Sequence[int]:
-        table, computed = request.block_tables[self._number], request.num_computed
+    def publish(self, held: RequestBlocks) -> Sequence[int]:
+        table, computed = held.tables[self._number], held.request.num_computed
         filled = []
         for state in table[1:]:
             place = self._places.get(state)  # None: another one that went on from it has published it
             if place is None or (place + 1) * BLOCK_SIZE <= computed:
                 if place is not None:
-                    self.pool.publish(state, *content(request, self._places.pop(state)))
+                    self.pool.publish(state, *held.content(self._places.pop(state)))
                     filled.append(place)
                 self.pool.release([state])
                 table.remove(state)
-        if computed == request.num_scheduled and self._is_checkpoint(request, computed):
-            self.pool.publish(table[0], *content(request, computed // BLOCK_SIZE - 1))
+        if computed == held.request.num_scheduled and self._is_checkpoint(held, computed):
+            self.pool.publish(table[0], *held.content(computed // BLOCK_SIZE - 1))
             filled.append(computed // BLOCK_SIZE - 1)
         return filled
 
     def looks_at(self, block: int, blocks: int) -> bool:
         return block == blocks - 1
 
-    def live(self, request: Request) -> list[tuple[int, int]]:
-        return [(max(0, request.num_computed - 1) // BLOCK_SIZE, request.block_tables[self._number][0])]
+    def live(self, held: RequestBlocks) -> list[tuple[int, int]]:
+        return [(max(0, held.request.num_computed - 1) // BLOCK_SIZE, held.tables[self._number][0])]
 
 
 def _prompt_end(request: Request) -> int:
     """Tokens up to the last full block behind which the same prompt can go on: at least one is always computed."""
     return (len(request.prompt_ids) - 1) // BLOCK_SIZE * BLOCK_SIZE
-
-
-def content(request: Request, place: int) -> tuple[BlockKey, Sequence[int]]:
-    """The key and the tokens of a full block."""
-    return BlockKey(request.block_keys[place]), request.token_ids(place * BLOCK_SIZE, (place + 1) * BLOCK_SIZE)
 
 
 def make_groups(config: EngineConfig) -> tuple[Group, ...]:

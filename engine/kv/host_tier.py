@@ -1,8 +1,8 @@
-"""The host pools: a second home for blocks, of requests that yielded and of prefixes that nobody holds. No torch.
+"""The host pools: a second tier for the blocks of preempted requests, and for cached prefixes that no request holds.
 
-What a request needs to go on is copied here when it yields; full blocks under their keys, so that they serve everyone
-else, too. Content that the device pools are about to give up is copied ahead, a little at a time. Where a device has no
-host pool there are no pools here, and nothing is ever copied. Refuses to know who yields, and to whom.
+A preempted request's blocks are copied here, full ones under their keys, so that other requests find them as well.
+Cached blocks that the device pools are about to evict are copied ahead, at most DEMOTED_AT_ONCE of a group at a time.
+A device without a host pool has no pools here, and nothing is copied.
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from itertools import islice
 from engine.config import BLOCK_SIZE
 from engine.cost_model import CostModel
 from engine.kv.blocks import NULL_BLOCK, BlockPool
-from engine.kv.groups import Group, content
+from engine.kv.groups import Group
 from engine.kv.mover import Move, MoveTicket
-from engine.kv.transfers import PoolBlock, Transfers
-from engine.request import Request, SavedBlocks
+from engine.kv.request_blocks import RequestBlocks, SavedBlocks
+from engine.kv.transfers import Demoting, PoolBlock, Saving, Transfers
 
 DEMOTED_AT_ONCE = 8  # cold blocks of a group that are copied together
 READY = 4  # one in so many blocks of a device pool should be ready to be taken, without content or with a copy of it
@@ -32,64 +32,61 @@ class HostTier:
         self._costs = costs
         self._is_demoting = False
 
-    def save(self, request: Request) -> bool:
-        """Copy what a request needs to go on; it may let go of its blocks at once.
+    def save(self, held: RequestBlocks) -> bool:
+        """Copy what a request needs to resume; its blocks on the device may be released at once.
 
-        False, and nothing has changed, where there is no room.
+        False, and nothing has changed, if the host pools have no room.
         """
-        live = [group.live(request) for group in self._groups]
+        live = [group.live(held) for group in self._groups]
         if not self.pools or any(len(it) > pool.num_free for it, pool in zip(live, self.pools, strict=True)):
             return False
+        computed = held.request.num_computed
         moves: list[Move] = []
-        places: list[int] = []  # of what is moved
+        indices: list[int] = []  # in the block table, one for each move
         saved: list[list[tuple[int, int]]] = []
         for number, (blocks, pool) in enumerate(zip(live, self.pools, strict=True)):
             saved.append([])
-            for place, block in blocks:
-                target = self._known(pool, number, request, place, request.num_computed)
+            for index, block in blocks:
+                target = self._known(pool, number, held, index, computed)
                 if target == NULL_BLOCK:
                     (target,) = pool.allocate(1)
                     moves.append(Move(number, block, target, to_host=True))
-                    places.append(place)
+                    indices.append(index)
                 else:
                     pool.hold(target)
-                saved[-1].append((place, target))
-        record = request.saved = SavedBlocks(request.num_computed, tuple(saved))
-
-        def then(ticket: MoveTicket | None) -> None:
-            ok = self.observe(moves, ticket)
-            record.is_there, record.is_lost = ok, not ok
-            for move, place in zip(moves, places, strict=True) if ok else ():
-                if self._has_key(move.group, request, place, record.num_computed):
-                    self.pools[move.group].publish(move.target, *content(request, place))
-
-        self._transfers.move(moves, then)
+                saved[-1].append((index, target))
+        held.saved = SavedBlocks(computed, tuple(saved), is_there=not moves)
+        if moves:
+            self._transfers.move(moves, Saving(held, held.saved, moves, indices))
         return True
 
-    def sources(self, request: Request, record: SavedBlocks) -> list[dict[int, PoolBlock]]:
-        """For each group, by place: where what was saved is now; on the device where that still has it."""
+    def finish_saving(self, saving: Saving, ticket: MoveTicket) -> None:
+        """A request's blocks have been copied here, or could not be."""
+        ok = self.observe(saving.moves, ticket)
+        saving.saved.is_there, saving.saved.is_lost = ok, not ok
+        for move, index in zip(saving.moves, saving.indices, strict=True) if ok else ():
+            if self._has_key(move.group, saving.held, index, saving.saved.num_computed):
+                self.pools[move.group].publish(move.target, *saving.held.content(index))
+
+    def sources(self, held: RequestBlocks, saved: SavedBlocks) -> list[dict[int, PoolBlock]]:
+        """For each group, by block index: where a saved block is now, on the device if it is still cached there."""
         found: list[dict[int, PoolBlock]] = []
-        for number, (group, blocks, pool) in enumerate(zip(self._groups, record.blocks, self.pools, strict=True)):
+        for number, (group, blocks, pool) in enumerate(zip(self._groups, saved.blocks, self.pools, strict=True)):
             found.append({})
-            for place, block in blocks:
-                here = self._known(group.pool, number, request, place, record.num_computed)
-                found[-1][place] = (group.pool, here) if here else (pool, block)
+            for index, block in blocks:
+                here = self._known(group.pool, number, held, index, saved.num_computed)
+                found[-1][index] = (group.pool, here) if here else (pool, block)
         return found
 
-    def drop(self, request: Request) -> None:
-        """Let go of what was saved of a request."""
-        if request.saved is not None:
-            for pool, blocks in zip(self.pools, request.saved.blocks, strict=True):
+    def drop(self, held: RequestBlocks) -> None:
+        """Release what was saved of a request."""
+        if held.saved is not None:
+            for pool, blocks in zip(self.pools, held.saved.blocks, strict=True):
                 pool.release([block for _, block in blocks])
-            request.saved = None
-
-    @staticmethod
-    def is_on_its_way(request: Request) -> bool:
-        """Whether a request's blocks are still being copied to here."""
-        return request.saved is not None and not (request.saved.is_there or request.saved.is_lost)
+            held.saved = None
 
     def demote(self) -> None:
-        """Copy the content that device pools are about to give up, a few blocks at a time, each once."""
+        """Copy cached blocks that the device pools are about to evict, a few at a time, each once."""
         if not self.pools or self._is_demoting:
             return
         moves: list[Move] = []
@@ -99,32 +96,33 @@ class HostTier:
                     (target,) = host.allocate(1)
                     moves.append(Move(number, block, target, to_host=True))
                 group.pool.mark_copied(block)
-
-        def then(ticket: MoveTicket | None) -> None:
-            self._is_demoting = False
-            for move in moves if self.observe(moves, ticket) else ():
-                source = self._groups[move.group].pool
-                if source.is_findable(move.source):  # it may have been forgotten meanwhile
-                    self.pools[move.group].publish(move.target, *source.content(move.source))
-
-        self._is_demoting = True
-        self._transfers.move(moves, then, cold=True)
+        if moves:
+            self._is_demoting = True
+            self._transfers.move(moves, Demoting(moves), cold=True)
         for move in moves:
             self.pools[move.group].release([move.target])  # the copy holds it now
 
-    def observe(self, moves: Sequence[Move], ticket: MoveTicket | None) -> bool:
-        """Some moves have ended: whether they went well."""
-        if ticket is not None and not ticket.failed:
+    def finish_demoting(self, demoting: Demoting, ticket: MoveTicket) -> None:
+        """Cached blocks have been copied here, or could not be."""
+        self._is_demoting = False
+        for move in demoting.moves if self.observe(demoting.moves, ticket) else ():
+            source = self._groups[move.group].pool
+            if source.is_findable(move.source):  # it may have been forgotten meanwhile
+                self.pools[move.group].publish(move.target, *source.content(move.source))
+
+    def observe(self, moves: Sequence[Move], ticket: MoveTicket) -> bool:
+        """Record what a copy between the pools cost. Returns whether it succeeded."""
+        if not ticket.failed:
             self._costs.observe_copy(len(moves), ticket.seconds)
-        return ticket is None or not ticket.failed
+        return not ticket.failed
 
-    def _known(self, pool: BlockPool, number: int, request: Request, place: int, computed: int) -> int:
-        """The block of a pool with what is at a place of a request, or NULL_BLOCK."""
-        return pool.find(*content(request, place)) if self._has_key(number, request, place, computed) else NULL_BLOCK
+    def _known(self, pool: BlockPool, number: int, held: RequestBlocks, index: int, computed: int) -> int:
+        """The block of a pool that has the content of a request's block, or NULL_BLOCK."""
+        return pool.find(*held.content(index)) if self._has_key(number, held, index, computed) else NULL_BLOCK
 
-    def _has_key(self, number: int, request: Request, place: int, computed: int) -> bool:
-        """Whether a place of a request has a full block, which can be found by its key."""
-        full = (place + 1) * BLOCK_SIZE <= computed and place < len(request.block_keys)
+    def _has_key(self, number: int, held: RequestBlocks, index: int, computed: int) -> bool:
+        """Whether the block at an index of a request is full, so that it can be found by its key."""
+        full = (index + 1) * BLOCK_SIZE <= computed and index < len(held.keys)
         return full and not self._groups[number].is_state
 
 

@@ -1,12 +1,11 @@
-"""KVMemory: the blocks of every request, in all groups and all tiers: device pools, host pools and files. No torch.
+"""KVMemory: the blocks of every request, in all groups and tiers: device pools, host pools, and files.
 
-A request joins with the longest prefix that every group has, takes blocks as it goes on, shares all it has with those
-that fork off, and gives everything back at once. What is in the host pool or in files is copied to the device on the
-way in; a request that yields may have its blocks copied out, full ones under their keys, so that they serve everyone
-else, too. Every block that a step has filled is written to a file soon after.
+A request joins with the longest prefix that every group has, takes blocks as it goes on, shares them with requests that
+fork from it, and releases them together. Blocks in the host pools or in files are copied to the device on the way in.
+A preempted request may have its blocks saved to the host pools, full ones under their keys, so that other requests find
+them as well. Every block that a step has filled is written to a file soon after.
 
-Copies are under way while other things happen: both sides are held until they have ended (see `kv.mover`). Refuses
-to know who should run and who should yield.
+Copies are under way while steps run: both sides are held until `poll` has handled their end.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,38 +14,40 @@ from dataclasses import dataclass
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.cost_model import CostModel
 from engine.counters import Counters
+from engine.kv.arrivals import Arrival, Arrivals
 from engine.kv.blocks import NULL_BLOCK, BlockPool
 from engine.kv.disk.run_file import RUN_BLOCKS
-from engine.kv.disk.store import DiskBlock
+from engine.kv.disk.store import DiskStore
 from engine.kv.disk.tier import DiskTier
 from engine.kv.groups import blocks_for, make_groups
 from engine.kv.host_tier import HostTier
-from engine.kv.mover import Move, Mover, MoveTicket, Reading
+from engine.kv.mover import Mover, Reading
 from engine.kv.prefixes import Prefix, Prefixes, Source
-from engine.kv.transfers import Transfers
-from engine.request import BlockCopy, Origin, Request
+from engine.kv.request_blocks import RequestBlocks
+from engine.kv.transfers import Arriving, Demoting, Filing, Saving, Transfers
+from engine.request import Origin, Request
+from engine.step import BlockCopy
+from engine.token_sources import TokenSources
 
 
-@dataclass(slots=True)
-class _Arrival:
-    """A request's blocks on their way to the device."""
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A request whose blocks have been brought to the device."""
 
     request: Request
-    parts: int  # copies that have not ended
-    failed: bool = False
-    seconds: float = 0.0
+    ok: bool  # False: a copy has failed, and the request holds no blocks
 
 
 class KVMemory:
-    """`arrived` is told, when copies are polled, of each request whose blocks came from elsewhere, or did not."""
+    """Finds the blocks of a request by its id, from its first look-up until its release."""
 
     def __init__(
         self,
         config: EngineConfig,
         mover: Mover | None,
+        store: DiskStore | None,
         costs: CostModel,
         counters: Counters,
-        arrived: Callable[[Request, bool], None],
         clock: Callable[[], float],
     ) -> None:
         self.groups = make_groups(config)
@@ -54,12 +55,20 @@ class KVMemory:
         hosts = [BlockPool(config.host_blocks) for _ in device] if mover and config.host_blocks else []
         self.transfers = Transfers(mover, device, hosts)
         self.host = HostTier(self.groups, hosts, self.transfers, costs)
-        self.disk = DiskTier(config, device, self.transfers, counters, clock)
+        self.disk = DiskTier(config, device, store, self.transfers, counters, clock)
         self._prefixes = Prefixes(config, self.groups, hosts, self.disk, costs)
+        self._arrivals = Arrivals(self.groups, self.transfers, self.host, costs, counters)
         self._config = config
         self._costs = costs
         self._counters = counters
-        self._arrived = arrived
+        self._held: dict[int, RequestBlocks] = {}  # by request id
+
+    def blocks_of(self, request: Request) -> RequestBlocks:
+        """The blocks of a request: none where it has not been seen before, or has been released."""
+        held = self._held.get(request.id)
+        if held is None:
+            held = self._held[request.id] = RequestBlocks(request, tuple([] for _ in self.groups))
+        return held
 
     # -- what there is
 
@@ -87,97 +96,123 @@ class KVMemory:
 
     @property
     def is_busy(self) -> bool:
-        """Whether copies are under way, or due."""
+        """Whether copies are under way or due."""
         return bool(self.transfers) or self.disk.has_due
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no request holds a block in any pool."""
+        return not self._held and all(pool.num_free == pool.num_usable for pool in self.pools)
 
     def has_room(self, request: Request, stop: int) -> bool:
         """Whether the request's tokens up to `stop` can get their blocks now."""
-        return all(group.needed(request, stop) <= group.pool.num_free for group in self.groups)
+        held = self.blocks_of(request)
+        return all(group.needed(held, stop) <= group.pool.num_free for group in self.groups)
 
     def will_have_room(self, request: Request, stop: int) -> bool:
-        """The same, once the copies under way have ended."""
+        """Whether they can get them once the copies under way have ended."""
+        held = self.blocks_of(request)
         return all(
-            group.needed(request, stop) <= group.pool.num_free + self.transfers.returning(number)
+            group.needed(held, stop) <= group.pool.num_free + self.transfers.returning(number)
             for number, group in enumerate(self.groups)
         )
 
     def check(self) -> None:
-        """Raise RuntimeError where a pool is not what it should be."""
+        """Raise RuntimeError if a pool is inconsistent."""
         for pool in self.pools:
             pool.check()
 
     # -- joining and going on
 
-    def look_up(self, request: Request, most: int) -> Prefix:
-        """The longest prefix of a request that is cached, at most `most` blocks of it. Nobody holds it yet."""
-        return self._prefixes.look_up(request, most)
+    def look_up(self, request: Request, most: int) -> Prefix | None:
+        """The longest prefix of a request that is cached, at most `most` blocks of it; None if more was saved of it.
 
-    def join(self, request: Request, prefix: Prefix, stop: int) -> bool:
-        """Give a request a prefix that was just looked up. False, and nothing has changed, where the blocks that it
-        still needs up to `stop` are not free.
-
-        Where some of it is not on the device, `request.is_arriving` until `arrived` is told.
+        The blocks are not held: `join` before anything else is allocated.
         """
+        held = self.blocks_of(request)
+        if held.saved is not None and not held.saved.is_lost:
+            return None
+        return self._prefixes.look_up(held, most)
+
+    def join(self, request: Request, prefix: Prefix | None, stop: int) -> bool:
+        """Give a request the prefix that was just looked up, or else what was saved of it. False, and nothing has
+        changed, if the blocks that it still needs up to `stop` are not free, or are still being saved.
+
+        If some of them are not on the device, `is_arriving` is true until `poll` reports the request.
+        """
+        held = self.blocks_of(request)
+        if prefix is None:
+            return self._restore(held, stop)
         request.num_computed = request.num_scheduled = prefix.blocks * BLOCK_SIZE
-        request.num_published = prefix.blocks
-        if not self._bring(request, prefix.blocks, prefix.sources, stop):
+        held.num_published = prefix.blocks
+        if not self._bring(held, prefix.blocks, prefix.sources, stop):
             return False
         if not request.num_preemptions:
             request.cache = prefix.use([group.pool for group in self.groups])
-        self.disk.touch(request, prefix.blocks)
-        for number, places in enumerate(prefix.sources):
-            self.disk.note(number, request, places)  # who computed it may have kept it from the files
+        self.disk.touch(held, prefix.blocks)
+        for number, indices in enumerate(prefix.sources):
+            self.disk.note(number, held, indices)  # the request that computed them may have been private
         return True
 
+    def is_computing(self, other: Request, request: Request, index: int) -> bool:
+        """Whether `other` will publish the block that `request` needs at an index."""
+        theirs, own = self.blocks_of(other), self.blocks_of(request)
+        return theirs.num_published <= index < len(theirs.keys) and theirs.keys[index] == own.keys[index]
+
     def take(self, request: Request, stop: int) -> tuple[BlockCopy, ...]:
-        """Blocks for the request's tokens up to `stop`: there is room. The copies go before the step."""
-        return tuple(copy for group in self.groups for copy in group.take(request, stop))
+        """Allocate blocks for the request's tokens up to `stop`: there is room. The copies precede the step."""
+        held = self.blocks_of(request)
+        return tuple(copy for group in self.groups for copy in group.take(held, stop))
 
     def cut(self, request: Request, stop: int) -> int:
-        return min(group.cut(request, stop) for group in self.groups)
+        """How far the request's next step may go, at most to `stop`."""
+        held = self.blocks_of(request)
+        return min(group.cut(held, stop) for group in self.groups)
 
     def collected(self, copies: Sequence[BlockCopy]) -> None:
-        """The step that some copies went before has completed."""
+        """The step that these copies preceded has completed."""
         for copy in copies:
             if copy.source != NULL_BLOCK:
                 self.groups[copy.group].pool.release([copy.source])
 
     def undo(self, request: Request, copies: Sequence[BlockCopy]) -> None:
-        """The step that some copies would have gone before has not happened."""
+        """The step that these copies would have preceded has not happened."""
         for copy in reversed(copies):
-            self.groups[copy.group].undo(request, copy)
+            self.groups[copy.group].undo(self.blocks_of(request), copy)
 
     def publish(self, request: Request, *, filed: Sequence[Reading] = ()) -> None:
-        """Make the blocks that are full now findable, and have them written to files, but for what came from there."""
-        self._prefixes.extend_keys(request, request.num_computed // BLOCK_SIZE)
-        places = [group.publish(request) for group in self.groups]
-        request.num_published = request.num_computed // BLOCK_SIZE
+        """Make full blocks findable, and have them written to files unless they were `filed` there already."""
+        held, full = self.blocks_of(request), request.num_computed // BLOCK_SIZE
+        self._prefixes.extend_keys(held, full)
+        published = [group.publish(held) for group in self.groups]
+        held.num_published = full
         for reading in filed:
             for block in reading.targets:
                 self.groups[reading.group].pool.mark_filed(block)
-        for number, of_group in enumerate(places):
-            self.disk.note(number, request, of_group)
+        for number, indices in enumerate(published):
+            self.disk.note(number, held, indices)
 
     def fork(self, parent: Request, child: Request, tokens: int) -> None:
-        """Let `child` go on behind the first `tokens` computed tokens of `parent`, whose blocks they share."""
-        for group, table, own in zip(self.groups, parent.block_tables, child.block_tables, strict=True):
-            own[:] = table[: 1 if group.is_state else blocks_for(tokens)]
-            for block in own:
+        """Let `child` continue after the first `tokens` computed tokens of `parent`, whose blocks they share."""
+        held, own = self.blocks_of(parent), self.blocks_of(child)
+        for group, theirs, table in zip(self.groups, held.tables, own.tables, strict=True):
+            table[:] = theirs[: 1 if group.is_state else blocks_for(tokens)]
+            for block in table:
                 if block != NULL_BLOCK:
                     group.pool.hold(block)
-        child.block_keys[:] = parent.block_keys[: tokens // BLOCK_SIZE]
+        own.keys[:] = held.keys[: tokens // BLOCK_SIZE]
+        own.num_published = min(held.num_published, len(own.keys))
         child.num_computed = child.num_scheduled = tokens
-        child.num_published = min(parent.num_published, len(child.block_keys))
 
     def release(self, request: Request) -> None:
-        """Everything a request holds in any tier. No step under way uses it; copies hold for themselves."""
-        self._empty_tables(request)
-        self.host.drop(request)
-        self.disk.ask_again(request)
-        request.is_arriving = False
+        """Release what a request holds in any tier. No step under way uses it; copies hold their blocks themselves."""
+        if held := self._held.pop(request.id, None):
+            self._arrivals.drop(request)
+            self._empty_tables(held)
+            self.host.drop(held)
 
     def forget(self, token_ids: Sequence[int], origin: Origin, kept: int) -> None:
-        """Make what was computed of some tokens unfindable in every tier, but for the first `kept` of them."""
+        """Make the blocks of some tokens unfindable in every tier, but for the first `kept` tokens."""
         keys, first = self._prefixes.keys_of(token_ids, origin), kept // BLOCK_SIZE
         for pool in self.pools:
             for key in keys[first:]:
@@ -185,116 +220,84 @@ class KVMemory:
                     pool.unpublish(block)
         self.disk.forget(frozenset(keys[first:]), keys[::RUN_BLOCKS][first // RUN_BLOCKS :])
 
-    # -- to the host pool and back
+    # -- preemption
 
-    def save(self, request: Request) -> bool:
-        """Copy what the request needs to go on to the host pool, and release its blocks here when that is done.
+    def swap_out(self, request: Request) -> bool:
+        """Give up the blocks of a request on the device: copied to the host pools if that is faster than computing
+        them again and they have room, which the result says."""
+        held, blocks = self.blocks_of(request), blocks_for(request.num_computed)
+        if blocks and self._costs.prefers_swap(blocks) and self.host.save(held):
+            self._empty_tables(held)
+            self._counters.swapped_out += 1
+            return True
+        self.release(request)
+        self._counters.recomputed += 1
+        return False
 
-        False, and nothing has changed, where the host pool has no room.
-        """
-        if not self.host.save(request):
+    def is_swapped_out(self, request: Request) -> bool:
+        """Whether its blocks are in the host pools, or on their way there."""
+        held = self._held.get(request.id)
+        return held is not None and held.saved is not None
+
+    def is_being_saved(self, request: Request) -> bool:
+        """Whether its blocks are on their way to the host pools."""
+        saved = self.blocks_of(request).saved
+        return saved is not None and not (saved.is_there or saved.is_lost)
+
+    def _restore(self, held: RequestBlocks, stop: int) -> bool:
+        """Bring the blocks of a preempted request back. False if there is no room, or they are still being saved."""
+        saved, request = held.saved, held.request
+        if saved is None or not saved.is_there:
             return False
-        self._empty_tables(request)
-        return True
-
-    def restore(self, request: Request, stop: int) -> bool:
-        """Bring a saved request's blocks back; False where there is no room yet. `request.is_arriving` until then."""
-        record = request.saved
-        if record is None or not record.is_there:
-            return False
-        request.num_computed = request.num_scheduled = record.num_computed
-        request.num_published = min(len(request.block_keys), record.num_computed // BLOCK_SIZE)
-        return self._bring(request, blocks_for(record.num_computed), self.host.sources(request, record), stop)
+        request.num_computed = request.num_scheduled = saved.num_computed
+        held.num_published = min(len(held.keys), saved.num_computed // BLOCK_SIZE)
+        return self._bring(held, blocks_for(saved.num_computed), self.host.sources(held, saved), stop)
 
     # -- arriving
 
-    def _bring(self, request: Request, blocks: int, wanted: Sequence[Mapping[int, Source]], stop: int) -> bool:
-        """Make tables of `blocks` blocks from what is wanted, by place; the rest of them is not looked at any more."""
-        coming: list[list[tuple[int, int | DiskBlock]]] = []  # of each group: place in the table, and where it is
-        for group, table, sources in zip(self.groups, request.block_tables, wanted, strict=True):
-            table[:] = [NULL_BLOCK] * (len(sources) if group.is_state else blocks)
-            coming.append([])
-            for place, source in sources.items():
-                at = 0 if group.is_state else place
-                if isinstance(source, DiskBlock):
-                    coming[-1].append((at, source))
-                elif source[0] is group.pool:
-                    group.pool.hold(source[1])
-                    table[at] = source[1]
-                else:
-                    coming[-1].append((at, source[1]))
-        if not all(
-            len(new) + group.needed(request, stop) <= group.pool.num_free
-            for group, new in zip(self.groups, coming, strict=True)
-        ):
-            self._empty_tables(request)
+    def is_arriving(self, request: Request) -> bool:
+        """Whether its blocks are being copied to the device."""
+        return request in self._arrivals
+
+    def poll(self) -> list[Arrived]:
+        """Handle the copies that have ended. Returns the requests whose last copy to the device is among them."""
+        arrived: list[Arrived] = []
+        for transfer in self.transfers.poll():
+            match transfer.purpose:
+                case Saving() as saving:
+                    self.host.finish_saving(saving, transfer.ticket)
+                case Demoting() as demoting:
+                    self.host.finish_demoting(demoting, transfer.ticket)
+                case Filing() as filing:
+                    self.disk.finish_filing(filing, transfer.ticket)
+                case Arriving() as part:
+                    if arrival := self._arrivals.finish(part, transfer.ticket):
+                        arrived.append(self._finish(arrival))
+            self.transfers.release(transfer)
+        return arrived
+
+    def _bring(self, held: RequestBlocks, blocks: int, sources: Sequence[Mapping[int, Source]], stop: int) -> bool:
+        if not self._arrivals.bring(held, blocks, sources, stop):
+            self._empty_tables(held)
             return False
-        self._fetch(request, coming)
+        if held.request not in self._arrivals:
+            self.host.drop(held)
         return True
 
-    def _fetch(self, request: Request, coming: Sequence[Sequence[tuple[int, int | DiskBlock]]]) -> None:
-        """Copy blocks of the host pool and of files into fresh ones of the request's tables."""
-        moves: list[Move] = []
-        readings: list[Reading] = []
-        for number, (group, table, blocks) in enumerate(zip(self.groups, request.block_tables, coming, strict=True)):
-            files: list[tuple[DiskBlock, int]] = []
-            for at, source in blocks:
-                (table[at],) = group.pool.allocate(1)
-                if isinstance(source, DiskBlock):
-                    files.append((source, table[at]))
-                else:
-                    moves.append(Move(number, source, table[at], to_host=False))
-            if files:
-                sources, targets = zip(*files, strict=True)
-                readings.append(Reading(number, sources, targets))
-        if not moves and not readings:
-            self.host.drop(request)
-            return
-        request.is_arriving, request.num_published = True, 0
-        arrival = _Arrival(request, bool(moves) + bool(readings))
-        if moves:
-            self.transfers.move(moves, lambda ticket: self._moved(arrival, moves, readings, ticket))
-        if readings:
-            self.transfers.read(readings, lambda ticket: self._was_read(arrival, readings, ticket))
-
-    def _moved(
-        self, arrival: _Arrival, moves: Sequence[Move], readings: Sequence[Reading], ticket: MoveTicket | None
-    ) -> None:
-        if not self.host.observe(moves, ticket):
-            for move in moves:  # else it would be tried again, and again
-                self.host.pools[move.group].unpublish(move.source)
-        self._came(arrival, readings, ticket)
-
-    def _was_read(self, arrival: _Arrival, readings: Sequence[Reading], ticket: MoveTicket | None) -> None:
-        if ticket is not None and not ticket.failed:
-            self._costs.observe_read(ticket.num_bytes, ticket.seconds)
-            self._counters.disk_read_bytes += ticket.num_bytes
-        else:
-            self._counters.disk_misses += 1
-        self._came(arrival, readings, ticket)
-
-    def _came(self, arrival: _Arrival, readings: Sequence[Reading], ticket: MoveTicket | None) -> None:
-        """One of the copies for a request has ended. With the last of them it can go on, or starts again."""
-        request = arrival.request
-        arrival.parts -= 1
-        if ticket is None or ticket.failed:
-            arrival.failed = True
-        else:
-            arrival.seconds += ticket.seconds
-        if arrival.parts or not request.is_arriving:  # it was ended meanwhile
-            return
-        request.is_arriving = False
-        self.host.drop(request)
-        self.disk.ask_again(request)
+    def _finish(self, arrival: Arrival) -> Arrived:
+        held = arrival.held
+        self.host.drop(held)
+        self.disk.ask_again(held)
         if arrival.failed:
-            self._empty_tables(request)
+            self._empty_tables(held)
         else:
-            request.cache.restore_seconds += 0.0 if request.num_preemptions else arrival.seconds
-            self.publish(request, filed=readings)
-        self._arrived(request, not arrival.failed)
+            if not held.request.num_preemptions:
+                held.request.cache += TokenSources(restore_seconds=arrival.seconds)
+            self.publish(held.request, filed=arrival.readings)
+        return Arrived(held.request, not arrival.failed)
 
-    def _empty_tables(self, request: Request) -> None:
-        for group, table in zip(self.groups, request.block_tables, strict=True):
+    def _empty_tables(self, held: RequestBlocks) -> None:
+        for group, table in zip(self.groups, held.tables, strict=True):
             group.pool.release([block for block in table if block != NULL_BLOCK])
             table.clear()
-        request.num_computed = request.num_scheduled = request.num_published = 0
+        held.num_published = held.request.num_computed = held.request.num_scheduled = 0

@@ -1,9 +1,7 @@
-"""Copies of blocks between the device pool, the host pool and files: how they are asked for, and how one knows of their
-end.
+"""Mover: the interface that copies blocks between the device pools, the host pools, and files.
 
-Asynchronous for everyone: a mover may copy at once, behind the next steps, or in any order. So the blocks on both sides
-of a copy are held by whoever asked, from its beginning until `done`, and nobody computes with either meanwhile. Knows
-block numbers. Refuses to know whose blocks they are.
+Copies are asynchronous: a mover may copy at once, after the next steps, or in any order. The caller holds the blocks on
+both sides of a copy until `done`, and no step computes with either meanwhile.
 """
 
 from collections.abc import Collection, Sequence
@@ -11,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.kv.blocks import BlockKey
-from engine.kv.disk.store import DiskBlock, DiskStore
+from engine.kv.disk.run_file import DiskBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +75,6 @@ class MoveTicket(Protocol):
 
 class Mover(Protocol):
     """Copies blocks. Sources were written by steps that have completed."""
-
-    @property
-    def store(self) -> DiskStore | None:
-        """The files."""
-        ...
 
     def submit(self, moves: Sequence[Move]) -> MoveTicket:
         """Copy between the pools."""

@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.cost_model import CostModel
 from engine.kv.blocks import BlockKey, BlockPool, block_key, root_key
-from engine.kv.disk.store import DiskBlock
+from engine.kv.disk.run_file import DiskBlock
 from engine.kv.disk.tier import DiskTier
-from engine.kv.groups import Group, content
+from engine.kv.groups import Group
+from engine.kv.request_blocks import RequestBlocks
 from engine.kv.transfers import PoolBlock
-from engine.request import CacheUse, Origin, Request
+from engine.request import Origin
+from engine.token_sources import TokenSources
 
 Source = PoolBlock | DiskBlock
 
@@ -31,21 +33,22 @@ class Prefix:
     def disk_blocks(self) -> int:
         return sum(isinstance(source, DiskBlock) for places in self.sources for source in places.values())
 
-    def use(self, device: Sequence[BlockPool]) -> CacheUse:
+    def use(self, device: Sequence[BlockPool]) -> TokenSources:
         """Its tokens by where they were found, as the group that looks at the most of them tells it. What no token
         looks at any more counts as what comes behind it."""
-        use = CacheUse(skipped=self.skipped * BLOCK_SIZE)
+        found = {"device": 0, "host": 0, "disk": 0}
         widest = max(self.sources, key=len)
         here: Source | None = None
         for place in range(self.blocks - 1, -1, -1):
             here = widest.get(place, here)
-            if isinstance(here, DiskBlock):
-                use.disk += BLOCK_SIZE
-            elif here is None or here[0] in device:
-                use.device += BLOCK_SIZE
-            else:
-                use.host += BLOCK_SIZE
-        return use
+            found[_tier(here, device)] += BLOCK_SIZE
+        return TokenSources(**found, skipped=self.skipped * BLOCK_SIZE)
+
+
+def _tier(source: Source | None, device: Sequence[BlockPool]) -> str:
+    if isinstance(source, DiskBlock):
+        return "disk"
+    return "device" if source is None or source[0] in device else "host"
 
 
 class Prefixes:
@@ -60,24 +63,24 @@ class Prefixes:
         self._disk = disk
         self._costs = costs
 
-    def look_up(self, request: Request, most: int) -> Prefix:
+    def look_up(self, held: RequestBlocks, most: int) -> Prefix:
         """The longest prefix of a request that every group has, at most `most` blocks of it."""
-        self.extend_keys(request, request.num_tokens // BLOCK_SIZE)
-        whole = self._look_up(request, most, files=True)
+        self.extend_keys(held, held.request.num_tokens // BLOCK_SIZE)
+        whole = self._look_up(held, most, files=True)
         if not whole.disk_blocks:
             return whole
-        rest = self._look_up(request, most, files=False)
+        rest = self._look_up(held, most, files=False)
         blocks = whole.blocks - rest.blocks
         if self._costs.prefers_reading(whole.disk_blocks / len(self._groups), blocks):
             return whole
         return replace(rest, skipped=blocks)
 
-    def extend_keys(self, request: Request, blocks: int) -> None:
+    def extend_keys(self, held: RequestBlocks, blocks: int) -> None:
         """Make sure that the keys of a request's first `blocks` blocks are known."""
-        keys = request.block_keys
-        parent = BlockKey(keys[-1]) if keys else root_key(*self._config.cache_salt, request.origin.cache_salt)
+        keys = held.keys
+        parent = keys[-1] if keys else root_key(*self._config.cache_salt, held.request.origin.cache_salt)
         for place in range(len(keys), blocks):
-            parent = block_key(parent, request.token_ids(place * BLOCK_SIZE, (place + 1) * BLOCK_SIZE))
+            parent = block_key(parent, held.request.token_ids(place * BLOCK_SIZE, (place + 1) * BLOCK_SIZE))
             keys.append(parent)
 
     def keys_of(self, token_ids: Sequence[int], origin: Origin) -> list[BlockKey]:
@@ -88,10 +91,10 @@ class Prefixes:
             keys.append(key)
         return keys
 
-    def _look_up(self, request: Request, most: int, *, files: bool) -> Prefix:
+    def _look_up(self, held: RequestBlocks, most: int, *, files: bool) -> Prefix:
         found, blocks = [], most
         for number in range(len(self._groups)):
-            found.append(self._find(number, request, blocks, files=files))
+            found.append(self._find(number, held, blocks, files=files))
             while not _all_seen(self._groups[number], found[-1], blocks):
                 blocks -= 1
         while not all(_all_seen(group, places, blocks) for group, places in zip(self._groups, found, strict=True)):
@@ -102,15 +105,15 @@ class Prefixes:
         ]
         return Prefix(blocks, seen)
 
-    def _find(self, number: int, request: Request, most: int, *, files: bool) -> dict[int, Source]:
+    def _find(self, number: int, held: RequestBlocks, most: int, *, files: bool) -> dict[int, Source]:
         """Where the request's first blocks are. Up to the first that is missing, if all are needed."""
         found: dict[int, Source] = {}
         group, pools = self._groups[number], self._pools[number]
         for place in range(most):
-            key, token_ids = content(request, place)
+            key, token_ids = held.content(place)
             here: Source | None = next(((pool, block) for pool in pools if (block := pool.find(key, token_ids))), None)
             if here is None and files:
-                here = self._disk.find(number, request, place, token_ids)
+                here = self._disk.find(number, held, place, token_ids)
             if here is not None:
                 found[place] = here
             elif group.looks_at(place, most):

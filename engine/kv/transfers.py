@@ -1,97 +1,146 @@
-"""Copies under way between the device pools, the host pools and files: what is held for them, and what follows.
+"""Transfers: the copies under way between the device pools, the host pools, and files.
 
-The blocks on both sides of every copy are held from the moment it is asked for until it has ended, whatever becomes of
-the requests that they belong to. Refuses to know why a block is copied. No torch.
+The blocks on both sides of a copy are held from its start until its owner has handled its end, whatever happens to the
+requests that they belong to.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from engine.kv.blocks import BlockPool
+from engine.kv.blocks import BlockKey, BlockPool
 from engine.kv.mover import Move, Mover, MoveTicket, Reading, Writing
+from engine.kv.request_blocks import RequestBlocks, SavedBlocks
 
 PoolBlock = tuple[BlockPool, int]  # a block of either pool
 
-Then = Callable[[MoveTicket | None], None]  # what follows; it is given the ticket, or None where nothing was copied
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """A preempted request's blocks, on their way to the host pools."""
+
+    held: RequestBlocks
+    saved: SavedBlocks
+    moves: Sequence[Move]
+    indices: Sequence[int]  # in the block table, one for each move
 
 
-@dataclass
-class _Transfer:
+@dataclass(frozen=True, slots=True)
+class Demoting:
+    """Cached blocks that the device pools are about to evict, on their way to the host pools."""
+
+    moves: Sequence[Move]
+
+
+@dataclass(frozen=True, slots=True)
+class Arriving:
+    """A request's blocks, on their way to the device from the host pools or from files."""
+
+    held: RequestBlocks
+    moves: Sequence[Move] = ()
+    readings: Sequence[Reading] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Filing:
+    """Blocks on their way to a file."""
+
+    writing: Writing
+    first_keys: Sequence[BlockKey]  # of the chain's segments, up to the one that is written
+
+
+Purpose: TypeAlias = Saving | Demoting | Arriving | Filing
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Transfer:
+    """One copy under way, and the blocks that are held for it."""
+
+    purpose: Purpose
     ticket: MoveTicket
     held: Sequence[PoolBlock]
-    then: Then
-    gives_back: bool  # somebody may wait for the blocks of the device that are held
-    cold: bool  # those only lost their place in the cache for this: they are the first to be given up
+    gives_back: bool  # waiting requests may use the device blocks once it ends
+    cold: bool  # its device blocks are the first to be evicted afterwards
 
 
 class Transfers:
-    """Where there is no mover, nothing is ever copied."""
+    """Starts copies and reports which have ended. Without a mover, callers have nothing to copy."""
 
     def __init__(self, mover: Mover | None, device: Sequence[BlockPool], host: Sequence[BlockPool]) -> None:
-        self.mover = mover
+        self._mover = mover
         self._device = device
         self._host = host
-        self._under_way: list[_Transfer] = []
+        self._under_way: list[Transfer] = []
         self.num_ended = 0
 
     def __bool__(self) -> bool:
         return bool(self._under_way)
 
-    def move(self, moves: Sequence[Move], then: Then, *, cold: bool = False) -> None:
-        """Copy blocks that somebody holds between the pools; `then` is called from `poll`, when that has ended."""
-        if not moves or self.mover is None:
-            then(None)
-            return
+    @property
+    def mover(self) -> Mover:
+        """Raises RuntimeError where nothing can be copied."""
+        if self._mover is None:
+            raise RuntimeError("no mover, so no blocks can be copied")
+        return self._mover
+
+    def move(self, moves: Sequence[Move], purpose: Purpose, *, cold: bool = False) -> None:
+        """Copy held blocks between the pools: at least one."""
         held = [side for move in moves for side in self._sides(move)]
-        self._start(self.mover.submit(moves), held, then, gives_back=moves[0].to_host and not cold, cold=cold)
+        self._start(self.mover.submit(moves), purpose, held, gives_back=moves[0].to_host and not cold, cold=cold)
 
-    def read(self, readings: Sequence[Reading], then: Then) -> None:
-        """The same, from files into blocks of the device pools that somebody holds."""
-        if not readings or self.mover is None:
-            then(None)
-            return
+    def read(self, readings: Sequence[Reading], purpose: Purpose) -> None:
+        """Copy from files into held blocks of the device pools."""
         held = [(self._device[reading.group], block) for reading in readings for block in reading.targets]
-        self._start(self.mover.read(readings), held, then)
+        self._start(self.mover.read(readings), purpose, held)
 
-    def write(self, writing: Writing, then: Then) -> None:
-        """The same, from findable blocks of a device pool into files."""
-        if self.mover is not None:
-            pool = self._device[writing.group]
-            held = [(pool, due.block) for due in writing.blocks]
-            self._start(self.mover.write(writing), held, then, gives_back=True)
+    def write(self, writing: Writing, purpose: Purpose) -> None:
+        """Copy findable blocks of a device pool into a file."""
+        held = [(self._device[writing.group], due.block) for due in writing.blocks]
+        self._start(self.mover.write(writing), purpose, held, gives_back=True)
+
+    def touch(self, group: int, first_keys: Sequence[BlockKey]) -> None:
+        """See `Mover.touch`."""
+        self.mover.touch(group, first_keys)
+
+    def forget(self, keys: Collection[BlockKey], first_keys: Sequence[BlockKey]) -> None:
+        """See `Mover.forget`."""
+        self.mover.forget(keys, first_keys)
 
     def returning(self, group: int) -> int:
-        """Blocks of a group's device pool that come back when copies end, so that it is worth to wait for them."""
+        """Number of a group's device blocks that become free when the copies under way end."""
         pool = self._device[group]
         held = [side for transfer in self._under_way if transfer.gives_back for side in transfer.held]
         return sum(its_pool is pool and not pool.is_shared(block) for its_pool, block in held)
 
-    def poll(self) -> None:
-        """See which have ended."""
-        for transfer in [it for it in self._under_way if it.ticket.done]:
-            self._under_way.remove(transfer)
-            self.num_ended += 1
-            transfer.then(transfer.ticket)
-            for pool, block in reversed(transfer.held):
-                pool.release([block], cold=transfer.cold and pool in self._device)
+    def poll(self) -> list[Transfer]:
+        """The copies that have ended since the last call. Their blocks stay held until `release`."""
+        ended = [transfer for transfer in self._under_way if transfer.ticket.done]
+        self._under_way = [transfer for transfer in self._under_way if transfer not in ended]
+        self.num_ended += len(ended)
+        return ended
+
+    def release(self, transfer: Transfer) -> None:
+        """Release the blocks of a copy whose end has been handled."""
+        for pool, block in reversed(transfer.held):
+            pool.release([block], cold=transfer.cold and pool in self._device)
 
     def wait(self) -> None:
-        """Return when one may have ended."""
-        if self._under_way and self.mover is not None:
+        """Return when a copy may have ended."""
+        if self._under_way:
             self.mover.wait()
 
     def _start(
         self,
         ticket: MoveTicket,
+        purpose: Purpose,
         held: Sequence[PoolBlock],
-        then: Then,
         *,
         gives_back: bool = False,
         cold: bool = False,
     ) -> None:
         for pool, block in held:
             pool.hold(block)
-        self._under_way.append(_Transfer(ticket, held, then, gives_back, cold))
+        self._under_way.append(Transfer(purpose, ticket, held, gives_back, cold))
 
     def _sides(self, move: Move) -> tuple[PoolBlock, PoolBlock]:
         device, host = (move.source, move.target) if move.to_host else (move.target, move.source)

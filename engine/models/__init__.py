@@ -35,6 +35,9 @@ FAMILIES = {  # general.architecture of a GGUF file, or model_type of a config.j
     "olmo2": "engine.models.olmo",
     "olmo3": "engine.models.olmo",
     "smollm3": "engine.models.smollm3",
+    "cohere": "engine.models.cohere",
+    "command-r": "engine.models.cohere",
+    "stablelm": "engine.models.stablelm",
 }
 ENCODERS = {"bert": "engine.models.bert"}  # of those that give embeddings: see `engine.embedding.loading`
 

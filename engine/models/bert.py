@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Self
 
 import torch
+from gguf.constants import Keys
 from torch import Tensor
 from torch.nn import functional as F
 
 from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Key, Metadata
 from engine.checkpoints.weights import Weights
-from engine.embedding.encoder import EncoderConfig
+from engine.config import EncoderConfig
 from engine.errors import UnsupportedModel
 from quant.kernels.reference import dequantize
 from quant.linear import LinearBackend, QLinear
@@ -49,16 +50,16 @@ RANKING_NAMES = Names(  # of cross-encoders
     prefix="bert.",
 )
 
-HIDDEN = Key("{arch}.embedding_length", "hidden_size")
-HEADS = Key("{arch}.attention.head_count", "num_attention_heads")
-VOCABULARY = Key("{arch}.vocab_size", "vocab_size")
-TOKENS = Key("tokenizer.ggml.tokens")
-EPSILON = Key("{arch}.attention.layer_norm_epsilon", "layer_norm_eps")
+HIDDEN = Key(Keys.LLM.EMBEDDING_LENGTH, "hidden_size")
+HEADS = Key(Keys.Attention.HEAD_COUNT, "num_attention_heads")
+VOCABULARY = Key(Keys.LLM.VOCAB_SIZE, "vocab_size")
+TOKENS = Key(Keys.Tokenizer.LIST)
+EPSILON = Key(Keys.Attention.LAYERNORM_EPS, "layer_norm_eps")
 
 
 def read_config(metadata: Metadata) -> EncoderConfig:
     """What is absent has the default that the format gives it. Raises UnsupportedModel for an odd value, by name."""
-    metadata.refuse(Key("{arch}.attention.causal", "is_decoder"), False)
+    metadata.refuse(Key(Keys.Attention.CAUSAL, "is_decoder"), False)
     metadata.refuse(Key("", "position_embedding_type"), "absolute")
     metadata.refuse(Key("", "hidden_act"), "gelu")
     hidden, heads = metadata.integer(HIDDEN), metadata.integer(HEADS)
@@ -66,13 +67,13 @@ def read_config(metadata: Metadata) -> EncoderConfig:
         raise UnsupportedModel(f"{heads} attention heads do not divide a hidden size of {hidden}")
     tokens = metadata.get(TOKENS)
     return EncoderConfig(
-        layers=metadata.integer(Key("{arch}.block_count", "num_hidden_layers"), most=1024),
+        layers=metadata.integer(Key(Keys.LLM.BLOCK_COUNT, "num_hidden_layers"), most=1024),
         hidden=hidden,
         heads=heads,
-        mlp_hidden=metadata.integer(Key("{arch}.feed_forward_length", "intermediate_size")),
+        mlp_hidden=metadata.integer(Key(Keys.LLM.FEED_FORWARD_LENGTH, "intermediate_size")),
         vocab_size=metadata.integer(VOCABULARY, len(tokens) if isinstance(tokens, tuple) else None, most=1 << 22),
-        context_length=metadata.integer(Key("{arch}.context_length", "max_position_embeddings"), most=MAX_CONTEXT),
-        token_types=metadata.integer(Key("tokenizer.ggml.token_type_count", "type_vocab_size"), 2, most=1024),
+        context_length=metadata.integer(Key(Keys.LLM.CONTEXT_LENGTH, "max_position_embeddings"), most=MAX_CONTEXT),
+        token_types=metadata.integer(Key(Keys.Tokenizer.TOKEN_TYPE_COUNT, "type_vocab_size"), 2, most=1024),
         norm_epsilon=metadata.number(EPSILON, 1e-12, least=1e-20, most=0.1),
     )
 

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from engine.checkpoints.weights import Weights
-from engine.config import HeadNorm, LongRopeScaling, ModelConfig, NormPlacement
+from engine.config import Block, HeadNorm, LongRopeScaling, ModelConfig, NormPlacement
 from engine.kv.cache import KVCache, KVGroup
-from engine.models.rope import RotaryTable, rotary_table
-from engine.operations import Activation, Attention, HeadNorms, Inputs, Operations
+from engine.operations import Activation, Attention, HeadNorms, Inputs, Norm, Operations
+from engine.rope import RotaryTable, rotary_table
+from quant.kernels.reference import dequantize
 from quant.linear import QLinear
 
 # -- what computes
@@ -31,17 +32,17 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One decoder layer's weights. Norms are float32 [hidden]; which there are, the placement says."""
+    """One decoder layer's weights. The placement says which norms there are."""
 
     attention: Attention
-    attention_norm: Tensor | None
+    attention_norm: Norm | None
     qkv: Projection  # q, k and v side by side
     attention_out: Projection
-    attention_post_norm: Tensor | None
-    mlp_norm: Tensor | None
+    attention_post_norm: Norm | None
+    mlp_norm: Norm | None
     gate_up: QLinear  # gate and up side by side
     down: QLinear
-    mlp_post_norm: Tensor | None
+    mlp_post_norm: Norm | None
 
 
 class Decoder:
@@ -53,7 +54,7 @@ class Decoder:
         operations: Operations,
         embedding: QLinear,
         layers: tuple[Layer, ...],
-        output_norm: Tensor,
+        output_norm: Norm,
         head: QLinear,
     ) -> None:
         self.config = config
@@ -65,10 +66,11 @@ class Decoder:
 
     @classmethod
     def load(cls, config: ModelConfig, weights: Weights, operations: Operations, context_length: int) -> Self:
+        config = _settled(config, weights)
         loader = _Loader(config, weights, operations, rotary_tables(config, weights, operations, context_length))
         tables = weights.together(loader.table, loader.head_names())
         layers = weights.together(loader.layer, range(config.layers))
-        output_norm = loader.norm("output_norm") * config.logit_scale
+        output_norm = loader.norm("output_norm", scale=config.logit_scale)
         return cls(config, operations, tables[0], tuple(layers), output_norm, tables[-1])
 
     def kv_groups(self) -> tuple[KVGroup, ...]:
@@ -92,29 +94,41 @@ class Decoder:
             attended = ops.attend(q, batch, cache, layer.attention)
             if layer is self._layers[-1]:  # all that other tokens still do for anyone is done: their keys and values
                 attended, x = ops.select(attended, batch), ops.select(x, batch)
-            x = self._add_attention(x, attended, layer)
-            x = self._add_mlp(x, layer)
+            if config.block is Block.SEQUENTIAL:
+                x = self._add_mlp(self._add_attention(x, attended, layer), layer)
+            else:  # both read x, which adding overwrites: attention has read it already, and the MLP reads it first
+                x = self._add_attention(self._add_mlp(x, layer), attended, layer)
         return ops.logits(self._before(x, self._output_norm), self._head, config.logit_softcap)
 
-    def _before(self, x: Activation, norm: Tensor | None) -> Activation:
-        return x if norm is None else self._ops.norm(x, norm, self.config.norm_epsilon)
+    def _before(self, x: Activation, norm: Norm | None) -> Activation:
+        return x if norm is None else self._ops.norm(x, norm)
 
     def _add_attention(self, x: Activation, attended: Activation, layer: Layer) -> Activation:
         out, norm = layer.attention_out, layer.attention_post_norm
         if norm is None:
             return self._ops.linear(attended, out.weight, add_to=x, bias=out.bias)
         given = self._ops.linear(attended, out.weight, bias=out.bias)
-        return self._ops.norm(given, norm, self.config.norm_epsilon, add_to=x)
+        return self._ops.norm(given, norm, add_to=x)
 
     def _add_mlp(self, x: Activation, layer: Layer) -> Activation:
         read, norm = self._before(x, layer.mlp_norm), layer.mlp_post_norm
         if norm is None:
             return self._ops.gated_mlp(read, layer.gate_up, layer.down, add_to=x, gate=self.config.gate)
         given = self._ops.gated_mlp(read, layer.gate_up, layer.down, gate=self.config.gate)
-        return self._ops.norm(given, norm, self.config.norm_epsilon, add_to=x)
+        return self._ops.norm(given, norm, add_to=x)
 
 
 # -- loading
+
+
+def _settled(config: ModelConfig, weights: Weights) -> ModelConfig:
+    """The configuration with what only the names of the weights tell."""
+    if config.block is None:
+        mlp_norm = "blk.0.ffn_norm.weight" in weights
+        config = replace(config, block=Block.SEQUENTIAL if mlp_norm else Block.PARALLEL_ONE_NORM)
+    if config.optional_head_norm and "blk.0.attn_q_norm.weight" not in weights:
+        config = replace(config, head_norm=None)
+    return config
 
 
 def rotary_tables(
@@ -161,40 +175,52 @@ class _Loader:
     def layer(self, number: int) -> Layer:
         config, prefix = self.config, f"blk.{number}."
         before, after = (config.norm_placement in (it, NormPlacement.BOTH) for it in _PLACES)
+        attention_norm = self.norm(f"{prefix}attn_norm") if before else None
+        one_norm = config.block is Block.PARALLEL_ONE_NORM
         return Layer(
             attention=self._attention(number),
-            attention_norm=self.norm(f"{prefix}attn_norm") if before else None,
+            attention_norm=attention_norm,
             qkv=self._qkv(prefix),
             attention_out=self._attention_out(prefix),
             attention_post_norm=self.norm(f"{prefix}post_attention_norm") if after else None,
-            mlp_norm=self.norm(f"{prefix}ffn_norm") if before else None,
+            mlp_norm=self.norm(f"{prefix}ffn_norm") if before and not one_norm else attention_norm,
             gate_up=self._gate_up(prefix),
             down=self._linear(prefix, config.mlp_hidden, {"ffn_down": config.hidden}),
             mlp_post_norm=self.norm(f"{prefix}post_ffw_norm") if after else None,
         )
 
-    def norm(self, name: str, length: int = 0) -> Tensor:
-        stored = self.weights.take_vector(f"{name}.weight", length or self.config.hidden)
-        return self.operations.weights.place(stored + self.config.norm_offset)
+    def norm(self, name: str, *, scale: float = 1.0) -> Norm:
+        """A norm of rows; `scale` multiplies what it gives."""
+        rule, hidden = self.config.norm, self.config.hidden
+        bias = self.weights.take_vector(f"{name}.bias", hidden) if rule.bias else None
+        norm = self._unbiased_norm(name, hidden, scale=scale)
+        return norm if bias is None else replace(norm, bias=self.operations.weights.place(bias * scale))
+
+    def _unbiased_norm(self, name: str, *shape: int, scale: float = 1.0) -> Norm:
+        rule, stored = self.config.norm, dequantize(self.weights.take(f"{name}.weight", *shape))
+        return Norm(self.operations.weights.place((stored + rule.offset) * scale), rule.epsilon, rule.kind)
 
     def _attention(self, number: int) -> Attention:
         config, layer = self.config, self.config.layer(number)
         return Attention(
             scale=config.attention_scale or config.head_dim**-0.5,
             rotary=None if layer.rope is None else self.tables[layer.rope],
-            norms=self._head_norms(f"blk.{number}.") if config.head_norm else None,
+            norms=self._head_norms(f"blk.{number}."),
             softcap=config.attention_softcap,
             window=layer.window,
         )
 
-    def _head_norms(self, prefix: str) -> HeadNorms:
+    def _head_norms(self, prefix: str) -> HeadNorms | None:
         config = self.config
-        heads = (config.heads, config.kv_heads) if config.head_norm is HeadNorm.ALL else (1, 1)
+        if config.head_norm is None:
+            return None
         q, k = (
-            self.norm(f"{prefix}attn_{letter}_norm", count * config.head_dim)
-            for letter, count in zip("qk", heads, strict=True)
+            self._unbiased_norm(
+                f"{prefix}attn_{letter}_norm", *head_norm_shape(config.head_norm, heads, config.head_dim)
+            )
+            for letter, heads in (("q", config.heads), ("k", config.kv_heads))
         )
-        return HeadNorms(q, k, config.norm_epsilon)
+        return HeadNorms(q, k)
 
     def _qkv(self, prefix: str) -> Projection:
         config = self.config
@@ -226,6 +252,11 @@ class _Loader:
         return self.operations.weights.linear(
             [self.weights.take(f"{prefix}{name}.weight", width, inputs) for name, width in outputs.items()]
         )
+
+
+def head_norm_shape(kind: HeadNorm, heads: int, head_dim: int) -> tuple[int, ...]:
+    """The shape of the weights of a norm of heads, as `HeadNorms` tells them apart."""
+    return {HeadNorm.EACH: (head_dim,), HeadNorm.OWN: (heads, head_dim), HeadNorm.ALL: (heads * head_dim,)}[kind]
 
 
 _PLACES = (NormPlacement.BEFORE, NormPlacement.AFTER)

@@ -6,36 +6,41 @@ A family reads it, and replaces what it does in its own way. Odd values are refu
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from gguf.constants import Keys
+
 from engine.checkpoints.metadata import Key, Metadata
-from engine.config import Gate, LayerConfig, ModelConfig
+from engine.config import Gate, LayerConfig, ModelConfig, NormKind, NormRule
 from engine.errors import UnsupportedModel
 from engine.models.rope_config import CONTEXT, FULL, MAX_CONTEXT, SLIDING, read_rope
 
-LAYERS = Key("{arch}.block_count", "num_hidden_layers")
-HIDDEN = Key("{arch}.embedding_length", "hidden_size")
-HEADS = Key("{arch}.attention.head_count", "num_attention_heads")
-KV_HEADS = Key("{arch}.attention.head_count_kv", "num_key_value_heads")
-HEAD_DIM = Key("{arch}.attention.key_length", "head_dim")
-VALUE_DIM = Key("{arch}.attention.value_length", "")
-MLP_HIDDEN = Key("{arch}.feed_forward_length", "intermediate_size")
-VOCABULARY = Key("{arch}.vocab_size", "vocab_size")
-TOKENS = Key("tokenizer.ggml.tokens", "")
-EPSILON = Key("{arch}.attention.layer_norm_rms_epsilon", "rms_norm_eps")
+LAYERS = Key(Keys.LLM.BLOCK_COUNT, "num_hidden_layers")
+HIDDEN = Key(Keys.LLM.EMBEDDING_LENGTH, "hidden_size")
+HEADS = Key(Keys.Attention.HEAD_COUNT, "num_attention_heads")
+KV_HEADS = Key(Keys.Attention.HEAD_COUNT_KV, "num_key_value_heads")
+HEAD_DIM = Key(Keys.Attention.KEY_LENGTH, "head_dim")
+VALUE_DIM = Key(Keys.Attention.VALUE_LENGTH, "")
+MLP_HIDDEN = Key(Keys.LLM.FEED_FORWARD_LENGTH, "intermediate_size")
+VOCABULARY = Key(Keys.LLM.VOCAB_SIZE, "vocab_size")
+TOKENS = Key(Keys.Tokenizer.LIST, "")
+EPSILONS = {
+    NormKind.RMS: Key(Keys.Attention.LAYERNORM_RMS_EPS, "rms_norm_eps"),
+    NormKind.LAYER: Key(Keys.Attention.LAYERNORM_EPS, "layer_norm_eps"),
+}
 TIED = Key("", "tie_word_embeddings")
 
 ATTENTION_BIAS = Key("", "attention_bias")
-WINDOW = Key("{arch}.attention.sliding_window", "sliding_window")
-PATTERN = Key("{arch}.attention.sliding_window_pattern", "sliding_window_pattern")
+WINDOW = Key(Keys.Attention.SLIDING_WINDOW, "sliding_window")
+PATTERN = Key(Keys.Attention.SLIDING_WINDOW_PATTERN, "sliding_window_pattern")
 LAYER_TYPES = Key("", "layer_types")
 
 # What no family has, by the only values that change nothing.
 REFUSED: tuple[tuple[Key, tuple[object, ...]], ...] = (
-    (Key("{arch}.expert_count", "num_local_experts"), (0,)),
+    (Key(Keys.LLM.EXPERT_COUNT, "num_local_experts"), (0,)),
     (Key("", "num_experts"), (0,)),
     (Key("", "n_routed_experts"), (0,)),
     (Key("", "mlp_bias"), (False,)),
     (Key("", "use_bidirectional_attention"), (False,)),
-    (Key("{arch}.attention.causal", ""), (True,)),
+    (Key(Keys.Attention.CAUSAL, ""), (True,)),
 )
 
 
@@ -54,7 +59,12 @@ LAYER_KINDS = {FULL: False, SLIDING: True}
 
 
 def read_decoder(
-    metadata: Metadata, *, gate: Gate = Gate.SILU, interleaved: bool = False, partial_rotary: bool = False
+    metadata: Metadata,
+    *,
+    gate: Gate = Gate.SILU,
+    norm: NormKind = NormKind.RMS,
+    interleaved: bool = False,
+    partial_rotary: bool = False,
 ) -> ModelConfig:
     """The shape that all families have; `interleaved` and `partial_rotary`: see `read_rope`."""
     hidden = metadata.integer(HIDDEN)
@@ -81,7 +91,7 @@ def read_decoder(
         mlp_hidden=metadata.integer(MLP_HIDDEN),
         vocab_size=metadata.integer(VOCABULARY, _vocabulary(metadata), most=1 << 22),
         context_length=metadata.integer(CONTEXT, most=MAX_CONTEXT),
-        norm_epsilon=metadata.number(EPSILON, least=LEAST_EPSILON, most=0.1),
+        norm=NormRule(metadata.number(EPSILONS[norm], least=LEAST_EPSILON, most=0.1), norm),
         ropes=(read_rope(metadata, head_dim, interleaved=interleaved, partial=partial_rotary),),
         gate=gate,
         qkv_bias=bias,

@@ -10,6 +10,8 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from gguf.constants import Keys
+
 from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Key, Metadata
 from engine.config import Gate, HeadNorm, ModelConfig, NormPlacement
@@ -59,8 +61,8 @@ DEFAULTS: dict[str, dict[str, object]] = {
     "gemma3": GEMMA3_DEFAULTS,
     "gemma3_text": GEMMA3_DEFAULTS,
 }
-ATTENTION_SOFTCAP = Key("{arch}.attn_logit_softcapping", "attn_logit_softcapping")
-LOGIT_SOFTCAP = Key("{arch}.final_logit_softcapping", "final_logit_softcapping")
+ATTENTION_SOFTCAP = Key(Keys.LLM.ATTN_LOGIT_SOFTCAPPING, "attn_logit_softcapping")
+LOGIT_SOFTCAP = Key(Keys.LLM.FINAL_LOGIT_SOFTCAPPING, "final_logit_softcapping")
 QUERY_SCALAR = Key("", "query_pre_attn_scalar")
 # GGUF files do not say it: one size of each family, known by its layers, divides by the width that a head would have
 # if it were a share of the hidden size.
@@ -100,7 +102,7 @@ def read_config(metadata: Metadata) -> ModelConfig:
         logit_softcap=metadata.number(LOGIT_SOFTCAP, 0.0, least=0.0, most=1e6),
         embedding_scale=_embedding_scale(metadata, config.hidden),
         norm_placement=NormPlacement.BOTH,
-        norm_offset=1.0 if metadata.is_config else 0.0,  # GGUF's converter has added it
+        norm=replace(config.norm, offset=1.0 if metadata.is_config else 0.0),  # GGUF's converter has added it
     )
     if metadata.architecture == "gemma2":
         return replace(config, layout=read_layout(metadata, config, every(2, config.layers)))

@@ -5,6 +5,8 @@ In GGUF files rotary pairs are neighbours, as Llama's.
 
 from dataclasses import replace
 
+from gguf.constants import Keys
+
 from engine.checkpoints.metadata import Key, Metadata
 from engine.config import ModelConfig
 from engine.models.decoder_config import read_decoder
@@ -13,11 +15,11 @@ from engine.models.decoder_names import NAMES
 __all__ = ["NAMES", "read_config"]
 
 DEFAULTS: dict[str, object] = {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "attention_multiplier": 1.0}
-EMBEDDING = Key("{arch}.embedding_scale", "embedding_multiplier")
-RESIDUAL = Key("{arch}.residual_scale", "residual_multiplier")
-ATTENTION = Key("{arch}.attention.scale", "attention_multiplier")
-LOGITS = Key("{arch}.logit_scale", "logits_scaling")  # what logits are divided by
-TURNS = Key("{arch}.rope.scaling.finetuned", "")
+EMBEDDING = Key(Keys.LLM.EMBEDDING_SCALE, "embedding_multiplier")
+RESIDUAL = Key(Keys.LLM.RESIDUAL_SCALE, "residual_multiplier")
+ATTENTION = Key(Keys.Attention.SCALE, "attention_multiplier")
+LOGITS = Key(Keys.LLM.LOGIT_SCALE, "logits_scaling")  # what logits are divided by
+TURNS = Key(Keys.Rope.SCALING_FINETUNED, "")
 
 
 def read_config(metadata: Metadata) -> ModelConfig:
@@ -32,7 +34,7 @@ def read_config(metadata: Metadata) -> ModelConfig:
     return replace(
         config,
         embedding_scale=embedding / residual,
-        norm_epsilon=config.norm_epsilon / residual**2,
+        norm=replace(config.norm, epsilon=config.norm.epsilon / residual**2),
         logit_scale=1 / logits,
         attention_scale=metadata.number(ATTENTION, config.head_dim**-0.5, least=1e-6, most=1e3),
     )

@@ -6,6 +6,8 @@ part is one of them; in GGUF files `mistral3`, with neighbours as rotary pairs, 
 
 from dataclasses import replace
 
+from gguf.constants import Keys
+
 from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Key, Metadata
 from engine.config import ModelConfig, YarnScaling
@@ -36,7 +38,7 @@ DEFAULTS: dict[str, dict[str, object]] = {
     "ministral3": MINISTRAL3,
     "mistral3": {},
 }
-TEMPERATURE = Key("{arch}.attention.temperature_scale", "rope_parameters.llama_4_scaling_beta")
+TEMPERATURE = Key(Keys.Attention.TEMPERATURE_SCALE, "rope_parameters.llama_4_scaling_beta")
 
 
 def read_config(metadata: Metadata) -> ModelConfig:

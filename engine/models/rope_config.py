@@ -5,6 +5,8 @@ Reads them into a RopeConfig; odd values are refused by name. Refuses to know wh
 
 from collections.abc import Callable
 
+from gguf.constants import Keys
+
 from engine.checkpoints.metadata import Key, Metadata
 from engine.config import LinearScaling, Llama3Scaling, LongRopeScaling, RopeConfig, RopeScaling, YarnScaling
 from engine.errors import UnsupportedModel
@@ -12,24 +14,24 @@ from engine.errors import UnsupportedModel
 MAX_CONTEXT = 1 << 24
 MAX_FACTOR = 4096.0
 
-CONTEXT = Key("{arch}.context_length", "max_position_embeddings")
-BASE = Key("{arch}.rope.freq_base", "rope_theta")
-LOCAL_BASE = Key("{arch}.rope.freq_base_swa", "rope_local_base_freq")
-DIMENSIONS = Key("{arch}.rope.dimension_count", "partial_rotary_factor")
-TYPE = Key("{arch}.rope.scaling.type", "rope_type")
-FACTOR = Key("{arch}.rope.scaling.factor", "factor")
+CONTEXT = Key(Keys.LLM.CONTEXT_LENGTH, "max_position_embeddings")
+BASE = Key(Keys.Rope.FREQ_BASE, "rope_theta")
+LOCAL_BASE = Key(Keys.Rope.FREQ_BASE_SWA, "rope_local_base_freq")
+DIMENSIONS = Key(Keys.Rope.DIMENSION_COUNT, "partial_rotary_factor")
+TYPE = Key(Keys.Rope.SCALING_TYPE, "rope_type")
+FACTOR = Key(Keys.Rope.SCALING_FACTOR, "factor")
 OLD_FACTOR = Key("{arch}.rope.scale_linear", "")
-ORIGINAL = Key("{arch}.rope.scaling.original_context_length", "original_max_position_embeddings")
+ORIGINAL = Key(Keys.Rope.SCALING_ORIG_CTX_LEN, "original_max_position_embeddings")
 LOW = Key("", "low_freq_factor")
 HIGH = Key("", "high_freq_factor")
-FAST = Key("{arch}.rope.scaling.yarn_beta_fast", "beta_fast")
-SLOW = Key("{arch}.rope.scaling.yarn_beta_slow", "beta_slow")
-YARN_ATTENTION = Key("{arch}.rope.scaling.yarn_attn_factor", "attention_factor")
-YARN_EXTENSION = Key("{arch}.rope.scaling.yarn_ext_factor", "")
+FAST = Key(Keys.Rope.SCALING_YARN_BETA_FAST, "beta_fast")
+SLOW = Key(Keys.Rope.SCALING_YARN_BETA_SLOW, "beta_slow")
+YARN_ATTENTION = Key(Keys.Rope.SCALING_YARN_ATTN_FACTOR, "attention_factor")
+YARN_EXTENSION = Key(Keys.Rope.SCALING_YARN_EXT_FACTOR, "")
 MSCALE = Key("", "mscale")
-MSCALE_ALL = Key("{arch}.rope.scaling.yarn_log_multiplier", "mscale_all_dim")
+MSCALE_ALL = Key(Keys.Rope.SCALING_YARN_LOG_MUL, "mscale_all_dim")
 TRUNCATE = Key("", "truncate")
-LONG_ATTENTION = Key("{arch}.rope.scaling.attn_factor", "attention_factor")
+LONG_ATTENTION = Key(Keys.Rope.SCALING_ATTN_FACTOR, "attention_factor")
 SHORT_FACTORS = Key("", "short_factor")
 LONG_FACTORS = Key("", "long_factor")
 

@@ -1,17 +1,30 @@
 """Filters of logits that need more than a row: DRY repetition penalties and XTC."""
 
 import hashlib
+from array import array
 from collections.abc import Collection
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.request import DryParams, Request, SamplingParams
+from engine.request import Request
 from engine.sampling.drawing import Filters, kept_weights
+from engine.sampling_params import DryParams, SamplingParams
 
 MAX_MATCH = 50  # tokens of a repetition that count, as its author has it: the penalty is beyond all logits long before
+
+
+_known_ids: "WeakKeyDictionary[Request, array[int]]" = WeakKeyDictionary()  # so that no step converts a whole context
+
+
+def known_ids(request: Request) -> "array[int]":
+    """All known tokens of a request, prompt and reply, int64. Drop views of the result before the next call."""
+    ids = _known_ids.setdefault(request, array("q"))
+    ids.extend(request.token_ids(len(ids), request.num_tokens))
+    return ids
 
 
 def dry_penalties(request: Request) -> dict[int, float]:
@@ -19,7 +32,7 @@ def dry_penalties(request: Request) -> dict[int, float]:
     dry = request.params.dry
     if dry is None:
         return {}
-    known = np.frombuffer(request.known_ids(), np.int64)
+    known = np.frombuffer(known_ids(request), np.int64)
     return _penalties(known if dry.last_n is None else known[max(0, len(known) - dry.last_n) :], dry)
 
 

@@ -15,11 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.device import Draw, Logits
-from engine.request import Request, SampledToken, TokenLogprobs
-from engine.sampling.constraint import NO_MASKS, Masks
+from engine.request import Request, TokenLogprobs
 from engine.sampling.drawing import TRIES, Filters, draw, drawn_logprobs
-from engine.sampling.filters import dry_penalties, leaves_out, without_top_choices
+from engine.sampling.filters import dry_penalties, known_ids, leaves_out, without_top_choices
+from engine.sampling.logits import Draw, Logits
+from engine.sampling.masks import NO_MASKS, Masks
+from engine.step import SampledToken
 
 FEW = 512  # tokens that a grammar allows, which are looked at without all others
 NOT_NUMBERS = (
@@ -132,11 +133,11 @@ def apply_penalties(logits: Tensor, requests: Sequence[Request]) -> Tensor:
     for row in penalized:
         request, params = requests[row], requests[row].params
         if params.repetition_penalty != 1.0:
-            seen = torch.frombuffer(request.known_ids(), dtype=torch.int64)
+            seen = torch.frombuffer(known_ids(request), dtype=torch.int64)
             values, factor = logits[row, seen], params.repetition_penalty
             logits[row, seen] = torch.where(values > 0, values / factor, values * factor)
         if request.output_ids and (params.presence_penalty or params.frequency_penalty):
-            told = torch.frombuffer(request.known_ids(), dtype=torch.int64, offset=8 * len(request.prompt_ids))
+            told = torch.frombuffer(known_ids(request), dtype=torch.int64, offset=8 * len(request.prompt_ids))
             ids, counts = torch.unique(told, return_counts=True)
             logits[row, ids] -= params.frequency_penalty * counts + params.presence_penalty
     return logits

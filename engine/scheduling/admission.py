@@ -1,135 +1,87 @@
-"""Which of the waiting requests gets a seat, and with what it begins. No torch.
+"""Admission: which waiting requests get a slot, and with which cached blocks they start.
 
-A request joins behind what is cached or saved of it, when its tokens and one more fit what is free; those of a lower
-class may have to yield for that. One whose next block is just being computed by another waits until it can share it.
-Refuses to know how many tokens a step takes.
+A request joins after its longest cached prefix, or with what was saved of it, if its tokens and one more fit the free
+blocks; requests of a lower class may be preempted for that. If another request is computing its next block, it waits
+until it can share it.
 """
 
 import enum
-from collections.abc import Callable
 
-from engine.config import BLOCK_SIZE, EngineConfig
-from engine.counters import Counters
+from engine.config import BLOCK_SIZE
 from engine.kv.memory import KVMemory
 from engine.kv.prefixes import Prefix
-from engine.request import Request, RequestStatus
-from engine.scheduling.beam_groups import Searches
-from engine.scheduling.preemption import Yielding
-from engine.scheduling.priority import WaitingQueue, is_urgent
+from engine.request import Request
+from engine.scheduling.preemption import Preemption
+from engine.scheduling.priority import is_urgent
+from engine.scheduling.running_set import RunningSet
 
 
 class Verdict(enum.Enum):
-    """What became of a request that wants to join."""
+    """The answer to a request that wants to join."""
 
-    SEATED = enum.auto()
-    LATER = enum.auto()  # another one is just computing what it needs next; those behind it may go first
-    WAITS = enum.auto()  # for a seat or for blocks, which nobody behind it takes first
+    STARTED = enum.auto()
+    LATER = enum.auto()  # another request is computing what it needs next; those behind it may go first
+    WAITS = enum.auto()  # for a slot or for blocks, which no request behind it may take first
 
 
 class Admission:
-    """`running` are the requests that have a seat, by id."""
+    """Admits waiting requests, one at a time."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        memory: KVMemory,
-        waiting: WaitingQueue,
-        running: dict[int, Request],
-        searches: Searches,
-        yielding: Yielding,
-        counters: Counters,
-        clock: Callable[[], float],
-    ) -> None:
-        self._config = config
+    def __init__(self, requests: RunningSet, preemption: Preemption, memory: KVMemory) -> None:
+        self._requests = requests
+        self._preemption = preemption
         self._memory = memory
-        self._waiting = waiting
-        self._running = running
-        self._searches = searches
-        self._yielding = yielding
-        self._counters = counters
-        self._clock = clock
 
     def admit(self, request: Request, preempted: list[Request]) -> Verdict:
-        """Give a waiting request a seat and what is cached or saved of it, if its tokens and one more fit what is free.
-
-        Where they do not, those of a lower class yield to it.
+        """Give a waiting request a slot and what is cached or saved of it, if its tokens and one more fit the free
+        blocks. If they do not, requests of a lower class are preempted, and added to `preempted`.
         """
-        if not self._may_sit(request):
+        if not self._may_start(request):
             return Verdict.WAITS
-        prefix = self._prefix(request)
+        prefix = self._memory.look_up(request, _most_cached(request))
         if prefix and self._is_coming(request, prefix):
             return Verdict.LATER
-        while not self._seat(request, prefix):
-            if self._memory.host.is_on_its_way(request) or not self._running:
+        while not self._start(request, prefix):
+            if self._memory.is_being_saved(request) or not self._requests.running:
                 return Verdict.WAITS
-            last = self._yielding.last()
-            if last.origin.service <= request.origin.service or not self._yielding.yields(last, request):
+            victim = self._preemption.victim()
+            if victim.origin.service <= request.origin.service or not self._preemption.preempt(victim, request):
                 return Verdict.WAITS
-            preempted.append(last)
-            prefix = self._prefix(request)  # what it had may have been given up for what the other one saved
-        return Verdict.SEATED
+            preempted.append(victim)
+            # The prefix may have been evicted for what the victim saved.
+            prefix = self._memory.look_up(request, _most_cached(request))
+        return Verdict.STARTED
 
-    def _may_sit(self, request: Request) -> bool:
-        """Whether there is a seat, or one of a lower class has it: else nothing needs to be looked up for it."""
-        lower = any(other.origin.service > request.origin.service for other in self._running.values())
-        return bool(self.free_seats) or lower
+    def takes_all(self, request: Request) -> bool:
+        """Whether it starts only with all blocks that it can ever need. An urgent beam group runs alone instead."""
+        return is_urgent(request) and self._requests.group_of(request) is None
 
-    def _prefix(self, request: Request) -> Prefix | None:
-        """What is cached of a request; None where more was saved of it."""
-        if request.saved is not None and not request.saved.is_lost:
-            return None
-        return self._memory.look_up(request, _most_cached(request))
+    def _may_start(self, request: Request) -> bool:
+        """Whether there is a slot, or one of a lower class has it: else its prefix need not be looked up."""
+        running = self._requests.running.values()
+        return bool(self._requests.free_slots) or any(it.origin.service > request.origin.service for it in running)
 
     def _is_coming(self, request: Request, prefix: Prefix) -> bool:
-        """Whether the block behind a request's cached prefix is being computed by one that goes before it."""
-        place = prefix.blocks
-        return place < _most_cached(request) and any(
-            other.num_published <= place < len(other.block_keys)
-            and other.block_keys[place] == request.block_keys[place]
-            and other.origin.service <= request.origin.service
-            for other in self._running.values()
+        """Whether a request that goes before it is computing the block after its cached prefix."""
+        return prefix.blocks < _most_cached(request) and any(
+            other.origin.service <= request.origin.service and self._memory.is_computing(other, request, prefix.blocks)
+            for other in self._requests.running.values()
         )
 
-    @property
-    def free_seats(self) -> int:
-        """That nobody has, and that are not kept for the beams of a search."""
-        return max(0, self._config.max_running - len(self._running) - self._searches.seats_kept)
-
-    def _seat(self, request: Request, prefix: Prefix | None) -> bool:
-        if self.free_seats < self._searches.seats(request):
+    def _start(self, request: Request, prefix: Prefix | None) -> bool:
+        if self._requests.free_slots < self._requests.slots(request):
             return False
-        stop = self._memory.room(request) if takes_all(request) else request.num_tokens + 1
-        memory = self._memory
-        if not (memory.join(request, prefix, stop) if prefix else memory.restore(request, stop)):
+        stop = self._memory.room(request) if self.takes_all(request) else request.num_tokens + 1
+        if not self._memory.join(request, prefix, stop):
             return False
-        if not request.is_arriving:
-            self.count(request)
-        request.status = RequestStatus.RUNNING
-        if request.seated is None:
-            request.seated = self._clock()
-        self._waiting.remove_from_line(request)
-        self._running[request.id] = request
-        self._searches.mirror(request)
+        self._requests.start(request)
         return True
-
-    def count(self, request: Request) -> None:
-        """A request can begin."""
-        if not request.num_preemptions:
-            self._counters.prompt_tokens += len(request.prompt_ids)
-            self._counters.cached_tokens += request.cache.tokens
-            self._counters.host_tokens += request.cache.host
-            self._counters.disk_tokens += request.cache.disk
 
 
 def _most_cached(request: Request) -> int:
-    """Blocks of a request that need not be computed where they are cached.
+    """Blocks of a request that need not be computed if they are cached.
 
-    The last token always is: its logits are what the next one is picked from. A prompt to be reported on is computed
-    whole, since cached keys and values tell no logits.
+    The last token is always computed: the next one is picked from its logits. A prompt whose log-probabilities are
+    reported is computed whole, since cached keys and values yield no logits.
     """
     return (request.num_tokens - 1) // BLOCK_SIZE if request.params.prompt_logprobs is None else 0
-
-
-def takes_all(request: Request) -> bool:
-    """Whether it starts only with all blocks that it can ever need. An urgent search runs alone instead."""
-    return is_urgent(request) and request.search is None

@@ -7,9 +7,10 @@ the reply to the power of `length_penalty`. Refuses to know who computes the bea
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from engine.request import BeamParams, FinishReason, SamplingParams, TokenLogprobs
+from engine.request import FinishReason, Request, TokenLogprobs
+from engine.sampling_params import BeamParams, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,3 +133,18 @@ class BeamSearch:
         hopeful = self._beams.early_stopping == "never" and self._beams.length_penalty > 0
         length = self._max_tokens if hopeful else best.length
         return self._by_length(best.score, length) > self.hypotheses[-1].score
+
+
+@dataclass(slots=True, eq=False)
+class BeamGroup:
+    """The requests of one beam search. No step runs `results`: each takes one of the best sequences at the end."""
+
+    results: tuple[Request, ...]
+    beams: BeamParams
+    policy: BeamSearch
+    max_tokens: int  # of a reply
+    live: dict[Request, Beam] = field(default_factory=dict)  # what each computes; or one request for their common part
+
+    @property
+    def requests(self) -> list[Request]:
+        return list(self.live)

@@ -1,79 +1,56 @@
-"""The searches of a scheduler: which requests stand for their beams, and what becomes of those. No torch.
+"""Beam groups: the requests that compute the beams of one search, from their common prompt to the results.
 
-A search begins as one request, which reads the prompt. When all its beams have delivered and several go on from one of
-them, the first does so in that beam's request and the others fork off, so that they share its blocks. A search that
-has to yield gives everything back but what its beams have in common: one request again, behind which they fork off when
-that is computed. It keeps the seats of all its beams from its first to its last step.
+A group starts as one request, which reads the prompt. When all its beams have delivered and several continue from one
+of them, the first does so in that beam's request and the others fork from it, so that they share its blocks. A
+preempted group keeps what its beams have in common: one request again, from which they fork when that is computed.
 
-Beams have ids below zero; those of results are the submitter's. Refuses to know which sequences are good, and who has
-to yield.
+Requests of beams have ids below zero; those of results are the caller's.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.counters import Counters
 from engine.errors import InvalidSampling, PromptTooLong
 from engine.kv.groups import blocks_for
 from engine.kv.memory import KVMemory
-from engine.request import BeamParams, BeamSampling, FinishReason, Request, RequestStatus, SampledToken, TokenEvent
-from engine.scheduling.beam import Beam, BeamSearch
-from engine.scheduling.priority import is_urgent
+from engine.request import FinishReason, Request, RequestStatus, TokenEvent
+from engine.sampling_params import BeamParams, BeamSampling
+from engine.scheduling.beam import Beam, BeamGroup, BeamSearch
+from engine.scheduling.running_set import RunningSet
+from engine.step import SampledToken
 
 
-@dataclass(slots=True, eq=False)
-class Search:
-    """One beam search. `results` are requests that nothing runs: each becomes one of the best sequences at the end."""
+class BeamGroups:
+    """Starts beam groups, advances them with what steps have found, folds them for preemption, and ends them."""
 
-    results: tuple[Request, ...]
-    beams: BeamParams
-    policy: BeamSearch
-    max_tokens: int  # of a reply
-    requests: list[Request] = field(default_factory=list)  # of the live beams; or one, of what they have in common
-
-
-class Searches:
-    """`withdraw` ends a request that stands for a beam, in any state and without a word to anyone."""
-
-    def __init__(
-        self,
-        config: EngineConfig,
-        memory: KVMemory,
-        running: dict[int, Request],
-        counters: Counters,
-        withdraw: Callable[[Request], None],
-    ) -> None:
+    def __init__(self, config: EngineConfig, requests: RunningSet, memory: KVMemory, counters: Counters) -> None:
         self._config = config
+        self._requests = requests
         self._memory = memory
-        self._running = running
         self._counters = counters
-        self._withdraw = withdraw
         self._ids = itertools.count(-1, -1)
-        self._by_result: dict[int, Search] = {}
 
-    def prepare(self, results: Sequence[Request], beams: BeamParams, most: int) -> None:
-        """Make requests the results of one search, for `begin`; each has `most` tokens at most, prompt included.
+    # -- what fits
 
-        Changes nothing here, so that any thread may call it. Raises InvalidSampling or PromptTooLong, with the numbers,
-        for a search that never fits.
+    def max_tokens(self, result: Request, beams: BeamParams) -> int:
+        """The longest reply that a search may get. Any thread may call it.
+
+        Raises InvalidSampling or PromptTooLong, with the numbers, for a search that never fits.
         """
-        prompt, params = results[0].prompt_ids, results[0].params
+        prompt, most = len(result.prompt_ids), self._memory.room(result)
         if beams.width > self._config.max_running:
             problem = f"a search this wide needs {beams.width} places, and there are {self._config.max_running}"
             raise InvalidSampling("width", problem)
-        fits = min(self._most_tokens(number, len(prompt), beams.width) for number in range(len(self._memory.groups)))
-        if fits <= len(prompt) or (params.max_tokens is not None and fits < most):
+        fits = min(self._most_tokens(number, prompt, beams.width) for number in range(len(self._memory.groups)))
+        if fits <= prompt or (result.params.max_tokens is not None and fits < most):
             raise PromptTooLong(
-                f"A search {beams.width} wide behind a prompt of {len(prompt):,} tokens has room for "
-                f"{max(0, fits - len(prompt)):,} tokens of reply",
+                f"A search {beams.width} wide behind a prompt of {prompt:,} tokens has room for "
+                f"{max(0, fits - prompt):,} tokens of reply",
                 "Choose a smaller width or max_tokens, or shorten the prompt.",
             )
-        max_tokens = min(fits, most) - len(prompt)
-        search = Search(tuple(results), beams, BeamSearch(beams, params, results[0].end_ids, max_tokens), max_tokens)
-        for result in results:
-            result.search = search
+        return min(fits, most) - prompt
 
     def _most_tokens(self, number: int, prompt: int, width: int) -> int:
         """How long all beams can get at once, by the memory of one KV group."""
@@ -87,114 +64,90 @@ class Searches:
             return self._config.context_length
         return BLOCK_SIZE * (shared + max(0, blocks - shared) // width)
 
-    def begin(self, search: Search) -> Request:
-        """The request that reads the prompt."""
-        first = search.results[0]
+    # -- from start to end
+
+    def begin(self, results: Sequence[Request], beams: BeamParams) -> Request:
+        """Start the search that `max_tokens` let pass. Returns the request that reads its prompt, to be queued."""
+        first, max_tokens = results[0], self.max_tokens(results[0], beams)
+        policy = BeamSearch(beams, first.params, first.end_ids, max_tokens)
         params = BeamSampling(
             temperature=0,
-            max_tokens=search.max_tokens,
-            logprobs=search.policy.alternatives,
+            max_tokens=max_tokens,
+            logprobs=policy.alternatives,
             prompt_logprobs=first.params.prompt_logprobs,
         )
-        root = Request(next(self._ids), first.prompt_ids, params, first.end_ids, first.origin, search=search)
-        root.beam, root.arrival = search.policy.common(), first.arrival
-        search.requests = [root]
-        self._by_result.update((result.id, search) for result in search.results)
+        root = Request(next(self._ids), first.prompt_ids, params, first.end_ids, first.origin, queue=first.queue)
+        for result in results:
+            result.queue = root.queue
+        self._requests.add_group(BeamGroup(tuple(results), beams, policy, max_tokens, {root: policy.common()}))
         return root
 
-    # -- seats
-
-    def seats(self, request: Request) -> int:
-        """How many a request takes. A search that has yielded often runs alone: it then has all memory there is."""
-        if request.search is None:
-            return 1
-        return self._config.max_running if is_urgent(request) else request.search.beams.width
-
-    @property
-    def seats_kept(self) -> int:
-        """Free seats that are for beams to come."""
-        seated = {search for search in self._by_result.values() if search.requests[0].id in self._running}
-        return sum(self.seats(search.requests[0]) - len(search.requests) for search in seated)
-
-    # -- what happens to a search
-
-    def of_result(self, request_id: int) -> Search | None:
-        """The search that still runs for a result."""
-        return self._by_result.get(request_id)
-
-    def told(self, request: Request, computed: int, found: SampledToken | None) -> list[TokenEvent]:
-        """What a step found for one of its requests."""
-        search, events = _search_of(request), []
+    def update(self, group: BeamGroup, request: Request, computed: int, found: SampledToken | None) -> list[TokenEvent]:
+        """Advance a group by what a step has found for one of its requests."""
+        events = []
         if found is not None and found.problem:
-            return self.end(search, found.reason, found.problem)
+            return self.end(group, found.reason, found.problem)
         if found is not None and found.prompt_logprobs:
             events = [
                 TokenEvent(result.id, None, num_computed=computed, prompt_logprobs=found.prompt_logprobs)
-                for result in search.results
+                for result in group.results
             ]
         if found is None or found.token_id is None:
-            return events or [TokenEvent(search.results[0].id, None, num_computed=computed)]
-        if request.beam not in search.policy.live:
-            self._go_on(search, {request: search.policy.live})
-        elif found.logprobs is not None and search.policy.collect(request.beam, found.logprobs.top):
-            self._advance(search)
-            if search.policy.has_ended:
-                events += self._conclude(search)
+            return events or [TokenEvent(group.results[0].id, None, num_computed=computed)]
+        beam = group.live[request]
+        if beam not in group.policy.live:
+            self._go_on(group, {request: group.policy.live})
+        elif found.logprobs is not None and group.policy.collect(beam, found.logprobs.top):
+            self._advance(group)
+            if group.policy.has_ended:
+                events += self._conclude(group)
         return events
 
-    def _advance(self, search: Search) -> None:
-        search.policy.advance()
-        children: dict[Request, list[Beam]] = {}
-        for request in search.requests:
-            children[request] = [beam for beam in search.policy.live if beam.before is request.beam]
-        if not search.policy.has_ended:
-            self._go_on(search, children)
+    def _advance(self, group: BeamGroup) -> None:
+        group.policy.advance()
+        if not group.policy.has_ended:
+            live = group.policy.live
+            self._go_on(group, {it: [new for new in live if new.before is old] for it, old in group.live.items()})
 
-    def _go_on(self, search: Search, children: dict[Request, list[Beam]]) -> None:
-        """Have each request go on as the first of its children, and the others behind its computed tokens."""
-        forked = []
+    def _go_on(self, group: BeamGroup, children: dict[Request, list[Beam]]) -> None:
+        """Have each request continue as the first of its children, and the others fork after its computed tokens."""
+        forked: dict[Request, Beam] = {}
         for parent, beams in children.items():
             for beam in beams[1:]:
                 child = _fork_of(parent, next(self._ids), beam)
                 self._memory.fork(parent, child, parent.num_computed)
-                self._running[child.id] = child
-                forked.append(child)
+                self._requests.add_beam(group, child)
+                forked[child] = beam
         for parent, beams in children.items():
             if beams:
-                parent.beam = beams[0]
                 parent.output_ids += beams[0].token_ids(len(parent.output_ids))
             else:
-                self._withdraw(parent)
-        search.requests = [parent for parent, beams in children.items() if beams] + forked
+                self._requests.drop_beam(parent)
+        group.live = {parent: beams[0] for parent, beams in children.items() if beams} | forked
 
-    def fold(self, search: Search) -> Request:
-        """One running request for what the beams have in common, none of whose steps is under way."""
-        if len(search.requests) > 1:
-            first = search.requests[0]
-            root = _fork_of(first, next(self._ids), search.policy.common())
-            search.policy.forget_round()
-            for request in search.requests:
-                self._withdraw(request)
-            search.requests = [root]
-            self._running[root.id] = root
-        return search.requests[0]
+    def fold(self, group: BeamGroup) -> Request:
+        """Replace the requests of a group, none of which is in a step under way, by one for their common part."""
+        requests = group.requests
+        if len(requests) > 1:
+            common = group.policy.common()
+            root = _fork_of(requests[0], next(self._ids), common)
+            group.policy.forget_round()
+            for request in requests:
+                self._requests.drop_beam(request)
+            group.live = {root: common}
+            self._requests.add_beam(group, root)
+        return group.requests[0]
 
-    def mirror(self, request: Request) -> None:
-        """Results are where the search is."""
-        for result in request.search.results if request.search else ():
-            result.status, result.cache, result.seated = request.status, request.cache, request.seated
+    def end(self, group: BeamGroup, finish: FinishReason, error: str = "") -> list[TokenEvent]:
+        """End a running group before its time."""
+        self._requests.drop_group(group)
+        return [TokenEvent(result.id, None, finish=finish, error=error) for result in group.results]
 
-    def end(self, search: Search, finish: FinishReason, error: str = "") -> list[TokenEvent]:
-        """End a search before its time; nothing where it has ended."""
-        if not self._forget(search):
-            return []
-        return [TokenEvent(result.id, None, finish=finish, error=error) for result in search.results]
-
-    def _conclude(self, search: Search) -> list[TokenEvent]:
+    def _conclude(self, group: BeamGroup) -> list[TokenEvent]:
         """Every result gets its sequence."""
-        self._forget(search)
+        self._requests.drop_group(group)
         events = []
-        for result, hypothesis in zip(search.results, search.policy.hypotheses, strict=False):
+        for result, hypothesis in zip(group.results, group.policy.hypotheses, strict=False):
             path = hypothesis.beam.path()
             result.output_ids[:] = [beam.token_id for beam in path]
             self._counters.generated_tokens += len(path)
@@ -202,30 +155,9 @@ class Searches:
             events.append(TokenEvent(result.id, path[-1].token_id, path[-1].logprobs, hypothesis.finish))
         return events
 
-    def _forget(self, search: Search) -> bool:
-        if search.results[0].id not in self._by_result:
-            return False
-        for result in search.results:
-            del self._by_result[result.id]
-        for request in search.requests:
-            self._withdraw(request)
-        self.mirror(search.requests[0])
-        return True
-
-
-def party(request: Request) -> Search | Request:
-    """Who yields together with a request."""
-    return request.search or request
-
-
-def _search_of(request: Request) -> Search:
-    if request.search is None:
-        raise ValueError(f"request {request.id} is no beam")
-    return request.search
-
 
 def _fork_of(parent: Request, request_id: int, beam: Beam) -> Request:
-    """A request for another beam of the search, without blocks."""
+    """A request for another beam of the group, without blocks."""
     return Request(
         request_id,
         parent.prompt_ids,
@@ -233,12 +165,9 @@ def _fork_of(parent: Request, request_id: int, beam: Beam) -> Request:
         parent.end_ids,
         parent.origin,
         output_ids=beam.token_ids(),
-        block_tables=tuple([] for _ in parent.block_tables),
         cache=parent.cache,
+        queue=parent.queue,
         num_preemptions=parent.num_preemptions,
-        arrival=parent.arrival,
         num_reported=parent.num_reported,
         status=RequestStatus.RUNNING,
-        search=parent.search,
-        beam=beam,
     )

@@ -1,69 +1,48 @@
-"""Who yields its place, and what becomes of what it has computed. No torch.
+"""Preemption: pick a victim, and have it give up its slot and its blocks.
 
-The last in order yields, never the first: so there is always one that proceeds. Its blocks are copied to the host pool,
-or given up and computed again where they are reused meanwhile, whichever is measured to be faster. Refuses to know what
-the blocks are needed for.
+The last in order of precedence is preempted, never the first: so one request always proceeds. Its blocks are copied to
+the host pools, or dropped and computed again, whichever is measured to be faster (`KVMemory.swap_out`).
 """
 
-from engine.cost_model import CostModel
-from engine.counters import Counters
-from engine.kv.groups import blocks_for
 from engine.kv.memory import KVMemory
 from engine.request import Request, RequestStatus
-from engine.scheduling.beam_groups import Searches, party
-from engine.scheduling.priority import WaitingQueue, is_urgent, precedence
+from engine.scheduling.beam_groups import BeamGroups
+from engine.scheduling.priority import is_urgent, precedence
+from engine.scheduling.running_set import RunningSet
 
 
-class Yielding:
-    """`running` are the requests that have a seat, by id."""
+class Preemption:
+    """Preempts running requests, a beam group as a whole."""
 
-    def __init__(
-        self,
-        memory: KVMemory,
-        waiting: WaitingQueue,
-        running: dict[int, Request],
-        searches: Searches,
-        costs: CostModel,
-        counters: Counters,
-    ) -> None:
+    def __init__(self, requests: RunningSet, groups: BeamGroups, memory: KVMemory) -> None:
+        self._requests = requests
+        self._groups = groups
         self._memory = memory
-        self._waiting = waiting
-        self._running = running
-        self._searches = searches
-        self._costs = costs
-        self._counters = counters
 
-    def last(self) -> Request:
-        """Who yields next: the last in order, but never the oldest of the highest class there is."""
-        first = min(self._running.values(), key=lambda it: (it.origin.service, it.arrival, it.id))
-        others = (it for it in self._running.values() if party(it) is not party(first))
+    def victim(self) -> Request:
+        """The running request that is preempted next: the last, but never the oldest of the highest class there is."""
+        running, party = self._requests.running.values(), self._requests.party
+        first = min(running, key=lambda it: (it.origin.service, it.queue.arrival, it.id))
+        others = (it for it in running if party(it) is not party(first))
         return max(others, key=precedence, default=first)
 
-    def yields(self, request: Request, to: Request) -> bool:
-        """Have a running request give its blocks back, with its whole search, unless that cannot be now, or never for
-        this one. A search that has become urgent has all there is, and only ever waits for steps and copies."""
-        own, search = party(request) is party(to), request.search
-        busy = any(
-            it.steps_under_way or it.is_arriving or it.status is not RequestStatus.RUNNING
-            for it in (search.requests if search else [request])
-        )
-        if busy or (is_urgent(request) and (search or not own)) or not (own or precedence(to) < precedence(request)):
-            return False
-        if search:
-            request = self._searches.fold(search)
-        blocks = blocks_for(request.num_computed)
-        if request.num_computed and self._costs.prefers_swap(blocks) and self._memory.save(request):
-            self._counters.swapped_out += 1
-        else:
-            self._memory.release(request)
-            self._counters.recomputed += 1
-        request.num_preemptions += 1
-        self.requeue(request)
-        return True
+    def preempt(self, request: Request, to: Request) -> bool:
+        """Preempt a running request with its whole group in favor of another, or of itself if it lacks blocks.
 
-    def requeue(self, request: Request) -> None:
-        """It waits again."""
-        del self._running[request.id]
-        request.status = RequestStatus.WAITING
-        self._searches.mirror(request)
-        self._waiting.add(request)
+        False if it cannot be preempted now, or never. An urgent group has all memory there is, and only ever waits for
+        steps and copies.
+        """
+        own = self._requests.party(request) is self._requests.party(to)
+        group = self._requests.group_of(request)
+        busy = any(
+            it.status is not RequestStatus.RUNNING or self._requests.parts_of(it)
+            for it in (group.requests if group else [request])
+        )
+        if busy or (is_urgent(request) and (group or not own)) or not (own or precedence(to) < precedence(request)):
+            return False
+        if group:
+            request = self._groups.fold(group)
+        self._memory.swap_out(request)
+        request.num_preemptions += 1
+        self._requests.requeue(request)
+        return True

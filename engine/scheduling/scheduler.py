@@ -1,17 +1,16 @@
-"""The scheduler: which requests run in the next step, and how many tokens of each. No torch.
+"""The scheduler: which requests run in the next step, and how many tokens of each.
 
 Continuous batching under one token budget: running requests catch up first, in order of precedence, then waiting ones
-join while budget, seats and KV blocks last. A long prompt takes several steps, smaller ones while others stream; one
-whose beginning is cached starts behind that. Several requests of one prompt read it once and share its blocks; so do
-the beams of a search, which yield and end together (`engine.scheduling.beam_groups`).
+join while budget, slots, and KV blocks last. A long prompt takes several steps, smaller ones while others stream; a
+request starts after its longest cached prefix. Several requests of one prompt read it once and share its blocks; so do
+the beams of a search, which are preempted and end together (`engine.scheduling.beam_groups`).
 
-Blocks are taken as they are needed. When none is free the last in order yields: its blocks are copied to the host pool,
-or given up and computed again where they are reused meanwhile. The first in order never yields to anyone, so there is
-always one that proceeds; and nobody yields more than MOST_PREEMPTIONS times. A request may also yield its place to one
-of a higher class.
+Blocks are taken as they are needed. When none is free, the last in order is preempted: its blocks are copied to the
+host pools, or dropped and computed again. The first in order is never preempted, so one request always proceeds; and
+none is preempted more than MOST_PREEMPTIONS times. A request may also lose its slot to one of a higher class.
 
 Steps may be under way while the next is planned. Blocks and counters of a request change hands only when every step
-that it is part of has been collected. Refuses to know what a token means and where keys and values lie.
+that it is part of has been collected.
 """
 
 import time
@@ -22,27 +21,18 @@ from engine.config import EngineConfig
 from engine.cost_model import CostModel
 from engine.counters import Counters, EngineState
 from engine.errors import PromptTooLong
+from engine.kv.disk.store import DiskStore
 from engine.kv.memory import KVMemory
 from engine.kv.mover import Mover
-from engine.request import (
-    BeamParams,
-    CacheUse,
-    FinishReason,
-    Origin,
-    Request,
-    RequestStatus,
-    SampledToken,
-    ScheduledRequest,
-    ServiceClass,
-    StepPlan,
-    TokenEvent,
-    TokenLogprobs,
-)
-from engine.scheduling.admission import Admission, Verdict, takes_all
-from engine.scheduling.beam_groups import Searches, party
-from engine.scheduling.preemption import Yielding
-from engine.scheduling.priority import WaitingQueue, precedence
+from engine.request import FinishReason, Origin, Request, RequestStatus, ServiceClass, TokenEvent, TokenLogprobs
+from engine.scheduling.admission import Admission, Verdict
+from engine.scheduling.beam_groups import BeamGroups
+from engine.scheduling.preemption import Preemption
+from engine.scheduling.priority import precedence
+from engine.scheduling.running_set import RunningSet
 from engine.scheduling.step_budget import Allowance, shares
+from engine.step import SampledToken, ScheduledRequest, StepPlan
+from engine.token_sources import TokenSources
 
 UNLIMITED = Allowance()
 SETTLE_SECONDS = 1.0  # at the end, for what is due to be written
@@ -52,24 +42,22 @@ class Scheduler:
     """Owns every request from `add` until the event that carries its finish reason."""
 
     def __init__(
-        self, config: EngineConfig, mover: Mover | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        config: EngineConfig,
+        mover: Mover | None = None,
+        store: DiskStore | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._clock = clock
         self.costs = CostModel(config)
         self._counters = Counters()
-        self._memory = KVMemory(config, mover, self.costs, self._counters, self._arrived, clock)
-        self._waiting = WaitingQueue()
-        self._running: dict[int, Request] = {}
-        self._ending: dict[int, Request] = {}  # finished, but part of a step under way
+        self._memory = KVMemory(config, mover, store, self.costs, self._counters, clock)
+        self._requests = RunningSet(config.max_running, self._memory, clock)
+        self._groups = BeamGroups(config, self._requests, self._memory, self._counters)
+        self._preemption = Preemption(self._requests, self._groups, self._memory)
+        self._admission = Admission(self._requests, self._preemption, self._memory)
         self._num_steps = 0  # that were planned
-        self._searches = Searches(config, self._memory, self._running, self._counters, self._withdraw)
-        self._yielding = Yielding(
-            self._memory, self._waiting, self._running, self._searches, self.costs, self._counters
-        )
-        self._admission = Admission(
-            config, self._memory, self._waiting, self._running, self._searches, self._yielding, self._counters, clock
-        )
 
     @property
     def has_work(self) -> bool:
@@ -77,8 +65,8 @@ class Scheduler:
 
     @property
     def has_requests(self) -> bool:
-        """Whether somebody waits for something."""
-        return bool(self._waiting or self._running or self._ending)
+        """Whether a caller waits for something."""
+        return bool(self._requests)
 
     @property
     def progress(self) -> int:
@@ -87,23 +75,19 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._requests.waiting)
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
-
-    @property
-    def num_free_blocks(self) -> int:
-        return self._memory.groups[0].pool.num_free
+        return len(self._requests.running)
 
     def state(self) -> EngineState:
-        waiting = list(self._waiting)
+        waiting = list(self._requests.waiting)
         pool, hosts = self._memory.groups[0].pool, self._memory.host.pools
         return EngineState(
-            running=len(self._running),
+            running=len(self._requests.running),
             waiting=tuple(sum(it.origin.service is service for it in waiting) for service in ServiceClass),
-            swapped=sum(request.saved is not None for request in waiting),
+            swapped=sum(map(self._memory.is_swapped_out, waiting)),
             kv_blocks=pool.num_usable,
             kv_blocks_held=pool.num_usable - pool.num_free,
             kv_blocks_cached=pool.num_cached,
@@ -120,55 +104,65 @@ class Scheduler:
         if prompt >= self._memory.context:
             raise PromptTooLong.of(prompt, self._memory.context, self._config.longest_context)
 
-    def search(self, results: Sequence[Request], beams: BeamParams) -> None:
-        """Have requests that `check_fits` let pass be the results of a search, to be given to `add` together. Raises
-        InvalidSampling or PromptTooLong where that never fits."""
-        self._searches.prepare(results, beams, self._memory.room(results[0]))
+    def check_search_fits(self, result: Request) -> None:
+        """Raise InvalidSampling or PromptTooLong for a beam search that never fits, by one of its results."""
+        if result.params.beams is not None:
+            self._groups.max_tokens(result, result.params.beams)
 
     def add(self, *requests: Request) -> None:
-        """Queue a request that `check_fits` let pass; further ones share its prompt and are read with it.
+        """Queue a request that `check_fits` let pass; further ones share its prompt, which is read once.
 
-        The results of a search are added together, and become what it finds.
+        The results of a beam search are added together, after `check_search_fits`.
         """
         for request in requests:
-            request.arrival = self._clock()
-        search = requests[0].search
-        queued = requests if search is None else (self._searches.begin(search),)
-        for request in queued:
-            request.block_tables = tuple([] for _ in self._config.groups)
-        self._waiting.add(*queued)
+            request.queue.arrival = self._clock()
+        beams = requests[0].params.beams
+        self._requests.waiting.add(*(requests if beams is None else (self._groups.begin(requests, beams),)))
 
     def schedule(self, allowance: Allowance = UNLIMITED) -> StepPlan:
-        """The next step. Empty when nothing can be done before a step under way is collected or a copy has ended, or
+        """The next step. Empty if nothing can be done before a step under way is collected or a copy has ended, or
         nothing is to do."""
-        self._memory.transfers.poll()
+        self._resume_arrived()
         scheduled: list[ScheduledRequest] = []
         preempted: list[Request] = []
-        running = sorted(self._running.values(), key=precedence)
+        running = sorted(self._requests.running.values(), key=precedence)
         budget = min(allowance.tokens, self.costs.budget(sum(bool(request.output_ids) for request in running)))
         share = self._shares(running, budget)
         for request in running:
             if len(scheduled) >= allowance.requests:
                 break
-            if request.status is not RequestStatus.RUNNING or request.is_arriving:
-                continue  # it has just yielded to one before it, or is not there yet
-            most = min(budget, max(1, share[request.id]))  # who holds blocks must go on, or who waits for them waits on
+            if request.status is not RequestStatus.RUNNING:
+                continue  # it was just preempted by one before it, or its blocks are not there yet
+            # Always at least 1 token: a request that holds blocks could otherwise stall those that wait for them.
+            most = min(budget, max(1, share[request.id]))
             if not self._reserve(request, most, preempted):
-                break  # it waits for blocks, and nobody behind it takes them first
+                break  # it waits for blocks, and no request behind it takes them first
             budget -= self._take(request, most, scheduled)
         else:
-            for newcomer in self._waiting.first_in_line(self._config.max_running):
-                if not budget or preempted or len(scheduled) >= allowance.requests:
-                    break
-                verdict = self._admission.admit(newcomer, preempted)
-                if verdict is Verdict.WAITS:
-                    break
-                if verdict is Verdict.SEATED and not newcomer.is_arriving:
-                    budget -= self._take(newcomer, min(budget, max(1, share.get(newcomer.id, budget))), scheduled)
+            self._admit(budget, allowance.requests, share, scheduled, preempted)
         self._memory.host.demote()
         self._memory.disk.write_some(at_once=not self.has_requests)
         self._num_steps += bool(scheduled)
         return StepPlan(tuple(scheduled), tuple(preempted))
+
+    def _admit(
+        self,
+        budget: int,
+        most_requests: int,
+        share: Mapping[int, int],
+        scheduled: list[ScheduledRequest],
+        preempted: list[Request],
+    ) -> None:
+        """Start waiting requests while budget, slots, and blocks last."""
+        for newcomer in self._requests.waiting.first_in_line(self._config.max_running):
+            if not budget or preempted or len(scheduled) >= most_requests:
+                return
+            verdict = self._admission.admit(newcomer, preempted)
+            if verdict is Verdict.WAITS:
+                return
+            if verdict is Verdict.STARTED and newcomer.status is RequestStatus.RUNNING:
+                self._count(newcomer)
+                budget -= self._take(newcomer, min(budget, max(1, share.get(newcomer.id, budget))), scheduled)
 
     def wait(self) -> None:
         """Nothing can be planned and no step is under way: return when a copy may have ended, if somebody waits."""
@@ -180,7 +174,7 @@ class Scheduler:
         until = self._clock() + seconds
         while self._memory.transfers or (self._memory.disk.has_due and self._clock() < until):
             self._memory.transfers.wait()
-            self._memory.transfers.poll()
+            self._resume_arrived()
             if self._clock() < until:
                 self._memory.disk.write_some(at_once=True)
 
@@ -201,7 +195,7 @@ class Scheduler:
         return [
             event
             for part, request in told
-            if request.id in self._running
+            if request.id in self._requests.running
             for event in self._events(request, part.stop, found.get(request.id))
         ]
 
@@ -210,38 +204,29 @@ class Scheduler:
         events: list[TokenEvent] = []
         self._counters.failed_steps += 1
         for part in plan.scheduled:
-            part.request.steps_under_way -= 1
             self._memory.collected(part.copies)
             for request in part.picking:
-                events += self._end(request, FinishReason.ERROR, error) if request.id in self._running else []
-            self._let_go(part.request)
+                if request.id in self._requests.running:
+                    events += self._end(request, FinishReason.ERROR, error)
+            self._requests.collect(part)
         return events
 
     def undo(self, plan: StepPlan) -> None:
-        """A step has not happened, nor any behind it: its requests are where they were before."""
+        """A step has not happened, nor any after it: its requests are where they were before."""
         for part in reversed(plan.scheduled):
             request = part.request
-            request.steps_under_way -= 1
-            request.num_pending -= part.samples
             request.num_scheduled = part.start
             request.num_reported = part.reported.start if part.reported else request.num_reported
-            request.is_leading = False
             self._memory.undo(request, part.copies)
-            followers = [self._running.pop(it.id) for it in part.followers if it.id in self._running]
-            for follower in followers:
-                follower.status = RequestStatus.WAITING
-            if request.status is RequestStatus.FINISHED and followers:
-                self._waiting.add(*followers)
-            else:
-                self._waiting.follow(request, followers)
-            self._let_go(request)
+            self._requests.undo_followers(request, part.followers)
+            self._requests.collect(part)
 
     def abort(self, request_id: int) -> list[TokenEvent]:
-        """End a request in any state, with its whole search where it is a result of one. Nothing when there is no such
-        request any more."""
-        if search := self._searches.of_result(request_id):
-            return self._searches.end(search, FinishReason.ABORT)
-        request = self._running.get(request_id) or self._waiting.remove(request_id)
+        """End a request in any state, with its whole group if it is a result of a beam search. Does nothing if there is
+        no such request any more."""
+        if group := self._requests.live_group(request_id):
+            return self._groups.end(group, FinishReason.ABORT)
+        request = self._requests.running.get(request_id) or self._requests.waiting.remove(request_id)
         return [] if request is None else self._end(request, FinishReason.ABORT)
 
     def abort_all(self, forgotten: Iterable[StepPlan] = ()) -> list[TokenEvent]:
@@ -250,64 +235,74 @@ class Scheduler:
         for plan in forgotten:
             for part in plan.scheduled:
                 self._memory.collected(part.copies)
-        for request in (*self._running.values(), *self._ending.values()):
-            request.steps_under_way = 0
-        for request in (*self._running.values(), *self._waiting):
-            events += self._end(request, FinishReason.ABORT)
-        for request in list(self._ending.values()):
-            self._let_go(request)
+        self._requests.forget_parts()
+        for request in (*self._requests.running.values(), *self._requests.waiting):
+            if request.status is not RequestStatus.FINISHED:  # as a beam of a group that was just ended
+                events += self._end(request, FinishReason.ABORT)
         self.settle(SETTLE_SECONDS)
         return events
 
     def assert_empty(self) -> None:
         """Raise RuntimeError when a request or a block is still held."""
         self._memory.check()
-        if self.has_work or any(pool.num_free != pool.num_usable for pool in self._memory.pools):
+        if self.has_work or not self._memory.is_empty:
             raise RuntimeError(
-                f"{self.num_waiting} waiting, {len(self._running)} running, {len(self._ending)} ending, "
+                f"{self.num_waiting} waiting, {self.num_running} running, {len(self._requests.ending)} ending, "
                 f"{[(pool.num_free, pool.num_usable) for pool in self._memory.pools]} blocks free and in all"
             )
 
-    def _arrived(self, request: Request, ok: bool) -> None:
-        """A request's blocks have come from the host pool or from files; or else it starts again."""
-        if ok:
-            self._admission.count(request)
-        else:
-            self._yielding.requeue(request)
+    def _resume_arrived(self) -> None:
+        """Run the requests whose blocks have been copied to the device; requeue those whose copies have failed."""
+        for arrived in self._memory.poll():
+            if arrived.ok:
+                self._requests.set_status(arrived.request, RequestStatus.RUNNING)
+                self._count(arrived.request)
+            else:
+                self._requests.requeue(arrived.request)
+
+    def _count(self, request: Request) -> None:
+        """Count where a request's prompt was found, when it starts for the first time."""
+        if not request.num_preemptions:
+            self._counters.prompt_tokens += len(request.prompt_ids)
+            self._counters.prompts += request.cache
 
     # -- running
 
     def _shares(self, running: Iterable[Request], budget: int) -> Mapping[int, int]:
-        """Tokens of the step for those that run, and for those that may join."""
+        """Tokens of the step for the requests that run, and for those that may join."""
         wanted = [(request, self._wanted(request)) for request in running]
-        joining = [(request, request.num_tokens) for request in self._waiting.first_in_line(self._admission.free_seats)]
-        return shares([*wanted, *joining], budget)
+        newcomers = self._requests.waiting.first_in_line(self._requests.free_slots)
+        return shares([*wanted, *((request, request.num_tokens) for request in newcomers)], budget)
 
     def _wanted(self, request: Request) -> int:
         """Tokens that the request has to catch up on. None once its last token is being sampled."""
-        if request.is_leading:
-            return 0  # what it holds now is what others are about to share
-        target = request.num_tokens + (request.num_pending if request.runs_ahead else 0)
+        if request.status is RequestStatus.LEADING:
+            return 0  # its blocks are about to be shared as they are
+        target, parts = request.num_tokens, self._requests.parts_of(request)
+        if parts and request.runs_ahead:
+            target += sum(part.samples for part in parts)
         return 0 if target >= self._memory.room(request) else target - request.num_scheduled
 
     def _reserve(self, request: Request, budget: int, preempted: list[Request]) -> bool:
-        """Make sure there are blocks for the request's next tokens; those behind it yield, or else it does itself.
+        """Make sure there are blocks for the request's next tokens: those behind it are preempted, or else it is.
 
-        False when it has yielded, or must wait: who should yield is part of a step under way, or its blocks are.
+        False if it was preempted, or must wait for a step under way: the victim's, or one that holds its blocks.
         """
         count = min(budget, self._wanted(request))
         while count and not self._memory.has_room(request, request.num_scheduled + count):
             if self._memory.will_have_room(request, request.num_scheduled + count):
                 return False
-            last = self._yielding.last()
-            if (party(last) is party(request) and self._ending) or not self._yielding.yields(last, request):
+            victim = self._preemption.victim()
+            own = self._requests.party(victim) is self._requests.party(request)
+            if (own and self._requests.ending) or not self._preemption.preempt(victim, request):
                 return False
-            preempted.append(last)
-            if party(last) is party(request):
+            preempted.append(victim)
+            if own:
                 return False
         return True
 
     def _take(self, request: Request, budget: int, scheduled: list[ScheduledRequest]) -> int:
+        """Add a request's next tokens to the step, at most `budget`. Returns how many."""
         start, known = request.num_scheduled, request.num_tokens
         wanted = self._wanted(request)
         count = self._memory.cut(request, start + min(budget, wanted)) - start
@@ -315,50 +310,47 @@ class Scheduler:
             return 0
         samples = count == wanted
         room = self._memory.room(request)
-        has_all = takes_all(request) and self._memory.has_room(request, room)  # others may have come first
+        has_all = self._admission.takes_all(request) and self._memory.has_room(request, room)  # others may be first
         copies = self._memory.take(request, room if has_all else start + count)
         reported = request.to_report(start, start + count)
         request.num_reported = max(request.num_reported, reported.stop)
-        followers = self._seated_followers(request) if samples else ()
-        scheduled.append(
-            ScheduledRequest(request, start, count, samples, start + count > known, reported, copies, followers)
+        part = ScheduledRequest(
+            request,
+            start,
+            count,
+            samples,
+            block_tables=self._memory.blocks_of(request).tables,
+            feeds=start + count > known,
+            reported=reported,
+            copies=copies,
+            followers=self._requests.start_followers(request) if samples else (),
         )
         request.num_scheduled += count
-        request.num_pending += samples
-        request.steps_under_way += 1
+        self._requests.launch(part)
+        scheduled.append(part)
         return count
-
-    def _seated_followers(self, leader: Request) -> tuple[Request, ...]:
-        """Those that pick their first token together with their leader. Who finds no seat joins later by the cache."""
-        seated = self._waiting.take_followers(leader, self._admission.free_seats)
-        leader.is_leading = bool(seated)
-        for follower in seated:
-            follower.status = RequestStatus.FOLLOWING
-            self._running[follower.id] = follower
-        return seated
 
     # -- after a step
 
     def _collected(self, part: ScheduledRequest) -> None:
         request = part.request
-        request.steps_under_way -= 1
-        request.num_pending -= part.samples
         request.num_computed = part.stop
         self._counters.computed_tokens += part.num_tokens
         self._memory.collected(part.copies)
+        if part.followers and request.status is RequestStatus.LEADING:
+            request.status = RequestStatus.RUNNING
         for follower in part.followers:
-            request.is_leading = False
-            if follower.id in self._running:
+            if follower.id in self._requests.running:
                 self._memory.fork(request, follower, part.stop)
-                follower.status, follower.cache = RequestStatus.RUNNING, CacheUse(device=part.stop)
-        if request.status is RequestStatus.RUNNING:
+                follower.status, follower.cache = RequestStatus.RUNNING, TokenSources(device=part.stop)
+        if request.status is not RequestStatus.FINISHED:
             self._memory.publish(request)
-        self._let_go(request)
+        self._requests.collect(part)
 
     def _events(self, request: Request, computed: int, found: SampledToken | None) -> list[TokenEvent]:
-        """What a step meant for one of its requests: a token, or that a part of the prompt was computed."""
-        if request.search is not None:
-            return self._searches.told(request, computed, found)
+        """What a step means for one of its requests: a token, or that a part of the prompt was computed."""
+        if group := self._requests.group_of(request):
+            return self._groups.update(group, request, computed, found)
         prompt = () if found is None else found.prompt_logprobs
         if found is None or (found.token_id is None and not found.problem):
             return [TokenEvent(request.id, None, num_computed=computed, prompt_logprobs=prompt)]
@@ -385,7 +377,7 @@ class Scheduler:
         self._counters.generated_tokens += 1
         finish = self._finish_reason(request, token_id, last=last)
         if finish is not None:
-            self._finish(request)
+            self._requests.finish(request)
         return TokenEvent(request.id, token_id, logprobs, finish, prompt_logprobs=prompt)
 
     def _finish_reason(self, request: Request, token_id: int, *, last: bool) -> FinishReason | None:
@@ -397,25 +389,7 @@ class Scheduler:
         return FinishReason.LENGTH if request.num_tokens >= self._memory.room(request) else None
 
     def _end(self, request: Request, finish: FinishReason, error: str = "") -> list[TokenEvent]:
-        if request.search is not None:
-            return self._searches.end(request.search, finish, error)
-        self._withdraw(request)
+        if group := self._requests.group_of(request):
+            return self._groups.end(group, finish, error)
+        self._requests.finish(request)
         return [TokenEvent(request.id, None, finish=finish, error=error)]
-
-    def _withdraw(self, request: Request) -> None:
-        if request.id not in self._running:
-            self._waiting.remove(request.id)
-        self._finish(request)
-
-    def _finish(self, request: Request) -> None:
-        if self._running.pop(request.id, None):
-            self._ending[request.id] = request
-            self._waiting.leave_followers(request)
-        request.status = RequestStatus.FINISHED
-        self._let_go(request)
-
-    def _let_go(self, request: Request) -> None:
-        """Free a finished request's blocks once no step under way can write to them."""
-        if request.status is RequestStatus.FINISHED and not request.steps_under_way:
-            self._ending.pop(request.id, None)
-            self._memory.release(request)

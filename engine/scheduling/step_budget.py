@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.request import Request, ServiceClass, StepPlan
+from engine.request import Request, ServiceClass
+from engine.step import StepPlan
 
 WEIGHTS = {ServiceClass.INTERACTIVE: 16, ServiceClass.NORMAL: 4, ServiceClass.BACKGROUND: 1}
 

@@ -240,21 +240,6 @@ class SuperBlock:
 
 
 @kernel
-def norm_factor(e: Emit, x: Any, groups: Any, epsilon: Any) -> Any:
-    """1 / the root mean square of a float row of 32 * groups columns (arXiv:1910.07467), as bits; so is epsilon."""
-    b = e.b
-    squares = [e.variable(e.f(0)) for _ in range(2)]
-    with cgutils.for_range(b, groups) as loop:
-        for half, total in enumerate(squares):
-            v = e.load(e.at(e.at(x, loop.index, 4 * GROUP), 64 * half))
-            b.store(e.fma(v, v, b.load(total)), total)
-    total = e.tree(b.fadd(b.load(squares[0]), b.load(squares[1])), b.fadd)
-    mean = b.fdiv(total, b.sitofp(b.mul(groups, I64(GROUP)), F32))
-    root = e.call("llvm.sqrt.f32", F32, b.fadd(mean, e.float_from_bits(epsilon)))
-    return b.zext(b.bitcast(b.fdiv(F32(1), root), I32), I64)
-
-
-@kernel
 def take_columns(e: Emit, x: Any, order: Any, groups: Any, out: Any) -> None:
     """The columns of a float row in an order, int32."""
     with cgutils.for_range(e.b, e.b.mul(groups, I64(GROUP // LANES))) as loop:

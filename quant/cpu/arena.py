@@ -90,12 +90,6 @@ class Arena:
             if not (guard == GUARD_BYTE).all():
                 raise Overrun(f"something was written behind the {region.size} bytes of {region.name}")
 
-    def poison(self, *names: str) -> None:
-        """Fill the regions of these names with NaN, so that whoever reads what was not written shows it."""
-        for region, _ in self._regions:
-            if region.name in names:
-                region.bytes[:] = 0xFF
-
     def shared(self, name: str, size: int) -> Region:
         """The region of this name, taken when it is asked for the first time."""
         there = next((region for region, _ in self._regions if region.name == name), None)

@@ -45,6 +45,7 @@ class Scales:
     minimum: bool = False  # a minimum follows each scale; its parts lie behind the whole ones of a span
     parts: Parts | None = None
     span: int = 1  # groups that share the whole scales, which lie before the first of them
+    unit: float = 1.0  # that whole scales are multiplied by, and minimums are not
 
     @property
     def halves(self) -> int:
@@ -174,6 +175,7 @@ def _layout(weight: CodedTensor) -> TileFormat:
             weight.minimum is not None,
             None if parts is None else Parts(tuple(plane.bits for plane in parts.planes), weight.scale.offset),
             span=max(1, spread // GROUP),
+            unit=weight.scale.unit,
         ),
     )
 

@@ -276,10 +276,11 @@ def _unpack_scale(fields: _Fields, place: int, rows: int) -> Scale:
     if place:
         whole = whole ^ SIGN
     values = torch.from_numpy(whole if scales.exponent else whole.view(np.float16))
+    unit = 1.0 if place else scales.unit
     if scales.parts is None:
-        return Scale(values)
+        return Scale(values, unit=unit)
     small = _unpack_minimums(fields.minimums, scales) if place else _unpack_parts(fields.parts, scales, scales.parts)
-    return Scale(values, integers(rows_of(small, rows), scales.parts.planes), scales.parts.offset)
+    return Scale(values, integers(rows_of(small, rows), scales.parts.planes), scales.parts.offset, unit)
 
 
 def _unpack_parts(stored: Bytes, scales: Scales, parts: Parts) -> Bytes:

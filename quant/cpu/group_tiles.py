@@ -77,12 +77,6 @@ def _tile_count(rows: int) -> int:
     return -(-rows // PAIR) * 2
 
 
-def tiles_bytes(weight: SpanTensor) -> int:
-    """Bytes of the tiles of a weight of 32 * n columns."""
-    rows, columns = weight.shape
-    return _tile_count(rows) * span_format_of(weight).tile_bytes(columns // GROUP, span_of(weight))
-
-
 def shared_bytes(weight: SpanTensor) -> int:
     """Bytes of what the tiles of a weight share: whole scales of rows that are not there are zeros."""
     if isinstance(weight, GroupedTensor) and isinstance(weight.scale, NestedScale):
@@ -92,7 +86,7 @@ def shared_bytes(weight: SpanTensor) -> int:
 
 
 def pack(weight: SpanTensor, out: Bytes, shared: Bytes) -> None:
-    """Fill `out`, `tiles_bytes` long, with the tiles of a matrix, and `shared` (zeros) with what they share.
+    """Fill `out` with the tiles of a matrix, an even number of them, and `shared` (zeros) with what they share.
 
     Raises UnsupportedQuantization for an e4m3 that is not a number: kernels read it as one.
     """

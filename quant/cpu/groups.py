@@ -56,7 +56,7 @@ def load_scales(e: Emit, layout: TileFormat, at: Any, head: Any, g: Any) -> list
     """
     scales, after = layout.scales, e.at(at, layout.codes_bytes)
     if scales.exponent:
-        return [(_powers(e, e.load(after, I8x16)), None)]
+        return [(_in_units(e, layout, _powers(e, e.load(after, I8x16))), None)]
     wholes = load_wholes(e, layout, head if layout.head_bytes else after)
     if scales.parts is None:
         return [(wholes[0], wholes[1] if scales.minimum else None)]
@@ -72,7 +72,15 @@ def load_scales(e: Emit, layout: TileFormat, at: Any, head: Any, g: Any) -> list
 
 def load_wholes(e: Emit, layout: TileFormat, at: Any) -> list[Any]:
     """The float16 scales of 16 rows at an address as floats, and the minimums where there are some."""
-    return [e.widen(e.load(e.at(at, HALF_BYTES * place), F16x16)) for place in range(1 + layout.scales.minimum)]
+    scale, *minimum = (
+        e.widen(e.load(e.at(at, HALF_BYTES * place), F16x16)) for place in range(1 + layout.scales.minimum)
+    )
+    return [_in_units(e, layout, scale), *minimum]
+
+
+def _in_units(e: Emit, layout: TileFormat, scale: Any) -> Any:
+    unit = layout.scales.unit
+    return scale if unit == 1.0 else e.b.fmul(scale, e.f(unit))
 
 
 def load_parts(e: Emit, layout: TileFormat, at: Any) -> list[Any]:

@@ -16,7 +16,7 @@ from quant.cpu.activations import FORM_KERNELS, Form, row_bytes, write_row
 from quant.cpu.arena import Arena, Region
 from quant.cpu.formats import GROUP, PAIR, TILE
 from quant.cpu.kernel import jit
-from quant.cpu.layouts import Layout, layout_of, pack, shared_bytes, span_of, tile_bytes, unpack
+from quant.cpu.layouts import Layout, Unpack, packing_of
 from quant.cpu.matmul import TILE_KERNELS, forms_of, multiply_pair
 from quant.cpu.native import address_of
 from quant.cpu.rows import ROW_KERNELS, read_row
@@ -35,6 +35,7 @@ class Part:
     rows: int
     groups: int  # of 32 columns
     tile_bytes: int
+    unpack: Unpack
     order: Region | None = None  # int32: the input that each column is multiplied by; None: they are in order
 
     def tile_kernels(self, form: Form) -> tuple[int, int, int, int]:
@@ -115,7 +116,7 @@ class CpuLinear:
 
     def dequantize(self) -> Tensor:
         values = [
-            _placed(dequantize(unpack(part.region.bytes, part.layout, (part.rows, self.inputs))), part)
+            _placed(dequantize(part.unpack(part.region.bytes, shape=(part.rows, self.inputs))), part)
             for part in self.parts
         ]
         return values[0] if len(values) == 1 else torch.cat(values)
@@ -139,16 +140,17 @@ def _pack_parts(segments: Sequence[QTensor], arena: Arena) -> Iterator[Part]:
     first, orders = 0, _Orders(arena)
     for (layout, _, order, _), group in groupby(_joinable(segments, orders), key=lambda entry: entry[0]):
         members = [segment for _, segment in group]
-        size = tile_bytes(members[0])
+        packings = [packing_of(segment) for segment in members]
+        size, unpack = packings[0].tile_bytes, packings[0].unpack
         sizes = [-(-segment.shape[0] // PAIR) * 2 * size for segment in members]
-        shared = [shared_bytes(segment) for segment in members]
+        shared = [packing.shared_bytes for packing in packings]
         region = arena.take("weight", sum(sizes) + sum(shared))
         ends = list(accumulate([*sizes, *shared]))  # tiles side by side, and behind them what those of each share
         fields = [region.bytes[end - length : end] for length, end in zip([*sizes, *shared], ends, strict=True)]
-        for segment, tiles, behind in zip(members, fields, fields[len(members) :], strict=False):
-            pack(segment, tiles, behind)
+        for packing, tiles, behind in zip(packings, fields, fields[len(members) :], strict=False):
+            packing.pack(tiles, behind)
         rows = sum(segment.shape[0] for segment in members)
-        yield Part(layout, region, first, rows, members[0].shape[1] // GROUP, size, orders.regions[order])
+        yield Part(layout, region, first, rows, members[0].shape[1] // GROUP, size, unpack, orders.regions[order])
         first += rows
 
 
@@ -181,7 +183,8 @@ def _joinable(segments: Sequence[QTensor], orders: _Orders) -> Iterator[tuple[Ke
     """Each segment with a key that it shares with those it can be packed behind: pairs of tiles must not straddle."""
     break_number = 0
     for segment in segments:
-        yield (layout_of(segment), span_of(segment), orders.number(segment), break_number), segment
+        packing = packing_of(segment)
+        yield (packing.layout, packing.span, orders.number(segment), break_number), segment
         break_number += segment.shape[0] % PAIR != 0
 
 

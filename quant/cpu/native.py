@@ -145,12 +145,6 @@ def compile_kernels(kernels: Iterable[Kernel], target: Target) -> bytes:
     return code
 
 
-def assembly(kernels: Iterable[Kernel], target: Target) -> tuple[str, bytes]:
-    """What `compile_kernels` makes, for people to read and as it is."""
-    machine, module = _machine(target), _optimized(kernels, target)
-    return machine.emit_assembly(module), machine.emit_object(module)
-
-
 def _optimized(kernels: Iterable[Kernel], target: Target) -> Any:
     module, machine = ir.Module("ingle_kernels"), _machine(target)
     for made in kernels:

@@ -66,7 +66,7 @@ def _coded(weight: CodedTensor, device: torch.device) -> PackedMatrix:
         form,
         low,
         high,
-        scale.whole.to(device),
+        scale.wholes().to(device),
         parts,
         None if minimum is None else minimum.whole.to(device),
         minimum_parts,

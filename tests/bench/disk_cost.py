@@ -17,7 +17,8 @@ from pathlib import Path
 from app.server.host import SWITCH_SECONDS
 from engine.load_options import DiskOptions, LoadOptions
 from engine.loading import ModelEngine, load_engine, open_checkpoint
-from engine.request import Request, SamplingParams
+from engine.request import Request
+from engine.sampling_params import SamplingParams
 
 LENGTHS = (512, 2000, 6000)
 

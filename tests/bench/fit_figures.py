@@ -24,7 +24,7 @@ from app.settings.settings import load_settings
 from engine.fit import fit
 from engine.load_options import LoadOptions
 from engine.loading import load_engine, open_checkpoint
-from engine.request import SamplingParams
+from engine.sampling_params import SamplingParams
 from tests.engine.models.family_checkpoints import FAMILIES, SHAPE
 
 CONTEXT = 2048

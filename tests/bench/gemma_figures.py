@@ -21,16 +21,18 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from app.text.gguf_tokenizer import from_gguf
 from engine import models
-from engine.backends.batch import build_batch
 from engine.backends.reference import ReferenceDevice
+from engine.batch import build_batch
 from engine.checkpoints.weights import Weights
 from engine.config import EngineConfig, GroupConfig
 from engine.device import Compute
 from engine.load_options import LoadOptions
 from engine.loading import load_engine, open_checkpoint
-from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
+from engine.sampling_params import SamplingParams
+from engine.step import StepPlan
 from tests.engine.models.family_checkpoints import architecture
 from tests.support.gguf_reader import Reader
+from tests.support.held_request import HeldRequest
 
 TOKENS, MEASURED, REPLY, TOP = 768, 256, 48, 100
 BOS = 2  # without it, Gemma talks nonsense
@@ -97,8 +99,8 @@ def ours(path: Path) -> tuple[Compute, tuple[GroupConfig, ...]]:
 def our_logits(path: Path, ids: Sequence[int]) -> Tensor:
     """float32 [MEASURED, vocabulary], of the last tokens."""
     compute, groups = ours(path)
-    it = Request(1, tuple(ids), SamplingParams(), block_tables=tuple(list(range(1, BLOCKS)) for _ in groups))
-    plan = StepPlan((ScheduledRequest(it, 0, len(ids), samples=True),))
+    it = HeldRequest(1, tuple(ids), SamplingParams(), block_tables=tuple(list(range(1, BLOCKS)) for _ in groups))
+    plan = StepPlan((it.part(0, len(ids)),))
     batch = build_batch(plan, vocab_size=262_144, num_blocks=BLOCKS, groups=groups)
     return compute(replace(batch, logit_rows=range(len(ids) - MEASURED, len(ids)))).values
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from app.generation.grammars import GrammarCompiler, GrammarSource
 from app.generation.messages import Json
 from app.text.gguf_tokenizer import from_gguf
+from engine.grammar import Grammar
 from engine.load_options import LoadOptions
 from engine.loading import ModelEngine, load_engine, open_checkpoint
-from engine.request import SamplingParams
-from engine.sampling.constraint import Grammar
+from engine.sampling_params import SamplingParams
 from quant.gguf import GGUFFile
 
 SCHEMA: Json = {

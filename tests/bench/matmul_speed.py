@@ -21,7 +21,7 @@ from quant.cpu.activations import FORM_KERNELS, Form, row_bytes
 from quant.cpu.arena import Arena
 from quant.cpu.formats import GROUP
 from quant.cpu.kernel import kernel
-from quant.cpu.layouts import layout_of
+from quant.cpu.layouts import packing_of
 from quant.cpu.linear import CpuBackend, CpuLinear
 from quant.cpu.matmul import forms_of
 from quant.cpu.native import address_of
@@ -103,11 +103,11 @@ def main() -> None:
     asked = parser.parse_args()
     tier = choose(asked.tier)
     weights = {name: example(name) for name in asked.types}
-    load_code(None, tier, {layout_of(weight) for weight in weights.values()})
+    load_code(None, tier, {packing_of(weight).layout for weight in weights.values()})
     print(f"{tier.tier}; read ceiling: {read_ceiling():.1f} GB/s")
     print("type                planes       1 token    4 tokens   128 tokens")
     for name, weight in weights.items():
-        for form in reversed(forms_of(layout_of(weight))):
+        for form in reversed(forms_of(packing_of(weight).layout)):
             made = CpuBackend(Arena(), form if form is Form.TWO_PLANES else Form.ONE_PLANE).linear([weight])
             print(f"{name:20}{form.planes:5}   {measure(made)}", flush=True)
     print(f"read ceiling: {read_ceiling():.1f} GB/s")

@@ -31,14 +31,14 @@ from app.models import quantized_copy
 from app.models.quantized_copy import save_quantized
 from app.progress import SilentProgress
 from app.text.gguf_tokenizer import from_gguf
-from engine.checkpoints.calibration import input_squares
+from engine.calibration import input_squares
 from engine.loading import open_checkpoint
 from quant.checkpoint_files import read_object
 from quant.gguf import GGUFFile
 from quant.kernels.reference import dequantize
 from quant.layer_format import NOT_QUANTIZED, is_quantized, read_format
 from quant.quantized_storage import SECTION, Method
-from quant.safetensors_checkpoint import SafetensorsCheckpoint
+from quant.safetensors_shards import SafetensorsShards
 from quant.safetensors_values import decode_plain
 from tests.support.float32_smollm2 import transformers_model
 
@@ -81,7 +81,7 @@ def read(folder: Path) -> dict[str, Tensor]:
     section = (read_object(folder, "config.json") or {}).get(SECTION)
     decode = (NOT_QUANTIZED if section is None else read_format(section)).decode
     weights = {}
-    with SafetensorsCheckpoint(folder) as checkpoint:
+    with SafetensorsShards(folder) as checkpoint:
         layers: Mapping[str, dict[str, str]] = defaultdict(dict)
         for name in checkpoint.tensors:
             layer = name.partition(".weight")[0]
@@ -129,7 +129,7 @@ def main() -> None:
 
 
 def stored_bytes(folder: Path) -> int:
-    with SafetensorsCheckpoint(folder) as checkpoint:
+    with SafetensorsShards(folder) as checkpoint:
         return sum(tensor.nbytes for tensor in checkpoint.tensors.values())
 
 

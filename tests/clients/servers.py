@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from app.bench.servers import answers
 from app.models.sources import pull
 from app.process.instance import running_instances
 from app.settings.settings import child_environment, load_settings
 from tests.clients.agents.agent import AGENT_CONTEXT
 from tests.clients.scripted_model import Call, write_scripted_model
 from tests.clients.table import SCRIPTED, SMOLLM2
+from tests.support.local_servers import answers
 
 ALIASES = "gpt-*=*, claude-*=*, scripted=*"  # names that some clients insist on
 STARTING_SECONDS = 300

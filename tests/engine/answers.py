@@ -4,7 +4,7 @@ from pathlib import Path
 
 from engine.load_options import LoadOptions
 from engine.loading import load_engine, open_checkpoint
-from engine.request import SamplingParams
+from engine.sampling_params import SamplingParams
 
 
 def answer(path: Path, options: LoadOptions) -> tuple[str, list[int]]:

@@ -3,7 +3,9 @@
 from dataclasses import dataclass, field
 
 from engine.core import Engine
-from engine.request import PROGRAM, BeamParams, FinishReason, Origin, Request, SamplingParams
+from engine.request import PROGRAM, FinishReason, Origin, Request
+from engine.sampling_params import BeamParams, SamplingParams
+from engine.scheduling.beam import BeamGroup
 from tests.support.hash_model import HashTicket, expected_output, variant_of
 from tests.support.plain_search import plain_search
 
@@ -21,6 +23,7 @@ class Run:
     outputs: dict[int, list[int]] = field(default_factory=dict)
     finished: dict[int, FinishReason] = field(default_factory=dict)
     requests: dict[int, Request] = field(default_factory=dict)
+    groups: dict[int, BeamGroup] = field(default_factory=dict)  # by the id of a result
 
     def submit(self, prompt: tuple[int, ...], origin: Origin = PROGRAM, count: int = 1, **params: object) -> Request:
         """Several of one prompt where `count` says so; the first of them."""
@@ -41,6 +44,9 @@ class Run:
         wanted = SamplingParams(beams=beams, **params)  # type: ignore[arg-type]
         results = self.engine.search(prompt, wanted, FEW_ENDS, origin)
         self.engine.add(*results)
+        group = self.engine._scheduler._requests.group_of(results[0])
+        assert group
+        self.groups |= {request.id: group for request in results}
         for request in results:
             self.requests[request.id], self.outputs[request.id] = request, []
         return results
@@ -85,15 +91,15 @@ class Run:
 
     def _check_searches(self) -> None:
         """The results of each search are those of a plain one, whatever happened meanwhile; or all ended together."""
-        searches = {request.search: request for request in self.requests.values() if request.search}
-        for search, request in searches.items():
-            ends = [self.finished[result.id] for result in search.results]
+        for group in set(self.groups.values()):
+            request = group.results[0]
+            ends = [self.finished[result.id] for result in group.results]
             if ends[0] in (FinishReason.ABORT, FinishReason.ERROR):
                 assert set(ends) == {ends[0]}
-                assert not any(self.outputs[result.id] for result in search.results)
+                assert not any(self.outputs[result.id] for result in group.results)
                 continue
             expected = plain_search(
-                request.prompt_ids, search.beams, request.params, FEW_ENDS, search.max_tokens, self.engine.config.groups
+                request.prompt_ids, group.beams, request.params, FEW_ENDS, group.max_tokens, self.engine.config.groups
             )
-            found = [(self.outputs[result.id], end) for result, end in zip(search.results, ends, strict=True)]
+            found = [(self.outputs[result.id], end) for result, end in zip(group.results, ends, strict=True)]
             assert found == [(tokens, finish) for _, tokens, finish in expected[: len(found)]]

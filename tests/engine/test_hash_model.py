@@ -11,7 +11,8 @@ import pytest
 
 from engine.config import BLOCK_SIZE, GroupConfig, Preemption
 from engine.kv.groups import CHECKPOINT
-from engine.request import FinishReason, Origin, SamplingParams, ServiceClass
+from engine.request import FinishReason, Origin, ServiceClass
+from engine.sampling_params import SamplingParams
 from engine.scheduling.priority import MOST_PREEMPTIONS
 from tests.engine.hash_run import Run
 from tests.support.hash_model import hash_engine
@@ -109,7 +110,7 @@ def test_a_wrong_block_would_be_seen() -> None:
     run = Run(engine)
     request = run.submit(tuple(range(10, 50)), max_tokens=20)
     run.step()
-    runner.pools[0][request.block_table[1]][3] = b"stale"
+    runner.pools[0][engine._scheduler._memory.blocks_of(request).tables[0][1]][3] = b"stale"
     run.run_out()
     with pytest.raises(AssertionError, match="1"):
         run.check()

@@ -12,7 +12,9 @@ import pytest
 
 from engine.core import Engine
 from engine.errors import EngineError, InvalidSampling, PromptTooLong
-from engine.request import BeamParams, FinishReason, Request, SamplingParams, StepPlan, TokenEvent
+from engine.request import FinishReason, Request, TokenEvent
+from engine.sampling_params import BeamParams, SamplingParams
+from engine.step import StepPlan
 from engine.thread import UNKNOWN_SECONDS, WEDGED_SECONDS, EngineThread
 from tests.support.hash_model import HashRunner, expected_output, hash_engine
 from tests.support.processes import HANGING_SECONDS, until

@@ -10,7 +10,8 @@ from engine.backends.runner import ModelRunner, Ticket
 from engine.config import ModelConfig
 from engine.load_options import LoadOptions
 from engine.loading import NEXT_TOKEN, Ending, load_engine
-from engine.request import SampledToken, SamplingParams, StepPlan
+from engine.sampling_params import SamplingParams
+from engine.step import SampledToken, StepPlan
 from tests.gpu.engine import BF16, FP8, INT4, options_of, random_checkpoint
 from tests.gpu.figures import Figure
 from tests.gpu.machine import Machine

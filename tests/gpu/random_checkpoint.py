@@ -38,7 +38,7 @@ class RandomCheckpoint:
             "intermediate_size": model.mlp_hidden,
             "vocab_size": model.vocab_size,
             "max_position_embeddings": model.context_length,
-            "rms_norm_eps": model.norm_epsilon,
+            "rms_norm_eps": model.norm.epsilon,
             "rope_theta": model.ropes[0].base,
         }
         return Metadata(values, "llama", is_config=True)

@@ -7,14 +7,15 @@ from torch import Tensor
 
 from engine.config import BLOCK_SIZE, ModelConfig
 from engine.kernels.activations import gated
-from engine.kernels.norms import rms_norm
+from engine.kernels.norms import normalize
 from engine.kernels.rope_store import rope_and_store
 from engine.kernels.sampling import sample
 from engine.kernels.sampling_rows import Pick, rows_of
-from engine.models.rope import RotaryTable
-from engine.operations import Attention, HeadNorms
-from engine.request import Request, SamplingParams
-from engine.sampling.constraint import NO_MASKS
+from engine.operations import Attention, HeadNorms, Norm
+from engine.request import Request
+from engine.rope import RotaryTable
+from engine.sampling.masks import NO_MASKS
+from engine.sampling_params import SamplingParams
 from tests.gpu.figures import Figure, fraction
 from tests.gpu.machine import Machine
 from tests.kernels.shapes import LLAMA_8B, QWEN_32B, TINY
@@ -40,7 +41,8 @@ def _models(machine: Machine) -> dict[str, ModelConfig]:
 
 def _norm(machine: Machine, model: ModelConfig, tokens: int) -> tuple[int, Run]:
     x, weight = (torch.randn(*shape, model.hidden, device=machine.device) for shape in ((tokens,), ()))
-    return 6 * x.numel(), lambda: rms_norm(x, weight, model.norm_epsilon)
+    norm = Norm(weight, model.norm.epsilon)
+    return 6 * x.numel(), lambda: normalize(x, norm)
 
 
 def _gate(machine: Machine, model: ModelConfig, tokens: int) -> tuple[int, Run]:
@@ -85,8 +87,8 @@ def _rotary(machine: Machine, model: ModelConfig, positions: int) -> RotaryTable
 
 
 def _norms(machine: Machine, model: ModelConfig) -> HeadNorms | None:
-    weight = torch.ones(model.head_dim, device=machine.device)
-    return HeadNorms(weight, weight, model.norm_epsilon) if model.head_norm else None
+    norm = Norm(torch.ones(model.head_dim, device=machine.device), model.norm.epsilon)
+    return HeadNorms(norm, norm) if model.head_norm else None
 
 
 Make = Callable[[Machine, ModelConfig, int], tuple[int, Run]]

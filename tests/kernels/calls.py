@@ -12,20 +12,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.config import BLOCK_SIZE, ModelConfig
+from engine.config import BLOCK_SIZE, ModelConfig, NormKind
 from engine.kernels.activations import gated
 from engine.kernels.attention_tiles import query_tiles, tile_queries
 from engine.kernels.feeding import feed
-from engine.kernels.norms import layer_norm, rms_norm, rms_norm_add
+from engine.kernels.norms import normalize, normalize_add
 from engine.kernels.paged_attention import paged_attention
 from engine.kernels.reference import ScoreRule
 from engine.kernels.rope_store import rope_and_store
 from engine.kernels.sampling import sample
 from engine.kernels.sampling_rows import Pick, rows_of
-from engine.models.rope import RotaryTable
-from engine.operations import Attention, HeadNorms
-from engine.request import Request, SamplingParams
-from engine.sampling.constraint import NO_MASKS, Masks
+from engine.operations import Attention, HeadNorms, Norm
+from engine.request import Request
+from engine.rope import RotaryTable
+from engine.sampling.masks import NO_MASKS, Masks
+from engine.sampling_params import SamplingParams
 from quant.cuda.linear import CudaLinear
 from quant.cuda.loading import to_device
 from quant.cuda.matrix import CudaMatrix
@@ -57,8 +58,9 @@ def _norms(setting: Setting) -> None:
     model, shape = setting.model, (setting.tokens, setting.model.hidden)
     weight = blank(model.hidden, dtype=torch.float32)
     stream = blank(*shape, dtype=torch.float32)
-    rms_norm(stream, weight, model.norm_epsilon)
-    rms_norm_add(blank(*shape), weight, model.norm_epsilon, stream)
+    for norm in (Norm(weight, 1e-5), Norm(weight, 1e-5, NormKind.LAYER), Norm(weight, 1e-5, NormKind.LAYER, weight)):
+        normalize(stream, norm)
+        normalize_add(blank(*shape), norm, stream)
 
 
 def _heads(setting: Setting) -> None:
@@ -66,12 +68,14 @@ def _heads(setting: Setting) -> None:
     heads, kv_heads, head_dim = model.heads, model.kv_heads, model.head_dim
     qkv, whole = blank(setting.tokens, (heads + 2 * kv_heads) * head_dim), blank(setting.tokens, dtype=torch.int64)
     cos, sin, norm = (blank(64, it, dtype=torch.float32) for it in (head_dim // 2, head_dim // 2, head_dim))
-    norms = HeadNorms(norm[0], norm[0], model.norm_epsilon) if model.head_norm else None
-    attention = Attention(1.0, RotaryTable(cos, sin, model.ropes[0].interleaved), norms)
+    rotary = RotaryTable(cos, sin, model.ropes[0].interleaved)
+    each = Norm(norm[0], 1e-5)
+    own = tuple(Norm(blank(it, head_dim, dtype=torch.float32), 1e-5, NormKind.LAYER) for it in (heads, kv_heads))
+    norms = (HeadNorms(each, each), HeadNorms(*own)) if model.head_norm else (None,)
     sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
-    for dtype in KV_TYPES:
+    for dtype, it in itertools.product(KV_TYPES, norms):
         pool = blank(64, model.layers, 2, kv_heads, BLOCK_SIZE, head_dim, dtype=dtype)[:, 1]
-        rope_and_store(qkv, whole, whole, pool, **sizes, attention=attention)
+        rope_and_store(qkv, whole, whole, pool, **sizes, attention=Attention(1.0, rotary, it))
 
 
 def _attention(setting: Setting) -> None:
@@ -99,14 +103,6 @@ def _attention(setting: Setting) -> None:
             card=card,
             deterministic=deterministic,
         )
-
-
-def _layer_norms(setting: Setting) -> None:
-    for hidden in ENCODER_WIDTHS:
-        stream, mixed = blank(setting.tokens, hidden, dtype=torch.float32), blank(setting.tokens, hidden)
-        weight, bias = blank(2, hidden, dtype=torch.float32)
-        layer_norm(stream, weight, bias, 1e-12, plus=mixed)
-        layer_norm(stream, weight, bias, 1e-12)
 
 
 def _sampling(setting: Setting) -> None:
@@ -166,5 +162,4 @@ FORMS = (
     "BF16",
 )
 KV_TYPES = (torch.bfloat16, torch.uint8)
-ENCODER_WIDTHS = (384, 1024)
-CALLS: tuple[Callable[[Setting], None], ...] = (_gate, _norms, _heads, _attention, _layer_norms, _sampling, _products)
+CALLS: tuple[Callable[[Setting], None], ...] = (_gate, _norms, _heads, _attention, _sampling, _products)

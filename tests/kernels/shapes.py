@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from engine.config import Gate, HeadNorm, LayerConfig, ModelConfig, RopeConfig
+from engine.config import Gate, HeadNorm, LayerConfig, ModelConfig, NormRule, RopeConfig
 
 
 def _rope(dimensions: int) -> tuple[RopeConfig, ...]:
@@ -19,7 +19,7 @@ LLAMA_8B = ModelConfig(
     mlp_hidden=14336,
     vocab_size=128256,
     context_length=131072,
-    norm_epsilon=1e-5,
+    norm=NormRule(1e-5),
     ropes=_rope(128),
 )
 QWEN_32B = ModelConfig(
@@ -32,7 +32,7 @@ QWEN_32B = ModelConfig(
     mlp_hidden=25600,
     vocab_size=151936,
     context_length=40960,
-    norm_epsilon=1e-6,
+    norm=NormRule(1e-6),
     ropes=_rope(128),
     head_norm=HeadNorm.EACH,
 )
@@ -46,7 +46,7 @@ GEMMA_9B = ModelConfig(
     mlp_hidden=14336,
     vocab_size=256000,
     context_length=8192,
-    norm_epsilon=1e-6,
+    norm=NormRule(1e-6),
     ropes=_rope(256),
     layout=tuple(LayerConfig(window=None if layer % 2 else 4096) for layer in range(42)),
     attention_softcap=50.0,
@@ -63,7 +63,7 @@ SMALL_135M = ModelConfig(  # SmolLM2's but for the vocabulary, which is odd, as 
     mlp_hidden=1536,
     vocab_size=49155,
     context_length=8192,
-    norm_epsilon=1e-5,
+    norm=NormRule(1e-5),
     ropes=_rope(64),
 )
 TINY = replace(LLAMA_8B, layers=1, hidden=64, heads=2, kv_heads=1, head_dim=32, mlp_hidden=64, vocab_size=64)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quant.ggml_blocks import BLOCKS, PLAIN_TYPES, decode
-from quant.ggml_types import GGML_TYPES, GGMLType
+from quant.ggml_types import GGMLType, ggml_types
 from quant.kernels.reference import dequantize
 from quant.tensor import (
     CodedTensor,
@@ -62,7 +62,7 @@ def _sample(kind: str, columns: int) -> QTensor:
 
 
 def _ggml(kind: str) -> GGMLType:
-    return next(it for it in GGML_TYPES.values() if it.name == kind)
+    return next(it for it in ggml_types().values() if it.name == kind)
 
 
 def _blocks(kind: str, columns: int, rng: np.random.Generator) -> QTensor:

@@ -1,16 +1,87 @@
+"""bitsandbytes layers: what the package writes is read, what we write is what it writes, and the rest is refused."""
+
 import json
 
 import numpy as np
 import pytest
 import torch
+from bitsandbytes import functional
 
-from quant.bitsandbytes import BitsAndBytes, decode
+from quant.bitsandbytes import BitsAndBytes, decode, encode
 from quant.errors import ModelFileError, UnsupportedQuantization
 from quant.kernels.reference import dequantize
+from quant.quantize import nf4
+from quant.tensor import PlainTensor
 from tests.quant.checkpoint_layers import Layer, decoded, eight_bit_layer, four_bit_layer
 
 FOUR = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 STATE = "weight.quant_state.bitsandbytes__nf4"
+
+
+# -- against the package
+
+
+def random_matrix(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    """Rows of very different size; the last is zero."""
+    values = torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows * columns))
+    values *= torch.logspace(-3, 0.5, rows).unsqueeze(-1)
+    values[-1] = 0
+    return values.to(dtype)
+
+
+def package_layer(
+    values: torch.Tensor, table: str, block: int, *, nested: bool
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """The tensors that the package saves for a 4-bit layer of these weights, and the weights that it reads back."""
+    codes, state = functional.quantize_4bit(values, blocksize=block, compress_statistics=nested, quant_type=table)
+    saved = {f"weight.{name}": tensor for name, tensor in state.as_dict(packed=True).items()}
+    return {"weight": codes, **saved}, functional.dequantize_4bit(codes, state)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize(("table", "block"), [("nf4", 64), ("nf4", 128), ("fp4", 32), ("fp4", 64)])
+def test_four_bits_equal_the_package(table: str, block: int, nested: bool, dtype: torch.dtype) -> None:
+    tensors, values = package_layer(random_matrix(33, 384, dtype), table, block, nested=nested)
+    assert torch.equal(dequantize(decode("l", tensors, BitsAndBytes(table))).to(dtype), values)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_written_nf4_is_what_the_package_writes(dtype: torch.dtype) -> None:
+    values = random_matrix(64, 512, dtype)
+    theirs, _ = package_layer(values, "nf4", 64, nested=False)
+    ours = encode(nf4(PlainTensor((64, 512), "F32", values)), dtype)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name].flatten(), theirs[name].flatten()) for name in ours)
+
+
+def test_written_nested_scales_are_those_of_the_package_or_nearer() -> None:
+    """The package's CPU kernel takes some scales that are nearly halfway between two numbers to the farther one."""
+    values = random_matrix(64, 512, torch.float32)
+    theirs, _ = package_layer(values, "nf4", 64, nested=True)
+    ours = encode(nf4(PlainTensor((64, 512), "F32", values), nested=True), torch.float32)
+    assert ours.keys() == theirs.keys()
+    same = {name for name in ours if torch.equal(ours[name].flatten(), theirs[name].flatten())}
+    assert ours.keys() - same <= {"weight.absmax"}
+    offset = json.loads(bytes(ours[STATE].numpy()))["nested_offset"]
+    largest = ours["weight.nested_absmax"].repeat_interleave(256)
+    exact = values.view(-1, 64).abs().amax(-1)
+    mine, other = (
+        (tensors["weight.nested_quant_map"][tensors["weight.absmax"].int().flatten()] * largest + offset - exact).abs()
+        for tensors in (ours, theirs)
+    )
+    assert (mine <= other + 1e-7).all()
+    assert (mine == other).float().mean() > 0.98
+
+
+def test_eight_bits_equal_the_package() -> None:
+    """Except for rounding: the package multiplies the codes by the scale first, and then by 1/127."""
+    codes, scales, _ = functional.int8_vectorwise_quant(random_matrix(33, 384, torch.float16))
+    ours = dequantize(decode("l", {"weight": codes, "SCB": scales}, BitsAndBytes(None)))
+    torch.testing.assert_close(ours, functional.int8_vectorwise_dequant(codes, scales), rtol=2.5e-7, atol=0)
+
+
+# -- by hand
 
 
 def layer(*, nested: bool = False) -> Layer:

@@ -15,7 +15,7 @@ from quant.float8 import CHANNEL, TENSOR, Float8Scheme, read_scheme, take
 from quant.kernels.reference import dequantize, dequantize_rows
 from quant.linear import ReferenceBackend
 from quant.safetensors import SAFETENSORS_TYPES, SafetensorsTensor
-from quant.safetensors_checkpoint import SafetensorsCheckpoint
+from quant.safetensors_shards import SafetensorsShards
 from quant.tensor import Float8Tensor, PlainTensor
 from tests.quant.safetensors_bytes import build
 
@@ -215,7 +215,7 @@ def test_a_layer_from_a_file_multiplies(tmp_path: Path) -> None:
             }
         )
     )
-    with SafetensorsCheckpoint(tmp_path) as checkpoint:
+    with SafetensorsShards(tmp_path) as checkpoint:
         weight = take(checkpoint, "q.weight", read_scheme(DEEPSEEK))
         checkpoint.release("q.weight")
     x = torch.randn(5, 300)

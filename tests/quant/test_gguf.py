@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from quant.errors import GGUFError, ModelFileError
-from quant.ggml_types import GGML_TYPES
+from quant.ggml_blocks import BLOCKS, PLAIN_TYPES
+from quant.ggml_types import ggml_types
 from quant.gguf import GGUFFile
 from tests.support import gguf_bytes
 from tests.support.gguf_bytes import F32, STRING, U8, U32, GGUFBytes, Tensor, build, small_file
@@ -76,10 +77,37 @@ def test_agrees_with_the_gguf_package_on_a_file_it_wrote(tmp_path: Path) -> None
         assert file.tensors["packed"].type.name == "Q4_1"
 
 
-def test_type_table_is_the_formats() -> None:
-    theirs = {int(kind): (kind.name, *size) for kind, size in gguf.GGML_QUANT_SIZES.items()}
-    ours = {kind: (t.name, t.block_elements, t.block_bytes) for kind, t in GGML_TYPES.items()}
-    assert ours == theirs
+# Source: ggml.h and ggml-common.h of llama.cpp.
+TYPES = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    20: ("IQ4_NL", 32, 18),
+    23: ("IQ4_XS", 256, 136),
+    30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+}
+
+
+def test_decoded_types_have_the_sizes_of_the_format() -> None:
+    decoded = {*BLOCKS, *PLAIN_TYPES}
+    sizes = {
+        number: (kind.name, kind.block_elements, kind.block_bytes)
+        for number, kind in ggml_types().items()
+        if kind.name in decoded
+    }
+    assert sizes == TYPES
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ import torch
 from torch import Tensor
 
 from quant.ggml_blocks import decode
-from quant.ggml_types import GGML_TYPES
+from quant.ggml_types import ggml_types
 from quant.kernels.reference import ROW_TILE
 from quant.linear import ReferenceBackend
 from quant.tensor import BlockTensor
 
-KINDS = {kind.name: kind for kind in GGML_TYPES.values()}
+KINDS = {kind.name: kind for kind in ggml_types().values()}
 
 
 def weight(name: str, rows: int, columns: int) -> BlockTensor:

@@ -13,7 +13,7 @@ from quant import bitsandbytes, compressed_tensors, float8
 from quant.errors import UnsupportedQuantization
 from quant.quantize import fp8, int4, nf4
 from quant.quantized_storage import Method, storage
-from quant.safetensors_checkpoint import SafetensorsCheckpoint
+from quant.safetensors_shards import SafetensorsShards
 from quant.safetensors_values import TYPE_NAMES, as_bytes
 from quant.safetensors_writer import Entry, SafetensorsWriter
 from quant.tensor import PlainTensor
@@ -58,7 +58,7 @@ def test_fp8(tmp_path: Path, shape: tuple[int, int]) -> None:
             writer.add(Entry(f"l.{name}", TYPE_NAMES[values.dtype], tuple(values.shape), as_bytes(values)))
     section = sections(method, shape[1])
     assert isinstance(section, dict)
-    with SafetensorsCheckpoint(tmp_path) as checkpoint:
+    with SafetensorsShards(tmp_path) as checkpoint:
         assert same(float8.take(checkpoint, "l.weight", float8.read_scheme(section)), fp8(plain))
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from quant.errors import ModelFileError, SafetensorsError
 from quant.safetensors import SafetensorsFile
-from quant.safetensors_checkpoint import INDEX, SafetensorsCheckpoint
+from quant.safetensors_shards import INDEX, SafetensorsShards
 from tests.quant.mutants import assert_read_or_refused
 from tests.quant.opened_files import opened_files
 from tests.quant.safetensors_bytes import build, entry, file_bytes, read_by_the_package, small_file, write_shards
@@ -107,7 +107,7 @@ def test_a_mutated_index_is_read_or_refused(tmp_path: Path, mutations: int) -> N
     rng = random.Random(0)
 
     def read(data: bytes) -> None:
-        with SafetensorsCheckpoint(tmp_path) as checkpoint:
+        with SafetensorsShards(tmp_path) as checkpoint:
             assert len(checkpoint.tensors) == 9
 
     mutants = (mutant_index(whole, rng) if turn else whole for turn in range(mutations))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from quant import safetensors_writer
 from quant.safetensors import SAFETENSORS_TYPES, SafetensorsFile
-from quant.safetensors_checkpoint import SafetensorsCheckpoint
+from quant.safetensors_shards import SafetensorsShards
 from quant.safetensors_writer import Entry, SafetensorsWriter
 from tests.quant.safetensors_bytes import read_by_the_package
 
@@ -42,7 +42,7 @@ def test_what_is_written_is_read(
     entries = [entry(f"tensor {number}", kind, *shape) for number, (kind, shape) in enumerate(kinds)]
     paths = write(folder, entries, shard_bytes)
     assert sorted(paths) == sorted(folder.iterdir())
-    with SafetensorsCheckpoint(folder) as checkpoint:
+    with SafetensorsShards(folder) as checkpoint:
         assert checkpoint.tensors.keys() == {each.name for each in entries}
         for each in entries:
             tensor = checkpoint.tensors[each.name]

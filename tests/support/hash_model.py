@@ -21,7 +21,9 @@ from engine.core import Engine
 from engine.kv.blocks import NULL_BLOCK, BlockKey
 from engine.kv.disk.store import DiskMiss, DiskStore
 from engine.kv.mover import Move, Reading, Writing
-from engine.request import BlockCopy, SampledToken, SamplingParams, ScheduledRequest, StepPlan, TokenLogprobs
+from engine.request import TokenLogprobs
+from engine.sampling_params import SamplingParams
+from engine.step import BlockCopy, SampledToken, ScheduledRequest, StepPlan
 
 VOCABULARY = 5000
 ALTERNATIVES = 100  # ids below it are what a token may be that is not the most likely one
@@ -121,7 +123,7 @@ class Part:
     @classmethod
     def of(cls, part: ScheduledRequest) -> "Part":
         request = part.request
-        token_ids, tables = request.token_ids(part.start, part.stop), [list(it) for it in request.block_tables]
+        token_ids, tables = request.token_ids(part.start, part.stop), [list(it) for it in part.block_tables]
         samplers = tuple((one.id, variant_of(one.params), one.params.logprobs) for one in (request, *part.followers))
         return cls(request.id, token_ids, part.start, tables, part.samples, part.feeds, samplers)
 
@@ -372,4 +374,4 @@ def hash_engine(
     )
     runner = HashRunner(config, random.Random(seed))
     mover = LateMover(runner, random.Random(seed + 1), failing_moves, store)
-    return Engine(config, VOCABULARY, runner, mover, clock), runner
+    return Engine(config, VOCABULARY, runner, mover, store, clock), runner

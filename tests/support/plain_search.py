@@ -5,7 +5,8 @@ same.
 from collections.abc import Sequence
 
 from engine.config import GroupConfig
-from engine.request import BeamParams, FinishReason, SamplingParams
+from engine.request import FinishReason
+from engine.sampling_params import BeamParams, SamplingParams
 from tests.support.hash_model import Seen, most_likely
 
 Found = tuple[float, list[int], FinishReason]  # (score, tokens, why it ended)

@@ -2,9 +2,11 @@
 
 import signal
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import AnyStr
 
@@ -47,3 +49,14 @@ class Started(subprocess.Popen[AnyStr]):
         finally:
             killing.cancel()
             killing.join()
+
+
+@contextmanager
+def running_statement(statement: str) -> Iterator[int]:
+    """The pid of a Python process that runs a statement, and has started."""
+    command = [sys.executable, "-c", f"print(flush=True)\n{statement}"]
+    with Started(command, stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        running.stdout.readline()
+        yield running.pid
+        running.kill()

@@ -7,7 +7,7 @@ import pytest
 pytest_plugins = ["pytester"]
 
 CONFTEST = """
-from tests import drawn_cases
+from tests.support import drawn_cases
 
 pytest_addoption = drawn_cases.add_options
 pytest_configure = drawn_cases.choose_seed

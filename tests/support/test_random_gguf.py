@@ -14,7 +14,7 @@ from engine import models
 from engine.checkpoints.metadata import Metadata
 from engine.load_options import LoadOptions
 from engine.loading import load_engine, open_checkpoint
-from engine.request import SamplingParams
+from engine.sampling_params import SamplingParams
 from quant.gguf import GGUFFile
 from tests.support.random_gguf import DEVIATION, SIZES, TYPES, random_blocks, tensors, write
 from tests.support.weight_mixes import Q4_K_M

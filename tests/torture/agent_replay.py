@@ -26,7 +26,6 @@ from typing import Any, Protocol
 
 import httpx
 
-from app.bench.servers import answers, free_port
 from app.generation.messages import Message
 from app.generation.template import ChatTemplateRenderer
 from app.process.instance import running_instances
@@ -34,6 +33,7 @@ from app.settings.settings import child_environment, load_settings
 from app.text import gguf_tokenizer
 from app.text.tokenizer import Tokenizer
 from quant.gguf import GGUFFile
+from tests.support.local_servers import answers, free_port
 
 TURNS, KILLED_AFTER, STOPPED_AFTER = 20, 8, 14
 REPLY_TOKENS = 60

@@ -21,7 +21,7 @@ from unittest.mock import patch
 from app.history.database import FILE_NAME, Database
 from app.history.history import History
 from app.history.news import Rescue
-from app.history.records import Attachment, Chat, Message, Settings, State
+from app.history.records import Attachment, Chat, Settings, State, StoredMessage
 from app.history.refill import RESCUED_TITLE
 
 LOG, INDEX = f"{FILE_NAME}-wal", f"{FILE_NAME}-shm"
@@ -29,7 +29,7 @@ TURNS = 10  # of each chat
 SHAPES = ((20, 0), (19, 1), (0, 4))  # chats in the file, and chats that are in the log alone
 
 Harm = Callable[[Path, random.Random], str]
-Content = tuple[dict[int, Chat], dict[int, Message]]
+Content = tuple[dict[int, Chat], dict[int, StoredMessage]]
 
 
 @dataclass(frozen=True, slots=True)

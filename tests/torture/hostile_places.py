@@ -25,11 +25,11 @@ from tests.torture.killed_chats import EVIL
 from tests.tui.scripted_client import HERE, USAGE, ScriptedClient, ScriptedModels
 from tui.app import ChatApp
 from tui.client import ClientError
-from tui.engine_nouns import EngineRequest, Fit, Model, Phase, RequestId
+from tui.engine_nouns import EngineRequest, Fit, ModelInfo, Phase, RequestId
 from tui.nouns import Attachment, ChatId, ChatSettings, Finish, Preset, ReasoningDelta, ReplyEnd, TextDelta
 from tui.screens.chat import ChatScreen
 from tui.widgets.conversation import Conversation
-from tui.widgets.thoughts import Thoughts
+from tui.widgets.folded import Thoughts
 
 A_CHAT = 9  # texts
 BATCH = 200  # of one run of the screens
@@ -55,7 +55,7 @@ class HostileModels(ScriptedModels):
 
     names: Sequence[str] = ()
 
-    async def installed(self) -> Sequence[Model]:
+    async def installed(self) -> Sequence[ModelInfo]:
         return [replace(HERE, name=name, quantization=name, license=name) for name in self.names]
 
     catalog = installed

@@ -37,7 +37,8 @@ _FORGETS = 0.05  # share of answers, of those that go wrong, that are the whole 
 FORKING = """
 import os, signal, sys
 from app.settings.settings import load_settings
-from app.models import attempts, hub, reachability, sources, transfer
+from app.models import hub, reachability, sources
+from app.models.transfer import attempts, transfer
 import httpx, filelock
 attempts.WAITS, transfer.STALL, reachability.PATIENCE = (0.01,) * 50, 0.3, 60.0  # a busy machine is slow, not wrong
 for line in sys.stdin:

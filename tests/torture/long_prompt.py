@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from app.bench.completion_client import Endpoint, stream
-from app.bench.llama_build import probe
+from app.bench.own_server import own_server
 from app.bench.served import ServedContender
-from app.bench.servers import ingle_server, llama_server
 from app.bench.workload import Load
 from app.settings.settings import load_settings
+from tests.bench.peers.llama_build import probe
+from tests.bench.peers.llama_server import llama_server
 
 LONG, SHORT, REPLY = 4000, 60, 16
 BEFORE = 0.5  # seconds that the stream runs alone
@@ -78,7 +79,7 @@ def main() -> None:
     wanted = arguments.parse_args()
     with ExitStack() as resources:
         servers: list[ServedContender] = [
-            resources.enter_context(ingle_server(wanted.model, load_settings(), wanted.threads))
+            resources.enter_context(own_server(wanted.model, load_settings(), wanted.threads))
         ]
         if wanted.llama_server:
             loads = [Load(LONG, wanted.stream_tokens, 3)]

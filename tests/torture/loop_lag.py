@@ -23,7 +23,7 @@ from app.text.gguf_tokenizer import from_gguf
 from app.text.tokenizer import Tokenizer
 from engine.config import EngineConfig
 from engine.core import Engine
-from engine.request import StepPlan
+from engine.step import StepPlan
 from quant.gguf import GGUFFile
 from tests.app.server.live_server import ControlledRunner, LiveServer
 from tests.support.hash_model import HashTicket

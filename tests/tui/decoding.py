@@ -22,7 +22,7 @@ from pathlib import Path
 import httpx
 
 from app.history.history import History
-from app.history.records import Usage
+from app.history.records import StoredUsage
 from app.models.sampling_defaults import suitable_sampling
 from tests.app.commands.test_serve import ready, serve
 from tests.support.terminal_screen import Terminal, python
@@ -123,7 +123,7 @@ class ShownChat:
             if select.select([self._terminal.master], [], [], left)[0]:
                 os.read(self._terminal.master, 1 << 20)
 
-    def _replies(self) -> list[Usage]:
+    def _replies(self) -> list[StoredUsage]:
         chats = sorted(chat.id for chat in self._history.chats.listed())
         found = [one.usage for chat in chats for one in self._history.messages.of(chat)]
         return [usage for usage in found if usage is not None and usage.reply_tokens]

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from engine.token_sources import TokenSources
 from tui.client import ClientError, NotLoaded
 from tui.engine_nouns import (
     Amount,
@@ -17,7 +18,7 @@ from tui.engine_nouns import (
     Finds,
     Fit,
     Loading,
-    Model,
+    ModelInfo,
     Phase,
     Recommendation,
     RequestId,
@@ -41,14 +42,14 @@ from tui.nouns import (
     ReplyEvent,
     ReplyStarted,
     Role,
-    Room,
     SearchHit,
     Summary,
     TextDelta,
+    TrimPlan,
     Usage,
 )
 
-USAGE = Usage(1188, 0, 16, 31, 212, 0.002, 0.41, 4.69)
+USAGE = Usage(TokenSources(1188, 0, 16, 31), 212, 0.002, 0.41, 4.69)
 NOON = 1_767_268_800.0
 WAIT = None  # in a script: until the gate opens
 
@@ -262,13 +263,13 @@ class ScriptedContext:
         sent = [one for one in there.messages if one.id not in there.left_out] if there else []
         return ContextBudget(self.limit, system, (sum(len(one.text) for one in sent) + len(typed)) // 4, 1024)
 
-    async def plan(self, chat: ChatId, leaf: MessageId | None, how: FullContext, typed: str) -> Room:
+    async def plan(self, chat: ChatId, leaf: MessageId | None, how: FullContext, typed: str) -> TrimPlan:
         told_of = [one for one in self.chats.chats[chat].messages if one.id not in self.chats.chats[chat].left_out]
         old = told_of[:2] if leaf is not None else []
         cost = self.summary_tokens if how is FullContext.SUMMARIZE else 0
-        return Room(how, tuple(one.id for one in old), sum(len(one.text) for one in old) // 4 - cost)
+        return TrimPlan(how, tuple(one.id for one in old), sum(len(one.text) for one in old) // 4 - cost)
 
-    async def make(self, chat: ChatId, room: Room) -> Chat:
+    async def make(self, chat: ChatId, room: TrimPlan) -> Chat:
         there = self.chats.chats[chat]
         summaries = there.summaries
         if room.how is FullContext.SUMMARIZE:
@@ -330,10 +331,10 @@ class ScriptedEngine:
         self.aborted.append(request)
 
 
-HERE = Model("smollm2:135m", "Q8_0", 144_811_456, "apache-2.0", installed=True, loaded=True)
-KNOWN = Model("qwen3:4b", "Q4_K_M", 2_497_281_120, "apache-2.0", True, is_estimate=True)
-LARGE = Model("llama3.3:70b", "Q4_K_M", 42_520_395_584, "llama3.3", False)
-REPOSITORY = Model("someone/Model-GGUF", license="mit", is_repository=True)
+HERE = ModelInfo("smollm2:135m", "Q8_0", 144_811_456, "apache-2.0", installed=True, loaded=True)
+KNOWN = ModelInfo("qwen3:4b", "Q4_K_M", 2_497_281_120, "apache-2.0", True, is_estimate=True)
+LARGE = ModelInfo("llama3.3:70b", "Q4_K_M", 42_520_395_584, "llama3.3", False)
+REPOSITORY = ModelInfo("someone/Model-GGUF", license="mit", is_repository=True)
 FITS = {
     HERE.name: Fit("answers now: 8,192 tokens of context", True),
     KNOWN.name: Fit("fits: 24k context; needs 4.1 GB, 16 GB free", True),
@@ -349,11 +350,11 @@ class ScriptedModels:
     paused: list[str] = field(default_factory=list)
     arrived: list[str] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
-    others: tuple[Model, ...] = ()  # that are here, too
+    others: tuple[ModelInfo, ...] = ()  # that are here, too
     fetching: bool = False  # the engine fetches the one that is known
     loaded: list[str] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)  # set: downloads arrive
-    offered: tuple[Model, ...] = ()  # by an endpoint, in place of those that are here
+    offered: tuple[ModelInfo, ...] = ()  # by an endpoint, in place of those that are here
     better: Recommendation | None = None  # than the default one
     finds: asyncio.Event = field(default_factory=asyncio.Event)  # set: searches end
     offline: bool = False  # models of the catalog are found
@@ -364,10 +365,10 @@ class ScriptedModels:
     def __post_init__(self) -> None:
         self.looks_end.set()
 
-    async def installed(self) -> Sequence[Model]:
+    async def installed(self) -> Sequence[ModelInfo]:
         return [model for model in self.offered or (HERE, *self.others) if model.name not in self.deleted]
 
-    async def catalog(self) -> Sequence[Model]:
+    async def catalog(self) -> Sequence[ModelInfo]:
         known = replace(KNOWN, installed=KNOWN.name in self.arrived, fetching=self.fetching)
         return [HERE, known, LARGE]
 
@@ -387,15 +388,15 @@ class ScriptedModels:
             return Finds((KNOWN,), "the Hub cannot be reached: these are models with a short name")
         return Finds((REPOSITORY,) if text in REPOSITORY.name.lower() else ())
 
-    async def find(self, name: str) -> Model:
+    async def find(self, name: str) -> ModelInfo:
         listed = [*await self.installed(), *await self.catalog()]
-        return next((model for model in listed if model.name == name), Model(name))
+        return next((model for model in listed if model.name == name), ModelInfo(name))
 
     async def free_disk(self) -> int | None:
         return self.free
 
-    async def variants(self, name: str) -> Sequence[Model]:
-        return [Model(f"{name}:Q4_K_M", "Q4_K_M", 1_000_000_000, "mit", True)]
+    async def variants(self, name: str) -> Sequence[ModelInfo]:
+        return [ModelInfo(f"{name}:Q4_K_M", "Q4_K_M", 1_000_000_000, "mit", True)]
 
     async def pull(self, name: str) -> AsyncGenerator[Download, None]:
         self.pulled.append(name)

@@ -57,6 +57,7 @@ class FastReplies(ScriptedReplies):
 
     tokens = 20_000
     kind = "blocks"
+    rate = RATE
 
     async def reply(self, chat: ChatId, to: MessageId) -> AsyncGenerator[ReplyEvent, None]:
         yield ReplyStarted(MessageId(f"message-{self.chats.name()}"), HERE.name)
@@ -64,7 +65,7 @@ class FastReplies(ScriptedReplies):
         text = first + then * (5 * self.tokens // len(then) + 1)
         began, sent = time.monotonic(), 0
         while sent < self.tokens:
-            due = min(self.tokens, int((time.monotonic() - began) * RATE))
+            due = min(self.tokens, int((time.monotonic() - began) * self.rate))
             yield TextDelta(text[5 * sent : 5 * due])
             sent = due
             await asyncio.sleep(0.01)

@@ -14,7 +14,7 @@ from tui.nouns import (
     Role,
     TextDelta,
 )
-from tui.widgets.thoughts import Thoughts
+from tui.widgets.folded import Thoughts
 from tui.widgets.top_bar import TopBar
 
 END = ReplyEnd(Finish.COMPLETE, USAGE)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine.token_sources import TokenSources
 from tests.tui.scripted_client import USAGE
 from tui import figures
 from tui.nouns import ContextBudget, PromptProgress, Usage
@@ -32,23 +33,23 @@ def test_short_counts(count: int, words: str) -> None:
 def test_what_a_turn_cost() -> None:
     assert figures.prompt_cost(USAGE) == "1,204 reused (1,188 device, 16 disk), 31 computed"
     assert figures.reply_cost(USAGE) == "first token 0.41 s (queue 2 ms, prompt 0.41 s), 212 tokens at 45.0 tok/s"
-    stopped = figures.reply_cost(Usage(0, 0, 0, 12, 0, 0.002, 3.2, 0))
+    stopped = figures.reply_cost(Usage(TokenSources(computed=12), 0, 0.002, 3.2, 0))
     assert stopped == "no token in 3.20 s (queue 2 ms, prompt 3.20 s)"
-    assert figures.prompt_cost(Usage(0, 0, 0, 12, 1, 0, 0, 0)) == "0 reused, 12 computed"
+    assert figures.prompt_cost(Usage(TokenSources(computed=12), 1, 0, 0, 0)) == "0 reused, 12 computed"
 
 
 @pytest.mark.parametrize(
     ("usage", "words"),
     [
         (
-            Usage(0, 0, 0, 10, 21, 0, 0.5, 2, is_detailed=False),
+            Usage(TokenSources(computed=10), 21, 0, 0.5, 2, is_detailed=False),
             "10 prompt tokens · first token 0.50 s, 21 tokens at 10.0 tok/s",
         ),
         (
-            Usage(4, 0, 0, 6, 21, 0, 0.5, 0, is_detailed=False),
+            Usage(TokenSources(device=4, computed=6), 21, 0, 0.5, 0, is_detailed=False),
             "10 prompt tokens, 4 of them reused · first token 0.50 s, 21 tokens",
         ),
-        (Usage(0, 0, 0, 0, 0, 0, 0.5, 2, is_detailed=False), "first token 0.50 s"),
+        (Usage(TokenSources(), 0, 0, 0.5, 2, is_detailed=False), "first token 0.50 s"),
     ],
 )
 def test_what_nobody_told_of_a_cost_is_not_said(usage: Usage, words: str) -> None:

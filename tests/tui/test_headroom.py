@@ -88,9 +88,9 @@ def test_what_has_grown_is_shown_as_what_came_whole(name: str, begun: bool) -> N
     asyncio.run(show())
 
 
-def test_a_paragraph_is_seldom_laid_out_and_seen_at_once() -> None:
+def test_a_list_item_is_seldom_laid_out_and_seen_at_once() -> None:
     async def show() -> None:
-        page = Page()
+        page = Page("- ")
         async with page.run_test(size=(60, 60)) as pilot:
             with counted_layouts() as layouts:
                 for number, word in enumerate(LONG.split()[:100]):
@@ -105,17 +105,17 @@ def test_a_paragraph_is_seldom_laid_out_and_seen_at_once() -> None:
 
 def test_what_is_whole_has_no_headroom() -> None:
     async def show() -> None:
-        page = Page()
+        page = Page("- ")
         async with page.run_test(size=(60, 60)) as pilot:
             page.reply.add(WORDS)
             await shown(page, pilot)
-            page.reply.add(f" {WORDS}\n\n{WORDS}")
+            page.reply.add(f" {WORDS}\n- {WORDS}")
             await shown(page, pilot)
             grown = page.reply.virtual_region.height
             page.reply.add(" And")
             page.reply.finish()  # before that is shown
             await shown(page, pilot)
-            assert page.reply.virtual_region.height == len([line for line in page.lines if line]) + 2  # empty ones
+            assert page.reply.virtual_region.height == len([line for line in page.lines if line]) + 1  # an empty one
             assert page.reply.virtual_region.height < grown
 
     asyncio.run(show())

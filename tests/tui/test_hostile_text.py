@@ -11,7 +11,7 @@ from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import USAGE, ScriptedClient
 from tui.client import ClientError
 from tui.nouns import Finish, ReasoningDelta, ReplyEnd, TextDelta
-from tui.widgets.list_block import Items
+from tui.widgets.list_items import Items
 from tui.widgets.reply_text import ReplyText
 
 PARTS = (

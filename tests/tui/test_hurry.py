@@ -6,6 +6,7 @@ import pytest
 from textual.command import CommandPalette
 from textual.css.query import NoMatches
 from textual.events import Key
+from textual.widget import Widget
 from textual.widgets import OptionList
 from textual.worker import WorkerFailed
 
@@ -17,12 +18,11 @@ from tui.screens.chat import ChatScreen
 from tui.screens.help import HelpScreen
 from tui.screens.models import ModelsScreen
 from tui.widgets.document import Document
-from tui.widgets.growing import Piece
+from tui.widgets.folded import Thoughts
+from tui.widgets.growing import DocumentText
 from tui.widgets.listing import Listing
 from tui.widgets.message_view import MessageView
-from tui.widgets.paragraph import Paragraph
 from tui.widgets.reply_text import ReplyText
-from tui.widgets.thoughts import Thoughts
 
 WORDS = ["A", "**bold**", "house,", "`code`", "and", "*some*", "words", "that", "go", "on", "and", "on.", ""]
 ENDS = (" ", " ", " ", "\n\n", "\n- ", "\n\n1. ", "\n```\n", "\n| a | b |\n|---|---|\n")
@@ -94,13 +94,13 @@ def test_a_palette_that_is_answered_twice_leaves_the_chat() -> None:
 def test_a_reply_that_was_just_drawn_may_be_left() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.type("go")
-        await chat.until(lambda: len(chat.views()) == 2 and chat.views()[1].query(Paragraph))
+        await chat.until(lambda: len(chat.views()) == 2 and chat.views()[1].query("MarkdownParagraph"))
         (text,) = chat.views()[1].query(ReplyText)
-        (paragraph,) = text.query(Paragraph)
+        (paragraph,) = text.query("MarkdownParagraph").results(Widget)
         await text.remove()
         for late in (text._fold_far, text._look_again):
             late()
-        await text._change([Document("gone")], Piece("gone"))
+        await text._change([Document("gone")], DocumentText("gone"))
         text.add("more")
         await text._show_waiting()
         assert paragraph._get_style(".strong") is not None

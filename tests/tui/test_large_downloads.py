@@ -4,7 +4,7 @@ import pytest
 
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import FITS, KNOWN, LARGE, ScriptedClient
-from tui.engine_nouns import Model
+from tui.engine_nouns import ModelInfo
 from tui.large_downloads import about, is_asked_about
 from tui.screens.chat import ChatScreen
 from tui.screens.dialog import Confirm
@@ -12,7 +12,7 @@ from tui.screens.models import ModelsScreen
 from tui.widgets.listing import Listing
 
 GB = 1_000_000_000
-SMALL = Model("small", size=GB // 2, fits=True)
+SMALL = ModelInfo("small", size=GB // 2, fits=True)
 
 
 @pytest.mark.parametrize(
@@ -21,18 +21,18 @@ SMALL = Model("small", size=GB // 2, fits=True)
         (SMALL, 100 * GB, False),
         (SMALL, None, False),
         (SMALL, GB // 3, True),
-        (Model("small", size=GB // 2, fits=False), 100 * GB, True),
-        (Model("small", size=GB // 2), 100 * GB, False),
-        (Model("large", size=2 * GB, fits=True), 100 * GB, True),
-        (Model("large", size=2 * GB, fits=True, arrived=3 * GB // 2), 100 * GB, False),
-        (Model("large", size=2 * GB, fits=False, arrived=3 * GB // 2), 100 * GB, True),
-        (Model("unknown"), 100 * GB, True),
-        (Model("large", size=2 * GB, installed=True), 100 * GB, False),
-        (Model("large", size=2 * GB, elsewhere=True), 100 * GB, False),
-        (Model("large", size=2 * GB, fetching=True), 100 * GB, False),
+        (ModelInfo("small", size=GB // 2, fits=False), 100 * GB, True),
+        (ModelInfo("small", size=GB // 2), 100 * GB, False),
+        (ModelInfo("large", size=2 * GB, fits=True), 100 * GB, True),
+        (ModelInfo("large", size=2 * GB, fits=True, arrived=3 * GB // 2), 100 * GB, False),
+        (ModelInfo("large", size=2 * GB, fits=False, arrived=3 * GB // 2), 100 * GB, True),
+        (ModelInfo("unknown"), 100 * GB, True),
+        (ModelInfo("large", size=2 * GB, installed=True), 100 * GB, False),
+        (ModelInfo("large", size=2 * GB, elsewhere=True), 100 * GB, False),
+        (ModelInfo("large", size=2 * GB, fetching=True), 100 * GB, False),
     ],
 )
-def test_only_downloads_that_need_it_are_asked_about(model: Model, free: int | None, is_asked: bool) -> None:
+def test_only_downloads_that_need_it_are_asked_about(model: ModelInfo, free: int | None, is_asked: bool) -> None:
     assert is_asked_about(model, free) is is_asked
 
 
@@ -44,7 +44,7 @@ def test_the_question_names_size_disk_and_fit() -> None:
         "Free disk: 24.0 GB, which is too little",
         "Memory:    does not fit: needs 44 GB",
     ]
-    paused = Model("m", size=2 * GB, is_estimate=True, arrived=GB // 2)
+    paused = ModelInfo("m", size=2 * GB, is_estimate=True, arrived=GB // 2)
     assert about(paused, None).splitlines()[2:] == [
         "Size:      about 2.0 GB, of which 500 MB is here",
         "Free disk: unknown",

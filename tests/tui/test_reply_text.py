@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 from tests.tui.pilots import at_rest
 from tui.markdown import PIECE
 from tui.widgets.document import Document
-from tui.widgets.growing import Room
+from tui.widgets.growing import Placeholder
 from tui.widgets.reply_text import ReplyText
 
 COUNT = 5 * PIECE // 60
@@ -50,9 +50,9 @@ async def settled(page: Page, pilot: Pilot[None], length: int = len(TEXT)) -> No
     while True:
         await pilot.pause(0.01)
         pieces = list(page.query_one(ReplyText).children)
-        shown = sum(len(piece.text) for room in page.query(Room) for piece in room.pieces)
+        shown = sum(len(piece.text) for room in page.query(Placeholder) for piece in room.pieces)
         shown += sum(len(document.source) for document in page.query(Document))
-        empty = any(room.region.overlaps(page.scroll.region) for room in page.query(Room))
+        empty = any(room.region.overlaps(page.scroll.region) for room in page.query(Placeholder))
         if pieces == before and shown == length and page.seen and not empty:
             return
         before = [*pieces]
@@ -85,7 +85,7 @@ def test_a_long_reply_is_laid_out_where_it_is_seen(grows: bool) -> None:
             await settled(page, pilot)
             assert page.seen[-1] == COUNT - 1
             height = await at_rest(pilot, lambda: page.scroll.virtual_size.height)
-            assert sum(len(room.pieces) for room in page.query(Room)) > len(page.query(Document))
+            assert sum(len(room.pieces) for room in page.query(Placeholder)) > len(page.query(Document))
             assert height == 2 * COUNT
             assert await read_upwards(page, pilot) == [*range(COUNT)][::-1]
             assert page.scroll.virtual_size.height == height
@@ -127,7 +127,7 @@ def test_what_is_read_stays_where_it_is_while_what_is_above_comes_back() -> None
             page.scroll.anchor()
             while COUNT - 1 not in numbered(page):
                 await pilot.pause(0.01)
-            assert page.query(Room)
+            assert page.query(Placeholder)
             found = {*numbered(page)}
             while page.scroll.scroll_y > 0:
                 before = numbered(page)
@@ -237,6 +237,6 @@ def _text(reply: ReplyText) -> str:
     """All of it, in the order in which it stands there."""
     found = ""
     for child in reply.children:
-        assert isinstance(child, Room | Document)
+        assert isinstance(child, Placeholder | Document)
         found += child.source if isinstance(child, Document) else "".join(piece.text for piece in child.pieces)
     return found

@@ -11,7 +11,7 @@ from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import KNOWN, USAGE, ScriptedClient
 from tui.app import ChatApp
 from tui.client import ClientError
-from tui.engine_nouns import Model, Recommendation, RequestId
+from tui.engine_nouns import ModelInfo, Recommendation, RequestId
 from tui.nouns import ChatSettings, Finish, ReplyEnd, TextDelta
 from tui.screens.dialog import Confirm
 from tui.screens.engine import EngineScreen
@@ -83,7 +83,7 @@ def test_models_are_listed_fetched_paused_found_deleted_and_loaded() -> None:
 def test_a_long_name_leaves_room_for_the_state() -> None:
     client = ScriptedClient()
     name = "someone/A-Model-With-A-Name-As-Long-As-They-Are-By-Now-GGUF:Q4_K_M"
-    client.models.others = (Model(name, "Q4_K_M", 2_500_000_000, "apache-2.0", installed=True),)
+    client.models.others = (ModelInfo(name, "Q4_K_M", 2_500_000_000, "apache-2.0", installed=True),)
 
     async def flow(chat: Chatting) -> None:
         await chat.pilot.press("f2")
@@ -116,7 +116,7 @@ def test_what_the_engine_fetches_is_seen_and_can_be_paused() -> None:
 def test_a_model_of_an_endpoint_is_loaded_and_nothing_else() -> None:
     async def flow(chat: Chatting) -> None:
         models = chat.client.models
-        models.offered = (Model("a", elsewhere=True, loaded=True), Model("b", elsewhere=True))
+        models.offered = (ModelInfo("a", elsewhere=True, loaded=True), ModelInfo("b", elsewhere=True))
         await chat.pilot.press("f2")
         await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen) and len(rows(chat)) == 2)
         assert [row[3] for row in rows(chat)] == ["loaded", "there"]

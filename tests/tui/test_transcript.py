@@ -7,11 +7,11 @@ from itertools import count, pairwise
 from typing import Any
 
 import pytest
+from textual._compositor import Compositor
 
 from tests.tui.pilots import Chatting, at_rest, run
 from tests.tui.scripted_client import USAGE, ScriptedClient
 from tui.nouns import ChatId, Finish, MessageId, ReplyEnd, TextDelta
-from tui.screens.compositor import RowCompositor
 from tui.widgets import transcript as transcript_module
 
 COUNT = 40
@@ -77,15 +77,15 @@ def rich_messages() -> list[str]:
 def drawn(chat: Chatting, monkeypatch: pytest.MonkeyPatch) -> list[dict[int, int]]:
     """What each frame shows that is drawn from now on."""
     frames: list[dict[int, int]] = []
-    render = RowCompositor.render_update
+    render = Compositor.render_update
 
-    def rendered(self: RowCompositor, *given: Any, **named: Any) -> object:
+    def rendered(self: Compositor, *given: Any, **named: Any) -> object:
         update = render(self, *given, **named)
         if update is not None and self is chat.screen._compositor:
             frames.append(numbers(chat))
         return update
 
-    monkeypatch.setattr(RowCompositor, "render_update", rendered)
+    monkeypatch.setattr(Compositor, "render_update", rendered)
     return frames
 
 

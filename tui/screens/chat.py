@@ -12,24 +12,23 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.dom import DOMNode
-from textual.screen import Screen
 from textual.widgets import Footer
 
 from tui import commands
 from tui.client import Client
-from tui.commands import COMMANDS, Command, Part
+from tui.commands import COMMANDS, Command, Owner
 from tui.drafts import Prompt
 from tui.engine_nouns import Loading
 from tui.extracts import is_web_address
 from tui.failures import told
 from tui.nouns import ChatId, ChatSettings
 from tui.plain_text import sanitize, single_line
-from tui.screens.compositor import RowCompositor
 from tui.screens.dialog import ask, confirm
 from tui.widgets.chat_list import ChatList
 from tui.widgets.composer import Composer
 from tui.widgets.conversation import Conversation
 from tui.widgets.message_view import MessageView
+from tui.widgets.textual_internals import SteadyScreen
 from tui.widgets.top_bar import TopBar
 
 if TYPE_CHECKING:  # what reads Markdown is loaded once the prompt is there
@@ -43,7 +42,7 @@ _WARNED_SECONDS = 12.0
 _NONE = "no model is loaded"
 
 
-class ChatScreen(Screen[None]):
+class ChatScreen(SteadyScreen):
     """What people look at all day."""
 
     CSS_PATH = "chat.tcss"
@@ -59,16 +58,19 @@ class ChatScreen(Screen[None]):
             priority=one.key != "escape",
         )
         for one in COMMANDS
-        if one.key and " " not in one.key and one.part is not Part.APP
+        if one.key and " " not in one.key and one.owner is not Owner.APP
     ]
 
     def __init__(self, client: Client, chat: ChatId | None, question: str) -> None:
         super().__init__()
         self._client = client
         self.conversation = Conversation(client)
-        self._compositor = RowCompositor(lambda: self.conversation.transcript.is_unsettled)
         self._first_chat = chat
         self._question = question
+
+    @property
+    def is_unsettled(self) -> bool:
+        return self.conversation.transcript.is_unsettled
 
     def compose(self) -> ComposeResult:
         yield TopBar()
@@ -188,14 +190,14 @@ class ChatScreen(Screen[None]):
             await self._run(found, "")
 
     async def _run(self, command: Command, argument: str) -> None:
-        parts: dict[Part, DOMNode] = {
-            Part.APP: self.app,
-            Part.SCREEN: self,
-            Part.CHAT: self.conversation,
-            Part.CHATS: self.query_one(ChatList),
+        owners: dict[Owner, DOMNode] = {
+            Owner.APP: self.app,
+            Owner.SCREEN: self,
+            Owner.CHAT: self.conversation,
+            Owner.CHATS: self.query_one(ChatList),
         }
         arguments = (argument,) if command.takes else ()
-        await self.app.run_action(("", command.action, arguments), parts[command.part])
+        await self.app.run_action(("", command.action, arguments), owners[command.owner])
 
     async def action_new_chat(self) -> None:
         await self.conversation.begin()

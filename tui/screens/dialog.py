@@ -12,7 +12,7 @@ from textual.screen import ModalScreen, Screen
 from textual.widgets import Button, Input, Label
 
 from tui.client import Models
-from tui.engine_nouns import Model
+from tui.engine_nouns import ModelInfo
 from tui.large_downloads import about, is_asked_about
 from tui.plain_text import sanitize
 from tui.widgets.text_fields import LineField
@@ -55,7 +55,7 @@ async def ask(node: DOMNode, question: str, text: str = "", hint: str = "") -> s
     return await node.app.push_screen_wait(Ask(question, text, hint)) or ""
 
 
-async def may_fetch(node: DOMNode, models: Models, model: Model, verdict: str = "") -> bool:
+async def may_fetch(node: DOMNode, models: Models, model: ModelInfo, verdict: str = "") -> bool:
     """Whether a model may be fetched, which the user is asked if it is large, or of no use here. For workers only.
 
     `verdict`: whether it fits, in words, if that is known. Raises ClientError.

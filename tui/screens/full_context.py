@@ -11,7 +11,7 @@ from tui import figures
 from tui.branches import Branches
 from tui.client import Context
 from tui.failures import told
-from tui.nouns import ChatId, ContextBudget, FullContext, MessageId, Role, Room
+from tui.nouns import ChatId, ContextBudget, FullContext, MessageId, Role, TrimPlan
 from tui.plain_text import single_line
 from tui.screens.dialog import Dialog
 
@@ -22,7 +22,7 @@ _CHOICES = {
 _STOP = "Stop: change nothing, send nothing"
 
 
-class FullContextScreen(Dialog[Room]):
+class FullContextScreen(Dialog[TrimPlan]):
     """Answers with the plan that was chosen, or with nothing. What goes stays in the chat, to be read."""
 
     def __init__(
@@ -39,7 +39,7 @@ class FullContextScreen(Dialog[Room]):
         self._port, self._chat, self._leaf = context, chat, leaf
         self._branches = branches
         self._typed, self._budget = typed, budget
-        self._rooms: dict[FullContext, Room] = {}
+        self._rooms: dict[FullContext, TrimPlan] = {}
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog", can_focus=False):
@@ -72,10 +72,10 @@ class FullContextScreen(Dialog[Room]):
         room = self._rooms.get(how)
         self.query_one("#goes", Label).update(self._goes(room) if room else Content(""))
 
-    def _helps(self, room: Room) -> bool:
+    def _helps(self, room: TrimPlan) -> bool:
         return room.tokens > 0 if self._budget is None else room.suffices(self._budget)
 
-    def _goes(self, room: Room) -> Content:
+    def _goes(self, room: TrimPlan) -> Content:
         if not self._helps(room):
             return Content.styled("This would not make room enough.", "bold")
         lines = [Content.styled(f"Frees {room.tokens:,} tokens; these are not sent any more:", "bold")]

@@ -14,7 +14,7 @@ from textual.widgets import DataTable, Footer, Input, Label, Tab, Tabs
 from tui import figures
 from tui.client import ClientError, Models
 from tui.downloads import Downloads
-from tui.engine_nouns import Download, Finds, Model
+from tui.engine_nouns import Download, Finds, ModelInfo
 from tui.failures import told
 from tui.large_downloads import FIT_BY_SIZE, can_load
 from tui.plain_text import shortened, single_line
@@ -48,7 +48,7 @@ class ModelsScreen(Page[str]):
         super().__init__()
         self._models = models
         self._downloads = downloads
-        self._listed: dict[str, Model] = {}
+        self._listed: dict[str, ModelInfo] = {}
         self._ended = downloads.ended  # when the list was read
         self._fits: dict[str, str] = {}  # of those that were looked at, in words
         self._shown = ""  # which list
@@ -122,7 +122,7 @@ class ModelsScreen(Page[str]):
             case _:
                 return await self._searched(self.query_one("#search", Input).value.strip())
 
-    def _coming(self) -> Iterator[Model]:
+    def _coming(self) -> Iterator[ModelInfo]:
         """What is fetched for this screen. What the engine fetches is in its lists."""
         return (model for model in self._downloads.models.values() if not model.fetching)
 
@@ -139,7 +139,7 @@ class ModelsScreen(Page[str]):
             label.update(single_line(text))
             label.display = bool(text)
 
-    def _show(self, models: Sequence[Model]) -> None:
+    def _show(self, models: Sequence[ModelInfo]) -> None:
         self._listed = {model.name: model for model in models}
         for model in models:
             if model.fetching:
@@ -154,13 +154,13 @@ class ModelsScreen(Page[str]):
         for listing in self.query(Listing):  # none, once the screen is closed
             listing.show({name: self._cells(model) for name, model in self._listed.items()})
 
-    def _cells(self, model: Model) -> tuple[Text, ...]:
+    def _cells(self, model: ModelInfo) -> tuple[Text, ...]:
         size = f"{'~' if model.is_estimate else ''}{figures.size(model.size)}"
         name = shortened(single_line(model.name), max(_LEAST, self.app.size.width - _BESIDE))
         texts = (name, model.quantization, size, self._state(model), model.license)
         return tuple(Text(single_line(text), no_wrap=True) for text in texts)
 
-    def _state(self, model: Model) -> str:
+    def _state(self, model: ModelInfo) -> str:
         progress = self._downloads.progress.get(model.name)
         if progress is not None:
             return _progress(progress)
@@ -196,7 +196,7 @@ class ModelsScreen(Page[str]):
             label.update(single_line(words))
 
     @work(exclusive=True, group="fit", description="fit")
-    async def find_fit(self, model: Model) -> None:
+    async def find_fit(self, model: ModelInfo) -> None:
         """Whether a model fits on which somebody rests. Whoever goes on to another has that looked at."""
         await asyncio.sleep(_REST)
         try:
@@ -209,7 +209,7 @@ class ModelsScreen(Page[str]):
                 self._listed[model.name] = replace(self._listed[model.name], fits=fit.is_possible)
         self._show_fit()
 
-    def _chosen(self) -> Model | None:
+    def _chosen(self) -> ModelInfo | None:
         name = next((listing.chosen for listing in self.query(Listing)), None)
         return None if name is None else self._listed[name]
 
@@ -253,7 +253,7 @@ class ModelsScreen(Page[str]):
             self.fetch(model)
 
     @work(exclusive=True, group="fetch", description="fetch")
-    async def fetch(self, model: Model) -> None:
+    async def fetch(self, model: ModelInfo) -> None:
         """Begin a download, or go on with it; one that is large, or of no use here, once the user agrees."""
         with told(self):
             if await may_fetch(self, self._models, model, self._fits.get(model.name, "")):

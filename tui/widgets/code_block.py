@@ -8,18 +8,19 @@ from textual.app import ComposeResult
 from textual.content import Content
 from textual.message import Message
 from textual.widgets import Label, Markdown
-from textual.widgets.markdown import MarkdownBlock, MarkdownFence
+from textual.widgets.markdown import MarkdownFence
 
 from tui.markdown import LONGEST_LINE
 from tui.plain_text import beginning
 from tui.widgets.growing import grown, settled
 from tui.widgets.text_fields import WordButtons, word
+from tui.widgets.textual_internals import Fence
 
 LONGEST_HIGHLIGHTED = 20_000  # characters; what is longer has one colour
 _PART, _LONGEST_PART = 1500, 4000  # characters
 
 
-class CodeBlock(MarkdownFence):
+class CodeBlock(Fence):
     """A fence that can be copied and saved."""
 
     class CopyAsked(Message):
@@ -47,8 +48,7 @@ class CodeBlock(MarkdownFence):
         self._shown = self._parts()
         yield from (_label(part) for part in self._shown)
 
-    def set_content(self, content: Content) -> None:
-        self._content = content
+    def show_code(self, content: Content) -> None:
         if self._shown:  # or it will be composed of what it is now
             self._show_changes()
 
@@ -77,11 +77,8 @@ class CodeBlock(MarkdownFence):
         language = self.lexer.split(" ")[0][:24] or "text"
         return Content.assemble((language, "dim"), "  ", word("copy", "copy"), "  ", word("save", "save"))
 
-    def _copy_context(self, block: MarkdownBlock) -> None:
-        before = self.lexer
-        super()._copy_context(block)
-        if self.lexer != before:
-            self.query_one(WordButtons).update(self._bar())
+    def show_language(self) -> None:
+        self.query_one(WordButtons).update(self._bar())
 
     def action_copy(self) -> None:
         self.post_message(self.CopyAsked(self.code))

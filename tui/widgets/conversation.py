@@ -32,8 +32,8 @@ from tui.nouns import (
     ReplyEvent,
     ReplyStarted,
     Role,
-    Room,
     TextDelta,
+    TrimPlan,
 )
 from tui.open_chat import OpenChat
 from tui.replying import Replying
@@ -475,7 +475,7 @@ class Conversation(Vertical):
 
     async def _choose_room(
         self, chat: ChatId, leaf: MessageId | None, typed: str = "", budget: ContextBudget | None = None
-    ) -> Room | None:
+    ) -> TrimPlan | None:
         """What the person lets go."""
         dialog = FullContextScreen(self._client.context, chat, leaf, self.chat.branches, typed, budget)
         return await self.app.push_screen_wait(dialog)

@@ -13,15 +13,13 @@ from textual.widgets import Markdown
 from tui.markdown import parser
 from tui.widgets.code_block import CodeBlock
 from tui.widgets.growing import alike, opened, settled, size_by_layout
-from tui.widgets.list_block import ListBlock
-from tui.widgets.paragraph import Paragraph
-from tui.widgets.table import Table
+from tui.widgets.textual_internals import ListBlock, Table
 
 
 class Document(Markdown):
     """One piece of a reply."""
 
-    COMPONENT_CLASSES = {"em", "strong", "s", "code_inline"}  # noqa: RUF012 - found here by all that stands in it
+    COMPONENT_CLASSES = {"em", "strong", "s", "code_inline"}  # noqa: RUF012 - looked up here by the blocks that draw themselves
     DEFAULT_CSS = """
     Document {
         &:dark > .code_inline { background: $warning 10%; color: $text-warning 95%; }
@@ -35,7 +33,6 @@ class Document(Markdown):
 
     BLOCKS = {  # noqa: RUF012 - as the base class has it
         **Markdown.BLOCKS,
-        "paragraph_open": Paragraph,
         "fence": CodeBlock,
         "code_block": CodeBlock,
         "table_open": Table,

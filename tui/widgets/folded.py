@@ -1,4 +1,4 @@
-"""A line that opens on a longer text."""
+"""Lines that open on a longer text: a summary, and what a model thought before it answered."""
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
@@ -6,10 +6,12 @@ from textual.content import Content
 from textual.reactive import reactive
 from textual.widgets import Label
 
+from tui import figures
 from tui.plain_text import beginning
 from tui.widgets.text_fields import WordButtons, word
 
 _LONGEST = 50_000  # characters
+_LATEST = 4000  # characters that are seen while more thoughts come
 
 
 class Folded(Vertical):
@@ -46,3 +48,33 @@ class Folded(Vertical):
 
     def _shown_text(self) -> str:
         return beginning(self._text.strip(), _LONGEST)
+
+
+class Thoughts(Folded):
+    """The thoughts of one reply, with their time; they may still grow."""
+
+    def __init__(self, text: str, seconds: float, *, finished: bool) -> None:
+        super().__init__("", text)
+        self._tell(seconds, finished=finished)
+
+    def add(self, text: str, seconds: float) -> None:
+        """More thoughts; `seconds` so far."""
+        self._text += text
+        self._tell(seconds, finished=self._finished)
+        self._show()
+
+    def finish(self, seconds: float) -> None:
+        """The answer begins, or the reply has ended."""
+        self._tell(seconds, finished=True)
+        self._show()
+
+    def _tell(self, seconds: float, *, finished: bool) -> None:
+        self._finished = finished
+        self._line = f"{'thought for' if finished else 'thinking,'} {figures.seconds(seconds)}"
+
+    def _shown_text(self) -> str:
+        return super()._shown_text() if self._finished else _end(self._text.strip(), _LATEST)
+
+
+def _end(text: str, most: int) -> str:
+    return text if len(text) <= most else f"… {text[-most:]}"

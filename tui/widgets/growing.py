@@ -30,10 +30,9 @@ def grown(widget: Widget) -> None:
 
 
 def opened(block: Widget) -> None:
-    """It is new, and will grow: what shows its end is laid out with headroom at once."""
-    inner = list(block.query())
-    shown = inner[-1] if inner else block
-    shown.styles.min_height = shown.gutter.height + LINES
+    """A new block will grow: lay out what draws its end with headroom at once."""
+    for shown in list(block.query("DrawnBlock, .code-part"))[-1:]:
+        shown.styles.min_height = shown.gutter.height + LINES
 
 
 def settled(widget: Widget) -> None:
@@ -78,7 +77,7 @@ _UNKNOWN = Size(0, 0)
 
 
 @dataclass(slots=True, eq=False)
-class Piece:
+class DocumentText:
     """What one document shows, or would."""
 
     text: str
@@ -92,20 +91,20 @@ class Piece:
         return self.taken.height
 
 
-class Room(Widget):
-    """That of some pieces, one behind the other. However many there are, it costs a layout as much as one."""
+class Placeholder(Widget):
+    """Empty space as high as some unmounted documents. Its layout costs the same for any number of them."""
 
-    DEFAULT_CSS = "Room { height: auto; }"
+    DEFAULT_CSS = "Placeholder { height: auto; }"
 
-    def __init__(self, pieces: list[Piece]) -> None:
+    def __init__(self, pieces: list[DocumentText]) -> None:
         super().__init__()
         self._pieces = pieces
 
     @property
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[DocumentText]:
         return self._pieces
 
-    def keep(self, pieces: list[Piece]) -> None:
+    def keep(self, pieces: list[DocumentText]) -> None:
         """Be the room of these."""
         self._pieces = pieces
         self.refresh(layout=True)
@@ -113,7 +112,7 @@ class Room(Widget):
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         return sum(piece.height(width) for piece in self._pieces)
 
-    def between(self, first: int, end: int) -> Iterator[tuple[int, Piece]]:
+    def between(self, first: int, end: int) -> Iterator[tuple[int, DocumentText]]:
         """The pieces that lie in these of its lines, wholly or in part, and where they begin."""
         top, laid_out = 0, self._pieces if self.size.width else []
         for piece in laid_out:

@@ -13,10 +13,9 @@ from textual.widgets import Label, Static
 from tui import figures
 from tui.nouns import Message, MessageId, Role
 from tui.plain_text import beginning, model_name
-from tui.widgets.folded import Folded
+from tui.widgets.folded import Folded, Thoughts
 from tui.widgets.growing import Column
 from tui.widgets.text_fields import WordButtons, word
-from tui.widgets.thoughts import Thoughts
 
 _LONGEST_TYPED = 20_000  # characters that are shown of what was typed; copy and edit have it all
 

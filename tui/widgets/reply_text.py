@@ -14,9 +14,9 @@ from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.widget import MountError, Widget
 
-from tui.markdown import PIECE, Part, Pieces
+from tui.markdown import PIECE, Pieces, TextPart
 from tui.widgets.document import Document
-from tui.widgets.growing import Column, Piece, Room, settled, stay
+from tui.widgets.growing import Column, DocumentText, Placeholder, settled, stay
 
 _TYPING = 0.3  # seconds between two keys of somebody who types on
 _REST = 25  # times the CPU time of a frame: 4 % of a core are used, for an engine may compute on all of them
@@ -34,7 +34,7 @@ class ReplyText(Column):
         self._pieces = Pieces()
         self._first = text
         self._unread: list[str] = []  # what is to be added; joined, where it comes faster than it can be shown
-        self._unshown: list[Part] = []  # what was read of it
+        self._unshown: list[TextPart] = []  # what was read of it
         self._is_growing = False  # until what is added has been laid out
         self._is_changing = False  # documents become room, or room a document
         self._unfolded: tuple[Document, int] | None = None  # until it has its place; and its room's height
@@ -47,7 +47,7 @@ class ReplyText(Column):
         pieces = _gathered(self._pieces.feed(self._first))
         self._first = ""
         if pieces[:-_AT_FIRST]:
-            yield Room(pieces[:-_AT_FIRST])
+            yield Placeholder(pieces[:-_AT_FIRST])
         yield from (Document(one.text, adjoined=one.adjoined) for one in pieces[-_AT_FIRST:])
 
     def on_mount(self) -> None:
@@ -86,10 +86,10 @@ class ReplyText(Column):
             return
         screen, top = self.screen.size.height, self._line(self)
         far: list[Document] = []
-        near: dict[int, Piece] = {}
+        near: dict[int, DocumentText] = {}
         for child in self.children[:-1]:
             height = child.outer_size.height
-            if isinstance(child, Room):
+            if isinstance(child, Placeholder):
                 near |= {abs(top + line): piece for line, piece in child.between(-screen - top, 2 * screen - top)}
             elif isinstance(child, Document) and height and (top + height <= -screen or top >= 2 * screen):
                 far.append(child)
@@ -98,7 +98,7 @@ class ReplyText(Column):
             self._is_changing = True
             self.call_next(self._change, far, near[min(near)] if near else None)
 
-    async def _change(self, far: list[Document], near: Piece | None) -> None:
+    async def _change(self, far: list[Document], near: DocumentText | None) -> None:
         with self.app.batch_update(), suppress(MountError):  # the chat may be left meanwhile
             for document in far:
                 await self._fold(document)
@@ -110,7 +110,7 @@ class ReplyText(Column):
         """It becomes room, of those beside it if there are some."""
         if not document.is_attached:
             return
-        piece = Piece(document.source, document.adjoined, document.outer_size)
+        piece = DocumentText(document.source, document.adjoined, document.outer_size)
         above, below = self._beside(document)
         if above is not None:
             above.keep([*above.pieces, piece, *(below.pieces if below else ())])
@@ -119,28 +119,28 @@ class ReplyText(Column):
         elif below is not None:
             below.keep([piece, *below.pieces])
         else:
-            await self.mount(Room([piece]), before=document)
+            await self.mount(Placeholder([piece]), before=document)
         await document.remove()
 
-    def _beside(self, child: Widget) -> tuple[Room | None, Room | None]:
+    def _beside(self, child: Widget) -> tuple[Placeholder | None, Placeholder | None]:
         """The room right above, and right below."""
         place = self.children.index(child)
         above, below = self.children[max(0, place - 1) : place], self.children[place + 1 : place + 2]
         return (
-            next((one for one in above if isinstance(one, Room)), None),
-            next((one for one in below if isinstance(one, Room)), None),
+            next((one for one in above if isinstance(one, Placeholder)), None),
+            next((one for one in below if isinstance(one, Placeholder)), None),
         )
 
-    async def _unfold(self, piece: Piece) -> None:
+    async def _unfold(self, piece: DocumentText) -> None:
         """It becomes a document, between the room of what is above it and of what is below."""
-        room = next((one for one in self.children if isinstance(one, Room) and piece in one.pieces), None)
+        room = next((one for one in self.children if isinstance(one, Placeholder) and piece in one.pieces), None)
         if room is None:
             return
         place, height = room.pieces.index(piece), piece.height(self.size.width)
         above, below = room.pieces[:place], room.pieces[place + 1 :]
         document = Document(piece.text, adjoined=piece.adjoined)
         if above:
-            await self.mount(document, *([Room(below)] if below else ()), after=room)
+            await self.mount(document, *([Placeholder(below)] if below else ()), after=room)
             room.keep(above)
         else:
             await self.mount(document, before=room)
@@ -220,18 +220,18 @@ class ReplyText(Column):
         for part in self._unshown[:first]:
             await self._append(part)
         self._close_last(self._unshown[first])
-        await self.mount(Room(_gathered(self._unshown[first : end + 1])[:-1]))
+        await self.mount(Placeholder(_gathered(self._unshown[first : end + 1])[:-1]))
         del self._unshown[:end]
 
     async def _show(self, most: int) -> int:
         """So many characters of what waits first, at most; how many those are."""
         part = self._unshown[0]
         now, later = part.text[:most], part.text[most:]
-        self._unshown[:1] = [Part(later)] if later else []
+        self._unshown[:1] = [TextPart(later)] if later else []
         await self._append(replace(part, text=now))
         return len(now)
 
-    async def _append(self, part: Part) -> None:
+    async def _append(self, part: TextPart) -> None:
         last = self.children[-1] if self.children else None
         if isinstance(last, Document) and not part.begins:
             await last.grow(part.text)
@@ -239,7 +239,7 @@ class ReplyText(Column):
             self._close_last(part)
             await self.mount(Document(part.head + part.text))
 
-    def _close_last(self, following: Part) -> None:
+    def _close_last(self, following: TextPart) -> None:
         for last in self.children[-1:]:
             if isinstance(last, Document):
                 last.close(adjoined=following.adjoins)
@@ -257,12 +257,12 @@ class ReplyText(Column):
         self._settle()
 
 
-def _gathered(parts: Iterable[Part]) -> list[Piece]:
-    pieces: list[Piece] = []
+def _gathered(parts: Iterable[TextPart]) -> list[DocumentText]:
+    pieces: list[DocumentText] = []
     for part in parts:
         if part.begins or not pieces:
             for before in pieces[-1:]:
                 before.adjoined = part.adjoins
-            pieces.append(Piece(part.head))
+            pieces.append(DocumentText(part.head))
         pieces[-1].text += part.text
     return pieces

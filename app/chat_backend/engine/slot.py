@@ -18,10 +18,11 @@ from app.chat_backend.engine.child import Said
 from app.chat_backend.engine.loading_state import DownloadRate, LoadingState
 from app.chat_backend.engine.process import EngineProcess, hardware
 from app.chat_backend.told import told
+from app.client.running_server import find_instance
 from app.errors import AppError
 from app.models.transfer.download_turn import Running, running_download
 from app.process.engine_lease import attended_by, attending
-from app.process.instance import Instance, find_instance, running_instances
+from app.process.instance import Instance, running_instances
 from app.progress import format_bytes
 from app.settings.api_keys import own_key
 from app.settings.settings import Settings
@@ -31,17 +32,17 @@ from tui.client import ClientError, NotLoaded
 from tui.engine_nouns import Loading
 
 if TYPE_CHECKING:
-    from app.chat_backend.endpoint import Endpoint, ServedName
+    from app.chat_backend.endpoint import ChatEndpoint, ServedName
 
 _WAKE_SECONDS = 5.0  # that a server may take from its record to its first answer
 _TURN_SECONDS = 0.2  # between two looks whether another chat has started the engine
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class ReadyEngine:
     """An engine that is ready."""
 
-    endpoint: "Endpoint"
+    endpoint: "ChatEndpoint"
     model: str
     context_length: int | None  # None: nobody says
     suitable: Mapping[str, float] = field(default_factory=dict)  # sampling that suits the model
@@ -68,7 +69,7 @@ class EngineSlot:
         self._remote = endpoint
         self._key = key
         self._process: EngineProcess | None = None
-        self._engine: Engine | None = None
+        self._engine: ReadyEngine | None = None
         self._held = ExitStack()  # our attendance of the engine
         self._task: asyncio.Task[None] | None = None
         self._wish = _Wish(settings.model, settings.origins["model"] != "default")
@@ -133,10 +134,10 @@ class EngineSlot:
 
     async def offered(self) -> "Sequence[ServedName]":
         """What the endpoint that somebody named has, whether it answers or not. Raises ClientError."""
-        from app.chat_backend.endpoint import Endpoint
+        from app.chat_backend.endpoint import ChatEndpoint
 
         with told():
-            endpoint = Endpoint(self._remote, self._key, is_ours=False)
+            endpoint = ChatEndpoint(self._remote, self._key, is_ours=False)
             try:
                 return await endpoint.names()
             finally:
@@ -156,7 +157,7 @@ class EngineSlot:
         return attended_by(self._settings, process.pid) > 0
 
     @asynccontextmanager
-    async def use(self, *, again: bool = False) -> AsyncIterator[Engine]:
+    async def use(self, *, again: bool = False) -> AsyncIterator[ReadyEngine]:
         """The engine, once its model is loaded: it stays for as long as the body runs. Raises ClientError, also for
         what the body raises. A model that could not be loaded is tried `again` where somebody waits for its answer.
 
@@ -173,7 +174,7 @@ class EngineSlot:
             if not self._uses:
                 self._unused.set()
 
-    async def _ready(self, again: bool) -> Engine:
+    async def _ready(self, again: bool) -> ReadyEngine:
         if again:
             self.go_on()
         if self.state.is_over and await asyncio.to_thread(self._is_lost):
@@ -299,7 +300,7 @@ class EngineSlot:
             self._served = _Wish(self._engine.model, is_asked=True) if self._remote else wish
             state.succeed(self._engine.model, self._warning(self._engine))
 
-    def _warning(self, engine: Engine) -> str:
+    def _warning(self, engine: ReadyEngine) -> str:
         """What a person who asked for a longer context has to know."""
         held = engine.context_length
         if self._remote or held is None or held >= self._settings.context:
@@ -334,10 +335,10 @@ class EngineSlot:
                 await asyncio.shield(process.stop())  # whole, whoever is asked for meanwhile
         self._held.close()
 
-    async def _attach_remote(self, wish: _Wish) -> Engine:
-        from app.chat_backend.endpoint import Endpoint
+    async def _attach_remote(self, wish: _Wish) -> ReadyEngine:
+        from app.chat_backend.endpoint import ChatEndpoint
 
-        endpoint = Endpoint(self._remote, self._key, is_ours=False)
+        endpoint = ChatEndpoint(self._remote, self._key, is_ours=False)
         async with AsyncExitStack() as unless_used:
             unless_used.push_async_callback(endpoint.close)
             names = await endpoint.names()
@@ -348,9 +349,9 @@ class EngineSlot:
                 raise AppError(f"{self._remote} has no model {wanted}".rstrip(), f"It has: {there}." if there else "")
             unless_used.pop_all()
             # Servers of others may refuse any sampling but their own.
-            return Engine(endpoint, found.name, found.context_length, found.sampling or {})
+            return ReadyEngine(endpoint, found.name, found.context_length, found.sampling or {})
 
-    async def _find_or_start(self, wish: _Wish, state: LoadingState) -> Engine:
+    async def _find_or_start(self, wish: _Wish, state: LoadingState) -> ReadyEngine:
         """One chat at a time starts an engine: the next one finds it."""
         from filelock import FileLock, Timeout
 
@@ -378,7 +379,7 @@ class EngineSlot:
         others = [] if wish.is_asked else [one for one in running_instances(settings) if one != found]
         return [*([found] if found else []), *others]
 
-    async def _started(self, settings: Settings, state: LoadingState) -> Engine:
+    async def _started(self, settings: Settings, state: LoadingState) -> ReadyEngine:
         rate = DownloadRate()
 
         def heard(said: Said) -> None:
@@ -394,11 +395,11 @@ class EngineSlot:
         instance = await process.serving(heard)
         return await self._attached(instance)
 
-    async def _attached(self, instance: Instance) -> Engine:
+    async def _attached(self, instance: Instance) -> ReadyEngine:
         """Raises ServerUnreachable or ServerError for one that is no engine for chats."""
-        from app.chat_backend.endpoint import Endpoint
+        from app.chat_backend.endpoint import ChatEndpoint
 
-        endpoint = Endpoint(instance.api_url, own_key(self._settings), is_ours=True)
+        endpoint = ChatEndpoint(instance.api_url, own_key(self._settings), is_ours=True)
         async with AsyncExitStack() as unless_used:
             unless_used.push_async_callback(endpoint.close)
             report = await _awake(endpoint)
@@ -412,10 +413,10 @@ class EngineSlot:
 
                 suitable = await asyncio.to_thread(files_sampling, instance)
             unless_used.pop_all()
-            return Engine(endpoint, instance.model, int(report["context_length"]), suitable)
+            return ReadyEngine(endpoint, instance.model, int(report["context_length"]), suitable)
 
 
-async def _awake(endpoint: "Endpoint") -> Any:
+async def _awake(endpoint: "ChatEndpoint") -> Any:
     """What a server says of itself, once it answers: its record is there a moment before."""
     from app.client.http import ServerUnreachable
 

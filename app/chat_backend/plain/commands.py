@@ -10,7 +10,7 @@ from app.chat_backend.engine.loading_state import LoadingLines
 from tui import figures, sampling_fields
 from tui.client import Client, ClientError, NotLoaded
 from tui.drafts import attachment
-from tui.engine_nouns import Model
+from tui.engine_nouns import ModelInfo
 from tui.large_downloads import about, is_asked_about
 from tui.making_room import MakingRoom
 from tui.nouns import (
@@ -24,7 +24,7 @@ from tui.nouns import (
     FullContext,
     MessageId,
     Role,
-    Room,
+    TrimPlan,
 )
 from tui.sampling_fields import InvalidField
 
@@ -45,7 +45,7 @@ class PlainModels:
         if which not in ("", _CATALOG):
             raise ClientError(f"there is no list {which}", "/models lists what is here, /models catalog what could be.")
         models = self._client.models
-        found: Sequence[Model] = await (models.catalog() if which else models.installed())
+        found: Sequence[ModelInfo] = await (models.catalog() if which else models.installed())
         for model in found:
             self._say(_line(model))
         if not which:
@@ -64,7 +64,7 @@ class PlainModels:
                     self._say(line)
         self._say(f"Replies come from {name} now.")
 
-    async def _may_fetch(self, model: Model) -> bool:
+    async def _may_fetch(self, model: ModelInfo) -> bool:
         free = await self._client.models.free_disk()
         if not is_asked_about(model, free):
             return True
@@ -81,7 +81,7 @@ class PlainModels:
         self._say(self._client.engine.address() or "The engine is not there yet.")
 
 
-def _line(model: Model) -> str:
+def _line(model: ModelInfo) -> str:
     """A model: "qwen3:4b, about 2.5 GB, fits"."""
     size = f", {'about ' * model.is_estimate}{figures.size(model.size)}" if model.size else ""
     if model.loaded:
@@ -124,7 +124,7 @@ class PlainRoom:
             raise ClientError("this would make no room")
         await self._making.make(chat.summary.id, room)
 
-    async def _choose(self, chat: ChatId, leaf: MessageId | None, typed: str, budget: ContextBudget) -> Room | None:
+    async def _choose(self, chat: ChatId, leaf: MessageId | None, typed: str, budget: ContextBudget) -> TrimPlan | None:
         self._say(f"The context is full. {figures.budget(budget)}.")
         how = _CHOICES.get((await self._ask(_QUESTION)).strip().lower())
         if how is None:

@@ -17,11 +17,6 @@ Types = frozenset[str]
 TEXT: Types = frozenset({"string"})
 
 
-def types_of(parameters: Json, name: str) -> Types:
-    """The JSON types that the argument `name` may have, by a schema of all arguments; none where that is not said."""
-    return types_in(member_schema(parameters, name), parameters)
-
-
 def types_in(schema: Json, root: Json) -> Types:
     """The types that a schema allows; `root` is the schema that it is a part of."""
     return frozenset(_types(schema, root if isinstance(root, Mapping) else {}, 0))

@@ -5,6 +5,8 @@ The counterpart of `app.models.load.loaded_model` for models that write no text;
 
 from dataclasses import dataclass
 
+from gguf.constants import Keys
+
 from app.errors import UnsupportedTokenizer
 from app.generation.embedding_service import InputTokenizer
 from app.models.load.kernel_preparation import common_options, loading, lowered_context, prepare_kernels
@@ -64,7 +66,7 @@ def load_encoder_model(stored: StoredModel, settings: Settings, progress: Progre
 def _tokenizer(checkpoint: Checkpoint) -> InputTokenizer:
     values = checkpoint.metadata.values
     if not checkpoint.metadata.is_config:
-        is_bert = values.get(encoder_tokenizer.MODEL) == "bert"
+        is_bert = values.get(Keys.Tokenizer.MODEL) == "bert"
         return encoder_tokenizer.from_gguf(values) if is_bert else marked_tokenizer.from_gguf(values)
     vocabulary = read_bytes(checkpoint.path, VOCABULARY)
     if vocabulary is None:

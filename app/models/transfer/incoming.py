@@ -14,8 +14,8 @@ from typing import BinaryIO
 
 from app.errors import IntegrityError, NoSpace
 from app.progress import format_bytes
+from app.whole_file import PARTIAL, put_in_place
 
-PARTIAL = ".partial"  # how the names of files end that are not whole yet
 _CHUNK = 1 << 20
 _SAFE_AFTER = 64 << 20  # bytes, at most, that a power cut can take from a download
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -87,7 +87,7 @@ class Incoming:
         self.check()
         if self._file is None:
             raise IntegrityError("nothing arrived")
-        _put_in_place(self._file, self._partial, final)
+        put_in_place(self._file, self._partial, final)
 
     def clear(self, *, keep: bool = False) -> None:
         """Remove everything that is not the final file; with `keep`, all but the bytes that have arrived."""
@@ -148,36 +148,6 @@ def hasher(digest: str, size: int) -> "hashlib._Hash":
     if len(digest) == hashlib.sha256().digest_size * 2:
         return hashlib.sha256()
     return hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
-
-
-def write_whole(final: Path, content: bytes, mode: int | None = None) -> None:
-    """Replace a small file, so that a reader or a power cut sees the old content or the new, never a part.
-
-    `mode`: its permissions; None: those that new files have.
-    """
-    partial = final.with_name(f"{final.name}.{os.getpid()}{PARTIAL}")
-    try:
-        with partial.open("wb") as file:
-            if mode is not None:
-                os.chmod(partial, mode)
-            file.write(content)
-            _put_in_place(file, partial, final)
-    finally:
-        partial.unlink(missing_ok=True)  # it is there if the disk is full
-
-
-def _put_in_place(file: BinaryIO, partial: Path, final: Path) -> None:
-    """Give a finished file its final name, in an order that a power cut cannot turn into a name without content."""
-    file.flush()
-    os.fsync(file.fileno())
-    file.close()
-    os.replace(partial, final)
-    with suppress(PermissionError):  # Windows cannot open a folder, and needs not: its renames are journaled
-        folder = os.open(final.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 def check_space(folder: Path, needed: int) -> None:

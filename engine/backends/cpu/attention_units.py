@@ -11,17 +11,21 @@ from engine.backends.cpu.kv_store import rotate, store_key_value
 from engine.backends.cpu.program import ONE_BITS, Record
 from engine.backends.cpu.records import RECORD_TAIL, merge_pieces
 from engine.config import BLOCK_SIZE
-from quant.cpu.activations import FORM_KERNELS, GROUP, Form, norm_factor, write_row
+from quant.cpu.activations import FORM_KERNELS, GROUP, Form, write_row
 from quant.cpu.kernel import jit, word
+from quant.cpu.norms import layer_norm_row, norm_factor
 
 _scale_floats = FORM_KERNELS[Form.FLOAT].scale_row
 
 
 @jit
-def _normalize(x: int, weight: int, dim: int, epsilon: int) -> None:
+def _normalize(a: Record, x: int, weight: int) -> None:
     """One head in place."""
-    groups = dim // GROUP
-    _scale_floats(x, norm_factor(x, groups, epsilon), weight, groups, x)
+    groups = a.head_dim // GROUP
+    if a.centered:
+        layer_norm_row(x, weight, groups, a.epsilon, x)
+    else:
+        _scale_floats(x, norm_factor(x, groups, a.epsilon), weight, groups, x)
 
 
 @jit
@@ -36,11 +40,11 @@ def rope_store(a: Record, h: Record, first: int, last: int) -> None:
         cosine, sine = a.cosine + angles, a.sine + angles
         for query in range(head * a.heads, (head + 1) * a.heads):
             if a.q_norm != 0:
-                _normalize(row + query * size, a.q_norm, a.head_dim, a.epsilon)
+                _normalize(a, row + query * size, a.q_norm + query * a.norm_stride)
             rotate(row + query * size, cosine, sine, a.head_dim, a.rotary, a.scale, a.neighbours)
         key = row + (queries + head) * size
         if a.k_norm != 0:
-            _normalize(key, a.k_norm, a.head_dim, a.epsilon)
+            _normalize(a, key, a.k_norm + head * a.norm_stride)
         rotate(key, cosine, sine, a.head_dim, a.rotary, ONE_BITS, a.neighbours)
         block = a.cache + slot // BLOCK_SIZE * a.block_bytes + head * a.head_bytes
         store_key_value(a.kernel, key, key + a.kv_heads * size, block, slot % BLOCK_SIZE, a.head_dim)

@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 
 from engine import models
-from engine.backends.batch import Batch, placeholder_batch
 from engine.backends.cpu.attention import PIECE, QUERIES
 from engine.backends.cpu.code_cache import load_code, load_draw
 from engine.backends.cpu.drawing import CompiledDraw
@@ -21,12 +20,14 @@ from engine.backends.cpu.operations import CpuOperations, LogitRows, block_shape
 from engine.backends.cpu.program import COUNTS, HEADER, Limits, Program
 from engine.backends.cpu.team import MOST_THREADS, Team
 from engine.backends.runner import ModelRunner
+from engine.batch import Batch, placeholder_batch
 from engine.checkpoints.checkpoint import StoredWeight
 from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig, HeadNorm, ModelConfig
-from engine.device import Draw, LoadedModel, Logits, Needs
+from engine.device import LoadedModel, Needs
 from engine.kv.budget import MAX_RUNNING, host_memory, host_room
 from engine.kv.cache import KVCache
+from engine.sampling.logits import Draw, Logits
 from quant.cpu.activations import GROUP, Form
 from quant.cpu.arena import Arena
 from quant.cpu.layouts import layouts_of
@@ -213,7 +214,7 @@ def _widths(model: ModelConfig) -> Iterator[tuple[str, int, int]]:
     yield "hidden size", model.hidden, GROUP
     yield "MLP", model.mlp_hidden, GROUP
     yield "attention's width", model.heads * model.head_dim, GROUP
-    if model.head_norm is HeadNorm.EACH:
+    if model.head_norm in (HeadNorm.EACH, HeadNorm.OWN) and not model.optional_head_norm:
         yield "normalized heads' dimension", model.head_dim, GROUP
     if model.head_norm is HeadNorm.ALL:
         yield "keys' width", model.kv_heads * model.head_dim, GROUP

@@ -15,7 +15,7 @@ from numba import types
 from torch import Tensor
 
 from engine.backends.cpu.floats import each_vector, load_some, store_some
-from engine.sampling.constraint import Words
+from engine.grammar import Words
 from engine.sampling.drawing import NOTHING, SMALLEST_TEMPERATURE
 from quant.cpu.kernel import jit, kernel
 from quant.cpu.native import Entry
@@ -126,7 +126,7 @@ SIGNATURE = types.void(
 
 
 class CompiledDraw:
-    """See `engine.device.Draw`. Used by one thread at a time."""
+    """See `engine.sampling.logits.Draw`. Used by one thread at a time."""
 
     def __init__(self, draw_rows: Entry, vocabulary: int) -> None:
         self._draw_rows = draw_rows

@@ -11,7 +11,7 @@ from engine.checkpoints.checkpoint import StoredWeight
 from engine.checkpoints.weights import smallest_matrices
 from engine.config import ModelConfig
 from quant.cpu.formats import PAIR, TILE
-from quant.cpu.layouts import shared_bytes, tile_bytes
+from quant.cpu.layouts import packing_of
 from quant.errors import InglenookError
 
 FLOAT = 4  # bytes
@@ -47,8 +47,9 @@ def _rates(weight: StoredWeight) -> _Rates:
     try:
         sample = weight.sample()
         rows, columns = sample.shape
-        tile = tile_bytes(sample)
-        whole = -(-rows // PAIR) * 2 * tile + shared_bytes(sample)
+        packing = packing_of(sample)
+        tile = packing.tile_bytes
+        whole = -(-rows // PAIR) * 2 * tile + packing.shared_bytes
     except (InglenookError, ValueError, RuntimeError):  # of a header alone, whose values are not there
         elements = math.prod(weight.shape) if weight.shape else weight.nbytes
         return _Rates(PACKED * weight.nbytes / elements, PACKED)

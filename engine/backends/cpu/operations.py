@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.backends.batch import Batch
 from engine.backends.cpu.attention import ALL, ATTENTION_KERNELS
 from engine.backends.cpu.buffers import PLAIN_KERNELS, Buffers, Rows, check_multiple
 from engine.backends.cpu.kv_store import STORE_KERNELS, KVType, head_bytes
 from engine.backends.cpu.program import SEGMENT, Op, Program, float_bits
-from engine.config import Gate
+from engine.batch import Batch
+from engine.config import Gate, NormKind
 from engine.errors import UnsupportedModel
 from engine.kv.cache import LayerKV
-from engine.operations import Attention, HeadNorms
+from engine.operations import Attention, HeadNorms, Norm
 from quant.cpu.activations import FORM_KERNELS, GELU_PRODUCTS, GROUP, SILU_PRODUCTS, Form, add_scaled_row
 from quant.cpu.arena import Region
 from quant.cpu.formats import PAIR
@@ -50,15 +50,6 @@ class Activation:
         if form not in self._written:
             self._written[form] = self.write(form)
         return self._written[form]
-
-
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """A root mean square normalization of rows of one width."""
-
-    weight: Region  # float32 [width]
-    width: int
-    epsilon: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +89,10 @@ class CpuOperations:
 
         return Activation(x.width, selected=True, write=write, picked_from=x)
 
-    def norm(self, x: Activation, weight: Tensor, epsilon: float, add_to: Activation | None = None) -> Activation:
-        norm = Norm(self._buffers.constant(weight), x.width, epsilon)
+    def norm(self, x: Activation, norm: Norm, add_to: Activation | None = None) -> Activation:
         if add_to:
             given, out = x.rows(Form.FLOAT), add_to.rows(Form.FLOAT)
-            self._normalize(norm, add_scaled_row, selected=x.selected, **given.words("x"), **out.words("out"))
+            self._normalize(norm, Form.FLOAT, add=1, selected=x.selected, **given.words("x"), **out.words("out"))
             return self._floats(out)
 
         def write(form: Form) -> Rows:
@@ -113,9 +103,8 @@ class CpuOperations:
             local = not (added_to or form is Form.FLOAT)
             out = self._buffers.take(form, x.width, selected=x.selected, copies=local)
             self._normalize(
-                norm, FORM_KERNELS[form].scale_row, local=local, selected=x.selected, gather=gather, form=form,
-                **source.words("x"), **out.words("out"),
-            )  # fmt: skip
+                norm, form, local=local, selected=x.selected, gather=gather, **source.words("x"), **out.words("out")
+            )
             return out
 
         normed = Activation(x.width, x.selected, write)
@@ -220,14 +209,21 @@ class CpuOperations:
 
     def _head_norms(self, rows: Rows, heads: dict[str, int], norms: HeadNorms) -> dict[str, int]:
         """Words that have every head normalized before it turns. All heads of a token are normalized before that."""
-        q, k = (Norm(self._buffers.constant(weight), len(weight), norms.epsilon) for weight in (norms.q, norms.k))
-        if q.width == heads["head_dim"]:
-            check_multiple(f"A normalized head of {q.width} elements", q.width, GROUP)
-            return {"q_norm": q.weight.address, "k_norm": k.weight.address, "epsilon": float_bits(norms.epsilon)}
-        for norm, first in ((q, 0), (k, q.width)):
+        q, k, width = norms.q, norms.k, norms.q.weight.shape[-1]
+        if width == heads["head_dim"]:
+            check_multiple(f"A normalized head of {width} elements", width, GROUP)
+            q_norm, k_norm = (self._buffers.constant(norm.weight).address for norm in (q, k))
+            return {
+                "q_norm": q_norm,
+                "k_norm": k_norm,
+                "norm_stride": 4 * width * (q.weight.dim() == 2),
+                "centered": q.kind is NormKind.LAYER,
+                "epsilon": float_bits(q.epsilon),
+            }
+        for norm, first in ((q, 0), (k, width)):
             places = {**rows.words("x"), **rows.words("out")}
             places["x"] = places["out"] = rows.buffer.region.address + 4 * first
-            self._normalize(norm, FORM_KERNELS[Form.FLOAT].scale_row, barrier=norm is k, **places)
+            self._normalize(norm, Form.FLOAT, barrier=norm is k, **places)
         return {}
 
     def attend(self, q: Activation, batch: Batch, kv: LayerKV, attention: Attention) -> Activation:
@@ -257,11 +253,17 @@ class CpuOperations:
 
     # -- pieces of instructions
 
-    def _normalize(self, norm: Norm, kernel: Any, **words: int) -> None:
-        check_multiple(f"A norm of {norm.width} elements", norm.width, GROUP)
+    def _normalize(self, norm: Norm, form: Form, *, add: int = 0, **words: int) -> None:
+        """Rows of the width of the norm's weight, written in `form`, or added to the floats that are there."""
+        width, kernels, op = len(norm.weight), FORM_KERNELS[form], Op.NORM
+        check_multiple(f"A norm of {width} elements", width, GROUP)
+        kernel = add_scaled_row if add else kernels.scale_row
+        if norm.kind is NormKind.LAYER:
+            op, kernel, words["add"] = Op.LAYER_NORM, kernels.write_row, add
+            words["bias"] = 0 if norm.bias is None else self._buffers.constant(norm.bias).address
         self._program.append(
-            Op.NORM, kernel=address_of(kernel), groups=norm.width // GROUP, vector=norm.weight.address,
-            epsilon=float_bits(norm.epsilon), **words,
+            op, kernel=address_of(kernel), form=form, groups=width // GROUP,
+            vector=self._buffers.constant(norm.weight).address, epsilon=float_bits(norm.epsilon), **words,
         )  # fmt: skip
 
     def _multiply(self, x: Activation, weight: CpuLinear, out: Rows, *, add: bool, bias: Tensor | None = None) -> None:

@@ -32,15 +32,16 @@ class Op(IntEnum):
 
     EMBED = 0  # a row of a table for each token, times a number
     NORM = 1  # root mean square normalization, written in the form its reader wants
-    WRITE = 2  # float rows, written in another form
-    MATMUL = 3  # one weight times all rows
-    GATED = 4  # gate and up projection, their product in the form of the next reader
-    GATE = 5  # their product of rows that hold both side by side
-    ROPE_STORE = 6  # normalize and turn q and k, store k and v
-    ATTEND = 7  # attention: whole for tiles of several tokens, piece by piece for single ones
-    MERGE = 8  # pieces of single tokens become rows
-    ARGMAX = 9  # cap logits, and find the largest of each segment of a row
-    PICK = 10  # the largest of all segments
+    LAYER_NORM = 2  # layer normalization, in the same way
+    WRITE = 3  # float rows, written in another form
+    MATMUL = 4  # one weight times all rows
+    GATED = 5  # gate and up projection, their product in the form of the next reader
+    GATE = 6  # their product of rows that hold both side by side
+    ROPE_STORE = 7  # normalize and turn q and k, store k and v
+    ATTEND = 8  # attention: whole for tiles of several tokens, piece by piece for single ones
+    MERGE = 9  # pieces of single tokens become rows
+    ARGMAX = 10  # cap logits, and find the largest of each segment of a row
+    PICK = 11  # the largest of all segments
 
 
 _WORDS = (
@@ -67,7 +68,7 @@ _WORDS = (
     "groups",  # of 32 columns, in a row of x
     "rows",  # of the weight
     "add",  # 1: onto what is there
-    "bias",  # address of what is added to each row of a product, float32; 0: nothing
+    "bias",  # address of what is added to each row of a product or of a layer norm, float32; 0: nothing
     "up_one",
     "up_two",
     "up_four",
@@ -90,6 +91,8 @@ _WORDS = (
     "window",  # positions that a token sees, its own included
     "q_norm",  # addresses of the weights that heads are normalized with, float32; 0: they are not
     "k_norm",
+    "norm_stride",  # bytes from the weights of a head to those of the next; 0: all heads have the same
+    "centered",  # 1: the mean of a head is subtracted first
     "rotary",  # elements of a head that turn
     "neighbours",  # 1: rotary pairs are neighbours
     "cosine",
@@ -246,6 +249,12 @@ def _norm(row: Instruction, limits: Limits) -> Touched:
     yield "vector", row["vector"], 4 * GROUP * row["groups"]
 
 
+def _layer_norm(row: Instruction, limits: Limits) -> Touched:
+    yield from _norm(row, limits)
+    if row["bias"]:
+        yield "bias", row["bias"], 4 * GROUP * row["groups"]
+
+
 def _matmul(row: Instruction, limits: Limits) -> Touched:
     yield from _tiles(row, "weight", "tile_bytes")
     yield from _read_rows(row, limits, GROUP * row["groups"])
@@ -281,8 +290,10 @@ def _rope_store(row: Instruction, limits: Limits) -> Touched:
     yield "rotary", row["x"], row["head_dim"] - row["rotary"]  # no more than there are
     for name in ("cosine", "sine") if row["rotary"] else ():
         yield name, row[name], 2 * row["rotary"] * limits.context
-    for name in ("q_norm", "k_norm") if row["q_norm"] or row["k_norm"] else ():
-        yield name, row[name], 4 * row["head_dim"]
+    if row["q_norm"] or row["k_norm"]:
+        for name, heads in (("q_norm", row["kv_heads"] * row["heads"]), ("k_norm", row["kv_heads"])):
+            yield name, row[name], (heads - 1) * row["norm_stride"] + 4 * row["head_dim"]
+        yield "norm_stride", row["q_norm"], row["norm_stride"]  # not less than 0
 
 
 def _parts(row: Instruction, limits: Limits) -> Touched:
@@ -315,6 +326,7 @@ def _pick(row: Instruction, limits: Limits) -> Touched:
 _TOUCHED: dict[Op, Callable[[Instruction, Limits], Touched]] = {
     Op.EMBED: _embed,
     Op.NORM: _norm,
+    Op.LAYER_NORM: _layer_norm,
     Op.WRITE: _write,
     Op.MATMUL: _matmul,
     Op.GATED: _gated,
@@ -330,7 +342,7 @@ _TOUCHED: dict[Op, Callable[[Instruction, Limits], Touched]] = {
 def _scratch(row: Instruction) -> int:
     """Bytes of its own that a thread needs for an instruction."""
     op, record = Op(row["op"]), record_bytes(row["head_dim"])
-    if op is Op.WRITE and row["order"]:
+    if op is Op.LAYER_NORM or (op is Op.WRITE and row["order"]):
         return 4 * GROUP * row["groups"]
     if op is Op.GATED:
         return 2 * 4 * PAIR * TOKENS

@@ -14,14 +14,17 @@ from engine.backends.cpu.attention_units import attend, count_attend_units, merg
 from engine.backends.cpu.floats import add_floats, copy_floats, multiply_floats
 from engine.backends.cpu.program import ONE_BITS, SEGMENT, TOKENS, Op, Record
 from engine.backends.cpu.soft_cap import cap_floats
-from quant.cpu.activations import gated_product, norm_factor, scale_row, take_columns, write_row
+from quant.cpu.activations import gated_product, scale_row, take_columns, write_row
 from quant.cpu.formats import GROUP, PAIR
 from quant.cpu.kernel import jit, kernel, word
 from quant.cpu.matmul import multiply_pair
+from quant.cpu.norms import layer_norm_row, norm_factor
 from quant.cpu.rows import read_row
 from quant.cpu.vector import F32, I32, I64, LANE_NUMBERS, LANES, Emit
 
-_EMBED, _NORM, _WRITE, _MATMUL, _GATED, _GATE, _ROPE_STORE, _ATTEND, _MERGE, _ARGMAX, _PICK = (int(op) for op in Op)
+_EMBED, _NORM, _LAYER_NORM, _WRITE, _MATMUL, _GATED, _GATE, _ROPE_STORE, _ATTEND, _MERGE, _ARGMAX, _PICK = (
+    int(op) for op in Op
+)
 
 
 @jit
@@ -31,6 +34,20 @@ def _norm(a: Record, h: Record, first: int, last: int, copy: int) -> None:
         x = a.x + row * a.x_stride
         factor = norm_factor(x, a.groups, a.epsilon)
         scale_row(a.kernel, x, factor, a.vector, a.groups, a.out + m * a.out_stride + copy * a.out_copy)
+
+
+@jit
+def _layer_norm(a: Record, h: Record, first: int, last: int, copy: int, scratch: int) -> None:
+    width = GROUP * a.groups
+    for m in range(first, last):
+        row, out = word(h.output_rows, m) if a.gather else m, a.out + m * a.out_stride + copy * a.out_copy
+        layer_norm_row(a.x + row * a.x_stride, a.vector, a.groups, a.epsilon, scratch)
+        if a.bias != 0:
+            add_floats(a.bias, width, scratch)
+        if a.add:
+            add_floats(scratch, width, out)
+        else:
+            write_row(a.kernel, scratch, a.groups, out)
 
 
 @jit
@@ -189,6 +206,8 @@ def compute(a: Record, h: Record, first: int, last: int, thread: int) -> None:
         _gate(a, first, last)
     elif a.op == _NORM:
         _norm(a, h, first, last, copy)
+    elif a.op == _LAYER_NORM:
+        _layer_norm(a, h, first, last, copy, scratch)
     elif a.op == _WRITE:
         _write(a, h, first, last, copy, scratch)
     elif a.op == _ROPE_STORE:

@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.backends.batch import Batch
 from engine.backends.cuda.gpu import Gpu
+from engine.batch import Batch
 from engine.kernels.attention_tiles import TileList, Tiles
 from engine.kernels.feeding import feed
 
@@ -30,7 +30,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class BatchLimits:
     """The largest batch."""
 
     tokens: int
@@ -41,7 +41,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class BatchTensors:
-    """T tokens of R requests, those included that stand for nothing. The rest as in `engine.backends.batch.Batch`."""
+    """T tokens of R requests, those included that stand for nothing. The rest as in `engine.batch.Batch`."""
 
     token_ids: Tensor  # int64 [T]
     positions: Tensor  # int64 [T]
@@ -69,7 +69,7 @@ class StepBuffers:
     """The memory of the batches of one engine. A batch is valid until the next one is filled in; what reads it is
     launched before that, on the same stream."""
 
-    def __init__(self, limits: Limits, gpu: Gpu) -> None:
+    def __init__(self, limits: BatchLimits, gpu: Gpu) -> None:
         self._gpu = gpu
         self._limits = limits
         lists = 8 * limits.tokens * (4 + limits.groups) + 16 * (limits.tokens + limits.requests)

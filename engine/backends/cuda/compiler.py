@@ -156,12 +156,3 @@ def _try(compiler: Compiler) -> None:
         raise NoCompiler(f"Triton cannot build what launches kernels: {error}", GET_ONE) from None
     finally:
         knobs.build.impl = None
-
-
-def why_no_compiler() -> str | None:
-    """What is missing and what to do about it, in a line; None where nothing is."""
-    try:
-        prepare_compiler()
-    except NoCompiler as problem:
-        return f"{problem.message}. {problem.remedy}"
-    return None

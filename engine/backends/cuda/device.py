@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from engine import models
-from engine.backends.cuda.batch_tensors import Limits
+from engine.backends.cuda.batch_tensors import BatchLimits
 from engine.backends.cuda.blocks import GpuBlocks
 from engine.backends.cuda.gpu import Gpu
 from engine.backends.cuda.memory import LESS, GpuMemory
@@ -107,7 +107,7 @@ class CudaDevice:
         return runner
 
     def _step(self, loaded: Model, config: EngineConfig) -> CudaStep:
-        limits = Limits(
+        limits = BatchLimits(
             tokens=config.max_step_tokens,
             requests=config.max_running,
             table_blocks=-(-config.context_length // BLOCK_SIZE),

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.backends.batch import Batch
 from engine.backends.cuda.batch_tensors import BatchTensors
 from engine.backends.cuda.gpu import Gpu
+from engine.batch import Batch
 from engine.kernels.attention_tiles import TileQueries, Tiles, decode_tiles
 
 log = logging.getLogger(__name__)

@@ -12,11 +12,11 @@ from engine.backends.cuda.batch_tensors import BatchTensors
 from engine.config import Gate
 from engine.kernels import reference
 from engine.kernels.activations import gated
-from engine.kernels.norms import rms_norm, rms_norm_add
+from engine.kernels.norms import normalize, normalize_add
 from engine.kernels.paged_attention import paged_attention
 from engine.kernels.rope_store import rope_and_store
 from engine.kv.cache import LayerKV
-from engine.operations import Attention
+from engine.operations import Attention, Norm
 from quant.cuda.linear import CudaBackend, CudaLinear
 from quant.kernels.card import Card
 from quant.linear import QLinear
@@ -34,8 +34,8 @@ class CudaOperations:
         rows = table.rows(batch.token_ids)
         return rows if scale == 1.0 else rows.mul_(scale)
 
-    def norm(self, x: Tensor, weight: Tensor, epsilon: float, add_to: Tensor | None = None) -> Tensor:
-        return rms_norm(x, weight, epsilon) if add_to is None else rms_norm_add(x, weight, epsilon, add_to)
+    def norm(self, x: Tensor, norm: Norm, add_to: Tensor | None = None) -> Tensor:
+        return normalize(x, norm) if add_to is None else normalize_add(x, norm, add_to)
 
     def linear(self, x: Tensor, weight: QLinear, add_to: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
         return _multiplied(weight).multiply(x, bias=bias, add_to=add_to)

@@ -15,18 +15,20 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from engine.backends.batch import Batch, build_batch
 from engine.backends.cuda.batch_tensors import Fed
 from engine.backends.cuda.gpu import Gpu, Mark
 from engine.backends.cuda.step import CudaStep
 from engine.backends.runner import first_rows, reporting_shortage
+from engine.batch import Batch, build_batch
 from engine.config import GroupConfig
 from engine.kernels.sampling import sample
 from engine.kernels.sampling_rows import Pick, Sampled, rows_of, told
 from engine.kv.blocks import NULL_BLOCK
-from engine.request import Request, SampledToken, SamplingParams, ScheduledRequest, StepPlan, TokenLogprobs
-from engine.sampling.constraint import NO_MASKS, Masks, MaskThread
+from engine.request import Request, TokenLogprobs
+from engine.sampling.masks import NO_MASKS, Masks, MaskThread
 from engine.sampling.sampler import report_prompt
+from engine.sampling_params import SamplingParams
+from engine.step import SampledToken, ScheduledRequest, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class CudaTicket:
 
 
 class CudaRunner:
-    """See `engine.backends.runner.Runner`."""
+    """See `engine.step.Runner`."""
 
     def __init__(self, step: CudaStep, vocab_size: int, groups: Sequence[GroupConfig]) -> None:
         self._step = step
@@ -72,8 +74,9 @@ class CudaRunner:
         """Have compiled what first replies need: a recorded step of one token, and how tokens are picked of it. Before
         any request: a block is written that nobody has yet."""
         for params in (SamplingParams(temperature=0), SamplingParams(temperature=1, top_k=20, top_p=0.9)):
-            request = Request(0, (0,), params, block_tables=tuple([NULL_BLOCK + 1] for _ in self._groups))
-            self.collect(self.launch(StepPlan((ScheduledRequest(request, 0, 1, samples=True),))))
+            tables = tuple([NULL_BLOCK + 1] for _ in self._groups)
+            part = ScheduledRequest(Request(0, (0,), params), 0, 1, samples=True, block_tables=tables)
+            self.collect(self.launch(StepPlan((part,))))
 
     def _launch(self, plan: StepPlan) -> CudaTicket:
         blocks = self._step.kv.num_blocks

@@ -9,22 +9,22 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from engine.backends.batch import Batch
-from engine.backends.cuda.batch_tensors import NOTHING_FED, BatchTensors, Fed, Limits, StepBuffers
+from engine.backends.cuda.batch_tensors import NOTHING_FED, BatchLimits, BatchTensors, Fed, StepBuffers
 from engine.backends.cuda.gpu import Gpu
 from engine.backends.cuda.graphs import Size, StepGraphs
+from engine.batch import Batch
 from engine.config import BLOCK_SIZE
-from engine.device import Logits
 from engine.kernels.attention_tiles import TileQueries, query_tiles
 from engine.kv.blocks import NULL_BLOCK
 from engine.kv.cache import KVCache
 from engine.models import Model
+from engine.sampling.logits import Logits
 
 
 class CudaStep:
     """A model over its caches. Launches go to the stream of the thread, which is the same for all of them."""
 
-    def __init__(self, gpu: Gpu, model: Model, kv: KVCache, limits: Limits, queries: TileQueries) -> None:
+    def __init__(self, gpu: Gpu, model: Model, kv: KVCache, limits: BatchLimits, queries: TileQueries) -> None:
         self.gpu = gpu
         self.kv = kv
         self._model = model

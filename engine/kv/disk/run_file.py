@@ -81,6 +81,17 @@ class RunHeader:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskBlock:
+    """Where one block lies."""
+
+    path: Path
+    header: RunHeader  # of the file
+    index: int
+    key: BlockKey
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """What the table says of one block."""
 

@@ -30,6 +30,7 @@ from engine.kv.disk.run_file import (
     RUN_BLOCKS,
     SUFFIX,
     BadRun,
+    DiskBlock,
     Head,
     RunHeader,
     append,
@@ -52,17 +53,6 @@ FilledBlock = tuple[BlockKey, Sequence[int], memoryview]  # with the token ids a
 
 class DiskMiss(EngineError):
     """Blocks that were found cannot be read any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class DiskBlock:
-    """Where one block lies."""
-
-    path: Path
-    header: RunHeader  # of the file
-    index: int
-    key: BlockKey
-    token_ids: tuple[int, ...]
 
 
 @dataclass(slots=True)

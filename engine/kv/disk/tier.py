@@ -14,11 +14,11 @@ from itertools import islice, takewhile
 from engine.config import EngineConfig
 from engine.counters import Counters
 from engine.kv.blocks import NULL_BLOCK, BlockKey, BlockPool
-from engine.kv.disk.run_file import RUN_BLOCKS
-from engine.kv.disk.store import DiskBlock, DiskStore
+from engine.kv.disk.run_file import RUN_BLOCKS, DiskBlock
+from engine.kv.disk.store import DiskStore
 from engine.kv.mover import DueBlock, MoveTicket, Writing
-from engine.kv.transfers import Transfers
-from engine.request import Request
+from engine.kv.request_blocks import RequestBlocks
+from engine.kv.transfers import Filing, Transfers
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +38,13 @@ class _Due:
 
 
 class DiskTier:
-    """Where there is no store, nothing is found and nothing is written."""
+    """Without a store, nothing is found and nothing is written. With one, `transfers` need a mover."""
 
     def __init__(
         self,
         config: EngineConfig,
         device: Sequence[BlockPool],
+        store: DiskStore | None,
         transfers: Transfers,
         counters: Counters,
         clock: Callable[[], float],
@@ -53,7 +54,7 @@ class DiskTier:
         self._device = device
         self._transfers = transfers
         self._counters = counters
-        self._store: DiskStore | None = transfers.mover.store if transfers.mover else None
+        self._store = store
         self._due: deque[_Due] = deque()
         self._due_since = 0.0  # the first of them
         self._is_writing = False
@@ -64,45 +65,42 @@ class DiskTier:
 
     # -- what the files hold
 
-    def find(self, group: int, request: Request, place: int, token_ids: Sequence[int]) -> DiskBlock | None:
-        """Where a full block of a request lies, which has these ids. Asked of the files once for each segment: see
-        `ask_again`."""
+    def find(self, group: int, held: RequestBlocks, index: int, token_ids: Sequence[int]) -> DiskBlock | None:
+        """Where the full block of a request with these token ids is stored. The files are asked once for each segment:
+        see `ask_again`."""
         if self._store is None:
             return None
-        segment = place // RUN_BLOCKS
-        held = request.files.get((group, segment))
-        if held is None:
-            held = self._store.find(group, BlockKey(request.block_keys[segment * RUN_BLOCKS]))
-            request.files[group, segment] = held
-        block = held.get(BlockKey(request.block_keys[place]))
+        segment = index // RUN_BLOCKS
+        stored = held.files.get((group, segment))
+        if stored is None:
+            stored = held.files[group, segment] = self._store.find(group, held.keys[segment * RUN_BLOCKS])
+        block = stored.get(held.keys[index])
         return block if block is not None and block.token_ids == tuple(token_ids) else None
 
     @staticmethod
-    def ask_again(request: Request) -> None:
-        """What the files held of a request may have changed."""
-        request.files.clear()
+    def ask_again(held: RequestBlocks) -> None:
+        """What the files hold of a request may have changed."""
+        held.files.clear()
 
-    def touch(self, request: Request, blocks: int) -> None:
-        """A request goes on behind its first `blocks` blocks: their segments are the last to be given up."""
-        if self._store is not None and self._transfers.mover is not None and blocks:
-            first_keys = [BlockKey(key) for key in request.block_keys[:blocks:RUN_BLOCKS]]
+    def touch(self, held: RequestBlocks, blocks: int) -> None:
+        """A request continues after its first `blocks` blocks: their segments are the last to be evicted."""
+        if self._store is not None and blocks:
             for group in range(len(self._device)):
-                self._transfers.mover.touch(group, first_keys)
+                self._transfers.touch(group, held.keys[:blocks:RUN_BLOCKS])
 
     # -- what is written
 
-    def note(self, group: int, request: Request, places: Iterable[int]) -> None:
-        """Blocks at these places of a request are findable: they are due, unless they were before."""
-        if self._store is None or not request.origin.stored:
+    def note(self, group: int, held: RequestBlocks, indices: Iterable[int]) -> None:
+        """The blocks at these indices of a request are findable: they are due, unless they were before."""
+        if self._store is None or not held.request.origin.stored:
             return
-        pool, keys = self._device[group], request.block_keys
-        for place in places:
-            block = pool.named(BlockKey(keys[place]))
+        pool, keys = self._device[group], held.keys
+        for index in indices:
+            block = pool.named(keys[index])
             if block != NULL_BLOCK and not pool.is_filed(block):
                 pool.mark_filed(block)
                 self._due_since = self._due_since if self._due else self._clock()
-                first_keys = tuple(BlockKey(key) for key in keys[: place + 1 : RUN_BLOCKS])
-                self._due.append(_Due(group, BlockKey(keys[place]), first_keys))
+                self._due.append(_Due(group, keys[index], tuple(keys[: index + 1 : RUN_BLOCKS])))
 
     def write_some(self, *, at_once: bool) -> None:
         """Begin to write what is due, where nothing is being written. Beside steps it is worth to wait until there is
@@ -111,7 +109,7 @@ class DiskTier:
             return
         while self._due and not self._is_writing and self._store is not None:
             if self._store.is_paused:
-                self._give_up(self._due)
+                self._give_up((due.group, due.key) for due in self._due)
                 self._due.clear()
                 return
             batch = self._next_batch()
@@ -134,31 +132,31 @@ class DiskTier:
         here = [(due, block) for due in batch if (block := self._device[due.group].named(due.key))]
         if not here:
             return
-        group, first_keys = here[0][0].group, here[0][0].first_keys
-        blocks = [DueBlock(block, due.key, self._device[group].content(block)[1]) for due, block in here]
-
-        def then(ticket: MoveTicket | None) -> None:
-            self._is_writing = False
-            failed = ticket is None or ticket.failed
-            if ticket is not None and not failed:
-                self._counters.disk_written_bytes += ticket.num_bytes
-                if self._transfers.mover is not None:  # else the end of a chain would outlive its beginning
-                    self._transfers.mover.touch(group, first_keys)
-            if failed or (self._store is not None and self._store.is_paused):
-                self._give_up(due for due, _ in here)
-
+        first = here[0][0]
+        blocks = [DueBlock(block, due.key, self._device[first.group].content(block)[1]) for due, block in here]
+        writing = Writing(first.group, first.first_key, tuple(blocks))
         self._is_writing = True
-        self._transfers.write(Writing(group, first_keys[-1], tuple(blocks)), then)
+        self._transfers.write(writing, Filing(writing, first.first_keys))
 
-    def _give_up(self, several: Iterable[_Due]) -> None:
-        """They are not in a file: due again when a request uses them."""
-        for due in several:
-            if block := self._device[due.group].named(due.key):
-                self._device[due.group].mark_filed(block, filed=False)
+    def finish_filing(self, filing: Filing, ticket: MoveTicket) -> None:
+        """Blocks have been written to a file, or could not be."""
+        self._is_writing = False
+        group = filing.writing.group
+        if not ticket.failed:
+            self._counters.disk_written_bytes += ticket.num_bytes
+            self._transfers.touch(group, filing.first_keys)  # else the end of a chain would outlive its beginning
+        if ticket.failed or (self._store is not None and self._store.is_paused):
+            self._give_up((group, due.key) for due in filing.writing.blocks)
+
+    def _give_up(self, blocks: Iterable[tuple[int, BlockKey]]) -> None:
+        """Blocks of these groups and keys are not in a file: they are due again when a request uses them."""
+        for group, key in blocks:
+            if block := self._device[group].named(key):
+                self._device[group].mark_filed(block, filed=False)
 
     # -- what is to be forgotten
 
     def forget(self, keys: Collection[BlockKey], first_keys: Sequence[BlockKey]) -> None:
         """Delete blocks of these keys, which lie in these segments."""
-        if self._store is not None and self._transfers.mover is not None:
-            self._transfers.mover.forget(keys, first_keys)
+        if self._store is not None:
+            self._transfers.forget(keys, first_keys)

@@ -7,7 +7,7 @@ from app.bench.own_engine import OwnEngine
 from app.bench.workload import Load, Rate
 from app.errors import EXIT_USAGE, exit_status
 from engine.errors import EngineError
-from engine.request import StepPlan
+from engine.step import StepPlan
 from tests.support.hash_model import VOCABULARY, HashTicket, hash_engine
 
 

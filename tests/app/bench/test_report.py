@@ -5,13 +5,13 @@ import os
 
 import pytest
 
-from app.bench.alternation import Series
 from app.bench.report import Conditions, Report, report_of
+from app.bench.rounds import Series
 from app.bench.sample import Sample
 from app.bench.table import conditions, table
 from app.bench.workload import SUITE, Load, Rate, Row, loads_of, rows_of
 from app.commands.output import as_json
-from tests.app.bench.test_alternation import Recorder
+from tests.app.bench.test_rounds import Recorder
 
 TOLD = Conditions(
     model="tiny", device="cpu", processor="Abacus", backend="reference", via="engine", threads=2, repeat=3
@@ -31,8 +31,8 @@ def series(name: str, rows: tuple[Row, ...], speed: float, *, pid: int | None) -
 
 
 def report(rows: tuple[Row, ...], load: Load | None) -> Report:
-    both = [series("ingle", rows, 2.0, pid=os.getpid()), series("peer", rows, 1.0, pid=None)]
-    return report_of(TOLD, rows, load, both, weight_bytes=10**9, peak_vram_mb=0.0)
+    ours = series("ingle", rows, 2.0, pid=os.getpid())
+    return report_of(TOLD, rows, load, ours, weight_bytes=10**9, peak_vram_mb=0.0)
 
 
 @pytest.fixture
@@ -43,7 +43,6 @@ def one_workload() -> Report:
 
 def test_the_object_of_one_workload(one_workload: Report) -> None:
     found = json.loads(as_json(one_workload.json()))
-    [peer] = found.pop("compare")
     assert found.pop("peak_rss_mb") > 1
     assert found.pop("spread")["weight_gb_s"] == [200.0, 450.0]
     assert found == {
@@ -68,25 +67,19 @@ def test_the_object_of_one_workload(one_workload: Report) -> None:
         "peak_vram_mb": 0.0,
         "busy_elsewhere_cores": {"median": 0.25, "low": 0.0, "high": 0.5},
     }
-    assert (peer["peer"], peer["build"]) == ("peer", "the build of peer")
-    assert peer["figures"]["prefill_tok_s"] == 150.0
-    assert peer["figures"]["peak_rss_mb"] is None
-    assert peer["spread"]["decode_tok_s"] == [100.0, 225.0]
-    assert peer["ratios"]["throughput_tok_s"] == {"median": 2.0, "low": 2.0, "high": 2.0}
 
 
 def test_the_object_of_the_suite() -> None:
     found = report(SUITE, None).json()
     assert [found[row.name] for row in SUITE] == [300.0] * 5
     assert found["workloads"]["decode_16_streams"] == {"prompt_tokens": 60, "output_tokens": 64, "concurrency": 16}
-    assert found["compare"][0]["ratios"].keys() == {row.name for row in SUITE}
     assert found["ttft_ms"] is found["weight_gb_s"] is None
 
 
 def test_a_figure_that_nobody_tells_is_null() -> None:
     rows = rows_of(512, 1, 1)
     samples = {load: [Sample({Rate.PREFILL: 9.87654}, 1)] for load in loads_of(rows)}
-    found = report_of(TOLD, rows, rows[-1].load, [Series(Recorder("ingle"), samples)], 1, 0.0).json()
+    found = report_of(TOLD, rows, rows[-1].load, Series(Recorder("ingle"), samples), 1, 0.0).json()
     assert found["prefill_tok_s"] == 9.877
     assert found["decode_tok_s"] is found["weight_gb_s"] is found["ttft_ms"] is None
     assert found["spread"]["decode_tok_s"] is None
@@ -94,15 +87,14 @@ def test_a_figure_that_nobody_tells_is_null() -> None:
 
 def test_the_table(one_workload: Report) -> None:
     lines = table(one_workload)
-    assert {len(line) for line in lines} == {4}
-    assert lines[0] == ("", "ingle", "peer", "ours/theirs")
-    assert ("prefill", "300 tok/s (200-450)", "150 tok/s (100-225)", "2.00 (2.00-2.00)") in lines
-    assert ("time to first token", "625 ms (p99 750)", "625 ms (p99 750)", "") in lines
-    assert ("weights read", "300 (200-450) GB/s", "", "") in lines
-    assert lines[-1][2] == "-"
+    assert lines[0] == ("", "ingle")
+    assert ("prefill", "300 tok/s (200-450)") in lines
+    assert ("time to first token", "625 ms (p99 750)") in lines
+    assert lines[-2] == ("weights read", "300 (200-450) GB/s")
+    assert lines[-1][0] == "peak memory"
     told = conditions(one_workload)
     assert told[0] == "tiny, 512 + 128 tokens, 4 streams, without HTTP, on 2 threads of Abacus."
-    assert told[-1] == "peer: the build of peer"
+    assert told[-1] == "ingle: the build of ingle"
 
 
 def test_the_table_of_the_suite() -> None:

@@ -1,8 +1,8 @@
-"""Medians, percentiles, and ratios of rounds."""
+"""Medians and percentiles."""
 
 import pytest
 
-from app.bench.statistics import Spread, percentile, percentiles, ratios, spread
+from app.bench.statistics import Spread, percentile, percentiles, spread
 
 
 def test_spread() -> None:
@@ -19,10 +19,3 @@ def test_percentiles() -> None:
     assert percentile([1.0, 2.0], 0.99) == pytest.approx(1.99)
     assert percentile([7.0], 0.99) == 7
     assert percentiles([]) is None
-
-
-def test_ratios_are_of_the_same_round() -> None:
-    """Where the machine was slow for both, it does not show: the ratio of the medians would be 1.5."""
-    assert ratios([20.0, 2.0, 30.0], [10.0, 1.0, 40.0]) == Spread(2.0, 0.75, 2.0)
-    assert ratios([20.0, None], [10.0, 5.0]) == Spread(2.0, 2.0, 2.0)
-    assert ratios([20.0], [None]) is None

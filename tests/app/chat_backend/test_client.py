@@ -7,7 +7,8 @@ from contextlib import aclosing
 import pytest
 
 from app.chat_backend.client import TerminalClient
-from app.chat_backend.endpoint import Endpoint, ReplyPart
+from app.chat_backend.endpoint import ChatEndpoint
+from app.chat_backend.reply_parts import ReplyPart
 from app.models import catalog, sampling_defaults
 from tests.app.chat_backend.conftest import Clients
 from tests.app.chat_backend.flows import LONG, SHORT, asked, held, replied, run
@@ -43,14 +44,14 @@ def test_a_reply_is_told_and_kept(clients: Clients) -> None:
         assert (end.finish, end.error) == (Finish.LENGTH, "")
         assert end.usage is not None
         assert end.usage.reply_tokens == 8
-        assert end.usage.computed_tokens > 0
+        assert end.usage.sources.computed > 0
         text = "".join(part.text for part in parts if isinstance(part, TextDelta))
         _, reply = (await client.chats.open(chat)).messages
         assert (reply.id, reply.text, reply.finish, reply.usage) == (started.message, text, Finish.LENGTH, end.usage)
         assert reply.model == started.model == "hash"
         again = [event for event in await replied(client, chat, question) if isinstance(event, ReplyEnd)]
         assert again[0].usage is not None
-        assert again[0].usage.device_tokens > 0
+        assert again[0].usage.sources.device > 0
         assert client.engine.address().endswith("/v1")
         return chat, text
 
@@ -76,7 +77,7 @@ def test_a_reply_that_is_stopped_keeps_what_came(clients: Clients, running: Live
         assert isinstance(events[-1], ReplyEnd)
         assert events[-1].finish is Finish.STOPPED
         assert events[-1].usage is not None
-        assert events[-1].usage.computed_tokens > 0
+        assert events[-1].usage.sources.computed > 0
         assert 3 <= events[-1].usage.reply_tokens < 1500
         assert events[-1].usage.tokens_per_second > 0
         message = (await client.chats.open(chat)).messages[-1]
@@ -151,13 +152,13 @@ def test_another_reply_is_drawn_where_the_model_would_say_the_same(
     clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bodies: list[Mapping[str, object]] = []
-    stream = Endpoint.stream
+    stream = ChatEndpoint.stream
 
-    def noted(endpoint: Endpoint, body: Mapping[str, object]) -> AsyncGenerator[ReplyPart]:
+    def noted(endpoint: ChatEndpoint, body: Mapping[str, object]) -> AsyncGenerator[ReplyPart]:
         bodies.append(body)
         return stream(endpoint, body)
 
-    monkeypatch.setattr(Endpoint, "stream", noted)
+    monkeypatch.setattr(ChatEndpoint, "stream", noted)
     monkeypatch.setattr(sampling_defaults, "suitable_sampling", lambda *_: catalog.Sampling(0.0, min_p=0.1))
 
     async def work(client: TerminalClient) -> None:
@@ -267,7 +268,7 @@ def test_a_reply_that_is_stopped_while_its_prompt_is_read_says_what_was_read(
         assert (last.finish, last.usage is None) == (Finish.STOPPED, False)
         assert last.usage is not None
         cost = last.usage
-        assert 0 < read <= cost.device_tokens + cost.computed_tokens < total
+        assert 0 < read <= cost.sources.device + cost.sources.computed < total
         assert last.usage.reply_tokens == 0
         assert last.usage.prompt_seconds > 0
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from app.chat_backend.client import TerminalClient
-from app.chat_backend.endpoint import Endpoint
+from app.chat_backend.endpoint import ChatEndpoint
 from tests.app.chat_backend.conftest import Clients
 from tests.app.chat_backend.flows import LONG, SHORT, asked, replied, run
 from tui.nouns import Attachment, ChatId, ChatSettings, FullContext, MessageId, Sampling
@@ -109,9 +109,9 @@ def test_a_summary_is_told_to_the_branches_that_hold_what_it_is_of(
     clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bodies: list[Mapping[str, Any]] = []
-    stream = Endpoint.stream
+    stream = ChatEndpoint.stream
 
-    def listened(endpoint: Endpoint, body: Mapping[str, Any]) -> Any:
+    def listened(endpoint: ChatEndpoint, body: Mapping[str, Any]) -> Any:
         bodies.append(body)
         return stream(endpoint, body)
 
@@ -120,7 +120,7 @@ def test_a_summary_is_told_to_the_branches_that_hold_what_it_is_of(
         room = await client.context.plan(chat, leaf, FullContext.SUMMARIZE, "on")
         [summary] = (await client.context.make(chat, room)).summaries
         assert summary.message == leaf
-        monkeypatch.setattr(Endpoint, "stream", listened)
+        monkeypatch.setattr(ChatEndpoint, "stream", listened)
         await replied(client, chat, (await client.chats.add(chat, leaf, "go on")).id)
         await replied(client, chat, (await client.chats.add(chat, None, "other")).id)
         before, other = ([message["content"] for message in body["messages"]] for body in bodies)
@@ -134,13 +134,13 @@ def test_a_summary_is_told_to_the_branches_that_hold_what_it_is_of(
 def test_titles_and_summaries_are_sampled_as_suits_the_model(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
     bodies: list[Mapping[str, Any]] = []
 
-    async def written(_: Endpoint, body: Mapping[str, Any]) -> str:
+    async def written(_: ChatEndpoint, body: Mapping[str, Any]) -> str:
         bodies.append(body)
         return "Words"
 
     async def work(client: TerminalClient) -> None:
         chat, leaf = await answered(client, "Hi", 8)
-        monkeypatch.setattr(Endpoint, "complete", written)
+        monkeypatch.setattr(ChatEndpoint, "complete", written)
         await client.chats.title(chat)
         await client.context.make(chat, await client.context.plan(chat, leaf, FullContext.SUMMARIZE, "on"))
         assert [body["top_p"] for body in bodies] == [0.95, 0.95]

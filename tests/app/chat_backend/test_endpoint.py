@@ -14,7 +14,7 @@ from app.history.history import History
 from app.settings.settings import Settings
 from tests.support.stand_in_endpoint import StandInEndpoint
 from tui.client import ClientError
-from tui.engine_nouns import Model
+from tui.engine_nouns import ModelInfo
 from tui.nouns import (
     Attachment,
     ChatSettings,
@@ -141,7 +141,7 @@ def test_details_of_another_shape_are_none(settings: Settings, endpoint: StandIn
     end = replied(settings, endpoint.url)[-1]
     assert isinstance(end, ReplyEnd)
     assert end.usage is not None
-    assert (end.usage.device_tokens, end.usage.computed_tokens) == (0, 9)
+    assert (end.usage.sources.device, end.usage.sources.computed) == (0, 9)
 
 
 def test_a_reply_that_breaks_off_keeps_its_text(settings: Settings, endpoint: StandInEndpoint) -> None:
@@ -222,7 +222,7 @@ def test_another_model_of_it_is_one_that_it_has(settings: Settings, endpoint: St
 def test_its_models_are_those_that_are_listed(settings: Settings, endpoint: StandInEndpoint) -> None:
     async def work(client: TerminalClient) -> None:
         await client.engine.status()
-        assert await client.models.installed() == [Model("stand-in", loaded=True, elsewhere=True)]
+        assert await client.models.installed() == [ModelInfo("stand-in", loaded=True, elsewhere=True)]
         assert await client.models.catalog() == ()
         assert (await client.models.fit("stand-in")).verdict == "at the endpoint; 16,777,216 tokens of context"
         for refused in (client.models.delete("stand-in"), client.models.search("a"), client.models.variants("a/b")):
@@ -240,7 +240,7 @@ def test_models_are_listed_where_none_answers(settings: Settings, endpoint: Stan
     async def work(client: TerminalClient) -> None:
         with pytest.raises(ClientError, match="has no model other"):
             await client.engine.status()
-        assert await client.models.installed() == [Model("stand-in", elsewhere=True)]
+        assert await client.models.installed() == [ModelInfo("stand-in", elsewhere=True)]
 
     run(other, endpoint.url, work)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from app.chat_backend import hub_finds, model_fits
+from app.chat_backend import model_queries
 from app.chat_backend.client import TerminalClient
 from app.chat_backend.engine.slot import EngineSlot
 from app.chat_backend.models import ChatModels
@@ -25,7 +25,7 @@ from quant.errors import InglenookError
 from tests.app.models.fake_hub import FakeHub, serve
 from tests.engine.models.tiny_llama import make
 from tui.client import ClientError
-from tui.engine_nouns import Model, Recommendation
+from tui.engine_nouns import ModelInfo, Recommendation
 
 
 async def said(*words: str) -> tuple[int, bytes, bytes]:
@@ -38,8 +38,7 @@ async def said(*words: str) -> tuple[int, bytes, bytes]:
 @pytest.fixture(autouse=True)
 def commands(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands run in this process, with the settings of a test."""
-    monkeypatch.setattr(hub_finds, "said", said)
-    monkeypatch.setattr(model_fits, "said", said)
+    monkeypatch.setattr(model_queries, "said", said)
     for folder in ("models_dir", "hub_cache", "state_dir", "ollama_dir", "lmstudio_dir"):
         monkeypatch.setenv(f"INGLE_{folder.upper()}", str(getattr(settings, folder)))
 
@@ -133,8 +132,8 @@ def test_a_model_is_found_by_any_of_its_names_without_the_hub(online: tuple[Sett
             for name in (KNOWN.name, f"{REPO}:Q4_K_M"):
                 known = await models.find(name)
                 assert (known.name, known.size, known.installed) == (name, KNOWN.usual_size, False)
-            assert await models.find(f"{REPO}:Q8_0") == Model(f"{REPO}:Q8_0")
-            assert await models.find("https://example.org/m.gguf#sha256=" + "0" * 64) == Model(
+            assert await models.find(f"{REPO}:Q8_0") == ModelInfo(f"{REPO}:Q8_0")
+            assert await models.find("https://example.org/m.gguf#sha256=" + "0" * 64) == ModelInfo(
                 "https://example.org/m.gguf#sha256=" + "0" * 64
             )
             assert (await models.find(str(path))).installed
@@ -146,7 +145,7 @@ def test_a_model_is_found_by_any_of_its_names_without_the_hub(online: tuple[Sett
                     pass
             assert (await models.find(KNOWN.name)).installed
         async with models_of(settings, "http://127.0.0.1:9/v1") as models:
-            assert await models.find("any") == Model("any", elsewhere=True)
+            assert await models.find("any") == ModelInfo("any", elsewhere=True)
 
     asyncio.run(main())
 

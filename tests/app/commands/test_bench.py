@@ -9,13 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from app.bench.contender import ContenderFailed
-from app.bench.lineup import find_peers
 from app.bench.measured_model import read_model
-from app.errors import EXIT_FAILURE, exit_status
 from app.models.stored_model import StoredModel
-from app.progress import SilentProgress
-from tests.app.bench.fake_llama import FakeLlama, make
 from tests.app.command_line import ingle
 from tests.engine.models.tiny_llama import make as make_tiny
 from tests.support.processes import HANGING_SECONDS, Started
@@ -29,15 +24,14 @@ RATES = ("prefill_tok_s", "decode_tok_s", "throughput_tok_s", "end_to_end_tok_s"
 
 @pytest.fixture
 def environment(smollm2: Path, cpu_kernels: Path, tmp_path: Path) -> dict[str, str]:
-    """The model is stored, kernels are compiled, and there is no network."""
+    return own_folders(smollm2, tmp_path)
+
+
+def own_folders(smollm2: Path, tmp_path: Path) -> dict[str, str]:
+    """An environment in which the model is stored, and there is no network."""
     own = {"INGLE_MODELS_DIR": str(smollm2.parent), "INGLE_OFFLINE": "1", "XDG_CONFIG_HOME": str(tmp_path)}
     own |= {"INGLE_STATE_DIR": str(tmp_path / "state"), "INGLE_KV_DISK_DIR": str(tmp_path / "kv")}
     return {**os.environ, **own, "HF_HUB_CACHE": str(tmp_path / "hub")}
-
-
-@pytest.fixture
-def llama(tmp_path: Path) -> FakeLlama:
-    return make(tmp_path / "llama")
 
 
 def bench(environment: dict[str, str], *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -60,35 +54,15 @@ def test_an_object_for_scripts(environment: dict[str, str], smollm2: Path) -> No
     assert found["weight_gb_s"] == pytest.approx(found["decode_tok_s"] * 0.0966, rel=0.01)
     assert found["peak_rss_mb"] > smollm2.stat().st_size / 1e6
     assert found["peak_vram_mb"] == 0
-    assert found["compare"] == []
     assert "Round 2 of 2: 20 + 4 tokens, 2 streams" in done.stderr
     assert not Path(environment["INGLE_KV_DISK_DIR"]).exists()
 
 
-def test_engines_in_comparison(environment: dict[str, str], llama: FakeLlama) -> None:
-    """The real xllamacpp, and the words of a real llama.cpp."""
-    options = (*ONE_THREAD, "--compare", "--llama-server", str(llama.server), "-q")
-    done = bench(environment, *SMALL, *options, "--concurrency", "2", "--json")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    found = json.loads(done.stdout)
-    package, native = found["compare"]
-    assert (package["peer"], native["peer"]) == ("xllamacpp", "llama.cpp")
-    assert "GNU" in package["build"]
-    assert package["figures"]["peak_rss_mb"] > 50
-    for peer in (package, native):
-        for name in RATES:
-            assert peer["figures"][name] > 0
-            ratio = peer["ratios"][name]
-            assert 0 < ratio["low"] <= ratio["median"] <= ratio["high"]
-    assert all(call[2:4] == ["-t", "1"] for call in llama.calls("llama-bench"))
-
-
-def test_servers_in_comparison(environment: dict[str, str], llama: FakeLlama) -> None:
-    done = bench(environment, *SMALL, *ONE_THREAD, "--http", "--llama-server", str(llama.server))
+def test_server_over_http(environment: dict[str, str]) -> None:
+    done = bench(environment, *SMALL, *ONE_THREAD, "--http")
     assert done.returncode == 0, done.stderr
     titles, *lines = done.stdout.split("\n\n")[0].splitlines()
-    assert titles.split() == ["ingle", "llama.cpp", "ours/theirs"]
+    assert titles.split() == ["ingle"]
     assert len(lines) == len(RATES) + 4
     assert "smollm2:135m, 20 + 4 tokens, 1 stream, over HTTP, on 1 thread of" in done.stdout
     assert not Path(environment["INGLE_STATE_DIR"]).exists()
@@ -96,8 +70,8 @@ def test_servers_in_comparison(environment: dict[str, str], llama: FakeLlama) ->
     assert "\x1b" not in done.stdout + done.stderr
 
 
-def test_an_interrupt_leaves_no_process_behind(environment: dict[str, str], llama: FakeLlama) -> None:
-    command = [*PROGRAM, *ONE_THREAD, "--http", "--llama-server", str(llama.server), "--prompt-tokens", "99"]
+def test_an_interrupt_leaves_no_process_behind(environment: dict[str, str]) -> None:
+    command = [*PROGRAM, *ONE_THREAD, "--http", "--prompt-tokens", "99"]
     with Started(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -105,7 +79,7 @@ def test_an_interrupt_leaves_no_process_behind(environment: dict[str, str], llam
         assert process.stdout is not None
         assert any("Warming up" in line for line in process.stderr)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        assert len(children) == 2
+        assert len(children) == 1
         process.send_signal(signal.SIGINT)
         status, said = process.wait(HANGING_SECONDS), process.stderr.read()
         assert status == 130, said
@@ -122,8 +96,6 @@ def test_an_interrupt_leaves_no_process_behind(environment: dict[str, str], llam
         (["--concurrency", "0"], 2, "0 is not in the range"),
         (["--repeat", "0"], 2, "0 is not in the range"),
         (["--suite", "--concurrency", "4"], 2, "leave --concurrency out"),
-        (["--llama-server", "/no/such/program"], 2, "does not exist"),
-        (["--llama-server", "pyproject.toml"], 1, "does not start"),
         (["--http", "--context", "512", "--output-tokens", "1"], 2, "do not fit the context, which holds 512"),
         ([*ONE_THREAD, "--concurrency", "500", *SMALL], 2, "500 streams are more than the"),
         (["--model", "smolm2"], 3, "smollm2"),
@@ -137,17 +109,6 @@ def test_mistakes_are_answered_with_what_to_do(
     assert words in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
-
-
-def test_nobody_to_compare_with(monkeypatch: pytest.MonkeyPatch, llama: FakeLlama) -> None:
-    monkeypatch.setattr("app.bench.lineup.installed", lambda: False)
-    with pytest.raises(ContenderFailed, match="xllamacpp is not installed") as raised:
-        find_peers(True, None, SilentProgress())
-    assert "pip install xllamacpp" in raised.value.remedy
-    assert exit_status(raised.value) == EXIT_FAILURE
-    peers = find_peers(True, llama.server, SilentProgress())
-    assert not peers.xllamacpp
-    assert peers.llama is not None
 
 
 @pytest.mark.parametrize("tied", [True, False])

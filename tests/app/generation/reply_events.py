@@ -6,7 +6,8 @@ from contextlib import aclosing
 from app.generation.events import ChatEvent
 from app.generation.options import PLAIN_REPLY, GenerationOptions, ReplyOptions
 from app.generation.service import ChatService
-from engine.request import PROGRAM, Origin, SamplingParams
+from engine.request import PROGRAM, Origin
+from engine.sampling_params import SamplingParams
 
 
 async def reply_events(

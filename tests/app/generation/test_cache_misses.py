@@ -8,7 +8,7 @@ from app.generation.cache_misses import find_miss
 from app.generation.cache_report import Miss, MissReason
 from app.generation.recent_prompts import Earlier, Exchange, RecentPrompts, packed
 from app.text.tokenizer import Tokenizer
-from engine.request import CacheUse
+from engine.token_sources import TokenSources
 
 SYSTEM = "<|im_start|>system\nYou are a helpful assistant who answers in few words.<|im_end|>\n"
 QUESTION = "<|im_start|>user\nWhat is the capital of France, and which river runs through it?<|im_end|>\n"
@@ -35,11 +35,11 @@ class Asked:
     def earlier(self, prompt: Sequence[int], salt: str = "") -> Earlier | None:
         return self.recent.nearest(packed(prompt), salt)
 
-    def miss(self, prompt: Sequence[int], use: CacheUse | None = None, salt: str = "") -> Miss | None:
+    def miss(self, prompt: Sequence[int], use: TokenSources | None = None, salt: str = "") -> Miss | None:
         """Of a prompt of which all is found that can be, unless told otherwise."""
         earlier = self.earlier(prompt, salt)
         if use is None:
-            use = CacheUse(device=0 if earlier is None else findable(prompt, earlier))
+            use = TokenSources(device=0 if earlier is None else findable(prompt, earlier))
         return find_miss(packed(prompt), earlier, use, self.tokenizer)
 
 
@@ -79,7 +79,7 @@ def test_the_first_time(asked: Asked) -> None:
 
 def test_what_was_found_from_before_the_start_is_no_miss(asked: Asked) -> None:
     prompt = asked.ids(SYSTEM + QUESTION + BEGIN)
-    assert asked.miss(prompt, CacheUse(disk=len(prompt) // 16 * 16)) is None
+    assert asked.miss(prompt, TokenSources(disk=len(prompt) // 16 * 16)) is None
 
 
 def test_a_changed_beginning(asked: Asked) -> None:
@@ -174,30 +174,30 @@ def test_what_is_not_there_any_more(asked: Asked) -> None:
     assert earlier is not None
     most = findable(longer, earlier)
     assert most >= 64
-    assert asked.miss(longer, CacheUse(device=most)) is None
-    assert asked.miss(longer, CacheUse(device=16, host=most - 48, disk=16)) == Miss(MissReason.EVICTED, most - 16)
-    assert asked.miss(longer, CacheUse()) == Miss(MissReason.EVICTED, 0)
+    assert asked.miss(longer, TokenSources(device=most)) is None
+    assert asked.miss(longer, TokenSources(device=16, host=most - 48, disk=16)) == Miss(MissReason.EVICTED, most - 16)
+    assert asked.miss(longer, TokenSources()) == Miss(MissReason.EVICTED, 0)
 
 
 def test_what_was_never_computed_is_not_evicted(asked: Asked) -> None:
     """As of a request that ended while its prompt was read, or of one that is still waiting."""
     prompt = asked.ids(SYSTEM + QUESTION + BEGIN)[:35]
     asked.recent.remember(Exchange("", packed(prompt), len(prompt), computed=17))
-    assert asked.miss(prompt, CacheUse(device=16)) == Miss(MissReason.FIRST_TIME, 17)
-    assert asked.miss(prompt, CacheUse(device=32)) is None  # whoever computed it meanwhile
-    assert asked.miss(prompt, CacheUse()) == Miss(MissReason.EVICTED, 0)
+    assert asked.miss(prompt, TokenSources(device=16)) == Miss(MissReason.FIRST_TIME, 17)
+    assert asked.miss(prompt, TokenSources(device=32)) is None  # whoever computed it meanwhile
+    assert asked.miss(prompt, TokenSources()) == Miss(MissReason.EVICTED, 0)
 
 
 @pytest.mark.parametrize(("tokens", "most"), [(32, 16), (33, 32)])
 def test_the_last_token_of_a_prompt_is_never_found(asked: Asked, tokens: int, most: int) -> None:
     prompt = asked.ids(SYSTEM + QUESTION)[:tokens]
     asked.answer(prompt, asked.ids(ANSWER))
-    assert asked.miss(prompt, CacheUse(device=most)) is None
+    assert asked.miss(prompt, TokenSources(device=most)) is None
 
 
 def test_what_is_faster_computed_than_read(asked: Asked) -> None:
     prompt = asked.ids(SYSTEM + QUESTION + BEGIN)
-    assert asked.miss(prompt, CacheUse(device=16, skipped=32)) == Miss(MissReason.RECOMPUTED, 16)
+    assert asked.miss(prompt, TokenSources(device=16, skipped=32)) == Miss(MissReason.RECOMPUTED, 16)
 
 
 def test_no_character_is_cut_in_two(asked: Asked) -> None:

@@ -24,7 +24,7 @@ from app.generation.stable_ids import StableIds
 from app.generation.template import ChatTemplateRenderer
 from app.text.json_tokenizer import from_json
 from app.text.tokenizer import Tokenizer
-from engine.sampling.constraint import Grammar
+from engine.grammar import Grammar
 from tests.app.generation.reply_formats.spoken import Spoken
 
 TAG = re.compile(r"<[|｜]?[\w/:▁ -]{2,40}[|｜]?>|\[/?[A-Z_]{3,}\]")

@@ -15,7 +15,7 @@ from app.errors import InvalidGrammar
 from app.generation.grammars import ANY_OBJECT, MAX_SOURCE, GrammarCompiler, GrammarSource
 from app.generation.messages import Json
 from app.text.tokenizer import Tokenizer
-from engine.sampling.constraint import Grammar
+from engine.grammar import Grammar
 
 PERSON: dict[str, Json] = {
     "type": "object",

@@ -15,7 +15,7 @@ from app.generation.messages import Message
 from app.generation.model_replies import ModelReplies
 from app.generation.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
-from engine.sampling.constraint import Grammar
+from engine.grammar import Grammar
 from tests.app.generation.reply_formats.spoken import heard_of
 
 CONVERSATION = Conversation([Message("user", "Hello")], [Tool("now", {}, {"type": "object"})])

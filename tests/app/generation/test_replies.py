@@ -8,14 +8,16 @@ from app.generation.events import Batch, ChatEvent, ReplyEnd, TextDelta, TokenCo
 from app.generation.options import GenerationOptions, PreparedRequest
 from app.generation.replies import Choices
 from app.generation.request_log import ReadingLog
-from engine.request import FinishReason, SamplingParams, TokenLogprobs
+from engine.request import FinishReason, TokenLogprobs
+from engine.sampling_params import SamplingParams
+from engine.token_sources import TokenSources
 
 GREETING: tuple[int, ChatEvent] = (0, TextDelta("Hello"))
 OTHERS: tuple[int, ChatEvent] = (1, TextDelta("Good day"))
 
 
 def end(finish: FinishReason, error: str = "") -> tuple[int, ChatEvent]:
-    return 0, ReplyEnd(finish, None, 0, 3, CacheReport(computed=3), 1, 0.1, 0.2, error=error)
+    return 0, ReplyEnd(finish, None, 0, 3, CacheReport(TokenSources(computed=3)), 1, 0.1, 0.2, error=error)
 
 
 def taken(*batches: Batch, count: int = 2, reports: bool = True) -> tuple[list[Batch], AppError | None]:

@@ -19,7 +19,8 @@ from app.generation.template import ChatTemplateRenderer
 from app.generation.token_streams import TokenStreams
 from app.text.tokenizer import Tokenizer
 from engine.errors import EngineError, InvalidSampling, PromptTooLong
-from engine.request import FinishReason, Origin, SamplingParams, ServiceClass
+from engine.request import FinishReason, Origin, ServiceClass
+from engine.sampling_params import SamplingParams
 from tests.app.generation.reply_events import reply_events
 from tests.app.server.live_server import controlled_engine
 from tests.support.hash_model import VOCABULARY, expected_output, hash_engine

@@ -237,9 +237,9 @@ def test_where_no_file_can_be_written_all_goes_on_with_one_line(
 def test_a_full_disk_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = StableIdsFile(tmp_path)
     write(file, generated(1))
-    assert file._writer.open is not None
-    (pages,) = file._writer.open.execute("PRAGMA page_count").fetchone()
-    file._writer.open.execute(f"PRAGMA max_page_count = {pages}").fetchone()
+    connection = file._writer.writable()
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    connection.execute(f"PRAGMA max_page_count = {pages}").fetchone()
     for number in range(3):
         write(file, generated(number, length=100_000))
     [warning] = warnings(caplog)

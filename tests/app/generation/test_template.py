@@ -652,8 +652,8 @@ def test_the_child_answers_any_frame(frame: bytes) -> None:
 
 LOCKED = """
 import sys
-from app.generation.template_child import Limits, lock_down
-lock_down(Limits(1 << 28, 1, 1, 1))
+from app.generation.template_child import TemplateLimits, lock_down
+lock_down(TemplateLimits(1 << 28, 1, 1, 1))
 for attempt in (
     lambda: open("/dev/null"),
     lambda: __import__("socket").socket(),

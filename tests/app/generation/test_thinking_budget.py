@@ -11,7 +11,7 @@ import pytest
 from app.generation.grammars import GrammarCompiler, GrammarSource
 from app.generation.thinking_budget import ThinkingBudget, ThoughtMarks
 from app.text.tokenizer import Tokenizer
-from engine.sampling.constraint import Constraint, Grammar, Words
+from engine.grammar import Constraint, Grammar, Words
 
 
 def budget(

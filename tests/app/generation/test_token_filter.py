@@ -9,7 +9,7 @@ import numpy as np
 from app.generation.grammars import GrammarCompiler, GrammarSource
 from app.generation.token_filter import TokenFilter
 from app.text.tokenizer import Tokenizer
-from engine.sampling.constraint import Constraint, Words
+from engine.grammar import Constraint, Words
 
 SIZE = 100
 

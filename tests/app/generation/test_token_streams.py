@@ -7,7 +7,8 @@ import pytest
 
 from app.generation.token_streams import MOST_AT_ONCE, TokenStream, TokenStreams
 from engine.errors import PromptTooLong
-from engine.request import FinishReason, Request, RequestStatus, SamplingParams, TokenEvent
+from engine.request import FinishReason, Request, RequestStatus, TokenEvent
+from engine.sampling_params import SamplingParams
 from tests.app.server.live_server import controlled_engine
 from tests.support.hash_model import VOCABULARY, expected_output, hash_engine
 from tests.support.processes import HANGING_SECONDS

@@ -12,7 +12,7 @@ from app.generation.grammars import GrammarCompiler
 from app.grammars.frames import GrammarText
 from app.grammars.host import GrammarFailed
 from app.text.tokenizer import Tokenizer
-from engine.sampling.constraint import Grammar
+from engine.grammar import Grammar
 from tests.app.grammars.hostile_grammars import hostile
 
 MOST_SECONDS = 60.0  # of one case

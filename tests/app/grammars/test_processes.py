@@ -14,12 +14,14 @@ import pytest
 
 from app.errors import GrammarsUnavailable, InvalidGrammar
 from app.generation.grammars import GrammarCompiler, GrammarSource, vocabulary_of
-from app.grammars.frames import Channel, Frame, GrammarText, Hangup, Kind, Limits, Vocabulary
+from app.grammars.frames import Channel, Frame, GrammarLimits, GrammarText, Hangup, Kind, Vocabulary
 from app.grammars.host import GrammarFailed
 from app.grammars.lines import Line, ProcessStarter, SocketLine
 from app.text.tokenizer import Tokenizer
-from engine.request import Request, SamplingParams
-from engine.sampling.constraint import Constraint, Grammar, MaskThread
+from engine.grammar import Constraint, Grammar
+from engine.request import Request
+from engine.sampling.masks import MaskThread
+from engine.sampling_params import SamplingParams
 from tests.support.processes import HANGING_SECONDS, until
 
 FAST = GrammarSource("regex", "[a-z]{1,5}")
@@ -34,8 +36,8 @@ SLOW_LATER = GrammarSource("lark", f'start: /[A-Z ]{{3000}}/ "q" wide\n{_WIDE}\n
 class CountingStarter(ProcessStarter):
     """Knows the lines of the processes that it has started."""
 
-    def __init__(self, tokenizer: Tokenizer, limits: Limits | None = None, *, forks: bool = True) -> None:
-        super().__init__(lambda: vocabulary_of(tokenizer), limits or Limits(), forks=forks)
+    def __init__(self, tokenizer: Tokenizer, limits: GrammarLimits | None = None, *, forks: bool = True) -> None:
+        super().__init__(lambda: vocabulary_of(tokenizer), limits or GrammarLimits(), forks=forks)
         self.lines: list[Line] = []
         self.began = threading.Event()
 
@@ -62,7 +64,7 @@ def made(tokenizer: Tokenizer) -> Iterator[Callable[..., tuple[GrammarCompiler, 
     """Makes a compiler with limits, and ends what it has started."""
     starters: list[CountingStarter] = []
 
-    def make(limits: Limits | None = None, *, forks: bool = True) -> tuple[GrammarCompiler, CountingStarter]:
+    def make(limits: GrammarLimits | None = None, *, forks: bool = True) -> tuple[GrammarCompiler, CountingStarter]:
         starters.append(CountingStarter(tokenizer, limits, forks=forks))
         return GrammarCompiler(tokenizer, starters[-1]), starters[-1]
 
@@ -104,7 +106,7 @@ def said(grammar: Grammar, tokenizer: Tokenizer, most: int = 400) -> int:
 def test_a_slow_grammar_is_refused_in_time_and_delays_no_other(
     made: Callable[..., tuple[GrammarCompiler, CountingStarter]],
 ) -> None:
-    compiler, starter = made(Limits(compile_cpu_seconds=60, compile_wall_seconds=4))
+    compiler, starter = made(GrammarLimits(compile_cpu_seconds=60, compile_wall_seconds=4))
     done: list[str] = []
 
     async def compiled(source: GrammarText, name: str) -> None:
@@ -126,7 +128,7 @@ def test_a_slow_grammar_is_refused_in_time_and_delays_no_other(
 
 
 def test_processor_time_is_limited_as_well(made: Callable[..., tuple[GrammarCompiler, CountingStarter]]) -> None:
-    compiler, _ = made(Limits(compile_cpu_seconds=0.2, compile_wall_seconds=600))
+    compiler, _ = made(GrammarLimits(compile_cpu_seconds=0.2, compile_wall_seconds=600))
     with pytest.raises(InvalidGrammar, match="too complex"):
         asyncio.run(asyncio.wait_for(compiler.compile(SLOW), HANGING_SECONDS))
 
@@ -144,9 +146,9 @@ def test_signals_of_the_terminal_end_no_process(
 
 def test_memory_is_limited(made: Callable[..., tuple[GrammarCompiler, CountingStarter]]) -> None:
     large = GrammarSource("regex", "a{99999}")
-    roomy, _ = made(Limits(compile_cpu_seconds=600, compile_wall_seconds=600))
+    roomy, _ = made(GrammarLimits(compile_cpu_seconds=600, compile_wall_seconds=600))
     asyncio.run(roomy.compile(large))
-    narrow, _ = made(Limits(compile_cpu_seconds=600, compile_wall_seconds=600, memory_bytes=24 << 20))
+    narrow, _ = made(GrammarLimits(compile_cpu_seconds=600, compile_wall_seconds=600, memory_bytes=24 << 20))
     with pytest.raises(InvalidGrammar, match="24 MB"):
         asyncio.run(asyncio.wait_for(narrow.compile(large), HANGING_SECONDS))
     asyncio.run(narrow.compile(FAST))
@@ -167,7 +169,7 @@ def test_requests_for_one_grammar_wait_for_one_compilation(
 def test_compiling_goes_on_while_anybody_waits_and_ends_with_the_last(
     made: Callable[..., tuple[GrammarCompiler, CountingStarter]],
 ) -> None:
-    compiler, starter = made(Limits(compile_cpu_seconds=600, compile_wall_seconds=600))
+    compiler, starter = made(GrammarLimits(compile_cpu_seconds=600, compile_wall_seconds=600))
 
     async def main() -> None:
         waiting = [asyncio.create_task(compiler.compile(SLOW)) for _ in range(3)]
@@ -238,7 +240,7 @@ def test_replies_of_one_step_follow_a_grammar_that_forces_text(
 def test_masks_that_are_slow_on_average_end_a_reply(
     tokenizer: Tokenizer, made: Callable[..., tuple[GrammarCompiler, CountingStarter]]
 ) -> None:
-    compiler, _ = made(Limits(burst_cpu_seconds=0.0, mean_cpu_seconds=0.0))
+    compiler, _ = made(GrammarLimits(burst_cpu_seconds=0.0, mean_cpu_seconds=0.0))
     grammar = asyncio.run(compiler.compile(GrammarSource("regex", "([a-z]+ ?){1,1000}end")))
     with pytest.raises(GrammarFailed, match="ms on average"):
         said(grammar, tokenizer)
@@ -297,7 +299,7 @@ def test_a_new_first_process_starts_after_the_old_one_has_died(
 def test_processes_that_start_from_nothing_follow_grammars_alike(
     tokenizer: Tokenizer, made: Callable[..., tuple[GrammarCompiler, CountingStarter]]
 ) -> None:
-    compiler, _ = made(Limits(compile_cpu_seconds=600, compile_wall_seconds=1), forks=False)
+    compiler, _ = made(GrammarLimits(compile_cpu_seconds=600, compile_wall_seconds=1), forks=False)
     asyncio.run(compiler.prepare())
     choices = GrammarSource.choice(["alphabetically sorted", "numbered"])
     constraint = asyncio.run(compiler.compile(choices)).begin(jumps=True)

@@ -9,7 +9,7 @@ import pytest
 from app.history.chat_file import as_json, as_markdown
 from app.history.chat_import import UnreadableChats, read_chats, take_in
 from app.history.history import History
-from app.history.records import Attachment, Chat, Message, SamplingChoice, Settings, State, path_to
+from app.history.records import Attachment, Chat, SamplingChoice, Settings, State, StoredMessage, path_to
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_an_export_is_read_again_with_all_branches(history: History, tmp_path: P
     [again] = take_in(history, read_chats(file))
     assert (again.title, again.settings, again.num_messages) == ("Title", chat.settings, 3)
 
-    def content(message: Message) -> tuple[object, ...]:
+    def content(message: StoredMessage) -> tuple[object, ...]:
         return message.role, message.text, message.attachments, message.reasoning, message.model, message.state
 
     assert [content(one) for one in history.messages.of(again.id)] == [

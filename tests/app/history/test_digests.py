@@ -16,7 +16,7 @@ from app.history.digests import digest_of
 from app.history.history import History
 from app.history.inputs import Inputs
 from app.history.messages import Messages
-from app.history.records import Attachment, Message, Preset, Role, Settings, State, Trim, Usage
+from app.history.records import Attachment, Preset, Role, Settings, State, StoredMessage, StoredUsage, Trim
 from app.history.schema import COLUMNS
 
 CHAT, ASKED, ANSWERED, GONE = 1, 1, 2, 2
@@ -34,7 +34,9 @@ def adopt(history: History, folder: Path) -> None:
 def add(history: History, folder: Path) -> None:
     del folder
     files = (Attachment("a.txt", "x"),)
-    history.messages.add(Message(id=0, chat=CHAT, parent=ASKED, role=Role.USER, text="x", attachments=files, created=2))
+    history.messages.add(
+        StoredMessage(id=0, chat=CHAT, parent=ASKED, role=Role.USER, text="x", attachments=files, created=2)
+    )
 
 
 def restore(history: History, folder: Path) -> None:
@@ -57,7 +59,7 @@ def bring_in(history: History, folder: Path) -> None:
 
 def finish(history: History, folder: Path) -> None:
     del folder
-    usage = Usage(reply_tokens=1)
+    usage = StoredUsage(reply_tokens=1)
     history.messages.write_reply(ANSWERED, "y", "z", reasoning_seconds=1.5, state=State.WHOLE, usage=usage)
 
 

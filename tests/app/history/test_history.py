@@ -19,8 +19,8 @@ from app.history.records import (
     SamplingChoice,
     Settings,
     State,
+    StoredUsage,
     Trim,
-    Usage,
     WhenFull,
     path_to,
     read,
@@ -29,7 +29,7 @@ from app.history.records import (
 from app.history.schema import VERSION
 
 SETTINGS = Settings("Be brief.", SamplingChoice(temperature=0.3, seed=7, thinking=False), WhenFull.SUMMARIZE)
-USAGE = Usage(device_tokens=3, computed_tokens=4, reply_tokens=5, miss="differs from token 3 on")
+USAGE = StoredUsage(device_tokens=3, computed_tokens=4, reply_tokens=5, miss="differs from token 3 on")
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save
 
-from quant.safetensors_checkpoint import INDEX, WHOLE
+from quant.safetensors_shards import INDEX, WHOLE
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 SMALL: dict[str, bytes] = {

@@ -12,7 +12,7 @@ from app.models import quantized_copy
 from app.progress import SilentProgress
 from quant.kernels.reference import dequantize
 from quant.quantize import int4
-from quant.safetensors_checkpoint import SafetensorsCheckpoint
+from quant.safetensors_shards import SafetensorsShards
 from quant.safetensors_values import decode_plain, values
 from tests.app.models import tiny_chat
 
@@ -44,7 +44,7 @@ def quantize(*arguments: object) -> str:
 
 
 def scales(folder: Path) -> dict[str, Tensor]:
-    with SafetensorsCheckpoint(folder) as checkpoint:
+    with SafetensorsShards(folder) as checkpoint:
         found = {name: values(tensor, checkpoint.data(name)) for name, tensor in checkpoint.tensors.items()}
     return {name: tensor for name, tensor in found.items() if name.endswith("weight_scale")}
 
@@ -55,7 +55,7 @@ def test_the_command_measures_unless_it_is_told_not_to(folder: Path, tmp_path: P
     assert "was not measured" not in quantize(folder, tmp_path / "measured")
     quantize(folder, tmp_path / "plain", "--no-calibration")
     written = {name: scales(tmp_path / name) for name in ("measured", "plain")}
-    with SafetensorsCheckpoint(folder) as checkpoint:
+    with SafetensorsShards(folder) as checkpoint:
         for name, counts in importance.items():
             weight = decode_plain(checkpoint.tensors[name], checkpoint.data(name))
             for kind, given in (("measured", counts), ("plain", None)):

@@ -14,7 +14,7 @@ from app.models.load.loaded_model import load_model
 from app.models.store import ModelStore
 from app.progress import SilentProgress
 from quant.errors import ModelFileError
-from quant.safetensors_checkpoint import INDEX
+from quant.safetensors_shards import INDEX
 from tests.app.models.tiny_chat import save
 from tests.app.models.tiny_model import settings_in
 

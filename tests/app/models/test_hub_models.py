@@ -23,7 +23,7 @@ from app.progress import SilentProgress
 from app.settings.settings import Settings
 from engine.kv import budget
 from quant.errors import ModelFileError
-from quant.safetensors_checkpoint import INDEX, SafetensorsCheckpoint
+from quant.safetensors_shards import INDEX, SafetensorsShards
 from tests.app.models.checkpoint_folder import OTHERS, SHARDS, SMALL, sharded_files, whole_files, write
 from tests.app.models.fake_hub import REVISION, FakeHub, serve
 from tests.app.models.tiny_model import files_below, settings_in
@@ -63,7 +63,7 @@ def test_a_checkpoint_is_fetched_and_nothing_else(fake_hub: FakeHub, settings: S
     assert (stored.name, stored.quantization, stored.sha256) == (REPO, "bfloat16", None)
     assert stored.size == sum(map(len, files.values())) - len(files[INDEX])
     assert stored.stored_at
-    with SafetensorsCheckpoint(stored.path) as checkpoint:
+    with SafetensorsShards(stored.path) as checkpoint:
         assert list(checkpoint.tensors) == ["a", "b"]
 
 

@@ -19,7 +19,7 @@ from quant.errors import ModelFileError, SafetensorsError, UnsupportedQuantizati
 from quant.kernels.reference import dequantize
 from quant.quantize import Quantizer, fp8, int4, is_linear_weight, nf4
 from quant.quantized_storage import SECTION, Method
-from quant.safetensors_checkpoint import SafetensorsCheckpoint
+from quant.safetensors_shards import SafetensorsShards
 from quant.safetensors_values import decode_plain, values
 from quant.tensor import PlainTensor
 
@@ -62,13 +62,13 @@ def source(original: Path, tmp_path: Path) -> Path:
 
 
 def tensors(folder: Path) -> dict[str, Tensor]:
-    with SafetensorsCheckpoint(folder) as checkpoint:
+    with SafetensorsShards(folder) as checkpoint:
         return {name: values(tensor, checkpoint.data(name)) for name, tensor in checkpoint.tensors.items()}
 
 
 def expected(folder: Path, method: str) -> dict[str, Tensor]:
     """The weights that a copy stands for, float32."""
-    with SafetensorsCheckpoint(folder) as checkpoint:
+    with SafetensorsShards(folder) as checkpoint:
         plain = {name: decode_plain(tensor, checkpoint.data(name)) for name, tensor in checkpoint.tensors.items()}
     return {
         name: dequantize(QUANTIZED[method](weight) if is_linear_weight(name, weight.shape) else weight)

@@ -20,8 +20,9 @@ from app.models import hub_cache
 from app.models.catalog import Catalog, Source
 from app.models.store import ModelStore
 from app.models.stored_model import StoredModel
-from app.models.transfer.incoming import Incoming, receive, write_whole
+from app.models.transfer.incoming import Incoming, receive
 from app.progress import LineProgress
+from app.whole_file import write_whole
 from quant.errors import ModelFileError
 from tests.app.models.checkpoint_folder import OTHERS, SHARDS, SMALL, sharded_files, whole_files, write
 from tests.app.models.tiny_model import CONTENT, HUB, PACKAGE, catalog, entry, files_below, settings_in

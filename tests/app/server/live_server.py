@@ -19,7 +19,7 @@ from app.server.dialects.ollama.store import ModelPulls
 from app.text.tokenizer import Tokenizer
 from engine.config import EngineConfig
 from engine.core import Engine
-from engine.request import SampledToken, StepPlan
+from engine.step import SampledToken, StepPlan
 from tests.app.server.served_application import ServedApplication
 from tests.support.hash_model import HashRunner, HashTicket
 from tests.support.processes import until

@@ -7,7 +7,7 @@ from app.generation.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
 from engine.config import EngineConfig
 from engine.core import Engine
-from engine.request import SampledToken
+from engine.step import SampledToken
 from tests.app.server.live_server import ControlledRunner, LiveServer
 from tests.support.hash_model import HashTicket
 

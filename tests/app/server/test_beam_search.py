@@ -11,7 +11,8 @@ import pytest
 from app.generation.messages import Message
 from app.generation.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
-from engine.request import BeamParams, FinishReason, SamplingParams
+from engine.request import FinishReason
+from engine.sampling_params import BeamParams, SamplingParams
 from tests.app.server.live_server import LiveServer, controlled_engine
 from tests.app.server.test_disconnects import hang_up, send
 from tests.support.hash_model import Seen, most_likely

@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 
-from app.client.http import Client
+from app.client.own_server import Client
 from app.generation import request_log
 from app.generation.cache_report import CacheReport, Miss, MissReason
 from app.generation.events import ChatEvent, PromptProgress, ReplyEnd, TextDelta
@@ -29,7 +29,9 @@ from app.server.dialects.openai import endpoints as openai_endpoints
 from app.server.dialects.responses import endpoints as response_endpoints
 from app.server.http.reply import StreamedReply
 from app.text.tokenizer import Tokenizer
-from engine.request import BeamParams, CacheUse, Request, SamplingParams
+from engine.request import Request
+from engine.sampling_params import BeamParams, SamplingParams
+from engine.token_sources import TokenSources
 from tests.app.generation.reply_events import reply_events
 from tests.app.server.live_server import ControlledRunner, LiveServer, controlled_engine
 from tests.app.server.test_bad_requests import CHAT, COMPLETION
@@ -253,7 +255,7 @@ def test_the_openai_client_takes_it(server: LiveServer) -> None:
 
 def test_a_client_of_ours_reads_what_the_service_says(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     miss = Miss(MissReason.REMOVED, 40, "before", "was", "is", "removed")
-    report = CacheReport(16, 32, 48, 7, 0.0125, miss)
+    report = CacheReport(TokenSources(16, 32, 48, 7, 0.0125), miss)
     monkeypatch.setattr(server.service.cache, "report", lambda *_, **__: report)
     assert asked_by_client(server, "Hello").cache == report
 
@@ -301,7 +303,7 @@ def test_metrics_count_misses_by_reason_and_restores(server: LiveServer, monkeyp
     report = server.service.cache.report
 
     def restored(request: Request, miss: Miss | None, read: int, *, counts: bool) -> CacheReport:
-        request.cache = CacheUse(device=16, host=32, restore_seconds=0.03)
+        request.cache = TokenSources(device=16, host=32, restore_seconds=0.03)
         return report(request, miss, read, counts=counts)
 
     monkeypatch.setattr(server.service.cache, "report", restored)

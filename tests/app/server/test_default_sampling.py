@@ -12,7 +12,7 @@ from app.generation.sampling import API_DEFAULTS, DefaultSampling
 from app.generation.template import ChatTemplateRenderer
 from app.text.gguf_tokenizer import from_gguf
 from app.text.tokenizer import Tokenizer
-from engine.request import SamplingParams
+from engine.sampling_params import SamplingParams
 from quant.gguf import GGUFFile
 from tests.app.server.live_server import LiveServer, controlled_engine
 

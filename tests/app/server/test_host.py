@@ -27,7 +27,7 @@ from app.settings.settings import load_settings
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.errors import EngineError
-from engine.request import SamplingParams
+from engine.sampling_params import SamplingParams
 from tests.support.hash_model import VOCABULARY, HashRunner, HashTicket, hash_engine
 
 PROMPT = (1, 2, 3)

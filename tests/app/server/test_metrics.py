@@ -14,6 +14,7 @@ from app.generation.messages import Message
 from app.generation.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
 from engine.counters import Counters, EngineState
+from engine.token_sources import TokenSources
 from tests.app.server.dialects.openai.test_chat import expected_text
 from tests.app.server.live_server import Clock, ControlledRunner, LiveServer, controlled_engine
 from tests.app.server.test_bad_requests import CHAT, COMPLETION
@@ -209,14 +210,12 @@ def test_every_figure_of_an_engine_is_told(stack: Stack, monkeypatch: pytest.Mon
     server, _, _ = stack
     counters = Counters(
         prompt_tokens=101,
-        cached_tokens=102,
+        prompts=TokenSources(device=60, host=13, disk=29),
         computed_tokens=103,
         generated_tokens=104,
         swapped_out=105,
         recomputed=107,
         failed_steps=111,
-        host_tokens=13,
-        disk_tokens=29,
         disk_read_bytes=113,
         disk_written_bytes=114,
         disk_misses=115,

@@ -14,6 +14,7 @@ from app.generation.token_streams import MOST_AT_ONCE
 from app.server.usage import timings_of
 from app.text.tokenizer import Tokenizer
 from engine.request import FinishReason
+from engine.token_sources import TokenSources
 from tests.app.server.live_server import LiveServer, controlled_engine
 
 MESSAGES = [{"role": "user", "content": "A long question. " * 20}]
@@ -89,7 +90,7 @@ def ended(first: float, total: float, queue: float, cache: CacheReport, completi
 
 def test_times_add_up_to_the_whole() -> None:
     counts = TokenCounts()
-    cache = CacheReport(device=10, host=20, disk=30, computed=40, restore_seconds=0.5)
+    cache = CacheReport(TokenSources(device=10, host=20, disk=30, computed=40, restore_seconds=0.5))
     counts.add(ended(2.0, 6.0, 1.0, cache, 9), first_of_prompt=True)
     timings = timings_of(counts)
     assert (timings.queue_ms, timings.restore_ms, timings.prompt_ms, timings.predicted_ms) == (1000, 500, 500, 4000)
@@ -101,6 +102,6 @@ def test_times_add_up_to_the_whole() -> None:
 def test_a_prompt_that_waited_for_another_was_read_all_the_same() -> None:
     counts = TokenCounts()
     for first, queue in ((0.25, 0.0), (0.75, 0.5)):
-        counts.add(ended(first, 1.0, queue, CacheReport(computed=40), 9), first_of_prompt=True)
+        counts.add(ended(first, 1.0, queue, CacheReport(TokenSources(computed=40)), 9), first_of_prompt=True)
     timings = timings_of(counts)
     assert (timings.queue_ms, timings.prompt_ms, timings.predicted_ms) == (500, 250, 750)

@@ -1,8 +1,7 @@
 """A byte-level GGUF vocabulary of a few hundred tokens, for tests that change parts of it."""
 
+from gguf.constants import TokenType
 from tokenizers import pre_tokenizers
-
-from app.text.gguf_tokenizer import TokenType
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 MERGES = ("h e", "l l", "he ll", "hell o", "Ġ w")

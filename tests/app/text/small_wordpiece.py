@@ -2,7 +2,9 @@
 
 import json
 
-from app.text.encoder_tokenizer import CONTINUES, CONTROL
+from gguf.constants import TokenType
+
+from app.text.encoder_tokenizer import CONTINUES
 
 MARKERS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 PIECES = ("hello", "wor", "##ld", "##s", "cafe", "的", "我", "a", "##b", "[", "]", "cl", "!")
@@ -55,7 +57,7 @@ def metadata(**changes: object) -> dict[str, object]:
     fields: dict[str, object] = {
         "model": "bert",
         "tokens": (*MARKERS, *texts),
-        "token_type": (*[CONTROL] * len(MARKERS), *[1] * len(PIECES)),
+        "token_type": (*[TokenType.CONTROL.value] * len(MARKERS), *[1] * len(PIECES)),
         "unknown_token_id": TOKENS.index("[UNK]"),
         "cls_token_id": TOKENS.index("[CLS]"),
         "seperator_token_id": TOKENS.index("[SEP]"),

@@ -13,7 +13,7 @@ from engine.backends.reference import ReferenceOperations
 from engine.checkpoints.weights import Weights
 from engine.load_options import LoadOptions
 from engine.loading import load_engine, open_checkpoint
-from quant.cpu.layouts import layout_of
+from quant.cpu.layouts import packing_of
 from quant.errors import UnsupportedQuantization
 from quant.kernels.reference import dequantize
 from quant.quantize import fp8, int4, nf4
@@ -84,7 +84,7 @@ def test_samples_have_the_layouts_that_weights_have(source: Path, method: str) -
     with open_checkpoint(source, method) as checkpoint:
         for weight in models.stored_weights(checkpoint).values():
             if weight.shape and len(weight.shape) == 2:
-                assert layout_of(weight.sample()) == layout_of(weight.decode())
+                assert packing_of(weight.sample()).layout == packing_of(weight.decode()).layout
 
 
 def test_what_is_cached_is_not_shared_between_methods(source: Path) -> None:

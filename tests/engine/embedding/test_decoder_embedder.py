@@ -70,7 +70,7 @@ def test_a_beginning_that_was_computed_is_not_computed_again(tmp_path: Path) -> 
         embedder.encode([prompt])
         embedder.encode([[*prompt, 1]])
         counters = embedder.state().counters
-    assert counters.cached_tokens == 80
+    assert counters.prompts.cached == 80
 
 
 def test_what_cannot_be_read_is_refused_at_once(tmp_path: Path) -> None:

@@ -3,8 +3,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.config import BLOCK_SIZE, Gate
-from engine.kernels.reference import PIECE, QUERY_TILE, ScoreRule, gated, paged_attention, rms_norm, rope, store_kv
+from engine.config import BLOCK_SIZE, Gate, NormKind
+from engine.kernels.reference import PIECE, QUERY_TILE, ScoreRule, gated, normalize, paged_attention, rope, store_kv
+from engine.operations import Norm
 
 
 def pool_with(k: Tensor, v: Tensor, table: list[int]) -> Tensor:
@@ -61,15 +62,18 @@ def test_store_writes_its_slots_and_no_others() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 5])
 def test_norm_equals_torchs(tokens: int) -> None:
-    x, weight = torch.randn(tokens, 67) * 30, torch.randn(67)
-    torch.testing.assert_close(rms_norm(x, weight, 1e-5), F.rms_norm(x, (67,), weight, 1e-5))
+    x, weight, bias = torch.randn(tokens, 67) * 30, torch.randn(67), torch.randn(67)
+    torch.testing.assert_close(normalize(x, Norm(weight, 1e-5)), F.rms_norm(x, (67,), weight, 1e-5))
+    for norm in (Norm(weight, 1e-5, NormKind.LAYER), Norm(weight, 1e-5, NormKind.LAYER, bias)):
+        torch.testing.assert_close(normalize(x, norm), F.layer_norm(x, (67,), weight, norm.bias, 1e-5))
 
 
 def test_norm_of_a_row_does_not_depend_on_its_neighbours() -> None:
     x, weight = torch.randn(333, 577), torch.randn(577)
-    whole = rms_norm(x, weight, 1e-5)
-    for start, stop in [(0, 1), (5, 12), (100, 333)]:
-        assert torch.equal(rms_norm(x[start:stop], weight, 1e-5), whole[start:stop])
+    for norm in (Norm(weight, 1e-5), Norm(weight, 1e-5, NormKind.LAYER, torch.randn(577))):
+        whole = normalize(x, norm)
+        for start, stop in [(0, 1), (5, 12), (100, 333)]:
+            assert torch.equal(normalize(x[start:stop], norm), whole[start:stop])
 
 
 def test_rope_turns_pairs_as_complex_numbers() -> None:

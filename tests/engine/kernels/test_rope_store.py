@@ -1,17 +1,18 @@
 """Norms, rotary embedding and the KV store on a GPU against their twins."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.config import BLOCK_SIZE
+from engine.config import BLOCK_SIZE, NormKind
 from engine.kernels import reference
 from engine.kernels.rope_store import rope_and_store
-from engine.models.rope import RotaryTable
-from engine.operations import Attention, HeadNorms
+from engine.operations import Attention, HeadNorms, Norm
+from engine.rope import RotaryTable
 
 pytestmark = pytest.mark.usefixtures("fenced_memory")
 
@@ -25,11 +26,17 @@ class Case:
     head_dim: int
     turned: int  # elements of a head
     interleaved: bool
-    norms: str  # "", "each" or "together"
+    norms: str  # "", "each", "own" or "together"
     qkv: torch.dtype
     pool: torch.dtype
+    kind: NormKind = NormKind.RMS
 
 
+SHAPES: dict[str, Callable[[int, int], tuple[int, ...]]] = {  # of the weights of norms
+    "each": lambda _, head_dim: (head_dim,),
+    "own": lambda heads, head_dim: (heads, head_dim),
+    "together": lambda heads, head_dim: (heads * head_dim,),
+}
 CASES = [
     Case(9, 3, 64, 64, False, "", torch.bfloat16, torch.bfloat16),
     Case(4, 4, 32, 32, True, "together", torch.bfloat16, torch.float16),
@@ -39,6 +46,10 @@ CASES = [
     Case(5, 5, 16, 0, False, "together", torch.bfloat16, torch.uint8),
     Case(8, 2, 128, 0, False, "", torch.float32, torch.float16),
     Case(12, 2, 48, 16, False, "together", torch.float32, torch.bfloat16),
+    Case(6, 2, 64, 64, True, "own", torch.bfloat16, torch.bfloat16, NormKind.LAYER),
+    Case(5, 1, 80, 20, False, "own", torch.float32, torch.float16, NormKind.LAYER),
+    Case(3, 3, 96, 48, False, "own", torch.float32, torch.bfloat16),
+    Case(12, 2, 48, 16, False, "together", torch.float32, torch.bfloat16, NormKind.LAYER),
 ]
 
 
@@ -47,10 +58,10 @@ def attention_of(case: Case) -> Attention:
     rotary = RotaryTable(angles.cos(), angles.sin(), case.interleaved) if case.turned else None
     if not case.norms:
         return Attention(1.0, rotary)
-    widths = [
-        count * case.head_dim if case.norms == "together" else case.head_dim for count in (case.heads, case.kv_heads)
-    ]
-    return Attention(1.0, rotary, HeadNorms(torch.randn(widths[0]), torch.randn(widths[1]), 1e-5))
+    q, k = (
+        Norm(torch.randn(SHAPES[case.norms](it, case.head_dim)), 1e-5, case.kind) for it in (case.heads, case.kv_heads)
+    )
+    return Attention(1.0, rotary, HeadNorms(q, k))
 
 
 def moved(attention: Attention, device: torch.device) -> Attention:
@@ -58,7 +69,7 @@ def moved(attention: Attention, device: torch.device) -> Attention:
     return Attention(
         attention.scale,
         rotary and RotaryTable(rotary.cos.to(device), rotary.sin.to(device), rotary.interleaved),
-        norms and HeadNorms(norms.q.to(device), norms.k.to(device), norms.epsilon),
+        norms and HeadNorms(*(replace(norm, weight=norm.weight.to(device)) for norm in (norms.q, norms.k))),
     )
 
 
@@ -66,8 +77,9 @@ def twin(qkv: Tensor, positions: Tensor, slots: Tensor, pool: Tensor, case: Case
     """Writes to `pool`; -> q."""
     q, k, v = qkv.float().tensor_split([case.heads * case.head_dim, (case.heads + case.kv_heads) * case.head_dim], -1)
     if norms := attention.norms:
-        q = reference.head_norm(q.contiguous(), norms.q, case.head_dim, norms.epsilon)
-        k = reference.head_norm(k.contiguous(), norms.k, case.head_dim, norms.epsilon)
+        q, k = (
+            reference.normalize_heads(x.contiguous(), norm, case.head_dim) for x, norm in ((q, norms.q), (k, norms.k))
+        )
     q, k, v = (x.reshape(len(x), -1, case.head_dim) for x in (q, k, v))
     if rotary := attention.rotary:
         cos, sin = rotary.cos[positions], rotary.sin[positions]

@@ -12,12 +12,13 @@ from torch import Tensor
 from engine.kernels import sampling
 from engine.kernels.sampling_rows import NOT_A_NUMBER, Pick, Sampled, SamplingRows, rows_of, told
 from engine.kernels.shaping import shaped
-from engine.request import DryParams, Request, SamplingParams
-from engine.sampling.constraint import Masks
+from engine.request import Request
 from engine.sampling.drawing import TRIES, Filters
 from engine.sampling.drawing import draw as draw_on_host
+from engine.sampling.masks import Masks
 from engine.sampling.sampler import NOT_NUMBERS, apply_bias, apply_penalties, forbid_early_end, masked
 from engine.sampling.sampler import sample as sample_on_host
+from engine.sampling_params import DryParams, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("fenced_memory")
 

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from engine.kernels.sampling_rows import UNSEEN, Pick, needs_reply, rows_of
-from engine.request import DryParams, Request, SamplingParams
+from engine.request import Request
 from engine.sampling.drawing import TRIES
 from engine.sampling.sampler import uniform
+from engine.sampling_params import DryParams, SamplingParams
 
 
 def pick(index: int = 0, **params: object) -> Pick:

@@ -26,7 +26,8 @@ from engine.errors import PromptTooLong
 from engine.kv.blocks import NULL_BLOCK
 from engine.kv.disk.quota import Quota
 from engine.kv.disk.store import DiskStore
-from engine.request import BeamParams, Origin, RequestStatus, ServiceClass
+from engine.request import Origin, RequestStatus, ServiceClass
+from engine.sampling_params import BeamParams
 from tests.engine.hash_run import Run
 from tests.support.hash_model import HashTicket, block_bytes, hash_engine
 
@@ -44,10 +45,12 @@ def expected_references(engine: Engine[HashTicket]) -> list[Counter[int]]:
     memory = scheduler._memory
     groups = len(memory.groups)
     held: list[Counter[int]] = [Counter() for _ in memory.pools]
-    for request in (*scheduler._running.values(), *scheduler._ending.values(), *scheduler._waiting):
-        for number, table in enumerate(request.block_tables):
+    requests = scheduler._requests
+    for request in (*requests.running.values(), *requests.ending.values(), *requests.waiting):
+        blocks_of = memory.blocks_of(request)
+        for number, table in enumerate(blocks_of.tables):
             held[number].update(block for block in table if block != NULL_BLOCK)
-        for number, blocks in enumerate(request.saved.blocks if request.saved else ()):
+        for number, blocks in enumerate(blocks_of.saved.blocks if blocks_of.saved else ()):
             held[groups + number].update(block for _, block in blocks)
     for transfer in memory.transfers._under_way:
         for pool, block in transfer.held:
@@ -149,10 +152,10 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 3))
     def give_way(self, which: int) -> None:
         scheduler = self.engine._scheduler
-        running = [it for it in scheduler._running.values() if it.status is RequestStatus.RUNNING]
+        running = [it for it in scheduler._requests.running.values() if it.status is RequestStatus.RUNNING]
         if running and running[which % len(running)].num_preemptions < 6:
             victim = running[which % len(running)]
-            scheduler._yielding.yields(victim, victim)
+            scheduler._preemption.preempt(victim, victim)
 
     @invariant()
     def every_block_is_accounted_for(self) -> None:

@@ -22,7 +22,7 @@ def test_half_a_block_for_each_request(shortest: int, longest: int, reply: int) 
         run.submit(prompt, max_tokens=rng.randrange(1, reply), ignore_eos=True)
     while engine.has_work:
         run.step()
-        running = engine._scheduler._running.values()
+        running = engine._scheduler._requests.running.values()
         pool = engine._scheduler._memory.groups[0].pool
         allocated += BLOCK_SIZE * (pool.num_usable - pool.num_free)
         used += sum(request.num_scheduled for request in running)

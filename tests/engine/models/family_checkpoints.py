@@ -13,9 +13,11 @@ from typing import Any
 import gguf
 import torch
 from gguf import GGUFWriter, RopeScalingType
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    CohereConfig,
     Gemma2Config,
     Gemma3Config,
     Gemma3ForConditionalGeneration,
@@ -33,6 +35,7 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
     SmolLM3Config,
+    StableLmConfig,
 )
 
 VOCABULARY = 97
@@ -137,6 +140,16 @@ def phi3(writer: GGUFWriter, config: PreTrainedConfig) -> None:
         writer.add_rope_scaling_attn_factors(factor)
 
 
+def cohere(writer: GGUFWriter, config: PreTrainedConfig) -> None:
+    writer.add_logit_scale(config.logit_scale)
+    writer.add_rope_scaling_type(RopeScalingType.NONE)
+
+
+def stablelm(writer: GGUFWriter, config: PreTrainedConfig) -> None:
+    writer.add_rope_dimension_count(rotary_dimensions(config))
+    writer.add_parallel_residual(True)  # whatever the configuration says, if it leaves it out
+
+
 # -- tensors that the converter makes of the configuration
 
 
@@ -173,6 +186,7 @@ class GGUFForm:
     tensors: Tensors = no_tensors
     permuted: bool = False  # rows of q and k: pairs half a head apart become neighbours
     norm_shift: float = 0.0  # added to the weights of norms
+    layer_norm: bool = False  # norms subtract the mean
 
 
 @dataclass(frozen=True)
@@ -186,6 +200,8 @@ class Family:
 
 
 LLAMA = GGUFForm("llama", permuted=True)
+COMMAND_R = GGUFForm("command-r", cohere, layer_norm=True)
+STABLELM = GGUFForm("stablelm", stablelm, layer_norm=True)
 GEMMA: dict[str, Any] = {"head_dim": 64, "num_hidden_layers": 4, "sliding_window": WINDOW}
 LONGROPE: dict[str, Any] = {
     "rope_type": "longrope",
@@ -325,6 +341,16 @@ FAMILIES: dict[str, Family] = {
         {"rope_parameters": PARTIAL, "original_max_position_embeddings": ORIGINAL, "tie_word_embeddings": True},
         GGUFForm("phi3", phi3, long_factors),
     ),
+    "cohere": Family(CohereConfig, {"logit_scale": 0.25, "tie_word_embeddings": True}, COMMAND_R),
+    "cohere normalized heads": Family(
+        CohereConfig,
+        {"use_qk_norm": True, "attention_bias": True, "layer_norm_eps": 1e-3, "tie_word_embeddings": True},
+        COMMAND_R,
+    ),
+    "stablelm": Family(StableLmConfig, {"layer_norm_eps": 1e-3}, STABLELM),
+    "stablelm parallel": Family(
+        StableLmConfig, {"use_parallel_residual": True, "use_qkv_bias": True, "partial_rotary_factor": 0.5}, STABLELM
+    ),
 }
 
 
@@ -357,16 +383,38 @@ class TinyModel:
 def make(folder: Path, name: str, source: str) -> TinyModel:
     """`source`: "folder" or "gguf"."""
     family = FAMILIES[name]
-    torch.manual_seed(sum(name.encode()))
-    config = family.config(**{**SHAPE, **family.options})
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")  # type: ignore[no-untyped-call]
-    model.train(mode=False)
-    randomize(model, family.norm)
+    model = random_model(family, sum(name.encode()))
     if source == "folder":
         model.save_pretrained(folder)
         return TinyModel(model, folder)
     assert family.gguf
     return TinyModel(model, write_gguf(folder / "tiny.gguf", model, family.gguf))
+
+
+def random_model(family: Family, seed: int) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    config = family.config(**{**SHAPE, **family.options})
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation="eager")  # type: ignore[no-untyped-call]
+    model.train(mode=False)
+    randomize(model, family.norm)
+    return model
+
+
+def make_normalized_stablelm(path: Path) -> TinyModel:
+    """A StableLM whose heads are normalized, as a GGUF file: no folder of one is supported."""
+    options = {"qk_layernorm": True, "use_parallel_residual": True}
+    model = random_model(Family(StableLmConfig, options), seed=6)
+    return TinyModel(model, write_gguf(path, model, STABLELM))
+
+
+def make_two_norms(folder: Path) -> TinyModel:
+    """A parallel StableLM whose files have a second norm in each layer, for the MLP: the same as the first."""
+    tiny = make(folder, "stablelm parallel", "folder")
+    weights = load_file(folder / "model.safetensors")
+    names = [name for name in weights if "input_layernorm" in name]
+    second = {name.replace("input", "post_attention"): weights[name].clone() for name in names}
+    save_file(weights | second, folder / "model.safetensors")
+    return tiny
 
 
 def make_wrapped_gemma(folder: Path) -> TinyModel:
@@ -385,7 +433,7 @@ def randomize(model: PreTrainedModel, norm: float) -> None:
     """Weights of norms and biases, which are all alike in a new model."""
     with torch.no_grad():
         for name, values in model.named_parameters():
-            if values.dim() == 1:
+            if values.dim() == 1 or "norm" in name:
                 values.normal_(norm if "norm" in name else 0.0, 0.3)
 
 
@@ -398,14 +446,17 @@ def write_gguf(path: Path, model: PreTrainedModel, form: GGUFForm) -> Path:
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if form.layer_norm:
+        writer.add_layer_norm_eps(config.layer_norm_eps)
+    else:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(full_rope(config)["rope_theta"])
     writer.add_token_list([f"token {number}" for number in range(config.vocab_size)])
     form.write(writer, config)
     for name, values in form.tensors(config).items():
         writer.add_tensor(name, values.float().numpy())
     names = gguf.get_tensor_name_map(architecture(form.arch), config.num_hidden_layers)
-    for name, values in model.state_dict().items():
+    for name, values in stacked(model.state_dict()).items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         ours = names.get_name(name, try_suffixes=(".weight", ".bias"))
@@ -416,6 +467,15 @@ def write_gguf(path: Path, model: PreTrainedModel, form: GGUFForm) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of normalized heads, one tensor for each head in a checkpoint, as rows of one tensor."""
+    found: dict[str, list[Tensor]] = {}
+    for name, values in tensors.items():
+        module, is_head, _ = name.partition(".norms.")
+        found.setdefault(f"{module}.weight" if is_head else name, []).append(values)
+    return {name: torch.stack(values) if len(values) > 1 else values[0] for name, values in found.items()}
 
 
 def architecture(name: str) -> gguf.MODEL_ARCH:

@@ -1,6 +1,7 @@
 """Every decoder family against transformers, from a folder and from a GGUF file: batches over the paged cache."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,15 +9,28 @@ import torch
 from torch import Tensor
 
 from engine import models
-from engine.backends.batch import build_batch
 from engine.backends.reference import ReferenceDevice, ReferenceOperations
+from engine.batch import build_batch
 from engine.checkpoints.weights import Weights
-from engine.config import GroupConfig
+from engine.config import Block, GroupConfig, ModelConfig
 from engine.kv.cache import KVCache
 from engine.loading import open_checkpoint
 from engine.models import Model
-from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
-from tests.engine.models.family_checkpoints import CONTEXT, FAMILIES, VOCABULARY, TinyModel, make, make_wrapped_gemma
+from engine.sampling_params import SamplingParams
+from engine.step import StepPlan
+from tests.engine.models.family_checkpoints import (
+    CONTEXT,
+    FAMILIES,
+    VOCABULARY,
+    TinyModel,
+    make,
+    make_normalized_stablelm,
+    make_two_norms,
+    make_wrapped_gemma,
+)
+from tests.support.held_request import HeldRequest
+
+Change = Callable[[ModelConfig], ModelConfig]
 
 BLOCKS = 40
 SOURCES = [(name, source) for name, family in FAMILIES.items() for source in ["folder", *["gguf"] * bool(family.gguf)]]
@@ -36,9 +50,9 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def load(path: Path) -> Model:
+def load(path: Path, change: Change = lambda config: config) -> Model:
     with open_checkpoint(path) as checkpoint:
-        config = models.read_config(checkpoint.metadata)
+        config = change(models.read_config(checkpoint.metadata))
         weights = Weights(checkpoint.path, models.stored_weights(checkpoint))
         return models.load(config, weights, ReferenceOperations(keep_dequantized=True), CONTEXT)
 
@@ -46,8 +60,8 @@ def load(path: Path) -> Model:
 class Run:
     """A loaded model over a cache that holds NaN wherever nothing was written."""
 
-    def __init__(self, path: Path) -> None:
-        self.model = load(path)
+    def __init__(self, path: Path, change: Change = lambda config: config) -> None:
+        self.model = load(path, change)
         device = ReferenceDevice(keep_dequantized=True, threads=1)
         groups = self.model.kv_groups()
         self._groups = [GroupConfig(window) for window in self.model.config.windows]
@@ -55,14 +69,12 @@ class Run:
         for pool in self._kv.pools:
             pool.fill_(torch.nan)
 
-    def request(self, ids: Sequence[int], blocks: Sequence[int]) -> Request:
-        return Request(1, tuple(ids), SamplingParams(), block_tables=tuple(list(blocks) for _ in self._groups))
+    def request(self, ids: Sequence[int], blocks: Sequence[int]) -> HeldRequest:
+        return HeldRequest(1, tuple(ids), SamplingParams(), block_tables=tuple(list(blocks) for _ in self._groups))
 
-    def step(self, *parts: tuple[Request, int]) -> Tensor:
+    def step(self, *parts: tuple[HeldRequest, int]) -> Tensor:
         """The requests' `num_computed` move on. Logits of those that reached their last token."""
-        plan = StepPlan(
-            tuple(ScheduledRequest(it, it.num_computed, n, it.num_computed + n == it.num_tokens) for it, n in parts)
-        )
+        plan = StepPlan(tuple(it.next_part(n) for it, n in parts))
         with torch.inference_mode():
             batch = build_batch(plan, vocab_size=VOCABULARY, num_blocks=BLOCKS, groups=self._groups)
             logits: Tensor = self.model.forward(batch, self._kv)
@@ -111,4 +123,16 @@ def test_chunks_and_batches_give_the_same_bits_and_decoding_goes_on(tiny: TinyMo
 def test_the_text_part_of_a_model_that_sees_images(tmp_path: Path) -> None:
     tiny, ids = make_wrapped_gemma(tmp_path), prompt(60, seed=3)
     run = Run(tiny.path)
+    close(run.step((run.request(ids, range(1, 5)), 60))[0], expected(tiny, ids))
+
+
+def test_normalized_heads_of_a_gguf_file(tmp_path: Path) -> None:
+    tiny, ids = make_normalized_stablelm(tmp_path / "tiny.gguf"), prompt(60, seed=4)
+    run = Run(tiny.path)
+    close(run.step((run.request(ids, range(1, 5)), 60))[0], expected(tiny, ids))
+
+
+def test_a_parallel_block_may_have_a_norm_for_the_mlp(tmp_path: Path) -> None:
+    tiny, ids = make_two_norms(tmp_path), prompt(60, seed=5)
+    run = Run(tiny.path, lambda config: replace(config, block=Block.PARALLEL))
     close(run.step((run.request(ids, range(1, 5)), 60))[0], expected(tiny, ids))

@@ -39,8 +39,9 @@ def read(architecture: str, values: Mapping[str, object]) -> ModelConfig:
 
 # -- what is absent, and what was called otherwise
 
+NOT_ALONE = ("gemma3", "gemma3_text", "mistral3", "command-r")  # names of parts, of wholes, and of GGUF files alone
 SPELLINGS: dict[str, tuple[str, dict[str, Any]]] = {
-    **{name: (name, SIZES) for name in models.FAMILIES if name not in ("gemma3", "gemma3_text", "mistral3")},
+    **{name: (name, SIZES) for name in models.FAMILIES if name not in NOT_ALONE},
     "gemma3_text": ("gemma3_text", {}),
     "old linear": ("llama", SIZES | {"rope_scaling": {"type": "linear", "factor": 4.0}, "rope_theta": 5e5}),
     "old llama3": ("llama", SIZES | {"rope_scaling": LLAMA3 | {"rope_type": "llama3"}, "rope_theta": 5e5}),
@@ -112,6 +113,11 @@ def test_the_longest_contexts_choose_the_long_factors() -> None:
     assert [config.long_ropes(length) for length in (8192, 8193)] == [(False,), (True,)]
 
 
+def test_command_r_has_the_longest_context_that_it_names() -> None:
+    assert read("cohere", SIZES).context_length == 8192
+    assert read("cohere", SIZES | {"model_max_length": 131072}).context_length == 131072
+
+
 def test_yarn_in_a_gguf_file() -> None:
     values = gguf("mistral3") | {
         "mistral3.rope.scaling.type": "yarn",
@@ -176,6 +182,12 @@ ODD: list[tuple[str, dict[str, Any], str]] = [
     ("phi3", {"rope_scaling": {"type": "su", "short_factor": [], "long_factor": []}}, "short_factor"),
     ("phi3", {"rope_scaling": {"type": "su", "short_factor": 1.0, "long_factor": LONG}}, "short_factor"),
     ("phi3", {"original_max_position_embeddings": 1, "rope_scaling": {"type": "su"}}, "original_max_position"),
+    ("cohere", {"logit_scale": 0.0}, "logit_scale"),
+    ("cohere", {"layer_norm_eps": 0}, "layer_norm_eps"),
+    ("cohere", {"model_max_length": 0}, "model_max_length"),
+    ("stablelm", {"qk_layernorm": True}, "qk_layernorm"),
+    ("stablelm", {"use_parallel_residual": 1}, "use_parallel_residual"),
+    ("stablelm", {"use_qkv_bias": "yes"}, "use_qkv_bias"),
 ]
 
 
@@ -190,8 +202,9 @@ def test_odd_values_are_refused(architecture: str, odd: dict[str, Any], named: s
 
 def gguf(architecture: str) -> dict[str, Any]:
     sizes = {"block_count": 12, "context_length": 4096, "embedding_length": 256, "feed_forward_length": 96}
-    heads = {"attention.head_count": 4, "attention.layer_norm_rms_epsilon": 1e-5, "vocab_size": 1000}
-    return {f"{architecture}.{key}": value for key, value in (sizes | heads).items()}
+    heads = {"attention.head_count": 4, "vocab_size": 1000, "logit_scale": 1.0}
+    epsilons = {"attention.layer_norm_rms_epsilon": 1e-5, "attention.layer_norm_epsilon": 1e-5}
+    return {f"{architecture}.{key}": value for key, value in (sizes | heads | epsilons).items()}
 
 
 ODD_IN_GGUF: list[tuple[str, str, object]] = [
@@ -208,6 +221,9 @@ ODD_IN_GGUF: list[tuple[str, str, object]] = [
     ("smollm3", "rope.dimension_count", 32),
     ("smollm3", "rope.scale_linear", 0.5),
     ("olmo2", "attention.sliding_window", -5),
+    ("command-r", "logit_scale", 0.0),
+    ("stablelm", "attention.layer_norm_epsilon", 2.0),
+    ("stablelm", "rope.dimension_count", 31),
 ]
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from engine.config import Preemption
 from engine.load_options import LoadOptions
 from engine.loading import ModelEngine, load_engine, open_checkpoint
-from engine.request import Request, SamplingParams
+from engine.request import Request
+from engine.sampling_params import SamplingParams
 from tests.engine.models.family_checkpoints import FAMILIES, ORIGINAL, VOCABULARY, TinyModel, make
 
 CONTEXT = 112  # seven blocks: requests of the lengths below outgrow them together, even where all layers have a window

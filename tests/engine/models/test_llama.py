@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from engine import models
-from engine.backends.batch import build_batch
 from engine.backends.reference import ReferenceDevice, ReferenceOperations
+from engine.batch import build_batch
 from engine.checkpoints.metadata import Metadata
 from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE, Llama3Scaling, RopeConfig
@@ -19,10 +19,12 @@ from engine.errors import UnsupportedModel
 from engine.kv.cache import KVCache
 from engine.loading import open_checkpoint
 from engine.models import Model
-from engine.models.rope import inverse_frequencies
-from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
+from engine.rope import inverse_frequencies
+from engine.sampling_params import SamplingParams
+from engine.step import StepPlan
 from quant.errors import ModelFileError
 from tests.engine.models.tiny_llama import LLAMA3_SCALING, TinyLlama, make
+from tests.support.held_request import HeldRequest
 
 BLOCKS = 40
 
@@ -47,15 +49,13 @@ def poisoned_cache(model: Model) -> KVCache:
     return kv
 
 
-def request(number: int, ids: Sequence[int], blocks: Sequence[int]) -> Request:
-    return Request(number, tuple(ids), SamplingParams(), block_tables=(list(blocks),))
+def request(number: int, ids: Sequence[int], blocks: Sequence[int]) -> HeldRequest:
+    return HeldRequest(number, tuple(ids), SamplingParams(), block_tables=(list(blocks),))
 
 
-def forward(model: Model, kv: KVCache, parts: list[tuple[Request, int]]) -> Tensor:
+def forward(model: Model, kv: KVCache, parts: list[tuple[HeldRequest, int]]) -> Tensor:
     """One step; the requests' `num_computed` move on. Logits of those that reached their last token."""
-    plan = StepPlan(
-        tuple(ScheduledRequest(it, it.num_computed, n, it.num_computed + n == it.num_tokens) for it, n in parts)
-    )
+    plan = StepPlan(tuple(it.next_part(n) for it, n in parts))
     with torch.inference_mode():
         logits: Tensor = model.forward(build_batch(plan, vocab_size=97, num_blocks=BLOCKS), kv)
     for it, count in parts:

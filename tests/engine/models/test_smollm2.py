@@ -12,14 +12,17 @@ from transformers import LlamaForCausalLM
 
 from app.text.gguf_tokenizer import from_gguf
 from engine import models
-from engine.backends.batch import build_batch
 from engine.backends.reference import ReferenceDevice
+from engine.batch import build_batch
 from engine.kv.cache import KVCache
 from engine.load_options import LoadOptions
 from engine.loading import ModelEngine, load_engine, open_checkpoint
 from engine.models import Model
-from engine.request import Origin, Request, SamplingParams, ScheduledRequest, StepPlan, TokenEvent, TokenLogprobs
+from engine.request import Origin, Request, TokenEvent, TokenLogprobs
+from engine.sampling_params import SamplingParams
+from engine.step import StepPlan
 from tests.support.float32_smollm2 import transformers_model
+from tests.support.held_request import HeldRequest
 
 # A gap between the two most likely tokens below this is a tie: rounding may decide it either way.
 TIE = 0.05
@@ -160,8 +163,8 @@ def test_logprobs_equal_the_float32_reference(
 
 
 def all_logits(model: Model, prompt: tuple[int, ...]) -> Tensor:
-    request = Request(1, prompt, SamplingParams(), block_tables=(list(range(1, 17)),))
-    plan = StepPlan((ScheduledRequest(request, 0, len(prompt), samples=True),))
+    request = HeldRequest(1, prompt, SamplingParams(), block_tables=(list(range(1, 17)),))
+    plan = StepPlan((request.part(0, len(prompt)),))
     batch = build_batch(plan, vocab_size=model.config.vocab_size, num_blocks=17)
     device = ReferenceDevice(keep_dequantized=True, threads=1)
     with torch.inference_mode():

@@ -10,14 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.backends.batch import Batch
 from engine.backends.runner import ModelRunner, Ticket
+from engine.batch import Batch
 from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig, Preemption
 from engine.core import Engine
-from engine.device import LoadedModel, Logits
+from engine.device import LoadedModel
 from engine.kv.cache import KVCache, KVGroup
 from engine.kv.copy_thread import CopyThread
-from engine.request import SamplingParams
+from engine.sampling.logits import Logits
+from engine.sampling_params import SamplingParams
 
 VOCABULARY, PRIME, WINDOW = 4000, 1_000_003, 21
 GROUPS = (GroupConfig(), GroupConfig(window=WINDOW), GroupConfig(recurrent=True))

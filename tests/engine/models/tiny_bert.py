@@ -11,7 +11,6 @@ from torch import Tensor
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from engine.checkpoints.checkpoint import Names
-from engine.embedding.pooling import RANK
 from engine.models.bert import NAMES, RANKING_NAMES
 
 MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down", "token_embd")
@@ -97,7 +96,7 @@ def make_ranking(
             values.add_(0.05 * torch.randn_like(values))
     model.save_pretrained(folder)
     state = {name.removeprefix("bert."): values for name, values in model.state_dict().items()}
-    _write(folder / "tiny.gguf", config, state, RANKING_NAMES, {}, RANK, metadata or {})
+    _write(folder / "tiny.gguf", config, state, RANKING_NAMES, {}, gguf.PoolingType.RANK, metadata or {})
     return model, folder / "tiny.gguf"
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.request import SamplingParams
 from engine.sampling.drawing import NOTHING, PREFIXES, TRIES, Filters, draw, draw_among, most_likely
+from engine.sampling_params import SamplingParams
 
 VOCABULARY = 5000
 FILTERS = [

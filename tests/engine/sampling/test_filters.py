@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from engine.errors import InvalidSampling
-from engine.request import DryParams, Request, SamplingParams
+from engine.request import Request
 from engine.sampling.drawing import Filters
 from engine.sampling.filters import MAX_MATCH, dry_penalties, leaves_out, without_top_choices
 from engine.sampling.sampler import apply_bias, sample
+from engine.sampling_params import DryParams, SamplingParams
 
 
 def request(ids: Sequence[int], dry: DryParams | None, prompt: int = 1, **params: object) -> Request:

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.request import Request, SamplingParams
-from engine.sampling.constraint import Masks
+from engine.request import Request
+from engine.sampling.masks import Masks
 from engine.sampling.sampler import apply_penalties, sample, uniform
+from engine.sampling_params import SamplingParams
 
 VOCABULARY = 11
 LOGITS = torch.tensor([0.5, 3.0, 2.0, -1.0, 2.5, 0.0, -2.0, 1.0, -4.0, 1.5, -0.5])

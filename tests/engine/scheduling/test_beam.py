@@ -7,8 +7,10 @@ import pytest
 
 from engine.config import BLOCK_SIZE, GroupConfig, Preemption
 from engine.errors import InvalidSampling, OutOfMemory, PromptTooLong
-from engine.request import BeamParams, BlockCopy, FinishReason, Origin, SamplingParams, ServiceClass, StepPlan
+from engine.request import FinishReason, Origin, ServiceClass
+from engine.sampling_params import BeamParams, SamplingParams
 from engine.scheduling.priority import MOST_PREEMPTIONS
+from engine.step import BlockCopy, StepPlan
 from tests.engine.hash_run import Run
 from tests.support.hash_model import HashRunner, hash_engine
 
@@ -42,8 +44,7 @@ def test_it_finds_what_a_plain_search_finds(
         beams = BeamParams(width, (width + 1) // 2, (0.0, 1.0, 2.0, -1.0)[seed % 4], stopping)
         results = run.search(prompt_of(10 + 7 * seed), beams, max_tokens=12, min_tokens=3 * (seed // 4))
         run.run_out()
-        assert results[0].search
-        assert len(results[0].search.policy.hypotheses) == width
+        assert len(run.groups[results[0].id].policy.hypotheses) == width
     run.check()
     assert width < 5 or FinishReason.STOP in run.finished.values()
 
@@ -70,7 +71,8 @@ def test_among_others_in_a_pool_that_is_too_small(groups: str, preemption: Preem
                 run.submit(prompt, origin, rng.choice([1, 1, 3]), max_tokens=most, ignore_eos=True)
         if rng.random() < 0.02:
             run.abort(rng.randrange(1, len(run.requests) + 2))
-        folds = [it.num_preemptions for it in engine._scheduler._running.values() if it.search]
+        requests = engine._scheduler._requests
+        folds = [it.num_preemptions for it in requests.running.values() if requests.group_of(it)]
         folded = max([folded, *folds])
         assert engine.num_running <= engine.config.max_running
         run.step()
@@ -105,18 +107,16 @@ def test_a_search_that_yielded_often_runs_alone_and_to_its_end() -> None:
     engine, _ = hash_engine(num_blocks=200)
     run = Run(engine)
     results = run.search(prompt_of(20), BeamParams(4, 2), max_tokens=20, ignore_eos=True)
-    search = results[0].search
-    assert search
+    group, requests = run.groups[results[0].id], engine._scheduler._requests
     run.submit(prompt_of(30), Origin(ServiceClass.INTERACTIVE), max_tokens=10, ignore_eos=True)
-    search.requests[0].num_preemptions = MOST_PREEMPTIONS - 1
+    group.requests[0].num_preemptions = MOST_PREEMPTIONS - 1
     run.step()
     run.submit(prompt_of(40), Origin(ServiceClass.INTERACTIVE), max_tokens=10, ignore_eos=True)
     while engine.has_work:
-        parties = {request.search for request in engine._scheduler._running.values()}
-        assert search not in parties or parties == {search}
-        assert not any(
-            engine._scheduler._yielding.yields(it, it) for it in engine._scheduler._running.values() if it.search
-        )
+        running = list(requests.running.values())
+        groups = {requests.group_of(request) for request in running}
+        assert group not in groups or groups == {group}
+        assert not any(engine._scheduler._preemption.preempt(it, it) for it in running if requests.group_of(it))
         run.step()
     run.check()
 
@@ -130,8 +130,7 @@ def test_the_first_search_yields_to_nobody() -> None:
     other.num_preemptions = MOST_PREEMPTIONS - 3
     while results[0].id not in run.finished:
         run.step()
-        assert results[0].search
-        assert not any(request.num_preemptions for request in results[0].search.requests)
+        assert not any(request.num_preemptions for request in run.groups[results[0].id].requests)
     assert other.num_preemptions > MOST_PREEMPTIONS - 3
     run.run_out()
     run.check()
@@ -247,11 +246,10 @@ def test_a_search_that_yields_shares_again_what_its_beams_have_in_common() -> No
     results = run.search(prompt_of(1000), BeamParams(8), max_tokens=30, ignore_eos=True)
     for _ in range(20):
         run.step()
-    search = results[0].search
-    assert search
-    assert len(search.requests) == 8
+    group = run.groups[results[0].id]
+    assert len(group.requests) == 8
     before = engine.state().kv_blocks_held
-    engine._scheduler._yielding.yields(search.requests[0], search.requests[0])
+    engine._scheduler._preemption.preempt(group.requests[0], group.requests[0])
     assert engine.state().kv_blocks_held == 0
     assert engine.num_waiting == 1
     computed = runner.computed_tokens
@@ -334,18 +332,18 @@ def test_logprobs_are_those_of_the_sequence_and_add_up_to_its_score() -> None:
         prompt_of(20), SamplingParams(beams=BeamParams(3, 2), max_tokens=7, logprobs=9), frozenset({1})
     )
     engine.add(*results)
+    group = engine._scheduler._requests.group_of(results[0])
+    assert group
     events = []
     while engine.has_work:
         events += engine.step()
     engine.assert_empty()
     for result in results:
-        search = result.search
-        assert search
         told = [event for event in events if event.request_id == result.id and event.token_id is not None]
         assert [event.token_id for event in told] == result.output_ids
         reports = [event.logprobs for event in told if event.logprobs]
         assert [report.token_id for report in reports] == result.output_ids
         assert all(len(report.top) == 9 for report in reports)
-        hypothesis = search.policy.hypotheses[results.index(result)]
+        hypothesis = group.policy.hypotheses[results.index(result)]
         total = sum(report.logprob for report in reports)
         assert hypothesis.score == pytest.approx(total / len(result.output_ids))

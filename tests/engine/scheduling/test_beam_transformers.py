@@ -9,7 +9,8 @@ import torch
 
 from engine.load_options import LoadOptions
 from engine.loading import ModelEngine, load_engine, open_checkpoint
-from engine.request import BeamParams, SamplingParams, TokenLogprobs
+from engine.request import TokenLogprobs
+from engine.sampling_params import BeamParams, SamplingParams
 from tests.engine.models.tiny_llama import TinyLlama, make
 
 
@@ -51,12 +52,12 @@ def ours(
 ) -> list[tuple[list[int], float]]:
     results = engine.search(prompt, SamplingParams(beams=beams, **more), frozenset(ends))
     engine.add(*results)
+    group = engine._scheduler._requests.group_of(results[0])
+    assert group
     while engine.has_work:
         engine.step()
     engine.assert_empty()
-    search = results[0].search
-    assert search
-    scores = [hypothesis.score for hypothesis in search.policy.hypotheses]
+    scores = [hypothesis.score for hypothesis in group.policy.hypotheses]
     return [(result.output_ids, score) for result, score in zip(results, scores, strict=False)]
 
 

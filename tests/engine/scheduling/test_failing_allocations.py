@@ -15,7 +15,8 @@ from engine.kv.cache import KVCache
 from engine.kv.mover import Move
 from engine.load_options import LoadOptions
 from engine.loading import ModelEngine, load_engine, open_checkpoint
-from engine.request import FinishReason, Request, SamplingParams
+from engine.request import FinishReason, Request
+from engine.sampling_params import SamplingParams
 from tests.engine.models.tiny_llama import MIXES, make
 
 PROMPTS = [tuple(range(3, 40)), tuple(range(50, 90)), tuple(range(3, 60))]

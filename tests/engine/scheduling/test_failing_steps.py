@@ -7,12 +7,13 @@ import pytest
 
 from engine.load_options import LoadOptions
 from engine.loading import ModelEngine, load_engine, open_checkpoint
-from engine.request import FinishReason, SamplingParams
+from engine.request import FinishReason
+from engine.sampling_params import SamplingParams
 from tests.engine.models.tiny_llama import make
 
 SITES = [
     ("engine.backends.runner", "build_batch"),
-    ("engine.kernels.reference", "rms_norm"),
+    ("engine.kernels.reference", "normalize"),
     ("engine.kernels.reference", "rope"),
     ("engine.kernels.reference", "store_kv"),
     ("engine.kernels.reference", "paged_attention"),

@@ -5,7 +5,8 @@ import random
 import pytest
 
 from engine.config import GroupConfig, Preemption
-from engine.request import FinishReason, Origin, RequestStatus, SamplingParams, ServiceClass
+from engine.request import FinishReason, Origin, RequestStatus, ServiceClass
+from engine.sampling_params import SamplingParams
 from engine.scheduling.priority import MOST_PREEMPTIONS
 from tests.engine.hash_run import Run
 from tests.support.hash_model import hash_engine
@@ -54,7 +55,7 @@ def test_who_yielded_often_gets_all_it_can_need_and_keeps_it() -> None:
         run.step()
         assert often.status is RequestStatus.WAITING
     run.step()
-    assert len(often.block_table) == 6
+    assert len(engine._scheduler._memory.blocks_of(often).tables[0]) == 6
     run.submit(fresh_prompt(rng, 30), INTERACTIVE, max_tokens=60, ignore_eos=True)
     run.run_out()
     run.check()

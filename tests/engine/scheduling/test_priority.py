@@ -1,12 +1,13 @@
-from engine.request import Origin, Request, SamplingParams, ServiceClass
-from engine.scheduling.priority import CLASS_DELAY, MOST_PREEMPTIONS, PRIORITY_STEP, YIELDED, is_urgent, precedence
+from engine.request import Origin, QueueTimes, Request, ServiceClass
+from engine.sampling_params import SamplingParams
+from engine.scheduling.priority import CLASS_DELAY, MOST_PREEMPTIONS, PREEMPTED, PRIORITY_STEP, is_urgent, precedence
 
 INTERACTIVE, NORMAL, BACKGROUND = ServiceClass
 numbers = iter(range(1_000_000))
 
 
 def request(service: ServiceClass = NORMAL, *, arrival: float = 0, priority: int = 0, yielded: int = 0) -> Request:
-    made = Request(next(numbers), (1,), SamplingParams(), origin=Origin(service, priority), arrival=arrival)
+    made = Request(next(numbers), (1,), SamplingParams(), origin=Origin(service, priority), queue=QueueTimes(arrival))
     made.num_preemptions = yielded
     return made
 
@@ -36,7 +37,7 @@ def test_priority_counts_within_a_class_and_not_beyond_it() -> None:
 
 
 def test_who_had_to_yield_goes_before_those_that_came_later() -> None:
-    assert order(request(arrival=0), request(arrival=YIELDED - 1, yielded=1)) == [1, 0]
+    assert order(request(arrival=0), request(arrival=PREEMPTED - 1, yielded=1)) == [1, 0]
 
 
 def test_who_yielded_as_often_as_anyone_may_goes_before_all() -> None:

@@ -5,7 +5,8 @@ import random
 import pytest
 
 from engine.config import BLOCK_SIZE, GroupConfig
-from engine.request import BlockCopy, FinishReason, Origin, RequestStatus, ServiceClass
+from engine.request import FinishReason, Origin, RequestStatus, ServiceClass
+from engine.step import BlockCopy
 from tests.engine.hash_run import Run
 from tests.support.hash_model import hash_engine
 

@@ -4,8 +4,10 @@ import pytest
 
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.errors import PromptTooLong
-from engine.request import FinishReason, Request, RequestStatus, SampledToken, SamplingParams, StepPlan
+from engine.request import FinishReason, Request, RequestStatus
+from engine.sampling_params import SamplingParams
 from engine.scheduling.scheduler import Scheduler
+from engine.step import SampledToken, StepPlan
 
 END = 99
 
@@ -109,7 +111,7 @@ def test_a_plan_names_who_gave_way() -> None:
         scheduler.update(plans[-1], tokens(plans[-1]))
     assert plans[-1].preempted == (young,)
     assert young.status is RequestStatus.WAITING
-    assert young.block_table == []
+    assert scheduler._memory.blocks_of(young).tables == ([],)
 
 
 def test_nobody_gives_way_while_part_of_a_step_under_way() -> None:
@@ -180,9 +182,9 @@ def test_blocks_of_an_ended_request_wait_for_the_steps_under_way() -> None:
     scheduler = Scheduler(config())
     scheduler.add(request(1, 3))
     first, second = scheduler.schedule(), scheduler.schedule()
-    free = scheduler.num_free_blocks
+    free = scheduler._memory.groups[0].pool.num_free
     scheduler.update(first, [SampledToken(1, END)])
-    assert scheduler.num_free_blocks == free
+    assert scheduler._memory.groups[0].pool.num_free == free
     assert scheduler.has_work
     scheduler.update(second, [SampledToken(1, 5)])
     scheduler.assert_empty()

@@ -7,8 +7,10 @@ import pytest
 
 from engine.config import GroupConfig
 from engine.errors import OutOfMemory
-from engine.request import FinishReason, Origin, Request, SamplingParams, ScheduledRequest, ServiceClass, StepPlan
+from engine.request import FinishReason, Origin, Request, ServiceClass
+from engine.sampling_params import SamplingParams
 from engine.scheduling.step_budget import Allowance
+from engine.step import ScheduledRequest, StepPlan
 from tests.engine.hash_run import Run
 from tests.support.hash_model import HashRunner, HashTicket, hash_engine
 

@@ -1,6 +1,7 @@
 import random
 
-from engine.request import Origin, Request, SamplingParams, ServiceClass
+from engine.request import Origin, Request, ServiceClass
+from engine.sampling_params import SamplingParams
 from engine.scheduling.step_budget import WEIGHTS, shares
 
 INTERACTIVE, NORMAL, BACKGROUND = ServiceClass

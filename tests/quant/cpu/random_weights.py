@@ -8,11 +8,11 @@ import torch
 from numpy.typing import NDArray
 
 from quant.ggml_blocks import BLOCKS, PLAIN_TYPES, decode
-from quant.ggml_types import GGML_TYPES
+from quant.ggml_types import ggml_types
 from quant.tensor import BlockTensor, QTensor
 from tests.quant.cpu.random_spans import ORDERED, SPANS
 
-KINDS = {kind.name: kind for kind in GGML_TYPES.values()}
+KINDS = {kind.name: kind for kind in ggml_types().values()}
 QUANTIZED = tuple(BLOCKS)
 PLAIN = tuple(PLAIN_TYPES)
 TYPES = (*QUANTIZED, *PLAIN)

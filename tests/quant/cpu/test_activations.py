@@ -14,10 +14,10 @@ from quant.cpu.activations import (
     SILU_PRODUCTS,
     Form,
     add_scaled_row,
-    norm_factor,
     row_bytes,
     take_columns,
 )
+from quant.cpu.norms import norm_factor
 from tests.quant.cpu.integer_twin import Floats, quantize
 from tests.quant.cpu.kernel_call import bits_float, call, float_bits
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quant.cpu.arena import ALIGNMENT, CHUNK, Arena, Overrun
+from tests.quant.cpu.poisoning import poison
 
 SIZES = st.one_of(st.integers(1, 300), st.sampled_from([CHUNK // 2, CHUNK - 64, CHUNK, CHUNK + 1]))
 
@@ -60,7 +61,7 @@ def test_poison_is_nan_and_keeps_to_the_names() -> None:
     arena = Arena()
     rows, weight = arena.take("rows", 256), arena.take("weight", 256)
     again = arena.take("rows", 64)
-    arena.poison("rows", "nobody")
+    poison(arena, "rows", "nobody")
     assert np.isnan(rows.view(np.float32, 64)).all()
     assert np.isnan(rows.view(np.float16, 128)).all()
     assert np.isnan(again.view(np.float32, 16)).all()

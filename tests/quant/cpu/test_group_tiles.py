@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from quant.bitsandbytes import NF4
-from quant.cpu.group_tiles import pack, shared_bytes, tiles_bytes, unpack
-from quant.cpu.span_formats import SPAN_FORMATS, SpanTensor, span_format_of
+from quant.cpu.formats import GROUP, PAIR
+from quant.cpu.group_tiles import pack, shared_bytes, unpack
+from quant.cpu.span_formats import SPAN_FORMATS, SpanTensor, span_format_of, span_of
 from quant.errors import UnsupportedQuantization
 from quant.kernels.reference import dequantize
 from quant.tensor import Float8Tensor, GroupedTensor, NestedScale
@@ -26,6 +27,12 @@ from tests.quant.cpu.random_weights import bits
 
 SEED = 6
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+
+def tiles_bytes(weight: SpanTensor) -> int:
+    """Bytes of the tiles of a weight, of which there is an even number."""
+    rows, columns = weight.shape
+    return 2 * -(-rows // PAIR) * span_format_of(weight).tile_bytes(columns // GROUP, span_of(weight))
 
 
 def packed(weight: SpanTensor) -> Bytes:

@@ -19,9 +19,9 @@ import pytest
 from llvmlite import binding, ir
 
 from quant.cpu import native
-from quant.cpu.activations import norm_factor
 from quant.cpu.kernel import CORE, KERNELS
 from quant.cpu.native import KEPT, CodeFolder
+from quant.cpu.norms import norm_factor
 from quant.cpu.tiers import choose
 from tests.support.processes import HANGING_SECONDS, Started
 

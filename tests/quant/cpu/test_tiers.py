@@ -2,15 +2,16 @@
 
 import re
 import struct
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from llvmlite import binding
 
 import engine.backends.cpu.units  # noqa: F401  # defines all kernels
-from quant.cpu import tiers
+from quant.cpu import native, tiers
 from quant.cpu.kernel import KERNELS, Kernel
-from quant.cpu.native import assembly, compile_kernels
+from quant.cpu.native import compile_kernels
 from quant.cpu.tiers import CHOICES, TIERS, Target, available, choose
 from quant.cpu.vector import F16, Emit, F16x16, F32x16, I8x64, I32x16
 from quant.errors import UnsupportedTier
@@ -122,6 +123,12 @@ def some_kernels() -> list[Kernel]:
     """One of each kind: those of other layouts, and of more rows and tokens, are the same code many times over."""
     there = {re.sub(r"\d+", "", made.name): made for made in reversed(KERNELS.values())}
     return [*there.values(), Kernel("operations", operations, returns=False)]
+
+
+def assembly(kernels: Iterable[Kernel], target: Target) -> tuple[str, bytes]:
+    """The assembly text and the object file of the same compilation; the file is that of `compile_kernels`."""
+    machine, module = native._machine(target), native._optimized(kernels, target)
+    return machine.emit_assembly(module), machine.emit_object(module)
 
 
 def undefined_symbols(code: bytes) -> list[str]:

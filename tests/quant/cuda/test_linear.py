@@ -1,24 +1,23 @@
 """Linear layers on a GPU against plain torch."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from quant.cuda.linear import CudaBackend, CudaLinear
+from quant.ggml_blocks import BLOCKS
 from quant.kernels.card import Card
 from quant.kernels.reference import dequantize
-from quant.tensor import QTensor
+from quant.tensor import CodedTensor, QTensor
 from tests.quant.cpu.random_spans import ORDERED
 from tests.quant.cpu.random_weights import EVERY, KINDS, random_weight, width
 
 pytestmark = pytest.mark.usefixtures("fenced_memory")
 
 CARD = Card("interpreted", (9, 0), 132, 232448, 50 << 20, 80 << 30, interpreted=True)
-MOST_BYTES = {  # of those in the file: a zero point of two bits takes a byte, a code of three values two bits
-    "int2 g32 zeros": 1.08,
-    "int2 g64 zeros": 1.06,
-    "TQ1_0": 1.25,
-}
+ZERO_POINTS = {"int2 g32 zeros": 1.08, "int2 g64 zeros": 1.06}  # of two bits in the file take a byte
 
 
 def layer(segments: list[QTensor], device: torch.device, *, deterministic: bool = False) -> CudaLinear:
@@ -38,7 +37,8 @@ def test_it_holds_what_the_weight_says(name: str, device: torch.device) -> None:
     linear = layer([weight], device)
     values = dequantize(weight)
     torch.testing.assert_close(linear.dequantize().cpu(), values, rtol=1e-5, atol=1e-6)
-    assert linear.nbytes <= MOST_BYTES.get(name, 1.04) * file_bytes(name, weight)
+    most = BLOCKS[name].size_ratio + 0.01 if name in BLOCKS else ZERO_POINTS.get(name, 1.04)
+    assert linear.nbytes <= most * file_bytes(name, weight)
     ids = torch.tensor([31, 0, 7])
     torch.testing.assert_close(linear.rows(ids.to(device)).cpu(), values[ids], rtol=1e-2, atol=1e-2)
 
@@ -53,6 +53,14 @@ def test_it_multiplies_what_the_weight_says(name: str, deterministic: bool, devi
     torch.testing.assert_close(
         linear.forward(x.float().to(device)).cpu(), want, rtol=2e-2, atol=2e-2 * float(want.abs().max())
     )
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q6_K"])
+def test_scales_are_multiplied_by_their_unit(name: str, device: torch.device) -> None:
+    weight = random_weight(name, 8, 256, np.random.default_rng())
+    assert isinstance(weight, CodedTensor)
+    halved = replace(weight, scale=replace(weight.scale, unit=0.5))
+    assert torch.equal(layer([halved], device).dequantize(), layer([weight], device).dequantize() / 2)
 
 
 def test_segments_lie_side_by_side_and_join_where_they_can(device: torch.device) -> None:

@@ -60,8 +60,8 @@ class MessageUsage(Struct, kw_only=True):
     @classmethod
     def of(cls, counts: TokenCounts) -> "MessageUsage":
         return cls(
-            input_tokens=counts.prompt - counts.cache.cached,
-            cache_read_input_tokens=counts.cache.cached,
+            input_tokens=counts.prompt - counts.cache.sources.cached,
+            cache_read_input_tokens=counts.cache.sources.cached,
             output_tokens=counts.completion,
             output_tokens_details=OutputTokensDetails(counts.thought),
             prompt_tokens_details=PromptTokensDetails.of(counts.cache),

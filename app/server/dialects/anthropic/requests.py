@@ -20,7 +20,7 @@ from app.server.dialects.anthropic.tools import Thinking, ToolChoice, ToolDefini
 from app.server.errors import InvalidRequest, refuse_first
 from app.server.origin import OriginFields, Purpose
 from app.server.structured_output import of_schema, only
-from engine.request import MAX_STOPS, SamplingParams
+from engine.sampling_params import MAX_STOPS, SamplingParams
 
 
 class OutputFormat(Struct):

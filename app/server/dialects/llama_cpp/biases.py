@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from app.generation.service import ChatService
 from app.process.work_pool import Check
-from engine.request import MAX_BIASES
+from engine.sampling_params import MAX_BIASES
 
 NEVER = -100.0  # what false stands for
 

@@ -18,9 +18,6 @@ from app.server.endpoint import Endpoint
 from app.server.errors import InvalidRequest
 from app.server.http.reply import json_reply
 from app.server.served_model import ServedModel
-from engine.request import RequestStatus
-
-_SEATED = (RequestStatus.RUNNING, RequestStatus.FOLLOWING)
 
 
 class Modalities(Struct):
@@ -105,7 +102,7 @@ class PropertyEndpoints:
     async def slots(self, request: Request) -> Response:
         """Each request that runs in a slot; the rest are free."""
         streams, context = self._service.streams, self._service.context_length
-        running = [it for it in streams.requests() if it.status in _SEATED]
+        running = [it for it in streams.requests() if it.has_slot]
         free = max(0, streams.max_running - len(running))
         if not free and request.query_params.get("fail_on_no_slot"):
             raise InvalidRequest("No slot is free", "Try again later.", status=503)

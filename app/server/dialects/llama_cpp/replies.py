@@ -22,6 +22,7 @@ from app.server.errors import naming
 from app.server.usage import ProgressReport, Timings, finite, timings_of, token_text
 from app.text.tokenizer import Tokenizer
 from engine.request import FinishReason, TokenLogprobs
+from engine.token_sources import TokenSources
 
 StopType = Literal["eos", "limit", "word"]
 
@@ -77,7 +78,7 @@ class Told:
 
 
 @dataclass(slots=True)
-class _Reply:
+class _ReplyState:
     """What is known of one reply so far."""
 
     tokens: list[int] = field(default_factory=list)  # that no chunk has told
@@ -94,7 +95,7 @@ class Writer:
         self._service = service
         self._told = told
         self._began = time.monotonic()
-        self._replies: dict[int, _Reply] = {}
+        self._replies: dict[int, _ReplyState] = {}
         self._prompt_texts: dict[int, str] = {}  # by the index of the prompt
 
     async def chunks(self, replies: AsyncGenerator[Batch]) -> AsyncGenerator[list[Completion]]:
@@ -113,7 +114,7 @@ class Writer:
                 chunk.prompt = await self._prompt_text(chunk.index)
 
     def _write(self, index: int, event: ChatEvent) -> Iterator[Completion]:
-        reply = self._replies.setdefault(index, _Reply())
+        reply = self._replies.setdefault(index, _ReplyState())
         match event:
             case GeneratedTokens(ids):
                 reply.first_token_at = reply.first_token_at or time.monotonic()
@@ -135,7 +136,7 @@ class Writer:
             case ReplyEnd():
                 yield self._end(index, reply, event)
 
-    def _chunk(self, index: int, reply: _Reply, text: str = "") -> Completion:
+    def _chunk(self, index: int, reply: _ReplyState, text: str = "") -> Completion:
         """With the tokens that were not told yet."""
         tokens, reply.tokens = reply.tokens, []
         evaluated = len(self._prompt(index))
@@ -143,7 +144,7 @@ class Writer:
             index=index, content=text, tokens=tokens, tokens_predicted=reply.predicted, tokens_evaluated=evaluated
         )
 
-    def _end(self, index: int, reply: _Reply, end: ReplyEnd) -> Completion:
+    def _end(self, index: int, reply: _ReplyState, end: ReplyEnd) -> Completion:
         counts = TokenCounts()
         counts.add(end, first_of_prompt=True)
         chunk = self._chunk(index, reply)
@@ -174,10 +175,10 @@ class Writer:
         drawn = self._told.settings[0].post_sampling_probs
         return [_probability(self._service.tokenizer, one, drawn=drawn) for one in reported]
 
-    def _timings_so_far(self, reply: _Reply, read: PromptProgress) -> Timings:
+    def _timings_so_far(self, reply: _ReplyState, read: PromptProgress) -> Timings:
         first = reply.first_token_at - self._began
         counts = TokenCounts(
-            cache=CacheReport(device=read.cached, computed=read.total - read.cached),
+            cache=CacheReport(TokenSources(device=read.cached, computed=read.total - read.cached)),
             completion=reply.predicted,
             replies=1,
             first_token_seconds=first,

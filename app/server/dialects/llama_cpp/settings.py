@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from engine.request import SamplingParams
+from engine.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

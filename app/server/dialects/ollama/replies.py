@@ -235,7 +235,7 @@ async def _folded(chunks: AsyncGenerator[ReplyT]) -> tuple[ReplyT, list[ReplyT]]
 def _add_figures(reply: Reply, counts: TokenCounts) -> None:
     timings = timings_of(counts)
     reply.total_duration = round(1e9 * counts.total_seconds)
-    reply.load_duration = round(1e9 * (counts.queue_seconds + counts.cache.restore_seconds))
+    reply.load_duration = round(1e9 * (counts.queue_seconds + counts.cache.sources.restore_seconds))
     reply.prompt_eval_count = counts.prompt
     reply.prompt_eval_duration = _nanoseconds(timings.prompt_ms)
     reply.eval_count = counts.completion

@@ -19,7 +19,7 @@ from app.server.dialects.openai.tools import ToolChoice, ToolDefinitions, wanted
 from app.server.errors import refuse_first
 from app.server.origin import OriginFields, Purpose
 from app.server.structured_output import Schema, of_format
-from engine.request import SamplingParams
+from engine.sampling_params import SamplingParams
 
 MAX_CONTEXT = 1 << 20  # token ids
 

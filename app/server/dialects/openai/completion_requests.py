@@ -17,7 +17,7 @@ from app.server.embedding_inputs import Truncation
 from app.server.errors import InvalidRequest
 from app.server.origin import Purpose
 from app.server.structured_output import ResponseFormat, of_response_format
-from engine.request import SamplingParams
+from engine.sampling_params import SamplingParams
 
 MAX_CHOICES = 256  # of one request: prompts times those that are generated for each
 DEFAULT_COMPLETION_TOKENS = 16

@@ -17,7 +17,7 @@ from app.server.dialects.openai.completions import Completion
 from app.server.dialects.openai.requests import GenerationRequest
 from app.server.dialects.openai.tokens import usage_of, usage_so_far
 from app.server.usage import RunningCounts, timings_of
-from engine.request import SamplingParams
+from engine.sampling_params import SamplingParams
 
 RequestId: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
 

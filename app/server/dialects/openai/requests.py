@@ -37,7 +37,7 @@ from app.server.structured_output import (
     of_structured_outputs,
     only,
 )
-from engine.request import MAX_BIASES, MAX_STOPS, MAX_WIDTH, BeamParams, SamplingParams
+from engine.sampling_params import MAX_BIASES, MAX_STOPS, MAX_WIDTH, BeamParams, SamplingParams
 
 MAX_PRIORITY = 100
 ANY_SEED = -1  # llama.cpp and vLLM draw one then

@@ -21,7 +21,8 @@ from app.server.dialects.responses.input_items import MAX_ITEMS, InputItem, comp
 from app.server.dialects.responses.response import Usage
 from app.server.dialects.responses.tools import qualified
 from app.server.errors import naming
-from engine.request import Origin, SamplingParams
+from engine.request import Origin
+from engine.sampling_params import SamplingParams
 
 MAX_SUMMARY_TOKENS = 1024
 

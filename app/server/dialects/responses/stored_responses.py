@@ -8,7 +8,6 @@ log reports it; no reply fails because of that.
 import asyncio
 import logging
 import sqlite3
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +17,9 @@ import msgspec
 from msgspec import Struct
 
 from app.generation.messages import Message
-from app.private_database import connect, fold_log, make_private, trim, version_of, write_ahead
+from app.private_database import PrivateDatabase, fold_log, trim
 from app.server.dialects.responses.input_items import InputItem, messages_of
 from app.server.dialects.responses.tools import qualified
-from engine.private_folder import private_folder
 
 T = TypeVar("T")
 
@@ -73,8 +71,7 @@ class StoredResponses:
     def __init__(self, folder: Path | None = None, *, max_bytes: int = MAX_BYTES) -> None:
         self._path = None if folder is None else folder / FILE_NAME
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()
-        self._open: sqlite3.Connection | None = None
+        self._database = PrivateDatabase(self._path, _TABLE, _VERSION, _BUSY_SECONDS)
 
     async def put(self, stored: StoredResponse) -> None:
         await self._on_thread(lambda connection: self._put(connection, stored), None)
@@ -104,11 +101,8 @@ class StoredResponses:
         return await self._on_thread(lambda connection: self._delete(connection, id, owner), False)
 
     def close(self) -> None:
-        with self._lock:
-            self._let_go()
-
-    def __del__(self) -> None:
-        self.close()
+        with self._database.lock:
+            self._database.close()
 
     def _put(self, connection: sqlite3.Connection, stored: StoredResponse) -> None:
         size = ROW_BYTES + len(stored.body) + len(stored.input)
@@ -133,37 +127,16 @@ class StoredResponses:
         return await asyncio.to_thread(self._attempt, work, otherwise)
 
     def _attempt(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
-        with self._lock:
+        with self._database.lock:
             try:
-                if self._open is None:
-                    self._open = self._connected()
-                return work(self._open)
+                return work(self._database.writable())
             except (sqlite3.Error, OSError) as problem:
-                self._let_go()
+                self._database.close()
                 log.warning("%s cannot be used (%s): no response is kept until it is removed.", self._path, problem)
                 return otherwise
 
-    def _let_go(self) -> None:
-        opened, self._open = self._open, None
-        if opened is not None:
-            opened.close()
 
-    def _connected(self) -> sqlite3.Connection:
-        if self._path is not None:
-            private_folder(self._path.parent)
-            make_private(self._path)
-        connection = connect(self._path, _BUSY_SECONDS)
-        try:
-            write_ahead(connection, "NORMAL")
-            version_of(connection, _VERSION)
-            connection.executescript(f"{_TABLE} PRAGMA user_version = {_VERSION};")
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-
-class _Said(Struct):
+class _Continuation(Struct):
     """What is read of a response to go on from it."""
 
     output: list[InputItem]
@@ -171,7 +144,7 @@ class _Said(Struct):
 
 
 _items = msgspec.json.Decoder(list[InputItem])
-_said = msgspec.json.Decoder(_Said)
+_said = msgspec.json.Decoder(_Continuation)
 
 
 def brought(stored: StoredResponse) -> list[InputItem]:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from app.chat_backend.endpoint import Body, Endpoint, NotOffered
+from app.chat_backend.endpoint import Body, ChatEndpoint, NotOffered
 from app.chat_backend.engine.child import Said
 from app.chat_backend.engine.loading_state import DownloadRate, LoadingState
 from app.chat_backend.engine.process import EngineFailed, EngineProcess
-from app.chat_backend.engine.slot import Engine, EngineSlot, stage_of
+from app.chat_backend.engine.slot import EngineSlot, ReadyEngine, stage_of
 from app.chat_backend.kept_chats import KeptChats
 from app.chat_backend.models import ChatModels
 from app.chat_backend.replies import ChatReplies
@@ -98,7 +98,7 @@ def held(settings: Settings, started: list[StandIn], monkeypatch: pytest.MonkeyP
     return started
 
 
-async def ready(slot: EngineSlot) -> Engine:
+async def ready(slot: EngineSlot) -> ReadyEngine:
     async with slot.use() as engine:
         return engine
 
@@ -156,10 +156,10 @@ def test_a_server_of_ours_elsewhere_tells_what_suits_its_model_and_others_sample
 def test_whoever_leaves_while_it_is_found_keeps_no_connection(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    open_ones: list[Endpoint] = []
+    open_ones: list[ChatEndpoint] = []
     is_answered = asyncio.Event()
 
-    class Watched(Endpoint):
+    class Watched(ChatEndpoint):
         async def own(self, method: str, path: str, body: Body | None = None) -> Any:
             answer = await super().own(method, path, body)
             open_ones.append(self)
@@ -171,7 +171,7 @@ def test_whoever_leaves_while_it_is_found_keeps_no_connection(
             await super().close()
             open_ones.remove(self)
 
-    monkeypatch.setattr("app.chat_backend.endpoint.Endpoint", Watched)
+    monkeypatch.setattr("app.chat_backend.endpoint.ChatEndpoint", Watched)
 
     async def main() -> None:
         slot = await begun(settings)
@@ -536,7 +536,7 @@ def test_another_model_finds_the_room_of_an_engine_that_only_this_chat_needs(
         assert await slot.room() == 0  # no engine yet: what is free counts
         await ready(slot)
         assert await slot.room() > available_memory() // 2
-        monkeypatch.setattr(slot, "attended_by", lambda settings, pid: 1)
+        monkeypatch.setattr("app.chat_backend.engine.slot.attended_by", lambda settings, pid: 1)
         assert await slot.room() == 0  # it would stay
         monkeypatch.undo()
         await slot.close()

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
-from app.chat_backend.engine.slot import Engine, EngineSlot
+from app.chat_backend.engine.slot import EngineSlot, ReadyEngine
 from app.chat_backend.engine.status import ChatEngine
 from app.chat_backend.replies import ChatReplies
 from tui.engine_nouns import Amount, EngineStatus
@@ -36,8 +36,8 @@ class Told:
         return self.report
 
     @asynccontextmanager
-    async def use(self) -> AsyncIterator[Engine]:
-        yield Engine(cast(Any, self), "m", 100)
+    async def use(self) -> AsyncIterator[ReadyEngine]:
+        yield ReadyEngine(cast(Any, self), "m", 100)
 
 
 def status(**changed: object) -> EngineStatus:

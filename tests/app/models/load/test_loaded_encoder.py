@@ -21,7 +21,7 @@ from app.settings.settings import Settings
 from engine.embedding.encoder import Pooling, pooled
 from engine.errors import UnsupportedModel
 from quant.quantized_storage import Method
-from quant.safetensors_checkpoint import SafetensorsCheckpoint
+from quant.safetensors_shards import SafetensorsShards
 from tests.app.models.tiny_chat import save
 from tests.app.models.tiny_model import settings_in
 from tests.app.text.small_wordpiece import TOKENS, document, ids, metadata
@@ -77,7 +77,7 @@ def test_a_cross_encoder_reads_two_texts_together(tmp_path: Path, settings: Sett
 def test_a_quantized_copy_gives_embeddings_too(tmp_path: Path, settings: Settings) -> None:
     tiny = embedding_model(tmp_path / "model")
     save_quantized(tiny.folder, tmp_path / "copy", Method("fp8"), SilentProgress())
-    with SafetensorsCheckpoint(tmp_path / "copy") as checkpoint:
+    with SafetensorsShards(tmp_path / "copy") as checkpoint:
         kept = [name for name, tensor in checkpoint.tensors.items() if "_embeddings" in name]
         assert {checkpoint.tensors[name].type.name for name in kept} == {"F32"}
     model = load(tmp_path / "copy", settings)

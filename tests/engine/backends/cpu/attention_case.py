@@ -12,16 +12,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.backends.batch import Batch
 from engine.backends.cpu.operations import Activation, CpuOperations
-from engine.config import BLOCK_SIZE, GroupConfig, HeadNorm, RopeConfig
+from engine.batch import Batch
+from engine.config import BLOCK_SIZE, GroupConfig, HeadNorm, NormKind, RopeConfig
 from engine.kernels import reference
 from engine.kv.blocks import NULL_BLOCK
 from engine.kv.cache import KVCache, KVGroup
-from engine.models.rope import RotaryTable, rotary_table
-from engine.operations import Attention, HeadNorms
-from engine.request import Request
+from engine.models.decoder import head_norm_shape
+from engine.operations import Attention, HeadNorms, Norm
+from engine.rope import RotaryTable, rotary_table
 from tests.engine.backends.cpu.recorded import Recorded, advance, compute, layer, plain, record, sequence, spoil
+from tests.support.held_request import HeldRequest
 
 SEED = 7
 CONTEXT = 300
@@ -44,6 +45,7 @@ class Shape:
     interleaved: bool = True
     turning: int | None = None  # elements of a head that turn; None: all; 0: heads do not turn
     head_norm: HeadNorm | None = None
+    norm_kind: NormKind = NormKind.RMS
     softcap: float = 0.0
     window: int | None = None
 
@@ -65,8 +67,9 @@ class Shape:
     def norms(self) -> HeadNorms | None:
         if self.head_norm is None:
             return None
-        q, k = (self.heads, self.kv_heads) if self.head_norm is HeadNorm.ALL else (1, 1)
-        return HeadNorms(normal(q * self.head_dim), normal(k * self.head_dim, seed=SEED + 1), EPSILON)
+        shapes = (head_norm_shape(self.head_norm, heads, self.head_dim) for heads in (self.heads, self.kv_heads))
+        weights = (normal(*shape, seed=SEED + number) for number, shape in enumerate(shapes))
+        return HeadNorms(*(Norm(weight, EPSILON, self.norm_kind) for weight in weights))
 
     @property
     def attention(self) -> Attention:
@@ -86,8 +89,8 @@ class Shape:
         q, k, _ = self.split(rows)
         if self.norms:
             q, k = (
-                reference.head_norm(x.flatten(1), weight, self.head_dim, EPSILON).view(x.shape)
-                for x, weight in ((q, self.norms.q), (k, self.norms.k))
+                reference.normalize_heads(x.flatten(1), norm, self.head_dim).view(x.shape)
+                for x, norm in ((q, self.norms.q), (k, self.norms.k))
             )
         if self.rotary:
             cos, sin = self.rotary.cos[: len(rows)], self.rotary.sin[: len(rows)]
@@ -116,7 +119,7 @@ class Case:
         groups = [KVGroup((0, 1), shape.kv_heads, shape.head_dim)]
         return cls(shape, rows, record(code_cache, forward, groups=groups, num_blocks=BLOCKS, kv_type=kv_type))
 
-    def run(self, steps: Iterator[list[tuple[Request, int]]]) -> dict[int, Tensor]:
+    def run(self, steps: Iterator[list[tuple[HeldRequest, int]]]) -> dict[int, Tensor]:
         """What came out for each token, by its id. Now and then a step is that of two threads."""
         out: dict[int, Tensor] = {}
         groups = [GroupConfig(self.shape.window)]
@@ -127,7 +130,7 @@ class Case:
                 self._release(request)
         return out
 
-    def _release(self, request: Request) -> None:
+    def _release(self, request: HeldRequest) -> None:
         """Give back the blocks that the next token does not see."""
         rule = reference.ScoreRule(1.0, window=self.shape.window)
         for place in range(rule.first(request.num_computed) // BLOCK_SIZE):
@@ -137,7 +140,7 @@ class Case:
                 spoil(self.it.kv.pools[0][block])
                 request.block_table[place] = NULL_BLOCK
 
-    def expected(self, request: Request) -> Tensor:
+    def expected(self, request: HeldRequest) -> Tensor:
         """The twins' answer, [positions, heads * head_dim], from the keys and values that the pool holds or held."""
         shape, table = self.shape, torch.arange(len(request.block_table))
         pool = torch.full((len(table), 2, shape.kv_heads, BLOCK_SIZE, shape.head_dim), torch.nan)
@@ -154,7 +157,7 @@ def made_up(shape: Shape, seed: int = SEED) -> Tensor:
     return normal(2 * CONTEXT, shape.width, seed=seed)
 
 
-def two_requests(rng: random.Random) -> tuple[Request, Request]:
+def two_requests(rng: random.Random) -> tuple[HeldRequest, HeldRequest]:
     """Their blocks lie scattered, and none of them is the first or the last of the pool."""
     blocks = rng.sample(range(2, BLOCKS - 1), 2 * -(-CONTEXT // BLOCK_SIZE))
     half = len(blocks) // 2
@@ -162,12 +165,12 @@ def two_requests(rng: random.Random) -> tuple[Request, Request]:
     return first, sequence(2, range(CONTEXT, 2 * CONTEXT), blocks[half:])
 
 
-def one_by_one(request: Request) -> Iterator[list[tuple[Request, int]]]:
+def one_by_one(request: HeldRequest) -> Iterator[list[tuple[HeldRequest, int]]]:
     while request.num_computed < CONTEXT:
         yield [(request, 1)]
 
 
-def at_random(requests: tuple[Request, Request], rng: random.Random) -> Iterator[list[tuple[Request, int]]]:
+def at_random(requests: tuple[HeldRequest, HeldRequest], rng: random.Random) -> Iterator[list[tuple[HeldRequest, int]]]:
     """Chunks of any size, of one request or of both, in either order."""
     while left := [it for it in requests if it.num_computed < CONTEXT]:
         chosen = rng.sample(left, rng.randrange(1, len(left) + 1))

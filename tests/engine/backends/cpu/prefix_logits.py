@@ -10,11 +10,13 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from engine.backends.batch import Batch
 from engine.backends.cpu.device import CpuStep
 from engine.backends.runner import ModelRunner, Ticket
-from engine.device import Compute, Logits
-from engine.request import Request, SampledToken, StepPlan
+from engine.batch import Batch
+from engine.device import Compute
+from engine.request import Request
+from engine.sampling.logits import Logits
+from engine.step import SampledToken, StepPlan
 from tests.engine.backends.cpu.recorded import poison
 
 

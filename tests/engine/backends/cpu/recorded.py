@@ -9,22 +9,25 @@ import torch
 from torch import Tensor
 
 from engine import models
-from engine.backends.batch import Batch, build_batch, placeholder_batch
 from engine.backends.cpu.code_cache import load_code
 from engine.backends.cpu.device import CpuDevice, CpuStep
 from engine.backends.cpu.operations import Activation, CpuOperations, LogitRows, block_shape
 from engine.backends.cpu.program import Limits, Program
+from engine.batch import Batch, build_batch, placeholder_batch
 from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig
 from engine.kv.cache import KVCache, KVGroup
 from engine.loading import open_checkpoint
-from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
+from engine.sampling_params import SamplingParams
+from engine.step import StepPlan
 from quant.cpu.activations import Form
 from quant.cpu.arena import Arena
 from quant.cpu.linear import CpuBackend
 from quant.cpu.tiers import choose
 from quant.linear import QLinear
 from quant.tensor import PlainTensor, QTensor
+from tests.quant.cpu.poisoning import poison as poison_regions
+from tests.support.held_request import HeldRequest
 
 # What a step reads that it did not write: everything else in its arena may be overwritten before it.
 INPUTS = {
@@ -52,7 +55,7 @@ def spoil(pool: Tensor) -> None:
 
 def poison(step: CpuStep) -> None:
     """Make NaN of every buffer that the next step has to write before it reads it."""
-    step.arena.poison(*{region.name for region, _ in step.arena._regions} - INPUTS)
+    poison_regions(step.arena, *{region.name for region, _ in step.arena._regions} - INPUTS)
 
 
 def compute(step: CpuStep, batch: Batch, threads: int | None = None) -> Tensor:
@@ -67,20 +70,20 @@ def compute(step: CpuStep, batch: Batch, threads: int | None = None) -> Tensor:
 # -- requests without a scheduler
 
 
-def sequence(number: int, ids: Sequence[int], *blocks: Sequence[int]) -> Request:
+def sequence(number: int, ids: Sequence[int], *blocks: Sequence[int]) -> HeldRequest:
     """A request that holds these blocks, of each KV group."""
-    return Request(number, tuple(ids), SamplingParams(), block_tables=tuple(map(list, blocks)))
+    return HeldRequest(number, tuple(ids), SamplingParams(), block_tables=tuple(map(list, blocks)))
 
 
 def advance(
-    parts: Sequence[tuple[Request, int]],
+    parts: Sequence[tuple[HeldRequest, int]],
     *,
     vocab_size: int,
     num_blocks: int,
     groups: Sequence[GroupConfig] = (GroupConfig(),),
 ) -> Batch:
     """The batch of the next tokens of some requests, with a row of logits for each of them; `num_computed` moves on."""
-    scheduled = tuple(ScheduledRequest(it, it.num_computed, count, samples=True) for it, count in parts)
+    scheduled = tuple(it.part(it.num_computed, count) for it, count in parts)
     batch = build_batch(StepPlan(scheduled), vocab_size=vocab_size, num_blocks=num_blocks, groups=groups)
     for it, count in parts:
         it.num_computed += count

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.config import BLOCK_SIZE, HeadNorm
-from engine.request import Request
+from engine.config import BLOCK_SIZE, HeadNorm, NormKind
 from tests.engine.backends.cpu.attention_case import (
     BLOCKS,
     CONTEXT,
@@ -22,6 +21,7 @@ from tests.engine.backends.cpu.attention_case import (
     two_requests,
 )
 from tests.engine.backends.cpu.recorded import sequence
+from tests.support.held_request import HeldRequest
 
 pytestmark = pytest.mark.usefixtures("plain_layouts")
 
@@ -66,7 +66,7 @@ TURNING = [(32, 2), (32, 30), (64, 32), (80, 20), (80, 32), (80, 80), (96, 96), 
 STORED = 51  # tokens, in three steps
 
 
-def held(case: Case, request: Request) -> tuple[Tensor, Tensor]:
+def held(case: Case, request: HeldRequest) -> tuple[Tensor, Tensor]:
     """Keys and values [STORED, kv_heads, head_dim] that a request's blocks hold. Nothing else has changed."""
     it = case.it
     case.run(iter([[(request, 37)], [(request, 1)], [(request, 13)]]))
@@ -111,6 +111,7 @@ def as_int8(x: Tensor) -> tuple[Tensor, Tensor]:
 PREPARED = [
     *(Shape(2, 2, head_dim, interleaved, turning) for interleaved in (True, False) for head_dim, turning in TURNING),
     *(Shape(3, 2, head_dim, False, head_norm=norm) for norm in HeadNorm for head_dim in (32, 64, 256)),
+    *(Shape(3, 2, 64, head_norm=norm, norm_kind=NormKind.LAYER) for norm in HeadNorm),
     Shape(2, 1, 128, head_norm=HeadNorm.ALL, turning=0),
     Shape(1, 1, 64, head_norm=HeadNorm.ALL, turning=6),
     Shape(1, 4, 96, head_norm=HeadNorm.EACH, turning=48),

@@ -13,10 +13,12 @@ from engine.backends.runner import ModelRunner, Ticket
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.core import Engine
 from engine.device import LoadedModel
-from engine.request import Origin, Request, SamplingParams
+from engine.request import Origin, Request
+from engine.sampling_params import SamplingParams
 from tests.engine.backends.cpu.prefix_logits import PrefixLogits, WatchedRunner, at_odds
 from tests.engine.backends.cpu.recorded import advance, load_step, sequence, spoil
 from tests.engine.models.tiny_llama import MIXES, make
+from tests.support.held_request import HeldRequest
 
 VOCABULARY = 300
 CONFIG = EngineConfig("cpu", context_length=512, num_blocks=120, max_step_tokens=256, max_running=16, threads=3)
@@ -74,7 +76,7 @@ class Blocks:
         self.free = [block for block in self.free if block not in taken]
         return taken
 
-    def give_back(self, request: Request) -> None:
+    def give_back(self, request: HeldRequest) -> None:
         for block in request.block_table:
             spoil(self.pool[block])
         self.free += request.block_table
@@ -93,10 +95,10 @@ class Steps:
         self.blocks = Blocks(self.step, self.rng)
         self.compute = at_odds(self.step, self.rng)
 
-    def request(self, ids: list[int]) -> Request:
+    def request(self, ids: list[int]) -> HeldRequest:
         return sequence(self.rng.randrange(1 << 30), ids, self.blocks.take(len(ids)))
 
-    def run(self, parts: list[tuple[Request, int]]) -> None:
+    def run(self, parts: list[tuple[HeldRequest, int]]) -> None:
         """One step; the logits of each of its tokens are seen."""
         starts = [it.num_computed for it, _ in parts]
         rows = self.compute(advance(parts, vocab_size=self.vocabulary, num_blocks=len(self.blocks.pool))).values
@@ -117,11 +119,11 @@ class Steps:
 
     def at_random(self, prompts: list[list[int]], *, together: int) -> None:
         """All prompts, up to `together` at a time, in steps of random parts of any size."""
-        waiting, running = self.rng.sample(prompts, len(prompts)), list[Request]()
+        waiting, running = self.rng.sample(prompts, len(prompts)), list[HeldRequest]()
         while waiting or running:
             while waiting and len(running) < together:
                 running.append(self.request(waiting.pop()))
-            budget, parts = 256, list[tuple[Request, int]]()
+            budget, parts = 256, list[tuple[HeldRequest, int]]()
             for it in self.rng.sample(running, self.rng.randint(1, len(running))):
                 left = len(it.prompt_ids) - it.num_computed
                 count = min(budget, left, self.rng.choice([1, 1, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 40, 150]))

@@ -20,7 +20,6 @@ from engine.config import EngineConfig
 from engine.errors import UnsupportedModel
 from engine.load_options import LoadOptions
 from engine.loading import load_engine, open_checkpoint
-from engine.request import Request
 from quant.cpu import tiers
 from quant.cpu.arena import Overrun
 from quant.cpu.tiers import choose
@@ -28,6 +27,7 @@ from quant.errors import UnsupportedTier
 from tests.engine.answers import answer
 from tests.engine.backends.cpu.recorded import advance, compute, load_step, poison, sequence, spoil
 from tests.engine.models.tiny_llama import MIXES, make
+from tests.support.held_request import HeldRequest
 
 SEED = 10
 VOCABULARY = 300
@@ -48,7 +48,7 @@ def step(request: pytest.FixtureRequest, path: Path, cpu_kernels: Path) -> CpuSt
     return made
 
 
-def requests(lengths: Sequence[int]) -> list[Request]:
+def requests(lengths: Sequence[int]) -> list[HeldRequest]:
     rng, block, made = random.Random(SEED), 1, []
     for number, length in enumerate(lengths):
         blocks = range(block, block := block + -(-length // 16))
@@ -56,7 +56,7 @@ def requests(lengths: Sequence[int]) -> list[Request]:
     return made
 
 
-def run(step: CpuStep, parts: Sequence[tuple[Request, int]], threads: int | None = None) -> torch.Tensor:
+def run(step: CpuStep, parts: Sequence[tuple[HeldRequest, int]], threads: int | None = None) -> torch.Tensor:
     return compute(step, advance(parts, vocab_size=VOCABULARY, num_blocks=CONFIG.num_blocks), threads)
 
 

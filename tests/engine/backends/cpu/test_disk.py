@@ -8,7 +8,8 @@ import torch
 
 from engine.load_options import DiskOptions, LoadOptions
 from engine.loading import ModelEngine, load_engine, open_checkpoint
-from engine.request import Request, SamplingParams
+from engine.request import Request
+from engine.sampling_params import SamplingParams
 from tests.support.random_gguf import SIZES, write
 
 MODEL = "a5" * 32
@@ -61,7 +62,7 @@ def test_cold_warm_and_restored(short_smollm2: Path, cpu_kernels: Path, tmp_path
         assert found.output_ids == one.output_ids == other.output_ids
         assert found.cache.disk == (len(found.prompt_ids) - 1) // 16 * 16
         assert one.cache.device == (len(none.prompt_ids) + REPLY - 1) // 16 * 16
-        assert other.cache.tokens == 0
+        assert other.cache.cached == 0
     counters = again.state().counters
     assert counters.disk_misses == 0
     assert counters.computed_tokens == sum(len(it.prompt_ids) - it.cache.disk + REPLY - 1 for it in restored)
@@ -73,7 +74,7 @@ def test_other_keys_and_values_are_not_found(cpu_kernels: Path, tmp_path: Path) 
     prompt = tuple(range(100, 400))
     say(load(tiny, cpu_kernels, tmp_path), prompt)
     assert say(load(tiny, cpu_kernels, tmp_path), prompt).cache.disk == 288
-    assert say(load(tiny, cpu_kernels, tmp_path, fingerprint="b6" * 32), prompt).cache.tokens == 0
-    assert say(load(tiny, cpu_kernels, tmp_path, kv_type="int8"), prompt).cache.tokens == 0
-    assert say(load(tiny, cpu_kernels, tmp_path, activation_planes=1), prompt).cache.tokens == 0
-    assert say(load(tiny, cpu_kernels, tmp_path, fingerprint=""), prompt).cache.tokens == 0
+    assert say(load(tiny, cpu_kernels, tmp_path, fingerprint="b6" * 32), prompt).cache.cached == 0
+    assert say(load(tiny, cpu_kernels, tmp_path, kv_type="int8"), prompt).cache.cached == 0
+    assert say(load(tiny, cpu_kernels, tmp_path, activation_planes=1), prompt).cache.cached == 0
+    assert say(load(tiny, cpu_kernels, tmp_path, fingerprint=""), prompt).cache.cached == 0

@@ -9,16 +9,18 @@ from torch import Tensor
 
 from app.text.gguf_tokenizer import from_gguf
 from engine import models
-from engine.backends.batch import build_batch
 from engine.backends.cpu.device import CpuDevice
 from engine.backends.reference import ReferenceDevice
+from engine.batch import build_batch
 from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.device import Compute, Device
 from engine.loading import open_checkpoint
-from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
+from engine.sampling_params import SamplingParams
+from engine.step import StepPlan
 from quant.cpu.tiers import choose
 from quant.kernels import reference
+from tests.support.held_request import HeldRequest
 
 WINDOW = 512
 BLOCKS = WINDOW // BLOCK_SIZE
@@ -37,8 +39,8 @@ def compute_with(device: Device, path: Path) -> Compute:
 
 def logprobs(compute: Compute, token_ids: list[int]) -> Tensor:
     """Of the second half of the positions, float64 [WINDOW / 2, vocabulary]."""
-    request = Request(1, tuple(token_ids), SamplingParams(), block_tables=(list(range(1, BLOCKS + 1)),))
-    plan = StepPlan((ScheduledRequest(request, 0, len(token_ids), samples=True),))
+    request = HeldRequest(1, tuple(token_ids), SamplingParams(), block_tables=(list(range(1, BLOCKS + 1)),))
+    plan = StepPlan((request.part(0, len(token_ids)),))
     batch = build_batch(plan, vocab_size=49152, num_blocks=BLOCKS + 1)
     values = compute(replace(batch, logit_rows=range(WINDOW // 2, WINDOW))).values
     return torch.log_softmax(values.double(), -1)

@@ -9,10 +9,12 @@ from numpy.typing import NDArray
 
 from engine.backends.cpu.code_cache import load_draw
 from engine.backends.cpu.drawing import BLOCK, CompiledDraw
-from engine.request import Request, SamplingParams
-from engine.sampling.constraint import Masks, Words
+from engine.grammar import Words
+from engine.request import Request
 from engine.sampling.drawing import NOTHING
+from engine.sampling.masks import Masks
 from engine.sampling.sampler import sample
+from engine.sampling_params import SamplingParams
 from quant.cpu import tiers
 
 SIZES = [1, 11, 16, 77, BLOCK, BLOCK + 1, 5000]

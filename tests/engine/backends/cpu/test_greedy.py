@@ -9,15 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.backends.batch import build_batch
 from engine.backends.cpu.device import CpuStep
 from engine.backends.runner import ModelRunner
+from engine.batch import build_batch
 from engine.config import EngineConfig
-from engine.device import LoadedModel, Logits
-from engine.request import Request, SampledToken, SamplingParams, ScheduledRequest, StepPlan
+from engine.device import LoadedModel
+from engine.sampling.logits import Logits
 from engine.sampling.sampler import next_tokens, sample
+from engine.sampling_params import SamplingParams
+from engine.step import SampledToken, StepPlan
 from tests.engine.backends.cpu.recorded import load_step
 from tests.engine.models.tiny_llama import MIXES, make
+from tests.support.held_request import HeldRequest
 
 SEED = 19
 VOCABULARY = 97
@@ -37,9 +40,9 @@ SHAPED = {
 KINDS = [PLAIN, PLAIN, *SHAPED.values()]
 
 
-def request(number: int, params: SamplingParams = PLAIN, ids: Sequence[int] = (1, 2, 3)) -> Request:
+def request(number: int, params: SamplingParams = PLAIN, ids: Sequence[int] = (1, 2, 3)) -> HeldRequest:
     blocks = list(range(1 + 4 * number, 5 + 4 * number))
-    return Request(number, tuple(ids), params, frozenset(range(40)), block_tables=(blocks,))
+    return HeldRequest(number, tuple(ids), params, frozenset(range(40)), block_tables=(blocks,))
 
 
 class Unreadable:
@@ -101,7 +104,7 @@ def plan_of(rng: random.Random, count: int) -> StepPlan:
         it = request(number, replace(rng.choice(KINDS), prompt_logprobs=1 if reports else None), ids)
         stop = len(ids) if samples else len(ids) - 1
         reported = range(min(stop, len(ids) - 1)) if reports else range(0)
-        parts.append(ScheduledRequest(it, 0, stop, samples, reported=reported))
+        parts.append(it.part(0, stop, samples=samples, reported=reported))
     return StepPlan(tuple(parts))
 
 
@@ -125,7 +128,7 @@ def test_what_the_device_found_is_what_reading_finds(step: CpuStep, seed: int) -
 def test_a_step_that_samples_nothing_computes_no_logits(step: CpuStep) -> None:
     it = request(1, ids=range(10))
     runner = ModelRunner(LoadedModel(step, step._kv), VOCABULARY)
-    ticket = runner.launch(StepPlan((ScheduledRequest(it, 0, 7, samples=False),)))
+    ticket = runner.launch(StepPlan((it.part(0, 7, samples=False),)))
     assert ticket.logits.values.shape == (0, VOCABULARY)
     assert ticket.logits.greedy == []
     assert runner.collect(ticket) == []
@@ -134,8 +137,8 @@ def test_a_step_that_samples_nothing_computes_no_logits(step: CpuStep) -> None:
 def test_logits_are_those_of_the_rows_that_were_asked_for(step: CpuStep) -> None:
     """Whatever is not asked for moves none of them."""
     ids = [5, 9, 3, 77, 20, 41, 8]
-    every = StepPlan((ScheduledRequest(request(1, ids=ids), 0, 7, samples=True, reported=range(6)),))
-    last = StepPlan((ScheduledRequest(request(1, ids=ids), 0, 7, samples=True),))
+    every = StepPlan((request(1, ids=ids).part(0, 7, reported=range(6)),))
+    last = StepPlan((request(1, ids=ids).part(0, 7),))
     batches = [build_batch(plan, vocab_size=VOCABULARY, num_blocks=CONFIG.num_blocks) for plan in (every, last)]
     values = [step(batch).values.clone() for batch in batches]
     assert [len(rows) for rows in values] == [7, 1]

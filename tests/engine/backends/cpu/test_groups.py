@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.backends.batch import Batch
 from engine.backends.reference import ReferenceOperations
+from engine.batch import Batch
 from engine.config import BLOCK_SIZE, GroupConfig, RopeConfig
 from engine.kv.blocks import NULL_BLOCK
 from engine.kv.cache import KVCache, KVGroup
-from engine.models.rope import rotary_table
 from engine.operations import Attention, Operations
-from engine.request import Request
+from engine.rope import rotary_table
 from tests.engine.backends.cpu.recorded import Recorded, advance, compute, plain, record, sequence, spoil
+from tests.support.held_request import HeldRequest
 
 SEED = 21
 CONTEXT = 180
@@ -62,7 +62,7 @@ def tables(rng: random.Random) -> list[list[int]]:
     return [rng.sample(range(2, BLOCKS - 1), -(-CONTEXT // BLOCK_SIZE)) for _ in GROUPS]
 
 
-def release(request: Request, pools: tuple[Tensor, ...]) -> None:
+def release(request: HeldRequest, pools: tuple[Tensor, ...]) -> None:
     """Give back what the next token does not see: it is NaN from then on."""
     for window, table, pool in zip(WINDOWS, request.block_tables, pools, strict=True):
         first = 0 if window is None else max(0, request.num_computed + 1 - window)
@@ -72,7 +72,7 @@ def release(request: Request, pools: tuple[Tensor, ...]) -> None:
                 table[place] = NULL_BLOCK
 
 
-def batches(it: Recorded, requests: list[Request], rng: random.Random) -> Iterator[Batch]:
+def batches(it: Recorded, requests: list[HeldRequest], rng: random.Random) -> Iterator[Batch]:
     """Chunks of any size; blocks are given back after each."""
     while left := [request for request in requests if request.num_computed < CONTEXT]:
         chosen = rng.sample(left, rng.randint(1, len(left)))

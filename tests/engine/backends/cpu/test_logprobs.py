@@ -18,7 +18,7 @@ from engine.config import BLOCK_SIZE, EngineConfig
 from engine.core import Engine
 from engine.device import Compute, LoadedModel
 from engine.loading import open_checkpoint
-from engine.request import SamplingParams
+from engine.sampling_params import SamplingParams
 from quant.kernels import reference as kernels
 from tests.engine.backends.cpu.recorded import advance, load_step, sequence
 from tests.engine.models.test_smollm2 import QUESTIONS

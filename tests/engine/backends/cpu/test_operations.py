@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.backends.batch import Batch, build_batch, placeholder_batch
 from engine.backends.cpu.operations import Activation, CpuOperations, LogitRows, block_shape
 from engine.backends.cpu.program import SEGMENT, Limits, Program
-from engine.config import Gate, RopeConfig
+from engine.batch import Batch, build_batch, placeholder_batch
+from engine.config import Gate, NormKind, RopeConfig
 from engine.errors import UnsupportedModel
 from engine.kernels import reference
 from engine.kv.cache import KVCache, KVGroup
-from engine.models.rope import rotary_table
-from engine.operations import Attention
-from engine.request import ScheduledRequest, StepPlan
+from engine.operations import Attention, Norm
+from engine.rope import rotary_table
+from engine.step import StepPlan
 from quant.cpu.activations import Form
 from quant.cpu.arena import Arena
 from quant.cpu.linear import CpuBackend
@@ -46,7 +46,11 @@ def normal(*shape: int, seed: int = SEED) -> Tensor:
 
 
 X, Y, SCALE = normal(ROWS, WIDTH) * 3, normal(ROWS, WIDTH, seed=SEED + 1), normal(WIDTH)
-NORMED = reference.rms_norm(X, SCALE, EPSILON)
+RMS = Norm(SCALE, EPSILON)
+LAYER = Norm(SCALE, EPSILON, NormKind.LAYER)
+BIASED = replace(LAYER, bias=normal(WIDTH, seed=SEED + 2))
+NORMED = reference.normalize(X, RMS)
+KINDS = pytest.mark.parametrize("norm", [RMS, LAYER, BIASED], ids=["rms", "layer", "biased"])
 
 
 def rows(ops: CpuOperations, batch: Batch, values: Tensor) -> Activation:
@@ -55,7 +59,13 @@ def rows(ops: CpuOperations, batch: Batch, values: Tensor) -> Activation:
 
 
 def normed(ops: CpuOperations, batch: Batch) -> Activation:
-    return ops.norm(rows(ops, batch, X), SCALE, EPSILON)
+    return ops.norm(rows(ops, batch, X), RMS)
+
+
+def close_to_normalized(out: Tensor, norm: Norm, x: Tensor) -> None:
+    """What is subtracted leaves an error of its own size."""
+    absolute = 0.0 if norm.kind is NormKind.RMS else 2e-6
+    torch.testing.assert_close(out, reference.normalize(x, norm), rtol=2e-6, atol=absolute)
 
 
 def weights(names: Sequence[str], outputs: Sequence[int], columns: int = WIDTH) -> list[QTensor]:
@@ -66,7 +76,7 @@ def weights(names: Sequence[str], outputs: Sequence[int], columns: int = WIDTH) 
 def batch_of(ids: Sequence[int], wanted: Sequence[int] | None = None) -> Batch:
     """Tokens of one request; the logits of `wanted` ones, else of all."""
     request = sequence(1, ids, [3, 1, 4])
-    plan = StepPlan((ScheduledRequest(request, 0, len(ids), samples=True),))
+    plan = StepPlan((request.part(0, len(ids)),))
     batch = build_batch(plan, vocab_size=ROWS, num_blocks=64)
     return replace(batch, logit_rows=range(len(ids)) if wanted is None else wanted)
 
@@ -95,46 +105,61 @@ def test_embeddings_are_scaled(cpu_kernels: Path, scale: float) -> None:
     assert torch.equal(out, dequantize(weight) * scale)
 
 
-def test_a_norm_is_added_to_rows(cpu_kernels: Path) -> None:
+@KINDS
+def test_a_norm_is_added_to_rows(cpu_kernels: Path, norm: Norm) -> None:
     """Which are read by others then: as floats, and as integers."""
     (weight,) = weights(["Q8_0"], [64])
 
     def added(ops: CpuOperations, batch: Batch) -> Activation:
-        return ops.norm(rows(ops, batch, X), SCALE, EPSILON, add_to=rows(ops, batch, Y))
+        return ops.norm(rows(ops, batch, X), norm, add_to=rows(ops, batch, Y))
 
     out = every_row(record(cpu_kernels, lambda ops, batch, kv: added(ops, batch)))
-    torch.testing.assert_close(out, Y + NORMED, rtol=2e-6, atol=2e-6)
+    torch.testing.assert_close(out, Y + reference.normalize(X, norm), rtol=2e-6, atol=2e-6)
     read = every_row(record(cpu_kernels, lambda ops, batch, kv: ops.linear(added(ops, batch), layer(ops, weight))))
     assert torch.equal(read, CpuBackend(Arena(), Form.TWO_PLANES).linear([weight]).forward(out))
 
 
-def test_a_norm_of_wanted_rows_is_added_to_wanted_rows(cpu_kernels: Path) -> None:
+@KINDS
+def test_a_norm_of_wanted_rows_is_added_to_wanted_rows(cpu_kernels: Path, norm: Norm) -> None:
     def forward(ops: CpuOperations, batch: Batch, kv: KVCache) -> Activation:
         given, x = (ops.select(rows(ops, batch, values), batch) for values in (X, Y))
-        return ops.norm(given, SCALE, EPSILON, add_to=x)
+        return ops.norm(given, norm, add_to=x)
 
     it = record(cpu_kernels, forward)
     for ids, wanted in (([5, 6, 7], [1]), ([9], [0]), (range(ROWS), [0, 3, 39]), ([1, 2], [1, 0])):
         tokens = [ids[place] for place in wanted]
         out = compute(it.step, batch_of(ids, wanted))
-        torch.testing.assert_close(out, (Y + NORMED)[tokens], rtol=2e-6, atol=2e-6)
+        torch.testing.assert_close(out, (Y + reference.normalize(X, norm))[tokens], rtol=2e-6, atol=2e-6)
 
 
-def test_norm(cpu_kernels: Path) -> None:
-    out = every_row(record(cpu_kernels, lambda ops, batch, kv: normed(ops, batch)))
-    torch.testing.assert_close(out, NORMED, rtol=2e-6, atol=0)
+@KINDS
+def test_norm(cpu_kernels: Path, norm: Norm) -> None:
+    out = every_row(record(cpu_kernels, lambda ops, batch, kv: ops.norm(rows(ops, batch, X), norm)))
+    close_to_normalized(out, norm, X)
 
 
-def test_select_picks_the_wanted_rows_with_and_without_a_norm(cpu_kernels: Path) -> None:
+@KINDS
+def test_a_product_reads_normalized_rows(cpu_kernels: Path, norm: Norm) -> None:
+    """As integers, which in a step of one token every thread writes for itself."""
+    (weight,) = weights(["Q8_0"], [64])
+    out = every_row(record(cpu_kernels, lambda ops, batch, kv: ops.norm(rows(ops, batch, X), norm)))
+    read = every_row(
+        record(cpu_kernels, lambda ops, batch, kv: ops.linear(ops.norm(rows(ops, batch, X), norm), layer(ops, weight)))
+    )
+    assert torch.equal(read, CpuBackend(Arena(), Form.TWO_PLANES).linear([weight]).forward(out))
+
+
+@KINDS
+def test_select_picks_the_wanted_rows_with_and_without_a_norm(cpu_kernels: Path, norm: Norm) -> None:
     def selected(ops: CpuOperations, batch: Batch) -> Activation:
         return ops.select(rows(ops, batch, X), batch)
 
     picked = record(cpu_kernels, lambda ops, batch, kv: selected(ops, batch))
-    after = record(cpu_kernels, lambda ops, batch, kv: ops.norm(selected(ops, batch), SCALE, EPSILON))
+    after = record(cpu_kernels, lambda ops, batch, kv: ops.norm(selected(ops, batch), norm))
     for ids, wanted in (([5, 6, 7], [1]), ([9], [0]), (range(ROWS), [0, 3, 3, 39]), ([4, 4, 2], []), ([1, 2], [1, 0])):
         batch, tokens = batch_of(ids, wanted), [ids[place] for place in wanted]
         assert torch.equal(compute(picked.step, batch), X[tokens])
-        torch.testing.assert_close(compute(after.step, batch), NORMED[tokens], rtol=2e-6, atol=0)
+        close_to_normalized(compute(after.step, batch), norm, X[tokens])
 
 
 SEGMENTS = [
@@ -197,7 +222,7 @@ def test_a_norm_of_what_is_added_to_is_written_before_anything_is_added(cpu_kern
 
     def forward(ops: CpuOperations, batch: Batch, kv: KVCache) -> Activation:
         x = rows(ops, batch, X)
-        return ops.linear(ops.norm(x, SCALE, EPSILON), layer(ops, *segments), add_to=x)
+        return ops.linear(ops.norm(x, RMS), layer(ops, *segments), add_to=x)
 
     before = every_row(record(cpu_kernels, lambda ops, batch, kv: normed(ops, batch))).numpy()
     there = np.split(X.numpy(), [33], 1)
@@ -329,10 +354,10 @@ def test_what_attention_gives_can_be_read_by_every_operation(cpu_kernels: Path) 
         q = ops.rope_and_store(rows(ops, batch, X), batch, kv.layer(0), attention)
         return ops.attend(q, batch, kv.layer(0), attention)
 
-    scale = normal(32)
+    norm = Norm(normal(32), EPSILON)
     readers: dict[str, Forward] = {
         "linear": attended,
-        "norm": lambda ops, batch, kv: ops.norm(attended(ops, batch, kv), scale, EPSILON),
+        "norm": lambda ops, batch, kv: ops.norm(attended(ops, batch, kv), norm),
         "select": lambda ops, batch, kv: ops.select(attended(ops, batch, kv), batch),
     }
     out = {}
@@ -340,7 +365,7 @@ def test_what_attention_gives_can_be_read_by_every_operation(cpu_kernels: Path) 
         it = record(cpu_kernels, forward, groups=[KVGroup((0,), 1, 32)])
         out[name] = torch.cat([compute(it.step, batch_of([token]), 2) for token in range(ROWS)])
     assert torch.equal(out["select"], out["linear"])
-    torch.testing.assert_close(out["norm"], reference.rms_norm(out["linear"], scale, EPSILON), rtol=2e-6, atol=0)
+    torch.testing.assert_close(out["norm"], reference.normalize(out["linear"], norm), rtol=2e-6, atol=0)
 
 
 def test_buffers_are_used_again(cpu_kernels: Path) -> None:
@@ -352,8 +377,8 @@ def test_buffers_are_used_again(cpu_kernels: Path) -> None:
             x, square = rows(ops, batch, X), layer(ops, *weights(["Q4_0"], [WIDTH]))
             gate_up, down = layer(ops, *weights(["Q4_0"] * 2, [WIDTH] * 2)), layer(ops, *weights(["Q8_0"], [WIDTH]))
             for _ in range(layers):
-                x = ops.linear(ops.linear(ops.norm(x, SCALE, EPSILON), square), square, x)
-                x = ops.gated_mlp(ops.norm(x, SCALE, EPSILON), gate_up, down, x)
+                x = ops.linear(ops.linear(ops.norm(x, RMS), square), square, x)
+                x = ops.gated_mlp(ops.norm(x, RMS), gate_up, down, x)
             return x
 
         it = record(cpu_kernels, forward)
@@ -392,11 +417,11 @@ def test_gate_and_up_that_want_different_rows_are_multiplied_apart(cpu_kernels: 
 
     def forward(ops: CpuOperations, batch: Batch, kv: KVCache) -> Activation:
         x = rows(ops, batch, X)
-        normed = ops.norm(x, torch.ones(WIDTH), EPSILON)
+        normed = ops.norm(x, Norm(torch.ones(WIDTH), EPSILON))
         return ops.gated_mlp(normed, layer(ops, gate, up), layer(ops, down), x)
 
     ours = compute(record(cpu_kernels, forward).step, batch_of(range(ROWS)))
-    x = reference.rms_norm(X, torch.ones(WIDTH), EPSILON)
+    x = reference.normalize(X, Norm(torch.ones(WIDTH), EPSILON))
     both = x @ torch.cat([dequantize(gate), dequantize(up)]).T
     exact = X + reference.gated(both, Gate.SILU) @ dequantize(down).T
     assert (ours - exact).norm() < 1e-3 * exact.norm()
@@ -424,7 +449,7 @@ def test_a_batch_larger_than_what_was_recorded_is_refused(cpu_kernels: Path) -> 
     it = record(cpu_kernels, lambda ops, batch, kv: rows(ops, batch, X), tokens=4, context=48)
     with pytest.raises(IndexError, match="5 tokens"):
         it.step.fill(batch_of(range(5)))
-    parts = tuple(ScheduledRequest(sequence(n, [1], [2]), 0, 1, samples=False) for n in range(5))
+    parts = tuple(sequence(n, [1], [2]).part(0, 1, samples=False) for n in range(5))
     with pytest.raises(IndexError, match="5 requests"):
         it.step.fill(build_batch(StepPlan(parts), vocab_size=ROWS, num_blocks=64))
     with pytest.raises(IndexError, match="recorded for"):

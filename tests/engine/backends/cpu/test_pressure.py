@@ -11,7 +11,8 @@ import torch
 from engine.config import Preemption
 from engine.load_options import LoadOptions
 from engine.loading import ModelEngine, load_engine, open_checkpoint
-from engine.request import Origin, Request, RequestStatus, SamplingParams, ServiceClass
+from engine.request import Origin, Request, RequestStatus, ServiceClass
+from engine.sampling_params import SamplingParams
 from engine.scheduling.priority import MOST_PREEMPTIONS
 
 Asked = tuple[tuple[int, ...], SamplingParams, Origin]
@@ -74,7 +75,7 @@ def test_swapped_every_few_steps_and_freed_blocks_poisoned(
         if steps % every == 0 and running:
             victim = rng.choice(running)
             victim.num_preemptions = 0  # as often as it takes
-            engine._scheduler._yielding.yields(victim, victim)
+            engine._scheduler._preemption.preempt(victim, victim)
         poison_free_blocks(engine)
     engine.assert_empty()
     assert engine.state().counters.swapped_out >= min(20, 24 // every)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from engine.backends.batch import placeholder_batch
 from engine.backends.cpu.operations import CpuOperations, block_shape
 from engine.backends.cpu.program import INSTRUCTION, Limits, Op, Program
-from engine.config import RopeConfig
+from engine.batch import placeholder_batch
+from engine.config import NormKind, RopeConfig
 from engine.kv.cache import KVCache, KVGroup
-from engine.models.rope import rotary_table
-from engine.operations import Attention, HeadNorms
+from engine.operations import Attention, HeadNorms, Norm
+from engine.rope import rotary_table
 from quant.cpu.arena import Arena
 from quant.cpu.linear import CpuBackend
 from quant.tensor import QTensor
@@ -41,7 +41,16 @@ ADDRESSES = (
     "k_norm",
     *NONE_AT_ZERO,
 )
-DISTANCES = ("x_stride", "x_copy", "out_stride", "out_copy", "tile_bytes", "up_tile_bytes", "block_bytes")
+DISTANCES = (
+    "x_stride",
+    "x_copy",
+    "out_stride",
+    "out_copy",
+    "tile_bytes",
+    "up_tile_bytes",
+    "block_bytes",
+    "norm_stride",
+)
 COUNTS = ("groups", "rows", "head_bytes", "kv_heads", "heads", "head_dim", "rotary", "max_pieces")
 
 pytestmark = pytest.mark.usefixtures("every_layout")
@@ -74,13 +83,14 @@ def recorded(request: pytest.FixtureRequest, every_layout: Path) -> Recorder:
     program = Recorder(arena)
     ops, batch = CpuOperations(CpuBackend(arena), program), placeholder_batch()
     rotary = rotary_table(RopeConfig(10000.0, 32, interleaved=True), None, LIMITS.context)
+    own = (Norm(torch.randn(2, 32), 1e-5), Norm(torch.randn(2, 32), 1e-5, NormKind.LAYER))
     attentions = (
         Attention(32**-0.5, rotary),
-        Attention(32**-0.5, rotary, HeadNorms(torch.randn(32), torch.randn(32), 1e-5), softcap=5.0, window=20),
+        Attention(32**-0.5, rotary, HeadNorms(*own), softcap=5.0, window=20),
     )
     x = ops.embed(batch, layer(ops, plain(torch.randn(50, WIDTH))))
     for number in range(2):
-        normed = ops.norm(x, torch.randn(WIDTH), 1e-5)
+        normed = ops.norm(x, Norm(torch.randn(WIDTH), 1e-5))
         segments = [weight(name, rows, WIDTH) for name, rows in (("Q4_0", 64), ("Q8_0", 64), ("F16", 64))]
         qkv = ops.linear(normed, layer(ops, *segments), bias=torch.randn(192))
         q = ops.rope_and_store(qkv, batch, kv.layer(number), attentions[number])
@@ -88,7 +98,7 @@ def recorded(request: pytest.FixtureRequest, every_layout: Path) -> Recorder:
         if number == 1:
             attended, x = ops.select(attended, batch), ops.select(x, batch)
         x = ops.linear(attended, layer(ops, weight("Q4_1", WIDTH, 64)), x)
-        normed = ops.norm(x, torch.randn(WIDTH), 1e-5)
+        normed = ops.norm(x, Norm(torch.randn(WIDTH), 1e-5, NormKind.LAYER, torch.randn(WIDTH)))
         gate_up = layer(ops, weight("Q4_1", 64, WIDTH), weight(("Q8_0", "F16")[number], 64, WIDTH))
         x = ops.gated_mlp(normed, gate_up, layer(ops, weight("Q4_0", WIDTH, 64)), x)
     x = ops.linear(x, layer(ops, weight("int4 g32 zeros 1", WIDTH, WIDTH)))

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.backends.batch import Batch
 from engine.backends.cpu.device import CpuStep
+from engine.batch import Batch
 from engine.config import EngineConfig
 from tests.engine.backends.cpu.recorded import advance, compute, load_step, sequence
 from tests.engine.models.tiny_llama import MIXES, make

@@ -5,13 +5,13 @@ import random
 import pytest
 import torch
 
-from engine.backends.batch import Batch
 from engine.backends.cuda import batch_tensors
-from engine.backends.cuda.batch_tensors import NOTHING_FED, Fed, Limits, StepBuffers
+from engine.backends.cuda.batch_tensors import NOTHING_FED, BatchLimits, Fed, StepBuffers
+from engine.batch import Batch
 from engine.kernels.attention_tiles import TileQueries, decode_tiles, query_tiles
 from tests.engine.backends.cuda.two_devices import gpu
 
-LIMITS = Limits(tokens=64, requests=5, table_blocks=9, groups=2)
+LIMITS = BatchLimits(tokens=64, requests=5, table_blocks=9, groups=2)
 QUERIES = TileQueries(few=2, many=8)
 
 
@@ -91,7 +91,7 @@ def test_more_entries_than_there_is_room_for_go_by_themselves(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch_tensors, "SENT_ENTRIES", 0)
-    limits = Limits(tokens=2, requests=2, table_blocks=3000, groups=1)
+    limits = BatchLimits(tokens=2, requests=2, table_blocks=3000, groups=1)
     buffers = StepBuffers(limits, gpu(device))
     tables = [[list(range(3000)), list(range(3000, 6000))]]
     batch = batch_of([1, 1], tables, [0, 1])

@@ -11,12 +11,21 @@ from triton import knobs
 from triton.runtime import build
 
 from engine.backends.cuda import compiler
-from engine.backends.cuda.compiler import prepare_compiler, why_no_compiler
+from engine.backends.cuda.compiler import prepare_compiler
 from engine.errors import NoCompiler
 
 Script = Callable[[str, str], Path]
 WRITES = 'while [ "$1" != -o ]; do shift; done; echo built by "$0" > "$2"'
 FAILS = "echo 'trial.c:2:10: fatal error: stdio.h: No such file' >&2; exit 1"
+
+
+def why_no_compiler() -> str | None:
+    """The error of `prepare_compiler`, or None."""
+    try:
+        prepare_compiler()
+    except NoCompiler as problem:
+        return f"{problem.message}. {problem.remedy}"
+    return None
 
 
 @pytest.fixture(autouse=True)

@@ -5,16 +5,17 @@ from pathlib import Path
 import torch
 
 from engine.backends.cuda.device import CudaDevice, CudaOptions
-from engine.request import Request, SamplingParams
+from engine.sampling_params import SamplingParams
 from tests.engine.backends.cuda.two_devices import Loaded, gpu, load, tokens
 from tests.engine.models.tiny_llama import MIXES, make
+from tests.support.held_request import HeldRequest
 
 
-def request(ids: list[int], *blocks: int) -> Request:
-    return Request(1, tuple(ids), SamplingParams(), block_tables=(list(blocks),))
+def request(ids: list[int], *blocks: int) -> HeldRequest:
+    return HeldRequest(1, tuple(ids), SamplingParams(), block_tables=(list(blocks),))
 
 
-def advance(loaded: Loaded, *parts: tuple[Request, int]) -> torch.Tensor:
+def advance(loaded: Loaded, *parts: tuple[HeldRequest, int]) -> torch.Tensor:
     logits = loaded.step(*parts)
     for it, count in parts:
         it.num_computed += count

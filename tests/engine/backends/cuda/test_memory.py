@@ -7,13 +7,15 @@ import pytest
 
 from engine.backends.cuda.gpu import Gpu
 from engine.backends.cuda.memory import MOST_RESERVE, UNMEASURED, GpuMemory, step_bytes
-from engine.config import ALL_FREE, MemoryLimit, ModelConfig, RopeConfig
+from engine.config import ALL_FREE, MemoryLimit, ModelConfig, NormRule, RopeConfig
 from engine.errors import OutOfMemory
 from quant.kernels.card import Card
 
 GIB = 1 << 30
 CARD = Card("a card", (8, 9), 128, 99 << 10, 72 << 20, 24 * GIB)
-MODEL = ModelConfig("llama", 32, 4096, 32, 8, 128, 14336, 128256, 131072, 1e-5, (RopeConfig(5e5, 128, False),))
+MODEL = ModelConfig(
+    "llama", 32, 4096, 32, 8, 128, 14336, 128256, 131072, NormRule(1e-5), (RopeConfig(5e5, 128, False),)
+)
 
 
 @dataclass

@@ -10,10 +10,11 @@ from engine.config import ALL_FREE, MemoryLimit, Preemption
 from engine.errors import OutOfMemory
 from engine.load_options import LoadOptions
 from engine.loading import ModelEngine, load_engine, open_checkpoint
-from engine.request import BeamParams, FinishReason, Request, SamplingParams, TokenEvent
+from engine.request import FinishReason, Request, TokenEvent
+from engine.sampling_params import BeamParams, SamplingParams
 from tests.engine.backends.cuda.two_devices import INTERPRETED
 from tests.engine.models.tiny_llama import make
-from tests.engine.sampling.test_constraint import Steps
+from tests.engine.sampling.test_masks import Steps
 
 REPLY = 5
 

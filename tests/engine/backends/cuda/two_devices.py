@@ -8,17 +8,19 @@ import torch
 from torch import Tensor
 
 from engine import models
-from engine.backends.batch import Batch, build_batch
 from engine.backends.cuda.device import CudaDevice, CudaOptions
 from engine.backends.cuda.gpu import Gpu, read_card
 from engine.backends.reference import ReferenceDevice
+from engine.batch import Batch, build_batch
 from engine.checkpoints.weights import Weights
 from engine.config import EngineConfig, GroupConfig
 from engine.device import Device, LoadedModel
 from engine.kernels.reference import as_floats
 from engine.loading import open_checkpoint
-from engine.request import Request, SamplingParams, ScheduledRequest, StepPlan
+from engine.sampling_params import SamplingParams
+from engine.step import StepPlan
 from quant.kernels.card import Card
+from tests.support.held_request import HeldRequest
 
 INTERPRETED = Card(
     name="interpreted",
@@ -48,14 +50,12 @@ class Loaded:
     groups: tuple[GroupConfig, ...]
     vocab_size: int
 
-    def step(self, *parts: tuple[Request, int]) -> Tensor:
+    def step(self, *parts: tuple[HeldRequest, int]) -> Tensor:
         """Logits of the requests that reach their last token."""
         return self.model.compute(self.batch(*parts)).values.clone().cpu()
 
-    def batch(self, *parts: tuple[Request, int]) -> Batch:
-        plan = StepPlan(
-            tuple(ScheduledRequest(it, it.num_computed, n, it.num_computed + n == it.num_tokens) for it, n in parts)
-        )
+    def batch(self, *parts: tuple[HeldRequest, int]) -> Batch:
+        plan = StepPlan(tuple(it.next_part(n) for it, n in parts))
         return build_batch(plan, vocab_size=self.vocab_size, num_blocks=BLOCKS, groups=self.groups)
 
 
@@ -83,17 +83,17 @@ class TwoDevices:
         reference = ReferenceDevice(keep_dequantized=True, threads=1)
         return cls(load(path, CudaDevice(gpu, options)), load(path, reference))
 
-    def step(self, *parts: tuple[Request, int]) -> tuple[Tensor, Tensor]:
+    def step(self, *parts: tuple[HeldRequest, int]) -> tuple[Tensor, Tensor]:
         """Logits of the GPU and of the reference; the requests' `num_computed` move on."""
         both = self.cuda.step(*parts), self.reference.step(*parts)
         for it, count in parts:
             it.num_computed += count
         return both
 
-    def request(self, ids: Sequence[int], *blocks: int) -> Request:
-        return Request(1, tuple(ids), SamplingParams(), block_tables=tuple(list(blocks) for _ in self.cuda.groups))
+    def request(self, ids: Sequence[int], *blocks: int) -> HeldRequest:
+        return HeldRequest(1, tuple(ids), SamplingParams(), block_tables=tuple(list(blocks) for _ in self.cuda.groups))
 
-    def cached(self, computed: int, left: int, *blocks: int) -> Request:
+    def cached(self, computed: int, left: int, *blocks: int) -> HeldRequest:
         """A request with `computed` tokens computed, by the reference, and found on both devices; `left` are not."""
         request = self.request(tokens(computed + left, self.cuda.vocab_size), *blocks)
         self.reference.step((request, computed))

@@ -14,9 +14,11 @@ from engine.config import BLOCK_SIZE, GroupConfig, Preemption, Restore
 from engine.core import Engine
 from engine.kv.blocks import BlockKey
 from engine.kv.disk.quota import Quota
-from engine.kv.disk.store import DiskBlock, DiskStore
+from engine.kv.disk.run_file import DiskBlock
+from engine.kv.disk.store import DiskStore
 from engine.kv.mover import Reading
-from engine.request import PROGRAM, Origin, Request, SamplingParams, ServiceClass, TokenEvent
+from engine.request import PROGRAM, Origin, Request, ServiceClass, TokenEvent
+from engine.sampling_params import SamplingParams
 from engine.thread import EngineThread
 from tests.app.server.live_server import Clock
 from tests.engine.hash_run import Run
@@ -79,7 +81,7 @@ def test_the_next_engine_goes_on_where_this_one_ended(new_store: NewStore, kind:
     assert second.cache.restore_seconds > 0
     assert runner.computed_tokens == len(prompt) - found + 39
     counters = run.engine.state().counters
-    assert (counters.disk_tokens, counters.cached_tokens, counters.disk_misses) == (found, found, 0)
+    assert (counters.prompts.disk, counters.prompts.cached, counters.disk_misses) == (found, found, 0)
     assert counters.disk_read_bytes > 0
 
 
@@ -155,7 +157,7 @@ def test_nothing_of_a_private_request_is_written(new_store: NewStore, tmp_path: 
     answer(new_run(new_store())[0], tuple(range(300)), UNSTORED)
     assert not files(tmp_path)
     second = answer(new_run(new_store())[0], tuple(range(300)))
-    assert second.cache.tokens == 0
+    assert second.cache.cached == 0
 
 
 def test_what_a_private_request_computed_is_written_for_another_one(new_store: NewStore) -> None:
@@ -169,7 +171,7 @@ def test_what_a_private_request_computed_is_written_for_another_one(new_store: N
 
 def test_salts_do_not_meet_in_files(new_store: NewStore) -> None:
     answer(new_run(new_store())[0], tuple(range(300)), Origin(cache_salt="one"))
-    assert answer(new_run(new_store())[0], tuple(range(300)), Origin(cache_salt="two")).cache.tokens == 0
+    assert answer(new_run(new_store())[0], tuple(range(300)), Origin(cache_salt="two")).cache.cached == 0
     assert answer(new_run(new_store())[0], tuple(range(300)), Origin(cache_salt="one")).cache.disk == full_blocks(299)
 
 
@@ -192,15 +194,16 @@ def test_a_file_that_is_gone_is_a_miss(new_store: NewStore, tmp_path: Path, kind
     run, runner = new_run(store, groups)
     request = run.submit(tuple(range(300)), ignore_eos=True, max_tokens=5)
     found = run.engine._scheduler._memory.look_up(request, 18)
+    assert found
     assert found.disk_blocks
     for path in files(tmp_path):
         path.unlink()
     run.run_out()
     run.check()
-    assert request.cache.tokens == 0
+    assert request.cache.cached == 0
     assert runner.computed_tokens == 304
     counters = run.engine.state().counters
-    assert (counters.disk_misses, counters.prompt_tokens, counters.cached_tokens) == (1, 300, 0)
+    assert (counters.disk_misses, counters.prompt_tokens, counters.prompts.cached) == (1, 300, 0)
 
 
 def test_no_digest_is_trusted_alone(new_store: NewStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +216,7 @@ def test_no_digest_is_trusted_alone(new_store: NewStore, monkeypatch: pytest.Mon
     with monkeypatch.context() as patch:
         patch.setattr(DiskStore, "write", write_others)
         answer(new_run(new_store())[0], tuple(range(300)))
-    assert answer(new_run(new_store())[0], tuple(range(300)), max_tokens=1).cache.tokens == 0
+    assert answer(new_run(new_store())[0], tuple(range(300)), max_tokens=1).cache.cached == 0
 
 
 def test_what_is_forgotten_is_nowhere(new_store: NewStore, tmp_path: Path) -> None:
@@ -222,8 +225,8 @@ def test_what_is_forgotten_is_nowhere(new_store: NewStore, tmp_path: Path) -> No
     other = answer(run, (*range(100), *range(4000, 4100)), max_tokens=1)
     run.engine.forget(first.prompt_ids, kept=100)
     for engine in (run, new_run(new_store())[0]):
-        assert answer(engine, other.prompt_ids, max_tokens=1).cache.tokens <= full_blocks(199)
-        assert answer(engine, first.prompt_ids, UNSTORED, max_tokens=1).cache.tokens <= 96
+        assert answer(engine, other.prompt_ids, max_tokens=1).cache.cached <= full_blocks(199)
+        assert answer(engine, first.prompt_ids, UNSTORED, max_tokens=1).cache.cached <= 96
         engine.engine.forget(first.prompt_ids, kept=100)
     kept = answer(run, (*range(100), *range(4000, 4100)), max_tokens=1)
     assert kept.cache.device == full_blocks(199)
@@ -259,7 +262,7 @@ def test_any_number_of_restarts(new_store: NewStore, kind: str, seed: int) -> No
         if number % 2:
             run.run_out()
             run.check()
-        from_files += engine.state().counters.disk_tokens
+        from_files += engine.state().counters.prompts.disk
     assert from_files > 0
 
 
@@ -358,7 +361,7 @@ def test_files_that_are_slow_are_left_alone(new_store: NewStore) -> None:
     costs = engine._scheduler.costs
     costs.steps.fixed, costs.steps.per_token, costs.read_rate = 1e-9, 1e-6, 1e3
     skipped = answer(run, tuple(range(600)), max_tokens=1)
-    assert (skipped.cache.tokens, skipped.cache.skipped) == (0, full_blocks(599))
+    assert (skipped.cache.cached, skipped.cache.skipped) == (0, full_blocks(599))
     assert runner.computed_tokens == 600
     assert costs.read_rate > 1e3
     other = Run(hash_engine(num_blocks=200, store=new_store(), restore=Restore.AUTO)[0])

@@ -14,7 +14,7 @@ from app.server.dialects.openai.completion_requests import CompletionRequest
 from app.server.dialects.openai.fields import CHAT, COMPLETION
 from app.server.errors import InvalidRequest
 from engine.errors import InvalidSampling
-from engine.request import DryParams, SamplingParams
+from engine.sampling_params import DryParams, SamplingParams
 
 
 def read(**fields: Any) -> CompletionRequest:

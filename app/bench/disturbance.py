@@ -1,0 +1,63 @@
+"""Processor time that other programs use while a contender is measured.
+
+Reads the system's own account of processor time. Linux has one; elsewhere all figures are 0.
+"""
+
+import os
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from app.bench.processes import cpu_seconds, machine_cpu_seconds
+
+_SHARE = 0.1  # of a core: any machine uses less than that for itself
+_LEAST_SECONDS = 0.05  # of processor time, which the system reports in steps of 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Seconds: of the clock, and of processor time used up to then."""
+
+    clock: float
+    machine: float
+    benchmark: float  # this process, the programs it ran, and the contenders
+    by_pid: Mapping[int, float]  # of the contenders
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """What programs did during a measurement that take no part in it."""
+
+    cores: float
+    serious: bool
+
+
+class Watch:
+    """Compares the processor time of the machine with that of the benchmark, from its construction until `end`."""
+
+    def __init__(self, pids: Collection[int]) -> None:
+        """`pids`: the processes of all contenders."""
+        self._pids = pids
+        self._before = self._account()
+
+    def end(self) -> Disturbance:
+        return self._disturbance(self._account())
+
+    def _disturbance(self, after: Account) -> Disturbance:
+        before = self._before
+        seconds = after.clock - before.clock
+        elsewhere = (after.machine - before.machine) - (after.benchmark - before.benchmark)
+        return Disturbance(max(0.0, elsewhere / seconds), elsewhere > tolerated(seconds))
+
+    def _account(self) -> Account:
+        own = os.times()
+        by_pid = {pid: cpu_seconds(pid) for pid in self._pids}
+        children = own.children_user + own.children_system  # those that have ended
+        others = sum(spent for pid, spent in by_pid.items() if pid != os.getpid())
+        benchmark = own.user + own.system + children + others
+        return Account(time.perf_counter(), machine_cpu_seconds(), benchmark, by_pid)
+
+
+def tolerated(seconds: float) -> float:
+    """Seconds of processor time that a program may use in an interval without disturbing it."""
+    return max(_LEAST_SECONDS, _SHARE * seconds)

@@ -1,0 +1,38 @@
+"""`ingle serve` as a contender: a child process on a port of its own, which no other command finds."""
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from app.bench.child import child
+from app.bench.completion_client import Endpoint
+from app.bench.own_build import OWN_NAME, own_build
+from app.bench.served import ServedContender
+from app.process.instance import Instance, running_instances
+from app.settings.api_keys import own_key
+from app.settings.settings import Settings, child_environment
+
+_ROOT = Path(__file__).parents[2]  # the folder that `app` is in, whether installed or not
+
+
+@contextmanager
+def own_server(model: Path, settings: Settings, threads: int) -> Iterator[ServedContender]:
+    """Start a server with the settings of this command, but without files for its cache."""
+    command = [sys.executable, "-m", "app", "serve", "--quiet", "--model", str(model)]
+    command += ["--host", "127.0.0.1", "--port", "0"]
+    command += ["--threads", str(threads), "--kernels", settings.kernels, "--device", settings.device]
+    command += ["--deterministic"] * settings.deterministic
+    if settings.context:
+        command += ["--context", str(settings.context)]
+    with tempfile.TemporaryDirectory(prefix="ingle-bench-") as folder:
+        environment = child_environment(INGLE_STATE_DIR=folder, INGLE_KV_DISK_GB="0", INGLE_MAX_REQUESTS="0")
+        with child("ingle serve", command, cwd=_ROOT, environment=environment) as process:
+            own = replace(settings, state_dir=Path(folder))
+            instance: Instance = process.wait_for(lambda: next(iter(running_instances(own)), None))
+            address = urlsplit(instance.url)
+            endpoint = Endpoint(str(address.hostname), instance.port, instance.model, key=own_key(own))
+            yield ServedContender(OWN_NAME, own_build(settings.kernels), process.pid, endpoint)

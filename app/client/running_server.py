@@ -1,0 +1,38 @@
+"""Finds the running server that answers for a model."""
+
+import os
+from pathlib import Path
+
+from app.errors import AppError
+from app.models.store import ModelStore
+from app.models.stored_model import StoredModel
+from app.process.instance import Instance, running_instances
+from app.settings.settings import Settings
+from quant.errors import ModelFileError
+
+
+def find_instance(settings: Settings) -> Instance | None:
+    """The server of the model that the settings name; the one on their port first."""
+    store = ModelStore(settings)
+    entry = store.catalog.find(settings.model)
+    repository = store.repository(settings.model)
+    stored = None if entry else _stored(store, settings.model)
+    path = os.path.realpath(stored.path if stored else os.path.expanduser(settings.model))
+
+    def is_meant(instance: Instance) -> bool:
+        if entry:
+            return instance.model == entry.name
+        if repository and instance.model == (stored.name if stored else str(repository)):
+            return Path(instance.model_path).is_relative_to(settings.hub_cache)
+        return os.path.realpath(instance.model_path) == path
+
+    serving = [instance for instance in running_instances(settings) if is_meant(instance)]
+    return min(serving, key=lambda instance: instance.port != settings.port, default=None)
+
+
+def _stored(store: ModelStore, name: str) -> StoredModel | None:
+    """What a name without a quantization, or with a prefix, means here. The weights are not read."""
+    try:
+        return store.resolve(name)
+    except (AppError, ModelFileError):
+        return None

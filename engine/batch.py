@@ -1,0 +1,91 @@
+"""Batch: the flat lists of one step, the explicit argument of `model.forward`.
+
+Tokens of all scheduled requests lie one after another; `query_starts` says where each request's begin. Every index is
+checked here, on the host, against what it will index: a wrong one must never reach a device, which makes of the lists
+whatever it computes with.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.config import BLOCK_SIZE, GroupConfig
+from engine.kv.blocks import NULL_BLOCK
+from engine.step import ScheduledRequest, StepPlan
+
+Ids = Sequence[int]
+
+UNKNOWN = 0  # in place of a token that is still being sampled; it must be put in its place on the device
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """T tokens of R requests. One list of block tables and one slot mapping for each KV group."""
+
+    token_ids: Ids  # T numbers
+    positions: Ids  # T: position of each token in its request
+    slot_mappings: tuple[Ids, ...]  # T each: block * BLOCK_SIZE + place, where the token's k and v go. Recurrent: none
+    # R lists each: a request's blocks in order, the null block where none is looked at any more; they go on growing
+    # afterwards. Recurrent: its state first, to be written; the step begins with what is in it.
+    block_tables: tuple[Sequence[Ids], ...]
+    query_starts: Ids  # R + 1: request r has tokens query_starts[r] .. query_starts[r + 1]
+    context_lengths: Ids  # R: tokens of the request once this step is done
+    logit_rows: Ids  # the tokens whose logits are wanted
+
+
+def build_batch(
+    plan: StepPlan, *, vocab_size: int, num_blocks: int, groups: Sequence[GroupConfig] = (GroupConfig(),)
+) -> Batch:
+    """The batch of `plan`, for groups whose pools have `num_blocks` blocks unless they say otherwise.
+
+    Raises IndexError where an id or a slot would lie outside vocabulary, table or pool.
+
+    Logit rows, in the plan's order: of each request the positions to be reported, then its last token where the next
+    one can be picked.
+    """
+    token_ids: list[int] = []
+    positions: list[int] = []
+    logit_rows: list[int] = []
+    starts = [0]
+    slots: tuple[list[int], ...] = tuple([] for _ in groups)
+    for part in plan.scheduled:
+        logit_rows += _logit_rows(part, len(token_ids))
+        token_ids += part.request.token_ids(part.start, part.stop)
+        token_ids += [UNKNOWN] * part.feeds
+        span = range(part.start, part.stop)
+        positions += span
+        for group, table, mapping in zip(groups, part.block_tables, slots, strict=True):
+            _check_table(part, table, group, group.num_blocks or num_blocks)
+            if not group.recurrent:
+                mapping += [table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE for position in span]
+        starts.append(len(token_ids))
+    if not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+        raise IndexError(f"a token id is not in the vocabulary of {vocab_size}")
+    return Batch(
+        token_ids,
+        positions,
+        slots,
+        tuple([part.block_tables[number] for part in plan.scheduled] for number in range(len(groups))),
+        starts,
+        [part.stop for part in plan.scheduled],
+        logit_rows,
+    )
+
+
+def _logit_rows(part: ScheduledRequest, first_row: int) -> list[int]:
+    reported = [first_row + position - part.start for position in part.reported]
+    return [*reported, first_row + part.num_tokens - 1] if part.samples else reported
+
+
+def _check_table(part: ScheduledRequest, table: Sequence[int], group: GroupConfig, num_blocks: int) -> None:
+    """Whatever the step looks at or writes is in the pool, and no null block is among it."""
+    first = 0 if group.window is None else max(0, part.start - group.window + 1) // BLOCK_SIZE
+    needed = 1 if group.recurrent else -(-part.stop // BLOCK_SIZE)
+    if len(table) < needed:
+        raise IndexError(f"request {part.request.id} needs {needed} blocks and holds {len(table)}")
+    if not NULL_BLOCK <= min(table) <= max(table) < num_blocks or NULL_BLOCK in table[first:needed]:
+        raise IndexError(f"a block of request {part.request.id} is not in the pool of {num_blocks}")
+
+
+def placeholder_batch() -> Batch:
+    """No tokens: for a device that records what a model does, whatever the batch."""
+    return Batch((), (), ((),), ((),), (0,), (), ())

@@ -1,0 +1,141 @@
+"""Calibration for int4: the mean square of each input column of a decoder's linear layers, over the tokens of one text.
+
+The reference operations compute the model in chunks of the text. All weights are in memory as the file has them, and as
+float32 one layer at a time.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from engine import models
+from engine.backends.reference import ReferenceDevice, ReferenceOperations
+from engine.backends.runner import reporting_shortage
+from engine.batch import Batch, build_batch
+from engine.checkpoints.checkpoint import Checkpoint, StoredWeight
+from engine.checkpoints.weights import Weights
+from engine.config import BLOCK_SIZE, GroupConfig, ModelConfig
+from engine.errors import EngineError, OutOfMemory, UnsupportedModel
+from engine.kv.budget import available_memory
+from engine.kv.cache import KVCache
+from engine.models import Model
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+from engine.step import ScheduledRequest, StepPlan
+from quant.linear import QLinear, ReferenceLinear
+from quant.quantize import is_linear_weight
+from quant.tensor import QTensor
+
+CHUNK = 256  # tokens
+MEMORY_SHARE = 0.8  # of what is free, for weights
+
+Report = Callable[[int], None]  # tokens computed so far
+
+
+def input_squares(checkpoint: Checkpoint, ids: Sequence[int], report: Report) -> dict[str, Tensor]:
+    """Float32 [columns] for every linear layer of the blocks, by the name that its weight has in the files.
+
+    `ids` is one text; what lies behind the model's context is left out. Raises UnsupportedModel, ModelFileError,
+    OutOfMemory, or EngineError where the model computes what is no number.
+    """
+    with reporting_shortage(), torch.inference_mode():
+        config, stored = models.read_config(checkpoint.metadata), models.stored_weights(checkpoint)
+        ids = _readable(checkpoint.path, config, ids)
+        if sum(weight.nbytes for weight in stored.values()) > MEMORY_SHARE * available_memory():
+            raise OutOfMemory(f"{checkpoint.path} does not fit into memory")
+        weights = _NamedWeights(checkpoint.path, stored)
+        operations = _MeasuringOperations(weights.names)
+        _compute(models.load(config, weights, operations, len(ids)), ids, report)
+        found = {
+            stored[name].name: (layer.squares / len(ids)).float()
+            for name, layer in operations.weights.layers.items()
+            if is_linear_weight(name, (layer.outputs, layer.inputs))
+        }
+    if not all(squares.isfinite().all() for squares in found.values()):
+        raise EngineError(f"{checkpoint.path} computes values that are not numbers")
+    return found
+
+
+def _readable(path: Path, config: ModelConfig, ids: Sequence[int]) -> Sequence[int]:
+    """As many of the text's tokens as the model has room for."""
+    if not ids or max(ids) >= config.vocab_size:
+        raise UnsupportedModel(f"{path} cannot read the text: its vocabulary is another one")
+    return ids[: config.context_length]
+
+
+def _compute(model: Model, ids: Sequence[int], report: Report) -> None:
+    device = ReferenceDevice(keep_dequantized=False, threads=1)
+    blocks = 1 + -(-len(ids) // BLOCK_SIZE)
+    kv = KVCache(model.kv_groups(), blocks, device.layer_shape, device.kv_type)
+    for batch in _batches(model.config, ids, blocks):
+        model.forward(batch, kv)
+        report(batch.context_lengths[0])
+
+
+def _batches(config: ModelConfig, ids: Sequence[int], blocks: int) -> Iterator[Batch]:
+    groups = [GroupConfig(window) for window in config.windows]
+    request, tables = Request(1, tuple(ids), SamplingParams()), tuple(list(range(1, blocks)) for _ in groups)
+    for start in range(0, len(ids), CHUNK):
+        part = ScheduledRequest(request, start, min(CHUNK, len(ids) - start), samples=False, block_tables=tables)
+        yield build_batch(StepPlan((part,)), vocab_size=config.vocab_size, num_blocks=blocks, groups=groups)
+
+
+class _NamedWeights(Weights):
+    """Remembers what each weight is called for as long as it lives."""
+
+    def __init__(self, path: Path, stored: Mapping[str, StoredWeight]) -> None:
+        super().__init__(path, stored)
+        self.names: dict[int, str] = {}  # by the identity of a weight
+
+    def take(self, name: str, *shape: int) -> QTensor:
+        weight = super().take(name, *shape)
+        self.names[id(weight)] = name
+        return weight
+
+
+class _MeasuredLinear(ReferenceLinear):
+    """A layer that adds up the squares of what it reads, float64 [inputs]. Its products need not repeat to the bit."""
+
+    def __init__(self, segments: Sequence[QTensor]) -> None:
+        super().__init__(segments, keep_dequantized=False)
+        self.squares = torch.zeros(self.inputs, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.squares += x.double().square().sum(0)
+        return F.linear(x, self.dequantize())
+
+
+class _MeasuredLayers:
+    """See `quant.linear.LinearBackend`. Keeps every layer under the names of all that it is made of."""
+
+    name = "measured"
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        self.layers: dict[str, _MeasuredLinear] = {}
+        self._names = names
+
+    def linear(self, segments: Sequence[QTensor]) -> QLinear:
+        layer = _MeasuredLinear(segments)
+        self.layers |= {self._names[id(segment)]: layer for segment in segments}
+        return layer
+
+    def place(self, values: Tensor) -> Tensor:
+        return values
+
+
+class _MeasuringOperations(ReferenceOperations):
+    """Every token goes through all blocks, and none through the head."""
+
+    weights: _MeasuredLayers
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        self.weights = _MeasuredLayers(names)
+
+    def select(self, x: Tensor, batch: Batch) -> Tensor:
+        return x
+
+    def logits(self, x: Tensor, head: QLinear, softcap: float = 0.0) -> Tensor:
+        return x

@@ -1,0 +1,124 @@
+"""Arrivals: the blocks of requests on their way to the device, from the host pools and from files."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.cost_model import CostModel
+from engine.counters import Counters
+from engine.kv.blocks import NULL_BLOCK
+from engine.kv.disk.run_file import DiskBlock
+from engine.kv.groups import Group
+from engine.kv.host_tier import HostTier
+from engine.kv.mover import Move, MoveTicket, Reading
+from engine.kv.prefixes import Source
+from engine.kv.request_blocks import RequestBlocks
+from engine.kv.transfers import Arriving, Transfers
+from engine.request import Request
+
+Coming = Sequence[tuple[int, int | DiskBlock]]  # of one group: (index, block of the host pool or in a file)
+
+
+@dataclass(slots=True)
+class Arrival:
+    """The blocks of one request on their way. It is complete when all its copies have ended."""
+
+    held: RequestBlocks
+    parts: int  # copies under way: at most one from the host pools and one from files
+    readings: Sequence[Reading]
+    failed: bool = False
+    seconds: float = 0.0  # of all copies
+
+
+class Arrivals:
+    """Starts the copies that bring a request's blocks, and reports when the last of them has ended."""
+
+    def __init__(
+        self, groups: Sequence[Group], transfers: Transfers, host: HostTier, costs: CostModel, counters: Counters
+    ) -> None:
+        self._groups = groups
+        self._transfers = transfers
+        self._host = host
+        self._costs = costs
+        self._counters = counters
+        self._under_way: dict[int, Arrival] = {}  # by request id
+
+    def __contains__(self, request: Request) -> bool:
+        return request.id in self._under_way
+
+    def bring(self, held: RequestBlocks, blocks: int, sources: Sequence[Mapping[int, Source]], stop: int) -> bool:
+        """Fill a request's tables with `blocks` blocks from their sources, by index; the others are not looked at.
+
+        False, if the pools lack free blocks for these and for the tokens up to `stop`: the tables are to be emptied.
+        """
+        coming: list[list[tuple[int, int | DiskBlock]]] = []
+        for group, table, of_group in zip(self._groups, held.tables, sources, strict=True):
+            table[:] = [NULL_BLOCK] * (len(of_group) if group.is_state else blocks)
+            coming.append([])
+            for index, source in of_group.items():
+                at = 0 if group.is_state else index
+                if isinstance(source, DiskBlock):
+                    coming[-1].append((at, source))
+                elif source[0] is group.pool:
+                    group.pool.hold(source[1])
+                    table[at] = source[1]
+                else:
+                    coming[-1].append((at, source[1]))
+        if not all(
+            len(new) + group.needed(held, stop) <= group.pool.num_free
+            for group, new in zip(self._groups, coming, strict=True)
+        ):
+            return False
+        self._fetch(held, coming)
+        return True
+
+    def finish(self, part: Arriving, ticket: MoveTicket) -> Arrival | None:
+        """One copy has ended. Returns the arrival if that was the last one, and the request was not ended meanwhile."""
+        if part.readings:
+            self._observe_reading(ticket)
+        elif not self._host.observe(part.moves, ticket):
+            for move in part.moves:  # else it would be tried again and again
+                self._host.pools[move.group].unpublish(move.source)
+        arrival = self._under_way.get(part.held.request.id)
+        if arrival is None:
+            return None
+        arrival.parts -= 1
+        if ticket.failed:
+            arrival.failed = True
+        else:
+            arrival.seconds += ticket.seconds
+        return None if arrival.parts else self._under_way.pop(part.held.request.id)
+
+    def drop(self, request: Request) -> None:
+        """The request has ended: its copies go on, and their end means nothing."""
+        self._under_way.pop(request.id, None)
+
+    def _fetch(self, held: RequestBlocks, coming: Sequence[Coming]) -> None:
+        """Copy blocks of the host pools and of files into fresh ones of the request's tables."""
+        moves: list[Move] = []
+        readings: list[Reading] = []
+        for number, (group, table, blocks) in enumerate(zip(self._groups, held.tables, coming, strict=True)):
+            files: list[tuple[DiskBlock, int]] = []
+            for at, source in blocks:
+                (table[at],) = group.pool.allocate(1)
+                if isinstance(source, DiskBlock):
+                    files.append((source, table[at]))
+                else:
+                    moves.append(Move(number, source, table[at], to_host=False))
+            if files:
+                sources, targets = zip(*files, strict=True)
+                readings.append(Reading(number, sources, targets))
+        if not moves and not readings:
+            return
+        held.num_published = 0
+        self._under_way[held.request.id] = Arrival(held, bool(moves) + bool(readings), readings)
+        if moves:
+            self._transfers.move(moves, Arriving(held, moves=moves))
+        if readings:
+            self._transfers.read(readings, Arriving(held, readings=readings))
+
+    def _observe_reading(self, ticket: MoveTicket) -> None:
+        if ticket.failed:
+            self._counters.disk_misses += 1
+        else:
+            self._costs.observe_read(ticket.num_bytes, ticket.seconds)
+            self._counters.disk_read_bytes += ticket.num_bytes

@@ -1,0 +1,99 @@
+"""Masks: which tokens the constrained requests of a step may pick, computed on a thread while the step computes."""
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.grammar import Constraint, Words
+from engine.request import FinishReason, Request
+from engine.step import SampledToken
+from quant.errors import InglenookError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """The tokens that may come next, of the constrained requests of a step."""
+
+    words: Words  # [places, ceil(vocabulary / 32)]
+    places: dict[int, int]  # by request id; who is in none of the two may go on with any token
+    problems: dict[int, str]  # by request id: why its grammar cannot go on
+
+    def allow(self, request_id: int, token_id: int) -> bool:
+        """A token less than 0 is none, and nobody's to forbid."""
+        place = None if token_id < 0 else self.places.get(request_id)
+        return place is None or bool(self.words[place, token_id // 32] >> (token_id % 32) & 1)
+
+    def failure(self, request_id: int) -> SampledToken | None:
+        """The end of a request whose grammar cannot continue."""
+        problem = self.problems.get(request_id)
+        if problem is None:
+            return None
+        return SampledToken(request_id, None, problem=problem, reason=FinishReason.GRAMMAR)
+
+    def few(self, request_id: int, vocab_size: int, most: int) -> "NDArray[np.int64] | None":
+        """The tokens that one of the constrained requests may go on with, in order: int64, at least one; None for
+        more than `most`."""
+        words = self.words[self.places[request_id]]
+        held = np.flatnonzero(words)  # so that the others, which are nearly all then, are looked at once
+        if len(held) > most:
+            return None
+        which, bits = np.nonzero(np.unpackbits(words[held].view(np.uint8), bitorder="little").reshape(-1, 32))
+        ids: NDArray[np.int64] = held[which] * 32 + bits
+        return ids[ids < vocab_size] if len(ids) <= most else None
+
+    def rows(self, request_ids: Sequence[int], vocab_size: int) -> "NDArray[np.bool_]":
+        """Which tokens each of these requests may go on with, constrained or not: [requests, vocabulary]."""
+        words = np.full((len(request_ids), self.words.shape[1]), -1, np.int32)
+        for row, request_id in enumerate(request_ids):
+            if (place := self.places.get(request_id)) is not None:
+                words[row] = self.words[place]
+        return np.unpackbits(words.view(np.uint8), axis=1, count=vocab_size, bitorder="little").view(np.bool_)
+
+
+NO_MASKS = Masks(np.empty((0, 0), np.int32), {}, {})
+
+
+class MaskThread:
+    """Computes masks on a thread of its own, while the step computes what they are for."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._words = -(-vocab_size // 32)
+        self._thread = ThreadPoolExecutor(1, "masks")  # which starts with the first of them
+
+    def begin(self, requests: Sequence[Request]) -> "Future[Masks] | None":
+        """The masks of those that are constrained; None if none is. Until it is done, they must not get a token."""
+        constrained = [(it.id, it.constraint) for it in requests if it.constraint is not None]
+        return self._thread.submit(self._masks, constrained) if constrained else None
+
+    def _masks(self, constrained: Sequence[tuple[int, Constraint]]) -> Masks:
+        masks = Masks(np.zeros((len(constrained), self._words), np.int32), {}, {})
+        for request_id, constraint in constrained:  # those that other processes compute are computed at the same time
+            _attempt(masks, request_id, constraint.ask)
+        for place, (request_id, constraint) in enumerate(constrained):
+            fill = partial(constraint.fill, masks.words[place])
+            if request_id not in masks.problems and _attempt(masks, request_id, fill):
+                masks.places[request_id] = place
+        return masks
+
+
+def _attempt(masks: Masks, request_id: int, work: Callable[[], T]) -> T | None:
+    """The result of `work`. If it fails, this ends its own request, and no other."""
+    try:
+        return work()
+    except InglenookError as error:
+        log.warning("request %d ends: %s", request_id, error.message)
+        masks.problems[request_id] = error.message
+    except Exception as error:
+        log.exception("the grammar of request %d failed", request_id)
+        masks.problems[request_id] = f"{type(error).__name__}: {error}"
+    return None

@@ -1,0 +1,149 @@
+"""Sampling parameters: how one request picks its tokens, checked when they are made."""
+
+import math
+import secrets
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+
+from engine.errors import InvalidSampling
+
+if TYPE_CHECKING:
+    from engine.grammar import Grammar
+
+Bounds: TypeAlias = tuple[tuple[str, float, float], ...]  # (field, least, most)
+
+MAX_STOPS = 64  # editors send two dozen
+MAX_BIASES = 1024
+MAX_LOGPROBS = 20
+MAX_WIDTH = 16
+MAX_TEMPERATURE = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class BeamParams:
+    """How a beam search goes. Raises InvalidSampling naming the parameter."""
+
+    width: int  # sequences that go on at a time
+    results: int = 1  # of them, how many are told: the best
+    length_penalty: float = 1.0  # a score is divided by the reply's length to this power; above 0, long ones gain
+    # True: ends when `width` sequences have. False: when none that goes on scores higher now than the worst of those.
+    # "never": when none can come to do so, however long it gets.
+    early_stopping: bool | Literal["never"] = False
+
+    _BOUNDS: ClassVar[Bounds] = (("width", 1, MAX_WIDTH), ("length_penalty", -10, 10))
+
+    def __post_init__(self) -> None:
+        _check_bounds(self, self._BOUNDS)
+        if not 1 <= self.results <= self.width:
+            raise InvalidSampling("results", f"{self.results} is not between 1 and the width, {self.width}")
+
+
+@dataclass(frozen=True, slots=True)
+class DryParams:
+    """How tokens that would go on with a repetition become less likely (`sampling.filters`). Raises InvalidSampling,
+    the parameter."""
+
+    multiplier: float  # of the penalty
+    base: float = 1.75  # that the penalty grows by with each token of the repetition
+    allowed_length: int = 2  # tokens of a repetition that costs the multiplier; shorter ones cost nothing
+    last_n: int | None = None  # tokens that are looked through; None: all
+    breakers: frozenset[int] = frozenset()  # tokens that no repetition goes across
+
+    _BOUNDS: ClassVar[Bounds] = (("multiplier", 0, 100), ("base", 1, 4), ("allowed_length", 0, 2**31 - 1))
+
+    def __post_init__(self) -> None:
+        _check_bounds(self, self._BOUNDS)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request picks its tokens. Validated when made; raises InvalidSampling naming the parameter."""
+
+    temperature: float = 1.0  # 0: the most likely token, always
+    top_k: int = 0  # keep the k most likely tokens; 0: all
+    top_p: float = 1.0  # keep the fewest most likely tokens that reach this probability together
+    min_p: float = 0.0  # keep tokens at least this likely, relative to the most likely one
+    repetition_penalty: float = 1.0  # divides the positive logits of tokens already seen, multiplies the negative ones
+    presence_penalty: float = 0.0  # subtracted once from tokens already generated
+    frequency_penalty: float = 0.0  # subtracted for each time a token was generated
+    dry: DryParams | None = None  # against repetitions of several tokens
+    xtc_probability: float = 0.0  # how often the most likely tokens are left out: see `engine.sampling.filters`
+    xtc_threshold: float = 0.1  # how likely those are
+    seed: int = field(default_factory=lambda: secrets.randbits(63))
+    max_tokens: int | None = None  # None: as many as the context holds
+    min_tokens: int = 0  # end and stop tokens are not picked before this many
+    ignore_eos: bool = False  # the model's own end tokens do not end the reply
+    stop: tuple[str, ...] = ()  # strings that end the reply; applied where ids become text, not here
+    stop_token_ids: tuple[int, ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
+    logprobs: int | None = None  # alternatives to report for each token; 0: only the picked one; None: none
+    drawn_logprobs: bool = False  # those reports are of what the token is drawn from, not of the model's distribution
+    prompt_logprobs: int | None = None  # the same for the tokens of the prompt, which is computed whole for it
+    grammar: "Grammar | None" = None  # that the reply is in; it ends the reply, too, whatever else says it must not
+    beams: BeamParams | None = None  # nothing is drawn then: temperature and filters mean nothing
+
+    _BOUNDS: ClassVar[Bounds] = (
+        ("temperature", 0, MAX_TEMPERATURE),
+        ("top_k", 0, 2**31 - 1),
+        ("top_p", 0, 1),
+        ("min_p", 0, 1),
+        ("repetition_penalty", 0.01, 100),
+        ("presence_penalty", -100, 100),
+        ("frequency_penalty", -100, 100),
+        ("xtc_probability", 0, 1),
+        ("xtc_threshold", 0, 1),
+        ("seed", 0, 2**64 - 1),
+        ("max_tokens", 1, 2**31 - 1),
+        ("min_tokens", 0, 2**31 - 1),
+        ("logprobs", 0, MAX_LOGPROBS),
+        ("prompt_logprobs", 0, MAX_LOGPROBS),
+    )
+
+    def __post_init__(self) -> None:
+        _check_bounds(self, self._BOUNDS)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidSampling("min_tokens", f"{self.min_tokens} is more than max_tokens, {self.max_tokens}")
+        if len(self.stop) > MAX_STOPS or any(not text for text in self.stop):
+            raise InvalidSampling("stop", f"at most {MAX_STOPS} strings, none of them empty")
+        if len(self.logit_bias) > MAX_BIASES:
+            raise InvalidSampling("logit_bias", f"{len(self.logit_bias)} entries, more than {MAX_BIASES}")
+        if not all(math.isfinite(bias) and abs(bias) <= 100 for _, bias in self.logit_bias):
+            raise InvalidSampling("logit_bias", "a bias is not between -100 and 100")
+        for name in _SHAPING if self.beams is not None else ():
+            if getattr(self, name) != SamplingParams.__dataclass_fields__[name].default:
+                raise InvalidSampling(name, "not with a beam search, which ranks by the model alone")
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether tokens that are there already become less likely."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def needs_reply(self) -> bool:
+        """Whether all tokens of the reply must be known before the next is picked."""
+        return self.penalizes or self.dry is not None
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise InvalidSampling where a token id is not in the vocabulary. A wrong id must never reach a device."""
+        for name, ids in (("logit_bias", [i for i, _ in self.logit_bias]), ("stop_token_ids", self.stop_token_ids)):
+            for token_id in ids:
+                if not 0 <= token_id < vocab_size:
+                    raise InvalidSampling(name, f"token id {token_id} is not in the vocabulary of {vocab_size}")
+
+
+# What changes the model's own distribution.
+_SHAPING = ("logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty", "dry", "grammar")
+
+
+def _check_bounds(params: object, bounds: Bounds) -> None:
+    for name, low, high in bounds:
+        value = getattr(params, name)
+        if value is not None and not low <= value <= high:  # NaN is not, either
+            raise InvalidSampling(name, f"{value} is not between {low} and {high}")
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSampling(SamplingParams):
+    """How one beam of a search is read: as many alternatives are reported as the search has to choose from."""
+
+    _BOUNDS: ClassVar[Bounds] = ()

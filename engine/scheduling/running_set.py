@@ -1,0 +1,164 @@
+"""RunningSet: the one owner of a scheduler's requests, those that wait, run, and end, and of the slots they take.
+
+A beam group takes a slot for each of its beams from its first to its last step, also while fewer of them run.
+"""
+
+from collections.abc import Callable, Iterable
+
+from engine.kv.memory import KVMemory
+from engine.request import Request, RequestStatus
+from engine.scheduling.beam import BeamGroup
+from engine.scheduling.priority import WaitingQueue, is_urgent
+from engine.step import ScheduledRequest
+
+
+class RunningSet:
+    """Callers read `waiting`, `running`, and `ending`; the methods change them."""
+
+    def __init__(self, max_running: int, memory: KVMemory, clock: Callable[[], float]) -> None:
+        self.max_running = max_running
+        self.waiting = WaitingQueue()
+        self.running: dict[int, Request] = {}  # by id: the requests that have a slot
+        self.ending: dict[int, Request] = {}  # by id: finished, but part of a step under way
+        self._memory = memory
+        self._clock = clock
+        self._parts: dict[int, list[ScheduledRequest]] = {}  # by request id: launched and not collected
+        self._groups: dict[int, BeamGroup] = {}  # by the id of a result, or of a request that computes a beam
+
+    def __bool__(self) -> bool:
+        return bool(self.waiting or self.running or self.ending)
+
+    # -- slots
+
+    def slots(self, request: Request) -> int:
+        """Slots that a request takes. A beam group that was preempted often runs alone: it then has all memory."""
+        group = self.group_of(request)
+        if group is None:
+            return 1
+        return self.max_running if is_urgent(request) else group.beams.width
+
+    @property
+    def free_slots(self) -> int:
+        """Slots that no request has and that are not reserved for beams to come."""
+        groups = {group for group in self._groups.values() if group.requests[0].id in self.running}
+        reserved = sum(self.slots(group.requests[0]) - len(group.requests) for group in groups)
+        return max(0, self.max_running - len(self.running) - reserved)
+
+    def start(self, request: Request) -> None:
+        """Give a waiting request its slot. It runs once its blocks are on the device."""
+        self.waiting.remove_from_line(request)
+        self.running[request.id] = request
+        if request.queue.started is None:
+            request.queue.started = self._clock()
+        arriving = self._memory.is_arriving(request)
+        self.set_status(request, RequestStatus.ARRIVING if arriving else RequestStatus.RUNNING)
+
+    def requeue(self, request: Request) -> None:
+        """Take the slot of a request that has lost its blocks: it waits again."""
+        del self.running[request.id]
+        self.set_status(request, RequestStatus.WAITING)
+        self.waiting.add(request)
+
+    def finish(self, request: Request) -> None:
+        """End a request in any state. Its blocks are released once no step under way can write to them."""
+        if self.running.pop(request.id, None):
+            self.ending[request.id] = request
+            self.waiting.leave_followers(request)
+        else:
+            self.waiting.remove(request.id)
+        request.status = RequestStatus.FINISHED
+        self._release(request)
+
+    def set_status(self, request: Request, status: RequestStatus) -> None:
+        """Change a request's status, and that of the results if it computes their beams."""
+        request.status = status
+        if group := self.group_of(request):
+            for result in group.results:
+                result.status, result.cache = status, request.cache
+
+    # -- requests that wait for the prompt of another
+
+    def start_followers(self, leader: Request) -> tuple[Request, ...]:
+        """Give slots to requests that pick their first token with their leader; the others join later by the cache."""
+        followers = self.waiting.take_followers(leader, self.free_slots)
+        for follower in followers:
+            follower.status = RequestStatus.FOLLOWING
+            self.running[follower.id] = follower
+        if followers:
+            leader.status = RequestStatus.LEADING
+        return followers
+
+    def undo_followers(self, leader: Request, followers: Iterable[Request]) -> None:
+        """The step that `start_followers` was for has not happened."""
+        back = [self.running.pop(it.id) for it in followers if it.id in self.running]
+        for follower in back:
+            follower.status = RequestStatus.WAITING
+        if leader.status is RequestStatus.LEADING:
+            leader.status = RequestStatus.RUNNING
+        if leader.status is RequestStatus.FINISHED and back:
+            self.waiting.add(*back)
+        else:
+            self.waiting.follow(leader, back)
+
+    # -- steps under way
+
+    def parts_of(self, request: Request) -> list[ScheduledRequest]:
+        """A request's parts in steps that are launched and not collected, oldest first."""
+        return self._parts.get(request.id, [])
+
+    def launch(self, part: ScheduledRequest) -> None:
+        """A part is under way: its request's blocks must not be reused before it is collected."""
+        self._parts.setdefault(part.request.id, []).append(part)
+
+    def collect(self, part: ScheduledRequest) -> None:
+        """A part is not under way any more. If its request has finished, its blocks may be released now."""
+        self._parts[part.request.id].remove(part)
+        self._release(part.request)
+
+    def forget_parts(self) -> None:
+        """No step under way will be collected."""
+        self._parts.clear()
+        for request in list(self.ending.values()):
+            self._release(request)
+
+    def _release(self, request: Request) -> None:
+        if request.status is RequestStatus.FINISHED and not self.parts_of(request):
+            self._parts.pop(request.id, None)
+            self.ending.pop(request.id, None)
+            self._memory.release(request)
+
+    # -- beam groups
+
+    def group_of(self, request: Request) -> BeamGroup | None:
+        """The group that a request computes a beam of, or is a result of."""
+        return self._groups.get(request.id)
+
+    def party(self, request: Request) -> BeamGroup | Request:
+        """The requests that are preempted together with a request."""
+        return self._groups.get(request.id) or request
+
+    def live_group(self, result_id: int) -> BeamGroup | None:
+        """The group of a result that has not ended."""
+        return self._groups.get(result_id)
+
+    def add_group(self, group: BeamGroup) -> None:
+        """Register a group whose beams are to run."""
+        self._groups.update((request.id, group) for request in (*group.results, *group.requests))
+
+    def add_beam(self, group: BeamGroup, request: Request) -> None:
+        """Run another request of a running group, in one of the slots that are reserved for it."""
+        self._groups[request.id] = group
+        self.running[request.id] = request
+
+    def drop_beam(self, request: Request) -> None:
+        """End a request whose beam ends, without an event."""
+        self._groups.pop(request.id, None)
+        self.finish(request)
+
+    def drop_group(self, group: BeamGroup) -> None:
+        """End a group with all its requests."""
+        self.set_status(group.requests[0], RequestStatus.FINISHED)
+        for result in group.results:
+            del self._groups[result.id]
+        for request in group.requests:
+            self.drop_beam(request)

@@ -1,0 +1,55 @@
+"""Normalization of float rows on the CPU: by the root mean square, or by mean and standard deviation."""
+
+from typing import Any
+
+from numba.core import cgutils
+
+from quant.cpu.activations import GROUP
+from quant.cpu.kernel import kernel
+from quant.cpu.vector import F32, I32, I64, LANES, Emit
+
+
+def _total(e: Emit, x: Any, groups: Any, add: Any) -> Any:
+    """The sum of add(v, sum so far) over all vectors v of a float row of 32 * groups columns."""
+    b, sums = e.b, [e.variable(e.f(0)) for _ in range(2)]
+    with cgutils.for_range(b, groups) as loop:
+        for half, total in enumerate(sums):
+            v = e.load(e.at(e.at(x, loop.index, 4 * GROUP), 64 * half))
+            b.store(add(v, b.load(total)), total)
+    return e.tree(b.fadd(b.load(sums[0]), b.load(sums[1])), b.fadd)
+
+
+def _inverse_root(e: Emit, squares: Any, count: Any, epsilon: Any) -> Any:
+    """1 / sqrt(squares / count + epsilon)"""
+    mean = e.b.fdiv(squares, count)
+    root = e.call("llvm.sqrt.f32", F32, e.b.fadd(mean, e.float_from_bits(epsilon)))
+    return e.b.fdiv(F32(1), root)
+
+
+def _count(e: Emit, groups: Any) -> Any:
+    return e.b.sitofp(e.b.mul(groups, I64(GROUP)), F32)
+
+
+@kernel
+def norm_factor(e: Emit, x: Any, groups: Any, epsilon: Any) -> Any:
+    """1 / the root mean square of a float row of 32 * groups columns (arXiv:1910.07467), as bits; so is epsilon."""
+    squares = _total(e, x, groups, lambda v, total: e.fma(v, v, total))
+    factor = _inverse_root(e, squares, _count(e, groups), epsilon)
+    return e.b.zext(e.b.bitcast(factor, I32), I64)
+
+
+@kernel
+def layer_norm_row(e: Emit, x: Any, weight: Any, groups: Any, epsilon: Any, out: Any) -> None:
+    """A float row less its mean, divided by its standard deviation, times the float vector at `weight`
+    (arXiv:1607.06450). Epsilon is bits. out may be x."""
+    b, count = e.b, _count(e, groups)
+    mean = e.splat(b.fdiv(_total(e, x, groups, b.fadd), count))
+
+    def square(v: Any, total: Any) -> Any:
+        centered = b.fsub(v, mean)
+        return e.fma(centered, centered, total)
+
+    factor = e.splat(_inverse_root(e, _total(e, x, groups, square), count, epsilon))
+    with cgutils.for_range(b, b.mul(groups, I64(GROUP // LANES))) as loop:
+        v, w = (e.load(e.at(base, loop.index, 4 * LANES)) for base in (x, weight))
+        e.store(e.at(out, loop.index, 4 * LANES), b.fmul(b.fmul(b.fsub(v, mean), factor), w))

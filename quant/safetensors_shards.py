@@ -1,0 +1,151 @@
+"""The shards of a safetensors checkpoint as one set of tensors; a single file is one shard.
+
+The index of the shards, `model.safetensors.index.json`, maps under `weight_map` the name of each tensor to the file
+that holds it. The index is as hostile as the shards. A file name in it is a single component of letters, digits and
+`-._`, which names the same file on every system. The file is in the folder or, in a snapshot of the Hugging Face cache,
+a link to a blob of the same repository. No other file is opened. `engine.checkpoints.safetensors` opens a folder as a
+model's checkpoint.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Set
+from pathlib import Path
+
+from quant.bounded_json import JSONProblem, parse_object
+from quant.errors import ModelFileError, SafetensorsError, printable
+from quant.mapped_file import TensorFiles, regular_file
+from quant.safetensors import SafetensorsFile, SafetensorsTensor
+
+WHOLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+WEIGHT_MAP = "weight_map"
+
+# The largest published index has about 200,000 tensors, 20 MB and 200 shards.
+MAX_INDEX_BYTES = 64 << 20
+MAX_SHARDS = 4096
+
+_SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
+_DEVICE = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)\.", re.IGNORECASE)  # Windows opens these in any folder
+
+
+class SafetensorsShards(TensorFiles[SafetensorsTensor]):
+    """The tensors of all shards at `path`.
+
+    `path` is a safetensors file, or a folder: then `model.safetensors` is opened if it exists, else the shards. Links
+    are followed from a file that the caller names; in a folder, only within the bounds above. Raises `SafetensorsError`
+    when a file is malformed or the files do not fit together, `ModelFileError` when there is none or one cannot be
+    opened. Views outlive `close()`.
+    """
+
+    header_digest: str  # sha256 over the names of all shards and their own digests, in hex; a single file's own
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        with contextlib.ExitStack() as opened:
+            files = _open(self.path, opened)
+            self.header_digest = _digest(files)
+            super().__init__({name: file for file in files.values() for name in file.tensors}, opened)
+
+
+def _open(path: Path, opened: contextlib.ExitStack) -> dict[str, SafetensorsFile]:
+    """The files by name, each closed by `opened`."""
+    if not os.path.isdir(path):
+        return {path.name: opened.enter_context(SafetensorsFile(path))}
+    if os.path.lexists(path / WHOLE):
+        return {WHOLE: opened.enter_context(SafetensorsFile(member(path, WHOLE)))}
+    if not os.path.lexists(path / INDEX):
+        raise ModelFileError(f"{path} has neither {WHOLE} nor {INDEX}", "Pull the model again, or name another folder.")
+    index = member(path, INDEX)
+    files: dict[str, SafetensorsFile] = {}
+    for shard, names in sorted(read_index(index).items()):
+        _require(shard, index)
+        files[shard] = opened.enter_context(SafetensorsFile(member(path, shard)))
+        _compare(index, shard, names, files[shard].tensors.keys())
+    return files
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files of a folder that hold its weights, none opened; [] for a folder without. Raises SafetensorsError."""
+    if os.path.lexists(folder / WHOLE):
+        return [member(folder, WHOLE)]
+    if not os.path.lexists(folder / INDEX):
+        return []
+    index = member(folder, INDEX)
+    shards = sorted(read_index(index))
+    for shard in shards:
+        _require(shard, index)
+    return [member(folder, shard) for shard in shards]
+
+
+def _require(shard: str, index: Path) -> None:
+    if not os.path.lexists(index.parent / shard):
+        raise SafetensorsError(
+            index, f"{shard} is missing", field=WEIGHT_MAP, remedy="The checkpoint is incomplete: pull it again."
+        )
+
+
+def read_index(path: Path) -> dict[str, set[str]]:
+    """The names of the tensors of each shard."""
+    with regular_file(path) as (descriptor, size):
+        if size > MAX_INDEX_BYTES:
+            raise SafetensorsError(path, f"{size} bytes are over the bound of {MAX_INDEX_BYTES}", field="index")
+        with open(descriptor, "rb", closefd=False) as file:
+            raw = file.read(size)
+    try:
+        weight_map = parse_object(raw).get(WEIGHT_MAP)
+    except JSONProblem as problem:
+        raise SafetensorsError(path, str(problem), field="index") from None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise SafetensorsError(path, "it does not map names of tensors to files", field=WEIGHT_MAP)
+    shards: dict[str, set[str]] = defaultdict(set)
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or not _SHARD.fullmatch(shard) or _DEVICE.match(shard):
+            shown = printable(shard) if isinstance(shard, str) else "what is no string"
+            field = f"{WEIGHT_MAP}, {printable(name)}"
+            raise SafetensorsError(path, f"{shown} is not a name that a shard may have", field=field)
+        shards[shard].add(name)
+        if len(shards) > MAX_SHARDS:
+            raise SafetensorsError(path, f"more than {MAX_SHARDS} shards", field=WEIGHT_MAP)
+    return shards
+
+
+def _compare(index: Path, shard: str, mapped: set[str], held: Set[str]) -> None:
+    """The index and a shard name the same tensors."""
+    if missing := mapped - held:
+        field = f"{WEIGHT_MAP}, {printable(min(missing))}"
+        raise SafetensorsError(index, f"{shard} has no such tensor", field=field)
+    if surplus := held - mapped:
+        field = f"{WEIGHT_MAP}, {printable(min(surplus))}"
+        raise SafetensorsError(index, f"{shard} has the tensor, and the index does not say so", field=field)
+
+
+def _digest(files: Mapping[str, SafetensorsFile]) -> str:
+    digests = [file.header_digest for file in files.values()]
+    if len(digests) == 1:
+        return digests[0]
+    lines = "".join(f"{name} {digest}\n" for name, digest in zip(files, digests, strict=True))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def member(folder: Path, name: str) -> Path:
+    """`name` in a checkpoint's folder, or in a folder of it. Raises SafetensorsError where a link leads out of bounds.
+
+    The Hugging Face cache keeps files as `blobs/DIGEST` and has `snapshots/REVISION/NAME` link to them. The folder
+    itself, and a folder of blobs that was moved elsewhere, may be links: their owner made those.
+    """
+    path = folder / name
+    for place in (path, *(folder / parent for parent in Path(name).parents[:-1])):
+        if os.path.islink(place) and not _is_blob(place, folder):
+            raise SafetensorsError(place, "it leads out of the checkpoint's folder", field="link")
+    return path
+
+
+def _is_blob(link: Path, folder: Path) -> bool:
+    snapshots, _ = os.path.split(os.path.realpath(folder))
+    repository, kind = os.path.split(snapshots)
+    blobs = os.path.realpath(os.path.join(repository, "blobs"))
+    return kind == "snapshots" and os.path.dirname(os.path.realpath(link)) == blobs

@@ -1,0 +1,122 @@
+"""The order of measuring, and runs that other programs disturb."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from app.bench.contender import Contender
+from app.bench.disturbance import Disturbance, Watch
+from app.bench.rounds import Rounds
+from app.bench.sample import Sample
+from app.bench.workload import Load, Prompts, Rate
+from tests.support.processes import running_statement
+
+SINGLE, CROWD = Load(16, 20), Load(16, 20, 3)
+
+
+@dataclass
+class Recorder:
+    """Notes what it is asked, in a list that all of them share."""
+
+    name: str
+    told: list[tuple[str, Load, Prompts]] = field(default_factory=list)
+    seconds: float = 0.0
+    pid: int | None = None
+    build: str = "none"
+
+    def warm_up(self, load: Load, prompts: Prompts) -> None:
+        self.told.append((f"{self.name} warms up", load, prompts))
+
+    def measure(self, load: Load, prompts: Prompts) -> Sample:
+        time.sleep(self.seconds)
+        self.told.append((self.name, load, prompts))
+        return Sample({Rate.DECODE: float(len(self.told))}, load.streams)
+
+
+@dataclass
+class Disturbed(Recorder):
+    """Is rid of a program that disturbs it at its third run."""
+
+    disturber: int = 0
+
+    def measure(self, load: Load, prompts: Prompts) -> Sample:
+        if len(self.told) == 3:
+            os.kill(self.disturber, signal.SIGKILL)
+        return super().measure(load, prompts)
+
+
+class Quiet(Watch):
+    """On a machine where nothing else runs."""
+
+    def end(self) -> Disturbance:
+        return Disturbance(0.0, serious=False)
+
+
+def quiet(measured: Contender) -> Watch:
+    return Quiet([])
+
+
+def silent(line: str) -> None:
+    pass
+
+
+def test_rounds_go_through_loads_and_contenders_in_turn() -> None:
+    told: list[tuple[str, Load, Prompts]] = []
+    ours, peer = Recorder("ours", told), Recorder("peer", told)
+    series = Rounds(1000, silent, quiet).run([ours, peer], [SINGLE, CROWD], 2)
+    order = [(name, load.streams) for name, load, _ in told]
+    once = [("ours", 1), ("peer", 1), ("ours", 3), ("peer", 3)]
+    assert order == [(f"{name} warms up", streams) for name, streams in once] + once + once
+    assert [one.contender for one in series] == [ours, peer]
+    assert series[1].rates(CROWD, Rate.DECODE) == [8.0, 12.0]
+    assert series[1].rates(CROWD, Rate.PREFILL) == [None, None]
+
+
+def test_everyone_has_the_same_prompts_and_no_round_those_of_another() -> None:
+    told: list[tuple[str, Load, Prompts]] = []
+    Rounds(1000, silent, quiet).run([Recorder("ours", told), Recorder("peer", told)], [CROWD], 3)
+    assert all(len(prompts) == load.streams for _, load, prompts in told)
+    assert [prompts for name, _, prompts in told if "ours" in name] == [p for name, _, p in told if "peer" in name]
+    assert len({prompts for _, _, prompts in told}) == 4
+
+
+def test_a_warm_up_reads_the_whole_prompt_and_replies_shortly() -> None:
+    recorder = Recorder("ours")
+    Rounds(1000, silent, quiet).run([recorder], [Load(300, 200, 2)], 1)
+    _, load, prompts = recorder.told[0]
+    assert (load.output_tokens, load.streams) == (8, 2)
+    assert [len(prompt) for prompt in prompts] == [300, 300]
+
+
+@pytest.fixture
+def process(request: pytest.FixtureRequest) -> Iterator[int]:
+    with running_statement(request.param) as pid:
+        yield pid
+
+
+@pytest.mark.parametrize("process", ["while True: pass"], indirect=True)
+def test_a_run_that_another_program_disturbs_is_repeated_with_other_prompts(process: int) -> None:
+    """The one that was disturbed least counts: here the last, in which the program has ended."""
+    assert process
+    recorder = Disturbed("ours", seconds=0.4, disturber=process)
+    said: list[str] = []
+    [series] = Rounds(1000, said.append).run([recorder], [SINGLE], 1)
+    runs = [prompts for name, _, prompts in recorder.told if name == "ours"]
+    assert len(runs) == len(set(runs)) == 3
+    assert len(series.samples[SINGLE]) == len(series.elsewhere) == 1
+
+
+@pytest.mark.parametrize("process", ["while True: pass"], indirect=True)
+def test_a_machine_that_is_always_busy_is_said_once(process: int) -> None:
+    """After three disturbed runs of the first round there is one of each."""
+    assert process
+    recorder = Recorder("ours", seconds=0.3)
+    said: list[str] = []
+    [series] = Rounds(1000, said.append).run([recorder], [SINGLE], 3)
+    assert [name for name, _, _ in recorder.told].count("ours") == 5
+    assert len([line for line in said if "keep this machine busy" in line]) == 1
+    assert min(series.elsewhere) > 0.1

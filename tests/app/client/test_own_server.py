@@ -1,0 +1,319 @@
+"""The client of a running server, against a stand-in that says on the wire what each test wants."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, closing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from app.client.http import ServerError, ServerUnreachable
+from app.client.own_server import Client, Health
+from app.errors import ModelNotFound
+from app.generation.cache_report import CacheReport, Miss, MissReason
+from app.generation.events import ChatEvent, ReplyEnd, TextDelta
+from app.generation.messages import Message, ToolCall
+from app.process.instance import Instance
+from app.process.listening import ListeningSockets
+from engine.errors import PromptTooLong
+from engine.request import FinishReason
+from engine.sampling_params import SamplingParams
+from engine.token_sources import TokenSources
+from quant.errors import InglenookError
+from tests.support.processes import HANGING_SECONDS
+
+TEXT = 'data: {"choices": [{"index": 0, "delta": {"content": "%s"}, "finish_reason": null}]}\n\n'
+STOP = 'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "%s"}]}\n\n'
+USAGE = (
+    'data: {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10,'
+    ' "prompt_tokens_details": {"cached_tokens": 5}}}\n\n'
+)
+DONE = "data: [DONE]\n\n"
+ERROR = 'data: {"error": {"message": "The engine failed.", "type": "server_error", "param": null, "code": null}}\n\n'
+
+
+MODELS = [{"id": "a"}, {"id": "m", "default_sampling": {"temperature": 0.6}}]
+HEALTH = {
+    "status": "ok",
+    "running": 2,
+    "waiting": 1,
+    "running_by_class": {"normal": 2},
+    "waiting_by_class": {"background": 1},
+    "kv_blocks": 100,
+    "kv_blocks_held": 40,
+}
+
+
+@dataclass
+class StandIn:
+    """A server whose answers a test sets, and which remembers what it was asked."""
+
+    parts: list[bytes] = field(default_factory=list)
+    endless: bool = False
+    refusal: Response | None = None
+    health: Response = field(default_factory=lambda: JSONResponse(HEALTH))
+    asked: list[Any] = field(default_factory=list)
+    left_early: threading.Event = field(default_factory=threading.Event)
+
+    def application(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/health", self._answer(lambda: self.health)),
+                Route("/v1/models", self._answer(lambda: JSONResponse({"data": MODELS}))),
+                Route("/v1/chat/completions", self._complete, methods=["POST"]),
+            ]
+        )
+
+    def _answer(self, response: Callable[[], Response]) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            return response()
+
+        return answer
+
+    async def _complete(self, request: Request) -> Response:
+        self.asked.append(await request.json())
+        return self.refusal or StreamingResponse(self._stream(), media_type="text/event-stream")
+
+    async def _stream(self) -> AsyncIterator[bytes]:
+        try:
+            for part in self.parts:
+                yield part
+                await asyncio.sleep(0.001)  # so that parts travel apart
+            while self.endless:
+                yield b": still there\n\n"
+                await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            self.left_early.set()
+            raise
+
+
+@pytest.fixture
+def server() -> StandIn:
+    return StandIn()
+
+
+@pytest.fixture
+def address(server: StandIn) -> Iterator[Instance]:
+    config = uvicorn.Config(server.application(), lifespan="off", ws="none", log_config=None)
+    door = uvicorn.Server(config)
+    with closing(ListeningSockets(0)) as sockets:
+        thread = threading.Thread(target=lambda: asyncio.run(door.serve(sockets.sockets)), daemon=True)
+        thread.start()
+        yield Instance(1, sockets.port, f"http://127.0.0.1:{sockets.port}", "m", "/m.gguf", "2026-01-01T00:00:00+00:00")
+        door.should_exit = True
+        thread.join(HANGING_SECONDS)
+
+
+def chat(address: Instance, *messages: Message, params: SamplingParams | None = None) -> list[ChatEvent]:
+    async def collect() -> list[ChatEvent]:
+        async with Client(address) as client:
+            events = client.stream_chat(messages or [Message("user", "hi")], params or SamplingParams(seed=7))
+            return [event async for event in events]
+
+    return asyncio.run(collect())
+
+
+def test_a_reply_becomes_chat_events(server: StandIn, address: Instance) -> None:
+    role = 'data: {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}\n\n'
+    server.parts = [part.encode() for part in (role, TEXT % "Hel", TEXT % "lo", STOP % "length", USAGE, DONE)]
+    *deltas, end = chat(address)
+    assert deltas == [TextDelta("Hel"), TextDelta("lo")]
+    assert isinstance(end, ReplyEnd)
+    assert (end.finish, end.seed, end.prompt_tokens, end.cached_tokens, end.completion_tokens) == (
+        FinishReason.LENGTH, 7, 7, 5, 3,
+    )  # fmt: skip
+    assert 0 < end.first_token_seconds <= end.total_seconds
+
+
+def test_where_the_prompt_came_from_is_read(server: StandIn, address: Instance) -> None:
+    miss = '{"reason": "diverged", "position": 5, "before": "a", "was": "b", "is": "c"}'
+    details = (
+        '{"cached_tokens": 6, "device_tokens": 1, "host_tokens": 2, "disk_tokens": 3, "computed_tokens": 1,'
+        f' "restore_ms": 1.5, "miss": {miss}, "of a later version": 1}}'
+    )
+    usage = USAGE.replace('{"cached_tokens": 5}', details)
+    server.parts = [(STOP % "stop" + usage + DONE).encode()]
+    [end] = chat(address)
+    assert isinstance(end, ReplyEnd)
+    assert end.cache == CacheReport(TokenSources(1, 2, 3, 1, 0.0015), Miss(MissReason.DIVERGED, 5, "a", "b", "c"))
+
+
+@pytest.mark.parametrize("details", ['{"cached_tokens": "many"}', '{"miss": {"reason": "tired", "position": 1}}', "7"])
+def test_what_makes_no_sense_of_it_is_an_error(server: StandIn, address: Instance, details: str) -> None:
+    server.parts = [(STOP % "stop" + USAGE.replace('{"cached_tokens": 5}', details) + DONE).encode()]
+    with pytest.raises(ServerError):
+        chat(address)
+
+
+def test_events_may_arrive_in_any_pieces(server: StandIn, address: Instance) -> None:
+    """One byte at a time, after a comment, with separators in the text that are line ends to some."""
+    text = "é\u2028\u0085\u2029 data: x"
+    stream = ": comment\r\n\r\n" + TEXT % text + STOP % "stop" + DONE
+    server.parts = [bytes([byte]) for byte in stream.encode()]
+    *deltas, end = chat(address)
+    assert deltas == [TextDelta(text)]
+    assert isinstance(end, ReplyEnd)
+    assert end.finish is FinishReason.STOP
+
+
+def test_the_server_is_told_everything_that_shapes_the_answer(server: StandIn, address: Instance) -> None:
+    server.parts = [(STOP % "stop" + DONE).encode()]
+    params = SamplingParams(
+        temperature=0.0,
+        top_k=5,
+        top_p=0.9,
+        min_p=0.1,
+        repetition_penalty=1.0,
+        seed=2**64 - 3,
+        max_tokens=8,
+        min_tokens=2,
+        ignore_eos=True,
+        stop=("a", "b"),
+        stop_token_ids=(7,),
+        logit_bias=((5, 1.5),),
+    )
+    call = Message("assistant", tool_calls=(ToolCall("look", {"at": 1}, "c1"),))
+    chat(address, Message("system", "s"), call, Message("tool", "r", tool_call_id="c1"), params=params)
+    [asked] = server.asked
+    wire_call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
+    assert asked == {
+        "model": "m",
+        "service_class": "interactive",
+        "messages": [
+            {"role": "system", "content": "s"},
+            {"role": "assistant", "content": "", "tool_calls": [wire_call]},
+            {"role": "tool", "content": "r", "tool_call_id": "c1"},
+        ],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 0.0,
+        "top_k": 5,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "seed": -3,  # 64 bits, signed on the wire
+        "max_tokens": 8,
+        "stop": ["a", "b"],
+        "min_tokens": 2,
+        "ignore_eos": True,
+        "stop_token_ids": [7],
+        "logit_bias": {"5": 1.5},
+    }
+
+
+def test_what_is_not_limited_is_not_sent(server: StandIn, address: Instance) -> None:
+    server.parts = [(STOP % "stop" + DONE).encode()]
+    chat(address)
+    assert not {"max_tokens", "stop"} & server.asked[0].keys()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "words"),
+    [
+        (400, {"error": {"message": "too long", "code": "context_length_exceeded"}}, PromptTooLong, "too long"),
+        (404, {"error": {"message": "no m", "code": "model_not_found"}}, ModelNotFound, "no m"),
+        (503, {"error": {"message": "it is stopped", "code": None}}, ServerError, "it is stopped"),
+        (500, "oops", ServerError, "status 500"),
+        (500, {"error": "oops"}, ServerError, "status 500"),
+    ],
+)
+def test_a_refusal_is_an_error_of_ours(
+    server: StandIn, address: Instance, status: int, body: object, kind: type[InglenookError], words: str
+) -> None:
+    server.refusal = JSONResponse(body, status)
+    with pytest.raises(kind, match=words):
+        chat(address)
+
+
+@pytest.mark.parametrize(
+    ("stream", "kind", "words"),
+    [
+        (TEXT % "a" + ERROR, ServerError, "The engine failed"),
+        (TEXT % "a", ServerUnreachable, "before it was complete"),
+        (TEXT % "a" + "data: {\n\n", ServerError, "makes no sense"),
+    ],
+)
+def test_a_reply_that_breaks_off_is_an_error_after_its_text(
+    server: StandIn, address: Instance, stream: str, kind: type[InglenookError], words: str
+) -> None:
+    server.parts = [stream.encode()]
+    events: list[ChatEvent] = []
+
+    async def collect() -> None:
+        async with Client(address) as client:
+            async for event in client.stream_chat([Message("user", "hi")], SamplingParams()):
+                events.append(event)  # noqa: PERF401  # what came before the error counts
+
+    with pytest.raises(kind, match=words):
+        asyncio.run(collect())
+    assert events == [TextDelta("a")]
+
+
+def test_leaving_a_reply_closes_the_connection(server: StandIn, address: Instance) -> None:
+    server.parts, server.endless = [(TEXT % "a").encode()], True
+
+    async def leave() -> ChatEvent:
+        async with (
+            Client(address) as client,
+            aclosing(client.stream_chat([Message("user", "hi")], SamplingParams())) as events,
+        ):
+            return await anext(events)
+
+    assert asyncio.run(leave()) == TextDelta("a")
+    assert server.left_early.wait(60)
+
+
+def ask_health(address: Instance) -> Health:
+    async def ask() -> Health:
+        async with Client(address) as client:
+            return await client.health()
+
+    return asyncio.run(ask())
+
+
+def test_default_sampling_is_that_of_the_served_model(address: Instance) -> None:
+    async def ask(instance: Instance) -> Mapping[str, float] | None:
+        async with Client(instance) as client:
+            return await client.default_sampling()
+
+    assert asyncio.run(ask(address)) == {"temperature": 0.6}
+    assert asyncio.run(ask(replace(address, model="a"))) is None
+    assert asyncio.run(ask(replace(address, model="b"))) is None
+
+
+def test_health_while_it_serves_and_while_it_is_stopped(server: StandIn, address: Instance) -> None:
+    assert ask_health(address) == Health("", 2, 1, {"normal": 2}, {"background": 1}, 100, 40)
+    server.health = JSONResponse({**HEALTH, "status": "unavailable", "reason": "it is stopped"}, 503)
+    assert ask_health(address).problem == "it is stopped"
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"running": "x", "waiting": 0}'])
+def test_another_program_on_the_port_is_no_server_of_ours(server: StandIn, address: Instance, body: bytes) -> None:
+    server.health = Response(body)
+    with pytest.raises(ServerError):
+        ask_health(address)
+
+
+def test_proxies_are_for_other_machines(address: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")
+    assert ask_health(address).running == 2
+
+
+def test_nobody_there(address: Instance) -> None:
+    with closing(ListeningSockets(0)) as sockets:
+        port = sockets.port
+    nobody = Instance(1, port, f"http://127.0.0.1:{port}", "m", "/m.gguf", "2026-01-01T00:00:00+00:00")
+    with pytest.raises(ServerUnreachable, match=str(port)):
+        ask_health(nobody)
+    with pytest.raises(ServerUnreachable, match=str(port)):
+        chat(nobody)

@@ -1,0 +1,76 @@
+"""Tests of app/client/running_server.py."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from app.client.running_server import find_instance
+from app.process.instance import Instance, recorded
+from app.settings.settings import Settings, load_settings
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return load_settings(state_dir=tmp_path / "state")
+
+
+def made(port: int = 4645, model: str = "smollm2:135m", path: str = "/m.gguf") -> Instance:
+    return Instance(os.getpid(), port, f"http://127.0.0.1:{port}", model, path, "2026-01-01T00:00:00+00:00")
+
+
+def test_the_server_of_the_wanted_model_is_found(settings: Settings, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.touch()
+    link = tmp_path / "link.gguf"
+    link.symlink_to(file)
+    with recorded(made(1, "smollm2:135m"), settings), recorded(made(2, "./link.gguf", str(link)), settings):
+        for name, port in [("smollm2:135m", 1), ("SmolLM2", 1), (str(file), 2), (str(link), 2)]:
+            found = find_instance(replace(settings, model=name))
+            assert found is not None, name
+            assert found.port == port
+        for name in ("other:1b", str(tmp_path / "other.gguf")):
+            assert find_instance(replace(settings, model=name)) is None
+
+
+def test_the_server_of_a_model_of_the_hub_is_found_by_the_name_of_its_repository(
+    settings: Settings, tmp_path: Path
+) -> None:
+    elsewhere = made(2, "org/other", str(tmp_path / "org" / "other"))  # by a path that looked from there like a name
+    cached = made(1, "org/repo", str(settings.hub_cache / "models--org--repo" / "snapshots" / "0123"))
+    with recorded(cached, settings), recorded(elsewhere, settings):
+        assert find_instance(replace(settings, model="hf:org/repo")) == cached
+        for name in ("org/repo:Q8_0", "org/other"):
+            assert find_instance(replace(settings, model=name)) is None
+
+
+def test_a_name_without_a_quantization_finds_the_server_of_the_model_that_it_means_here(
+    settings: Settings, tmp_path: Path
+) -> None:
+    settings = replace(settings, hub_cache=tmp_path / "hub", ollama_dir=tmp_path / "ollama")
+    snapshot = settings.hub_cache / "models--org--repo" / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    for quantization in ("Q5_0", "Q8_0"):
+        (snapshot / f"m-{quantization}.gguf").touch()
+    eight, five = (made(port, f"org/repo:{q}", str(snapshot / f"m-{q}.gguf")) for port, q in ((1, "Q8_0"), (2, "Q5_0")))
+    blob = settings.ollama_dir / "blobs" / f"sha256-{'0' * 64}"
+    ollama = made(3, "ollama:m:latest", str(blob))
+    manifest = settings.ollama_dir / "manifests" / "registry.ollama.ai" / "library" / "m" / "latest"
+    layer = {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{'0' * 64}"}
+    for file, text in ((blob, ""), (manifest, json.dumps({"layers": [layer]}))):
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    with recorded(eight, settings), recorded(five, settings), recorded(ollama, settings):
+        assert find_instance(replace(settings, model="org/repo")) == eight
+        assert find_instance(replace(settings, model="org/repo:q5_0")) == five
+        assert find_instance(replace(settings, model="ollama:m")) == ollama
+        assert find_instance(replace(settings, model="ollama:other")) is None
+
+
+def test_of_several_the_one_on_the_chosen_port_is_found(settings: Settings) -> None:
+    with recorded(made(1), settings), recorded(made(2), settings), recorded(made(3), settings):
+        assert find_instance(replace(settings, port=2)) == made(2)
+        assert find_instance(settings) is not None

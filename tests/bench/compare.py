@@ -1,0 +1,79 @@
+"""How fast this program and llama.cpp generate tokens on this machine, measured in turn.
+
+    python -m tests.bench.compare --suite --xllamacpp
+    python -m tests.bench.compare --suite --llama-server llama.cpp/build/bin/llama-server --threads 2 [--http]
+    python -m tests.bench.compare --prompt-tokens 128 --output-tokens 96 --xllamacpp --json | jq '.compare[0].ratios'
+
+Every round measures all programs in turn, with the same file, threads and sizes. --xllamacpp: llama.cpp as the package
+xllamacpp brings it. --llama-server: a build of llama.cpp, by the path of its llama-server. The figures go to stdout,
+the progress to stderr. `ingle bench` measures this program alone.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import click
+
+from app.bench.benchmark import Plan
+from app.bench.workload import SUITE, rows_of
+from app.commands.output import as_json, echo_table
+from app.errors import exit_status
+from app.progress import progress_on_stderr
+from app.settings.settings import load_settings
+from quant.errors import InglenookError
+from tests.bench.peers.comparison import Comparison, compare
+from tests.bench.peers.lineup import find_peers
+
+
+def main() -> int:
+    wanted = _arguments().parse_args()
+    chosen = {name: getattr(wanted, name) for name in ("model", "context", "threads", "kernels", "device")}
+    try:
+        progress = progress_on_stderr(quiet=wanted.quiet)
+        peers = find_peers(wanted.xllamacpp, wanted.llama_server, progress)
+        rows = SUITE if wanted.suite else rows_of(wanted.prompt_tokens, wanted.output_tokens, wanted.concurrency)
+        load = None if wanted.suite else rows[-1].load
+        plan = Plan(rows=rows, load=load, repeat=wanted.repeat, http=wanted.http)
+        _print(compare(load_settings(**chosen), plan, peers, progress), as_object=wanted.json)
+    except InglenookError as problem:
+        remedy = f"\ntry: {problem.remedy}" if problem.remedy else ""
+        print(f"error: {problem.message}{remedy}", file=sys.stderr)
+        return exit_status(problem)
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--xllamacpp", action="store_true")
+    parser.add_argument("--llama-server", type=Path)
+    parser.add_argument("--http", action="store_true", help="servers over HTTP instead of engines")
+    parser.add_argument("--suite", action="store_true", help="five common workloads instead of one")
+    parser.add_argument("--prompt-tokens", type=int, default=512)
+    parser.add_argument("--output-tokens", type=int, default=128)
+    parser.add_argument("--concurrency", type=int, default=1)
+    parser.add_argument("--repeat", type=int, default=5, help="rounds")
+    parser.add_argument("-m", "--model")
+    parser.add_argument("--context", type=int)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--kernels")
+    parser.add_argument("--device")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("-q", "--quiet", action="store_true")
+    return parser
+
+
+def _print(comparison: Comparison, *, as_object: bool) -> None:
+    if as_object:
+        click.echo(as_json(comparison.json()))
+        return
+    echo_table(comparison.table())
+    click.echo()
+    for line in comparison.conditions():
+        click.echo(line)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

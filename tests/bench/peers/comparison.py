@@ -1,0 +1,96 @@
+"""A comparison with peers: the report about this program, the figures of each peer, and ours over theirs."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from app.bench import table as own_table
+from app.bench.benchmark import Plan, own_report, remarks
+from app.bench.measured_model import read_model
+from app.bench.own import own
+from app.bench.report import Figures, Report, Standing, extremes_json, spread_json, standing_of
+from app.bench.rounds import Rounds, Series
+from app.bench.statistics import Spread, spread
+from app.bench.table import column, spread_text
+from app.bench.workload import loads_of
+from app.models.sources import pull
+from app.progress import Progress
+from app.settings.settings import Settings
+from tests.bench.peers.bystanders import BystanderWatch
+from tests.bench.peers.lineup import Peers
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One peer."""
+
+    standing: Standing
+    ratios: Figures  # ours over its own, of the same round
+
+    def json(self) -> dict[str, Any]:
+        standing = self.standing
+        return {
+            "peer": standing.name,
+            "build": standing.build,
+            "figures": standing.json(),
+            "busy_elsewhere_cores": spread_json(standing.busy_elsewhere),
+            "spread": extremes_json(standing.figures),
+            "ratios": {name: spread_json(ratio) for name, ratio in self.ratios.items()},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    report: Report
+    peers: Sequence[Compared]
+
+    def json(self) -> dict[str, Any]:
+        """The object of `ingle bench --json`, and a list of the peers."""
+        return {**self.report.json(), "compare": [peer.json() for peer in self.peers]}
+
+    def table(self) -> list[tuple[str, ...]]:
+        """The table of `ingle bench`, with two columns for each peer."""
+        lines: list[tuple[str, ...]] = [*own_table.table(self.report)]
+        for peer in self.peers:
+            cells = {"": peer.standing.name, **dict(column(peer.standing, self.report))}
+            ratios = {row.title: spread_text(peer.ratios[row.name]) for row in self.report.rows}
+            over = {"": "ours/theirs", **ratios}
+            lines = [(*line, cells.get(line[0], ""), over.get(line[0], "")) for line in lines]
+        return lines
+
+    def conditions(self) -> list[str]:
+        builds = [f"{peer.standing.name}: {peer.standing.build}" for peer in self.peers]
+        return [*own_table.conditions(self.report), *builds]
+
+
+def compare(settings: Settings, plan: Plan, peers: Peers, progress: Progress) -> Comparison:
+    """Measure this program and its peers in turn, with the same file, threads and sizes."""
+    model, loads = read_model(pull(settings.model, settings, progress)), loads_of(plan.rows)
+    if not plan.http:
+        peers.check(loads)
+    with ExitStack() as resources:
+        measured = resources.enter_context(own(model, settings, loads, progress, http=plan.http))
+        start = peers.servers if plan.http else peers.engines
+        contenders = [measured.contender, *start(model.path, measured.threads, loads, progress, resources)]
+        rounds = Rounds(model.vocab_size, progress.say, lambda one: BystanderWatch(contenders, one, progress.say))
+        series = rounds.run(contenders, loads, plan.repeat)
+        for line in remarks(series):
+            progress.say(line)
+        return comparison_of(own_report(plan, model, measured, series[0]), series)
+
+
+def comparison_of(report: Report, series: Sequence[Series]) -> Comparison:
+    """The first of the series is ours. To be called while the peers run: it reads the memory of their processes."""
+    ours, *theirs = series
+    return Comparison(report, [_compared(report, ours, peer) for peer in theirs])
+
+
+def _compared(report: Report, ours: Series, theirs: Series) -> Compared:
+    over = {row.name: ratios(ours.rates(row.load, row.rate), theirs.rates(row.load, row.rate)) for row in report.rows}
+    return Compared(standing_of(theirs, report.rows, report.load), over)
+
+
+def ratios(ours: Sequence[float | None], theirs: Sequence[float | None]) -> Spread | None:
+    """Ours over theirs, round by round: a busy machine slows both runs of a round alike."""
+    return spread([mine / other if mine and other else None for mine, other in zip(ours, theirs, strict=True)])

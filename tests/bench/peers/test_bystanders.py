@@ -1,0 +1,57 @@
+"""Contenders that should idle are named if they do not."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from app.bench.contender import Contender
+from app.bench.processes import cpu_seconds
+from app.bench.rounds import Rounds, Series
+from app.bench.sample import Sample
+from app.bench.workload import Load, Prompts
+from tests.app.bench.test_rounds import Recorder
+from tests.bench.peers.bystanders import BystanderWatch
+from tests.support.processes import running_statement
+
+
+@dataclass
+class Patient(Recorder):
+    """Is measured until another program has used a core for a while, however busy the machine is."""
+
+    beside: int = 0
+
+    def measure(self, load: Load, prompts: Prompts) -> Sample:
+        began, spent = time.monotonic(), cpu_seconds(self.beside)
+        while cpu_seconds(self.beside) - spent < max(0.1, 0.2 * (time.monotonic() - began)):
+            time.sleep(0.01)
+        return super().measure(load, prompts)
+
+
+@pytest.fixture
+def process(request: pytest.FixtureRequest) -> Iterator[int]:
+    with running_statement(request.param) as pid:
+        yield pid
+
+
+def watched(contenders: Sequence[Contender], say: Callable[[str], None]) -> list[Series]:
+    rounds = Rounds(1000, say, lambda measured: BystanderWatch(contenders, measured, say))
+    return rounds.run(contenders, [Load(16, 20)], 1)
+
+
+@pytest.mark.parametrize("process", ["while True: pass"], indirect=True)
+def test_a_busy_bystander_is_named(process: int) -> None:
+    said: list[str] = []
+    contenders = [Patient("ours", beside=process), Recorder("peer", pid=process)]
+    series = watched(contenders, said.append)
+    assert any(line.startswith("peer was busy while ours was measured") for line in said), said
+    assert all(cores >= 0 for one in series for cores in one.elsewhere)
+
+
+@pytest.mark.parametrize("process", ["import time; time.sleep(600)"], indirect=True)
+def test_an_idle_bystander_is_not(process: int) -> None:
+    said: list[str] = []
+    contenders = [Recorder("ours", seconds=0.2), Recorder("peer", pid=process)]
+    watched(contenders, said.append)
+    assert not any(line.startswith("peer was busy") for line in said), said

@@ -1,0 +1,53 @@
+"""A comparison with a peer: the JSON object, the table, and ratios of rounds."""
+
+import pytest
+
+from app.bench.statistics import Spread
+from app.bench.workload import SUITE, Load, Row, rows_of
+from tests.app.bench.test_report import report, series
+from tests.bench.peers.comparison import Comparison, comparison_of, ratios
+
+
+def comparison(rows: tuple[Row, ...], load: Load | None) -> Comparison:
+    both = [series("ingle", rows, 2.0, pid=None), series("peer", rows, 1.0, pid=None)]
+    return comparison_of(report(rows, load), both)
+
+
+@pytest.fixture
+def one_workload() -> Comparison:
+    rows = rows_of(512, 128, 4)
+    return comparison(rows, rows[-1].load)
+
+
+def test_object_of_one_workload_lists_the_peer(one_workload: Comparison) -> None:
+    found = one_workload.json()
+    [peer] = found["compare"]
+    assert found["prefill_tok_s"] == 300.0
+    assert (peer["peer"], peer["build"]) == ("peer", "the build of peer")
+    assert peer["figures"]["prefill_tok_s"] == 150.0
+    assert peer["figures"]["peak_rss_mb"] is None
+    assert peer["spread"]["decode_tok_s"] == [100.0, 225.0]
+    assert peer["ratios"]["throughput_tok_s"] == {"median": 2.0, "low": 2.0, "high": 2.0}
+
+
+def test_object_of_the_suite_has_a_ratio_for_each_row() -> None:
+    found = comparison(SUITE, None).json()
+    assert found["compare"][0]["ratios"].keys() == {row.name for row in SUITE}
+
+
+def test_table_has_two_columns_for_a_peer(one_workload: Comparison) -> None:
+    lines = one_workload.table()
+    assert {len(line) for line in lines} == {4}
+    assert lines[0] == ("", "ingle", "peer", "ours/theirs")
+    assert ("prefill", "300 tok/s (200-450)", "150 tok/s (100-225)", "2.00 (2.00-2.00)") in lines
+    assert ("time to first token", "625 ms (p99 750)", "625 ms (p99 750)", "") in lines
+    assert ("weights read", "300 (200-450) GB/s", "", "") in lines
+    assert lines[-1][2] == "-"
+    assert one_workload.conditions()[-1] == "peer: the build of peer"
+
+
+def test_ratios_are_of_the_same_round() -> None:
+    """Where the machine was slow for both, it does not show: the ratio of the medians would be 1.5."""
+    assert ratios([20.0, 2.0, 30.0], [10.0, 1.0, 40.0]) == Spread(2.0, 0.75, 2.0)
+    assert ratios([20.0, None], [10.0, 5.0]) == Spread(2.0, 2.0, 2.0)
+    assert ratios([20.0], [None]) is None

@@ -1,0 +1,37 @@
+"""llama-server as a contender: its sizes, its figures, and its end."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from app.bench.contender import ContenderFailed
+from app.bench.workload import Load
+from tests.bench.peers.fake_llama import FakeLlama
+from tests.bench.peers.llama_build import probe
+from tests.bench.peers.llama_server import llama_server
+
+
+def test_llama_server_is_told_its_sizes_and_measured(fake_llama: FakeLlama) -> None:
+    loads = [Load(60, 8, 16), Load(500, 8)]
+    with llama_server(probe(fake_llama.server), Path("/models/tiny.gguf"), 2, loads) as server:
+        sample = server.measure(loads[0], loads[0].prompts(1, 100))
+        assert server.name == "llama.cpp"
+    assert len(sample.first_token) == 16
+    [*_, arguments] = fake_llama.calls("llama-server")
+    port = arguments[arguments.index("--port") + 1]
+    assert arguments == [
+        "-m", "/models/tiny.gguf", "--host", "127.0.0.1", "--port", port, "-t", "2", "-tb", "2",
+        "-np", "16", "-c", str(16 * 512), "--no-slots", "--cache-ram", "0",
+    ]  # fmt: skip
+    with pytest.raises(ProcessLookupError):
+        os.kill(server.pid, 0)
+
+
+def test_a_server_that_dies_in_mid_reply(fake_llama: FakeLlama) -> None:
+    load = Load(8, 8)
+    with (
+        pytest.raises(ContenderFailed, match=r"server at 127\.0\.0\.1"),
+        llama_server(probe(fake_llama.server), Path("/models/dies.gguf"), 1, [load]) as server,
+    ):
+        server.measure(load, load.prompts(1, 100))

@@ -1,0 +1,38 @@
+"""The names of weights in transformers' checkpoints, against the table that llama.cpp's converter uses."""
+
+import importlib
+
+import pytest
+from gguf.constants import MODEL_ARCH, TENSOR_NAMES
+from gguf.tensor_mapping import get_tensor_name_map
+
+from engine.checkpoints.checkpoint import Names
+
+ARCHITECTURES = {
+    "bert": MODEL_ARCH.BERT,
+    "gemma": MODEL_ARCH.GEMMA3,
+    "granite": MODEL_ARCH.GRANITE,
+    "llama": MODEL_ARCH.LLAMA,
+    "mistral": MODEL_ARCH.LLAMA,
+    "olmo": MODEL_ARCH.OLMO2,
+    "phi3": MODEL_ARCH.PHI3,
+    "qwen": MODEL_ARCH.QWEN3,
+    "smollm3": MODEL_ARCH.SMOLLM3,
+}
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_names_equal_those_of_the_gguf_package(family: str) -> None:
+    names: Names = importlib.import_module(f"engine.models.{family}").NAMES
+    table = get_tensor_name_map(ARCHITECTURES[family], 1)
+    theirs = {ours: table.get_name(name.format(0)) for ours, name in names.stems.items()}
+    known = {ours: found for ours, found in theirs.items() if found is not None}
+    assert known == {ours: ours.format(0) for ours in known}
+    assert len(known) >= 11
+
+
+def test_every_name_is_one_of_the_format() -> None:
+    written = {name.format(bid="{}") for name in TENSOR_NAMES.values()}
+    for family in ARCHITECTURES:
+        names: Names = importlib.import_module(f"engine.models.{family}").NAMES
+        assert names.stems.keys() <= written

@@ -1,0 +1,198 @@
+"""Replies that are held to a grammar: masks, tokens that must follow, ends, and failures that stay alone."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from engine.backends.runner import ModelRunner, Ticket
+from engine.batch import Batch
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.device import LoadedModel
+from engine.errors import InvalidSampling
+from engine.grammar import Constraint, Words
+from engine.kv.cache import KVCache, KVGroup
+from engine.request import FinishReason, TokenEvent
+from engine.sampling.logits import Logits
+from engine.sampling_params import BeamParams, SamplingParams
+
+VOCABULARY = 77
+END = 5
+NO_ENDS: frozenset[int] = frozenset()
+
+
+@dataclass
+class Steps:
+    """A grammar of so many steps: each allows some tokens, and is forced where that is one. Steps behind the last: ends
+    alone."""
+
+    steps: Sequence[Sequence[int]]
+    fails_at: int = -1
+    begun: list[bool] = field(default_factory=list)
+
+    def begin(self, *, jumps: bool) -> Constraint:
+        self.begun.append(jumps)
+        return Walk(self, jumps)
+
+
+@dataclass
+class Walk:
+    grammar: Steps
+    jumps: bool
+    at: int = 0
+
+    @property
+    def ended(self) -> bool:
+        return self.at >= len(self.grammar.steps)
+
+    def ask(self) -> None:
+        pass
+
+    def fill(self, words: Words) -> bool:
+        if self.at == self.grammar.fails_at:
+            raise RuntimeError("too complex")
+        allowed = self.grammar.steps[self.at]
+        for token_id in allowed:
+            words[token_id // 32] |= torch.tensor(1 << token_id % 32).int().item()
+        return bool(allowed)
+
+    def tell(self, token_id: int) -> None:
+        pass
+
+    def accept(self, token_id: int) -> Sequence[int]:
+        assert not self.grammar.steps[self.at] or token_id in self.grammar.steps[self.at]
+        self.at += 1
+        forced: list[int] = []
+        while self.jumps and not self.ended and len(self.grammar.steps[self.at]) == 1:
+            forced += self.grammar.steps[self.at]
+            self.at += 1
+        return forced
+
+
+def random_engine(*, greedy: bool = False, seed: int = 0) -> Engine[Ticket]:
+    """Of a model that likes any token as well as another; with a NaN behind a prompt that is token 13."""
+    kv = KVCache([KVGroup((0,), 1, 8)], 40, lambda heads, dim: (2, heads, 16, dim), torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+
+    def compute(batch: Batch) -> Logits:
+        values = torch.randn(len(batch.logit_rows), VOCABULARY, generator=generator)
+        for row, token in enumerate(batch.logit_rows):
+            if (batch.positions[token], batch.token_ids[token]) == (0, 13):
+                values[row, 7] = torch.nan
+        best = [-1 if row.isnan().any() else int(row.argmax()) for row in values]
+        return Logits(values, best if greedy else None)
+
+    config = EngineConfig("random", 256, 40)
+    return Engine(config, VOCABULARY, ModelRunner(LoadedModel(compute, kv), VOCABULARY))
+
+
+def run(engine: Engine[Ticket]) -> list[TokenEvent]:
+    events: list[TokenEvent] = []
+    while engine.has_requests:
+        events += engine.step()
+    engine.assert_empty()
+    return events
+
+
+def tokens_of(events: Sequence[TokenEvent], request_id: int) -> list[int]:
+    return [it.token_id for it in events if it.request_id == request_id and it.token_id is not None]
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_only_what_the_grammar_allows_is_picked(greedy: bool, temperature: float) -> None:
+    engine = random_engine(greedy=greedy)
+    chance = random.Random()
+    # No end before they must differ.
+    steps = [
+        chance.sample(range(END + 1 if step < 20 else 0, VOCABULARY), chance.choice((2, 3, 40))) for step in range(30)
+    ]
+    grammar = Steps([*steps, []])  # anything at last
+    params = SamplingParams(temperature=temperature, grammar=grammar, max_tokens=60)
+    several = [engine.request((1, 2, 3), params, frozenset({END})) for _ in range(3)]
+    free = engine.request((1, 2, 4), SamplingParams(max_tokens=40, ignore_eos=True), NO_ENDS)
+    engine.add(*several)
+    engine.add(free)
+    events = run(engine)
+    for request in several:
+        tokens = tokens_of(events, request.id)
+        assert len(tokens) == 31 or tokens[-1] == END
+        assert all(token in allowed for token, allowed in zip(tokens, steps, strict=False))
+    assert len(tokens_of(events, free.id)) == 40
+    assert len({tuple(tokens_of(events, it.id)) for it in several}) == 3  # each has its own place in the grammar
+
+
+def test_what_must_follow_is_not_computed_one_by_one() -> None:
+    engine = random_engine()
+    grammar = Steps([(10, 11), (20,), (21,), (22,), (30, 31), (40,)])
+    request = engine.request((1,), SamplingParams(grammar=grammar), NO_ENDS)
+    engine.add(request)
+    first = engine.step()
+    assert [it.token_id for it in first[1:]] == [20, 21, 22]
+    second = engine.step()
+    assert [it.token_id for it in second][1:] == [40]
+    assert [it.finish for it in second] == [None, FinishReason.STOP]
+    assert not engine.has_requests
+    engine.assert_empty()
+
+
+def test_who_reports_probabilities_has_every_token_computed() -> None:
+    engine = random_engine()
+    grammar = Steps([(10,), (20,), (30,)])
+    engine.add(engine.request((1,), SamplingParams(grammar=grammar, logprobs=1), NO_ENDS))
+    events = run(engine)
+    assert grammar.begun == [False]
+    assert [it.token_id for it in events] == [10, 20, 30]
+    assert all(it.logprobs is not None for it in events)
+
+
+def test_a_reply_is_as_long_as_it_may_be_however_much_must_follow() -> None:
+    engine = random_engine()
+    request = engine.request(
+        (1,), SamplingParams(grammar=Steps([[token] for token in range(9)]), max_tokens=4), NO_ENDS
+    )
+    engine.add(request)
+    events = run(engine)
+    assert [it.token_id for it in events] == [0, 1, 2, 3]
+    assert events[-1].finish is FinishReason.LENGTH
+
+
+def test_a_grammar_that_fails_ends_its_own_reply_alone() -> None:
+    engine = random_engine()
+    good, bad = Steps([(1, 2)] * 6), Steps([(1, 2)] * 6, fails_at=3)
+    requests = [engine.request((1,), SamplingParams(grammar=grammar), NO_ENDS) for grammar in (good, bad, good)]
+    for request in requests:
+        engine.add(request)
+    events = run(engine)
+    ends = {it.request_id: it for it in events if it.finish}
+    assert [ends[it.id].finish for it in requests] == [FinishReason.STOP, FinishReason.GRAMMAR, FinishReason.STOP]
+    assert "too complex" in ends[requests[1].id].error
+    assert [len(tokens_of(events, it.id)) for it in requests] == [6, 3, 6]
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_a_row_that_is_not_numbers_ends_its_own_reply_alone(greedy: bool) -> None:
+    engine = random_engine(greedy=greedy)
+    requests = [engine.request((last,), SamplingParams(temperature=0, max_tokens=1), NO_ENDS) for last in (1, 13, 2)]
+    for request in requests:
+        engine.add(request)
+    ends = {it.request_id: it for it in run(engine)}
+    assert [ends[it.id].finish for it in requests] == [FinishReason.LENGTH, FinishReason.ERROR, FinishReason.LENGTH]
+    assert "not numbers" in ends[requests[1].id].error
+
+
+def test_an_end_that_the_grammar_demands_comes_before_the_least_number_of_tokens() -> None:
+    engine = random_engine()
+    params = SamplingParams(grammar=Steps([(10, 11), (END,)]), min_tokens=5, logprobs=0)
+    engine.add(engine.request((1,), params, frozenset({END})))
+    events = run(engine)
+    assert events[-1].token_id == END
+    assert events[-1].finish is FinishReason.STOP
+
+
+def test_a_search_has_no_grammar() -> None:
+    with pytest.raises(InvalidSampling, match="grammar"):
+        SamplingParams(beams=BeamParams(2), grammar=Steps([]))

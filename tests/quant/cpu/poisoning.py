@@ -1,0 +1,10 @@
+"""NaN in the regions of an arena, so that a read of memory that was not written shows in the results."""
+
+from quant.cpu.arena import Arena
+
+
+def poison(arena: Arena, *names: str) -> None:
+    """Fill the regions of these names with NaN."""
+    for region, _ in arena._regions:
+        if region.name in names:
+            region.bytes[:] = 0xFF

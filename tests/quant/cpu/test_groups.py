@@ -1,0 +1,78 @@
+"""The scales of a group in registers, from tiles of formats that no file has yet."""
+
+import ctypes
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from quant.cpu.formats import GROUP, SPAN, TILE, Parts, Scales, TileFormat
+from quant.cpu.ggml_tiles import Bytes, pack, unpack
+from quant.cpu.groups import load_scales
+from quant.cpu.kernel import Kernel
+from quant.cpu.native import compile_kernels, link
+from quant.cpu.tiers import choose
+from quant.cpu.vector import I64, Emit
+from quant.ggml_blocks import integers
+from quant.tensor import CodedTensor, Scale
+
+UNIT = 0.125
+PARTED = Scales(parts=Parts((8,), 32), span=SPAN, unit=UNIT)
+FORMATS = {
+    "halves": TileFormat(0, (4,), zero=8, scales=Scales(unit=UNIT)),
+    "exponents": TileFormat(0, (4,), zero=8, scales=Scales(exponent=True, unit=UNIT)),
+    "minimums": TileFormat(0, (4,), scales=Scales(minimum=True, unit=UNIT)),
+    "parts": TileFormat(0, (4,), zero=8, scales=PARTED),
+}
+RNG = np.random.default_rng(3)
+
+
+def weight_of(layout: TileFormat) -> CodedTensor:
+    """Two tiles of one span of groups, or of one group."""
+    scales, rows = layout.scales, 2 * TILE
+    whole = torch.from_numpy(RNG.integers(1, 255, (rows, 1), np.uint8))
+    halves = Scale(whole if scales.exponent else whole.half() / 64, unit=UNIT)
+    parts = RNG.integers(0, 64, (rows, scales.span), np.uint8)
+    return CodedTensor(
+        shape=(rows, GROUP * scales.span),
+        type_name="made up",
+        group=GROUP,
+        codes=integers(RNG.integers(0, 16, (rows, GROUP * scales.span), np.uint8), (4,)),
+        scale=halves if scales.parts is None else replace(halves, parts=integers(parts, (8,)), offset=32),
+        zero=layout.zero,
+        minimum=Scale((whole / 32).half()) if scales.minimum else None,
+    )
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_unit_multiplies_scales_and_no_minimums(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = FORMATS[name]
+    weight = weight_of(layout)
+    monkeypatch.setattr("quant.cpu.ggml_tiles.format_of", lambda _: layout)
+    memory = np.zeros(2 * layout.tile_bytes(layout.scales.span), np.uint8)
+    pack(weight, memory)
+    assert torch.equal(unpack(memory, layout, weight.shape).scale.values(), weight.scale.values())  # type: ignore[union-attr]
+    for group in range(layout.scales.span):
+        scale, minimum = loaded(layout, memory, group)
+        assert np.array_equal(scale, weight.scale.values()[:TILE, group].numpy())
+        if weight.minimum is not None:
+            assert np.array_equal(minimum, -weight.minimum.values()[:TILE, group].numpy())  # kernels add
+
+
+def loaded(layout: TileFormat, memory: Bytes, group: int) -> tuple[Any, Any]:
+    """The scales and the minimums of 16 rows, as a kernel has them."""
+
+    def load(e: Emit, tile: Any, number: Any, out: Any) -> None:
+        at = e.b.add(tile, e.b.add(I64(layout.head_bytes), e.b.mul(number, I64(layout.group_bytes))))
+        ((scale, minimum),) = load_scales(e, layout, at, tile, number)
+        e.store(out, scale)
+        if minimum is not None:
+            e.store(e.at(out, 64), minimum)
+
+    target, out = choose("auto"), np.zeros((2, TILE), np.float32)
+    engine = link(compile_kernels([Kernel("load", load, returns=False)], target), target)
+    kind = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 3)
+    kind(engine.get_function_address("load"))(memory.ctypes.data, group, out.ctypes.data)
+    return out[0], out[1]

@@ -1,0 +1,188 @@
+"""Split GGUF models: the parts as one, and every way in which they do not fit together."""
+
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+import gguf
+import pytest
+
+from quant.errors import GGUFError, ModelFileError
+from quant.gguf import GGUFFile, GGUFTensor
+from quant.gguf_parts import MAX_PARTS, GGUFParts
+from tests.support.gguf_bytes import I32, STRING, U16, Tensor, Value, build, small_file
+from tests.support.gguf_reader import Reader
+
+ONE, TWO, THREE = (f"model-{number:05d}-of-00003.gguf" for number in (1, 2, 3))
+
+
+def split_keys(number: int, count: int = 3, tensors: int = 3) -> list[tuple[str, int, Value]]:
+    return [("split.no", U16, number), ("split.count", U16, count), ("split.tensors.count", I32, tensors)]
+
+
+def write_part(path: Path, keys: list[tuple[str, int, Value]], *names: str) -> None:
+    tensors = [Tensor(name, [2], 0, struct.pack("<2f", index, len(name))) for index, name in enumerate(names)]
+    path.write_bytes(build([("general.name", STRING, path.name), *keys], tensors).data)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model in three parts, of which the first has no tensor, as `gguf-split --no-tensor-first-split` makes it."""
+    write_part(tmp_path / ONE, split_keys(0))
+    write_part(tmp_path / TWO, split_keys(1), "a", "bc")
+    write_part(tmp_path / THREE, split_keys(2), "d")
+    return tmp_path
+
+
+def rejection(path: Path) -> ModelFileError:
+    with pytest.raises(ModelFileError) as caught:
+        GGUFParts(path)
+    assert caught.value.remedy
+    assert str(caught.value).isprintable()
+    return caught.value
+
+
+@pytest.mark.parametrize("name", [ONE, TWO, THREE])
+def test_any_part_stands_for_all(folder: Path, name: str) -> None:
+    with GGUFParts(folder / name) as checkpoint:
+        assert checkpoint.path == folder / ONE
+        assert checkpoint.metadata["general.name"] == ONE
+        assert list(checkpoint.tensors) == ["a", "bc", "d"]
+        assert {n: struct.unpack("<2f", checkpoint.data(n)) for n in checkpoint.tensors} == {
+            "a": (0, 1),
+            "bc": (1, 2),
+            "d": (0, 1),
+        }
+        checkpoint.release("d")
+        assert struct.unpack("<2f", checkpoint.data("d")) == (0, 1)
+        with pytest.raises(KeyError):
+            checkpoint.data("e")
+
+
+def test_a_real_model_is_the_same_split_and_whole(smollm2: Path, tmp_path: Path) -> None:
+    """Split by the `gguf` package's own writer."""
+    reader = Reader(smollm2)
+    writer = gguf.GGUFWriter(tmp_path / "smollm2.gguf", "llama", split_max_tensors=100)
+    for stored in reader.tensors:
+        writer.add_tensor(stored.name, stored.data, raw_dtype=stored.tensor_type)
+    writer.add_name("SmolLM2")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    parts = sorted(tmp_path.iterdir())
+    assert [part.name for part in parts] == [f"smollm2-{n:05d}-of-00003.gguf" for n in (1, 2, 3)]
+    with GGUFFile(smollm2) as whole, GGUFParts(parts[1]) as split:
+        assert split.metadata["general.name"] == "SmolLM2"
+        assert matrix_types(split.tensors) == matrix_types(whole.tensors)
+        assert split.tensors.keys() == whole.tensors.keys()
+        for name, tensor in whole.tensors.items():
+            other = split.tensors[name]
+            assert (other.type, other.shape, other.nbytes) == (tensor.type, tensor.shape, tensor.nbytes)
+            assert split.data(name) == whole.data(name)
+
+
+def matrix_types(tensors: Mapping[str, GGUFTensor]) -> set[str]:
+    """The names of the types of those of two dimensions."""
+    return {tensor.type.name for tensor in tensors.values() if len(tensor.shape) == 2}
+
+
+def test_a_file_by_itself_is_what_the_reader_makes_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "small.gguf"
+    path.write_bytes(small_file().data)
+    with GGUFFile(path) as file, GGUFParts(path) as checkpoint:
+        assert (checkpoint.path, checkpoint.metadata, checkpoint.tensors) == (path, file.metadata, file.tensors)
+        assert checkpoint.header_digest == file.header_digest
+        assert all(checkpoint.data(name) == file.data(name) for name in file.tensors)
+
+
+@pytest.mark.parametrize("keys", [[], split_keys(0, 1, 1)])
+def test_the_only_part_is_a_whole_model(tmp_path: Path, keys: list[tuple[str, int, Value]]) -> None:
+    path = tmp_path / "model-00001-of-00001.gguf"
+    write_part(path, keys, "a")
+    with GGUFParts(path) as checkpoint:
+        assert list(checkpoint.tensors) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("gone", "named", "words"), [((TWO,), ONE, TWO), ((ONE, TWO), THREE, f"{ONE} is missing, and")]
+)
+def test_a_missing_part_is_named(folder: Path, gone: tuple[str, ...], named: str, words: str) -> None:
+    for name in gone:
+        (folder / name).unlink()
+    problem = rejection(folder / named)
+    assert words in problem.message
+    assert "3 parts" in problem.message
+
+
+def test_a_missing_file_is_told_as_of_any_file(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="Cannot open"):
+        GGUFParts(tmp_path / "nothing.gguf")
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ([], "split.count is missing, and by the name and the number of the parts it is 3"),
+        (split_keys(1, 4), "split.count is 4, and by the name and the number of the parts it is 3"),
+        (split_keys(2), "split.no is 2, and by the name and the number of the parts it is 1"),
+        (split_keys(1, 3, 4), "split.tensors.count is 4, and by the name and the number of the parts it is 3"),
+        ([("split.no", STRING, "\x1b]0;x"), *split_keys(1)[1:]], "split.no is "),
+        ([("split.no", U16, [1]), *split_keys(1)[1:]], r"split.no is (1,), and"),
+    ],
+)
+def test_parts_that_do_not_fit_together(folder: Path, keys: list[tuple[str, int, Value]], words: str) -> None:
+    write_part(folder / TWO, keys, "a", "bc")
+    problem = rejection(folder / ONE)
+    assert words in problem.message
+    assert TWO in problem.message
+
+
+def test_the_parts_have_all_tensors_that_were_counted(folder: Path) -> None:
+    write_part(folder / TWO, split_keys(1), "a")
+    assert (
+        "split.tensors.count is 3, and by the name and the number of the parts it is 2"
+        in rejection(folder / ONE).message
+    )
+
+
+def test_a_tensor_is_in_one_part_only(folder: Path) -> None:
+    write_part(folder / TWO, split_keys(1), "a", "d")
+    assert f"{THREE}: {TWO} has the tensor d, too" in rejection(folder / ONE).message
+
+
+def test_a_part_that_was_renamed_is_none(folder: Path) -> None:
+    (folder / TWO).rename(folder / "two.gguf")
+    assert (
+        "split.count is 3, and by the name and the number of the parts it is 1"
+        in rejection(folder / "two.gguf").message
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["m-00000-of-00002.gguf", "m-00003-of-00002.gguf", f"m-00001-of-{MAX_PARTS + 1:05d}.gguf"]
+)
+def test_names_of_impossible_parts(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    assert "is named as part" in rejection(tmp_path / name).message
+
+
+def test_a_damaged_part_is_named_and_nothing_stays_open(folder: Path) -> None:
+    (folder / THREE).write_bytes(b"GGUF")
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(GGUFError, match=THREE) as caught:
+        GGUFParts(folder / ONE)
+    caught.value.__traceback__ = None
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_digest_tells_splits_of_other_headers_apart(folder: Path) -> None:
+    def digest() -> str:
+        with GGUFParts(folder / ONE) as checkpoint:
+            return checkpoint.header_digest
+
+    first = digest()
+    assert digest() == first
+    write_part(folder / THREE, split_keys(2), "e")
+    assert digest() != first

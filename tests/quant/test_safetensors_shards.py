@@ -1,0 +1,303 @@
+import json
+import mmap
+import os
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+import quant.safetensors_shards
+from quant.errors import ModelFileError, SafetensorsError
+from quant.safetensors import SafetensorsFile
+from quant.safetensors_shards import INDEX, WHOLE, SafetensorsShards
+from quant.safetensors_values import decode_plain
+from tests.quant.opened_files import opened_files
+from tests.quant.safetensors_bytes import build, small_file, write_index, write_shards
+
+ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+SHARDS = {ONE: {"a": ("U8", [3], b"abc"), "b": ("F32", [], bytes(4))}, TWO: {"c": ("I8", [1, 2], b"yz")}}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkpoint of two shards."""
+    path = tmp_path / "checkpoint"
+    path.mkdir()
+    write_shards(path, SHARDS)
+    return path
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Path:
+    """The same as the Hugging Face cache keeps it."""
+    repository = tmp_path / "hub" / "models--org--name"
+    path = repository / "snapshots" / "0123abcd"
+    path.mkdir(parents=True)
+    (repository / "blobs").mkdir()
+    write_shards(path, SHARDS)
+    for file in list(path.iterdir()):
+        blob = repository / "blobs" / sha256(file.read_bytes()).hexdigest()
+        file.rename(blob)
+        file.symlink_to(os.path.relpath(blob, path))
+    return path
+
+
+def rejection(path: Path) -> SafetensorsError:
+    with pytest.raises(SafetensorsError) as caught:
+        SafetensorsShards(path)
+    assert caught.value.remedy
+    assert str(caught.value).isprintable()
+    return caught.value
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    with SafetensorsShards(path) as checkpoint:
+        return {name: bytes(checkpoint.data(name)) for name in checkpoint.tensors}
+
+
+def test_shards_are_one_set_of_tensors(folder: Path) -> None:
+    assert contents(folder) == {"a": b"abc", "b": bytes(4), "c": b"yz"}
+    with SafetensorsShards(folder) as checkpoint:
+        assert checkpoint.tensors["c"].shape == (1, 2)
+        assert checkpoint.tensors["c"].type.name == "I8"
+        checkpoint.release("c")
+        view = checkpoint.data("c")
+        with pytest.raises(KeyError):
+            checkpoint.data("d")
+    assert bytes(view) == b"yz"
+
+
+def test_reads_what_transformers_writes(tmp_path: Path) -> None:
+    config = transformers.LlamaConfig(
+        vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4
+    )
+    model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)  # type: ignore[arg-type]
+    for size, shards in (("1GB", 1), ("40KB", 2)):
+        path = tmp_path / size
+        model.save_pretrained(path, max_shard_size=size)
+        assert len(list(path.glob("*.safetensors"))) >= shards
+        with SafetensorsShards(path) as checkpoint:
+            state = model.state_dict()
+            assert checkpoint.tensors.keys() == state.keys()
+            for name, tensor in checkpoint.tensors.items():
+                assert torch.equal(decode_plain(tensor, checkpoint.data(name)).values, state[name])
+
+
+def test_one_file_is_a_checkpoint(tmp_path: Path) -> None:
+    """Named by itself, wherever it leads, or found in its folder."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(small_file())
+    link = tmp_path / "link.safetensors"
+    link.symlink_to(elsewhere)
+    (tmp_path / WHOLE).write_bytes(small_file())
+    with SafetensorsFile(elsewhere) as file:
+        for path in (elsewhere, link, tmp_path):
+            with SafetensorsShards(path) as checkpoint:
+                assert checkpoint.tensors == file.tensors
+                assert checkpoint.header_digest == file.header_digest
+
+
+def test_the_digest_is_of_every_header_and_name(folder: Path) -> None:
+    def digest() -> str:
+        with SafetensorsShards(folder) as checkpoint:
+            return checkpoint.header_digest
+
+    digests = [digest()]
+    (folder / TWO).write_bytes(build({"c": ("U8", [1, 2], b"yz")}))
+    digests.append(digest())
+    (folder / TWO).rename(folder / "other.safetensors")
+    write_index(folder, {"a": ONE, "b": ONE, "c": "other.safetensors"})
+    digests.append(digest())
+    assert len(set(digests)) == 3
+    assert digest() == digests[-1]
+
+
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="has neither"):
+        SafetensorsShards(tmp_path)
+    with pytest.raises(ModelFileError, match="Cannot open"):
+        SafetensorsShards(tmp_path / "missing")
+
+
+def test_a_missing_shard_is_named(folder: Path) -> None:
+    (folder / TWO).unlink()
+    error = rejection(folder)
+    assert TWO in error.problem
+    assert "pull" in error.remedy
+
+
+def test_the_index_and_the_shards_must_agree(folder: Path) -> None:
+    write_index(folder, {"a": ONE, "b": ONE, "c": ONE})
+    error = rejection(folder)
+    assert (error.field, error.problem) == ("weight_map, c", f"{ONE} has no such tensor")
+    write_index(folder, {"a": ONE, "c": TWO})
+    error = rejection(folder)
+    assert error.field == "weight_map, b"
+    assert ONE in error.problem
+    (folder / TWO).write_bytes(build({"c": ("U8", [0], b""), "a": ("U8", [3], b"abc")}))
+    write_index(folder, {"a": ONE, "b": ONE, "c": TWO})
+    error = rejection(folder)
+    assert error.field == "weight_map, a"
+    assert TWO in error.problem
+
+
+def test_a_malformed_shard_is_named(folder: Path) -> None:
+    (folder / TWO).write_bytes((folder / TWO).read_bytes()[:-1])
+    assert rejection(folder).path == folder / TWO
+
+
+@pytest.mark.parametrize(
+    ("index", "field", "problem"),
+    [
+        ("", "index", "JSON"),
+        ("[]", "index", "not an object"),
+        ('{"weight_map":{"a":"x","a":"y"}}', "index", "twice"),
+        ('{"a":' * 10_000, "index", "nested"),
+        ("{}", "weight_map", "does not map"),
+        ('{"weight_map":{}}', "weight_map", "does not map"),
+        ('{"weight_map":[["a","b"]]}', "weight_map", "does not map"),
+        ('{"weight_map":{"a":1}}', "weight_map, a", "no string"),
+        ('{"weight_map":{"\\u001b[2J":null}}', "weight_map, '\\x1b[2J'", "no string"),
+    ],
+)
+def test_a_hostile_index_is_refused(folder: Path, index: str, field: str, problem: str) -> None:
+    (folder / INDEX).write_text(index)
+    error = rejection(folder)
+    assert error.field == field
+    assert problem in error.problem
+
+
+def test_the_index_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.truncate(folder / INDEX, quant.safetensors_shards.MAX_INDEX_BYTES + 1)
+    assert "over the bound" in rejection(folder).problem
+    monkeypatch.setattr(quant.safetensors_shards, "MAX_SHARDS", 1)
+    write_shards(folder, SHARDS)
+    assert "more than 1 shards" in rejection(folder).problem
+
+
+@pytest.fixture
+def opens() -> Iterator[list[str]]:
+    with opened_files() as paths:
+        yield paths
+
+
+PARTS = [
+    "..",
+    ".",
+    "",
+    "/",
+    "\\",
+    "//",
+    "C:",
+    "\\\\host\\share",
+    "~",
+    "%2e%2e",
+    "etc",
+    "secret",
+    "\0",
+    "\n",
+    " ",
+    "\u202e",
+]
+HOSTILE_NAMES = sorted(
+    {
+        *(f"{first}{separator}secret.safetensors" for first in PARTS for separator in "/\\"),
+        *(f"{first}{separator}.." for first in PARTS for separator in "/\\"),
+        *(f"{part}secret.safetensors" for part in PARTS if part not in {"", "..", ".", "etc", "secret"}),
+        *(f"{name}.safetensors" for name in ("CON", "nul", "com1", "LPT9", "nul.x", "", ".", "..", "-x", "x" * 300)),
+        *("secret", "secret.safetensors.", "secret.safetensors ", "secret.safetensors\0", "secret.safetensors:stream"),
+        *("secret.safetensors\n", "secret.SAFETENSORS", "ſecret.safetensors", "", ".", "..", "/", INDEX, "x.bin"),
+        *(f"{'../' * depth}secret.safetensors" for depth in range(1, 60)),
+        *(f"{'..' + chr(92)}{'x/' * depth}secret.safetensors" for depth in range(60)),
+    }
+)  # fmt: skip
+
+
+def test_no_hostile_name_opens_anything(folder: Path, opens: list[str]) -> None:
+    """The file that they try to reach is there, in the folder above, and would be read."""
+    (folder.parent / "secret.safetensors").write_bytes(build({"a": ("U8", [3], b"abc")}))
+    assert len(HOSTILE_NAMES) >= 200
+    for name in HOSTILE_NAMES:
+        write_index(folder, {"a": name})
+        opens.clear()
+        error = rejection(folder)
+        assert error.field == "weight_map, a"
+        assert "not a name" in error.problem, name
+        assert opens == [str(folder / INDEX)], name
+
+
+def test_a_snapshot_of_the_cache_is_read(snapshot: Path, tmp_path: Path) -> None:
+    """Also by way of links to the folder, and where the blobs were moved."""
+    expected = {"a": b"abc", "b": bytes(4), "c": b"yz"}
+    assert contents(snapshot) == expected
+    (tmp_path / "by link").symlink_to(snapshot)
+    assert contents(tmp_path / "by link") == expected
+    blobs = snapshot.parent.parent / "blobs"
+    blobs.rename(tmp_path / "moved")
+    blobs.symlink_to(tmp_path / "moved")
+    assert contents(snapshot) == expected
+
+
+@pytest.mark.parametrize("name", [ONE, TWO, INDEX, WHOLE])
+def test_a_link_leads_to_a_blob_or_nowhere(snapshot: Path, name: str, opens: list[str]) -> None:
+    """To whatever else it leads, nothing is opened."""
+    repository, hub = snapshot.parent.parent, snapshot.parent.parent.parent
+    other = hub / "models--org--other" / "blobs"
+    below = repository / "blobs" / "below"
+    places = [hub, repository, snapshot, snapshot.parent, other, below]
+    for place in places:
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "file").write_bytes(build({"a": ("U8", [3], b"abc")}))
+    (repository / "blobs" / "escape").symlink_to(hub / "file")
+    link = snapshot / name
+    for target in [*(place / "file" for place in places), repository / "blobs" / "escape", repository / "blobs", link]:
+        for spelled in (str(target), os.path.relpath(target, snapshot)):
+            link.unlink(missing_ok=True)
+            link.symlink_to(spelled)
+            opens.clear()
+            error = rejection(snapshot)
+            assert (error.path, error.field) == (link, "link"), spelled
+            assert str(link) not in opens
+
+
+def test_links_outside_a_snapshot_lead_nowhere(folder: Path) -> None:
+    blobs = folder.parent.parent / "blobs"
+    blobs.mkdir(exist_ok=True)
+    (folder / ONE).rename(blobs / "one")
+    (folder / ONE).symlink_to(blobs / "one")
+    assert rejection(folder).field == "link"
+
+
+def test_a_link_to_a_blob_that_is_missing_is_refused(snapshot: Path) -> None:
+    (snapshot / ONE).resolve().unlink()
+    with pytest.raises(ModelFileError, match="Cannot open"):
+        SafetensorsShards(snapshot)
+
+
+def test_a_shard_that_is_a_folder_or_a_pipe_is_refused(folder: Path) -> None:
+    (folder / TWO).unlink()
+    os.mkfifo(folder / TWO)
+    with pytest.raises(ModelFileError, match="regular"):
+        SafetensorsShards(folder)
+    (folder / TWO).unlink()
+    (folder / TWO).mkdir()
+    with pytest.raises(ModelFileError, match="regular"):
+        SafetensorsShards(folder)
+
+
+def test_nothing_is_left_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After use, and after a refusal at the second shard."""
+    made: list[mmap.mmap] = []
+
+    class Recorded(mmap.mmap):
+        def __init__(self, *_: object, **__: object) -> None:
+            made.append(self)
+
+    monkeypatch.setattr(mmap, "mmap", Recorded)
+    contents(folder)
+    write_index(folder, json.loads((folder / INDEX).read_text())["weight_map"] | {"d": TWO})
+    rejection(folder)
+    assert [mapping.closed for mapping in made] == [True] * 4

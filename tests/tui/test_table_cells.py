@@ -1,0 +1,115 @@
+"""Tables in replies: in any width all of their cells can be read, and they may grow and turn into other things."""
+
+import asyncio
+import random
+
+from rich.cells import cell_len
+from textual.app import App
+
+from tests.tui.document_page import DocumentPage
+from tui.widgets.document import Document
+from tui.widgets.table_cells import Cells, shared
+
+WORDS = ("a", "fire", "warmth", "漢字", "👨", "inglenook", "é")
+
+
+def table(rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+
+
+def lines_of(page: App[None]) -> list[str]:
+    return str(page.query_one(Cells).render()).split("\n")
+
+
+def cells_of(lines: list[str], columns: int) -> list[list[str]]:
+    """The words of each column of the rows, which one line each divides or none."""
+    texts = [[part.strip() for part in line.strip("│").split("│")] for line in lines if line.startswith("│")]
+    return [[row[column] for row in texts if row[column]] for column in range(columns)]
+
+
+def test_all_cells_can_be_read_in_any_width() -> None:
+    async def show(width: int) -> None:
+        columns = random.randrange(1, 5)
+        rows = [[" ".join(random.choices(WORDS, k=random.randrange(1, 9))) for _ in range(columns)] for _ in range(6)]
+        page = DocumentPage(table(rows))
+        async with page.run_test(size=(width, 30)) as pilot:
+            await pilot.pause()
+            lines, cells = lines_of(page), page.query_one(Cells)
+            assert {cell_len(line) for line in lines} == {cells.size.width}
+            assert cells.size.height == len(lines)
+            shown = cells_of(lines, columns)
+            for column in range(columns):
+                said = "".join(row[column] for row in rows).replace(" ", "")
+                assert "".join(shown[column]).replace(" ", "") == said
+            assert cells.size.width <= width - 2
+
+    for width in (40, 60, 120):
+        asyncio.run(show(width))
+
+
+def test_columns_stand_where_their_header_says() -> None:
+    async def show() -> None:
+        page = DocumentPage(
+            "| name | tokens | at | of |\n|---|--:|:-:|:--|\n| a | 7 | x | y |\n| longer | 12,345 | middle | z |"
+        )
+        async with page.run_test(size=(60, 30)) as pilot:
+            await pilot.pause()
+            assert lines_of(page)[3] == "│ a      │      7 │   x    │ y   │"
+            assert lines_of(page)[4] == "│ longer │ 12,345 │ middle │ z   │"
+
+    asyncio.run(show())
+
+
+def test_a_narrow_table_is_as_wide_as_its_words() -> None:
+    async def show() -> None:
+        page = DocumentPage(table([["a", "b"], ["one", "seat by the fire"]]))
+        async with page.run_test(size=(80, 20)) as pilot:
+            await pilot.pause()
+            assert lines_of(page) == [
+                "┌─────┬──────────────────┐",
+                "│ a   │ b                │",
+                "├─────┼──────────────────┤",
+                "│ one │ seat by the fire │",
+                "└─────┴──────────────────┘",
+            ]
+
+    asyncio.run(show())
+
+
+def test_a_table_grows_by_any_characters() -> None:
+    async def show() -> None:
+        text = table([["a", "b"], ["one", "**two**"], ["three", "four"]])
+        page = DocumentPage("")
+        async with page.run_test(size=(80, 20)) as pilot:
+            document = page.query_one(Document)
+            for letter in text:
+                await document.append(letter)
+            await pilot.pause()
+            assert lines_of(page)[-2] == "│ three │ four │"
+            assert lines_of(page)[3] == "│ one   │ two  │"
+            await document.append("\n\nand a line")
+            await pilot.pause()
+            assert len(page.query(Cells)) == 1
+
+    asyncio.run(show())
+
+
+def test_a_link_in_a_cell_is_told() -> None:
+    async def show() -> None:
+        page = DocumentPage(table([["a"], ["[seat](https://example.org/x)"]]))
+        async with page.run_test(size=(80, 20)) as pilot:
+            await pilot.pause()
+            await pilot.click(Cells, offset=(3, 3))
+            await pilot.pause()
+            assert page.clicked == ["https://example.org/x"]
+
+    asyncio.run(show())
+
+
+def test_columns_share_what_there_is() -> None:
+    assert shared([5, 10, 4], 30) == [5, 10, 4]
+    assert shared([5, 100, 4], 30) == [5, 21, 4]
+    assert shared([50, 100, 4], 30) == [13, 13, 4]
+    assert shared([50, 50], 2) == [3, 3]
+    assert shared([], 9) == []

@@ -1,0 +1,120 @@
+"""The private names of Textual that the chat uses exist and behave as it needs."""
+
+import asyncio
+import inspect
+
+import pytest
+from markdown_it.token import Token
+from textual._compositor import ChopsUpdate, Compositor
+from textual.screen import Screen
+from textual.widgets._markdown import MarkdownBullet, MarkdownListItem, MarkdownParagraph, MarkdownTable
+from textual.widgets.markdown import MarkdownBlock, MarkdownFence
+
+from tests.tui.document_page import DocumentPage
+from tests.tui.pilots import Chatting, at_rest, run
+from tests.tui.scripted_client import USAGE, WAIT, ScriptedClient
+from tui.nouns import Finish, ReplyEnd, TextDelta
+from tui.widgets.document import Document
+from tui.widgets.transcript import Transcript
+
+WORDS = "a reply that is drawn as it grows, "
+PARTS = [TextDelta(f"{number} {WORDS}" + "\n\n" * (number % 7 == 6)) for number in range(40)]
+
+
+class Picture:
+    """The screen of a terminal that receives updates."""
+
+    def __init__(self) -> None:
+        self.lines: list[list[str]] = []
+
+    def take(self, compositor: Compositor, update: object) -> None:
+        if not isinstance(update, ChopsUpdate):
+            self.lines = [[*strip.text] for strip in compositor.render_strips()]
+            return
+        for y, first, end in update.spans:
+            for x, strip in update.chops[y].items():
+                for place, sign in enumerate(strip.text if strip is not None else "", x):
+                    if first <= place < end:
+                        self.lines[y][place] = sign
+
+    def text(self) -> str:
+        return "\n".join("".join(line) for line in self.lines)
+
+
+@pytest.fixture
+def picture(monkeypatch: pytest.MonkeyPatch) -> Picture:
+    """Of whatever screen the chat draws."""
+    drawn = Picture()
+    render = Compositor.render_update
+
+    def rendered(self: Compositor, *given: object, **named: object) -> object:
+        update = render(self, *given, **named)  # type: ignore[arg-type]
+        if update is not None:
+            drawn.take(self, update)
+        return update
+
+    monkeypatch.setattr(Compositor, "render_update", rendered)
+    return drawn
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "signature"),
+    [
+        (Screen, "_compositor_refresh", "(self) -> 'None'"),
+        (MarkdownBlock, "set_content", "(self, content: 'Content') -> 'None'"),
+        (MarkdownBlock, "_copy_context", "(self, block: 'MarkdownBlock') -> 'None'"),
+        (MarkdownBlock, "_update_from_block", "(self, block: 'MarkdownBlock') -> 'None'"),
+        (MarkdownFence, "_update_from_block", "(self, block: 'MarkdownBlock')"),
+        (MarkdownTable, "_get_headers_and_rows", "(self) -> 'tuple[list[Content], list[list[Content]]]'"),
+        (MarkdownListItem, "__init__", "(self, markdown: 'Markdown', token: 'Token', bullet: 'str') -> 'None'"),
+    ],
+)
+def test_private_methods_keep_their_signatures(owner: type, name: str, signature: str) -> None:
+    assert str(inspect.signature(getattr(owner, name))) == signature
+
+
+def test_blocks_keep_their_private_attributes() -> None:
+    async def show() -> None:
+        page = DocumentPage("")
+        async with page.run_test() as _:
+            document, token = page.query_one(Document), Token("paragraph_open", "p", 1)
+            assert vars(MarkdownParagraph(document, token)).keys() >= {"_blocks", "_content", "_token"}
+            assert vars(MarkdownTable(document, token)).keys() >= {"_headers", "_rows"}
+            assert vars(MarkdownListItem(document, token, "1")).keys() >= {"bullet"}
+            assert vars(MarkdownFence(document, token, "x")).keys() >= {"code", "lexer"}
+            assert MarkdownBullet().symbol
+
+    asyncio.run(show())
+
+
+def test_the_terminal_shows_what_the_screen_is(picture: Picture) -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.type("go")
+        await chat.until(lambda: chat.conversation.replying is None and len(chat.views()) == 2)
+        await chat.pilot.press("x", "enter")
+        await chat.until(lambda: chat.conversation.replying is None and len(chat.views()) == 4)
+        await chat.pilot.pause()
+        strips = chat.screen._compositor.render_strips()
+        assert picture.text() == "\n".join(strip.text for strip in strips)
+        assert WORDS.split(maxsplit=1)[0] in "".join(strip.text for strip in strips)
+
+    run(ScriptedClient([*PARTS, ReplyEnd(Finish.COMPLETE, USAGE)]), flow)
+
+
+def test_an_unsettled_screen_draws_nothing_and_loses_no_change(
+    picture: Picture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.type("go")
+        await chat.until(lambda: len(chat.views()) == 2 and chat.views()[1].query(Document))
+        (reply,) = chat.views()[1].query(Document)
+        before = await at_rest(chat.pilot, picture.text)
+        with monkeypatch.context() as patch:
+            patch.setattr(Transcript, "is_unsettled", True)
+            await reply.grow("more ")
+            await chat.pilot.pause(0.2)
+            assert picture.text() == before
+        await reply.grow("and more")
+        await chat.until(lambda: f"{WORDS}more and more" in picture.text())
+
+    run(ScriptedClient([PARTS[0], WAIT]), flow, size=(120, 40))

@@ -1,0 +1,55 @@
+"""The items of a list in a reply, drawn by one widget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from textual.content import Content
+
+from tui.widgets.drawn_block import DrawnBlock
+
+_BULLET = "$text-primary"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What stands behind one bullet: texts, and lists of items."""
+
+    bullet: str
+    parts: Sequence[Content | Sequence[Item]]
+
+
+class Items(DrawnBlock):
+    """Items, those of inner lists farther to the right."""
+
+    DEFAULT_CSS = "Items { width: 1fr; }"
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        super().__init__()
+        self._items = items
+
+    def show(self, items: Sequence[Item]) -> None:
+        """Other ones."""
+        self._items = items
+        self.changed()
+
+    def lines(self, width: int) -> list[Content]:
+        return _lines(self._items, width)
+
+
+def _lines(items: Sequence[Item], width: int) -> list[Content]:
+    lines = []
+    for item in items:
+        bullet = Content.styled(item.bullet, _BULLET)
+        room = max(1, width - bullet.cell_length)
+        inner = [line for part in item.parts for line in _lines_of(part, room)] or [Content("")]
+        hanging = Content(" " * bullet.cell_length)
+        lines += [Content("").join([hanging if place else bullet, line]) for place, line in enumerate(inner)]
+    return lines
+
+
+def _lines_of(part: Content | Sequence[Item], width: int) -> list[Content]:
+    if isinstance(part, Content):
+        return [line.rstrip() for line in part.wrap(width)] or [Content("")]
+    return _lines(part, width)

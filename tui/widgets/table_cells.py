@@ -1,0 +1,92 @@
+"""The cells of a table in a reply. One widget draws all of them, so that a row costs no more than its text."""
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+from textual.content import Content
+from textual.geometry import Size
+
+from tui.widgets.drawn_block import DrawnBlock
+
+_NARROWEST = 3  # cells of a column
+_FRAME = "$foreground 30%"
+
+Side: TypeAlias = Literal["left", "center", "right"]
+
+
+class Cells(DrawnBlock):
+    """The header and the rows. Columns are as wide as they must be; too wide ones share what there is."""
+
+    DEFAULT_CSS = "Cells { width: auto; max-width: 100%; }"
+
+    def __init__(self, header: Sequence[Content], rows: Sequence[Sequence[Content]], sides: Sequence[Side]) -> None:
+        super().__init__()
+        self._header, self._rows, self._sides = header, rows, sides
+
+    def show(self, header: Sequence[Content], rows: Sequence[Sequence[Content]], sides: Sequence[Side]) -> None:
+        """Other cells."""
+        self._header, self._rows, self._sides = header, rows, sides
+        self.changed()
+
+    def get_content_width(self, container: Size, viewport: Size) -> int:
+        return min(container.width, sum(self._widths(container.width)) + _around(len(self._header)))
+
+    def _widths(self, width: int) -> list[int]:
+        """Of the columns, in all that is in between the lines."""
+        columns = [
+            max([_NARROWEST, *(line.cell_length for cell in column for line in cell.split("\n"))])
+            for column in zip(self._header, *(_filled(row, len(self._header)) for row in self._rows), strict=True)
+        ]
+        return shared(columns, width - _around(len(columns)))
+
+    def lines(self, width: int) -> list[Content]:
+        widths = self._widths(width)
+        rules = [
+            Content.styled(left + cross.join("─" * (wide + 2) for wide in widths) + right, _FRAME)
+            for left, cross, right in ("┌┬┐", "├┼┤", "└┴┘")
+        ]
+        columns = list(zip(widths, self._sides, strict=True))
+        head = _row([cell.stylize("bold $primary") for cell in self._header], columns)
+        body = [line for row in self._rows for line in _row(_filled(row, len(columns)), columns)]
+        return [rules[0], *head, *([rules[1], *body] if body else []), rules[2]]
+
+
+def shared(wanted: Sequence[int], width: int) -> list[int]:
+    """Widths of columns that are `width` together at most, if that can be: narrow ones have what they want, and the
+    others share the rest."""
+    left, widths = width, dict[int, int]()
+    for rank, column in enumerate(sorted(range(len(wanted)), key=wanted.__getitem__)):
+        fair = max(_NARROWEST, left // (len(wanted) - rank))
+        widths[column] = min(wanted[column], fair)
+        left -= widths[column]
+    return [widths[column] for column in range(len(wanted))]
+
+
+def _around(columns: int) -> int:
+    """Cells that lines and spaces take beside so many columns."""
+    return 3 * columns + 1
+
+
+def _filled(row: Sequence[Content], columns: int) -> list[Content]:
+    """A row of so many cells: the last one may not have come yet."""
+    return [*row, *[Content("")] * columns][:columns]
+
+
+def _row(cells: Sequence[Content], columns: Sequence[tuple[int, Side]]) -> list[Content]:
+    """The lines of one row, in columns of these widths."""
+    wrapped = [cell.wrap(width) or [Content("")] for cell, (width, _) in zip(cells, columns, strict=True)]
+    bar = Content.styled("│", _FRAME)
+    lines = []
+    for place in range(max(map(len, wrapped))):
+        parts = [bar]
+        for lines_of_cell, (width, side) in zip(wrapped, columns, strict=True):
+            part = lines_of_cell[place].rstrip() if place < len(lines_of_cell) else Content("")
+            parts += [Content(" "), _aligned(part, width, side), Content(" "), bar]
+        lines.append(Content("").join(parts))
+    return lines
+
+
+def _aligned(part: Content, width: int, side: Side) -> Content:
+    room = max(0, width - part.cell_length)
+    left = {"left": 0, "center": room // 2, "right": room}[side]
+    return part.pad_left(left).pad_right(room - left)
