@@ -4,7 +4,7 @@ import pytest
 
 from app.generation.options import GenerationOptions, TimeLimits, candidates
 from engine.errors import PromptTooLong
-from engine.request import BeamParams, DryParams, SamplingParams
+from engine.sampling_params import BeamParams, DryParams, SamplingParams
 
 
 def test_a_seed_gives_each_candidate_the_next_one() -> None:
