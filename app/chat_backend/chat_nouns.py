@@ -106,15 +106,15 @@ def notice_of(news: News) -> nouns.Notice:
     return nouns.Notice(news.message, news.remedy, news.is_saved)
 
 
-def settings_of(settings: records.Settings) -> nouns.ChatSettings:
+def settings_of(settings: records.ChatSettings) -> nouns.ChatSettings:
     chosen = settings.sampling
     sampling = nouns.Sampling(**{name: getattr(chosen, name) for name in records.SamplingChoice.__struct_fields__})
     return nouns.ChatSettings(settings.system, sampling, nouns.FullContext(settings.when_full.value))
 
 
-def kept_settings(settings: nouns.ChatSettings) -> records.Settings:
+def kept_settings(settings: nouns.ChatSettings) -> records.ChatSettings:
     chosen = settings.sampling
     sampling = records.SamplingChoice(
         **{name: getattr(chosen, name) for name in records.SamplingChoice.__struct_fields__}
     )
-    return records.Settings(settings.system, sampling, records.WhenFull(settings.full_context.value))
+    return records.ChatSettings(settings.system, sampling, records.WhenFull(settings.full_context.value))

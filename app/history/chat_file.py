@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import msgspec
 from msgspec import Struct
 
-from app.history.records import Attachment, Chat, Role, Settings, State, StoredMessage, StoredUsage, path_to
+from app.history.records import Attachment, Chat, ChatSettings, Role, State, StoredMessage, StoredUsage, path_to
 
 FORMAT = "inglenook-chat"
 VERSION = 1
@@ -32,7 +32,7 @@ class FileChat(Struct, kw_only=True, omit_defaults=True):
     """A chat, each of its messages behind its parent. `shown` is the place of the last one that was shown."""
 
     title: str = ""
-    settings: Settings = Settings()
+    settings: ChatSettings = ChatSettings()
     messages: list[FileMessage]
     shown: int | None = None
     created: float = 0.0

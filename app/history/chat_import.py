@@ -15,7 +15,7 @@ from msgspec import Struct
 from app.errors import AppError
 from app.history.chat_file import ChatFile, FileChat, FileMessage
 from app.history.history import History
-from app.history.records import Chat, Role, Settings, StoredMessage
+from app.history.records import Chat, ChatSettings, Role, StoredMessage
 
 MAX_BYTES = 1 << 30
 _KNOWN = (
@@ -151,7 +151,7 @@ def _of_chatgpt(conversation: ChatGPTConversation) -> FileChat:
         messages.append(FileMessage(role=Role(role), text=text, parent=parent, model=model, created=created))
     return FileChat(
         title=conversation.title or "",
-        settings=Settings(system=system),
+        settings=ChatSettings(system=system),
         messages=messages,
         shown=places.get(conversation.current_node or ""),
         created=conversation.create_time or 0.0,
@@ -198,7 +198,7 @@ def _of_request(conversation: RequestConversation) -> FileChat:
             parent = len(messages) - 1 if messages else None
             role = Role(message.role)
             messages.append(FileMessage(role=role, text=text, parent=parent, reasoning=reasoning, model=model))
-    return FileChat(title=conversation.title, settings=Settings(system=system), messages=messages)
+    return FileChat(title=conversation.title, settings=ChatSettings(system=system), messages=messages)
 
 
 def _plain(content: str | list[ContentPart] | None) -> str:

@@ -7,7 +7,7 @@ from app.history.database import Database
 from app.history.digests import CHANGED, checked, sign
 from app.history.failures import Damaged
 from app.history.kinds import Row
-from app.history.records import Chat, NoSuchChat, Settings, Trim, read, storable, written
+from app.history.records import Chat, ChatSettings, NoSuchChat, Trim, read, storable, written
 from app.history.schema import COLUMNS
 
 _BEGINNING = 80  # characters
@@ -52,7 +52,7 @@ class Chats:
                 raise _missing(chat)
             return _chat(row)
 
-    def create(self, settings: Settings, title: str = "", *, created: float | None = None) -> Chat:
+    def create(self, settings: ChatSettings, title: str = "", *, created: float | None = None) -> Chat:
         """`title` is one that somebody gave it; `created` is in seconds since the epoch, now by default."""
         now = time.time() if created is None else created
         values = (storable(title), bool(title), storable(written(settings)), written(Trim()), now, now)
@@ -72,7 +72,7 @@ class Chats:
         """One that no person gave, and that gives way to one that a person did."""
         self._set(chat, "title = iif(is_title_given, title, ?)", storable(title))
 
-    def configure(self, chat: int, settings: Settings) -> None:
+    def configure(self, chat: int, settings: ChatSettings) -> None:
         self._set(chat, "settings = ?", storable(written(settings)))
 
     def trim(self, chat: int, trim: Trim) -> None:
@@ -135,7 +135,7 @@ def _chat(row: Row) -> Chat:
                 id=chat,
                 title=title,
                 is_title_given=bool(given),
-                settings=read(settings, Settings),
+                settings=read(settings, ChatSettings),
                 trim=read(trim, Trim),
                 is_pinned=bool(pinned),
                 is_archived=bool(archived),

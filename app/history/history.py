@@ -12,7 +12,7 @@ from app.history.inputs import NEW, Inputs
 from app.history.messages import Messages
 from app.history.news import News, Rescue
 from app.history.opening import Tell
-from app.history.records import Settings
+from app.history.records import ChatSettings
 from app.history.search import Search
 from app.history.windows import Window
 
@@ -77,7 +77,7 @@ class History:
     def _adopt(self, window: int) -> None:
         with self._window.standing_in(window) as is_gone, self._database.writing():
             if is_gone and self.inputs.draft(NEW - window):
-                self.inputs.move_draft(window, self.chats.create(Settings()).id)
+                self.inputs.move_draft(window, self.chats.create(ChatSettings()).id)
 
     def close(self) -> None:
         """Erase what was deleted here, and what was left by programs that did not come to that."""

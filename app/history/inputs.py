@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from app.history.database import Database
 from app.history.digests import sign
-from app.history.records import Preset, Settings, read, storable, written
+from app.history.records import ChatSettings, Preset, read, storable, written
 
 NEW = 0  # stands for the new chat of the first window; lower numbers for those of others
 MOST_INPUTS = 200
@@ -57,7 +57,7 @@ class Inputs:
         """By name."""
         with self._database.reading() as connection:
             rows = connection.execute("SELECT name, settings FROM presets ORDER BY name")
-            return [Preset(name, read(settings, Settings)) for name, settings in rows]
+            return [Preset(name, read(settings, ChatSettings)) for name, settings in rows]
 
     def keep_preset(self, preset: Preset) -> None:
         """One of the same name is replaced."""

@@ -9,7 +9,7 @@ from typing import TypeAlias, TypeGuard
 import msgspec
 from msgspec import Struct
 
-from app.history.records import Attachment, Attachments, Role, Settings, State, StoredUsage, Trim, written
+from app.history.records import Attachment, Attachments, ChatSettings, Role, State, StoredUsage, Trim, written
 
 Value: TypeAlias = int | float | str | bytes | None
 Row: TypeAlias = tuple[Value, ...]
@@ -96,7 +96,7 @@ OPTIONAL_NUMBER = _optional(NUMBER)
 TEXT = Kind(lambda value: isinstance(value, str), _text)
 ROLE = _word(*Role, default=Role.ASSISTANT)
 STATE = _word(*State, default=State.WHOLE)
-SETTINGS = _part(Settings, lambda text: written(Settings()))
+SETTINGS = _part(ChatSettings, lambda text: written(ChatSettings()))
 TRIM = _part(Trim, lambda text: written(Trim()))
 ATTACHMENTS = _part(Attachments, _attached)
 _STATED_USAGE = _part(StoredUsage, lambda text: "")

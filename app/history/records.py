@@ -69,7 +69,7 @@ class SamplingChoice(Struct, frozen=True, omit_defaults=True):
     thinking: bool | None = None
 
 
-class Settings(Struct, frozen=True, omit_defaults=True):
+class ChatSettings(Struct, frozen=True, omit_defaults=True):
     """Of one chat, or under the name of a preset."""
 
     system: str = ""
@@ -128,7 +128,7 @@ class Chat(Struct, frozen=True, kw_only=True):
     id: int
     title: str = ""
     is_title_given: bool = False  # by the user
-    settings: Settings = Settings()
+    settings: ChatSettings = ChatSettings()
     trim: Trim = Trim()
     is_pinned: bool = False
     is_archived: bool = False
@@ -160,7 +160,7 @@ class Preset(Struct, frozen=True):
     """Settings under a name, for any chat."""
 
     name: str
-    settings: Settings = Settings()
+    settings: ChatSettings = ChatSettings()
 
 
 class Hit(Struct, frozen=True):

@@ -40,7 +40,7 @@ from app.settings.settings import Settings
 if TYPE_CHECKING:
     from app.generation.sampling import DefaultSampling
     from app.models.load.loaded_encoder import LoadedEncoder
-    from app.models.load.loaded_model import LoadedModel
+    from app.models.load.loaded_model import ChatModel
     from app.server.application import Locks, Surroundings
     from app.server.machine import Machine
 
@@ -102,13 +102,13 @@ def _locks(settings: Settings) -> "Locks":
     return Locks(access, names, settings.allowed_origins, settings.max_requests)
 
 
-def _machine(model: "LoadedModel | LoadedEncoder", settings: Settings) -> "Machine":
+def _machine(model: "ChatModel | LoadedEncoder", settings: Settings) -> "Machine":
     from app.models.load.kernel_preparation import common_options
-    from app.models.load.loaded_model import LoadedModel
+    from app.models.load.loaded_model import ChatModel
     from app.server.machine import GpuMemory, Machine
     from engine.backends.device_choice import gpu_for
 
-    if not isinstance(model, LoadedModel):
+    if not isinstance(model, ChatModel):
         return Machine()
     gpu = gpu_for(common_options(settings)) if model.engine.config.backend == "cuda" else None
     memory = None if gpu is None else GpuMemory(gpu.card.memory_bytes, gpu.free_memory, gpu.own_memory)
@@ -158,7 +158,7 @@ class _Work:
 
 
 async def _serve(
-    model: "LoadedModel | LoadedEncoder",
+    model: "ChatModel | LoadedEncoder",
     name: str,
     renderer: ChatTemplateRenderer,
     sockets: ListeningSockets,
@@ -194,7 +194,7 @@ async def _serve(
 
 @asynccontextmanager
 async def _chat(
-    model: "LoadedModel", renderer: ChatTemplateRenderer, name: str, about: "Surroundings", settings: Settings
+    model: "ChatModel", renderer: ChatTemplateRenderer, name: str, about: "Surroundings", settings: Settings
 ) -> AsyncIterator[tuple[ASGIApp, "Stoppable"]]:
     """The application of a model that writes text, and the work that it gives to others."""
     from app.generation.service import ChatService
@@ -219,7 +219,7 @@ async def _chat(
             preparing.cancel()
 
 
-def _default_sampling(model: "LoadedModel", settings: Settings) -> "DefaultSampling":
+def _default_sampling(model: "ChatModel", settings: Settings) -> "DefaultSampling":
     from app.generation.sampling import API_DEFAULTS, DefaultSampling
 
     return API_DEFAULTS if settings.sampling_defaults == "none" else DefaultSampling(model.sampling.values)

@@ -21,7 +21,7 @@ from unittest.mock import patch
 from app.history.database import FILE_NAME, Database
 from app.history.history import History
 from app.history.news import Rescue
-from app.history.records import Attachment, Chat, Settings, State, StoredMessage
+from app.history.records import Attachment, Chat, ChatSettings, State, StoredMessage
 from app.history.refill import RESCUED_TITLE
 
 LOG, INDEX = f"{FILE_NAME}-wal", f"{FILE_NAME}-shm"
@@ -74,7 +74,7 @@ def sound(folder: Path, shape: tuple[int, int]) -> Sound:
 
 
 def _talk(history: History, draw: random.Random, number: int) -> None:
-    chat = history.chats.create(Settings(system=f"Be number {number}."), f"chat {number}" if number % 3 else "").id
+    chat = history.chats.create(ChatSettings(system=f"Be number {number}."), f"chat {number}" if number % 3 else "").id
     parent = None
     for turn in range(TURNS):
         files = [Attachment("notes.txt", "note " * draw.randrange(400))] if turn == 4 else []
@@ -128,7 +128,7 @@ def opened(source: Sound, folder: Path) -> Outcome:
         with History(folder) as history:
             found = _content(history)
             history.search.find("question")
-            history.messages.say(history.chats.create(Settings()).id, None, "and it goes on")
+            history.messages.say(history.chats.create(ChatSettings()).id, None, "and it goes on")
             rescue = history.rescue
             is_kept = rescue is None or (rescue.aside is not None and rescue.aside.exists())
             after = _content(history)

@@ -26,7 +26,7 @@ from engine.models import read_config
 
 
 @dataclass(frozen=True)
-class LoadedModel:
+class ChatModel:
     """Everything a chat needs of one model."""
 
     name: str
@@ -35,7 +35,7 @@ class LoadedModel:
     sampling: Sampling  # what its catalog entry or its files recommend, or the default of all models
 
 
-def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> LoadedModel:
+def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> ChatModel:
     """Read the files of a stored model.
 
     Raises OutOfMemory for one that does not fit, before its weights are read; ModelFileError, UnsupportedModel,
@@ -72,7 +72,7 @@ def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> L
             f"The context is {config.context_length:,} tokens; the model's own, {config.model_context_length:,}, "
             "would not fit into memory."
         )
-    return LoadedModel(stored.name, engine, tokenizer, sampling or DEFAULT_SAMPLING)
+    return ChatModel(stored.name, engine, tokenizer, sampling or DEFAULT_SAMPLING)
 
 
 def _keeping_on_disk(options: LoadOptions, stored: StoredModel, settings: Settings, progress: Progress) -> LoadOptions:

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 from app.history.database import FILE_NAME, Database
 from app.history.history import History
-from app.history.records import Settings, State
+from app.history.records import ChatSettings, State
 
 CHATS = 6
 LOG, INDEX = f"{FILE_NAME}-wal", f"{FILE_NAME}-shm"
@@ -16,7 +16,7 @@ LOG, INDEX = f"{FILE_NAME}-wal", f"{FILE_NAME}-shm"
 
 def talk(history: History, number: int) -> None:
     """A chat with a question and a reply."""
-    chat = history.chats.create(Settings(f"Be number {number}."), f"chat {number}").id
+    chat = history.chats.create(ChatSettings(f"Be number {number}."), f"chat {number}").id
     asked = history.messages.say(chat, None, f"question {number} " + "lorem ipsum " * 40)
     reply = history.messages.begin_reply(chat, asked.id, "tiny")
     history.messages.write_reply(reply.id, f"answer {number} " + "dolor sit " * 40, "", state=State.WHOLE)

@@ -9,7 +9,7 @@ import pytest
 from app.history.chat_file import as_json, as_markdown
 from app.history.chat_import import UnreadableChats, read_chats, take_in
 from app.history.history import History
-from app.history.records import Attachment, Chat, SamplingChoice, Settings, State, StoredMessage, path_to
+from app.history.records import Attachment, Chat, ChatSettings, SamplingChoice, State, StoredMessage, path_to
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def told(file: Path, content: Any) -> Path:
 
 
 def test_an_export_is_read_again_with_all_branches(history: History, tmp_path: Path) -> None:
-    chat = history.chats.create(Settings("sys", SamplingChoice(top_k=3)), "Title")
+    chat = history.chats.create(ChatSettings("sys", SamplingChoice(top_k=3)), "Title")
     asked = history.messages.say(chat.id, None, "one", [Attachment("f.py", "x = 1")])
     for text in ("two", "zwei"):
         reply = history.messages.begin_reply(chat.id, asked.id, "tiny")
@@ -49,7 +49,7 @@ def test_an_export_is_read_again_with_all_branches(history: History, tmp_path: P
 
 
 def test_markdown_has_the_branch_that_is_shown(history: History) -> None:
-    chat = history.chats.create(Settings("Be brief."), "A\ntitle")
+    chat = history.chats.create(ChatSettings("Be brief."), "A\ntitle")
     asked = history.messages.say(chat.id, None, "See file.", [Attachment("a.md", "```py\nx\n```")])
     reply = history.messages.begin_reply(chat.id, asked.id, "tiny")
     history.messages.write_reply(reply.id, "Seen.", "hm", state=State.WHOLE)

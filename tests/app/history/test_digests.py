@@ -16,11 +16,11 @@ from app.history.digests import digest_of
 from app.history.history import History
 from app.history.inputs import Inputs
 from app.history.messages import Messages
-from app.history.records import Attachment, Preset, Role, Settings, State, StoredMessage, StoredUsage, Trim
+from app.history.records import Attachment, ChatSettings, Preset, Role, State, StoredMessage, StoredUsage, Trim
 from app.history.schema import COLUMNS
 
 CHAT, ASKED, ANSWERED, GONE = 1, 1, 2, 2
-OTHER = Settings("Be brief.")
+OTHER = ChatSettings("Be brief.")
 READERS = {"listed", "get", "deleted_before", "of", "draft", "windows", "lately", "presets"}
 
 
@@ -112,7 +112,7 @@ def test_every_writer_is_in_the_table() -> None:
 def test_a_writer_signs_its_rows(tmp_path: Path, writer: str) -> None:
     with History(tmp_path) as history:
         for _ in (CHAT, GONE):
-            asked = history.messages.say(history.chats.create(Settings()).id, None, "Go.")
+            asked = history.messages.say(history.chats.create(ChatSettings()).id, None, "Go.")
             history.messages.begin_reply(asked.chat, asked.id, "tiny")
         history.inputs.keep_draft("begun", CHAT)
         history.inputs.keep_preset(Preset("kept"))

@@ -11,13 +11,13 @@ from app.history.database import FILE_NAME
 from app.history.history import History
 from app.history.records import (
     Attachment,
+    ChatSettings,
     HistoryTooNew,
     HistoryUnavailable,
     NoSuchChat,
     Preset,
     Role,
     SamplingChoice,
-    Settings,
     State,
     StoredUsage,
     Trim,
@@ -28,7 +28,7 @@ from app.history.records import (
 )
 from app.history.schema import VERSION
 
-SETTINGS = Settings("Be brief.", SamplingChoice(temperature=0.3, seed=7, thinking=False), WhenFull.SUMMARIZE)
+SETTINGS = ChatSettings("Be brief.", SamplingChoice(temperature=0.3, seed=7, thinking=False), WhenFull.SUMMARIZE)
 USAGE = StoredUsage(device_tokens=3, computed_tokens=4, reply_tokens=5, miss="differs from token 3 on")
 
 
@@ -64,7 +64,7 @@ def test_a_chat_comes_back_as_it_was(history: History, tmp_path: Path) -> None:
 
 
 def test_branches_share_their_beginning(history: History) -> None:
-    chat = history.chats.create(Settings())
+    chat = history.chats.create(ChatSettings())
     first = history.messages.say(chat.id, None, "one")
     answer = reply(history, chat.id, first.id, "two")
     left, right = (history.messages.say(chat.id, answer, text).id for text in ("three", "drei"))
@@ -79,7 +79,7 @@ def test_branches_share_their_beginning(history: History) -> None:
 
 
 def test_titles_of_people_count_more_than_those_of_models(history: History) -> None:
-    chat = history.chats.create(Settings())
+    chat = history.chats.create(ChatSettings())
     history.chats.give_title(chat.id, "by the model")
     assert history.chats.get(chat.id).title == "by the model"
     history.chats.rename(chat.id, "mine")
@@ -88,7 +88,7 @@ def test_titles_of_people_count_more_than_those_of_models(history: History) -> N
 
 
 def test_lists_have_pinned_chats_first_and_archived_ones_apart(history: History) -> None:
-    old, new, gone = (history.chats.create(Settings(), title) for title in ("old", "new", "gone"))
+    old, new, gone = (history.chats.create(ChatSettings(), title) for title in ("old", "new", "gone"))
     history.chats.pin(old.id, pinned=True)
     history.chats.archive(gone.id, archived=True)
     assert [chat.title for chat in history.chats.listed()] == ["old", "new"]
@@ -107,7 +107,7 @@ def test_a_summary_from_when_chats_had_one_is_of_what_was_left_out_then() -> Non
 
 
 def test_a_deleted_chat_can_be_brought_back_until_the_end(history: History, tmp_path: Path) -> None:
-    kept, gone = (history.chats.create(Settings()) for _ in range(2))
+    kept, gone = (history.chats.create(ChatSettings()) for _ in range(2))
     for chat in (kept, gone):
         history.messages.say(chat.id, None, f"unmistakable{chat.id} words")
         history.inputs.keep_draft(f"undraft{chat.id}", chat.id)
@@ -128,7 +128,7 @@ def test_a_deleted_chat_can_be_brought_back_until_the_end(history: History, tmp_
 
 
 def test_search_finds_words_titles_and_texts_without_spaces(history: History) -> None:
-    chat = history.chats.create(Settings())
+    chat = history.chats.create(ChatSettings())
     asked = history.messages.say(chat.id, None, "The quick brown fox, naïve and tired, jumps.")
     history.messages.say(chat.id, asked.id, "我喜欢喝咖啡 100% of the_time")
     history.chats.rename(chat.id, "Foxes of Norway")
@@ -144,7 +144,7 @@ def test_search_finds_words_titles_and_texts_without_spaces(history: History) ->
 
 
 def test_a_reply_is_found_as_it_grows(history: History) -> None:
-    chat = history.chats.create(Settings())
+    chat = history.chats.create(ChatSettings())
     asked = history.messages.say(chat.id, None, "Go.")
     coming = history.messages.begin_reply(chat.id, asked.id, "tiny")
     for text in ("alpha", "alpha beta", "alpha beta gamma"):
@@ -154,7 +154,7 @@ def test_a_reply_is_found_as_it_grows(history: History) -> None:
 
 
 def test_drafts_inputs_and_presets(history: History) -> None:
-    chat = history.chats.create(Settings())
+    chat = history.chats.create(ChatSettings())
     history.inputs.keep_draft("new one")
     history.inputs.keep_draft("half a", chat.id)
     assert (history.inputs.draft(), history.inputs.draft(chat.id)) == ("new one", "half a")
@@ -165,14 +165,14 @@ def test_drafts_inputs_and_presets(history: History) -> None:
     assert history.inputs.lately() == ["half a thought", "second"]
     history.inputs.keep_preset(Preset("b", SETTINGS))
     history.inputs.keep_preset(Preset("a"))
-    history.inputs.keep_preset(Preset("b", Settings("other")))
-    assert history.inputs.presets() == [Preset("a"), Preset("b", Settings("other"))]
+    history.inputs.keep_preset(Preset("b", ChatSettings("other")))
+    assert history.inputs.presets() == [Preset("a"), Preset("b", ChatSettings("other"))]
     history.inputs.delete_preset("a")
     assert [preset.name for preset in history.inputs.presets()] == ["b"]
 
 
 def test_several_histories_share_the_file(history: History, tmp_path: Path) -> None:
-    chat = history.chats.create(Settings())
+    chat = history.chats.create(ChatSettings())
     with History(tmp_path / "history") as other:
         asked = other.messages.say(chat.id, None, "from the other one")
         assert [message.id for message in history.messages.of(chat.id)] == [asked.id]
@@ -185,7 +185,7 @@ def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         history = History(tmp_path / "a" / "history")
-        history.messages.say(history.chats.create(Settings()).id, None, "secret")
+        history.messages.say(history.chats.create(ChatSettings()).id, None, "secret")
         modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "a").rglob("*")}
     finally:
         os.umask(before)
@@ -216,14 +216,14 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with History(None) as history:
-        chat = history.chats.create(Settings())
+        chat = history.chats.create(ChatSettings())
         history.messages.say(chat.id, None, "between us")
         assert len(history.messages.of(chat.id)) == 1
         assert list(tmp_path.iterdir()) == []
 
 
 def test_a_change_that_fails_in_the_middle_leaves_nothing(history: History) -> None:
-    chat = history.chats.create(Settings())
+    chat = history.chats.create(ChatSettings())
     with pytest.raises(NoSuchChat):
         history.messages.say(chat.id + 1, None, "to nobody")
     assert history.inputs.lately() == []

@@ -8,7 +8,7 @@ import pytest
 from app.history.database import FILE_NAME
 from app.history.history import History
 from app.history.log import read_log
-from app.history.records import Settings, State
+from app.history.records import ChatSettings, State
 from tests.app.history.damage import ALL_TEXTS, ALL_TITLES, CHATS, INDEX, LOG, texts, titles
 
 
@@ -21,7 +21,7 @@ def test_the_log_of_a_killed_process_is_folded_in(logged: Path, tmp_path: Path) 
 
 def test_the_log_is_empty_after_each_reply(tmp_path: Path) -> None:
     with History(tmp_path) as history:
-        chat = history.chats.create(Settings())
+        chat = history.chats.create(ChatSettings())
         asked = history.messages.say(chat.id, None, "x")
         reply = history.messages.begin_reply(chat.id, asked.id, "tiny")
         history.messages.write_reply(reply.id, "y", "")

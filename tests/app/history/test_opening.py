@@ -16,7 +16,7 @@ import pytest
 from app.history import opening
 from app.history.database import FILE_NAME
 from app.history.history import History
-from app.history.records import HistoryTooNew, HistoryUnavailable, Settings
+from app.history.records import ChatSettings, HistoryTooNew, HistoryUnavailable
 from app.history.schema import COLUMNS, VERSION
 from app.private_database import write_ahead
 from tests.app.history.damage import ALL_TEXTS, ALL_TITLES, INDEX, LOG, execute, flip, texts, titles
@@ -174,7 +174,7 @@ def test_unwritable_history_is_read_into_memory(
             patched.setattr(seam, failure)
         with History(tmp_path) as history:
             assert (titles(history), texts(history)) == (ALL_TITLES, ALL_TEXTS)
-            chat = history.chats.create(Settings(), "chat 9")
+            chat = history.chats.create(ChatSettings(), "chat 9")
             history.messages.say(chat.id, None, "in memory")
             assert [message.text for message in history.messages.of(chat.id)] == ["in memory"]
             [news] = history.news
@@ -195,11 +195,11 @@ def test_saving_goes_on_when_there_is_room(tmp_path: Path, monkeypatch: pytest.M
     heard: list[str] = []
     [news] = history.listen(lambda news: heard.append(news.message))
     assert not news.is_saved
-    history.messages.say(history.chats.create(Settings(), "chat 7").id, None, "in memory")
+    history.messages.say(history.chats.create(ChatSettings(), "chat 7").id, None, "in memory")
     monkeypatch.undo()
     monkeypatch.setattr("app.history.database._AGAIN_SECONDS", 0.0)
     history._database._again_at = time.monotonic()
-    history.messages.say(history.chats.create(Settings(), "chat 8").id, None, "on disk")
+    history.messages.say(history.chats.create(ChatSettings(), "chat 8").id, None, "on disk")
     assert heard == ["Chats are saved again."]
     with History(tmp_path) as other:
         assert titles(other) == [*ALL_TITLES, "chat 7", "chat 8"]
@@ -216,8 +216,8 @@ def test_changes_of_other_processes_are_not_overwritten(tmp_path: Path, monkeypa
         patched.setattr("app.history.opening.hold", read_only)
         history = History(tmp_path)
     with History(tmp_path) as other:
-        other.chats.create(Settings(), "chat 8")
-    history.chats.create(Settings(), "chat 7")
+        other.chats.create(ChatSettings(), "chat 8")
+    history.chats.create(ChatSettings(), "chat 7")
     history.close()
     with History(tmp_path) as again:
         assert titles(again) == [*ALL_TITLES, "chat 8"]

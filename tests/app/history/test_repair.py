@@ -8,7 +8,7 @@ import pytest
 
 from app.history.database import FILE_NAME
 from app.history.history import History
-from app.history.records import HistoryDamaged, Settings
+from app.history.records import ChatSettings, HistoryDamaged
 from tests.app.history.damage import ALL_TEXTS, ALL_TITLES, CHATS, LOG, execute, flip, texts, titles
 
 Harm = Callable[[Path], None]
@@ -86,7 +86,7 @@ def test_damage_is_repaired_and_told(filled: Path, tmp_path: Path, what: str) ->
     waits: list[str] = []
     with History(tmp_path, waits.append) as history:
         assert (titles(history), texts(history)) == (ALL_TITLES, ALL_TEXTS)
-        history.messages.say(history.chats.create(Settings(), "chat 99").id, None, "and it goes on")
+        history.messages.say(history.chats.create(ChatSettings(), "chat 99").id, None, "and it goes on")
         assert (titles(history), texts(history)) == ([*ALL_TITLES, "chat 99"], {*ALL_TEXTS, "and it"})
         assert history.search.find("lorem")
         [news] = history.news
@@ -203,7 +203,7 @@ def test_damage_is_not_repaired_while_others_have_the_history_open(filled: Path,
         flip(filled, b"userquestion 2 lorem", 16, 0)
         with History(tmp_path) as history:
             assert (titles(history), len(texts(history))) == (ALL_TITLES, len(ALL_TEXTS))
-            history.messages.say(history.chats.create(Settings()).id, None, "not saved")
+            history.messages.say(history.chats.create(ChatSettings()).id, None, "not saved")
             unsaved, damaged = history.news
             assert (unsaved.is_saved, damaged.is_saved) == (False, False)
         assert titles(other) == ALL_TITLES

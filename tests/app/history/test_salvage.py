@@ -10,7 +10,7 @@ import pytest
 
 from app.history.database import FILE_NAME
 from app.history.history import History
-from app.history.records import Settings, State
+from app.history.records import ChatSettings, State
 from app.history.refill import RESCUED_TITLE
 from app.history.salvage import salvage
 from app.history.schema import COLUMNS, PAGE_SIZE
@@ -28,7 +28,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sound")
     with History(folder) as history:
         for number in range(CHATS):
-            chat, parent = history.chats.create(Settings(), f"chat {number}").id, None
+            chat, parent = history.chats.create(ChatSettings(), f"chat {number}").id, None
             for turn in range(TURNS):
                 parent = history.messages.say(chat, parent, text_of(number, turn)).id
                 reply = history.messages.begin_reply(chat, parent, "tiny")
@@ -54,7 +54,7 @@ def test_every_row_is_read_from_the_pages_alone(sound: Path) -> None:
 
 def test_what_is_in_the_log_alone_is_read_too(tmp_path: Path) -> None:
     history = History(tmp_path)
-    chat = history.chats.create(Settings())
+    chat = history.chats.create(ChatSettings())
     history.messages.say(chat.id, None, "not in the file yet")
     copy = tmp_path / "copy"
     copy.mkdir()
@@ -98,7 +98,7 @@ def test_it_starts_whatever_is_damaged(
     with History(tmp_path) as history:
         assert len(texts(history)) > (0 if damage is cut else CHATS * TURNS // 2)
         history.search.find("lorem")
-        chat = history.chats.create(Settings())
+        chat = history.chats.create(ChatSettings())
         history.messages.say(chat.id, None, "and it goes on")
         if history.rescue is not None:
             assert history.rescue.aside is not None
@@ -110,7 +110,7 @@ def test_it_starts_whatever_is_damaged(
 
 def test_messages_without_their_chat_get_one(tmp_path: Path) -> None:
     with History(tmp_path) as history:
-        chat = history.chats.create(Settings(), "lost")
+        chat = history.chats.create(ChatSettings(), "lost")
         history.messages.say(chat.id, None, "still here")
     connection = sqlite3.connect(tmp_path / FILE_NAME)
     connection.execute("PRAGMA writable_schema = ON")
@@ -130,10 +130,10 @@ def test_messages_without_their_chat_get_one(tmp_path: Path) -> None:
 
 def test_a_history_that_is_in_use_follows_a_file_that_was_set_aside(tmp_path: Path) -> None:
     history = History(tmp_path)
-    chat = history.chats.create(Settings())
+    chat = history.chats.create(ChatSettings())
     fresh = tmp_path / "other"
     with History(fresh) as other:
-        other.chats.create(Settings(), "in the new file")
+        other.chats.create(ChatSettings(), "in the new file")
     for suffix in ("-wal", "-shm"):
         Path(f"{tmp_path / FILE_NAME}{suffix}").unlink()
     (fresh / FILE_NAME).replace(tmp_path / FILE_NAME)

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from app.history.history import History
-from app.history.records import Settings
+from app.history.records import ChatSettings
 from app.history.windows import Window
 
 KILLED = """
@@ -72,7 +72,7 @@ def test_a_draft_outlives_a_window_that_was_killed(tmp_path: Path) -> None:
 
 def test_a_chat_in_which_nothing_was_written_is_not_listed(tmp_path: Path) -> None:
     with History(tmp_path) as history:
-        empty, draft, pinned, named = (history.chats.create(Settings()).id for _ in range(4))
+        empty, draft, pinned, named = (history.chats.create(ChatSettings()).id for _ in range(4))
         history.inputs.keep_draft("half a", draft)
         history.chats.pin(pinned, pinned=True)
         history.chats.rename(named, "Mine")
@@ -83,7 +83,7 @@ def test_a_chat_in_which_nothing_was_written_is_not_listed(tmp_path: Path) -> No
 
 def test_deleted_drafts_are_erased_and_those_of_windows_are_kept(tmp_path: Path) -> None:
     with History(tmp_path) as history:
-        chat = history.chats.create(Settings())
+        chat = history.chats.create(ChatSettings())
         history.inputs.keep_draft("unwanted", chat.id)
         history.delete(chat.id)
         other = History(tmp_path)
