@@ -137,7 +137,7 @@ class PromptEncoder:
         return self._encoded(infilling.parts(gap), limit)
 
     def remember(self, reply: GeneratedReply) -> None:
-        """Have the ids of `reply` stand wherever its text goes on its prompt again. Returns at once."""
+        """Replace the text of `reply` by its ids in later prompts. Returns at once."""
         self._remembered.remember(reply)
 
     def forget(self, messages: Sequence[Message], limit: Limit = NO_LIMIT) -> None:

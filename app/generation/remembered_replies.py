@@ -1,8 +1,7 @@
-"""Replies that were generated before, spliced into a prompt as the ids that the model generated.
+"""Earlier replies in a prompt: their texts are replaced by the ids that the model generated.
 
-Each plain text of a prompt is encoded as it stands, except where it goes on as a model did after the same beginning:
-there the generated ids stand again, so that the KV cache has what was computed for them. Ids only replace exactly the
-text that they stand for, and no control token.
+Encoding the text of a reply may give other ids than the model generated, and then the KV cache misses. A text is
+replaced only if it equals what its ids decode to, and only after the same beginning. Control tokens are never replaced.
 """
 
 import functools
@@ -21,42 +20,42 @@ from app.generation.stable_ids_file import Generated
 from app.text.long_texts import Limit
 from app.text.tokenizer import SPACE_SYMBOL, Tokenizer
 
-PROMPTS = 4096  # whose replies may still come
+PROMPTS = 4096  # that replies are remembered for, the latest ones
 _PROBED = 32  # characters that show whether a text is encoded with a space in front
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratedReply:
-    """What was generated after a prompt, so far."""
+    """A prompt and its reply so far."""
 
     prompt_ids: tuple[int, ...]
-    ids: Sequence[int]  # that were generated
-    told: str  # what its reader was told: the text of the ids, perhaps cut off
-    continues_text: bool  # it goes on in the middle of a text, not as a turn
-    stored: bool  # it may be written to disk
+    ids: Sequence[int]  # of the reply
+    told: str  # the text that the caller got, which may end before that of the ids
+    continues_text: bool  # the reply continues a text, not a conversation
+    stored: bool  # False: it must not be written to disk
 
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """Where in a rendered text, and after which characters of one of its parts, something begins."""
+    """A position in a rendered text: its part, and the characters of that part before the position."""
 
     place: bytes  # digest of all parts before
-    lead: "hashlib._Hash"  # of those, and of the characters of this part in front; not to be changed
-    characters: int  # how many those are
+    lead: "hashlib._Hash"  # of those parts and of the characters; to be copied before an update
+    characters: int  # of this part, before the position
 
     @classmethod
     def of(cls, place: bytes, text: str = "") -> "Beginning":
         return cls(place, _lead(place, text), len(text))
 
     def behind_text(self, text: bytes) -> bytes:
-        """The place after a part that goes on and ends with `text`."""
+        """The digest of all parts up to this one, which ends with `text` after the position."""
         lead = self.lead.copy()
         lead.update(text)
         return lead.digest() if self.characters or text else self.place
 
 
 def _lead(place: bytes, text: str = "") -> "hashlib._Hash":
-    """A text that begins there with `text`; if that is all of it, the place behind it."""
+    """Hash the parts before and the first characters of a text; for a whole text, the digest after it."""
     return hashlib.sha256(place + b"t" + text.encode())
 
 
@@ -66,7 +65,7 @@ def _behind_control(place: bytes, token_id: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Splice:
-    """A stretch of a plain text, in characters, and the ids to stand for it."""
+    """A range of characters of a plain text, and the ids that replace it."""
 
     start: int
     stop: int
@@ -85,7 +84,7 @@ class RememberedReplies:
         self._prompts: OrderedDict[int, Beginning] = OrderedDict()  # by hash: where the reply to each begins
 
     def encode(self, parts: Iterable[int | str], limit: Limit) -> tuple[list[int], Beginning]:
-        """The ids of a text in its parts, and where a reply to it begins. Raises TextTooLong beyond the `limit`."""
+        """The ids of a text, given as parts, and the position after it. Raises TextTooLong beyond the `limit`."""
         ids: list[int] = []
         last: tuple[int | str, bytes, bytes] = (0, b"", self._tokenizer.identity)
         for last in self._walk(parts):
@@ -100,7 +99,7 @@ class RememberedReplies:
         return ids, end
 
     def note_prompt(self, prompt_ids: tuple[int, ...], end: Beginning) -> None:
-        """Expect a reply to a prompt, which begins at the `end` of its text."""
+        """Note the `end` of a prompt's text, where its reply will begin."""
         with self._lock:
             self._prompts[hash(prompt_ids)] = end
             self._prompts.move_to_end(hash(prompt_ids))
@@ -108,12 +107,12 @@ class RememberedReplies:
                 self._prompts.popitem(last=False)
 
     def remember(self, reply: GeneratedReply) -> None:
-        """Have the ids of `reply` stand wherever its text goes on its prompt again. Returns at once."""
+        """Replace the text of `reply` by its ids wherever it follows its prompt again. Returns at once."""
         if reply.ids:
             self._stable_ids.remember(functools.partial(self._generated, reply))
 
     def forget(self, prompts: Iterable[Iterable[int | str]]) -> None:
-        """Forget, on disk as well, the replies after any part of some prompts."""
+        """Forget the replies after any part of these prompts, on disk as well."""
         leads: set[bytes] = set()
         for parts in prompts:
             for _, _, behind in self._walk(parts):
@@ -121,7 +120,7 @@ class RememberedReplies:
         self._stable_ids.forget(leads)
 
     def _walk(self, parts: Iterable[int | str]) -> Iterator[tuple[int | str, bytes, bytes]]:
-        """Each part with the places before and behind it."""
+        """Each part with the digests before and after it."""
         behind = self._tokenizer.identity
         for part in parts:
             before = behind
@@ -148,14 +147,14 @@ class RememberedReplies:
         return self._tokenizer.encode_plain(text, at_start=at_start, limit=limit)
 
     def _splices(self, place: bytes, text: str, *, at_start: bool) -> list[_Splice]:
-        """From left to right. The file is asked only where memory has nothing that fits."""
+        """The ranges to replace, from left to right. Reads the file only if memory has no reply that fits."""
         for find in (self._stable_ids.find, self._stable_ids.find_stored):
             if (generated := find(place)) and (splices := [*self._fitting(place, text, generated, at_start=at_start)]):
                 return splices
         return []
 
     def _fitting(self, place: bytes, text: str, generated: Sequence[Generated], *, at_start: bool) -> Iterator[_Splice]:
-        """Of what was generated at `place`, the longest that fits behind each beginning of `text`."""
+        """Of the replies generated at `place`, the longest that fits after each beginning of `text`."""
         lead, hashed, done = _lead(place), 0, 0
         characters = attrgetter("lead_characters")
         for start, several in groupby(sorted(generated, key=characters), characters):
@@ -177,16 +176,18 @@ class RememberedReplies:
                 yield _Splice(start, done, best.ids[:count])
 
     def _prefix(self, text: str, *, at_start: bool) -> bytes:
-        """What a plain text is encoded with in front of its own characters: a space, or nothing."""
+        """The space that the tokenizer puts in front of a plain text, or nothing."""
         if text.startswith((" ", SPACE_SYMBOL)):
             return b""
         first = self._tokenizer.encode_plain(text[:_PROBED], at_start=at_start)[0]
         return b" " if self._tokenizer.token_bytes(first).startswith(b" ") else b""
 
     def _match(self, generated: Generated, rest: bytes) -> tuple[int, int]:
-        """How many bytes `rest` has in common with what was generated, and of how many ids: (0, 0) where it is no
-        longer that reply. Both may go on differently with white space alone, which templates and clients take away, and
-        either may have been cut off."""
+        """The number of bytes that `rest` shares with a reply, and of the ids for them; (0, 0) if it is another text.
+
+        Either may have been cut off. Otherwise both may differ only in white space at the end, which templates and
+        clients strip.
+        """
         text = self._text(generated)
         common = len(text) if rest.startswith(text) else num_common(rest, text)
         if rest[common:].strip() and text[common:].strip():
@@ -203,14 +204,14 @@ class RememberedReplies:
         return size, count
 
     def _text(self, generated: Generated) -> bytes:
-        """What its ids stand for: nothing, if one of them is not a part of plain text."""
+        """The text of its ids; empty if one of them is not plain text."""
         if generated.text is None:
             pieces = [self._tokenizer.plain_bytes(token_id) for token_id in generated.ids]
             generated.text = b"".join(pieces) if all(pieces) else b""
         return generated.text
 
     def _generated(self, reply: GeneratedReply) -> Iterator[Generated]:
-        """The reply, cut at its control tokens, as far as its ids stand for what its reader was told."""
+        """The pieces of the reply between its control tokens, as far as its ids decode to the caller's text."""
         with self._lock:
             beginning = self._prompts.get(hash(reply.prompt_ids))
         if beginning is None:
@@ -238,7 +239,7 @@ class RememberedReplies:
             yield Generated(place, lead, beginning.characters, ids, stored, text=text)
 
     def _told(self, reply: GeneratedReply) -> bytes:
-        """What the reader was told, with the space that was taken off."""
+        """The caller's text, with the space that was taken off its beginning."""
         told = reply.told.encode()
         if not self._tokenizer.space_prefix or reply.continues_text:
             return told

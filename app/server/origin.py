@@ -18,11 +18,11 @@ MAX_CLIENT_NAME = 80  # characters; what is longer is cut
 
 
 class Purpose(enum.Enum):
-    """What a request asks for, as far as that tells who waits."""
+    """What a request asks for, as far as its class depends on it."""
 
     CHAT = enum.auto()
     COMPLETION = enum.auto()
-    INSERTION = enum.auto()  # text between two others, while somebody types
+    INSERTION = enum.auto()  # text between two others, while the user types
 
 
 CLASS_NAMES: Mapping[str, ServiceClass] = {service.name.lower(): service for service in ServiceClass}
@@ -64,7 +64,7 @@ def origin_of(request: Request, fields: OriginFields, reply: str = "") -> Origin
 
 
 def caller_origin(request: Request) -> Origin:
-    """The origin of a request that has no fields: its caller shares a cache with nobody else."""
+    """The origin of a request without such fields: its program, and the cache of its caller."""
     client = request.headers.get("user-agent", "")[:MAX_CLIENT_NAME]
     return Origin(cache_salt=caller_of(request).cache_salt, client=client)
 

@@ -1,7 +1,7 @@
-"""Structured output: which grammar a request asks for, in any of the ways in which clients say so.
+"""Fields of requests that ask for a grammar, of all dialects, and the grammar that each asks for.
 
 OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*` fields, Ollama's `format`, llama.cpp's
-`grammar` and `json_schema`. Schemas are enforced as they are written, or refused by keyword, in every one of them.
+`grammar` and `json_schema`. Every dialect enforces a schema as it is written, or refuses a keyword by name.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """Prompts that are no conversation, encoded for completions. Errors name the field that a prompt came in.
 
-A prompt is taken as it is: control tokens in it are control tokens, for clients that write a chat's markup themselves.
+Control tokens in a prompt are control tokens, for clients that write the markup of a chat themselves.
 """
 
 from contextlib import suppress
@@ -24,8 +24,8 @@ async def text_prompt(service: ChatService, prompt: str | tuple[int, ...], field
 
 
 async def infill_prompt(service: ChatService, gap: Gap, field: str = "suffix") -> tuple[int, ...]:
-    """The ids of a prompt for what is missing. Raises InvalidRequest naming `field` for a model that cannot be asked,
-    and where the texts are too long."""
+    """The ids of a prompt for the text between two others. Raises InvalidRequest naming `field` if the model has no
+    tokens for infilling, or the texts are too long."""
     with naming(field):
         ids = await service.encode_infill(gap)
     if ids is None:
@@ -35,8 +35,8 @@ async def infill_prompt(service: ChatService, gap: Gap, field: str = "suffix") -
 
 
 async def fitting_infill(service: ChatService, gap: Gap, room: int, field: str) -> tuple[tuple[int, ...], int]:
-    """The ids of such a prompt with as many of its other files, the last ones, as leave `room` for so many tokens
-    behind it; and how many were left out. Raises what `infill_prompt` raises."""
+    """The ids of such a prompt that leaves `room` tokens for the reply, and how many of its other files it leaves out,
+    the first ones, to fit. Raises what `infill_prompt` raises."""
     kept = gap
     while kept.others:
         with suppress(PromptTooLong):

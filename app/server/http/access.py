@@ -28,7 +28,7 @@ Address = tuple[str, int]
 _TABLES = ((Path("/proc/net/tcp"), 4), (Path("/proc/net/tcp6"), 6))
 _UID, _INODE = 7, 9  # columns
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
-# Whom the kernel does not know by a number here, it lists under this one.
+# The kernel lists users under this number that have none in this namespace.
 _NOBODY = 65534
 
 RETRY_SECONDS = 1
@@ -37,7 +37,7 @@ LIMIT_RETRY_SECONDS = 5  # for a caller that has too many requests under way
 CALLER = "caller"  # where the Caller is, in the state of the scope of each request that is let in
 PEER = "peer"  # where a connection puts its Peer, in the state of each request's scope
 
-# What is answered to anybody, and says nothing but whether the server works.
+# Paths that need no key; without one, they only report whether the server works.
 HEALTH_PATHS = ("/health", "/v1/health")
 PUBLIC = frozenset((method, path) for method in ("GET", "HEAD") for path in HEALTH_PATHS)
 

@@ -10,6 +10,7 @@ from engine.checkpoints.checkpoint import Names
 
 ARCHITECTURES = {
     "bert": MODEL_ARCH.BERT,
+    "cohere": MODEL_ARCH.COMMAND_R,
     "gemma": MODEL_ARCH.GEMMA3,
     "granite": MODEL_ARCH.GRANITE,
     "llama": MODEL_ARCH.LLAMA,
@@ -18,6 +19,7 @@ ARCHITECTURES = {
     "phi3": MODEL_ARCH.PHI3,
     "qwen": MODEL_ARCH.QWEN3,
     "smollm3": MODEL_ARCH.SMOLLM3,
+    "stablelm": MODEL_ARCH.STABLELM,
 }
 
 
