@@ -48,7 +48,7 @@ def _blend(known: float, seen: float) -> float:
 
 @dataclass(slots=True)
 class CostModel:
-    """Decides what a request that yields does, and how many tokens a step takes beside running streams."""
+    """Decides whether a preempted request is swapped out, and how many tokens a step takes beside running streams."""
 
     config: EngineConfig
     steps: StepTimes = field(default_factory=StepTimes)

@@ -18,10 +18,10 @@ class Counters:
     disk_read_bytes: int = 0
     disk_written_bytes: int = 0
     disk_misses: int = 0  # restores from files that failed; the tokens were computed
-    computed_tokens: int = 0  # tokens that steps computed, prompts and replies, again where a request had yielded
+    computed_tokens: int = 0  # tokens that steps computed, prompts and replies, again after a preemption
     generated_tokens: int = 0
-    swapped_out: int = 0  # requests that yielded their place by a copy of their blocks
-    recomputed: int = 0  # requests that yielded it by giving their blocks up
+    swapped_out: int = 0  # preemptions that copied the request's blocks to the host pools
+    recomputed: int = 0  # preemptions that dropped the request's blocks
     failed_steps: int = 0
 
 

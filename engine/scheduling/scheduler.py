@@ -24,11 +24,12 @@ from engine.errors import PromptTooLong
 from engine.kv.disk.store import DiskStore
 from engine.kv.memory import KVMemory
 from engine.kv.mover import Mover
-from engine.request import FinishReason, Origin, Request, RequestStatus, ServiceClass, TokenEvent, TokenLogprobs
+from engine.request import FinishReason, Origin, Request, RequestStatus, ServiceClass, TokenEvent
 from engine.scheduling.admission import Admission, Verdict
 from engine.scheduling.beam_groups import BeamGroups
 from engine.scheduling.preemption import Preemption
 from engine.scheduling.priority import precedence
+from engine.scheduling.replies import Replies
 from engine.scheduling.running_set import RunningSet
 from engine.scheduling.step_budget import Allowance, shares
 from engine.step import SampledToken, ScheduledRequest, StepPlan
@@ -55,6 +56,7 @@ class Scheduler:
         self._memory = KVMemory(config, mover, store, self.costs, self._counters, clock)
         self._requests = RunningSet(config.max_running, self._memory, clock)
         self._groups = BeamGroups(config, self._requests, self._memory, self._counters)
+        self._replies = Replies(self._requests, self._groups, self._memory, self._counters)
         self._preemption = Preemption(self._requests, self._groups, self._memory)
         self._admission = Admission(self._requests, self._preemption, self._memory)
         self._num_steps = 0  # that were planned
@@ -196,7 +198,7 @@ class Scheduler:
             event
             for part, request in told
             if request.id in self._requests.running
-            for event in self._events(request, part.stop, found.get(request.id))
+            for event in self._replies.extend(request, part.stop, found.get(request.id))
         ]
 
     def fail(self, plan: StepPlan, error: str) -> list[TokenEvent]:
@@ -207,7 +209,7 @@ class Scheduler:
             self._memory.collected(part.copies)
             for request in part.picking:
                 if request.id in self._requests.running:
-                    events += self._end(request, FinishReason.ERROR, error)
+                    events += self._replies.end(request, FinishReason.ERROR, error)
             self._requests.collect(part)
         return events
 
@@ -227,7 +229,7 @@ class Scheduler:
         if group := self._requests.live_group(request_id):
             return self._groups.end(group, FinishReason.ABORT)
         request = self._requests.running.get(request_id) or self._requests.waiting.remove(request_id)
-        return [] if request is None else self._end(request, FinishReason.ABORT)
+        return [] if request is None else self._replies.end(request, FinishReason.ABORT)
 
     def abort_all(self, forgotten: Iterable[StepPlan] = ()) -> list[TokenEvent]:
         """End every request. Steps under way, `forgotten`, will not be collected; copies are waited for."""
@@ -238,7 +240,7 @@ class Scheduler:
         self._requests.forget_parts()
         for request in (*self._requests.running.values(), *self._requests.waiting):
             if request.status is not RequestStatus.FINISHED:  # as a beam of a group that was just ended
-                events += self._end(request, FinishReason.ABORT)
+                events += self._replies.end(request, FinishReason.ABORT)
         self.settle(SETTLE_SECONDS)
         return events
 
@@ -346,50 +348,3 @@ class Scheduler:
         if request.status is not RequestStatus.FINISHED:
             self._memory.publish(request)
         self._requests.collect(part)
-
-    def _events(self, request: Request, computed: int, found: SampledToken | None) -> list[TokenEvent]:
-        """What a step means for one of its requests: a token, or that a part of the prompt was computed."""
-        if group := self._requests.group_of(request):
-            return self._groups.update(group, request, computed, found)
-        prompt = () if found is None else found.prompt_logprobs
-        if found is None or (found.token_id is None and not found.problem):
-            return [TokenEvent(request.id, None, num_computed=computed, prompt_logprobs=prompt)]
-        if found.token_id is None:
-            return self._end(request, found.reason, found.problem)
-        followed = request.constraint.accept(found.token_id) if request.constraint is not None else ()
-        events = [self._token(request, found.token_id, found.logprobs, prompt, last=not followed)]
-        for number, token_id in enumerate(followed, 1):
-            if events[-1].finish is None:
-                events.append(self._token(request, token_id, last=number == len(followed)))
-        return events
-
-    def _token(
-        self,
-        request: Request,
-        token_id: int,
-        logprobs: TokenLogprobs | None = None,
-        prompt: tuple[TokenLogprobs, ...] = (),
-        *,
-        last: bool,
-    ) -> TokenEvent:
-        """The reply goes on with a token, the `last` of those that its constraint knows of."""
-        request.output_ids.append(token_id)
-        self._counters.generated_tokens += 1
-        finish = self._finish_reason(request, token_id, last=last)
-        if finish is not None:
-            self._requests.finish(request)
-        return TokenEvent(request.id, token_id, logprobs, finish, prompt_logprobs=prompt)
-
-    def _finish_reason(self, request: Request, token_id: int, *, last: bool) -> FinishReason | None:
-        params = request.params
-        if last and request.constraint is not None and request.constraint.ended:
-            return FinishReason.STOP
-        if token_id in params.stop_token_ids or (token_id in request.end_ids and not params.ignore_eos):
-            return FinishReason.STOP
-        return FinishReason.LENGTH if request.num_tokens >= self._memory.room(request) else None
-
-    def _end(self, request: Request, finish: FinishReason, error: str = "") -> list[TokenEvent]:
-        if group := self._requests.group_of(request):
-            return self._groups.end(group, finish, error)
-        self._requests.finish(request)
-        return [TokenEvent(request.id, None, finish=finish, error=error)]
