@@ -1,5 +1,6 @@
-"""What can be measured: the one seam between the alternation and everything that generates tokens."""
+"""What can be measured: the interface between the rounds of a benchmark and whatever generates tokens."""
 
+from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol
 
 from app.bench.sample import Sample
@@ -48,3 +49,14 @@ class Contender(Protocol):
     def measure(self, load: Load, prompts: Prompts) -> Sample:
         """Run a load once. Greedy, every reply as long as asked for. Raises ContenderFailed or EngineError."""
         ...
+
+
+OWN_NAME = "ingle"
+
+
+def own_build(kernels: str) -> str:
+    """The version that is installed, and the kernels that it runs with."""
+    try:
+        return f"inglenook {version('inglenook')}, {kernels} kernels"
+    except PackageNotFoundError:
+        return f"a checkout of inglenook, {kernels} kernels"

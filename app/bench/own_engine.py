@@ -4,8 +4,7 @@ import os
 import time
 from typing import Any
 
-from app.bench.contender import UnsuitableLoad, check_context
-from app.bench.own_build import OWN_NAME, own_build
+from app.bench.contender import OWN_NAME, UnsuitableLoad, check_context, own_build
 from app.bench.sample import Sample, Timeline, sample_of
 from app.bench.workload import Load, Prompts
 from engine.config import BLOCK_SIZE

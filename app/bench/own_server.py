@@ -1,5 +1,6 @@
-"""`ingle serve` as a contender: a child process on a port of its own, which no other command finds."""
+"""`ingle serve` as a contender: a child process on a port of its own, measured through its HTTP endpoint."""
 
+import asyncio
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -9,12 +10,32 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from app.bench.child import child
-from app.bench.completion_client import Endpoint
-from app.bench.own_build import OWN_NAME, own_build
-from app.bench.served import ServedContender
+from app.bench.completion_client import Endpoint, stream_all
+from app.bench.contender import OWN_NAME, own_build
+from app.bench.sample import Sample, sample_of
+from app.bench.workload import Load, Prompts
 from app.process.instance import Instance, running_instances
+from app.process.uninterruptible import run_apart
 from app.settings.api_keys import own_key
 from app.settings.settings import Settings, child_environment
+
+
+class ServedContender:
+    """A server that runs, and that nobody else uses."""
+
+    def __init__(self, name: str, build: str, pid: int, endpoint: Endpoint) -> None:
+        self.name = name
+        self.build = build
+        self.pid = pid
+        self.endpoint = endpoint
+
+    def warm_up(self, load: Load, prompts: Prompts) -> None:
+        self.measure(load, prompts)
+
+    def measure(self, load: Load, prompts: Prompts) -> Sample:
+        timelines = run_apart(lambda: asyncio.run(stream_all(self.endpoint, prompts, load.output_tokens)))
+        return sample_of(load, timelines)
+
 
 _ROOT = Path(__file__).parents[2]  # the folder that `app` is in, whether installed or not
 

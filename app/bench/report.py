@@ -6,7 +6,7 @@ from typing import Any
 
 from app.bench.processes import peak_rss_mb
 from app.bench.rounds import Series
-from app.bench.statistics import Percentiles, Spread, percentiles, spread
+from app.bench.sample import Percentiles, Spread, percentiles, spread
 from app.bench.workload import Load, Row
 
 _DIGITS = 4  # that mean anything

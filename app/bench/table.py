@@ -1,7 +1,7 @@
 """A report as a table for people: cells of text, and the lines below them."""
 
 from app.bench.report import Report, Standing
-from app.bench.statistics import Percentiles, Spread
+from app.bench.sample import Percentiles, Spread
 from app.bench.workload import counted
 
 Cell = tuple[str, str]  # title and figure

@@ -8,7 +8,7 @@ import click
 from app.commands.options import known_names, read_by
 from app.commands.output import as_json, echo_table
 from app.errors import EXIT_FAILURE
-from app.models.kv_formula import BITS, KVShape, read_count, weight_bytes
+from app.models.families import BITS, KVShape, read_count, weight_bytes
 from app.progress import Progress, format_bytes, progress_on_stderr
 from app.settings.settings import Settings, load_settings
 from app.settings.values import memory_size

@@ -6,8 +6,8 @@ import click
 
 from app.commands.output import as_json, echo_table
 from app.models.store import ModelStore
+from app.models.stored_model import last_use
 from app.models.transfer.download_turn import running_download
-from app.models.uses import last_use
 from app.progress import format_bytes
 from app.settings.settings import Settings, load_settings
 

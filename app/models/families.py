@@ -1,8 +1,4 @@
-"""Families of models with a short name: which repository of the Hub each size is, and what there is to know beforehand.
-
-The data is families.toml, checked when it is read; a mistake in it is ours, so it raises ValueError. Nothing here
-touches the network or knows what is stored.
-"""
+"""Models with a short name (families.toml), and the memory that a model takes by its figures alone."""
 
 import re
 import tomllib
@@ -12,8 +8,37 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from app.models.kv_formula import read_count
 from app.models.repository import QUANTIZATION, RepositoryName
+
+_COUNT = re.compile(r"(\d{1,6}(?:\.\d{1,6})?) ?([kmbt]?)", re.IGNORECASE)
+_UNITS: Mapping[str, int] = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+BITS = (16, 8, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """The figures that the caches depend on."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+    def token_bytes(self, bits: int) -> int:
+        """That one token's keys and values take, in so many bits each."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * bits // 8
+
+
+def weight_bytes(parameters: int, bits: int) -> int:
+    return parameters * bits // 8
+
+
+def read_count(text: str) -> int:
+    """A number of parameters, as people write it: 70b, 1.5B, 135m, 7000000000. Raises ValueError."""
+    found = _COUNT.fullmatch(text.strip()) or re.fullmatch(r"(\d{1,15})()", text.strip())
+    if found is None:
+        raise ValueError(f"must be a number such as 70b, 1.5b or 135m, not {text!r}")
+    return round(float(found[1]) * _UNITS[found[2].lower()])
+
 
 FAMILIES_FILE = Path(__file__).with_name("families.toml")
 KINDS = ("chat", "reasoning", "code", "embedding")

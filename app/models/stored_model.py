@@ -1,15 +1,18 @@
-"""A model on this machine: the noun, and what its own files say of it without being loaded.
+"""A model on this machine: a GGUF file, the parts of one, or a folder of safetensors; and when it was last loaded.
 
-A model is a GGUF file, the parts of one, or the folder of a checkpoint in safetensors. Refuses to know where models are
-looked for, and the network.
+Reads names and sizes; the model is not loaded.
 """
 
+import hashlib
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from app.models.repository import CONFIG, DESCRIPTIONS, quantization_of
+from engine.private_folder import private_folder
 from quant.checkpoint_files import read_object
 from quant.errors import ModelFileError, printable
 from quant.gguf_parts import part_paths
@@ -93,3 +96,27 @@ def _quantization(folder: Path) -> str | None:
         case {"torch_dtype": str(dtype)} | {"dtype": str(dtype)}:
             return printable(dtype)
     return None
+
+
+_FOLDER = ".used"
+
+
+def note_use(stored: StoredModel, models_dir: Path) -> None:
+    """The model is used now."""
+    with suppress(OSError):  # a folder that cannot be written to keeps no one from loading
+        private_folder(models_dir / _FOLDER)
+        _stamp(stored, models_dir).touch()
+
+
+def last_use(stored: StoredModel, models_dir: Path) -> str | None:
+    """ISO 8601 in UTC; None where it was never loaded."""
+    try:
+        seconds = _stamp(stored, models_dir).stat().st_mtime
+    except OSError:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def _stamp(stored: StoredModel, models_dir: Path) -> Path:
+    """By its path: names change, and paths can be long."""
+    return models_dir / _FOLDER / hashlib.sha256(os.fsencode(stored.path.absolute())).hexdigest()[:32]

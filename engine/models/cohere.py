@@ -10,8 +10,7 @@ from gguf.constants import Keys
 
 from engine.checkpoints.metadata import Key, Metadata
 from engine.config import Block, HeadNorm, ModelConfig, NormKind
-from engine.models.decoder_config import read_decoder
-from engine.models.decoder_names import NAMES
+from engine.models.decoder_config import NAMES, read_decoder
 from engine.models.rope_config import CONTEXT, MAX_CONTEXT
 
 __all__ = ["NAMES", "read_config"]

@@ -1,13 +1,15 @@
-"""What the decoder families share in their configuration: one table of keys, read into a ModelConfig.
+"""What the decoder families share: the keys of their configuration, read into a ModelConfig, and the names of weights.
 
-A family reads it, and replaces what it does in its own way. Odd values are refused by name.
+A family reads it, and replaces what it does in its own way. Unsupported values are refused by name.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gguf.constants import Keys
 
+from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Key, Metadata
 from engine.config import Gate, LayerConfig, ModelConfig, NormKind, NormRule
 from engine.errors import UnsupportedModel
@@ -164,3 +166,27 @@ def _listed_layers(metadata: Metadata, layers: int) -> list[bool] | None:
     if metadata.get(PATTERN) is None:
         return None
     return every(metadata.integer(PATTERN, least=0), layers)
+
+
+STEMS = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "blk.{}.attn_norm": "model.layers.{}.input_layernorm",
+    "blk.{}.attn_q": "model.layers.{}.self_attn.q_proj",
+    "blk.{}.attn_k": "model.layers.{}.self_attn.k_proj",
+    "blk.{}.attn_v": "model.layers.{}.self_attn.v_proj",
+    "blk.{}.attn_qkv": "model.layers.{}.self_attn.qkv_proj",
+    "blk.{}.attn_q_norm": "model.layers.{}.self_attn.q_norm",
+    "blk.{}.attn_k_norm": "model.layers.{}.self_attn.k_norm",
+    "blk.{}.attn_output": "model.layers.{}.self_attn.o_proj",
+    "blk.{}.ffn_norm": "model.layers.{}.post_attention_layernorm",
+    "blk.{}.ffn_gate": "model.layers.{}.mlp.gate_proj",
+    "blk.{}.ffn_up": "model.layers.{}.mlp.up_proj",
+    "blk.{}.ffn_down": "model.layers.{}.mlp.down_proj",
+}
+IGNORED = re.compile(  # what old checkpoints repeat of their configuration, and what sees images for the decoder
+    r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq|(model\.)?(vision_tower|multi_modal_projector)\..+"
+)
+TEXT_PREFIX = "language_model."  # somewhere in the names of a decoder that is a part of a larger model
+NAMES = Names(STEMS, IGNORED)

@@ -15,8 +15,7 @@ from gguf.constants import Keys
 from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Key, Metadata
 from engine.config import Gate, HeadNorm, ModelConfig, NormPlacement
-from engine.models.decoder_config import every, read_decoder, read_layout, text_part
-from engine.models.decoder_names import IGNORED, STEMS, TEXT_PREFIX
+from engine.models.decoder_config import IGNORED, STEMS, TEXT_PREFIX, every, read_decoder, read_layout, text_part
 from engine.models.rope_config import read_local_rope
 
 NAMES = Names(

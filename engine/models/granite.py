@@ -9,8 +9,7 @@ from gguf.constants import Keys
 
 from engine.checkpoints.metadata import Key, Metadata
 from engine.config import ModelConfig
-from engine.models.decoder_config import read_decoder
-from engine.models.decoder_names import NAMES
+from engine.models.decoder_config import NAMES, read_decoder
 
 __all__ = ["NAMES", "read_config"]
 

@@ -6,8 +6,7 @@ shape. In GGUF files their rotary pairs are neighbours: the converter reorders t
 
 from engine.checkpoints.metadata import Metadata
 from engine.config import ModelConfig
-from engine.models.decoder_config import read_decoder
-from engine.models.decoder_names import NAMES
+from engine.models.decoder_config import NAMES, read_decoder
 
 __all__ = ["NAMES", "read_config"]
 

@@ -11,8 +11,7 @@ from gguf.constants import Keys
 from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Key, Metadata
 from engine.config import ModelConfig, YarnScaling
-from engine.models.decoder_config import every, read_decoder, read_layout, text_part
-from engine.models.decoder_names import IGNORED, STEMS, TEXT_PREFIX
+from engine.models.decoder_config import IGNORED, STEMS, TEXT_PREFIX, every, read_decoder, read_layout, text_part
 
 NAMES = Names(STEMS, IGNORED, TEXT_PREFIX)
 

@@ -9,8 +9,7 @@ from dataclasses import replace
 from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Metadata
 from engine.config import HeadNorm, ModelConfig, NormPlacement
-from engine.models.decoder_config import WINDOW, every, read_decoder, read_layout
-from engine.models.decoder_names import IGNORED, STEMS
+from engine.models.decoder_config import IGNORED, STEMS, WINDOW, every, read_decoder, read_layout
 from engine.models.rope_config import read_local_rope
 
 NAMES = Names(

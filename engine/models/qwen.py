@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from engine.checkpoints.metadata import Key, Metadata
 from engine.config import HeadNorm, LayerConfig, ModelConfig
-from engine.models.decoder_config import read_decoder, read_layout
-from engine.models.decoder_names import NAMES
+from engine.models.decoder_config import NAMES, read_decoder, read_layout
 
 __all__ = ["NAMES", "read_config"]
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 from engine.checkpoints.metadata import Key, Metadata
 from engine.config import LayerConfig, ModelConfig
 from engine.errors import UnsupportedModel
-from engine.models.decoder_config import every, read_decoder, read_layout
-from engine.models.decoder_names import NAMES
+from engine.models.decoder_config import NAMES, every, read_decoder, read_layout
 
 __all__ = ["NAMES", "read_config"]
 

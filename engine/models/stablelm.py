@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from engine.checkpoints.metadata import Key, Metadata
 from engine.config import Block, HeadNorm, ModelConfig, NormKind
-from engine.models.decoder_config import read_decoder
-from engine.models.decoder_names import NAMES
+from engine.models.decoder_config import NAMES, read_decoder
 
 __all__ = ["NAMES", "read_config"]
 

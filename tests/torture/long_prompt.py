@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from app.bench.completion_client import Endpoint, stream
-from app.bench.own_server import own_server
-from app.bench.served import ServedContender
+from app.bench.own_server import ServedContender, own_server
 from app.bench.workload import Load
 from app.settings.settings import load_settings
 from tests.bench.peers.llama_build import probe

@@ -10,8 +10,7 @@ from gguf.constants import Keys
 from app.errors import UnsupportedTokenizer
 from app.generation.embedding_service import InputTokenizer
 from app.models.load.kernel_preparation import common_options, loading, lowered_context, prepare_kernels
-from app.models.stored_model import StoredModel
-from app.models.uses import note_use
+from app.models.stored_model import StoredModel, note_use
 from app.progress import Progress
 from app.settings.settings import Settings
 from app.text import encoder_tokenizer, marked_tokenizer

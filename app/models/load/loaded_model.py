@@ -10,8 +10,7 @@ from app.models.digests import DIGESTS, digest_of
 from app.models.fit import checked_against, plan_loading
 from app.models.load.kernel_preparation import common_options, loading, lowered_context, prepare_kernels
 from app.models.sampling_defaults import DEFAULT_SAMPLING, catalogued_sampling, read_sampling
-from app.models.stored_model import StoredModel
-from app.models.uses import note_use
+from app.models.stored_model import StoredModel, note_use
 from app.progress import Progress
 from app.settings.settings import Settings
 from app.text.folder_tokenizer import from_folder

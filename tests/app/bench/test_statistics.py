@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.bench.statistics import Spread, percentile, percentiles, spread
+from app.bench.sample import Spread, percentile, percentiles, spread
 
 
 def test_spread() -> None:

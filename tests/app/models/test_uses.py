@@ -3,8 +3,7 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
-from app.models.stored_model import stored_model
-from app.models.uses import last_use, note_use
+from app.models.stored_model import last_use, note_use, stored_model
 
 
 def test_a_use_is_known_by_the_model_that_was_used(tmp_path: Path) -> None:

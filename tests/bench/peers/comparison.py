@@ -11,7 +11,7 @@ from app.bench.measured_model import read_model
 from app.bench.own import own
 from app.bench.report import Figures, Report, Standing, extremes_json, spread_json, standing_of
 from app.bench.rounds import Rounds, Series
-from app.bench.statistics import Spread, spread
+from app.bench.sample import Spread, spread
 from app.bench.table import column, spread_text
 from app.bench.workload import loads_of
 from app.models.sources import pull

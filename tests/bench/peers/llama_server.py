@@ -6,7 +6,7 @@ from pathlib import Path
 
 from app.bench.child import child
 from app.bench.completion_client import Endpoint
-from app.bench.served import ServedContender
+from app.bench.own_server import ServedContender
 from app.bench.workload import Load
 from tests.bench.peers.llama_build import LlamaBuild
 from tests.bench.peers.llama_tools import NATIVE_NAME, slot_tokens

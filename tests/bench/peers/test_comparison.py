@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.bench.statistics import Spread
+from app.bench.sample import Spread
 from app.bench.workload import SUITE, Load, Row, rows_of
 from tests.app.bench.test_report import report, series
 from tests.bench.peers.comparison import Comparison, comparison_of, ratios

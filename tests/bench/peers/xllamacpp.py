@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 from app.bench.completion_client import Endpoint
 from app.bench.contender import ContenderFailed
+from app.bench.own_server import ServedContender
 from app.bench.sample import Sample, Timeline, sample_of
-from app.bench.served import ServedContender
 from app.bench.workload import Load, Prompts
 from tests.bench.peers.llama_tools import slot_tokens
 from tests.bench.peers.programs import PipedChild, piped_child
