@@ -62,6 +62,8 @@ class KVMemory:
         self._costs = costs
         self._counters = counters
         self._held: dict[int, RequestBlocks] = {}  # by request id
+        blocks = min((it.pool.num_usable for it in self.groups if it.needs_all), default=config.num_blocks - 1)
+        self.context = min(config.context_length, blocks * BLOCK_SIZE)  # tokens that a request can ever hold, alone
 
     def blocks_of(self, request: Request) -> RequestBlocks:
         """The blocks of a request: none where it has not been seen before, or has been released."""
@@ -77,19 +79,8 @@ class KVMemory:
         """Of both tiers."""
         return (*(group.pool for group in self.groups), *self.host.pools)
 
-    @property
-    def most_tokens(self) -> int:
-        """That one request can hold, alone."""
-        whole = [group.pool.num_usable for group in self.groups if group.needs_all]
-        return min(whole, default=self._config.num_blocks - 1) * BLOCK_SIZE
-
-    @property
-    def context(self) -> int:
-        """The most tokens that any request may ever hold."""
-        return min(self._config.context_length, self.most_tokens)
-
     def room(self, request: Request) -> int:
-        """The most tokens that a request may ever hold."""
+        """The most tokens that a request can ever hold."""
         if request.params.max_tokens is None:
             return self.context
         return min(self.context, len(request.prompt_ids) + request.params.max_tokens)
