@@ -2,17 +2,22 @@
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from app.errors import AppError
-from app.models.store import ModelStore
-from app.models.stored_model import StoredModel
 from app.process.instance import Instance, running_instances
 from app.settings.settings import Settings
 from quant.errors import ModelFileError
 
+if TYPE_CHECKING:
+    from app.models.store import ModelStore
+    from app.models.stored_model import StoredModel
+
 
 def find_instance(settings: Settings) -> Instance | None:
     """The server of the model that the settings name; the one on their port first."""
+    from app.models.store import ModelStore  # not needed before the screens of a chat appear
+
     store = ModelStore(settings)
     entry = store.catalog.find(settings.model)
     repository = store.repository(settings.model)
@@ -30,7 +35,7 @@ def find_instance(settings: Settings) -> Instance | None:
     return min(serving, key=lambda instance: instance.port != settings.port, default=None)
 
 
-def _stored(store: ModelStore, name: str) -> StoredModel | None:
+def _stored(store: "ModelStore", name: str) -> "StoredModel | None":
     """What a name without a quantization, or with a prefix, means here. The weights are not read."""
     try:
         return store.resolve(name)

@@ -3,9 +3,12 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from app.generation.cache_report import NOTHING, CacheReport
-from engine.request import FinishReason, TokenLogprobs
+
+if TYPE_CHECKING:  # the chat imports this before its screens appear
+    from engine.request import FinishReason, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,7 @@ class PromptProgress:
 class PromptLogprobs:
     """Of further tokens of the prompt, from its second on, where they were asked for. All come before the reply."""
 
-    logprobs: tuple[TokenLogprobs, ...]
+    logprobs: "tuple[TokenLogprobs, ...]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class TextDelta:
     """More text of the reply; never half a character, never a part of a stop string."""
 
     text: str
-    logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens since the last delta, where they were asked for
+    logprobs: "tuple[TokenLogprobs, ...]" = ()  # of the tokens since the last delta, where they were asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class ReasoningDelta:
     """More of what the model thinks before it answers."""
 
     text: str
-    logprobs: tuple[TokenLogprobs, ...] = ()
+    logprobs: "tuple[TokenLogprobs, ...]" = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ class ToolCallDelta:
 
     index: int
     arguments: str
-    logprobs: tuple[TokenLogprobs, ...] = ()
+    logprobs: "tuple[TokenLogprobs, ...]" = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,7 @@ class ToolCallEnd:
 class ReplyEnd:
     """The last event of a reply."""
 
-    finish: FinishReason
+    finish: "FinishReason"
     stop: str | None  # the stop string that ended it
     seed: int
     prompt_tokens: int
