@@ -1,8 +1,10 @@
 # Checks in the current environment, which `pip install -e ".[dev]"` has prepared. `.ci/run` runs everything in a new one.
 
-# Tests of parsing, planning, and data: they load no model and start no server.
-QUICK = tests/engine/scheduling tests/engine/kv tests/engine/sampling tests/quant/test_gguf.py \
-	tests/app/generation tests/app/settings tests/app/text tests/app/client tests/test_architecture.py
+# Tests that load no model of real size and draw no screens: about a minute.
+QUICK = tests/engine/scheduling tests/engine/kv tests/engine/sampling tests/engine/embedding $(wildcard tests/quant/test_*.py) \
+	tests/app/client tests/app/doctor tests/app/history tests/app/process tests/app/settings tests/app/text \
+	tests/app/server/http tests/app/server/dialects/anthropic tests/app/server/dialects/ollama \
+	tests/app/server/dialects/openai tests/app/server/dialects/responses tests/test_architecture.py tests/test_imports.py
 
 check: lint types contracts quick
 
