@@ -8,6 +8,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -146,9 +147,10 @@ def test_signals_of_the_terminal_end_no_process(
 
 def test_memory_is_limited(made: Callable[..., tuple[GrammarCompiler, CountingStarter]]) -> None:
     large = GrammarSource("regex", "a{99999}")
-    roomy, _ = made(GrammarLimits(compile_cpu_seconds=600, compile_wall_seconds=600))
+    limits = GrammarLimits(compile_cpu_seconds=600, compile_wall_seconds=600, mask_cpu_seconds=600)
+    roomy, _ = made(limits)
     asyncio.run(roomy.compile(large))
-    narrow, _ = made(GrammarLimits(compile_cpu_seconds=600, compile_wall_seconds=600, memory_bytes=24 << 20))
+    narrow, _ = made(replace(limits, memory_bytes=24 << 20))
     with pytest.raises(InvalidGrammar, match="24 MB"):
         asyncio.run(asyncio.wait_for(narrow.compile(large), HANGING_SECONDS))
     asyncio.run(narrow.compile(FAST))
