@@ -13,7 +13,7 @@ lint:
 	ruff format --check .
 
 types:
-	mypy
+	python -m mypy
 
 contracts:
 	lint-imports
