@@ -1,23 +1,12 @@
-"""Parts of a reply that can be copied or opened: code, quotations, and http addresses that hide nothing."""
+"""Parts of a reply that can be copied or opened: code, quotations, and addresses."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from markdown_it.token import Token
 
 from tui.markdown import parser
-from tui.plain_text import sanitize
-
-
-def is_web_address(address: str) -> bool:
-    """Whether a browser may be asked to open it, after the person was."""
-    try:
-        parts = urlsplit(address)
-    except ValueError:
-        return False
-    plain = address.isprintable() and " " not in address and sanitize(address) == address
-    return plain and parts.scheme in ("http", "https") and bool(parts.hostname)
 
 
 @dataclass(frozen=True, slots=True)

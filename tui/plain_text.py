@@ -1,11 +1,12 @@
 """Text of models, files and other people made harmless: what would drive a terminal, or hide from its reader, is shown.
 
 A pure function over characters, which needs nothing of what came before: a text may arrive in parts, cut anywhere.
-Knows no markup, no widget and no terminal.
+Also: whether an address may be opened in a browser.
 """
 
 import re
 from pathlib import PurePath
+from urllib.parse import urlsplit
 
 _C0_PICTURES = 0x2400  # U+2400 SYMBOL FOR NULL; those of the other control characters follow in their order
 _DELETE = 0x7F
@@ -74,3 +75,13 @@ def _visible(match: re.Match[str]) -> str:
 def model_name(model: str) -> str:
     """What a model is called; of one that is called by its path, the last part."""
     return PurePath(model).name if PurePath(model).is_absolute() else model
+
+
+def is_web_address(address: str) -> bool:
+    """Whether a browser may be asked to open it, after the person was."""
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        return False
+    plain = address.isprintable() and " " not in address and sanitize(address) == address
+    return plain and parts.scheme in ("http", "https") and bool(parts.hostname)

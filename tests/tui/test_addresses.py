@@ -2,7 +2,7 @@
 
 import pytest
 
-from tui.extracts import is_web_address
+from tui.plain_text import is_web_address
 
 
 @pytest.mark.parametrize("address", ["https://a.example/x?y#z", "http://127.0.0.1:8000/"])

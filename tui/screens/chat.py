@@ -19,10 +19,9 @@ from tui.client import Client
 from tui.commands import COMMANDS, Command, Owner
 from tui.drafts import Prompt
 from tui.engine_nouns import Loading
-from tui.extracts import is_web_address
 from tui.failures import told
 from tui.nouns import ChatId, ChatSettings
-from tui.plain_text import sanitize, single_line
+from tui.plain_text import is_web_address, sanitize, single_line
 from tui.screens.dialog import ask, confirm
 from tui.screens.steady import SteadyScreen
 from tui.widgets.chat_list import ChatList
