@@ -5,8 +5,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import AnyStr
 
@@ -60,3 +61,19 @@ def running_statement(statement: str) -> Iterator[int]:
         running.stdout.readline()
         yield running.pid
         running.kill()
+
+
+def assert_interrupt_ends_all(command: Sequence[str], children: int, cwd: Path, env: Mapping[str, str]) -> None:
+    """Interrupt a benchmark once it warms up: it exits with status 130, and its child processes end with it."""
+    with Started(command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stdout is not None
+        assert any("Warming up" in line for line in process.stderr)
+        pids = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        assert len(pids) == children
+        process.send_signal(signal.SIGINT)
+        status, said = process.wait(HANGING_SECONDS), process.stderr.read()
+        assert status == 130, said
+        assert "Traceback" not in said
+        assert process.stdout.read() == ""
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]

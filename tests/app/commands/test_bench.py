@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from app.bench.measured_model import read_model
 from app.models.stored_model import StoredModel
 from tests.app.command_line import ingle
 from tests.engine.models.tiny_llama import make as make_tiny
-from tests.support.processes import HANGING_SECONDS, Started
+from tests.support.processes import assert_interrupt_ends_all
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = [sys.executable, "-m", "app", "bench"]
@@ -72,20 +71,7 @@ def test_server_over_http(environment: dict[str, str]) -> None:
 
 def test_an_interrupt_leaves_no_process_behind(environment: dict[str, str]) -> None:
     command = [*PROGRAM, *ONE_THREAD, "--http", "--prompt-tokens", "99"]
-    with Started(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stderr is not None
-        assert process.stdout is not None
-        assert any("Warming up" in line for line in process.stderr)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        assert len(children) == 1
-        process.send_signal(signal.SIGINT)
-        status, said = process.wait(HANGING_SECONDS), process.stderr.read()
-        assert status == 130, said
-        assert "Traceback" not in said
-        assert process.stdout.read() == ""
-    assert not [child for child in children if Path(f"/proc/{child}").exists()]
+    assert_interrupt_ends_all(command, 1, ROOT, environment)
 
 
 @pytest.mark.parametrize(

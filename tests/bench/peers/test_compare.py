@@ -1,7 +1,6 @@
 """The command that compares with peers, over the real default model and children of its own."""
 
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ from app.progress import SilentProgress
 from tests.app.commands.test_bench import ONE_THREAD, RATES, ROOT, SMALL, own_folders
 from tests.bench.peers.fake_llama import FakeLlama
 from tests.bench.peers.lineup import find_peers
-from tests.support.processes import HANGING_SECONDS, Started
+from tests.support.processes import assert_interrupt_ends_all
 
 PROGRAM = [sys.executable, "-m", "tests.bench.compare"]
 
@@ -63,20 +62,7 @@ def test_servers_in_comparison(environment: dict[str, str], fake_llama: FakeLlam
 
 def test_an_interrupt_leaves_no_process_behind(environment: dict[str, str], fake_llama: FakeLlama) -> None:
     command = [*PROGRAM, *ONE_THREAD, "--http", "--llama-server", str(fake_llama.server), "--prompt-tokens", "99"]
-    with Started(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stderr is not None
-        assert process.stdout is not None
-        assert any("Warming up" in line for line in process.stderr)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        assert len(children) == 2
-        process.send_signal(signal.SIGINT)
-        status, said = process.wait(HANGING_SECONDS), process.stderr.read()
-        assert status == 130, said
-        assert "Traceback" not in said
-        assert process.stdout.read() == ""
-    assert not [child for child in children if Path(f"/proc/{child}").exists()]
+    assert_interrupt_ends_all(command, 2, ROOT, environment)
 
 
 def test_other_program_is_no_llama_server(environment: dict[str, str]) -> None:
