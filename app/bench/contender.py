@@ -1,4 +1,4 @@
-"""What can be measured: the interface between the rounds of a benchmark and whatever generates tokens."""
+"""Contenders: the interface between the rounds of a benchmark and an engine or server that generates tokens."""
 
 from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol

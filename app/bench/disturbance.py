@@ -26,7 +26,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """What programs did during a measurement that take no part in it."""
+    """The processor time that other programs took during a measurement."""
 
     cores: float
     serious: bool

@@ -13,7 +13,7 @@ from app.settings.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """What is measured of this program."""
+    """This program as a contender, with the facts that the report names."""
 
     contender: Contender
     backend: str

@@ -21,7 +21,7 @@ from app.settings.settings import Settings, child_environment
 
 
 class ServedContender:
-    """A server that runs, and that nobody else uses."""
+    """A running server that no other client uses."""
 
     def __init__(self, name: str, build: str, pid: int, endpoint: Endpoint) -> None:
         self.name = name

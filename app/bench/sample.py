@@ -27,7 +27,7 @@ class Percentiles:
 
 
 def spread(values: Sequence[float | None]) -> Spread | None:
-    """Of the values that there are; None when there are none."""
+    """Return the spread of the values that are not None; None if there are none."""
     there = [value for value in values if value is not None]
     return Spread(median(there), min(there), max(there)) if there else None
 

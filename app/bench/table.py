@@ -26,7 +26,7 @@ def column(standing: Standing, report: Report) -> list[Cell]:
 
 
 def conditions(report: Report) -> list[str]:
-    """What the table shows, a sentence a line."""
+    """Describe what the table shows, one sentence per line."""
     told, load = report.conditions, report.load
     way = "over HTTP" if told.via == "http" else "without HTTP"
     processor = told.processor or told.device

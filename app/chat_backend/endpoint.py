@@ -65,7 +65,7 @@ _REMEDIES: Mapping[int, str] = {
 
 
 def checked_url(given: str) -> str:
-    """The base URL that somebody gave, without a slash at its end. Raises InvalidSetting for what is none."""
+    """Return the base URL `given` without its last slash. Raises InvalidSetting unless it is an http or https URL."""
     try:
         url = httpx.URL(given)
         is_complete = url.scheme in ("http", "https") and bool(url.host)

@@ -12,7 +12,7 @@ _WINDOW = 5.0  # seconds
 
 
 class DownloadRate:
-    """Of one thing after the other, by their labels."""
+    """The speed of one download or load at a time, each known by its label."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -20,8 +20,8 @@ class DownloadRate:
         self._marks: deque[tuple[float, int]] = deque()  # when how much was done
 
     def after(self, label: str, done: int) -> float:
-        """Units a second, now that `done` of them are; 0 where nobody knows yet. What was there at the first look, or
-        at the first that saw any, is of another time."""
+        """Return units per second after `done` units; 0 if it is not known yet. Units that were there at the first call
+        are not counted."""
         if label != self._label or (self._marks and (done < self._marks[-1][1] or not self._marks[-1][1])):
             self._label = label
             self._marks.clear()
@@ -37,7 +37,7 @@ OFTEN = 5.0  # seconds between two lines about what is awaited
 
 
 class LoadingLines:
-    """Of one loading."""
+    """The lines that describe one load."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -45,7 +45,7 @@ class LoadingLines:
         self._told = ""
 
     def line(self, state: Loading) -> str:
-        """What is to be said of this state; empty where that is nothing."""
+        """Return the line that describes this state; empty if there is nothing new."""
         if state.warning:
             return f"{state.model}: {state.warning}"
         done = "" if state.fraction is None else f", {state.fraction:.0%}"
