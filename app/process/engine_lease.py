@@ -25,19 +25,19 @@ CHAT_CLIENT = "ingle-chat"  # how chats name themselves in their requests
 
 _CRASHED_SECONDS = 30.0  # that it stays for a chat that died, and will be started again
 _FIRST_SECONDS = 60.0  # for the chat that started it to come
-_LOOKING_SECONDS = 5.0  # for the engine, which may be looking whether the lock is held
-_GLANCE = 0.5  # seconds between two looks
+_LOCK_SECONDS = 5.0  # for the engine, which may be looking whether the lock is held
+_POLL_SECONDS = 0.5  # seconds between two looks
 
 
 @contextmanager
-def attending(settings: Settings, engine_pid: int) -> Iterator[None]:
+def hold_lease(settings: Settings, engine_pid: int) -> Iterator[None]:
     """This process needs the engine of that process while the body runs."""
     from filelock import FileLock
 
     folder = private_folder(_folder(settings, engine_pid))
     mark = folder / f"{os.getpid()}.lock"
     lock = FileLock(mark, mode=0o600)
-    lock.acquire(timeout=_LOOKING_SECONDS)
+    lock.acquire(timeout=_LOCK_SECONDS)
     try:
         yield
     finally:
@@ -45,14 +45,14 @@ def attending(settings: Settings, engine_pid: int) -> Iterator[None]:
         lock.release()
 
 
-def attended_by(settings: Settings, engine_pid: int) -> int:
+def count_other_leases(settings: Settings, engine_pid: int) -> int:
     """How many chats other than this process's need the engine."""
     own = f"{os.getpid()}.lock"
     marks = (mark for mark in _folder(settings, engine_pid).glob("*.lock") if mark.name != own)
     return sum(_is_held(mark) for mark in marks)
 
 
-class Attendance:
+class EngineLeases:
     """Of this process, which is an engine that a chat has started."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
@@ -62,12 +62,12 @@ class Attendance:
         self._folder = _folder(settings, os.getpid())
         self._stay_until = self._clock() + _FIRST_SECONDS
         self._others = 0  # requests of other programs under way
-        self._has_begun = False  # whether somebody has needed it yet
+        self._was_used = False  # whether somebody has needed it yet
 
-    def noting(self, application: "ASGIApp") -> "ASGIApp":
+    def track_requests(self, application: "ASGIApp") -> "ASGIApp":
         """The application, whose use by other programs is noted."""
 
-        async def noted(scope: "Scope", receive: "Receive", send: "Send") -> None:
+        async def tracked(scope: "Scope", receive: "Receive", send: "Send") -> None:
             if not _is_use_by_others(scope):
                 await application(scope, receive, send)
                 return
@@ -78,13 +78,13 @@ class Attendance:
                 self._others -= 1
                 self._stay(self._keep_alive)
 
-        return noted
+        return tracked
 
-    def watch(self) -> None:
+    def exit_when_unused(self) -> None:
         """Have this process end itself, as by Ctrl-C, when nobody needs it any more; looked after by a thread."""
-        threading.Thread(target=self._watch, name="attendance", daemon=True).start()
+        threading.Thread(target=self._watch, name="engine leases", daemon=True).start()
 
-    def is_over(self) -> bool:
+    def is_expired(self) -> bool:
         """Whether nobody needs the engine. Asked again and again."""
         needed = bool(self._others)
         for mark in self._folder.glob("*.lock"):
@@ -93,21 +93,22 @@ class Attendance:
             else:  # it died: it is gone from the folder, but may come back
                 mark.unlink(missing_ok=True)
                 self._stay(_CRASHED_SECONDS)
-        if needed and not self._has_begun:  # from the first one on, nobody is waited for
-            self._has_begun, self._stay_until = True, self._clock()
+        if needed and not self._was_used:  # from the first one on, nobody is waited for
+            self._was_used, self._stay_until = True, self._clock()
         return not needed and self._clock() >= self._stay_until
 
     def _stay(self, seconds: float) -> None:
         self._stay_until = max(self._stay_until, self._clock() + seconds)
 
     def _watch(self) -> None:
-        while not self.is_over():
-            time.sleep(_GLANCE)
+        while not self.is_expired():
+            time.sleep(_POLL_SECONDS)
         shutil.rmtree(self._folder, ignore_errors=True)
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _folder(settings: Settings, engine_pid: int) -> Path:
+    # The name of the folder predates the term "lease". Engines of earlier versions, which may still run, look there.
     return settings.state_dir / "attendance" / str(engine_pid)
 
 

@@ -29,7 +29,7 @@ from app.models.pulls import Pulls
 from app.models.sources import pull
 from app.models.store import ModelStore
 from app.models.stored_model import StoredModel
-from app.process.engine_lease import Attendance
+from app.process.engine_lease import EngineLeases
 from app.process.instance import Instance, recorded, running_instances, withdraw
 from app.process.listening import EVERYWHERE, ListeningSockets, PortTaken, is_loopback
 from app.process.signals import ending_signals
@@ -52,9 +52,8 @@ _MAX_HEADER_BYTES = 64 << 10
 SWITCH_SECONDS = 0.0005
 
 
-def run_host(settings: Settings, progress: Progress, attendance: Attendance | None = None) -> None:
-    """Fetch and load the model, then serve it until SIGINT, SIGTERM, or SIGHUP, or for as long as it has an
-    `attendance`.
+def run_host(settings: Settings, progress: Progress, leases: EngineLeases | None = None) -> None:
+    """Fetch and load the model, then serve it until SIGINT, SIGTERM, or SIGHUP, or until the `leases` expire.
 
     Raises PortTaken, InvalidSetting, and what `pull` and `load_model` raise. A second Ctrl-C ends the process at once.
     """
@@ -83,7 +82,7 @@ def run_host(settings: Settings, progress: Progress, attendance: Attendance | No
         )
         with recorded(instance, settings):
             name = settings.alias[0] if settings.alias else stored.served_name
-            asyncio.run(_serve(model, name, renderer, sockets, instance, about, pulls, settings, progress, attendance))
+            asyncio.run(_serve(model, name, renderer, sockets, instance, about, pulls, settings, progress, leases))
 
 
 def _locks(settings: Settings) -> "Locks":
@@ -167,7 +166,7 @@ async def _serve(
     pulls: Pulls,
     settings: Settings,
     progress: Progress,
-    attendance: Attendance | None,
+    leases: EngineLeases | None,
 ) -> None:
     from app.generation.request_log import requests_told_to
     from app.models.load.loaded_encoder import LoadedEncoder
@@ -179,15 +178,15 @@ async def _serve(
     )
     async with served as (application, work):
         server = HTTPServer(
-            server_config(application if attendance is None else attendance.noting(application)),
+            server_config(application if leases is None else leases.track_requests(application)),
             _Work(work, pulls),
             lambda: _welcome(name, instance, settings, progress),
             lambda status: _abandon(instance, settings, status),
         )
         server.stop_on_signals()
         _share_interpreter()
-        if attendance is not None:
-            attendance.watch()
+        if leases is not None:
+            leases.exit_when_unused()
         with requests_told_to(progress.say):
             await server.serve(sockets.sockets)
 

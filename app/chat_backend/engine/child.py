@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from app.errors import EXIT_FAILURE, EXIT_OK, exit_status
 from app.process import memory_shortage
-from app.process.engine_lease import Attendance
+from app.process.engine_lease import EngineLeases
 from app.process.listening import PortTaken
 from app.process.memory_shortage import is_memory_shortage
 from app.process.signals import interrupt_on_signals
@@ -95,11 +95,11 @@ def _serve(settings: Settings, progress: Progress, *, stay: bool) -> None:
     """On the port of the settings; on any that is free, where that one is taken."""
     from app.server.host import run_host
 
-    attendance = None if stay else Attendance(settings)
+    leases = None if stay else EngineLeases(settings)
     try:
-        run_host(settings, progress, attendance)
+        run_host(settings, progress, leases)
     except PortTaken:
-        run_host(replace(settings, port=0), progress, attendance)
+        run_host(replace(settings, port=0), progress, leases)
 
 
 if __name__ == "__main__":

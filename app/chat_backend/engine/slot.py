@@ -21,7 +21,7 @@ from app.chat_backend.told import told
 from app.client.running_server import find_instance
 from app.errors import AppError
 from app.models.transfer.download_turn import Running, running_download
-from app.process.engine_lease import attended_by, attending
+from app.process.engine_lease import count_other_leases, hold_lease
 from app.process.instance import Instance, running_instances
 from app.progress import format_bytes
 from app.settings.api_keys import own_key
@@ -70,7 +70,7 @@ class EngineSlot:
         self._key = key
         self._process: EngineProcess | None = None
         self._engine: ReadyEngine | None = None
-        self._held = ExitStack()  # our attendance of the engine
+        self._held = ExitStack()  # our lease on the engine
         self._task: asyncio.Task[None] | None = None
         self._wish = _Wish(settings.model, settings.origins["model"] != "default")
         self._served: _Wish | None = None  # what was loaded last
@@ -154,7 +154,7 @@ class EngineSlot:
         return 0
 
     def _is_shared(self, process: EngineProcess) -> bool:
-        return attended_by(self._settings, process.pid) > 0
+        return count_other_leases(self._settings, process.pid) > 0
 
     @asynccontextmanager
     async def use(self, *, again: bool = False) -> AsyncIterator[ReadyEngine]:
@@ -391,7 +391,7 @@ class EngineSlot:
         state.tell(settings.model, await asyncio.to_thread(hardware))
         process = EngineProcess.start(settings, _absolute(settings.model), self._flags)
         self._process = process
-        self._held.enter_context(attending(settings, process.pid))
+        self._held.enter_context(hold_lease(settings, process.pid))
         instance = await process.serving(heard)
         return await self._attached(instance)
 
@@ -404,7 +404,7 @@ class EngineSlot:
             unless_used.push_async_callback(endpoint.close)
             report = await _awake(endpoint)
             if self._process is None:
-                self._held.enter_context(attending(self._settings, instance.pid))
+                self._held.enter_context(hold_lease(self._settings, instance.pid))
             self._instance = instance
             names = await endpoint.names()
             suitable = next((one.sampling for one in names if one.name == instance.model and one.sampling), None)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.process.engine_lease import CHAT_CLIENT, Attendance, attended_by, attending
+from app.process.engine_lease import CHAT_CLIENT, EngineLeases, count_other_leases, hold_lease
 from app.settings.settings import Settings, load_settings
 from tests.app.server.live_server import Clock
 
@@ -25,37 +25,37 @@ async def nothing(scope: object, receive: object, send: object) -> None:
     pass
 
 
-def ask(attendance: Attendance, agent: bytes, method: str = "POST") -> None:
+def ask(leases: EngineLeases, agent: bytes, method: str = "POST") -> None:
     scope = {"type": "http", "method": method, "headers": [(b"user-agent", agent)]}
-    asyncio.run(attendance.noting(nothing)(scope, nothing, nothing))  # type: ignore[arg-type]
+    asyncio.run(leases.track_requests(nothing)(scope, nothing, nothing))  # type: ignore[arg-type]
 
 
 def test_it_waits_for_its_first_chat_and_ends_with_its_last(settings: Settings, clock: Clock) -> None:
-    attendance = Attendance(settings, clock)
-    assert not attendance.is_over()
-    with attending(settings, os.getpid()):
-        assert not attendance.is_over()
-        assert attended_by(settings, os.getpid()) == 0  # but for this process
-    assert attendance.is_over()
+    leases = EngineLeases(settings, clock)
+    assert not leases.is_expired()
+    with hold_lease(settings, os.getpid()):
+        assert not leases.is_expired()
+        assert count_other_leases(settings, os.getpid()) == 0  # but for this process
+    assert leases.is_expired()
 
 
 def test_one_that_nobody_comes_to_ends(settings: Settings, clock: Clock) -> None:
-    attendance = Attendance(settings, clock)
+    leases = EngineLeases(settings, clock)
     clock.seconds += 61
-    assert attendance.is_over()
+    assert leases.is_expired()
 
 
 def test_a_chat_that_died_may_come_back(settings: Settings, clock: Clock) -> None:
-    attendance = Attendance(settings, clock)
-    with attending(settings, os.getpid()):
-        assert not attendance.is_over()
+    leases = EngineLeases(settings, clock)
+    with hold_lease(settings, os.getpid()):
+        assert not leases.is_expired()
     mark = settings.state_dir / "attendance" / str(os.getpid()) / "999999.lock"
     mark.touch()
-    assert attended_by(settings, os.getpid()) == 0
-    assert not attendance.is_over()
+    assert count_other_leases(settings, os.getpid()) == 0
+    assert not leases.is_expired()
     assert not mark.exists()
     clock.seconds += 31
-    assert attendance.is_over()
+    assert leases.is_expired()
 
 
 @pytest.mark.parametrize(
@@ -65,23 +65,23 @@ def test_a_chat_that_died_may_come_back(settings: Settings, clock: Clock) -> Non
 def test_programs_that_have_used_it_keep_it_for_a_while(
     settings: Settings, clock: Clock, agent: bytes, method: str, stays: bool
 ) -> None:
-    attendance = Attendance(settings, clock)
-    with attending(settings, os.getpid()):
-        assert not attendance.is_over()
-        ask(attendance, agent, method)
+    leases = EngineLeases(settings, clock)
+    with hold_lease(settings, os.getpid()):
+        assert not leases.is_expired()
+        ask(leases, agent, method)
     clock.seconds += 299
-    assert attendance.is_over() is not stays
+    assert leases.is_expired() is not stays
     clock.seconds += 2
-    assert attendance.is_over()
+    assert leases.is_expired()
 
 
 @pytest.mark.parametrize("seconds", [0, 7])
 def test_how_long_it_stays_for_others_is_a_setting(tmp_path: Path, clock: Clock, seconds: int) -> None:
-    attendance = Attendance(load_settings(state_dir=tmp_path, keep_alive_s=seconds), clock)
-    with attending(load_settings(state_dir=tmp_path), os.getpid()):
-        assert not attendance.is_over()
-        ask(attendance, b"editor/9")
+    leases = EngineLeases(load_settings(state_dir=tmp_path, keep_alive_s=seconds), clock)
+    with hold_lease(load_settings(state_dir=tmp_path), os.getpid()):
+        assert not leases.is_expired()
+        ask(leases, b"editor/9")
     clock.seconds += max(0.0, seconds - 0.5)
-    assert attendance.is_over() == (not seconds)
+    assert leases.is_expired() == (not seconds)
     clock.seconds += 1
-    assert attendance.is_over()
+    assert leases.is_expired()

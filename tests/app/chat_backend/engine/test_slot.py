@@ -22,7 +22,7 @@ from app.generation.template import ChatTemplateRenderer
 from app.history.history import History
 from app.models.sampling_defaults import DEFAULT_SAMPLING
 from app.models.transfer.download_turn import DownloadTurn
-from app.process.engine_lease import attended_by
+from app.process.engine_lease import count_other_leases
 from app.process.instance import Instance, recorded
 from app.progress import SilentProgress
 from app.settings.settings import Settings
@@ -195,7 +195,7 @@ def test_one_is_started_and_what_it_says_is_seen(settings: Settings, started: li
 
     asyncio.run(main())
     assert [(process.model, process.stopped) for process in started] == [("smollm2:135m", False)]
-    assert attended_by(settings, os.getpid()) == 0
+    assert count_other_leases(settings, os.getpid()) == 0
 
 
 def test_one_that_died_is_replaced(settings: Settings, started: list[StandIn]) -> None:
@@ -536,7 +536,7 @@ def test_another_model_finds_the_room_of_an_engine_that_only_this_chat_needs(
         assert await slot.room() == 0  # no engine yet: what is free counts
         await ready(slot)
         assert await slot.room() > available_memory() // 2
-        monkeypatch.setattr("app.chat_backend.engine.slot.attended_by", lambda settings, pid: 1)
+        monkeypatch.setattr("app.chat_backend.engine.slot.count_other_leases", lambda settings, pid: 1)
         assert await slot.room() == 0  # it would stay
         monkeypatch.undo()
         await slot.close()
