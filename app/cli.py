@@ -16,7 +16,7 @@ from app.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_NO_SPACE, EXIT_OK, e
 from app.process import memory_shortage
 from app.process.memory_shortage import is_memory_shortage
 from app.process.signals import interrupt_on_signals
-from app.process.uninterruptible import leave
+from app.process.uninterruptible import exit_if_busy
 from app.text.terminal_text import sanitize
 from quant.errors import InglenookError
 
@@ -147,7 +147,7 @@ def main() -> int:
         problem.show()
         return problem.exit_code
     except (KeyboardInterrupt, click.Abort):
-        return leave(EXIT_INTERRUPTED)
+        return exit_if_busy(EXIT_INTERRUPTED)
     except Exception as problem:  # noqa: BLE001  # a shortage of memory has many forms; mistakes are raised again
         return _unexpected(problem)
     return status if isinstance(status, int) else EXIT_OK

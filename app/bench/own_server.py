@@ -15,7 +15,7 @@ from app.bench.contender import OWN_NAME, own_build
 from app.bench.sample import Sample, sample_of
 from app.bench.workload import Load, Prompts
 from app.process.instance import Instance, running_instances
-from app.process.uninterruptible import run_apart
+from app.process.uninterruptible import run_uninterruptible
 from app.settings.api_keys import own_key
 from app.settings.settings import Settings, child_environment
 
@@ -33,7 +33,7 @@ class ServedContender:
         self.measure(load, prompts)
 
     def measure(self, load: Load, prompts: Prompts) -> Sample:
-        timelines = run_apart(lambda: asyncio.run(stream_all(self.endpoint, prompts, load.output_tokens)))
+        timelines = run_uninterruptible(lambda: asyncio.run(stream_all(self.endpoint, prompts, load.output_tokens)))
         return sample_of(load, timelines)
 
 

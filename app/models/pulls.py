@@ -21,7 +21,7 @@ from app.models.store import ModelStore
 from app.models.stored_model import Removal, StoredModel
 from app.models.transfer.download_queue import queue_note
 from app.models.transfer.download_turn import ask_to_stop, running_download
-from app.process.uninterruptible import begin_apart
+from app.process.uninterruptible import start_uninterruptible
 from app.progress import Report, Unit
 from app.settings.settings import Settings
 from quant.errors import InglenookError
@@ -126,7 +126,7 @@ class Pulls:
     async def _fetch(self, pull: "_Pull") -> StoredModel:
         pull.is_running = True
         shown = _Shown(pull, self._is_waiting)
-        return await asyncio.wrap_future(begin_apart(lambda: sources.pull(pull.name, self._settings, shown)))
+        return await asyncio.wrap_future(start_uninterruptible(lambda: sources.pull(pull.name, self._settings, shown)))
 
     def _is_there(self, name: str) -> bool:
         """Whether there is nothing to wait for: at most, its bytes are looked at."""

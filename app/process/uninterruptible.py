@@ -14,18 +14,18 @@ from typing import NoReturn, TypeVar
 T = TypeVar("T")
 
 _NAME = "uninterruptible work"
-_GLANCE = 0.1  # seconds between two looks for signals
+_POLL_SECONDS = 0.1  # seconds between two looks for signals
 
 
-def run_apart(work: Callable[[], T]) -> T:
+def run_uninterruptible(work: Callable[[], T]) -> T:
     """The result of `work`, while this thread stays open for KeyboardInterrupt. Raises what `work` raises."""
-    done = begin_apart(work)
+    done = start_uninterruptible(work)
     while not done.done():
-        wait({done}, _GLANCE)
+        wait({done}, _POLL_SECONDS)
     return done.result()
 
 
-def begin_apart(work: Callable[[], T]) -> "Future[T]":
+def start_uninterruptible(work: Callable[[], T]) -> "Future[T]":
     """What will be the result of `work`, which does not hold up the end of the process."""
     done: Future[T] = Future()
 
@@ -42,7 +42,7 @@ def begin_apart(work: Callable[[], T]) -> "Future[T]":
     return done
 
 
-def leave(status: int) -> int:
+def exit_if_busy(status: int) -> int:
     """The status for the end of the process; the end itself, at once, where such work is still going on."""
     if any(thread.name == _NAME for thread in threading.enumerate()):
         _end(status)

@@ -13,7 +13,7 @@ from app.errors import AppError
 from engine.errors import EngineError
 
 STUCK_SECONDS = 30.0  # without a job that begins, ends, or passes a check
-_GLANCE = 0.01  # seconds between two looks at jobs that are about to end
+_POLL_SECONDS = 0.01  # seconds between two looks at jobs that are about to end
 
 T = TypeVar("T")
 Check: TypeAlias = Callable[[], None]
@@ -70,7 +70,7 @@ class WorkPool:
             job.is_abandoned = True
         self._executor.shutdown(wait=False, cancel_futures=True)
         while self._jobs:
-            await asyncio.sleep(_GLANCE)
+            await asyncio.sleep(_POLL_SECONDS)
 
     def _move(self) -> None:
         self._moved_at = self._clock()

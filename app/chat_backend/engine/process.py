@@ -18,7 +18,7 @@ import msgspec
 from app.chat_backend.engine.child import Said
 from app.errors import AppError
 from app.process.instance import Instance, running_instances
-from app.process.uninterruptible import begin_apart
+from app.process.uninterruptible import start_uninterruptible
 from app.progress import format_bytes
 from app.settings.settings import Settings, child_environment
 from engine.private_folder import private_folder
@@ -113,7 +113,7 @@ class EngineProcess:
         """Wait until it serves; `heard` is given what it says meanwhile. Raises EngineFailed."""
         loop = asyncio.get_running_loop()
         # The process may outlive this one, which does not wait for it at its end, as it would for the loop's threads.
-        self._listening = asyncio.wrap_future(begin_apart(lambda: self._listen(loop, heard)))
+        self._listening = asyncio.wrap_future(start_uninterruptible(lambda: self._listen(loop, heard)))
         while (instance := await asyncio.to_thread(self._found)) is None:
             if self.has_ended:
                 await asyncio.wait({self._listening})

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from app.models.stored_model import StoredModel
-from app.process.uninterruptible import run_apart
+from app.process.uninterruptible import run_uninterruptible
 from app.progress import Progress
 from app.settings.settings import Settings
 from engine.backends.device_choice import compile_layouts, layouts_are_compiled, why_code_is_unkept
@@ -49,7 +49,7 @@ def prepare_kernels(layouts: frozenset[Layout] | None, options: LoadOptions, pro
         else:
             label += ", once on this machine"
         with progress.task(label, None):
-            run_apart(lambda: compile_layouts(layouts, options))
+            run_uninterruptible(lambda: compile_layouts(layouts, options))
 
 
 @contextmanager

@@ -5,26 +5,26 @@ from pathlib import Path
 
 import pytest
 
-from app.process.uninterruptible import leave, run_apart
+from app.process.uninterruptible import exit_if_busy, run_uninterruptible
 
 ROOT = Path(__file__).parents[3]
 
 # The interrupt comes while the work is going on, which takes no notice of it and would take minutes.
 PROGRAM = """
 import _thread, sys, threading, time
-from app.process.uninterruptible import leave, run_apart
+from app.process.uninterruptible import exit_if_busy, run_uninterruptible
 threading.Timer(0.3, _thread.interrupt_main).start()
 print("begun")
 try:
-    run_apart(lambda: time.sleep(600))
+    run_uninterruptible(lambda: time.sleep(600))
 except KeyboardInterrupt:
     print("interrupted")
-    sys.exit(leave(130))
+    sys.exit(exit_if_busy(130))
 """
 
 
 def test_the_work_is_done_by_another_thread() -> None:
-    assert run_apart(threading.get_ident) != threading.get_ident()
+    assert run_uninterruptible(threading.get_ident) != threading.get_ident()
 
 
 def test_what_it_raises_is_raised() -> None:
@@ -32,7 +32,7 @@ def test_what_it_raises_is_raised() -> None:
         raise LookupError("nothing there")
 
     with pytest.raises(LookupError, match="nothing there"):
-        run_apart(fail)
+        run_uninterruptible(fail)
 
 
 def test_an_interrupt_does_not_wait_for_it() -> None:
@@ -41,4 +41,4 @@ def test_an_interrupt_does_not_wait_for_it() -> None:
 
 
 def test_without_such_work_a_status_is_just_returned() -> None:
-    assert leave(7) == 7
+    assert exit_if_busy(7) == 7
