@@ -3,8 +3,8 @@
 import click
 
 from app.commands.output import as_json
-from app.doctor.checks import examine
-from app.doctor.finding import Finding
+from app.doctor.check_result import CheckResult
+from app.doctor.checks import run_checks
 from app.errors import EXIT_FAILURE
 from app.progress import progress_on_stderr
 from app.settings.settings import load_settings
@@ -24,18 +24,18 @@ def doctor(ctx: click.Context, as_array: bool) -> None:
 
     Exits with 1 if a check fails; a warning is no failure.
     """
-    findings = []
-    for finding in examine(load_settings(), progress_on_stderr(quiet=as_array)):
-        findings.append(finding)
+    results = []
+    for result in run_checks(load_settings(), progress_on_stderr(quiet=as_array)):
+        results.append(result)
         if not as_array:
-            _echo(finding)
+            _echo(result)
     if as_array:
-        click.echo(as_json(findings))
-    if any(finding.status == "fail" for finding in findings):
+        click.echo(as_json(results))
+    if any(result.status == "fail" for result in results):
         ctx.exit(EXIT_FAILURE)
 
 
-def _echo(finding: Finding) -> None:
-    click.echo(f"{finding.status:<5} {finding.name:<14} {finding.found}")
-    if finding.remedy:
-        click.echo(f"{'':<20} try: {finding.remedy}")
+def _echo(result: CheckResult) -> None:
+    click.echo(f"{result.status:<5} {result.name:<14} {result.found}")
+    if result.remedy:
+        click.echo(f"{'':<20} try: {result.remedy}")

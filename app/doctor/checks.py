@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from app.doctor.finding import Finding
+from app.doctor.check_result import CheckResult
 from app.doctor.gpu_checks import card, compiler, driver, torch_build
 from app.errors import AppError, IntegrityError, ModelNotFound, Offline
 from app.models.hub import host
@@ -52,71 +52,73 @@ CPU_FEATURES = (
 )
 
 
-def examine(settings: Settings, progress: Progress) -> Iterator[Finding]:
-    """Run all checks, and yield each finding as it is made: some take seconds."""
+def run_checks(settings: Settings, progress: Progress) -> Iterator[CheckResult]:
+    """Run all checks, and yield each result as it is made: some take seconds."""
     for check in CHECKS:
         yield check(settings, progress)
 
 
-def _python(settings: Settings, progress: Progress) -> Finding:
+def _python(settings: Settings, progress: Progress) -> CheckResult:
     found = f"{platform.python_version()} at {sys.executable}"
     if _within(sys.version_info[:2], PYTHON_RANGE):
-        return Finding("Python", "ok", found)
-    return Finding("Python", "warn", f"{found}: not tested", f"Use Python {_words(PYTHON_RANGE)}.")
+        return CheckResult("Python", "ok", found)
+    return CheckResult("Python", "warn", f"{found}: not tested", f"Use Python {_words(PYTHON_RANGE)}.")
 
 
-def _torch(settings: Settings, progress: Progress) -> Finding:
+def _torch(settings: Settings, progress: Progress) -> CheckResult:
     remedy = f"Install torch {_words(TORCH_RANGE)}: pip install 'torch>=2.11,<2.14'"
     try:
         found = version("torch")
     except PackageNotFoundError:
-        return Finding("torch", "fail", "not installed", remedy)
+        return CheckResult("torch", "fail", "not installed", remedy)
     numbers = re.match(r"(\d+)\.(\d+)", found)
     if numbers and _within((int(numbers[1]), int(numbers[2])), TORCH_RANGE):
-        return Finding("torch", "ok", found)
-    return Finding("torch", "fail", f"{found} is out of range", remedy)
+        return CheckResult("torch", "ok", found)
+    return CheckResult("torch", "fail", f"{found} is out of range", remedy)
 
 
-def _cpu(settings: Settings, progress: Progress) -> Finding:
+def _cpu(settings: Settings, progress: Progress) -> CheckResult:
     description = _first_line(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine()
     flags = _first_line(Path("/proc/cpuinfo"), "flags") or _first_line(Path("/proc/cpuinfo"), "Features")
     features = [feature for feature in CPU_FEATURES if feature in flags.split()]
-    return Finding("CPU", "ok", f"{description}, {os.cpu_count()} threads, {' '.join(features) or 'features unknown'}")
+    return CheckResult(
+        "CPU", "ok", f"{description}, {os.cpu_count()} threads, {' '.join(features) or 'features unknown'}"
+    )
 
 
-def _kernels(settings: Settings, progress: Progress) -> Finding:
+def _kernels(settings: Settings, progress: Progress) -> CheckResult:
     try:
         from engine.backends.cpu.code_cache import is_compiled
     except ImportError as problem:
-        return Finding("CPU kernels", "warn", f"the plain ones, which are slow: {problem}", "pip install numba")
+        return CheckResult("CPU kernels", "warn", f"the plain ones, which are slow: {problem}", "pip install numba")
     try:
         target = tiers.choose(settings.cpu_tier)
     except UnsupportedTier as problem:
-        return Finding("CPU kernels", "fail", f"{problem.message} ({settings.origins['cpu_tier']})", problem.remedy)
+        return CheckResult("CPU kernels", "fail", f"{problem.message} ({settings.origins['cpu_tier']})", problem.remedy)
     compiled = is_compiled(settings.cache_dir, target)
     state = "compiled" if compiled else "compiled when a model is first loaded, in a few seconds"
-    return Finding("CPU kernels", "ok", f"{target.tier}, {state}")
+    return CheckResult("CPU kernels", "ok", f"{target.tier}, {state}")
 
 
-def _memory(settings: Settings, progress: Progress) -> Finding:
+def _memory(settings: Settings, progress: Progress) -> CheckResult:
     available = _first_line(Path("/proc/meminfo"), "MemAvailable").removesuffix("kB").strip()
     if not available.isdecimal():
-        return Finding("memory", "ok", "not known on this system")
+        return CheckResult("memory", "ok", "not known on this system")
     free = int(available) * 1024
     if free >= ENOUGH_MEMORY:
-        return Finding("memory", "ok", f"{format_bytes(free)} available")
-    return Finding(
+        return CheckResult("memory", "ok", f"{format_bytes(free)} available")
+    return CheckResult(
         "memory", "warn", f"only {format_bytes(free)} available", "Close other programs before a model is run."
     )
 
 
-def _disk(settings: Settings, progress: Progress) -> Finding:
+def _disk(settings: Settings, progress: Progress) -> CheckResult:
     folder = min((settings.models_dir, settings.hub_cache), key=_free_for)
     free = _free_for(folder)
     if free >= ENOUGH_DISK:
-        return Finding("disk", "ok", f"{format_bytes(free)} free for {folder}")
+        return CheckResult("disk", "ok", f"{format_bytes(free)} free for {folder}")
     remedy = "Free some space, or choose folders on another disk with INGLE_MODELS_DIR and HF_HUB_CACHE."
-    return Finding("disk", "warn", f"only {format_bytes(free)} free for {folder}", remedy)
+    return CheckResult("disk", "warn", f"only {format_bytes(free)} free for {folder}", remedy)
 
 
 def _free_for(folder: Path) -> int:
@@ -124,17 +126,17 @@ def _free_for(folder: Path) -> int:
     return shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.exists())).free
 
 
-def _models_dir(settings: Settings, progress: Progress) -> Finding:
+def _models_dir(settings: Settings, progress: Progress) -> CheckResult:
     folder = settings.models_dir
     try:
         with tempfile.TemporaryFile(dir=private_folder(folder)):
-            return Finding("models folder", "ok", str(folder))
+            return CheckResult("models folder", "ok", str(folder))
     except OSError as problem:
         remedy = f"Choose another folder with INGLE_MODELS_DIR (now: {settings.origins['models_dir']})."
-        return Finding("models folder", "fail", f"{folder} cannot be written to: {problem.strerror}", remedy)
+        return CheckResult("models folder", "fail", f"{folder} cannot be written to: {problem.strerror}", remedy)
 
 
-def _cache(settings: Settings, progress: Progress) -> Finding:
+def _cache(settings: Settings, progress: Progress) -> CheckResult:
     name, folder = "cache on disk", settings.kv_disk_dir
     try:
         mode = stat.S_IMODE(folder.stat().st_mode) if folder.exists() else 0
@@ -142,78 +144,80 @@ def _cache(settings: Settings, progress: Progress) -> Finding:
         limit = limit_of(folder, settings.kv_disk_limit, kept)
     except OSError as problem:
         remedy = f"Choose another folder with INGLE_KV_DISK_DIR (now: {settings.origins['kv_disk_dir']})."
-        return Finding(name, "warn", f"{folder} cannot be read: {problem.strerror}", remedy)
+        return CheckResult(name, "warn", f"{folder} cannot be read: {problem.strerror}", remedy)
     if os.name != "nt" and mode & 0o077:
-        return Finding(name, "warn", f"{folder} is open to other users", f"chmod 700 {shlex.quote(str(folder))}")
+        return CheckResult(name, "warn", f"{folder} is open to other users", f"chmod 700 {shlex.quote(str(folder))}")
     if not limit:
         remedy = "ingle cache clear deletes it." if kept else ""
         found = f"off ({settings.origins['kv_disk_gb']}), {format_bytes(kept)} in {folder}"
-        return Finding(name, "warn" if kept else "ok", found, remedy)
+        return CheckResult(name, "warn" if kept else "ok", found, remedy)
     found = f"{format_bytes(kept)} of at most {format_bytes(limit)} in {folder}"
     if kept > limit + limit // SLACK:  # what is written between two looks
-        return Finding(name, "warn", found, "It is made smaller when a model is used; ingle cache clear deletes it.")
-    return Finding(name, "ok", found)
+        return CheckResult(
+            name, "warn", found, "It is made smaller when a model is used; ingle cache clear deletes it."
+        )
+    return CheckResult(name, "ok", found)
 
 
-def _default_model(settings: Settings, progress: Progress) -> Finding:
+def _default_model(settings: Settings, progress: Progress) -> CheckResult:
     try:
         stored = ModelStore(settings).resolve(settings.model, progress)
     except (ModelNotFound, IntegrityError) as problem:
-        return Finding("default model", "warn", problem.message, problem.remedy)
+        return CheckResult("default model", "warn", problem.message, problem.remedy)
     except OSError as problem:
-        return Finding("default model", "warn", f"cannot be read: {problem}")
-    return Finding("default model", "ok", f"{stored.name} at {stored.path}")
+        return CheckResult("default model", "warn", f"cannot be read: {problem}")
+    return CheckResult("default model", "ok", f"{stored.name} at {stored.path}")
 
 
-def _hub(settings: Settings, progress: Progress) -> Finding:
+def _hub(settings: Settings, progress: Progress) -> CheckResult:
     if settings.offline:
-        return Finding("Hub", "ok", f"not asked: the network is off ({settings.origins['offline']})")
+        return CheckResult("Hub", "ok", f"not asked: the network is off ({settings.origins['offline']})")
     try:
         check_reachable(settings.hub_endpoint)
     except Offline as problem:
-        return Finding(
+        return CheckResult(
             "Hub", "warn", problem.message, "Models come from the Python package index instead, where it has them."
         )
-    return Finding("Hub", "ok", f"{host(settings)} answers")
+    return CheckResult("Hub", "ok", f"{host(settings)} answers")
 
 
-def _pip(settings: Settings, progress: Progress) -> Finding:
+def _pip(settings: Settings, progress: Progress) -> CheckResult:
     if command := pip_command():
-        return Finding("pip", "ok", " ".join(command))
-    return Finding("pip", "warn", "not found: models cannot come from the package index", "python -m ensurepip")
+        return CheckResult("pip", "ok", " ".join(command))
+    return CheckResult("pip", "warn", "not found: models cannot come from the package index", "python -m ensurepip")
 
 
-def _hub_cache(settings: Settings, progress: Progress) -> Finding:
+def _hub_cache(settings: Settings, progress: Progress) -> CheckResult:
     """The folder itself may be made yet, by whoever downloads first."""
     folder = settings.hub_cache
     there = next(place for place in (folder, *folder.parents) if place.exists())
     if os.access(there, os.R_OK | os.W_OK | os.X_OK):
-        return Finding("Hub cache", "ok", str(folder))
+        return CheckResult("Hub cache", "ok", str(folder))
     remedy = f"Choose another folder with HF_HUB_CACHE (now: {settings.origins['hub_cache']})."
-    return Finding("Hub cache", "fail", f"{folder} cannot be written to", remedy)
+    return CheckResult("Hub cache", "fail", f"{folder} cannot be written to", remedy)
 
 
-def _servers(settings: Settings, progress: Progress) -> Finding:
+def _servers(settings: Settings, progress: Progress) -> CheckResult:
     servers = [f"{server.model} on port {server.port} (pid {server.pid})" for server in running_instances(settings)]
-    return Finding("servers", "ok", ", ".join(servers) or "none is running")
+    return CheckResult("servers", "ok", ", ".join(servers) or "none is running")
 
 
-def _port(settings: Settings, progress: Progress) -> Finding:
+def _port(settings: Settings, progress: Progress) -> CheckResult:
     name, port = "port", settings.port
     if any(server.port == port for server in running_instances(settings)):
-        return Finding(name, "ok", f"{port} is that of a server of ingle")
+        return CheckResult(name, "ok", f"{port} is that of a server of ingle")
     try:
         ListeningSockets(port, settings.host).close()
     except AppError as problem:
         remedy = f"Choose another with --port, or INGLE_PORT (now: {settings.origins['port']})."
-        return Finding(name, "warn", problem.message, problem.remedy or remedy)
+        return CheckResult(name, "warn", problem.message, problem.remedy or remedy)
     except OSError as problem:
         remedy = f"Choose one above 1023 with --port, or INGLE_PORT (now: {settings.origins['port']})."
-        return Finding(name, "warn", f"{port} cannot be used: {problem.strerror}", remedy)
-    return Finding(name, "ok", f"{port} on {settings.host} is free")
+        return CheckResult(name, "warn", f"{port} cannot be used: {problem.strerror}", remedy)
+    return CheckResult(name, "ok", f"{port} on {settings.host} is free")
 
 
-Check = Callable[[Settings, Progress], Finding]
+Check = Callable[[Settings, Progress], CheckResult]
 
 CHECKS: tuple[Check, ...] = (
     _python, _torch, _cpu, _kernels, _memory, _disk, _models_dir, _hub_cache, _cache, _default_model, _hub, _pip,

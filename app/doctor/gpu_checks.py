@@ -7,7 +7,7 @@ there and broken.
 from collections.abc import Mapping
 from pathlib import Path
 
-from app.doctor.finding import Finding
+from app.doctor.check_result import CheckResult
 from app.progress import Progress, format_bytes
 from app.settings.settings import Settings
 from engine.backends.cuda.discovery import driver_version
@@ -21,13 +21,13 @@ _BROKEN = "Install torch anew."
 _NO_GPU = "not needed: there is no GPU"
 
 
-def driver(settings: Settings, progress: Progress) -> Finding:
+def driver(settings: Settings, progress: Progress) -> CheckResult:
     name, version = "GPU driver", driver_version()
     if version is None:
         if not _has_nvidia_card():
-            return Finding(name, "ok", "none, and no NVIDIA GPU")
+            return CheckResult(name, "ok", "none, and no NVIDIA GPU")
         remedy = "Install NVIDIA's driver, and start the machine anew."
-        return Finding(name, "warn", "an NVIDIA GPU is there, and no driver is loaded", remedy)
+        return CheckResult(name, "warn", "an NVIDIA GPU is there, and no driver is loaded", remedy)
     try:
         cuda = _torch_cuda(progress)
     except (ImportError, OSError, RuntimeError):
@@ -36,13 +36,13 @@ def driver(settings: Settings, progress: Progress) -> Finding:
     major = version.partition(".")[0]
     if major.isdecimal() and int(major) < least:
         found = f"{version} is too old for CUDA {cuda}, which torch is built for"
-        return Finding(
+        return CheckResult(
             name, "warn", found, f"Update the driver to {least} or newer, or install torch for an older CUDA."
         )
-    return Finding(name, "ok", version or "there")
+    return CheckResult(name, "ok", version or "there")
 
 
-def torch_build(settings: Settings, progress: Progress) -> Finding:
+def torch_build(settings: Settings, progress: Progress) -> CheckResult:
     """Whether torch can drive the cards that are there."""
     name = "torch build"
     try:
@@ -50,22 +50,22 @@ def torch_build(settings: Settings, progress: Progress) -> Finding:
         import torch
 
         if driver_version() is None:
-            return Finding(name, "ok", f"for CUDA {cuda}" if cuda else "for the CPU alone; there is no GPU")
+            return CheckResult(name, "ok", f"for CUDA {cuda}" if cuda else "for the CPU alone; there is no GPU")
         if cuda is None:
-            return Finding(
+            return CheckResult(
                 name, "warn", f"torch {torch.__version__} is for the CPU alone, and there is a GPU", _INSTALL
             )
         if missing := _cards_without_code():
-            return Finding(name, "warn", f"for CUDA {cuda}, which has no code for {missing}", _INSTALL)
+            return CheckResult(name, "warn", f"for CUDA {cuda}, which has no code for {missing}", _INSTALL)
     except (ImportError, OSError, RuntimeError) as problem:
-        return Finding(name, "warn", f"torch cannot be used: {problem}", _BROKEN)
-    return Finding(name, "ok", f"for CUDA {cuda}")
+        return CheckResult(name, "warn", f"torch cannot be used: {problem}", _BROKEN)
+    return CheckResult(name, "ok", f"for CUDA {cuda}")
 
 
-def compiler(settings: Settings, progress: Progress) -> Finding:
+def compiler(settings: Settings, progress: Progress) -> CheckResult:
     name = "C compiler"
     if driver_version() is None:
-        return Finding(name, "ok", _NO_GPU)
+        return CheckResult(name, "ok", _NO_GPU)
     try:
         from engine.backends.cuda.compiler import prepare_compiler
         from engine.errors import NoCompiler
@@ -73,13 +73,13 @@ def compiler(settings: Settings, progress: Progress) -> Finding:
         with progress.task("Trying the C compiler", None):
             prepare_compiler()
     except NoCompiler as problem:
-        return Finding(name, "warn", f"{problem.message}: the CPU engine will be used", problem.remedy)
+        return CheckResult(name, "warn", f"{problem.message}: the CPU engine will be used", problem.remedy)
     except (ImportError, OSError, RuntimeError) as problem:
-        return Finding(name, "warn", f"Triton cannot be used: {problem}", _BROKEN)
-    return Finding(name, "ok", "builds what launches kernels")
+        return CheckResult(name, "warn", f"Triton cannot be used: {problem}", _BROKEN)
+    return CheckResult(name, "ok", "builds what launches kernels")
 
 
-def card(settings: Settings, progress: Progress) -> Finding:
+def card(settings: Settings, progress: Progress) -> CheckResult:
     try:
         with progress.task("Looking for a GPU", None):
             import torch  # noqa: F401  # which may be there and broken
@@ -89,13 +89,13 @@ def card(settings: Settings, progress: Progress) -> Finding:
             _, _, number = settings.device.partition(":")
             found = find_gpu(int(number) if number else None)
     except (ImportError, OSError, RuntimeError) as problem:
-        return Finding("GPU", "warn", f"torch cannot be used: {problem}", _BROKEN)
+        return CheckResult("GPU", "warn", f"torch cannot be used: {problem}", _BROKEN)
     if not isinstance(found, Unusable):
         there = found.card
-        return Finding("GPU", "ok", f"{there.name}, {format_bytes(there.memory_bytes)}, sm_{there.architecture}")
+        return CheckResult("GPU", "ok", f"{there.name}, {format_bytes(there.memory_bytes)}, sm_{there.architecture}")
     if not found.is_there:
-        return Finding("GPU", "ok", "none found: the CPU engine will be used")
-    return Finding("GPU", "warn", f"{found.reason}: the CPU engine will be used", found.remedy)
+        return CheckResult("GPU", "ok", "none found: the CPU engine will be used")
+    return CheckResult("GPU", "warn", f"{found.reason}: the CPU engine will be used", found.remedy)
 
 
 def _torch_cuda(progress: Progress) -> str | None:

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 
 from app.cli import ingle
 from app.doctor import checks, gpu_checks
-from app.doctor.checks import PYTHON_RANGE, TORCH_RANGE, examine
-from app.doctor.finding import Finding
+from app.doctor.check_result import CheckResult
+from app.doctor.checks import PYTHON_RANGE, TORCH_RANGE, run_checks
 from app.process.listening import ListeningSockets
 from app.progress import SilentProgress
 from app.settings.settings import Settings
@@ -30,7 +30,7 @@ from tests.app.models.tiny_model import settings_in
 PROJECT = Path(__file__).parents[3] / "pyproject.toml"
 
 
-def _finding(check: checks.Check, settings: Settings) -> Finding:
+def _result(check: checks.Check, settings: Settings) -> CheckResult:
     return check(settings, SilentProgress())
 
 
@@ -44,8 +44,8 @@ def test_the_ranges_are_those_of_the_project_file() -> None:
 
 
 def test_this_machine_can_run_ingle(tmp_path: Path, smollm2: Path) -> None:
-    findings = list(examine(settings_in(tmp_path, model=str(smollm2)), SilentProgress()))
-    assert [finding.name for finding in findings] == [
+    results = list(run_checks(settings_in(tmp_path, model=str(smollm2)), SilentProgress()))
+    assert [result.name for result in results] == [
         "Python",
         "torch",
         "CPU",
@@ -65,18 +65,18 @@ def test_this_machine_can_run_ingle(tmp_path: Path, smollm2: Path) -> None:
         "C compiler",
         "GPU",
     ]
-    statuses = {finding.name: finding.status for finding in findings}
+    statuses = {result.name: result.status for result in results}
     assert statuses["torch"] == statuses["models folder"] == statuses["default model"] == "ok"
     assert statuses["Hub"] == "warn"
-    assert all(finding.found for finding in findings)
+    assert all(result.found for result in results)
 
 
 def test_a_hub_that_answers_is_ok_and_one_that_must_not_be_asked_too(tmp_path: Path) -> None:
     with serve() as hub:
         settings = settings_in(tmp_path, hub_endpoint=f"{hub.address}")
-        assert _finding(checks._hub, settings) == Finding("Hub", "ok", "127.0.0.1 answers")
+        assert _result(checks._hub, settings) == CheckResult("Hub", "ok", "127.0.0.1 answers")
     asked = len(hub.requests)
-    assert _finding(checks._hub, settings_in(tmp_path, offline=True)).status == "ok"
+    assert _result(checks._hub, settings_in(tmp_path, offline=True)).status == "ok"
     assert len(hub.requests) == asked == 1
 
 
@@ -86,24 +86,24 @@ def test_a_hub_that_answers_is_ok_and_one_that_must_not_be_asked_too(tmp_path: P
 )
 def test_torch_out_of_range(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, status: str) -> None:
     monkeypatch.setattr(checks, "version", lambda name: version)
-    finding = _finding(checks._torch, settings_in(tmp_path))
-    assert finding.status == status
-    assert bool(finding.remedy) == (status == "fail")
+    result = _result(checks._torch, settings_in(tmp_path))
+    assert result.status == status
+    assert bool(result.remedy) == (status == "fail")
 
 
 def test_the_tier_of_the_kernels_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    finding = _finding(checks._kernels, settings_in(tmp_path, cache_dir=tmp_path))
-    assert finding.status == "ok"
-    assert finding.found.startswith(f"{choose('auto').tier}, compiled when a model is first loaded")
-    assert _finding(checks._kernels, settings_in(tmp_path, cache_dir=tmp_path, cpu_tier="portable")).found.startswith(
+    result = _result(checks._kernels, settings_in(tmp_path, cache_dir=tmp_path))
+    assert result.status == "ok"
+    assert result.found.startswith(f"{choose('auto').tier}, compiled when a model is first loaded")
+    assert _result(checks._kernels, settings_in(tmp_path, cache_dir=tmp_path, cpu_tier="portable")).found.startswith(
         "portable, "
     )
     monkeypatch.setattr(tiers, "host_features", lambda: frozenset({"sse2"}))
-    finding = _finding(checks._kernels, settings_in(tmp_path, cpu_tier="avx2"))
-    assert finding.status == "fail"
-    assert "no avx2" in finding.found
-    assert "--cpu-tier" in finding.found
-    assert finding.remedy == "Set cpu_tier to one of: auto, portable."
+    result = _result(checks._kernels, settings_in(tmp_path, cpu_tier="avx2"))
+    assert result.status == "fail"
+    assert "no avx2" in result.found
+    assert "--cpu-tier" in result.found
+    assert result.remedy == "Set cpu_tier to one of: auto, portable."
 
 
 def test_torch_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -112,8 +112,8 @@ def test_torch_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
     monkeypatch.setattr(checks, "version", missing)
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert _finding(checks._torch, settings_in(tmp_path)).status == "fail"
-    assert _finding(gpu_checks.card, settings_in(tmp_path)).status == "warn"
+    assert _result(checks._torch, settings_in(tmp_path)).status == "fail"
+    assert _result(gpu_checks.card, settings_in(tmp_path)).status == "warn"
 
 
 def _with_gpu(
@@ -145,9 +145,9 @@ def test_the_driver_suits_the_cuda_that_torch_is_built_for(
 ) -> None:
     _with_gpu(monkeypatch, version, cuda)
     monkeypatch.setattr(gpu_checks, "_PCI", tmp_path)
-    finding = _finding(gpu_checks.driver, settings_in(tmp_path))
-    assert (finding.status == "warn", bool(finding.remedy)) == (told is not None, told is not None)
-    assert (told or "") in finding.found
+    result = _result(gpu_checks.driver, settings_in(tmp_path))
+    assert (result.status == "warn", bool(result.remedy)) == (told is not None, told is not None)
+    assert (told or "") in result.found
 
 
 def test_a_card_without_a_driver_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -157,9 +157,9 @@ def test_a_card_without_a_driver_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_pa
     device.mkdir()
     (device / "vendor").write_text("0x10de\n")
     (device / "class").write_text("0x040300\n")  # its sound
-    assert _finding(gpu_checks.driver, settings_in(tmp_path)).status == "ok"
+    assert _result(gpu_checks.driver, settings_in(tmp_path)).status == "ok"
     (device / "class").write_text("0x030000\n")
-    assert _finding(gpu_checks.driver, settings_in(tmp_path)).status == "warn"
+    assert _result(gpu_checks.driver, settings_in(tmp_path)).status == "warn"
 
 
 @pytest.mark.parametrize(
@@ -175,9 +175,9 @@ def test_torch_has_code_for_the_card(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cuda: str | None, built: tuple[str, ...], told: str | None
 ) -> None:
     _with_gpu(monkeypatch, "580.65", cuda, built)
-    finding = _finding(gpu_checks.torch_build, settings_in(tmp_path))
-    assert (finding.status == "warn", bool(finding.remedy)) == (told is not None, told is not None)
-    assert (told or "") in finding.found
+    result = _result(gpu_checks.torch_build, settings_in(tmp_path))
+    assert (result.status == "warn", bool(result.remedy)) == (told is not None, told is not None)
+    assert (told or "") in result.found
 
 
 def test_a_missing_compiler_comes_with_a_way_to_get_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -185,62 +185,62 @@ def test_a_missing_compiler_comes_with_a_way_to_get_one(monkeypatch: pytest.Monk
         raise NoCompiler("this machine has none", "Install one.")
 
     monkeypatch.setattr(compiler, "prepare_compiler", missing)
-    assert _finding(gpu_checks.compiler, settings_in(tmp_path)).status == "ok"  # nobody needs it
+    assert _result(gpu_checks.compiler, settings_in(tmp_path)).status == "ok"  # nobody needs it
     monkeypatch.setattr(gpu_checks, "driver_version", lambda: "580.65")
-    finding = _finding(gpu_checks.compiler, settings_in(tmp_path))
-    assert (finding.status, finding.remedy) == ("warn", "Install one.")
+    result = _result(gpu_checks.compiler, settings_in(tmp_path))
+    assert (result.status, result.remedy) == ("warn", "Install one.")
 
 
 def test_a_port_that_is_taken_is_told_with_who_has_it(tmp_path: Path) -> None:
     with closing(ListeningSockets(0)) as sockets:
         settings = settings_in(tmp_path, port=sockets.port, state_dir=tmp_path)
-        finding = _finding(checks._port, settings)
-        assert finding.status == "warn"
-        assert f"pid {os.getpid()}" in finding.found
-        assert finding.remedy
-    assert _finding(checks._port, settings).status == "ok"
-    assert _finding(checks._servers, settings).found == "none is running"
+        result = _result(checks._port, settings)
+        assert result.status == "warn"
+        assert f"pid {os.getpid()}" in result.found
+        assert result.remedy
+    assert _result(checks._port, settings).status == "ok"
+    assert _result(checks._servers, settings).found == "none is running"
 
 
 def test_a_model_that_is_not_stored_comes_with_the_command(tmp_path: Path) -> None:
-    finding = _finding(checks._default_model, settings_in(tmp_path))
-    assert (finding.status, finding.remedy) == ("warn", "ingle pull smollm2:135m")
+    result = _result(checks._default_model, settings_in(tmp_path))
+    assert (result.status, result.remedy) == ("warn", "ingle pull smollm2:135m")
 
 
 def test_a_models_folder_that_cannot_be_is_a_failure(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    finding = _finding(checks._models_dir, settings_in(tmp_path, models_dir=tmp_path / "file" / "models"))
-    assert finding.status == "fail"
-    assert "--models-dir" in finding.remedy
+    result = _result(checks._models_dir, settings_in(tmp_path, models_dir=tmp_path / "file" / "models"))
+    assert result.status == "fail"
+    assert "--models-dir" in result.remedy
 
 
 def test_the_cache_on_disk(tmp_path: Path) -> None:
     folder = tmp_path / "kv"
 
-    def finding(limit: str = "auto") -> Finding:
-        return _finding(checks._cache, settings_in(tmp_path, kv_disk_dir=folder, kv_disk_gb=limit))
+    def result(limit: str = "auto") -> CheckResult:
+        return _result(checks._cache, settings_in(tmp_path, kv_disk_dir=folder, kv_disk_gb=limit))
 
     def keep(size: int) -> None:
         bucket = folder / ("0" * 32) / "00"
         bucket.mkdir(parents=True, exist_ok=True)
         (bucket / "x.run").write_bytes(bytes(size))
 
-    assert finding().status == "ok"
-    assert finding("0.5") == Finding("cache on disk", "ok", f"0 B of at most 500.0 MB in {folder}")
-    assert finding("0") == Finding("cache on disk", "ok", f"off (--kv-disk-gb), 0 B in {folder}")
+    assert result().status == "ok"
+    assert result("0.5") == CheckResult("cache on disk", "ok", f"0 B of at most 500.0 MB in {folder}")
+    assert result("0") == CheckResult("cache on disk", "ok", f"off (--kv-disk-gb), 0 B in {folder}")
     assert not folder.exists()
     keep(1030)
     folder.chmod(0o700)
-    assert finding("0.000001") == Finding("cache on disk", "ok", f"1.0 kB of at most 1.0 kB in {folder}")
+    assert result("0.000001") == CheckResult("cache on disk", "ok", f"1.0 kB of at most 1.0 kB in {folder}")
     keep(1032)
-    assert finding("0.000001").status == "warn"
-    assert (finding("0").status, finding("0").remedy) == ("warn", "ingle cache clear deletes it.")
+    assert result("0.000001").status == "warn"
+    assert (result("0").status, result("0").remedy) == ("warn", "ingle cache clear deletes it.")
     folder.chmod(0o750)
-    assert finding().found == f"{folder} is open to other users"
-    assert finding().remedy == f"chmod 700 {folder}"
+    assert result().found == f"{folder} is open to other users"
+    assert result().remedy == f"chmod 700 {folder}"
     (tmp_path / "file").touch()
     folder = tmp_path / "file" / "kv"
-    assert finding().status == "ok"  # told by who writes there
+    assert result().status == "ok"  # told by who writes there
 
 
 def test_little_memory_and_little_disk_are_warnings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -248,9 +248,9 @@ def test_little_memory_and_little_disk_are_warnings(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=1000))
     monkeypatch.setattr(checks, "_first_line", lambda path, key: "1000 kB")
     for check in (checks._disk, checks._memory):
-        finding = _finding(check, settings_in(tmp_path))
-        assert finding.status == "warn"
-        assert finding.remedy
+        result = _result(check, settings_in(tmp_path))
+        assert result.status == "warn"
+        assert result.remedy
 
 
 def test_of_two_disks_the_fuller_one_is_told_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -261,14 +261,18 @@ def test_of_two_disks_the_fuller_one_is_told_of(monkeypatch: pytest.MonkeyPatch,
         monkeypatch.setattr(
             shutil, "disk_usage", lambda place, full=folder: usage._replace(free=1000 if place == full else 10**12)
         )
-        assert _finding(checks._disk, settings).found == f"only 1.0 kB free for {folder}"
+        assert _result(checks._disk, settings).found == f"only 1.0 kB free for {folder}"
 
 
-def _with_checks(monkeypatch: pytest.MonkeyPatch, *findings: Finding) -> None:
-    monkeypatch.setattr(checks, "CHECKS", [lambda settings, progress, f=f: f for f in findings])
+def _with_checks(monkeypatch: pytest.MonkeyPatch, *results: CheckResult) -> None:
+    monkeypatch.setattr(checks, "CHECKS", [lambda settings, progress, f=f: f for f in results])
 
 
-GOOD, BAD, WORST = Finding("a", "ok", "fine"), Finding("b", "warn", "hm", "Mend it."), Finding("c", "fail", "broken")
+GOOD, BAD, WORST = (
+    CheckResult("a", "ok", "fine"),
+    CheckResult("b", "warn", "hm", "Mend it."),
+    CheckResult("c", "fail", "broken"),
+)
 
 
 def test_a_warning_is_no_failure_and_a_failure_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ Status = Literal["ok", "warn", "fail"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """What one check found. `fail` means that ingle cannot work, `warn` that something will be missing."""
 
     name: str
