@@ -18,7 +18,7 @@ AppError
 ├── ReplyFailed            the engine gave a reply up because a step failed
 ├── ReplyAborted           the engine ended a reply because it is being stopped
 ├── InvalidRequest         (server/errors.py)
-├── ContenderFailed, UnsuitableLoad               (bench/contender.py)
+├── CompetitorFailed, UnsuitableLoad               (bench/competitor.py)
 ├── HistoryTooNew, HistoryUnavailable, HistoryDamaged, NoSuchChat   (history/records.py)
 │   └── HistoryInUse        other processes have the damaged history open
 ├── UnreadableChats                               (history/chat_import.py)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.bench.measured_model import MeasuredModel, read_model
-from app.bench.own import Own, own
+from app.bench.own_competitor import OwnCompetitor, own_competitor
 from app.bench.processes import processor_name
 from app.bench.report import Conditions, Report, report_of
 from app.bench.rounds import Rounds, Series
@@ -31,14 +31,14 @@ def benchmark(settings: Settings, plan: Plan, progress: Progress) -> Report:
     """Fetch the model if need be, measure, and report. Raises AppError, EngineError or ModelFileError."""
     model = read_model(pull(settings.model, settings, progress))
     loads = loads_of(plan.rows)
-    with own(model, settings, loads, progress, http=plan.http) as measured:
-        [series] = Rounds(model.vocab_size, progress.say).run([measured.contender], loads, plan.repeat)
+    with own_competitor(model, settings, loads, progress, http=plan.http) as measured:
+        [series] = Rounds(model.vocab_size, progress.say).run([measured.competitor], loads, plan.repeat)
         for line in remarks([series]):
             progress.say(line)
         return own_report(plan, model, measured, series)
 
 
-def own_report(plan: Plan, model: MeasuredModel, measured: Own, series: Series) -> Report:
+def own_report(plan: Plan, model: MeasuredModel, measured: OwnCompetitor, series: Series) -> Report:
     """The report about this program. To be called while its process runs."""
     conditions = Conditions(
         model=model.stored.name,
@@ -60,7 +60,7 @@ def remarks(series: Sequence[Series]) -> list[str]:
             together = min(sample.together for sample in samples)
             if together < load.streams and load.output_tokens > 1:
                 found.append(
-                    f"{one.contender.name}: {load}: only {together} of them ever decoded together, which is what was "
+                    f"{one.competitor.name}: {load}: only {together} of them ever decoded together, which is what was "
                     "measured. Longer replies help."
                 )
     return found

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from app.bench.contender import ContenderFailed
+from app.bench.competitor import CompetitorFailed
 
 _START_SECONDS = 600.0  # a large model from a slow disk
 _STOP_SECONDS = 5.0
@@ -31,7 +31,7 @@ class Child:
         return self.process.pid
 
     def wait_for(self, ready: Callable[[], T | None]) -> T:
-        """Ask again and again until there is an answer. Raises ContenderFailed when the child ends before."""
+        """Ask again and again until there is an answer. Raises CompetitorFailed when the child ends before."""
         deadline = time.monotonic() + _START_SECONDS
         while not (answer := ready()):
             if self.process.poll() is not None:
@@ -42,9 +42,9 @@ class Child:
         return answer
 
     def fail(self, what: str) -> NoReturn:
-        """Raise ContenderFailed with the end of the child's output."""
+        """Raise CompetitorFailed with the end of the child's output."""
         said = self._log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip()
-        raise ContenderFailed(f"{self._name} {what}" + (f"; it said:\n{said}" if said else ""))
+        raise CompetitorFailed(f"{self._name} {what}" + (f"; it said:\n{said}" if said else ""))
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def child(
     cwd: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Child]:
-    """Start a program, and end it after the body. Raises ContenderFailed if it does not start.
+    """Start a program, and end it after the body. Raises CompetitorFailed if it does not start.
 
     `stdout`: where its output goes instead of the file.
     """
@@ -88,6 +88,6 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
             pass
 
 
-def does_not_start(command: Sequence[str | Path], problem: OSError) -> ContenderFailed:
+def does_not_start(command: Sequence[str | Path], problem: OSError) -> CompetitorFailed:
     """The error for a program that the system refuses to run."""
-    return ContenderFailed(f"{command[0]} does not start: {problem.strerror}")
+    return CompetitorFailed(f"{command[0]} does not start: {problem.strerror}")

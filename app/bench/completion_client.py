@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from app.bench.contender import ContenderFailed
+from app.bench.competitor import CompetitorFailed
 from app.bench.sample import Timeline
 from app.client.server_sent_events import EventReader
 
@@ -49,13 +49,13 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 
 
 async def stream_all(endpoint: Endpoint, prompts: Sequence[Sequence[int]], output_tokens: int) -> list[Timeline]:
-    """Send the prompts at the same time, and read the replies to their end. Raises ContenderFailed."""
+    """Send the prompts at the same time, and read the replies to their end. Raises CompetitorFailed."""
     try:
         replies = [stream(endpoint, prompt, output_tokens) for prompt in prompts]
         return await asyncio.gather(*replies)
     except (OSError, EOFError, ValueError, msgspec.MsgspecError) as problem:
         address = f"the server at {endpoint.host}:{endpoint.port}"
-        raise ContenderFailed(f"{address}: {str(problem) or type(problem).__name__}") from problem
+        raise CompetitorFailed(f"{address}: {str(problem) or type(problem).__name__}") from problem
 
 
 async def stream(endpoint: Endpoint, prompt: Sequence[int], output_tokens: int) -> Timeline:

@@ -1,4 +1,4 @@
-"""Processor time that other programs use while a contender is measured.
+"""Processor time that other programs use while a competitor is measured.
 
 Reads the system's own account of processor time. Linux has one; elsewhere all figures are 0.
 """
@@ -20,8 +20,8 @@ class Account:
 
     clock: float
     machine: float
-    benchmark: float  # this process, the programs it ran, and the contenders
-    by_pid: Mapping[int, float]  # of the contenders
+    benchmark: float  # this process, the programs it ran, and the competitors
+    by_pid: Mapping[int, float]  # of the competitors
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Watch:
     """Compares the processor time of the machine with that of the benchmark, from its construction until `end`."""
 
     def __init__(self, pids: Collection[int]) -> None:
-        """`pids`: the processes of all contenders."""
+        """`pids`: the processes of all competitors."""
         self._pids = pids
         self._before = self._account()
 

@@ -4,7 +4,7 @@ import os
 import time
 from typing import Any
 
-from app.bench.contender import OWN_NAME, UnsuitableLoad, check_context, own_build
+from app.bench.competitor import OWN_NAME, UnsuitableLoad, check_context, own_build
 from app.bench.sample import Sample, Timeline, sample_of
 from app.bench.workload import Load, Prompts
 from engine.config import BLOCK_SIZE
@@ -30,7 +30,7 @@ class OwnEngine:
     def pid(self) -> int:
         return os.getpid()
 
-    def check(self, load: Load) -> None:
+    def check_load(self, load: Load) -> None:
         """Raise UnsuitableLoad for what the engine cannot run at once, or not to the end."""
         config = self._engine.config
         if load.streams > config.max_running:
@@ -40,7 +40,7 @@ class OwnEngine:
             )
         check_context(load, config.context_length)
 
-    def crowds_cache(self, load: Load) -> bool:
+    def overflows_cache(self, load: Load) -> bool:
         """Whether the load's streams do not fit the cache together, so that some have to yield and start again."""
         return load.streams * -(-load.context // BLOCK_SIZE) > self._engine.config.num_blocks - 1
 

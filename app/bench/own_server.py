@@ -1,4 +1,4 @@
-"""`ingle serve` as a contender: a child process on a port of its own, measured through its HTTP endpoint."""
+"""`ingle serve` as a competitor: a child process on a port of its own, measured through its HTTP endpoint."""
 
 import asyncio
 import sys
@@ -10,8 +10,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from app.bench.child import child
+from app.bench.competitor import OWN_NAME, own_build
 from app.bench.completion_client import Endpoint, stream_all
-from app.bench.contender import OWN_NAME, own_build
 from app.bench.sample import Sample, sample_of
 from app.bench.workload import Load, Prompts
 from app.process.instance import Instance, running_instances
@@ -20,7 +20,7 @@ from app.settings.api_keys import own_key
 from app.settings.settings import Settings, child_environment
 
 
-class ServedContender:
+class ServedCompetitor:
     """A running server that no other client uses."""
 
     def __init__(self, name: str, build: str, pid: int, endpoint: Endpoint) -> None:
@@ -41,7 +41,7 @@ _ROOT = Path(__file__).parents[2]  # the folder that `app` is in, whether instal
 
 
 @contextmanager
-def own_server(model: Path, settings: Settings, threads: int) -> Iterator[ServedContender]:
+def own_server(model: Path, settings: Settings, threads: int) -> Iterator[ServedCompetitor]:
     """Start a server with the settings of this command, but without files for its cache."""
     command = [sys.executable, "-m", "app", "serve", "--quiet", "--model", str(model)]
     command += ["--host", "127.0.0.1", "--port", "0"]
@@ -56,4 +56,4 @@ def own_server(model: Path, settings: Settings, threads: int) -> Iterator[Served
             instance: Instance = process.wait_for(lambda: next(iter(running_instances(own)), None))
             address = urlsplit(instance.url)
             endpoint = Endpoint(str(address.hostname), instance.port, instance.model, key=own_key(own))
-            yield ServedContender(OWN_NAME, own_build(settings.kernels), process.pid, endpoint)
+            yield ServedCompetitor(OWN_NAME, own_build(settings.kernels), process.pid, endpoint)

@@ -37,7 +37,7 @@ class Latencies:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What was measured of one contender."""
+    """What was measured of one competitor."""
 
     name: str
     build: str
@@ -89,7 +89,7 @@ def report_of(
     weight_bytes: int,
     peak_vram_mb: float,
 ) -> Report:
-    """The report of a series. To be called while the contender runs: it reads the memory of its process."""
+    """The report of a series. To be called while the competitor runs: it reads the memory of its process."""
     own = standing_of(series, rows, load)
     decode = own.figures.get("decode_tok_s")
     weights = None if decode is None else decode.times(weight_bytes / 1e9)
@@ -97,15 +97,15 @@ def report_of(
 
 
 def standing_of(series: Series, rows: tuple[Row, ...], load: Load | None) -> Standing:
-    """The figures of one contender. To be called while it runs: it reads the memory of its process."""
-    contender = series.contender
+    """The figures of one competitor. To be called while it runs: it reads the memory of its process."""
+    competitor = series.competitor
     figures = {row.name: spread(series.rates(row.load, row.rate)) for row in rows}
     return Standing(
-        contender.name,
-        contender.build,
+        competitor.name,
+        competitor.build,
         figures,
         _measured_latencies(series, load),
-        None if contender.pid is None else peak_rss_mb(contender.pid),
+        None if competitor.pid is None else peak_rss_mb(competitor.pid),
         spread(series.elsewhere),
     )
 

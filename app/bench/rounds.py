@@ -6,7 +6,7 @@ Threads that wait for each other all stop when one of them loses its core, so a 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from app.bench.contender import Contender
+from app.bench.competitor import Competitor
 from app.bench.disturbance import Watch
 from app.bench.sample import Sample
 from app.bench.workload import Load, Rate
@@ -17,56 +17,56 @@ _WARM_UP_TOKENS = 8  # of the reply: its later steps are no different
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The results of one contender: a sample a round for each load."""
+    """The results of one competitor: a sample a round for each load."""
 
-    contender: Contender
+    competitor: Competitor
     samples: dict[Load, list[Sample]]  # in the order of the rounds
     elsewhere: list[float] = field(default_factory=list)  # cores that uninvolved programs used, of each run that counts
 
     def rates(self, load: Load, rate: Rate) -> list[float | None]:
-        """A figure of each round; None where the contender did not report it."""
+        """A figure of each round; None where the competitor did not report it."""
         return [sample.rates.get(rate) for sample in self.samples[load]]
 
 
-def watch_one(measured: Contender) -> Watch:
-    """A watch for a contender that is measured alone."""
+def watch_one(measured: Competitor) -> Watch:
+    """A watch for a competitor that is measured alone."""
     return Watch([] if measured.pid is None else [measured.pid])
 
 
 class Rounds:
-    """Measures contenders in turn, with prompts of a vocabulary, so that a busy machine is equally busy for all."""
+    """Measures competitors in turn, with prompts of a vocabulary, so that a busy machine is equally busy for all."""
 
     def __init__(
-        self, vocab_size: int, say: Callable[[str], None], watch: Callable[[Contender], Watch] = watch_one
+        self, vocab_size: int, say: Callable[[str], None], watch: Callable[[Competitor], Watch] = watch_one
     ) -> None:
-        """`say` receives the progress. `watch` starts a watch before each run of a contender."""
+        """`say` receives the progress. `watch` starts a watch before each run of a competitor."""
         self._vocab_size = vocab_size
         self._say = say
         self._watch = watch
         self._hopeful = True  # that a disturbed run is worth repeating
 
-    def run(self, contenders: Sequence[Contender], loads: Sequence[Load], rounds: int) -> list[Series]:
-        """Warm up all contenders, then measure `rounds` times. Raises what the contenders raise."""
-        self._warm_up(contenders, loads)
-        series = [Series(contender, {load: [] for load in loads}) for contender in contenders]
+    def run(self, competitors: Sequence[Competitor], loads: Sequence[Load], rounds: int) -> list[Series]:
+        """Warm up all competitors, then measure `rounds` times. Raises what the competitors raise."""
+        self._warm_up(competitors, loads)
+        series = [Series(competitor, {load: [] for load in loads}) for competitor in competitors]
         for turn in range(1, rounds + 1):
             for load in loads:
                 self._say(f"Round {turn} of {rounds}: {load}")
                 turns = range(turn, turn + _ATTEMPTS * rounds, rounds)  # no other round has any of them
                 for one in series:
-                    sample, cores = self._measure(one.contender, load, turns)
+                    sample, cores = self._measure(one.competitor, load, turns)
                     one.samples[load].append(sample)
                     one.elsewhere.append(cores)
         return series
 
-    def _warm_up(self, contenders: Sequence[Contender], loads: Sequence[Load]) -> None:
+    def _warm_up(self, competitors: Sequence[Competitor], loads: Sequence[Load]) -> None:
         self._say("Warming up")
         for load in loads:
             short = replace(load, output_tokens=min(load.output_tokens, _WARM_UP_TOKENS))
-            for contender in contenders:
-                contender.warm_up(short, short.prompts(0, self._vocab_size))
+            for competitor in competitors:
+                competitor.warm_up(short, short.prompts(0, self._vocab_size))
 
-    def _measure(self, contender: Contender, load: Load, turns: Sequence[int]) -> tuple[Sample, float]:
+    def _measure(self, competitor: Competitor, load: Load, turns: Sequence[int]) -> tuple[Sample, float]:
         """The first undisturbed run, or the least disturbed one, and the cores that other programs used meanwhile.
 
         Each attempt has prompts of its own.
@@ -74,8 +74,8 @@ class Rounds:
         attempts = []
         for turn in turns if self._hopeful else turns[:1]:
             prompts = load.prompts(turn, self._vocab_size)
-            watch = self._watch(contender)
-            sample = contender.measure(load, prompts)
+            watch = self._watch(competitor)
+            sample = competitor.measure(load, prompts)
             disturbance = watch.end()
             attempts.append((sample, disturbance.cores))
             if not disturbance.serious:

@@ -69,7 +69,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one run of a load gave; what a contender does not tell is left out."""
+    """What one run of a load gave; what a competitor does not tell is left out."""
 
     rates: Mapping[Rate, float]
     together: int  # the most streams that decoded at the same time

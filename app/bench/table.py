@@ -17,7 +17,7 @@ def table(report: Report) -> list[Cell]:
 
 
 def column(standing: Standing, report: Report) -> list[Cell]:
-    """Figures of one contender, for the rows of a report. Peak memory is the last."""
+    """Figures of one competitor, for the rows of a report. Peak memory is the last."""
     cells = [(row.title, spread_text(standing.figures[row.name], " tok/s")) for row in report.rows]
     if report.load is not None:
         cells.append(("time to first token", _percentiles(standing.latencies.ttft_ms)))

@@ -23,7 +23,7 @@ from app.progress import progress_on_stderr
 from app.settings.settings import load_settings
 from quant.errors import InglenookError
 from tests.bench.peers.comparison import Comparison, compare
-from tests.bench.peers.lineup import find_peers
+from tests.bench.peers.competitors import find_peers
 
 
 def main() -> int:

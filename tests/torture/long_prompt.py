@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from app.bench.completion_client import Endpoint, stream
-from app.bench.own_server import ServedContender, own_server
+from app.bench.own_server import ServedCompetitor, own_server
 from app.bench.workload import Load
 from app.settings.settings import load_settings
 from tests.bench.peers.llama_build import probe
@@ -77,7 +77,7 @@ def main() -> None:
     arguments.add_argument("--stream-tokens", type=int, default=600)
     wanted = arguments.parse_args()
     with ExitStack() as resources:
-        servers: list[ServedContender] = [
+        servers: list[ServedCompetitor] = [
             resources.enter_context(own_server(wanted.model, load_settings(), wanted.threads))
         ]
         if wanted.llama_server:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from app.bench.child import child
-from app.bench.contender import ContenderFailed
+from app.bench.competitor import CompetitorFailed
 
 READY = "open('ready', 'w').close(); time.sleep(600)"
 STUBBORN = f"import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); {READY}"
@@ -19,7 +19,7 @@ def python(statement: str) -> list[str]:
 
 def test_a_program_that_is_not_there() -> None:
     with (
-        pytest.raises(ContenderFailed, match="/no/such/program does not start: No such file"),
+        pytest.raises(CompetitorFailed, match="/no/such/program does not start: No such file"),
         child("it", ["/no/such/program"]),
     ):
         pass
@@ -52,7 +52,7 @@ def test_a_child_that_does_not_want_to_end(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_a_child_that_died_is_quoted() -> None:
     with (
-        pytest.raises(ContenderFailed, match=r"dying ended(?s:.*)no such model"),
+        pytest.raises(CompetitorFailed, match=r"dying ended(?s:.*)no such model"),
         child("dying", python("import sys; sys.exit('no such model')")) as process,
     ):
         process.wait_for(lambda: None)
@@ -61,7 +61,7 @@ def test_a_child_that_died_is_quoted() -> None:
 def test_a_child_that_never_gets_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.bench.child._START_SECONDS", 0.1)
     with (
-        pytest.raises(ContenderFailed, match="slow does not get ready"),
+        pytest.raises(CompetitorFailed, match="slow does not get ready"),
         child("slow", python("import time; time.sleep(600)")) as process,
     ):
         process.wait_for(lambda: None)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from app.bench.competitor import CompetitorFailed
 from app.bench.completion_client import Endpoint, stream_all
-from app.bench.contender import ContenderFailed
 from app.bench.sample import Timeline
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -101,10 +101,10 @@ def test_a_token_without_text_has_come_with_the_end() -> None:
     ],
 )
 def test_what_is_no_reply_is_an_error(parts: list[bytes], words: str) -> None:
-    with pytest.raises(ContenderFailed, match=words):
+    with pytest.raises(CompetitorFailed, match=words):
         ask(parts)
 
 
 def test_nobody_listens() -> None:
-    with pytest.raises(ContenderFailed, match=r"server at 127\.0\.0\.1:9"):
+    with pytest.raises(CompetitorFailed, match=r"server at 127\.0\.0\.1:9"):
         asyncio.run(stream_all(Endpoint("127.0.0.1", 9, "tiny"), [[1]], 1))

@@ -1,8 +1,8 @@
-"""Our engine as a contender, over the hash model."""
+"""Our engine as a competitor, over the hash model."""
 
 import pytest
 
-from app.bench.contender import UnsuitableLoad
+from app.bench.competitor import UnsuitableLoad
 from app.bench.own_engine import OwnEngine
 from app.bench.workload import Load, Rate
 from app.errors import EXIT_USAGE, exit_status
@@ -35,23 +35,23 @@ def test_streams_that_join_one_after_the_other_decode_together() -> None:
 def test_more_streams_than_the_engine_runs_at_once() -> None:
     engine, _ = hash_engine(running=8)
     with pytest.raises(UnsuitableLoad, match="9 streams are more than the 8") as raised:
-        OwnEngine(engine).check(Load(4, 4, 9))
+        OwnEngine(engine).check_load(Load(4, 4, 9))
     assert exit_status(raised.value) == EXIT_USAGE
 
 
 def test_a_load_that_does_not_fit_the_context() -> None:
     engine, _ = hash_engine(context=32)
     own = OwnEngine(engine)
-    own.check(Load(30, 2))
+    own.check_load(Load(30, 2))
     with pytest.raises(UnsuitableLoad, match="30 tokens and a reply of 3 do not fit the context, which holds 32"):
-        own.check(Load(30, 3))
+        own.check_load(Load(30, 3))
 
 
 def test_streams_that_crowd_the_cache_run_all_the_same() -> None:
     engine, _ = hash_engine(num_blocks=5)
     own, load = OwnEngine(engine), Load(20, 20, 2)
-    assert own.crowds_cache(load)
-    assert not own.crowds_cache(Load(20, 12, 2))
+    assert own.overflows_cache(load)
+    assert not own.overflows_cache(Load(20, 12, 2))
     assert len(own.measure(load, load.prompts(1, VOCABULARY)).between_tokens) == 2 * 19
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from app.bench.contender import Contender
+from app.bench.competitor import Competitor
 from app.bench.disturbance import Disturbance, Watch
 from app.bench.rounds import Rounds
 from app.bench.sample import Sample
@@ -56,7 +56,7 @@ class Quiet(Watch):
         return Disturbance(0.0, serious=False)
 
 
-def quiet(measured: Contender) -> Watch:
+def quiet(measured: Competitor) -> Watch:
     return Quiet([])
 
 
@@ -64,14 +64,14 @@ def silent(line: str) -> None:
     pass
 
 
-def test_rounds_go_through_loads_and_contenders_in_turn() -> None:
+def test_rounds_go_through_loads_and_competitors_in_turn() -> None:
     told: list[tuple[str, Load, Prompts]] = []
     ours, peer = Recorder("ours", told), Recorder("peer", told)
     series = Rounds(1000, silent, quiet).run([ours, peer], [SINGLE, CROWD], 2)
     order = [(name, load.streams) for name, load, _ in told]
     once = [("ours", 1), ("peer", 1), ("ours", 3), ("peer", 3)]
     assert order == [(f"{name} warms up", streams) for name, streams in once] + once + once
-    assert [one.contender for one in series] == [ours, peer]
+    assert [one.competitor for one in series] == [ours, peer]
     assert series[1].rates(CROWD, Rate.DECODE) == [8.0, 12.0]
     assert series[1].rates(CROWD, Rate.PREFILL) == [None, None]
 

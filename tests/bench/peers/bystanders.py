@@ -1,17 +1,17 @@
-"""Contenders that should idle while another one is measured, and do not."""
+"""Competitors that should idle while another one is measured, and do not."""
 
 from collections.abc import Callable, Sequence
 
-from app.bench.contender import Contender
+from app.bench.competitor import Competitor
 from app.bench.disturbance import Disturbance, Watch, tolerated
 
 
 class BystanderWatch(Watch):
-    """A watch that also names the contenders that were busy while `measured` ran."""
+    """A watch that also names the competitors that were busy while `measured` ran."""
 
-    def __init__(self, contenders: Sequence[Contender], measured: Contender, say: Callable[[str], None]) -> None:
+    def __init__(self, competitors: Sequence[Competitor], measured: Competitor, say: Callable[[str], None]) -> None:
         self._measured = measured.name
-        self._names = {contender.pid: contender.name for contender in contenders if contender.pid is not None}
+        self._names = {competitor.pid: competitor.name for competitor in competitors if competitor.pid is not None}
         self._say = say
         super().__init__(self._names.keys())
 

@@ -8,7 +8,7 @@ from typing import Any
 from app.bench import table as own_table
 from app.bench.benchmark import Plan, own_report, remarks
 from app.bench.measured_model import read_model
-from app.bench.own import own
+from app.bench.own_competitor import own_competitor
 from app.bench.report import Figures, Report, Standing, extremes_json, spread_json, standing_of
 from app.bench.rounds import Rounds, Series
 from app.bench.sample import Spread, spread
@@ -18,7 +18,7 @@ from app.models.sources import pull
 from app.progress import Progress
 from app.settings.settings import Settings
 from tests.bench.peers.bystanders import BystanderWatch
-from tests.bench.peers.lineup import Peers
+from tests.bench.peers.competitors import Peers
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +70,11 @@ def compare(settings: Settings, plan: Plan, peers: Peers, progress: Progress) ->
     if not plan.http:
         peers.check(loads)
     with ExitStack() as resources:
-        measured = resources.enter_context(own(model, settings, loads, progress, http=plan.http))
+        measured = resources.enter_context(own_competitor(model, settings, loads, progress, http=plan.http))
         start = peers.servers if plan.http else peers.engines
-        contenders = [measured.contender, *start(model.path, measured.threads, loads, progress, resources)]
-        rounds = Rounds(model.vocab_size, progress.say, lambda one: BystanderWatch(contenders, one, progress.say))
-        series = rounds.run(contenders, loads, plan.repeat)
+        competitors = [measured.competitor, *start(model.path, measured.threads, loads, progress, resources)]
+        rounds = Rounds(model.vocab_size, progress.say, lambda one: BystanderWatch(competitors, one, progress.say))
+        series = rounds.run(competitors, loads, plan.repeat)
         for line in remarks(series):
             progress.say(line)
         return comparison_of(own_report(plan, model, measured, series[0]), series)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.bench.child import does_not_start
-from app.bench.contender import ContenderFailed
+from app.bench.competitor import CompetitorFailed
 from tests.bench.peers.programs import output_of
 
 _PROBE_SECONDS = 30.0
@@ -26,18 +26,18 @@ class LlamaBuild:
     server_options: frozenset[str]
 
     def tool(self, name: str) -> Path:
-        """Another program of the build, beside the server. Raises ContenderFailed if it was not built."""
+        """Another program of the build, beside the server. Raises CompetitorFailed if it was not built."""
         path = self.server.with_name(name + self.server.suffix)
         if not path.is_file():
-            raise ContenderFailed(f"There is no {path}", f"Build {name} too, or compare the servers with --http.")
+            raise CompetitorFailed(f"There is no {path}", f"Build {name} too, or compare the servers with --http.")
         return path
 
 
 def probe(server: Path) -> LlamaBuild:
-    """Ask a llama-server what it is. Raises ContenderFailed when it is none."""
+    """Ask a llama-server what it is. Raises CompetitorFailed when it is none."""
     options = frozenset(re.findall(r"--[a-z][a-z-]+", output_of([str(server), "--help"])))
     if "--parallel" not in options:
-        raise ContenderFailed(f"{server} is not a llama-server", "Give the path of the llama-server program.")
+        raise CompetitorFailed(f"{server} is not a llama-server", "Give the path of the llama-server program.")
     return LlamaBuild(server, describe(_told_at_start(server)), options)
 
 
@@ -63,5 +63,5 @@ def _told_at_start(server: Path) -> str:
     except OSError as problem:
         raise does_not_start(command, problem) from problem
     except subprocess.TimeoutExpired as problem:
-        raise ContenderFailed(f"{server} does not end without a model") from problem
+        raise CompetitorFailed(f"{server} does not end without a model") from problem
     return done.stdout.decode(errors="replace")

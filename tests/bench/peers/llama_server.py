@@ -1,4 +1,4 @@
-"""llama-server as a contender: a child process on a port of its own."""
+"""llama-server as a competitor: a child process on a port of its own."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from app.bench.child import child
 from app.bench.completion_client import Endpoint
-from app.bench.own_server import ServedContender
+from app.bench.own_server import ServedCompetitor
 from app.bench.workload import Load
 from tests.bench.peers.llama_build import LlamaBuild
 from tests.bench.peers.llama_tools import NATIVE_NAME, slot_tokens
@@ -17,7 +17,7 @@ _SPARED = {"--no-webui": (), "--no-slots": (), "--cache-ram": ("0",)}
 
 
 @contextmanager
-def llama_server(build: LlamaBuild, model: Path, threads: int, loads: Sequence[Load]) -> Iterator[ServedContender]:
+def llama_server(build: LlamaBuild, model: Path, threads: int, loads: Sequence[Load]) -> Iterator[ServedCompetitor]:
     """Start llama-server with as many slots as the loads need, each as long as the longest of them."""
     streams, slot = max(load.streams for load in loads), max(slot_tokens(load.context + 1) for load in loads)
     port = free_port()
@@ -28,4 +28,4 @@ def llama_server(build: LlamaBuild, model: Path, threads: int, loads: Sequence[L
     with child("llama-server", command) as process:
         process.wait_for(lambda: answers(f"http://127.0.0.1:{port}"))
         endpoint = Endpoint("127.0.0.1", port, str(model), {"cache_prompt": False})
-        yield ServedContender(NATIVE_NAME, build.description, process.pid, endpoint)
+        yield ServedCompetitor(NATIVE_NAME, build.description, process.pid, endpoint)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from app.bench.contender import ContenderFailed
+from app.bench.competitor import CompetitorFailed
 from app.bench.sample import Sample
 from app.bench.workload import Load, Prompts, Rate
 from tests.bench.peers.llama_build import LlamaBuild
@@ -95,10 +95,10 @@ def _rates(load: Load, reading: float, decoding: float) -> Mapping[Rate, float]:
 
 @contextmanager
 def _as_agreed(tool: str) -> Iterator[None]:
-    """Reading inside fails with ContenderFailed where a tool did not say what it was asked for."""
+    """Reading inside fails with CompetitorFailed where a tool did not say what it was asked for."""
     try:
         yield
     except (ValueError, KeyError, TypeError) as problem:
-        raise ContenderFailed(
+        raise CompetitorFailed(
             f"{tool} says what this version does not understand", "Use a newer llama.cpp."
         ) from problem

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from app.bench.child import Child, child, does_not_start
-from app.bench.contender import ContenderFailed
+from app.bench.competitor import CompetitorFailed
 
 _TAIL_BYTES = 1500
 
@@ -23,7 +23,7 @@ class PipedChild:
         return self._child.pid
 
     def ask(self, line: bytes) -> bytes:
-        """Send a line and wait for one in return. Raises ContenderFailed when the child ends."""
+        """Send a line and wait for one in return. Raises CompetitorFailed when the child ends."""
         try:
             stdin = cast(IO[bytes], self._child.process.stdin)
             stdin.write(line + b"\n")
@@ -33,7 +33,7 @@ class PipedChild:
         return self.listen()
 
     def listen(self) -> bytes:
-        """The next line of the child. Raises ContenderFailed when it ends."""
+        """The next line of the child. Raises CompetitorFailed when it ends."""
         line = cast(IO[bytes], self._child.process.stdout).readline()
         if not line.endswith(b"\n"):
             self._child.fail("ended")
@@ -42,18 +42,18 @@ class PipedChild:
 
 @contextmanager
 def piped_child(name: str, command: Sequence[str | Path]) -> Iterator[PipedChild]:
-    """Start a program, and end it after the body. Raises ContenderFailed if it does not start."""
+    """Start a program, and end it after the body. Raises CompetitorFailed if it does not start."""
     with child(name, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         yield PipedChild(process)
 
 
 def output_of(command: Sequence[str | Path]) -> str:
-    """What a program writes to stdout. Raises ContenderFailed if it fails."""
+    """What a program writes to stdout. Raises CompetitorFailed if it fails."""
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     except OSError as problem:
         raise does_not_start(command, problem) from problem
     if done.returncode:
         said = done.stderr[-_TAIL_BYTES:].decode(errors="replace").strip()
-        raise ContenderFailed(f"{command[0]} ended with status {done.returncode}; it said:\n{said}")
+        raise CompetitorFailed(f"{command[0]} ended with status {done.returncode}; it said:\n{said}")
     return done.stdout.decode(errors="replace")

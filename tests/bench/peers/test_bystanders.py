@@ -1,4 +1,4 @@
-"""Contenders that should idle are named if they do not."""
+"""Competitors that should idle are named if they do not."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from app.bench.contender import Contender
+from app.bench.competitor import Competitor
 from app.bench.processes import cpu_seconds
 from app.bench.rounds import Rounds, Series
 from app.bench.sample import Sample
@@ -35,16 +35,16 @@ def process(request: pytest.FixtureRequest) -> Iterator[int]:
         yield pid
 
 
-def watched(contenders: Sequence[Contender], say: Callable[[str], None]) -> list[Series]:
-    rounds = Rounds(1000, say, lambda measured: BystanderWatch(contenders, measured, say))
-    return rounds.run(contenders, [Load(16, 20)], 1)
+def watched(competitors: Sequence[Competitor], say: Callable[[str], None]) -> list[Series]:
+    rounds = Rounds(1000, say, lambda measured: BystanderWatch(competitors, measured, say))
+    return rounds.run(competitors, [Load(16, 20)], 1)
 
 
 @pytest.mark.parametrize("process", ["while True: pass"], indirect=True)
 def test_a_busy_bystander_is_named(process: int) -> None:
     said: list[str] = []
-    contenders = [Patient("ours", beside=process), Recorder("peer", pid=process)]
-    series = watched(contenders, said.append)
+    competitors = [Patient("ours", beside=process), Recorder("peer", pid=process)]
+    series = watched(competitors, said.append)
     assert any(line.startswith("peer was busy while ours was measured") for line in said), said
     assert all(cores >= 0 for one in series for cores in one.elsewhere)
 
@@ -52,6 +52,6 @@ def test_a_busy_bystander_is_named(process: int) -> None:
 @pytest.mark.parametrize("process", ["import time; time.sleep(600)"], indirect=True)
 def test_an_idle_bystander_is_not(process: int) -> None:
     said: list[str] = []
-    contenders = [Recorder("ours", seconds=0.2), Recorder("peer", pid=process)]
-    watched(contenders, said.append)
+    competitors = [Recorder("ours", seconds=0.2), Recorder("peer", pid=process)]
+    watched(competitors, said.append)
     assert not any(line.startswith("peer was busy") for line in said), said

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from app.bench.contender import ContenderFailed
+from app.bench.competitor import CompetitorFailed
 from app.errors import EXIT_FAILURE, exit_status
 from app.progress import SilentProgress
 from tests.app.commands.test_bench import ONE_THREAD, RATES, ROOT, SMALL, own_folders
+from tests.bench.peers.competitors import find_peers
 from tests.bench.peers.fake_llama import FakeLlama
-from tests.bench.peers.lineup import find_peers
 from tests.support.processes import assert_interrupt_ends_all
 
 PROGRAM = [sys.executable, "-m", "tests.bench.compare"]
@@ -73,8 +73,8 @@ def test_other_program_is_no_llama_server(environment: dict[str, str]) -> None:
 
 
 def test_nobody_to_compare_with(monkeypatch: pytest.MonkeyPatch, fake_llama: FakeLlama) -> None:
-    monkeypatch.setattr("tests.bench.peers.lineup.installed", lambda: False)
-    with pytest.raises(ContenderFailed, match="xllamacpp is not installed") as raised:
+    monkeypatch.setattr("tests.bench.peers.competitors.installed", lambda: False)
+    with pytest.raises(CompetitorFailed, match="xllamacpp is not installed") as raised:
         find_peers(True, None, SilentProgress())
     assert "pip install xllamacpp" in raised.value.remedy
     assert exit_status(raised.value) == EXIT_FAILURE

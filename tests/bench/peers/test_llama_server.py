@@ -1,11 +1,11 @@
-"""llama-server as a contender: its sizes, its figures, and its end."""
+"""llama-server as a competitor: its sizes, its figures, and its end."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from app.bench.contender import ContenderFailed
+from app.bench.competitor import CompetitorFailed
 from app.bench.workload import Load
 from tests.bench.peers.fake_llama import FakeLlama
 from tests.bench.peers.llama_build import probe
@@ -31,7 +31,7 @@ def test_llama_server_is_told_its_sizes_and_measured(fake_llama: FakeLlama) -> N
 def test_a_server_that_dies_in_mid_reply(fake_llama: FakeLlama) -> None:
     load = Load(8, 8)
     with (
-        pytest.raises(ContenderFailed, match=r"server at 127\.0\.0\.1"),
+        pytest.raises(CompetitorFailed, match=r"server at 127\.0\.0\.1"),
         llama_server(probe(fake_llama.server), Path("/models/dies.gguf"), 1, [load]) as server,
     ):
         server.measure(load, load.prompts(1, 100))

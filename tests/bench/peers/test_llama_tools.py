@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from app.bench.contender import ContenderFailed
+from app.bench.competitor import CompetitorFailed
 from app.bench.workload import Load, Rate, rows_of
 from tests.bench.peers.fake_llama import FakeLlama
 from tests.bench.peers.fake_llama_program import START
@@ -35,10 +35,10 @@ def test_older_builds_say_it_in_other_words() -> None:
 def test_another_program_is_no_llama_server(tmp_path: Path) -> None:
     program = tmp_path / "echo"
     program.write_text('#!/bin/sh\necho "$@"\n')
-    with pytest.raises(ContenderFailed, match="does not start"):
+    with pytest.raises(CompetitorFailed, match="does not start"):
         probe(program)
     program.chmod(0o755)
-    with pytest.raises(ContenderFailed, match="is not a llama-server"):
+    with pytest.raises(CompetitorFailed, match="is not a llama-server"):
         probe(program)
 
 
@@ -78,13 +78,13 @@ def test_several_streams_are_measured_by_llama_batched_bench(build: LlamaBuild, 
 
 
 def test_a_tool_that_fails_is_quoted(build: LlamaBuild) -> None:
-    with pytest.raises(ContenderFailed, match=r"ended with status 1(?s:.*)unable to load model"):
+    with pytest.raises(CompetitorFailed, match=r"ended with status 1(?s:.*)unable to load model"):
         LlamaTools(build, Path("/models/broken.gguf"), 2).measure(Load(8, 8), ())
 
 
 def test_a_tool_that_says_something_else(build: LlamaBuild, fake_llama: FakeLlama) -> None:
     (fake_llama.folder / "llama-bench").write_text("#!/bin/sh\necho '| model | size |'\n")
-    with pytest.raises(ContenderFailed, match="llama-bench says what this version does not understand"):
+    with pytest.raises(CompetitorFailed, match="llama-bench says what this version does not understand"):
         LlamaTools(build, MODEL, 2).measure(Load(8, 8), ())
 
 
@@ -92,5 +92,5 @@ def test_a_tool_that_was_not_built(build: LlamaBuild, fake_llama: FakeLlama) -> 
     assert tools_for([Load(8, 8), Load(8, 8, 2)]) == ["llama-batched-bench", "llama-bench"]
     assert tools_for([Load(8, 8, 2)]) == ["llama-batched-bench"]
     (fake_llama.folder / "llama-bench").unlink()
-    with pytest.raises(ContenderFailed, match=r"There is no .*llama-bench"):
+    with pytest.raises(CompetitorFailed, match=r"There is no .*llama-bench"):
         build.tool("llama-bench")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from app.bench.contender import ContenderFailed
+from app.bench.competitor import CompetitorFailed
 from tests.bench.peers.programs import PipedChild, piped_child
 
 
@@ -31,7 +31,7 @@ def test_child_answers_each_line() -> None:
 def test_a_child_that_died_is_quoted(act: Callable[[PipedChild], object]) -> None:
     dying = python("import sys; sys.exit('no such model')")
     with (
-        pytest.raises(ContenderFailed, match=r"dying ended(?s:.*)no such model"),
+        pytest.raises(CompetitorFailed, match=r"dying ended(?s:.*)no such model"),
         piped_child("dying", dying) as process,
     ):
         act(process)

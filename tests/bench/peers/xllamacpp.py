@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from app.bench.competitor import CompetitorFailed
 from app.bench.completion_client import Endpoint
-from app.bench.contender import ContenderFailed
-from app.bench.own_server import ServedContender
+from app.bench.own_server import ServedCompetitor
 from app.bench.sample import Sample, Timeline, sample_of
 from app.bench.workload import Load, Prompts
 from tests.bench.peers.llama_tools import slot_tokens
@@ -49,9 +49,9 @@ class XllamacppEngine:
         request = {"prompts": prompts, "output_tokens": load.output_tokens}
         reply = json.loads(self._child.ask(json.dumps(request).encode()))
         if "error" in reply:
-            raise ContenderFailed(f"{PACKAGE}: {reply['error']}")
+            raise CompetitorFailed(f"{PACKAGE}: {reply['error']}")
         if set(reply["tokens"]) != {load.output_tokens}:
-            raise ContenderFailed(f"{PACKAGE} gave {reply['tokens']} tokens, {load.output_tokens} were asked for")
+            raise CompetitorFailed(f"{PACKAGE} gave {reply['tokens']} tokens, {load.output_tokens} were asked for")
         streams = zip(reply["arrivals"], reply["tokens"], strict=True)
         return sample_of(load, [Timeline(reply["sent"], arrivals, tokens) for arrivals, tokens in streams])
 
@@ -63,12 +63,12 @@ def xllamacpp_engine(model: Path, threads: int, loads: Sequence[Load]) -> Iterat
 
 
 @contextmanager
-def xllamacpp_server(model: Path, threads: int, loads: Sequence[Load]) -> Iterator[ServedContender]:
+def xllamacpp_server(model: Path, threads: int, loads: Sequence[Load]) -> Iterator[ServedCompetitor]:
     """The HTTP server that it opens beside its engine."""
     with _started(model, threads, loads) as (process, hello):
         address = urlsplit(hello["address"])
         endpoint = Endpoint(str(address.hostname), int(address.port or 0), str(model), {"cache_prompt": False})
-        yield ServedContender(PACKAGE, hello["build"], process.pid, endpoint)
+        yield ServedCompetitor(PACKAGE, hello["build"], process.pid, endpoint)
 
 
 @contextmanager

@@ -1,10 +1,10 @@
-"""This program as a contender: its engine in this process, or its server, loaded and idle."""
+"""This program as a competitor: its engine in this process, or its server, loaded and idle."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from app.bench.contender import Contender, check_context
+from app.bench.competitor import Competitor, check_context
 from app.bench.measured_model import MeasuredModel
 from app.bench.workload import Load
 from app.progress import Progress
@@ -12,19 +12,19 @@ from app.settings.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
-    """This program as a contender, with the facts that the report names."""
+class OwnCompetitor:
+    """This program as a competitor, with the facts that the report names."""
 
-    contender: Contender
+    competitor: Competitor
     backend: str
     threads: int
 
 
 @contextmanager
-def own(
+def own_competitor(
     model: MeasuredModel, settings: Settings, loads: Sequence[Load], progress: Progress, *, http: bool
-) -> Iterator[Own]:
-    """The engine, or with `http` the server. Raises UnsuitableLoad, ContenderFailed, and what `load_model` raises."""
+) -> Iterator[OwnCompetitor]:
+    """The engine, or with `http` the server. Raises UnsuitableLoad, CompetitorFailed, and what `load_model` raises."""
     if http:
         with _server(model, settings, loads, progress) as served:
             yield served
@@ -32,22 +32,24 @@ def own(
         yield _engine(model, settings, loads, progress)
 
 
-def _engine(model: MeasuredModel, settings: Settings, loads: Sequence[Load], progress: Progress) -> Own:
+def _engine(model: MeasuredModel, settings: Settings, loads: Sequence[Load], progress: Progress) -> OwnCompetitor:
     from app.bench.own_engine import OwnEngine
     from app.models.load.loaded_model import load_model
 
     # The user's cache on disk is neither filled with random prompts nor any help with them.
     engine = load_model(model.stored, replace(settings, kv_disk_gb=0), progress).engine
-    contender = OwnEngine(engine)
+    competitor = OwnEngine(engine)
     for load in loads:
-        contender.check(load)
-        if contender.crowds_cache(load):
+        competitor.check_load(load)
+        if competitor.overflows_cache(load):
             progress.say(f"{load}: they do not fit the cache together, so that some will yield and start again.")
-    return Own(contender, engine.config.backend, engine.config.threads)
+    return OwnCompetitor(competitor, engine.config.backend, engine.config.threads)
 
 
 @contextmanager
-def _server(model: MeasuredModel, settings: Settings, loads: Sequence[Load], progress: Progress) -> Iterator[Own]:
+def _server(
+    model: MeasuredModel, settings: Settings, loads: Sequence[Load], progress: Progress
+) -> Iterator[OwnCompetitor]:
     from app.bench.own_server import own_server
 
     context = min(filter(None, (settings.context, model.context_length)), default=0)
@@ -55,8 +57,8 @@ def _server(model: MeasuredModel, settings: Settings, loads: Sequence[Load], pro
         check_context(load, context)
     threads = settings.threads or _all_cores()
     progress.say("Starting ingle serve")
-    with own_server(model.path, settings, threads) as contender:
-        yield Own(contender, settings.kernels, threads)
+    with own_server(model.path, settings, threads) as competitor:
+        yield OwnCompetitor(competitor, settings.kernels, threads)
 
 
 def _all_cores() -> int:

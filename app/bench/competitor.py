@@ -1,4 +1,4 @@
-"""Contenders: the interface between the rounds of a benchmark and an engine or server that generates tokens."""
+"""Competitors: the interface between the rounds of a benchmark and an engine or server that generates tokens."""
 
 from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol
@@ -8,7 +8,7 @@ from app.bench.workload import Load, Prompts
 from app.errors import AppError, InvalidSetting
 
 
-class ContenderFailed(AppError):
+class CompetitorFailed(AppError):
     """A program that is measured does not start, ended, or gave what makes no sense."""
 
 
@@ -26,7 +26,7 @@ def check_context(load: Load, context: int) -> None:
         )
 
 
-class Contender(Protocol):
+class Competitor(Protocol):
     """Someone who generates tokens, ready to do so, and idle until told."""
 
     @property
@@ -47,7 +47,7 @@ class Contender(Protocol):
         ...
 
     def measure(self, load: Load, prompts: Prompts) -> Sample:
-        """Run a load once. Greedy, every reply as long as asked for. Raises ContenderFailed or EngineError."""
+        """Run a load once. Greedy, every reply as long as asked for. Raises CompetitorFailed or EngineError."""
         ...
 
 

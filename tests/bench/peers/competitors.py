@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.bench.contender import Contender, ContenderFailed
+from app.bench.competitor import Competitor, CompetitorFailed
 from app.bench.workload import Load
 from app.progress import Progress
 from tests.bench.peers.llama_build import LlamaBuild, probe
@@ -22,44 +22,44 @@ class Peers:
     llama: LlamaBuild | None
 
     def check(self, loads: Sequence[Load]) -> None:
-        """Raise ContenderFailed for a build without the tools that measure these loads."""
+        """Raise CompetitorFailed for a build without the tools that measure these loads."""
         if self.llama is not None:
             for tool in tools_for(loads):
                 self.llama.tool(tool)
 
     def engines(
         self, model: Path, threads: int, loads: Sequence[Load], progress: Progress, resources: ExitStack
-    ) -> list[Contender]:
-        """Their engines, without HTTP. Raises ContenderFailed."""
-        contenders: list[Contender] = []
+    ) -> list[Competitor]:
+        """Their engines, without HTTP. Raises CompetitorFailed."""
+        competitors: list[Competitor] = []
         if self.xllamacpp:
             progress.say(f"Starting {PACKAGE}")
-            contenders.append(resources.enter_context(xllamacpp_engine(model, threads, loads)))
+            competitors.append(resources.enter_context(xllamacpp_engine(model, threads, loads)))
         if self.llama is not None:
-            contenders.append(LlamaTools(self.llama, model, threads))
-        return contenders
+            competitors.append(LlamaTools(self.llama, model, threads))
+        return competitors
 
     def servers(
         self, model: Path, threads: int, loads: Sequence[Load], progress: Progress, resources: ExitStack
-    ) -> list[Contender]:
-        """Their servers. Raises ContenderFailed."""
-        contenders: list[Contender] = []
+    ) -> list[Competitor]:
+        """Their servers. Raises CompetitorFailed."""
+        competitors: list[Competitor] = []
         if self.xllamacpp:
             progress.say(f"Starting {PACKAGE}")
-            contenders.append(resources.enter_context(xllamacpp_server(model, threads, loads)))
+            competitors.append(resources.enter_context(xllamacpp_server(model, threads, loads)))
         if self.llama is not None:
             progress.say("Starting llama-server")
-            contenders.append(resources.enter_context(llama_server(self.llama, model, threads, loads)))
-        return contenders
+            competitors.append(resources.enter_context(llama_server(self.llama, model, threads, loads)))
+        return competitors
 
 
 def find_peers(xllamacpp: bool, llama_server: Path | None, progress: Progress) -> Peers:
-    """Raises ContenderFailed if there is no peer, or `llama_server` is no llama-server."""
+    """Raises CompetitorFailed if there is no peer, or `llama_server` is no llama-server."""
     wanted, xllamacpp = xllamacpp, xllamacpp and installed()
     if wanted and not xllamacpp:
         missing = f"{PACKAGE} is not installed"
         remedy = f"pip install {PACKAGE}=={TESTED_VERSION}, or give a native llama.cpp with --llama-server."
         if llama_server is None:
-            raise ContenderFailed(f"There is no peer to compare with: {missing}", remedy)
+            raise CompetitorFailed(f"There is no peer to compare with: {missing}", remedy)
         progress.say(f"{missing}: only llama.cpp is compared. To add it: pip install {PACKAGE}=={TESTED_VERSION}")
     return Peers(xllamacpp, None if llama_server is None else probe(llama_server))
