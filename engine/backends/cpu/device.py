@@ -18,7 +18,7 @@ from engine.backends.cpu.drawing import CompiledDraw
 from engine.backends.cpu.memory import packed_bytes, step_bytes
 from engine.backends.cpu.operations import CpuOperations, LogitRows, block_shape
 from engine.backends.cpu.program import COUNTS, HEADER, Limits, Program
-from engine.backends.cpu.team import MOST_THREADS, Team
+from engine.backends.cpu.thread_pool import MAX_POOL_THREADS, WorkerPool
 from engine.backends.runner import ModelRunner
 from engine.batch import Batch, placeholder_batch
 from engine.checkpoints.checkpoint import StoredWeight
@@ -61,7 +61,7 @@ class CpuDevice:
         kv_type: torch.dtype = torch.float16,
         memory: int = 0,  # bytes; 0: what is free
     ) -> None:
-        self.threads = min(threads, MOST_THREADS)
+        self.threads = min(threads, MAX_POOL_THREADS)
         self.numerics = ("cpu", NUMERICS_VERSION, target.tier, f"{planes} planes")
         self.kv_type = kv_type
         self._planes = Form(planes)
@@ -149,11 +149,11 @@ class CpuStep:
         header["scratch"] = arena.take("scratch", scratch * limits.threads).address
         self._values = torch.from_numpy(logits.logits.view(np.float32, limits.outputs, logits.vocabulary))
         self._best = logits.best.view(np.int64, limits.outputs)
-        self.team = Team(enter, program.finish(), self._header, limits.threads)
+        self.workers = WorkerPool(enter, program.finish(), self._header, limits.threads)
 
     def __call__(self, batch: Batch) -> Logits:
         self.fill(batch)
-        self.team.run(len(batch.token_ids))
+        self.workers.run(len(batch.token_ids))
         return self.logits(len(batch.logit_rows))
 
     def fill(self, batch: Batch) -> None:

@@ -42,7 +42,7 @@ class Shared(IntEnum):
 MAX_THREADS = 1024
 SPINS = 2000  # before a waiting thread yields its core
 CHUNKS = 4  # of a thread's share of an instruction
-PATIENCE = 20_000  # spins without a job before a worker sleeps: about a millisecond
+IDLE_SPINS = 20_000  # spins without a job before a worker sleeps: about a millisecond
 
 _ARRIVED, _GENERATION, _JOB = int(Shared.ARRIVED), int(Shared.GENERATION), int(Shared.JOB)
 _STOP, _PARKED = int(Shared.STOP), int(Shared.PARKED)
@@ -166,7 +166,7 @@ def _serve(program: Records, h: Record, tickets: int, shared: int, thread: int, 
             seen, tries = job, 0
             if thread < job % MAX_THREADS:
                 _replay(program, h, tickets, shared, thread, job % MAX_THREADS)
-        elif tries < PATIENCE:
+        elif tries < IDLE_SPINS:
             tries += 1
             _pause()
         else:

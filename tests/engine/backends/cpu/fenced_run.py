@@ -80,7 +80,7 @@ def main(path: Path, code_cache: Path, side: str, kv_type: torch.dtype) -> None:
             continue
         batch = advance(parts, vocab_size=300, num_blocks=CONFIG.num_blocks)
         step.fill(batch)
-        step.team.run(len(batch.token_ids), rng.choice([1, 1, 1, 2]))
+        step.workers.run(len(batch.token_ids), rng.choice([1, 1, 1, 2]))
         if not step.logits(len(batch.logit_rows)).values.isfinite().all():
             raise RuntimeError("not a number")
     print(f"{side}: untouched", flush=True)

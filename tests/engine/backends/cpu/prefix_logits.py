@@ -70,7 +70,7 @@ def at_odds(step: CpuStep, rng: random.Random) -> Compute:
         poison(step)
         step.fill(batch)
         # Mostly one: on a busy machine a step of several waits for time slices.
-        step.team.run(len(batch.token_ids), rng.choice([1, 1, 1, 1, 2, 3]))
+        step.workers.run(len(batch.token_ids), rng.choice([1, 1, 1, 1, 2, 3]))
         step.arena.check()
         return step.logits(len(batch.logit_rows))
 

@@ -62,7 +62,7 @@ def compute(step: CpuStep, batch: Batch, threads: int | None = None) -> Tensor:
     """The logits of a batch, from buffers that held NaN, with all guards whole afterwards."""
     poison(step)
     step.fill(batch)
-    step.team.run(len(batch.token_ids), threads)
+    step.workers.run(len(batch.token_ids), threads)
     step.arena.check()
     return step.logits(len(batch.logit_rows)).values.clone()
 

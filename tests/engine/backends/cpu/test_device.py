@@ -14,7 +14,7 @@ import torch
 
 from engine.backends import device_choice
 from engine.backends.cpu.device import CpuDevice, CpuStep
-from engine.backends.cpu.team import MOST_THREADS
+from engine.backends.cpu.thread_pool import MAX_POOL_THREADS
 from engine.checkpoints.checkpoint import Checkpoint
 from engine.config import EngineConfig
 from engine.errors import UnsupportedModel
@@ -192,7 +192,7 @@ def test_what_bits_depend_on_is_in_the_numerics() -> None:
     assert one.numerics != two.numerics
     assert two.numerics == CpuDevice(1, 2, target, None).numerics
     assert two.numerics != CpuDevice(4, 2, replace(target, tier="another"), None).numerics
-    assert CpuDevice(1000, 2, target, None).threads == MOST_THREADS
+    assert CpuDevice(1000, 2, target, None).threads == MAX_POOL_THREADS
     assert two.layer_shape(3, 64) == (3, 2 * 16 * 64)
     assert CpuDevice(1, 2, target, None, torch.int8).layer_shape(3, 64) == (3, 2 * 16 * (64 + 4))
     with pytest.raises(UnsupportedModel, match="head dimension of 72"):

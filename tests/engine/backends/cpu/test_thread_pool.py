@@ -100,9 +100,9 @@ def test_any_number_of_threads_gives_the_same_bits(make_step: MakeStep) -> None:
 
     def work() -> None:
         rng = random.Random(SEED)
-        for team, used in ((1, [1]), (2, [2]), (3, [3]), (5, [5]), (5, [1, 2, 3, 4, 5])):
+        for pool_size, used in ((1, [1]), (2, [2]), (3, [3]), (5, [5]), (5, [1, 2, 3, 4, 5])):
             sizes = [100, 1, 1, 1, 37, 2, 3, *[1] * 30]
-            results.append(computed(make_step(team), sizes, lambda used=used: rng.choice(used)))  # type: ignore[misc]
+            results.append(computed(make_step(pool_size), sizes, lambda used=used: rng.choice(used)))  # type: ignore[misc]
 
     within_patience(work)
     assert len(results) == 5
@@ -117,7 +117,7 @@ def test_no_wake_up_is_lost(make_step: MakeStep, threads: int) -> None:
     def work() -> None:
         for batch in batches([1] * 250):
             step.fill(batch)
-            step.team.run(1, rng.choice([threads, threads, 1, 2]))
+            step.workers.run(1, rng.choice([threads, threads, 1, 2]))
             time.sleep(rng.choice([0, 0, 1e-4, 5e-4, 1e-3, 2e-3, 4e-3]) * rng.random())
 
     within_patience(work)
@@ -126,7 +126,9 @@ def test_no_wake_up_is_lost(make_step: MakeStep, threads: int) -> None:
 def test_the_team_chooses_by_itself(make_step: MakeStep) -> None:
     """What it chooses shows in the bits no more than what it is told."""
     results: list[Tensor] = []
-    within_patience(lambda: results.extend(computed(make_step(team), [1] * 150, lambda: None) for team in (3, 1)))
+    within_patience(
+        lambda: results.extend(computed(make_step(pool_size), [1] * 150, lambda: None) for pool_size in (3, 1))
+    )
     assert torch.equal(*results)
 
 
@@ -158,9 +160,9 @@ def test_closing_ends_the_threads(make_step: MakeStep, others: set[threading.Thr
     if used:
         within_patience(lambda: use(step, 4))
     time.sleep(pause)
-    step.team.close()
+    step.workers.close()
     assert ended(workers)
-    step.team.close()  # nothing more to do, and no harm in it
+    step.workers.close()  # nothing more to do, and no harm in it
 
 
 def test_a_team_that_nobody_has_any_more_ends_its_threads(make_step: MakeStep, others: set[threading.Thread]) -> None:
@@ -178,13 +180,13 @@ def test_a_team_that_nobody_has_any_more_ends_its_threads(make_step: MakeStep, o
 def test_a_team_of_one_has_no_threads(make_step: MakeStep, others: set[threading.Thread]) -> None:
     step = make_step(1)
     assert set(threading.enumerate()) == others
-    step.team.close()
+    step.workers.close()
 
 
 @pytest.mark.parametrize("threads", [0, 3])
 def test_more_than_there_are_are_not_waited_for(make_step: MakeStep, threads: int) -> None:
-    with pytest.raises(ValueError, match=f"{threads} threads of a team of 2"):
-        make_step(2).team.run(1, threads)
+    with pytest.raises(ValueError, match=f"{threads} threads were asked of a pool of 2"):
+        make_step(2).workers.run(1, threads)
 
 
 def test_an_idle_team_takes_no_time(make_step: MakeStep) -> None:

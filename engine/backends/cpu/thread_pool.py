@@ -20,16 +20,16 @@ from engine.backends.cpu.interpreter import Command, Shared
 from quant.cpu.native import Entry
 
 ANNOUNCE, RUN, SERVE = (int(command) for command in Command)  # numba takes plain integers much faster
-MOST_THREADS = 62  # the bits of a mask of sleeping workers
+MAX_POOL_THREADS = 62  # the bits of a mask of sleeping workers
 
 
-class Team:
+class WorkerPool:
     """Runs one program over one header. Used from one thread at a time."""
 
     def __init__(self, enter: Entry, program: NDArray[np.void], header: NDArray[np.void], threads: int) -> None:
         self.threads = threads
         self._enter = enter
-        self._choices: dict[int, ThreadChoice] = {}
+        self._tuners: dict[int, ThreadTuner] = {}
         self._keep = (program, header)
         self._shared = np.zeros(Shared.PARKED // 8 + 8 * threads + 8, np.int64)
         self._tickets = np.zeros(len(program) * threads, np.int64)
@@ -55,14 +55,14 @@ class Team:
         """
         if threads is not None:
             if not 1 <= threads <= self.threads:
-                raise ValueError(f"{threads} threads of a team of {self.threads}")
+                raise ValueError(f"{threads} threads were asked of a pool of {self.threads}")
             self._run(threads)
             return
-        choice = self._choice(tokens)
-        used = choice.next()
+        tuner = self._tuner(tokens)
+        used = tuner.next()
         started = time.perf_counter()
         self._run(used)
-        choice.record(used, time.perf_counter() - started)
+        tuner.record(used, time.perf_counter() - started)
 
     def _run(self, threads: int) -> None:
         if threads > 1:
@@ -70,11 +70,11 @@ class Team:
             _announce(self._enter, self._words, threads, self._job, self._wake)
         self._enter(RUN, *self._words, 0, threads, 0)
 
-    def _choice(self, tokens: int) -> "ThreadChoice":
+    def _tuner(self, tokens: int) -> "ThreadTuner":
         size = tokens.bit_length()
-        if size not in self._choices:
-            self._choices[size] = ThreadChoice(self.threads, probing=tokens <= LARGEST_PROBED)
-        return self._choices[size]
+        if size not in self._tuners:
+            self._tuners[size] = ThreadTuner(self.threads, probing=tokens <= LARGEST_PROBED)
+        return self._tuners[size]
 
 
 Words = tuple[int, int, int, int, int]  # program, its length, header, tickets, shared: what every call is given
@@ -102,14 +102,14 @@ def _stop(
 
 LARGEST_PROBED = 32  # tokens: longer steps lose little to a busy neighbour, and a probe of them costs much
 WINDOW = 12  # steps whose median stands for the number of threads in use
-BURST = 6  # steps of one probe
-TASTE = 2  # steps of it after which it ends where all took HOPELESS times as long
-HOPELESS = 1.3
-GAIN = 0.9  # of the time: what another number of threads must reach to be taken
+PROBE_STEPS = 6  # steps of one probe
+PROBE_CHECK_STEPS = 2  # steps of it after which it ends where all took ABORT_RATIO times as long
+ABORT_RATIO = 1.3
+SWITCH_RATIO = 0.9  # of the time: what another number of threads must reach to be taken
 SHORTEST_PAUSE, LONGEST_PAUSE = 32, 256  # steps between probes; doubled whenever a probe changes nothing
 
 
-class ThreadChoice:
+class ThreadTuner:
     """How many threads to use for steps of one size: the number in use, and from time to time a neighbour of it.
 
     A busy neighbour makes every other step of too many threads long, so that the median shows it, and a single long
@@ -121,16 +121,16 @@ class ThreadChoice:
         self.current = threads
         self._times: dict[int, deque[float]] = {number: deque(maxlen=WINDOW) for number in self._ladder}
         self._pause = SHORTEST_PAUSE
-        self._plan = self._planned() if probing and threads > 1 else None
+        self._upcoming = self._schedule() if probing and threads > 1 else None
 
     def next(self) -> int:
         """The number of threads for the next step."""
-        return self.current if self._plan is None else next(self._plan)
+        return self.current if self._upcoming is None else next(self._upcoming)
 
     def record(self, threads: int, seconds: float) -> None:
         self._times[threads].append(seconds)
 
-    def _planned(self) -> Iterator[int]:
+    def _schedule(self) -> Iterator[int]:
         above = False
         while True:
             for _ in range(self._pause):
@@ -139,11 +139,11 @@ class ThreadChoice:
                     self._pause = SHORTEST_PAUSE
                     break
             above = not above
-            other = self._beside(self.current, above)
+            other = self._neighbor(self.current, above)
             self._times[other].clear()
-            for step in range(BURST):
+            for step in range(PROBE_STEPS):
                 yield other
-                if step + 1 == TASTE and min(self._times[other]) > HOPELESS * statistics.median(
+                if step + 1 == PROBE_CHECK_STEPS and min(self._times[other]) > ABORT_RATIO * statistics.median(
                     self._times[self.current]
                 ):
                     break
@@ -152,20 +152,20 @@ class ThreadChoice:
     def _much_slower(self) -> bool:
         """Whether a neighbour was clearly faster when it was tried last: then it is tried again."""
         now = self._times[self.current]
-        beside = {self._beside(self.current, above) for above in (False, True)}
+        beside = {self._neighbor(self.current, above) for above in (False, True)}
         others = [statistics.median(self._times[number]) for number in beside if self._times[number]]
-        return len(now) == WINDOW and bool(others) and min(others) < GAIN * statistics.median(now)
+        return len(now) == WINDOW and bool(others) and min(others) < SWITCH_RATIO * statistics.median(now)
 
-    def _beside(self, number: int, above: bool) -> int:
-        place = self._ladder.index(number) + (1 if above else -1)
-        if not 0 <= place < len(self._ladder):
-            place = self._ladder.index(number) + (-1 if above else 1)
-        return self._ladder[place]
+    def _neighbor(self, number: int, above: bool) -> int:
+        index = self._ladder.index(number) + (1 if above else -1)
+        if not 0 <= index < len(self._ladder):
+            index = self._ladder.index(number) + (-1 if above else 1)
+        return self._ladder[index]
 
     def _decide(self, other: int) -> None:
         tried = self._times[other]
         cost = statistics.median(tried) if other < self.current else statistics.fmean(tried)
-        if cost < GAIN * statistics.median(self._times[self.current]):
+        if cost < SWITCH_RATIO * statistics.median(self._times[self.current]):
             self.current = other
             tried.clear()
         else:
