@@ -1,8 +1,10 @@
-"""Every table of request fields, and the page that prints them: `python -m tests.request_tables` writes it."""
+"""All tables of request fields, and the page docs/request-fields.md: `python -m tests.request_tables` writes it."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from app.server.dialects import rerank_requests
 from app.server.dialects.anthropic import fields as anthropic_fields
@@ -11,7 +13,8 @@ from app.server.dialects.lm_studio import fields as lm_studio_fields
 from app.server.dialects.ollama import fields as ollama_fields
 from app.server.dialects.openai import fields as openai_fields
 from app.server.dialects.responses import fields as responses_fields
-from app.server.field_table import FieldTable, page
+from app.server.field_table import Field, FieldTable
+from tests.support.markdown import contents_list
 
 PAGE = Path(__file__).parents[1] / "docs" / "request-fields.md"
 
@@ -25,6 +28,39 @@ TABLES: Mapping[str, FieldTable[Any]] = {
     **lm_studio_fields.TABLES,
     **rerank_requests.TABLES,
 }
+
+_PREFACE = """\
+# Request fields
+
+The documented fields of each request, and how Inglenook handles them. The server decodes requests by these tables, and
+a test checks each row. Fields that no document names are ignored. The second column names the APIs that document the
+field. The third column is one of:
+
+- **supported**: the field works as its documents describe.
+- **alias**: another name of the named field.
+- **ignored**: the field cannot change a reply here.
+- **refused**: the request fails with status 400 and the field's name. Null and the accepted values in the last column
+  are allowed.
+
+Contents:
+"""
+
+
+def page(tables: Mapping[str, FieldTable[Any]]) -> str:
+    """The tables as Markdown, by the method and path of their endpoints."""
+    lines = [_PREFACE, *contents_list(list(tables))]
+    for endpoint, table in tables.items():
+        lines += ["", f"## {endpoint}", "", "| field | documented by | here | notes |", "|---|---|---|---|"]
+        lines += [_row(field) for field in sorted(table.fields, key=lambda it: it.path)]
+    return "\n".join(lines) + "\n"
+
+
+def _row(field: Field) -> str:
+    handling = f"alias of `{field.target}`" if field.target else field.handling.value
+    accepted = ", ".join(f"`{msgspec.json.encode(value).decode()}`" for value in field.neutral)
+    note = f"{field.note} Accepted: {accepted}." if accepted else field.note
+    return f"| `{field.path}` | {field.sources} | {handling} | {note.replace('|', '&#124;')} |"
+
 
 if __name__ == "__main__":
     PAGE.write_text(page(TABLES), encoding="utf-8")

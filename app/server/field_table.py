@@ -153,35 +153,3 @@ def _as_written(message: str, replaced: Mapping[str, str]) -> str:
         if f"`$.{meant}" in message:
             return message.replace(f"`$.{meant}", f"`$.{written}", 1)
     return message
-
-
-def page(tables: Mapping[str, FieldTable[Any]]) -> str:
-    """All tables as Markdown, by the method and path of their endpoints."""
-    lines = [*_PREFACE]
-    for endpoint, table in tables.items():
-        lines += ["", f"## {endpoint}", "", "| field | documented by | here | |", "|---|---|---|---|"]
-        lines += [_row(field) for field in sorted(table.fields, key=lambda it: it.path)]
-    return "\n".join(lines) + "\n"
-
-
-_PREFACE = (
-    "# Request fields",
-    "",
-    "The documented fields of each request, and what Inglenook does with them. The server decodes requests by these",
-    "tables, and each row is tested.",
-    "",
-    "- **supported**: the field does what its documents say.",
-    "- **alias**: another name of the named field.",
-    "- **ignored**: the field cannot change a reply here.",
-    "- **refused**: the request fails with status 400 and the field's name. Null is accepted, and so are the values",
-    "  that are said to be.",
-    "",
-    "Fields that none of the documents name are ignored.",
-)
-
-
-def _row(field: Field) -> str:
-    handling = f"alias of `{field.target}`" if field.target else field.handling.value
-    accepted = ", ".join(f"`{msgspec.json.encode(value).decode()}`" for value in field.neutral)
-    note = f"{field.note} Accepted: {accepted}." if accepted else field.note
-    return f"| `{field.path}` | {field.sources} | {handling} | {note.replace('|', '&#124;')} |"

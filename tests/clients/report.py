@@ -59,19 +59,28 @@ def _line(row: Row) -> str:
 
 
 INTRODUCTION = f"""\
-# Clients
+# Tested clients
 
-`tests/clients/run.sh` installs each of these clients, starts `ingle serve`, and has the client do five things.
-Libraries talk to SmolLM2 135M. Agents, and tool calls of clients that cannot force one, go to a model with fixed
-replies and a context of 40,960 tokens.
+`tests/clients/run.sh` installs each of these clients, starts `ingle serve`, and runs five cases with the client. The
+model is SmolLM2 135M for libraries. Agents, and tool calls of clients that cannot force one, use a model with scripted
+replies and a context of 40,960 tokens. [Connecting programs](integrations.md) shows how to set the clients up.
 
-| case | what has to happen |
+Contents:
+
+- [Cases](#cases)
+- [Results](#results)
+
+## Cases
+
+| case | expected result |
 |---|---|
 | turn | The client shows a whole reply. |
 | stream | The reply arrives in several pieces. |
-| tool | The model calls a tool, and the client reads name and arguments. An agent runs the tool and sends its result. |
+| tool | The model calls a tool; the client reads its name and arguments. An agent runs the tool and sends its result. |
 | wrong model | The client reports an error that names the model. |
-| too long | The client reports that the prompt is too long, by the error that it has for this. |
+| too long | The client reports that the prompt is too long, with the error that it has for this. |
+
+## Results
 
 | client | version | {" | ".join(CASES)} |
 |---|---|{"---|" * len(CASES)}"""

@@ -9,8 +9,8 @@ import pytest
 from msgspec import Struct
 
 from app.server.errors import InvalidRequest
-from app.server.field_table import Field, FieldTable, Handling, alias, ignored, page, refused, supported
-from tests.request_tables import PAGE, TABLES
+from app.server.field_table import Field, FieldTable, Handling, alias, ignored, refused, supported
+from tests.request_tables import PAGE, TABLES, page
 
 
 class Options(Struct):
