@@ -14,7 +14,7 @@ AppError
 ├── TextTooLong            a text with more tokens than the caller allows; says how many at least
 ├── InvalidGrammar         a schema or grammar that cannot be compiled or enforced; names the place
 ├── GrammarsUnavailable    no process that compiles grammars can start
-├── InvalidMessage         (generation/messages.py) a message that cannot be given to a model
+├── InvalidMessage         (generation/conversation.py) a message that cannot be given to a model
 ├── ReplyFailed            the engine gave a reply up because a step failed
 ├── ReplyAborted           the engine ended a reply because it is being stopped
 ├── InvalidRequest         (server/errors.py)

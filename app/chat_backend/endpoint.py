@@ -17,8 +17,7 @@ import msgspec
 from app.chat_backend.reply_parts import Begun, Ended, ReplyPart
 from app.client.http import HTTPClient, Remedies, ServerUnreachable, refusal, told_sampling
 from app.errors import AppError, InvalidSetting
-from app.generation.cache_details import PromptTokensDetails
-from app.generation.cache_report import MissReason
+from app.generation.cache_report import MissReason, PromptTokensDetails
 from app.generation.events import PromptProgress, ReasoningDelta, TextDelta
 from app.history.records import State, StoredUsage
 from app.process.engine_lease import CHAT_CLIENT

@@ -5,7 +5,7 @@ Refuses to know servers and where chats are kept.
 
 from collections.abc import Mapping, Sequence
 
-from app.generation.sampling import VARIED_TEMPERATURE
+from app.generation.options import VARIED_TEMPERATURE
 from app.history.records import Chat, Role, SamplingChoice, StoredMessage
 
 _DRAWN = {"temperature": VARIED_TEMPERATURE}

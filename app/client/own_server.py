@@ -15,10 +15,9 @@ from typing import Any, Self
 import msgspec
 
 from app.client.http import HTTPClient, Remedies, ServerUnreachable, error_of, told_sampling
-from app.generation.cache_details import PromptTokensDetails
-from app.generation.cache_report import NOTHING
+from app.generation.cache_report import EMPTY_REPORT, PromptTokensDetails
+from app.generation.conversation import Message
 from app.generation.events import ChatEvent, ReasoningDelta, ReplyEnd, TextDelta
-from app.generation.messages import Message
 from app.process.instance import Instance
 from engine.request import FinishReason
 from engine.sampling_params import SamplingParams
@@ -173,7 +172,7 @@ class _Reply:
         self._first_token_at = 0.0
         self._finish: FinishReason | None = None
         self._usage: Mapping[str, Any] = {}
-        self._cache = NOTHING
+        self._cache = EMPTY_REPORT
 
     def events(self, chunk: Any) -> list[ChatEvent]:
         if "error" in chunk:

@@ -14,8 +14,8 @@ from app.settings.settings import Settings, load_settings
 from app.text.terminal_text import sanitize
 
 if TYPE_CHECKING:
+    from app.generation.conversation import Message
     from app.generation.events import ChatEvent, ReplyEnd
-    from app.generation.messages import Message
     from app.process.instance import Instance
     from engine.sampling_params import SamplingParams
 
@@ -88,8 +88,8 @@ def run(
     question = _question(prompt)
     given: dict[str, Any] = {name: value for name, value in sampling.items() if value is not None}
     progress = progress_on_stderr(quiet=quiet)
-    from app.generation.messages import Message
-    from app.generation.sampling import DefaultSampling
+    from app.generation.conversation import Message
+    from app.generation.options import DefaultSampling
     from engine.sampling_params import SamplingParams
 
     def params(recommended: Mapping[str, float]) -> SamplingParams:
@@ -269,7 +269,7 @@ def _check(end: "ReplyEnd") -> None:
 def _summary(model: str, text: str, reasoning: str, end: "ReplyEnd") -> dict[str, Any]:
     import msgspec
 
-    from app.generation.cache_details import PromptTokensDetails
+    from app.generation.cache_report import PromptTokensDetails
 
     decoding = end.total_seconds - end.first_token_seconds
     rate = (end.completion_tokens - 1) / decoding if end.completion_tokens > 1 and decoding > 0 else None

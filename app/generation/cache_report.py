@@ -1,47 +1,99 @@
-"""Where the tokens of a prompt came from, and why some of them were computed. Plain data, which a client of a server in
-another process fills as well; refuses to know how it was found out.
+"""Cache report: where the tokens of a prompt came from, and why some of them were computed.
+
+`PromptTokensDetails` is the report as JSON. The server sends it in `usage`, a client of the server reads it there, and
+`ingle run --json` prints it. The chat imports this module before its screens appear, so it imports little.
 """
 
 import enum
 from dataclasses import dataclass
+from typing import Self
+
+from msgspec import UNSET, Struct, UnsetType
 
 from engine.token_sources import NONE, TokenSources
 
 
 class MissReason(enum.Enum):
-    """Why a part of a prompt was computed that is more than its new end."""
+    """Why more of a prompt is computed than its new end."""
 
-    FIRST_TIME = "first_time"  # nothing like it was seen since the start
-    DIVERGED = "diverged"  # an earlier request went on otherwise from here
-    REMOVED = "removed"  # the same, because a part of it was taken out: old thinking, white space
-    EVICTED = "evicted"  # it was computed since the start, and is not there any more
-    RECOMPUTED = "recomputed"  # it lies in files, and computing it is faster than reading them
-    PROMPT_LOGPROBS = "prompt_logprobs"  # they were asked for: such a prompt is computed whole
+    FIRST_TIME = "first_time"  # no similar prompt since the start
+    DIVERGED = "diverged"  # an earlier request continues differently from here
+    REMOVED = "removed"  # likewise, because a part was taken out: old reasoning, white space
+    EVICTED = "evicted"  # it was computed since the start, and is no longer in the cache
+    RECOMPUTED = "recomputed"  # it is on disk, and computing it is faster than reading it
+    PROMPT_LOGPROBS = "prompt_logprobs"  # the request asks for them, so the whole prompt is computed
 
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """What the cache did not have. The texts are those of the conversation: for whoever asked, and for no log."""
+    """A part of a prompt that the cache did not have.
+
+    The texts are quotes from the conversation. They are for the caller alone and must not be logged.
+    """
 
     reason: MissReason
-    position: int  # tokens of the prompt in front of the first one that is other than it was, or not there
-    before: str = ""  # what stands in front of it; this and the next two where two conversations part
-    was: str = ""  # what stood there in the earlier one
-    now: str = ""  # what stands there instead
-    removed: str = ""  # what was taken out, shortened
+    position: int  # index of the first token that differs or is missing
+    before: str = ""  # text before that position; this and the next two if two conversations diverge there
+    was: str = ""  # text after it in the earlier conversation
+    now: str = ""  # text after it in this prompt
+    removed: str = ""  # text that was taken out, shortened
 
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """Of one prompt; or, added up, of those of one request."""
+    """The report of one prompt, or of all prompts of a request added up."""
 
     sources: TokenSources = NONE
-    miss: Miss | None = None  # None where all but the new end was found
-    left_out: tuple[str, ...] = ()  # names of lines that would change with every request, and were taken out of it
+    miss: Miss | None = None  # None: all but the new end was cached
+    left_out: tuple[str, ...] = ()  # names of lines that change with every request and were taken out of the prompt
 
     def plus(self, other: "CacheReport") -> "CacheReport":
-        """Both together; of two misses, the first is told."""
+        """Add two reports. Of two misses, the first is kept."""
         return CacheReport(self.sources + other.sources, self.miss or other.miss, (*self.left_out, *other.left_out))
 
 
-NOTHING = CacheReport()  # was found, nor computed
+EMPTY_REPORT = CacheReport()
+
+
+class MissDetails(Struct, omit_defaults=True, rename={"now": "is"}):
+    """A `Miss` as JSON."""
+
+    reason: MissReason
+    position: int  # index of a token of the prompt
+    before: str = ""
+    was: str = ""
+    now: str = ""
+    removed: str = ""
+
+
+class PromptTokensDetails(Struct):
+    """OpenAI's object of this name, with fields added. A server that lacks some of them leaves them out."""
+
+    cached_tokens: int = 0  # the sum of the next three
+    device_tokens: int = 0
+    host_tokens: int = 0
+    disk_tokens: int = 0
+    computed_tokens: int = 0
+    restore_ms: float = 0.0
+    miss: MissDetails | UnsetType = UNSET
+    left_out: list[str] | UnsetType = UNSET  # names of lines that change with every request, taken out of the prompt
+
+    @classmethod
+    def of(cls, report: CacheReport) -> Self:
+        miss, sources = report.miss, report.sources
+        details: MissDetails | UnsetType = UNSET
+        if miss is not None:
+            details = MissDetails(miss.reason, miss.position, miss.before, miss.was, miss.now, miss.removed)
+        restore_ms = round(sources.restore_seconds * 1000, 3)
+        cached = sources.cached, sources.device, sources.host, sources.disk
+        return cls(*cached, sources.computed, restore_ms, details, [*report.left_out] or UNSET)
+
+    def report(self) -> CacheReport:
+        details = self.miss
+        miss: Miss | None = None
+        if details is not UNSET:
+            quotes = details.before, details.was, details.now, details.removed
+            miss = Miss(details.reason, details.position, *quotes)
+        device, seconds = self.cached_tokens - self.host_tokens - self.disk_tokens, self.restore_ms / 1000
+        sources = TokenSources(device, self.host_tokens, self.disk_tokens, self.computed_tokens, seconds)
+        return CacheReport(sources, miss, () if self.left_out is UNSET else tuple(self.left_out))

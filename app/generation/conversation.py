@@ -1,16 +1,26 @@
 """A conversation that a model continues: its messages, its tools, and how much the model thinks.
 
-Every dialect fills these types from its own fields.
+Every API fills these types from its own fields, and every chat template reads them. Messages hold text only.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Annotated, Final, Literal, TypeAlias
 
 from msgspec import Meta
 
-from app.generation.messages import Json, Message
+from app.errors import AppError
+
+Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
+
+# Roles that templates look up. Any other role is a text of the client's.
+ROLES: Final = frozenset(("system", "developer", "user", "assistant", "tool"))
+SYSTEM_ROLES: Final[Sequence[str]] = ("system", "developer")
+
+# The kinds of content part that are text, and the key each keeps its text under.
+_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 MAX_TOOLS: Final = 512
 
@@ -20,6 +30,150 @@ ThinkingBudget: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]  # tokens;
 
 _NO_ARGUMENTS: dict[str, Json] = {"type": "object", "properties": {}}
 _NO_THOUGHT = ("none", "minimal")
+
+
+class InvalidMessage(AppError):
+    """A chat message holds something that cannot be given to a model."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of one tool that the assistant asked for. `arguments` is the parsed object, never its JSON text."""
+
+    name: str
+    arguments: Mapping[str, Json]
+    id: str | None = None
+
+    @classmethod
+    def parse(cls, name: str, arguments: str, id: str | None = None) -> "ToolCall":  # noqa: A002
+        """A call whose arguments are still JSON text, as clients send them back; empty text means no arguments.
+
+        Raises InvalidMessage when the text is no JSON object.
+        """
+        try:
+            parsed = json.loads(arguments or "{}")
+        except (ValueError, RecursionError) as error:
+            raise _bad_arguments(name, str(error)) from error
+        if not isinstance(parsed, dict):
+            raise _bad_arguments(name, f"a JSON object is expected, not {type(parsed).__name__}")
+        return cls(name, parsed, id)
+
+    def to_template(self, *, arguments_as_text: bool = False) -> dict[str, Json]:
+        """The call as chat templates expect it: most want the arguments as an object, a few as the text of its JSON."""
+        arguments = (
+            json.dumps(self.arguments, ensure_ascii=False, default=dict) if arguments_as_text else self.arguments
+        )
+        function: dict[str, Json] = {"name": self.name, "arguments": arguments}
+        call: dict[str, Json] = {"type": "function", "function": function}
+        return call if self.id is None else {"id": self.id, **call}
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message. `content` is empty, never absent, when there is none: many templates fail on a missing one."""
+
+    role: str  # one of ROLES, or one that this model's template knows
+    content: str = ""
+    reasoning: str | None = None  # what the assistant thought before its content
+    tool_calls: tuple[ToolCall, ...] = ()  # of an assistant message
+    tool_call_id: str | None = None  # of a tool message: the call that it answers
+    name: str | None = None  # of a tool message: the tool; else the speaker
+
+    def to_template(self, *, arguments_as_text: bool = False) -> dict[str, Json]:
+        """The message as chat templates expect it: absent fields are left out, except for `content`.
+
+        Reasoning goes by two names, since templates disagree: `thinking` (gpt-oss) and `reasoning_content` (the rest).
+        The order of the keys is the one transformers gives, for templates that print a whole message.
+        """
+        fields: dict[str, Json] = {
+            "thinking": self.reasoning,
+            "role": self.role,
+            "content": self.content,
+            "reasoning_content": self.reasoning,
+            "tool_calls": [call.to_template(arguments_as_text=arguments_as_text) for call in self.tool_calls] or None,
+            "tool_call_id": self.tool_call_id,
+            "name": self.name,
+        }
+        return {key: value for key, value in fields.items() if value is not None}
+
+    def with_texts(self, change: Callable[[str], str]) -> "Message":
+        """The message with `change` applied to every text that people, tools or the model wrote."""
+        return replace(
+            self,
+            role=self.role if self.role in ROLES else change(self.role),
+            content=change(self.content),
+            reasoning=None if self.reasoning is None else change(self.reasoning),
+            tool_calls=tuple(
+                replace(call, name=change(call.name), arguments=object_with_texts(call.arguments, change))
+                for call in self.tool_calls
+            ),
+            name=None if self.name is None else change(self.name),
+        )
+
+
+def with_texts(value: Json, change: Callable[[str], str], *, fields: bool = False) -> Json:
+    """A JSON value with `change` applied to every string in it, the names of objects' members included; with `fields`,
+    but for names that are plain words, by which templates look members up."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return object_with_texts(value, change, fields=fields)
+    if isinstance(value, Sequence):
+        return [with_texts(item, change, fields=fields) for item in value]
+    return value
+
+
+def object_with_texts(
+    value: Mapping[str, Json], change: Callable[[str], str], *, fields: bool = False
+) -> dict[str, Json]:
+    """The same for an object."""
+    return {
+        name if fields and name.isidentifier() else change(name): with_texts(item, change, fields=fields)
+        for name, item in value.items()
+    }
+
+
+def text_of(content: str | Sequence[Mapping[str, object]] | None) -> str:
+    """The text of a message's content as clients send it: a string, a list of parts (joined by newlines), or nothing.
+
+    Raises InvalidMessage for a part that is not text.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(_part_text(part) for part in content)
+
+
+def _part_text(part: Mapping[str, object]) -> str:
+    kind = part.get("type")
+    text = part.get(_TEXT_PARTS[kind]) if isinstance(kind, str) and kind in _TEXT_PARTS else None
+    if not isinstance(text, str):
+        raise InvalidMessage(
+            f"A message has a content part of type {kind!r} without usable text; this version reads text only.",
+            "Send the content as text, without images, audio or files.",
+        )
+    return text
+
+
+def _bad_arguments(name: str, problem: str) -> InvalidMessage:
+    return InvalidMessage(
+        f"The arguments of a call of the tool {name!r} cannot be read: {problem}",
+        "Send the arguments of every tool call as one JSON object.",
+    )
+
+
+def without_system_role(messages: Sequence[Message]) -> Iterator[Message]:
+    """Each system message in front of the text of the next user message; the last ones as a user message."""
+    texts: list[str] = []
+    for message in messages:
+        if message.role in SYSTEM_ROLES:
+            texts.append(message.content)
+        elif message.role == "user" and texts:
+            yield replace(message, content="\n\n".join((*texts, message.content)))
+            texts = []
+        else:
+            yield message
+    if texts:
+        yield Message("user", "\n\n".join(texts))
 
 
 @dataclass(frozen=True, slots=True)

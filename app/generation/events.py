@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from app.generation.cache_report import NOTHING, CacheReport
+from app.generation.cache_report import EMPTY_REPORT, CacheReport
 
 if TYPE_CHECKING:  # the chat imports this before its screens appear
     from engine.request import FinishReason, TokenLogprobs
@@ -136,7 +136,7 @@ class TokenCounts:
     prompts: Sequence[tuple[int, ...]] = ()  # the ids of all prompts, known before any is read
     asked: int = 0  # tokens of all prompts, likewise
     prompt: int = 0  # of those whose replies have ended
-    cache: CacheReport = NOTHING  # of the prompts, as the first choice of each found them
+    cache: CacheReport = EMPTY_REPORT  # of the prompts, as the first choice of each found them
     completion: int = 0
     replies: int = 0  # that have ended
     first_token_seconds: float = math.inf  # the least of any reply

@@ -12,7 +12,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Final
 
-from app.generation.messages import SYSTEM_ROLES, Json, Message, ToolCall
+from app.generation.conversation import SYSTEM_ROLES, Json, Message, ToolCall
 from app.generation.reply_formats.reply_format import CallSyntax, ReplyFormat
 
 

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Final
 
 from app.errors import GrammarsUnavailable, InvalidGrammar
-from app.generation.messages import Json
+from app.generation.conversation import Json
 from app.grammars.frames import WHITESPACE, GrammarLimits, GrammarText, Vocabulary
 from app.grammars.host import GrammarProcess
 from app.grammars.lark import literal

@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from app.errors import InvalidGrammar, ToolsUnsupported
-from app.generation.conversation import Conversation, ToolUse
+from app.generation.conversation import Conversation, Json, ToolUse
 from app.generation.generic_tools import ToolSupport, generic_format
 from app.generation.grammars import GrammarCompiler, GrammarSource, RequestedGrammar
-from app.generation.messages import Json
 from app.generation.reply_formats.anchor_pattern import NotUnderstood
 from app.generation.reply_formats.markup import Markup
 from app.generation.reply_formats.recognition import NO_TEMPLATE, TemplateReplies, replies_of

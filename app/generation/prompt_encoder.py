@@ -10,9 +10,16 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from app.errors import TemplateError
-from app.generation.conversation import Conversation
+from app.generation.conversation import (
+    SYSTEM_ROLES,
+    Conversation,
+    Json,
+    Message,
+    object_with_texts,
+    with_texts,
+    without_system_role,
+)
 from app.generation.generic_tools import ANSWER_MARK, generic_messages
-from app.generation.messages import SYSTEM_ROLES, Json, Message, object_with_texts, with_texts, without_system_role
 from app.generation.model_replies import ModelReplies
 from app.generation.remembered_replies import GeneratedReply, RememberedReplies
 from app.generation.stable_ids import StableIds

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from app.errors import AppError, InvalidGrammar, ReplyAborted, ReplyFailed
-from app.generation.cache_reporter import CacheReporter
+from app.generation.cache_tracker import CacheTracker
 from app.generation.events import (
     Batch,
     ChatEvent,
@@ -30,7 +30,7 @@ _Reporting = TextDelta | ReasoningDelta | ToolCallDelta
 class Replies:
     """Submits a request and folds the token events of its replies into batches of events."""
 
-    def __init__(self, context: ReplyContext, stream: TokenStream, cache: CacheReporter) -> None:
+    def __init__(self, context: ReplyContext, stream: TokenStream, cache: CacheTracker) -> None:
         self._context = context
         self._stream = stream
         self._cache = cache
@@ -42,7 +42,7 @@ class Replies:
         end_ids = self._context.tokenizer.end_of_generation_ids
         for prompt_ids, several in _families(prepared.submissions()):
             requests = self._stream.submit_several(prompt_ids, several, end_ids, origin)
-            prompt = self._cache.asked(requests[0])
+            prompt = self._cache.track(requests[0])
             for request in requests:
                 parser = None if prepared.new_parser is None else prepared.new_parser()
                 self._replies[request.id] = Reply(len(self._replies), request, prompt, self._context, parser)

@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from app.generation.cache_report import NOTHING
-from app.generation.cache_reporter import AskedPrompt
+from app.generation.cache_report import EMPTY_REPORT
+from app.generation.cache_tracker import TrackedPrompt
 from app.generation.events import (
     ChatEvent,
     GeneratedTokens,
@@ -134,7 +134,7 @@ class Reply:
     """Folds the token events of one request into chat events."""
 
     def __init__(
-        self, index: int, request: Request, prompt: AskedPrompt, context: ReplyContext, parser: ReplyParser | None
+        self, index: int, request: Request, prompt: TrackedPrompt, context: ReplyContext, parser: ReplyParser | None
     ) -> None:
         """`index` is that of the reply among all of its request. Without a parser, all of it is text."""
         self.index = index
@@ -203,7 +203,7 @@ class Reply:
         if self._reader.stopped is not None:
             output_ids = self._in_front_of_stop(output_ids, self._reader.stopped)
         computed = self._prompt_read + max(0, self._tokens - 1)
-        self._prompt.ended(request, output_ids, computed)
+        self._prompt.finish(request, output_ids, computed)
 
     @property
     def _prompt_read(self) -> int:
@@ -241,7 +241,7 @@ class Reply:
             stop=self._reader.stopped,
             seed=request.params.seed,
             prompt_tokens=len(request.prompt_ids),
-            cache=self._prompt.report(request, self._prompt_read) if self._prompt_read else NOTHING,
+            cache=self._prompt.report(request, self._prompt_read) if self._prompt_read else EMPTY_REPORT,
             completion_tokens=self._tokens,
             thought_tokens=self._reader.thought_tokens,
             first_token_seconds=(self._first_token_at or now) - self._context.started,

@@ -9,19 +9,17 @@ from dataclasses import replace
 from typing import TypeVar
 
 from app.errors import GrammarsUnavailable, InvalidGrammar, TextTooLong
-from app.generation.cache_reporter import CacheReporter
-from app.generation.conversation import Conversation
+from app.generation.cache_tracker import CacheTracker
+from app.generation.conversation import Conversation, Message
 from app.generation.events import Batch, TokenCounts
 from app.generation.grammars import GrammarCompiler
-from app.generation.messages import Message
 from app.generation.model_replies import Abilities, ChatPrompt
-from app.generation.options import GenerationOptions, PreparedRequest
+from app.generation.options import API_DEFAULTS, DefaultSampling, GenerationOptions, PreparedRequest
 from app.generation.prompt_encoder import PromptEncoder
 from app.generation.recent_prompts import num_common
 from app.generation.replies import Choices, Replies
 from app.generation.reply import ReplyContext
 from app.generation.request_log import logged
-from app.generation.sampling import API_DEFAULTS, DefaultSampling
 from app.generation.stable_ids import StableIds
 from app.generation.template import ChatTemplateRenderer
 from app.generation.token_filter import TokenFilter
@@ -98,7 +96,7 @@ class ChatService:
         self.preparation = Preparation()
         ids = StableIds() if stable_ids is None else stable_ids
         self._prompts = PromptEncoder(tokenizer, renderer, ids, generic_tools=generic_tools)
-        self.cache = CacheReporter(tokenizer)
+        self.cache = CacheTracker(tokenizer)
         self.grammars = GrammarCompiler(tokenizer)
         self._breakers = SequenceBreakers(tokenizer, self._encoding)
         self._infilling = Infilling.of(tokenizer.control_tokens)

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import IO, Self, cast
 
 from app.errors import TemplateError, TemplateUnavailable
-from app.generation.messages import Json, Message
+from app.generation.conversation import Json, Message
 from app.process.limited_process import library_folders, start_isolated
 
 MAX_TEMPLATE_BYTES = 64 << 10  # four times the largest template in common use

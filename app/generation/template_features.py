@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from app.errors import TemplateError, TemplateUnavailable
-from app.generation.messages import Json, Message
+from app.generation.conversation import Json, Message
 from app.generation.template import ChatTemplateRenderer
 
 _SAID, _NAMED = "zxqsaid", "zxqnamed"  # in no template

@@ -21,7 +21,7 @@ from app.errors import (
     TextTooLong,
     ToolsUnsupported,
 )
-from app.generation.messages import InvalidMessage
+from app.generation.conversation import InvalidMessage
 from engine.errors import EngineError, InvalidSampling, PromptTooLong
 from quant.errors import InglenookError
 

@@ -38,7 +38,7 @@ from app.settings.api_keys import chosen_keys, make_own_key, own_key_file
 from app.settings.settings import Settings
 
 if TYPE_CHECKING:
-    from app.generation.sampling import DefaultSampling
+    from app.generation.options import DefaultSampling
     from app.models.load.loaded_encoder import LoadedEncoder
     from app.models.load.loaded_model import ChatModel
     from app.server.application import Locks, Surroundings
@@ -219,7 +219,7 @@ async def _chat(
 
 
 def _default_sampling(model: "ChatModel", settings: Settings) -> "DefaultSampling":
-    from app.generation.sampling import API_DEFAULTS, DefaultSampling
+    from app.generation.options import API_DEFAULTS, DefaultSampling
 
     return API_DEFAULTS if settings.sampling_defaults == "none" else DefaultSampling(model.sampling.values)
 

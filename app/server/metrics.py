@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.generation.cache_reporter import CacheReporter
+from app.generation.cache_tracker import CacheTracker
 from app.generation.latencies import Histogram, Latencies
 from app.generation.service import ChatService
 from app.generation.token_streams import TokenStreams
@@ -204,7 +204,7 @@ class _Collector(Collector):
         ):
             yield self._histogram(name, meaning, histograms)
 
-    def _of_cache(self, cache: CacheReporter) -> Iterator[Metric]:
+    def _of_cache(self, cache: CacheTracker) -> Iterator[Metric]:
         misses = {reason.value: count for reason, count in cache.misses.items()}
         name, meaning = "cache_misses", "Prompts of which more than their new end was computed, by why."
         yield self._split_figure(CounterMetricFamily, name, meaning, "reason", misses)

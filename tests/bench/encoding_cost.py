@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from app.generation.messages import Message
+from app.generation.conversation import Message
 from app.generation.prompt_encoder import PromptEncoder
 from app.generation.remembered_replies import GeneratedReply
 from app.generation.stable_ids import StableIds

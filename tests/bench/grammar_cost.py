@@ -11,8 +11,8 @@ import statistics
 import time
 from pathlib import Path
 
+from app.generation.conversation import Json
 from app.generation.grammars import GrammarCompiler, GrammarSource
-from app.generation.messages import Json
 from app.text.gguf_tokenizer import from_gguf
 from engine.grammar import Grammar
 from engine.load_options import LoadOptions

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 import httpx
 
-from app.generation.messages import Message
+from app.generation.conversation import Message
 from app.generation.template import ChatTemplateRenderer
 from app.process.instance import running_instances
 from app.settings.settings import child_environment, load_settings

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NoReturn
 
-from app.generation.messages import Json
+from app.generation.conversation import Json
 from app.generation.reply_formats.relaxed_json import as_json
 
 _UNIONS = ("anyOf", "oneOf", "allOf")

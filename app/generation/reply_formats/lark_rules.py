@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-from app.generation.messages import Json
+from app.generation.conversation import Json
 from app.grammars.lark import literal
 
 _ANYTHING = "/(.|\\n)*/"

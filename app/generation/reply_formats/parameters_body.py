@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
-from app.generation.messages import Json
+from app.generation.conversation import Json
 from app.generation.reply_formats.argument_types import TEXT, Types, argument_json, member_schema, types_in
 from app.generation.reply_formats.markup import WAIT, Found, Markup, NotYet
 from app.generation.reply_formats.relaxed_json import longest_overlap

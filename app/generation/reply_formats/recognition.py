@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from app.errors import TemplateError, TemplateUnavailable
+from app.generation.conversation import Json, Message, ToolCall
 from app.generation.events import ReasoningDelta, ToolCallDelta, ToolCallStart
-from app.generation.messages import Json, Message, ToolCall
 from app.generation.reply_formats.markup import Markup
 from app.generation.reply_formats.reply_format import NO_MESSAGES, PLAIN, CallSyntax, ReplyFormat, ThinkingSyntax
 from app.generation.reply_formats.reply_parser import FormatMarkup, ReplyParser

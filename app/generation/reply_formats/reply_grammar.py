@@ -5,8 +5,7 @@ Or free text, and what begins in it as a call is one. Refuses to know how a gram
 
 from collections.abc import Mapping, Sequence
 
-from app.generation.conversation import Tool
-from app.generation.messages import Json
+from app.generation.conversation import Json, Tool
 from app.generation.reply_formats.argument_types import TEXT, member_schema, types_in
 from app.generation.reply_formats.call_reader import CallMarkup
 from app.generation.reply_formats.lark_rules import LarkRules

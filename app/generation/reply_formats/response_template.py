@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from app.generation.messages import Json
+from app.generation.conversation import Json
 from app.generation.reply_formats.anchor_pattern import NotUnderstood, literal_markup, markup_of
 from app.generation.reply_formats.json_bodies import ARGUMENT_KEYS, NAME_KEYS
 from app.generation.reply_formats.reply_format import (

@@ -6,8 +6,8 @@ import string
 from collections.abc import Mapping
 from typing import Protocol
 
+from app.generation.conversation import Json
 from app.generation.events import ToolCallDelta, ToolCallEnd, ToolCallStart
-from app.generation.messages import Json
 
 _SPACES = re.compile(r"\s*")
 

@@ -18,8 +18,8 @@ from app.client.http import ServerError, ServerUnreachable
 from app.client.own_server import Client, Health
 from app.errors import ModelNotFound
 from app.generation.cache_report import CacheReport, Miss, MissReason
+from app.generation.conversation import Message, ToolCall
 from app.generation.events import ChatEvent, ReplyEnd, TextDelta
-from app.generation.messages import Message, ToolCall
 from app.process.instance import Instance
 from app.process.listening import ListeningSockets
 from engine.errors import PromptTooLong

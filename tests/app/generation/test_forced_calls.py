@@ -14,9 +14,8 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
 from app.errors import ToolsUnsupported
-from app.generation.conversation import Conversation, Tool, ToolUse
+from app.generation.conversation import Conversation, Message, Tool, ToolUse
 from app.generation.grammars import GrammarCompiler
-from app.generation.messages import Message
 from app.generation.prompt_encoder import PromptEncoder
 from app.generation.reply import ReplyReader
 from app.generation.reply_formats.reply_parser import Heard

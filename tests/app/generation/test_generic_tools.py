@@ -10,10 +10,9 @@ from pathlib import Path
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
-from app.generation.conversation import Conversation, ToolUse
+from app.generation.conversation import Conversation, Message, ToolCall, ToolUse
 from app.generation.generic_tools import ANSWER_MARK, ToolSupport, generic_messages
 from app.generation.grammars import GrammarCompiler, GrammarSource
-from app.generation.messages import Message, ToolCall
 from app.generation.model_replies import ChatPrompt
 from app.generation.prompt_encoder import PromptEncoder
 from app.generation.remembered_replies import GeneratedReply

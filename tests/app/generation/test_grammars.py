@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from app.errors import InvalidGrammar
+from app.generation.conversation import Json
 from app.generation.grammars import ANY_OBJECT, MAX_SOURCE, GrammarCompiler, GrammarSource
-from app.generation.messages import Json
 from app.text.tokenizer import Tokenizer
 from engine.grammar import Grammar
 

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.generation.conversation import Conversation, Tool, ToolUse
+from app.generation.conversation import Conversation, Message, Tool, ToolUse
 from app.generation.grammars import GrammarCompiler
-from app.generation.messages import Message
 from app.generation.model_replies import ModelReplies
 from app.generation.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer

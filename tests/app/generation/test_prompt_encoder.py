@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from app.generation.conversation import Conversation
-from app.generation.messages import Message
+from app.generation.conversation import Conversation, Message
 from app.generation.prompt_encoder import PromptEncoder
 from app.generation.remembered_replies import GeneratedReply
 from app.generation.stable_ids import StableIds

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from app.errors import ReplyAborted
+from app.generation.conversation import Message
 from app.generation.events import ChatEvent, GeneratedTokens, PromptProgress, ReplyEnd, TextDelta
-from app.generation.messages import Message
 from app.generation.options import GenerationOptions, ReplyOptions
 from app.generation.service import ChatService
 from app.generation.stable_ids import StableIds

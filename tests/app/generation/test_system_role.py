@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.generation.conversation import Conversation
-from app.generation.messages import Message, without_system_role
+from app.generation.conversation import Conversation, Message, without_system_role
 from app.generation.prompt_encoder import PromptEncoder
 from app.generation.stable_ids import StableIds
 from app.generation.template import ChatTemplateRenderer

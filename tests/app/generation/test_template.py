@@ -21,7 +21,7 @@ import pytest
 
 import app.generation.template as subject
 from app.errors import TemplateError
-from app.generation.messages import Json, Message, ToolCall
+from app.generation.conversation import Json, Message, ToolCall
 from app.generation.template import ChatTemplateRenderer
 
 REPOSITORY = Path(subject.__file__).parents[2]
@@ -341,7 +341,7 @@ LOOPS = [
 
 HARM = """
 import json, resource, sys
-from app.generation.messages import Message
+from app.generation.conversation import Message
 from app.generation.template import ChatTemplateRenderer
 from app.errors import TemplateError
 bombs, good = json.load(sys.stdin)

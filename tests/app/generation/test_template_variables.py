@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.errors import TemplateError
-from app.generation.conversation import Conversation
-from app.generation.messages import Json, Message
+from app.generation.conversation import Conversation, Json, Message
 from app.generation.prompt_encoder import PromptEncoder
 from app.generation.stable_ids import StableIds
 from app.generation.template import ChatTemplateRenderer

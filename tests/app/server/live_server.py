@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from app.generation.sampling import API_DEFAULTS, DefaultSampling
+from app.generation.options import API_DEFAULTS, DefaultSampling
 from app.generation.service import ChatService
 from app.generation.template import ChatTemplateRenderer
 from app.generation.token_streams import TokenStreams

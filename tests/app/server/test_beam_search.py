@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.generation.messages import Message
+from app.generation.conversation import Message
 from app.generation.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
 from engine.request import FinishReason

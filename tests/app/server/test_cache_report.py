@@ -17,8 +17,8 @@ import pytest
 from app.client.own_server import Client
 from app.generation import request_log
 from app.generation.cache_report import CacheReport, Miss, MissReason
+from app.generation.conversation import Message
 from app.generation.events import ChatEvent, PromptProgress, ReplyEnd, TextDelta
-from app.generation.messages import Message
 from app.generation.options import GenerationOptions
 from app.generation.request_log import ReadingLog
 from app.generation.service import ChatService

@@ -7,8 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.generation.options import GenerationOptions
-from app.generation.sampling import API_DEFAULTS, DefaultSampling
+from app.generation.options import API_DEFAULTS, DefaultSampling, GenerationOptions
 from app.generation.template import ChatTemplateRenderer
 from app.text.gguf_tokenizer import from_gguf
 from app.text.tokenizer import Tokenizer

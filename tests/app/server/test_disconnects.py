@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.generation.messages import Message
+from app.generation.conversation import Message
 from app.generation.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
 from tests.app.server.live_server import ControlledRunner, LiveServer, controlled_engine, descriptors

@@ -10,7 +10,7 @@ import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.generation.messages import Message
+from app.generation.conversation import Message
 from app.generation.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
 from engine.counters import Counters, EngineState

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from app.generation.messages import Message
+from app.generation.conversation import Message
 from app.generation.template import ChatTemplateRenderer
 from app.generation.token_streams import MOST_AT_ONCE
 from app.text.tokenizer import Tokenizer

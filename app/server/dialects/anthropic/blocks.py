@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
-from app.generation.messages import Message, ToolCall
+from app.generation.conversation import Message, ToolCall
 from app.server.errors import InvalidRequest
 
 # Kept with a model's words by the API's own models; a model here has no use for them.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from app.generation.messages import Json
+from app.generation.conversation import Json
 
 _VERSION = re.compile(r"_\d{8}\Z")
 _TEXT: Final[Mapping[str, Json]] = {"type": "string"}

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from app.generation.cache_details import PromptTokensDetails
+from app.generation.cache_report import PromptTokensDetails
 from app.generation.events import (
     Batch,
     ChatEvent,

@@ -8,11 +8,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from app.generation.conversation import Conversation
+from app.generation.conversation import Conversation, Message
 from app.generation.grammars import RequestedGrammar
-from app.generation.messages import Message
-from app.generation.options import GenerationOptions
-from app.generation.sampling import API_DEFAULTS, DefaultSampling
+from app.generation.options import API_DEFAULTS, DefaultSampling, GenerationOptions
 from app.server.common_fields import Count, Fraction, ModelName, StopText, Temperature
 from app.server.dialects.anthropic.blocks import InputMessages, SystemPrompt, messages_of, system_texts
 from app.server.dialects.anthropic.changing_lines import ChangingLines

@@ -8,8 +8,18 @@ from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta, Struct
 
-from app.generation.options import GenerationOptions, ReplyOptions, TimeLimits, candidates
-from app.generation.sampling import API_DEFAULTS, SAMPLERS, DefaultSampling, SamplerNames, named_samplers, only_named
+from app.generation.options import (
+    API_DEFAULTS,
+    SAMPLERS,
+    DefaultSampling,
+    GenerationOptions,
+    ReplyOptions,
+    SamplerNames,
+    TimeLimits,
+    candidates,
+    named_samplers,
+    only_named,
+)
 from app.server.common_fields import DRY_BREAKERS, Alternatives, Fraction, Milliseconds, ModelName
 from app.server.dialects.llama_cpp import biases
 from app.server.dialects.llama_cpp.prompts import OnePrompt, Prompts, separate

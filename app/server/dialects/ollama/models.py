@@ -11,7 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
-from app.generation.sampling import API_DEFAULTS, DefaultSampling
+from app.generation.options import API_DEFAULTS, DefaultSampling
 from app.models.details import ModelDetails
 from app.server.dialects.ollama.errors import ERRORS
 from app.server.dialects.ollama.fields import SHOW

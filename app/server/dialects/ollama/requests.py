@@ -8,10 +8,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Raw, Struct
 
-from app.generation.conversation import Conversation, ReasoningEffort, ThinkingOptions, ToolOptions
-from app.generation.messages import Message, ToolCall
-from app.generation.options import PLAIN_REPLY, GenerationOptions, ReplyOptions
-from app.generation.sampling import API_DEFAULTS, DefaultSampling
+from app.generation.conversation import Conversation, Message, ReasoningEffort, ThinkingOptions, ToolCall, ToolOptions
+from app.generation.options import API_DEFAULTS, PLAIN_REPLY, DefaultSampling, GenerationOptions, ReplyOptions
 from app.server.common_fields import Alternatives, PositiveCount, TokenId
 from app.server.dialects.llama_cpp.sampling import LlamaSampling, reply_limit
 from app.server.dialects.ollama.model_requests import Named

@@ -8,9 +8,18 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct
 
-from app.generation.conversation import Conversation, ReasoningEffort, ThinkingBudget, ThinkingOptions, ToolOptions
+from app.generation.conversation import (
+    Conversation,
+    InvalidMessage,
+    Message,
+    ReasoningEffort,
+    ThinkingBudget,
+    ThinkingOptions,
+    ToolCall,
+    ToolOptions,
+    text_of,
+)
 from app.generation.grammars import RequestedGrammar
-from app.generation.messages import InvalidMessage, Message, ToolCall, text_of
 from app.server.common_fields import Alternatives, PositiveCount
 from app.server.dialects.openai.reporting import ReportingRequest
 from app.server.dialects.openai.tools import (

@@ -7,7 +7,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.generation.sampling import API_DEFAULTS, DefaultSampling
+from app.generation.options import API_DEFAULTS, DefaultSampling
 from app.server.dialects.openai.tokens import VERSION
 from app.server.endpoint import Endpoint
 from app.server.http.reply import json_reply

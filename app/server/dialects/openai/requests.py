@@ -11,8 +11,15 @@ from typing import Annotated, Any, Literal, TypeAlias
 from msgspec import Meta, Struct
 
 from app.generation.grammars import RequestedGrammar
-from app.generation.options import GenerationOptions, ReplyOptions, candidates
-from app.generation.sampling import API_DEFAULTS, DefaultSampling, SamplerNames, only_named
+from app.generation.options import (
+    API_DEFAULTS,
+    DefaultSampling,
+    GenerationOptions,
+    ReplyOptions,
+    SamplerNames,
+    candidates,
+    only_named,
+)
 from app.generation.service import ChatService
 from app.server.common_fields import (
     Count,

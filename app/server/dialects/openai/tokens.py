@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 
-from app.generation.cache_details import PromptTokensDetails
+from app.generation.cache_report import PromptTokensDetails
 from app.generation.events import TokenCounts
 from app.server.usage import RunningCounts, finite, token_text
 from app.settings.settings import APP_NAME

@@ -11,9 +11,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from app.generation.conversation import Conversation
+from app.generation.conversation import Conversation, Message
 from app.generation.events import TextDelta, TokenCounts
-from app.generation.messages import Message
 from app.generation.options import GenerationOptions
 from app.generation.service import ChatService
 from app.server.common_fields import ModelName

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from app.generation.messages import InvalidMessage, Message, ToolCall
+from app.generation.conversation import InvalidMessage, Message, ToolCall
 from app.server.errors import InvalidRequest
 
 MAX_ITEMS = 1 << 14

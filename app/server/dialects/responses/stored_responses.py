@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from app.generation.messages import Message
+from app.generation.conversation import Message
 from app.private_database import PrivateDatabase, fold_log, trim
 from app.server.dialects.responses.input_items import InputItem, messages_of
 from app.server.dialects.responses.tools import qualified

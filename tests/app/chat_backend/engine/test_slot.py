@@ -17,7 +17,7 @@ from app.chat_backend.engine.slot import EngineSlot, ReadyEngine, stage_of
 from app.chat_backend.kept_chats import KeptChats
 from app.chat_backend.models import ChatModels
 from app.chat_backend.replies import ChatReplies
-from app.generation.sampling import DefaultSampling
+from app.generation.options import DefaultSampling
 from app.generation.template import ChatTemplateRenderer
 from app.history.history import History
 from app.models.sampling_defaults import DEFAULT_SAMPLING

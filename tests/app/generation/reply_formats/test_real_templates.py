@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from app.errors import TemplateError
-from app.generation.messages import Json, Message, ToolCall
+from app.generation.conversation import Json, Message, ToolCall
 from app.generation.reply_formats.recognition import TemplateReplies, replies_of
 from app.generation.reply_formats.reply_parser import FormatMarkup, ReplyParser
 from app.generation.template import ChatTemplateRenderer

@@ -10,9 +10,8 @@ import llguidance
 import numpy as np
 import pytest
 
-from app.generation.conversation import Tool
+from app.generation.conversation import Json, Tool
 from app.generation.grammars import GrammarCompiler, GrammarSource
-from app.generation.messages import Json
 from app.generation.reply_formats.reply_format import CallSyntax, MessageSyntax, ReplyFormat, ThinkingSyntax
 from app.generation.reply_formats.reply_grammar import answer_grammar, call_grammar, free_grammar, no_call_grammar
 from app.generation.reply_formats.reply_parser import FormatMarkup, ReplyParser

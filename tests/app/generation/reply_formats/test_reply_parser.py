@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
+from app.generation.conversation import Json
 from app.generation.events import ReasoningDelta, TextDelta, ToolCallEnd, ToolCallStart
 from app.generation.generic_tools import generic_format
-from app.generation.messages import Json
 from app.generation.reply_formats.reply_format import PLAIN, CallSyntax, MessageSyntax, ReplyFormat, ThinkingSyntax
 from app.generation.reply_formats.reply_parser import FormatMarkup, ReplyParser
 from app.generation.reply_formats.table import CALLS, MESSAGES, THINKING

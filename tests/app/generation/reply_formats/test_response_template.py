@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers.utils.chat_parsing import parse_response
 
-from app.generation.messages import Json
+from app.generation.conversation import Json
 from app.generation.reply_formats.anchor_pattern import MAX_PATTERN, NotUnderstood, markup_of
 from app.generation.reply_formats.reply_parser import FormatMarkup, ReplyParser
 from app.generation.reply_formats.response_template import format_of

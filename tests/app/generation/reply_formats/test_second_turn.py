@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from app.generation.conversation import Conversation, Tool
+from app.generation.conversation import Conversation, Json, Message, Tool, ToolCall
 from app.generation.events import ToolCallEnd
-from app.generation.messages import Json, Message, ToolCall
 from app.generation.prompt_encoder import PromptEncoder
 from app.generation.recent_prompts import num_common
 from app.generation.remembered_replies import GeneratedReply

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.generation.messages import Message
+from app.generation.conversation import Message
 from tests.app.server.live_server import LiveServer
 
 TEXT = "Grüße an <|im_end|> 🇯🇵"

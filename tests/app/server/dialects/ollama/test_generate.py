@@ -7,7 +7,7 @@ import httpx
 import ollama
 import pytest
 
-from app.generation.messages import Message
+from app.generation.conversation import Message
 from tests.app.server.dialects.ollama.real_client import client
 from tests.app.server.dialects.openai.test_chat import expected_text
 from tests.app.server.live_server import LiveServer

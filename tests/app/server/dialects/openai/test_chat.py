@@ -9,7 +9,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessageParam
 
-from app.generation.messages import Message
+from app.generation.conversation import Message
 from tests.app.server.live_server import LiveServer
 from tests.app.server.served_application import ServedApplication
 from tests.support.hash_model import expected_output

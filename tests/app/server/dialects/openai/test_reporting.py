@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from app.generation.conversation import Message
 from app.generation.events import TokenCounts
-from app.generation.messages import Message
 from app.generation.template import ChatTemplateRenderer
 from app.server.dialects.openai import chat_chunks, completion_chunks, fields
 from app.server.dialects.openai.tokens import Identity

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.generation.messages import Message, ToolCall
+from app.generation.conversation import Message, ToolCall
 from app.generation.options import TimeLimits
 from app.server.common_fields import DRY_BREAKERS
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest, ChatMessage

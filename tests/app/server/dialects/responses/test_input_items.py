@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.generation.messages import Message, ToolCall
+from app.generation.conversation import Message, ToolCall
 from app.server.dialects.responses.input_items import InputItem, compaction_item, items_of, messages_of
 from app.server.dialects.responses.tools import qualified
 from app.server.errors import InvalidRequest

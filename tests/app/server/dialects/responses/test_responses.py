@@ -10,7 +10,7 @@ import pydantic
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 
-from app.generation.messages import Message
+from app.generation.conversation import Message
 from app.generation.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
 from tests.app.server.dialects.openai.test_chat import client, expected_text

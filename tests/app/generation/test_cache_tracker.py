@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from app.generation.cache_misses import find_miss
 from app.generation.cache_report import Miss, MissReason
+from app.generation.cache_tracker import find_miss
 from app.generation.recent_prompts import Earlier, Exchange, RecentPrompts, packed
 from app.text.tokenizer import Tokenizer
 from engine.token_sources import TokenSources

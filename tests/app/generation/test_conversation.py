@@ -1,8 +1,8 @@
-"""Tests of app/generation/messages.py."""
+"""Tests of app/generation/conversation.py."""
 
 import pytest
 
-from app.generation.messages import InvalidMessage, Message, ToolCall, text_of
+from app.generation.conversation import InvalidMessage, Message, ToolCall, text_of
 
 
 def test_a_plain_message_has_role_and_content_only() -> None:

@@ -1,0 +1,203 @@
+"""Cache tracker: reports for each prompt where its tokens came from, and why some of them were computed.
+
+It compares a new prompt with the recent prompts and replies as token ids, and counts misses and restore times. All of
+it runs on one event loop and costs less than 1 ms per request.
+"""
+
+import codecs
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from app.generation.cache_report import CacheReport, Miss, MissReason
+from app.generation.latencies import RESTORE_BOUNDS, by_class
+from app.generation.recent_prompts import ID_BYTES, Earlier, Exchange, RecentPrompts, packed, unpacked
+from app.text.tokenizer import Tokenizer
+from engine.config import BLOCK_SIZE
+from engine.request import Request
+from engine.token_sources import TokenSources
+
+_EXCERPT = 8 * ID_BYTES  # length of the texts that a report quotes before and after a divergence
+_RESUMED = 8 * ID_BYTES  # length of the ids that must recur for a text to count as resumed after a removed part
+_REMOVED_HEAD, _REMOVED_TAIL = 40 * ID_BYTES, 12 * ID_BYTES  # lengths that a report quotes of a removed text
+
+# Two texts belong to one conversation if they share a run of this length after the point where they diverge. The run is
+# longer than the markup between two turns.
+_SHARED_RUN = 12 * ID_BYTES
+_SHARED_RUN_STRIDE = 4 * ID_BYTES
+_SHARED_RUN_WITHIN = 4096 * ID_BYTES
+
+_REPLACEMENT = "\ufffd"
+
+
+class CacheTracker:
+    """Tracks all requests of one engine since it started."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.misses: Final = dict.fromkeys(MissReason, 0)
+        self.restores: Final = by_class(RESTORE_BOUNDS)  # restore times of the prompts that had blocks to restore
+        self._tokenizer = tokenizer
+        self._recent = RecentPrompts()
+
+    def track(self, request: Request) -> "TrackedPrompt":
+        """Track the prompt of a submitted request. If several requests continue one prompt, pass the first one."""
+        ids, salt = packed(request.prompt_ids), request.origin.cache_salt
+        prompt = TrackedPrompt(self, request, ids, self._recent.nearest(ids, salt))
+        self.remember(request, ids, computed=0)
+        return prompt
+
+    def report(self, request: Request, miss: Miss | None, prefilled: int, *, counts: bool) -> CacheReport:
+        """Return the report of a request of whose prompt `prefilled` tokens are in the KV cache."""
+        sources = request.cache
+        if counts and miss is not None:
+            self.misses[miss.reason] += 1
+        if counts and sources.host + sources.disk:
+            self.restores[request.origin.service].observe(sources.restore_seconds)
+        return CacheReport(replace(sources, computed=max(0, prefilled - sources.cached)), miss)
+
+    def miss(self, request: Request, prompt: bytes, earlier: Earlier | None) -> Miss | None:
+        if request.params.prompt_logprobs is not None:
+            return Miss(MissReason.PROMPT_LOGPROBS, 0)
+        return find_miss(prompt, earlier, request.cache, self._tokenizer)
+
+    def remember(self, request: Request, ids: bytes, computed: int) -> None:
+        self._recent.remember(Exchange(request.origin.cache_salt, ids, len(request.prompt_ids), computed))
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedPrompt:
+    """A prompt that one or several requests continue, with the most similar exchange before it."""
+
+    tracker: CacheTracker
+    first: Request  # the only one of the requests that is counted: the others reuse its prompt
+    ids: bytes
+    earlier: Earlier | None
+
+    def report(self, request: Request, prefilled: int) -> CacheReport:
+        """Return where the prompt's first `prefilled` tokens came from, once a step has computed some of them."""
+        miss = self.tracker.miss(request, self.ids, self.earlier)
+        return self.tracker.report(request, miss, prefilled, counts=request is self.first)
+
+    def finish(self, request: Request, output_ids: Sequence[int], computed: int) -> None:
+        """Remember an ended request: its output, and the number of tokens that are computed for it, at least."""
+        self.tracker.remember(request, self.ids + packed(output_ids), computed)
+
+
+def find_miss(prompt: bytes, earlier: Earlier | None, sources: TokenSources, tokenizer: Tokenizer) -> Miss | None:
+    """Return why a part of a packed prompt is computed. None: only its new end is."""
+    if sources.skipped:
+        return Miss(MissReason.RECOMPUTED, sources.cached)
+    tokens, known = len(prompt) // ID_BYTES, 0
+    if earlier is not None:
+        exchange, common = earlier.exchange, earlier.common
+        known = min(common, exchange.computed)
+        # The last token of a prompt is always computed.
+        if sources.cached < min(known, tokens - 1) // BLOCK_SIZE * BLOCK_SIZE:
+            return Miss(MissReason.EVICTED, sources.cached)
+        if common < min(tokens, exchange.tokens):
+            divergence = _Divergence(prompt, earlier, tokenizer)
+            if divergence.is_in_conversation:
+                return divergence.miss()
+        elif known >= common - 1:  # the last token of a reply has no keys and values
+            return None
+    is_new = 2 * max(known, sources.cached) < tokens
+    return Miss(MissReason.FIRST_TIME, known) if is_new else None
+
+
+@dataclass(frozen=True)
+class _Divergence:
+    """The point where a prompt and an earlier exchange diverge, before the end of either. Offsets are in bytes."""
+
+    prompt: bytes
+    earlier: Earlier
+    tokenizer: Tokenizer
+
+    @property
+    def _offset(self) -> int:
+        return self.earlier.common * ID_BYTES
+
+    @property
+    def _is_in_reply(self) -> bool:
+        return self.earlier.common >= self.earlier.exchange.prompt_tokens
+
+    @property
+    def is_in_conversation(self) -> bool:
+        """Whether the prompt is a later state of the earlier conversation, rather than one that shares its start."""
+        old = self.earlier.exchange.ids
+        return self._is_in_reply or _share_run(self.prompt[self._offset :], old[self._offset :])
+
+    def miss(self) -> Miss:
+        offset, prompt, old = self._offset, self.prompt, self.earlier.exchange.ids
+        end = offset + _EXCERPT
+        before, was, now = self._texts(prompt[max(0, offset - _EXCERPT) : offset], old[offset:end], prompt[offset:end])
+        removed = self._removed()
+        reason = MissReason.REMOVED if removed else MissReason.DIVERGED
+        return Miss(reason, self.earlier.common, before, was, now, removed)
+
+    def _removed(self) -> str:
+        """The text of the earlier exchange that the prompt skips before it goes on like the exchange; "" if none.
+
+        The first token may differ from the earlier one: the text before a word decides how the word is encoded.
+        """
+        offset, old = self._offset, self.earlier.exchange.ids
+        for same in (0, ID_BYTES):
+            first, rest = self._bytes(self.prompt[offset : offset + same]), self.prompt[offset + same :]
+            end = self._resumed_at(rest)
+            if end < 0 or (same and not first):
+                continue
+            if self._bytes(old[max(offset, end - _REMOVED_TAIL) : end]).endswith(first):
+                return self._shortened(old[offset:end], first)
+        return ""
+
+    def _resumed_at(self, rest: bytes) -> int:
+        """The offset after the divergence at which the earlier exchange goes on like `rest`; -1 if it does not.
+
+        At the end of the exchange fewer equal tokens are enough, since a prompt may continue from its last reply.
+        """
+        old, start = self.earlier.exchange.ids, self._offset + ID_BYTES
+        found = _find(old, rest[:_RESUMED], start) if len(rest) >= _RESUMED else -1
+        return _find_end(old, rest, start) if found < 0 and self._is_in_reply else found
+
+    def _shortened(self, ids: bytes, end: bytes) -> str:
+        """The text of `ids` without `end`; only the first and the last part if it is long."""
+        if len(ids) <= _REMOVED_HEAD + _REMOVED_TAIL:
+            return _decoded(self._bytes(ids).removesuffix(end))
+        head, tail = self._bytes(ids[:_REMOVED_HEAD]), self._bytes(ids[-_REMOVED_TAIL:])
+        return f"{_decoded(head)} … {_decoded(tail.removesuffix(end))}"
+
+    def _texts(self, before: bytes, *after: bytes) -> tuple[str, ...]:
+        """The text before the divergence and each text after it; a character split there belongs to the latter."""
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        text = decoder.decode(self._bytes(before)).strip(_REPLACEMENT)
+        partial, _ = decoder.getstate()
+        return text, *(_decoded(partial + self._bytes(ids)) for ids in after)
+
+    def _bytes(self, ids: bytes) -> bytes:
+        return b"".join(self.tokenizer.token_bytes(token_id, show_control=True) for token_id in unpacked(ids))
+
+
+def _decoded(encoded: bytes) -> str:
+    """Decode bytes, without the characters that are cut at either end."""
+    return encoded.decode(errors="replace").strip(_REPLACEMENT)
+
+
+def _find(ids: bytes, wanted: bytes, start: int) -> int:
+    """The offset of the ids `wanted` in `ids` from `start` on; -1 if there are none."""
+    found = ids.find(wanted, start)
+    while found % ID_BYTES and found >= 0:
+        found = ids.find(wanted, found + 1)
+    return found
+
+
+def _find_end(ids: bytes, rest: bytes, start: int) -> int:
+    """The offset of the longest end of `ids` that is a prefix of `rest`; -1 if there is none."""
+    for length in range(min(len(rest), _RESUMED), 0, -ID_BYTES):
+        if len(ids) - length >= start and ids.endswith(rest[:length]):
+            return len(ids) - length
+    return -1
+
+
+def _share_run(one: bytes, other: bytes) -> bool:
+    one, other = one[:_SHARED_RUN_WITHIN], other[:_SHARED_RUN_WITHIN]
+    runs = {one[at : at + _SHARED_RUN] for at in range(0, len(one) - _SHARED_RUN + 1, _SHARED_RUN_STRIDE)}
+    return any(other[at : at + _SHARED_RUN] in runs for at in range(0, len(other) - _SHARED_RUN + 1, ID_BYTES))
