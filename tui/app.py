@@ -19,13 +19,13 @@ from tui import themes
 from tui.client import Client
 from tui.commands import COMMANDS, Owner
 from tui.downloads import Downloads
-from tui.failures import tell, told
 from tui.large_downloads import can_load
-from tui.nouns import ChatId
 from tui.plain_text import sanitize
 from tui.screens.chat import ChatScreen
 from tui.screens.dialog import Answer, Page, may_fetch
+from tui.show_errors import show_error, show_errors
 from tui.tidying import tidied
+from tui.types import ChatId
 
 _PAGES = ("pageup", "pagedown")
 
@@ -59,7 +59,7 @@ class ChatApp(App[None]):
             client.models,
             lambda pull: self.run_worker(pull, group="download", description="download"),
             self._arrived,
-            lambda error: tell(self, error),
+            lambda error: show_error(self, error),
         )
         self._chat_screen = ChatScreen(client, chat, question)
 
@@ -113,7 +113,7 @@ class ChatApp(App[None]):
 
     @work(exclusive=True, group="theme", description="theme")
     async def keep_theme(self, name: str) -> None:
-        with told(self):
+        with show_errors(self):
             await self._client.preferences.keep_theme(name)
 
     def _arrived(self, name: str) -> None:
@@ -163,7 +163,7 @@ class ChatApp(App[None]):
     @work(exclusive=True, group="load", description="load")
     async def find_and_load(self, name: str) -> None:
         """Answer with a model that may have to be fetched; a large one once the user agrees."""
-        with told(self):
+        with show_errors(self):
             model = await self._client.models.find(name)
             if can_load(model) or await may_fetch(self, self._client.models, model):
                 self._load(name)

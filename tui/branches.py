@@ -1,4 +1,4 @@
-"""The messages of a chat as a tree: which of them lead to one, and which others could stand in its place.
+"""The messages of a chat as a tree: which of them lead to one, and which others could stand in its index.
 
 Knows nothing of where they are kept or how they are shown.
 """
@@ -6,7 +6,7 @@ Knows nothing of where they are kept or how they are shown.
 from collections import defaultdict
 from collections.abc import Iterable
 
-from tui.nouns import Message, MessageId
+from tui.types import Message, MessageId
 
 
 class Branches:
@@ -46,7 +46,7 @@ class Branches:
         return tuple(self._children.get(message, ()))
 
     def siblings(self, message: MessageId) -> tuple[MessageId, ...]:
-        """The message and all that could stand in its place, in the order in which they came."""
+        """The message and all that could stand in its index, in the order in which they came."""
         return self.children(self._messages[message].parent)
 
     def newest_leaf(self, message: MessageId) -> MessageId:
@@ -58,5 +58,5 @@ class Branches:
     def beside(self, message: MessageId, step: int) -> MessageId | None:
         """The end of the branch through the sibling `step` places on; None where there is none."""
         siblings = self.siblings(message)
-        place = siblings.index(message) + step
-        return self.newest_leaf(siblings[place]) if 0 <= place < len(siblings) else None
+        index = siblings.index(message) + step
+        return self.newest_leaf(siblings[index]) if 0 <= index < len(siblings) else None

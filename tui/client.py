@@ -16,8 +16,9 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from tui.engine_nouns import Download, EngineStatus, Finds, Fit, Loading, ModelInfo, Recommendation, RequestId
-from tui.nouns import (
+from tui.engine_types import Download, EngineStatus, Finds, Fit, Loading, ModelInfo, Recommendation, RequestId
+from tui.plain_text import sanitize
+from tui.types import (
     Attachment,
     Chat,
     ChatId,
@@ -34,7 +35,6 @@ from tui.nouns import (
     SearchHit,
     TrimPlan,
 )
-from tui.plain_text import sanitize
 
 
 class ClientError(Exception):
@@ -153,7 +153,7 @@ class Context(Protocol):
         """What would go of the branch that ends in `leaf`, so that a new message after it has room: all, if it must.
         Without one, a question at the end stays, since it is to be answered."""
 
-    async def make(self, chat: ChatId, room: TrimPlan) -> Chat:
+    async def trim(self, chat: ChatId, plan: TrimPlan) -> Chat:
         """Do as planned; a summary takes as long as a reply. Returns the chat as it is then."""
 
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable
 from itertools import groupby
 
-from tui.nouns import PromptProgress, ReasoningDelta, ReplyEvent, TextDelta
+from tui.types import PromptProgress, ReasoningDelta, ReplyEvent, TextDelta
 
 
 async def coalesced(events: AsyncGenerator[ReplyEvent, None], interval: float) -> AsyncGenerator[ReplyEvent, None]:

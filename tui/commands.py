@@ -40,7 +40,7 @@ COMMANDS = (
     Command("settings", Owner.SCREEN, "settings", "System prompt, sampling and presets of this chat", key="ctrl+s"),
     Command("system", Owner.SCREEN, "system", "Set the system prompt of this chat", "TEXT"),
     Command("preset", Owner.SCREEN, "preset", "Use a preset for this chat", "NAME"),
-    Command("room", Owner.CHAT, "make_room", "Make room in the context: summarize or drop the oldest messages"),
+    Command("room", Owner.CHAT, "trim_context", "Make room in the context: summarize or drop the oldest messages"),
     Command("search", Owner.SCREEN, "search", "Search all chats", "TEXT", key="ctrl+f"),
     Command("chats", Owner.SCREEN, "toggle_chats", "Show or hide the list of chats", key="ctrl+b"),
     Command("title", Owner.CHATS, "rename", "Give this chat a title", "TITLE"),

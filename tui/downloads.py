@@ -4,7 +4,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 
 from tui.client import ClientError, Models, NotLoaded
-from tui.engine_nouns import Download, ModelInfo
+from tui.engine_types import Download, ModelInfo
 from tui.running_replies import Running
 
 

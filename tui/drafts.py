@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tui.client import Chats, ClientError
-from tui.nouns import Attachment, ChatId
 from tui.open_chat import OpenChat
+from tui.types import Attachment, ChatId
 
 LARGEST = 2_000_000  # bytes; more than any context of today holds
 

@@ -1,8 +1,8 @@
 """Figures in words: sizes, times, tokens, and what one reply cost. Pure functions."""
 
-from tui.engine_nouns import Loading
-from tui.nouns import ContextBudget, Finish, PromptProgress, Usage
+from tui.engine_types import Loading
 from tui.plain_text import model_name, single_line
+from tui.types import ContextBudget, Finish, PromptProgress, Usage
 
 _SIZES = ("B", "kB", "MB", "GB", "TB")
 

@@ -1,7 +1,7 @@
 """Questions about large downloads: which need one, and its text. Pure functions."""
 
 from tui import figures
-from tui.engine_nouns import ModelInfo
+from tui.engine_types import ModelInfo
 
 LARGE = 1_000_000_000  # bytes
 

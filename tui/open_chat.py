@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from tui.branches import Branches
-from tui.nouns import Chat, ChatId, ChatSettings, ChatSummary, Message, MessageId, Role
+from tui.types import Chat, ChatId, ChatSettings, ChatSummary, Message, MessageId, Role
 
 
 @dataclass(slots=True)

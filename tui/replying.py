@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from tui import figures
-from tui.nouns import (
+from tui.types import (
     ChatId,
     Finish,
     Message,
@@ -34,13 +34,13 @@ class Replying:
     _text: list[str] = field(default_factory=list)
     _reasoning: list[str] = field(default_factory=list)
     _thinking_since: float = 0.0
-    _thought_seconds: float = 0.0  # once it does not think any more
+    _reasoning_seconds: float = 0.0  # once it does not think any more
 
     @property
-    def thought_seconds(self) -> float:
+    def reasoning_seconds(self) -> float:
         """How long it has been thinking; or did, once it answers."""
-        if self._thought_seconds or not self._reasoning:
-            return self._thought_seconds
+        if self._reasoning_seconds or not self._reasoning:
+            return self._reasoning_seconds
         return self.clock() - self._thinking_since
 
     def take(self, event: ReplyEvent) -> None:
@@ -76,10 +76,10 @@ class Replying:
             self.message,
             text="".join(self._text),
             reasoning="".join(self._reasoning),
-            reasoning_seconds=self.thought_seconds,
+            reasoning_seconds=self.reasoning_seconds,
             finish=finish,
             usage=usage,
         )
 
     def _end_thinking(self) -> None:
-        self._thought_seconds = self.thought_seconds
+        self._reasoning_seconds = self.reasoning_seconds

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from tui.client import ClientError, Replies
 from tui.coalescing import coalesced
-from tui.nouns import ChatId, Finish, MessageId, ReplyEvent
 from tui.replying import Replying
+from tui.types import ChatId, Finish, MessageId, ReplyEvent
 
 INTERVAL = 1 / 15  # seconds between updates of a reply
 

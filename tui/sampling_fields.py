@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tui.nouns import Sampling
+from tui.types import Sampling
 
 
 class InvalidField(ValueError):

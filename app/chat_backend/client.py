@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
 
+from app.chat_backend.chat_repository import ChatRepository
+from app.chat_backend.client_errors import to_thread
 from app.chat_backend.context import ChatContext
-from app.chat_backend.engine.slot import EngineSlot
+from app.chat_backend.engine.connection import EngineConnection
 from app.chat_backend.engine.status import ChatEngine
-from app.chat_backend.kept_chats import KeptChats
 from app.chat_backend.models import ChatModels
 from app.chat_backend.replies import ChatReplies
 from app.chat_backend.titles import Titles
-from app.chat_backend.told import apart
 from app.history.history import History
 from app.settings.settings import Settings
 from quant.errors import InglenookError
@@ -24,7 +24,7 @@ class ChatPreferences:
     async def keep_theme(self, name: str) -> None:
         from app.settings.config_file import write_setting
 
-        await apart(write_setting, "theme", name)
+        await to_thread(write_setting, "theme", name)
 
 
 _FORGET_SECONDS = 3.0
@@ -43,32 +43,32 @@ class TerminalClient:
     ) -> None:
         """`flags` are settings given on the command line, and `stay`: what an engine process is started with.
         `endpoint` is another server's base URL, and `key` what it wants."""
-        self._slot = EngineSlot(settings, flags, endpoint, key)
-        self.chats = KeptChats(history)
-        self.chats.give_title = Titles(self.chats, self._slot).make
-        self.replies = ChatReplies(self.chats, self._slot)
-        self.context = ChatContext(self.chats, self._slot)
-        self.engine = ChatEngine(self._slot, self.replies)
-        self.models = ChatModels(settings, self._slot)
+        self._connection = EngineConnection(settings, flags, endpoint, key)
+        self.chats = ChatRepository(history)
+        self.chats.give_title = Titles(self.chats, self._connection).make
+        self.replies = ChatReplies(self.chats, self._connection)
+        self.context = ChatContext(self.chats, self._connection)
+        self.engine = ChatEngine(self._connection, self.replies)
+        self.models = ChatModels(settings, self._connection)
         self.preferences = ChatPreferences()
 
     def begin(self) -> None:
         """Load the model, in the background."""
-        self._slot.begin()
+        self._connection.begin()
 
     async def close(self) -> None:
         """Leave the engine; chats are kept, but for those that were deleted."""
         with suppress(ClientError, InglenookError, TimeoutError):
             await self._forget()
         await self.models.close()
-        await self._slot.close()
+        await self._connection.close()
         self.chats.close()
 
     async def _forget(self) -> None:
         """Have the engine forget what it computed of deleted chats, where it can be asked at once."""
-        conversations = await apart(self.chats.conversations_to_forget)
-        if not conversations or not self._slot.address:
+        conversations = await to_thread(self.chats.conversations_to_forget)
+        if not conversations or not self._connection.address:
             return
-        async with asyncio.timeout(_FORGET_SECONDS), self._slot.use() as engine:
+        async with asyncio.timeout(_FORGET_SECONDS), self._connection.use() as engine:
             for messages in conversations:
                 await engine.endpoint.own("POST", "forget", {"messages": messages})

@@ -4,15 +4,15 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from app.chat_backend.chat_nouns import message_id
-from app.chat_backend.engine.slot import EngineSlot, ReadyEngine
-from app.chat_backend.kept_chats import KeptChats
+from app.chat_backend.chat_repository import ChatRepository
+from app.chat_backend.client_errors import to_thread
+from app.chat_backend.converters import message_id
+from app.chat_backend.engine.connection import EngineConnection, ReadyEngine
 from app.chat_backend.prompt_messages import prompt_messages, prompt_text
-from app.chat_backend.told import apart
-from app.history.records import Chat as KeptChat
+from app.history.records import Chat as StoredChat
 from app.history.records import Role, StoredMessage, Trim, path_to
 from tui.client import ClientError
-from tui.nouns import Chat, ChatId, ContextBudget, FullContext, MessageId, TrimPlan
+from tui.types import Chat, ChatId, ContextBudget, FullContext, MessageId, TrimPlan
 
 _RESERVE = 1024  # tokens for a reply, unless the chat says how long one may be
 _RESERVED_SHARE = 4  # of the context: a quarter is kept for a reply at most
@@ -24,20 +24,20 @@ _SUMMARIZE = "Summarize what was said so far in a few sentences: facts, decision
 class ChatContext:
     """Implements `tui.client.Context`."""
 
-    def __init__(self, chats: KeptChats, slot: EngineSlot) -> None:
+    def __init__(self, chats: ChatRepository, connection: EngineConnection) -> None:
         self._chats = chats
-        self._slot = slot
+        self._connection = connection
 
     async def budget(self, chat: ChatId | None, leaf: MessageId | None, typed: str) -> ContextBudget:
-        async with self._slot.use() as engine:
-            found, branch = await apart(self._branch, chat, leaf)
+        async with self._connection.use() as engine:
+            found, branch = await to_thread(self._branch, chat, leaf)
             return await self._budget(engine, found, branch, typed)
 
     async def plan(self, chat: ChatId, leaf: MessageId | None, how: FullContext, typed: str) -> TrimPlan:
         """Leaves out the oldest messages, question and answer together, until as much is gone as `_wanted` says, and
         there is room for what is typed; one of these in any case."""
-        found, branch = await apart(self._branch, chat, leaf)
-        async with self._slot.use() as engine:
+        found, branch = await to_thread(self._branch, chat, leaf)
+        async with self._connection.use() as engine:
             before = await self._budget(engine, found, branch, typed)
             of_typed = await engine.endpoint.count(text=typed) if typed else 0
             for_summary = _summary_tokens(engine) if how is FullContext.SUMMARIZE else 0
@@ -53,9 +53,9 @@ class ChatContext:
                 going += 1
         return TrimPlan(how, tuple(message_id(message) for message in leaving), freed if leaving else 0)
 
-    async def make(self, chat: ChatId, room: TrimPlan) -> Chat:
-        leaving = [int(message) for message in room.messages]
-        summarizes = leaving and room.how is FullContext.SUMMARIZE
+    async def trim(self, chat: ChatId, plan: TrimPlan) -> Chat:
+        leaving = [int(message) for message in plan.messages]
+        summarizes = leaving and plan.how is FullContext.SUMMARIZE
         summary = {leaving[-1]: await self._summary(chat, leaving[-1])} if summarizes else {}
 
         def trim() -> None:
@@ -64,15 +64,15 @@ class ChatContext:
             left_out = tuple(dict.fromkeys((*before.left_out, *leaving)))
             history.chats.trim(number, Trim(left_out, summaries={**before.by_message, **summary}))
 
-        await apart(trim)
+        await to_thread(trim)
         return await self._chats.open(chat)
 
     async def _summary(self, chat: ChatId, last: int) -> str:
         """What is to stand for the messages up to this one, and for what was left out before."""
-        found, branch = await apart(self._branch, chat, message_id(last))
-        asked = [*prompt_messages(found, branch, with_thoughts=False), {"role": "user", "content": _SUMMARIZE}]
-        async with self._slot.use() as engine:
-            own: dict[str, object] = {"service_class": "interactive"} if engine.endpoint.is_ours else {}
+        found, branch = await to_thread(self._branch, chat, message_id(last))
+        asked = [*prompt_messages(found, branch, with_reasoning=False), {"role": "user", "content": _SUMMARIZE}]
+        async with self._connection.use() as engine:
+            own: dict[str, object] = {"service_class": "interactive"} if engine.endpoint.is_inglenook else {}
             if self._chats.is_private(chat) and own:
                 own["store"] = False
             longest = _summary_tokens(engine)
@@ -85,17 +85,17 @@ class ChatContext:
             raise ClientError("the model wrote no summary", "Leave the oldest messages out instead.")
         return summary
 
-    def _branch(self, chat: ChatId | None, leaf: MessageId | None) -> tuple[KeptChat, list[StoredMessage]]:
+    def _branch(self, chat: ChatId | None, leaf: MessageId | None) -> tuple[StoredChat, list[StoredMessage]]:
         if chat is None:
-            return KeptChat(id=0), []
+            return StoredChat(id=0), []
         history, number = self._chats.place(chat)
         messages = {message.id: message for message in history.messages.of(number)}
         return history.chats.get(number), path_to(messages, None if leaf is None else int(leaf))
 
     async def _budget(
-        self, engine: ReadyEngine, chat: KeptChat, branch: Sequence[StoredMessage], typed: str
+        self, engine: ReadyEngine, chat: StoredChat, branch: Sequence[StoredMessage], typed: str
     ) -> ContextBudget:
-        messages = prompt_messages(chat, branch, with_thoughts=engine.endpoint.is_ours)
+        messages = prompt_messages(chat, branch, with_reasoning=engine.endpoint.is_inglenook)
         system = str(messages[0]["content"]) if messages and messages[0]["role"] == "system" else ""
         if typed or not messages or messages[-1]["role"] != "user":
             messages.append({"role": "user", "content": typed})
@@ -122,7 +122,7 @@ def _wanted(budget: ContextBudget, of_typed: int) -> int:
     return max(budget.limit // 2 - budget.free - of_typed, -budget.free)
 
 
-def _turns(chat: KeptChat, branch: Sequence[StoredMessage], *, is_answered: bool) -> list[list[StoredMessage]]:
+def _turns(chat: StoredChat, branch: Sequence[StoredMessage], *, is_answered: bool) -> list[list[StoredMessage]]:
     """The messages of a branch that can be left out, each question with its answer; a question at the end where it
     `is_answered` by nothing but a new message."""
     told_of = [message for message in branch if message.id not in chat.trim.left_out]

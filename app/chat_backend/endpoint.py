@@ -75,9 +75,9 @@ def checked_url(given: str) -> str:
     return given.rstrip("/")
 
 
-def _remedies(url: str, *, is_ours: bool) -> Remedies:
+def _remedies(url: str, *, is_inglenook: bool) -> Remedies:
     """Advice for errors of an endpoint."""
-    if is_ours:
+    if is_inglenook:
         return Remedies("Try again: the engine is started anew.")
     lacks_version = {} if url.endswith("/v1") else {httpx.codes.NOT_FOUND.value: NO_SENSE}
     return Remedies("Check the address, or try again.", NO_SENSE, {**_REMEDIES, **lacks_version})
@@ -100,26 +100,26 @@ class ServedName:
 
     name: str
     context_length: int | None  # tokens; None: it does not say
-    is_ours: bool = False  # the server is one of this program, wherever it runs
+    is_inglenook: bool = False  # the server is one of this program, wherever it runs
     sampling: Mapping[str, float] | None = None  # that applies where a request leaves it open; None: not told
 
 
 class ChatEndpoint:
     """One server. `close` it in the end."""
 
-    def __init__(self, url: str, key: str | None, *, is_ours: bool) -> None:
-        """`url` is what OpenAI's clients call the base URL, with /v1; `is_ours`: it is a server of this program.
+    def __init__(self, url: str, key: str | None, *, is_inglenook: bool) -> None:
+        """`url` is what OpenAI's clients call the base URL, with /v1; `is_inglenook`: it is a server of this program.
         Raises InvalidSetting for what is no URL."""
         self.url = checked_url(url)
-        self.is_ours = is_ours
-        self._unhurried = {"interval_ms": _INTERVAL_MS} if is_ours else {}
+        self.is_inglenook = is_inglenook
+        self._unhurried = {"interval_ms": _INTERVAL_MS} if is_inglenook else {}
         self._http = HTTPClient(
             self.url,
             key,
-            _remedies(self.url, is_ours=is_ours),
+            _remedies(self.url, is_inglenook=is_inglenook),
             answer_seconds=_ANSWER_SECONDS,
             headers={"User-Agent": f"{CHAT_CLIENT}/{os.getpid()}"},
-            uses_proxies=not is_ours,
+            uses_proxies=not is_inglenook,
         )
 
     async def close(self) -> None:
@@ -133,7 +133,7 @@ class ChatEndpoint:
 
     async def own(self, method: str, path: str, body: Body | None = None) -> Any:
         """The answer of a route that only our servers have. Raises NotOffered from others."""
-        if not self.is_ours:
+        if not self.is_inglenook:
             raise NotOffered("this endpoint does not say that", "A server of ingle does.")
         return await self._http.ask(method, f"{self.url.removesuffix('/v1')}/inglenook/{path}", body)
 
@@ -172,7 +172,7 @@ class ChatEndpoint:
     async def count(self, *, text: str = "", messages: Sequence[Body] = ()) -> int:
         """How many tokens a text, or the prompt of a conversation, has; about so many, where the server does not
         count."""
-        if self.is_ours:
+        if self.is_inglenook:
             answer = await self.own("POST", "count", {"text": text, "messages": messages})
             with self._http.as_agreed():
                 return int(answer["tokens"])
@@ -181,8 +181,10 @@ class ChatEndpoint:
 
 
 def _served_name(model: Mapping[str, Any]) -> ServedName:
-    is_ours = model.get("owned_by") == APP_NAME
-    return ServedName(str(model["id"]), _context_length(model), is_ours, told_sampling(model) if is_ours else None)
+    is_inglenook = model.get("owned_by") == APP_NAME
+    return ServedName(
+        str(model["id"]), _context_length(model), is_inglenook, told_sampling(model) if is_inglenook else None
+    )
 
 
 def _context_length(model: Mapping[str, Any]) -> int | None:

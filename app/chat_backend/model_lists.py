@@ -14,7 +14,7 @@ from app.models.store import ModelStore
 from app.models.stored_model import StoredModel
 from app.models.transfer.download_queue import Fetch, FetchState, fetches, is_of
 from quant.errors import InglenookError
-from tui.engine_nouns import ModelInfo
+from tui.engine_types import ModelInfo
 
 
 def installed_models(store: ModelStore, loaded: str, fetching: str) -> list[ModelInfo]:
@@ -48,8 +48,8 @@ def catalog_models(store: ModelStore, loaded: str, fetching: str, memory: int | 
         if stored is None:
             yield _of_family(known, under_way, fetching, memory)
         else:
-            told = _stored(stored, store, loaded)
-            yield replace(told, name=known.name, license=told.license or known.license)
+            info = _stored(stored, store, loaded)
+            yield replace(info, name=known.name, license=info.license or known.license)
 
 
 def named_model(name: str, store: ModelStore, loaded: str, fetching: str, memory: int | None) -> ModelInfo:

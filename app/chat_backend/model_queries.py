@@ -11,7 +11,7 @@ from app.errors import EXIT_NOT_FOUND, EXIT_OK, AppError, Offline
 from app.models.machine_memory import is_likely_to_fit
 from app.progress import SilentProgress
 from app.settings.settings import Settings
-from tui.engine_nouns import Finds, Fit, ModelInfo, Recommendation
+from tui.engine_types import Finds, Fit, ModelInfo, Recommendation
 
 
 class _Find(Struct):

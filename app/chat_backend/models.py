@@ -6,14 +6,14 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from app.chat_backend.client_errors import client_errors, to_thread
+from app.chat_backend.engine.connection import EngineConnection
 from app.chat_backend.engine.loading_state import DownloadRate
-from app.chat_backend.engine.slot import EngineSlot
 from app.chat_backend.model_queries import fit_of, found, recommended, variants
-from app.chat_backend.told import apart, told
 from app.models.machine_memory import memory_without_gpu
 from app.settings.settings import Settings
 from tui.client import ClientError, NotLoaded
-from tui.engine_nouns import Download, Finds, Fit, Loading, ModelInfo, Recommendation
+from tui.engine_types import Download, Finds, Fit, Loading, ModelInfo, Recommendation
 
 if TYPE_CHECKING:
     from app.models.pulls import Pulls
@@ -23,47 +23,49 @@ if TYPE_CHECKING:
 class ChatModels:
     """Implements `tui.client.Models`."""
 
-    def __init__(self, settings: Settings, slot: EngineSlot) -> None:
+    def __init__(self, settings: Settings, connection: EngineConnection) -> None:
         self._settings = settings
-        self._slot = slot
+        self._connection = connection
         self._made: Pulls | None = None
 
     async def installed(self) -> Sequence[ModelInfo]:
         """Of an endpoint of others, what that has."""
-        if self._slot.is_remote:
-            offered = await self._slot.offered()
-            return [ModelInfo(one.name, loaded=one.name == self._slot.answering, elsewhere=True) for one in offered]
+        if self._connection.is_remote:
+            offered = await self._connection.offered()
+            return [
+                ModelInfo(one.name, loaded=one.name == self._connection.answering, elsewhere=True) for one in offered
+            ]
 
         def listed() -> Sequence[ModelInfo]:
             from app.chat_backend.model_lists import installed_models
 
-            return installed_models(self._store(), self._slot.answering, self._fetching())
+            return installed_models(self._store(), self._connection.answering, self._fetching())
 
-        return await apart(listed)
+        return await to_thread(listed)
 
     async def catalog(self) -> Sequence[ModelInfo]:
         """Nothing with an endpoint of others, where nothing can be fetched."""
-        if self._slot.is_remote:
+        if self._connection.is_remote:
             return ()
         memory = await self._memory()
 
         def listed() -> Sequence[ModelInfo]:
             from app.chat_backend.model_lists import catalog_models
 
-            return [*catalog_models(self._store(), self._slot.answering, self._fetching(), memory)]
+            return [*catalog_models(self._store(), self._connection.answering, self._fetching(), memory)]
 
-        return await apart(listed)
+        return await to_thread(listed)
 
     async def recommended(self) -> Recommendation | None:
-        if self._slot.is_chosen or self._settings.offline or any(one.installed for one in await self.installed()):
+        if self._connection.is_chosen or self._settings.offline or any(one.installed for one in await self.installed()):
             return None
-        with told():
+        with client_errors():
             return await recommended(self._settings)
 
     async def search(self, text: str) -> Finds:
         self._check_own()
-        with told():
-            finds = await found(text, await self._slot.room())
+        with client_errors():
+            finds = await found(text, await self._connection.reclaimable_memory())
         if not finds.note:
             return replace(finds, models=tuple(await self._as_here(finds.models)))
         known = {model.name: model for model in await self.catalog()}
@@ -71,7 +73,7 @@ class ChatModels:
 
     async def variants(self, name: str) -> Sequence[ModelInfo]:
         self._check_own()
-        return await self._as_here(await apart(variants, name, self._settings, await self._memory()))
+        return await self._as_here(await to_thread(variants, name, self._settings, await self._memory()))
 
     async def _as_here(self, finds: Sequence[ModelInfo]) -> Sequence[ModelInfo]:
         """Finds of the Hub; those of which something is here, as it is."""
@@ -84,7 +86,7 @@ class ChatModels:
         ]
 
     async def find(self, name: str) -> ModelInfo:
-        if self._slot.is_remote:
+        if self._connection.is_remote:
             return ModelInfo(name, elsewhere=True)
         memory = await self._memory()
 
@@ -92,9 +94,9 @@ class ChatModels:
             from app.chat_backend.model_lists import named_model
 
             self._check_name(name)
-            return named_model(name, self._store(), self._slot.answering, self._fetching(), memory)
+            return named_model(name, self._store(), self._connection.answering, self._fetching(), memory)
 
-        return await apart(look)
+        return await to_thread(look)
 
     async def free_disk(self) -> int | None:
         def look() -> int:
@@ -102,25 +104,25 @@ class ChatModels:
 
             return min(free_space(self._settings.models_dir), free_space(self._settings.hub_cache))
 
-        return await apart(look)
+        return await to_thread(look)
 
     async def fit(self, name: str) -> Fit:
-        if self._slot.is_remote:
-            length = next((one.context_length for one in await self._slot.offered() if one.name == name), None)
+        if self._connection.is_remote:
+            length = next((one.context_length for one in await self._connection.offered() if one.name == name), None)
             words = "nobody tells how long its context is" if length is None else f"{length:,} tokens of context"
             return Fit(f"at the endpoint; {words}", is_possible=True)
-        if name == self._slot.model and self._slot.context_length is not None:
-            return Fit(f"answers now: {self._slot.context_length:,} tokens of context", is_possible=True)
-        with told():
-            return await fit_of(name, self._settings, await self._slot.room())
+        if name == self._connection.model and self._connection.context_length is not None:
+            return Fit(f"answers now: {self._connection.context_length:,} tokens of context", is_possible=True)
+        with client_errors():
+            return await fit_of(name, self._settings, await self._connection.reclaimable_memory())
 
     async def _memory(self) -> int | None:
         """Bytes that another model would find; None: nobody knows."""
-        return await self._slot.room() or await apart(memory_without_gpu)
+        return await self._connection.reclaimable_memory() or await to_thread(memory_without_gpu)
 
     async def pull(self, name: str) -> AsyncGenerator[Download, None]:
         self._check_own()
-        is_awaited = await apart(self._is_awaited, name)
+        is_awaited = await to_thread(self._is_awaited, name)
         async with aclosing(self._pulled_by_engine() if is_awaited else self._pulled(name)) as steps:
             async for step in steps:
                 yield step
@@ -129,7 +131,7 @@ class ChatModels:
         from app.models.pulls import PullState
 
         rate = DownloadRate()
-        with told():
+        with client_errors():
             async with aclosing(self._pulls().pull(name)) as events:
                 async for now in events:
                     stage = "" if now.state is PullState.RUNNING and now.total else now.label or now.state.value
@@ -140,23 +142,23 @@ class ChatModels:
         from app.models.transfer.download_queue import is_of
 
         store = self._store()
-        known, awaited = store.known_name(name), store.known_name(self._slot.awaited)
+        known, awaited = store.known_name(name), store.known_name(self._connection.awaited)
         return known is not None and awaited is not None and is_of(known, awaited)
 
     def _fetching(self) -> str:
         """The name of the model that the engine fetches, if that is not here."""
-        return "" if self._slot.is_paused else self._store().known_name(self._slot.awaited) or ""
+        return "" if self._connection.is_paused else self._store().known_name(self._connection.awaited) or ""
 
     async def _pulled_by_engine(self) -> AsyncGenerator[Download, None]:
         """Until it is loaded. Another one who follows it may pause it, too."""
-        self._slot.go_on()
+        self._connection.go_on()
         rate = DownloadRate()
         try:
-            async with aclosing(self._slot.loading()) as states:
+            async with aclosing(self._connection.loading()) as states:
                 async for now in states:
-                    if self._slot.is_paused:
+                    if self._connection.is_paused:
                         raise NotLoaded(f"{now.model} is paused")
-                    running = await asyncio.to_thread(self._slot.fetching)
+                    running = await asyncio.to_thread(self._connection.fetching)
                     if running is None:
                         yield Download(0, None, 0.0, now.stage)
                     else:
@@ -164,21 +166,21 @@ class ChatModels:
         except ClientError as problem:
             raise NotLoaded(problem.message, problem.remedy) from problem
         except (asyncio.CancelledError, GeneratorExit):
-            self._slot.pause()
+            self._connection.pause()
             raise
 
     async def delete(self, name: str) -> None:
         self._check_own()
         store = self._store()
         if store.known_name(name) is None:  # of another tool, or of the web
-            await apart(store.remove, name)
+            await to_thread(store.remove, name)
             return
-        with told():
+        with client_errors():
             await self._pulls().delete(name)
 
     def _check_own(self) -> None:
         """Raises ClientError where an endpoint of others answers, whose models are its own."""
-        if self._slot.is_remote:
+        if self._connection.is_remote:
             raise ClientError("this endpoint has models of its own", "Start ingle without --endpoint for others.")
 
     def _check_name(self, name: str) -> None:
@@ -208,13 +210,13 @@ class ChatModels:
             await self._made.close()
 
     async def load(self, name: str) -> AsyncGenerator[Loading, None]:
-        if not self._slot.is_remote:
-            await apart(self._check_name, name)
-        wanted = self._slot.switch(name)
+        if not self._connection.is_remote:
+            await to_thread(self._check_name, name)
+        wanted = self._connection.switch(name)
         try:
-            async with aclosing(self._slot.loading()) as states:
+            async with aclosing(self._connection.loading()) as states:
                 async for state in states:
                     yield state
         except (asyncio.CancelledError, GeneratorExit):
-            self._slot.give_up(wanted)
+            self._connection.give_up(wanted)
             raise

@@ -12,21 +12,21 @@ _DRAWN = {"temperature": VARIED_TEMPERATURE}
 _IN_PLACE = "What was said before, in short:\n"
 
 
-def prompt_messages(chat: Chat, branch: Sequence[StoredMessage], *, with_thoughts: bool) -> list[Mapping[str, object]]:
+def prompt_messages(chat: Chat, branch: Sequence[StoredMessage], *, with_reasoning: bool) -> list[Mapping[str, object]]:
     """A branch, its first message first, in OpenAI's form: without what is left out, with the branch's newest summary
     in its place and the texts of files in front of the messages that they came with."""
     summaries = chat.trim.by_message
     newest = next((summaries[message.id] for message in reversed(branch) if message.id in summaries), "")
     summary = f"{_IN_PLACE}{newest}" if newest else ""
     system = "\n\n".join(part for part in (chat.settings.system, summary) if part)
-    told: list[Mapping[str, object]] = [{"role": "system", "content": system}] if system else []
+    messages: list[Mapping[str, object]] = [{"role": "system", "content": system}] if system else []
     left_out = set(chat.trim.left_out)
     for message in branch:
         if message.id in left_out or not (message.text or message.attachments):
             continue
-        thought = {"reasoning_content": message.reasoning} if with_thoughts and message.reasoning else {}
-        told.append({"role": message.role.value, "content": prompt_text(message), **thought})
-    return told
+        thought = {"reasoning_content": message.reasoning} if with_reasoning and message.reasoning else {}
+        messages.append({"role": message.role.value, "content": prompt_text(message), **thought})
+    return messages
 
 
 def prompt_text(message: StoredMessage) -> str:

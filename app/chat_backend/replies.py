@@ -6,26 +6,26 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 
-from app.chat_backend.chat_nouns import message_id, usage_of
-from app.chat_backend.engine.slot import EngineSlot, ReadyEngine
-from app.chat_backend.kept_chats import KeptChats
+from app.chat_backend.chat_repository import ChatRepository
+from app.chat_backend.client_errors import client_errors, to_thread
+from app.chat_backend.converters import message_id, usage_of
+from app.chat_backend.engine.connection import EngineConnection, ReadyEngine
 from app.chat_backend.prompt_messages import prompt_messages, sampling_fields
 from app.chat_backend.reply_parts import Begun, Ended, ReplyPart
-from app.chat_backend.told import apart, told
 from app.generation.events import PromptProgress, ReasoningDelta, TextDelta
 from app.history.history import History
 from app.history.records import State, StoredMessage, StoredUsage, path_to
 from quant.errors import InglenookError
-from tui import nouns
+from tui import types
 from tui.client import ClientError
 
 KEPT_SECONDS = 0.5  # a reply that is being written is so far behind on the disk, at most
 
 _FINISH = {
-    State.WHOLE: nouns.Finish.COMPLETE,
-    State.CUT: nouns.Finish.LENGTH,
-    State.STOPPED: nouns.Finish.STOPPED,
-    State.FAILED: nouns.Finish.FAILED,
+    State.WHOLE: types.Finish.COMPLETE,
+    State.CUT: types.Finish.LENGTH,
+    State.STOPPED: types.Finish.STOPPED,
+    State.FAILED: types.Finish.FAILED,
 }
 
 
@@ -77,23 +77,23 @@ class _Growing:
 class ChatReplies:
     """Implements `tui.client.Replies`."""
 
-    def __init__(self, chats: KeptChats, slot: EngineSlot) -> None:
+    def __init__(self, chats: ChatRepository, connection: EngineConnection) -> None:
         self._chats = chats
-        self._slot = slot
+        self._connection = connection
         self._growing: dict[int, _Growing] = {}
 
-    async def reply(self, chat: nouns.ChatId, to: nouns.MessageId) -> AsyncGenerator[nouns.ReplyEvent, None]:
-        async with self._slot.use(again=True) as engine, aclosing(self._reply(chat, int(to), engine)) as events:
+    async def reply(self, chat: types.ChatId, to: types.MessageId) -> AsyncGenerator[types.ReplyEvent, None]:
+        async with self._connection.use(again=True) as engine, aclosing(self._reply(chat, int(to), engine)) as events:
             async for event in events:
                 yield event
 
-    async def _reply(self, chat: nouns.ChatId, to: int, engine: ReadyEngine) -> AsyncGenerator[nouns.ReplyEvent, None]:
-        body = await apart(self._body, chat, to, engine)
+    async def _reply(self, chat: types.ChatId, to: int, engine: ReadyEngine) -> AsyncGenerator[types.ReplyEvent, None]:
+        body = await to_thread(self._body, chat, to, engine)
         async with aclosing(engine.endpoint.stream(body)) as parts:
             first = await anext(parts)
             growing = await self._begin(chat, to, engine)
             try:
-                yield nouns.ReplyStarted(message_id(growing.message), engine.model)
+                yield types.ReplyStarted(message_id(growing.message), engine.model)
                 async with aclosing(self._told(growing, first, parts)) as events:
                     async for event in events:
                         yield event
@@ -103,29 +103,29 @@ class ChatReplies:
                 self._chats.coming.discard((chat, growing.message))
                 self._growing.pop(growing.message, None)
 
-    def _body(self, chat: nouns.ChatId, to: int, engine: ReadyEngine) -> dict[str, object]:
+    def _body(self, chat: types.ChatId, to: int, engine: ReadyEngine) -> dict[str, object]:
         history, number = self._chats.place(chat)
         found = history.chats.get(number)
         messages = {message.id: message for message in history.messages.of(number)}
         branch = path_to(messages, to)
         again = any(message.parent == to and message.text for message in messages.values())
-        ours = engine.endpoint.is_ours
+        ours = engine.endpoint.is_inglenook
         own = {"service_class": "interactive", "return_progress": True} if ours else {}
         if ours and self._chats.is_private(chat):
             own["store"] = False
         return {
             "model": engine.model,
-            "messages": prompt_messages(found, branch, with_thoughts=ours),
+            "messages": prompt_messages(found, branch, with_reasoning=ours),
             **sampling_fields(found.settings.sampling, engine.suitable, again=again),
             **own,
         }
 
-    async def _begin(self, chat: nouns.ChatId, to: int, engine: ReadyEngine) -> _Growing:
+    async def _begin(self, chat: types.ChatId, to: int, engine: ReadyEngine) -> _Growing:
         def begin() -> tuple[StoredMessage, History, int]:
             history, number = self._chats.place(chat)
             return history.messages.begin_reply(number, to, engine.model), history, number
 
-        message, history, number = await apart(begin)
+        message, history, number = await to_thread(begin)
         growing = _Growing(message.id, number, history, engine)
         self._growing[message.id] = growing
         self._chats.coming.add((chat, message.id))
@@ -133,7 +133,7 @@ class ChatReplies:
 
     async def _told(
         self, growing: _Growing, first: ReplyPart, parts: AsyncGenerator[ReplyPart]
-    ) -> AsyncGenerator[nouns.ReplyEvent, None]:
+    ) -> AsyncGenerator[types.ReplyEvent, None]:
         """The events of a reply, which is kept as they come; ends with a ReplyEnd, whatever happens."""
         part: ReplyPart | None = first
         try:
@@ -141,25 +141,25 @@ class ChatReplies:
                 if isinstance(part, Begun):
                     growing.reply = part.reply
                 elif isinstance(part, PromptProgress):
-                    yield nouns.PromptProgress(part.done, part.total, part.cached)
+                    yield types.PromptProgress(part.done, part.total, part.cached)
                 else:
                     growing.add(part)
                     yield _delta(part)
                 if growing.is_behind:
-                    await apart(growing.keep)
-                with told():
+                    await to_thread(growing.keep)
+                with client_errors():
                     part = await _next(parts, growing.stopped)
         except ClientError as problem:
-            await apart(growing.keep, State.FAILED, StoredUsage(error=problem.sentences))
-            yield nouns.ReplyEnd(nouns.Finish.FAILED, error=problem.sentences)
+            await to_thread(growing.keep, State.FAILED, StoredUsage(error=problem.sentences))
+            yield types.ReplyEnd(types.Finish.FAILED, error=problem.sentences)
             return
         ended = part or Ended(State.STOPPED, None)
         if growing.is_stopping:
             ended = Ended(State.STOPPED, ended.usage)
-        await apart(growing.keep, ended.state, ended.usage)
-        yield nouns.ReplyEnd(_FINISH[ended.state], usage_of(ended.usage))
+        await to_thread(growing.keep, ended.state, ended.usage)
+        yield types.ReplyEnd(_FINISH[ended.state], usage_of(ended.usage))
 
-    async def stop(self, message: nouns.MessageId) -> None:
+    async def stop(self, message: types.MessageId) -> None:
         """Ended by the engine a reply says what it used; of another server's, the connection is closed."""
         if (growing := self._growing.get(int(message))) is not None:
             await self._stop(growing)
@@ -179,12 +179,12 @@ class ChatReplies:
             growing.stopped.set()
 
     async def count_tokens(self, text: str) -> int:
-        async with self._slot.use() as engine:
+        async with self._connection.use() as engine:
             return await engine.endpoint.count(text=text)
 
 
-def _delta(part: ReasoningDelta | TextDelta) -> nouns.ReplyEvent:
-    return nouns.ReasoningDelta(part.text) if isinstance(part, ReasoningDelta) else nouns.TextDelta(part.text)
+def _delta(part: ReasoningDelta | TextDelta) -> types.ReplyEvent:
+    return types.ReasoningDelta(part.text) if isinstance(part, ReasoningDelta) else types.TextDelta(part.text)
 
 
 async def _next(parts: AsyncGenerator[ReplyPart], stopped: asyncio.Event) -> ReplyPart | None:

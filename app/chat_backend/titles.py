@@ -2,13 +2,13 @@
 
 from textwrap import shorten
 
-from app.chat_backend.engine.slot import EngineSlot
-from app.chat_backend.kept_chats import KeptChats
+from app.chat_backend.chat_repository import ChatRepository
+from app.chat_backend.client_errors import to_thread
+from app.chat_backend.engine.connection import EngineConnection
 from app.chat_backend.prompt_messages import prompt_messages
-from app.chat_backend.told import apart
 from app.history.records import StoredMessage, path_to
-from tui.nouns import ChatId
 from tui.plain_text import single_line
+from tui.types import ChatId
 
 _ASKED = "Write a title for this conversation, of at most six words, and nothing else."
 _TOKENS = 24
@@ -20,23 +20,23 @@ _QUOTES = "\"'“”„«»`*# "
 class Titles:
     """Over the chats that are kept. `make` one for a chat."""
 
-    def __init__(self, chats: KeptChats, slot: EngineSlot) -> None:
+    def __init__(self, chats: ChatRepository, connection: EngineConnection) -> None:
         self._chats = chats
-        self._slot = slot
+        self._connection = connection
 
     async def make(self, chat: ChatId) -> str:
         """The title that a chat has from now on: one that it has stays. Empty where the model wrote nothing that could
         be one."""
-        if found := await apart(self._title, chat):
+        if found := await to_thread(self._title, chat):
             return found
-        async with self._slot.use() as engine:
-            messages = await apart(self._messages, chat)
-            own = {"service_class": "background", "store": False} if engine.endpoint.is_ours else {}
+        async with self._connection.use() as engine:
+            messages = await to_thread(self._messages, chat)
+            own = {"service_class": "background", "store": False} if engine.endpoint.is_inglenook else {}
             sampling = {"temperature": 0, **engine.suitable, "max_tokens": _TOKENS}
             body = {"model": engine.model, "messages": messages, **sampling, **own}
             title = title_in(await engine.endpoint.complete(body))
         if title:
-            await apart(self._keep, chat, title)
+            await to_thread(self._keep, chat, title)
         return title
 
     def _title(self, chat: ChatId) -> str:
@@ -48,7 +48,7 @@ class Titles:
         history, number = self._chats.place(chat)
         found = history.chats.get(number)
         branch: list[StoredMessage] = path_to({one.id: one for one in history.messages.of(number)}, found.shown)
-        return [*prompt_messages(found, branch, with_thoughts=False), {"role": "user", "content": _ASKED}]
+        return [*prompt_messages(found, branch, with_reasoning=False), {"role": "user", "content": _ASKED}]
 
     def _keep(self, chat: ChatId, title: str) -> None:
         history, number = self._chats.place(chat)

@@ -25,11 +25,11 @@ from tests.torture.killed_chats import EVIL
 from tests.tui.scripted_client import HERE, USAGE, ScriptedClient, ScriptedModels
 from tui.app import ChatApp
 from tui.client import ClientError
-from tui.engine_nouns import EngineRequest, Fit, ModelInfo, Phase, RequestId
-from tui.nouns import Attachment, ChatId, ChatSettings, Finish, Preset, ReasoningDelta, ReplyEnd, TextDelta
+from tui.engine_types import EngineRequest, Fit, ModelInfo, Phase, RequestId
 from tui.screens.chat import ChatScreen
+from tui.types import Attachment, ChatId, ChatSettings, Finish, Preset, ReasoningDelta, ReplyEnd, TextDelta
 from tui.widgets.conversation import Conversation
-from tui.widgets.folded import Thoughts
+from tui.widgets.folded import Reasoning
 
 A_CHAT = 9  # texts
 BATCH = 200  # of one run of the screens
@@ -101,8 +101,8 @@ class Visit:
         conversation = self.app.screen.query_one(Conversation)
         for chat in self.kept:
             await conversation.open(chat)
-            for thoughts in conversation.query(Thoughts):
-                thoughts.folded = False
+            for reasoning in conversation.query(Reasoning):
+                reasoning.folded = False
             await self._seen()
         for key in ("f1", "f2", "2", "f3", "f4", "ctrl+f", "ctrl+s", "ctrl+t"):
             self.app.simulate_key(key)

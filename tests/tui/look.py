@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 from tests.tui.scripted_client import HERE, USAGE, ScriptedClient, ScriptedReplies
 from tui.app import ChatApp
-from tui.nouns import (
+from tui.types import (
     ChatId,
     Finish,
     MessageId,

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Mapping
 from tests.tui.scripted_client import HERE, USAGE, ScriptedClient, ScriptedReplies
 from tests.tui.speed import drawn
 from tui.app import ChatApp
-from tui.nouns import ChatId, Finish, MessageId, ReplyEnd, ReplyEvent, ReplyStarted, Role, TextDelta
+from tui.types import ChatId, Finish, MessageId, ReplyEnd, ReplyEvent, ReplyStarted, Role, TextDelta
 from tui.widgets.conversation import Conversation
 from tui.widgets.reply_text import ReplyText
 

@@ -10,8 +10,8 @@ from textual.widgets import Label
 
 from tests.tui.scripted_client import ScriptedClient
 from tui.app import ChatApp
-from tui.nouns import ChatId
 from tui.screens.chat import ChatScreen
+from tui.types import ChatId
 from tui.widgets.composer import Composer
 from tui.widgets.conversation import Conversation
 from tui.widgets.message_view import MessageView

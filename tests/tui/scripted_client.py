@@ -10,7 +10,7 @@ from pathlib import Path
 
 from engine.token_sources import TokenSources
 from tui.client import ClientError, NotLoaded
-from tui.engine_nouns import (
+from tui.engine_types import (
     Amount,
     Download,
     EngineRequest,
@@ -23,7 +23,7 @@ from tui.engine_nouns import (
     Recommendation,
     RequestId,
 )
-from tui.nouns import (
+from tui.types import (
     Attachment,
     Chat,
     ChatId,
@@ -73,7 +73,7 @@ class ScriptedChats:
     exported: list[tuple[ChatId, Path, ExportFormat]] = field(default_factory=list)
     titled: list[ChatId] = field(default_factory=list)  # asked for their titles
     untitled: ClientError | None = None  # why there is no title
-    told: list[Notice] = field(default_factory=list)  # of the store
+    pending_notices: list[Notice] = field(default_factory=list)  # of the store
     number: int = 0
 
     def name(self) -> str:
@@ -158,7 +158,7 @@ class ScriptedChats:
         self.chats[chat] = self.deleted.pop(chat)
 
     async def notices(self) -> AsyncGenerator[Notice, None]:
-        for notice in self.told:
+        for notice in self.pending_notices:
             yield notice
 
     async def search(self, text: str) -> Sequence[SearchHit]:
@@ -269,13 +269,13 @@ class ScriptedContext:
         cost = self.summary_tokens if how is FullContext.SUMMARIZE else 0
         return TrimPlan(how, tuple(one.id for one in old), sum(len(one.text) for one in old) // 4 - cost)
 
-    async def make(self, chat: ChatId, room: TrimPlan) -> Chat:
+    async def trim(self, chat: ChatId, plan: TrimPlan) -> Chat:
         there = self.chats.chats[chat]
         summaries = there.summaries
-        if room.how is FullContext.SUMMARIZE:
+        if plan.how is FullContext.SUMMARIZE:
             await self.summarizes.wait()
-            summaries = (*summaries, Summary(room.messages[-1], "They greeted [each] other."))
-        self.chats.chats[chat] = replace(there, left_out=there.left_out | set(room.messages), summaries=summaries)
+            summaries = (*summaries, Summary(plan.messages[-1], "They greeted [each] other."))
+        self.chats.chats[chat] = replace(there, left_out=there.left_out | set(plan.messages), summaries=summaries)
         return self.chats.chats[chat]
 
 

@@ -19,7 +19,6 @@ from tests.tui.look import REPLY
 from tests.tui.pilots import Chatting
 from tests.tui.scripted_client import ScriptedClient
 from tui.app import ChatApp
-from tui.nouns import ChatId, MessageId
 from tui.screens.branches import BranchesScreen
 from tui.screens.dialog import Confirm
 from tui.screens.engine import EngineScreen
@@ -28,6 +27,7 @@ from tui.screens.full_context import FullContextScreen
 from tui.screens.help import HelpScreen
 from tui.screens.models import ModelsScreen
 from tui.screens.settings import SettingsScreen
+from tui.types import ChatId, MessageId
 from tui.widgets.budget_bar import BudgetBar
 
 FOLDER = Path(__file__).parent / "snapshots"

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Mapping
 
 from tests.tui.scripted_client import HERE, USAGE, ScriptedClient, ScriptedReplies
 from tui.app import ChatApp
-from tui.nouns import ChatId, Finish, MessageId, ReplyEnd, ReplyEvent, ReplyStarted, TextDelta
+from tui.types import ChatId, Finish, MessageId, ReplyEnd, ReplyEvent, ReplyStarted, TextDelta
 from tui.widgets.conversation import Conversation
 
 RATE = 300  # tokens a second

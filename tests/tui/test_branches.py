@@ -2,7 +2,7 @@
 
 from tests.tui.scripted_client import NOON
 from tui.branches import Branches
-from tui.nouns import Message, MessageId, Role
+from tui.types import Message, MessageId, Role
 
 
 def message(name: str, parent: str | None) -> Message:

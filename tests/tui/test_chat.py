@@ -3,7 +3,7 @@
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import HERE, USAGE, WAIT, ScriptedClient
 from tui.client import ClientError, NotLoaded
-from tui.nouns import (
+from tui.types import (
     ChatId,
     ContextBudget,
     Finish,
@@ -14,7 +14,7 @@ from tui.nouns import (
     Role,
     TextDelta,
 )
-from tui.widgets.folded import Thoughts
+from tui.widgets.folded import Reasoning
 from tui.widgets.top_bar import TopBar
 
 END = ReplyEnd(Finish.COMPLETE, USAGE)
@@ -180,12 +180,12 @@ def test_what_waits_comes_back_when_the_reply_is_stopped() -> None:
 def test_thoughts_are_folded_and_open_with_a_key() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.say("think")
-        thoughts = chat.views()[1].query_one(Thoughts)
-        assert str(thoughts.query_one("WordButtons").render()).startswith("▸ thought for ")
-        assert not thoughts.query_one(".folded-text").display
+        reasoning = chat.views()[1].query_one(Reasoning)
+        assert str(reasoning.query_one("WordButtons").render()).startswith("▸ thought for ")
+        assert not reasoning.query_one(".folded-text").display
         await chat.pilot.press("shift+tab", "ctrl+o")
-        await chat.until(lambda: thoughts.query_one(".folded-text").display)
-        assert str(thoughts.query_one(".folded-text").render()) == "Hm. [b]Well[/b]."
+        await chat.until(lambda: reasoning.query_one(".folded-text").display)
+        assert str(reasoning.query_one(".folded-text").render()) == "Hm. [b]Well[/b]."
 
     run(ScriptedClient([ReasoningDelta("Hm. "), ReasoningDelta("[b]Well[/b]."), TextDelta("Yes."), END]), flow)
 
@@ -193,10 +193,10 @@ def test_thoughts_are_folded_and_open_with_a_key() -> None:
 def test_of_long_thoughts_the_latest_are_seen_while_they_come() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.type("think")
-        await chat.until(lambda: chat.app.screen.query(Thoughts))
-        thoughts = chat.app.screen.query_one(Thoughts)
-        thoughts.folded = False
-        body = thoughts.query_one(".folded-text")
+        await chat.until(lambda: chat.app.screen.query(Reasoning))
+        reasoning = chat.app.screen.query_one(Reasoning)
+        reasoning.folded = False
+        body = reasoning.query_one(".folded-text")
         await chat.until(lambda: str(body.render()).endswith("the last one"))
         assert str(body.render()) == f"… {(long + 'the last one')[-4000:]}"
         chat.client.replies.gate.set()

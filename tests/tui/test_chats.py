@@ -6,7 +6,7 @@ from textual.widgets import OptionList
 
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import USAGE, WAIT, ScriptedClient
-from tui.nouns import ExportFormat, Finish, ReplyEnd, TextDelta
+from tui.types import ExportFormat, Finish, ReplyEnd, TextDelta
 from tui.widgets.chat_list import ChatList
 from tui.widgets.top_bar import TopBar
 

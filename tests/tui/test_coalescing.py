@@ -8,7 +8,7 @@ import pytest
 
 from tui.client import ClientError
 from tui.coalescing import coalesced, joined
-from tui.nouns import Finish, PromptProgress, ReasoningDelta, ReplyEnd, ReplyEvent, TextDelta
+from tui.types import Finish, PromptProgress, ReasoningDelta, ReplyEnd, ReplyEvent, TextDelta
 
 
 def test_neighbours_of_a_kind_become_one() -> None:
@@ -30,7 +30,7 @@ def test_joining_sanitizes_each_character_once(monkeypatch: pytest.MonkeyPatch) 
         sanitized.append(text)
         return text
 
-    monkeypatch.setattr("tui.nouns.sanitize", counted)
+    monkeypatch.setattr("tui.types.sanitize", counted)
     text = "".join(piece.text for piece in pieces)
     assert [one.text for one in joined(pieces) if isinstance(one, TextDelta)] == [text]
     assert "".join(sanitized) == text

@@ -7,10 +7,10 @@ from textual.widgets import Input, Select, TextArea
 
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import USAGE, ScriptedClient
-from tui.nouns import ChatSettings, Finish, FullContext, Preset, ReplyEnd, Sampling, TextDelta
 from tui.screens.dialog import Ask, Confirm
 from tui.screens.full_context import FullContextScreen
 from tui.screens.settings import SettingsScreen
+from tui.types import ChatSettings, Finish, FullContext, Preset, ReplyEnd, Sampling, TextDelta
 from tui.widgets.budget_bar import BudgetBar
 
 END = ReplyEnd(Finish.COMPLETE, USAGE)

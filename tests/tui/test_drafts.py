@@ -9,8 +9,8 @@ import pytest
 
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import USAGE, WAIT, ScriptedClient
-from tui.nouns import Chat, ChatId, ChatSettings, Finish, FullContext, ReplyEnd, Role, TextDelta
 from tui.screens.full_context import FullContextScreen
+from tui.types import Chat, ChatId, ChatSettings, Finish, FullContext, ReplyEnd, Role, TextDelta
 
 END = ReplyEnd(Finish.COMPLETE, USAGE)
 

@@ -8,9 +8,9 @@ from textual.widgets import Input, OptionList
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import USAGE, ScriptedClient
 from tui.extracts import Address, Code, extracts
-from tui.nouns import Finish, ReplyEnd, TextDelta
 from tui.screens.dialog import Ask, Confirm
 from tui.screens.extracts import ExtractsScreen
+from tui.types import Finish, ReplyEnd, TextDelta
 
 END = ReplyEnd(Finish.COMPLETE, USAGE)
 REPLY = """Look [here](https://a.example/%20x?y=1):

@@ -5,7 +5,7 @@ import pytest
 from engine.token_sources import TokenSources
 from tests.tui.scripted_client import USAGE
 from tui import figures
-from tui.nouns import ContextBudget, PromptProgress, Usage
+from tui.types import ContextBudget, PromptProgress, Usage
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from textual.containers import VerticalScroll
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import USAGE, ScriptedClient
 from tui.client import ClientError
-from tui.nouns import Finish, ReasoningDelta, ReplyEnd, TextDelta
+from tui.types import Finish, ReasoningDelta, ReplyEnd, TextDelta
 from tui.widgets.list_items import Items
 from tui.widgets.reply_text import ReplyText
 

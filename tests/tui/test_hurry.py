@@ -13,12 +13,12 @@ from textual.worker import WorkerFailed
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import USAGE, WAIT, Script, ScriptedClient
 from tui.commands import COMMANDS
-from tui.nouns import Finish, ReasoningDelta, ReplyEnd, TextDelta
 from tui.screens.chat import ChatScreen
 from tui.screens.help import HelpScreen
 from tui.screens.models import ModelsScreen
+from tui.types import Finish, ReasoningDelta, ReplyEnd, TextDelta
 from tui.widgets.document import Document
-from tui.widgets.folded import Thoughts
+from tui.widgets.folded import Reasoning
 from tui.widgets.growing import DocumentText
 from tui.widgets.listing import Listing
 from tui.widgets.message_view import MessageView
@@ -39,8 +39,8 @@ def reply() -> Script:
         TextDelta(" ".join(random.choices(WORDS, k=random.randrange(1, 12))) + random.choice(ENDS))
         for _ in range(random.randrange(20, 120))
     ]
-    thoughts = [ReasoningDelta(f"thought {number} ") for number in range(random.choice((0, 0, 9)))]
-    return [*thoughts, *deltas, ReplyEnd(Finish.COMPLETE, USAGE)]
+    reasoning = [ReasoningDelta(f"thought {number} ") for number in range(random.choice((0, 0, 9)))]
+    return [*reasoning, *deltas, ReplyEnd(Finish.COMPLETE, USAGE)]
 
 
 @pytest.fixture(autouse=True)
@@ -122,11 +122,11 @@ def test_who_looks_for_a_widget_while_the_program_ends_is_let_be() -> None:
 def test_thoughts_that_were_left_before_they_were_composed_show_nothing() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.type("go")
-        await chat.until(lambda: chat.app.screen.query(Thoughts))
-        thoughts = chat.app.screen.query_one(Thoughts)
-        await thoughts.remove_children()
-        thoughts.add("more", 1.0)
-        thoughts.action_fold()
+        await chat.until(lambda: chat.app.screen.query(Reasoning))
+        reasoning = chat.app.screen.query_one(Reasoning)
+        await reasoning.remove_children()
+        reasoning.add("more", 1.0)
+        reasoning.action_fold()
 
     run(ScriptedClient([ReasoningDelta("a thought"), WAIT]), flow)
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import FITS, KNOWN, LARGE, ScriptedClient
-from tui.engine_nouns import ModelInfo
+from tui.engine_types import ModelInfo
 from tui.large_downloads import about, is_asked_about
 from tui.screens.chat import ChatScreen
 from tui.screens.dialog import Confirm

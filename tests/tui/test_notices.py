@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import ScriptedChats, ScriptedClient
-from tui.nouns import Notice
+from tui.types import Notice
 from tui.widgets.top_bar import TopBar
 
 

@@ -50,9 +50,9 @@ async def settled(page: Page, pilot: Pilot[None], length: int = len(TEXT)) -> No
     while True:
         await pilot.pause(0.01)
         pieces = list(page.query_one(ReplyText).children)
-        shown = sum(len(piece.text) for room in page.query(Placeholder) for piece in room.pieces)
+        shown = sum(len(piece.text) for holder in page.query(Placeholder) for piece in holder.pieces)
         shown += sum(len(document.source) for document in page.query(Document))
-        empty = any(room.region.overlaps(page.scroll.region) for room in page.query(Placeholder))
+        empty = any(holder.region.overlaps(page.scroll.region) for holder in page.query(Placeholder))
         if pieces == before and shown == length and page.seen and not empty:
             return
         before = [*pieces]
@@ -85,7 +85,7 @@ def test_a_long_reply_is_laid_out_where_it_is_seen(grows: bool) -> None:
             await settled(page, pilot)
             assert page.seen[-1] == COUNT - 1
             height = await at_rest(pilot, lambda: page.scroll.virtual_size.height)
-            assert sum(len(room.pieces) for room in page.query(Placeholder)) > len(page.query(Document))
+            assert sum(len(holder.pieces) for holder in page.query(Placeholder)) > len(page.query(Document))
             assert height == 2 * COUNT
             assert await read_upwards(page, pilot) == [*range(COUNT)][::-1]
             assert page.scroll.virtual_size.height == height

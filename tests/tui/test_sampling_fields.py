@@ -3,7 +3,7 @@
 import pytest
 
 from tui import sampling_fields
-from tui.nouns import Sampling
+from tui.types import Sampling
 
 
 @pytest.mark.parametrize(

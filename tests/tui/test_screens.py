@@ -11,13 +11,13 @@ from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import KNOWN, USAGE, ScriptedClient
 from tui.app import ChatApp
 from tui.client import ClientError
-from tui.engine_nouns import ModelInfo, Recommendation, RequestId
-from tui.nouns import ChatSettings, Finish, ReplyEnd, TextDelta
+from tui.engine_types import ModelInfo, Recommendation, RequestId
 from tui.screens.dialog import Confirm
 from tui.screens.engine import EngineScreen
 from tui.screens.help import HelpScreen
 from tui.screens.models import ModelsScreen
 from tui.screens.settings import SettingsScreen
+from tui.types import ChatSettings, Finish, ReplyEnd, TextDelta
 from tui.widgets.code_block import CodeBlock
 from tui.widgets.listing import Listing
 from tui.widgets.top_bar import TopBar

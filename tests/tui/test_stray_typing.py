@@ -10,9 +10,9 @@ from textual.widgets import OptionList
 
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import WAIT, ScriptedClient
-from tui.nouns import ChatId, Role, TextDelta
 from tui.screens.chat import ChatScreen
 from tui.screens.dialog import Ask, Confirm
+from tui.types import ChatId, Role, TextDelta
 from tui.widgets.chat_list import ChatList
 from tui.widgets.message_view import MessageView
 

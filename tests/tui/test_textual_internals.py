@@ -13,7 +13,7 @@ from textual.widgets.markdown import MarkdownBlock, MarkdownFence
 from tests.tui.document_page import DocumentPage
 from tests.tui.pilots import Chatting, at_rest, run
 from tests.tui.scripted_client import USAGE, WAIT, ScriptedClient
-from tui.nouns import Finish, ReplyEnd, TextDelta
+from tui.types import Finish, ReplyEnd, TextDelta
 from tui.widgets.document import Document
 from tui.widgets.transcript import Transcript
 

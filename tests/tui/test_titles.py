@@ -3,7 +3,7 @@
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import USAGE, WAIT, ScriptedClient
 from tui.client import ClientError
-from tui.nouns import Finish, ReplyEnd, TextDelta
+from tui.types import Finish, ReplyEnd, TextDelta
 
 END = ReplyEnd(Finish.COMPLETE, USAGE)
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from textual.app import App, ComposeResult
 
-from tui.engine_nouns import Loading
+from tui.engine_types import Loading
 from tui.widgets.top_bar import TopBar
 
 PLACE = "/home/ann/models/Model.gguf"

@@ -11,7 +11,7 @@ from textual._compositor import Compositor
 
 from tests.tui.pilots import Chatting, at_rest, run
 from tests.tui.scripted_client import USAGE, ScriptedClient
-from tui.nouns import ChatId, Finish, MessageId, ReplyEnd, TextDelta
+from tui.types import ChatId, Finish, MessageId, ReplyEnd, TextDelta
 from tui.widgets import transcript as transcript_module
 
 COUNT = 40

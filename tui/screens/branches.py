@@ -8,9 +8,9 @@ from textual.widgets import Label, Tree
 from textual.widgets.tree import TreeNode
 
 from tui.branches import Branches
-from tui.nouns import MessageId, Role
 from tui.plain_text import single_line
 from tui.screens.dialog import Dialog
+from tui.types import MessageId, Role
 
 
 class BranchesScreen(Dialog[MessageId]):

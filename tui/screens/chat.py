@@ -18,12 +18,12 @@ from tui import commands
 from tui.client import Client
 from tui.commands import COMMANDS, Command, Owner
 from tui.drafts import Prompt
-from tui.engine_nouns import Loading
-from tui.failures import told
-from tui.nouns import ChatId, ChatSettings
+from tui.engine_types import Loading
 from tui.plain_text import is_web_address, sanitize, single_line
 from tui.screens.dialog import ask, confirm
 from tui.screens.steady import SteadyScreen
+from tui.show_errors import show_errors
+from tui.types import ChatId, ChatSettings
 from tui.widgets.chat_list import ChatList
 from tui.widgets.composer import Composer
 from tui.widgets.conversation import Conversation
@@ -102,7 +102,7 @@ class ChatScreen(SteadyScreen):
     @work(group="start", description="recommend")
     async def recommend(self) -> None:
         """Tell somebody who is new here of a better model, while the small one loads."""
-        with told(self):
+        with show_errors(self):
             if (better := await self._client.models.recommended()) is not None:
                 title = f"A better model fits this machine: {better.model}"
                 more = f"F2, then 2: p fetches it. As default: ingle config set model {better.model}"
@@ -122,7 +122,7 @@ class ChatScreen(SteadyScreen):
         """Show how a model loads. It is the one that answers, once it is loaded."""
         bar = self.query_one(TopBar)
         model = self.conversation.model
-        with told(self):
+        with show_errors(self):
             async for step in loading:
                 model = step.model if step.loaded else ""
                 bar.loading_model = step
@@ -266,7 +266,7 @@ class ChatScreen(SteadyScreen):
     @work(description="preset")
     async def action_preset(self, name: str = "") -> None:
         chat = self.conversation.chat
-        with told(self):
+        with show_errors(self):
             presets = await self._client.chats.presets()
             settings: ChatSettings | None = next((one.settings for one in presets if one.name == name), None)
             if settings is not None:

@@ -12,7 +12,7 @@ from textual.screen import ModalScreen, Screen
 from textual.widgets import Button, Input, Label
 
 from tui.client import Models
-from tui.engine_nouns import ModelInfo
+from tui.engine_types import ModelInfo
 from tui.large_downloads import about, is_asked_about
 from tui.plain_text import sanitize
 from tui.widgets.text_fields import LineField

@@ -18,10 +18,10 @@ from textual.widgets import Footer, Label, Sparkline
 
 from tui import figures
 from tui.client import ClientError, Engine
-from tui.engine_nouns import Amount, EngineRequest, EngineStatus, Phase, RequestId
-from tui.failures import told
+from tui.engine_types import Amount, EngineRequest, EngineStatus, Phase, RequestId
 from tui.plain_text import model_name, sanitize, single_line
 from tui.screens.dialog import Page, confirm
+from tui.show_errors import show_errors
 from tui.widgets.listing import Listing
 
 _WORDS = 20  # cells: " 600 MB of 1.0 GB" and longer
@@ -108,7 +108,7 @@ class EngineScreen(Page[None]):
 
     @work(exclusive=True, group="look", description="look")
     async def look(self) -> None:
-        with told(self):
+        with show_errors(self):
             try:
                 async with aclosing(self._engine.loading()) as steps:
                     async for step in steps:
@@ -159,7 +159,7 @@ class EngineScreen(Page[None]):
         request = self._requests[RequestId(chosen)]
         about = single_line(f"{request.client or 'A client'}: {request.reply_tokens:,} tokens written")
         if request.mine or await confirm(self, "Abort this request?", about, "Abort"):
-            with told(self):
+            with show_errors(self):
                 await self._engine.abort(request.id)
                 self.look()
 

@@ -10,10 +10,10 @@ from textual.widgets.option_list import Option
 from tui import figures
 from tui.branches import Branches
 from tui.client import Context
-from tui.failures import told
-from tui.nouns import ChatId, ContextBudget, FullContext, MessageId, Role, TrimPlan
 from tui.plain_text import single_line
 from tui.screens.dialog import Dialog
+from tui.show_errors import show_errors
+from tui.types import ChatId, ContextBudget, FullContext, MessageId, Role, TrimPlan
 
 _CHOICES = {
     FullContext.SUMMARIZE: "Summarize the oldest messages, and send the summary in their place",
@@ -39,7 +39,7 @@ class FullContextScreen(Dialog[TrimPlan]):
         self._port, self._chat, self._leaf = context, chat, leaf
         self._branches = branches
         self._typed, self._budget = typed, budget
-        self._rooms: dict[FullContext, TrimPlan] = {}
+        self._plans: dict[FullContext, TrimPlan] = {}
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog", can_focus=False):
@@ -55,9 +55,9 @@ class FullContextScreen(Dialog[TrimPlan]):
 
     @work
     async def plan(self) -> None:
-        with told(self):
+        with show_errors(self):
             for how in _CHOICES:
-                self._rooms[how] = await self._port.plan(self._chat, self._leaf, how, self._typed)
+                self._plans[how] = await self._port.plan(self._chat, self._leaf, how, self._typed)
             self._show(FullContext(self._chosen()))
 
     def _chosen(self) -> str:
@@ -69,17 +69,17 @@ class FullContextScreen(Dialog[TrimPlan]):
         self._show(FullContext(event.option.id))
 
     def _show(self, how: FullContext) -> None:
-        room = self._rooms.get(how)
-        self.query_one("#goes", Label).update(self._goes(room) if room else Content(""))
+        plan = self._plans.get(how)
+        self.query_one("#goes", Label).update(self._goes(plan) if plan else Content(""))
 
-    def _helps(self, room: TrimPlan) -> bool:
-        return room.tokens > 0 if self._budget is None else room.suffices(self._budget)
+    def _helps(self, plan: TrimPlan) -> bool:
+        return plan.tokens > 0 if self._budget is None else plan.suffices(self._budget)
 
-    def _goes(self, room: TrimPlan) -> Content:
-        if not self._helps(room):
+    def _goes(self, plan: TrimPlan) -> Content:
+        if not self._helps(plan):
             return Content.styled("This would not make room enough.", "bold")
-        lines = [Content.styled(f"Frees {room.tokens:,} tokens; these are not sent any more:", "bold")]
-        for name in room.messages:
+        lines = [Content.styled(f"Frees {plan.tokens:,} tokens; these are not sent any more:", "bold")]
+        for name in plan.messages:
             message = self._branches[name]
             who = "You" if message.role is Role.USER else "Reply"
             lines.append(Content(f"{who}: {single_line(message.text[:200])[:60]}"))
@@ -90,5 +90,5 @@ class FullContextScreen(Dialog[TrimPlan]):
         how = FullContext(event.option.id)
         if how is FullContext.STOP:
             self.dismiss(None)
-        elif how in self._rooms and self._helps(self._rooms[how]):
-            self.dismiss(self._rooms[how])
+        elif how in self._plans and self._helps(self._plans[how]):
+            self.dismiss(self._plans[how])

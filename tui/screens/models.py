@@ -14,11 +14,11 @@ from textual.widgets import DataTable, Footer, Input, Label, Tab, Tabs
 from tui import figures
 from tui.client import ClientError, Models
 from tui.downloads import Downloads
-from tui.engine_nouns import Download, Finds, ModelInfo
-from tui.failures import told
+from tui.engine_types import Download, Finds, ModelInfo
 from tui.large_downloads import FIT_BY_SIZE, can_load
 from tui.plain_text import shortened, single_line
 from tui.screens.dialog import Page, confirm, may_fetch
+from tui.show_errors import show_errors
 from tui.widgets.listing import Listing
 from tui.widgets.text_fields import LineField
 
@@ -102,7 +102,7 @@ class ModelsScreen(Page[str]):
     @work(exclusive=True, group="list", description="list")
     async def reload(self) -> None:
         """Read the list anew."""
-        with told(self):
+        with show_errors(self):
             try:
                 finds = await self._found()
             except ClientError:
@@ -255,7 +255,7 @@ class ModelsScreen(Page[str]):
     @work(exclusive=True, group="fetch", description="fetch")
     async def fetch(self, model: ModelInfo) -> None:
         """Begin a download, or go on with it; one that is large, or of no use here, once the user agrees."""
-        with told(self):
+        with show_errors(self):
             if await may_fetch(self, self._models, model, self._fits.get(model.name, "")):
                 self._downloads.start(model)
 
@@ -268,7 +268,7 @@ class ModelsScreen(Page[str]):
         if model.loaded:
             question = "Delete the model that answers now? It is gone from this machine, and cannot be loaded again."
         if await confirm(self, question, model.name, "Delete"):
-            with told(self):
+            with show_errors(self):
                 await self._models.delete(model.name)
                 self.reload()
 

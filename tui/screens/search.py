@@ -10,10 +10,10 @@ from textual.widgets import Input, Label, OptionList
 from textual.widgets.option_list import Option
 
 from tui.client import Chats
-from tui.failures import told
-from tui.nouns import SearchHit
 from tui.plain_text import single_line
 from tui.screens.dialog import Dialog
+from tui.show_errors import show_errors
+from tui.types import SearchHit
 from tui.widgets.text_fields import LineField
 
 _PAUSE = 0.15  # seconds without a key before what is typed is searched for
@@ -43,7 +43,7 @@ class SearchScreen(Dialog[SearchHit]):
     @work(exclusive=True)
     async def search(self, text: str) -> None:
         await asyncio.sleep(_PAUSE)
-        with told(self):
+        with show_errors(self):
             self._hits = list(await self._chats.search(text)) if text else []
             self._show(text)
 

@@ -11,10 +11,10 @@ from textual.widgets import Button, Footer, Input, Label, Select, TextArea
 
 from tui import sampling_fields
 from tui.client import Chats
-from tui.failures import told
-from tui.nouns import ChatSettings, FullContext, Preset
 from tui.plain_text import sanitize, single_line
 from tui.screens.dialog import Dialog, ask, confirm
+from tui.show_errors import show_errors
+from tui.types import ChatSettings, FullContext, Preset
 from tui.widgets.text_fields import LineField, TextField
 
 _FULL = (
@@ -69,7 +69,7 @@ class SettingsScreen(Dialog[ChatSettings]):
 
     @work(exclusive=True)
     async def load_presets(self) -> None:
-        with told(self):
+        with show_errors(self):
             self._presets = await self._chats.presets()
             names = [(single_line(preset.name), preset.name) for preset in self._presets]
             self.query_one("#preset", Select).set_options(names)
@@ -113,7 +113,7 @@ class SettingsScreen(Dialog[ChatSettings]):
     async def action_keep_preset(self) -> None:
         settings = self._typed()
         if settings is not None and (name := await ask(self, "Name of the preset")):
-            with told(self):
+            with show_errors(self):
                 await self._chats.keep_preset(Preset(single_line(name), settings))
                 self.load_presets()
 
@@ -123,6 +123,6 @@ class SettingsScreen(Dialog[ChatSettings]):
         if not isinstance(name, str):
             self.app.notify("Choose the preset first.", markup=False)
         elif await confirm(self, "Delete this preset?", name, "Delete"):
-            with told(self):
+            with show_errors(self):
                 await self._chats.delete_preset(name)
                 self.load_presets()

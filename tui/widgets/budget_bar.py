@@ -6,7 +6,7 @@ from textual.reactive import reactive
 from textual.widget import Widget
 
 from tui import figures
-from tui.nouns import ContextBudget
+from tui.types import ContextBudget
 
 _PARTS = (("system", "█"), ("history", "▓"), ("reserve", "▒"))  # also apart from one another without colours
 

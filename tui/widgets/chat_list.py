@@ -13,10 +13,10 @@ from textual.widgets import Label, OptionList
 from textual.widgets.option_list import Option
 
 from tui.client import Chats
-from tui.failures import told
-from tui.nouns import ChatId, ChatSummary, ExportFormat
 from tui.plain_text import single_line
 from tui.screens.dialog import ask, confirm
+from tui.show_errors import show_errors
+from tui.types import ChatId, ChatSummary, ExportFormat
 
 _UNDO = "/undo brings it back until you quit."
 
@@ -85,21 +85,21 @@ class ChatList(Vertical):
     @work(exclusive=True, group="chat-list")
     async def reload(self) -> None:
         """Read the list anew."""
-        with told(self):
+        with show_errors(self):
             found = await self._chats.summaries(archived=self._archived)
             self._summaries = {summary.id: summary for summary in found}
             self._show()
 
     def _show(self) -> None:
         options = self.query_one(OptionList)
-        highlighted, place = self._highlighted(), options.highlighted
+        highlighted, index = self._highlighted(), options.highlighted
         options.clear_options()
         options.add_options(Option(self._line(summary), id=summary.id) for summary in self._summaries.values())
         keep = highlighted if highlighted in self._summaries else self._open
         if keep in self._summaries:
             options.highlighted = list(self._summaries).index(keep)
         elif highlighted is not None and self._summaries:  # that chat is gone: stay where it was
-            options.highlighted = min(place or 0, len(self._summaries) - 1)
+            options.highlighted = min(index or 0, len(self._summaries) - 1)
         self.query_one("#chats-title", Label).update("Archive" if self._archived else "Chats")
 
     def _line(self, summary: ChatSummary) -> Content:
@@ -113,8 +113,8 @@ class ChatList(Vertical):
 
     def _highlighted(self) -> ChatId | None:
         options = self.query_one(OptionList)
-        place = options.highlighted
-        return None if place is None else ChatId(options.get_option_at_index(place).id or "")
+        index = options.highlighted
+        return None if index is None else ChatId(options.get_option_at_index(index).id or "")
 
     def _meant(self) -> ChatId | None:
         """The chat that an action is about."""
@@ -147,14 +147,14 @@ class ChatList(Vertical):
         before = self._summaries[chat].title if chat in self._summaries else ""
         new = single_line(title) or await ask(self, "Title of this chat", before)
         if new:
-            with told(self):
+            with show_errors(self):
                 await self._chats.rename(chat, new)
                 self.post_message(self.Renamed(chat, new))
                 self.reload()
 
     @work
     async def action_pin(self) -> None:
-        with told(self):
+        with show_errors(self):
             if (summary := await self._meant_summary()) is not None:
                 await self._chats.pin(summary.id, not summary.pinned)
                 self.app.notify("Not pinned any more." if summary.pinned else "Pinned.", markup=False)
@@ -162,7 +162,7 @@ class ChatList(Vertical):
 
     @work
     async def action_archive(self) -> None:
-        with told(self):
+        with show_errors(self):
             if (summary := await self._meant_summary()) is not None:
                 await self._chats.archive(summary.id, not summary.archived)
                 done = "Back from the archive." if summary.archived else "In the archive, which /archived lists."
@@ -184,14 +184,14 @@ class ChatList(Vertical):
     @work
     async def action_confirm_deletion(self) -> None:
         """Ask before a key deletes a chat. /delete does not ask: it is too long to be typed by accident."""
-        with told(self):
+        with show_errors(self):
             if (summary := await self._meant_summary()) is not None:
                 about = f"{single_line(summary.title) or 'New chat'}\n\n{_UNDO}"
                 if await confirm(self, "Delete this chat?", about, "Delete"):
                     await self._delete(summary.id)
 
     async def _delete(self, chat: ChatId) -> None:
-        with told(self):
+        with show_errors(self):
             await self._chats.delete(chat)
             self._deleted.append(chat)
             self.app.notify(f"Deleted. {_UNDO}", markup=False)
@@ -203,7 +203,7 @@ class ChatList(Vertical):
         if not self._deleted:
             self.app.notify("Nothing was deleted.", markup=False)
             return
-        with told(self):
+        with show_errors(self):
             chat = self._deleted[-1]
             await self._chats.undelete(chat)
             self._deleted.pop()
@@ -219,7 +219,7 @@ class ChatList(Vertical):
         if wanted:
             target = Path(wanted).expanduser().absolute()
             form = ExportFormat.JSON if target.suffix == ".json" else ExportFormat.MARKDOWN
-            with told(self):
+            with show_errors(self):
                 await self._chats.export(chat, target, form)
                 self.app.notify(f"Written to {target}", markup=False)
 
@@ -227,7 +227,7 @@ class ChatList(Vertical):
     async def action_import(self, path: str = "") -> None:
         wanted = path or await ask(self, "Read chats from which file?", hint="*.json")
         if wanted:
-            with told(self):
+            with show_errors(self):
                 found = await self._chats.import_chats(Path(wanted).expanduser().absolute())
                 self.app.notify(f"Imported: {len(found)}", markup=False)
                 self.reload()

@@ -18,9 +18,9 @@ from textual.widgets import Label, TextArea
 from tui import commands
 from tui.client import Client, NotLoaded
 from tui.drafts import Drafts, Prompt, attachment
-from tui.failures import told
-from tui.nouns import Attachment
 from tui.open_chat import OpenChat
+from tui.show_errors import show_errors
+from tui.types import Attachment
 from tui.widgets.budget_bar import BudgetBar
 from tui.widgets.prompt_area import PromptArea
 from tui.widgets.text_fields import WordButtons, word
@@ -102,7 +102,7 @@ class Composer(Vertical):
     @work(description="price")
     async def price(self, attached: Attached) -> None:
         """Find out what an attachment costs. That no model is there to say it has been told."""
-        with told(self), suppress(NotLoaded):
+        with show_errors(self), suppress(NotLoaded):
             attached.tokens = await self._client.replies.count_tokens(attached.attachment.text)
             self._show_attached()
 
@@ -110,7 +110,7 @@ class Composer(Vertical):
 
     async def start(self) -> None:
         """What was sent and typed before; unless something has been typed already."""
-        with told(self):
+        with show_errors(self):
             self.area.remember(await self._client.chats.inputs())
             draft = await self.drafts.of_window()
             if self._chat.id is None and not self.area.text:
@@ -128,7 +128,7 @@ class Composer(Vertical):
     async def keep_draft(self) -> None:
         """At once; not between two chats."""
         if not self.is_leaving:
-            with told(self):
+            with show_errors(self):
                 await self.drafts.keep(self._chat, self.draft, self.sending)
 
     async def take_in(self) -> None:
@@ -150,7 +150,7 @@ class Composer(Vertical):
         chat, left, sending = self._chat, self.draft, self.sending
         self.is_leaving = True
         self.write(Prompt())
-        with told(self):
+        with show_errors(self):
             await self.drafts.keep(chat, left, sending)
         return left
 
@@ -172,7 +172,7 @@ class Composer(Vertical):
         """Keep the draft and show how full the context is, in a moment."""
         await asyncio.sleep(_PAUSE)
         await self.keep_draft()
-        with told(self), suppress(NotLoaded):
+        with show_errors(self), suppress(NotLoaded):
             budget = await self._client.context.budget(self._chat.id, self._chat.leaf, self.prompt.all_text)
             for bar in self.query(BudgetBar):  # none, while the screen is closed
                 bar.budget = budget
@@ -197,7 +197,7 @@ class Composer(Vertical):
             self.sending = None
             await self.keep_draft()
         else:
-            with told(self):
+            with show_errors(self):
                 await self.drafts.keep(chat, self.drafts.rest(chat.id))
 
     async def put_back(self, chat: OpenChat, prompt: Prompt) -> None:
@@ -208,10 +208,10 @@ class Composer(Vertical):
             self.take_back_queue()
             await self.keep_draft()
         elif chat.id is None:
-            with told(self):
+            with show_errors(self):
                 await self.drafts.part(chat, prompt)
         else:
-            with told(self):
+            with show_errors(self):
                 await self.drafts.keep(chat, Prompt.of([prompt, self.drafts.rest(chat.id)]))
 
     def take_back_queue(self) -> None:
@@ -283,7 +283,7 @@ class Composer(Vertical):
 
     def attach_path(self, path: Path) -> None:
         """Put the file at `path` beside the text."""
-        with told(self):
+        with show_errors(self):
             self.attach(attachment(path))
 
     @on(PromptArea.DetachAsked)

@@ -17,9 +17,13 @@ from textual.worker import Worker
 
 from tui.client import Client, ClientError, NotLoaded
 from tui.drafts import Prompt
-from tui.failures import tell, told
-from tui.making_room import MakingRoom
-from tui.nouns import (
+from tui.open_chat import OpenChat
+from tui.replying import Replying
+from tui.running_replies import RunningReplies
+from tui.screens.full_context import FullContextScreen
+from tui.show_errors import show_error, show_errors
+from tui.trimming import ContextTrimmer
+from tui.types import (
     Chat,
     ChatId,
     ChatSettings,
@@ -35,10 +39,6 @@ from tui.nouns import (
     TextDelta,
     TrimPlan,
 )
-from tui.open_chat import OpenChat
-from tui.replying import Replying
-from tui.running_replies import RunningReplies
-from tui.screens.full_context import FullContextScreen
 from tui.widgets.composer import Composer
 from tui.widgets.message_view import MessageView
 from tui.widgets.prompt_area import PromptArea
@@ -87,7 +87,7 @@ class Conversation(Vertical):
         self._replies = RunningReplies(
             client.replies, self._stream, lambda *came: self.post_message(self.ReplyCame(*came))
         )
-        self._room = MakingRoom(client.context, self._choose_room, self._show_room, self._tell_activity)
+        self._trimmer = ContextTrimmer(client.context, self._choose_trim, self._show_trimmed, self._tell_activity)
         self._asking_again = False
         self._editing: Message | None = None
         self._switching = asyncio.Lock()  # one chat after the other is opened
@@ -150,7 +150,7 @@ class Conversation(Vertical):
 
     async def configure(self, chat: OpenChat, settings: ChatSettings) -> None:
         """Other settings for a chat that is open, or was when it was asked for them."""
-        with told(self):
+        with show_errors(self):
             if chat.id is not None:
                 await self._client.chats.configure(chat.id, settings)
             chat.settings = settings
@@ -166,7 +166,7 @@ class Conversation(Vertical):
         async with self._switching:
             self._editing = None
             left = await self.composer.leave()
-            with told(self):
+            with show_errors(self):
                 yield left
             if self.composer.is_leaving:
                 self.composer.arrive(left)
@@ -215,7 +215,7 @@ class Conversation(Vertical):
         chat, edited = self.chat, self._editing
         self._editing = None
         message: Message | None = None
-        with told(self):
+        with show_errors(self):
             message = await self._keep(chat, prompt, edited)
         if message is not None:
             await self._follow(chat, message)
@@ -240,7 +240,7 @@ class Conversation(Vertical):
         """The message once it is on the disk; None where the person did not want it sent."""
         chats = self._client.chats
         if chat.id is None:
-            await self._has_room(chat, None, prompt.all_text)  # else there is no chat yet
+            await self._ensure_room(chat, None, prompt.all_text)  # else there is no chat yet
             chat.summary = (await chats.create(chat.settings, private=chat.private)).summary
             await self.composer.drafts.begun(chat)
             self._tell()
@@ -250,7 +250,7 @@ class Conversation(Vertical):
         if edited is not None and edited.role is Role.ASSISTANT:
             return await chats.rewrite(name, edited.id, prompt.text)
         parent = chat.leaf if edited is None else edited.parent
-        if not await self._has_room(chat, parent, prompt.all_text):
+        if not await self._ensure_room(chat, parent, prompt.all_text):
             return None
         return await chats.add(name, parent, prompt.text, prompt.attachments)
 
@@ -272,7 +272,7 @@ class Conversation(Vertical):
             self._replies.fail(replying, event)
             self._tell_failure(replying.chat, replying.to)
             if self.model or not isinstance(event, NotLoaded):
-                tell(self, event)
+                show_error(self, event)
             await self._ended(replying)
             return
         replying.take(event)
@@ -280,7 +280,7 @@ class Conversation(Vertical):
             await self._show_event(replying, event)
         if isinstance(event, ReplyEnd):
             if event.error:
-                tell(self, ClientError(event.error))
+                show_error(self, ClientError(event.error))
             await self._ended(replying)
 
     def _tell_failure(self, chat: ChatId, to: MessageId) -> None:
@@ -313,7 +313,7 @@ class Conversation(Vertical):
         if isinstance(event, TextDelta) and view is not None:
             view.grow(event.text)
         elif isinstance(event, ReasoningDelta) and view is not None:
-            await view.think(event.text, replying.thought_seconds)
+            await view.add_reasoning(event.text, replying.reasoning_seconds)
         self._tell_activity(replying.activity)
 
     async def _ended(self, replying: Replying) -> None:
@@ -348,7 +348,7 @@ class Conversation(Vertical):
     async def action_stop(self) -> None:
         """Stop the reply, in whatever phase, or a summary; without one, leave what is being edited."""
         replying = self.replying
-        if replying is None and self._room.stop():
+        if replying is None and self._trimmer.stop():
             return
         if replying is None:
             self._end_editing()
@@ -363,7 +363,7 @@ class Conversation(Vertical):
     @work(group="stop")
     async def stop_gently(self, replying: Replying, message: MessageId) -> None:
         """The engine says what it has done, if it does so soon."""
-        with told(self):
+        with show_errors(self):
             await self._client.replies.stop(message)
         await asyncio.sleep(_PATIENCE)
         await self._cut_off(replying)
@@ -422,8 +422,8 @@ class Conversation(Vertical):
     async def ask_again(self, to: MessageId) -> None:
         """As a message is sent, but for the message."""
         chat, has_room = self.chat, False
-        with told(self):
-            has_room = await self._has_room(chat, to, "")
+        with show_errors(self):
+            has_room = await self._ensure_room(chat, to, "")
         self._asking_again = False
         if chat is self.chat and has_room:
             await self.transcript.cut_behind(to)
@@ -441,17 +441,17 @@ class Conversation(Vertical):
     async def step_branch(self, event: MessageView.BranchAsked) -> None:
         if not self._is_here(event.message):
             return
-        place = [message.id for message in self.chat.path()].index(event.message.id)
+        index = [message.id for message in self.chat.path()].index(event.message.id)
         leaf = self.chat.branches.beside(event.message.id, event.step)
         if leaf is not None:
-            await self.show_branch(leaf, self.chat.branches.path(leaf)[place].id)
+            await self.show_branch(leaf, self.chat.branches.path(leaf)[index].id)
 
     async def show_branch(self, leaf: MessageId, at: MessageId) -> None:
         """Another branch of the open chat. What the engine knows of it, it need not read again."""
         chat = self.chat
         if self._busy() or chat.id is None:
             return
-        with told(self):
+        with show_errors(self):
             await self._client.chats.show_branch(chat.id, leaf)
             chat.leaf = leaf
             if chat is self.chat:
@@ -469,27 +469,27 @@ class Conversation(Vertical):
 
     # --- the context
 
-    async def _has_room(self, chat: OpenChat, leaf: MessageId | None, typed: str) -> bool:
+    async def _ensure_room(self, chat: OpenChat, leaf: MessageId | None, typed: str) -> bool:
         """Whether this and a reply fit behind `leaf`, once room is made; without a model nobody knows."""
-        return not self.model or await self._room.has_room(chat.id, leaf, typed, chat.settings.full_context)
+        return not self.model or await self._trimmer.ensure_room(chat.id, leaf, typed, chat.settings.full_context)
 
-    async def _choose_room(
+    async def _choose_trim(
         self, chat: ChatId, leaf: MessageId | None, typed: str = "", budget: ContextBudget | None = None
     ) -> TrimPlan | None:
         """What the person lets go."""
         dialog = FullContextScreen(self._client.context, chat, leaf, self.chat.branches, typed, budget)
         return await self.app.push_screen_wait(dialog)
 
-    async def _show_room(self, changed: Chat) -> None:
+    async def _show_trimmed(self, changed: Chat) -> None:
         if self.chat.id == changed.summary.id:
             self.chat.leave_out(changed)
             await self._show(self.chat, None)
 
-    @work(group="room", exclusive=True)
-    async def action_make_room(self) -> None:
+    @work(group="trim", exclusive=True)
+    async def action_trim_context(self) -> None:
         """Make room before it is needed."""
         chat = self.chat.id
         if chat is not None and self.chat.leaf is not None:
-            with told(self):
-                if (room := await self._choose_room(chat, self.chat.leaf)) is not None:
-                    await self._room.make(chat, room)
+            with show_errors(self):
+                if (plan := await self._choose_trim(chat, self.chat.leaf)) is not None:
+                    await self._trimmer.trim(chat, plan)

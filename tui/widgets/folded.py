@@ -50,7 +50,7 @@ class Folded(Vertical):
         return beginning(self._text.strip(), _LONGEST)
 
 
-class Thoughts(Folded):
+class Reasoning(Folded):
     """The thoughts of one reply, with their time; they may still grow."""
 
     def __init__(self, text: str, seconds: float, *, finished: bool) -> None:

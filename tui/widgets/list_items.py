@@ -42,10 +42,10 @@ def _lines(items: Sequence[Item], width: int) -> list[Content]:
     lines = []
     for item in items:
         bullet = Content.styled(item.bullet, _BULLET)
-        room = max(1, width - bullet.cell_length)
-        inner = [line for part in item.parts for line in _lines_of(part, room)] or [Content("")]
+        inner_width = max(1, width - bullet.cell_length)
+        inner = [line for part in item.parts for line in _lines_of(part, inner_width)] or [Content("")]
         hanging = Content(" " * bullet.cell_length)
-        lines += [Content("").join([hanging if place else bullet, line]) for place, line in enumerate(inner)]
+        lines += [Content("").join([hanging if index else bullet, line]) for index, line in enumerate(inner)]
     return lines
 
 

@@ -21,10 +21,10 @@ class Listing(DataTable[Text]):
 
     def show(self, rows: Mapping[str, Sequence[Text]]) -> None:
         """Other rows, by key."""
-        chosen, place = self.chosen, self.cursor_row
+        chosen, row = self.chosen, self.cursor_row
         self.clear()
         for key, cells in rows.items():
             self.add_row(*cells, key=key)
-        self.move_cursor(row=[*rows].index(chosen) if chosen is not None and chosen in rows else place)
+        self.move_cursor(row=[*rows].index(chosen) if chosen is not None and chosen in rows else row)
         # Columns are measured later: lines that are drawn before would stay as narrow as they are then.
         self.call_after_refresh(self.notify_style_update)

@@ -11,9 +11,9 @@ from textual.message import Message as Posted
 from textual.widgets import Label, Static
 
 from tui import figures
-from tui.nouns import Message, MessageId, Role
 from tui.plain_text import beginning, model_name
-from tui.widgets.folded import Folded, Thoughts
+from tui.types import Message, MessageId, Role
+from tui.widgets.folded import Folded, Reasoning
 from tui.widgets.growing import Column
 from tui.widgets.text_fields import WordButtons, word
 
@@ -38,7 +38,7 @@ class MessageView(Column, can_focus=True):
         Binding("left", "branch(-1)", "Branch ‹"),
         Binding("right", "branch(1)", "Branch ›"),
         Binding("enter", "extracts", "Code, links"),
-        Binding("ctrl+o", "unfold", "Thoughts, summary", show=False),
+        Binding("ctrl+o", "unfold", "Reasoning, summary", show=False),
         Binding("up", "neighbour(-1)", "Message above", show=False),
         Binding("down", "neighbour(1)", "Message below", show=False),
     ]
@@ -86,7 +86,7 @@ class MessageView(Column, can_focus=True):
         message = self.message
         yield MessageHeader(self._header())
         if message.reasoning:
-            yield Thoughts(message.reasoning, message.reasoning_seconds, finished=bool(message.text or message.finish))
+            yield Reasoning(message.reasoning, message.reasoning_seconds, finished=bool(message.text or message.finish))
         if message.role is Role.ASSISTANT:
             from tui.widgets.reply_text import ReplyText
 
@@ -106,8 +106,8 @@ class MessageView(Column, can_focus=True):
             ("You" if mine else model_name(message.model) or "Model", "bold")
         ]
         if len(self._siblings) > 1:
-            place = f" {self._siblings.index(message.id) + 1}/{len(self._siblings)} "
-            parts += ["  ", word("‹", "branch(-1)"), place, word("›", "branch(1)")]
+            position = f" {self._siblings.index(message.id) + 1}/{len(self._siblings)} "
+            parts += ["  ", word("‹", "branch(-1)"), position, word("›", "branch(1)")]
         if self._left_out:
             parts.append(("  not sent any more", "italic"))
         parts += ["  ", word("copy", "copy"), "  ", word("edit", "edit") if mine else word("again", "regenerate")]
@@ -151,14 +151,14 @@ class MessageView(Column, can_focus=True):
         for text in self.query(ReplyText):
             text.finish()
 
-    async def think(self, text: str, seconds: float) -> None:
+    async def add_reasoning(self, text: str, seconds: float) -> None:
         """More of what the model thinks."""
         if not self.children:
             self.message = replace(self.message, reasoning=self.message.reasoning + text, reasoning_seconds=seconds)
-        elif found := self.query(Thoughts):
+        elif found := self.query(Reasoning):
             found.first().add(text, seconds)
         else:
-            await self.mount(Thoughts(text, seconds, finished=False), after=0)
+            await self.mount(Reasoning(text, seconds, finished=False), after=0)
 
     def renew(self, message: Message, siblings: tuple[MessageId, ...]) -> None:
         """All but the texts, which have been shown as they came."""
@@ -170,8 +170,8 @@ class MessageView(Column, can_focus=True):
         if message.finish is not None:
             self._finish_text()
         if message.text or message.finish is not None:
-            for thoughts in self.query(Thoughts):
-                thoughts.finish(message.reasoning_seconds)
+            for reasoning in self.query(Reasoning):
+                reasoning.finish(message.reasoning_seconds)
 
     # --- what can be asked for
 

@@ -72,14 +72,14 @@ class PromptArea(TextField):
         self.cursor_blink = False  # each time all of it would be drawn, and whatever stands beside it
         self._inputs: list[str] = []  # the newest last
         self._private: list[str] | None = None  # those of a private chat that is open
-        self._place = 0  # of the input that is shown; behind the last one: a new one
+        self._index = 0  # of the input that is shown; behind the last one: a new one
         self._unsent: dict[int, str] = {}  # what was typed at other places
 
     def remember(self, inputs: Sequence[str]) -> None:
         """What was sent before the start; the newest first."""
         self._inputs[:0] = [sanitize(text) for text in reversed(inputs)]
-        self._place += len(inputs)
-        self._unsent = {place + len(inputs): text for place, text in self._unsent.items()}
+        self._index += len(inputs)
+        self._unsent = {index + len(inputs): text for index, text in self._unsent.items()}
 
     def change_chat(self, *, is_private: bool) -> None:
         """What was sent in a private chat is forgotten when it is left."""
@@ -87,7 +87,7 @@ class PromptArea(TextField):
         self.border_title = "Private" if is_private else ""
         self.placeholder = _PRIVATE_PLACEHOLDER if is_private else _PLACEHOLDER
         self._private = [] if is_private else None
-        self._place = len(self._earlier)
+        self._index = len(self._earlier)
 
     @property
     def _earlier(self) -> list[str]:
@@ -97,7 +97,7 @@ class PromptArea(TextField):
     def draft(self) -> str:
         """What is typed and not sent: not an earlier input that is only looked at."""
         inputs = [*self._earlier, ""]
-        is_looked_at = self.text and self.text == inputs[self._place]
+        is_looked_at = self.text and self.text == inputs[self._index]
         return self._unsent.get(len(inputs) - 1, "") if is_looked_at else self.text
 
     def write(self, text: str) -> None:
@@ -115,7 +115,7 @@ class PromptArea(TextField):
         for text in self._unsent.values():
             self._append(text)
         self._unsent.clear()
-        self._place = len(self._earlier)
+        self._index = len(self._earlier)
 
     def _append(self, text: str) -> None:
         if text.strip() and self._earlier[-1:] != [text]:
@@ -176,14 +176,14 @@ class PromptArea(TextField):
                 self.insert(" " * (self.indent_width - column % self.indent_width))
 
     def action_up(self) -> None:
-        if self.cursor_at_first_line and self._place > 0:
-            self._show_input(self._place - 1)
+        if self.cursor_at_first_line and self._index > 0:
+            self._show_input(self._index - 1)
         else:
             self.action_cursor_up()
 
     def action_down(self) -> None:
-        if self.cursor_at_last_line and self._place < len(self._earlier):
-            self._show_input(self._place + 1)
+        if self.cursor_at_last_line and self._index < len(self._earlier):
+            self._show_input(self._index + 1)
         else:
             self.action_cursor_down()
 
@@ -195,12 +195,12 @@ class PromptArea(TextField):
         else:
             self.action_cursor_page_down()
 
-    def _show_input(self, place: int) -> None:
+    def _show_input(self, index: int) -> None:
         inputs = [*self._earlier, ""]
-        if self.text != inputs[self._place]:
-            self._unsent[self._place] = self.text
-        self._place = place
-        self._show(self._unsent.pop(place, inputs[place]))
+        if self.text != inputs[self._index]:
+            self._unsent[self._index] = self.text
+        self._index = index
+        self._show(self._unsent.pop(index, inputs[index]))
 
     def _show(self, text: str) -> None:
         self.load_text(text)

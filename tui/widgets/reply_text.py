@@ -124,8 +124,8 @@ class ReplyText(Column):
 
     def _beside(self, child: Widget) -> tuple[Placeholder | None, Placeholder | None]:
         """The room right above, and right below."""
-        place = self.children.index(child)
-        above, below = self.children[max(0, place - 1) : place], self.children[place + 1 : place + 2]
+        index = self.children.index(child)
+        above, below = self.children[max(0, index - 1) : index], self.children[index + 1 : index + 2]
         return (
             next((one for one in above if isinstance(one, Placeholder)), None),
             next((one for one in below if isinstance(one, Placeholder)), None),
@@ -133,20 +133,20 @@ class ReplyText(Column):
 
     async def _unfold(self, piece: DocumentText) -> None:
         """It becomes a document, between the room of what is above it and of what is below."""
-        room = next((one for one in self.children if isinstance(one, Placeholder) and piece in one.pieces), None)
-        if room is None:
+        holder = next((one for one in self.children if isinstance(one, Placeholder) and piece in one.pieces), None)
+        if holder is None:
             return
-        place, height = room.pieces.index(piece), piece.height(self.size.width)
-        above, below = room.pieces[:place], room.pieces[place + 1 :]
+        index, height = holder.pieces.index(piece), piece.height(self.size.width)
+        above, below = holder.pieces[:index], holder.pieces[index + 1 :]
         document = Document(piece.text, adjoined=piece.adjoined)
         if above:
-            await self.mount(document, *([Placeholder(below)] if below else ()), after=room)
-            room.keep(above)
+            await self.mount(document, *([Placeholder(below)] if below else ()), after=holder)
+            holder.keep(above)
         else:
-            await self.mount(document, before=room)
-            room.keep(below)
+            await self.mount(document, before=holder)
+            holder.keep(below)
             if not below:
-                await room.remove()
+                await holder.remove()
         self._unfolded = document, height
 
     # --- what comes

@@ -87,6 +87,6 @@ def _row(cells: Sequence[Content], columns: Sequence[tuple[int, Side]]) -> list[
 
 
 def _aligned(part: Content, width: int, side: Side) -> Content:
-    room = max(0, width - part.cell_length)
-    left = {"left": 0, "center": room // 2, "right": room}[side]
-    return part.pad_left(left).pad_right(room - left)
+    spare = max(0, width - part.cell_length)
+    left = {"left": 0, "center": spare // 2, "right": spare}[side]
+    return part.pad_left(left).pad_right(spare - left)

@@ -5,7 +5,7 @@ from textual.reactive import reactive
 from textual.widget import Widget
 
 from tui import figures
-from tui.engine_nouns import Loading
+from tui.engine_types import Loading
 from tui.plain_text import model_name, single_line
 
 
@@ -24,10 +24,10 @@ class TopBar(Widget):
         left = single_line(self.chat_title) if self.is_saved else f"Not saved: {single_line(self.chat_title)}"
         if self.activity:
             left = f"{left}  {self.activity}"
-        room = self.size.width - 2
-        if len(left) + len(right) + 2 > room and self.address:
+        width = self.size.width - 2
+        if len(left) + len(right) + 2 > width and self.address:
             right = self._model()
-        space = room - len(right)
+        space = width - len(right)
         left = left if len(left) < space else left[: max(0, space - 2)] + "…"
         return Content.assemble(" ", (left.ljust(space), "bold"), (right, "$text-muted"), " ")
 

@@ -11,7 +11,7 @@ from textual.geometry import Region, Size
 from textual.screen import Screen
 from textual.strip import Strip
 
-from tui.nouns import Message, MessageId
+from tui.types import Message, MessageId
 from tui.widgets.growing import Column, alike, size_by_layout, stay
 from tui.widgets.message_view import MessageView
 
@@ -24,7 +24,7 @@ Siblings = Callable[[MessageId], tuple[MessageId, ...]]
 
 
 class Transcript(VerticalScroll, can_focus=False):
-    """A window over the path: `_first` is the place of its first message that is mounted, `_end` is behind the last.
+    """A window over the path: `_first` is the index of its first message that is mounted, `_end` is behind the last.
 
     They are told before anything is waited for, so that who looks meanwhile sees the window that is to be.
     """
@@ -74,10 +74,10 @@ class Transcript(VerticalScroll, can_focus=False):
         self.workers.cancel_group(self, _WINDOW)
         self._arriving = None
         self._path, self._siblings, self._left_out = list(path), siblings, left_out
-        place = None if at is None else self._place(at)
+        index = None if at is None else self._index_of(at)
         self._moving = True
-        self._first = self._back_from(len(self._path) if place is None else place)
-        self._end = len(self._path) if place is None else self._on_from(place)
+        self._first = self._back_from(len(self._path) if index is None else index)
+        self._end = len(self._path) if index is None else self._on_from(index)
         with self.app.batch_update():
             await self._messages.remove_children()
             await self._messages.mount_all(self._views(self._first, self._end))
@@ -102,8 +102,8 @@ class Transcript(VerticalScroll, can_focus=False):
     async def cut_behind(self, message: MessageId | None) -> None:
         """Show the branch as far as `message`; behind None, nothing."""
         async with self._changing:
-            place = None if message is None else self._place(message)
-            end = 0 if place is None else place + 1
+            index = None if message is None else self._index_of(message)
+            end = 0 if index is None else index + 1
             if end <= self._first:
                 await self._show(self._path[:end], self._siblings, self._left_out)
             else:
@@ -113,10 +113,10 @@ class Transcript(VerticalScroll, can_focus=False):
 
     def renew(self, message: Message) -> None:
         """Tell a message anew, whether it is mounted or not."""
-        place = self._place(message.id)
-        if place is None:
+        index = self._index_of(message.id)
+        if index is None:
             return
-        self._path[place] = message
+        self._path[index] = message
         if (view := self.view(message.id)) is not None:
             view.renew(message, self._siblings(message.id))
 
@@ -126,8 +126,8 @@ class Transcript(VerticalScroll, can_focus=False):
 
     def focus_beside(self, message: MessageId, step: int) -> bool:
         """Focus the message so many places on; whether there is one."""
-        place = self._place(message)
-        target = None if place is None else place + step
+        index = self._index_of(message)
+        target = None if index is None else index + step
         if target is None or not 0 <= target < len(self._path):
             return False
         view = self.view(self._path[target].id)
@@ -138,8 +138,8 @@ class Transcript(VerticalScroll, can_focus=False):
     def _mounted(self) -> list[MessageView]:
         return [child for child in self._messages.children if isinstance(child, MessageView)]
 
-    def _place(self, message: MessageId) -> int | None:
-        return next((place for place, one in enumerate(self._path) if one.id == message), None)
+    def _index_of(self, message: MessageId) -> int | None:
+        return next((index for index, one in enumerate(self._path) if one.id == message), None)
 
     def _views(self, first: int, end: int) -> list[MessageView]:
         return [
@@ -158,7 +158,7 @@ class Transcript(VerticalScroll, can_focus=False):
         """The places of the messages that are seen."""
         screen = Region(0, round(self.scroll_y), *self.size)
         return [
-            place for place, view in enumerate(self._mounted(), self._first) if view.virtual_region.overlaps(screen)
+            index for index, view in enumerate(self._mounted(), self._first) if view.virtual_region.overlaps(screen)
         ]
 
     def _lines(self, message: Message) -> int:
@@ -166,20 +166,20 @@ class Transcript(VerticalScroll, can_focus=False):
         width = max(20, self.size.width or self.app.size.width)
         return 4 + message.text.count("\n") + len(message.text) // width
 
-    def _back_from(self, place: int) -> int:
-        """Where the window begins that has enough in front of `place`."""
-        room = _SCREENS * self.app.size.height
-        while place > 0 and room > 0:
-            place -= 1
-            room -= self._lines(self._path[place])
-        return place
+    def _back_from(self, index: int) -> int:
+        """Where the window begins that has enough in front of `index`."""
+        lines_left = _SCREENS * self.app.size.height
+        while index > 0 and lines_left > 0:
+            index -= 1
+            lines_left -= self._lines(self._path[index])
+        return index
 
-    def _on_from(self, place: int) -> int:
-        room = _SCREENS * self.app.size.height
-        while place < len(self._path) and room > 0:
-            room -= self._lines(self._path[place])
-            place += 1
-        return place
+    def _on_from(self, index: int) -> int:
+        lines_left = _SCREENS * self.app.size.height
+        while index < len(self._path) and lines_left > 0:
+            lines_left -= self._lines(self._path[index])
+            index += 1
+        return index
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)
@@ -213,7 +213,7 @@ class Transcript(VerticalScroll, can_focus=False):
         stays, *_ = self._mounted()
         await self._mount(self._first, above, before=0)
         await self._put_back(stays)
-        self._end = min(self._end, max([self._first + MOST, *(place + 1 for place in seen)]))
+        self._end = min(self._end, max([self._first + MOST, *(index + 1 for index in seen)]))
         await self._let_go()
         self._moving = False
 

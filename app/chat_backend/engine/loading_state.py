@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 
 from tui.client import ClientError, NotLoaded
-from tui.engine_nouns import Loading
+from tui.engine_types import Loading
 
 _WINDOW = 5.0  # seconds
 

@@ -4,32 +4,32 @@ import os
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any
 
-from app.chat_backend.engine.slot import EngineSlot
+from app.chat_backend.engine.connection import EngineConnection
 from app.chat_backend.replies import ChatReplies
 from app.process.engine_lease import CHAT_CLIENT
-from tui.engine_nouns import Amount, EngineRequest, EngineStatus, Loading, Phase, RequestId
+from tui.engine_types import Amount, EngineRequest, EngineStatus, Loading, Phase, RequestId
 
 
 class ChatEngine:
     """Implements `tui.client.Engine`."""
 
-    def __init__(self, slot: EngineSlot, replies: ChatReplies) -> None:
-        self._slot = slot
+    def __init__(self, connection: EngineConnection, replies: ChatReplies) -> None:
+        self._connection = connection
         self._replies = replies
         self._reply_ids: dict[RequestId, str] = {}  # of the requests that were told last
 
     def address(self) -> str:
-        return self._slot.address
+        return self._connection.address
 
     def loading(self, *, again: bool = False) -> AsyncGenerator[Loading, None]:
-        return self._slot.loading(again=again)
+        return self._connection.loading(again=again)
 
     async def status(self) -> EngineStatus:
         """Of an endpoint of others, its model alone."""
         from app.client.http import as_agreed
 
-        async with self._slot.use() as engine:
-            if not engine.endpoint.is_ours:
+        async with self._connection.use() as engine:
+            if not engine.endpoint.is_inglenook:
                 return EngineStatus(engine.model, (), (), (), 0, 0, is_reported=False)
             report = await engine.endpoint.own("GET", "engine")
             with as_agreed():
@@ -40,7 +40,7 @@ class ChatEngine:
         """A reply of this chat is stopped as it is there."""
         if await self._replies.stop_named(self._reply_ids.get(request, "")):
             return
-        async with self._slot.use() as engine:
+        async with self._connection.use() as engine:
             await engine.endpoint.own("POST", "abort", {"id": request})
 
 

@@ -10,10 +10,11 @@ from app.chat_backend.engine.loading_state import LoadingLines
 from tui import figures, sampling_fields
 from tui.client import Client, ClientError, NotLoaded
 from tui.drafts import attachment
-from tui.engine_nouns import ModelInfo
+from tui.engine_types import ModelInfo
 from tui.large_downloads import about, is_asked_about
-from tui.making_room import MakingRoom
-from tui.nouns import (
+from tui.sampling_fields import InvalidField
+from tui.trimming import ContextTrimmer
+from tui.types import (
     Attachment,
     Chat,
     ChatId,
@@ -26,7 +27,6 @@ from tui.nouns import (
     Role,
     TrimPlan,
 )
-from tui.sampling_fields import InvalidField
 
 _CATALOG = "catalog"
 _FITS = {None: "", True: ", fits", False: ", too large"}
@@ -98,43 +98,43 @@ _CHOICES = {"summarize": FullContext.SUMMARIZE, "drop": FullContext.DROP_OLDEST}
 _QUESTION = "summarize: send a summary of the oldest messages; drop: send them no more; anything else: send nothing."
 
 
-class PlainRoom:
+class PlainTrimming:
     """`say` writes a line; `ask` does, too, and gives the answer, which is empty where nobody is there to give one."""
 
     def __init__(self, client: Client, say: Callable[[str], None], ask: Ask) -> None:
         self._context = client.context
         self._say = say
         self._ask = ask
-        self._making = MakingRoom(client.context, self._choose, self._made, self._tell)
+        self._trimmer = ContextTrimmer(client.context, self._choose, self._tell_trimmed, self._tell)
 
-    async def has_room(self, chat: Chat, leaf: MessageId | None, typed: str) -> bool:
+    async def ensure_room(self, chat: Chat, leaf: MessageId | None, typed: str) -> bool:
         """Whether what is typed and a reply fit behind `leaf`, once room was made. Raises ClientError where it cannot
         be."""
         try:
-            return await self._making.has_room(chat.summary.id, leaf, typed, chat.settings.full_context)
+            return await self._trimmer.ensure_room(chat.summary.id, leaf, typed, chat.settings.full_context)
         except NotLoaded:
             return True  # the reply tries once more, or tells why
 
-    async def make(self, chat: Chat, how: str) -> None:
+    async def trim(self, chat: Chat, how: str) -> None:
         """What /room asks for."""
         if how not in _CHOICES:
             raise ClientError("it is to be said how room is made", "/room summarize, or /room drop.")
-        room = await self._context.plan(chat.summary.id, chat.leaf, _CHOICES[how], "")
-        if room.tokens <= 0:
+        plan = await self._context.plan(chat.summary.id, chat.leaf, _CHOICES[how], "")
+        if plan.tokens <= 0:
             raise ClientError("this would make no room")
-        await self._making.make(chat.summary.id, room)
+        await self._trimmer.trim(chat.summary.id, plan)
 
     async def _choose(self, chat: ChatId, leaf: MessageId | None, typed: str, budget: ContextBudget) -> TrimPlan | None:
         self._say(f"The context is full. {figures.budget(budget)}.")
         how = _CHOICES.get((await self._ask(_QUESTION)).strip().lower())
         if how is None:
             raise ClientError("the context is full: nothing was sent", "/room drop makes room; so does /set full drop.")
-        room = await self._context.plan(chat, leaf, how, typed)
-        if not room.suffices(budget):
+        plan = await self._context.plan(chat, leaf, how, typed)
+        if not plan.suffices(budget):
             raise ClientError("this would not make room enough", "Try the other way, or begin a new chat with /new.")
-        return room
+        return plan
 
-    async def _made(self, chat: Chat) -> None:
+    async def _tell_trimmed(self, chat: Chat) -> None:
         self._say(f"There is room now: {len(chat.left_out)} messages of this chat are not sent any more.")
 
     def _tell(self, activity: str) -> None:
@@ -231,7 +231,7 @@ class PlainCommands:
         self,
         client: Client,
         say: Callable[[str], None],
-        room: PlainRoom,
+        trimming: PlainTrimming,
         agrees: Callable[[str], Awaitable[bool]],
     ) -> None:
         self._client = client
@@ -242,7 +242,7 @@ class PlainCommands:
         self._deleted: ChatId | None = None
         self.attached: list[Attachment] = []  # to the next message
         self.is_over = False
-        self._room = room
+        self._trimming = trimming
         self._agrees = agrees
         self._table = {command.name: command for command in self._commands()}
 
@@ -258,7 +258,9 @@ class PlainCommands:
             PlainCommand("settings", "", "The settings of this chat", settings.show),
             PlainCommand("set", "NAME VALUE", "Change one of them; without a value, as at first", settings.set),
             PlainCommand("preset", "NAME", "Use a preset for this chat", settings.preset),
-            PlainCommand("room", "summarize|drop", "Make room in the context, of the oldest messages", self._make_room),
+            PlainCommand(
+                "room", "summarize|drop", "Free up context: summarize or drop old messages", self._trim_context
+            ),
             PlainCommand("search", "TEXT", "Search all chats", self._search),
             PlainCommand("chats", "", "List the chats, with numbers", self._list),
             PlainCommand("open", "NUMBER", "Go on with a chat of the list", self._open),
@@ -318,8 +320,8 @@ class PlainCommands:
         self.attached.append(attached)
         self._say(f"{attached.name}: {tokens:,} tokens, beside the next message.")
 
-    async def _make_room(self, rest: str) -> None:
-        await self._room.make(await self.current(), rest)
+    async def _trim_context(self, rest: str) -> None:
+        await self._trimming.trim(await self.current(), rest)
 
     async def _search(self, rest: str) -> None:
         hits = await self._client.chats.search(rest)

@@ -14,12 +14,12 @@ from contextlib import aclosing, suppress
 
 from app.chat_backend.ending import Ending
 from app.chat_backend.engine.loading_state import OFTEN, LoadingLines
-from app.chat_backend.plain.commands import PlainCommands, PlainRoom
+from app.chat_backend.plain.commands import PlainCommands, PlainTrimming
 from tui.client import Client, ClientError
 from tui.commands import typed
 from tui.drafts import Prompt
-from tui.nouns import ChatId, Finish, MessageId, PromptProgress, ReplyEnd, ReplyStarted, TextDelta
 from tui.plain_text import sanitize
+from tui.types import ChatId, Finish, MessageId, PromptProgress, ReplyEnd, ReplyStarted, TextDelta
 
 _LONG = 100  # characters that wait for the end of their line
 
@@ -54,8 +54,8 @@ class PlainChat:
     def __init__(self, client: Client, question: str = "") -> None:
         self._client = client
         self._question = question
-        self._room = PlainRoom(client, self._say, self._ask)
-        self._commands = PlainCommands(client, self._say, self._room, self._agrees)
+        self._trimming = PlainTrimming(client, self._say, self._ask)
+        self._commands = PlainCommands(client, self._say, self._trimming, self._agrees)
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()
         self._is_person = sys.stdin is not None and sys.stdin.isatty()
         self._doing: asyncio.Task[None] | None = None
@@ -123,13 +123,13 @@ class PlainChat:
     async def _answer(self, text: str) -> None:
         chat, prompt = await self._commands.current(), Prompt(text, tuple(self._commands.attached))
         await self._client.chats.keep_draft(chat.summary.id, text)  # until it is sent
-        if await self._room.has_room(chat, chat.leaf, prompt.all_text):
+        if await self._trimming.ensure_room(chat, chat.leaf, prompt.all_text):
             self._commands.attached.clear()
             message = await self._client.chats.add(chat.summary.id, chat.leaf, prompt.text, prompt.attachments)
             await self._write_reply(message.id)
 
     async def _answer_again(self, to: MessageId) -> None:
-        if await self._room.has_room(await self._commands.current(), to, ""):
+        if await self._trimming.ensure_room(await self._commands.current(), to, ""):
             await self._write_reply(to)
 
     async def _write_reply(self, to: MessageId) -> None:

@@ -9,7 +9,7 @@ from typing import TypeVar, cast
 from app.chat_backend.client import TerminalClient
 from tests.app.chat_backend.conftest import Clients
 from tests.app.server.live_server import ControlledRunner, LiveServer
-from tui.nouns import ChatId, ChatSettings, MessageId, ReplyEvent, Sampling
+from tui.types import ChatId, ChatSettings, MessageId, ReplyEvent, Sampling
 
 T = TypeVar("T")
 SHORT = ChatSettings("Be brief.", Sampling(max_tokens=8, seed=5))

@@ -16,8 +16,8 @@ from tests.app.server.live_server import LiveServer
 from tests.support.processes import until
 from tui.client import ClientError
 from tui.drafts import LARGEST
-from tui.engine_nouns import EngineRequest, Phase
-from tui.nouns import (
+from tui.engine_types import EngineRequest, Phase
+from tui.types import (
     ChatId,
     ChatSettings,
     Finish,

@@ -9,8 +9,8 @@ from app.chat_backend.client import TerminalClient
 from app.chat_backend.endpoint import ChatEndpoint
 from tests.app.chat_backend.conftest import Clients
 from tests.app.chat_backend.flows import LONG, SHORT, asked, replied, run
-from tui.nouns import Attachment, ChatId, ChatSettings, FullContext, MessageId, Sampling
 from tui.plain_text import sanitize
+from tui.types import Attachment, ChatId, ChatSettings, FullContext, MessageId, Sampling
 
 
 @pytest.mark.usefixtures("running")
@@ -37,11 +37,11 @@ def test_room_is_made(clients: Clients, how: FullContext) -> None:
         before = await client.context.budget(chat, leaf, "")
         assert before.system > 0
         assert before.reserve == 8
-        room = await client.context.plan(chat, leaf, how, "")
-        assert room.messages
-        assert leaf not in room.messages
-        opened = await client.context.make(chat, room)
-        assert set(room.messages) <= opened.left_out
+        plan = await client.context.plan(chat, leaf, how, "")
+        assert plan.messages
+        assert leaf not in plan.messages
+        opened = await client.context.trim(chat, plan)
+        assert set(plan.messages) <= opened.left_out
         assert bool(opened.summaries) == (how is FullContext.SUMMARIZE)
         after = await client.context.budget(chat, leaf, "")
         assert after.history + after.system < before.history + before.system
@@ -65,11 +65,11 @@ def test_a_reply_that_fills_the_context_goes_with_its_question(clients: Clients,
         await client.chats.configure(chat, LONG)
         budget = await client.context.budget(chat, leaf, "and now?")
         assert budget.lacking
-        room = await client.context.plan(chat, leaf, how, "and now?")
-        assert len(room.messages) == 2
-        assert room.tokens > 0
-        assert room.suffices(budget)
-        await client.context.make(chat, room)
+        plan = await client.context.plan(chat, leaf, how, "and now?")
+        assert len(plan.messages) == 2
+        assert plan.tokens > 0
+        assert plan.suffices(budget)
+        await client.context.trim(chat, plan)
         assert not (await client.context.budget(chat, leaf, "and now?")).lacking
         await replied(client, chat, (await client.chats.add(chat, leaf, "and now?")).id)
 
@@ -81,13 +81,13 @@ def test_what_is_too_long_by_itself_is_not_helped(clients: Clients) -> None:
     async def work(client: TerminalClient) -> None:
         chat, leaf = await answered(client, "Hi", 8)
         typed = "word " * 4000
-        room = await client.context.plan(chat, leaf, FullContext.DROP_OLDEST, typed)
-        assert len(room.messages) == 2
-        assert room.tokens > 0
-        assert not room.suffices(await client.context.budget(chat, leaf, typed))
+        plan = await client.context.plan(chat, leaf, FullContext.DROP_OLDEST, typed)
+        assert len(plan.messages) == 2
+        assert plan.tokens > 0
+        assert not plan.suffices(await client.context.budget(chat, leaf, typed))
         nothing = await client.context.plan(chat, None, FullContext.SUMMARIZE, typed)
         assert (nothing.messages, nothing.tokens) == ((), 0)
-        assert (await client.context.make(chat, nothing)).summaries == ()
+        assert (await client.context.trim(chat, nothing)).summaries == ()
 
     run(clients, work)
 
@@ -97,9 +97,9 @@ def test_a_question_that_is_to_be_answered_stays(clients: Clients) -> None:
     async def work(client: TerminalClient) -> None:
         chat, leaf = await answered(client, "Hi", 8)
         question = (await client.chats.add(chat, leaf, "word " * 1900)).id
-        room = await client.context.plan(chat, question, FullContext.DROP_OLDEST, "")
-        assert room.messages
-        assert question not in room.messages
+        plan = await client.context.plan(chat, question, FullContext.DROP_OLDEST, "")
+        assert plan.messages
+        assert question not in plan.messages
 
     run(clients, work)
 
@@ -117,8 +117,8 @@ def test_a_summary_is_told_to_the_branches_that_hold_what_it_is_of(
 
     async def work(client: TerminalClient) -> None:
         chat, leaf = await answered(client, "Hi", 8)
-        room = await client.context.plan(chat, leaf, FullContext.SUMMARIZE, "on")
-        [summary] = (await client.context.make(chat, room)).summaries
+        plan = await client.context.plan(chat, leaf, FullContext.SUMMARIZE, "on")
+        [summary] = (await client.context.trim(chat, plan)).summaries
         assert summary.message == leaf
         monkeypatch.setattr(ChatEndpoint, "stream", listened)
         await replied(client, chat, (await client.chats.add(chat, leaf, "go on")).id)
@@ -142,7 +142,7 @@ def test_titles_and_summaries_are_sampled_as_suits_the_model(clients: Clients, m
         chat, leaf = await answered(client, "Hi", 8)
         monkeypatch.setattr(ChatEndpoint, "complete", written)
         await client.chats.title(chat)
-        await client.context.make(chat, await client.context.plan(chat, leaf, FullContext.SUMMARIZE, "on"))
+        await client.context.trim(chat, await client.context.plan(chat, leaf, FullContext.SUMMARIZE, "on"))
         assert [body["top_p"] for body in bodies] == [0.95, 0.95]
 
     run(clients, work)

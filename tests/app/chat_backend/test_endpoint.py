@@ -14,8 +14,8 @@ from app.history.history import History
 from app.settings.settings import Settings
 from tests.support.stand_in_endpoint import StandInEndpoint
 from tui.client import ClientError
-from tui.engine_nouns import ModelInfo
-from tui.nouns import (
+from tui.engine_types import ModelInfo
+from tui.types import (
     Attachment,
     ChatSettings,
     ContextBudget,
@@ -52,21 +52,25 @@ def test_what_it_is_sent_and_what_it_says(settings: Settings, endpoint: StandInE
         chat = (await client.chats.create(ChatSettings("Be kind.", sampling))).summary.id
         message = await client.chats.add(chat, None, "See.", [Attachment("a.py", "x = 1")])
         async with aclosing(client.replies.reply(chat, message.id)) as events:
-            told = [event async for event in events]
+            received = [event async for event in events]
         assert await client.chats.title(chat) == "A title"
         status = await client.engine.status()
         assert (status.model, status.is_reported) == ("stand-in", False)
         assert client.engine.address() == endpoint.url
         budget = await client.context.budget(chat, None, "four" * 40)
         assert budget == ContextBudget(1 << 24, 2, 40, 1024)
-        return told
+        return received
 
-    told = run(settings, endpoint.url, work)
-    assert [event.text for event in told if isinstance(event, TextDelta)] == ["Hel", "lo."]
-    assert isinstance(told[-1], ReplyEnd)
-    assert told[-1].finish is Finish.COMPLETE
-    assert told[-1].usage is not None
-    assert (told[-1].usage.prompt_tokens, told[-1].usage.reply_tokens, told[-1].usage.is_detailed) == (9, 2, False)
+    received = run(settings, endpoint.url, work)
+    assert [event.text for event in received if isinstance(event, TextDelta)] == ["Hel", "lo."]
+    assert isinstance(received[-1], ReplyEnd)
+    assert received[-1].finish is Finish.COMPLETE
+    assert received[-1].usage is not None
+    assert (received[-1].usage.prompt_tokens, received[-1].usage.reply_tokens, received[-1].usage.is_detailed) == (
+        9,
+        2,
+        False,
+    )
     [asked] = endpoint.asked
     assert asked == {
         "model": "stand-in",
@@ -100,8 +104,8 @@ def replied(settings: Settings, url: str) -> list[ReplyEvent]:
         async with aclosing(client.replies.reply(chat, message.id)) as events:
             return [event async for event in events]
 
-    told: list[ReplyEvent] = run(settings, url, work)
-    return told
+    received: list[ReplyEvent] = run(settings, url, work)
+    return received
 
 
 def test_a_server_that_tells_no_usage(settings: Settings, endpoint: StandInEndpoint) -> None:
@@ -128,10 +132,10 @@ def test_a_context_whose_length_nobody_tells(settings: Settings, endpoint: Stand
         assert (budget.limit, budget.free, budget.lacking) == (None, None, 0)
         assert budget.used > 27_000
         for how in (FullContext.DROP_OLDEST, FullContext.SUMMARIZE):
-            room = await client.context.plan(chat, leaf, how, "Hi")
-            assert len(room.messages) == 4
-            assert room.tokens > 17_000
-        assert (await client.context.make(chat, room)).summaries[0].text == "A title"
+            plan = await client.context.plan(chat, leaf, how, "Hi")
+            assert len(plan.messages) == 4
+            assert plan.tokens > 17_000
+        assert (await client.context.trim(chat, plan)).summaries[0].text == "A title"
 
     run(settings, endpoint.url, work)
 
@@ -172,10 +176,10 @@ def test_what_an_error_answer_says_is_told(
     settings: Settings, endpoint: StandInEndpoint, status: int, body: bytes, said: str
 ) -> None:
     endpoint.refusal = status, body
-    with pytest.raises(ClientError, match=said) as told:
+    with pytest.raises(ClientError, match=said) as raised:
         replied(settings, endpoint.url)
-    assert "\n" not in told.value.message
-    assert ("--api-key-file" in told.value.remedy) == (status in (401, 403))
+    assert "\n" not in raised.value.message
+    assert ("--api-key-file" in raised.value.remedy) == (status in (401, 403))
 
 
 @pytest.mark.parametrize("answer", [(404, b"Not Found"), (200, b"Ollama is running"), (200, b"[]")])
@@ -183,16 +187,16 @@ def test_an_address_without_its_version_is_told(
     settings: Settings, endpoint: StandInEndpoint, answer: tuple[int, bytes]
 ) -> None:
     endpoint.refusal = answer
-    with pytest.raises(ClientError) as told:
+    with pytest.raises(ClientError) as raised:
         replied(settings, endpoint.url.removesuffix("/v1"))
-    assert "usually ends with /v1" in told.value.remedy
+    assert "usually ends with /v1" in raised.value.remedy
 
 
 @pytest.mark.parametrize("url", ["http://[::1", "localhost:8000/v1", "http://", "http://h:port/v1"])
 def test_what_is_no_url_is_told(settings: Settings, url: str) -> None:
-    with pytest.raises(ClientError, match="is no URL of an endpoint") as told:
+    with pytest.raises(ClientError, match="is no URL of an endpoint") as raised:
         replied(settings, url)
-    assert "http://127.0.0.1:8000/v1" in told.value.remedy
+    assert "http://127.0.0.1:8000/v1" in raised.value.remedy
 
 
 def test_an_error_in_the_middle_is_told_in_sentences(settings: Settings, endpoint: StandInEndpoint) -> None:
@@ -203,9 +207,9 @@ def test_an_error_in_the_middle_is_told_in_sentences(settings: Settings, endpoin
 
 def test_a_model_that_it_does_not_have_is_told(settings: Settings, endpoint: StandInEndpoint) -> None:
     other = replace(settings, model="other", origins={**settings.origins, "model": "--model"})
-    with pytest.raises(ClientError, match="has no model other") as told:
+    with pytest.raises(ClientError, match="has no model other") as raised:
         replied(other, endpoint.url)
-    assert "stand-in" in told.value.remedy
+    assert "stand-in" in raised.value.remedy
 
 
 def test_another_model_of_it_is_one_that_it_has(settings: Settings, endpoint: StandInEndpoint) -> None:

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from app.chat_backend import model_queries
 from app.chat_backend.client import TerminalClient
-from app.chat_backend.engine.slot import EngineSlot
+from app.chat_backend.engine.connection import EngineConnection
 from app.chat_backend.models import ChatModels
 from app.cli import ingle
 from app.errors import Offline
@@ -25,7 +25,7 @@ from quant.errors import InglenookError
 from tests.app.models.fake_hub import FakeHub, serve
 from tests.engine.models.tiny_llama import make
 from tui.client import ClientError
-from tui.engine_nouns import ModelInfo, Recommendation
+from tui.engine_types import ModelInfo, Recommendation
 
 
 async def said(*words: str) -> tuple[int, bytes, bytes]:
@@ -222,10 +222,10 @@ def test_whether_a_model_fits_is_told_before_it_is_fetched(online: tuple[Setting
 def test_what_is_too_large_does_not_fit(online: tuple[Settings, FakeHub], monkeypatch: pytest.MonkeyPatch) -> None:
     settings, _ = online
 
-    async def room(slot: EngineSlot) -> int:
+    async def reclaimable_memory(connection: EngineConnection) -> int:
         return 100_000
 
-    monkeypatch.setattr(EngineSlot, "room", room)
+    monkeypatch.setattr(EngineConnection, "reclaimable_memory", reclaimable_memory)
 
     async def main() -> None:
         async with models_of(settings) as models:

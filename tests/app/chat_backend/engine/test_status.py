@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
-from app.chat_backend.engine.slot import EngineSlot, ReadyEngine
+from app.chat_backend.engine.connection import EngineConnection, ReadyEngine
 from app.chat_backend.engine.status import ChatEngine
 from app.chat_backend.replies import ChatReplies
-from tui.engine_nouns import Amount, EngineStatus
+from tui.engine_types import Amount, EngineStatus
 
 REPORT = {
     "model": "m",
@@ -26,10 +26,10 @@ REPORT = {
 
 @dataclass
 class Told:
-    """An endpoint, and the slot that it is in."""
+    """An endpoint, and the connection that it is in."""
 
     report: dict[str, Any]
-    is_ours: bool = True
+    is_inglenook: bool = True
 
     async def own(self, method: str, path: str) -> dict[str, Any]:
         assert (method, path) == ("GET", "engine")
@@ -41,17 +41,19 @@ class Told:
 
 
 def status(**changed: object) -> EngineStatus:
-    return asyncio.run(ChatEngine(cast(EngineSlot, Told({**REPORT, **changed})), cast(ChatReplies, None)).status())
+    return asyncio.run(
+        ChatEngine(cast(EngineConnection, Told({**REPORT, **changed})), cast(ChatReplies, None)).status()
+    )
 
 
 def test_every_place_is_told_in_bytes() -> None:
-    told = status()
-    assert told.tiers == (Amount("device", 3000, 10_000), Amount("disk", 70, 800))
-    assert told.memory == (Amount("process", 5000, 0), Amount("GPU", 20, 90))
-    assert (told.prompt_tokens, told.reply_tokens) == (7, 5)
+    found = status()
+    assert found.tiers == (Amount("device", 3000, 10_000), Amount("disk", 70, 800))
+    assert found.memory == (Amount("process", 5000, 0), Amount("GPU", 20, 90))
+    assert (found.prompt_tokens, found.reply_tokens) == (7, 5)
 
 
 def test_what_is_not_there_has_no_line() -> None:
-    told = status(disk=None, gpu=None, memory=0, block_bytes=0)
-    assert told.tiers == (Amount("device", 3, 10),)
-    assert told.memory == ()
+    found = status(disk=None, gpu=None, memory=0, block_bytes=0)
+    assert found.tiers == (Amount("device", 3, 10),)
+    assert found.memory == ()

@@ -18,8 +18,8 @@ from app.settings.settings import Settings
 from tests.app.chat_backend.conftest import Clients
 from tests.support.stand_in_endpoint import StandInEndpoint
 from tests.tui.scripted_client import ScriptedClient, ScriptedModels
-from tui.engine_nouns import Loading, Recommendation
-from tui.nouns import ChatSettings, FullContext, Notice, Role, Sampling
+from tui.engine_types import Loading, Recommendation
+from tui.types import ChatSettings, FullContext, Notice, Role, Sampling
 
 
 class Person(io.StringIO):
@@ -48,7 +48,7 @@ def test_a_conversation_through_a_pipe(
     clients: Clients, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     async def short() -> None:
-        from tui.nouns import ChatSettings, Preset, Sampling
+        from tui.types import ChatSettings, Preset, Sampling
 
         async with clients() as client:
             await client.chats.keep_preset(Preset("short", ChatSettings(sampling=Sampling(max_tokens=5, seed=1))))
@@ -111,8 +111,8 @@ def test_models_that_are_here_and_those_of_the_catalog_are_apart(
     scripted(ScriptedClient(), monkeypatch, "/models", "/models catalog")
     here = "smollm2:135m, 145 MB, answers"
     more = ["qwen3:4b, about 2.5 GB, fits", "llama3.3:70b, 42.5 GB, too large"]
-    told = [here, "/models catalog lists what could be fetched.", here, *more]
-    assert capsys.readouterr().out.splitlines() == told
+    expected = [here, "/models catalog lists what could be fetched.", here, *more]
+    assert capsys.readouterr().out.splitlines() == expected
 
 
 def test_a_file_goes_with_the_next_message(
@@ -140,8 +140,8 @@ def test_settings_are_told_and_set_by_their_names(
     assert chat.settings == ChatSettings("Be brief.", sampling, FullContext.DROP_OLDEST)
     out, err = capsys.readouterr()
     assert err.count("error: ") == len(wrong)
-    told = ["system: Be brief.", "temperature: 0.5", "seed: what suits the model", "thinking: off", "full: drop"]
-    assert set(told) <= set(out.splitlines())
+    expected = ["system: Be brief.", "temperature: 0.5", "seed: what suits the model", "thinking: off", "full: drop"]
+    assert set(expected) <= set(out.splitlines())
 
 
 def test_a_chat_is_given_a_title(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,18 +229,18 @@ def test_a_damaged_history_is_told_of(
     monkeypatch.setattr("sys.stdin", io.StringIO("/quit\n"))
     session = Session(settings, {"stay": False}, "http://127.0.0.1:9/v1")
     assert session.run_plain() == 0
-    told = capsys.readouterr().err
+    expected = capsys.readouterr().err
     [aside] = settings.history_dir.glob("*damaged*")
-    assert "The history of chats is damaged. Saving what can be read.\n" in told
-    assert "Saved: 0 chats and 0 messages. Lost: what the end of its file had." in told
-    assert f"The damaged file is kept as {aside}.\n" in told
+    assert "The history of chats is damaged. Saving what can be read.\n" in expected
+    assert "Saved: 0 chats and 0 messages. Lost: what the end of its file had." in expected
+    assert f"The damaged file is kept as {aside}.\n" in expected
 
 
 def test_notices_of_the_store_are_written_and_its_state_is_in_the_prompt(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     client = ScriptedClient()
-    client.chats.told = [Notice("Nothing is saved: the disk is full.", "Make room.", is_saved=False)]
+    client.chats.pending_notices = [Notice("Nothing is saved: the disk is full.", "Make room.", is_saved=False)]
     scripted(client, monkeypatch, "/chats", is_person=True)
     out, err = capsys.readouterr()
     assert "Nothing is saved: the disk is full. Make room.\n" in err
@@ -263,8 +263,8 @@ def test_a_person_who_is_new_is_told_of_a_better_model(
             return await PlainChat(client).run()
 
     assert asyncio.run(main()) == 0
-    told = "A better model fits this machine: qwen3:8b. It fits: 40k context.\n/load qwen3:8b fetches it. "
-    assert (told in capsys.readouterr().err) == is_person
+    expected = "A better model fits this machine: qwen3:8b. It fits: 40k context.\n/load qwen3:8b fetches it. "
+    assert (expected in capsys.readouterr().err) == is_person
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def client_errors() -> Iterator[None]:
     """What is raised inside becomes a ClientError, where the person can do something about it."""
     try:
         yield
@@ -23,9 +23,9 @@ def told() -> Iterator[None]:
         raise ClientError(f"{where}{problem.strerror or problem}") from problem
 
 
-async def apart(work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+async def to_thread(work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
     """The result of `work`, done on a thread; its errors as ClientError."""
     import asyncio
 
-    with told():
+    with client_errors():
         return await asyncio.to_thread(work, *arguments, **named)

@@ -7,7 +7,7 @@ import enum
 from dataclasses import dataclass
 from typing import NewType
 
-from tui.nouns import Noun
+from tui.types import Sanitized
 
 RequestId = NewType("RequestId", str)
 
@@ -16,7 +16,7 @@ RequestId = NewType("RequestId", str)
 
 
 @dataclass(frozen=True, slots=True)
-class Loading(Noun):
+class Loading(Sanitized):
     """How far the loading of a model is. Filled by the client."""
 
     model: str
@@ -36,7 +36,7 @@ class Phase(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class EngineRequest(Noun):
+class EngineRequest(Sanitized):
     """A request of whichever client. Filled by the client from the engine's status."""
 
     id: RequestId
@@ -51,7 +51,7 @@ class EngineRequest(Noun):
 
 
 @dataclass(frozen=True, slots=True)
-class Amount(Noun):
+class Amount(Sanitized):
     """So much of so much. Filled by the client."""
 
     name: str  # of a tier of the KV cache: "device", "RAM", "disk"; of a memory: "process", "GPU 0"
@@ -60,7 +60,7 @@ class Amount(Noun):
 
 
 @dataclass(frozen=True, slots=True)
-class EngineStatus(Noun):
+class EngineStatus(Sanitized):
     """The engine at one moment. Filled by the client; asked for once a second while it is looked at."""
 
     model: str
@@ -76,7 +76,7 @@ class EngineStatus(Noun):
 
 
 @dataclass(frozen=True, slots=True)
-class ModelInfo(Noun):
+class ModelInfo(Sanitized):
     """A model that is here or could be. Filled by the client; what nobody knows is empty, or None."""
 
     name: str  # what `pull`, `load` and the command line take
@@ -94,7 +94,7 @@ class ModelInfo(Noun):
 
 
 @dataclass(frozen=True, slots=True)
-class Finds(Noun):
+class Finds(Sanitized):
     """What a search found. Filled by the client."""
 
     models: tuple[ModelInfo, ...]
@@ -102,7 +102,7 @@ class Finds(Noun):
 
 
 @dataclass(frozen=True, slots=True)
-class Fit(Noun):
+class Fit(Sanitized):
     """Whether a model fits this machine. Filled by the client."""
 
     verdict: str  # in words, with how long a context: "fits: 32k context; needs 3.2 GB, 8.0 GB free"
@@ -110,7 +110,7 @@ class Fit(Noun):
 
 
 @dataclass(frozen=True, slots=True)
-class Recommendation(Noun):
+class Recommendation(Sanitized):
     """A model for somebody who is new. Filled by the client."""
 
     model: str
@@ -118,7 +118,7 @@ class Recommendation(Noun):
 
 
 @dataclass(frozen=True, slots=True)
-class Download(Noun):
+class Download(Sanitized):
     """How far a download is. Filled by the client."""
 
     done: int

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from app.chat_backend.chat_repository import ChatRepository
 from app.chat_backend.endpoint import Body, ChatEndpoint, NotOffered
 from app.chat_backend.engine.child import Said
+from app.chat_backend.engine.connection import EngineConnection, ReadyEngine, stage_of
 from app.chat_backend.engine.loading_state import DownloadRate, LoadingState
 from app.chat_backend.engine.process import EngineFailed, EngineProcess
-from app.chat_backend.engine.slot import EngineSlot, ReadyEngine, stage_of
-from app.chat_backend.kept_chats import KeptChats
 from app.chat_backend.models import ChatModels
 from app.chat_backend.replies import ChatReplies
 from app.generation.options import DefaultSampling
@@ -31,8 +31,8 @@ from engine.kv.budget import available_memory
 from tests.app.server.live_server import Clock, LiveServer, controlled_engine
 from tests.support.stand_in_endpoint import StandInEndpoint
 from tui.client import ClientError
-from tui.engine_nouns import Loading
-from tui.nouns import ChatId, MessageId
+from tui.engine_types import Loading
+from tui.types import ChatId, MessageId
 
 
 class StandIn:
@@ -98,24 +98,24 @@ def held(settings: Settings, started: list[StandIn], monkeypatch: pytest.MonkeyP
     return started
 
 
-async def ready(slot: EngineSlot) -> ReadyEngine:
-    async with slot.use() as engine:
+async def ready(connection: EngineConnection) -> ReadyEngine:
+    async with connection.use() as engine:
         return engine
 
 
-async def begun(settings: Settings) -> EngineSlot:
-    slot = EngineSlot(settings, {"stay": False})
-    slot.begin()
-    return slot
+async def begun(settings: Settings) -> EngineConnection:
+    connection = EngineConnection(settings, {"stay": False})
+    connection.begin()
+    return connection
 
 
 def test_one_that_runs_is_used(settings: Settings, running: LiveServer, started: list[StandIn]) -> None:
     async def main() -> None:
-        slot = await begun(settings)
-        engine = await ready(slot)
+        connection = await begun(settings)
+        engine = await ready(connection)
         assert (engine.model, engine.context_length) == ("hash", 2048)
         assert engine.suitable == DEFAULT_SAMPLING.values
-        await slot.close()
+        await connection.close()
 
     asyncio.run(main())
     assert started == []
@@ -126,10 +126,10 @@ def test_who_listens_when_it_is_loaded_is_told_which_model_answers(settings: Set
     """It need not be the one of the settings."""
 
     async def main() -> None:
-        slot = await begun(settings)
-        await ready(slot)
-        assert [(now.model, now.loaded) async for now in slot.loading()] == [("hash", True)]
-        await slot.close()
+        connection = await begun(settings)
+        await ready(connection)
+        assert [(now.model, now.loaded) async for now in connection.loading()] == [("hash", True)]
+        await connection.close()
 
     asyncio.run(main())
 
@@ -138,10 +138,10 @@ def test_a_server_of_ours_elsewhere_tells_what_suits_its_model_and_others_sample
     settings: Settings, tokenizer: Tokenizer, renderer: ChatTemplateRenderer
 ) -> None:
     async def suitable(url: str) -> Mapping[str, float]:
-        slot = EngineSlot(settings, {}, url)
-        slot.begin()
-        engine = await ready(slot)
-        await slot.close()
+        connection = EngineConnection(settings, {}, url)
+        connection.begin()
+        engine = await ready(connection)
+        await connection.close()
         return engine.suitable
 
     engine, _ = controlled_engine(tokenizer.vocab_size)
@@ -174,10 +174,10 @@ def test_whoever_leaves_while_it_is_found_keeps_no_connection(
     monkeypatch.setattr("app.chat_backend.endpoint.ChatEndpoint", Watched)
 
     async def main() -> None:
-        slot = await begun(settings)
+        connection = await begun(settings)
         await is_answered.wait()
         assert open_ones
-        await slot.close()
+        await connection.close()
         assert not open_ones
 
     asyncio.run(main())
@@ -185,13 +185,13 @@ def test_whoever_leaves_while_it_is_found_keeps_no_connection(
 
 def test_one_is_started_and_what_it_says_is_seen(settings: Settings, started: list[StandIn]) -> None:
     async def main() -> None:
-        slot = await begun(settings)
-        seen = [state async for state in slot.state.states()]
-        assert (await ready(slot)).model == "smollm2:135m"
+        connection = await begun(settings)
+        seen = [state async for state in connection.state.states()]
+        assert (await ready(connection)).model == "smollm2:135m"
         assert Loading("smollm2:135m", "Loading", 0.25) in seen
         assert seen[-2].stage == "nearly"
         assert seen[-1].loaded
-        await slot.close()
+        await connection.close()
 
     asyncio.run(main())
     assert [(process.model, process.stopped) for process in started] == [("smollm2:135m", False)]
@@ -200,11 +200,11 @@ def test_one_is_started_and_what_it_says_is_seen(settings: Settings, started: li
 
 def test_one_that_died_is_replaced(settings: Settings, started: list[StandIn]) -> None:
     async def main() -> None:
-        slot = await begun(settings)
-        await ready(slot)
+        connection = await begun(settings)
+        await ready(connection)
         started[0].die()
-        assert (await ready(slot)).model == "smollm2:135m"
-        await slot.close()
+        assert (await ready(connection)).model == "smollm2:135m"
+        await connection.close()
 
     asyncio.run(main())
     assert len(started) == 2
@@ -212,16 +212,16 @@ def test_one_that_died_is_replaced(settings: Settings, started: list[StandIn]) -
 
 def test_another_model_takes_the_place_of_the_first(settings: Settings, started: list[StandIn]) -> None:
     async def main() -> None:
-        slot = await begun(settings)
-        await ready(slot)
-        slot.switch("another")
-        assert (await ready(slot)).model == "another"
-        slot.switch("broken")
+        connection = await begun(settings)
+        await ready(connection)
+        connection.switch("another")
+        assert (await ready(connection)).model == "another"
+        connection.switch("broken")
         with pytest.raises(ClientError, match="it is broken"):
-            await ready(slot)
-        slot.switch("another")
-        assert (await ready(slot)).model == "another"
-        await slot.close()
+            await ready(connection)
+        connection.switch("another")
+        assert (await ready(connection)).model == "another"
+        await connection.close()
 
     asyncio.run(main())
     assert [process.stopped for process in started] == [True, True, True, False]
@@ -229,12 +229,12 @@ def test_another_model_takes_the_place_of_the_first(settings: Settings, started:
 
 def test_the_model_that_answers_is_not_loaded_again(settings: Settings, started: list[StandIn]) -> None:
     async def main() -> None:
-        slot = await begun(settings)
-        async with slot.use() as engine:
-            slot.switch("smollm2:135m")
-            assert [now.loaded async for now in slot.loading()][1:] == [True]
-            assert await ready(slot) is engine
-        await slot.close()
+        connection = await begun(settings)
+        async with connection.use() as engine:
+            connection.switch("smollm2:135m")
+            assert [now.loaded async for now in connection.loading()][1:] == [True]
+            assert await ready(connection) is engine
+        await connection.close()
 
     asyncio.run(main())
     assert [process.stopped for process in started] == [False]
@@ -242,19 +242,19 @@ def test_the_model_that_answers_is_not_loaded_again(settings: Settings, started:
 
 def test_an_engine_is_left_when_nobody_uses_it(settings: Settings, started: list[StandIn]) -> None:
     async def main() -> None:
-        slot = await begun(settings)
+        connection = await begun(settings)
         for other in ("another", "a third"):  # who changes his mind waits no less
-            async with slot.use() as engine:
-                slot.switch("overtaken")
-                await anext(slot.loading())
-                slot.switch(other)
-                states = slot.loading()
+            async with connection.use() as engine:
+                connection.switch("overtaken")
+                await anext(connection.loading())
+                connection.switch(other)
+                states = connection.loading()
                 while (await anext(states)).stage != "waiting for the end of a reply":
                     pass
                 await engine.endpoint.own("GET", "engine")
                 assert not started[-1].stopped
-            assert (await ready(slot)).model == other
-        await slot.close()
+            assert (await ready(connection)).model == other
+        await connection.close()
 
     asyncio.run(main())
     assert [(process.model, process.stopped) for process in started] == [
@@ -268,11 +268,11 @@ def test_a_model_that_is_asked_for_takes_the_place_of_any_that_was_there(
     settings: Settings, hash_server: LiveServer, started: list[StandIn]
 ) -> None:
     async def main() -> None:
-        slot = await begun(settings)
-        assert (await ready(slot)).model == "hash"
-        slot.switch(settings.model)
-        assert (await ready(slot)).model == settings.model == "smollm2:135m"
-        await slot.close()
+        connection = await begun(settings)
+        assert (await ready(connection)).model == "hash"
+        connection.switch(settings.model)
+        assert (await ready(connection)).model == settings.model == "smollm2:135m"
+        await connection.close()
 
     with recorded(Instance(os.getpid(), 1, hash_server.url, "hash", "/nowhere/hash.gguf", "now"), settings):
         asyncio.run(main())
@@ -281,11 +281,11 @@ def test_a_model_that_is_asked_for_takes_the_place_of_any_that_was_there(
 
 def test_what_fails_in_a_use_is_told(settings: Settings, started: list[StandIn]) -> None:
     async def main() -> None:
-        slot = await begun(settings)
+        connection = await begun(settings)
         with pytest.raises(ClientError, match="no such route"):
-            async with slot.use():
+            async with connection.use():
                 raise NotOffered("no such route", "Ask another.")
-        await slot.close()
+        await connection.close()
 
     asyncio.run(main())
     assert len(started) == 1
@@ -293,23 +293,23 @@ def test_what_fails_in_a_use_is_told(settings: Settings, started: list[StandIn])
 
 def test_a_model_that_cannot_be_loaded_gives_way_to_the_one_before(settings: Settings, started: list[StandIn]) -> None:
     async def main() -> None:
-        slot = await begun(settings)
-        models = ChatModels(settings, slot)
-        await ready(slot)
+        connection = await begun(settings)
+        models = ChatModels(settings, connection)
+        await ready(connection)
         seen: list[Loading] = []
 
         async def load() -> None:
             async for state in models.load("org/broken"):
                 seen.append(state)  # noqa: PERF401  # what came before an error counts, too
 
-        with pytest.raises(ClientError, match="it is broken") as told:
+        with pytest.raises(ClientError, match="it is broken") as raised:
             await load()
-        assert told.value.remedy == "mend it. smollm2:135m answers again."
+        assert raised.value.remedy == "mend it. smollm2:135m answers again."
         assert [one.model for one in seen][-1] == "smollm2:135m"
-        assert (await ready(slot)).model == "smollm2:135m"
-        assert slot.address
+        assert (await ready(connection)).model == "smollm2:135m"
+        assert connection.address
         await models.close()
-        await slot.close()
+        await connection.close()
 
     asyncio.run(main())
     assert [(process.model, process.stopped) for process in started] == [
@@ -321,20 +321,20 @@ def test_a_model_that_cannot_be_loaded_gives_way_to_the_one_before(settings: Set
 
 def test_where_the_one_before_cannot_come_back_both_are_told(settings: Settings, started: list[StandIn]) -> None:
     async def main() -> None:
-        slot = await begun(settings)
-        models = ChatModels(settings, slot)
-        await ready(slot)
+        connection = await begun(settings)
+        models = ChatModels(settings, connection)
+        await ready(connection)
 
         async def load() -> None:
             async for _ in models.load("org/broken"):
                 for process in started[2:]:
                     process.fails = True
 
-        with pytest.raises(ClientError) as told:
+        with pytest.raises(ClientError) as raised:
             await load()
-        assert told.value.message == "it is broken; nor could smollm2:135m be loaded again: it is broken"
+        assert raised.value.message == "it is broken; nor could smollm2:135m be loaded again: it is broken"
         await models.close()
-        await slot.close()
+        await connection.close()
 
     asyncio.run(main())
 
@@ -344,14 +344,14 @@ def test_what_is_no_model_is_refused_while_the_other_goes_on(
     settings: Settings, started: list[StandIn], name: str
 ) -> None:
     async def main() -> None:
-        slot = await begun(settings)
-        models = ChatModels(settings, slot)
-        engine = await ready(slot)
+        connection = await begun(settings)
+        models = ChatModels(settings, connection)
+        engine = await ready(connection)
         with pytest.raises(ClientError):
             await anext(models.load(name))
-        assert await ready(slot) is engine
+        assert await ready(connection) is engine
         await models.close()
-        await slot.close()
+        await connection.close()
 
     asyncio.run(main())
     assert [process.stopped for process in started] == [False]
@@ -359,11 +359,11 @@ def test_what_is_no_model_is_refused_while_the_other_goes_on(
 
 def test_a_first_model_that_cannot_be_loaded_is_told_once(settings: Settings, started: list[StandIn]) -> None:
     async def main() -> None:
-        slot = await begun(replace(settings, model="broken"))
-        with pytest.raises(ClientError, match="it is broken") as told:
-            await ready(slot)
-        assert told.value.remedy == "mend it"
-        await slot.close()
+        connection = await begun(replace(settings, model="broken"))
+        with pytest.raises(ClientError, match="it is broken") as raised:
+            await ready(connection)
+        assert raised.value.remedy == "mend it"
+        await connection.close()
 
     asyncio.run(main())
     assert len(started) == 1
@@ -373,16 +373,16 @@ def test_a_first_model_that_could_not_be_loaded_is_tried_again_for_a_reply(
     settings: Settings, started: list[StandIn]
 ) -> None:
     async def main() -> None:
-        slot = await begun(replace(settings, model="broken"))
+        connection = await begun(replace(settings, model="broken"))
         for _ in range(2):
             with pytest.raises(ClientError, match="it is broken"):
-                await ready(slot)
-        replies = ChatReplies(KeptChats(History(None)), slot)
+                await ready(connection)
+        replies = ChatReplies(ChatRepository(History(None)), connection)
         for tried in (2, 3):
             with pytest.raises(ClientError, match="it is broken"):
                 await anext(replies.reply(ChatId("1"), MessageId("1")))
             assert len(started) == tried
-        await slot.close()
+        await connection.close()
 
     asyncio.run(main())
 
@@ -394,16 +394,16 @@ async def until(holds: Callable[[], bool]) -> None:
 
 def test_a_loading_is_paused_until_somebody_wants_an_answer(settings: Settings, held: list[StandIn]) -> None:
     async def main() -> None:
-        slot = await begun(settings)
-        waiting = asyncio.create_task(ready(slot))
-        await until(lambda: slot.state.now.stage == "Loading")
-        slot.pause()
-        await until(lambda: slot.state.now.stage == "paused at 25%")
+        connection = await begun(settings)
+        waiting = asyncio.create_task(ready(connection))
+        await until(lambda: connection.state.now.stage == "Loading")
+        connection.pause()
+        await until(lambda: connection.state.now.stage == "paused at 25%")
         assert held[0].stopped
         assert not waiting.done()  # nor does it go on for that
-        async with slot.use(again=True) as engine:
+        async with connection.use(again=True) as engine:
             assert engine is await waiting
-        await slot.close()
+        await connection.close()
 
     asyncio.run(main())
     assert [process.stopped for process in held] == [True, False]
@@ -412,12 +412,12 @@ def test_a_loading_is_paused_until_somebody_wants_an_answer(settings: Settings, 
 @pytest.mark.parametrize("other", ["smollm2:135m", "another"])
 def test_a_model_that_is_asked_for_ends_a_pause(settings: Settings, held: list[StandIn], other: str) -> None:
     async def main() -> None:
-        slot = await begun(settings)
+        connection = await begun(settings)
         await until(lambda: bool(held))
-        slot.pause()
-        slot.switch(other)
-        assert (await ready(slot)).model == other
-        await slot.close()
+        connection.pause()
+        connection.switch(other)
+        assert (await ready(connection)).model == other
+        await connection.close()
 
     asyncio.run(main())
     assert [process.stopped for process in held] == [True, False]
@@ -425,14 +425,14 @@ def test_a_model_that_is_asked_for_ends_a_pause(settings: Settings, held: list[S
 
 def test_a_loading_that_is_given_up_gives_way_to_the_model_before(settings: Settings, started: list[StandIn]) -> None:
     async def main() -> None:
-        slot = await begun(settings)
-        first = (await ready(slot)).model
-        loading = ChatModels(settings, slot).load("qwen3:0.6b")
+        connection = await begun(settings)
+        first = (await ready(connection)).model
+        loading = ChatModels(settings, connection).load("qwen3:0.6b")
         await anext(loading)
         await until(lambda: len(started) == 2)
         await loading.aclose()
-        assert (await ready(slot)).model == first
-        await slot.close()
+        assert (await ready(connection)).model == first
+        await connection.close()
 
     asyncio.run(main())
     assert [process.stopped for process in started] == [True, True, False]
@@ -440,26 +440,26 @@ def test_a_loading_that_is_given_up_gives_way_to_the_model_before(settings: Sett
 
 def test_a_loading_is_given_up_before_any_other_was_whole(settings: Settings, held: list[StandIn]) -> None:
     async def main() -> None:
-        slot = await begun(settings)
+        connection = await begun(settings)
         await until(lambda: bool(held))
-        loading = ChatModels(settings, slot).load("qwen3:0.6b")
+        loading = ChatModels(settings, connection).load("qwen3:0.6b")
         await anext(loading)
         held[0].is_held = False
         await loading.aclose()
-        assert (await ready(slot)).model == settings.model
-        again = ChatModels(settings, slot).load(settings.model)
+        assert (await ready(connection)).model == settings.model
+        again = ChatModels(settings, connection).load(settings.model)
         assert [state.loaded async for state in again][-1]
-        await slot.close()
+        await connection.close()
 
     asyncio.run(main())
 
 
 def test_who_leaves_while_it_is_paused_leaves_no_process(settings: Settings, held: list[StandIn]) -> None:
     async def main() -> None:
-        slot = await begun(settings)
+        connection = await begun(settings)
         await until(lambda: bool(held))
-        slot.pause()
-        await slot.close()
+        connection.pause()
+        await connection.close()
 
     asyncio.run(main())
     assert [process.stopped for process in held] == [True]
@@ -469,8 +469,8 @@ def test_what_the_engine_fetches_is_listed_as_that_and_paused(settings: Settings
     """The name of a process that downloads is ours here, as that of the engine."""
 
     async def main() -> None:
-        slot = await begun(settings)
-        models = ChatModels(settings, slot)
+        connection = await begun(settings)
+        models = ChatModels(settings, connection)
         await until(lambda: bool(held))
         turn = DownloadTurn(settings.models_dir, "smollm2:135m")
         with turn.taken(SilentProgress()) as shown, shown.task("Downloading", 100):
@@ -480,11 +480,11 @@ def test_what_the_engine_fetches_is_listed_as_that_and_paused(settings: Settings
             steps = models.pull("smollm2:135m")
             assert (await anext(steps)).total == 100
             await steps.aclose()
-        await until(lambda: slot.state.now.stage.startswith("paused"))
+        await until(lambda: connection.state.now.stage.startswith("paused"))
         assert not any(model.fetching for model in await models.catalog())
         assert [step.stage async for step in models.pull("smollm2:135m")][-1] == "loaded"
         await models.close()
-        await slot.close()
+        await connection.close()
 
     asyncio.run(main())
     assert [process.stopped for process in held] == [True, False]
@@ -532,14 +532,14 @@ def test_another_model_finds_the_room_of_an_engine_that_only_this_chat_needs(
     settings: Settings, started: list[StandIn], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
-        slot = await begun(settings)
-        assert await slot.room() == 0  # no engine yet: what is free counts
-        await ready(slot)
-        assert await slot.room() > available_memory() // 2
-        monkeypatch.setattr("app.chat_backend.engine.slot.count_other_leases", lambda settings, pid: 1)
-        assert await slot.room() == 0  # it would stay
+        connection = await begun(settings)
+        assert await connection.reclaimable_memory() == 0  # no engine yet: what is free counts
+        await ready(connection)
+        assert await connection.reclaimable_memory() > available_memory() // 2
+        monkeypatch.setattr("app.chat_backend.engine.connection.count_other_leases", lambda settings, pid: 1)
+        assert await connection.reclaimable_memory() == 0  # it would stay
         monkeypatch.undo()
-        await slot.close()
+        await connection.close()
 
     asyncio.run(main())
 
@@ -554,10 +554,10 @@ def test_a_context_that_is_longer_than_what_the_engine_holds_is_told(
     asked = replace(settings, context=context, origins={**settings.origins, "context": "--context"})
 
     async def main() -> str:
-        slot = await begun(asked)
-        await ready(slot)
-        [state] = [now async for now in slot.loading()]
-        await slot.close()
+        connection = await begun(asked)
+        await ready(connection)
+        [state] = [now async for now in connection.loading()]
+        await connection.close()
         return state.warning
 
     holder = "the server that runs already" if runs else "the model"
@@ -567,7 +567,7 @@ def test_a_context_that_is_longer_than_what_the_engine_holds_is_told(
 
 def test_an_endpoint_is_called_by_its_address_until_its_model_is_known(settings: Settings) -> None:
     address = "http://127.0.0.1:9/v1"
-    assert EngineSlot(settings, {}, address).state.now == Loading(address, "connecting")
+    assert EngineConnection(settings, {}, address).state.now == Loading(address, "connecting")
     asked = replace(settings, model="theirs", origins={**settings.origins, "model": "--model"})
-    assert EngineSlot(asked, {}, address).state.now == Loading("theirs", "connecting")
-    assert EngineSlot(settings, {}).state.now == Loading(settings.model, "starting")
+    assert EngineConnection(asked, {}, address).state.now == Loading("theirs", "connecting")
+    assert EngineConnection(settings, {}).state.now == Loading(settings.model, "starting")

@@ -14,10 +14,10 @@ from dataclasses import replace as replaced
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from app.chat_backend.client_errors import client_errors
 from app.chat_backend.engine.child import Said
 from app.chat_backend.engine.loading_state import DownloadRate, LoadingState
 from app.chat_backend.engine.process import EngineProcess, hardware
-from app.chat_backend.told import told
 from app.client.running_server import find_instance
 from app.errors import AppError
 from app.models.transfer.download_turn import Running, running_download
@@ -29,7 +29,7 @@ from app.settings.settings import Settings
 from engine.private_folder import private_folder
 from quant.errors import InglenookError
 from tui.client import ClientError, NotLoaded
-from tui.engine_nouns import Loading
+from tui.engine_types import Loading
 
 if TYPE_CHECKING:
     from app.chat_backend.endpoint import ChatEndpoint, ServedName
@@ -49,14 +49,14 @@ class ReadyEngine:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class _TargetModel:
     """A model that is to answer."""
 
     model: str
     is_asked: bool  # it has to be this one; else any that is there will do
 
 
-class EngineSlot:
+class EngineConnection:
     """Used on one event loop. `begin` it, `close` it."""
 
     def __init__(
@@ -72,18 +72,18 @@ class EngineSlot:
         self._engine: ReadyEngine | None = None
         self._held = ExitStack()  # our lease on the engine
         self._task: asyncio.Task[None] | None = None
-        self._wish = _Wish(settings.model, settings.origins["model"] != "default")
-        self._served: _Wish | None = None  # what was loaded last
-        self._left: _Wish | None = None  # what was to be loaded before another was asked for
+        self._target = _TargetModel(settings.model, settings.origins["model"] != "default")
+        self._served: _TargetModel | None = None  # what was loaded last
+        self._left: _TargetModel | None = None  # what was to be loaded before another was asked for
         self._uses = 0
         self._unused = asyncio.Event()
         self._instance: Instance | None = None  # the server that is used
         self.is_paused = False  # the loading, until somebody goes on with it
-        self.state = self._state_of(self._wish)
+        self.state = self._state_of(self._target)
 
     def begin(self) -> None:
         """Find or start the engine, in the background."""
-        self._task = asyncio.create_task(self._load(self._wish))
+        self._task = asyncio.create_task(self._load(self._target))
 
     async def close(self) -> None:
         """Leave the engine, which ends by itself when nobody else needs it."""
@@ -125,7 +125,7 @@ class EngineSlot:
     def awaited(self) -> str:
         """The model that an engine is to load, or is paused at; empty where there is none."""
         is_loading = self._task is not None and not self.state.is_over
-        return self._wish.model if is_loading and not self._remote else ""
+        return self._target.model if is_loading and not self._remote else ""
 
     @property
     def context_length(self) -> int | None:
@@ -136,14 +136,14 @@ class EngineSlot:
         """What the endpoint that somebody named has, whether it answers or not. Raises ClientError."""
         from app.chat_backend.endpoint import ChatEndpoint
 
-        with told():
-            endpoint = ChatEndpoint(self._remote, self._key, is_ours=False)
+        with client_errors():
+            endpoint = ChatEndpoint(self._remote, self._key, is_inglenook=False)
             try:
                 return await endpoint.names()
             finally:
                 await endpoint.close()
 
-    async def room(self) -> int:
+    async def reclaimable_memory(self) -> int:
         """Bytes that another model would find once the engine has made room for it; 0: those that are free."""
         process, engine = self._process, self._engine
         if process is None or engine is None or await asyncio.to_thread(self._is_shared, process):
@@ -167,7 +167,7 @@ class EngineSlot:
         engine = await self._ready(again)
         self._uses += 1
         try:
-            with told():
+            with client_errors():
                 yield engine
         finally:
             self._uses -= 1
@@ -178,7 +178,7 @@ class EngineSlot:
         if again:
             self.go_on()
         if self.state.is_over and await asyncio.to_thread(self._is_lost):
-            self._begin(self._wish)
+            self._begin(self._target)
         state = None
         while state is not self.state:  # another model may have been asked for meanwhile
             state = self.state
@@ -209,7 +209,7 @@ class EngineSlot:
     def go_on(self) -> None:
         """With what was paused, or could not be loaded: what that failed for may be mended."""
         if self.state.problem is not None:
-            self._begin(self._wish)
+            self._begin(self._target)
         elif self.is_paused:
             self._cancel()
             self._resume()
@@ -241,9 +241,9 @@ class EngineSlot:
     def switch(self, model: str) -> LoadingState:
         """Have replies come from this model from now on, those apart that are being written. Gives the state of its
         loading."""
-        if model != self._wish.model or self.state.is_over or self.is_paused:
-            self._left = self._wish
-            self._turn_to(_Wish(model, is_asked=True))
+        if model != self._target.model or self.state.is_over or self.is_paused:
+            self._left = self._target
+            self._turn_to(_TargetModel(model, is_asked=True))
         return self.state
 
     def give_up(self, wanted: LoadingState) -> None:
@@ -256,48 +256,48 @@ class EngineSlot:
         else:
             self._turn_to(before)
 
-    def _turn_to(self, wish: _Wish) -> None:
+    def _turn_to(self, target: _TargetModel) -> None:
         self._cancel()
         self.state.end()
-        self._begin(wish)
+        self._begin(target)
 
-    def _begin(self, wish: _Wish) -> None:
-        self._wish = wish
-        self.state = self._state_of(wish)
+    def _begin(self, target: _TargetModel) -> None:
+        self._target = target
+        self.state = self._state_of(target)
         self._resume()
 
-    def _state_of(self, wish: _Wish) -> LoadingState:
+    def _state_of(self, target: _TargetModel) -> LoadingState:
         """Which model an endpoint answers with is unknown until it says so, unless the user asked for one."""
         if self._remote:
-            return LoadingState(wish.model if wish.is_asked else self._remote, "connecting")
-        return LoadingState(wish.model, "starting")
+            return LoadingState(target.model if target.is_asked else self._remote, "connecting")
+        return LoadingState(target.model, "starting")
 
     def _resume(self) -> None:
         self.is_paused = False
-        self._task = asyncio.create_task(self._load(self._wish))
+        self._task = asyncio.create_task(self._load(self._target))
 
     def _cancel(self) -> None:
         """Whoever does this says how the loading ends."""
         if self._task is not None:
             self._task.cancel()
 
-    async def _load(self, wish: _Wish) -> None:
+    async def _load(self, target: _TargetModel) -> None:
         state = self.state
         try:
-            with told():
-                if self._engine is None or not await self._answers(wish.model):
+            with client_errors():
+                if self._engine is None or not await self._answers(target.model):
                     await self._leave(state)
-                    find = self._attach_remote(wish) if self._remote else self._find_or_start(wish, state)
+                    find = self._attach_remote(target) if self._remote else self._find_or_start(target, state)
                     self._engine = await find
         except ClientError as problem:
-            if self._served is not None and self._served != wish:
+            if self._served is not None and self._served != target:
                 self._begin(self._served)
             state.end(problem)
         except Exception:  # a mistake of ours: nobody is to wait for ever
             state.end(ClientError("the engine could not be started", "Run ingle doctor, and report what it says."))
             raise
         else:
-            self._served = _Wish(self._engine.model, is_asked=True) if self._remote else wish
+            self._served = _TargetModel(self._engine.model, is_asked=True) if self._remote else target
             state.succeed(self._engine.model, self._warning(self._engine))
 
     def _warning(self, engine: ReadyEngine) -> str:
@@ -335,14 +335,14 @@ class EngineSlot:
                 await asyncio.shield(process.stop())  # whole, whoever is asked for meanwhile
         self._held.close()
 
-    async def _attach_remote(self, wish: _Wish) -> ReadyEngine:
+    async def _attach_remote(self, target: _TargetModel) -> ReadyEngine:
         from app.chat_backend.endpoint import ChatEndpoint
 
-        endpoint = ChatEndpoint(self._remote, self._key, is_ours=False)
+        endpoint = ChatEndpoint(self._remote, self._key, is_inglenook=False)
         async with AsyncExitStack() as unless_used:
             unless_used.push_async_callback(endpoint.close)
             names = await endpoint.names()
-            wanted = wish.model if wish.is_asked else ""
+            wanted = target.model if target.is_asked else ""
             found = next((one for one in names if one.name == wanted), None) if wanted else next(iter(names), None)
             if found is None:
                 there = ", ".join(one.name for one in names[:8])
@@ -351,14 +351,14 @@ class EngineSlot:
             # Servers of others may refuse any sampling but their own.
             return ReadyEngine(endpoint, found.name, found.context_length, found.sampling or {})
 
-    async def _find_or_start(self, wish: _Wish, state: LoadingState) -> ReadyEngine:
+    async def _find_or_start(self, target: _TargetModel, state: LoadingState) -> ReadyEngine:
         """One chat at a time starts an engine: the next one finds it."""
         from filelock import FileLock, Timeout
 
-        settings = replaced(self._settings, model=wish.model)
+        settings = replaced(self._settings, model=target.model)
         lock = FileLock(self._settings.state_dir / "engine.lock", mode=0o600, thread_local=False)
         while True:
-            for instance in await asyncio.to_thread(self._running, settings, wish):
+            for instance in await asyncio.to_thread(self._running, settings, target):
                 with suppress(InglenookError):  # it gives embeddings, or is about to end
                     return await self._attached(instance)
             try:
@@ -366,17 +366,17 @@ class EngineSlot:
                 lock.acquire(timeout=0)
                 break
             except Timeout:
-                state.tell(wish.model, "another window is loading it")
+                state.tell(target.model, "another window is loading it")
                 await asyncio.sleep(_TURN_SECONDS)
         try:
             return await self._started(settings, state)
         finally:
             lock.release()
 
-    def _running(self, settings: Settings, wish: _Wish) -> Sequence[Instance]:
+    def _running(self, settings: Settings, target: _TargetModel) -> Sequence[Instance]:
         """The server of the model; where none was asked for, all there are, that one first."""
         found = find_instance(settings)
-        others = [] if wish.is_asked else [one for one in running_instances(settings) if one != found]
+        others = [] if target.is_asked else [one for one in running_instances(settings) if one != found]
         return [*([found] if found else []), *others]
 
     async def _started(self, settings: Settings, state: LoadingState) -> ReadyEngine:
@@ -399,7 +399,7 @@ class EngineSlot:
         """Raises ServerUnreachable or ServerError for one that is no engine for chats."""
         from app.chat_backend.endpoint import ChatEndpoint
 
-        endpoint = ChatEndpoint(instance.api_url, own_key(self._settings), is_ours=True)
+        endpoint = ChatEndpoint(instance.api_url, own_key(self._settings), is_inglenook=True)
         async with AsyncExitStack() as unless_used:
             unless_used.push_async_callback(endpoint.close)
             report = await _awake(endpoint)

@@ -2,8 +2,8 @@
 
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import ScriptedClient
-from tui.nouns import ChatId
 from tui.screens.full_context import FullContextScreen
+from tui.types import ChatId
 from tui.widgets.budget_bar import BudgetBar
 from tui.widgets.folded import Folded
 from tui.widgets.top_bar import TopBar

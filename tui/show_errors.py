@@ -11,7 +11,7 @@ from tui.client import ClientError
 
 
 @contextmanager
-def told(node: DOMNode) -> Iterator[None]:
+def show_errors(node: DOMNode) -> Iterator[None]:
     """Show a ClientError that is raised inside, and go on behind it."""
     try:
         yield
@@ -19,9 +19,9 @@ def told(node: DOMNode) -> Iterator[None]:
         if any(screen in node.ancestors_with_self for screen in node.app.screen_stack):
             raise
     except ClientError as error:
-        tell(node, error)
+        show_error(node, error)
 
 
-def tell(node: DOMNode, error: ClientError) -> None:
+def show_error(node: DOMNode, error: ClientError) -> None:
     """Show an error and its remedy."""
     node.app.notify(error.remedy, title=error.message, severity="error", timeout=12, markup=False)

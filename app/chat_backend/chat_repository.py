@@ -6,9 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from app.chat_backend.chat_nouns import PRIVATE, chat_of, kept_settings, message_of, notice_of, settings_of, summary_of
+from app.chat_backend.client_errors import to_thread
+from app.chat_backend.converters import PRIVATE, chat_of, kept_settings, message_of, notice_of, settings_of, summary_of
 from app.chat_backend.prompt_messages import prompt_messages
-from app.chat_backend.told import apart
 from app.errors import AppError
 from app.history import records
 from app.history.chat_file import as_json, as_markdown
@@ -16,7 +16,7 @@ from app.history.chat_import import read_chats, take_in
 from app.history.history import History
 from app.history.news import News
 from app.history.records import NoSuchChat, path_to
-from tui.nouns import (
+from tui.types import (
     Attachment,
     Chat,
     ChatId,
@@ -35,7 +35,7 @@ T = TypeVar("T")
 Title = Callable[[ChatId], Awaitable[str]]
 
 
-class KeptChats:
+class ChatRepository:
     """Implements `tui.client.Chats`. `coming` are the replies that are being written, by chat and message."""
 
     def __init__(self, history: History) -> None:
@@ -57,19 +57,19 @@ class KeptChats:
         return chat.startswith(PRIVATE)
 
     def conversations_to_forget(self) -> list[list[Mapping[str, object]]]:
-        """Every branch of each chat that was deleted, as the engine was told it."""
-        told = []
+        """Every branch of each chat that was deleted, as the engine was conversations it."""
+        conversations = []
         for chat in self._history.deleted():
             messages = {message.id: message for message in self._history.messages.of(chat)}
             found = self._history.chats.get(chat, deleted=True)
             leaves = messages.keys() - {message.parent for message in messages.values()}
             branches = [path_to(messages, leaf) for leaf in leaves]
-            told += [prompt_messages(found, branch, with_thoughts=True) for branch in branches]
-        return told
+            conversations += [prompt_messages(found, branch, with_reasoning=True) for branch in branches]
+        return conversations
 
     async def _do(self, chat: ChatId, work: Callable[[History, int], T]) -> T:
         """The result of `work` on a chat, done on a thread."""
-        return await apart(lambda: work(*self.place(chat)))
+        return await to_thread(lambda: work(*self.place(chat)))
 
     def close(self) -> None:
         """Private chats are gone; what was deleted is erased."""
@@ -77,7 +77,7 @@ class KeptChats:
         self._history.close()
 
     async def summaries(self, *, archived: bool = False) -> Sequence[ChatSummary]:
-        return await apart(self._summaries, archived)
+        return await to_thread(self._summaries, archived)
 
     def _summaries(self, archived: bool) -> Sequence[ChatSummary]:
         kept = [summary_of(chat, private=False) for chat in self._history.chats.listed(archived=archived)]
@@ -86,11 +86,11 @@ class KeptChats:
 
     async def create(self, settings: ChatSettings, *, private: bool = False) -> Chat:
         history = self._private if private else self._history
-        made = await apart(history.chats.create, kept_settings(settings))
+        made = await to_thread(history.chats.create, kept_settings(settings))
         return chat_of(made, (), "", private=private, coming=())
 
     async def open(self, chat: ChatId) -> Chat:
-        return await apart(self._open, chat)
+        return await to_thread(self._open, chat)
 
     def _open(self, chat: ChatId) -> Chat:
         history, number = self.place(chat)
@@ -140,7 +140,7 @@ class KeptChats:
         await self._do(chat, lambda history, number: history.chats.undelete(number))
 
     async def search(self, text: str) -> Sequence[SearchHit]:
-        return await apart(self._search, text)
+        return await to_thread(self._search, text)
 
     def _search(self, text: str) -> Sequence[SearchHit]:
         return [
@@ -156,29 +156,29 @@ class KeptChats:
         ]
 
     async def draft(self) -> str:
-        return await apart(self._history.new_draft)
+        return await to_thread(self._history.new_draft)
 
     async def keep_draft(self, chat: ChatId | None, text: str) -> None:
         if chat is None:
-            await apart(self._history.keep_new_draft, text)
+            await to_thread(self._history.keep_new_draft, text)
         else:
             await self._do(chat, lambda history, number: history.inputs.keep_draft(text, number))
 
     async def inputs(self) -> Sequence[str]:
-        return await apart(self._history.inputs.lately)
+        return await to_thread(self._history.inputs.lately)
 
     async def presets(self) -> Sequence[Preset]:
-        kept = await apart(self._history.inputs.presets)
+        kept = await to_thread(self._history.inputs.presets)
         return [Preset(preset.name, settings_of(preset.settings)) for preset in kept]
 
     async def keep_preset(self, preset: Preset) -> None:
-        await apart(self._history.inputs.keep_preset, records.Preset(preset.name, kept_settings(preset.settings)))
+        await to_thread(self._history.inputs.keep_preset, records.Preset(preset.name, kept_settings(preset.settings)))
 
     async def delete_preset(self, name: str) -> None:
-        await apart(self._history.inputs.delete_preset, name)
+        await to_thread(self._history.inputs.delete_preset, name)
 
     async def export(self, chat: ChatId, path: Path, form: ExportFormat) -> None:
-        await apart(self._export, chat, path, form)
+        await to_thread(self._export, chat, path, form)
 
     def _export(self, chat: ChatId, path: Path, form: ExportFormat) -> None:
         history, number = self.place(chat)
@@ -204,7 +204,7 @@ class KeptChats:
             yield notice_of(await coming.get())
 
     async def import_chats(self, path: Path) -> Sequence[ChatSummary]:
-        chats = await apart(take_in, self._history, await apart(read_chats, path))
+        chats = await to_thread(take_in, self._history, await to_thread(read_chats, path))
         return [summary_of(chat, private=False) for chat in chats]
 
 

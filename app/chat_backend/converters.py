@@ -7,32 +7,32 @@ from collections.abc import Container, Sequence
 
 from app.history import records
 from app.history.news import News
-from tui import nouns
+from tui import types
 from tui.plain_text import single_line
 
 PRIVATE = "private-"
 
 _FINISH = {
-    records.State.COMING: nouns.Finish.CUT_OFF,
-    records.State.WHOLE: nouns.Finish.COMPLETE,
-    records.State.CUT: nouns.Finish.LENGTH,
-    records.State.STOPPED: nouns.Finish.STOPPED,
-    records.State.FAILED: nouns.Finish.FAILED,
+    records.State.COMING: types.Finish.CUT_OFF,
+    records.State.WHOLE: types.Finish.COMPLETE,
+    records.State.CUT: types.Finish.LENGTH,
+    records.State.STOPPED: types.Finish.STOPPED,
+    records.State.FAILED: types.Finish.FAILED,
 }
 _WORDS = 8  # of its first message, that stand for the title of a chat
 _TITLE = 60  # characters of them
 
 
-def chat_id(chat: int, *, private: bool) -> nouns.ChatId:
-    return nouns.ChatId(f"{PRIVATE}{chat}" if private else str(chat))
+def chat_id(chat: int, *, private: bool) -> types.ChatId:
+    return types.ChatId(f"{PRIVATE}{chat}" if private else str(chat))
 
 
-def message_id(message: int) -> nouns.MessageId:
-    return nouns.MessageId(str(message))
+def message_id(message: int) -> types.MessageId:
+    return types.MessageId(str(message))
 
 
-def summary_of(chat: records.Chat, *, private: bool) -> nouns.ChatSummary:
-    return nouns.ChatSummary(
+def summary_of(chat: records.Chat, *, private: bool) -> types.ChatSummary:
+    return types.ChatSummary(
         id=chat_id(chat.id, private=private),
         title=single_line(chat.title) or first_words(chat.beginning),
         updated=chat.changed,
@@ -51,33 +51,33 @@ def first_words(text: str) -> str:
 
 def chat_of(
     chat: records.Chat, messages: Sequence[records.StoredMessage], draft: str, *, private: bool, coming: Container[int]
-) -> nouns.Chat:
+) -> types.Chat:
     """`coming` are the replies that are being written by this program."""
     known = {message.id for message in messages}
-    return nouns.Chat(
+    return types.Chat(
         summary=summary_of(chat, private=private),
         settings=settings_of(chat.settings),
         messages=tuple(message_of(message, known, coming) for message in messages),
         leaf=message_id(chat.shown) if chat.shown in known and chat.shown is not None else None,
         draft=draft,
         left_out=frozenset(message_id(message) for message in chat.trim.left_out),
-        summaries=tuple(nouns.Summary(message_id(last), text) for last, text in chat.trim.by_message.items()),
+        summaries=tuple(types.Summary(message_id(last), text) for last, text in chat.trim.by_message.items()),
     )
 
 
 def message_of(
     message: records.StoredMessage, known: Container[int] | None = None, coming: Container[int] = ()
-) -> nouns.Message:
+) -> types.Message:
     """A parent that is not `known` was lost: the message begins a branch. `coming` as above."""
     parent = message.parent if message.parent is not None and (known is None or message.parent in known) else None
     is_reply = message.role is records.Role.ASSISTANT
-    return nouns.Message(
+    return types.Message(
         id=message_id(message.id),
         parent=None if parent is None else message_id(parent),
-        role=nouns.Role.ASSISTANT if is_reply else nouns.Role.USER,
+        role=types.Role.ASSISTANT if is_reply else types.Role.USER,
         text=message.text,
         created=message.created,
-        attachments=tuple(nouns.Attachment(file.name, file.text) for file in message.attachments),
+        attachments=tuple(types.Attachment(file.name, file.text) for file in message.attachments),
         reasoning=message.reasoning,
         reasoning_seconds=message.reasoning_seconds,
         model=message.model,
@@ -87,11 +87,11 @@ def message_of(
     )
 
 
-def usage_of(usage: records.StoredUsage | None) -> nouns.Usage | None:
+def usage_of(usage: records.StoredUsage | None) -> types.Usage | None:
     """None for one that is not known: that of a reply that failed says why alone."""
     if usage is None or usage.error:
         return None
-    return nouns.Usage(
+    return types.Usage(
         sources=usage.sources,
         reply_tokens=usage.reply_tokens,
         queue_seconds=usage.queue_seconds,
@@ -102,17 +102,17 @@ def usage_of(usage: records.StoredUsage | None) -> nouns.Usage | None:
     )
 
 
-def notice_of(news: News) -> nouns.Notice:
-    return nouns.Notice(news.message, news.remedy, news.is_saved)
+def notice_of(news: News) -> types.Notice:
+    return types.Notice(news.message, news.remedy, news.is_saved)
 
 
-def settings_of(settings: records.ChatSettings) -> nouns.ChatSettings:
+def settings_of(settings: records.ChatSettings) -> types.ChatSettings:
     chosen = settings.sampling
-    sampling = nouns.Sampling(**{name: getattr(chosen, name) for name in records.SamplingChoice.__struct_fields__})
-    return nouns.ChatSettings(settings.system, sampling, nouns.FullContext(settings.when_full.value))
+    sampling = types.Sampling(**{name: getattr(chosen, name) for name in records.SamplingChoice.__struct_fields__})
+    return types.ChatSettings(settings.system, sampling, types.FullContext(settings.when_full.value))
 
 
-def kept_settings(settings: nouns.ChatSettings) -> records.ChatSettings:
+def kept_settings(settings: types.ChatSettings) -> records.ChatSettings:
     chosen = settings.sampling
     sampling = records.SamplingChoice(
         **{name: getattr(chosen, name) for name in records.SamplingChoice.__struct_fields__}

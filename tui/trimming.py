@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from tui.client import ClientError, Context
-from tui.nouns import Chat, ChatId, ContextBudget, FullContext, MessageId, TrimPlan
+from tui.types import Chat, ChatId, ContextBudget, FullContext, MessageId, TrimPlan
 
 Choose = Callable[[ChatId, MessageId | None, str, ContextBudget], Awaitable[TrimPlan | None]]
 
 
-class MakingRoom:
+class ContextTrimmer:
     """In one chat after the other. `choose` asks the person; `made` is told a chat that has room now, and `tell` what
     is done meanwhile."""
 
@@ -17,27 +17,27 @@ class MakingRoom:
         self,
         context: Context,
         choose: Choose,
-        made: Callable[[Chat], Awaitable[None]],
+        trimmed: Callable[[Chat], Awaitable[None]],
         tell: Callable[[str], None],
     ) -> None:
         self._context = context
         self._choose = choose
-        self._made = made
+        self._trimmed = trimmed
         self._tell = tell
         self._making: asyncio.Future[Chat] | None = None
 
-    async def has_room(self, chat: ChatId | None, leaf: MessageId | None, typed: str, how: FullContext) -> bool:
+    async def ensure_room(self, chat: ChatId | None, leaf: MessageId | None, typed: str, how: FullContext) -> bool:
         """Whether what is typed and a reply fit behind `leaf`; room is made as `how` says. False where the person does
         not want that. Raises ClientError where it cannot be."""
         while (budget := await self._context.budget(chat, leaf, typed)).lacking:
             if chat is None:
                 raise _too_long(budget.lacking)
-            room = await self._room(chat, leaf, typed, how, budget)
-            if room is None or not await self.make(chat, room):
+            plan = await self._find_plan(chat, leaf, typed, how, budget)
+            if plan is None or not await self.trim(chat, plan):
                 return False
         return True
 
-    async def _room(
+    async def _find_plan(
         self, chat: ChatId, leaf: MessageId | None, typed: str, how: FullContext, budget: ContextBudget
     ) -> TrimPlan | None:
         if how is FullContext.STOP:
@@ -50,15 +50,15 @@ class MakingRoom:
         wanted = await self._context.plan(chat, leaf, how, typed)
         return wanted if wanted.suffices(budget) else most
 
-    async def make(self, chat: ChatId, room: TrimPlan) -> bool:
+    async def trim(self, chat: ChatId, plan: TrimPlan) -> bool:
         """Do as planned; whether nobody stopped it."""
-        self._tell("summarizing" if room.how is FullContext.SUMMARIZE else "")
-        making = self._making = asyncio.ensure_future(self._context.make(chat, room))
+        self._tell("summarizing" if plan.how is FullContext.SUMMARIZE else "")
+        making = self._making = asyncio.ensure_future(self._context.trim(chat, plan))
         try:
             await asyncio.wait((making,))
             if making.cancelled():
                 return False
-            await self._made(making.result())
+            await self._trimmed(making.result())
             return True
         finally:
             making.cancel()

@@ -14,7 +14,7 @@ MessageId = NewType("MessageId", str)
 
 
 @dataclass(frozen=True, slots=True)
-class Noun:
+class Sanitized:
     """What crosses the port: its texts are made harmless as it is built."""
 
     def __post_init__(self) -> None:
@@ -57,7 +57,7 @@ class TokenSources(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Usage(Noun):
+class Usage(Sanitized):
     """What one reply cost. Filled by the client from the engine's own report; where that has no details, with what
     was told of them or measured here."""
 
@@ -85,7 +85,7 @@ class Usage(Noun):
 
 
 @dataclass(frozen=True, slots=True)
-class ReplyStarted(Noun):
+class ReplyStarted(Sanitized):
     """The first event: the reply is a message of the chat from now on, and is kept as it grows."""
 
     message: MessageId
@@ -93,7 +93,7 @@ class ReplyStarted(Noun):
 
 
 @dataclass(frozen=True, slots=True)
-class PromptProgress(Noun):
+class PromptProgress(Sanitized):
     """How much of the prompt is read, in tokens. May come often, or never."""
 
     done: int  # those that were cached included
@@ -102,21 +102,21 @@ class PromptProgress(Noun):
 
 
 @dataclass(frozen=True, slots=True)
-class ReasoningDelta(Noun):
+class ReasoningDelta(Sanitized):
     """More of what the model thinks before it answers."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class TextDelta(Noun):
+class TextDelta(Sanitized):
     """More of the answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class ReplyEnd(Noun):
+class ReplyEnd(Sanitized):
     """The last event. A reply that fails in the middle ends with FAILED and the error, and keeps its text."""
 
     finish: Finish
@@ -138,7 +138,7 @@ class Role(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Attachment(Noun):
+class Attachment(Sanitized):
     """A text file beside a message. The client writes it into the prompt, in front of the message's text."""
 
     name: str  # filled by the chat: the file's name without its folder
@@ -146,7 +146,7 @@ class Attachment(Noun):
 
 
 @dataclass(frozen=True, slots=True)
-class Message(Noun):
+class Message(Sanitized):
     """One message of a tree. Filled by the client; a reply is told anew as its events come."""
 
     id: MessageId
@@ -164,7 +164,7 @@ class Message(Noun):
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling(Noun):
+class Sampling(Sanitized):
     """How the next token is chosen. None: what suits the model."""
 
     temperature: float | None = None
@@ -186,7 +186,7 @@ class FullContext(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class ChatSettings(Noun):
+class ChatSettings(Sanitized):
     """Of one chat. Filled by the person; the client keeps it."""
 
     system: str = ""
@@ -195,7 +195,7 @@ class ChatSettings(Noun):
 
 
 @dataclass(frozen=True, slots=True)
-class Preset(Noun):
+class Preset(Sanitized):
     """Settings with a name, for any chat."""
 
     name: str
@@ -203,7 +203,7 @@ class Preset(Noun):
 
 
 @dataclass(frozen=True, slots=True)
-class ChatSummary(Noun):
+class ChatSummary(Sanitized):
     """A chat in a list. Filled by the client."""
 
     id: ChatId
@@ -216,7 +216,7 @@ class ChatSummary(Noun):
 
 
 @dataclass(frozen=True, slots=True)
-class Summary(Noun):
+class Summary(Sanitized):
     """What the model is told in place of messages that are left out. Filled by the client."""
 
     message: MessageId  # the last of them
@@ -224,7 +224,7 @@ class Summary(Noun):
 
 
 @dataclass(frozen=True, slots=True)
-class Chat(Noun):
+class Chat(Sanitized):
     """A chat that is open: all branches of it. Filled by the client."""
 
     summary: ChatSummary
@@ -237,7 +237,7 @@ class Chat(Noun):
 
 
 @dataclass(frozen=True, slots=True)
-class SearchHit(Noun):
+class SearchHit(Sanitized):
     """A place where a text was found. Filled by the client."""
 
     chat: ChatSummary
@@ -248,7 +248,7 @@ class SearchHit(Noun):
 
 
 @dataclass(frozen=True, slots=True)
-class Notice(Noun):
+class Notice(Sanitized):
     """Something that happened to the store of chats. Filled by the client."""
 
     message: str
@@ -265,7 +265,7 @@ class ExportFormat(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class ContextBudget(Noun):
+class ContextBudget(Sanitized):
     """How full a context is, in tokens. Filled by the client; with what the chat template adds."""
 
     limit: int | None  # None: nobody tells it
@@ -290,7 +290,7 @@ class ContextBudget(Noun):
 
 
 @dataclass(frozen=True, slots=True)
-class TrimPlan(Noun):
+class TrimPlan(Sanitized):
     """What would be left out. Filled by the client; nothing has happened yet."""
 
     how: FullContext  # SUMMARIZE or DROP_OLDEST

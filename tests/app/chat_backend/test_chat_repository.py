@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from app.chat_backend.kept_chats import KeptChats
+from app.chat_backend.chat_repository import ChatRepository
 from app.history.database import FILE_NAME
 from app.history.history import History
 from tui.client import ClientError
-from tui.nouns import ChatId, ChatSettings, Notice
+from tui.types import ChatId, ChatSettings, Notice
 
 
 def test_notices_arrive_when_damage_is_found(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).touch()
 
     async def flow() -> None:
-        chats = KeptChats(History(tmp_path))
+        chats = ChatRepository(History(tmp_path))
         notices = chats.notices()
         assert (await anext(notices)).message.startswith("The history of chats was an empty file")
         chat = (await chats.create(ChatSettings())).summary.id
@@ -37,7 +37,7 @@ def test_notices_arrive_when_damage_is_found(tmp_path: Path) -> None:
     asyncio.run(flow())
 
 
-async def damaged(chats: KeptChats, chat: ChatId) -> None:
-    with pytest.raises(ClientError, match="was damaged") as told:
+async def damaged(chats: ChatRepository, chat: ChatId) -> None:
+    with pytest.raises(ClientError, match="was damaged") as raised:
         await chats.open(chat)
-    assert told.value.remedy == "It was repaired as far as possible: do this again."
+    assert raised.value.remedy == "It was repaired as far as possible: do this again."
