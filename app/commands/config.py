@@ -10,7 +10,15 @@ from click.shell_completion import CompletionItem
 
 from app.commands.output import as_json, echo_table
 from app.settings.config_file import remove_setting, write_setting
-from app.settings.settings import SECRETS, SETTINGS, Settings, config_file, load_settings, setting_named
+from app.settings.settings import (
+    SECRETS,
+    SETTINGS,
+    Settings,
+    config_file,
+    current_name,
+    load_settings,
+    setting_named,
+)
 from engine.config import MemoryLimit
 
 EXAMPLES = """\b
@@ -53,8 +61,9 @@ def list_settings(as_array: bool) -> None:
 @click.argument("name", shell_complete=_complete)
 @click.option("--json", "as_object", is_flag=True, help="Print a JSON object.")
 def get(name: str, as_object: bool) -> None:
-    """Print what the setting NAME is."""
+    """Print the value of the setting NAME."""
     setting_named(name)
+    name = current_name(name)
     settings = load_settings()
     click.echo(as_json(_described(name, settings)) if as_object else _words(name, settings))
 
@@ -87,6 +96,7 @@ def path() -> None:
 
 def _warn_of_variables(name: str) -> None:
     """Where the file is not what counts."""
+    name = current_name(name)
     if name not in SETTINGS:
         return
     origin = load_settings().origins[name]

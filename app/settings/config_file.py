@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.errors import InvalidSetting
-from app.settings.settings import SETTINGS, config_file, setting_named
+from app.settings.settings import FORMER_NAMES, config_file, setting_named
 from app.whole_file import write_whole
 from engine.private_folder import private_folder
 
@@ -26,23 +26,28 @@ def write_setting(name: str, text: str) -> Path:
     Raises InvalidSetting, with what is allowed, for a name or a value that makes no sense; the file is as before then.
     """
     setting = setting_named(name)
+    former = FORMER_NAMES.get(name)
     try:
-        value = setting.parse(text)
+        value = former.parse(text) if former else setting.parse(text)
     except ValueError as problem:
         raise InvalidSetting(f"{name} {problem}", setting.meaning) from None
     document = _read()
-    document[name] = _as_toml(value, text)
+    if former:
+        document.pop(name, None)
+    document[former.setting if former else name] = _as_toml(value, text)
     return _write(document)
 
 
 def remove_setting(name: str) -> Path | None:
     """Have the file say nothing of a setting, or of what is none. Returns its path; None where it said nothing."""
     document = _read()
-    if name not in document:
-        if name not in SETTINGS:
-            setting_named(name)
+    names = [name, *(former for former, old in FORMER_NAMES.items() if old.setting == name)]
+    written = [one for one in names if one in document]
+    if not written:
+        setting_named(name)
         return None
-    del document[name]
+    for one in written:
+        del document[one]
     return _write(document)
 
 

@@ -23,6 +23,7 @@ from app.settings.values import (
     names,
     number_or_auto,
     one_of,
+    one_of_numbers,
     origin_list,
     text,
     text_list,
@@ -63,9 +64,22 @@ class Setting:
     also: tuple[str, ...]  # variables of other tools, looked at after our own
 
 
+@dataclass(frozen=True)
+class FormerName:
+    """A setting under an earlier name, which config.toml and the environment may still have."""
+
+    setting: str  # the name it has now
+    parse: Callable[[object], object]  # from a value under the earlier name to the value of the setting
+
+
 def _read_by(parse: Callable[[object], object], default: object, meaning: str, *also: str) -> dict[str, Setting]:
     """The metadata of a field of Settings."""
     return {"setting": Setting(parse, default, meaning, also)}
+
+
+def _bits_of_planes(value: object) -> int:
+    """The activation bits of a number of planes, which that setting had earlier."""
+    return (0, 8, 14)[whole_number(2)(value)]
 
 
 def _folder(value: object) -> Path:
@@ -209,11 +223,12 @@ class Settings:
             yes_or_no, False, "On a GPU, too, a reply is the same bytes alone and among others, at some cost in speed."
         )
     )
-    activation_planes: int = field(
+    activation_bits: int = field(
         metadata=_read_by(
-            whole_number(2),
+            one_of_numbers(0, 8, 14),
             0,
-            "How the CPU kernels round activations: 2 is near exact, 1 is faster; 0 chooses.",
+            "Bits per activation in the CPU kernels: 8 is faster, 14 is near exact. Default: 0, which chooses by the "
+            "size of the model.",
         )
     )
     cpu_tier: str = field(
@@ -395,14 +410,23 @@ class Settings:
 SETTINGS: Mapping[str, Setting] = {
     entry.name: entry.metadata["setting"] for entry in fields(Settings) if "setting" in entry.metadata
 }
+FORMER_NAMES: Mapping[str, FormerName] = {"activation_planes": FormerName("activation_bits", _bits_of_planes)}
 SECRETS = frozenset(entry.name for entry in fields(Settings) if entry.name in SETTINGS and not entry.repr)
 
 
 def setting_named(name: str) -> Setting:
-    """How a setting is read. Raises InvalidSetting, with a name that is close or all there are."""
-    if name not in SETTINGS:
+    """Return how a setting is read, by its name or a former name.
+
+    Raises InvalidSetting, whose remedy names a similar setting or all of them.
+    """
+    if (known := current_name(name)) not in SETTINGS:
         raise InvalidSetting(f"no such setting: {name}", _hint(name))
-    return SETTINGS[name]
+    return SETTINGS[known]
+
+
+def current_name(name: str) -> str:
+    """Return the name that replaced a former name; any other name as it is."""
+    return FORMER_NAMES[name].setting if name in FORMER_NAMES else name
 
 
 def _hint(name: str) -> str:
@@ -433,18 +457,19 @@ def load_settings(**flags: object) -> Settings:
 
 def _resolve(name: str, setting: Setting, flag: object, file: Mapping[str, object]) -> tuple[object, str]:
     """The value of one setting and where it came from."""
-    given: list[tuple[str, object]] = [(f"--{name.replace('_', '-')}", flag)]
-    # A variable that is set but empty counts as not set, as nearly every tool has it.
-    given += [(variable, os.environ.get(variable) or None) for variable in (f"INGLE_{name.upper()}", *setting.also)]
-    given += [(str(config_file()), file.get(name))]
-    for origin, value in given:
+    names = {name: setting.parse}
+    names |= {former: old.parse for former, old in FORMER_NAMES.items() if old.setting == name}
+    variables = {f"INGLE_{own.upper()}": own for own in names} | dict.fromkeys(setting.also, name)
+    given: list[tuple[str, str, object]] = [(f"--{name.replace('_', '-')}", name, flag)]
+    # A variable that is set but empty counts as not set, as in nearly every tool.
+    given += [(variable, own, os.environ.get(variable) or None) for variable, own in variables.items()]
+    given += [(str(config_file()), own, file.get(own)) for own in names]
+    for origin, own, value in given:
         if value is not None:
             try:
-                return setting.parse(value), origin
+                return names[own](value), origin
             except ValueError as problem:
-                raise InvalidSetting(
-                    f"{origin}: {name} {problem}", f"Correct or remove it. {setting.meaning}"
-                ) from None
+                raise InvalidSetting(f"{origin}: {own} {problem}", f"Correct or remove it. {setting.meaning}") from None
     return setting.default() if callable(setting.default) else setting.default, "default"
 
 
@@ -457,7 +482,7 @@ def _read_config(path: Path) -> Mapping[str, object]:
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
         raise InvalidSetting(f"{path}: {problem}", "Correct the file, or remove it to use the defaults.") from None
     for key in content:
-        if key not in SETTINGS:
+        if key not in SETTINGS and key not in FORMER_NAMES:
             raise InvalidSetting(f"{path}: no such setting: {key}", _hint(key))
     return content
 

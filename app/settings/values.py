@@ -108,6 +108,16 @@ def one_of(*choices: str) -> Callable[[object], str]:
     return parse
 
 
+def one_of_numbers(*choices: int) -> Callable[[object], int]:
+    def parse(value: object) -> int:
+        text = str(value)
+        if isinstance(value, bool) or text not in map(str, choices):
+            raise ValueError(f"must be one of {', '.join(map(str, choices))}, not {value!r}")
+        return int(text)
+
+    return parse
+
+
 def matching(pattern: str, meaning: str) -> Callable[[object], str]:
     """A text of one form; `meaning` says which."""
 

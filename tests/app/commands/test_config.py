@@ -173,3 +173,19 @@ def test_a_key_comes_from_stdin(invoke: Invoke) -> None:
 def test_the_path_is_told_of_a_file_that_is_not_there(invoke: Invoke) -> None:
     assert invoke("path").stdout == f"{config_file()}\n"
     assert not config_file().exists()
+
+
+def test_former_name_is_written_under_the_current_name(invoke: Invoke) -> None:
+    path = write("activation_planes = 1\n")
+    assert invoke("get", "activation_planes").output.strip() == "8"
+    assert invoke("set", "activation_planes", "2").exit_code == 0
+    assert path.read_text() == "activation_bits = 14\n"
+    write("activation_planes = 1\n")
+    assert invoke("unset", "activation_planes").exit_code == 0
+    assert path.read_text() == ""
+
+
+def test_unset_removes_the_former_name(invoke: Invoke) -> None:
+    path = write("activation_planes = 1\n")
+    assert invoke("unset", "activation_bits").exit_code == 0
+    assert path.read_text() == ""

@@ -255,3 +255,25 @@ def test_a_setting_is_stated_as_it_was_given(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("INGLE_CONTEXT", "2000")
     assert load_settings().stated("context") == "INGLE_CONTEXT=2000"
     assert load_settings(context=3000).stated("context") == "--context 3000"
+
+
+@pytest.mark.parametrize(("planes", "bits"), [("0", 0), ("1", 8), ("2", 14)])
+def test_former_name_of_activation_bits_is_read(monkeypatch: pytest.MonkeyPatch, planes: str, bits: int) -> None:
+    file = _write_config(f"activation_planes = {planes}\n")
+    assert (load_settings().activation_bits, load_settings().origins["activation_bits"]) == (bits, str(file))
+    file.unlink()
+    monkeypatch.setenv("INGLE_ACTIVATION_PLANES", planes)
+    assert load_settings().activation_bits == bits
+    assert load_settings().origins["activation_bits"] == "INGLE_ACTIVATION_PLANES"
+
+
+def test_error_about_a_former_name_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INGLE_ACTIVATION_PLANES", "14")
+    with pytest.raises(InvalidSetting, match="INGLE_ACTIVATION_PLANES: activation_planes must be a whole number"):
+        load_settings()
+
+
+def test_activation_bits_are_0_8_or_14() -> None:
+    assert load_settings(activation_bits="14").activation_bits == 14
+    with pytest.raises(InvalidSetting, match="must be one of 0, 8, 14, not '16'"):
+        load_settings(activation_bits="16")
