@@ -90,7 +90,7 @@ def encode(weight: GroupedTensor, dtype: torch.dtype) -> dict[str, Tensor]:
         tensors["weight.absmax"] = scale.codes.flatten()
         tensors["weight.nested_absmax"] = scale.whole
         tensors["weight.nested_quant_map"] = scale.table
-        state |= {"nested_blocksize": scale.span, "nested_dtype": "float32", "nested_offset": scale.offset}
+        state |= {"nested_blocksize": scale.block_size, "nested_dtype": "float32", "nested_offset": scale.offset}
     else:
         tensors["weight.absmax"] = scale.whole.flatten()
     tensors["weight.quant_state.bitsandbytes__nf4"] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
@@ -153,13 +153,13 @@ def _codes(given: LayerTensors, rows: int, columns: int) -> Integers:
 def _scale(given: LayerTensors, state: QuantizationSection, rows: int, groups: int) -> GroupScale | NestedScale:
     if "nested_blocksize" not in state:
         return GroupScale(given.take("weight.absmax", (torch.float32,), rows * groups).clone().view(rows, groups))
-    span = state.positive("nested_blocksize")
+    block_size = state.positive("nested_blocksize")
     absmax = given.take("weight.absmax", (torch.uint8,), rows * groups)
     return NestedScale(
         codes=absmax.clone().view(rows, groups),
         table=given.take("weight.nested_quant_map", (torch.float32,), 256).clone(),
-        whole=given.take("weight.nested_absmax", (torch.float32,), -(-rows * groups // span)).clone(),
-        span=span,
+        whole=given.take("weight.nested_absmax", (torch.float32,), -(-rows * groups // block_size)).clone(),
+        block_size=block_size,
         offset=state.number("nested_offset"),
     )
 

@@ -36,7 +36,7 @@ LARGEST_E4M3 = 448.0
 TOP = 15  # of four bits
 GROUPS = (128, 64, 32)  # columns, the best first
 NF4_BLOCK = 64  # columns
-NESTED_SPAN = 256  # scales
+NESTED_BLOCK = 256  # scales
 
 # What a model keeps as it is: embeddings, heads, what chooses experts, and norms that have a row of weights for each
 # head. Names of Hugging Face's and of GGUF's.
@@ -152,11 +152,11 @@ def nf4(weight: PlainTensor, *, nested: bool = False) -> GroupedTensor:
 def _nested(scales: Tensor) -> NestedScale:
     offset = scales.mean()
     numbers = (scales - offset).numpy().reshape(-1)
-    padded = np.pad(numbers, (0, -len(numbers) % NESTED_SPAN)).reshape(-1, NESTED_SPAN)
+    padded = np.pad(numbers, (0, -len(numbers) % NESTED_BLOCK)).reshape(-1, NESTED_BLOCK)
     found, whole = _nearest(padded, dynamic_table())
     parts = torch.from_numpy(found.reshape(-1)[: len(numbers)].reshape(scales.shape).copy())
     table = torch.from_numpy(dynamic_table().copy())
-    return NestedScale(parts, table, torch.from_numpy(whole.reshape(-1)), NESTED_SPAN, float(offset))
+    return NestedScale(parts, table, torch.from_numpy(whole.reshape(-1)), NESTED_BLOCK, float(offset))
 
 
 @cache

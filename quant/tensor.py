@@ -214,15 +214,16 @@ class GroupScale:
 
 @dataclass(frozen=True, slots=True)
 class NestedScale:
-    """Factors that are quantized themselves, with a scale for every `span` of them, counted through all rows.
+    """Factors that are quantized themselves, with a scale for every `block_size` of them, counted through all rows.
 
-    value = table[code] * whole[n // span] + offset, in float32, where factor i of row r has number n = r * groups + i.
+    value = table[code] * whole[n // block_size] + offset, in float32, where factor i of row r has number
+    n = r * groups + i.
     """
 
     codes: Tensor  # uint8 [rows, groups]
     table: Tensor  # float32 [256]
-    whole: Tensor  # float32 [rows * groups / span, rounded up]
-    span: int
+    whole: Tensor  # float32 [rows * groups / block_size, rounded up]
+    block_size: int
     offset: float
 
     @property
@@ -241,7 +242,7 @@ class NestedScale:
         """Multiplied out: rows that were picked do not share whole scales as all rows do."""
         groups = self.codes.shape[1]
         numbers = index.unsqueeze(-1) * groups + torch.arange(groups)
-        return GroupScale(self.table[self.codes[index].int()] * self.whole[numbers // self.span] + self.offset)
+        return GroupScale(self.table[self.codes[index].int()] * self.whole[numbers // self.block_size] + self.offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +284,7 @@ class GroupedTensor:
         if isinstance(self.zero, Integers):
             fits = fits and _holds(self.zero, rows, self.groups) and self.table is None
         if isinstance(self.scale, NestedScale):
-            fits = fits and len(self.scale.whole) == -(-rows * self.groups // self.scale.span)
+            fits = fits and len(self.scale.whole) == -(-rows * self.groups // self.scale.block_size)
         if self.order is not None:
             fits = fits and torch.equal(self.order.sort().values, torch.arange(columns, dtype=torch.int32))
         if not fits or (self.table is not None and len(self.table) != 1 << self.codes.bits):

@@ -323,9 +323,9 @@ def cpu_kernels() -> Path:
 @pytest.fixture(scope="session")
 def plain_layouts(cpu_kernels: Path) -> Path:
     """The same folder, with the kernels for weights of 16 and 32 bits, for tests that call them without a device."""
-    from quant.cpu.formats import FORMATS
+    from quant.cpu.ggml_formats import GGML_FORMATS
 
-    return _with_kernels(cpu_kernels, [layout for layout in FORMATS if layout.plain])
+    return _with_kernels(cpu_kernels, [layout for layout in GGML_FORMATS if layout.plain])
 
 
 @pytest.fixture(scope="session")

@@ -33,7 +33,7 @@ from engine.load_options import LoadOptions
 from engine.loading import MOST_LOADING_THREADS
 from engine.models import ENCODERS
 from quant.cpu import tiers
-from quant.cpu.formats import GROUP
+from quant.cpu.ggml_formats import GROUP
 from quant.cpu.layouts import Layout, layouts_of
 from quant.errors import UnsupportedQuantization
 from quant.linear import LinearBackend, ReferenceBackend

@@ -33,7 +33,7 @@ from quant.cpu.kernel import inlined, kernel
 from quant.cpu.vector import F32, I16, I32, I64, LANES, Emit, I8x16, I32x16
 
 GROUP = 32  # columns
-SPAN = 8  # groups of a super-block
+SUPER_BLOCK_GROUPS = 8  # groups of a super-block
 ZERO = 32  # the zero point that sums are multiplied by
 GROUP_SUMS_BYTES = 2 * 4 + 2 * 2 + 2  # of a group of a row in super-blocks
 ONE_PLANE_STEPS, TWO_PLANES_STEPS = 127, 127 * 128  # of a scale that the largest number has
@@ -54,13 +54,13 @@ class Form(IntEnum):
     @property
     def columns(self) -> int:
         """Of which a row has a multiple."""
-        return {Form.FLOAT: 1, Form.SUPER_BLOCKS: SPAN * GROUP}.get(self, GROUP)
+        return {Form.FLOAT: 1, Form.SUPER_BLOCKS: SUPER_BLOCK_GROUPS * GROUP}.get(self, GROUP)
 
 
 def row_bytes(form: Form, width: int) -> int:
     """Bytes of a row of `width` columns, a multiple of those of the form."""
     if form is Form.SUPER_BLOCKS:
-        return width + (GROUP_SUMS_BYTES * SPAN + 4) * (width // (SPAN * GROUP))
+        return width + (GROUP_SUMS_BYTES * SUPER_BLOCK_GROUPS + 4) * (width // (SUPER_BLOCK_GROUPS * GROUP))
     return 4 * width if form is Form.FLOAT else 2 * width + 5 * width // 8
 
 
@@ -130,7 +130,7 @@ def _quantize_super_block(e: Emit, read: Callable[[Any], Vectors], row: Any, gro
 def _write_row(e: Emit, form: Form, read: Callable[[Any], Vectors], row: Any, groups: Any) -> None:
     """Write a row of which `read` gives the groups."""
     super_blocks = form is Form.SUPER_BLOCKS
-    with cgutils.for_range(e.b, e.b.sdiv(groups, I64(SPAN)) if super_blocks else groups) as loop:
+    with cgutils.for_range(e.b, e.b.sdiv(groups, I64(SUPER_BLOCK_GROUPS)) if super_blocks else groups) as loop:
         if super_blocks:
             _quantize_super_block(e, read, row, groups, loop.index)
         else:
@@ -224,12 +224,14 @@ class SuperBlock:
         return self.e.splat(self.e.load(self.scale_at, F32))
 
     def group(self, number: Any) -> SuperGroup:
-        """One of SPAN."""
-        return SuperGroup(self.e, self.row, self.groups, self.e.b.add(self.e.b.mul(self.s, I64(SPAN)), number))
+        """One of SUPER_BLOCK_GROUPS."""
+        return SuperGroup(
+            self.e, self.row, self.groups, self.e.b.add(self.e.b.mul(self.s, I64(SUPER_BLOCK_GROUPS)), number)
+        )
 
     @contextmanager
     def each_group(self) -> Iterator[SuperGroup]:
-        with cgutils.for_range(self.e.b, I64(SPAN)) as loop:
+        with cgutils.for_range(self.e.b, I64(SUPER_BLOCK_GROUPS)) as loop:
             yield self.group(loop.index)
 
     def two_sums(self, number: int, halves: int) -> Any:

@@ -45,12 +45,12 @@ class Overrun(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Spans:
+class AddressRanges:
     """Address ranges, first and end, in order; they do not overlap."""
 
     ranges: list[tuple[int, int]]
 
-    def holds(self, address: int, size: int) -> bool:
+    def contains(self, address: int, size: int) -> bool:
         """Whether `size` bytes at `address` lie within one region."""
         index = bisect_right(self.ranges, (address, 1 << 63)) - 1
         return index >= 0 and self.ranges[index][0] <= address and 0 <= size <= self.ranges[index][1] - address
@@ -66,12 +66,12 @@ class Arena:
         self._regions: list[tuple[Region, NDArray[np.uint8]]] = []  # with the guard behind each
         self._chunks: list[NDArray[np.uint8]] = []
 
-    def take(self, name: str, size: int) -> Region:
+    def allocate(self, name: str, size: int) -> Region:
         """`size` bytes of zeros, aligned to cache lines, never moved."""
         with self._lock:
-            return self._take(name, size)
+            return self._allocate(name, size)
 
-    def _take(self, name: str, size: int) -> Region:
+    def _allocate(self, name: str, size: int) -> Region:
         start = self._used + (-(self._chunk.ctypes.data + self._used)) % ALIGNMENT
         if start + size + GUARD > self._chunk.nbytes:
             self._chunk = np.zeros(max(CHUNK, size + GUARD + ALIGNMENT), np.uint8)
@@ -84,7 +84,7 @@ class Arena:
         self._regions.append((region, guard))
         return region
 
-    def check(self) -> None:
+    def check_guards(self) -> None:
         """Raise Overrun, naming the region, where a guard is damaged."""
         for region, guard in self._regions:
             if not (guard == GUARD_BYTE).all():
@@ -93,7 +93,7 @@ class Arena:
     def shared(self, name: str, size: int) -> Region:
         """The region of this name, taken when it is asked for the first time."""
         there = next((region for region, _ in self._regions if region.name == name), None)
-        return there if there is not None and there.size >= size else self.take(name, size)
+        return there if there is not None and there.size >= size else self.allocate(name, size)
 
     def adopt(self, name: str, memory: NDArray[np.uint8]) -> Region:
         """Memory of somebody else's, which the caller keeps alive, as a region without a guard."""
@@ -101,9 +101,9 @@ class Arena:
         self._regions.append((region, memory[:0]))
         return region
 
-    def spans(self) -> "Spans":
+    def address_ranges(self) -> "AddressRanges":
         """The regions there are now, to look addresses up in."""
-        return Spans(sorted((region.address, region.address + region.size) for region, _ in self._regions))
+        return AddressRanges(sorted((region.address, region.address + region.size) for region, _ in self._regions))
 
     @property
     def nbytes(self) -> int:

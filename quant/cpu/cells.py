@@ -12,10 +12,10 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from quant.cpu.activations import RowGroup, SuperGroup
-from quant.cpu.formats import TILE, TileFormat
-from quant.cpu.groups import load_codes
+from quant.cpu.ggml_decoding import load_codes
+from quant.cpu.ggml_formats import TILE, GGMLFormat
+from quant.cpu.group_formats import GroupFormat
 from quant.cpu.kernel import kernel
-from quant.cpu.span_formats import SpanFormat
 from quant.cpu.vector import I64, Emit, I32x16
 
 AHEAD = 4096  # bytes that the kernel of one token prefetches in advance: 1024 and 16384 are slower
@@ -89,7 +89,7 @@ def tile_kernel(
 
 def integer_sums(
     e: Emit,
-    layout: TileFormat,
+    layout: GGMLFormat,
     tiles_at: list[Any],
     rows: Sequence[RowGroup | SuperGroup],
     planes: int,
@@ -139,7 +139,7 @@ def block_of(slots: dict[Cell, Any], block: tuple[slice, slice]) -> dict[Cell, A
     }
 
 
-def prefetch_group(e: Emit, layout: TileFormat | SpanFormat, at: Any) -> None:
+def prefetch_group(e: Emit, layout: GGMLFormat | GroupFormat, at: Any) -> None:
     """Ask for a group further on in the tile."""
     for line in range((layout.group_bytes + 63) // 64):
         e.prefetch(e.at(at, AHEAD + 64 * line))

@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quant.cpu.formats import GROUP, PAIR, TILE, Parts, Scales, TileFormat, format_of
+from quant.cpu.ggml_formats import GROUP, PAIR, TILE, GGMLFormat, Parts, Scales, ggml_format_of
 from quant.ggml_blocks import integers
 from quant.tensor import BlockTensor, CodedTensor, Integers, PlainTensor, Plane, Scale
 
@@ -41,26 +41,28 @@ Words = NDArray[np.uint32]
 def packed_bytes(weight: BlockTensor) -> int:
     """Bytes that `pack` fills for a weight of 32 * n columns."""
     rows, columns = weight.shape
-    return -(-rows // PAIR) * 2 * format_of(weight).tile_bytes(columns // GROUP)
+    return -(-rows // PAIR) * 2 * ggml_format_of(weight).tile_bytes(columns // GROUP)
 
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """Views of the fields of packed tiles, each [tiles, spans, ...]: whoever writes or reads them says so once."""
+    """Views of the fields of packed tiles, each [tiles, blocks, ...]: whoever writes or reads them says so once."""
 
-    layout: TileFormat
-    spans: Bytes  # [tiles, spans, span_bytes]
+    layout: GGMLFormat
+    blocks: Bytes  # [tiles, blocks, block_bytes]
 
     @property
     def _groups(self) -> Bytes:
-        """[tiles, spans, groups of a span, group_bytes]"""
-        tiles, spans, _ = self.spans.shape
+        """[tiles, blocks, groups of a block, group_bytes]"""
+        tiles, blocks, _ = self.blocks.shape
         layout = self.layout
-        return self.spans[:, :, layout.head_bytes :].reshape(tiles, spans, layout.scales.span, layout.group_bytes)
+        return self.blocks[:, :, layout.head_bytes :].reshape(
+            tiles, blocks, layout.scales.block_groups, layout.group_bytes
+        )
 
     @property
     def words(self) -> list[Words]:
-        """Codes of each plane, or of all of them where they are woven: [tiles, spans, groups, words of a row, TILE]"""
+        """Codes of each plane, or of all of them where they are woven: [tiles, blocks, groups, words of a row, TILE]"""
         layout, words = self.layout, self._groups[..., : self.layout.codes_bytes].view(np.uint32)
         planes = (layout.bits,) if layout.woven else layout.planes
         ends = list(accumulate(planes))
@@ -68,28 +70,28 @@ class _Fields:
         return [words[..., end - bits : end, :] for bits, end in zip(planes, ends, strict=True)]
 
     def wholes(self, place: int) -> Bytes:
-        """The scales (0) or minimums (1) themselves, [tiles, spans, TILE * bytes]"""
+        """The scales (0) or minimums (1) themselves, [tiles, blocks, TILE * bytes]"""
         size = self.layout.scales.whole_bytes // (1 + self.layout.scales.minimum)
         start = 0 if self.layout.head_bytes else self.layout.codes_bytes
-        return self.spans[:, :, start + size * place : start + size * (place + 1)]
+        return self.blocks[:, :, start + size * place : start + size * (place + 1)]
 
     @property
     def parts(self) -> Bytes:
-        """The parts of scales, [tiles, spans, groups, bytes]"""
+        """The parts of scales, [tiles, blocks, groups, bytes]"""
         return self._groups[..., self.layout.codes_bytes :]
 
     @property
     def minimums(self) -> Bytes:
-        """The parts of minimums, [tiles, spans, pairs, bytes]"""
-        tiles, spans, _ = self.spans.shape
+        """The parts of minimums, [tiles, blocks, pairs, bytes]"""
+        tiles, blocks, _ = self.blocks.shape
         scales = self.layout.scales
-        field = self.spans[:, :, scales.whole_bytes : self.layout.head_bytes]
-        return field.reshape(tiles, spans, scales.span * scales.halves // 2, -1)
+        field = self.blocks[:, :, scales.whole_bytes : self.layout.head_bytes]
+        return field.reshape(tiles, blocks, scales.block_groups * scales.halves // 2, -1)
 
 
-def _fields(layout: TileFormat, memory: Bytes, rows: int, columns: int) -> _Fields:
+def _fields(layout: GGMLFormat, memory: Bytes, rows: int, columns: int) -> _Fields:
     tiles = -(-rows // PAIR) * 2
-    return _Fields(layout, memory.reshape(tiles, columns // GROUP // layout.scales.span, layout.span_bytes))
+    return _Fields(layout, memory.reshape(tiles, columns // GROUP // layout.scales.block_groups, layout.block_bytes))
 
 
 def row_tiles(values: NDArray[Any], tiles: int) -> NDArray[Any]:
@@ -103,12 +105,12 @@ def row_tiles(values: NDArray[Any], tiles: int) -> NDArray[Any]:
 
 def pack(weight: BlockTensor, out: Bytes) -> None:
     """Fill `out`, `packed_bytes` long, with the tiles of a matrix."""
-    layout, (rows, columns) = format_of(weight), weight.shape
+    layout, (rows, columns) = ggml_format_of(weight), weight.shape
     if isinstance(weight, PlainTensor):
         _pack_plain(weight.values, out.reshape(-1, columns // GROUP, layout.group_bytes))
         return
     fields = _fields(layout, out, rows, columns)
-    tiles = len(fields.spans)
+    tiles = len(fields.blocks)
     _pack_codes(weight.codes, fields)
     for place, scale in enumerate((weight.scale, weight.minimum) if weight.minimum else (weight.scale,)):
         whole = scale.whole.numpy() if layout.scales.exponent else scale.whole.view(torch.int16).numpy()
@@ -122,8 +124,8 @@ def pack(weight: BlockTensor, out: Bytes) -> None:
 
 
 def _pack_codes(codes: Integers, fields: _Fields) -> None:
-    tiles, spans, _ = fields.spans.shape
-    shape = tiles, TILE, spans, fields.layout.scales.span
+    tiles, blocks, _ = fields.blocks.shape
+    shape = tiles, TILE, blocks, fields.layout.scales.block_groups
     planes = [
         row_tiles(plane.data.numpy().view(np.uint32), tiles).reshape(*shape, plane.bits).transpose(0, 2, 3, 4, 1)
         for plane in codes.planes
@@ -158,9 +160,9 @@ def _unweave(woven: Words) -> list[Words]:
 
 
 def _pack_parts(parts: Integers, scales: Scales, target: Bytes) -> None:
-    tiles, spans, groups, _ = target.shape
-    values = row_tiles(parts.values().numpy(), tiles).reshape(tiles, TILE, spans, groups, scales.halves)
-    values, at, shift = values.transpose(0, 2, 3, 4, 1), 0, 0  # [tiles, spans, groups, halves, TILE]
+    tiles, blocks, groups, _ = target.shape
+    values = row_tiles(parts.values().numpy(), tiles).reshape(tiles, TILE, blocks, groups, scales.halves)
+    values, at, shift = values.transpose(0, 2, 3, 4, 1), 0, 0  # [tiles, blocks, groups, halves, TILE]
     if scales.parts and scales.parts.signed:
         values = values ^ SIGN_OF_BYTE
     for bits in scales.parts.planes if scales.parts else ():
@@ -214,8 +216,8 @@ _STORING = {
 
 
 def _pack_minimums(parts: Integers, scales: Scales, target: Bytes) -> None:
-    tiles, spans, pairs, _ = target.shape
-    values = row_tiles(parts.values().numpy(), tiles).reshape(tiles, TILE, spans, pairs, 2)
+    tiles, blocks, pairs, _ = target.shape
+    values = row_tiles(parts.values().numpy(), tiles).reshape(tiles, TILE, blocks, pairs, 2)
     if scales.halves == 2:
         target[:] = _write_nibbles(values.transpose(0, 2, 3, 4, 1))
     else:
@@ -223,11 +225,11 @@ def _pack_minimums(parts: Integers, scales: Scales, target: Bytes) -> None:
 
 
 def _unpack_minimums(stored: Bytes, scales: Scales) -> Bytes:
-    """[tiles, spans, groups, halves, TILE]"""
-    tiles, spans, pairs, _ = stored.shape
+    """[tiles, blocks, groups, halves, TILE]"""
+    tiles, blocks, pairs, _ = stored.shape
     if scales.halves == 2:
         return _read_nibbles(stored)
-    return np.moveaxis(stored.reshape(tiles, spans, pairs, TILE, 2), -1, 3).reshape(tiles, spans, 2 * pairs, 1, TILE)
+    return np.moveaxis(stored.reshape(tiles, blocks, pairs, TILE, 2), -1, 3).reshape(tiles, blocks, 2 * pairs, 1, TILE)
 
 
 def _pack_plain(values: Tensor, target: Bytes) -> None:
@@ -237,7 +239,7 @@ def _pack_plain(values: Tensor, target: Bytes) -> None:
     target.view(bits.dtype).reshape(len(target), -1, GROUP, TILE)[:] = grouped.transpose(0, 2, 3, 1)
 
 
-def unpack(weight: Bytes, layout: TileFormat, shape: tuple[int, int]) -> BlockTensor:
+def unpack(weight: Bytes, layout: GGMLFormat, shape: tuple[int, int]) -> BlockTensor:
     """The canonical form of packed tiles: what `pack` was given."""
     rows, columns = shape
     if layout.plain is not None:
@@ -284,7 +286,7 @@ def _unpack_scale(fields: _Fields, place: int, rows: int) -> Scale:
 
 
 def _unpack_parts(stored: Bytes, scales: Scales, parts: Parts) -> Bytes:
-    """[tiles, spans, groups, halves, TILE]"""
+    """[tiles, blocks, groups, halves, TILE]"""
     at, shift = 0, 0
     small = np.zeros((*stored.shape[:-1], scales.halves, TILE), np.uint8)
     for bits in parts.planes:

@@ -1,8 +1,8 @@
-"""Packed tiles of weights whose scales belong to spans of any length: from canonical form, and back.
+"""Packed tiles of weights whose scales belong to scale_groups of any length: from canonical form, and back.
 
 A tile is 16 rows, one sequential stream of bytes like any other tile (`cpu.ggml_tiles`), but for a header of its own:
 
-    [header: 64 bytes] then for each span [scales] [zero points] and its groups of 32 columns, codes alone
+    [header: 64 bytes] then for each groups_per_scale [scales] [zero points] and its groups of 32 columns, codes alone
 
 - header: see `Word`.
 - scales: of 16 rows side by side, or one that all have.
@@ -22,9 +22,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quant.cpu.formats import GROUP, PAIR, TILE
+from quant.cpu.ggml_formats import GROUP, PAIR, TILE
 from quant.cpu.ggml_tiles import Bytes, row_tiles, rows_of
-from quant.cpu.span_formats import HEADER_BYTES, SpanFormat, SpanTensor, Word, span_format_of, span_of
+from quant.cpu.group_formats import HEADER_BYTES, GroupFormat, GroupTensor, Word, group_format_of, groups_per_scale_of
 from quant.errors import UnsupportedQuantization
 from quant.ggml_blocks import integers
 from quant.tensor import Float8Tensor, GroupedTensor, GroupScale, Integers, NestedScale, Plane
@@ -34,17 +34,17 @@ _TABLE = 256  # numbers of nested scales
 
 
 @dataclass(frozen=True, slots=True)
-class _Spans:
-    """Neighbouring spans of as many groups each: views of packed tiles, [tiles, spans, ...]."""
+class _ScaleGroups:
+    """Neighbouring scale_groups of as many groups each: views of packed tiles, [tiles, scale_groups, ...]."""
 
-    layout: SpanFormat
-    first: int  # span
+    layout: GroupFormat
+    first: int  # groups_per_scale
     first_group: int
-    bytes: Bytes  # [tiles, spans, bytes of a span]
+    bytes: Bytes  # [tiles, scale_groups, bytes of a groups_per_scale]
 
     @property
     def scales(self) -> NDArray[Any]:
-        """[tiles, spans, rows], as integers of their width"""
+        """[tiles, scale_groups, rows], as integers of their width"""
         field = self.bytes[..., : self.layout.scale_bytes]
         return field.view(f"u{self.layout.scale.itemsize}")
 
@@ -54,58 +54,58 @@ class _Spans:
 
     @property
     def groups(self) -> Bytes:
-        """[tiles, spans, groups, bytes]"""
+        """[tiles, scale_groups, groups, bytes]"""
         field = self.bytes[..., self.layout.head_bytes :]
         return field.reshape(*field.shape[:2], -1, self.layout.group_bytes)
 
     def share_of(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Of [tiles, TILE, spans of a row, ...] those of these spans."""
+        """Of [tiles, TILE, scale_groups of a row, ...] those of these scale_groups."""
         return values[:, :, self.first : self.first + self.bytes.shape[1]]
 
 
-def _spans(layout: SpanFormat, memory: Bytes, groups: int, span: int) -> Iterator[_Spans]:
-    """All spans of tiles [tiles, bytes of a tile]: the whole ones, and a shorter one at the end where there is one."""
-    whole, rest = divmod(groups, span)
-    size, body = layout.head_bytes + span * layout.group_bytes, memory[:, HEADER_BYTES:]
+def _scale_groups(layout: GroupFormat, memory: Bytes, groups: int, groups_per_scale: int) -> Iterator[_ScaleGroups]:
+    """All scale groups of tiles [tiles, bytes of a tile]. The last one may be shorter."""
+    whole, rest = divmod(groups, groups_per_scale)
+    size, body = layout.head_bytes + groups_per_scale * layout.group_bytes, memory[:, HEADER_BYTES:]
     if whole:
-        yield _Spans(layout, 0, 0, body[:, : whole * size].reshape(len(memory), whole, size))
+        yield _ScaleGroups(layout, 0, 0, body[:, : whole * size].reshape(len(memory), whole, size))
     if rest:
-        yield _Spans(layout, whole, whole * span, body[:, None, whole * size :])
+        yield _ScaleGroups(layout, whole, whole * groups_per_scale, body[:, None, whole * size :])
 
 
 def _tile_count(rows: int) -> int:
     return -(-rows // PAIR) * 2
 
 
-def shared_bytes(weight: SpanTensor) -> int:
+def shared_bytes(weight: GroupTensor) -> int:
     """Bytes of what the tiles of a weight share: whole scales of rows that are not there are zeros."""
     if isinstance(weight, GroupedTensor) and isinstance(weight.scale, NestedScale):
         scales = _tile_count(weight.shape[0]) * TILE * weight.groups
-        return 4 * (_TABLE + -(-scales // weight.scale.span))
+        return 4 * (_TABLE + -(-scales // weight.scale.block_size))
     return 0
 
 
-def pack(weight: SpanTensor, out: Bytes, shared: Bytes) -> None:
+def pack(weight: GroupTensor, out: Bytes, shared: Bytes) -> None:
     """Fill `out` with the tiles of a matrix, an even number of them, and `shared` (zeros) with what they share.
 
     Raises UnsupportedQuantization for an e4m3 that is not a number: kernels read it as one.
     """
-    layout, span, (rows, columns) = span_format_of(weight), span_of(weight), weight.shape
+    layout, groups_per_scale, (rows, columns) = group_format_of(weight), groups_per_scale_of(weight), weight.shape
     memory = out.reshape(_tile_count(rows), -1)
     header = memory[:, :HEADER_BYTES].view(np.int64)
-    header[:], header[:, Word.SPAN] = 0, span
-    spans = list(_spans(layout, memory, columns // GROUP, span))
+    header[:], header[:, Word.GROUPS_PER_SCALE] = 0, groups_per_scale
+    scale_groups = list(_scale_groups(layout, memory, columns // GROUP, groups_per_scale))
     if isinstance(weight, Float8Tensor):
-        _pack_floats(weight, spans, len(memory))
+        _pack_floats(weight, scale_groups, len(memory))
         return
-    _pack_codes(weight.codes, spans, len(memory))
+    _pack_codes(weight.codes, scale_groups, len(memory))
     if isinstance(weight.zero, Integers):
-        _pack_zeros(weight.zero.values()[:, : weight.groups].numpy(), spans, len(memory))
+        _pack_zeros(weight.zero.values()[:, : weight.groups].numpy(), scale_groups, len(memory))
     if isinstance(weight.scale, NestedScale):
-        _pack_scales(weight.scale.codes, spans, len(memory))
+        _pack_scales(weight.scale.codes, scale_groups, len(memory))
         _share(weight.scale, header, shared)
     else:
-        _pack_scales(weight.scale.factors(), spans, len(memory))
+        _pack_scales(weight.scale.factors(), scale_groups, len(memory))
 
 
 def _share(scale: NestedScale, header: NDArray[np.int64], shared: Bytes) -> None:
@@ -116,23 +116,26 @@ def _share(scale: NestedScale, header: NDArray[np.int64], shared: Bytes) -> None
     tiles = np.arange(len(header))
     header[:, Word.SHARED] = shared.ctypes.data - (header.ctypes.data + tiles * header.strides[0])
     header[:, Word.FIRST], header[:, Word.PER_ROW] = tiles * TILE * groups, groups
-    header[:, Word.SHIFT], header[:, Word.OFFSET] = scale.span.bit_length() - 1, np.float32(scale.offset).view(np.int32)
+    header[:, Word.SHIFT], header[:, Word.OFFSET] = (
+        scale.block_size.bit_length() - 1,
+        np.float32(scale.offset).view(np.int32),
+    )
 
 
-def _pack_codes(codes: Integers, spans: list[_Spans], tiles: int) -> None:
+def _pack_codes(codes: Integers, scale_groups: list[_ScaleGroups], tiles: int) -> None:
     (plane,) = codes.planes
     words = row_tiles(plane.data.numpy().view(np.uint32), tiles)
-    for some in spans:
+    for some in scale_groups:
         count, groups = some.groups.shape[1:3]
         target = some.groups.view(np.uint32).reshape(tiles, count, groups, plane.bits, TILE)
         here = words[:, :, some.first_group * plane.bits :][:, :, : count * groups * plane.bits]
         target[:] = here.reshape(tiles, TILE, count, groups, plane.bits).transpose(0, 2, 3, 4, 1)
 
 
-def _pack_scales(values: Tensor, spans: list[_Spans], tiles: int) -> None:
-    """Scales [rows, spans], or one for each tile [tiles, spans]."""
+def _pack_scales(values: Tensor, scale_groups: list[_ScaleGroups], tiles: int) -> None:
+    """Scales [rows, scale_groups], or one for each tile [tiles, scale_groups]."""
     bits = values.contiguous().view(_INTEGERS[values.itemsize]).numpy()
-    for some in spans:
+    for some in scale_groups:
         width = some.layout.rows
         by_tile = row_tiles(bits, tiles) if width == TILE else bits[:, None]
         some.scales[:] = some.share_of(by_tile).transpose(0, 2, 1).view(some.scales.dtype)
@@ -141,9 +144,9 @@ def _pack_scales(values: Tensor, spans: list[_Spans], tiles: int) -> None:
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
 
-def _pack_zeros(zeros: Bytes, spans: list[_Spans], tiles: int) -> None:
+def _pack_zeros(zeros: Bytes, scale_groups: list[_ScaleGroups], tiles: int) -> None:
     values = row_tiles(zeros, tiles)
-    for some in spans:
+    for some in scale_groups:
         here = some.share_of(values).transpose(0, 2, 1)
         bits = some.layout.codes.bits
         if bits == 8:
@@ -155,14 +158,14 @@ def _pack_zeros(zeros: Bytes, spans: list[_Spans], tiles: int) -> None:
             some.zeros[:] = words[..., None].view(np.uint8)
 
 
-def _pack_floats(weight: Float8Tensor, spans: list[_Spans], tiles: int) -> None:
-    values, layout = weight.values.view(torch.uint8).numpy(), spans[0].layout
+def _pack_floats(weight: Float8Tensor, scale_groups: list[_ScaleGroups], tiles: int) -> None:
+    values, layout = weight.values.view(torch.uint8).numpy(), scale_groups[0].layout
     if layout.float8 is torch.float8_e4m3fn and (values & 0x7F == 0x7F).any():
         raise UnsupportedQuantization(
             f"A {weight.type_name} weight has elements that are no numbers", "The file is damaged: pull it again."
         )
     words = row_tiles(values.view(np.uint16), tiles)
-    for some in spans:
+    for some in scale_groups:
         count, groups = some.groups.shape[1:3]
         target = some.groups.view(np.uint16).reshape(tiles, count, groups, _PAIRS, TILE)
         here = words[:, :, some.first_group * _PAIRS :][:, :, : count * groups * _PAIRS]
@@ -171,22 +174,22 @@ def _pack_floats(weight: Float8Tensor, spans: list[_Spans], tiles: int) -> None:
     if layout.rows == 1:
         first_rows = torch.arange(tiles) * TILE
         scale = scale[(first_rows // weight.block[0]).clamp(max=len(scale) - 1)]
-    _pack_scales(scale, spans, tiles)
+    _pack_scales(scale, scale_groups, tiles)
 
 
 # -- and back
 
 
-def unpack(memory: Bytes, layout: SpanFormat, shape: tuple[int, int]) -> SpanTensor:
+def unpack(memory: Bytes, layout: GroupFormat, shape: tuple[int, int]) -> GroupTensor:
     """The canonical form of what `pack` made, with the same values: nested scales are multiplied out."""
     rows, groups = shape[0], shape[1] // GROUP
-    span = int(memory[:8].view(np.int64)[0])
-    count, size = _tile_count(rows), layout.tile_bytes(groups, span)
+    groups_per_scale = int(memory[:8].view(np.int64)[0])
+    count, size = _tile_count(rows), layout.tile_bytes(groups, groups_per_scale)
     tiles = memory[: count * size].reshape(count, size)
-    spans = list(_spans(layout, tiles, groups, span))
+    scale_groups = list(_scale_groups(layout, tiles, groups, groups_per_scale))
     if layout.float8 is not None:
-        return _unpack_floats(spans, layout.float8, shape, span)
-    scale = _joined([some.scales for some in spans], rows)
+        return _unpack_floats(scale_groups, layout.float8, shape, groups_per_scale)
+    scale = _joined([some.scales for some in scale_groups], rows)
     if layout.nested:
         scale = np.concatenate(
             [
@@ -198,27 +201,27 @@ def unpack(memory: Bytes, layout: SpanFormat, shape: tuple[int, int]) -> SpanTen
     return GroupedTensor(
         shape=shape,
         type_name=f"packed {layout.number}",
-        group=span * GROUP,
-        codes=Integers((Plane(layout.codes.bits, torch.from_numpy(_unpack_codes(spans, rows))),)),
+        group=groups_per_scale * GROUP,
+        codes=Integers((Plane(layout.codes.bits, torch.from_numpy(_unpack_codes(scale_groups, rows))),)),
         scale=GroupScale(whole if whole.dtype == torch.float32 else whole.view(layout.scale)),
-        zero=_unpack_zeros(spans, rows) if layout.zeros else layout.codes.zero,
+        zero=_unpack_zeros(scale_groups, rows) if layout.zeros else layout.codes.zero,
         table=layout.numbers,
     )
 
 
 def _joined(parts: list[NDArray[Any]], rows: int) -> NDArray[Any]:
-    """[tiles, ..., TILE] of all spans -> [rows, n]"""
+    """[tiles, ..., TILE] of all scale_groups -> [rows, n]"""
     return np.ascontiguousarray(np.concatenate([rows_of(part, rows) for part in parts], axis=1))
 
 
-def _unpack_codes(spans: list[_Spans], rows: int) -> Bytes:
-    words = [np.ascontiguousarray(some.groups).view(np.uint32) for some in spans]
+def _unpack_codes(scale_groups: list[_ScaleGroups], rows: int) -> Bytes:
+    words = [np.ascontiguousarray(some.groups).view(np.uint32) for some in scale_groups]
     return _joined([it.reshape(*it.shape[:3], -1, TILE) for it in words], rows).view(np.uint8)
 
 
-def _unpack_zeros(spans: list[_Spans], rows: int) -> Integers:
-    bits = spans[0].layout.codes.bits
-    stored = [np.ascontiguousarray(some.zeros) for some in spans]
+def _unpack_zeros(scale_groups: list[_ScaleGroups], rows: int) -> Integers:
+    bits = scale_groups[0].layout.codes.bits
+    stored = [np.ascontiguousarray(some.zeros) for some in scale_groups]
     if bits == 4:
         stored = [np.concatenate([it & np.uint8(15), it >> np.uint8(4)], axis=-1) for it in stored]
     elif bits == 2:
@@ -229,7 +232,7 @@ def _unpack_zeros(spans: list[_Spans], rows: int) -> Integers:
 
 
 def _nested_values(memory: Bytes, tile: int, codes: Bytes) -> NDArray[np.float32]:
-    """The scales of the tile at byte `tile`, float32 [rows, spans]."""
+    """The scales of the tile at byte `tile`, float32 [rows, scale_groups]."""
     header = memory[tile : tile + HEADER_BYTES].view(np.int64)
     numbers = header[Word.FIRST] + np.arange(codes.size).reshape(codes.shape) >> header[Word.SHIFT]
     end = _TABLE + int(numbers.max()) + 1
@@ -239,14 +242,16 @@ def _nested_values(memory: Bytes, tile: int, codes: Bytes) -> NDArray[np.float32
     return values
 
 
-def _unpack_floats(spans: list[_Spans], kind: torch.dtype, shape: tuple[int, int], span: int) -> Float8Tensor:
-    layout, (rows, columns) = spans[0].layout, shape
-    words = [some.groups.view(np.uint16) for some in spans]
+def _unpack_floats(
+    scale_groups: list[_ScaleGroups], kind: torch.dtype, shape: tuple[int, int], groups_per_scale: int
+) -> Float8Tensor:
+    layout, (rows, columns) = scale_groups[0].layout, shape
+    words = [some.groups.view(np.uint16) for some in scale_groups]
     by_row = _joined([it.reshape(*it.shape[:3], _PAIRS, TILE) for it in words], rows)
     values = torch.from_numpy(by_row.view(np.uint8)).view(kind)
     tall = TILE if layout.rows == 1 else 1
-    scale = np.concatenate([some.scales for some in spans], axis=1)
+    scale = np.concatenate([some.scales for some in scale_groups], axis=1)
     by_block = scale.transpose(0, 2, 1).reshape(-1, scale.shape[1])[: -(-rows // tall)]
     factors = torch.from_numpy(np.ascontiguousarray(by_block).view(np.float32))
-    block = min(tall, rows), min(span * GROUP, columns)
+    block = min(tall, rows), min(groups_per_scale * GROUP, columns)
     return Float8Tensor(shape, f"packed {layout.number}", values, factors, block)

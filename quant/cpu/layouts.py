@@ -6,13 +6,13 @@ from functools import partial
 from typing import Protocol
 
 from quant.cpu import ggml_tiles, group_tiles
-from quant.cpu.formats import FORMATS, GROUP, TileFormat, format_of
+from quant.cpu.ggml_formats import GGML_FORMATS, GROUP, GGMLFormat, ggml_format_of
 from quant.cpu.ggml_tiles import Bytes
-from quant.cpu.span_formats import SPAN_FORMATS, SpanFormat, SpanTensor, span_format_of, span_of
+from quant.cpu.group_formats import GROUP_FORMATS, GroupFormat, GroupTensor, group_format_of, groups_per_scale_of
 from quant.tensor import BlockTensor, QTensor
 
-Layout = TileFormat | SpanFormat
-LAYOUTS: tuple[Layout, ...] = (*FORMATS, *SPAN_FORMATS)
+Layout = GGMLFormat | GroupFormat
+LAYOUTS: tuple[Layout, ...] = (*GGML_FORMATS, *GROUP_FORMATS)
 
 
 class Unpack(Protocol):
@@ -31,7 +31,7 @@ class Packing(Protocol):
         ...
 
     @property
-    def span(self) -> int:
+    def groups_per_scale(self) -> int:
         """Groups of 32 columns that share a scale, where the layout does not say it; else 1."""
         ...
 
@@ -59,17 +59,17 @@ class Packing(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class BlockPacking:
+class GGMLPacking:
     """A weight of a GGUF file, or a plain one. See `Packing`."""
 
     weight: BlockTensor
 
     @property
-    def layout(self) -> TileFormat:
-        return format_of(self.weight)
+    def layout(self) -> GGMLFormat:
+        return ggml_format_of(self.weight)
 
     @property
-    def span(self) -> int:
+    def groups_per_scale(self) -> int:
         return 1
 
     @property
@@ -89,22 +89,22 @@ class BlockPacking:
 
 
 @dataclass(frozen=True, slots=True)
-class SpanPacking:
+class GroupPacking:
     """A quantized weight of a safetensors file. See `Packing`."""
 
-    weight: SpanTensor
+    weight: GroupTensor
 
     @property
-    def layout(self) -> SpanFormat:
-        return span_format_of(self.weight)
+    def layout(self) -> GroupFormat:
+        return group_format_of(self.weight)
 
     @property
-    def span(self) -> int:
-        return span_of(self.weight)
+    def groups_per_scale(self) -> int:
+        return groups_per_scale_of(self.weight)
 
     @property
     def tile_bytes(self) -> int:
-        return self.layout.tile_bytes(self.weight.shape[1] // GROUP, self.span)
+        return self.layout.tile_bytes(self.weight.shape[1] // GROUP, self.groups_per_scale)
 
     @property
     def shared_bytes(self) -> int:
@@ -119,7 +119,7 @@ class SpanPacking:
 
 
 def packing_of(weight: QTensor) -> Packing:
-    return BlockPacking(weight) if isinstance(weight, BlockTensor) else SpanPacking(weight)
+    return GGMLPacking(weight) if isinstance(weight, BlockTensor) else GroupPacking(weight)
 
 
 def layouts_of(samples: Iterable[QTensor]) -> frozenset[Layout]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quant.cpu.activations import FORM_KERNELS, Form, row_bytes, write_row
 from quant.cpu.arena import Arena, Region
-from quant.cpu.formats import GROUP, PAIR, TILE
+from quant.cpu.ggml_formats import GROUP, PAIR, TILE
 from quant.cpu.kernel import jit
 from quant.cpu.layouts import Layout, Unpack, packing_of
 from quant.cpu.matmul import TILE_KERNELS, forms_of, multiply_pair
@@ -144,7 +144,7 @@ def _pack_parts(segments: Sequence[QTensor], arena: Arena) -> Iterator[Part]:
         size, unpack = packings[0].tile_bytes, packings[0].unpack
         sizes = [-(-segment.shape[0] // PAIR) * 2 * size for segment in members]
         shared = [packing.shared_bytes for packing in packings]
-        region = arena.take("weight", sum(sizes) + sum(shared))
+        region = arena.allocate("weight", sum(sizes) + sum(shared))
         ends = list(accumulate([*sizes, *shared]))  # tiles side by side, and behind them what those of each share
         fields = [region.bytes[end - length : end] for length, end in zip([*sizes, *shared], ends, strict=True)]
         for packing, tiles, behind in zip(packings, fields, fields[len(members) :], strict=False):
@@ -169,7 +169,7 @@ class _Orders:
         for number, known in enumerate(self._known):
             if known is not None and torch.equal(order, known):
                 return number
-        region = self._arena.take("order", order.nbytes)
+        region = self._arena.allocate("order", order.nbytes)
         region.view(np.int32, len(order))[:] = order.numpy()
         self._known.append(order)
         self.regions.append(region)
@@ -184,7 +184,7 @@ def _joinable(segments: Sequence[QTensor], orders: _Orders) -> Iterator[tuple[Ke
     break_number = 0
     for segment in segments:
         packing = packing_of(segment)
-        yield (packing.layout, packing.span, orders.number(segment), break_number), segment
+        yield (packing.layout, packing.groups_per_scale, orders.number(segment), break_number), segment
         break_number += segment.shape[0] % PAIR != 0
 
 

@@ -20,17 +20,17 @@ from numba.core import cgutils
 
 from quant.cpu.activations import GROUP, Form, RowGroup
 from quant.cpu.cells import Cell, Cells, Prefetch, TileCall, block_of, blocks, integer_sums, prefetch_group, tile_kernel
-from quant.cpu.formats import HALF, SINGLE, TILE, TileFormat
-from quant.cpu.groups import each_group, load_scales
+from quant.cpu.ggml_decoding import each_group, load_scales
+from quant.cpu.ggml_formats import HALF, SINGLE, TILE, GGMLFormat
+from quant.cpu.group_formats import GroupFormat
+from quant.cpu.group_products import make_group_tile
 from quant.cpu.kernel import inlined, jit
 from quant.cpu.layouts import LAYOUTS, Layout
-from quant.cpu.span_formats import SpanFormat
-from quant.cpu.span_products import make_span_tile
 from quant.cpu.super_blocks import make_super_block_tile
 from quant.cpu.vector import F32, I64, Emit, F16x16, F32x16, I16x16, I32x16
 
 
-def _make_coded_tile(layout: TileFormat, tiles: int, tokens: int, planes: int) -> Callable[..., None]:
+def _make_coded_tile(layout: GGMLFormat, tiles: int, tokens: int, planes: int) -> Callable[..., None]:
     """`tiles` tiles by up to `tokens` rows of quantized activations."""
     halves = layout.scales.halves
 
@@ -52,7 +52,7 @@ def _make_coded_tile(layout: TileFormat, tiles: int, tokens: int, planes: int) -
     def coded_tile(e: Emit, cells: Cells, call: TileCall) -> None:
         b = e.b
         totals = {cell: e.variable(value) for cell, value in cells.initial(call.add, call.rows).items()}
-        tile_bytes = b.sdiv(b.mul(call.groups, I64(layout.span_bytes)), I64(layout.scales.span))
+        tile_bytes = b.sdiv(b.mul(call.groups, I64(layout.block_bytes)), I64(layout.scales.block_groups))
         starts = [e.at(call.w, tile_bytes, t) if t else call.w for t in range(tiles)]
         ahead = Prefetch.spread(e, call.fetch, call.lines, call.groups)
         with each_group(e, layout, call.groups, starts) as (g, at, heads):
@@ -70,7 +70,7 @@ def _make_coded_tile(layout: TileFormat, tiles: int, tokens: int, planes: int) -
     return tile_kernel(named, tiles, tokens, layout.part, coded_tile)
 
 
-def _make_plain_tile(layout: TileFormat, tiles: int, tokens: int) -> Callable[..., None]:
+def _make_plain_tile(layout: GGMLFormat, tiles: int, tokens: int) -> Callable[..., None]:
     """`tiles` tiles of floats by up to `tokens` rows of floats."""
     column_bytes = TILE * layout.bits // 8
 
@@ -120,7 +120,7 @@ class TileKernels:
 
 def forms_of(layout: Layout) -> tuple[Form, ...]:
     """What activations can be, the coarsest first."""
-    if isinstance(layout, SpanFormat):
+    if isinstance(layout, GroupFormat):
         return (Form.FLOAT,) if layout.floats else (Form.ONE_PLANE, Form.TWO_PLANES)
     if layout.plain:
         return (Form.FLOAT,)
@@ -129,8 +129,8 @@ def forms_of(layout: Layout) -> tuple[Form, ...]:
 
 def _make_kernels(layout: Layout, form: Form) -> TileKernels:
     shapes: tuple[tuple[int, int], ...] = ((1, 1), (2, 2), (2, 4))
-    if isinstance(layout, SpanFormat):
-        return TileKernels(*(make_span_tile(layout, *shape, form) for shape in shapes))
+    if isinstance(layout, GroupFormat):
+        return TileKernels(*(make_group_tile(layout, *shape, form) for shape in shapes))
     if form is Form.FLOAT:
         return TileKernels(*(_make_plain_tile(layout, *shape) for shape in shapes))
     if form is Form.SUPER_BLOCKS:

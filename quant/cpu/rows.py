@@ -9,16 +9,16 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from quant.cpu.formats import FORMATS, GROUP, HALF, SINGLE, TILE, TileFormat
-from quant.cpu.groups import each_group, load_codes, load_scales
+from quant.cpu.ggml_decoding import each_group, load_codes, load_scales
+from quant.cpu.ggml_formats import GGML_FORMATS, GROUP, HALF, SINGLE, TILE, GGMLFormat
+from quant.cpu.group_decoding import columns_of_vector, each_scale_group, load_floats
+from quant.cpu.group_formats import GROUP_FORMATS, GroupFormat
 from quant.cpu.kernel import inlined, jit, kernel
 from quant.cpu.layouts import Layout
-from quant.cpu.span_formats import SPAN_FORMATS, SpanFormat
-from quant.cpu.spans import columns_of_vector, each_span, load_floats
 from quant.cpu.vector import F16, F32, I32, I64, Emit, F32x16, I8x16, I32x16
 
 
-def _numbers_of(e: Emit, layout: TileFormat, at: Any, lane: Any) -> list[Any]:
+def _numbers_of(e: Emit, layout: GGMLFormat, at: Any, lane: Any) -> list[Any]:
     """The numbers of columns 0 to 15 and 16 to 31 of the group, 16 integers each."""
     halves = []
     for half in range(2):
@@ -31,7 +31,7 @@ def _numbers_of(e: Emit, layout: TileFormat, at: Any, lane: Any) -> list[Any]:
     return halves
 
 
-def _make_coded_row(layout: TileFormat) -> Callable[..., None]:
+def _make_coded_row(layout: GGMLFormat) -> Callable[..., None]:
     def coded_row(e: Emit, w: Any, groups: Any, lane: Any, out: Any) -> None:
         b, lane_number = e.b, e.b.trunc(lane, I32)
         with each_group(e, layout, groups, [w]) as (g, (at,), (head,)):
@@ -48,7 +48,7 @@ def _make_coded_row(layout: TileFormat) -> Callable[..., None]:
     return kernel(coded_row, layout.part)
 
 
-def _make_span_row(layout: SpanFormat) -> Callable[..., None]:
+def _make_group_row(layout: GroupFormat) -> Callable[..., None]:
     def write_integers(e: Emit, at: Any, lane: Any, scale: Any, zeros: list[Any], out: Any) -> None:
         zero = zeros[0] if zeros else e.i(layout.codes.zero)
         for half, numbers in enumerate(_numbers_of(e, layout.codes, at, lane)):
@@ -62,23 +62,23 @@ def _make_span_row(layout: SpanFormat) -> Callable[..., None]:
                 value = e.b.fmul(scale, e.b.extract_element(column, lane))
                 e.store(e.at(out, 4 * (width * vector + place)), value)
 
-    def span_row(e: Emit, w: Any, groups: Any, lane: Any, out: Any) -> None:
+    def group_row(e: Emit, w: Any, groups: Any, lane: Any, out: Any) -> None:
         b, lane = e.b, e.b.trunc(lane, I32)
-        with each_span(e, layout, groups, [w]) as span:
-            scale = b.extract_element(span.scales()[0], lane)
-            zeros = [e.splat(b.extract_element(it, lane)) for it in span.zeros()]
-            with span.each_group() as (g, (at,)):
+        with each_scale_group(e, layout, groups, [w]) as scale_group:
+            scale = b.extract_element(scale_group.scales()[0], lane)
+            zeros = [e.splat(b.extract_element(it, lane)) for it in scale_group.zeros()]
+            with scale_group.each_group() as (g, (at,)):
                 to = e.at(out, g, 4 * GROUP)
                 if layout.floats:
                     write_floats(e, at, lane, scale, to)
                 else:
                     write_integers(e, at, lane, scale, zeros, to)
 
-    span_row.__name__ = f"{'float' if layout.floats else 'coded'}_span_row_{layout.number}"
-    return kernel(span_row, layout.part)
+    group_row.__name__ = f"{'float' if layout.floats else 'coded'}_group_row_{layout.number}"
+    return kernel(group_row, layout.part)
 
 
-def _make_plain_row(layout: TileFormat) -> Callable[..., None]:
+def _make_plain_row(layout: GGMLFormat) -> Callable[..., None]:
     size = layout.bits // 8
 
     def plain_row(e: Emit, w: Any, groups: Any, lane: Any, out: Any) -> None:
@@ -98,8 +98,8 @@ def _make_plain_row(layout: TileFormat) -> Callable[..., None]:
 
 
 ROW_KERNELS: dict[Layout, Any] = {
-    **{layout: _make_plain_row(layout) if layout.plain else _make_coded_row(layout) for layout in FORMATS},
-    **{layout: _make_span_row(layout) for layout in SPAN_FORMATS},
+    **{layout: _make_plain_row(layout) if layout.plain else _make_coded_row(layout) for layout in GGML_FORMATS},
+    **{layout: _make_group_row(layout) for layout in GROUP_FORMATS},
 }
 
 

@@ -18,35 +18,35 @@ from typing import Any
 
 from numba.core import cgutils
 
-from quant.cpu.activations import SPAN, SuperBlock, SuperGroup
+from quant.cpu.activations import SUPER_BLOCK_GROUPS, SuperBlock, SuperGroup
 from quant.cpu.cells import Cell, Cells, Prefetch, TileCall, block_of, blocks, integer_sums, prefetch_group, tile_kernel
-from quant.cpu.formats import TileFormat
-from quant.cpu.groups import load_minimums, load_parts, load_wholes
+from quant.cpu.ggml_decoding import load_minimums, load_parts, load_wholes
+from quant.cpu.ggml_formats import GGMLFormat
 from quant.cpu.vector import I64, Emit, F32x16
 
 Slots = dict[Cell, Any]
 
 
-def make_super_block_tile(layout: TileFormat, tiles: int, tokens: int) -> Callable[..., None]:
+def make_super_block_tile(layout: GGMLFormat, tiles: int, tokens: int) -> Callable[..., None]:
     """`tiles` tiles by up to `tokens` rows in super-blocks."""
 
     def super_block_tile(e: Emit, cells: Cells, call: TileCall) -> None:
         b = e.b
         totals = {cell: e.variable(value) for cell, value in cells.initial(call.add, call.rows).items()}
         sums = {cell: e.variable(e.i(0)) for cell in cells.cells}
-        spans = b.sdiv(call.groups, I64(SPAN))
-        tile_bytes = b.mul(spans, I64(layout.span_bytes))
+        count = b.sdiv(call.groups, I64(SUPER_BLOCK_GROUPS))
+        tile_bytes = b.mul(count, I64(layout.block_bytes))
         starts = [e.at(call.w, tile_bytes, t) if t else call.w for t in range(tiles)]
-        ahead = Prefetch.spread(e, call.fetch, call.lines, b.mul(spans, I64(SPAN + 1)))
-        with cgutils.for_range(b, spans) as loop:
-            first = b.mul(loop.index, I64(SPAN + 1))
-            heads = [e.at(start, loop.index, layout.span_bytes) for start in starts]
+        ahead = Prefetch.spread(e, call.fetch, call.lines, b.mul(count, I64(SUPER_BLOCK_GROUPS + 1)))
+        with cgutils.for_range(b, count) as loop:
+            first = b.mul(loop.index, I64(SUPER_BLOCK_GROUPS + 1))
+            heads = [e.at(start, loop.index, layout.block_bytes) for start in starts]
             for number, block in enumerate(blocks(e, tiles, tokens)):
                 here = block_of(sums, block)
                 there = [SuperBlock(e, row, call.groups, loop.index) for row in cells.x[block[1]]]
                 for slot in here.values():
                     b.store(e.i(0), slot)
-                with cgutils.for_range(b, I64(SPAN)) as inner:
+                with cgutils.for_range(b, I64(SUPER_BLOCK_GROUPS)) as inner:
                     at = [_group(e, layout, head, inner.index) for head in heads[block[0]]]
                     if tokens == 1:
                         prefetch_group(e, layout, at[0])
@@ -54,7 +54,7 @@ def make_super_block_tile(layout: TileFormat, tiles: int, tokens: int) -> Callab
                         ahead.emit(b.add(first, inner.index))
                     _add_group(e, layout, at, [it.group(inner.index) for it in there], here)
                 if number == 0 and tokens > 1:
-                    ahead.emit(b.add(first, I64(SPAN)))
+                    ahead.emit(b.add(first, I64(SUPER_BLOCK_GROUPS)))
                 _add_super_block(e, layout, heads[block[0]], there, here, block_of(totals, block))
         cells.store({cell: b.load(slot) for cell, slot in totals.items()}, call.rows)
 
@@ -62,12 +62,12 @@ def make_super_block_tile(layout: TileFormat, tiles: int, tokens: int) -> Callab
     return tile_kernel(named, tiles, tokens, layout.part, super_block_tile)
 
 
-def _group(e: Emit, layout: TileFormat, head: Any, number: Any) -> Any:
+def _group(e: Emit, layout: GGMLFormat, head: Any, number: Any) -> Any:
     """The address of one of the groups behind a head."""
     return e.at(e.at(head, layout.head_bytes), number, layout.group_bytes)
 
 
-def _add_group(e: Emit, layout: TileFormat, at: list[Any], rows: list[SuperGroup], sums: Slots) -> None:
+def _add_group(e: Emit, layout: GGMLFormat, at: list[Any], rows: list[SuperGroup], sums: Slots) -> None:
     """Add the integer products of one group."""
     b, scales = e.b, layout.scales
     parts = [load_parts(e, layout, it) for it in at] if scales.parts else []
@@ -78,12 +78,12 @@ def _add_group(e: Emit, layout: TileFormat, at: list[Any], rows: list[SuperGroup
 
 
 def _add_super_block(
-    e: Emit, layout: TileFormat, heads: list[Any], rows: list[SuperBlock], sums: Slots, totals: Slots
+    e: Emit, layout: GGMLFormat, heads: list[Any], rows: list[SuperBlock], sums: Slots, totals: Slots
 ) -> None:
     """Add the sums of a super-block, less its minimums, in floats."""
     b, halves = e.b, layout.scales.halves
     wholes = [load_wholes(e, layout, head) for head in heads]
-    pairs = range(SPAN * halves // 2 if layout.scales.minimum else 0)
+    pairs = range(SUPER_BLOCK_GROUPS * halves // 2 if layout.scales.minimum else 0)
     minimums = [[load_minimums(e, layout, head, I64(pair)) for pair in pairs] for head in heads]
     for (t, m), total in totals.items():
         found = b.fmul(b.sitofp(b.load(sums[t, m]), F32x16), wholes[t][0])

@@ -141,7 +141,9 @@ def _form(place: int, matrix: CudaMatrix) -> object:
         return matrix.values.dtype
     if isinstance(matrix, Float8Matrix):
         return matrix.form
-    if matrix.form.span or matrix.shape[0] % TILE_ROWS:  # nested scales are counted from the weight's first row on
+    if (
+        matrix.form.nested_block or matrix.shape[0] % TILE_ROWS
+    ):  # nested scales are counted from the weight's first row on
         return place
     order = None if matrix.order is None else tuple(matrix.order.tolist())
     return matrix.form, matrix.whole.dtype, matrix.zeros is None, matrix.minimum is None, order

@@ -83,7 +83,7 @@ def _grouped(weight: GroupedTensor, device: torch.device) -> PackedMatrix:
         _plane_bits(weight.codes),
         zero if isinstance(zero, int) else 0,
         weight.table,
-        span=nested.span if nested else 0,
+        nested_block=nested.block_size if nested else 0,
         scale_offset=nested.offset if nested else 0.0,
     )
     form = _checked(form, weight)

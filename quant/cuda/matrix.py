@@ -43,7 +43,7 @@ class PackedForm:
     offset: int = 0  # of a scale's parts
     ratio: int = 1  # groups that share a whole scale
     nibbles: bool = False  # a part's low half is the scale's, its high half the minimum's
-    span: int = 0  # scales that share a whole one, counted through all rows, where they are nested; else 0
+    nested_block: int = 0  # scales that share a whole one, counted through all rows, where they are nested; else 0
     scale_offset: float = 0.0  # added to a nested scale
 
     @property
@@ -89,7 +89,7 @@ class PackedForm:
             "ZERO": self.zero,
             "OFFSET": self.offset,
             "NIBBLES": self.nibbles,
-            "SPAN": self.span,
+            "NESTED_BLOCK": self.nested_block,
         }
 
 
@@ -107,7 +107,9 @@ class PackedMatrix:
     minimum_parts: Tensor | None = None  # uint8 [rows, groups]
     zeros: Tensor | None = None  # uint8 [rows, groups]: zero points
     numbers: Tensor | None = None  # float32 [codes]: the table
-    scale_table: Tensor | None = None  # float32 [256], of a nested scale; `whole` is float32 [all scales / span]
+    scale_table: Tensor | None = (
+        None  # float32 [256], of a nested scale; `whole` is float32 [all scales / nested_block]
+    )
     order: Tensor | None = None  # int32 [columns]: stored column c is input order[c]
 
     @property

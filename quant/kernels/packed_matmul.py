@@ -111,7 +111,7 @@ def _product_kernel(
     ZERO: tl.constexpr,
     OFFSET: tl.constexpr,
     NIBBLES: tl.constexpr,
-    SPAN: tl.constexpr,
+    NESTED_BLOCK: tl.constexpr,
     ADD: tl.constexpr,
     ARRANGED: tl.constexpr,
     EIGHTS: tl.constexpr,
@@ -159,7 +159,7 @@ def _product_kernel(
             above = tl.multiple_of(tl.max_contiguous(row * (GROUPS // RATIO) + group // RATIO, [1, 2]), [1, 1])
             s, b = group_scales(
                 whole, parts, minimum, minimum_parts, zeros, scale_table, scale_offset, at, above, group < GROUPS,
-                ZERO, OFFSET, NIBBLES, SPAN,
+                ZERO, OFFSET, NIBBLES, NESTED_BLOCK,
             )  # fmt: skip
             s, b = _apart(s, EIGHTS, WARPS), _apart(b, EIGHTS, WARPS)
             for place in tl.static_range(PHASES // HALVES):

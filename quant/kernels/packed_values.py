@@ -43,18 +43,18 @@ def group_scales(
     ZERO: tl.constexpr,
     OFFSET: tl.constexpr,
     NIBBLES: tl.constexpr,
-    SPAN: tl.constexpr,
+    NESTED_BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """s and b, float32, of the groups of number `at`, counted through all rows, whose whole scales have number `above`.
 
     0 where not `mask`.
     """
-    if SPAN:
+    if NESTED_BLOCK:
         code = small_integers(parts, at, mask)
-        s = tl.load(scale_table + code) * tl.load(whole + at // SPAN, mask=mask, other=0.0) + scale_offset
+        s = tl.load(scale_table + code) * tl.load(whole + at // NESTED_BLOCK, mask=mask, other=0.0) + scale_offset
     else:
         s = whole_scales(whole, above, mask)
-    if parts is not None and not SPAN:
+    if parts is not None and not NESTED_BLOCK:
         part = small_integers(parts, at, mask)
         s *= ((part & 0xF if NIBBLES else part) - OFFSET).to(tl.float32)
     b = s * ZERO

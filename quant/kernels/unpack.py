@@ -42,7 +42,7 @@ def _unpack_kernel(
     ZERO: tl.constexpr,
     OFFSET: tl.constexpr,
     NIBBLES: tl.constexpr,
-    SPAN: tl.constexpr,
+    NESTED_BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     STRIPS: tl.constexpr,
 ) -> None:
@@ -66,7 +66,7 @@ def _unpack_kernel(
     at, above = row * GROUPS + group, row * (GROUPS // RATIO) + group // RATIO
     s, b = group_scales(
         whole, parts, minimum, minimum_parts, zeros, scale_table, scale_offset, at, above, kept,
-        ZERO, OFFSET, NIBBLES, SPAN,
+        ZERO, OFFSET, NIBBLES, NESTED_BLOCK,
     )  # fmt: skip
     values = s * (codes.to(tl.float32) if numbers is None else tl.load(numbers + codes)) - b
     place = column if order is None else tl.load(order + column, mask=column < COLUMNS, other=0)

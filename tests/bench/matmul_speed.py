@@ -19,7 +19,7 @@ from engine.backends.cpu.code_cache import load_code
 from quant.cpu import linear
 from quant.cpu.activations import FORM_KERNELS, Form, row_bytes
 from quant.cpu.arena import Arena
-from quant.cpu.formats import GROUP
+from quant.cpu.ggml_formats import GROUP
 from quant.cpu.kernel import kernel
 from quant.cpu.layouts import packing_of
 from quant.cpu.linear import CpuBackend, CpuLinear

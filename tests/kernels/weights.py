@@ -26,11 +26,11 @@ from quant.tensor import (
     QTensor,
     Scale,
 )
-from tests.quant.cpu.random_spans import ORDERED, SPANS
+from tests.quant.cpu.random_group_weights import GROUP_TYPES, ORDERED
 
 ROWS = 128  # that differ; a multiple of the rows of a block of scales
 DEVIATION = 0.02  # of a weight of a GGUF type
-KINDS = (*PLAIN_TYPES, *BLOCKS, *SPANS, *ORDERED)
+KINDS = (*PLAIN_TYPES, *BLOCKS, *GROUP_TYPES, *ORDERED)
 
 _Move = Callable[[Tensor, int], Tensor]  # a tensor with some rows to one of so many, on the device
 
@@ -58,7 +58,7 @@ def _sample(kind: str, columns: int) -> QTensor:
         return PlainTensor((ROWS, columns), kind, values.to(PLAIN_TYPES[kind]))
     if kind in BLOCKS:
         return _blocks(kind, columns, rng)
-    return {**SPANS, **ORDERED}[kind].make(ROWS, columns, rng)
+    return {**GROUP_TYPES, **ORDERED}[kind].make(ROWS, columns, rng)
 
 
 def _ggml(kind: str) -> GGMLType:
@@ -120,6 +120,6 @@ def _scale(scale: Scale, rows: int, move: _Move) -> Scale:
 def _factors(scale: GroupScale | NestedScale, rows: int, groups: int, move: _Move) -> GroupScale | NestedScale:
     if isinstance(scale, GroupScale):
         return replace(scale, whole=move(scale.whole, rows))
-    spans = -(-rows * groups // scale.span)
+    blocks = -(-rows * groups // scale.block_size)
     codes, table = move(scale.codes, rows), move(scale.table, len(scale.table))
-    return replace(scale, codes=codes, table=table, whole=move(scale.whole, spans))
+    return replace(scale, codes=codes, table=table, whole=move(scale.whole, blocks))

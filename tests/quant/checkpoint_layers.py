@@ -169,7 +169,7 @@ def four_bit_layer(
     table: str = "nf4",
     *,
     nested: bool = False,
-    span: int = 24,
+    block_size: int = 24,
 ) -> Layer:
     numbers = np.array(NUMBERS[table], np.float32)
     codes = rng.integers(0, 16, rows * columns)
@@ -183,12 +183,12 @@ def four_bit_layer(
         offset = np.float32(0.047)
         parts = rng.integers(0, 256, blocks)
         nested_map = np.sort(rng.uniform(-1, 1, 256)).astype(np.float32)
-        nested_absmax = rng.uniform(0.1, 2, -(-blocks // span)).astype(np.float32)
-        scales = np.array([nested_map[part] * nested_absmax[i // span] for i, part in enumerate(parts)]) + offset
+        nested_absmax = rng.uniform(0.1, 2, -(-blocks // block_size)).astype(np.float32)
+        scales = np.array([nested_map[part] * nested_absmax[i // block_size] for i, part in enumerate(parts)]) + offset
         tensors["weight.absmax"] = torch.from_numpy(parts).to(torch.uint8)
         tensors["weight.nested_absmax"] = torch.from_numpy(nested_absmax)
         tensors["weight.nested_quant_map"] = torch.from_numpy(nested_map)
-        state |= {"nested_blocksize": span, "nested_dtype": "float32", "nested_offset": float(offset)}
+        state |= {"nested_blocksize": block_size, "nested_dtype": "float32", "nested_offset": float(offset)}
     else:
         scales = rng.uniform(0.1, 2, blocks).astype(np.float32)
         tensors["weight.absmax"] = torch.from_numpy(scales)

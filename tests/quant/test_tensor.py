@@ -13,9 +13,9 @@ WEIGHT = decoded(gptq_layer(RNG, 16, 96, 32, ordered=True))
 NESTED = decoded(four_bit_layer(RNG, 6, 64, 16, nested=True))
 
 
-def nested(span: int) -> NestedScale:
+def nested(block_size: int) -> NestedScale:
     assert isinstance(NESTED.scale, NestedScale)
-    return replace(NESTED.scale, span=span)
+    return replace(NESTED.scale, block_size=block_size)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def nested(span: int) -> NestedScale:
         (WEIGHT, {"order": torch.arange(95)}),
         (WEIGHT, {"table": (0.0,) * 16}),
         (NESTED, {"table": (0.0,) * 8}),
-        (NESTED, {"scale": nested(span=1)}),
+        (NESTED, {"scale": nested(block_size=1)}),
     ],
 )
 def test_parts_that_do_not_fit_together_are_refused(weight: GroupedTensor, change: dict[str, object]) -> None:

@@ -77,7 +77,7 @@ class Buffers:
         stride = row_bytes(form, width)
         copy = -(-stride // COPY_ALIGNMENT) * COPY_ALIGNMENT if copies else 0
         size = max(count * stride, (self._limits.threads - 1) * copy + stride)
-        return Buffer(self._arena.take(f"{form.name} rows of {width}", size), stride, copy)
+        return Buffer(self._arena.allocate(f"{form.name} rows of {width}", size), stride, copy)
 
     def parts(self, kv: LayerKV, heads: int) -> Region:
         """Records of the pieces of single tokens; every layer uses the same ones, one after another."""
@@ -88,7 +88,7 @@ class Buffers:
     def constant(self, values: Tensor) -> Region:
         """A float32 tensor at a fixed address."""
         if id(values) not in self._constants:
-            region = self._arena.take("constant", values.nbytes)
+            region = self._arena.allocate("constant", values.nbytes)
             region.view(np.float32, *values.shape)[:] = values.numpy()
             self._constants[id(values)] = region, values
         return self._constants[id(values)][0]

@@ -129,9 +129,9 @@ class CpuStep:
         blocks = -(-limits.context // BLOCK_SIZE)
 
         def words(name: str, *shape: int) -> NDArray[Any]:
-            return arena.take(name, 8 * int(np.prod(shape))).view(np.int64, *shape)
+            return arena.allocate(name, 8 * int(np.prod(shape))).view(np.int64, *shape)
 
-        self._header = arena.take("header", HEADER.itemsize).view(HEADER, 1)
+        self._header = arena.allocate("header", HEADER.itemsize).view(HEADER, 1)
         self._token_ids, self._positions = words("token ids", limits.tokens), words("positions", limits.tokens)
         self._slots = words("slots", len(kv.groups), limits.tokens)
         self._outputs, self._tiles = words("output rows", limits.outputs), words("tiles", limits.tokens, 3)
@@ -146,7 +146,7 @@ class CpuStep:
             header[name] = array.ctypes.data
         header["slot_group"], header["table_group"] = self._slots.strides[0], self._tables.strides[0]
         header["table_stride"], header["scratch_stride"] = self._tables.strides[1], scratch
-        header["scratch"] = arena.take("scratch", scratch * limits.threads).address
+        header["scratch"] = arena.allocate("scratch", scratch * limits.threads).address
         self._values = torch.from_numpy(logits.logits.view(np.float32, limits.outputs, logits.vocabulary))
         self._best = logits.best.view(np.int64, limits.outputs)
         self.workers = WorkerPool(enter, program.finish(), self._header, limits.threads)

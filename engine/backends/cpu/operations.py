@@ -26,7 +26,7 @@ from engine.kv.cache import LayerKV
 from engine.operations import Attention, HeadNorms, Norm
 from quant.cpu.activations import FORM_KERNELS, GELU_PRODUCTS, GROUP, SILU_PRODUCTS, Form, add_scaled_row
 from quant.cpu.arena import Region
-from quant.cpu.formats import PAIR
+from quant.cpu.ggml_formats import PAIR
 from quant.cpu.linear import CpuBackend, CpuLinear, Part
 from quant.cpu.native import address_of
 from quant.cpu.vector import LANES
@@ -125,12 +125,12 @@ class CpuOperations:
         out = self._buffers.take(Form.FLOAT, head.outputs, selected=True)
         self._multiply(x, packed, out, add=False)
         outputs, segments = self._program.limits.outputs, -(-head.outputs // SEGMENT)
-        largest = self._program.arena.take("largest logits", 8 * outputs * segments)
+        largest = self._program.arena.allocate("largest logits", 8 * outputs * segments)
         self._program.append(
             Op.ARGMAX, selected=1, rows=head.outputs, x=out.buffer.region.address, x_stride=out.buffer.stride,
             out=largest.address, softcap=float_bits(softcap),
         )  # fmt: skip
-        best = self._program.arena.take("best logits", 8 * outputs)
+        best = self._program.arena.allocate("best logits", 8 * outputs)
         self._program.append(Op.PICK, selected=1, rows=head.outputs, x=largest.address, out=best.address)
         return LogitRows(out.buffer.region, head.outputs, best)
 

@@ -21,7 +21,7 @@ from engine.backends.cpu.records import record_bytes
 from engine.config import BLOCK_SIZE
 from quant.cpu.activations import Form, row_bytes
 from quant.cpu.arena import Arena
-from quant.cpu.formats import GROUP, PAIR
+from quant.cpu.ggml_formats import GROUP, PAIR
 
 TOKENS = 128  # rows of activations that meet a pair of tiles before the next pair comes
 SEGMENT = 4096  # logits of one unit of the search for the largest
@@ -190,13 +190,13 @@ class Program:
 
     def finish(self) -> NDArray[np.void]:
         """All instructions. Raises IndexError for one that could touch memory outside of a region of the arena."""
-        spans = self.arena.spans()
+        ranges = self.arena.address_ranges()
         for number, row in enumerate(self._rows):
             op = Op(row["op"])
             if not 0 <= row["group"] < len(self.limits.num_blocks):
                 raise IndexError(f"instruction {number} ({op.name}): group {row['group']} does not exist")
             for name, address, size in _TOUCHED[op](row, self.limits):
-                if not spans.holds(address, size):
+                if not ranges.contains(address, size):
                     raise IndexError(f"instruction {number} ({op.name}): {name} and {size} bytes are not in one region")
         return np.array([tuple(row[name] for name in _WORDS) for row in self._rows], INSTRUCTION)
 

@@ -15,7 +15,7 @@ from engine.backends.cpu.floats import add_floats, copy_floats, multiply_floats
 from engine.backends.cpu.program import ONE_BITS, SEGMENT, TOKENS, Op, Record
 from engine.backends.cpu.soft_cap import cap_floats
 from quant.cpu.activations import gated_product, scale_row, take_columns, write_row
-from quant.cpu.formats import GROUP, PAIR
+from quant.cpu.ggml_formats import GROUP, PAIR
 from quant.cpu.kernel import jit, kernel, word
 from quant.cpu.matmul import multiply_pair
 from quant.cpu.norms import layer_norm_row, norm_factor

@@ -61,7 +61,7 @@ KINDS: dict[str, Make] = {
     "pack-quantized, 8 bits, channels": lambda rng, m, n: pack_quantized_layer(rng, m, n, None, 8),
     "pack-quantized, by activations": lambda rng, m, n: pack_quantized_layer(rng, m, n, 32, ordered=True),
     "NF4": lambda rng, m, n: four_bit_layer(rng, m, n, 32),
-    "NF4, double quantization": lambda rng, m, n: four_bit_layer(rng, m, n, 32, nested=True, span=64),
+    "NF4, double quantization": lambda rng, m, n: four_bit_layer(rng, m, n, 32, nested=True, block_size=64),
     "FP4": lambda rng, m, n: four_bit_layer(rng, m, n, 32, "fp4"),
     "LLM.int8": eight_bit_layer,
     "FP8, channels": lambda rng, m, n: _float8(rng, m, n, (1, n), _CHANNELS, "weight_scale"),

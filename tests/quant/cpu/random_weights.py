@@ -1,6 +1,6 @@
 """Random matrices of every type that has tiles, as a file holds them: with scales of a sane size, or any bits.
 
-Types are those of GGUF files, and those of safetensors checkpoints (`tests.quant.cpu.random_spans`)."""
+Types are those of GGUF files, and those of safetensors checkpoints (`tests.quant.cpu.random_group_weights`)."""
 
 import gguf
 import numpy as np
@@ -10,15 +10,17 @@ from numpy.typing import NDArray
 from quant.ggml_blocks import BLOCKS, PLAIN_TYPES, decode
 from quant.ggml_types import ggml_types
 from quant.tensor import BlockTensor, QTensor
-from tests.quant.cpu.random_spans import ORDERED, SPANS
+from tests.quant.cpu.random_group_weights import GROUP_TYPES, ORDERED
 
 KINDS = {kind.name: kind for kind in ggml_types().values()}
 QUANTIZED = tuple(BLOCKS)
 PLAIN = tuple(PLAIN_TYPES)
 TYPES = (*QUANTIZED, *PLAIN)
-CODED_SPANS, FLOAT_SPANS = (tuple(name for name in SPANS if SPANS[name].floats == it) for it in (False, True))
-EVERY = (*TYPES, *SPANS)
-_CHECKPOINTS = {**SPANS, **ORDERED}
+CODED_GROUP_TYPES, FLOAT_GROUP_TYPES = (
+    tuple(name for name in GROUP_TYPES if GROUP_TYPES[name].floats == it) for it in (False, True)
+)
+EVERY = (*TYPES, *GROUP_TYPES)
+_CHECKPOINTS = {**GROUP_TYPES, **ORDERED}
 
 
 def width(name: str, columns: int) -> int:
@@ -48,10 +50,10 @@ def random_weight(name: str, rows: int, columns: int, rng: np.random.Generator) 
     """Any type. Of GGUF files what `random_raw` says."""
     if name in _CHECKPOINTS:
         return _CHECKPOINTS[name].make(rows, columns, rng)
-    return random_block_weight(name, rows, columns, rng)
+    return random_ggml_weight(name, rows, columns, rng)
 
 
-def random_block_weight(name: str, rows: int, columns: int, rng: np.random.Generator) -> BlockTensor:
+def random_ggml_weight(name: str, rows: int, columns: int, rng: np.random.Generator) -> BlockTensor:
     """A type of GGUF files."""
     raw = random_raw(name, rows, columns, rng)
     return decode(KINDS[name], memoryview(raw.tobytes()), (rows, columns))

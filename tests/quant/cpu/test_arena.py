@@ -19,7 +19,7 @@ SIZES = st.one_of(st.integers(1, 300), st.sampled_from([CHUNK // 2, CHUNK - 64, 
 @given(st.lists(SIZES, max_size=12))
 def test_regions_are_aligned_zero_and_apart(sizes: list[int]) -> None:
     arena = Arena()
-    regions = [arena.take(f"region {number}", size) for number, size in enumerate(sizes)]
+    regions = [arena.allocate(f"region {number}", size) for number, size in enumerate(sizes)]
     assert [region.size for region in regions] == sizes
     assert all(region.address % ALIGNMENT == 0 for region in regions)
     assert not any(region.bytes[:200].any() or region.bytes[-200:].any() for region in regions)
@@ -27,7 +27,7 @@ def test_regions_are_aligned_zero_and_apart(sizes: list[int]) -> None:
         region.bytes[:200] = region.bytes[-200:] = number + 1
     assert all((region.bytes[:200] == number + 1).all() for number, region in enumerate(regions))
     assert arena.nbytes == sum(sizes)
-    arena.check()
+    arena.check_guards()
 
 
 def test_threads_get_regions_apart() -> None:
@@ -36,7 +36,7 @@ def test_threads_get_regions_apart() -> None:
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(threads) as pool:
-            regions = list(pool.map(lambda number: arena.take(f"region {number}", 100), range(4000)))
+            regions = list(pool.map(lambda number: arena.allocate(f"region {number}", 100), range(4000)))
     finally:
         sys.setswitchinterval(interval)
     starts = sorted(region.address for region in regions)
@@ -48,29 +48,29 @@ def test_threads_get_regions_apart() -> None:
 @pytest.mark.parametrize("size", [1, 64, 1000])
 def test_a_byte_behind_a_region_is_found_and_named(size: int, behind: int) -> None:
     arena = Arena()
-    arena.take("before", 100)
-    region = arena.take("the victim", size)
-    arena.take("after", 100)
-    arena.check()
+    arena.allocate("before", 100)
+    region = arena.allocate("the victim", size)
+    arena.allocate("after", 100)
+    arena.check_guards()
     ctypes.c_uint8.from_address(region.address + size + behind).value ^= 1
     with pytest.raises(Overrun, match=f"behind the {size} bytes of the victim"):
-        arena.check()
+        arena.check_guards()
 
 
 def test_poison_is_nan_and_keeps_to_the_names() -> None:
     arena = Arena()
-    rows, weight = arena.take("rows", 256), arena.take("weight", 256)
-    again = arena.take("rows", 64)
+    rows, weight = arena.allocate("rows", 256), arena.allocate("weight", 256)
+    again = arena.allocate("rows", 64)
     poison(arena, "rows", "nobody")
     assert np.isnan(rows.view(np.float32, 64)).all()
     assert np.isnan(rows.view(np.float16, 128)).all()
     assert np.isnan(again.view(np.float32, 16)).all()
     assert not weight.bytes.any()
-    arena.check()
+    arena.check_guards()
 
 
 def test_views_begin_where_the_region_does() -> None:
-    region = Arena().take("words", 100)
+    region = Arena().allocate("words", 100)
     region.view(np.int64, 3, 2)[:] = np.arange(6).reshape(3, 2)
     assert region.view(np.int64, 6).tolist() == [0, 1, 2, 3, 4, 5]
     assert region.view(np.int64, 3, 2).ctypes.data == region.address
@@ -87,27 +87,27 @@ def test_a_shared_region_is_taken_once_and_again_where_it_is_too_small() -> None
 
 def test_a_span_is_held_as_a_whole_or_not_at_all() -> None:
     arena = Arena()
-    first, second = arena.take("first", 128), arena.take("second", 64)
-    spans = arena.spans()
-    assert spans.holds(first.address, 128)
-    assert spans.holds(first.address + 127, 1)
-    assert spans.holds(second.address + 64, 0)
-    assert not spans.holds(first.address, 129)
-    assert not spans.holds(first.address - 1, 1)
-    assert not spans.holds(first.address + 128, 1)  # the guard
-    assert not spans.holds(first.address, second.address - first.address + 1)
-    assert not spans.holds(first.address, -1)
-    assert not spans.holds(0, 1)
-    assert not spans.holds(1 << 62, 1)
-    assert not Arena().spans().holds(first.address, 0)
+    first, second = arena.allocate("first", 128), arena.allocate("second", 64)
+    ranges = arena.address_ranges()
+    assert ranges.contains(first.address, 128)
+    assert ranges.contains(first.address + 127, 1)
+    assert ranges.contains(second.address + 64, 0)
+    assert not ranges.contains(first.address, 129)
+    assert not ranges.contains(first.address - 1, 1)
+    assert not ranges.contains(first.address + 128, 1)  # the guard
+    assert not ranges.contains(first.address, second.address - first.address + 1)
+    assert not ranges.contains(first.address, -1)
+    assert not ranges.contains(0, 1)
+    assert not ranges.contains(1 << 62, 1)
+    assert not Arena().address_ranges().contains(first.address, 0)
 
 
 def test_memory_of_somebody_else_becomes_a_region() -> None:
     arena = Arena()
     memory = np.zeros(256, np.uint8)
     region = arena.adopt("pool", memory)
-    assert arena.spans().holds(memory.ctypes.data, 256)
-    assert not arena.spans().holds(memory.ctypes.data, 257)
+    assert arena.address_ranges().contains(memory.ctypes.data, 256)
+    assert not arena.address_ranges().contains(memory.ctypes.data, 257)
     region.bytes[3] = 7
     assert memory[3] == 7
-    arena.check()
+    arena.check_guards()

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from quant.cpu.formats import FORMATS, PAIR, format_of
+from quant.cpu.ggml_formats import GGML_FORMATS, PAIR, ggml_format_of
 from quant.cpu.ggml_tiles import pack, packed_bytes, unpack
 from quant.errors import UnsupportedQuantization
 from quant.ggml_blocks import BLOCKS, PLAIN_TYPES, integers
 from quant.kernels.reference import dequantize
 from quant.tensor import BlockTensor, CodedTensor, PlainTensor, Scale
-from tests.quant.cpu.random_weights import KINDS, QUANTIZED, TYPES, any_weight, bits, random_block_weight, width
+from tests.quant.cpu.random_weights import KINDS, QUANTIZED, TYPES, any_weight, bits, random_ggml_weight, width
 
 SEED = 1
 SHAPES = [(1, 32), (15, 64), (16, 96), (17, 32), (31, 160), (32, 32), (33, 64), (64, 288), (100, 96)]
@@ -28,8 +28,8 @@ def packed(weight: BlockTensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
 def test_every_type_of_the_files_has_a_layout() -> None:
     rng = np.random.default_rng(SEED)
     assert set(TYPES) == {*BLOCKS, *PLAIN_TYPES}
-    assert {format_of(random_block_weight(name, 1, width(name, 32), rng)) for name in TYPES} == set(FORMATS)
-    assert [layout.number for layout in FORMATS] == list(range(len(FORMATS)))
+    assert {ggml_format_of(random_ggml_weight(name, 1, width(name, 32), rng)) for name in TYPES} == set(GGML_FORMATS)
+    assert [layout.number for layout in GGML_FORMATS] == list(range(len(GGML_FORMATS)))
 
 
 @pytest.mark.parametrize("name", TYPES)
@@ -37,7 +37,7 @@ def test_every_type_of_the_files_has_a_layout() -> None:
 def test_unpacking_gives_back_every_bit(name: str, shape: tuple[int, int]) -> None:
     shape = shape[0], width(name, shape[1])
     weight = any_weight(name, *shape, np.random.default_rng(SEED))
-    again = unpack(packed(weight), format_of(weight), shape)
+    again = unpack(packed(weight), ggml_format_of(weight), shape)
     assert again.shape == shape
     if isinstance(weight, PlainTensor):
         assert isinstance(again, PlainTensor)
@@ -63,9 +63,9 @@ def same_scale(ours: Scale, theirs: Scale) -> None:
 
 def test_codes_of_six_bits_lie_whole_in_their_bytes() -> None:
     """Three of four chunks of 16 rows by 4 columns, which a mask is enough for."""
-    weight = random_block_weight("Q6_K", 32, 256, np.random.default_rng(SEED))
+    weight = random_ggml_weight("Q6_K", 32, 256, np.random.default_rng(SEED))
     assert isinstance(weight, CodedTensor)
-    first = format_of(weight).head_bytes
+    first = ggml_format_of(weight).head_bytes
     halves = packed(weight)[first : first + 2 * 3 * 64].reshape(2, 3, 16, 4)
     codes = weight.codes.values().numpy()[:16, :32].reshape(16, 2, 4, 4).transpose(1, 2, 0, 3)
     assert np.array_equal(halves & 0x3F, codes[:, :3])
@@ -75,8 +75,8 @@ def test_codes_of_six_bits_lie_whole_in_their_bytes() -> None:
 @pytest.mark.parametrize("name", TYPES)
 def test_values_stay_what_they_are(name: str) -> None:
     columns = width(name, 128)
-    weight = random_block_weight(name, 50, columns, np.random.default_rng(SEED))
-    again = unpack(packed(weight), format_of(weight), (50, columns))
+    weight = random_ggml_weight(name, 50, columns, np.random.default_rng(SEED))
+    again = unpack(packed(weight), ggml_format_of(weight), (50, columns))
     assert torch.equal(bits(dequantize(again)), bits(dequantize(weight)))
 
 
@@ -85,7 +85,7 @@ def test_values_stay_what_they_are(name: str) -> None:
 def test_rows_that_are_not_there_are_zeros(name: str, rows: int) -> None:
     columns = width(name, 64)
     weight = any_weight(name, rows, columns, np.random.default_rng(SEED))
-    layout, whole = format_of(weight), -(-rows // PAIR) * PAIR
+    layout, whole = ggml_format_of(weight), -(-rows // PAIR) * PAIR
     padded = unpack(packed(weight), layout, (whole, columns))
     if isinstance(padded, PlainTensor):
         assert not bits(padded.values)[rows:].any()
@@ -139,7 +139,7 @@ def odd(*, planes: tuple[int, ...] = (4,), group: int = 32, zero: int = 8, minim
 )
 def test_what_has_no_layout_is_refused_by_name(weight: CodedTensor) -> None:
     with pytest.raises(UnsupportedQuantization, match="ODD"):
-        format_of(weight)
+        ggml_format_of(weight)
     with pytest.raises(UnsupportedQuantization, match="ODD"):
         packed_bytes(weight)
 
@@ -150,5 +150,5 @@ def test_the_packed_form_has_a_layout_itself() -> None:
         columns = width(name, 96)
         weight = any_weight(name, 40, columns, np.random.default_rng(SEED))
         first = packed(weight)
-        again = unpack(first, format_of(weight), (40, columns))
+        again = unpack(first, ggml_format_of(weight), (40, columns))
         assert np.array_equal(packed(again), first)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from quant.bitsandbytes import NF4
-from quant.cpu.formats import GROUP, PAIR
+from quant.cpu.ggml_formats import GROUP, PAIR
+from quant.cpu.group_formats import GROUP_FORMATS, GroupTensor, group_format_of, groups_per_scale_of
 from quant.cpu.group_tiles import pack, shared_bytes, unpack
-from quant.cpu.span_formats import SPAN_FORMATS, SpanTensor, span_format_of, span_of
 from quant.errors import UnsupportedQuantization
 from quant.kernels.reference import dequantize
 from quant.tensor import Float8Tensor, GroupedTensor, NestedScale
@@ -22,20 +22,20 @@ from tests.quant.checkpoint_layers import (
     gptq_layer,
     pack_quantized_layer,
 )
-from tests.quant.cpu.random_spans import SPANS, Coded, Float8, Kind
+from tests.quant.cpu.random_group_weights import GROUP_TYPES, Coded, Float8, Kind
 from tests.quant.cpu.random_weights import bits
 
 SEED = 6
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 
-def tiles_bytes(weight: SpanTensor) -> int:
+def tiles_bytes(weight: GroupTensor) -> int:
     """Bytes of the tiles of a weight, of which there is an even number."""
     rows, columns = weight.shape
-    return 2 * -(-rows // PAIR) * span_format_of(weight).tile_bytes(columns // GROUP, span_of(weight))
+    return 2 * -(-rows // PAIR) * group_format_of(weight).tile_bytes(columns // GROUP, groups_per_scale_of(weight))
 
 
-def packed(weight: SpanTensor) -> Bytes:
+def packed(weight: GroupTensor) -> Bytes:
     """Into memory that was used before: every byte of a tile has to be written."""
     size = tiles_bytes(weight)
     memory = np.full(size + shared_bytes(weight), 0xA5, np.uint8)
@@ -46,22 +46,22 @@ def packed(weight: SpanTensor) -> Bytes:
 
 def test_every_layout_holds_some_weight() -> None:
     rng = np.random.default_rng(SEED)
-    assert {span_format_of(kind.make(2, 128, rng)) for kind in SPANS.values()} == set(SPAN_FORMATS)
-    assert len({layout.part for layout in SPAN_FORMATS}) == len(SPAN_FORMATS)
+    assert {group_format_of(kind.make(2, 128, rng)) for kind in GROUP_TYPES.values()} == set(GROUP_FORMATS)
+    assert len({layout.part for layout in GROUP_FORMATS}) == len(GROUP_FORMATS)
 
 
-@pytest.mark.parametrize("name", SPANS)
+@pytest.mark.parametrize("name", GROUP_TYPES)
 @pytest.mark.parametrize("shape", [(1, 32), (15, 64), (16, 96), (17, 160), (31, 288), (32, 32), (33, 64), (100, 416)])
 def test_unpacking_gives_back_every_value(name: str, shape: tuple[int, int]) -> None:
-    weight = SPANS[name].make(*shape, np.random.default_rng(SEED))
-    again = unpack(packed(weight), span_format_of(weight), shape)
+    weight = GROUP_TYPES[name].make(*shape, np.random.default_rng(SEED))
+    again = unpack(packed(weight), group_format_of(weight), shape)
     assert again.shape == shape
     assert torch.equal(bits(dequantize(again)), bits(dequantize(weight)))
 
 
-@pytest.mark.parametrize("name", SPANS)
+@pytest.mark.parametrize("name", GROUP_TYPES)
 def test_no_byte_of_a_tile_is_left_as_it_was(name: str) -> None:
-    weight = SPANS[name].make(40, 224, np.random.default_rng(SEED))
+    weight = GROUP_TYPES[name].make(40, 224, np.random.default_rng(SEED))
     clean = np.zeros(tiles_bytes(weight) + shared_bytes(weight), np.uint8)
     pack(weight, clean[: tiles_bytes(weight)], clean[tiles_bytes(weight) :])
     assert np.array_equal(packed(weight), clean)
@@ -85,25 +85,27 @@ def layers() -> dict[str, Layer]:
 def test_tiles_take_no_more_room_than_the_file(layers: dict[str, Layer]) -> None:
     for name, layer in layers.items():
         weight = decoded(layer)
-        assert torch.equal(dequantize(unpack(packed(weight), span_format_of(weight), weight.shape)), dequantize(weight))
+        assert torch.equal(
+            dequantize(unpack(packed(weight), group_format_of(weight), weight.shape)), dequantize(weight)
+        )
         assert len(packed(weight)) <= 1.03 * layer.stored, name
 
 
-@pytest.mark.parametrize("name", SPANS)
+@pytest.mark.parametrize("name", GROUP_TYPES)
 @pytest.mark.parametrize("shape", [(64, 576), (576, 1536), (32, 4096)])
 def test_tiles_take_no_more_room_than_the_canonical_form(name: str, shape: tuple[int, int]) -> None:
-    weight = SPANS[name].make(*shape, np.random.default_rng(SEED))
+    weight = GROUP_TYPES[name].make(*shape, np.random.default_rng(SEED))
     assert len(packed(weight)) <= 1.03 * weight.nbytes
 
 
-def make(kind: Kind) -> SpanTensor:
+def make(kind: Kind) -> GroupTensor:
     return kind.make(48, 192, np.random.default_rng(SEED))
 
 
 def odd_nested() -> GroupedTensor:
     weight = Coded(table=NF4, nested=True).make(48, 192, np.random.default_rng(SEED))
     assert isinstance(weight.scale, NestedScale)
-    return replace(weight, scale=replace(weight.scale, span=24, whole=torch.ones(4)))
+    return replace(weight, scale=replace(weight.scale, block_size=24, whole=torch.ones(4)))
 
 
 @pytest.mark.parametrize(
@@ -118,7 +120,7 @@ def odd_nested() -> GroupedTensor:
         (odd_nested(), "CODED weights whose scales share one for 24"),
     ],
 )
-def test_what_has_no_layout_is_refused_by_name(weight: SpanTensor, what: str) -> None:
+def test_what_has_no_layout_is_refused_by_name(weight: GroupTensor, what: str) -> None:
     with pytest.raises(UnsupportedQuantization, match=what):
         tiles_bytes(weight)
 

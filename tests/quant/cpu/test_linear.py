@@ -10,13 +10,22 @@ from torch import Tensor
 
 from quant.cpu.activations import Form
 from quant.cpu.arena import Arena
-from quant.cpu.formats import PAIR
+from quant.cpu.ggml_formats import PAIR
 from quant.cpu.linear import CpuBackend, CpuLinear
 from quant.errors import UnsupportedQuantization
 from quant.kernels.reference import dequantize, dequantize_rows
 from quant.tensor import QTensor
-from tests.quant.cpu.random_spans import ORDERED
-from tests.quant.cpu.random_weights import EVERY, FLOAT_SPANS, PLAIN, TYPES, any_weight, bits, random_weight, width
+from tests.quant.cpu.random_group_weights import ORDERED
+from tests.quant.cpu.random_weights import (
+    EVERY,
+    FLOAT_GROUP_TYPES,
+    PLAIN,
+    TYPES,
+    any_weight,
+    bits,
+    random_weight,
+    width,
+)
 
 SEED = 5
 
@@ -137,7 +146,7 @@ def test_floats_meet_floats_and_integers_meet_planes() -> None:
             made = CpuBackend(Arena(), planes).linear([random_weight(name, 8, width(name, 32), rng)])
             coarse = Form.SUPER_BLOCKS if width(name, 32) == 256 else Form.ONE_PLANE
             quantized = coarse if planes is Form.ONE_PLANE else planes
-            assert made.form(made.parts[0]) is (Form.FLOAT if name in (*PLAIN, *FLOAT_SPANS) else quantized)
+            assert made.form(made.parts[0]) is (Form.FLOAT if name in (*PLAIN, *FLOAT_GROUP_TYPES) else quantized)
 
 
 def test_all_weights_lie_in_one_arena(every_layout: Path) -> None:
@@ -145,9 +154,9 @@ def test_all_weights_lie_in_one_arena(every_layout: Path) -> None:
     backend = CpuBackend(arena)
     rng = np.random.default_rng(SEED)
     layers = [backend.linear([random_weight(name, 40, 256, rng)]) for name in EVERY]
-    spans = arena.spans()
+    ranges = arena.address_ranges()
     for part in (part for made in layers for part in made.parts):
-        assert spans.holds(part.region.address, part.region.size)
+        assert ranges.contains(part.region.address, part.region.size)
     for made in layers:
         made.forward(torch.ones(3, 256))
-    arena.check()
+    arena.check_guards()

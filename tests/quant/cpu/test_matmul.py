@@ -16,9 +16,9 @@ from quant.kernels import reference
 from quant.tensor import QTensor
 from tests.quant.cpu.integer_twin import product
 from tests.quant.cpu.random_weights import (
-    CODED_SPANS,
+    CODED_GROUP_TYPES,
     EVERY,
-    FLOAT_SPANS,
+    FLOAT_GROUP_TYPES,
     KINDS,
     PLAIN,
     QUANTIZED,
@@ -33,7 +33,7 @@ SHAPES = [
     (49, 800),
 ]  # fmt: skip
 TOKENS = 9
-INTEGERS, FLOATS = (*QUANTIZED, *CODED_SPANS), (*PLAIN, *FLOAT_SPANS)
+INTEGERS, FLOATS = (*QUANTIZED, *CODED_GROUP_TYPES), (*PLAIN, *FLOAT_GROUP_TYPES)
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from quant.ggml_blocks import BLOCKS
 from quant.kernels.card import Card
 from quant.kernels.reference import dequantize
 from quant.tensor import CodedTensor, QTensor
-from tests.quant.cpu.random_spans import ORDERED
+from tests.quant.cpu.random_group_weights import ORDERED
 from tests.quant.cpu.random_weights import EVERY, KINDS, random_weight, width
 
 pytestmark = pytest.mark.usefixtures("fenced_memory")

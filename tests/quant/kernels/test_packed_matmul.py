@@ -9,12 +9,12 @@ from quant.cuda.matrix import PackedMatrix
 from quant.kernels.packed_matmul import packed_product
 from quant.kernels.reference import dequantize
 from quant.kernels.tiles import ProductTile
-from tests.quant.cpu.random_spans import SPANS, Coded
+from tests.quant.cpu.random_group_weights import GROUP_TYPES, Coded
 from tests.quant.cpu.random_weights import QUANTIZED, random_weight, width
 
 pytestmark = pytest.mark.usefixtures("fenced_memory")
 
-CODED = [*QUANTIZED, *(name for name, kind in SPANS.items() if isinstance(kind, Coded))]
+CODED = [*QUANTIZED, *(name for name, kind in GROUP_TYPES.items() if isinstance(kind, Coded))]
 
 
 def matrix_of(name: str, rows: int, columns: int, device: torch.device) -> tuple[PackedMatrix, torch.Tensor]:

@@ -71,7 +71,7 @@ def at_odds(step: CpuStep, rng: random.Random) -> Compute:
         step.fill(batch)
         # Mostly one: on a busy machine a step of several waits for time slices.
         step.workers.run(len(batch.token_ids), rng.choice([1, 1, 1, 1, 2, 3]))
-        step.arena.check()
+        step.arena.check_guards()
         return step.logits(len(batch.logit_rows))
 
     return compute

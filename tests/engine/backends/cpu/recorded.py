@@ -63,7 +63,7 @@ def compute(step: CpuStep, batch: Batch, threads: int | None = None) -> Tensor:
     poison(step)
     step.fill(batch)
     step.workers.run(len(batch.token_ids), threads)
-    step.arena.check()
+    step.arena.check_guards()
     return step.logits(len(batch.logit_rows)).values.clone()
 
 

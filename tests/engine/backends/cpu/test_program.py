@@ -116,7 +116,7 @@ def finish(recorded: Recorder, number: int, **changed: int) -> None:
 
 def region_of(recorded: Recorder, address: int) -> tuple[int, int]:
     """First and end."""
-    return next(span for span in recorded.arena.spans().ranges if span[0] <= address < span[1])
+    return next(span for span in recorded.arena.address_ranges().ranges if span[0] <= address < span[1])
 
 
 def words_of(recorded: Recorder, names: tuple[str, ...]) -> list[tuple[int, Op, str, int]]:
@@ -208,7 +208,7 @@ def test_words_that_no_instruction_has_are_refused() -> None:
 
 def test_what_is_not_said_is_zero_except_for_the_barrier() -> None:
     program = Program(Arena(), Limits(tokens=0, outputs=0, requests=0, context=0, num_blocks=(0,), threads=1))
-    region = program.arena.take("out", 256)
+    region = program.arena.allocate("out", 256)
     program.append(Op.ARGMAX, out=region.address, x=region.address)
     (row,) = program.finish()
     assert {name: int(row[name]) for name in INSTRUCTION.names or () if row[name]} == {

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from quant.cpu.formats import GROUP, SPAN, TILE, Parts, Scales, TileFormat
+from quant.cpu.ggml_decoding import load_scales
+from quant.cpu.ggml_formats import GROUP, SUPER_BLOCK_GROUPS, TILE, GGMLFormat, Parts, Scales
 from quant.cpu.ggml_tiles import Bytes, pack, unpack
-from quant.cpu.groups import load_scales
 from quant.cpu.kernel import Kernel
 from quant.cpu.native import compile_kernels, link
 from quant.cpu.tiers import choose
@@ -19,49 +19,49 @@ from quant.ggml_blocks import integers
 from quant.tensor import CodedTensor, Scale
 
 UNIT = 0.125
-PARTED = Scales(parts=Parts((8,), 32), span=SPAN, unit=UNIT)
-FORMATS = {
-    "halves": TileFormat(0, (4,), zero=8, scales=Scales(unit=UNIT)),
-    "exponents": TileFormat(0, (4,), zero=8, scales=Scales(exponent=True, unit=UNIT)),
-    "minimums": TileFormat(0, (4,), scales=Scales(minimum=True, unit=UNIT)),
-    "parts": TileFormat(0, (4,), zero=8, scales=PARTED),
+PARTED = Scales(parts=Parts((8,), 32), block_groups=SUPER_BLOCK_GROUPS, unit=UNIT)
+MADE_UP = {
+    "halves": GGMLFormat(0, (4,), zero=8, scales=Scales(unit=UNIT)),
+    "exponents": GGMLFormat(0, (4,), zero=8, scales=Scales(exponent=True, unit=UNIT)),
+    "minimums": GGMLFormat(0, (4,), scales=Scales(minimum=True, unit=UNIT)),
+    "parts": GGMLFormat(0, (4,), zero=8, scales=PARTED),
 }
 RNG = np.random.default_rng(3)
 
 
-def weight_of(layout: TileFormat) -> CodedTensor:
+def weight_of(layout: GGMLFormat) -> CodedTensor:
     """Two tiles of one span of groups, or of one group."""
     scales, rows = layout.scales, 2 * TILE
     whole = torch.from_numpy(RNG.integers(1, 255, (rows, 1), np.uint8))
     halves = Scale(whole if scales.exponent else whole.half() / 64, unit=UNIT)
-    parts = RNG.integers(0, 64, (rows, scales.span), np.uint8)
+    parts = RNG.integers(0, 64, (rows, scales.block_groups), np.uint8)
     return CodedTensor(
-        shape=(rows, GROUP * scales.span),
+        shape=(rows, GROUP * scales.block_groups),
         type_name="made up",
         group=GROUP,
-        codes=integers(RNG.integers(0, 16, (rows, GROUP * scales.span), np.uint8), (4,)),
+        codes=integers(RNG.integers(0, 16, (rows, GROUP * scales.block_groups), np.uint8), (4,)),
         scale=halves if scales.parts is None else replace(halves, parts=integers(parts, (8,)), offset=32),
         zero=layout.zero,
         minimum=Scale((whole / 32).half()) if scales.minimum else None,
     )
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", MADE_UP)
 def test_a_unit_multiplies_scales_and_no_minimums(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    layout = FORMATS[name]
+    layout = MADE_UP[name]
     weight = weight_of(layout)
-    monkeypatch.setattr("quant.cpu.ggml_tiles.format_of", lambda _: layout)
-    memory = np.zeros(2 * layout.tile_bytes(layout.scales.span), np.uint8)
+    monkeypatch.setattr("quant.cpu.ggml_tiles.ggml_format_of", lambda _: layout)
+    memory = np.zeros(2 * layout.tile_bytes(layout.scales.block_groups), np.uint8)
     pack(weight, memory)
     assert torch.equal(unpack(memory, layout, weight.shape).scale.values(), weight.scale.values())  # type: ignore[union-attr]
-    for group in range(layout.scales.span):
+    for group in range(layout.scales.block_groups):
         scale, minimum = loaded(layout, memory, group)
         assert np.array_equal(scale, weight.scale.values()[:TILE, group].numpy())
         if weight.minimum is not None:
             assert np.array_equal(minimum, -weight.minimum.values()[:TILE, group].numpy())  # kernels add
 
 
-def loaded(layout: TileFormat, memory: Bytes, group: int) -> tuple[Any, Any]:
+def loaded(layout: GGMLFormat, memory: Bytes, group: int) -> tuple[Any, Any]:
     """The scales and the minimums of 16 rows, as a kernel has them."""
 
     def load(e: Emit, tile: Any, number: Any, out: Any) -> None:

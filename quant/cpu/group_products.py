@@ -18,26 +18,26 @@ from typing import Any
 
 from quant.cpu.activations import Form, RowGroup
 from quant.cpu.cells import Cell, Cells, Prefetch, TileCall, block_of, blocks, integer_sums, prefetch_group, tile_kernel
-from quant.cpu.formats import GROUP
-from quant.cpu.span_formats import SpanFormat
-from quant.cpu.spans import columns_of_vector, each_span, load_floats, tile_size
+from quant.cpu.ggml_formats import GROUP
+from quant.cpu.group_decoding import columns_of_vector, each_scale_group, load_floats, tile_size
+from quant.cpu.group_formats import GroupFormat
 from quant.cpu.vector import F32, I64, Emit, F32x16
 
 Slots = dict[Cell, Any]
 
 
-def make_span_tile(layout: SpanFormat, tiles: int, tokens: int, form: Form) -> Callable[..., None]:
+def make_group_tile(layout: GroupFormat, tiles: int, tokens: int, form: Form) -> Callable[..., None]:
     """`tiles` tiles by up to `tokens` rows of activations in a form."""
 
-    def span_tile(e: Emit, cells: Cells, call: TileCall) -> None:
+    def group_tile(e: Emit, cells: Cells, call: TileCall) -> None:
         b = e.b
         totals = {cell: e.variable(value) for cell, value in cells.initial(call.add, call.rows).items()}
         size = tile_size(e, layout, call.groups, call.w)
         starts = [e.at(call.w, b.mul(size, I64(t))) if t else call.w for t in range(tiles)]
         ahead = Prefetch.spread(e, call.fetch, call.lines, call.groups)
-        with each_span(e, layout, call.groups, starts) as span:
-            scales, zeros = span.scales(), span.zeros()
-            with span.each_group() as (g, at):
+        with each_scale_group(e, layout, call.groups, starts) as scale_group:
+            scales, zeros = scale_group.scales(), scale_group.zeros()
+            with scale_group.each_group() as (g, at):
                 if tokens == 1:
                     prefetch_group(e, layout, at[0])
                 else:
@@ -53,13 +53,13 @@ def make_span_tile(layout: SpanFormat, tiles: int, tokens: int, form: Form) -> C
         cells.store({cell: b.load(slot) for cell, slot in totals.items()}, call.rows)
 
     kind = "float" if layout.floats else "coded"
-    named = f"{kind}_span_tile_{layout.number}_{tiles}x{tokens}_{form.planes}"
-    return tile_kernel(named, tiles, tokens, layout.part, span_tile)
+    named = f"{kind}_group_tile_{layout.number}_{tiles}x{tokens}_{form.planes}"
+    return tile_kernel(named, tiles, tokens, layout.part, group_tile)
 
 
 def _add_integers(
     e: Emit,
-    layout: SpanFormat,
+    layout: GroupFormat,
     at: list[Any],
     scales: list[Any],
     zeros: list[Any],
@@ -76,7 +76,7 @@ def _add_integers(
 
 
 def _add_floats(
-    e: Emit, layout: SpanFormat, at: list[Any], scales: list[Any], rows: list[Any], g: Any, totals: Slots
+    e: Emit, layout: GroupFormat, at: list[Any], scales: list[Any], rows: list[Any], g: Any, totals: Slots
 ) -> None:
     """Add the products of group `g` by rows of floats, whose addresses are `rows`."""
     b, chains = e.b, dict[tuple[int, int, int], Any]()

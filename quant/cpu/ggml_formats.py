@@ -15,7 +15,7 @@ from quant.tensor import BlockTensor, CodedTensor, PlainTensor
 TILE = 16  # rows
 PAIR = 2 * TILE
 GROUP = 32  # columns
-SPAN = 8  # groups of a super-block
+SUPER_BLOCK_GROUPS = 8  # groups of a super-block
 HALF_BYTES = 2 * TILE  # a float16 for each row
 
 
@@ -44,7 +44,7 @@ class Scales:
     exponent: bool = False  # a byte e for each row that says 2 ** (e - 128), in place of a float16
     minimum: bool = False  # a minimum follows each scale; its parts lie behind the whole ones of a span
     parts: Parts | None = None
-    span: int = 1  # groups that share the whole scales, which lie before the first of them
+    block_groups: int = 1  # groups that share the whole scales, which lie before the first of them
     unit: float = 1.0  # that whole scales are multiplied by, and minimums are not
 
     @property
@@ -64,7 +64,7 @@ class Scales:
 
 
 @dataclass(frozen=True, slots=True)
-class TileFormat:
+class GGMLFormat:
     """A row of the table of layouts. `number` is part of the names of its kernels."""
 
     number: int
@@ -103,27 +103,33 @@ class TileFormat:
     def head_bytes(self) -> int:
         """Bytes before each `span` groups."""
         scales = self.scales
-        return scales.whole_bytes + scales.minimum * scales.span * scales.parts_bytes if scales.span > 1 else 0
+        return (
+            scales.whole_bytes + scales.minimum * scales.block_groups * scales.parts_bytes
+            if scales.block_groups > 1
+            else 0
+        )
 
     @property
     def group_bytes(self) -> int:
         """Bytes of one group of one tile, without the head."""
         if self.plain:
             return self.codes_bytes
-        return self.codes_bytes + (self.scales.whole_bytes if self.scales.span == 1 else self.scales.parts_bytes)
+        return self.codes_bytes + (
+            self.scales.whole_bytes if self.scales.block_groups == 1 else self.scales.parts_bytes
+        )
 
     @property
-    def span_bytes(self) -> int:
+    def block_bytes(self) -> int:
         """Bytes from one head to the next."""
-        return self.head_bytes + self.scales.span * self.group_bytes
+        return self.head_bytes + self.scales.block_groups * self.group_bytes
 
     @property
     def super_blocks(self) -> bool:
-        """Whether SPAN groups share one float scale, and what is between them is integers."""
-        return self.scales.span == SPAN
+        """Whether SUPER_BLOCK_GROUPS groups share one float scale, and what is between them is integers."""
+        return self.scales.block_groups == SUPER_BLOCK_GROUPS
 
     def tile_bytes(self, groups: int) -> int:
-        return groups // self.scales.span * self.span_bytes
+        return groups // self.scales.block_groups * self.block_bytes
 
 
 def _lifted(table: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
@@ -134,37 +140,40 @@ def _lifted(table: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
 _IQ4, _IQ4_ZERO = _lifted(IQ4_NUMBERS)
 _E2M1, _E2M1_ZERO = _lifted(E2M1_NUMBERS)
 _MINIMUM = Scales(minimum=True)
-_BYTES_MINIMUM = Scales(minimum=True, parts=Parts(), span=SPAN)
+_BYTES_MINIMUM = Scales(minimum=True, parts=Parts(), block_groups=SUPER_BLOCK_GROUPS)
 
-HALF = TileFormat(3, plain=torch.float16)
-SINGLE = TileFormat(5, plain=torch.float32)
-FORMATS = (
-    TileFormat(0, (4,), scales=_MINIMUM),  # Q4_1
-    TileFormat(1, (4,), zero=8),  # Q4_0
-    TileFormat(2, (8,), zero=128),  # Q8_0
+HALF = GGMLFormat(3, plain=torch.float16)
+SINGLE = GGMLFormat(5, plain=torch.float32)
+GGML_FORMATS = (
+    GGMLFormat(0, (4,), scales=_MINIMUM),  # Q4_1
+    GGMLFormat(1, (4,), zero=8),  # Q4_0
+    GGMLFormat(2, (8,), zero=128),  # Q8_0
     HALF,
-    TileFormat(4, plain=torch.bfloat16),
+    GGMLFormat(4, plain=torch.bfloat16),
     SINGLE,
-    TileFormat(6, (4, 1), zero=16),  # Q5_0
-    TileFormat(7, (4, 1), scales=_MINIMUM),  # Q5_1
-    TileFormat(8, (2,), scales=Scales(16, minimum=True, parts=Parts((4,)), span=SPAN)),  # Q2_K
-    TileFormat(9, (2, 1), zero=4, scales=Scales(16, parts=Parts((4, 2), 32), span=SPAN)),  # Q3_K
-    TileFormat(10, (4,), scales=_BYTES_MINIMUM),  # Q4_K
-    TileFormat(11, (4, 1), scales=_BYTES_MINIMUM),  # Q5_K
-    TileFormat(12, (4, 2), zero=32, scales=Scales(16, parts=Parts((8,), 128), span=SPAN)),  # Q6_K
-    TileFormat(13, (4,), zero=_IQ4_ZERO, table=_IQ4),  # IQ4_NL
-    TileFormat(14, (4,), zero=_IQ4_ZERO, table=_IQ4, scales=Scales(parts=Parts((8,), 32), span=SPAN)),  # IQ4_XS
-    TileFormat(15, (4,), zero=_E2M1_ZERO, table=_E2M1, scales=Scales(exponent=True)),  # MXFP4
-    TileFormat(16, (2,), zero=1, scales=Scales(256, span=SPAN)),  # TQ1_0, TQ2_0
+    GGMLFormat(6, (4, 1), zero=16),  # Q5_0
+    GGMLFormat(7, (4, 1), scales=_MINIMUM),  # Q5_1
+    GGMLFormat(8, (2,), scales=Scales(16, minimum=True, parts=Parts((4,)), block_groups=SUPER_BLOCK_GROUPS)),  # Q2_K
+    GGMLFormat(9, (2, 1), zero=4, scales=Scales(16, parts=Parts((4, 2), 32), block_groups=SUPER_BLOCK_GROUPS)),  # Q3_K
+    GGMLFormat(10, (4,), scales=_BYTES_MINIMUM),  # Q4_K
+    GGMLFormat(11, (4, 1), scales=_BYTES_MINIMUM),  # Q5_K
+    GGMLFormat(12, (4, 2), zero=32, scales=Scales(16, parts=Parts((8,), 128), block_groups=SUPER_BLOCK_GROUPS)),  # Q6_K
+    GGMLFormat(13, (4,), zero=_IQ4_ZERO, table=_IQ4),  # IQ4_NL
+    GGMLFormat(
+        14, (4,), zero=_IQ4_ZERO, table=_IQ4,
+        scales=Scales(parts=Parts((8,), 32), block_groups=SUPER_BLOCK_GROUPS),
+    ),  # IQ4_XS
+    GGMLFormat(15, (4,), zero=_E2M1_ZERO, table=_E2M1, scales=Scales(exponent=True)),  # MXFP4
+    GGMLFormat(16, (2,), zero=1, scales=Scales(256, block_groups=SUPER_BLOCK_GROUPS)),  # TQ1_0, TQ2_0
 )  # fmt: skip
 
 
-def _layout(weight: CodedTensor) -> TileFormat:
+def _layout(weight: CodedTensor) -> GGMLFormat:
     """What a coded tensor would be stored as, but for the number."""
     table, zero = _lifted(weight.table) if weight.table else (None, weight.zero)
     parts, whole = weight.scale.parts, weight.scale.whole
     spread = weight.shape[1] // max(1, whole.shape[1])  # columns that share a whole scale
-    return TileFormat(
+    return GGMLFormat(
         0,
         tuple(plane.bits for plane in weight.codes.planes),
         zero,
@@ -174,19 +183,19 @@ def _layout(weight: CodedTensor) -> TileFormat:
             whole.dtype == torch.uint8,
             weight.minimum is not None,
             None if parts is None else Parts(tuple(plane.bits for plane in parts.planes), weight.scale.offset),
-            span=max(1, spread // GROUP),
+            block_groups=max(1, spread // GROUP),
             unit=weight.scale.unit,
         ),
     )
 
 
-_BY_LAYOUT = {replace(layout, number=0): layout for layout in FORMATS if not layout.plain}
+_BY_LAYOUT = {replace(layout, number=0): layout for layout in GGML_FORMATS if not layout.plain}
 
 
-def format_of(weight: BlockTensor) -> TileFormat:
+def ggml_format_of(weight: BlockTensor) -> GGMLFormat:
     """The layout that holds `weight` exactly. Raises UnsupportedQuantization, naming what does not fit."""
     if isinstance(weight, PlainTensor):
-        return next(f for f in FORMATS if f.plain is weight.values.dtype)
+        return next(f for f in GGML_FORMATS if f.plain is weight.values.dtype)
     try:
         return _BY_LAYOUT[_layout(weight)]
     except KeyError:

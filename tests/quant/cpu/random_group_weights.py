@@ -83,7 +83,7 @@ F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 E5M2 = torch.float8_e5m2
 
 Kind = Coded | Float8
-SPANS: dict[str, Kind] = {
+GROUP_TYPES: dict[str, Kind] = {
     "int4 g128": Coded(),
     "int4 g128 zeros": Coded(zeros=True),
     "int4 g64": Coded(group=64, scale=BF16),

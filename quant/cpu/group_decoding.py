@@ -12,8 +12,8 @@ import torch
 from llvmlite import ir
 from numba.core import cgutils
 
-from quant.cpu.formats import TILE
-from quant.cpu.span_formats import HEADER_BYTES, SpanFormat, Word
+from quant.cpu.ggml_formats import TILE
+from quant.cpu.group_formats import HEADER_BYTES, GroupFormat, Word
 from quant.cpu.vector import F32, I8, I32, I64, Emit, F16x16, F32x16, I8x16, I16x16, I16x32, I32x16
 
 I8x8 = ir.VectorType(I8, 8)
@@ -22,11 +22,11 @@ E4M3_UNIT = 256.0  # what float16 has, whose exponents begin 8 lower, where the 
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """Span `number` of some tiles, `count` groups from group `first` on."""
+class ScaleGroup:
+    """ScaleGroup `number` of some tiles, `count` groups from group `first` on."""
 
     e: Emit
-    layout: SpanFormat
+    layout: GroupFormat
     number: Any
     first: Any
     count: Any
@@ -89,40 +89,40 @@ class Span:
 
 
 @contextmanager
-def each_span(e: Emit, layout: SpanFormat, groups: Any, tiles: list[Any]) -> Iterator[Span]:
+def each_scale_group(e: Emit, layout: GroupFormat, groups: Any, tiles: list[Any]) -> Iterator[ScaleGroup]:
     """A loop over the spans of tiles at these addresses."""
     b = e.b
-    length = _word(e, tiles[0], Word.SPAN)
+    length = _word(e, tiles[0], Word.GROUPS_PER_SCALE)
     size = b.add(I64(layout.head_bytes), b.mul(length, I64(layout.group_bytes)))
-    with cgutils.for_range(b, spans_of(e, groups, length)) as loop:
+    with cgutils.for_range(b, count_scale_groups(e, groups, length)) as loop:
         first = b.mul(loop.index, length)
         left = b.sub(groups, first)
         count = b.select(b.icmp_signed("<", left, length), left, length)
         heads = [e.at(tile, b.add(I64(HEADER_BYTES), b.mul(loop.index, size))) for tile in tiles]
-        yield Span(e, layout, loop.index, first, count, tiles, heads)
+        yield ScaleGroup(e, layout, loop.index, first, count, tiles, heads)
 
 
 def _word(e: Emit, tile: Any, word: Word) -> Any:
     return e.load(e.at(tile, 8 * word), I64)
 
 
-def spans_of(e: Emit, groups: Any, length: Any) -> Any:
+def count_scale_groups(e: Emit, groups: Any, length: Any) -> Any:
     """How many spans of a length there are, the last one perhaps shorter."""
     return e.b.sdiv(e.b.add(groups, e.b.sub(length, I64(1))), length)
 
 
-def tile_size(e: Emit, layout: SpanFormat, groups: Any, tile: Any) -> Any:
+def tile_size(e: Emit, layout: GroupFormat, groups: Any, tile: Any) -> Any:
     """Bytes of the tile at an address."""
-    heads = e.b.mul(spans_of(e, groups, _word(e, tile, Word.SPAN)), I64(layout.head_bytes))
+    heads = e.b.mul(count_scale_groups(e, groups, _word(e, tile, Word.GROUPS_PER_SCALE)), I64(layout.head_bytes))
     return e.b.add(e.b.add(I64(HEADER_BYTES), heads), e.b.mul(groups, I64(layout.group_bytes)))
 
 
-def columns_of_vector(layout: SpanFormat) -> int:
+def columns_of_vector(layout: GroupFormat) -> int:
     """Columns of which 64 bytes have 16 rows."""
     return 32 // layout.codes.bits
 
 
-def load_floats(e: Emit, layout: SpanFormat, at: Any, vector: int) -> list[Any]:
+def load_floats(e: Emit, layout: GroupFormat, at: Any, vector: int) -> list[Any]:
     """Vector `vector` of the group at an address: 16 rows of each of its columns, to be multiplied by the scale."""
     at = e.at(at, 64 * vector)
     if layout.numbers is None:

@@ -10,11 +10,11 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from quant.cpu.formats import HALF_BYTES, TILE, Parts, TileFormat
+from quant.cpu.ggml_formats import HALF_BYTES, TILE, GGMLFormat, Parts
 from quant.cpu.vector import I32, I64, Emit, F16x16, F32x16, I8x16, I8x32, I8x64, I16x32, I32x16
 
 
-def load_codes(e: Emit, layout: TileFormat, at: Any, chunk: int) -> Any:
+def load_codes(e: Emit, layout: GGMLFormat, at: Any, chunk: int) -> Any:
     """The numbers of 16 rows by the columns 4 * chunk to 4 * chunk + 3 of the group, unsigned, one byte each."""
     if layout.woven:
         return _load_woven(e, e.at(at, 64 * 3 * (chunk // 4)), chunk % 4)
@@ -49,7 +49,7 @@ def _move(e: Emit, codes: Any, right: int, mask: int) -> Any:
     return e.b.and_(e.b.bitcast(pairs, I8x64), ir.Constant(I8x64, [mask] * 64))
 
 
-def load_scales(e: Emit, layout: TileFormat, at: Any, head: Any, g: Any) -> list[tuple[Any, Any]]:
+def load_scales(e: Emit, layout: GGMLFormat, at: Any, head: Any, g: Any) -> list[tuple[Any, Any]]:
     """For each half of the group, or for all of it: the scales of 16 rows, and their minimums, subtracted, or None.
 
     `at` is the address of group `g`, `head` that of what it shares with others.
@@ -62,7 +62,7 @@ def load_scales(e: Emit, layout: TileFormat, at: Any, head: Any, g: Any) -> list
         return [(wholes[0], wholes[1] if scales.minimum else None)]
     parts = [load_parts(e, layout, at)]
     if scales.minimum:
-        parts.append(_minimums_of(e, layout, head, e.b.urem(g, I64(scales.span))))
+        parts.append(_minimums_of(e, layout, head, e.b.urem(g, I64(scales.block_groups))))
     scaled = [
         [e.b.fmul(whole, e.b.sitofp(part, F32x16)) for part in of_whole]
         for whole, of_whole in zip(wholes, parts, strict=True)
@@ -70,7 +70,7 @@ def load_scales(e: Emit, layout: TileFormat, at: Any, head: Any, g: Any) -> list
     return [(half, scaled[1][i] if scales.minimum else None) for i, half in enumerate(scaled[0])]
 
 
-def load_wholes(e: Emit, layout: TileFormat, at: Any) -> list[Any]:
+def load_wholes(e: Emit, layout: GGMLFormat, at: Any) -> list[Any]:
     """The float16 scales of 16 rows at an address as floats, and the minimums where there are some."""
     scale, *minimum = (
         e.widen(e.load(e.at(at, HALF_BYTES * place), F16x16)) for place in range(1 + layout.scales.minimum)
@@ -78,12 +78,12 @@ def load_wholes(e: Emit, layout: TileFormat, at: Any) -> list[Any]:
     return [_in_units(e, layout, scale), *minimum]
 
 
-def _in_units(e: Emit, layout: TileFormat, scale: Any) -> Any:
+def _in_units(e: Emit, layout: GGMLFormat, scale: Any) -> Any:
     unit = layout.scales.unit
     return scale if unit == 1.0 else e.b.fmul(scale, e.f(unit))
 
 
-def load_parts(e: Emit, layout: TileFormat, at: Any) -> list[Any]:
+def load_parts(e: Emit, layout: GGMLFormat, at: Any) -> list[Any]:
     """The parts of the scales of 16 rows as int32, for each half of the group at `at` or for all of it."""
     scales, at = layout.scales, e.at(at, layout.codes_bytes)
     b, parts, found, shift = e.b, scales.parts or Parts(), [e.i(0)] * scales.halves, 0
@@ -103,7 +103,7 @@ def load_parts(e: Emit, layout: TileFormat, at: Any) -> list[Any]:
     return [b.sub(part, e.i(parts.offset)) for part in found]
 
 
-def load_minimums(e: Emit, layout: TileFormat, head: Any, pair: Any) -> Any:
+def load_minimums(e: Emit, layout: GGMLFormat, head: Any, pair: Any) -> Any:
     """The parts of two minimums of each of 16 rows, int16 side by side: of two halves, or of two groups."""
     scales = layout.scales
     at = e.at(e.at(head, scales.whole_bytes), pair, 2 // scales.halves * scales.parts_bytes)
@@ -113,7 +113,7 @@ def load_minimums(e: Emit, layout: TileFormat, head: Any, pair: Any) -> Any:
     return e.b.or_(e.b.and_(both, e.i(15)), e.b.shl(e.b.lshr(both, e.i(4)), e.i(16)))
 
 
-def _minimums_of(e: Emit, layout: TileFormat, head: Any, number: Any) -> list[Any]:
+def _minimums_of(e: Emit, layout: GGMLFormat, head: Any, number: Any) -> list[Any]:
     """The parts of the minimums of one of the groups behind a head, int32, of each half or of all of it."""
     b, low = e.b, e.i(0xFFFF)
     if layout.scales.halves == 2:
@@ -133,16 +133,16 @@ def _powers(e: Emit, exponents: Any) -> Any:
 
 
 @contextmanager
-def each_group(e: Emit, layout: TileFormat, groups: Any, starts: list[Any]) -> Iterator[tuple[Any, list[Any], Any]]:
+def each_group(e: Emit, layout: GGMLFormat, groups: Any, starts: list[Any]) -> Iterator[tuple[Any, list[Any], Any]]:
     """A loop over groups: number of the group, and for each tile the address of the group and that of its head."""
-    if layout.scales.span == 1:
+    if layout.scales.block_groups == 1:
         with cgutils.for_range(e.b, groups) as loop:
             at = [e.at(start, loop.index, layout.group_bytes) for start in starts]
             yield loop.index, at, at
         return
-    span = I64(layout.scales.span)
-    with cgutils.for_range(e.b, e.b.sdiv(groups, span)) as outer:
-        heads = [e.at(start, outer.index, layout.span_bytes) for start in starts]
-        with cgutils.for_range(e.b, span) as inner:
+    size = I64(layout.scales.block_groups)
+    with cgutils.for_range(e.b, e.b.sdiv(groups, size)) as outer:
+        heads = [e.at(start, outer.index, layout.block_bytes) for start in starts]
+        with cgutils.for_range(e.b, size) as inner:
             at = [e.at(e.at(head, layout.head_bytes), inner.index, layout.group_bytes) for head in heads]
-            yield e.b.add(e.b.mul(outer.index, span), inner.index), at, heads
+            yield e.b.add(e.b.mul(outer.index, size), inner.index), at, heads

@@ -12,7 +12,7 @@ from itertools import product
 import torch
 
 from quant.bitsandbytes import FP4, NF4
-from quant.cpu.formats import FORMATS, GROUP, TILE, TileFormat
+from quant.cpu.ggml_formats import GGML_FORMATS, GROUP, TILE, GGMLFormat
 from quant.errors import UnsupportedQuantization
 from quant.tensor import Float8Tensor, GroupedTensor, Integers, NestedScale
 
@@ -23,7 +23,7 @@ SCALE_TYPES = (torch.float16, torch.bfloat16, torch.float32)
 class Word(IntEnum):
     """The words of a tile's header, int64, by their places; all but the first are for nested scales."""
 
-    SPAN = 0  # groups that share a scale
+    GROUPS_PER_SCALE = 0  # groups that share a scale
     SHARED = 1  # bytes from the tile to what all rows of the weight share
     FIRST = 2  # number of the first scale of the tile's first row
     PER_ROW = 3  # scales of a row
@@ -31,15 +31,15 @@ class Word(IntEnum):
     OFFSET = 5  # bits of a float32
 
 
-SpanTensor = GroupedTensor | Float8Tensor
+GroupTensor = GroupedTensor | Float8Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class SpanFormat:
+class GroupFormat:
     """A row of the table. `number` is part of the names of its kernels."""
 
     number: int
-    codes: TileFormat  # their bits, and the code of 0 where it is the same everywhere
+    codes: GGMLFormat  # their bits, and the code of 0 where it is the same everywhere
     scale: torch.dtype = torch.float32  # uint8: the number of a float in a table that the rows of a weight share
     rows: int = TILE  # scales of a span: one for each row, or 1 for all of them
     zeros: bool = False  # a zero point for each scale, in as many bits as a code
@@ -75,52 +75,52 @@ class SpanFormat:
         """Bytes of one group of one tile."""
         return self.codes.codes_bytes
 
-    def tile_bytes(self, groups: int, span: int) -> int:
-        return HEADER_BYTES + -(-groups // span) * self.head_bytes + groups * self.group_bytes
+    def tile_bytes(self, groups: int, groups_per_scale: int) -> int:
+        return HEADER_BYTES + -(-groups // groups_per_scale) * self.head_bytes + groups * self.group_bytes
 
 
-def _table() -> tuple[SpanFormat, ...]:
+def _table() -> tuple[GroupFormat, ...]:
     rows = [
         *(
-            SpanFormat(0, TileFormat(0, (bits,), zero=0 if zeros else 1 << (bits - 1)), scale, zeros=zeros)
+            GroupFormat(0, GGMLFormat(0, (bits,), zero=0 if zeros else 1 << (bits - 1)), scale, zeros=zeros)
             for bits, zeros, scale in product((4, 8, 2), (False, True), SCALE_TYPES)
         ),
         *(
-            SpanFormat(0, TileFormat(0, (8,)), rows=rows, float8=kind)
+            GroupFormat(0, GGMLFormat(0, (8,)), rows=rows, float8=kind)
             for kind, rows in product((torch.float8_e4m3fn, torch.float8_e5m2), (TILE, 1))
         ),
         *(
-            SpanFormat(0, TileFormat(0, (4,)), scale, numbers=numbers)
+            GroupFormat(0, GGMLFormat(0, (4,)), scale, numbers=numbers)
             for numbers, scale in product((NF4, FP4), (torch.float32, torch.uint8))
         ),
     ]
-    return tuple(replace(row, number=number) for number, row in enumerate(rows, len(FORMATS)))
+    return tuple(replace(row, number=number) for number, row in enumerate(rows, len(GGML_FORMATS)))
 
 
-SPAN_FORMATS = _table()
-_BY_LAYOUT = {replace(layout, number=0): layout for layout in SPAN_FORMATS}
+GROUP_FORMATS = _table()
+_BY_LAYOUT = {replace(layout, number=0): layout for layout in GROUP_FORMATS}
 
 
-def _layout(weight: SpanTensor) -> SpanFormat:
+def _layout(weight: GroupTensor) -> GroupFormat:
     """What a weight would be stored as, but for the number."""
     if isinstance(weight, Float8Tensor):
         height = weight.block[0]
         tiles_share = height % TILE == 0 or height == weight.shape[0]
         rows = 1 if tiles_share else TILE if height == 1 else 0
-        return SpanFormat(0, TileFormat(0, (8,)), rows=rows, float8=weight.values.dtype)
-    codes = TileFormat(0, tuple(plane.bits for plane in weight.codes.planes))
-    if isinstance(weight.scale, NestedScale) and weight.scale.span.bit_count() != 1:
-        raise _unsupported(weight, f"whose scales share one for {weight.scale.span}, not a power of two")
+        return GroupFormat(0, GGMLFormat(0, (8,)), rows=rows, float8=weight.values.dtype)
+    codes = GGMLFormat(0, tuple(plane.bits for plane in weight.codes.planes))
+    if isinstance(weight.scale, NestedScale) and weight.scale.block_size.bit_count() != 1:
+        raise _unsupported(weight, f"whose scales share one for {weight.scale.block_size}, not a power of two")
     scale = torch.uint8 if isinstance(weight.scale, NestedScale) else weight.scale.factors().dtype
     if weight.table is not None:
-        return SpanFormat(0, codes, scale, numbers=weight.table)
+        return GroupFormat(0, codes, scale, numbers=weight.table)
     if isinstance(weight.zero, Integers):
         fits = [plane.bits for plane in weight.zero.planes] == [codes.bits]
-        return SpanFormat(0, codes, scale, zeros=fits)
-    return SpanFormat(0, replace(codes, zero=weight.zero), scale)
+        return GroupFormat(0, codes, scale, zeros=fits)
+    return GroupFormat(0, replace(codes, zero=weight.zero), scale)
 
 
-def span_of(weight: SpanTensor) -> int:
+def groups_per_scale_of(weight: GroupTensor) -> int:
     """Groups of 32 columns that share a scale. Raises UnsupportedQuantization where they are no whole groups."""
     columns = weight.shape[1]
     width = min(weight.group if isinstance(weight, GroupedTensor) else weight.block[1], columns)
@@ -129,16 +129,16 @@ def span_of(weight: SpanTensor) -> int:
     return width // GROUP
 
 
-def span_format_of(weight: SpanTensor) -> SpanFormat:
+def group_format_of(weight: GroupTensor) -> GroupFormat:
     """The layout that holds `weight` exactly. Raises UnsupportedQuantization, naming what does not fit."""
-    span_of(weight)
+    groups_per_scale_of(weight)
     try:
         return _BY_LAYOUT[_layout(weight)]
     except KeyError:
         raise _unsupported(weight, "of this kind") from None
 
 
-def _unsupported(weight: SpanTensor, what: str) -> UnsupportedQuantization:
+def _unsupported(weight: GroupTensor, what: str) -> UnsupportedQuantization:
     return UnsupportedQuantization(
         f"The CPU kernels have no layout for {weight.type_name} weights {what}",
         "Use the plain kernels: --kernels reference.",
