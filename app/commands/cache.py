@@ -8,7 +8,7 @@ import click
 
 from app.commands.output import as_json, echo_table
 from app.errors import EXIT_FAILURE, AppError, ModelNotFound
-from app.generation.stable_ids_file import FILE_NAME
+from app.generation.reply_token_file import FILE_NAME
 from app.models.catalog import load_catalog
 from app.progress import format_bytes, progress_on_stderr
 from app.settings.settings import load_settings

@@ -177,8 +177,8 @@ def _by_own_engine(
     from app.errors import ReplyFailed
     from app.generation.conversation import Conversation
     from app.generation.options import GenerationOptions
+    from app.generation.reply_token_cache import ReplyTokenCache
     from app.generation.service import ChatService
-    from app.generation.stable_ids import StableIds
     from app.generation.token_streams import TokenStreams
     from app.models.load.loaded_model import load_model
     from engine.errors import EngineError
@@ -187,8 +187,8 @@ def _by_own_engine(
     chosen = params(model.sampling.values)
     if model.tokenizer.chat_template is None:
         progress.say(f"{stored.name} has no chat template: it continues the prompt as plain text.")
-    stable_ids = StableIds(settings.replies_dir)
-    service = ChatService(stored.name, model.tokenizer, TokenStreams(model.engine), renderer, stable_ids)
+    reply_tokens = ReplyTokenCache(settings.replies_dir)
+    service = ChatService(stored.name, model.tokenizer, TokenStreams(model.engine), renderer, reply_tokens)
 
     async def events() -> "AsyncGenerator[ChatEvent]":
         async with service.streams:

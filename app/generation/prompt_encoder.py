@@ -22,7 +22,7 @@ from app.generation.conversation import (
 from app.generation.generic_tools import ANSWER_MARK, generic_messages
 from app.generation.model_replies import ModelReplies
 from app.generation.remembered_replies import GeneratedReply, RememberedReplies
-from app.generation.stable_ids import StableIds
+from app.generation.reply_token_cache import ReplyTokenCache
 from app.generation.template import ChatTemplateRenderer, check_characters
 from app.text.infilling import Gap, Infilling
 from app.text.long_texts import NO_LIMIT, Limit
@@ -73,14 +73,14 @@ class PromptEncoder:
         self,
         tokenizer: Tokenizer,
         renderer: ChatTemplateRenderer,
-        stable_ids: StableIds,
+        reply_tokens: ReplyTokenCache,
         *,
         generic_tools: bool = True,
     ) -> None:
         """With `generic_tools`, models without tools in their template are told of them as text."""
         self._tokenizer = tokenizer
         self._renderer = renderer
-        self._remembered = RememberedReplies(tokenizer, stable_ids)
+        self._remembered = RememberedReplies(tokenizer, reply_tokens)
         self.replies = ModelReplies(tokenizer, renderer, generic_tools=generic_tools)
 
     def encode(self, messages: Sequence[Message], limit: Limit = NO_LIMIT) -> tuple[int, ...]:

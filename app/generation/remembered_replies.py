@@ -1,7 +1,7 @@
 """Earlier replies in a prompt: their texts are replaced by the ids that the model generated.
 
 Encoding the text of a reply may give other ids than the model generated, and then the KV cache misses. A text is
-replaced only if it equals what its ids decode to, and only after the same beginning. Control tokens are never replaced.
+replaced only if it equals what its ids decode to, and only after the same position. Control tokens are never replaced.
 """
 
 import functools
@@ -15,8 +15,8 @@ from itertools import groupby
 from operator import attrgetter
 
 from app.generation.recent_prompts import num_common
-from app.generation.stable_ids import StableIds
-from app.generation.stable_ids_file import Generated
+from app.generation.reply_token_cache import ReplyTokenCache
+from app.generation.reply_token_file import TokenSpan
 from app.text.long_texts import Limit
 from app.text.tokenizer import SPACE_SYMBOL, Tokenizer
 
@@ -36,31 +36,31 @@ class GeneratedReply:
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class TextPosition:
     """A position in a rendered text: its part, and the characters of that part before the position."""
 
-    place: bytes  # digest of all parts before
-    lead: "hashlib._Hash"  # of those parts and of the characters; to be copied before an update
+    part_key: bytes  # digest of all parts before
+    prefix_hash: "hashlib._Hash"  # of those parts and of the characters; to be copied before an update
     characters: int  # of this part, before the position
 
     @classmethod
-    def of(cls, place: bytes, text: str = "") -> "Beginning":
-        return cls(place, _lead(place, text), len(text))
+    def of(cls, part_key: bytes, text: str = "") -> "TextPosition":
+        return cls(part_key, _prefix_hash(part_key, text), len(text))
 
-    def behind_text(self, text: bytes) -> bytes:
+    def key_after_text(self, text: bytes) -> bytes:
         """The digest of all parts up to this one, which ends with `text` after the position."""
-        lead = self.lead.copy()
-        lead.update(text)
-        return lead.digest() if self.characters or text else self.place
+        prefix_hash = self.prefix_hash.copy()
+        prefix_hash.update(text)
+        return prefix_hash.digest() if self.characters or text else self.part_key
 
 
-def _lead(place: bytes, text: str = "") -> "hashlib._Hash":
+def _prefix_hash(part_key: bytes, text: str = "") -> "hashlib._Hash":
     """Hash the parts before and the first characters of a text; for a whole text, the digest after it."""
-    return hashlib.sha256(place + b"t" + text.encode())
+    return hashlib.sha256(part_key + b"t" + text.encode())
 
 
-def _behind_control(place: bytes, token_id: int) -> bytes:
-    return hashlib.sha256(place + b"c" + token_id.to_bytes(4, "little")).digest()
+def _key_after_control(part_key: bytes, token_id: int) -> bytes:
+    return hashlib.sha256(part_key + b"c" + token_id.to_bytes(4, "little")).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +76,14 @@ class RememberedReplies:
     """Encodes plain texts for one model, with the ids of earlier replies. Safe for several threads; all methods but
     `remember` take a while."""
 
-    def __init__(self, tokenizer: Tokenizer, stable_ids: StableIds) -> None:
+    def __init__(self, tokenizer: Tokenizer, reply_tokens: ReplyTokenCache) -> None:
         self._tokenizer = tokenizer
-        self._stable_ids = stable_ids
+        self._reply_tokens = reply_tokens
         self._control_ids = frozenset(tokenizer.control_tokens.values())
         self._lock = threading.Lock()
-        self._prompts: OrderedDict[int, Beginning] = OrderedDict()  # by hash: where the reply to each begins
+        self._prompts: OrderedDict[int, TextPosition] = OrderedDict()  # by hash: where the reply to each begins
 
-    def encode(self, parts: Iterable[int | str], limit: Limit) -> tuple[list[int], Beginning]:
+    def encode(self, parts: Iterable[int | str], limit: Limit) -> tuple[list[int], TextPosition]:
         """The ids of a text, given as parts, and the position after it. Raises TextTooLong beyond the `limit`."""
         ids: list[int] = []
         last: tuple[int | str, bytes, bytes] = (0, b"", self._tokenizer.identity)
@@ -94,11 +94,11 @@ class RememberedReplies:
             else:
                 ids.extend(self._plain(before, part, limit, at_start=not ids))
             limit.check_count(len(ids))
-        part, before, behind = last
-        end = Beginning.of(behind) if isinstance(part, int) else Beginning.of(before, part)
+        part, before, after = last
+        end = TextPosition.of(after) if isinstance(part, int) else TextPosition.of(before, part)
         return ids, end
 
-    def note_prompt(self, prompt_ids: tuple[int, ...], end: Beginning) -> None:
+    def note_prompt(self, prompt_ids: tuple[int, ...], end: TextPosition) -> None:
         """Note the `end` of a prompt's text, where its reply will begin."""
         with self._lock:
             self._prompts[hash(prompt_ids)] = end
@@ -109,28 +109,28 @@ class RememberedReplies:
     def remember(self, reply: GeneratedReply) -> None:
         """Replace the text of `reply` by its ids wherever it follows its prompt again. Returns at once."""
         if reply.ids:
-            self._stable_ids.remember(functools.partial(self._generated, reply))
+            self._reply_tokens.remember(functools.partial(self._spans, reply))
 
     def forget(self, prompts: Iterable[Iterable[int | str]]) -> None:
         """Forget the replies after any part of these prompts, on disk as well."""
-        leads: set[bytes] = set()
+        prefix_keys: set[bytes] = set()
         for parts in prompts:
-            for _, _, behind in self._walk(parts):
-                leads |= {behind, Beginning.of(behind).lead.digest()}
-        self._stable_ids.forget(leads)
+            for _, _, after in self._walk(parts):
+                prefix_keys |= {after, TextPosition.of(after).prefix_hash.digest()}
+        self._reply_tokens.forget(prefix_keys)
 
     def _walk(self, parts: Iterable[int | str]) -> Iterator[tuple[int | str, bytes, bytes]]:
         """Each part with the digests before and after it."""
-        behind = self._tokenizer.identity
+        after = self._tokenizer.identity
         for part in parts:
-            before = behind
-            behind = _behind_control(before, part) if isinstance(part, int) else _lead(before, part).digest()
-            yield part, before, behind
+            before = after
+            after = _key_after_control(before, part) if isinstance(part, int) else _prefix_hash(before, part).digest()
+            yield part, before, after
 
-    def _plain(self, place: bytes, text: str, limit: Limit, *, at_start: bool) -> Sequence[int]:
+    def _plain(self, part_key: bytes, text: str, limit: Limit, *, at_start: bool) -> Sequence[int]:
         """The ids of a plain text."""
         ids, done = array("I"), 0
-        for splice in (*self._splices(place, text, at_start=at_start), _Splice(len(text), len(text), ())):
+        for splice in (*self._splices(part_key, text, at_start=at_start), _Splice(len(text), len(text), ())):
             if done < splice.start:
                 between = text[done : splice.start]
                 encoded = self._encoded_between(between, limit, at_start=at_start, continues=bool(ids))
@@ -146,31 +146,32 @@ class RememberedReplies:
             return self._tokenizer.encode_continuation(text, limit)
         return self._tokenizer.encode_plain(text, at_start=at_start, limit=limit)
 
-    def _splices(self, place: bytes, text: str, *, at_start: bool) -> list[_Splice]:
+    def _splices(self, part_key: bytes, text: str, *, at_start: bool) -> list[_Splice]:
         """The ranges to replace, from left to right. Reads the file only if memory has no reply that fits."""
-        for find in (self._stable_ids.find, self._stable_ids.find_stored):
-            if (generated := find(place)) and (splices := [*self._fitting(place, text, generated, at_start=at_start)]):
+        for find in (self._reply_tokens.find, self._reply_tokens.find_stored):
+            spans = find(part_key)
+            if spans and (splices := [*self._fitting(part_key, text, spans, at_start=at_start)]):
                 return splices
         return []
 
-    def _fitting(self, place: bytes, text: str, generated: Sequence[Generated], *, at_start: bool) -> Iterator[_Splice]:
-        """Of the replies generated at `place`, the longest that fits after each beginning of `text`."""
-        lead, hashed, done = _lead(place), 0, 0
-        characters = attrgetter("lead_characters")
-        for start, several in groupby(sorted(generated, key=characters), characters):
+    def _fitting(self, part_key: bytes, text: str, spans: Sequence[TokenSpan], *, at_start: bool) -> Iterator[_Splice]:
+        """For each position in `text` with spans, the longest span that fits there."""
+        prefix_hash, hashed, done = _prefix_hash(part_key), 0, 0
+        characters = attrgetter("prefix_characters")
+        for start, several in groupby(sorted(spans, key=characters), characters):
             if not done <= start < len(text):
                 continue
-            lead.update(text[hashed:start].encode())
-            hashed, digest = start, lead.digest()
+            prefix_hash.update(text[hashed:start].encode())
+            hashed, digest = start, prefix_hash.digest()
             rest, added = b"", b"" if start else self._prefix(text, at_start=at_start)
             best, longest = None, (1, 0)
             for one in several:
-                if one.lead == digest:
+                if one.prefix_key == digest:
                     rest = rest or added + text[start:].encode()
                     if (found := self._match(one, rest))[0] >= longest[0]:
                         best, longest = one, found
             if best is not None:
-                self._stable_ids.use(best)
+                self._reply_tokens.use(best)
                 size, count = longest
                 done = start + len(rest[:size].decode()) - len(added)
                 yield _Splice(start, done, best.ids[:count])
@@ -182,20 +183,20 @@ class RememberedReplies:
         first = self._tokenizer.encode_plain(text[:_PROBED], at_start=at_start)[0]
         return b" " if self._tokenizer.token_bytes(first).startswith(b" ") else b""
 
-    def _match(self, generated: Generated, rest: bytes) -> tuple[int, int]:
+    def _match(self, span: TokenSpan, rest: bytes) -> tuple[int, int]:
         """The number of bytes that `rest` shares with a reply, and of the ids for them; (0, 0) if it is another text.
 
         Either may have been cut off. Otherwise both may differ only in white space at the end, which templates and
         clients strip.
         """
-        text = self._text(generated)
+        text = self._text(span)
         common = len(text) if rest.startswith(text) else num_common(rest, text)
         if rest[common:].strip() and text[common:].strip():
             return 0, 0
         if common == len(text) and _is_boundary(rest, common):
-            return common, len(generated.ids)
+            return common, len(span.ids)
         size = reached = count = 0
-        for number, token_id in enumerate(generated.ids, 1):
+        for number, token_id in enumerate(span.ids, 1):
             reached += len(self._tokenizer.plain_bytes(token_id))
             if reached > common:
                 break
@@ -203,18 +204,18 @@ class RememberedReplies:
                 size, count = reached, number
         return size, count
 
-    def _text(self, generated: Generated) -> bytes:
+    def _text(self, span: TokenSpan) -> bytes:
         """The text of its ids; empty if one of them is not plain text."""
-        if generated.text is None:
-            pieces = [self._tokenizer.plain_bytes(token_id) for token_id in generated.ids]
-            generated.text = b"".join(pieces) if all(pieces) else b""
-        return generated.text
+        if span.text is None:
+            pieces = [self._tokenizer.plain_bytes(token_id) for token_id in span.ids]
+            span.text = b"".join(pieces) if all(pieces) else b""
+        return span.text
 
-    def _generated(self, reply: GeneratedReply) -> Iterator[Generated]:
+    def _spans(self, reply: GeneratedReply) -> Iterator[TokenSpan]:
         """The pieces of the reply between its control tokens, as far as its ids decode to the caller's text."""
         with self._lock:
-            beginning = self._prompts.get(hash(reply.prompt_ids))
-        if beginning is None:
+            position = self._prompts.get(hash(reply.prompt_ids))
+        if position is None:
             return
         told = self._told(reply)
         ids, start, stop = array("I"), 0, 0
@@ -224,22 +225,22 @@ class RememberedReplies:
                 ids.append(token_id)
                 stop += len(encoded)
             elif token_id in self._control_ids:
-                yield from self._piece(beginning, ids, told[start:stop], stored=reply.stored)
-                beginning = Beginning.of(_behind_control(beginning.behind_text(told[start:stop]), token_id))
+                yield from self._piece(position, ids, told[start:stop], stored=reply.stored)
+                position = TextPosition.of(_key_after_control(position.key_after_text(told[start:stop]), token_id))
                 shown = self._tokenizer.token_bytes(token_id, show_control=True)
                 stop += len(shown) if told.startswith(shown, stop) else 0
                 ids, start = array("I"), stop
             else:
                 break
-        yield from self._piece(beginning, ids, told[start:stop], stored=reply.stored)
+        yield from self._piece(position, ids, told[start:stop], stored=reply.stored)
 
-    def _piece(self, beginning: Beginning, ids: "array[int]", text: bytes, *, stored: bool) -> Iterator[Generated]:
+    def _piece(self, position: TextPosition, ids: "array[int]", text: bytes, *, stored: bool) -> Iterator[TokenSpan]:
         if ids:
-            place, lead = beginning.place, beginning.lead.digest()
-            yield Generated(place, lead, beginning.characters, ids, stored, text=text)
+            prefix_key = position.prefix_hash.digest()
+            yield TokenSpan(position.part_key, prefix_key, position.characters, ids, stored, text=text)
 
     def _told(self, reply: GeneratedReply) -> bytes:
-        """The caller's text, with the space that was taken off its beginning."""
+        """The caller's text, with the space that was taken off its position."""
         told = reply.told.encode()
         if not self._tokenizer.space_prefix or reply.continues_text:
             return told

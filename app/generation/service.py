@@ -19,8 +19,8 @@ from app.generation.prompt_encoder import PromptEncoder
 from app.generation.recent_prompts import num_common
 from app.generation.replies import Choices, Replies
 from app.generation.reply import ReplyContext
+from app.generation.reply_token_cache import ReplyTokenCache
 from app.generation.request_log import logged
-from app.generation.stable_ids import StableIds
 from app.generation.template import ChatTemplateRenderer
 from app.generation.token_filter import TokenFilter
 from app.generation.token_streams import TokenStreams
@@ -79,12 +79,12 @@ class ChatService:
         tokenizer: Tokenizer,
         streams: TokenStreams,
         renderer: ChatTemplateRenderer,
-        stable_ids: StableIds | None = None,
+        reply_tokens: ReplyTokenCache | None = None,
         *,
         sampling: DefaultSampling = API_DEFAULTS,
         generic_tools: bool = True,
     ) -> None:
-        """`stable_ids` keeps the ids of replies; None: in memory only. `sampling` has the defaults of requests. With
+        """`reply_tokens` keeps the ids of replies; None: in memory only. `sampling` has the defaults of requests. With
         `generic_tools`, a model whose template has no tools gets them as text."""
         self.name = name
         self.tokenizer = tokenizer
@@ -94,7 +94,7 @@ class ChatService:
         # Prompts have threads of their own: counting and translating texts must not delay them.
         self.texts = WorkPool("encoding texts", TEXT_THREADS)
         self.preparation = Preparation()
-        ids = StableIds() if stable_ids is None else stable_ids
+        ids = ReplyTokenCache() if reply_tokens is None else reply_tokens
         self._prompts = PromptEncoder(tokenizer, renderer, ids, generic_tools=generic_tools)
         self.cache = CacheTracker(tokenizer)
         self.grammars = GrammarCompiler(tokenizer)

@@ -196,8 +196,8 @@ async def _chat(
     model: "ChatModel", renderer: ChatTemplateRenderer, name: str, about: "Surroundings", settings: Settings
 ) -> AsyncIterator[tuple[ASGIApp, "Stoppable"]]:
     """The application of a model that writes text, and the work that it gives to others."""
+    from app.generation.reply_token_cache import ReplyTokenCache
     from app.generation.service import ChatService
-    from app.generation.stable_ids import StableIds
     from app.generation.token_streams import TokenStreams
     from app.server.application import create_application
 
@@ -207,7 +207,7 @@ async def _chat(
             model.tokenizer,
             streams,
             renderer,
-            StableIds(settings.replies_dir),
+            ReplyTokenCache(settings.replies_dir),
             sampling=_default_sampling(model, settings),
             generic_tools=settings.generic_tools,
         )

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from app.generation.stable_ids import StableIds
+from app.generation.reply_token_cache import ReplyTokenCache
 from app.settings.config_file import write_setting
 from engine.backends.cpu.code_cache import why_unkept
 from engine.backends.cuda.tile_file import write_tiles
 from quant.cpu.tiers import choose
-from tests.app.generation.test_stable_ids import generated, remember
+from tests.app.generation.test_reply_token_cache import generated, remember
 from tests.engine.backends.cuda.test_tile_file import CARD, TILES
 from tests.support.processes import HANGING_SECONDS
 
@@ -23,9 +23,9 @@ def test_files_and_folders_are_private_under_any_umask(tmp_path: Path, monkeypat
         assert why_unkept(tmp_path / "cache" / "inglenook", choose("auto")) == ""
         write_tiles(tmp_path / "tiles" / "inglenook", CARD, TILES)
         write_setting("threads", "2")
-        stable_ids = StableIds(tmp_path / "kv" / "inglenook")
-        remember(stable_ids, generated(1))
-        assert stable_ids.flush(HANGING_SECONDS)
+        reply_tokens = ReplyTokenCache(tmp_path / "kv" / "inglenook")
+        remember(reply_tokens, generated(1))
+        assert reply_tokens.flush(HANGING_SECONDS)
     finally:
         os.umask(before)
     made = {path.relative_to(tmp_path): stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}

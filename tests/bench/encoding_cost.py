@@ -17,7 +17,7 @@ from typing import Any
 from app.generation.conversation import Message
 from app.generation.prompt_encoder import PromptEncoder
 from app.generation.remembered_replies import GeneratedReply
-from app.generation.stable_ids import StableIds
+from app.generation.reply_token_cache import ReplyTokenCache
 from app.generation.template import ChatTemplateRenderer
 from app.text.gguf_tokenizer import from_gguf
 from app.text.tokenizer import Tokenizer
@@ -74,10 +74,10 @@ def told(name: str, seconds: Sequence[float]) -> str:
 
 def measure(tokenizer: Tokenizer, tokens: int, characters: int, folder: Path) -> None:
     with TimedRenderer() as renderer:
-        stable_ids = StableIds(folder)
-        encoder = PromptEncoder(tokenizer, renderer, stable_ids)
+        reply_tokens = ReplyTokenCache(folder)
+        encoder = PromptEncoder(tokenizer, renderer, reply_tokens)
         messages, numbers = conversation(encoder, tokenizer, tokens, characters), count()
-        stable_ids.flush()
+        reply_tokens.flush()
 
         def turn() -> list[Message]:
             return [*messages, Message("user", f"Question {next(numbers)}")]
@@ -85,7 +85,7 @@ def measure(tokenizer: Tokenizer, tokens: int, characters: int, folder: Path) ->
         parts: dict[str, Callable[[], object]] = {
             "protect": lambda: [message.with_texts(tokenizer.protect) for message in turn()],
             "split": lambda: [*tokenizer.split(renderer.rendered, rendered=True)],
-            "encode, without stable ids": lambda: tokenizer.encode_rendered(renderer.rendered),
+            "encode, without the reply token cache": lambda: tokenizer.encode_rendered(renderer.rendered),
         }
         whole, rendering = [], []
         for _ in range(TURNS):

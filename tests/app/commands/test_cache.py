@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from app.cli import ingle, main
 from app.commands import cache
 from app.errors import AppError, ModelNotFound
-from app.generation.stable_ids_file import FILE_NAME
+from app.generation.reply_token_file import FILE_NAME
 from app.models.catalog import load_catalog
 from engine.config import BLOCK_SIZE
 from engine.kv.blocks import BlockKey

@@ -19,7 +19,7 @@ from app.generation.grammars import GrammarCompiler
 from app.generation.prompt_encoder import PromptEncoder
 from app.generation.reply import ReplyReader
 from app.generation.reply_formats.reply_parser import Heard
-from app.generation.stable_ids import StableIds
+from app.generation.reply_token_cache import ReplyTokenCache
 from app.generation.template import ChatTemplateRenderer
 from app.text.json_tokenizer import from_json
 from app.text.tokenizer import Tokenizer
@@ -105,7 +105,7 @@ def test_whatever_is_let_through_is_a_call(
     every = request.config.getoption("--every-case")
     for name in templates if every else random.sample([*templates], 4):
         tokenizer = vocabulary(templates[name].read_text(encoding="utf-8"))
-        encoder = PromptEncoder(tokenizer, renderer, StableIds(), generic_tools=False)
+        encoder = PromptEncoder(tokenizer, renderer, ReplyTokenCache(), generic_tools=False)
         conversation = Conversation(
             [Message("user", "Hello")],
             TOOLS,
@@ -117,7 +117,7 @@ def test_whatever_is_let_through_is_a_call(
         if name in GENERIC:
             with pytest.raises(ToolsUnsupported):
                 encoder.encode_conversation(conversation)
-            encoder = PromptEncoder(tokenizer, renderer, StableIds())
+            encoder = PromptEncoder(tokenizer, renderer, ReplyTokenCache())
         if name != UNRENDERED:
             check(tokenizer, encoder, conversation, name)
 

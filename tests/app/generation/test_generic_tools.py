@@ -17,7 +17,7 @@ from app.generation.model_replies import ChatPrompt
 from app.generation.prompt_encoder import PromptEncoder
 from app.generation.remembered_replies import GeneratedReply
 from app.generation.reply import ReplyReader
-from app.generation.stable_ids import StableIds
+from app.generation.reply_token_cache import ReplyTokenCache
 from app.generation.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
 from tests.app.generation.reply_formats.spoken import Spoken, heard_of
@@ -86,7 +86,7 @@ def check_calls(spoken: Spoken, most: int = 1000) -> None:
 def test_the_model_is_told_of_the_tools_and_of_the_system_message(
     template: str, tokenizer: Tokenizer, renderer: ChatTemplateRenderer
 ) -> None:
-    encoder = PromptEncoder(with_template(tokenizer, template), renderer, StableIds())
+    encoder = PromptEncoder(with_template(tokenizer, template), renderer, ReplyTokenCache())
     assert encoder.replies.tool_support is ToolSupport.GENERIC
     for messages in ([QUESTION], [SYSTEM, QUESTION], [SYSTEM, QUESTION, CALLED, RESULT]):
         _, rendered = encoder.encode_conversation(Conversation(messages, TOOLS))
@@ -102,7 +102,7 @@ def test_the_model_is_told_of_the_tools_and_of_the_system_message(
 
 def test_a_reply_is_an_answer_or_calls(template: str, renderer: ChatTemplateRenderer) -> None:
     tokenizer = vocabulary(template)
-    encoder = PromptEncoder(tokenizer, renderer, StableIds())
+    encoder = PromptEncoder(tokenizer, renderer, ReplyTokenCache())
     for parallel, most in ((True, 1000), (None, 1)):
         conversation = Conversation([QUESTION], TOOLS, parallel_calls=parallel, thinking_budget=8)
         kinds = set()
@@ -116,7 +116,7 @@ def test_a_reply_is_an_answer_or_calls(template: str, renderer: ChatTemplateRend
 
 def test_forced_calls_and_forbidden_ones(template: str, renderer: ChatTemplateRenderer) -> None:
     tokenizer = vocabulary(template)
-    encoder = PromptEncoder(tokenizer, renderer, StableIds())
+    encoder = PromptEncoder(tokenizer, renderer, ReplyTokenCache())
     now = [tool for tool in TOOLS if tool.name == "now"]
     named = Conversation([QUESTION], TOOLS, now, ToolUse.FORCED, thinking_budget=8)
     spoken = drawn(tokenizer, prompt_of(encoder, named))
@@ -131,7 +131,7 @@ def test_forced_calls_and_forbidden_ones(template: str, renderer: ChatTemplateRe
 
 def test_answers_keep_to_a_schema_beside_calls(template: str, renderer: ChatTemplateRenderer) -> None:
     tokenizer = vocabulary(template)
-    encoder = PromptEncoder(tokenizer, renderer, StableIds())
+    encoder = PromptEncoder(tokenizer, renderer, ReplyTokenCache())
     asked = GrammarSource.schema({"type": "integer", "minimum": 0, "maximum": 9})
     for _ in range(4):
         spoken = drawn(tokenizer, prompt_of(encoder, Conversation([QUESTION], TOOLS, thinking_budget=8)), asked)
@@ -153,7 +153,7 @@ def test_the_second_turn_has_the_ids_of_the_first(
     reused = []
     for name in TEMPLATES:
         source = (llama_cpp_models / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
-        encoder = PromptEncoder(model := with_template(tokenizer, source), renderer, StableIds())
+        encoder = PromptEncoder(model := with_template(tokenizer, source), renderer, ReplyTokenCache())
         conversation = Conversation([SYSTEM, QUESTION], TOOLS, parallel_calls=True)
         first = prompt_of(encoder, conversation)
         ids = generated(model, written, random.Random(written))
@@ -173,7 +173,7 @@ def test_the_second_turn_has_the_ids_of_the_first(
 def test_calls_of_earlier_turns_are_told_where_there_are_no_tools_now(
     template: str, tokenizer: Tokenizer, renderer: ChatTemplateRenderer
 ) -> None:
-    encoder = PromptEncoder(with_template(tokenizer, template), renderer, StableIds())
+    encoder = PromptEncoder(with_template(tokenizer, template), renderer, ReplyTokenCache())
     messages = [SYSTEM, QUESTION, CALLED, RESULT, Message("user", "Sum it up.")]
     prompt = prompt_of(encoder, Conversation(messages))
     _, rendered = encoder.encode_conversation(Conversation(messages))
@@ -187,7 +187,7 @@ def test_what_people_write_spells_no_markup(renderer: ChatTemplateRenderer, llam
     source = (llama_cpp_models / "templates" / "microsoft-Phi-3.5-mini-instruct.jinja").read_text(encoding="utf-8")
     tokenizer = vocabulary(f"{source}{{# <tool_call> #}}")
     mark = tokenizer.control_tokens["<tool_call>"]
-    encoder = PromptEncoder(tokenizer, renderer, StableIds())
+    encoder = PromptEncoder(tokenizer, renderer, ReplyTokenCache())
 
     def marks(*messages: Message) -> int:
         return encoder.encode_conversation(Conversation(messages, TOOLS))[0].count(mark)
@@ -202,7 +202,7 @@ def test_what_people_write_spells_no_markup(renderer: ChatTemplateRenderer, llam
 def test_a_reply_that_has_begun_is_an_answer(
     template: str, tokenizer: Tokenizer, renderer: ChatTemplateRenderer
 ) -> None:
-    encoder = PromptEncoder(with_template(tokenizer, template), renderer, StableIds())
+    encoder = PromptEncoder(with_template(tokenizer, template), renderer, ReplyTokenCache())
     prompt = prompt_of(encoder, Conversation([QUESTION], TOOLS, begun="It is"))
     assert prompt.grammar(None) == (None, False)
     assert heard_of(prompt.new_parser(), [" warm: <tool", "_call>"]).text == " warm: <tool_call>"
@@ -225,7 +225,7 @@ def replace_content(message: Message, content: str) -> Message:
 def test_schemas_that_cannot_be_compiled_are_loosened_unless_calls_are_forced(
     tokenizer: Tokenizer, renderer: ChatTemplateRenderer
 ) -> None:
-    encoder = PromptEncoder(tokenizer, renderer, StableIds())
+    encoder = PromptEncoder(tokenizer, renderer, ReplyTokenCache())
     loose = prompt_of(encoder, Conversation([QUESTION], TOOLS)).loose_grammar(None)
     assert loose is not None
     assert "nights" not in loose.text

@@ -14,7 +14,7 @@ import pytest
 from app.generation.conversation import Conversation, Message
 from app.generation.prompt_encoder import PromptEncoder
 from app.generation.remembered_replies import GeneratedReply
-from app.generation.stable_ids import StableIds
+from app.generation.reply_token_cache import ReplyTokenCache
 from app.generation.template import ChatTemplateRenderer
 from app.text.control_tokens import MARK
 from app.text.detokenizer import IncrementalDetokenizer
@@ -88,12 +88,12 @@ class Chat:
 
     tokenizer: Tokenizer
     renderer: ChatTemplateRenderer
-    stable_ids: StableIds = field(default_factory=StableIds)
+    reply_tokens: ReplyTokenCache = field(default_factory=ReplyTokenCache)
     messages: list[Message] = field(default_factory=list)
     prompt_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        self.encoder = PromptEncoder(self.tokenizer, self.renderer, self.stable_ids)
+        self.encoder = PromptEncoder(self.tokenizer, self.renderer, self.reply_tokens)
 
     def ask(self, question: str) -> tuple[int, ...]:
         self.messages.append(Message("user", question))
@@ -112,7 +112,7 @@ class Chat:
         self.messages[-1] = Message("assistant", text)
 
     def without_memory(self) -> tuple[int, ...]:
-        return PromptEncoder(self.tokenizer, self.renderer, StableIds()).encode(self.messages)
+        return PromptEncoder(self.tokenizer, self.renderer, ReplyTokenCache()).encode(self.messages)
 
 
 def meaning(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int | bytes]:
@@ -155,7 +155,7 @@ def test_each_prompt_begins_with_the_last_one_and_its_reply(
 
 def test_texts_that_are_continued(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     rng = random.Random(1)
-    encoder = PromptEncoder(tokenizer, renderer, StableIds())
+    encoder = PromptEncoder(tokenizer, renderer, ReplyTokenCache())
     text, expected = "Once upon a time", list(tokenizer.encode("Once upon a time"))
     for turn in range(4):
         prompt_ids = encoder.encode_text(text)
@@ -183,7 +183,7 @@ def changed(rng: random.Random, text: str) -> str:
 
 
 @pytest.mark.parametrize("name", [*MODELS, *DROPPING])
-def test_stable_ids_never_change_what_a_prompt_says(
+def test_remembered_replies_never_change_what_a_prompt_says(
     models: Callable[[str], Tokenizer], renderer: ChatTemplateRenderer, name: str
 ) -> None:
     """Control tokens and bytes are those of the same conversation without memory, whatever was generated and sent."""
@@ -191,10 +191,10 @@ def test_stable_ids_never_change_what_a_prompt_says(
     tokenizer = models(name)
     control = sorted(tokenizer.control_tokens.values())
     spaces = [i for t in (" ", "\n", "\n\n", "  ") for i in tokenizer.encode(t)]
-    stable_ids = StableIds()
+    reply_tokens = ReplyTokenCache()
     spliced = 0
     for _ in range(12):
-        chat = Chat(tokenizer, renderer, stable_ids)
+        chat = Chat(tokenizer, renderer, reply_tokens)
         for _ in range(3):
             chat.ask(rng.choice(["Hello", "", random_text(rng)]))
             for _ in range(rng.choice([1, 1, 3])):  # the last one is gone on from
@@ -263,7 +263,7 @@ def test_no_character_is_cut_in_two(renderer: ChatTemplateRenderer) -> None:
     spelling = {byte_level_bytes(character)[0]: character for character in BYTES}
     halves = ["".join(spelling[byte] for byte in half) for half in (b"\xf0\x9f", b"\xa6\x99b")]
     tokenizer = from_gguf(metadata(tokens=(*tokens, *halves), token_type=(*types, 1, 1)))
-    encoder = PromptEncoder(tokenizer, renderer, StableIds())
+    encoder = PromptEncoder(tokenizer, renderer, ReplyTokenCache())
     before = encoder.encode_text("hello")
     ids = [*tokenizer.encode("w"), len(tokens), len(tokens) + 1]
     told = told_text(tokenizer, ids, continues=True)
@@ -274,7 +274,7 @@ def test_no_character_is_cut_in_two(renderer: ChatTemplateRenderer) -> None:
 
 
 def test_ids_stand_behind_their_own_prompt_alone(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
-    encoder = PromptEncoder(tokenizer, renderer, StableIds())
+    encoder = PromptEncoder(tokenizer, renderer, ReplyTokenCache())
     ids = words(tokenizer, random.Random(10), 5)
     told = told_text(tokenizer, ids, continues=True)
     encoder.remember(GeneratedReply(encoder.encode_text("One:"), ids, told, continues_text=True, stored=True))
@@ -286,7 +286,7 @@ def test_ids_stand_behind_their_own_prompt_alone(tokenizer: Tokenizer, renderer:
 def test_a_reply_to_nothing(models: Callable[[str], Tokenizer], renderer: ChatTemplateRenderer, name: str) -> None:
     """The prompt is the token alone that begins a text."""
     tokenizer = models(name)
-    encoder = PromptEncoder(tokenizer, renderer, StableIds())
+    encoder = PromptEncoder(tokenizer, renderer, ReplyTokenCache())
     before = encoder.encode_text("")
     assert before == (tokenizer.bos_id,)
     ids = words(tokenizer, random.Random(11), 5)
@@ -294,7 +294,7 @@ def test_a_reply_to_nothing(models: Callable[[str], Tokenizer], renderer: ChatTe
     encoder.remember(GeneratedReply(before, ids, told, continues_text=False, stored=True))
     after = encoder.encode_text(told + "\nmore")
     assert after[:6] == (*before, *ids)
-    again = PromptEncoder(tokenizer, renderer, StableIds()).encode_text(told + "\nmore")
+    again = PromptEncoder(tokenizer, renderer, ReplyTokenCache()).encode_text(told + "\nmore")
     assert meaning(tokenizer, after) == meaning(tokenizer, again)
 
 
@@ -347,7 +347,7 @@ def test_a_reply_with_control_tokens_stands_where_the_template_writes_the_same_o
             return super().render(template, messages)
 
     with Rendering() as renderer:
-        encoder = PromptEncoder(tokenizer, renderer, StableIds())
+        encoder = PromptEncoder(tokenizer, renderer, ReplyTokenCache())
         before = encoder.encode([Message("user", "Hello")])
         told = told_text(tokenizer, one) + shown + told_text(tokenizer, two)
         encoder.remember(GeneratedReply(before, [*one, start, *two], told, continues_text=False, stored=True))
@@ -359,8 +359,8 @@ def test_a_reply_with_control_tokens_stands_where_the_template_writes_the_same_o
 def test_a_deleted_conversation_is_forgotten_and_others_are_not(
     tokenizer: Tokenizer, renderer: ChatTemplateRenderer
 ) -> None:
-    stable_ids, rng = StableIds(), random.Random(7)
-    deleted, kept = Chat(tokenizer, renderer, stable_ids), Chat(tokenizer, renderer, stable_ids)
+    reply_tokens, rng = ReplyTokenCache(), random.Random(7)
+    deleted, kept = Chat(tokenizer, renderer, reply_tokens), Chat(tokenizer, renderer, reply_tokens)
     for chat, question in ((deleted, "Hello"), (kept, "Good morning")):
         for _ in range(3):
             chat.ask(question)
@@ -398,7 +398,7 @@ def test_a_reply_that_is_begun_is_gone_on_from(
 ) -> None:
     model = copy.copy(tokenizer)
     model.chat_template = (llama_cpp_models / "templates" / f"{template}.jinja").read_text(encoding="utf-8")
-    encoder = PromptEncoder(model, renderer, StableIds())
+    encoder = PromptEncoder(model, renderer, ReplyTokenCache())
     for begun in ("So <|im_end|>", "So it is: "):
         _, rendered = encoder.encode_conversation(Conversation([Message("user", "Why?")], begun=begun))
         assert rendered.replace(MARK, "").endswith(f"{before}{begun}")

@@ -13,8 +13,8 @@ from app.errors import ReplyAborted
 from app.generation.conversation import Message
 from app.generation.events import ChatEvent, GeneratedTokens, PromptProgress, ReplyEnd, TextDelta
 from app.generation.options import GenerationOptions, ReplyOptions
+from app.generation.reply_token_cache import ReplyTokenCache
 from app.generation.service import ChatService
-from app.generation.stable_ids import StableIds
 from app.generation.template import ChatTemplateRenderer
 from app.generation.token_streams import TokenStreams
 from app.text.tokenizer import Tokenizer
@@ -349,17 +349,17 @@ def test_the_next_turn_has_the_ids_that_were_generated(
     tokenizer: Tokenizer, renderer: ChatTemplateRenderer, tmp_path: Path
 ) -> None:
     async def main() -> None:
-        stable_ids = StableIds(tmp_path)
+        reply_tokens = ReplyTokenCache(tmp_path)
         messages = [Message("user", "Hello")]
         prompts: list[tuple[int, ...]] = []
         built, _ = controlled_engine(tokenizer.vocab_size)
-        service = ChatService("hash", tokenizer, TokenStreams(built), renderer, stable_ids)
+        service = ChatService("hash", tokenizer, TokenStreams(built), renderer, reply_tokens)
         async with service.streams:
             for _ in range(6):
                 prompt, end = await answered(service, messages, max_tokens=25)
                 prompts.append(prompt)
                 assert end.completion_tokens == 25
-        assert stable_ids.flush(HANGING_SECONDS)
+        assert reply_tokens.flush(HANGING_SECONDS)
         turns = [(before, expected_output(before, 25), after) for before, after in pairwise(prompts)]
         whole = [
             turn
@@ -371,7 +371,7 @@ def test_the_next_turn_has_the_ids_that_were_generated(
             assert after[: len(before) + len(output)] == (*before, *output)
         again = served(tokenizer, renderer)
         assert await again.encode(messages) != await service.encode(messages)
-        restarted = ChatService("hash", tokenizer, again.streams, renderer, StableIds(tmp_path))
+        restarted = ChatService("hash", tokenizer, again.streams, renderer, ReplyTokenCache(tmp_path))
         assert await restarted.encode(messages) == await service.encode(messages)
         await service.forget(messages)
         assert await again.encode(messages) == await service.encode(messages)
@@ -404,16 +404,16 @@ def test_background_replies_and_those_not_to_be_stored_stay_off_the_disk(
     tokenizer: Tokenizer, renderer: ChatTemplateRenderer, tmp_path: Path
 ) -> None:
     async def main() -> None:
-        stable_ids = StableIds(tmp_path / "folder")
+        reply_tokens = ReplyTokenCache(tmp_path / "folder")
         built, _ = controlled_engine(tokenizer.vocab_size)
-        service = ChatService("hash", tokenizer, TokenStreams(built), renderer, stable_ids)
+        service = ChatService("hash", tokenizer, TokenStreams(built), renderer, reply_tokens)
         params = SamplingParams(max_tokens=5, ignore_eos=True)
         async with service.streams:
             prompt = await service.encode([Message("user", "Hello")])
             for origin in (Origin(stored=False), Origin(ServiceClass.BACKGROUND), Origin(ServiceClass.INTERACTIVE)):
                 assert not (tmp_path / "folder").exists()
                 assert [event async for event in reply_events(service, prompt, params, origin=origin)]
-                assert stable_ids.flush(HANGING_SECONDS)
+                assert reply_tokens.flush(HANGING_SECONDS)
         assert (tmp_path / "folder").exists()
 
     asyncio.run(main())
@@ -437,10 +437,10 @@ def test_a_reply_is_kept_while_it_is_told(
     monkeypatch.setattr("app.generation.reply.REMEMBERED_SECONDS", 0.0)
 
     async def main() -> None:
-        stable_ids = StableIds(tmp_path)
+        reply_tokens = ReplyTokenCache(tmp_path)
         built, _ = controlled_engine(tokenizer.vocab_size)
-        service = ChatService("hash", tokenizer, TokenStreams(built), renderer, stable_ids)
-        other = ChatService("hash", tokenizer, TokenStreams(built), renderer, StableIds(tmp_path))
+        service = ChatService("hash", tokenizer, TokenStreams(built), renderer, reply_tokens)
+        other = ChatService("hash", tokenizer, TokenStreams(built), renderer, ReplyTokenCache(tmp_path))
         params = SamplingParams(max_tokens=60, ignore_eos=True)
         told = ""
         async with service.streams:
@@ -450,7 +450,7 @@ def test_a_reply_is_kept_while_it_is_told(
                 async for event in events:
                     told += event.text if isinstance(event, TextDelta) else ""
                     if isinstance(event, TextDelta) and len(told) > 60:
-                        await asyncio.to_thread(stable_ids.flush, HANGING_SECONDS)
+                        await asyncio.to_thread(reply_tokens.flush, HANGING_SECONDS)
                         after = await other.encode([asked, Message("assistant", told)])
                         break
         assert after[: len(prompt) + 8] == (*prompt, *expected_output(prompt, 8))

@@ -7,7 +7,7 @@ import pytest
 
 from app.generation.conversation import Conversation, Message, without_system_role
 from app.generation.prompt_encoder import PromptEncoder
-from app.generation.stable_ids import StableIds
+from app.generation.reply_token_cache import ReplyTokenCache
 from app.generation.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
 from tests.app.generation.test_generic_tools import with_template
@@ -37,12 +37,14 @@ def test_a_template_without_the_role_gets_the_text(
     source = (llama_cpp_models / "templates" / "google-gemma-2-2b-it.jinja").read_text(encoding="utf-8")
     if dropped:
         source = "{% for m in messages if m.role != 'system' %}<start_of_turn>{{ m.role }}\n{{ m.content }}{% endfor %}"
-    encoder = PromptEncoder(with_template(tokenizer, source), renderer, StableIds())
+    encoder = PromptEncoder(with_template(tokenizer, source), renderer, ReplyTokenCache())
     _, rendered = encoder.encode_conversation(Conversation([SYSTEM, ASKED]))
     assert "<start_of_turn>user\nBe brief.\n\nHello" in rendered
 
 
 def test_a_template_with_the_role_is_left_alone(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
-    _, rendered = PromptEncoder(tokenizer, renderer, StableIds()).encode_conversation(Conversation([SYSTEM, ASKED]))
+    _, rendered = PromptEncoder(tokenizer, renderer, ReplyTokenCache()).encode_conversation(
+        Conversation([SYSTEM, ASKED])
+    )
     assert "<|im_start|>system\nBe brief.<|im_end|>" in rendered
     assert "<|im_start|>user\nHello<|im_end|>" in rendered

@@ -10,7 +10,7 @@ import pytest
 from app.errors import TemplateError
 from app.generation.conversation import Conversation, Json, Message
 from app.generation.prompt_encoder import PromptEncoder
-from app.generation.stable_ids import StableIds
+from app.generation.reply_token_cache import ReplyTokenCache
 from app.generation.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
 
@@ -37,7 +37,7 @@ def timed(clock: Clock) -> Iterator[ChatTemplateRenderer]:
 def prompt(template: Path, tokenizer: Tokenizer, renderer: ChatTemplateRenderer, **variables: Json) -> str:
     model = copy.copy(tokenizer)
     model.chat_template = template.read_text(encoding="utf-8")
-    encoder = PromptEncoder(model, renderer, StableIds())
+    encoder = PromptEncoder(model, renderer, ReplyTokenCache())
     return encoder.encode_conversation(Conversation(USER, variables=variables))[1]
 
 

@@ -14,7 +14,7 @@ from app.generation.events import ToolCallEnd
 from app.generation.prompt_encoder import PromptEncoder
 from app.generation.recent_prompts import num_common
 from app.generation.remembered_replies import GeneratedReply
-from app.generation.stable_ids import StableIds
+from app.generation.reply_token_cache import ReplyTokenCache
 from app.generation.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
 from tests.app.generation.reply_formats.spoken import cut, heard_of
@@ -92,7 +92,7 @@ def test_the_second_turn_has_the_ids_of_the_first(
     model.chat_template = (llama_cpp_models / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
     reused = 0
     for answer in ANSWERS:
-        encoder = PromptEncoder(model, renderer, StableIds())
+        encoder = PromptEncoder(model, renderer, ReplyTokenCache())
         reply = written(encoder, [QUESTION], answer)
         conversation = asked([QUESTION])
         prompt_ids, rendered = encoder.encode_conversation(conversation)

@@ -1,4 +1,4 @@
-"""Generated ids in a file: one table of SQLite, which several processes may share.
+"""TokenSpan ids in a file: one table of SQLite, which several processes may share.
 
 What it holds is digests and token ids, no text; it is readable to its owner alone. A write is whole or not there at
 all, whenever the process dies. No error gets out of here: a damaged file is set aside for a fresh one, and where files
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 MAX_SIZE = 4 << 20  # ids, and OVERHEAD for each reply: 16 MB of ids
 OVERHEAD = 32  # what a reply takes besides its ids, counted in ids
-REPLIES_A_PLACE = 256  # the newest are found
+MAX_SPANS_PER_PART = 256  # the newest are found
 FILE_NAME = "replies.sqlite"
 
 _VERSION = 1
@@ -44,12 +44,12 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class Generated:
+class TokenSpan:
     """Ids that a model generated in one go, as plain text, somewhere in a rendered text."""
 
-    place: bytes  # digest of all parts of the text before the one that they stand in
-    lead: bytes  # digest of those and of the characters of that part in front of them
-    lead_characters: int  # how many those are
+    part_key: bytes  # digest of all parts of the text before the one that they stand in
+    prefix_key: bytes  # digest of those and of the characters of that part in front of them
+    prefix_characters: int  # how many those are
     ids: "array[int]"  # never empty
     stored: bool  # may be written to disk
     used: int = 0  # when, in seconds since the epoch
@@ -57,15 +57,15 @@ class Generated:
 
     @property
     def key(self) -> bytes:
-        return hashlib.sha256(self.lead + self.ids.tobytes()).digest()
+        return hashlib.sha256(self.prefix_key + self.ids.tobytes()).digest()
 
     @property
     def size(self) -> int:
         return len(self.ids) + OVERHEAD
 
-    def goes_on_from(self, other: "Generated") -> bool:
+    def continues(self, other: "TokenSpan") -> bool:
         """Whether it is the other one, of which more is known now."""
-        return self.lead == other.lead and self.ids[: len(other.ids)] == other.ids
+        return self.prefix_key == other.prefix_key and self.ids[: len(other.ids)] == other.ids
 
 
 @dataclass(slots=True)
@@ -74,13 +74,13 @@ class Changes:
 
     forgotten: set[bytes] = field(default_factory=set)  # leads
     replaced: list[bytes] = field(default_factory=list)  # keys of those that others go on from
-    written: list[Generated] = field(default_factory=list)  # new ones, and those used again
+    written: list[TokenSpan] = field(default_factory=list)  # new ones, and those used again
 
     def __bool__(self) -> bool:
         return bool(self.forgotten or self.written)
 
 
-class StableIdsFile:
+class ReplyTokenFile:
     """The table in `folder`, which is created with its first row. Safe for several threads: one writes, others read."""
 
     def __init__(self, folder: Path, *, max_size: int = MAX_SIZE) -> None:
@@ -91,9 +91,9 @@ class StableIdsFile:
         self._files = 0  # that were set aside
         self._is_off = False
 
-    def find(self, place: bytes) -> list[Generated]:
+    def find(self, part_key: bytes) -> list[TokenSpan]:
         """What was generated there, oldest first."""
-        return self._attempt(self._reader, lambda: self._find(place), [])
+        return self._attempt(self._reader, lambda: self._find(part_key), [])
 
     def apply(self, changes: Changes) -> None:
         """Write `changes`: all of them, or none."""
@@ -106,17 +106,17 @@ class StableIdsFile:
             with connection.lock:
                 connection.close()
 
-    def _find(self, place: bytes) -> list[Generated]:
+    def _find(self, part_key: bytes) -> list[TokenSpan]:
         reader = self._reader.readable()
         if reader is None:
             return []
-        rows = reader.execute(_FIND, (place, REPLIES_A_PLACE)).fetchall()
-        return [generated for row in reversed(rows) if (generated := _generated(place, row)) is not None]
+        rows = reader.execute(_FIND, (part_key, MAX_SPANS_PER_PART)).fetchall()
+        return [span for row in reversed(rows) if (span := _span_of(part_key, row)) is not None]
 
     def _apply(self, changes: Changes) -> None:
         connection = self._writer.writable()
         with connection:
-            connection.executemany("DELETE FROM replies WHERE lead = ?", [(lead,) for lead in changes.forgotten])
+            connection.executemany("DELETE FROM replies WHERE lead = ?", [(key,) for key in changes.forgotten])
             connection.executemany("DELETE FROM replies WHERE key = ?", [(key,) for key in changes.replaced])
             connection.executemany(
                 "INSERT OR REPLACE INTO replies VALUES (?, ?, ?, ?, ?, ?, ?)", map(_row, changes.written)
@@ -174,14 +174,14 @@ def _is_busy(error: Exception) -> bool:
     return code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
-def _row(generated: Generated) -> tuple[bytes, bytes, bytes, int, bytes, int, int]:
-    place, lead, ids = generated.place, generated.lead, generated.ids.tobytes()
-    return generated.key, place, lead, generated.lead_characters, ids, generated.size, generated.used
+def _row(span: TokenSpan) -> tuple[bytes, bytes, bytes, int, bytes, int, int]:
+    part_key, prefix_key, ids = span.part_key, span.prefix_key, span.ids.tobytes()
+    return span.key, part_key, prefix_key, span.prefix_characters, ids, span.size, span.used
 
 
-def _generated(place: bytes, row: tuple[object, ...]) -> Generated | None:
+def _span_of(part_key: bytes, row: tuple[object, ...]) -> TokenSpan | None:
     """A row, or None where it is none of ours: a column can hold a value of any type."""
     match row:
-        case (bytes(lead), int(lead_characters), bytes(ids), int(used)) if ids and not len(ids) % 4:
-            return Generated(place, lead, max(0, lead_characters), array("I", ids), stored=True, used=used)
+        case (bytes(prefix_key), int(prefix_characters), bytes(ids), int(used)) if ids and not len(ids) % 4:
+            return TokenSpan(part_key, prefix_key, max(0, prefix_characters), array("I", ids), stored=True, used=used)
     return None

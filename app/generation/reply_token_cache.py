@@ -13,91 +13,91 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from app.generation.stable_ids_file import MAX_SIZE, REPLIES_A_PLACE, Changes, Generated, StableIdsFile
+from app.generation.reply_token_file import MAX_SIZE, MAX_SPANS_PER_PART, Changes, ReplyTokenFile, TokenSpan
 
-_AGAIN_SECONDS = 3600  # after which a use is written down again
+_REWRITE_USE_SECONDS = 3600  # after which a use is written down again
 _ABSENT_SECONDS = 300  # for which the file is not asked again; another process may have written there meanwhile
-_ABSENT_PLACES = 1 << 16
+_MAX_ABSENT_KEYS = 1 << 16
 
 
-class StableIds:
+class ReplyTokenCache:
     """Remembers what was generated: all in memory, and what may be stored in a file, too. What was used least recently
     goes first. Safe for several threads.
     """
 
     def __init__(self, folder: Path | None = None, *, max_size: int = MAX_SIZE) -> None:
-        """`folder` is where the file is, or will be; None: memory alone. `max_size` is in ids, see stable_ids_file."""
-        self._file = None if folder is None else StableIdsFile(folder, max_size=max_size)
+        """`folder` is where the file is, or will be; None: memory alone. `max_size` is in ids, see reply_token_file."""
+        self._file = None if folder is None else ReplyTokenFile(folder, max_size=max_size)
         self._max_size = max_size
         self._lock = threading.RLock()  # of what follows
-        self._places: OrderedDict[bytes, list[Generated]] = OrderedDict()
+        self._spans: OrderedDict[bytes, list[TokenSpan]] = OrderedDict()
         self._size = 0
         self._absent: OrderedDict[bytes, float] = OrderedDict()  # from the file, and when that was seen
         self._changes = Changes()
         self._applying = Changes()
         self._deletions = 0  # from the file, so far
-        self._ended: deque[Callable[[], Iterable[Generated]]] = deque()
+        self._ended: deque[Callable[[], Iterable[TokenSpan]]] = deque()
         self._wake = threading.Condition()  # its lock is never held for long; of what follows
         self._has_work = False
         self._is_working = False
 
-    def remember(self, generated: Callable[[], Iterable[Generated]]) -> None:
-        """Remember what `generated` returns. It is called on another thread, before anything is looked for."""
-        self._ended.append(generated)
+    def remember(self, spans: Callable[[], Iterable[TokenSpan]]) -> None:
+        """Remember the spans that `spans` returns. It is called on another thread, before anything is looked for."""
+        self._ended.append(spans)
         self._work_soon()
 
-    def find(self, place: bytes) -> Sequence[Generated]:
+    def find(self, part_key: bytes) -> Sequence[TokenSpan]:
         """What was generated there, as far as it is in memory, oldest first."""
         with self._lock:
             if self._ended:
                 self._settle()
-            return tuple(self._places.get(place, ()))
+            return tuple(self._spans.get(part_key, ()))
 
-    def find_stored(self, place: bytes) -> Sequence[Generated]:
+    def find_stored(self, part_key: bytes) -> Sequence[TokenSpan]:
         """What was generated there, with what the file has of it. This reads from the disk."""
-        if self._file is None or time.monotonic() - self._absent.get(place, -_ABSENT_SECONDS) < _ABSENT_SECONDS:
+        if self._file is None or time.monotonic() - self._absent.get(part_key, -_ABSENT_SECONDS) < _ABSENT_SECONDS:
             return ()
         deletions_before, seen = self._deletions, time.monotonic()
-        stored = self._file.find(place)
+        stored = self._file.find(part_key)
         with self._lock:
             if not stored:
-                self._absent[place] = seen
-                if len(self._absent) > _ABSENT_PLACES:
+                self._absent[part_key] = seen
+                if len(self._absent) > _MAX_ABSENT_KEYS:
                     self._absent.popitem(last=False)
                 return ()
             if self._deletions != deletions_before:  # perhaps of what was read
-                return tuple(self._places.get(place, ()))
-            gone, known = self._changes.forgotten | self._applying.forgotten, self._places.pop(place, [])
+                return tuple(self._spans.get(part_key, ()))
+            gone, known = self._changes.forgotten | self._applying.forgotten, self._spans.pop(part_key, [])
             self._size -= sum(one.size for one in known)
-            for one in (*(one for one in stored if one.lead not in gone), *known):
+            for one in (*(one for one in stored if one.prefix_key not in gone), *known):
                 self._add(one)
-            return tuple(self._places.get(place, ()))
+            return tuple(self._spans.get(part_key, ()))
 
-    def use(self, generated: Generated) -> None:
-        """Note that `generated` is in use."""
+    def use(self, span: TokenSpan) -> None:
+        """Note that `span` is in use."""
         with self._lock:
-            if generated.place in self._places:
-                self._places.move_to_end(generated.place)
+            if span.part_key in self._spans:
+                self._spans.move_to_end(span.part_key)
             now = int(time.time())
-            if not generated.stored or now - generated.used < _AGAIN_SECONDS:
+            if not span.stored or now - span.used < _REWRITE_USE_SECONDS:
                 return
-            generated.used = now
-            self._changes.written.append(generated)
+            span.used = now
+            self._changes.written.append(span)
         self._work_soon()
 
-    def forget(self, leads: Collection[bytes]) -> None:
-        """Forget what was generated after any of `leads`, on disk as well."""
+    def forget(self, prefix_keys: Collection[bytes]) -> None:
+        """Forget what was generated after any of `prefix_keys`, on disk as well."""
         with self._lock:
             self._settle()
-            for place, several in [*self._places.items()]:
-                kept = [one for one in several if one.lead not in leads]
+            for part_key, several in [*self._spans.items()]:
+                kept = [one for one in several if one.prefix_key not in prefix_keys]
                 self._size -= sum(one.size for one in several) - sum(one.size for one in kept)
                 if kept:
-                    self._places[place] = kept
+                    self._spans[part_key] = kept
                 else:
-                    del self._places[place]
-            self._changes.written = [one for one in self._changes.written if one.lead not in leads]
-            self._changes.forgotten.update(leads)
+                    del self._spans[part_key]
+            self._changes.written = [one for one in self._changes.written if one.prefix_key not in prefix_keys]
+            self._changes.forgotten.update(prefix_keys)
         self._work_soon()
 
     def flush(self, seconds: float | None = None) -> bool:
@@ -120,21 +120,21 @@ class StableIds:
                 if one.stored and self._file is not None:
                     self._changes.written.append(one)
 
-    def _add(self, added: Generated) -> None:
+    def _add(self, added: TokenSpan) -> None:
         """As the newest of its place. It takes the place of what it goes on from."""
-        several = self._places.setdefault(added.place, [])
-        self._places.move_to_end(added.place)
+        several = self._spans.setdefault(added.part_key, [])
+        self._spans.move_to_end(added.part_key)
         self._size += added.size
-        for one in [one for one in several if added.goes_on_from(one)]:
+        for one in [one for one in several if added.continues(one)]:
             several.remove(one)
             self._size -= one.size
             if one.stored and one.ids != added.ids:
                 self._changes.replaced.append(one.key)
         several.append(added)
-        if len(several) > REPLIES_A_PLACE:
+        if len(several) > MAX_SPANS_PER_PART:
             self._size -= several.pop(0).size
         while self._size > self._max_size:
-            _, oldest = self._places.popitem(last=False)
+            _, oldest = self._spans.popitem(last=False)
             self._size -= sum(one.size for one in oldest)
 
     def _work_soon(self) -> None:
@@ -143,7 +143,7 @@ class StableIds:
             self._has_work = True
             if not self._is_working:
                 with suppress(RuntimeError):  # there may be too many threads: the next one does this work, too
-                    threading.Thread(target=self._work, name="stable ids").start()
+                    threading.Thread(target=self._work, name="reply tokens").start()
                     self._is_working = True
 
     def _work(self) -> None:

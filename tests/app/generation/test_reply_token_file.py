@@ -12,21 +12,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.generation.stable_ids_file import FILE_NAME, OVERHEAD, REPLIES_A_PLACE, Changes, Generated, StableIdsFile
+from app.generation.reply_token_file import FILE_NAME, MAX_SPANS_PER_PART, OVERHEAD, Changes, ReplyTokenFile, TokenSpan
 
 PLACE = b"p" * 32
 
 
-def generated(number: int, *, place: bytes = PLACE, used: int = 0, length: int = 10) -> Generated:
-    lead = number.to_bytes(32, "little")
-    return Generated(place, lead, number, array("I", range(number, number + length)), stored=True, used=used)
+def generated(number: int, *, part_key: bytes = PLACE, used: int = 0, length: int = 10) -> TokenSpan:
+    prefix_key = number.to_bytes(32, "little")
+    return TokenSpan(part_key, prefix_key, number, array("I", range(number, number + length)), stored=True, used=used)
 
 
-def write(file: StableIdsFile, *several: Generated) -> None:
+def write(file: ReplyTokenFile, *several: TokenSpan) -> None:
     file.apply(Changes(written=list(several)))
 
 
-def numbers(several: Iterable[Generated]) -> list[int]:
+def numbers(several: Iterable[TokenSpan]) -> list[int]:
     return [one.ids[0] for one in several]
 
 
@@ -35,15 +35,15 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_what_is_written_is_found_by_others(tmp_path: Path) -> None:
-    write(StableIdsFile(tmp_path), generated(1, used=5), generated(2, used=4), generated(3, place=b"elsewhere"))
-    found = StableIdsFile(tmp_path).find(PLACE)
+    write(ReplyTokenFile(tmp_path), generated(1, used=5), generated(2, used=4), generated(3, part_key=b"elsewhere"))
+    found = ReplyTokenFile(tmp_path).find(PLACE)
     assert numbers(found) == [2, 1]  # what was used last comes last
     assert found[1].ids == array("I", range(1, 11))
-    assert (found[1].lead, found[1].lead_characters, found[1].used) == (generated(1).lead, 1, 5)
+    assert (found[1].prefix_key, found[1].prefix_characters, found[1].used) == (generated(1).prefix_key, 1, 5)
 
 
 def test_there_is_no_file_before_the_first_row(tmp_path: Path) -> None:
-    file = StableIdsFile(tmp_path / "folder")
+    file = ReplyTokenFile(tmp_path / "folder")
     assert file.find(PLACE) == []
     file.apply(Changes(forgotten={b"lead"}))
     assert not (tmp_path / "folder").exists()
@@ -52,7 +52,7 @@ def test_there_is_no_file_before_the_first_row(tmp_path: Path) -> None:
 def test_all_is_readable_to_its_owner_alone(tmp_path: Path) -> None:
     previous = os.umask(0)
     try:
-        file = StableIdsFile(tmp_path / "folder")
+        file = ReplyTokenFile(tmp_path / "folder")
         write(file, generated(1))
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "folder").iterdir()}
     finally:
@@ -62,7 +62,7 @@ def test_all_is_readable_to_its_owner_alone(tmp_path: Path) -> None:
 
 
 def test_what_was_used_least_recently_goes_first(tmp_path: Path) -> None:
-    file = StableIdsFile(tmp_path, max_size=3 * (10 + OVERHEAD))
+    file = ReplyTokenFile(tmp_path, max_size=3 * (10 + OVERHEAD))
     write(file, *(generated(number, used=number) for number in range(3)))
     write(file, generated(0, used=9))
     write(file, generated(7, used=8))
@@ -70,42 +70,42 @@ def test_what_was_used_least_recently_goes_first(tmp_path: Path) -> None:
 
 
 def test_of_a_place_the_newest_are_found(tmp_path: Path) -> None:
-    file = StableIdsFile(tmp_path)
-    write(file, *(generated(number, used=number) for number in range(REPLIES_A_PLACE + 5)))
-    assert numbers(file.find(PLACE)) == list(range(5, REPLIES_A_PLACE + 5))
+    file = ReplyTokenFile(tmp_path)
+    write(file, *(generated(number, used=number) for number in range(MAX_SPANS_PER_PART + 5)))
+    assert numbers(file.find(PLACE)) == list(range(5, MAX_SPANS_PER_PART + 5))
 
 
 def test_what_is_forgotten_leaves_no_trace(tmp_path: Path) -> None:
-    file = StableIdsFile(tmp_path)
+    file = ReplyTokenFile(tmp_path)
     secret = generated(77_777, length=500)
     write(file, generated(1), secret)
     written = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert secret.ids.tobytes()[:200] in written
-    file.apply(Changes(forgotten={secret.lead}))
+    file.apply(Changes(forgotten={secret.prefix_key}))
     assert numbers(file.find(PLACE)) == [1]
     file.close()
     left = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert secret.ids.tobytes()[:200] not in left
-    assert secret.lead not in left
+    assert secret.prefix_key not in left
 
 
 def test_a_file_that_is_deleted_is_made_again(tmp_path: Path) -> None:
     """As somebody clears the folder while a server runs."""
-    file = StableIdsFile(tmp_path)
+    file = ReplyTokenFile(tmp_path)
     write(file, generated(1))
     assert numbers(file.find(PLACE)) == [1]
     for path in tmp_path.glob(f"{FILE_NAME}*"):
         path.unlink()
     assert file.find(PLACE) == []
     write(file, generated(2))
-    assert numbers(file.find(PLACE)) == numbers(StableIdsFile(tmp_path).find(PLACE)) == [2]
+    assert numbers(file.find(PLACE)) == numbers(ReplyTokenFile(tmp_path).find(PLACE)) == [2]
 
 
 def test_a_file_that_another_process_is_making_is_waited_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SQLite itself does not always wait then."""
-    monkeypatch.setattr("app.generation.stable_ids_file._BUSY_SECONDS", 0.0)
+    monkeypatch.setattr("app.generation.reply_token_file._BUSY_SECONDS", 0.0)
     maker = sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)
     maker.execute("BEGIN EXCLUSIVE")
     pauses: list[float] = []
@@ -115,8 +115,8 @@ def test_a_file_that_another_process_is_making_is_waited_for(
         if len(pauses) == 3:
             maker.execute("COMMIT")
 
-    monkeypatch.setattr("app.generation.stable_ids_file.time", SimpleNamespace(sleep=sleep))
-    write(file := StableIdsFile(tmp_path), generated(1))
+    monkeypatch.setattr("app.generation.reply_token_file.time", SimpleNamespace(sleep=sleep))
+    write(file := ReplyTokenFile(tmp_path), generated(1))
     maker.close()
     assert len(pauses) == 3
     assert sum(pauses) > 0.5
@@ -126,9 +126,9 @@ def test_a_file_that_another_process_is_making_is_waited_for(
 
 
 def test_processes_share_the_file(tmp_path: Path) -> None:
-    files = [StableIdsFile(tmp_path) for _ in range(4)]
+    files = [ReplyTokenFile(tmp_path) for _ in range(4)]
 
-    def write_some(file: StableIdsFile, first: int) -> None:
+    def write_some(file: ReplyTokenFile, first: int) -> None:
         for number in range(first, first + 50):
             write(file, generated(number, used=number))
             file.find(PLACE)
@@ -167,11 +167,11 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 def test_a_damaged_file_is_set_aside_with_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], object], first: str
 ) -> None:
-    before = StableIdsFile(tmp_path)
+    before = ReplyTokenFile(tmp_path)
     write(before, *(generated(number) for number in range(300)))
     before.close()
     damage(tmp_path / FILE_NAME)
-    file = StableIdsFile(tmp_path)
+    file = ReplyTokenFile(tmp_path)
     if first == "find":
         assert file.find(PLACE) == []
     write(file, generated(1))
@@ -180,11 +180,11 @@ def test_a_damaged_file_is_set_aside_with_one_line(
     [warning] = warnings(caplog)
     assert "set aside" in warning
     assert (tmp_path / FILE_NAME).with_suffix(".damaged").exists()
-    assert numbers(StableIdsFile(tmp_path).find(PLACE)) == numbers(file.find(PLACE))
+    assert numbers(ReplyTokenFile(tmp_path).find(PLACE)) == numbers(file.find(PLACE))
 
 
 def test_a_truncated_file_is_nobodys_trouble(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    before = StableIdsFile(tmp_path)
+    before = ReplyTokenFile(tmp_path)
     write(before, *(generated(number) for number in range(300)))
     before.close()
     path = tmp_path / FILE_NAME
@@ -192,7 +192,7 @@ def test_a_truncated_file_is_nobodys_trouble(tmp_path: Path, caplog: pytest.LogC
     for length in (0, 1, 99, 100, 5000, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:length])
         caplog.clear()
-        file = StableIdsFile(tmp_path)
+        file = ReplyTokenFile(tmp_path)
         known = set(numbers(file.find(PLACE)))
         write(file, generated(1000, used=1), generated(1001, used=1))
         write(file, generated(1002, used=1))
@@ -203,7 +203,7 @@ def test_a_truncated_file_is_nobodys_trouble(tmp_path: Path, caplog: pytest.LogC
 
 
 def test_rows_of_the_wrong_kind_are_none(tmp_path: Path) -> None:
-    file = StableIdsFile(tmp_path)
+    file = ReplyTokenFile(tmp_path)
     write(file, generated(1))
     rows = [
         ("lead", 1, b"1234", 0),
@@ -226,7 +226,7 @@ def test_where_no_file_can_be_written_all_goes_on_with_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "folder").write_text("no folder")
-    file = StableIdsFile(tmp_path / "folder" / "deeper")
+    file = ReplyTokenFile(tmp_path / "folder" / "deeper")
     for number in range(3):
         write(file, generated(number))
         assert file.find(PLACE) == []
@@ -235,7 +235,7 @@ def test_where_no_file_can_be_written_all_goes_on_with_one_line(
 
 
 def test_a_full_disk_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file = StableIdsFile(tmp_path)
+    file = ReplyTokenFile(tmp_path)
     write(file, generated(1))
     connection = file._writer.writable()
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
@@ -244,4 +244,4 @@ def test_a_full_disk_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         write(file, generated(number, length=100_000))
     [warning] = warnings(caplog)
     assert "full" in warning
-    assert numbers(StableIdsFile(tmp_path).find(PLACE)) == [1]
+    assert numbers(ReplyTokenFile(tmp_path).find(PLACE)) == [1]
