@@ -28,7 +28,7 @@ class LoadOptions:
     backend: str = "auto"
     context_length: int = 0
     threads: int = 0
-    activation_planes: int = 0
+    activation_bits: int = 0  # 8 or 14, to which CPU kernels round
     cpu_tier: str = "auto"  # one of `quant.cpu.tiers.CHOICES`
     kv_type: str = "auto"  # one of those that the device has
     host_cache: int | None = None  # bytes of the host pool; None: as many as suit the device, and none on a CPU

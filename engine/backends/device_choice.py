@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "cuda", "cpu", "reference")
-SMALL_MODEL = 500_000_000  # matrix elements: below, activations get two planes
+SMALL_MODEL = 500_000_000  # matrix elements: smaller models get the more precise activations
 KV_TYPES = {"auto": torch.float16, "f16": torch.float16, "int8": torch.int8}  # of the CPU kernels
 AUTO_KV_TYPE = "Set kv_type to auto: INGLE_KV_TYPE=auto."
 DEVICE_NAME = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
@@ -155,7 +155,7 @@ def host_device(options: LoadOptions, model: ModelConfig, path: Path, stored: Ma
         if problem is None:
             return CpuDevice(
                 options.threads or physical_cores(),
-                options.activation_planes or default_planes(model),
+                options.activation_bits or default_activation_bits(model.matrix_elements),
                 tiers.choose(options.cpu_tier),
                 options.code_cache,
                 KV_TYPES[options.kv_type],
@@ -192,13 +192,13 @@ def physical_cores() -> int:
     return max(1, len(siblings))
 
 
-def default_planes(model: ModelConfig) -> int:
-    """Planes of int8 that activations are quantized into; see `quant.cpu.activations`.
+def default_activation_bits(matrix_elements: int) -> int:
+    """Return the bits to which CPU kernels round the activations of a model: 14 or 8 (see `quant.cpu.activations`).
 
-    A small model answers at once either way, and rounding shows most in it: it gets two, and answers as in float32. A
-    large one gets the one that all integer engines use, and reads prompts nearly twice as fast.
+    Rounding shows most in small models, which are fast either way: with 14 bits they answer as in float32. Large models
+    use 8 bits, as most integer engines do, and prefill nearly twice as fast.
     """
-    return 2 if model.matrix_elements < SMALL_MODEL else 1
+    return 14 if matrix_elements < SMALL_MODEL else 8
 
 
 def float32_bytes(model: ModelConfig) -> int:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 
 from engine.backends.device_choice import (
-    SMALL_MODEL,
     check_backend,
+    default_activation_bits,
     gpu_for,
     layouts_to_compile,
     physical_cores,
@@ -194,10 +194,10 @@ def _why_unsupported(config: EncoderConfig, stored: Mapping[str, StoredWeight]) 
 
 def _cpu_backend(options: LoadOptions, config: EncoderConfig, stored: Mapping[str, StoredWeight]) -> LinearBackend:
     from engine.backends.cpu.code_cache import load_code
-    from quant.cpu.activations import Form
+    from engine.backends.cpu.device import ACTIVATION_FORMS
     from quant.cpu.arena import Arena
     from quant.cpu.linear import CpuBackend
 
     load_code(options.code_cache, tiers.choose(options.cpu_tier), layouts_of(matrix_samples(stored)))
-    planes = options.activation_planes or (2 if config.matrix_elements < SMALL_MODEL else 1)
-    return CpuBackend(Arena(), Form(planes))
+    bits = options.activation_bits or default_activation_bits(config.matrix_elements)
+    return CpuBackend(Arena(), ACTIVATION_FORMS[bits])

@@ -7,7 +7,7 @@ import torch
 from engine import loading, models
 from engine.backends import device_choice
 from engine.backends.cpu.device import CpuDevice
-from engine.backends.device_choice import default_planes, float32_bytes
+from engine.backends.device_choice import default_activation_bits, float32_bytes
 from engine.backends.reference import ReferenceDevice
 from engine.config import BLOCK_SIZE, GroupConfig, LayerConfig, ModelConfig
 from engine.device import Device
@@ -63,7 +63,7 @@ def test_a_large_model_rounds_activations_as_others_do(tiny: Path) -> None:
     with open_checkpoint(tiny) as checkpoint:
         small = models.read_config(checkpoint.metadata)
     large = replace(small, layers=22, hidden=2048, heads=32, kv_heads=4, head_dim=64, mlp_hidden=5632)
-    assert (default_planes(small), default_planes(large)) == (2, 1)
+    assert [default_activation_bits(it.matrix_elements) for it in (small, large)] == [14, 8]
 
 
 def test_an_unknown_backend_is_refused(tiny: Path) -> None:
@@ -107,8 +107,8 @@ def config_of(path: Path) -> ModelConfig:
 
 DEVICES = {
     "reference": ReferenceDevice(keep_dequantized=True, threads=1),
-    "cpu": CpuDevice(1, 2, choose("auto"), None),
-    "cpu, int8": CpuDevice(1, 2, choose("auto"), None, torch.int8),
+    "cpu": CpuDevice(1, 14, choose("auto"), None),
+    "cpu, int8": CpuDevice(1, 14, choose("auto"), None, torch.int8),
 }
 
 
@@ -128,7 +128,7 @@ def test_integers_give_nearly_twice_the_context_in_the_same_memory(
     config = replace(config_of(make(tmp_path, head_dim=32).path), layers=30, head_dim=64, context_length=1 << 20)
     monkeypatch.setattr(budget, "available_memory", lambda: 1 << 30)
     floats, integers = (
-        loading._resolve(config, CpuDevice(1, 2, choose("auto"), None, kv_type), LoadOptions(), ())
+        loading._resolve(config, CpuDevice(1, 14, choose("auto"), None, kv_type), LoadOptions(), ())
         for kv_type in (torch.float16, torch.int8)
     )
     assert 1.85 < integers.context_length / floats.context_length < 1.9

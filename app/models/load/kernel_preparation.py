@@ -16,8 +16,6 @@ from engine.checkpoints.weights import LoadProgress
 from engine.load_options import LoadOptions
 from quant.cpu.layouts import Layout
 
-_PLANES = {0: 0, 8: 1, 14: 2}  # planes of 8-bit integers that hold an activation, by the setting activation_bits
-
 
 def common_options(settings: Settings) -> LoadOptions:
     """What the settings ask for, whatever the model gives."""
@@ -25,7 +23,7 @@ def common_options(settings: Settings) -> LoadOptions:
         backend=settings.kernels,
         context_length=settings.context,
         threads=settings.threads,
-        activation_planes=_PLANES[settings.activation_bits],
+        activation_bits=settings.activation_bits,
         cpu_tier=settings.cpu_tier,
         device=settings.device,
         gpu_memory=settings.gpu_memory,

@@ -41,6 +41,7 @@ from quant.tensor import QTensor
 NUMERICS_VERSION = "3"  # raised when a change of the kernels changes bits: what was cached before is not used then
 STEP_OPERATIONS = 80_000_000_000  # that one thread computes in a fifth of a second
 LEAST_HEAD_DIM = 32  # smaller ones are those of toys, which are read before kernels are compiled
+ACTIVATION_FORMS = {8: Form.ONE_PLANE, 14: Form.TWO_PLANES}  # by the bits to which activations are rounded
 LOCAL_PIECES = 16  # pieces of context that every thread merges for itself rather than wait for the others
 
 
@@ -55,16 +56,16 @@ class CpuDevice:
     def __init__(
         self,
         threads: int,
-        planes: int,
+        activation_bits: int,
         target: Target,
         code_cache: Path | None,
         kv_type: torch.dtype = torch.float16,
         memory: int = 0,  # bytes; 0: what is free
     ) -> None:
         self.threads = min(threads, MAX_POOL_THREADS)
-        self.numerics = ("cpu", NUMERICS_VERSION, target.tier, f"{planes} planes")
+        self._form = ACTIVATION_FORMS[activation_bits]
+        self.numerics = ("cpu", NUMERICS_VERSION, target.tier, f"{self._form.planes} planes")
         self.kv_type = kv_type
-        self._planes = Form(planes)
         self._target = target
         self._code_cache = code_cache
         self._memory = memory
@@ -101,7 +102,7 @@ class CpuDevice:
             threads=self.threads,
         )
         program = Program(arena, limits)
-        operations = CpuOperations(CpuBackend(arena, self._planes), program)
+        operations = CpuOperations(CpuBackend(arena, self._form), program)
         loaded = models.load(model, weights, operations, config.context_length)
         kv = KVCache(loaded.kv_groups(), config.pool_sizes, self.layer_shape, self.kv_type, config.host_blocks)
         logits: LogitRows = loaded.forward(placeholder_batch(), kv)

@@ -42,7 +42,7 @@ def test_logits_equal_those_of_the_values(checkpoint: QuantizedFolder) -> None:
 
 def test_both_backends_say_the_same(checkpoint: QuantizedFolder, cpu_kernels: Path) -> None:
     plain = answer(checkpoint.path, LoadOptions(backend="reference"))
-    fast = answer(checkpoint.path, LoadOptions(backend="cpu", activation_planes=2, code_cache=cpu_kernels))
+    fast = answer(checkpoint.path, LoadOptions(backend="cpu", activation_bits=14, code_cache=cpu_kernels))
     assert (plain[0], fast[0]) == ("reference", "cpu")
     assert fast[1] == plain[1]
 

@@ -107,9 +107,9 @@ def test_an_engine_for_short_contexts_takes_the_short_factors(tmp_path: Path, na
 @pytest.mark.share(15)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_cpu_kernels_find_nearly_the_same_probabilities(tmp_path: Path, cpu_kernels: Path, name: str) -> None:
-    """With activations as exact as they come: two planes of integers, and keys and values in float16."""
+    """Use the most precise activations (14 bits) and float16 keys and values."""
     tiny = make(tmp_path, name, "folder")
-    options = LoadOptions("cpu", CONTEXT, threads=1, activation_planes=2, code_cache=cpu_kernels)
+    options = LoadOptions("cpu", CONTEXT, threads=1, activation_bits=14, code_cache=cpu_kernels)
     with open_checkpoint(tiny.path) as checkpoint:
         running = load_engine(checkpoint, options)
     params = SamplingParams(temperature=0, max_tokens=REPLY, ignore_eos=True, logprobs=0)

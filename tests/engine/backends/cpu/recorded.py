@@ -37,12 +37,17 @@ INPUTS = {
 
 
 def load_step(
-    path: Path, code_cache: Path, config: EngineConfig, *, planes: int = 2, kv_type: torch.dtype = torch.float16
+    path: Path,
+    code_cache: Path,
+    config: EngineConfig,
+    *,
+    activation_bits: int = 14,
+    kv_type: torch.dtype = torch.float16,
 ) -> CpuStep:
     """A model as the CPU device computes it."""
     with open_checkpoint(path) as checkpoint:
         model = models.read_config(checkpoint.metadata)
-        device = CpuDevice(config.threads, planes, choose("auto"), code_cache, kv_type)
+        device = CpuDevice(config.threads, activation_bits, choose("auto"), code_cache, kv_type)
         step = device.load(model, Weights(checkpoint.path, models.stored_weights(checkpoint)), config).compute
     assert isinstance(step, CpuStep)
     return step
@@ -128,7 +133,7 @@ def record(
     forward: Forward,
     *,
     groups: Sequence[KVGroup] = (KVGroup((0,), 1, 32),),
-    planes: Form = Form.TWO_PLANES,
+    form: Form = Form.TWO_PLANES,
     tokens: int = 40,
     context: int = 320,
     threads: int = 2,
@@ -146,7 +151,7 @@ def record(
         threads=threads,
     )
     program = Program(arena, limits)
-    operations = CpuOperations(CpuBackend(arena, planes), program)
+    operations = CpuOperations(CpuBackend(arena, form), program)
     kv = KVCache(groups, num_blocks, partial(block_shape, kv_type), kv_type)
     for pool in kv.pools:
         spoil(pool)

@@ -188,12 +188,12 @@ def test_kernels_are_compiled_where_they_were_kept(path: Path, cpu_kernels: Path
 
 def test_what_bits_depend_on_is_in_the_numerics() -> None:
     target = choose("auto")
-    one, two = (CpuDevice(threads, planes, target, None) for threads, planes in ((1, 1), (4, 2)))
+    one, two = (CpuDevice(threads, bits, target, None) for threads, bits in ((1, 8), (4, 14)))
     assert one.numerics != two.numerics
-    assert two.numerics == CpuDevice(1, 2, target, None).numerics
-    assert two.numerics != CpuDevice(4, 2, replace(target, tier="another"), None).numerics
-    assert CpuDevice(1000, 2, target, None).threads == MAX_POOL_THREADS
+    assert two.numerics == CpuDevice(1, 14, target, None).numerics
+    assert two.numerics != CpuDevice(4, 14, replace(target, tier="another"), None).numerics
+    assert CpuDevice(1000, 14, target, None).threads == MAX_POOL_THREADS
     assert two.layer_shape(3, 64) == (3, 2 * 16 * 64)
-    assert CpuDevice(1, 2, target, None, torch.int8).layer_shape(3, 64) == (3, 2 * 16 * (64 + 4))
+    assert CpuDevice(1, 14, target, None, torch.int8).layer_shape(3, 64) == (3, 2 * 16 * (64 + 4))
     with pytest.raises(UnsupportedModel, match="head dimension of 72"):
         two.layer_shape(1, 72)

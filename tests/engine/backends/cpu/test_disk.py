@@ -76,5 +76,5 @@ def test_other_keys_and_values_are_not_found(cpu_kernels: Path, tmp_path: Path) 
     assert say(load(tiny, cpu_kernels, tmp_path), prompt).cache.disk == 288
     assert say(load(tiny, cpu_kernels, tmp_path, fingerprint="b6" * 32), prompt).cache.cached == 0
     assert say(load(tiny, cpu_kernels, tmp_path, kv_type="int8"), prompt).cache.cached == 0
-    assert say(load(tiny, cpu_kernels, tmp_path, activation_planes=1), prompt).cache.cached == 0
+    assert say(load(tiny, cpu_kernels, tmp_path, activation_bits=8), prompt).cache.cached == 0
     assert say(load(tiny, cpu_kernels, tmp_path, fingerprint=""), prompt).cache.cached == 0

@@ -129,7 +129,7 @@ def test_smollm2_is_near_float32(default: Distance) -> None:
 
 
 def test_one_plane_is_worse(smollm2: Path, cpu_kernels: Path, texts: Texts, default: Distance) -> None:
-    one = distance(load_step(smollm2, cpu_kernels, CONFIG, planes=1), texts, 49152)
+    one = distance(load_step(smollm2, cpu_kernels, CONFIG, activation_bits=8), texts, 49152)
     print(f"one plane: {one}")
     assert default < one < ONE_PLANE
 
@@ -161,7 +161,9 @@ def test_tiny_models_are_near_float32(tmp_path: Path, cpu_kernels: Path, mix: st
     plain, generator = reference(tiny.path), torch.Generator().manual_seed(16)
     ids = [torch.randint(0, 300, (length,), generator=generator).tolist() for length in (2, 17, 150)]
     texts = Texts(ids, [], [logprobs(plain, text, 300) for text in ids])
-    one, two = (distance(load_step(tiny.path, cpu_kernels, CONFIG, planes=planes), texts, 300) for planes in (1, 2))
+    one, two = (
+        distance(load_step(tiny.path, cpu_kernels, CONFIG, activation_bits=bits), texts, 300) for bits in (8, 14)
+    )
     print(f"{mix}: one plane {one}; default {two}")
     assert two < DEFAULT
     assert two < one < ONE_PLANE

@@ -174,16 +174,16 @@ SEGMENTS = [
 ]
 
 
-@pytest.mark.parametrize("planes", [Form.ONE_PLANE, Form.TWO_PLANES])
+@pytest.mark.parametrize("form", [Form.ONE_PLANE, Form.TWO_PLANES])
 @pytest.mark.parametrize("names", SEGMENTS)
-def test_linear_is_the_layers_own_product(cpu_kernels: Path, names: Sequence[str], planes: Form) -> None:
+def test_linear_is_the_layers_own_product(cpu_kernels: Path, names: Sequence[str], form: Form) -> None:
     """Of rows that a norm writes in every form that a segment wants."""
     segments = weights(names, {1: [96], 2: [33, 63], 4: [33, 40, 47, 8]}[len(names)])
     x = every_row(record(cpu_kernels, lambda ops, batch, kv: normed(ops, batch)))
     out = every_row(
-        record(cpu_kernels, lambda ops, batch, kv: ops.linear(normed(ops, batch), layer(ops, *segments)), planes=planes)
+        record(cpu_kernels, lambda ops, batch, kv: ops.linear(normed(ops, batch), layer(ops, *segments)), form=form)
     )
-    assert torch.equal(out, CpuBackend(Arena(), planes).linear(segments).forward(x))
+    assert torch.equal(out, CpuBackend(Arena(), form).linear(segments).forward(x))
 
 
 @pytest.mark.parametrize("names", SEGMENTS)
@@ -280,7 +280,7 @@ def test_a_gated_mlp_of_super_blocks(cpu_kernels: Path, gate: str, up: str, down
 
     hidden = reference.gated(matmul(x, torch.cat([dequantize(weight) for weight in gate_up])), Gate.GELU)
     added = matmul(hidden, dequantize(last))
-    out = every_row(record(cpu_kernels, forward, planes=Form.ONE_PLANE))
+    out = every_row(record(cpu_kernels, forward, form=Form.ONE_PLANE))
     torch.testing.assert_close(out, added, rtol=0, atol=0.03 * float(added.abs().max()))
 
 

@@ -22,8 +22,8 @@ def test_a_model_is_near_the_plain_kernels(tmp_path: Path, cpu_kernels: Path, ki
     path = quantized_folder(tmp_path, kind).path
     plain = logprobs(reference(path), IDS, VOCABULARY)
     # Random integers make scores of hundreds, which show what activations lose; wrong ones are off by 1 and more.
-    for planes, most in ((1, 0.3), (2, 0.05)):
-        step = load_step(path, cpu_kernels, CONFIG, planes=planes)
+    for bits, most in ((8, 0.3), (14, 0.05)):
+        step = load_step(path, cpu_kernels, CONFIG, activation_bits=bits)
         ours = logprobs(step, IDS, VOCABULARY)
         assert (ours - plain).square().mean().sqrt() < most * plain.std()
         alone = torch.cat([logprobs(step, IDS[:count], VOCABULARY)[-1:] for count in (1, 2, 17, 40)])
