@@ -6,14 +6,14 @@ from typing import Any
 
 import msgspec
 
-from app.server.dialects import rerank_requests
+from app.server.dialects import rerank
 from app.server.dialects.anthropic import fields as anthropic_fields
 from app.server.dialects.llama_cpp import fields as llama_cpp_fields
 from app.server.dialects.lm_studio import fields as lm_studio_fields
 from app.server.dialects.ollama import fields as ollama_fields
 from app.server.dialects.openai import fields as openai_fields
 from app.server.dialects.responses import fields as responses_fields
-from app.server.field_table import Field, FieldTable
+from app.server.request_fields import Field, FieldTable
 from tests.support.markdown import contents_list
 
 PAGE = Path(__file__).parents[1] / "docs" / "request-fields.md"
@@ -26,7 +26,7 @@ TABLES: Mapping[str, FieldTable[Any]] = {
     **ollama_fields.TABLES,
     **llama_cpp_fields.TABLES,
     **lm_studio_fields.TABLES,
-    **rerank_requests.TABLES,
+    **rerank.TABLES,
 }
 
 _PREFACE = """\

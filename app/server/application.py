@@ -1,5 +1,6 @@
 """The HTTP application: every route, what each error looks like, and the door in front. Knows no ASGI server."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.generation.embedding_service import EmbeddingService
 from app.generation.service import ChatService
@@ -27,24 +29,27 @@ from app.server.dialects.ollama.endpoints import OllamaEndpoints
 from app.server.dialects.ollama.store import ModelPulls, StoreEndpoints
 from app.server.dialects.openai.embeddings import EmbeddingEndpoints
 from app.server.dialects.openai.endpoints import OpenAIEndpoints
+from app.server.dialects.openai.errors import ERRORS as OPENAI_ERRORS
 from app.server.dialects.responses.endpoints import RESPONDING, ResponseEndpoints
 from app.server.dialects.responses.stored_responses import StoredResponses
-from app.server.endpoint import TEXT, Endpoint
-from app.server.errors import InvalidRequest
 from app.server.http.access import HEALTH_PATHS, Access, RequestLimits
 from app.server.http.access_middleware import LOOPBACK_NAMES, Door, PageOrigins
-from app.server.http.client_watch import ClientWatch
-from app.server.http.error_responses import ErrorShapes, Mistakes, refusal
+from app.server.http.connection import ClientWatch
+from app.server.http.endpoint import TEXT, Endpoint
+from app.server.http.errors import ErrorShapes, InvalidRequest, Mistakes, refusal
 from app.server.http.openapi import OpenAPI
 from app.server.machine import Machine
-from app.server.memory_trim import MemoryTrim
 from app.server.metrics import Metrics
 from app.server.origin import CLASS_NAMES, caller_of
 from app.server.own_endpoints import OwnEndpoints
 from app.server.refusals import NO_TEXT
 from app.server.served_model import ServedModel
+from engine.freed_memory import return_freed_memory
 from engine.request import ServiceClass
 from quant.errors import InglenookError
+
+LARGE_REQUEST_BYTES = 1 << 20  # of a request's body and its answer together
+TRIM_DELAY_SECONDS = 1.0  # in which further requests end, and so does the work on those whose clients are gone
 
 Status: TypeAlias = Literal["ok", "unavailable"]
 
@@ -153,11 +158,11 @@ def _application(endpoints: Sequence[Endpoint], model: ServedModel, locks: Locks
         origins=PageOrigins(locks.allowed_origins),
     )
     application = Starlette(
-        routes=[*endpoints, OpenAPI(endpoints, model.names).endpoint],
+        routes=[*endpoints, OpenAPI(endpoints, model.names, OPENAI_ERRORS).endpoint],
         middleware=[
             Middleware(MemoryTrim),
             Middleware(ClientWatch),
-            Middleware(ErrorShapes, endpoints=endpoints),
+            Middleware(ErrorShapes, endpoints=endpoints, default=OPENAI_ERRORS),
             Middleware(Mistakes),
             door,
         ],
@@ -169,6 +174,39 @@ def _application(endpoints: Sequence[Endpoint], model: ServedModel, locks: Locks
     )
     application.router.redirect_slashes = False
     return application
+
+
+class MemoryTrim:
+    """ASGI middleware, around all others: returns the memory of large requests to the system after they ended."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._is_due = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        size = 0
+
+        async def counted_receive() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            return message
+
+        async def counted_send(message: Message) -> None:
+            nonlocal size
+            size += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            await self._app(scope, counted_receive, counted_send)
+        finally:
+            if size >= LARGE_REQUEST_BYTES and not self._is_due:
+                self._is_due = True
+                asyncio.get_running_loop().call_later(TRIM_DELAY_SECONDS, self._trim)
+
+    def _trim(self) -> None:
+        self._is_due = False
+        asyncio.get_running_loop().run_in_executor(None, return_freed_memory)
 
 
 def _health_endpoints(health: Callable[[], Health]) -> list[Endpoint]:

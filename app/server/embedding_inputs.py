@@ -7,7 +7,7 @@ from typing import Annotated, TypeAlias
 from msgspec import Meta
 
 from app.generation.embedding_service import EmbeddingService, InputTooLong
-from app.server.errors import InvalidRequest, check_vocabulary
+from app.server.http.errors import InvalidRequest, check_vocabulary
 
 MAX_INPUTS = 2048  # of one request, as in OpenAI's API
 

@@ -241,11 +241,15 @@ async def _embeddings(
 
 def server_config(application: ASGIApp) -> uvicorn.Config:
     """How uvicorn is to serve the application. It refuses a request whose head has no end."""
+    from app.server.dialects.openai.errors import ERRORS as OPENAI_ERRORS
     from app.server.http.connection import Connection
+
+    class OpenAIConnection(Connection):
+        ERRORS = OPENAI_ERRORS
 
     return uvicorn.Config(
         application,
-        http=Connection,
+        http=OpenAIConnection,
         ws="none",
         lifespan="off",
         log_config=None,

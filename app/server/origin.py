@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from starlette.requests import Request
 
-from app.server.errors import InvalidRequest
 from app.server.http.access import CALLER, Caller
+from app.server.http.errors import InvalidRequest
 from engine.request import Origin, ServiceClass
 
 CLASS_HEADER = "X-Ingle-Class"

@@ -18,9 +18,8 @@ from starlette.responses import Response
 from app.generation.conversation import Conversation
 from app.generation.service import ChatService
 from app.generation.template import MAX_TEXT_CHARS
-from app.server.dialects.openai.chat_requests import ChatMessage
-from app.server.dialects.openai.tools import TemplateVariables
-from app.server.endpoint import Endpoint
+from app.server.dialects.openai.chat_requests import ChatMessage, TemplateVariables
+from app.server.http.endpoint import Endpoint
 from app.server.http.reply import json_reply
 from app.server.http.request_body import read_body
 from app.server.machine import AmountReport, Machine

@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 
-from app.server.endpoint import Endpoint, ErrorShape
-from app.server.errors import InvalidRequest
+from app.server.http.endpoint import Endpoint, ErrorShape
+from app.server.http.errors import InvalidRequest
 from app.server.http.request_body import read_body
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from app.models.details import ModelDetails
-from app.server.errors import InvalidRequest
+from app.server.http.errors import InvalidRequest
 
 ANY = "*"  # as what an alias stands for: the model that is served, whichever that is
 

@@ -14,7 +14,7 @@ from app.errors import InvalidGrammar
 from app.generation.grammars import ANY_OBJECT, MAX_SOURCE, GrammarSource, RequestedGrammar
 from app.grammars.frames import WHITESPACE
 from app.grammars.lark import is_gbnf
-from app.server.errors import InvalidRequest
+from app.server.http.errors import InvalidRequest
 
 MAX_GBNF = 1 << 15  # characters, which are read one by one
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from app.generation.service import ChatService
-from app.server.errors import InvalidRequest, check_vocabulary, naming
+from app.server.http.errors import InvalidRequest, check_vocabulary, naming
 from app.text.infilling import Gap
 from engine.errors import PromptTooLong
 

@@ -1,24 +1,110 @@
 """Reranking: which of several documents answers a query best.
 
-A cross-encoder reads each document together with the query, and says so itself; with other models that give vectors,
+A cross-encoder reads each document together with the query and scores the pair. With other models that return vectors,
 the relevance of a document is the cosine of its vector and the query's. Fields and paths are those of Jina's API, vLLM,
-llama.cpp's server and TEI.
+llama.cpp's server, and Hugging Face's text-embeddings-inference (TEI), whose replies are bare lists.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
 from app.generation.embedding_service import EmbeddingService
-from app.server.dialects.rerank_requests import RERANK, RerankRequest, TextDocument
-from app.server.embedding_inputs import check_sequence, most_tokens, naming_inputs, read_inputs
-from app.server.endpoint import Endpoint
+from app.server.embedding_inputs import MAX_INPUTS, Truncation, check_sequence, most_tokens, naming_inputs, read_inputs
+from app.server.http.endpoint import Endpoint
+from app.server.http.errors import refuse_first
 from app.server.http.reply import written_reply
 from app.server.http.request_body import read_body
+from app.server.request_fields import FieldTable, ModelName, PositiveCount, ignored, refused, supported
 from app.server.served_model import ServedModel
+
+Text: TypeAlias = Annotated[str, Meta(min_length=1)]
+
+
+class TextDocument(Struct):
+    text: Text
+
+
+Documents: TypeAlias = Annotated[list[Text | TextDocument], Meta(min_length=1, max_length=MAX_INPUTS - 1)]
+
+
+class RerankRequest(Struct, kw_only=True):
+    """POST /v1/rerank."""
+
+    model: ModelName | None = None
+    query: Text
+    documents: Documents | None = None
+    texts: Documents | None = None  # TEI's documents
+    top_n: PositiveCount | None = None  # so many results, the best; all, if not given
+    return_documents: bool | None = None
+    return_text: bool | None = None  # the same in TEI's words
+    raw_scores: bool | None = None  # a cross-encoder's logits
+    truncate: bool | None = None  # TEI's: texts are cut to what the model reads
+    truncate_prompt_tokens: Truncation | None = None
+    user: str | None = None
+
+    @property
+    def is_bare(self) -> bool:
+        """The reply is a bare list, as TEI's are."""
+        return self.texts is not None
+
+    @property
+    def named(self) -> Mapping[str, str]:
+        """The text of each document, by its place in the request."""
+        field = "texts" if self.is_bare else "documents"
+        given: Sequence[str | TextDocument] = self.texts or self.documents or ()
+        return {f"{field}[{place}]": one if isinstance(one, str) else one.text for place, one in enumerate(given)}
+
+    @property
+    def truncation(self) -> int | None:
+        return -1 if self.truncate and self.truncate_prompt_tokens is None else self.truncate_prompt_tokens
+
+    def check(self) -> None:
+        """Raise InvalidRequest for what no single field's bounds can say."""
+        refuse_first(self._problems())
+
+    def _problems(self) -> Iterator[tuple[str, str]]:
+        if self.documents is None and self.texts is None:
+            yield "documents", "it is required."
+        if self.documents is not None and self.texts is not None:
+            yield "texts", "documents are another name of them; leave one of them out."
+
+
+RERANK = FieldTable(
+    RerankRequest,
+    {"query": "a", "documents": ["b"]},
+    [
+        supported("model", "vLLM, llama.cpp", "a-model", "Without it, the served model answers."),
+        supported("query", "vLLM, llama.cpp, TEI", "a text"),
+        supported("documents", "vLLM, llama.cpp", ["a", {"text": "b"}]),
+        supported("texts", "TEI, llama.cpp", ["a"], "The reply is a list of objects with index and score."),
+        supported("top_n", "vLLM, llama.cpp", 1),
+        supported("return_documents", "Jina", True),
+        supported("return_text", "TEI", True),
+        supported("raw_scores", "TEI", True, "Logits of a cross-encoder; a cosine is as it is."),
+        supported("truncate", "TEI", True),
+        supported("truncate_prompt_tokens", "vLLM", -1),
+        supported("user", "vLLM", "me", "It is checked and not used."),
+        refused("truncation_direction", "TEI", "Left", "The end of a text is cut.", neutral=["Right"]),
+        refused("truncation_side", "vLLM", "left", "The end of a text is cut.", neutral=["right"]),
+        refused("max_tokens_per_doc", "vLLM", 10, "Send truncate_prompt_tokens.", neutral=[0]),
+        refused("max_tokens_per_query", "vLLM", 10, "Send a shorter query.", neutral=[0]),
+        refused("use_activation", "vLLM", False, "Send raw_scores.", neutral=[True]),
+        refused("activation", "vLLM", False, "Send raw_scores.", neutral=[True]),
+        refused("prompt_name", "TEI", "query", "Send the prompt as a part of the texts."),
+        ignored("priority", "vLLM", 1, "Requests take turns."),
+        ignored("request_id", "vLLM", "r-1", "A reply has no id."),
+        ignored("cache_salt", "vLLM", "mine", "Nothing is cached."),
+        ignored("mm_processor_kwargs", "vLLM", {"a": 1}, "It is about images, which are refused."),
+    ],
+)
+
+TABLES: Mapping[str, FieldTable[Any]] = {"POST /v1/rerank": RERANK}
+
 
 PATHS = ("/v1/rerank", "/rerank", "/v1/reranking", "/reranking")
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from starlette.types import Scope
 
-from app.server.errors import InvalidRequest
+from app.server.http.errors import InvalidRequest
 
 Address = tuple[str, int]
 

@@ -13,9 +13,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.server.errors import InvalidRequest
 from app.server.http.access import CALLER, Access, RequestLimits
-from app.server.http.error_responses import refusal
+from app.server.http.errors import InvalidRequest, refusal
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 

@@ -1,19 +1,21 @@
-"""One connection: uvicorn's, which waits for nobody for ever, and knows who is at the other end.
+"""Connections of clients: limits on slow clients, and the end of the work for clients that disconnect.
 
-A client that is slow to send the head of a request, or to read a reply, is cut off; its request ends as with any that
-goes away. The time for bodies is kept where bodies are read. Refuses to know what is asked and answered.
+A connection is closed when the client is slow to send the head of a request or to read a reply. `request_body` limits
+the time for a body. Work on a request is canceled on every path, whatever it waits for.
 """
 
 import asyncio
-from typing import ClassVar
+from collections.abc import Coroutine
+from typing import Any, ClassVar
 
 import h11
 import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from app.server.dialects.openai.errors import error_body
-from app.server.errors import InvalidRequest
 from app.server.http.access import PEER, Address, Peer
+from app.server.http.endpoint import ErrorShape
+from app.server.http.errors import InvalidRequest
 
 MOST_CONNECTIONS = 1000
 # Bytes that are parsed before it is another connection's turn: small pieces of a body cost far more than large ones.
@@ -21,7 +23,9 @@ _SLICE = 8 << 10
 
 
 class Connection(H11Protocol):
-    """Accepts `MOST_CONNECTIONS`; more are closed at once."""
+    """Accepts `MOST_CONNECTIONS`; more are closed at once. Subclasses set `ERRORS`."""
+
+    ERRORS: ClassVar[ErrorShape]  # the format of the error for bytes that are not HTTP
 
     HEAD_SECONDS: ClassVar[float] = 10.0  # for the head of a request, from when it may be sent
     UNREAD_SECONDS: ClassVar[float] = 60.0  # for reading what waits, so that there is room for more
@@ -79,7 +83,7 @@ class Connection(H11Protocol):
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.abort()
             return
-        body = msgspec.json.encode(error_body(InvalidRequest(msg.removesuffix("."))))
+        body = msgspec.json.encode(self.ERRORS.body(InvalidRequest(msg.removesuffix("."))))
         length = str(len(body)).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", length), (b"connection", b"close")]
         head = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
@@ -133,3 +137,60 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
 
 def _address(server: tuple[str, int | None] | None) -> Address | None:
     return (server[0], server[1]) if server and server[1] is not None else None
+
+
+class ClientWatch:
+    """ASGI middleware around the answer to a request."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        body = _Body(receive)
+
+        async def answer() -> None:
+            await self._app(scope, body.receive, send)
+
+        await while_connected(body.gone(), answer())
+
+
+class _Body:
+    """The messages of a request. What is received after its body is the end of the connection."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._is_read = asyncio.Event()
+        self._is_gone = asyncio.Event()
+
+    async def receive(self) -> Message:
+        """The next message, for the application."""
+        if self._is_read.is_set():
+            await self._is_gone.wait()
+            return {"type": "http.disconnect"}
+        message = await self._receive()
+        if message["type"] == "http.disconnect" or not message.get("more_body"):
+            self._is_read.set()
+        return message
+
+    async def gone(self) -> None:
+        """Return when the client has gone away after it sent everything."""
+        await self._is_read.wait()
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._is_gone.set()
+
+
+async def while_connected(gone: Coroutine[Any, Any, None], work: Coroutine[Any, Any, None]) -> None:
+    """Run `work`. When `gone` returns before it, it is cancelled, and has ended when this returns."""
+    working, watching = asyncio.create_task(work), asyncio.create_task(gone)
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        working.cancel()
+        watching.cancel()
+        await asyncio.wait((working, watching))
+    if not working.cancelled():
+        working.result()

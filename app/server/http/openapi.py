@@ -14,8 +14,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.server.dialects.openai.errors import ErrorBody
-from app.server.endpoint import TEXT, Endpoint, Framing
+from app.server.http.endpoint import TEXT, Endpoint, ErrorShape, Framing
 
 Json = dict[str, Any]
 
@@ -41,11 +40,12 @@ _WITHOUT_BODY = (401, 403, 404, 500, 503)
 class OpenAPI:
     """Describes endpoints, its own included."""
 
-    def __init__(self, endpoints: Sequence[Endpoint], models: Sequence[str]) -> None:
-        """`models` are the names that requests may give."""
+    def __init__(self, endpoints: Sequence[Endpoint], models: Sequence[str], errors: ErrorShape) -> None:
+        """`models` are the names that requests may give. `errors` is the format of errors of endpoints without one."""
         self.endpoint = Endpoint("GET", "/openapi.json", self.describe, "This description", gives=Description)
         self._endpoints = [*endpoints, self.endpoint]
         self._models = models
+        self._errors = errors
 
     async def describe(self, request: Request) -> Response:
         return Response(self._body, media_type=JSON)
@@ -53,7 +53,7 @@ class OpenAPI:
     @cached_property
     def _body(self) -> bytes:
         """Written when somebody asks for it, since few do."""
-        return msgspec.json.encode(description(self._endpoints, self._models))
+        return msgspec.json.encode(description(self._endpoints, self._models, self._errors))
 
 
 class Description(Struct):
@@ -66,9 +66,9 @@ class Description(Struct):
     security: list[dict[str, list[str]]]
 
 
-def description(endpoints: Sequence[Endpoint], models: Sequence[str]) -> Description:
+def description(endpoints: Sequence[Endpoint], models: Sequence[str], errors: ErrorShape) -> Description:
     """All of it."""
-    schemas = _Schemas(endpoints)
+    schemas = _Schemas(endpoints, errors)
     for one in endpoints:
         schemas.name_models(one.takes, models)
     paths: dict[str, Json] = {}
@@ -87,10 +87,11 @@ def description(endpoints: Sequence[Endpoint], models: Sequence[str]) -> Descrip
 class _Schemas:
     """The schemas of all that endpoints take and give, each by a name of its own where two types have the same."""
 
-    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+    def __init__(self, endpoints: Sequence[Endpoint], errors: ErrorShape) -> None:
+        self.errors = errors
         told = [it for one in endpoints for it in (one.takes, one.gives, one.streams, one.fails_with)]
         types = [it for it in told if it is not None and it != TEXT]
-        types += [ErrorBody, *(one.errors.type for one in endpoints if one.errors is not None)]
+        types += [errors.type, *(one.errors.type for one in endpoints if one.errors is not None)]
         types = sorted(dict.fromkeys(types), key=str)
         references, self.components = msgspec.json.schema_components(types, ref_template=_REF)
         self._references = dict(zip(types, references, strict=True))
@@ -122,7 +123,7 @@ def _operation(endpoint: Endpoint, schemas: _Schemas) -> Json:
 
 def _responses(endpoint: Endpoint, schemas: _Schemas) -> Json:
     failures = _FAILURES if endpoint.takes is not None else _WITHOUT_BODY
-    error = ErrorBody if endpoint.errors is None else endpoint.errors.type
+    error = (endpoint.errors or schemas.errors).type
     told = {str(status): {"description": _FAILURES[status], "content": _content(schemas, error)} for status in failures}
     if endpoint.fails_with is not None:
         told["503"]["content"] = _content(schemas, endpoint.fails_with)

@@ -16,8 +16,8 @@ from starlette.types import Receive, Scope, Send
 
 from app.generation.events import QUEUED, TokenCounts
 from app.process.work_pool import Check, WorkPool
-from app.server.endpoint import EVENTS, Framing
-from app.server.http.error_responses import place_of
+from app.server.http.endpoint import EVENTS, Framing
+from app.server.http.errors import place_of
 from quant.errors import InglenookError
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
-from app.server.errors import InvalidRequest, bounded
+from app.server.http.errors import InvalidRequest, bounded
 
 MAX_BODY_BYTES = 10 << 20
 # Read and dropped, since most clients see no answer before they have sent everything.

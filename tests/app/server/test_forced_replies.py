@@ -17,10 +17,9 @@ from app.generation.grammars import GrammarCompiler
 from app.generation.service import ChatService
 from app.generation.template import ChatTemplateRenderer
 from app.generation.token_streams import TokenStreams
-from app.server.dialects.openai.chat import ChatCompletionChunk, Choice, fold
-from app.server.dialects.openai.chat_chunks import chunks
+from app.server.dialects.openai.chat import ChatCompletionChunk, Choice, chunks, fold
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest
-from app.server.dialects.openai.tokens import Identity
+from app.server.dialects.openai.reports import Identity
 from app.server.dialects.responses.output_items import CustomToolCall, FunctionCall
 from app.server.dialects.responses.replies import ResponseReply
 from app.server.dialects.responses.requests import ResponseRequest

@@ -20,12 +20,12 @@ from app.server.dialects.llama_cpp import requests as llama_cpp
 from app.server.dialects.llama_cpp import token_requests
 from app.server.dialects.lm_studio.requests import ChatRequest
 from app.server.dialects.ollama import requests as ollama
-from app.server.dialects.ollama.model_requests import EmbedRequest
+from app.server.dialects.ollama.requests import EmbedRequest
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest
 from app.server.dialects.openai.completion_requests import CompletionRequest
 from app.server.dialects.openai.embedding_requests import EmbeddingRequest
 from app.server.dialects.openai.embeddings import EMBEDDINGS
-from app.server.dialects.rerank_requests import RerankRequest
+from app.server.dialects.rerank import RerankRequest
 from app.server.dialects.responses.requests import ResponseRequest
 from app.server.http.access import Access
 from app.text.tokenizer import Tokenizer

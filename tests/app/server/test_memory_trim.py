@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from app.server import memory_trim
-from app.server.memory_trim import LARGE_BYTES, MemoryTrim
+from app.server import application
+from app.server.application import LARGE_REQUEST_BYTES, MemoryTrim
 from engine.freed_memory import return_freed_memory
 from tests.support.processes import HANGING_SECONDS
 
@@ -18,8 +18,8 @@ SCOPE: Scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
 def trims(monkeypatch: pytest.MonkeyPatch, *sizes: tuple[int, int]) -> int:
     """How often memory is given back for requests with bodies and answers of such sizes, in turn."""
     done: list[bool] = []
-    monkeypatch.setattr(memory_trim, "return_freed_memory", lambda: done.append(True))
-    monkeypatch.setattr(memory_trim, "DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(application, "return_freed_memory", lambda: done.append(True))
+    monkeypatch.setattr(application, "TRIM_DELAY_SECONDS", 0.01)
 
     async def main() -> None:
         left = list(sizes)
@@ -45,13 +45,13 @@ def trims(monkeypatch: pytest.MonkeyPatch, *sizes: tuple[int, int]) -> int:
 
 
 def test_memory_is_given_back_after_large_requests_and_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert trims(monkeypatch, (LARGE_BYTES, 0)) == 1
-    assert trims(monkeypatch, (1000, LARGE_BYTES)) == 1
+    assert trims(monkeypatch, (LARGE_REQUEST_BYTES, 0)) == 1
+    assert trims(monkeypatch, (1000, LARGE_REQUEST_BYTES)) == 1
     assert trims(monkeypatch, (1000, 1000)) == 0
 
 
 def test_memory_of_requests_that_end_together_is_given_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert trims(monkeypatch, *[(LARGE_BYTES, 0)] * 5) == 1
+    assert trims(monkeypatch, *[(LARGE_REQUEST_BYTES, 0)] * 5) == 1
 
 
 def resident_bytes() -> int:

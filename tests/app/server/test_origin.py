@@ -13,8 +13,8 @@ from starlette.requests import Request as HTTPRequest
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest, ChatMessage
 from app.server.dialects.openai.completion_requests import CompletionRequest
 from app.server.dialects.openai.requests import GenerationRequest
-from app.server.errors import InvalidRequest
 from app.server.http.access import CALLER, THIS_USER
+from app.server.http.errors import InvalidRequest
 from app.server.origin import CLASS_HEADER, CLASS_NAMES, origin_of
 from engine.core import Engine
 from engine.request import Origin, Request, ServiceClass

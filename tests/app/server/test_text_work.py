@@ -16,7 +16,7 @@ from app.generation import service as chat_service
 from app.generation.service import Preparation
 from app.generation.template import ChatTemplateRenderer
 from app.process.work_pool import Check, WorkPool
-from app.server.errors import ContextExceeded, naming
+from app.server.http.errors import ContextExceeded, naming
 from app.text import long_texts
 from app.text.tokenizer import Tokenizer
 from engine.errors import PromptTooLong

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from msgspec import Meta, Struct
 
 from app.generation.conversation import Message, ToolCall
-from app.server.errors import InvalidRequest
+from app.server.http.errors import InvalidRequest
 
 # Kept with a model's words by the API's own models; a model here has no use for them.
 _UNREAD = frozenset(("redacted_thinking",))

@@ -15,12 +15,12 @@ from app.server.dialects.anthropic.changing_lines import CHANGING_LINES, NONE
 from app.server.dialects.anthropic.errors import ERRORS, error_body
 from app.server.dialects.anthropic.fields import MESSAGES, TOKEN_COUNT
 from app.server.dialects.anthropic.requests import MessageRequest, TokenCountRequest
-from app.server.endpoint import Endpoint
-from app.server.errors import naming
-from app.server.field_table import FieldTable
+from app.server.http.endpoint import Endpoint
+from app.server.http.errors import naming
 from app.server.http.reply import StreamedReply, WholeReply, json_reply
 from app.server.http.request_body import read_body
 from app.server.origin import origin_of
+from app.server.request_fields import FieldTable
 from app.server.served_model import ServedModel
 
 RequestT = TypeVar("RequestT", bound=TokenCountRequest)

@@ -4,8 +4,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from app.server.endpoint import ErrorShape
-from app.server.errors import CONTEXT_EXCEEDED, ContextExceeded, InvalidRequest, status_of, text_of_error
+from app.server.http.endpoint import ErrorShape
+from app.server.http.errors import CONTEXT_EXCEEDED, ContextExceeded, InvalidRequest, status_of, text_of_error
 
 # Of a status; of others below 500 the first, above it the second.
 _REFUSED, _FAILED = "invalid_request_error", "api_error"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from app.server.dialects.anthropic.requests import MessageRequest, TokenCountRequest
-from app.server.field_table import FieldTable, ignored, refused, supported
+from app.server.request_fields import FieldTable, ignored, refused, supported
 
 _A: Final = "Anthropic"
 _QUESTION: Final = [{"role": "user", "content": "Hi"}]

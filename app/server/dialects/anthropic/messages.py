@@ -25,8 +25,8 @@ from app.generation.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from app.server.endpoint import NAMED_EVENTS
-from app.server.errors import naming
+from app.server.http.endpoint import NAMED_EVENTS
+from app.server.http.errors import naming
 from engine.request import FinishReason
 
 StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]

@@ -11,12 +11,12 @@ from msgspec import Meta, Struct
 from app.generation.conversation import Conversation, Message
 from app.generation.grammars import RequestedGrammar
 from app.generation.options import API_DEFAULTS, DefaultSampling, GenerationOptions
-from app.server.common_fields import Count, Fraction, ModelName, StopText, Temperature
 from app.server.dialects.anthropic.blocks import InputMessages, SystemPrompt, messages_of, system_texts
 from app.server.dialects.anthropic.changing_lines import ChangingLines
 from app.server.dialects.anthropic.tools import Thinking, ToolChoice, ToolDefinitions, calls_are_parallel, wanted_tools
-from app.server.errors import InvalidRequest, refuse_first
+from app.server.http.errors import InvalidRequest, refuse_first
 from app.server.origin import OriginFields, Purpose
+from app.server.request_fields import Count, Fraction, ModelName, StopText, Temperature
 from app.server.structured_output import of_schema, only
 from engine.sampling_params import MAX_STOPS, SamplingParams
 

@@ -1,17 +1,19 @@
-"""Tools and thinking in a request of Anthropic's API: which tools there are, which may be called, and how much is
-thought.
+"""Tools and thinking in a request of Anthropic's API: tool definitions, tool choice, and the thinking budget.
 
-Tools that only the API's own servers could run are left out: a model is not told what nobody does for it. Refuses to
-know how models write calls.
+Tools that only the API's own servers can run are left out of the prompt. Tools that the API names by a type alone, and
+that clients run, have their definitions in a table here.
 """
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
 from app.generation.conversation import (
     MAX_TOOLS,
+    Json,
     ReasoningEffort,
     ThinkingOptions,
     Tool,
@@ -20,9 +22,8 @@ from app.generation.conversation import (
     ToolUse,
     function_tool,
 )
-from app.server.common_fields import PositiveCount
-from app.server.dialects.anthropic.client_tools import client_tool
-from app.server.errors import InvalidRequest
+from app.server.http.errors import InvalidRequest
+from app.server.request_fields import PositiveCount
 
 
 class ToolDefinition(Struct):
@@ -98,3 +99,54 @@ def calls_are_parallel(choice: ToolChoice | None) -> bool | None:
     """Whether a reply may have several calls; None if the request does not say."""
     disabled = None if choice is None or isinstance(choice, NoChoice) else choice.disable_parallel_tool_use
     return None if disabled is None else not disabled
+
+
+_VERSION = re.compile(r"_\d{8}\Z")
+_TEXT: Final[Mapping[str, Json]] = {"type": "string"}
+_LINE: Final[Mapping[str, Json]] = {"type": "integer"}
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTool:
+    """What a client does when it is called."""
+
+    description: str
+    parameters: Mapping[str, Json]  # JSON schema of its arguments
+
+
+def client_tool(kind: str) -> ClientTool | None:
+    """Of a type such as bash_20250124; None for one that no client runs, or that needs eyes."""
+    return _TOOLS.get(_VERSION.sub("", kind))
+
+
+def _file_commands(*names: str, required: Sequence[str] = ("command", "path"), **more: Json) -> Mapping[str, Json]:
+    """The arguments of a tool that does something with a file."""
+    command: Json = {"type": "string", "enum": names}
+    fields: Mapping[str, Json] = {
+        "path": _TEXT,
+        "file_text": _TEXT,
+        "old_str": _TEXT,
+        "new_str": _TEXT,
+        "insert_line": _LINE,
+        "insert_text": _TEXT,
+        "view_range": {"type": "array", "items": _LINE},
+    }
+    return {"type": "object", "properties": {"command": command, **fields, **more}, "required": required}
+
+
+_EDITING = ("view", "create", "str_replace", "insert")
+_TOOLS: Final[Mapping[str, ClientTool]] = {
+    "bash": ClientTool(
+        "Runs a command in a bash session that goes on from call to call; restart begins a new one.",
+        {"type": "object", "properties": {"command": _TEXT, "restart": {"type": "boolean"}}},
+    ),
+    "text_editor": ClientTool(
+        "Shows and changes text files: view a file or some of its lines, create one with file_text, replace old_str by "
+        "new_str, insert text behind a line.",
+        _file_commands(*_EDITING),
+    ),
+    "memory": ClientTool(
+        "Keeps notes in files under /memories from one conversation to the next.",
+        _file_commands(*_EDITING, "delete", "rename", required=["command"], old_path=_TEXT, new_path=_TEXT),
+    ),
+}

@@ -14,8 +14,8 @@ from app.server.dialects.llama_cpp.errors import ERRORS
 from app.server.dialects.llama_cpp.fields import EMBEDDING
 from app.server.dialects.llama_cpp.token_requests import EmbeddingRequest
 from app.server.embedding_inputs import MAX_INPUTS, read_inputs
-from app.server.endpoint import Endpoint
-from app.server.errors import InvalidRequest
+from app.server.http.endpoint import Endpoint
+from app.server.http.errors import InvalidRequest
 from app.server.http.reply import written_reply
 from app.server.http.request_body import read_body
 from app.server.refusals import RANKS_ONLY

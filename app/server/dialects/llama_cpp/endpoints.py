@@ -17,8 +17,8 @@ from app.server.dialects.llama_cpp.replies import Completion, Told, Writer, fold
 from app.server.dialects.llama_cpp.requests import CompletionRequest, GeneratingRequest, InfillRequest
 from app.server.dialects.llama_cpp.settings import GenerationSettings
 from app.server.dialects.llama_cpp.tokens import TokenEndpoints
-from app.server.endpoint import BARE_EVENTS, Endpoint
-from app.server.errors import naming
+from app.server.http.endpoint import BARE_EVENTS, Endpoint
+from app.server.http.errors import naming
 from app.server.http.reply import StreamedReply, WholeReply
 from app.server.http.request_body import read_body
 from app.server.origin import origin_of

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from msgspec import UNSET, Struct, UnsetType
 
-from app.server.endpoint import ErrorShape
-from app.server.errors import ContextExceeded, bounded, status_of, text_of_error
+from app.server.http.endpoint import ErrorShape
+from app.server.http.errors import ContextExceeded, bounded, status_of, text_of_error
 
 _KINDS: Mapping[int, str] = {
     401: "authentication_error",

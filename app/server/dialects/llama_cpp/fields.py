@@ -10,7 +10,7 @@ from app.server.dialects.llama_cpp.token_requests import (
     TemplateRequest,
     TokenizeRequest,
 )
-from app.server.field_table import Field, FieldTable, alias, ignored, refused, supported
+from app.server.request_fields import Field, FieldTable, alias, ignored, refused, supported
 
 LLAMA, VLLM, BOTH, OPENAI = "llama.cpp", "vLLM", "llama.cpp, vLLM", "OpenAI, llama.cpp"
 _NO_SLOTS = "No slot has a cache of its own."

@@ -5,8 +5,8 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Raw, Struct
 
-from app.server.common_fields import TokenId
-from app.server.errors import InvalidRequest
+from app.server.http.errors import InvalidRequest
+from app.server.request_fields import TokenId
 
 MAX_ITEMS = 1 << 20
 

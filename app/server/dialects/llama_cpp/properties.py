@@ -14,8 +14,8 @@ from app.server.dialects.llama_cpp.errors import ERRORS
 from app.server.dialects.llama_cpp.requests import CompletionRequest
 from app.server.dialects.llama_cpp.sampling import ANY_SEED
 from app.server.dialects.llama_cpp.settings import GenerationSettings
-from app.server.endpoint import Endpoint
-from app.server.errors import InvalidRequest
+from app.server.http.endpoint import Endpoint
+from app.server.http.errors import InvalidRequest
 from app.server.http.reply import json_reply
 from app.server.served_model import ServedModel
 

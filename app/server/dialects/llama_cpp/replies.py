@@ -17,8 +17,8 @@ from app.generation.events import Batch, ChatEvent, GeneratedTokens, PromptProgr
 from app.generation.service import ChatService
 from app.server.dialects.llama_cpp.settings import GenerationSettings
 from app.server.dialects.llama_cpp.tokens import shown
-from app.server.endpoint import BARE_EVENTS, Framing
-from app.server.errors import naming
+from app.server.http.endpoint import BARE_EVENTS, Framing
+from app.server.http.errors import naming
 from app.server.usage import ProgressReport, Timings, finite, timings_of, token_text
 from app.text.tokenizer import Tokenizer
 from engine.request import FinishReason, TokenLogprobs

@@ -20,14 +20,14 @@ from app.generation.options import (
     named_samplers,
     only_named,
 )
-from app.server.common_fields import DRY_BREAKERS, Alternatives, Fraction, Milliseconds, ModelName
 from app.server.dialects.llama_cpp import biases
 from app.server.dialects.llama_cpp.prompts import OnePrompt, Prompts, separate
 from app.server.dialects.llama_cpp.sampling import LlamaSampling, reply_limit
 from app.server.dialects.llama_cpp.settings import Reporting
 from app.server.dialects.openai.completion_requests import MAX_CHOICES
-from app.server.errors import InvalidRequest, refuse_first
+from app.server.http.errors import InvalidRequest, refuse_first
 from app.server.origin import OriginFields, Purpose
+from app.server.request_fields import DRY_BREAKERS, Alternatives, Fraction, Milliseconds, ModelName
 from app.server.structured_output import GbnfText, Schema, of_gbnf, of_json_schema, only
 from app.text.infilling import Gap, OtherFile
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta
 
-from app.server.common_fields import DryFields, Fraction, StopText, Temperature
+from app.server.request_fields import DryFields, Fraction, StopText, Temperature
 from engine.sampling_params import MAX_STOPS
 
 ANY_SEED = 2**32 - 1  # what llama.cpp's server reports if no seed was set; clients send it back

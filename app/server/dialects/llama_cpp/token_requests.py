@@ -7,11 +7,16 @@ from msgspec import Meta, Struct
 
 from app.generation.conversation import Conversation, ReasoningEffort
 from app.generation.template import MAX_TEXT_CHARS
-from app.server.common_fields import ModelName, TokenId
 from app.server.dialects.llama_cpp.prompts import Prompts, separate
-from app.server.dialects.openai.chat_requests import ChatCompletionRequest, ChatMessage
-from app.server.dialects.openai.tools import TemplateVariables, ToolChoice, ToolDefinitions
-from app.server.errors import InvalidRequest
+from app.server.dialects.openai.chat_requests import (
+    ChatCompletionRequest,
+    ChatMessage,
+    TemplateVariables,
+    ToolChoice,
+    ToolDefinitions,
+)
+from app.server.http.errors import InvalidRequest
+from app.server.request_fields import ModelName, TokenId
 
 Messages = Annotated[list[ChatMessage], Meta(min_length=1)]
 

@@ -13,8 +13,8 @@ from app.process.work_pool import Check
 from app.server.dialects.llama_cpp.errors import ERRORS
 from app.server.dialects.llama_cpp.fields import DETOKENIZE, TEMPLATE, TOKENIZE
 from app.server.dialects.llama_cpp.token_requests import DetokenizeRequest, TemplateRequest, TokenizeRequest
-from app.server.endpoint import Endpoint
-from app.server.errors import check_vocabulary, naming
+from app.server.http.endpoint import Endpoint
+from app.server.http.errors import check_vocabulary, naming
 from app.server.http.reply import json_reply, written_reply
 from app.server.http.request_body import read_body
 from app.server.served_model import ServedModel

@@ -24,8 +24,8 @@ from app.server.dialects.openai.embedding_requests import EmbeddingRequest
 from app.server.dialects.openai.embeddings import EmbeddingEndpoints, EmbeddingList
 from app.server.dialects.openai.endpoints import OpenAIEndpoints
 from app.server.dialects.responses.endpoints import ResponseEndpoints
-from app.server.endpoint import NAMED_EVENTS, Endpoint
-from app.server.errors import InvalidRequest
+from app.server.http.endpoint import NAMED_EVENTS, Endpoint
+from app.server.http.errors import InvalidRequest
 from app.server.http.reply import StreamedReply, WholeReply
 from app.server.http.request_body import read_body
 from app.server.refusals import NO_TEXT, NO_VECTORS, RANKS_ONLY

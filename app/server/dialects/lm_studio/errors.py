@@ -6,8 +6,8 @@ from typing import Literal, TypeAlias
 from msgspec import UNSET, Struct, UnsetType
 
 from app.server.dialects.openai.errors import error_body as openai_body
-from app.server.endpoint import ErrorShape
-from app.server.errors import status_of
+from app.server.http.endpoint import ErrorShape
+from app.server.http.errors import status_of
 
 Kind: TypeAlias = Literal["invalid_request", "model_not_found", "not_implemented", "internal_error"]
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.server.dialects.lm_studio.requests import ChatRequest, DownloadRequest, LoadRequest, UnloadRequest
-from app.server.field_table import FieldTable, ignored, refused, supported
+from app.server.request_fields import FieldTable, ignored, refused, supported
 
 STUDIO = "LM Studio"
 _LOADED = "The model is loaded, and stays loaded as it is."

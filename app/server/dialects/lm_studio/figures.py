@@ -11,7 +11,7 @@ from starlette.requests import Request
 from app.models.details import ModelDetails
 from app.server.dialects.openai.chat import ChatCompletion
 from app.server.dialects.openai.completions import Completion
-from app.server.dialects.openai.tokens import VERSION
+from app.server.dialects.openai.reports import VERSION
 from app.server.http.reply import StreamedReply, WholeReply
 from app.server.served_model import ServedModel
 from app.server.usage import Timings

@@ -14,8 +14,8 @@ from app.models.repository import RepositoryName
 from app.server.dialects.lm_studio.errors import ERRORS
 from app.server.dialects.lm_studio.fields import DOWNLOAD, LOAD, UNLOAD
 from app.server.dialects.lm_studio.requests import DownloadRequest, LoadRequest, UnloadRequest
-from app.server.endpoint import Endpoint
-from app.server.errors import InvalidRequest
+from app.server.http.endpoint import Endpoint
+from app.server.http.errors import InvalidRequest
 from app.server.http.reply import json_reply
 from app.server.http.request_body import read_body
 from app.server.served_model import ServedModel

@@ -9,9 +9,9 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta, Struct
 
 from app.generation.conversation import ReasoningEffort
-from app.server.common_fields import Fraction, ModelName, PositiveCount, Temperature
 from app.server.dialects.responses.requests import ReasoningOptions, ResponseId, ResponseRequest
-from app.server.errors import InvalidRequest
+from app.server.http.errors import InvalidRequest
+from app.server.request_fields import Fraction, ModelName, PositiveCount, Temperature
 
 MAX_PARTS = 1 << 12
 

@@ -13,11 +13,10 @@ from torch import Tensor
 from app.generation.embedding_service import EmbeddingService, shortened
 from app.server.dialects.ollama.errors import ERRORS
 from app.server.dialects.ollama.fields import EMBED, EMBEDDINGS
-from app.server.dialects.ollama.model_requests import EmbeddingsRequest, EmbedRequest
 from app.server.dialects.ollama.models import ModelEndpoints, check_model
-from app.server.dialects.ollama.requests import ChatRequest, GenerateRequest
+from app.server.dialects.ollama.requests import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest
 from app.server.embedding_inputs import check_dimensions, read_inputs
-from app.server.endpoint import Endpoint
+from app.server.http.endpoint import Endpoint
 from app.server.http.reply import json_reply, written_reply
 from app.server.http.request_body import read_body
 from app.server.refusals import NO_TEXT, RANKS_ONLY

@@ -22,8 +22,8 @@ from app.server.dialects.ollama.replies import (
     written,
 )
 from app.server.dialects.ollama.requests import ChatRequest, GenerateRequest
-from app.server.endpoint import LINES, Endpoint
-from app.server.errors import check_vocabulary
+from app.server.http.endpoint import LINES, Endpoint
+from app.server.http.errors import check_vocabulary
 from app.server.http.reply import StreamedReply, WholeReply, json_reply
 from app.server.http.request_body import read_body
 from app.server.origin import origin_of

@@ -2,8 +2,8 @@
 
 from msgspec import Struct
 
-from app.server.endpoint import ErrorShape
-from app.server.errors import CONTEXT_EXCEEDED, ContextExceeded, InvalidRequest, bounded, text_of_error
+from app.server.http.endpoint import ErrorShape
+from app.server.http.errors import CONTEXT_EXCEEDED, ContextExceeded, InvalidRequest, bounded, text_of_error
 
 
 class ErrorBody(Struct, rename={"message": "error"}):

@@ -3,15 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.server.dialects.ollama.model_requests import (
+from app.server.dialects.ollama.requests import (
+    ChatRequest,
     DeleteRequest,
     EmbeddingsRequest,
     EmbedRequest,
+    GenerateRequest,
     PullRequest,
     ShowRequest,
 )
-from app.server.dialects.ollama.requests import ChatRequest, GenerateRequest
-from app.server.field_table import Field, FieldTable, ignored, refused, supported
+from app.server.request_fields import Field, FieldTable, ignored, refused, supported
 
 OLLAMA = "Ollama"
 LLAMA = "llama.cpp"

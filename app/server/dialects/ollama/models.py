@@ -15,9 +15,9 @@ from app.generation.options import API_DEFAULTS, DefaultSampling
 from app.models.details import ModelDetails
 from app.server.dialects.ollama.errors import ERRORS
 from app.server.dialects.ollama.fields import SHOW
-from app.server.dialects.ollama.model_requests import Named, ShowRequest
-from app.server.endpoint import TEXT, Endpoint
-from app.server.errors import InvalidRequest
+from app.server.dialects.ollama.requests import Named, ShowRequest
+from app.server.http.endpoint import TEXT, Endpoint
+from app.server.http.errors import InvalidRequest
 from app.server.http.reply import json_reply
 from app.server.http.request_body import read_body
 from app.server.served_model import ServedModel

@@ -23,8 +23,8 @@ from app.generation.events import (
     ToolCallEnd,
     ToolCallStart,
 )
-from app.server.endpoint import LINES, Framing
-from app.server.errors import naming
+from app.server.http.endpoint import LINES, Framing
+from app.server.http.errors import naming
 from app.server.usage import ReportedToken, finish_text, reported_tokens, timings_of
 from app.text.tokenizer import Tokenizer
 from engine.request import TokenLogprobs

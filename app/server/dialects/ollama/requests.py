@@ -1,6 +1,6 @@
-"""Requests of Ollama's API that a reply is generated for: every field that is read, with its type and its bounds.
+"""Requests of Ollama's API: every field that is read, with its type and bounds.
 
-`fields` lists those that are not read, and why. Nothing is ever loaded anew for a request: `num_ctx` is a cap.
+`fields` lists the others. No request reloads the model: `num_ctx` is a limit on its prompt and reply.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,14 +10,60 @@ from msgspec import Meta, Raw, Struct
 
 from app.generation.conversation import Conversation, Message, ReasoningEffort, ThinkingOptions, ToolCall, ToolOptions
 from app.generation.options import API_DEFAULTS, PLAIN_REPLY, DefaultSampling, GenerationOptions, ReplyOptions
-from app.server.common_fields import Alternatives, PositiveCount, TokenId
 from app.server.dialects.llama_cpp.sampling import LlamaSampling, reply_limit
-from app.server.dialects.ollama.model_requests import Named
-from app.server.dialects.openai.tools import ToolChoice, ToolDefinitions, wanted_tools
-from app.server.errors import refuse_first
+from app.server.dialects.openai.chat_requests import ToolChoice, ToolDefinitions, wanted_tools
+from app.server.embedding_inputs import MAX_INPUTS
+from app.server.http.errors import refuse_first
 from app.server.origin import OriginFields, Purpose
+from app.server.request_fields import Alternatives, ModelName, PositiveCount, TokenId
 from app.server.structured_output import Schema, of_format
 from engine.sampling_params import SamplingParams
+
+
+class Named(Struct, kw_only=True):
+    """A request about a model."""
+
+    model: ModelName = ""
+    name: ModelName = ""  # the same by its older name
+
+    @property
+    def asked_for(self) -> str:
+        return self.model or self.name
+
+
+class ShowRequest(Named, kw_only=True):
+    """POST /api/show."""
+
+
+class PullRequest(Named, kw_only=True):
+    """POST /api/pull."""
+
+    stream: bool | None = None  # true, if not given
+
+
+class DeleteRequest(Named, kw_only=True):
+    """DELETE /api/delete."""
+
+
+class EmbedRequest(Named, kw_only=True):
+    """POST /api/embed."""
+
+    input: str | Annotated[list[str], Meta(max_length=MAX_INPUTS)] | None = None
+    truncate: bool | None = None  # true, if not given: longer texts are cut
+    dimensions: PositiveCount | None = None
+
+    def inputs(self) -> Mapping[str, str]:
+        """The texts by their places. An empty text alone is none."""
+        if isinstance(self.input, list):
+            return {f"input[{place}]": text for place, text in enumerate(self.input)}
+        return {"input": self.input} if self.input else {}
+
+
+class EmbeddingsRequest(Named, kw_only=True):
+    """POST /api/embeddings, the older one."""
+
+    prompt: str = ""
+
 
 MAX_CONTEXT = 1 << 20  # token ids
 

@@ -16,9 +16,9 @@ from app.models.pulls import PullProgress, PullState
 from app.models.stored_model import Removal
 from app.server.dialects.ollama.errors import ERRORS, error_body
 from app.server.dialects.ollama.fields import DELETE, PULL
-from app.server.dialects.ollama.model_requests import DeleteRequest, Named, PullRequest
-from app.server.endpoint import LINES, Endpoint
-from app.server.errors import InvalidRequest
+from app.server.dialects.ollama.requests import DeleteRequest, Named, PullRequest
+from app.server.http.endpoint import LINES, Endpoint
+from app.server.http.errors import InvalidRequest
 from app.server.http.reply import StreamedReply, WholeReply
 from app.server.http.request_body import read_body
 from app.server.refusals import AnyRequest, Refusal

@@ -1,38 +1,109 @@
-"""Requests of chat completions, OpenAI's dialect: messages, tools, and how the model is to think and answer.
+"""Requests of OpenAI's chat completions: messages, tools, reasoning, and variables of the chat template.
 
-What they have in common with other requests is declared in `requests`, in the same manner.
+`requests` declares the fields that other requests have in common with these.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
 from app.generation.conversation import (
+    MAX_TOOLS,
     Conversation,
     InvalidMessage,
     Message,
     ReasoningEffort,
     ThinkingBudget,
     ThinkingOptions,
+    Tool,
     ToolCall,
+    ToolName,
     ToolOptions,
+    ToolUse,
+    function_tool,
     text_of,
 )
 from app.generation.grammars import RequestedGrammar
-from app.server.common_fields import Alternatives, PositiveCount
-from app.server.dialects.openai.reporting import ReportingRequest
-from app.server.dialects.openai.tools import (
-    OWN_VARIABLES,
-    ReasoningOptions,
-    TemplateVariables,
-    ToolChoice,
-    ToolDefinitions,
-    wanted_tools,
-)
-from app.server.errors import InvalidRequest
+from app.server.dialects.openai.reports import ReportingRequest
+from app.server.http.errors import InvalidRequest
 from app.server.origin import Purpose
+from app.server.request_fields import Alternatives, PositiveCount
 from app.server.structured_output import ResponseFormat, of_response_format
+
+MAX_VARIABLES = 32
+# What our own part of the template's variables is called, so that no client fills it.
+OWN_VARIABLES = frozenset(("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"))
+
+VariableName: TypeAlias = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
+TemplateVariables: TypeAlias = Annotated[dict[VariableName, Any], Meta(max_length=MAX_VARIABLES)]
+
+
+class ReasoningOptions(Struct):
+    """As OpenRouter has it."""
+
+    effort: ReasoningEffort | None = None
+    max_tokens: ThinkingBudget | None = None
+    enabled: bool | None = None
+    exclude: bool | None = None  # the reply leaves its thoughts out
+
+
+class FunctionDefinition(Struct):
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolDefinition(Struct):
+    type: Literal["function"]
+    function: FunctionDefinition
+
+    def to_tool(self) -> Tool:
+        told = self.function
+        return function_tool(told.name, told.description, told.parameters, strict=told.strict)
+
+
+class NamedFunction(Struct):
+    name: ToolName
+
+
+class NamedTool(Struct, tag_field="type", tag="function"):
+    function: NamedFunction
+
+
+class AllowedFunction(Struct):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class AllowedList(Struct):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AllowedFunction], Meta(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedTools(Struct, tag_field="type", tag="allowed_tools"):
+    allowed_tools: AllowedList
+
+
+ToolDefinitions: TypeAlias = Annotated[list[ToolDefinition], Meta(max_length=MAX_TOOLS)]
+ToolChoice: TypeAlias = Literal["none", "auto", "required"] | NamedTool | AllowedTools
+
+
+def wanted_tools(definitions: Sequence[ToolDefinition], choice: ToolChoice | None) -> ToolOptions:
+    tools = [definition.to_tool() for definition in definitions]
+    match choice:
+        case "none":
+            return ToolOptions(tools, [])
+        case "required":
+            return ToolOptions(tools, use=ToolUse.FORCED)
+        case NamedTool(function):
+            return ToolOptions(tools, [function.name], ToolUse.FORCED)
+        case AllowedTools(allowed):
+            use = ToolUse.FORCED if allowed.mode == "required" else ToolUse.FREE
+            return ToolOptions(tools, [tool.function.name for tool in allowed.tools], use)
+    return ToolOptions(tools)
+
 
 RoleName: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$")]
 

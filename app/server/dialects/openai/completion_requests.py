@@ -11,11 +11,11 @@ from msgspec import Meta
 
 from app.generation.grammars import RequestedGrammar
 from app.generation.options import GenerationOptions
-from app.server.common_fields import Alternatives, TokenId
-from app.server.dialects.openai.reporting import ReportingRequest
+from app.server.dialects.openai.reports import ReportingRequest
 from app.server.embedding_inputs import Truncation
-from app.server.errors import InvalidRequest
+from app.server.http.errors import InvalidRequest
 from app.server.origin import Purpose
+from app.server.request_fields import Alternatives, TokenId
 from app.server.structured_output import ResponseFormat, of_response_format
 from engine.sampling_params import SamplingParams
 

@@ -1,16 +1,35 @@
-"""Text completions, OpenAI's older dialect: what a chunk of a streamed reply is, and the fold that makes the whole
-reply of the same chunks. So the two cannot disagree.
+"""Text completions of OpenAI's API: the chunks of a streamed reply, written from the events of the service.
+
+`fold` makes a whole reply of the same chunks, so the two cannot disagree. Control tokens in a prompt are control
+tokens, for clients that write a chat's markup themselves.
 """
 
-from collections.abc import AsyncGenerator
+import codecs
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from app.server.dialects.openai.tokens import FINGERPRINT, PromptLogprobList, Usage
-from app.server.usage import FinishText, ProgressReport, Timings
+from app.generation.events import ChatEvent, PromptLogprobs, PromptProgress, ReplyEnd, TextDelta, TokenCounts
+from app.generation.service import ChatService
+from app.server.dialects.openai.completion_requests import CompletionRequest
+from app.server.dialects.openai.reports import (
+    FINGERPRINT,
+    ChunkReports,
+    Identity,
+    PromptLogprobList,
+    Usage,
+    prompt_logprobs,
+)
+from app.server.http.errors import InvalidRequest, naming
+from app.server.text_prompts import infill_prompt, text_prompt
+from app.server.usage import FinishText, ProgressReport, Timings, TokenText, finish_text, finite, id_text, token_text
+from app.text.infilling import Gap
+from app.text.tokenizer import Tokenizer
+from engine.request import Origin, TokenLogprobs
 
 
 class CompletionLogprobs(Struct):
@@ -99,3 +118,174 @@ class _Parts:
             self.prompt_token_ids,
             self.token_ids,
         )
+
+
+async def chunks(
+    service: ChatService, wanted: CompletionRequest, identity: Identity, origin: Origin, counts: TokenCounts
+) -> AsyncGenerator[list[Completion]]:
+    """Yield the reply in batches as it comes; last, if wanted, a chunk that says what it used.
+
+    The first batch is empty where a prompt is still being read: nothing with a choice comes before the first token.
+    Adds to `counts`. Raises what `ChatService.reply` raises, with errors about the request as InvalidRequest.
+    """
+    options = wanted.generation_options(service)
+    given = wanted.prompts()
+    prompts = [await _encode(service, prompt, wanted) for prompt in given]
+    echoes = [_echo(service.tokenizer, wanted, *prompt) for prompt in zip(given, prompts, strict=True)]
+    writer = _ChunkWriter(service, wanted, echoes, identity, counts)
+    replies = service.reply(prompts, options, origin, counts)
+    has_begun = False
+    with naming("prompt"):
+        async with aclosing(replies) as batches:
+            async for batch in batches:
+                written = [chunk for index, event in batch for chunk in writer.write(index, event)]
+                if written or not has_begun:
+                    yield written
+                has_begun = True
+    if wanted.reports_usage:
+        yield [writer.usage()]
+
+
+async def _encode(service: ChatService, prompt: str | tuple[int, ...], wanted: CompletionRequest) -> tuple[int, ...]:
+    """The ids of a prompt. Raises InvalidRequest."""
+    if not wanted.suffix:
+        return wanted.truncated(await text_prompt(service, prompt), service.context_length)
+    if not isinstance(prompt, str):
+        raise InvalidRequest("suffix: it goes with a prompt that is a text.", parameter="suffix")
+    return await infill_prompt(service, Gap(prompt, wanted.suffix))
+
+
+@dataclass(frozen=True, slots=True)
+class _Echo:
+    """The part of a prompt that its reply repeats."""
+
+    text: str = ""
+    first_token: int | None = None  # of the prompt, where its tokens are to be reported
+    has_first: bool = True  # the text has that token; a token that the model wants in front of texts is not in it
+
+
+def _echo(
+    tokenizer: Tokenizer, wanted: CompletionRequest, given: str | tuple[int, ...], prompt: tuple[int, ...]
+) -> _Echo:
+    if not wanted.echo:
+        return _Echo()
+    first = None if wanted.logprobs is None else prompt[0]
+    if not isinstance(given, str) or wanted.truncate_prompt_tokens is not None:
+        return _Echo(tokenizer.decode(prompt, show_control=True), first)
+    is_added = prompt[0] == tokenizer.bos_id and not given.startswith(token_text(tokenizer, prompt[0]))
+    return _Echo(given, first, has_first=not is_added)
+
+
+class _ChunkWriter:
+    """Writes the chunks of one reply."""
+
+    def __init__(
+        self,
+        service: ChatService,
+        wanted: CompletionRequest,
+        echoes: Sequence[_Echo],
+        identity: Identity,
+        counts: TokenCounts,
+    ) -> None:
+        """`echoes` are of the prompts, each of which has as many choices."""
+        self._wanted = wanted
+        self._tokenizer = service.tokenizer
+        self._identity = identity
+        self._echoes = echoes
+        self._choices_each = wanted.n or 1
+        self._counts = counts
+        self._reports = ChunkReports(wanted, counts)
+        self._choices: dict[int, _ChoiceWriter] = {}
+        self._prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}  # of each choice
+
+    def write(self, index: int, event: ChatEvent) -> Iterator[Completion]:
+        self._reports.see(index, event)
+        match event:
+            case PromptProgress():
+                if self._wanted.return_progress and index % self._choices_each == 0:
+                    chunk = self._chunk()
+                    chunk.prompt_progress = ProgressReport.of(event)
+                    yield chunk
+            case PromptLogprobs(logprobs):
+                self._prompt_logprobs[index] = (*self._prompt_logprobs.get(index, ()), *logprobs)
+            case TextDelta() | ReplyEnd():
+                if index not in self._choices and (beginning := self._beginning(index)) != CompletionChoice(index, ""):
+                    yield self._chunk(beginning)
+                chunk = self._chunk(self._choice(index, event))
+                self._reports.add(chunk)
+                yield chunk
+
+    def _beginning(self, index: int) -> CompletionChoice:
+        """Return the part before a reply: the echo of its prompt, and the reports about it."""
+        text = id_text if self._wanted.return_tokens_as_token_ids else token_text
+        shown = self._wanted.skip_special_tokens is False
+        writer = self._choices[index] = _ChoiceWriter(self._tokenizer, index, text, shows_control=shown)
+        prompt, reported = index // self._choices_each, self._prompt_logprobs.get(index, ())
+        choice = writer.beginning(self._echoes[prompt], reported)
+        if self._wanted.prompt_logprobs is not None:
+            choice.prompt_logprobs = prompt_logprobs(self._tokenizer, reported)
+        if self._wanted.return_token_ids:
+            choice.prompt_token_ids = [*self._counts.prompts[prompt]]
+        return choice
+
+    def _choice(self, index: int, event: TextDelta | ReplyEnd) -> CompletionChoice:
+        if isinstance(event, TextDelta):
+            return self._choices[index].part(event)
+        return CompletionChoice(index, "", finish_reason=finish_text(event.finish))
+
+    def usage(self) -> Completion:
+        chunk = self._chunk()
+        self._reports.end(chunk)
+        return chunk
+
+    def _chunk(self, *choices: CompletionChoice) -> Completion:
+        identity = self._identity
+        return Completion(id=identity.id, created=identity.created, model=identity.model, choices=list(choices))
+
+
+class _ChoiceWriter:
+    """Writes the parts of one choice; knows how far in its text the tokens are."""
+
+    def __init__(self, tokenizer: Tokenizer, index: int, text: TokenText, *, shows_control: bool) -> None:
+        self._shows_control = shows_control
+        self._tokenizer = tokenizer
+        self._index = index
+        self._text = text
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._offset = 0
+
+    def beginning(self, echo: _Echo, reported: Sequence[TokenLogprobs]) -> CompletionChoice:
+        """Return the part before the reply; `reported` is of the prompt's tokens, from its second on."""
+        if echo.first_token is None:
+            return CompletionChoice(self._index, echo.text)
+        columns = CompletionLogprobs()
+        self._begin_row(columns, echo.first_token, shown=echo.has_first)
+        columns.token_logprobs.append(None)  # nothing predicts it
+        columns.top_logprobs.append(None)
+        columns.extend(self._columns(reported, shown=True))
+        return CompletionChoice(self._index, echo.text, columns)
+
+    def part(self, delta: TextDelta) -> CompletionChoice:
+        columns = self._columns(delta.logprobs, shown=self._shows_control) if delta.logprobs else None
+        return CompletionChoice(self._index, delta.text, columns)
+
+    def _columns(self, reported: Sequence[TokenLogprobs], *, shown: bool) -> CompletionLogprobs:
+        columns = CompletionLogprobs()
+        for token in reported:
+            self._begin_row(columns, token.token_id, shown=shown)
+            columns.token_logprobs.append(finite(token.logprob))
+            columns.top_logprobs.append(self._alternatives(token))
+        return columns
+
+    def _begin_row(self, columns: CompletionLogprobs, token_id: int, *, shown: bool) -> None:
+        """`shown` if a control token is in the text."""
+        columns.tokens.append(self._text(self._tokenizer, token_id))
+        columns.text_offset.append(self._offset)
+        self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token_id, show_control=shown)))
+
+    def _alternatives(self, token: TokenLogprobs) -> dict[str, float]:
+        """By text, the most likely where two tokens look the same; the picked one is always among them."""
+        alternatives: dict[str, float] = {}
+        for token_id, logprob in (*token.top, (token.token_id, token.logprob)):
+            alternatives.setdefault(self._text(self._tokenizer, token_id), finite(logprob))
+        return alternatives

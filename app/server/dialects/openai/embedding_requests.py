@@ -4,10 +4,10 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from app.server.common_fields import ModelName, PositiveCount
 from app.server.dialects.openai.completion_requests import Prompts, separate
 from app.server.embedding_inputs import MAX_INPUTS, Truncation, faulty
-from app.server.errors import InvalidRequest
+from app.server.http.errors import InvalidRequest
+from app.server.request_fields import ModelName, PositiveCount
 
 Encoding: TypeAlias = Literal["float", "base64"]
 

@@ -17,10 +17,9 @@ from app.server.dialects.openai.embedding_requests import EmbeddingRequest, Enco
 from app.server.dialects.openai.fields import EMBEDDINGS as FIELDS
 from app.server.dialects.openai.models import ModelEndpoints
 from app.server.dialects.rerank import PATHS as RERANKING
-from app.server.dialects.rerank import RerankEndpoints
-from app.server.dialects.rerank_requests import RerankRequest
+from app.server.dialects.rerank import RerankEndpoints, RerankRequest
 from app.server.embedding_inputs import check_dimensions, read_inputs
-from app.server.endpoint import Endpoint
+from app.server.http.endpoint import Endpoint
 from app.server.http.reply import written_reply
 from app.server.http.request_body import read_body
 from app.server.refusals import NO_TEXT, RANKS_ONLY

@@ -12,22 +12,22 @@ from starlette.responses import Response
 
 from app.generation.events import TokenCounts
 from app.generation.service import ChatService
-from app.server.dialects.openai import chat, chat_chunks, completion_chunks, completions
+from app.server.dialects.openai import chat, completions
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest
 from app.server.dialects.openai.completion_requests import CompletionRequest
 from app.server.dialects.openai.embeddings import VECTORS
 from app.server.dialects.openai.errors import error_body
 from app.server.dialects.openai.fields import CHAT, COMPLETION
 from app.server.dialects.openai.models import ModelEndpoints
+from app.server.dialects.openai.reports import Identity
 from app.server.dialects.openai.requests import GenerationRequest
-from app.server.dialects.openai.tokens import Identity
-from app.server.endpoint import Endpoint
-from app.server.errors import naming
-from app.server.field_table import FieldTable
+from app.server.http.endpoint import Endpoint
+from app.server.http.errors import naming
 from app.server.http.reply import ChunkT, StreamedReply, WholeReply, json_reply
 from app.server.http.request_body import read_body
 from app.server.origin import origin_of
 from app.server.refusals import NO_VECTORS
+from app.server.request_fields import FieldTable
 from app.server.served_model import ServedModel
 
 CHATS = ("/v1/chat/completions", "/chat/completions")
@@ -93,7 +93,7 @@ class OpenAIEndpoints:
         wanted, model = await self._read(request, CHAT)
         identity, counts = Identity.new("chatcmpl", model, wanted.request_id), TokenCounts()
         origin = origin_of(request, wanted.origin_fields(), identity.id)
-        chunks = chat_chunks.chunks(self._service, wanted, identity, origin, counts)
+        chunks = chat.chunks(self._service, wanted, identity, origin, counts)
         return _reply(wanted, chunks, chat.fold, counts)
 
     async def count_input_tokens(self, request: Request) -> Response:
@@ -105,7 +105,7 @@ class OpenAIEndpoints:
         wanted, model = await self._read(request, COMPLETION)
         identity, counts = Identity.new("cmpl", model, wanted.request_id), TokenCounts()
         origin = origin_of(request, wanted.origin_fields())
-        chunks = completion_chunks.chunks(self._service, wanted, identity, origin, counts)
+        chunks = completions.chunks(self._service, wanted, identity, origin, counts)
         return _reply(wanted, chunks, completions.fold, counts)
 
     async def _read(self, request: Request, fields: FieldTable[RequestT]) -> tuple[RequestT, str]:

@@ -1,8 +1,11 @@
 """Errors as OpenAI's API writes them: one JSON object with message, type, param and code."""
 
+from typing import Final
+
 from msgspec import UNSET, Struct, UnsetType
 
-from app.server.errors import ContextExceeded, InvalidRequest, bounded, status_of, text_of_error
+from app.server.http.endpoint import ErrorShape
+from app.server.http.errors import ContextExceeded, InvalidRequest, bounded, status_of, text_of_error
 from engine.errors import InvalidSampling
 
 _KINDS = {429: "rate_limit_error"}
@@ -52,3 +55,6 @@ def _parameter(error: Exception) -> str | None:
 
 def _code(error: Exception) -> str | None:
     return error.code or None if isinstance(error, InvalidRequest) else None
+
+
+ERRORS: Final = ErrorShape(error_body, ErrorBody)

@@ -1,5 +1,5 @@
 """The documented fields of the requests of OpenAI's API, as OpenAI, vLLM, llama.cpp's server, LM Studio and Ollama
-document them: see `app.server.field_table`."""
+document them: see `app.server.request_fields`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,10 +7,154 @@ from typing import Any
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest
 from app.server.dialects.openai.completion_requests import CompletionRequest
 from app.server.dialects.openai.embedding_requests import EmbeddingRequest
-from app.server.dialects.openai.generation_fields import GENERATION
-from app.server.field_table import Field, FieldTable, alias, ignored, refused, supported
+from app.server.request_fields import Field, FieldTable, alias, ignored, refused, supported
 
 _OPENAI = "OpenAI, vLLM, llama.cpp, Ollama, LM Studio"
+_ENGINES = "vLLM, llama.cpp, LM Studio"
+_NO_MEDIA = "This version reads text only; leave it out."
+_NO_SAMPLER = "This version does not have it; leave it out, or send top_p or min_p."
+_ONE_PROMPT = "the server keeps what was computed of every prompt by itself."
+
+SAMPLING: Sequence[Field] = (
+    supported("temperature", _OPENAI, 0.7, "0 to 100."),
+    supported("top_p", _OPENAI, 0.9),
+    supported("top_k", _ENGINES, 40, "0 and -1: no limit."),
+    supported("min_p", "vLLM, llama.cpp", 0.05),
+    supported("seed", _OPENAI, 7, "With n, each choice has the next one. -1 draws one."),
+    supported("presence_penalty", _OPENAI, 0.5, "-2 to 2."),
+    supported("frequency_penalty", _OPENAI, 0.5, "-2 to 2."),
+    supported("repetition_penalty", "vLLM", 1.1),
+    alias("repeat_penalty", "llama.cpp, LM Studio", 1.1, of="repetition_penalty"),
+    supported("repeat_last_n", "llama.cpp", 0, "0 turns repetition_penalty off; otherwise it covers all tokens."),
+    supported("logit_bias", _OPENAI, {"5": -100}, "By token id, or llama.cpp's pairs of a token id and a bias."),
+    supported("xtc_probability", "llama.cpp", 0.5),
+    supported("xtc_threshold", "llama.cpp", 0.1),
+    supported("dry_multiplier", "llama.cpp", 0.8),
+    supported("dry_base", "llama.cpp", 1.75),
+    supported("dry_allowed_length", "llama.cpp", 2),
+    supported("dry_penalty_last_n", "llama.cpp", 64),
+    supported("dry_sequence_breakers", "llama.cpp", ["\n"]),
+    supported("samplers", "llama.cpp", ["top_k", "temperature"], "Samplers that a list does not name are off."),
+    supported("allowed_token_ids", "vLLM", [1, 2]),
+    supported("bad_words", "vLLM", ["maybe"]),
+    refused("typical_p", "llama.cpp", 0.9, _NO_SAMPLER, neutral=[1]),
+    refused("top_n_sigma", "llama.cpp", 1.5, _NO_SAMPLER, neutral=[-1, 0]),
+    refused("min_keep", "llama.cpp", 3, _NO_SAMPLER, neutral=[0, 1]),
+    refused("mirostat", "llama.cpp", 2, _NO_SAMPLER, neutral=[0]),
+    ignored("mirostat_tau", "llama.cpp", 5.0, "It acts with mirostat alone."),
+    ignored("mirostat_eta", "llama.cpp", 0.1, "It acts with mirostat alone."),
+    refused("dynatemp_range", "llama.cpp", 0.5, "The temperature is fixed here; leave it out.", neutral=[0]),
+    ignored("dynatemp_exponent", "llama.cpp", 1.0, "It acts with dynatemp_range alone."),
+    refused("adaptive_target", "llama.cpp", 0.5, _NO_SAMPLER, neutral=[-1]),
+    ignored("adaptive_decay", "llama.cpp", 0.9, "It acts with adaptive_target alone."),
+    ignored("backend_sampling", "llama.cpp", True, "It says where tokens are sampled, not which."),
+    refused("watermarking", "vLLM", True, "Replies carry no watermark; leave it out.", neutral=[False]),
+    refused("logits_processors", "vLLM", ["a.b"], "A request cannot bring code; leave it out.", neutral=[[]]),
+    refused("repetition_detection", "vLLM", {"max_pattern_size": 8}, "Leave it out, or send dry_multiplier."),
+)
+
+LENGTH: Sequence[Field] = (
+    supported("max_tokens", _OPENAI, 100, "-1 and -2: as many as the context holds."),
+    alias("n_predict", "llama.cpp", 100, of="max_tokens"),
+    supported("min_tokens", "vLLM", 2),
+    supported("stop", _OPENAI, ["\n"]),
+    supported("stop_token_ids", "vLLM", [7]),
+    supported("include_stop_str_in_output", "vLLM", True),
+    supported("ignore_eos", "vLLM, llama.cpp", True),
+    supported("num_ctx", "Inglenook", 4096, "A cap on prompt and reply together. Nothing is loaded anew for it."),
+    supported("options", "Inglenook", {"num_ctx": 4096}, "Of Ollama's options, num_ctx alone is read."),
+    supported("options.num_ctx", "Inglenook", 4096),
+    refused("n_indent", "llama.cpp", 4, "Leave it out, or send a grammar.", neutral=[0]),
+    ignored("n_keep", "llama.cpp", 32, "A prompt is never cut."),
+    ignored("n_discard", "llama.cpp", 32, "A prompt is never cut."),
+)
+
+GRAMMARS: Sequence[Field] = (
+    supported("structured_outputs", "vLLM", {"choice": ["a"]}),
+    supported("structured_outputs.json", "vLLM", {"type": "integer"}),
+    supported("structured_outputs.json_object", "vLLM", True),
+    supported("structured_outputs.regex", "vLLM", "a+"),
+    supported("structured_outputs.choice", "vLLM", ["a", "b"]),
+    supported("structured_outputs.grammar", "vLLM", 'root ::= "a"'),
+    refused("structured_outputs.structural_tag", "vLLM", "{}", "Send json, regex, choice or grammar."),
+    supported("structured_outputs.whitespace_pattern", "vLLM", " ?", "Between the parts of JSON."),
+    supported("structured_outputs.disable_any_whitespace", "vLLM", True),
+    ignored("structured_outputs.disable_additional_properties", "vLLM", True, "Objects are closed by default."),
+    ignored("structured_outputs.disable_fallback", "vLLM", True, "There is one compiler of grammars."),
+    ignored("structured_outputs.backend", "vLLM", "xgrammar", "There is one compiler of grammars."),
+    supported("guided_json", "vLLM", {"type": "integer"}),
+    supported("guided_regex", "vLLM", "a+"),
+    supported("guided_choice", "vLLM", ["a", "b"]),
+    supported("guided_grammar", "vLLM", 'root ::= "a"'),
+    refused("guided_whitespace_pattern", "vLLM", " ?", "Leave it out: white space is bounded already."),
+    ignored("guided_decoding_backend", "vLLM", "xgrammar", "There is one compiler of grammars."),
+    supported("grammar", "llama.cpp", 'root ::= "a"', "GBNF."),
+    supported("json_schema", "llama.cpp", {"type": "integer"}),
+    refused("grammar_lazy", "llama.cpp", True, "A grammar begins with the reply; leave it out.", neutral=[False]),
+    refused("grammar_triggers", "llama.cpp", [{"type": 0}], "A grammar begins with the reply.", neutral=[[]]),
+    ignored("preserved_tokens", "llama.cpp", ["<tool>"], "Tokens that a format needs are kept as they are."),
+)
+
+CHOICES: Sequence[Field] = (
+    supported("n", "OpenAI, vLLM, llama.cpp", 2),
+    alias("n_cmpl", "llama.cpp", 2, of="n"),
+    supported("best_of", "OpenAI, vLLM", 2),
+    supported("use_beam_search", "vLLM", True),
+    supported("length_penalty", "vLLM", 1.2),
+    supported("early_stopping", "vLLM", True),
+)
+
+STREAM: Sequence[Field] = (
+    supported("stream", _OPENAI, True),
+    supported("stream_options", _OPENAI, {"include_usage": True}, "With stream alone."),
+    supported("stream_options.include_usage", _OPENAI, True),
+    supported("stream_options.continuous_usage_stats", "vLLM", True),
+    supported("stream_options.interval_ms", "Inglenook", 100, "Least milliseconds between two chunks."),
+    ignored("stream_options.include_obfuscation", "OpenAI", False, "It pads chunks on public networks."),
+    ignored("stream_interval", "vLLM", 4, "A chunk brings the tokens that are there."),
+    ignored("sse_ping_interval", "llama.cpp", 30, "A silent stream sends a comment each 5 s."),
+    supported("return_progress", "llama.cpp", True),
+)
+
+SERVICE: Sequence[Field] = (
+    supported("model", _OPENAI, "a-model", "Without it, the served model answers."),
+    supported("user", "OpenAI, vLLM", "me", "It is checked and not used."),
+    supported("store", "OpenAI", False, "false: nothing of the request is written to disk."),
+    supported("service_tier", "OpenAI", "flex", "flex is class background, priority is interactive."),
+    supported("service_class", "Inglenook", "background"),
+    supported("priority", "vLLM", 3, "Unlike in vLLM, the highest goes first."),
+    supported("cache_salt", "vLLM", "mine"),
+    ignored("metadata", "OpenAI", {"a": "b"}, "It names stored completions, which are not kept here."),
+    ignored("safety_identifier", "OpenAI", "me", "It names the user."),
+    ignored("session_id", "vLLM", "s1", "It names the session."),
+    ignored("prompt_cache_key", "OpenAI", "k", f"It names a cache: {_ONE_PROMPT}"),
+    ignored("prompt_cache_retention", "OpenAI", "24h", f"It sizes a cache: {_ONE_PROMPT}"),
+    ignored("prompt_cache_options", "OpenAI", {"ttl": "24h"}, f"It sizes a cache: {_ONE_PROMPT}"),
+    ignored("cache_prompt", "llama.cpp", False, "A reply is the same with and without the cache."),
+    ignored("n_cache_reuse", "llama.cpp", 256, "A reply is the same with and without the cache."),
+    ignored("id_slot", "llama.cpp", 0, "Any request runs in any slot."),
+    ignored("ttl", "LM Studio", 300, "The served model stays loaded."),
+    ignored("draft_model", "LM Studio", "small", "A draft model changes the speed of replies alone."),
+    ignored("speculative.n_max", "llama.cpp", 8, "A draft model changes the speed of replies alone."),
+    ignored("speculative.n_min", "llama.cpp", 1, "A draft model changes the speed of replies alone."),
+    ignored("speculative.p_min", "llama.cpp", 0.5, "A draft model changes the speed of replies alone."),
+    refused("lora", "llama.cpp", [{"id": 0, "scale": 1}], "This version has no adapters.", neutral=[[]]),
+    refused("image_data", "llama.cpp", [{"data": "", "id": 1}], _NO_MEDIA, neutral=[[]]),
+    refused("multimodal_data", "llama.cpp", ["aa"], _NO_MEDIA, neutral=[[]]),
+    ignored("mm_processor_kwargs", "vLLM", {"num_crops": 4}, "It is about images, which are refused."),
+    ignored("media_io_kwargs", "vLLM", {"video": {}}, "It is about media, which are refused."),
+    ignored("kv_transfer_params", "vLLM", {"do_remote_prefill": False}, "One server does all of a request."),
+    ignored("ec_transfer_params", "vLLM", {"a": 1}, "One server does all of a request."),
+    refused("vllm_xargs", "vLLM", {"a": 1}, "There are no extensions here; leave it out.", neutral=[{}]),
+)
+
+TEXT: Sequence[Field] = (
+    supported("skip_special_tokens", "vLLM", False, "false: control tokens are written out."),
+    ignored("spaces_between_special_tokens", "vLLM", False, "No spaces are put between tokens."),
+)
+
+GENERATION: Sequence[Field] = (*SAMPLING, *LENGTH, *GRAMMARS, *CHOICES, *STREAM, *SERVICE, *TEXT)
+
 _TEXT_ONLY = "This version reads and writes text only; leave it out."
 _DEVELOPERS = "Only the render routes of vLLM serve it."
 

@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.generation.options import API_DEFAULTS, DefaultSampling
-from app.server.dialects.openai.tokens import VERSION
-from app.server.endpoint import Endpoint
+from app.server.dialects.openai.reports import VERSION
+from app.server.http.endpoint import Endpoint
 from app.server.http.reply import json_reply
 from app.server.served_model import ServedModel
 from app.settings.settings import APP_NAME

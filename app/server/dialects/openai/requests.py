@@ -21,7 +21,9 @@ from app.generation.options import (
     only_named,
 )
 from app.generation.service import ChatService
-from app.server.common_fields import (
+from app.server.http.errors import check_vocabulary, refuse_first
+from app.server.origin import OriginFields, Purpose
+from app.server.request_fields import (
     Count,
     DryFields,
     Fraction,
@@ -31,8 +33,6 @@ from app.server.common_fields import (
     Temperature,
     TokenId,
 )
-from app.server.errors import check_vocabulary, refuse_first
-from app.server.origin import OriginFields, Purpose
 from app.server.structured_output import (
     Choices,
     GbnfText,

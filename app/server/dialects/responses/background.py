@@ -9,7 +9,7 @@ from app.server.dialects.responses.events import Event
 from app.server.dialects.responses.input_items import InputItem
 from app.server.dialects.responses.replies import ResponseReply
 from app.server.dialects.responses.response import Response
-from app.server.errors import InvalidRequest
+from app.server.http.errors import InvalidRequest
 
 MAX_RUNNING = 64
 MAX_FOLLOWED = 16  # responses whose events are kept after their end

@@ -15,11 +15,11 @@ from app.generation.conversation import Conversation, Message
 from app.generation.events import TextDelta, TokenCounts
 from app.generation.options import GenerationOptions
 from app.generation.service import ChatService
-from app.server.common_fields import ModelName
 from app.server.dialects.responses.input_items import MAX_ITEMS, InputItem, compaction_item, items_of, messages_of
 from app.server.dialects.responses.response import Usage
 from app.server.dialects.responses.tools import qualified
-from app.server.errors import naming
+from app.server.http.errors import naming
+from app.server.request_fields import ModelName
 from engine.request import Origin
 from engine.sampling_params import SamplingParams
 

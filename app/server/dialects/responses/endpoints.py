@@ -22,8 +22,8 @@ from app.server.dialects.responses.replies import ResponseReply, fold
 from app.server.dialects.responses.requests import ResponseRequest
 from app.server.dialects.responses.response import Response
 from app.server.dialects.responses.stored_responses import StoredResponse, StoredResponses
-from app.server.endpoint import NAMED_EVENTS, Endpoint
-from app.server.errors import InvalidRequest, naming
+from app.server.http.endpoint import NAMED_EVENTS, Endpoint
+from app.server.http.errors import InvalidRequest, naming
 from app.server.http.reply import StreamedReply, WholeReply, json_reply
 from app.server.http.request_body import read_body
 from app.server.origin import OriginFields, Purpose, caller_of, caller_origin, origin_of

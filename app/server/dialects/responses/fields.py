@@ -1,12 +1,12 @@
-"""The documented fields of the requests of the Responses API: see `app.server.field_table`."""
+"""The documented fields of the requests of the Responses API: see `app.server.request_fields`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from app.server.dialects.openai.generation_fields import GENERATION
+from app.server.dialects.openai.fields import GENERATION
 from app.server.dialects.responses.compaction import CompactRequest
 from app.server.dialects.responses.requests import ResponseRequest
-from app.server.field_table import Field, FieldTable, alias, ignored, refused, supported
+from app.server.request_fields import Field, FieldTable, alias, ignored, refused, supported
 
 _O: Final = "OpenAI"
 _SCHEMA: Final = {"type": "object", "properties": {"city": {"type": "string"}}}

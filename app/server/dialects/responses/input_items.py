@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from app.generation.conversation import InvalidMessage, Message, ToolCall
-from app.server.errors import InvalidRequest
+from app.server.http.errors import InvalidRequest
 
 MAX_ITEMS = 1 << 14
 ITEM_REFERENCE = "item_reference"

@@ -15,8 +15,7 @@ from app.server.dialects.responses.requests import ResponseRequest
 from app.server.dialects.responses.response import Response
 from app.server.dialects.responses.stored_responses import StoredResponse, StoredResponses
 from app.server.dialects.responses.writer import ResponseWriter
-from app.server.errors import naming
-from app.server.http.error_responses import place_of
+from app.server.http.errors import naming, place_of
 from engine.request import Origin
 from quant.errors import InglenookError
 

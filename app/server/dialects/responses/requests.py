@@ -12,11 +12,11 @@ from msgspec import Meta, Struct
 
 from app.generation.conversation import Conversation, ReasoningEffort, ThinkingOptions
 from app.generation.grammars import ANY_OBJECT, RequestedGrammar
-from app.server.common_fields import PositiveCount
 from app.server.dialects.openai.requests import GenerationRequest
 from app.server.dialects.responses.input_items import MAX_ITEMS, InputItem, items_of, messages_of
 from app.server.dialects.responses.tools import OfferedTools, ToolChoice, ToolDefinitions, qualified
 from app.server.origin import Purpose
+from app.server.request_fields import PositiveCount
 from app.server.structured_output import Schema, of_schema
 
 LOGPROBS = "message.output_text.logprobs"  # as what is to be included

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from app.generation.cache_report import PromptTokensDetails
 from app.generation.events import TokenCounts
 from app.generation.options import DefaultSampling
-from app.server.dialects.openai.tokens import CompletionTokensDetails
+from app.server.dialects.openai.reports import CompletionTokensDetails
 from app.server.dialects.responses.output_items import OutputItem
 from app.server.dialects.responses.requests import ReasoningOptions, ResponseRequest, TextOptions
 

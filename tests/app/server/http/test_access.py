@@ -14,9 +14,9 @@ from starlette.routing import Route
 
 from app.generation.template import ChatTemplateRenderer
 from app.server.application import Locks, create_application
-from app.server.endpoint import Endpoint
-from app.server.errors import InvalidRequest
 from app.server.http.access import PUBLIC, THIS_USER, Access, Peer
+from app.server.http.endpoint import Endpoint
+from app.server.http.errors import InvalidRequest
 from app.text.tokenizer import Tokenizer
 from tests.app.server.live_server import LiveServer, controlled_engine
 

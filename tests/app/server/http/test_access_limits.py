@@ -8,8 +8,8 @@ import pytest
 
 from app.generation.template import ChatTemplateRenderer
 from app.server.application import Locks
-from app.server.errors import InvalidRequest
 from app.server.http.access import Access, Caller, RequestLimits
+from app.server.http.errors import InvalidRequest
 from app.text.tokenizer import Tokenizer
 from tests.app.server.live_server import ControlledRunner, LiveServer, controlled_engine
 from tests.app.server.test_bad_requests import COMPLETION, VALID

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.server.http.client_watch import ClientWatch
+from app.server.http.connection import ClientWatch
 from tests.support.processes import HANGING_SECONDS
 
 SCOPE: Scope = {"type": "http", "method": "POST", "path": "/", "headers": []}

@@ -9,8 +9,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from app.generation.events import TokenCounts
 from app.server.dialects.openai.errors import error_body
-from app.server.errors import InvalidRequest
-from app.server.http.client_watch import ClientWatch
+from app.server.http.connection import ClientWatch
+from app.server.http.errors import InvalidRequest
 from app.server.http.reply import StreamedReply, WholeReply
 from tests.support.processes import HANGING_SECONDS
 

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from app.server.errors import InvalidRequest
 from app.server.http import request_body
+from app.server.http.errors import InvalidRequest
 from app.server.http.request_body import MAX_CONTAINERS, MAX_DEPTH, MAX_VALUES, _outside_texts, read
 
 

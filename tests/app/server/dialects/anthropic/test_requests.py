@@ -14,7 +14,7 @@ from app.generation.conversation import Conversation, ToolUse
 from app.generation.template import ChatTemplateRenderer
 from app.server.dialects.anthropic.changing_lines import CHANGING_LINES
 from app.server.dialects.anthropic.requests import MessageRequest
-from app.server.errors import InvalidRequest
+from app.server.http.errors import InvalidRequest
 from app.text.tokenizer import Tokenizer
 from tests.app.server.dialects.anthropic.test_messages import CLOCK, QUESTION, WEATHER, ask, client
 from tests.app.server.dialects.openai.test_embeddings import EmbeddingServer

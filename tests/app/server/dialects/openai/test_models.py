@@ -7,7 +7,7 @@ import pytest
 from starlette.applications import Starlette
 
 from app.server.dialects.openai.models import ModelEndpoints
-from app.server.errors import InvalidRequest
+from app.server.http.errors import InvalidRequest
 from app.server.served_model import ServedModel
 
 NAME = "org/repo:Q4_K_M"

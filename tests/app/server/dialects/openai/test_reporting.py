@@ -12,8 +12,8 @@ import pytest
 from app.generation.conversation import Message
 from app.generation.events import TokenCounts
 from app.generation.template import ChatTemplateRenderer
-from app.server.dialects.openai import chat_chunks, completion_chunks, fields
-from app.server.dialects.openai.tokens import Identity
+from app.server.dialects.openai import chat, completions, fields
+from app.server.dialects.openai.reports import Identity
 from app.text.tokenizer import Tokenizer
 from engine.request import Origin
 from tests.app.server.live_server import LiveServer, controlled_engine
@@ -175,9 +175,9 @@ def test_no_choice_comes_before_the_first_token(slow: tuple[LiveServer, threadin
     asked: dict[str, Any] = {"messages": [{"role": "user", "content": long}]} if path == CHAT else {"prompt": long}
     body = json.dumps({**asked, "max_tokens": 2, "stream": True, "ignore_eos": True}).encode()
     chunks: AsyncGenerator[list[Any]] = (
-        chat_chunks.chunks(server.service, fields.CHAT.decode(body), identity, Origin(), counts)
+        chat.chunks(server.service, fields.CHAT.decode(body), identity, Origin(), counts)
         if path == CHAT
-        else completion_chunks.chunks(server.service, fields.COMPLETION.decode(body), identity, Origin(), counts)
+        else completions.chunks(server.service, fields.COMPLETION.decode(body), identity, Origin(), counts)
     )
 
     async def batches() -> tuple[list[Any], str, list[list[Any]]]:

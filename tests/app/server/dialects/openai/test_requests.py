@@ -8,11 +8,11 @@ import pytest
 
 from app.generation.conversation import Message, ToolCall
 from app.generation.options import TimeLimits
-from app.server.common_fields import DRY_BREAKERS
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest, ChatMessage
 from app.server.dialects.openai.completion_requests import CompletionRequest
 from app.server.dialects.openai.fields import CHAT, COMPLETION
-from app.server.errors import InvalidRequest
+from app.server.http.errors import InvalidRequest
+from app.server.request_fields import DRY_BREAKERS
 from engine.errors import InvalidSampling
 from engine.sampling_params import DryParams, SamplingParams
 

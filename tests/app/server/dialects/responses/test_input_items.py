@@ -8,7 +8,7 @@ import pytest
 from app.generation.conversation import Message, ToolCall
 from app.server.dialects.responses.input_items import InputItem, compaction_item, items_of, messages_of
 from app.server.dialects.responses.tools import qualified
-from app.server.errors import InvalidRequest
+from app.server.http.errors import InvalidRequest
 
 
 def read(*items: dict[str, Any], instructions: str | None = None, earlier: int = 0) -> list[Message]:

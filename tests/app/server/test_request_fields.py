@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from app.server.errors import InvalidRequest
-from app.server.field_table import Field, FieldTable, Handling, alias, ignored, refused, supported
+from app.server.http.errors import InvalidRequest
+from app.server.request_fields import Field, FieldTable, Handling, alias, ignored, refused, supported
 from tests.request_tables import PAGE, TABLES, page
 
 

@@ -1,4 +1,4 @@
-"""The documented fields of a request, as data: what the server does with each.
+"""Fields of requests: types that several dialects share, and tables of the documented fields.
 
 A dialect has one table for each kind of request. It lists every field that the documents of its API, and of the servers
 that speak it, name. The decoder applies the table, the tests check each row, and `docs/request-fields.md` prints it.
@@ -8,11 +8,13 @@ Fields without a row are unknown to all of them, and are ignored.
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 
 import msgspec
+from msgspec import Meta, Struct
 
-from app.server.errors import InvalidRequest
+from app.server.http.errors import InvalidRequest
+from engine.sampling_params import MAX_LOGPROBS, MAX_TEMPERATURE, DryParams
 
 Json: TypeAlias = Any
 Members: TypeAlias = dict[str, msgspec.Raw]  # of a JSON object, each as it is written
@@ -153,3 +155,44 @@ def _as_written(message: str, replaced: Mapping[str, str]) -> str:
         if f"`$.{meant}" in message:
             return message.replace(f"`$.{meant}", f"`$.{written}", 1)
     return message
+
+
+ModelName: TypeAlias = Annotated[str, Meta(max_length=1024)]  # absent or null: the served model
+Temperature: TypeAlias = Annotated[float, Meta(ge=0, le=MAX_TEMPERATURE)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+PositiveCount: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Milliseconds: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+Alternatives: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+StopText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
+
+
+DRY_BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's
+
+BreakerText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
+
+
+class DryFields(Struct, kw_only=True):
+    """What a request says of it."""
+
+    dry_multiplier: Annotated[float, Meta(ge=0, le=100)] | None = None  # 0: off; the others say how
+    dry_base: Annotated[float, Meta(ge=1, le=4)] | None = None
+    dry_allowed_length: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    dry_penalty_last_n: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # -1: all tokens; 0: off
+    dry_sequence_breakers: Annotated[list[BreakerText], Meta(max_length=64)] | None = None
+
+    def breakers(self) -> Sequence[str]:
+        """Texts whose tokens no repetition goes across, where repetitions are looked for."""
+        if not self.dry_multiplier or self.dry_penalty_last_n == 0:
+            return ()
+        return DRY_BREAKERS if self.dry_sequence_breakers is None else self.dry_sequence_breakers
+
+    def dry(self) -> DryParams | None:
+        """The parameters but for the breakers. Raises InvalidSampling."""
+        if not self.dry_multiplier or self.dry_penalty_last_n == 0:
+            return None
+        given = {"base": self.dry_base, "allowed_length": self.dry_allowed_length}
+        known: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        last_n = None if self.dry_penalty_last_n == -1 else self.dry_penalty_last_n
+        return DryParams(self.dry_multiplier, last_n=last_n, **known)

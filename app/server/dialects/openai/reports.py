@@ -1,0 +1,184 @@
+"""Reports beside the text of completions: identity, usage, timings, token ids, and log-probabilities.
+
+Some fields that ask for them are of vLLM and of llama.cpp's server.
+"""
+
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Final, Protocol, TypeAlias
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from app.generation.cache_report import PromptTokensDetails
+from app.generation.events import ChatEvent, GeneratedTokens, TokenCounts
+from app.generation.options import GenerationOptions, ReplyOptions, TimeLimits
+from app.server.dialects.openai.requests import GenerationRequest
+from app.server.request_fields import Alternatives, Milliseconds
+from app.server.usage import RunningCounts, Timings, finite, timings_of, token_text
+from app.settings.settings import APP_NAME
+from app.text.tokenizer import Tokenizer
+from engine.request import TokenLogprobs
+from engine.sampling_params import SamplingParams
+
+
+def _version() -> str:
+    try:
+        return version(APP_NAME)
+    except PackageNotFoundError:  # a checkout that is not installed
+        return "0"
+
+
+VERSION: Final = _version()
+FINGERPRINT: Final = f"{APP_NAME}-{VERSION}"  # of every reply: replies of one version are alike
+
+
+class CompletionTokensDetails(Struct):
+    reasoning_tokens: int
+
+
+class Usage(Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET  # known at the end, as the next
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+
+
+class Identity(Struct, frozen=True):
+    """What every chunk of one reply repeats."""
+
+    id: str
+    created: int  # seconds of Unix time
+    model: str
+
+    @classmethod
+    def new(cls, prefix: str, model: str, request_id: str | None = None) -> "Identity":
+        """`request_id` is the end of the id, if the client chose it."""
+        return cls(f"{prefix}-{request_id or uuid.uuid4().hex}", int(time.time()), model)
+
+
+def usage_of(counts: TokenCounts) -> Usage:
+    total = counts.prompt + counts.completion
+    details = PromptTokensDetails.of(counts.cache), CompletionTokensDetails(counts.thought)
+    return Usage(counts.prompt, counts.completion, total, *details)
+
+
+def usage_so_far(counts: TokenCounts, running: RunningCounts) -> Usage:
+    """The usage of a request whose replies are under way."""
+    return Usage(counts.asked, running.completion, counts.asked + running.completion)
+
+
+class PromptLogprob(Struct):
+    """The log-probability of one token of a prompt, in vLLM's form."""
+
+    logprob: float
+    rank: int | None  # among all tokens, from 1; None: it is not among those that are reported
+    decoded_token: str
+
+
+# By the id of each token; None for the first, which nothing predicts.
+PromptLogprobList: TypeAlias = list[dict[str, PromptLogprob] | None]
+
+
+def prompt_logprobs(tokenizer: Tokenizer, reported: Sequence[TokenLogprobs]) -> PromptLogprobList:
+    """Log-probabilities of a prompt's tokens, from its second on, and of the likely ones in the place of each."""
+    return [None, *(_by_id(tokenizer, token) for token in reported)]
+
+
+def _by_id(tokenizer: Tokenizer, token: TokenLogprobs) -> dict[str, PromptLogprob]:
+    ranks: Mapping[int, int] = {token_id: rank for rank, (token_id, _) in enumerate(token.top, 1)}
+    several = dict(((token.token_id, token.logprob), *token.top))
+    return {
+        str(token_id): PromptLogprob(finite(logprob), ranks.get(token_id), token_text(tokenizer, token_id))
+        for token_id, logprob in several.items()
+    }
+
+
+RequestId: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
+
+
+class ReportingRequest(GenerationRequest, kw_only=True):
+    """The fields of both kinds that the Responses API does not have."""
+
+    prompt_logprobs: Alternatives | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None  # in log-probabilities
+    timings_per_token: bool | None = None  # each chunk of a stream has timings
+    request_id: RequestId | None = None  # the end of the reply's id
+    t_max_prompt_ms: Milliseconds | None = None  # 0: any number, as for the next
+    t_max_predict_ms: Milliseconds | None = None
+
+    @property
+    def reports_usage_continuously(self) -> bool:
+        """Each chunk of a stream reports the usage so far."""
+        options = self.stream_options
+        return bool(self.reports_usage and self.stream and options and options.continuous_usage_stats)
+
+    def _wanted(self, count: int, candidates: Sequence[SamplingParams], *, reports: bool) -> GenerationOptions:
+        wanted = super()._wanted(count, candidates, reports=reports)
+        return replace(wanted, limits=TimeLimits.of_milliseconds(self.t_max_prompt_ms, self.t_max_predict_ms))
+
+    def _options(self) -> ReplyOptions:
+        counts = self.reports_usage_continuously or bool(self.timings_per_token)
+        return replace(
+            super()._options(),
+            reports_tokens=bool(self.return_token_ids) or counts,
+            reports_progress=bool(self.return_progress or self.timings_per_token),
+        )
+
+    def _prompt_logprobs(self) -> int | None:
+        return self.prompt_logprobs
+
+    def _problems(self) -> Iterator[tuple[str, str]]:
+        yield from super()._problems()
+        if self.stream and self.prompt_logprobs is not None:
+            yield "prompt_logprobs", "a stream does not report them; leave stream out."
+
+
+class ReportingChoice(Protocol):
+    index: int
+    token_ids: list[int] | UnsetType
+
+
+class ReportingChunk(Protocol):
+    """A chunk of either kind of completion."""
+
+    usage: Usage | UnsetType
+    timings: Timings | UnsetType
+
+    @property
+    def choices(self) -> Sequence[ReportingChoice]: ...
+
+
+class ChunkReports:
+    """Collects what one request reports, and adds it to the request's chunks."""
+
+    def __init__(self, wanted: ReportingRequest, counts: TokenCounts) -> None:
+        """`counts` is added up elsewhere, while the replies end."""
+        self._wanted = wanted
+        self._counts = counts
+        self._running = RunningCounts()
+        self._ids: dict[int, list[int]] = {}  # of each choice, those that no chunk has reported
+
+    def see(self, index: int, event: ChatEvent) -> None:
+        """Count an event of the choice at `index`."""
+        self._running.add(event)
+        if isinstance(event, GeneratedTokens) and self._wanted.return_token_ids:
+            self._ids.setdefault(index, []).extend(event.ids)
+
+    def add(self, chunk: ReportingChunk) -> None:
+        """Add the reports that the request asks for to a chunk with choices."""
+        if self._wanted.return_token_ids:
+            for choice in chunk.choices:
+                choice.token_ids = self._ids.pop(choice.index, [])
+        if self._wanted.reports_usage_continuously:
+            chunk.usage = usage_so_far(self._counts, self._running)
+        if self._wanted.timings_per_token:
+            chunk.timings = self._running.timings()
+
+    def end(self, chunk: ReportingChunk) -> None:
+        """Add the usage and the timings of all replies to the last chunk, after they have ended."""
+        chunk.usage, chunk.timings = usage_of(self._counts), timings_of(self._counts)
