@@ -83,7 +83,7 @@ class ChatApp(App[None]):
         """What is typed is kept before anything is taken down."""
         composer = self._chat_screen.conversation.composer
         await composer.take_in()
-        await composer.keep_draft()
+        await composer.save_draft()
 
     def _is_text(self, event: Event) -> bool:
         """Whether something was typed or pasted, rather than a key pressed."""
@@ -109,12 +109,12 @@ class ChatApp(App[None]):
     def _note_theme(self, theme: Theme) -> None:
         if theme.name != self._kept_theme:
             self._kept_theme = theme.name
-            self.keep_theme(theme.name)
+            self.save_theme(theme.name)
 
     @work(exclusive=True, group="theme", description="theme")
-    async def keep_theme(self, name: str) -> None:
+    async def save_theme(self, name: str) -> None:
         with show_errors(self):
-            await self._client.preferences.keep_theme(name)
+            await self._client.preferences.save_theme(name)
 
     def _arrived(self, name: str) -> None:
         self.notify(f"{name} is on this machine now.", markup=False)

@@ -120,7 +120,7 @@ class Chats(Protocol):
     async def draft(self) -> str:
         """What was typed for a new chat when this window ended; never what another window shows."""
 
-    async def keep_draft(self, chat: ChatId | None, text: str) -> None:
+    async def save_draft(self, chat: ChatId | None, text: str) -> None:
         """For a chat, or for the new one of this window. A chat with a draft and no messages is in the list."""
 
     async def inputs(self) -> Sequence[str]:
@@ -128,7 +128,7 @@ class Chats(Protocol):
 
     async def presets(self) -> Sequence[Preset]: ...
 
-    async def keep_preset(self, preset: Preset) -> None:
+    async def save_preset(self, preset: Preset) -> None:
         """A preset of the same name is replaced."""
 
     async def delete_preset(self, name: str) -> None: ...
@@ -223,7 +223,7 @@ class Models(Protocol):
 class Preferences(Protocol):
     """What the person chose for every start of the program."""
 
-    async def keep_theme(self, name: str) -> None:
+    async def save_theme(self, name: str) -> None:
         """Start with this theme from now on."""
 
 

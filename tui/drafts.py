@@ -112,4 +112,4 @@ class Drafts:
 
     async def _write(self, chat: ChatId | None, text: str) -> None:
         async with self._turn:
-            await self._chats.keep_draft(chat, text)
+            await self._chats.save_draft(chat, text)

@@ -12,9 +12,9 @@ from app.chat_backend.prompt_messages import prompt_messages
 from app.errors import AppError
 from app.history import records
 from app.history.chat_file import as_json, as_markdown
-from app.history.chat_import import read_chats, take_in
+from app.history.chat_import import add_chats, read_chats
 from app.history.history import History
-from app.history.news import News
+from app.history.notices import HistoryNotice
 from app.history.records import NoSuchChat, path_to
 from tui.types import (
     Attachment,
@@ -57,10 +57,10 @@ class ChatRepository:
         return chat.startswith(PRIVATE)
 
     def conversations_to_forget(self) -> list[list[Mapping[str, object]]]:
-        """Every branch of each chat that was deleted, as the engine was conversations it."""
+        """Every branch of each chat that was deleted, as the engine was told it."""
         conversations = []
         for chat in self._history.deleted():
-            messages = {message.id: message for message in self._history.messages.of(chat)}
+            messages = {message.id: message for message in self._history.messages.in_chat(chat)}
             found = self._history.chats.get(chat, deleted=True)
             leaves = messages.keys() - {message.parent for message in messages.values()}
             branches = [path_to(messages, leaf) for leaf in leaves]
@@ -95,7 +95,7 @@ class ChatRepository:
     def _open(self, chat: ChatId) -> Chat:
         history, number = self.place(chat)
         coming = {message for where, message in self.coming if where == chat}
-        found, messages = history.chats.get(number), history.messages.of(number)
+        found, messages = history.chats.get(number), history.messages.in_chat(number)
         draft = history.inputs.draft(number)
         return chat_of(found, messages, draft, private=history is self._private, coming=coming)
 
@@ -104,7 +104,9 @@ class ChatRepository:
     ) -> Message:
         def say(history: History, number: int) -> Message:
             files = [records.Attachment(file.name, file.text) for file in attachments]
-            return message_of(history.messages.say(number, None if parent is None else int(parent), text, files))
+            return message_of(
+                history.messages.add_user_message(number, None if parent is None else int(parent), text, files)
+            )
 
         return await self._do(chat, say)
 
@@ -158,21 +160,21 @@ class ChatRepository:
     async def draft(self) -> str:
         return await to_thread(self._history.new_draft)
 
-    async def keep_draft(self, chat: ChatId | None, text: str) -> None:
+    async def save_draft(self, chat: ChatId | None, text: str) -> None:
         if chat is None:
-            await to_thread(self._history.keep_new_draft, text)
+            await to_thread(self._history.save_new_draft, text)
         else:
-            await self._do(chat, lambda history, number: history.inputs.keep_draft(text, number))
+            await self._do(chat, lambda history, number: history.inputs.save_draft(text, number))
 
     async def inputs(self) -> Sequence[str]:
-        return await to_thread(self._history.inputs.lately)
+        return await to_thread(self._history.inputs.recent)
 
     async def presets(self) -> Sequence[Preset]:
         kept = await to_thread(self._history.inputs.presets)
         return [Preset(preset.name, settings_of(preset.settings)) for preset in kept]
 
-    async def keep_preset(self, preset: Preset) -> None:
-        await to_thread(self._history.inputs.keep_preset, records.Preset(preset.name, kept_settings(preset.settings)))
+    async def save_preset(self, preset: Preset) -> None:
+        await to_thread(self._history.inputs.save_preset, records.Preset(preset.name, kept_settings(preset.settings)))
 
     async def delete_preset(self, name: str) -> None:
         await to_thread(self._history.inputs.delete_preset, name)
@@ -182,7 +184,7 @@ class ChatRepository:
 
     def _export(self, chat: ChatId, path: Path, form: ExportFormat) -> None:
         history, number = self.place(chat)
-        found, messages = history.chats.get(number), history.messages.of(number)
+        found, messages = history.chats.get(number), history.messages.in_chat(number)
         is_json = form is ExportFormat.JSON
         content = as_json(found, messages) if is_json else as_markdown(found, messages).encode()
         try:
@@ -192,19 +194,19 @@ class ChatRepository:
             raise AppError(f"{path} is there already", "Give another name.") from None
 
     async def notices(self) -> AsyncGenerator[Notice, None]:
-        loop, coming = asyncio.get_running_loop(), asyncio.Queue[News]()
+        loop, coming = asyncio.get_running_loop(), asyncio.Queue[HistoryNotice]()
 
-        def hear(news: News) -> None:
+        def on_notice(notice: HistoryNotice) -> None:
             with suppress(RuntimeError):  # the chat has ended
-                loop.call_soon_threadsafe(coming.put_nowait, news)
+                loop.call_soon_threadsafe(coming.put_nowait, notice)
 
-        for news in self._history.listen(hear):
-            yield notice_of(news)
+        for notice in self._history.subscribe(on_notice):
+            yield notice_of(notice)
         while True:
             yield notice_of(await coming.get())
 
     async def import_chats(self, path: Path) -> Sequence[ChatSummary]:
-        chats = await to_thread(take_in, self._history, await to_thread(read_chats, path))
+        chats = await to_thread(add_chats, self._history, await to_thread(read_chats, path))
         return [summary_of(chat, private=False) for chat in chats]
 
 

@@ -21,7 +21,7 @@ from tui.client import ClientError
 class ChatPreferences:
     """Implements `tui.client.Preferences`."""
 
-    async def keep_theme(self, name: str) -> None:
+    async def save_theme(self, name: str) -> None:
         from app.settings.config_file import write_setting
 
         await to_thread(write_setting, "theme", name)

@@ -89,7 +89,7 @@ class ChatContext:
         if chat is None:
             return StoredChat(id=0), []
         history, number = self._chats.place(chat)
-        messages = {message.id: message for message in history.messages.of(number)}
+        messages = {message.id: message for message in history.messages.in_chat(number)}
         return history.chats.get(number), path_to(messages, None if leaf is None else int(leaf))
 
     async def _budget(

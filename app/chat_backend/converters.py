@@ -6,7 +6,7 @@ A chat's id tells where it is kept: a number, in the history; behind PRIVATE, in
 from collections.abc import Container, Sequence
 
 from app.history import records
-from app.history.news import News
+from app.history.notices import HistoryNotice
 from tui import types
 from tui.plain_text import single_line
 
@@ -102,8 +102,8 @@ def usage_of(usage: records.StoredUsage | None) -> types.Usage | None:
     )
 
 
-def notice_of(news: News) -> types.Notice:
-    return types.Notice(news.message, news.remedy, news.is_saved)
+def notice_of(notice: HistoryNotice) -> types.Notice:
+    return types.Notice(notice.message, notice.remedy, notice.is_saved)
 
 
 def settings_of(settings: records.ChatSettings) -> types.ChatSettings:

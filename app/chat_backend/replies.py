@@ -106,7 +106,7 @@ class ChatReplies:
     def _body(self, chat: types.ChatId, to: int, engine: ReadyEngine) -> dict[str, object]:
         history, number = self._chats.place(chat)
         found = history.chats.get(number)
-        messages = {message.id: message for message in history.messages.of(number)}
+        messages = {message.id: message for message in history.messages.in_chat(number)}
         branch = path_to(messages, to)
         again = any(message.parent == to and message.text for message in messages.values())
         ours = engine.endpoint.is_inglenook
@@ -123,7 +123,7 @@ class ChatReplies:
     async def _begin(self, chat: types.ChatId, to: int, engine: ReadyEngine) -> _Growing:
         def begin() -> tuple[StoredMessage, History, int]:
             history, number = self._chats.place(chat)
-            return history.messages.begin_reply(number, to, engine.model), history, number
+            return history.messages.start_reply(number, to, engine.model), history, number
 
         message, history, number = await to_thread(begin)
         growing = _Growing(message.id, number, history, engine)

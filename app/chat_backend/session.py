@@ -35,8 +35,8 @@ class Session:
         """`left` is called when the terminal was left in order. Raises what opening the history does, before it is
         entered."""
         history = History(self.settings.history_dir, _say)
-        for news in history.news:  # the screens show it as well, and are gone when the chat ends
-            _say(news.sentences)
+        for notice in history.notices:  # the screens show it as well, and are gone when the chat ends
+            _say(notice.sentences)
         from tui.app import ChatApp
 
         async def run(client: TerminalClient) -> int:

@@ -47,7 +47,7 @@ class Titles:
         """The chat as it was sent, so that nothing of it is computed again, and the question behind it."""
         history, number = self._chats.place(chat)
         found = history.chats.get(number)
-        branch: list[StoredMessage] = path_to({one.id: one for one in history.messages.of(number)}, found.shown)
+        branch: list[StoredMessage] = path_to({one.id: one for one in history.messages.in_chat(number)}, found.shown)
         return [*prompt_messages(found, branch, with_reasoning=False), {"role": "user", "content": _ASKED}]
 
     def _keep(self, chat: ChatId, title: str) -> None:

@@ -47,22 +47,22 @@ class ChatFile(Struct, tag_field="format", tag=FORMAT):
 
 def as_json(chat: Chat, messages: Sequence[StoredMessage]) -> bytes:
     """All branches of a chat."""
-    places = {message.id: place for place, message in enumerate(messages)}
+    indices = {message.id: index for index, message in enumerate(messages)}
     written = FileChat(
         title=chat.title,
         settings=chat.settings,
-        messages=[_file_message(message, places) for message in messages],
-        shown=None if chat.shown is None else places.get(chat.shown),
+        messages=[_file_message(message, indices) for message in messages],
+        shown=None if chat.shown is None else indices.get(chat.shown),
         created=chat.created,
     )
     return msgspec.json.format(msgspec.json.encode(ChatFile(VERSION, [written])), indent=2) + b"\n"
 
 
-def _file_message(message: StoredMessage, places: dict[int, int]) -> FileMessage:
+def _file_message(message: StoredMessage, indices: dict[int, int]) -> FileMessage:
     return FileMessage(
         role=message.role,
         text=message.text,
-        parent=None if message.parent is None else places.get(message.parent),
+        parent=None if message.parent is None else indices.get(message.parent),
         attachments=message.attachments,
         reasoning=message.reasoning,
         model=message.model,

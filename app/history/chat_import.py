@@ -85,7 +85,7 @@ def read_chats(path: Path) -> list[FileChat]:
         content = path.read_bytes()
     except OSError as problem:
         raise UnreadableChats(f"{path}: {problem.strerror or problem}", "Give the path of a JSON file.") from problem
-    for attempt in (_own, _chatgpt, _requests):
+    for attempt in (_inglenook, _chatgpt, _requests):
         try:
             return attempt(content)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -93,12 +93,12 @@ def read_chats(path: Path) -> list[FileChat]:
     raise UnreadableChats(f"{path} holds no chats that can be read", _KNOWN)
 
 
-def take_in(history: History, chats: Sequence[FileChat]) -> list[Chat]:
+def add_chats(history: History, chats: Sequence[FileChat]) -> list[Chat]:
     """New chats with what was read."""
-    return [_taken(history, chat) for chat in chats if chat.messages]
+    return [_add_chat(history, chat) for chat in chats if chat.messages]
 
 
-def _taken(history: History, chat: FileChat) -> Chat:
+def _add_chat(history: History, chat: FileChat) -> Chat:
     made = history.chats.create(chat.settings, chat.title, created=chat.created or None)
     ids: list[int] = []
     for message in chat.messages:
@@ -122,7 +122,7 @@ def _taken(history: History, chat: FileChat) -> Chat:
     return history.chats.get(made.id)
 
 
-def _own(content: bytes) -> list[FileChat]:
+def _inglenook(content: bytes) -> list[FileChat]:
     return msgspec.json.decode(content, type=ChatFile).chats
 
 
@@ -134,26 +134,26 @@ def _chatgpt(content: bytes) -> list[FileChat]:
 def _of_chatgpt(conversation: ChatGPTConversation) -> FileChat:
     """Nodes that hold no text of the user or the model are left out; what follows them follows their parents."""
     messages: list[FileMessage] = []
-    places: dict[str, int | None] = {}
+    indices: dict[str, int | None] = {}
     system = ""
     for name, node in _in_order(conversation.mapping):
-        parent = places.get(node.parent) if node.parent else None
+        parent = indices.get(node.parent) if node.parent else None
         message = node.message
         text = _text_of(message) if message else ""
         role = message.author.role if message else ""
         if message is None or not text or role not in set(Role):
-            places[name] = parent
+            indices[name] = parent
             system = system or (text if role == "system" else "")
             continue
         model = str((message.metadata or {}).get("model_slug", "")) if role == Role.ASSISTANT else ""
         created = message.create_time or conversation.create_time or 0.0
-        places[name] = len(messages)
+        indices[name] = len(messages)
         messages.append(FileMessage(role=Role(role), text=text, parent=parent, model=model, created=created))
     return FileChat(
         title=conversation.title or "",
         settings=ChatSettings(system=system),
         messages=messages,
-        shown=places.get(conversation.current_node or ""),
+        shown=indices.get(conversation.current_node or ""),
         created=conversation.create_time or 0.0,
     )
 

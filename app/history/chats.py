@@ -3,12 +3,12 @@
 import time
 from collections.abc import Sequence
 
+from app.history.column_types import Row
 from app.history.database import Database
 from app.history.digests import CHANGED, checked, sign
-from app.history.failures import Damaged
-from app.history.kinds import Row
 from app.history.records import Chat, ChatSettings, NoSuchChat, Trim, read, storable, written
 from app.history.schema import COLUMNS
+from app.history.sqlite_errors import Damaged
 
 _BEGINNING = 80  # characters
 

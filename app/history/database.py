@@ -14,12 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from app.errors import AppError
-from app.history.failures import FAILURES, damage_in, is_corrupt, told
 from app.history.files import stamp_of
-from app.history.holders import leave
-from app.history.news import News, Rescue
+from app.history.notices import HistoryNotice, Rescue
+from app.history.open_marks import unmark
 from app.history.opening import Opened, Tell, in_memory, open_file, open_history
 from app.history.records import HistoryDamaged
+from app.history.sqlite_errors import FAILURES, describe_damage, history_errors, is_corrupt
 from app.private_database import fold_log
 
 FILE_NAME = "history.sqlite"
@@ -44,21 +44,21 @@ class Database:
         self._path = None if folder is None else Path(os.path.realpath(folder / FILE_NAME))
         self._lock = threading.RLock()
         self._is_used = False  # by a body, within which there may be others
-        self._news: list[News] = []
-        self._hear: Callable[[News], None] = self._news.append
-        with told():
-            self._use(in_memory() if self._path is None else open_history(self._path, tell))
+        self._notices: list[HistoryNotice] = []
+        self._on_notice: Callable[[HistoryNotice], None] = self._notices.append
+        with history_errors():
+            self._adopt(in_memory() if self._path is None else open_history(self._path, tell))
 
-    def listen(self, hear: Callable[[News], None]) -> Sequence[News]:
+    def subscribe(self, on_notice: Callable[[HistoryNotice], None]) -> Sequence[HistoryNotice]:
         """Call `hear`, on any thread, with all news from now on. Returns the news that nobody has heard yet."""
         with self._lock:
-            self._hear, before, self._news = hear, self._news, []
+            self._on_notice, before, self._notices = on_notice, self._notices, []
         return before
 
     @property
-    def news(self) -> Sequence[News]:
+    def notices(self) -> Sequence[HistoryNotice]:
         """The news that nobody has heard yet."""
-        return tuple(self._news)
+        return tuple(self._notices)
 
     @property
     def rescue(self) -> Rescue | None:
@@ -69,7 +69,7 @@ class Database:
     def writing(self) -> Iterator[sqlite3.Connection]:
         """The body's changes are on disk, all of them, when this is left; none, if it raises. Inside of another one,
         they are a part of that one's."""
-        with self._used(to_write=True) as connection:
+        with self._connected(to_write=True) as connection:
             if connection.in_transaction:
                 yield connection
                 return
@@ -85,7 +85,7 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """What the body reads was there at one moment."""
-        with self._used() as connection:
+        with self._connected() as connection:
             if connection.in_transaction:
                 yield connection
                 return
@@ -96,9 +96,9 @@ class Database:
                 with suppress(sqlite3.Error):
                     connection.execute("ROLLBACK")
 
-    def fold(self) -> None:
+    def checkpoint(self) -> None:
         """Write the log into the file, as far as other processes allow it, so that a damaged log costs little."""
-        with self._used() as connection:
+        with self._connected() as connection:
             [patience] = connection.execute("PRAGMA busy_timeout").fetchone()
             connection.execute(f"PRAGMA busy_timeout = {_FOLD_MS}").fetchall()
             with suppress(sqlite3.OperationalError):  # on a full disk the log stays as it is
@@ -107,7 +107,7 @@ class Database:
 
     def erase_traces(self) -> None:
         """What was removed goes from the index of words and from the log of changes, too."""
-        with self._used() as connection:
+        with self._connected() as connection:
             connection.execute("INSERT INTO words (words) VALUES ('optimize')")
             fold_log(connection)
 
@@ -115,59 +115,59 @@ class Database:
         with self._lock:
             if self._opened.unsaved:
                 self._save_again()
-            self._leave()
+            self._close_file()
 
     @contextmanager
-    def _used(self, *, to_write: bool = False) -> Iterator[sqlite3.Connection]:
+    def _connected(self, *, to_write: bool = False) -> Iterator[sqlite3.Connection]:
         with self._lock:
             if self._is_used:
                 yield self._opened.connection
                 return
-            with told():
-                self._follow(to_write)
+            with history_errors():
+                self._reopen_if_replaced(to_write)
                 self._is_used = True
                 try:
                     yield self._opened.connection
                 except sqlite3.Error as problem:
                     if self._path is not None and not self._opened.unsaved and is_corrupt(problem):
-                        self._repair(self._path, damage_in(problem))
+                        self._repair(self._path, describe_damage(problem))
                     raise
                 finally:
                     self._is_used = False
 
-    def _follow(self, to_write: bool) -> None:
+    def _reopen_if_replaced(self, to_write: bool) -> None:
         """Open the file again if another process has replaced it, or if the disk may have room again."""
         if self._path is None:
             return
         if self._opened.unsaved:
-            if to_write and time.monotonic() > self._again_at:
+            if to_write and time.monotonic() > self._retry_at:
                 self._save_again()
-        elif self._present() != self._identity:
-            self._leave()
-            self._use(open_history(self._path, quiet))
+        elif self._file_id() != self._identity:
+            self._close_file()
+            self._adopt(open_history(self._path, quiet))
 
-    def _use(self, opened: Opened) -> None:
+    def _adopt(self, opened: Opened) -> None:
         self._opened = opened
-        self._identity = self._present()
-        self._again_at = time.monotonic() + _AGAIN_SECONDS
-        for news in opened.news:
-            self._hear(news)
+        self._identity = self._file_id()
+        self._retry_at = time.monotonic() + _AGAIN_SECONDS
+        for notice in opened.notices:
+            self._on_notice(notice)
 
-    def _leave(self) -> None:
+    def _close_file(self) -> None:
         with suppress(sqlite3.Error):
             self._opened.connection.close()
         if self._opened.mark is not None:
-            leave(self._opened.mark)
+            unmark(self._opened.mark)
 
     def _repair(self, path: Path, damage: str) -> None:
         """Raises HistoryDamaged, for the change that was under way."""
-        self._leave()
-        self._use(open_history(path, quiet, damage))
+        self._close_file()
+        self._adopt(open_history(path, quiet, damage))
         raise HistoryDamaged("the history of chats was damaged", "It was repaired as far as possible: do this again.")
 
     def _save_again(self) -> None:
         """Write what is in memory to the file, if it can be written by now, and nobody else has written it."""
-        self._again_at = time.monotonic() + _AGAIN_SECONDS
+        self._retry_at = time.monotonic() + _AGAIN_SECONDS
         if self._path is None or stamp_of(self._path) != self._opened.read_from:
             return
         with suppress(AppError, OSError, *FAILURES):
@@ -176,13 +176,13 @@ class Database:
             try:
                 before.connection.backup(opened.connection)
             except sqlite3.Error:
-                self._leave()
+                self._close_file()
                 self._opened = replace(before, read_from=stamp_of(self._path))
                 return
             before.connection.close()
-            self._use(replace(opened, news=[*opened.news, News("Chats are saved again.")]))
+            self._adopt(replace(opened, notices=[*opened.notices, HistoryNotice("Chats are saved again.")]))
 
-    def _present(self) -> tuple[int, int] | None:
+    def _file_id(self) -> tuple[int, int] | None:
         """Which file lies there now."""
         if self._path is not None:
             with suppress(OSError):

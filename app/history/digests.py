@@ -8,9 +8,9 @@ import zlib
 
 import msgspec
 
-from app.history.failures import Damaged
-from app.history.kinds import Row
+from app.history.column_types import Row
 from app.history.schema import COLUMNS
+from app.history.sqlite_errors import Damaged
 
 CHANGED = "rows have changed since they were written"
 

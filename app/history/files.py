@@ -5,9 +5,9 @@ import struct
 from pathlib import Path
 from typing import TypeAlias
 
-from app.history.log import read_log
 from app.history.records import HistoryUnavailable
 from app.history.schema import PAGE_SIZE
+from app.history.wal import read_wal
 
 Stamp: TypeAlias = tuple[tuple[int, int], ...]
 
@@ -21,23 +21,23 @@ _KINDS = {
 }
 
 
-def log_of(path: Path) -> Path:
+def wal_path(path: Path) -> Path:
     return Path(f"{path}-wal")
 
 
-def index_of(path: Path) -> Path:
+def shm_path(path: Path) -> Path:
     return Path(f"{path}-shm")
 
 
 def stamp_of(path: Path) -> Stamp:
     """When the file and its log were written, and their sizes: another stamp, and another process has written them."""
-    found = [file.stat() for file in (path, log_of(path)) if file.exists()]
+    found = [file.stat() for file in (path, wal_path(path)) if file.exists()]
     return tuple((status.st_mtime_ns, status.st_size) for status in found)
 
 
 def require_files(path: Path) -> None:
     """Raises HistoryUnavailable if something else than a file has the name of a file of the history, and OSError."""
-    for file in (path, log_of(path), index_of(path), path.with_suffix(".lock")):
+    for file in (path, wal_path(path), shm_path(path), path.with_suffix(".lock")):
         kind = stat.S_IFMT(file.stat().st_mode) if file.exists() else stat.S_IFREG
         if kind != stat.S_IFREG:
             what = _KINDS.get(kind, "no file")
@@ -46,16 +46,16 @@ def require_files(path: Path) -> None:
 
 def is_empty(path: Path) -> bool:
     """Whether there is a file, without a byte in it or in its log."""
-    return path.exists() and not path.stat().st_size and not content_of(log_of(path))
+    return path.exists() and not path.stat().st_size and not read_start(wal_path(path))
 
 
-def damage_of(path: Path) -> str:
+def find_damage(path: Path) -> str:
     """Why the header of the file, or the log, is damaged; empty if they are not. No process has them open.
 
     Raises OSError.
     """
-    header = content_of(path, 100)
-    log = read_log(content_of(log_of(path)), content_of(index_of(path)))
+    header = read_start(path, 100)
+    log = read_wal(read_start(wal_path(path)), read_start(shm_path(path)))
     if log.is_damaged:
         return log.damage
     if log.frames and not header:
@@ -63,7 +63,7 @@ def damage_of(path: Path) -> str:
     return "" if not header or _is_header(header) else "the header of its file is damaged"
 
 
-def content_of(path: Path, most: int = -1) -> bytes:
+def read_start(path: Path, most: int = -1) -> bytes:
     """The first `most` bytes of a file, or all; nothing, if there is none. Raises OSError."""
     try:
         with open(path, "rb") as file:

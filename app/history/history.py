@@ -10,7 +10,7 @@ from app.history.chats import Chats
 from app.history.database import Database, quiet
 from app.history.inputs import NEW, Inputs
 from app.history.messages import Messages
-from app.history.news import News, Rescue
+from app.history.notices import HistoryNotice, Rescue
 from app.history.opening import Tell
 from app.history.records import ChatSettings
 from app.history.search import Search
@@ -41,13 +41,13 @@ class History:
         return self._database.rescue
 
     @property
-    def news(self) -> Sequence[News]:
+    def notices(self) -> Sequence[HistoryNotice]:
         """The news that nobody has heard yet."""
-        return self._database.news
+        return self._database.notices
 
-    def listen(self, hear: Callable[[News], None]) -> Sequence[News]:
+    def subscribe(self, on_notice: Callable[[HistoryNotice], None]) -> Sequence[HistoryNotice]:
         """Call `hear`, on any thread, with all news from now on. Returns the news that nobody has heard yet."""
-        return self._database.listen(hear)
+        return self._database.subscribe(on_notice)
 
     def deleted(self) -> Sequence[int]:
         """What was deleted here and not brought back."""
@@ -70,12 +70,12 @@ class History:
                 self._adopt(window)
         return self.inputs.draft(NEW - own)
 
-    def keep_new_draft(self, text: str) -> None:
+    def save_new_draft(self, text: str) -> None:
         """Keep the draft of this window's new chat; an empty one is gone."""
-        self.inputs.keep_draft(text, NEW - self._window.number)
+        self.inputs.save_draft(text, NEW - self._window.number)
 
     def _adopt(self, window: int) -> None:
-        with self._window.standing_in(window) as is_gone, self._database.writing():
+        with self._window.reserve(window) as is_gone, self._database.writing():
             if is_gone and self.inputs.draft(NEW - window):
                 self.inputs.move_draft(window, self.chats.create(ChatSettings()).id)
 

@@ -22,7 +22,7 @@ class Inputs:
             row = connection.execute("SELECT text FROM drafts WHERE chat = ?", (chat,)).fetchone()
         return "" if row is None else str(row[0])
 
-    def keep_draft(self, text: str, chat: int = NEW) -> None:
+    def save_draft(self, text: str, chat: int = NEW) -> None:
         """An empty one is gone."""
         with self._database.writing() as connection:
             if text:
@@ -44,7 +44,7 @@ class Inputs:
             connection.execute("UPDATE drafts SET chat = ? WHERE chat = ?", (chat, NEW - window))
             sign(connection, "drafts", chat)
 
-    def lately(self) -> Sequence[str]:
+    def recent(self) -> Sequence[str]:
         """What was sent, in all chats that are not deleted; each text once, the newest first."""
         select = (
             "SELECT text FROM inputs WHERE chat NOT IN (SELECT id FROM chats WHERE deleted IS NOT NULL)"
@@ -59,7 +59,7 @@ class Inputs:
             rows = connection.execute("SELECT name, settings FROM presets ORDER BY name")
             return [Preset(name, read(settings, ChatSettings)) for name, settings in rows]
 
-    def keep_preset(self, preset: Preset) -> None:
+    def save_preset(self, preset: Preset) -> None:
         """One of the same name is replaced."""
         now = time.time()
         with self._database.writing() as connection:

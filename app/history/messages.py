@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from app.history.column_types import Row
 from app.history.database import Database
 from app.history.digests import CHANGED, checked, sign
-from app.history.failures import Damaged
-from app.history.kinds import Row
 from app.history.records import (
     Attachment,
     Attachments,
@@ -24,6 +23,7 @@ from app.history.records import (
     written,
 )
 from app.history.schema import COLUMNS
+from app.history.sqlite_errors import Damaged
 
 _COLUMNS = ", ".join(COLUMNS["messages"])
 
@@ -34,7 +34,7 @@ class Messages:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def of(self, chat: int) -> Sequence[StoredMessage]:
+    def in_chat(self, chat: int) -> Sequence[StoredMessage]:
         """All messages of a chat, each behind its parent."""
         with self._database.reading() as connection:
             select = f"SELECT {_COLUMNS}, digest FROM messages WHERE chat = ? ORDER BY id"  # noqa: S608
@@ -57,7 +57,9 @@ class Messages:
             sign(connection, "chats", message.chat)
         return msgspec.structs.replace(message, id=number)
 
-    def say(self, chat: int, parent: int | None, text: str, attachments: Sequence[Attachment] = ()) -> StoredMessage:
+    def add_user_message(
+        self, chat: int, parent: int | None, text: str, attachments: Sequence[Attachment] = ()
+    ) -> StoredMessage:
         """Keep what the user says; it becomes the newest of the inputs, and the chat's draft is gone, all in one."""
         message = StoredMessage(
             id=0,
@@ -80,12 +82,12 @@ class Messages:
     def rewrite(self, chat: int, reply: int, text: str) -> StoredMessage:
         """A reply as the user would have it, beside the one that there is."""
         with self._database.writing():
-            parent = next((message.parent for message in self.of(chat) if message.id == reply), None)
+            parent = next((message.parent for message in self.in_chat(chat) if message.id == reply), None)
             return self.add(
                 StoredMessage(id=0, chat=chat, parent=parent, role=Role.ASSISTANT, text=text, created=time.time())
             )
 
-    def begin_reply(self, chat: int, parent: int, model: str) -> StoredMessage:
+    def start_reply(self, chat: int, parent: int, model: str) -> StoredMessage:
         empty = StoredMessage(
             id=0, chat=chat, parent=parent, role=Role.ASSISTANT, text="", model=model, state=State.COMING,
             created=time.time(),
@@ -111,7 +113,7 @@ class Messages:
             )
             sign(connection, "messages", message)
         if state is not State.COMING:
-            self._database.fold()
+            self._database.checkpoint()
 
 
 def _values(message: StoredMessage) -> tuple[object, ...]:

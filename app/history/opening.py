@@ -11,15 +11,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from app.history.failures import FAILURES, FULL, Damaged, damage_in, is_damage, is_lock, is_unwritable, reason_of
-from app.history.files import Stamp, damage_of, is_empty, require_files, stamp_of
-from app.history.holders import hold, others_hold
-from app.history.news import News, Rescue, rescue_of
-from app.history.preparation import created, prepared
+from app.history.connections import create_database, open_checked
+from app.history.files import Stamp, find_damage, is_empty, require_files, stamp_of
+from app.history.notices import HistoryNotice, Rescue, rescue_of
+from app.history.open_marks import is_open_elsewhere, mark_open
 from app.history.records import HistoryInUse, HistoryUnavailable
 from app.history.refill import refill
 from app.history.rescue import finish_replacement, rescue
 from app.history.salvage import salvage
+from app.history.sqlite_errors import (
+    FAILURES,
+    FULL,
+    Damaged,
+    describe_damage,
+    is_damage,
+    is_lock,
+    is_unwritable,
+    unwritable_reason,
+)
 from app.private_database import fold_log
 from engine.private_folder import private_folder
 
@@ -45,7 +54,7 @@ class Opened:
     """A history that is open."""
 
     connection: sqlite3.Connection
-    news: Sequence[News] = ()
+    notices: Sequence[HistoryNotice] = ()
     mark: "BaseFileLock | None" = None  # shows other processes that it is open; None: it is in memory
     rescue: Rescue | None = None  # of a history that was damaged
     unsaved: str = ""  # why nothing is saved
@@ -54,7 +63,7 @@ class Opened:
 
 def in_memory() -> Opened:
     """An empty history that is never saved."""
-    return Opened(created(None))
+    return Opened(create_database(None))
 
 
 def open_history(path: Path, tell: Tell, damage: str = "") -> Opened:
@@ -70,7 +79,7 @@ def open_history(path: Path, tell: Tell, damage: str = "") -> Opened:
     except (OSError, *FAILURES) as problem:
         if not is_unwritable(problem):
             raise
-        why = reason_of(problem, path.parent)
+        why = unwritable_reason(problem, path.parent)
         return _read(path, tell, why, _MAKE_ROOM if why == FULL else _READ_ONLY)
 
 
@@ -78,26 +87,26 @@ def open_file(path: Path, tell: Tell, damage: str = "") -> Opened:
     """The same, but a history that cannot be written, or repaired, raises its error."""
     require_files(path)
     private_folder(path.parent)
-    with _turn(path, tell):
+    with _opening_lock(path, tell):
         finish_replacement(path)
-        is_alone = not others_hold(path.parent)
-        news = [_empty(path)] if is_alone and is_empty(path) else []
+        is_alone = not is_open_elsewhere(path.parent)
+        notices = [_empty(path)] if is_alone and is_empty(path) else []
         account: Rescue | None = None
         try:
-            _require(damage or (damage_of(path) if is_alone else ""))
-            connection = _patiently(lambda: prepared(path), tell)
+            _require(damage or (find_damage(path) if is_alone else ""))
+            connection = _retry_while_locked(lambda: open_checked(path), tell)
         except FAILURES as problem:
             if not is_damage(problem):
                 raise
             if not is_alone:
                 raise HistoryInUse("the history of chats is damaged, and other chats have it open") from problem
             tell("The history of chats is damaged. Saving what can be read.")
-            account = rescue(path, damage_in(problem), created)
-            connection = _patiently(lambda: prepared(path), tell)
+            account = rescue(path, describe_damage(problem), create_database)
+            connection = _retry_while_locked(lambda: open_checked(path), tell)
         try:
             fold_log(connection)
             connection.execute(f"PRAGMA busy_timeout = {_BUSY_MS}").fetchall()
-            return Opened(connection, [account.news] if account else news, hold(path.parent), account)
+            return Opened(connection, [account.notice] if account else notices, mark_open(path.parent), account)
         except BaseException:
             connection.close()
             raise
@@ -107,12 +116,12 @@ def _read(path: Path, tell: Tell, why: str, remedy: str) -> Opened:
     """What can be read of a history that cannot be written. Raises OSError."""
     tell("The history of chats cannot be written. Reading it into memory.")
     read_from, left = stamp_of(path), salvage(path)
-    connection = created(None)
+    connection = create_database(None)
     account = rescue_of("it cannot be repaired now", None, left, refill(connection, left))
-    news = [News(f"Nothing is saved: {why}.", remedy, is_saved=False)]
+    notices = [HistoryNotice(f"Nothing is saved: {why}.", remedy, is_saved=False)]
     if account.is_loss:
-        news.append(replace(account.news, is_saved=False))
-    return Opened(connection, news, rescue=account if account.is_loss else None, unsaved=why, read_from=read_from)
+        notices.append(replace(account.notice, is_saved=False))
+    return Opened(connection, notices, rescue=account if account.is_loss else None, unsaved=why, read_from=read_from)
 
 
 def _require(damage: str) -> None:
@@ -121,7 +130,7 @@ def _require(damage: str) -> None:
 
 
 @contextmanager
-def _turn(path: Path, tell: Tell) -> Iterator[None]:
+def _opening_lock(path: Path, tell: Tell) -> Iterator[None]:
     """No other process opens the history while the body runs."""
     from filelock import FileLock, Timeout
 
@@ -140,7 +149,7 @@ def _turn(path: Path, tell: Tell) -> Iterator[None]:
         lock.release()
 
 
-def _patiently(work: Callable[[], T], tell: Tell) -> T:
+def _retry_while_locked(work: Callable[[], T], tell: Tell) -> T:
     """The result of `work`, which is tried until no other program keeps the file locked."""
     begun, is_told = time.monotonic(), False
     while True:
@@ -159,5 +168,7 @@ def _patiently(work: Callable[[], T], tell: Tell) -> T:
         time.sleep(_GLANCE_SECONDS)
 
 
-def _empty(path: Path) -> News:
-    return News(f"The history of chats was an empty file, {path}.", "If there were chats in it, restore a backup.")
+def _empty(path: Path) -> HistoryNotice:
+    return HistoryNotice(
+        f"The history of chats was an empty file, {path}.", "If there were chats in it, restore a backup."
+    )

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from app.history.kinds import Row, Value
+from app.history.column_types import Row, Value
 from app.history.schema import PAGE_SIZE
 
 _TABLE_LEAF, _INDEX_LEAF, _INDEX_INTERIOR = 0x0D, 0x0A, 0x02
@@ -17,7 +17,7 @@ _INTEGER_BYTES = {1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8}  # by serial type
 Pages = Sequence[bytes]
 
 
-class Nonsense(Exception):
+class MalformedRow(Exception):
     """What is read there cannot be a row."""
 
 
@@ -49,17 +49,17 @@ def table_cells(page: bytes, number: int) -> list[int]:
     return _cells(page, head, 8) if page[head : head + 1] == bytes([_TABLE_LEAF]) else []
 
 
-def row_at(pages: Pages, page: bytes, place: int) -> tuple[int, Row]:
-    """The id and the columns of the row that begins at `place`. Of a row that goes on in pages that are damaged, the
-    columns that can be read, and the beginning of the text that is cut. Raises Nonsense."""
+def row_at(pages: Pages, page: bytes, offset: int) -> tuple[int, Row]:
+    """The id and the columns of the row that begins at `offset`. Of a row that goes on in pages that are damaged, the
+    columns that can be read, and the beginning of the text that is cut. Raises MalformedRow."""
     try:
-        size, place = _varint(page, place)
-        rowid, place = _varint(page, place)
+        size, offset = _varint(page, offset)
+        rowid, offset = _varint(page, offset)
         if not 0 < size <= len(pages) * PAGE_SIZE:
-            raise Nonsense
-        return rowid, _values(_payload(pages, page, place, size, PAGE_SIZE - 35))
+            raise MalformedRow
+        return rowid, _values(_payload(pages, page, offset, size, PAGE_SIZE - 35))
     except (IndexError, struct.error) as problem:
-        raise Nonsense from problem
+        raise MalformedRow from problem
 
 
 def index_entries(pages: Pages, number: int) -> Iterator[Row]:
@@ -71,10 +71,10 @@ def index_entries(pages: Pages, number: int) -> Iterator[Row]:
     before = 4 if kind == _INDEX_INTERIOR else 0  # bytes of the page number of a child
     for cell in _cells(page, 0, 8 + before):
         try:
-            size, place = _varint(page, cell + before)
+            size, offset = _varint(page, cell + before)
             if 0 < size <= PAGE_SIZE:
-                yield _values(_payload(pages, page, place, size, (PAGE_SIZE - 12) * 64 // 255 - 23))
-        except (Nonsense, IndexError, struct.error):
+                yield _values(_payload(pages, page, offset, size, (PAGE_SIZE - 12) * 64 // 255 - 23))
+        except (MalformedRow, IndexError, struct.error):
             continue
 
 
@@ -100,15 +100,15 @@ def _cells(page: bytes, head: int, head_size: int) -> list[int]:
     return list(struct.unpack_from(f">{count}H", page, first))
 
 
-def _payload(pages: Pages, page: bytes, place: int, size: int, most: int) -> bytes:
+def _payload(pages: Pages, page: bytes, offset: int, size: int, most: int) -> bytes:
     """The bytes of a row, and of the pages that it goes on in; fewer than `size` if one of those is damaged."""
     if size <= most:
-        return page[place : place + size]
+        return page[offset : offset + size]
     least = (PAGE_SIZE - 12) * 32 // 255 - 23
     local = least + (size - least) % (PAGE_SIZE - 4)
     local = local if local <= most else least
-    parts, left = [page[place : place + local]], size - local
-    following = int.from_bytes(page[place + local : place + local + 4], "big")
+    parts, left = [page[offset : offset + local]], size - local
+    following = int.from_bytes(page[offset + local : offset + local + 4], "big")
     while left > 0 and 0 < following <= len(pages):
         content = pages[following - 1]
         parts.append(content[4 : 4 + left])
@@ -118,12 +118,12 @@ def _payload(pages: Pages, page: bytes, place: int, size: int, most: int) -> byt
 
 def _values(payload: bytes) -> Row:
     """The columns of a row, from its record format."""
-    head_size, place = _varint(payload, 0)
+    head_size, offset = _varint(payload, 0)
     if head_size > len(payload):
-        raise Nonsense
+        raise MalformedRow
     body, values = head_size, []
-    while place < head_size:
-        kind, place = _varint(payload, place)
+    while offset < head_size:
+        kind, offset = _varint(payload, offset)
         size = _size_of(kind)
         values.append(_value(kind, payload[body : body + size], size))
         body += size
@@ -142,21 +142,21 @@ def _value(kind: int, content: bytes, size: int) -> Value:
     if kind in (8, 9):
         return kind - 8
     if kind in (10, 11) or kind < 0:
-        raise Nonsense
+        raise MalformedRow
     if kind == 0 or len(content) < size:
         return None
     return float(struct.unpack(">d", content)[0]) if kind == 7 else int.from_bytes(content, "big", signed=True)
 
 
-def _varint(content: bytes, place: int) -> tuple[int, int]:
-    """A number of SQLite's variable length, and the place after it."""
+def _varint(content: bytes, offset: int) -> tuple[int, int]:
+    """A number of SQLite's variable length, and the offset after it."""
     number = 0
     for count in range(9):
-        byte = content[place + count]
+        byte = content[offset + count]
         if count == 8:
             number = number << 8 | byte
         else:
             number = number << 7 | byte & 0x7F
             if byte < 0x80:
-                return number, place + count + 1
-    return number - (1 << 64) if number >> 63 else number, place + 9
+                return number, offset + count + 1
+    return number - (1 << 64) if number >> 63 else number, offset + 9

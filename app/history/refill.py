@@ -3,8 +3,8 @@
 import sqlite3
 from collections.abc import Mapping
 
+from app.history.column_types import Row
 from app.history.digests import digest_of
-from app.history.kinds import Row
 from app.history.salvage import Salvage
 from app.history.schema import COLUMNS
 
@@ -16,7 +16,7 @@ def refill(connection: sqlite3.Connection, left: Salvage) -> Mapping[str, int]:
 
     Messages whose chat is lost get a new one. A message whose parent is lost follows the message before it.
     """
-    rows = {**left.rows, "messages": _joined(left.rows["messages"])}
+    rows = {**left.rows, "messages": _reattached(left.rows["messages"])}
     rows["chats"] = _chats(left.rows["chats"], rows["messages"])
     counts = {}
     connection.execute("BEGIN IMMEDIATE")
@@ -31,7 +31,7 @@ def refill(connection: sqlite3.Connection, left: Salvage) -> Mapping[str, int]:
     return counts
 
 
-def _joined(messages: Mapping[int, Row]) -> Mapping[int, Row]:
+def _reattached(messages: Mapping[int, Row]) -> Mapping[int, Row]:
     joined, last_of = {}, dict[object, int]()
     for message, (_, chat, parent, *rest) in sorted(messages.items()):
         is_lost = parent is not None and parent not in messages
@@ -43,16 +43,16 @@ def _joined(messages: Mapping[int, Row]) -> Mapping[int, Row]:
 def _chats(chats: Mapping[int, Row], messages: Mapping[int, Row]) -> Mapping[int, Row]:
     """The chats, and those that are made for messages without one. Each shows a message that is there."""
     newest: dict[object, Row] = {row[1]: row for _, row in sorted(messages.items())}
-    made = {int(chat): _made(int(chat), row) for chat, row in newest.items() if isinstance(chat, int)}
+    made = {int(chat): _new_chat(int(chat), row) for chat, row in newest.items() if isinstance(chat, int)}
     known = {**made, **chats}
-    return {chat: _showing(row, messages, newest.get(chat)) for chat, row in known.items()}
+    return {chat: _with_shown(row, messages, newest.get(chat)) for chat, row in known.items()}
 
 
-def _made(chat: int, newest: Row) -> Row:
+def _new_chat(chat: int, newest: Row) -> Row:
     return chat, RESCUED_TITLE, 0, "{}", "{}", 0, 0, newest[-1], newest[-1], None, newest[0]
 
 
-def _showing(chat: Row, messages: Mapping[int, Row], newest: Row | None) -> Row:
+def _with_shown(chat: Row, messages: Mapping[int, Row], newest: Row | None) -> Row:
     if chat[-1] is None or chat[-1] in messages:
         return chat
     return (*chat[:-1], None if newest is None else newest[0])

@@ -1,4 +1,4 @@
-"""A damaged history is put aside, and a new one takes its place with everything that could be read.
+"""A damaged history is put aside, and a new one takes its offset with everything that could be read.
 
 Its log goes with it. Files are only replaced while no other process has them open: SQLite removes the log of a file by
 its name. If the program is killed, the next start has either the old files or all of the new one.
@@ -12,10 +12,10 @@ from contextlib import closing, suppress
 from datetime import datetime
 from pathlib import Path
 
-from app.history.examination import too_new
-from app.history.files import content_of, log_of
-from app.history.news import Rescue, rescue_of
-from app.history.pages import Nonsense, read_pages, row_at, table_cells
+from app.history.files import read_start, wal_path
+from app.history.integrity import too_new_error
+from app.history.notices import Rescue, rescue_of
+from app.history.pages import MalformedRow, read_pages, row_at, table_cells
 from app.history.refill import refill
 from app.history.salvage import salvage
 from app.history.schema import VERSION
@@ -44,11 +44,11 @@ def rescue(path: Path, reason: str, create: Callable[[Path], sqlite3.Connection]
             _remove(file)
         raise
     finish_replacement(path)
-    return rescue_of(reason, aside if aside.exists() else log_of(aside), left, saved)
+    return rescue_of(reason, aside if aside.exists() else wal_path(aside), left, saved)
 
 
 def finish_replacement(path: Path) -> None:
-    """Put a new history that is complete in the place of the old one, unless that is done."""
+    """Put a new history that is complete in the offset of the old one, unless that is done."""
     complete = _complete(path)
     if complete.exists():
         for suffix in ("-wal", "-shm"):
@@ -58,13 +58,13 @@ def finish_replacement(path: Path) -> None:
 
 def refuse_newer(path: Path) -> None:
     """Raises HistoryTooNew for the work of a newer program, whose tables are not known here."""
-    stated = int.from_bytes(content_of(path, 64)[60:], "big")
+    stated = int.from_bytes(read_start(path, 64)[60:], "big")
     pages = read_pages(path) if stated > VERSION else []
     for number, page in enumerate(pages):
-        for place in table_cells(page, number):
-            with suppress(Nonsense):
-                if row_at(pages, page, place)[1] == (stated,):  # of the table `about`
-                    raise too_new(stated)
+        for offset in table_cells(page, number):
+            with suppress(MalformedRow):
+                if row_at(pages, page, offset)[1] == (stated,):  # of the table `about`
+                    raise too_new_error(stated)
 
 
 def _complete(path: Path) -> Path:

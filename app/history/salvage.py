@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
+from app.history.column_types import NUMBER, OPTIONAL_NUMBER, ColumnType, Row, Value, is_id
 from app.history.digests import is_sound
-from app.history.files import content_of, index_of, log_of
-from app.history.kinds import NUMBER, OPTIONAL_NUMBER, Kind, Row, Value, is_id
-from app.history.log import Frame, read_log
-from app.history.pages import Nonsense, Pages, index_entries, is_cut, is_suspect, read_pages, row_at, table_cells
+from app.history.files import read_start, shm_path, wal_path
+from app.history.pages import MalformedRow, Pages, index_entries, is_cut, is_suspect, read_pages, row_at, table_cells
 from app.history.records import State
 from app.history.schema import COLUMNS
+from app.history.wal import Frame, read_wal
 
 # Number of values -> the tables that have so many columns, and whether the last one is a digest.
 _LAYOUTS: Mapping[int, Sequence[tuple[str, bool]]] = {
@@ -27,7 +27,7 @@ _FITTING = 2 / 3  # of the values of a row, at least, are of the kinds that its 
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundRow:
     """A row that was read."""
 
     table: str
@@ -48,7 +48,7 @@ class Salvage:
     unreadable: int = 0  # more rows that are lost, of unknown tables
     gaps: list[str] = field(default_factory=list)  # parts of the files that are lost, whatever they had
 
-    def take(self, found: Found) -> None:
+    def take(self, found: FoundRow) -> None:
         """Keep a row, unless its id already has a sound one."""
         if found.is_sound or found.id not in self.rows[found.table] or found.id in self.changed[found.table]:
             self.rows[found.table][found.id] = found.row
@@ -56,7 +56,7 @@ class Salvage:
             if not found.is_sound:
                 self.changed[found.table].add(found.id)
 
-    def settle(self, before: Iterable[Found]) -> None:
+    def restore_committed(self, before: Iterable[FoundRow]) -> None:
         """Prefer rows as they were `before` the damaged part of the log, which may hold a change that was never
         committed. A reply that was still being written is not taken back: it was shorter then."""
         for found in before:
@@ -65,20 +65,20 @@ class Salvage:
             elif found.id in self.changed[found.table] and found.is_sound and State.COMING not in found.row:
                 self.rows[found.table][found.id] = found.row
 
-    def sort_in(self) -> None:
+    def assign_chats(self) -> None:
         """Put damaged messages into the chats that the index names, or else into a chat of their own."""
         messages, other = self.rows["messages"], max(self.rows["chats"], default=0) + 1
         for message in self.changed["messages"]:
             _, chat, *rest = messages[message]
             messages[message] = (message, self.indexed.get(message) or chat or other, *rest)
 
-    def lacks(self, found: Found) -> bool:
+    def lacks(self, found: FoundRow) -> bool:
         return found.id not in self.rows[found.table]
 
 
 def salvage(path: Path) -> Salvage:
     """What can be read of the history at `path` and of the log beside it. Raises OSError."""
-    log = read_log(content_of(log_of(path)), content_of(index_of(path)))
+    log = read_wal(read_start(wal_path(path)), read_start(shm_path(path)))
     pages = read_pages(path)
     _apply(log.frames[: log.applied], pages)
     left = Salvage()
@@ -91,9 +91,9 @@ def salvage(path: Path) -> Salvage:
             left.unreadable += 1
         else:
             left.take(found)
-    left.settle(found for found in settled if found is not None)
+    left.restore_committed(found for found in settled if found is not None)
     left.indexed = _indexed(pages)
-    left.sort_in()
+    left.assign_chats()
     if left.unreadable or any(_missing(left).values()):
         _look_again(left, pages, older)
     left.lost.update(_missing(left))
@@ -113,23 +113,23 @@ def _apply(frames: Sequence[Frame], pages: list[bytes]) -> Pages:
     return older[::-1]
 
 
-def _all_rows(pages: Pages) -> Iterator[Found | None]:
+def _all_rows(pages: Pages) -> Iterator[FoundRow | None]:
     return chain.from_iterable(_rows(pages, page, number) for number, page in enumerate(pages))
 
 
-def _rows(pages: Pages, page: bytes, number: int) -> Iterator[Found | None]:
+def _rows(pages: Pages, page: bytes, number: int) -> Iterator[FoundRow | None]:
     """The rows of a page that belong to tables of the history; None for one that cannot be read."""
-    for place in table_cells(page, number):
+    for offset in table_cells(page, number):
         try:
-            found = _found(*row_at(pages, page, place))
-        except Nonsense:
+            found = _found(*row_at(pages, page, offset))
+        except MalformedRow:
             yield None
         else:
             if found is not None:
                 yield found
 
 
-def _found(rowid: int, values: Row) -> Found | None:
+def _found(rowid: int, values: Row) -> FoundRow | None:
     """The row as that of the table that it fits best; None if it fits none."""
     layouts = _LAYOUTS.get(len(values), ())
     if not layouts or values[0] is not None:  # SQLite leaves out the id, which is the row's own
@@ -137,7 +137,7 @@ def _found(rowid: int, values: Row) -> Found | None:
     return max((_fitted(table, rowid, values, has_digest) for table, has_digest in layouts), key=lambda fit: fit[0])[1]
 
 
-def _fitted(table: str, rowid: int, values: Row, has_digest: bool) -> tuple[float, Found | None]:
+def _fitted(table: str, rowid: int, values: Row, has_digest: bool) -> tuple[float, FoundRow | None]:
     """How many of the values fit the columns of a table, as a share of 1, and the row if they are enough."""
     kinds = list(COLUMNS[table].values())
     if not kinds[0].holds(rowid):
@@ -146,12 +146,12 @@ def _fitted(table: str, rowid: int, values: Row, has_digest: bool) -> tuple[floa
     share = sum(kind.holds(value) for kind, value in zip(kinds, row, strict=True)) / len(kinds)
     if share < _FITTING:
         return share, None
-    mended = tuple(map(Kind.mended, kinds, row))
-    sound = row == mended and is_sound(table, row, values[-1] if has_digest else None)
-    return share, Found(table, rowid, mended, sound, has_digest and values[-1] is not None)
+    repaired = tuple(map(ColumnType.repaired, kinds, row))
+    sound = row == repaired and is_sound(table, row, values[-1] if has_digest else None)
+    return share, FoundRow(table, rowid, repaired, sound, has_digest and values[-1] is not None)
 
 
-def _real(kind: Kind, value: Value) -> Value:
+def _real(kind: ColumnType, value: Value) -> Value:
     """SQLite stores a whole number of a REAL column as an integer."""
     return float(value) if isinstance(value, int) and kind in (NUMBER, OPTIONAL_NUMBER) else value
 
@@ -187,12 +187,12 @@ def _look_again(left: Salvage, pages: Pages, older: Pages) -> None:
                 left.take(row)
 
 
-def _carved(pages: Pages, page: bytes) -> Iterator[Found]:
+def _carved(pages: Pages, page: bytes) -> Iterator[FoundRow]:
     """Rows with a digest that begin anywhere in a page."""
-    for place in range(len(page)):
+    for offset in range(len(page)):
         try:
-            found = _found(*row_at(pages, page, place))
-        except Nonsense:
+            found = _found(*row_at(pages, page, offset))
+        except MalformedRow:
             continue
         if found is not None and found.has_digest:
             yield found

@@ -6,7 +6,7 @@ stores in the file.
 
 from collections.abc import Mapping, Sequence
 
-from app.history.kinds import (
+from app.history.column_types import (
     ATTACHMENTS,
     DRAFT_OF,
     FLAG,
@@ -21,7 +21,7 @@ from app.history.kinds import (
     TEXT,
     TRIM,
     USAGE,
-    Kind,
+    ColumnType,
 )
 
 PAGE_SIZE = 4096
@@ -85,7 +85,7 @@ VERSION = len(STEPS)
 DIGESTS_SINCE = 2
 
 # Table -> its columns, in the order of the rows on disk, without the digest, which is the last one.
-COLUMNS: Mapping[str, Mapping[str, Kind]] = {
+COLUMNS: Mapping[str, Mapping[str, ColumnType]] = {
     "chats": {
         "id": ID, "title": TEXT, "is_title_given": FLAG, "settings": SETTINGS, "trim": TRIM, "is_pinned": FLAG,
         "is_archived": FLAG, "created": NUMBER, "changed": NUMBER, "deleted": OPTIONAL_NUMBER,

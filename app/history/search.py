@@ -77,6 +77,6 @@ def _as_it_stands(connection: sqlite3.Connection, text: str) -> list[_Found]:
 
 def _hit(chat: Chat, message: int, text: str, words: Sequence[str]) -> Hit:
     """With what stands around the first word that is found as it is written, else the beginning of the text."""
-    places = (_beginning(word).search(text) or re.search(re.escape(word), text, re.IGNORECASE) for word in words)
-    start, end = next((place.span() for place in places if place), (0, 0))
+    matches = (_beginning(word).search(text) or re.search(re.escape(word), text, re.IGNORECASE) for word in words)
+    start, end = next((match.span() for match in matches if match), (0, 0))
     return Hit(chat, message, text[max(0, start - _AROUND) : start], text[start:end], text[end : end + _AROUND])

@@ -30,7 +30,7 @@ class Window:
         return self._number
 
     @contextmanager
-    def standing_in(self, number: int) -> Iterator[bool]:
+    def reserve(self, number: int) -> Iterator[bool]:
         """Whether another number is free; then no other program takes it while the body runs."""
         lock = None if self._folder is None else _taken(self._folder, number)
         try:

@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 from app.history.database import FILE_NAME, Database
 from app.history.history import History
-from app.history.news import Rescue
+from app.history.notices import Rescue
 from app.history.records import Attachment, Chat, ChatSettings, State, StoredMessage
 from app.history.refill import RESCUED_TITLE
 
@@ -56,11 +56,11 @@ class Outcome:
 def sound(folder: Path, shape: tuple[int, int]) -> Sound:
     """A history in `folder`, with so many chats in its file and in its log."""
     work, draw, (in_file, in_log) = folder / "work", random.Random(1), shape
-    with History(work) as history, patch.object(Database, "fold"):
+    with History(work) as history, patch.object(Database, "checkpoint"):
         history._database._opened.connection.execute("PRAGMA synchronous = OFF")
         for number in range(in_file):
             _talk(history, draw, number)
-    with History(work) as history, patch.object(Database, "fold"):
+    with History(work) as history, patch.object(Database, "checkpoint"):
         history._database._opened.connection.execute("PRAGMA synchronous = OFF")
         history._database._opened.connection.execute("PRAGMA wal_autocheckpoint = 0").fetchall()
         for number in range(in_file, in_file + in_log):
@@ -78,10 +78,10 @@ def _talk(history: History, draw: random.Random, number: int) -> None:
     parent = None
     for turn in range(TURNS):
         files = [Attachment("notes.txt", "note " * draw.randrange(400))] if turn == 4 else []
-        parent = history.messages.say(
+        parent = history.messages.add_user_message(
             chat, parent, f"question {turn} " + "lorem ipsum " * draw.randrange(200), files
         ).id
-        reply = history.messages.begin_reply(chat, parent, "m")
+        reply = history.messages.start_reply(chat, parent, "m")
         history.messages.write_reply(reply.id, "word " * draw.randrange(500), "", state=State.WHOLE)
         parent = reply.id
     history.chats.pin(chat, pinned=number % 5 == 0)
@@ -90,7 +90,9 @@ def _talk(history: History, draw: random.Random, number: int) -> None:
 
 def _content(history: History) -> Content:
     chats = [chat for archived in (False, True) for chat in history.chats.listed(archived=archived)]
-    return {chat.id: chat for chat in chats}, {one.id: one for chat in chats for one in history.messages.of(chat.id)}
+    return {chat.id: chat for chat in chats}, {
+        one.id: one for chat in chats for one in history.messages.in_chat(chat.id)
+    }
 
 
 def flipped(folder: Path, draw: random.Random) -> str:
@@ -128,7 +130,7 @@ def opened(source: Sound, folder: Path) -> Outcome:
         with History(folder) as history:
             found = _content(history)
             history.search.find("question")
-            history.messages.say(history.chats.create(ChatSettings()).id, None, "and it goes on")
+            history.messages.add_user_message(history.chats.create(ChatSettings()).id, None, "and it goes on")
             rescue = history.rescue
             is_kept = rescue is None or (rescue.aside is not None and rescue.aside.exists())
             after = _content(history)

@@ -43,9 +43,9 @@ say("chat", chat.id)
 parent, turn = None, 0
 while True:
     turn += 1
-    asked = history.messages.say(chat.id, parent, f"question {turn} " + "x" * (turn * 37 % 5000))
+    asked = history.messages.add_user_message(chat.id, parent, f"question {turn} " + "x" * (turn * 37 % 5000))
     say("asked", chat.id, asked.id, asked.text)
-    reply = history.messages.begin_reply(chat.id, asked.id, "m")
+    reply = history.messages.start_reply(chat.id, asked.id, "m")
     text, kept_at = "", time.monotonic()
     for word in range(turn % 40):
         text += f"word{word} "
@@ -68,11 +68,11 @@ history = History(Path(sys.argv[1]))
 chat, until, turns = history.chats.create(Settings()), time.monotonic() + float(sys.argv[2]), 0
 parent = None
 while time.monotonic() < until:
-    parent = history.messages.say(chat.id, parent, f"turn {turns} of {chat.id}").id
+    parent = history.messages.add_user_message(chat.id, parent, f"turn {turns} of {chat.id}").id
     history.chats.listed()
     history.search.find("turn")
     turns += 1
-assert len(history.messages.of(chat.id)) == turns
+assert len(history.messages.in_chat(chat.id)) == turns
 print(turns)
 """
 
@@ -106,7 +106,7 @@ def kills(count: int, draw: random.Random) -> None:
     with tempfile.TemporaryDirectory(prefix="ingle-history-") as place:
         rounds = [killed(Path(place), draw) for _ in range(count)]
         with History(Path(place)) as history:
-            told = [news.sentences for news in history.news]
+            told = [notice.sentences for notice in history.notices]
     acknowledged, lost = sum(one[0] for one in rounds), sum(one[1] for one in rounds)
     print(
         f"{count} kills: {acknowledged} messages acknowledged, {lost} lost; {sum(one[2] for one in rounds)} files sound"

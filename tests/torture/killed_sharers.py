@@ -128,8 +128,8 @@ def _look(state: Path, endpoint: StandInEndpoint, chats: Sequence[PlainChat], co
         chat.read()
     replies = {reply for chat in chats for reply in chat.replies}
     with History(state / "history") as history:
-        count.told += [news.sentences for news in history.news]
-        messages = [message for chat in history.chats.listed() for message in history.messages.of(chat.id)]
+        count.told += [notice.sentences for notice in history.notices]
+        messages = [message for chat in history.chats.listed() for message in history.messages.in_chat(chat.id)]
     whole = {message.text for message in messages if message.state is State.WHOLE}
     count.sent = len({one for one in asked if one.startswith("question ")}) + len(replies)
     count.lost |= {one for one in asked if one.startswith("question ")} - whole

@@ -34,9 +34,9 @@ for _ in range(3):
     with History(Path(sys.argv[1])) as history:
         chat, parent = history.chats.create(Settings()).id, None
         for turn in range(40):
-            asked = history.messages.say(chat, parent, f"question {turn} " + "q" * draw.randrange(30_000))
+            asked = history.messages.add_user_message(chat, parent, f"question {turn} " + "q" * draw.randrange(30_000))
             print(json.dumps([asked.id, asked.text]), flush=True)
-            reply = history.messages.begin_reply(chat, asked.id, "m")
+            reply = history.messages.start_reply(chat, asked.id, "m")
             text = "word " * draw.randrange(5000)
             history.messages.write_reply(reply.id, text[: len(text) // 2], "")
             history.messages.write_reply(reply.id, text, "", state=State.WHOLE)
@@ -145,7 +145,7 @@ def opened(folder: Path, said: bytes) -> tuple[bool, bool, int]:
     try:
         with History(folder) as history:
             chats = [chat for archived in (False, True) for chat in history.chats.listed(archived=archived)]
-            found = {message.id: message.text for chat in chats for message in history.messages.of(chat.id)}
+            found = {message.id: message.text for chat in chats for message in history.messages.in_chat(chat.id)}
             mended = history.rescue is not None
     except Exception as problem:  # noqa: BLE001  # whatever it is, it is counted
         print(f"does not start: {type(problem).__name__}: {problem}")

@@ -125,7 +125,7 @@ class ShownChat:
 
     def _replies(self) -> list[StoredUsage]:
         chats = sorted(chat.id for chat in self._history.chats.listed())
-        found = [one.usage for chat in chats for one in self._history.messages.of(chat)]
+        found = [one.usage for chat in chats for one in self._history.messages.in_chat(chat)]
         return [usage for usage in found if usage is not None and usage.reply_tokens]
 
     def close(self) -> None:

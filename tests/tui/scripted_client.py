@@ -175,7 +175,7 @@ class ScriptedChats:
     async def draft(self) -> str:
         return self.drafts.get(None, "")
 
-    async def keep_draft(self, chat: ChatId | None, text: str) -> None:
+    async def save_draft(self, chat: ChatId | None, text: str) -> None:
         self.drafts[chat] = text
 
     async def inputs(self) -> Sequence[str]:
@@ -184,7 +184,7 @@ class ScriptedChats:
     async def presets(self) -> Sequence[Preset]:
         return list(self.kept_presets.values())
 
-    async def keep_preset(self, preset: Preset) -> None:
+    async def save_preset(self, preset: Preset) -> None:
         self.kept_presets[preset.name] = preset
 
     async def delete_preset(self, name: str) -> None:
@@ -427,7 +427,7 @@ class ScriptedPreferences:
 
     themes: list[str] = field(default_factory=list)
 
-    async def keep_theme(self, name: str) -> None:
+    async def save_theme(self, name: str) -> None:
         self.themes.append(name)
 
 

@@ -123,7 +123,7 @@ def test_a_draft_that_was_not_read_yet_is_not_lost(monkeypatch: pytest.MonkeyPat
         return []
 
     async def flow(chat: Chatting) -> None:
-        await chat.composer.keep_draft()
+        await chat.composer.save_draft()
         assert client.chats.drafts == {None: "of before"}
 
     monkeypatch.setattr(client.chats, "inputs", never)
@@ -156,7 +156,7 @@ def test_an_edit_leaves_the_draft_alone() -> None:
         for _ in range(2):  # asked for twice, it is still that draft
             await chat.pilot.press("ctrl+up")
             await chat.until(lambda: chat.composer.area.text == "one")
-        await chat.composer.keep_draft()
+        await chat.composer.save_draft()
         assert client.chats.drafts[name] == "my draft"
         await chat.pilot.press("escape")
         await chat.until(lambda: chat.composer.area.text == "my draft")
@@ -209,7 +209,7 @@ def test_nothing_of_a_private_chat_is_kept() -> None:
         await chat.conversation.begin(private=True)
         assert chat.composer.area.text == ""
         await chat.type("secret", enter=False)
-        await chat.composer.keep_draft()
+        await chat.composer.save_draft()
         assert in_the_history() == ["of before"]
         await chat.say(" words")
         assert in_the_history() == ["of before"]
@@ -374,7 +374,7 @@ def test_what_was_typed_before_the_up_key_is_not_lost() -> None:
         (name,) = client.chats.chats
         await chat.pilot.press(*"unfinished", "up")
         assert chat.composer.area.text == "first"
-        await chat.composer.keep_draft()
+        await chat.composer.save_draft()
         assert client.chats.drafts[name] == "unfinished"
         await chat.pilot.press(*"!", "up", "down", "down")
         assert chat.composer.area.text == "unfinished"

@@ -58,7 +58,7 @@ def test_english_between_tab_shift_tab_and_escape_loses_no_chat_and_no_letter(si
             await chat.pilot.pause()
             assert isinstance(chat.app.screen, ChatScreen)
         await chat.until(lambda: not chat.conversation._is_sending)
-        await chat.composer.keep_draft()
+        await chat.composer.save_draft()
         area = chat.composer.area
         found.extend([*area._earlier, *area._unsent.values()])  # what the arrow keys bring back
 

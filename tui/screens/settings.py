@@ -33,7 +33,7 @@ class SettingsScreen(Dialog[ChatSettings]):
     CSS_PATH = "settings.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+s", "save", "Use"),
-        Binding("f5", "keep_preset", "Keep as preset"),  # keys that no field takes for itself
+        Binding("f5", "save_preset", "Keep as preset"),  # keys that no field takes for itself
         Binding("f8", "delete_preset", "Delete preset"),
     ]
 
@@ -110,11 +110,11 @@ class SettingsScreen(Dialog[ChatSettings]):
             self.dismiss(settings)
 
     @work
-    async def action_keep_preset(self) -> None:
+    async def action_save_preset(self) -> None:
         settings = self._typed()
         if settings is not None and (name := await ask(self, "Name of the preset")):
             with show_errors(self):
-                await self._chats.keep_preset(Preset(single_line(name), settings))
+                await self._chats.save_preset(Preset(single_line(name), settings))
                 self.load_presets()
 
     @work

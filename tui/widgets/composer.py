@@ -117,7 +117,7 @@ class Composer(Vertical):
                 self.write(draft)
             elif draft != Prompt():  # something else has been typed or opened already
                 await self.drafts.part(OpenChat(), draft)
-                await self.keep_draft()
+                await self.save_draft()
 
     @property
     def draft(self) -> Prompt:
@@ -125,7 +125,7 @@ class Composer(Vertical):
         typed = Prompt(self.area.draft.strip(), self._files)
         return Prompt.of([*self._queue, typed if self._aside is None else self._aside])
 
-    async def keep_draft(self) -> None:
+    async def save_draft(self) -> None:
         """At once; not between two chats."""
         if not self.is_leaving:
             with show_errors(self):
@@ -138,9 +138,9 @@ class Composer(Vertical):
             await taken.wait()
 
     @work(group="keep", description="keep")
-    async def keep_soon(self) -> None:
+    async def save_soon(self) -> None:
         """For whoever cannot wait until it is kept."""
-        await self.keep_draft()
+        await self.save_draft()
 
     async def leave(self) -> Prompt:
         """Take away and keep the draft of the chat that is left. What is typed from now on is for the next one."""
@@ -171,7 +171,7 @@ class Composer(Vertical):
     async def measure(self) -> None:
         """Keep the draft and show how full the context is, in a moment."""
         await asyncio.sleep(_PAUSE)
-        await self.keep_draft()
+        await self.save_draft()
         with show_errors(self), suppress(NotLoaded):
             budget = await self._client.context.budget(self._chat.id, self._chat.leaf, self.prompt.all_text)
             for bar in self.query(BudgetBar):  # none, while the screen is closed
@@ -183,7 +183,7 @@ class Composer(Vertical):
         """Send this one later."""
         self._queue.append(prompt)
         self._show_queue()
-        self.keep_soon()
+        self.save_soon()
 
     def next_in_queue(self) -> Prompt | None:
         """Take the first one that waits."""
@@ -195,7 +195,7 @@ class Composer(Vertical):
         """The client has what was sent, in a chat that may have been left; the draft it had is kept without it."""
         if chat is self._chat:
             self.sending = None
-            await self.keep_draft()
+            await self.save_draft()
         else:
             with show_errors(self):
                 await self.drafts.keep(chat, self.drafts.rest(chat.id))
@@ -206,7 +206,7 @@ class Composer(Vertical):
             self.sending = None
             self._queue.insert(0, prompt)
             self.take_back_queue()
-            await self.keep_draft()
+            await self.save_draft()
         elif chat.id is None:
             with show_errors(self):
                 await self.drafts.part(chat, prompt)

@@ -122,7 +122,7 @@ class PlainChat:
 
     async def _answer(self, text: str) -> None:
         chat, prompt = await self._commands.current(), Prompt(text, tuple(self._commands.attached))
-        await self._client.chats.keep_draft(chat.summary.id, text)  # until it is sent
+        await self._client.chats.save_draft(chat.summary.id, text)  # until it is sent
         if await self._trimming.ensure_room(chat, chat.leaf, prompt.all_text):
             self._commands.attached.clear()
             message = await self._client.chats.add(chat.summary.id, chat.leaf, prompt.text, prompt.attachments)

@@ -111,7 +111,7 @@ def test_a_reply_whose_writer_was_killed_is_cut_off(clients: Clients, settings: 
     async def work(client: TerminalClient) -> ChatId:
         chat, question = await asked(client)
         history, number = client.chats.place(chat)
-        coming = history.messages.begin_reply(number, int(question), "hash")
+        coming = history.messages.start_reply(number, int(question), "hash")
         history.messages.write_reply(coming.id, "as far as", "")
         return chat
 

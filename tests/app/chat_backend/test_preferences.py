@@ -18,7 +18,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_theme_is_that_of_the_next_start() -> None:
     assert load_settings().theme == "auto"
-    asyncio.run(ChatPreferences().keep_theme("hearth-light"))
+    asyncio.run(ChatPreferences().save_theme("hearth-light"))
     assert load_settings().theme == "hearth-light"
 
 
@@ -26,5 +26,5 @@ def test_a_file_that_cannot_be_read_is_told_of_and_left() -> None:
     config_file().parent.mkdir(parents=True)
     config_file().write_text("theme = [", encoding="utf-8")
     with pytest.raises(ClientError, match=r"config\.toml"):
-        asyncio.run(ChatPreferences().keep_theme("hearth-light"))
+        asyncio.run(ChatPreferences().save_theme("hearth-light"))
     assert config_file().read_text(encoding="utf-8") == "theme = ["

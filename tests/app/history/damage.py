@@ -17,8 +17,8 @@ LOG, INDEX = f"{FILE_NAME}-wal", f"{FILE_NAME}-shm"
 def talk(history: History, number: int) -> None:
     """A chat with a question and a reply."""
     chat = history.chats.create(ChatSettings(f"Be number {number}."), f"chat {number}").id
-    asked = history.messages.say(chat, None, f"question {number} " + "lorem ipsum " * 40)
-    reply = history.messages.begin_reply(chat, asked.id, "tiny")
+    asked = history.messages.add_user_message(chat, None, f"question {number} " + "lorem ipsum " * 40)
+    reply = history.messages.start_reply(chat, asked.id, "tiny")
     history.messages.write_reply(reply.id, f"answer {number} " + "dolor sit " * 40, "", state=State.WHOLE)
 
 
@@ -64,7 +64,7 @@ def titles(history: History) -> list[str]:
 
 def texts(history: History) -> set[str]:
     """The first two words of every message."""
-    messages = (one for chat in history.chats.listed() for one in history.messages.of(chat.id))
+    messages = (one for chat in history.chats.listed() for one in history.messages.in_chat(chat.id))
     return {" ".join(message.text.split()[:2]) for message in messages}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from app.history.chat_file import as_json, as_markdown
-from app.history.chat_import import UnreadableChats, read_chats, take_in
+from app.history.chat_import import UnreadableChats, add_chats, read_chats
 from app.history.history import History
 from app.history.records import Attachment, Chat, ChatSettings, SamplingChoice, State, StoredMessage, path_to
 
@@ -18,7 +18,7 @@ def history() -> History:
 
 
 def branch(history: History, chat: Chat) -> list[tuple[str, str]]:
-    messages = {message.id: message for message in history.messages.of(chat.id)}
+    messages = {message.id: message for message in history.messages.in_chat(chat.id)}
     return [(message.role.value, message.text) for message in path_to(messages, chat.shown)]
 
 
@@ -29,33 +29,33 @@ def told(file: Path, content: Any) -> Path:
 
 def test_an_export_is_read_again_with_all_branches(history: History, tmp_path: Path) -> None:
     chat = history.chats.create(ChatSettings("sys", SamplingChoice(top_k=3)), "Title")
-    asked = history.messages.say(chat.id, None, "one", [Attachment("f.py", "x = 1")])
+    asked = history.messages.add_user_message(chat.id, None, "one", [Attachment("f.py", "x = 1")])
     for text in ("two", "zwei"):
-        reply = history.messages.begin_reply(chat.id, asked.id, "tiny")
+        reply = history.messages.start_reply(chat.id, asked.id, "tiny")
         history.messages.write_reply(reply.id, text, "thought", state=State.CUT)
     history.chats.show(chat.id, asked.id + 1)
     file = tmp_path / "chat.json"
-    file.write_bytes(as_json(history.chats.get(chat.id), history.messages.of(chat.id)))
-    [again] = take_in(history, read_chats(file))
+    file.write_bytes(as_json(history.chats.get(chat.id), history.messages.in_chat(chat.id)))
+    [again] = add_chats(history, read_chats(file))
     assert (again.title, again.settings, again.num_messages) == ("Title", chat.settings, 3)
 
     def content(message: StoredMessage) -> tuple[object, ...]:
         return message.role, message.text, message.attachments, message.reasoning, message.model, message.state
 
-    assert [content(one) for one in history.messages.of(again.id)] == [
-        content(one) for one in history.messages.of(chat.id)
+    assert [content(one) for one in history.messages.in_chat(again.id)] == [
+        content(one) for one in history.messages.in_chat(chat.id)
     ]
     assert branch(history, again) == [("user", "one"), ("assistant", "two")]
 
 
 def test_markdown_has_the_branch_that_is_shown(history: History) -> None:
     chat = history.chats.create(ChatSettings("Be brief."), "A\ntitle")
-    asked = history.messages.say(chat.id, None, "See file.", [Attachment("a.md", "```py\nx\n```")])
-    reply = history.messages.begin_reply(chat.id, asked.id, "tiny")
+    asked = history.messages.add_user_message(chat.id, None, "See file.", [Attachment("a.md", "```py\nx\n```")])
+    reply = history.messages.start_reply(chat.id, asked.id, "tiny")
     history.messages.write_reply(reply.id, "Seen.", "hm", state=State.WHOLE)
-    history.messages.say(chat.id, asked.id, "elsewhere")
+    history.messages.add_user_message(chat.id, asked.id, "elsewhere")
     history.chats.show(chat.id, reply.id)
-    text = as_markdown(history.chats.get(chat.id), history.messages.of(chat.id))
+    text = as_markdown(history.chats.get(chat.id), history.messages.in_chat(chat.id))
     assert text.startswith("# A title\n\n## System\n\nBe brief.\n\n## You (")
     assert "a.md:\n\n````\n```py\nx\n```\n````\n\nSee file." in text
     assert "## Assistant, tiny (" in text
@@ -85,10 +85,10 @@ def test_conversations_of_chatgpt(history: History, tmp_path: Path) -> None:
         tmp_path / "conversations.json",
         [{"title": "Greeting", "create_time": 10.0, "mapping": mapping, "current_node": "u2"}, {"mapping": {}}],
     )
-    [chat] = take_in(history, read_chats(file))
+    [chat] = add_chats(history, read_chats(file))
     assert (chat.title, chat.created, chat.settings.system) == ("Greeting", 10.0, "Be kind.")
     assert branch(history, chat) == [("user", "Hi"), ("assistant", "Hello."), ("user", "More\nplease")]
-    other = next(one for one in history.messages.of(chat.id) if one.text == "Hallo.")
+    other = next(one for one in history.messages.in_chat(chat.id) if one.text == "Hallo.")
     assert (other.model, other.created) == ("gpt-4o", 12.5)
 
 
@@ -105,10 +105,10 @@ MESSAGES = [
     [{"model": "llama3", "messages": MESSAGES, "stream": False}, [{"model": "llama3", "messages": MESSAGES}], MESSAGES],
 )
 def test_conversations_as_requests_hold_them(history: History, tmp_path: Path, content: Any) -> None:
-    [chat] = take_in(history, read_chats(told(tmp_path / "x.json", content)))
+    [chat] = add_chats(history, read_chats(told(tmp_path / "x.json", content)))
     assert chat.settings.system == "Be kind."
     assert branch(history, chat) == [("user", "Hi"), ("assistant", "Hello.")]
-    assert history.messages.of(chat.id)[1].reasoning == "hm"
+    assert history.messages.in_chat(chat.id)[1].reasoning == "hm"
 
 
 @pytest.mark.parametrize(
@@ -125,5 +125,5 @@ def test_what_is_no_chat_is_refused(tmp_path: Path, content: bytes) -> None:
 def test_places_that_are_none_are_left_out(history: History, tmp_path: Path) -> None:
     messages = [{"role": "user", "text": "a", "parent": 5}, {"role": "assistant", "text": "b", "parent": -1}]
     content = {"format": "inglenook-chat", "version": 1, "chats": [{"messages": messages, "shown": 99}]}
-    [chat] = take_in(history, read_chats(told(tmp_path / "x.json", content)))
-    assert [message.parent for message in history.messages.of(chat.id)] == [None, None]
+    [chat] = add_chats(history, read_chats(told(tmp_path / "x.json", content)))
+    assert [message.parent for message in history.messages.in_chat(chat.id)] == [None, None]

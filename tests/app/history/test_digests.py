@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.history.chat_file import FileChat, FileMessage
-from app.history.chat_import import take_in
+from app.history.chat_import import add_chats
 from app.history.chats import Chats
 from app.history.database import FILE_NAME
 from app.history.digests import digest_of
@@ -21,13 +21,13 @@ from app.history.schema import COLUMNS
 
 CHAT, ASKED, ANSWERED, GONE = 1, 1, 2, 2
 OTHER = ChatSettings("Be brief.")
-READERS = {"listed", "get", "deleted_before", "of", "draft", "windows", "lately", "presets"}
+READERS = {"listed", "get", "deleted_before", "in_chat", "draft", "windows", "recent", "presets"}
 
 
 def adopt(history: History, folder: Path) -> None:
     """A draft of a window that ended becomes that of a chat."""
     with History(folder) as other:
-        other.keep_new_draft("typed in a second window")
+        other.save_new_draft("typed in a second window")
     history.new_draft()
 
 
@@ -54,7 +54,7 @@ def erase(history: History, folder: Path) -> None:
 def bring_in(history: History, folder: Path) -> None:
     del folder
     said = [FileMessage(role=Role.USER, text="Hi."), FileMessage(role=Role.ASSISTANT, text="Ho.", parent=0)]
-    take_in(history, [FileChat(title="of a file", settings=OTHER, messages=said, shown=0, created=3.0)])
+    add_chats(history, [FileChat(title="of a file", settings=OTHER, messages=said, shown=0, created=3.0)])
 
 
 def finish(history: History, folder: Path) -> None:
@@ -77,15 +77,17 @@ WRITERS: Mapping[str, Callable[[History, Path], object]] = {
     "undelete": restore,
     "erase": erase,
     "add": add,
-    "say": lambda history, folder: history.messages.say(CHAT, ANSWERED, "more", [Attachment("a.txt", "x")]),
+    "add_user_message": lambda history, folder: history.messages.add_user_message(
+        CHAT, ANSWERED, "more", [Attachment("a.txt", "x")]
+    ),
     "rewrite": lambda history, folder: history.messages.rewrite(CHAT, ANSWERED, "better"),
-    "begin_reply": lambda history, folder: history.messages.begin_reply(CHAT, ASKED, "tiny"),
+    "start_reply": lambda history, folder: history.messages.start_reply(CHAT, ASKED, "tiny"),
     "write_reply": finish,
-    "keep_draft": lambda history, folder: history.inputs.keep_draft("half a", CHAT),
+    "save_draft": lambda history, folder: history.inputs.save_draft("half a", CHAT),
     "move_draft": adopt,
-    "keep_preset": lambda history, folder: history.inputs.keep_preset(Preset("kept", OTHER)),
+    "save_preset": lambda history, folder: history.inputs.save_preset(Preset("kept", OTHER)),
     "delete_preset": lambda history, folder: history.inputs.delete_preset("kept"),
-    "take_in": bring_in,
+    "add_chats": bring_in,
 }
 
 
@@ -105,20 +107,20 @@ def changed_rows(folder: Path) -> list[tuple[str, object]]:
 
 def test_every_writer_is_in_the_table() -> None:
     methods = {name for kind in (Chats, Messages, Inputs) for name in public(kind)}
-    assert methods - READERS == WRITERS.keys() - {"take_in"}
+    assert methods - READERS == WRITERS.keys() - {"add_chats"}
 
 
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_writer_signs_its_rows(tmp_path: Path, writer: str) -> None:
     with History(tmp_path) as history:
         for _ in (CHAT, GONE):
-            asked = history.messages.say(history.chats.create(ChatSettings()).id, None, "Go.")
-            history.messages.begin_reply(asked.chat, asked.id, "tiny")
-        history.inputs.keep_draft("begun", CHAT)
-        history.inputs.keep_preset(Preset("kept"))
-        history.keep_new_draft("typed")
+            asked = history.messages.add_user_message(history.chats.create(ChatSettings()).id, None, "Go.")
+            history.messages.start_reply(asked.chat, asked.id, "tiny")
+        history.inputs.save_draft("begun", CHAT)
+        history.inputs.save_preset(Preset("kept"))
+        history.save_new_draft("typed")
         WRITERS[writer](history, tmp_path)
         assert changed_rows(tmp_path) == []
     with History(tmp_path) as again:
-        assert (again.news, again.rescue) == ((), None)
+        assert (again.notices, again.rescue) == ((), None)
     assert changed_rows(tmp_path) == []

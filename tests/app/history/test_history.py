@@ -38,21 +38,21 @@ def history(tmp_path: Path) -> History:
 
 
 def reply(history: History, chat: int, to: int, text: str) -> int:
-    message = history.messages.begin_reply(chat, to, "tiny")
+    message = history.messages.start_reply(chat, to, "tiny")
     history.messages.write_reply(message.id, text, "hm", reasoning_seconds=0.5, state=State.WHOLE, usage=USAGE)
     return message.id
 
 
 def test_a_chat_comes_back_as_it_was(history: History, tmp_path: Path) -> None:
     chat = history.chats.create(SETTINGS)
-    asked = history.messages.say(chat.id, None, "Why?\0\ud800 é", [Attachment("a.txt", "x\ny")])
+    asked = history.messages.add_user_message(chat.id, None, "Why?\0\ud800 é", [Attachment("a.txt", "x\ny")])
     answered = reply(history, chat.id, asked.id, "Because.")
     history.close()
     with History(tmp_path / "history") as again:
         [found] = again.chats.listed()
         assert (found.settings, found.shown, found.num_messages) == (SETTINGS, answered, 2)
         assert found.beginning == "Why?\ufffd\ufffd é"
-        question, answer = again.messages.of(chat.id)
+        question, answer = again.messages.in_chat(chat.id)
         assert (question.text, question.attachments) == ("Why?\ufffd\ufffd é", (Attachment("a.txt", "x\ny"),))
         assert (answer.parent, answer.role, answer.text, answer.reasoning) == (
             asked.id,
@@ -65,10 +65,10 @@ def test_a_chat_comes_back_as_it_was(history: History, tmp_path: Path) -> None:
 
 def test_branches_share_their_beginning(history: History) -> None:
     chat = history.chats.create(ChatSettings())
-    first = history.messages.say(chat.id, None, "one")
+    first = history.messages.add_user_message(chat.id, None, "one")
     answer = reply(history, chat.id, first.id, "two")
-    left, right = (history.messages.say(chat.id, answer, text).id for text in ("three", "drei"))
-    messages = {message.id: message for message in history.messages.of(chat.id)}
+    left, right = (history.messages.add_user_message(chat.id, answer, text).id for text in ("three", "drei"))
+    messages = {message.id: message for message in history.messages.in_chat(chat.id)}
     assert [message.text for message in path_to(messages, left)] == ["one", "two", "three"]
     assert [message.text for message in path_to(messages, right)] == ["one", "two", "drei"]
     assert history.chats.get(chat.id).shown == right
@@ -93,7 +93,7 @@ def test_lists_have_pinned_chats_first_and_archived_ones_apart(history: History)
     history.chats.archive(gone.id, archived=True)
     assert [chat.title for chat in history.chats.listed()] == ["old", "new"]
     assert [chat.title for chat in history.chats.listed(archived=True)] == ["gone"]
-    history.messages.say(new.id, None, "x")
+    history.messages.add_user_message(new.id, None, "x")
     history.chats.pin(old.id, pinned=False)
     assert [chat.title for chat in history.chats.listed()] == ["new", "old"]
     history.chats.trim(new.id, Trim((1,), "short"))
@@ -109,11 +109,11 @@ def test_a_summary_from_when_chats_had_one_is_of_what_was_left_out_then() -> Non
 def test_a_deleted_chat_can_be_brought_back_until_the_end(history: History, tmp_path: Path) -> None:
     kept, gone = (history.chats.create(ChatSettings()) for _ in range(2))
     for chat in (kept, gone):
-        history.messages.say(chat.id, None, f"unmistakable{chat.id} words")
-        history.inputs.keep_draft(f"undraft{chat.id}", chat.id)
+        history.messages.add_user_message(chat.id, None, f"unmistakable{chat.id} words")
+        history.inputs.save_draft(f"undraft{chat.id}", chat.id)
         history.delete(chat.id)
     assert history.chats.listed() == []
-    assert history.inputs.lately() == []
+    assert history.inputs.recent() == []
     assert not history.search.find("unmistakable")
     with pytest.raises(NoSuchChat):
         history.chats.get(gone.id)
@@ -129,8 +129,8 @@ def test_a_deleted_chat_can_be_brought_back_until_the_end(history: History, tmp_
 
 def test_search_finds_words_titles_and_texts_without_spaces(history: History) -> None:
     chat = history.chats.create(ChatSettings())
-    asked = history.messages.say(chat.id, None, "The quick brown fox, naïve and tired, jumps.")
-    history.messages.say(chat.id, asked.id, "我喜欢喝咖啡 100% of the_time")
+    asked = history.messages.add_user_message(chat.id, None, "The quick brown fox, naïve and tired, jumps.")
+    history.messages.add_user_message(chat.id, asked.id, "我喜欢喝咖啡 100% of the_time")
     history.chats.rename(chat.id, "Foxes of Norway")
     [hit] = history.search.find("brow QUICK")
     assert (hit.message, hit.before, hit.match) == (asked.id, "The quick ", "brow")
@@ -145,27 +145,27 @@ def test_search_finds_words_titles_and_texts_without_spaces(history: History) ->
 
 def test_a_reply_is_found_as_it_grows(history: History) -> None:
     chat = history.chats.create(ChatSettings())
-    asked = history.messages.say(chat.id, None, "Go.")
-    coming = history.messages.begin_reply(chat.id, asked.id, "tiny")
+    asked = history.messages.add_user_message(chat.id, None, "Go.")
+    coming = history.messages.start_reply(chat.id, asked.id, "tiny")
     for text in ("alpha", "alpha beta", "alpha beta gamma"):
         history.messages.write_reply(coming.id, text, "")
         assert [hit.message for hit in history.search.find(text)] == [coming.id]
-    assert history.messages.of(chat.id)[1].state is State.COMING
+    assert history.messages.in_chat(chat.id)[1].state is State.COMING
 
 
 def test_drafts_inputs_and_presets(history: History) -> None:
     chat = history.chats.create(ChatSettings())
-    history.inputs.keep_draft("new one")
-    history.inputs.keep_draft("half a", chat.id)
+    history.inputs.save_draft("new one")
+    history.inputs.save_draft("half a", chat.id)
     assert (history.inputs.draft(), history.inputs.draft(chat.id)) == ("new one", "half a")
-    history.messages.say(chat.id, None, "half a thought")
+    history.messages.add_user_message(chat.id, None, "half a thought")
     assert (history.inputs.draft(), history.inputs.draft(chat.id)) == ("new one", "")
-    history.messages.say(chat.id, None, "second")
-    history.messages.say(chat.id, None, "half a thought")
-    assert history.inputs.lately() == ["half a thought", "second"]
-    history.inputs.keep_preset(Preset("b", SETTINGS))
-    history.inputs.keep_preset(Preset("a"))
-    history.inputs.keep_preset(Preset("b", ChatSettings("other")))
+    history.messages.add_user_message(chat.id, None, "second")
+    history.messages.add_user_message(chat.id, None, "half a thought")
+    assert history.inputs.recent() == ["half a thought", "second"]
+    history.inputs.save_preset(Preset("b", SETTINGS))
+    history.inputs.save_preset(Preset("a"))
+    history.inputs.save_preset(Preset("b", ChatSettings("other")))
     assert history.inputs.presets() == [Preset("a"), Preset("b", ChatSettings("other"))]
     history.inputs.delete_preset("a")
     assert [preset.name for preset in history.inputs.presets()] == ["b"]
@@ -174,8 +174,8 @@ def test_drafts_inputs_and_presets(history: History) -> None:
 def test_several_histories_share_the_file(history: History, tmp_path: Path) -> None:
     chat = history.chats.create(ChatSettings())
     with History(tmp_path / "history") as other:
-        asked = other.messages.say(chat.id, None, "from the other one")
-        assert [message.id for message in history.messages.of(chat.id)] == [asked.id]
+        asked = other.messages.add_user_message(chat.id, None, "from the other one")
+        assert [message.id for message in history.messages.in_chat(chat.id)] == [asked.id]
         history.delete(chat.id)
         with pytest.raises(NoSuchChat):
             other.chats.get(chat.id)
@@ -185,7 +185,7 @@ def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         history = History(tmp_path / "a" / "history")
-        history.messages.say(history.chats.create(ChatSettings()).id, None, "secret")
+        history.messages.add_user_message(history.chats.create(ChatSettings()).id, None, "secret")
         modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "a").rglob("*")}
     finally:
         os.umask(before)
@@ -217,13 +217,13 @@ def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     with History(None) as history:
         chat = history.chats.create(ChatSettings())
-        history.messages.say(chat.id, None, "between us")
-        assert len(history.messages.of(chat.id)) == 1
+        history.messages.add_user_message(chat.id, None, "between us")
+        assert len(history.messages.in_chat(chat.id)) == 1
         assert list(tmp_path.iterdir()) == []
 
 
 def test_a_change_that_fails_in_the_middle_leaves_nothing(history: History) -> None:
     chat = history.chats.create(ChatSettings())
     with pytest.raises(NoSuchChat):
-        history.messages.say(chat.id + 1, None, "to nobody")
-    assert history.inputs.lately() == []
+        history.messages.add_user_message(chat.id + 1, None, "to nobody")
+    assert history.inputs.recent() == []

@@ -74,7 +74,7 @@ def test_a_locked_history_is_waited_for_and_told(
             locker.stdin.close()  # type: ignore[union-attr]  # the locker ends
 
         with History(tmp_path, unlock) as history:
-            assert (titles(history), history.news) == (ALL_TITLES, ())
+            assert (titles(history), history.notices) == (ALL_TITLES, ())
     assert len(waits) == 2
     assert all("Another program keeps the history of chats locked. Waiting" in sentence for sentence in waits)
 
@@ -117,10 +117,10 @@ def make_first_version(file: Path) -> None:
 def test_a_history_of_the_first_version_gets_digests(filled: Path, tmp_path: Path) -> None:
     make_first_version(filled)
     with History(tmp_path) as history:
-        assert (titles(history), texts(history), history.news) == (ALL_TITLES, ALL_TEXTS, ())
+        assert (titles(history), texts(history), history.notices) == (ALL_TITLES, ALL_TEXTS, ())
     flip(filled, b"userquestion 2 lorem", 16, 0)
     with History(tmp_path) as history:
-        assert "Damaged in part: 1 message." in history.news[0].message
+        assert "Damaged in part: 1 message." in history.notices[0].message
 
 
 def test_a_damaged_history_of_the_first_version_is_saved(filled: Path, tmp_path: Path) -> None:
@@ -128,17 +128,17 @@ def test_a_damaged_history_of_the_first_version_is_saved(filled: Path, tmp_path:
     flip(filled, b"text TEXT NOT NULL, att", 1, 0)
     with History(tmp_path) as history:
         assert (titles(history), texts(history)) == (ALL_TITLES, ALL_TEXTS)
-        assert "Lost: nothing known." in history.news[0].message
+        assert "Lost: nothing known." in history.notices[0].message
 
 
 def test_rows_of_another_program_are_taken_and_signed(filled: Path, tmp_path: Path) -> None:
     execute(filled, "UPDATE messages SET text = 'by hand', digest = NULL WHERE text LIKE 'question 2%'", "ANALYZE")
     with History(tmp_path) as history:
         assert "by hand" in texts(history)
-        assert history.news == ()
+        assert history.notices == ()
     flip(filled, b"userby hand", 4, 0)
     with History(tmp_path) as history:
-        assert "Damaged in part: 1 message." in history.news[0].message
+        assert "Damaged in part: 1 message." in history.notices[0].message
 
 
 # -- nothing can be written
@@ -157,8 +157,8 @@ def read_only(*_: object, **__: object) -> None:
 @pytest.mark.parametrize(
     ("seam", "failure", "reason"),
     [
-        ("app.history.preparation.write_ahead", full, "the disk is full"),
-        ("app.history.opening.hold", read_only, "history.lock cannot be written (Read-only file system)"),
+        ("app.history.connections.write_ahead", full, "the disk is full"),
+        ("app.history.opening.mark_open", read_only, "history.lock cannot be written (Read-only file system)"),
         ("filelock.FileLock.acquire", read_only, "history.lock cannot be written (Read-only file system)"),
     ],
 )
@@ -175,13 +175,13 @@ def test_unwritable_history_is_read_into_memory(
         with History(tmp_path) as history:
             assert (titles(history), texts(history)) == (ALL_TITLES, ALL_TEXTS)
             chat = history.chats.create(ChatSettings(), "chat 9")
-            history.messages.say(chat.id, None, "in memory")
-            assert [message.text for message in history.messages.of(chat.id)] == ["in memory"]
-            [news] = history.news
-    assert (news.message, news.is_saved) == (f"Nothing is saved: {reason}.", False)
-    assert "Old chats can be read" in news.remedy or "old chats can be read" in news.remedy
+            history.messages.add_user_message(chat.id, None, "in memory")
+            assert [message.text for message in history.messages.in_chat(chat.id)] == ["in memory"]
+            [notice] = history.notices
+    assert (notice.message, notice.is_saved) == (f"Nothing is saved: {reason}.", False)
+    assert "Old chats can be read" in notice.remedy or "old chats can be read" in notice.remedy
     with History(tmp_path) as again:
-        assert (titles(again), again.news) == (ALL_TITLES, ())
+        assert (titles(again), again.notices) == (ALL_TITLES, ())
 
 
 def _has_file(connection: sqlite3.Connection) -> bool:
@@ -190,16 +190,16 @@ def _has_file(connection: sqlite3.Connection) -> bool:
 
 @pytest.mark.usefixtures("filled")
 def test_saving_goes_on_when_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.history.opening.hold", read_only)
+    monkeypatch.setattr("app.history.opening.mark_open", read_only)
     history = History(tmp_path)
     heard: list[str] = []
-    [news] = history.listen(lambda news: heard.append(news.message))
-    assert not news.is_saved
-    history.messages.say(history.chats.create(ChatSettings(), "chat 7").id, None, "in memory")
+    [notice] = history.subscribe(lambda notice: heard.append(notice.message))
+    assert not notice.is_saved
+    history.messages.add_user_message(history.chats.create(ChatSettings(), "chat 7").id, None, "in memory")
     monkeypatch.undo()
     monkeypatch.setattr("app.history.database._AGAIN_SECONDS", 0.0)
-    history._database._again_at = time.monotonic()
-    history.messages.say(history.chats.create(ChatSettings(), "chat 8").id, None, "on disk")
+    history._database._retry_at = time.monotonic()
+    history.messages.add_user_message(history.chats.create(ChatSettings(), "chat 8").id, None, "on disk")
     assert heard == ["Chats are saved again."]
     with History(tmp_path) as other:
         assert titles(other) == [*ALL_TITLES, "chat 7", "chat 8"]
@@ -207,13 +207,13 @@ def test_saving_goes_on_when_there_is_room(tmp_path: Path, monkeypatch: pytest.M
         assert other.search.find("memory")
     history.close()
     with History(tmp_path) as again:
-        assert again.news == ()
+        assert again.notices == ()
 
 
 @pytest.mark.usefixtures("filled")
 def test_changes_of_other_processes_are_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("app.history.opening.hold", read_only)
+        patched.setattr("app.history.opening.mark_open", read_only)
         history = History(tmp_path)
     with History(tmp_path) as other:
         other.chats.create(ChatSettings(), "chat 8")

@@ -18,10 +18,10 @@ def statement(*sql: str) -> Harm:
     return lambda file: execute(file, *sql)
 
 
-def flips(*places: tuple[bytes, int, int]) -> Harm:
+def flips(*edits: tuple[bytes, int, int]) -> Harm:
     def harm(file: Path) -> None:
-        for place in places:
-            flip(file, *place)
+        for edit in edits:
+            flip(file, *edit)
 
     return harm
 
@@ -86,19 +86,19 @@ def test_damage_is_repaired_and_told(filled: Path, tmp_path: Path, what: str) ->
     waits: list[str] = []
     with History(tmp_path, waits.append) as history:
         assert (titles(history), texts(history)) == (ALL_TITLES, ALL_TEXTS)
-        history.messages.say(history.chats.create(ChatSettings(), "chat 99").id, None, "and it goes on")
+        history.messages.add_user_message(history.chats.create(ChatSettings(), "chat 99").id, None, "and it goes on")
         assert (titles(history), texts(history)) == ([*ALL_TITLES, "chat 99"], {*ALL_TEXTS, "and it"})
         assert history.search.find("lorem")
-        [news] = history.news
+        [notice] = history.notices
         assert history.rescue is not None
         assert history.rescue.aside is not None
         assert history.rescue.aside.read_bytes()[200:] == damaged[200:]
     assert waits == ["The history of chats is damaged. Saving what can be read."]
-    assert f"was damaged: {reason}" in news.message
-    assert f"Saved: {CHATS} chats and {2 * CHATS} messages. Lost: nothing known." in news.message
-    assert news.remedy == f"The damaged file is kept as {history.rescue.aside}."
+    assert f"was damaged: {reason}" in notice.message
+    assert f"Saved: {CHATS} chats and {2 * CHATS} messages. Lost: nothing known." in notice.message
+    assert notice.remedy == f"The damaged file is kept as {history.rescue.aside}."
     with History(tmp_path) as again:
-        assert (again.news, again.rescue) == ((), None)
+        assert (again.notices, again.rescue) == ((), None)
         assert "and it" in texts(again)
 
 
@@ -106,17 +106,17 @@ def test_changed_texts_and_titles_are_told(filled: Path, tmp_path: Path) -> None
     flip(filled, b"userquestion 2 lorem", 16, 0)
     flip(filled, b"chat 4{", 5, 1)
     with History(tmp_path) as history:
-        [news] = history.news
+        [notice] = history.notices
         assert titles(history) == ["chat 0", "chat 1", "chat 2", "chat 3", "chat 5", "chat 6"]
         assert "question 2" in texts(history)
-    assert "Damaged in part: 1 chat, 1 message. Look at: “chat 2”, “chat 6”." in news.message
+    assert "Damaged in part: 1 chat, 1 message. Look at: “chat 2”, “chat 6”." in notice.message
 
 
 @pytest.mark.parametrize("bit", [1, 2], ids=["another chat", "no chat"])
 def test_a_message_stays_in_its_chat(filled: Path, tmp_path: Path, bit: int) -> None:
     flip(filled, b"userquestion 2 lorem", -1, bit)  # the chat's id, 3
     with History(tmp_path) as history:
-        assert [message.text.split()[0] for message in history.messages.of(3)] == ["question", "answer"]
+        assert [message.text.split()[0] for message in history.messages.in_chat(3)] == ["question", "answer"]
         assert (titles(history), texts(history)) == (ALL_TITLES, ALL_TEXTS)
 
 
@@ -124,7 +124,7 @@ def test_drafts_of_all_windows_are_saved(filled: Path, tmp_path: Path) -> None:
     with History(tmp_path) as first, History(tmp_path) as second:
         for window, text in ((first, "typed in the first"), (second, "typed in the second")):
             window.new_draft()
-            window.keep_new_draft(text)
+            window.save_new_draft(text)
     flip(filled, b"userquestion 2 lorem", 16, 0)
     with History(tmp_path) as history:
         assert history.rescue is not None
@@ -132,30 +132,30 @@ def test_drafts_of_all_windows_are_saved(filled: Path, tmp_path: Path) -> None:
         assert history.new_draft() == "typed in the first"
         assert "typed in the second" in [chat.beginning for chat in history.chats.listed()]
     with History(tmp_path) as again:
-        assert (again.news, again.rescue) == ((), None)
+        assert (again.notices, again.rescue) == ((), None)
 
 
 def test_a_draft_of_a_window_needs_no_digest(filled: Path, tmp_path: Path) -> None:
     execute(filled, "INSERT INTO drafts (chat, text, changed) VALUES (-1, 'typed', 1.0)")
     with History(tmp_path) as history:
-        assert (history.news, history.rescue) == ((), None)
+        assert (history.notices, history.rescue) == ((), None)
         history.new_draft()
         assert "typed" in [chat.beginning for chat in history.chats.listed()]
 
 
 def test_lost_messages_are_counted(filled: Path, tmp_path: Path) -> None:
     content = bytearray(filled.read_bytes())
-    place = content.index(b"userquestion 3 lorem")
-    content[place - place % 4096 : place - place % 4096 + 4096] = os.urandom(4096)
+    offset = content.index(b"userquestion 3 lorem")
+    content[offset - offset % 4096 : offset - offset % 4096 + 4096] = os.urandom(4096)
     filled.write_bytes(content)
     with History(tmp_path) as history:
-        [news] = history.news
+        [notice] = history.notices
         kept = texts(history)
         assert titles(history) == ALL_TITLES
     lost = len(ALL_TEXTS - kept)
     assert "question 3" not in kept
-    assert f"Lost: {lost} message{'s' if lost > 1 else ''}." in news.message
-    assert "Look at: “chat" in news.message
+    assert f"Lost: {lost} message{'s' if lost > 1 else ''}." in notice.message
+    assert "Look at: “chat" in notice.message
 
 
 def test_a_row_is_found_though_its_page_does_not_list_it(filled: Path, tmp_path: Path) -> None:
@@ -203,8 +203,8 @@ def test_damage_is_not_repaired_while_others_have_the_history_open(filled: Path,
         flip(filled, b"userquestion 2 lorem", 16, 0)
         with History(tmp_path) as history:
             assert (titles(history), len(texts(history))) == (ALL_TITLES, len(ALL_TEXTS))
-            history.messages.say(history.chats.create(ChatSettings()).id, None, "not saved")
-            unsaved, damaged = history.news
+            history.messages.add_user_message(history.chats.create(ChatSettings()).id, None, "not saved")
+            unsaved, damaged = history.notices
             assert (unsaved.is_saved, damaged.is_saved) == (False, False)
         assert titles(other) == ALL_TITLES
         assert not list(tmp_path.glob("*damaged*"))
@@ -212,7 +212,7 @@ def test_damage_is_not_repaired_while_others_have_the_history_open(filled: Path,
     assert "Close the other chats" in unsaved.remedy
     assert "Damaged in part: 1 message." in damaged.message
     with History(tmp_path) as again:
-        assert "Damaged in part: 1 message." in again.news[0].message
+        assert "Damaged in part: 1 message." in again.notices[0].message
         assert len(list(tmp_path.glob("*damaged*"))) == 1
 
 
@@ -227,20 +227,20 @@ def test_the_marks_of_killed_processes_hold_nothing(filled: Path, tmp_path: Path
 
 def read_and_write(history: History) -> None:
     for chat in history.chats.listed():
-        history.messages.of(chat.id)
-        history.messages.say(chat.id, None, "one more")
+        history.messages.in_chat(chat.id)
+        history.messages.add_user_message(chat.id, None, "one more")
 
 
 @pytest.mark.parametrize("sql", ["UPDATE messages SET text = 'b' || text", "UPDATE words_data SET block = x'00'"])
 def test_damage_found_while_open_is_repaired_and_told(filled: Path, tmp_path: Path, sql: str) -> None:
     with History(tmp_path) as history:
         heard: list[str] = []
-        assert history.listen(lambda news: heard.append(news.message)) == []
+        assert history.subscribe(lambda notice: heard.append(notice.message)) == []
         execute(filled, sql)
         with pytest.raises(HistoryDamaged, match="was damaged"):
             read_and_write(history)
         assert len(texts(history)) >= len(ALL_TEXTS)
-        history.messages.say(history.chats.listed()[0].id, None, "and more")
+        history.messages.add_user_message(history.chats.listed()[0].id, None, "and more")
         [told] = heard
         assert "The history of chats was damaged" in told
         assert f"Saved: {CHATS} chats" in told
@@ -252,5 +252,5 @@ def test_a_history_behind_a_link_is_found_with_its_log(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / FILE_NAME).symlink_to(tmp_path / FILE_NAME)
     with History(tmp_path / "here") as history:
-        assert "changes that only its log had" in history.news[0].message
+        assert "changes that only its log had" in history.notices[0].message
     assert (tmp_path / "here" / FILE_NAME).is_symlink()

@@ -30,8 +30,8 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for number in range(CHATS):
             chat, parent = history.chats.create(ChatSettings(), f"chat {number}").id, None
             for turn in range(TURNS):
-                parent = history.messages.say(chat, parent, text_of(number, turn)).id
-                reply = history.messages.begin_reply(chat, parent, "tiny")
+                parent = history.messages.add_user_message(chat, parent, text_of(number, turn)).id
+                reply = history.messages.start_reply(chat, parent, "tiny")
                 history.messages.write_reply(reply.id, "x" * 9000 if turn == 3 else "yes", "", state=State.WHOLE)
                 parent = reply.id
     return folder
@@ -39,7 +39,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def texts(history: History) -> set[str]:
     listed = [chat for archived in (False, True) for chat in history.chats.listed(archived=archived)]
-    return {message.text for chat in listed for message in history.messages.of(chat.id)}
+    return {message.text for chat in listed for message in history.messages.in_chat(chat.id)}
 
 
 def test_every_row_is_read_from_the_pages_alone(sound: Path) -> None:
@@ -55,7 +55,7 @@ def test_every_row_is_read_from_the_pages_alone(sound: Path) -> None:
 def test_what_is_in_the_log_alone_is_read_too(tmp_path: Path) -> None:
     history = History(tmp_path)
     chat = history.chats.create(ChatSettings())
-    history.messages.say(chat.id, None, "not in the file yet")
+    history.messages.add_user_message(chat.id, None, "not in the file yet")
     copy = tmp_path / "copy"
     copy.mkdir()
     for name in (FILE_NAME, f"{FILE_NAME}-wal"):
@@ -99,7 +99,7 @@ def test_it_starts_whatever_is_damaged(
         assert len(texts(history)) > (0 if damage is cut else CHATS * TURNS // 2)
         history.search.find("lorem")
         chat = history.chats.create(ChatSettings())
-        history.messages.say(chat.id, None, "and it goes on")
+        history.messages.add_user_message(chat.id, None, "and it goes on")
         if history.rescue is not None:
             assert history.rescue.aside is not None
             assert history.rescue.aside.stat().st_size >= min(len(before), PAGE_SIZE)
@@ -111,7 +111,7 @@ def test_it_starts_whatever_is_damaged(
 def test_messages_without_their_chat_get_one(tmp_path: Path) -> None:
     with History(tmp_path) as history:
         chat = history.chats.create(ChatSettings(), "lost")
-        history.messages.say(chat.id, None, "still here")
+        history.messages.add_user_message(chat.id, None, "still here")
     connection = sqlite3.connect(tmp_path / FILE_NAME)
     connection.execute("PRAGMA writable_schema = ON")
     connection.execute("PRAGMA foreign_keys = OFF")
@@ -125,7 +125,7 @@ def test_messages_without_their_chat_get_one(tmp_path: Path) -> None:
         assert history.rescue is not None
         assert (history.rescue.saved["chats"], history.rescue.saved["messages"]) == (1, 1)
         assert history.rescue.lost["chats"] == 1
-        assert [message.text for message in history.messages.of(chat.id)] == ["still here"]
+        assert [message.text for message in history.messages.in_chat(chat.id)] == ["still here"]
 
 
 def test_a_history_that_is_in_use_follows_a_file_that_was_set_aside(tmp_path: Path) -> None:

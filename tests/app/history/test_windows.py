@@ -12,7 +12,7 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from app.history.history import History
-History(Path(sys.argv[1])).keep_new_draft(sys.argv[2])
+History(Path(sys.argv[1])).save_new_draft(sys.argv[2])
 os.kill(os.getpid(), 9)
 """
 
@@ -20,10 +20,10 @@ os.kill(os.getpid(), 9)
 def test_a_window_has_the_lowest_free_number(tmp_path: Path) -> None:
     first, second = Window(tmp_path), Window(tmp_path)
     assert [first.number, second.number, first.number] == [0, 1, 0]
-    with second.standing_in(0) as is_free:
+    with second.reserve(0) as is_free:
         assert not is_free
     first.close()
-    with second.standing_in(0) as is_free:
+    with second.reserve(0) as is_free:
         assert is_free
         assert Window(tmp_path).number == 2
     assert Window(tmp_path).number == 0
@@ -32,10 +32,10 @@ def test_a_window_has_the_lowest_free_number(tmp_path: Path) -> None:
 
 def test_a_draft_of_a_new_chat_stays_in_its_window(tmp_path: Path) -> None:
     first = History(tmp_path)
-    first.keep_new_draft("typed in the first")
+    first.save_new_draft("typed in the first")
     second = History(tmp_path)
     assert second.new_draft() == ""
-    second.keep_new_draft("typed in the second")
+    second.save_new_draft("typed in the second")
     assert first.new_draft() == "typed in the first"
     assert first.chats.listed() == []
     first.close()
@@ -49,7 +49,7 @@ def test_drafts_of_windows_that_ended_become_chats(tmp_path: Path) -> None:
     first, second = History(tmp_path), History(tmp_path)
     for window, text in ((first, "one"), (second, "two\nlines")):
         window.new_draft()
-        window.keep_new_draft(text)
+        window.save_new_draft(text)
     second.close()
     first.close()
     with History(tmp_path) as again:
@@ -60,7 +60,7 @@ def test_drafts_of_windows_that_ended_become_chats(tmp_path: Path) -> None:
         assert again.new_draft() == "one"
         assert len(again.chats.listed()) == 1
     with History(tmp_path) as again:
-        assert again.news == ()
+        assert again.notices == ()
         assert again.inputs.draft(chat.id) == "two\nlines"
 
 
@@ -73,22 +73,22 @@ def test_a_draft_outlives_a_window_that_was_killed(tmp_path: Path) -> None:
 def test_a_chat_in_which_nothing_was_written_is_not_listed(tmp_path: Path) -> None:
     with History(tmp_path) as history:
         empty, draft, pinned, named = (history.chats.create(ChatSettings()).id for _ in range(4))
-        history.inputs.keep_draft("half a", draft)
+        history.inputs.save_draft("half a", draft)
         history.chats.pin(pinned, pinned=True)
         history.chats.rename(named, "Mine")
         assert [chat.id for chat in history.chats.listed()] == [pinned, named, draft]
-        history.messages.say(empty, None, "said")
+        history.messages.add_user_message(empty, None, "said")
         assert [chat.beginning for chat in history.chats.listed()] == ["", "said", "", "half a"]
 
 
 def test_deleted_drafts_are_erased_and_those_of_windows_are_kept(tmp_path: Path) -> None:
     with History(tmp_path) as history:
         chat = history.chats.create(ChatSettings())
-        history.inputs.keep_draft("unwanted", chat.id)
+        history.inputs.save_draft("unwanted", chat.id)
         history.delete(chat.id)
         other = History(tmp_path)
         history.new_draft()
-        other.keep_new_draft("wanted")
+        other.save_new_draft("wanted")
     other.close()
     with History(tmp_path) as again:
         again.new_draft()

@@ -51,7 +51,7 @@ def test_a_conversation_through_a_pipe(
         from tui.types import ChatSettings, Preset, Sampling
 
         async with clients() as client:
-            await client.chats.keep_preset(Preset("short", ChatSettings(sampling=Sampling(max_tokens=5, seed=1))))
+            await client.chats.save_preset(Preset("short", ChatSettings(sampling=Sampling(max_tokens=5, seed=1))))
 
     asyncio.run(short())
     file = tmp_path / "chat.md"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _SUFFIX = ".open"
 
 
-def others_hold(folder: Path) -> bool:
+def is_open_elsewhere(folder: Path) -> bool:
     """Whether anyone has the history open. Removes the files of processes that were killed.
 
     The caller holds the lock for opening the history, so that nobody opens it meanwhile. Raises OSError.
@@ -36,7 +36,7 @@ def others_hold(folder: Path) -> bool:
     return held
 
 
-def hold(folder: Path) -> "BaseFileLock":
+def mark_open(folder: Path) -> "BaseFileLock":
     """Show that this process has the history open, until the lock is given to `leave`. Raises OSError."""
     from filelock import FileLock
 
@@ -46,7 +46,7 @@ def hold(folder: Path) -> "BaseFileLock":
     return lock
 
 
-def leave(lock: "BaseFileLock") -> None:
+def unmark(lock: "BaseFileLock") -> None:
     with suppress(OSError):
         Path(lock.lock_file).unlink(missing_ok=True)
     lock.release()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.history.log import Log, read_log
+from app.history.wal import Wal, read_wal
 
 HEADER, FRAME = 32, 24 + 4096
 CHANGES = 12
@@ -42,23 +42,23 @@ def applied_by_sqlite(database: Path, log: bytes, folder: Path) -> int:
         connection.close()
 
 
-def commits(log: Log) -> list[int]:
-    return [frame.place for frame in log.frames if frame.is_commit]
+def commits(log: Wal) -> list[int]:
+    return [frame.index for frame in log.frames if frame.is_commit]
 
 
-def flipped(log: bytes, *places: int) -> bytes:
+def flipped(log: bytes, *offsets: int) -> bytes:
     content = bytearray(log)
-    for place in places:
-        content[place] ^= 1 << place % 8
+    for offset in offsets:
+        content[offset] ^= 1 << offset % 8
     return bytes(content)
 
 
 def test_a_sound_log_is_applied_as_a_whole(sound: tuple[Path, bytes, bytes], tmp_path: Path) -> None:
     database, log, index = sound
-    for found in (read_log(log), read_log(log, index)):
+    for found in (read_wal(log), read_wal(log, index)):
         assert (len(found.frames), found.is_damaged, found.damage) == (found.applied, False, "")
-    assert read_log(log).applied == applied_by_sqlite(database, log, tmp_path)
-    assert len(commits(read_log(log))) == CHANGES + 1
+    assert read_wal(log).applied == applied_by_sqlite(database, log, tmp_path)
+    assert len(commits(read_wal(log))) == CHANGES + 1
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -68,52 +68,52 @@ def test_a_damaged_log_is_applied_as_far_as_sqlite_does(
 ) -> None:
     database, log, index = sound
     draw = random.Random(seed)
-    places = [draw.randrange(len(log)) for _ in range(draw.choice((1, 2, 8)))]
-    damaged = flipped(log, *places)
+    offsets = [draw.randrange(len(log)) for _ in range(draw.choice((1, 2, 8)))]
+    damaged = flipped(log, *offsets)
     if seed % 4 == 0:
         damaged = damaged[: draw.randrange(HEADER, len(log))]
-    found = read_log(damaged, index)
+    found = read_wal(damaged, index)
     assert found.applied == applied_by_sqlite(database, damaged, tmp_path)
     assert found.is_damaged
-    assert read_log(damaged).is_damaged or len(damaged) < len(log)
+    assert read_wal(damaged).is_damaged or len(damaged) < len(log)
 
 
 def test_every_frame_of_a_damaged_log_is_still_read(sound: tuple[Path, bytes, bytes]) -> None:
     _, log, _ = sound
-    whole = read_log(log)
-    for place in (3, 20, 30, HEADER + 10, HEADER + 20, HEADER + 3 * FRAME + 500, len(log) - FRAME + 9, len(log) - 7):
-        found = read_log(flipped(log, place))
-        assert found.is_damaged, place
-        assert found.is_complete, place
-        assert [frame.place for frame in found.frames] == [frame.place for frame in whole.frames], place
+    whole = read_wal(log)
+    for offset in (3, 20, 30, HEADER + 10, HEADER + 20, HEADER + 3 * FRAME + 500, len(log) - FRAME + 9, len(log) - 7):
+        found = read_wal(flipped(log, offset))
+        assert found.is_damaged, offset
+        assert found.is_complete, offset
+        assert [frame.index for frame in found.frames] == [frame.index for frame in whole.frames], offset
         changed = sum(one.content != other.content for one, other in zip(found.frames, whole.frames, strict=True))
-        assert changed == ((place - HEADER) % FRAME >= 24 and place > HEADER), place
+        assert changed == ((offset - HEADER) % FRAME >= 24 and offset > HEADER), offset
 
 
 def test_uncommitted_change_of_a_killed_process_is_no_damage(sound: tuple[Path, bytes, bytes]) -> None:
     _, log, index = sound
-    whole = read_log(log)
-    begun = whole.frames[commits(whole)[-2]].place  # of the last change
+    whole = read_wal(log)
+    begun = whole.frames[commits(whole)[-2]].index  # of the last change
     for size in (HEADER + begun * FRAME, HEADER + begun * FRAME + 24, HEADER + begun * FRAME + 1000):
         part = log[:size]
         of_then = bytearray(index)
         for copy in (0, 48):  # the index counts the frames of the changes before
             of_then[copy + 16 : copy + 20] = (begun - 1).to_bytes(4, "little")
-        assert not read_log(part, bytes(of_then)).is_damaged
-        assert read_log(part, index).is_damaged
+        assert not read_wal(part, bytes(of_then)).is_damaged
+        assert read_wal(part, index).is_damaged
 
 
 def test_a_change_that_lacks_a_frame_was_never_committed(sound: tuple[Path, bytes, bytes]) -> None:
     _, log, _ = sound
-    whole = read_log(log)
-    begun = whole.frames[commits(whole)[-2]].place
-    assert whole.frames[-1].place - begun >= 1
+    whole = read_wal(log)
+    begun = whole.frames[commits(whole)[-2]].index
+    assert whole.frames[-1].index - begun >= 1
     hole = bytearray(log)
     hole[HEADER + (begun - 1) * FRAME : HEADER + begun * FRAME] = bytes(FRAME)
-    assert (read_log(bytes(hole)).applied, read_log(bytes(hole)).is_damaged) == (begun - 1, False)
-    before = whole.frames[commits(whole)[-3]].place  # the change before that one was committed
+    assert (read_wal(bytes(hole)).applied, read_wal(bytes(hole)).is_damaged) == (begun - 1, False)
+    before = whole.frames[commits(whole)[-3]].index  # the change before that one was committed
     hole[HEADER + (before - 1) * FRAME : HEADER + before * FRAME] = bytes(FRAME)
-    assert read_log(bytes(hole)).is_damaged
+    assert read_wal(bytes(hole)).is_damaged
 
 
 def test_frames_of_an_older_log_count_for_nothing(sound: tuple[Path, bytes, bytes], tmp_path: Path) -> None:
@@ -127,22 +127,22 @@ def test_frames_of_an_older_log_count_for_nothing(sound: tuple[Path, bytes, byte
     connection.execute("INSERT INTO texts VALUES ('new')")
     content = (tmp_path / "c-wal").read_bytes()
     connection.close()
-    found = read_log(content)
+    found = read_wal(content)
     assert len(content) > 10 * FRAME
     assert 0 < len(found.frames) == found.applied < 5
     assert not found.is_damaged
-    assert not read_log(flipped(content, len(content) - 100)).is_damaged
-    assert read_log(flipped(content, HEADER + 100)).is_damaged
+    assert not read_wal(flipped(content, len(content) - 100)).is_damaged
+    assert read_wal(flipped(content, HEADER + 100)).is_damaged
     assert log != content
 
 
 @pytest.mark.parametrize("content", [b"", bytes(32), bytes(9000)])
 def test_unwritten_log_is_sound(content: bytes) -> None:
-    assert read_log(content) == Log()
+    assert read_wal(content) == Wal()
 
 
 @pytest.mark.parametrize("content", [b"x", b"some text\n" * 900, b"\x37\x7f\x06\x82", bytes(40) + b"x"])
 def test_log_of_another_format_is_damaged(content: bytes) -> None:
-    found = read_log(content)
+    found = read_wal(content)
     assert (found.is_damaged, found.is_complete, found.applied) == (True, False, 0)
     assert found.damage == "its log of recent changes is damaged"

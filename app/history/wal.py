@@ -3,7 +3,7 @@
 A log (https://sqlite.org/fileformat2.html#walformat) is a header and frames. A frame is a page that a transaction
 changed, and the last frame of a transaction commits it. The checksums of frames form a chain: SQLite applies the frames
 up to the last commit before the first frame whose checksum is wrong, and drops the rest without an error. A process
-that is killed while it writes leaves such a rest, too; the index of the log (the -shm file) tells the two cases apart,
+that is killed while it writes leaves such a rest, too; the shm of the log (the -shm file) tells the two cases apart,
 since it counts the frames of all transactions that were committed.
 """
 
@@ -17,7 +17,7 @@ from app.history.schema import PAGE_SIZE
 _HEADER, _FRAME_HEADER = 32, 24
 _FRAME = _FRAME_HEADER + PAGE_SIZE
 _MAGIC, _VERSION = 0x377F0682, 3007000
-_INDEX_HEADER = 48  # bytes; the index begins with two copies of it
+_INDEX_HEADER = 48  # bytes; the shm begins with two copies of it
 
 _FLIPS = 8  # bits of a salt that may be damaged
 
@@ -28,7 +28,7 @@ _Sums = tuple[int, int]
 class Frame:
     """One changed page."""
 
-    place: int  # of the frame in the file, from 1 on
+    index: int  # of the frame in the file, from 1 on
     page: int  # its number, from 1 on
     is_commit: bool
     content: bytes
@@ -36,7 +36,7 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class Wal:
     """The frames since the log was last begun anew, oldest first."""
 
     frames: Sequence[Frame] = ()
@@ -54,39 +54,39 @@ class Log:
         return last if is_last else "its log of recent changes is damaged"
 
 
-def read_log(content: bytes, index: bytes = b"") -> Log:
-    """Judge the bytes of a log file. `index` is the content of its -shm file, if there is one."""
+def read_wal(content: bytes, shm: bytes = b"") -> Wal:
+    """Judge the bytes of a log file. `shm` is the content of its -shm file, if there is one."""
     if not content.strip(b"\0"):  # created, and never written
-        return Log()
+        return Wal()
     has_header = _is_header(content)
     salt = content[16:24] if has_header else content[_HEADER + 8 : _HEADER + 16]
     frames = list(_frames(content, salt))
     if not has_header and not any(frame.is_sound for frame in frames):
-        return Log(is_damaged=True, is_complete=False)
+        return Wal(is_damaged=True, is_complete=False)
     sound = list(takewhile(lambda frame: frame.is_sound, frames)) if has_header else []
-    applied = max((frame.place for frame in sound if frame.is_commit), default=0)
-    rest, is_cut, committed = frames[applied:], _is_cut(content, salt), _committed(index, salt)
+    applied = max((frame.index for frame in sound if frame.is_commit), default=0)
+    rest, is_cut, committed = frames[applied:], _is_cut(content, salt), _committed(shm, salt)
     is_damaged = not has_header or is_cut or len(sound) < len(frames)
     if committed is not None:
         is_damaged = committed > applied or (is_damaged and committed < applied)
     elif has_header and rest and not is_cut:
         is_damaged = is_damaged and not _is_unwritten(content, salt, rest, applied)
-    is_complete = not is_cut and len(frames) == max(frames[-1].place if frames else 0, committed or 0)
-    return Log(frames, applied, is_damaged, is_complete)
+    is_complete = not is_cut and len(frames) == max(frames[-1].index if frames else 0, committed or 0)
+    return Wal(frames, applied, is_damaged, is_complete)
 
 
 def _is_unwritten(content: bytes, salt: bytes, rest: Sequence[Frame], applied: int) -> bool:
     """Whether the machine stopped while it wrote the last change, which was not committed: some frame of it is not
     there at all. After a commit nothing is written before all is on the disk."""
-    there = {frame.place for frame in rest}
-    absent = (place for place in range(applied + 1, rest[-1].place) if place not in there)
-    salts = (content[_start(place) + 8 : _start(place) + 16] for place in absent)
+    there = {frame.index for frame in rest}
+    absent = (index for index in range(applied + 1, rest[-1].index) if index not in there)
+    salts = (content[_start(index) + 8 : _start(index) + 16] for index in absent)
     is_one = not any(frame.is_commit for frame in rest[:-1])
     return is_one and any(_distance(found, salt) > _FLIPS for found in salts)
 
 
-def _start(place: int) -> int:
-    return _HEADER + (place - 1) * _FRAME
+def _start(index: int) -> int:
+    return _HEADER + (index - 1) * _FRAME
 
 
 def _distance(one: bytes, other: bytes) -> int:
@@ -113,17 +113,17 @@ def _frames(content: bytes, salt: bytes) -> Iterator[Frame]:
     order = _order(content)
     before: _Sums = struct.unpack_from(">2I", content, 24) if len(content) >= _HEADER else (0, 0)
     is_next = True  # whether the frame before this one belongs to the current log
-    for place in range(1, (len(content) - _HEADER) // _FRAME + 1):
-        header = content[_start(place) : _start(place) + _FRAME_HEADER]
+    for index in range(1, (len(content) - _HEADER) // _FRAME + 1):
+        header = content[_start(index) : _start(index) + _FRAME_HEADER]
         has_salt = header[8:16] == salt
         if not has_salt and not is_next:
             continue
-        body = content[_start(place) + _FRAME_HEADER : _start(place + 1)]
+        body = content[_start(index) + _FRAME_HEADER : _start(index + 1)]
         page, size, _, _, *sums = struct.unpack(">6I", header)
         is_chained = tuple(sums) == _sums(order, header[:8] + body, before)
         before, is_next = (sums[0], sums[1]), has_salt or is_chained
         if is_next:
-            yield Frame(place, page, bool(size), body, has_salt and is_chained and page > 0)
+            yield Frame(index, page, bool(size), body, has_salt and is_chained and page > 0)
 
 
 def _sums(order: str, content: bytes, before: _Sums) -> _Sums:
@@ -142,10 +142,10 @@ def _is_cut(content: bytes, salt: bytes) -> bool:
     return 0 < size < 16 or (size >= 16 and content[len(content) - size + 8 :].startswith(salt))
 
 
-def _committed(index: bytes, salt: bytes) -> int | None:
-    """How many frames were committed, by the index of the log; None if it is of another log, or none."""
-    header = index[:_INDEX_HEADER]
-    if len(header) < _INDEX_HEADER or header != index[_INDEX_HEADER : 2 * _INDEX_HEADER] or header[32:40] != salt:
+def _committed(shm: bytes, salt: bytes) -> int | None:
+    """How many frames were committed, by the shm of the log; None if it is of another log, or none."""
+    header = shm[:_INDEX_HEADER]
+    if len(header) < _INDEX_HEADER or header != shm[_INDEX_HEADER : 2 * _INDEX_HEADER] or header[32:40] != salt:
         return None
     [count] = struct.unpack_from("=I", header, 16)
     return int(count)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from app.history.digests import sign
-from app.history.examination import Key, examine, try_writing, version_of
+from app.history.integrity import Key, check_integrity, try_writing, version_of
 from app.history.schema import PAGE_SIZE, STEPS, VERSION
 from app.private_database import connect, make_private, write_ahead
 
@@ -13,7 +13,7 @@ _BUSY_SECONDS = 0.2
 _LOG_PAGES = 100  # SQLite writes a longer log into the file
 
 
-def prepared(path: Path) -> sqlite3.Connection:
+def open_checked(path: Path) -> sqlite3.Connection:
     """A connection to a sound history, which is made if there is none. Nothing is written before it is examined.
 
     Raises sqlite3.Error, OverflowError, ValueError or HistoryTooNew for any other.
@@ -21,10 +21,10 @@ def prepared(path: Path) -> sqlite3.Connection:
     make_private(path)
     connection = _connection(path)
     try:
-        unsigned = examine(connection)  # which takes no text that is not UTF-8
+        unsigned = check_integrity(connection)  # which takes no text that is not UTF-8
         connection.text_factory = lambda content: content.decode("utf-8", "replace")
-        _bring_to_version(connection)
-        _sign(connection, unsigned)
+        _migrate(connection)
+        _sign_rows(connection, unsigned)
         try_writing(connection)
     except BaseException:
         connection.close()
@@ -32,13 +32,13 @@ def prepared(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def created(path: Path | None) -> sqlite3.Connection:
+def create_database(path: Path | None) -> sqlite3.Connection:
     """A connection to a new history; without a path, in memory."""
     if path is not None:
         make_private(path)
     connection = _connection(path)
     try:
-        _bring_to_version(connection)
+        _migrate(connection)
     except BaseException:
         connection.close()
         raise
@@ -53,7 +53,7 @@ def _connection(path: Path | None) -> sqlite3.Connection:
     return connection
 
 
-def _bring_to_version(connection: sqlite3.Connection) -> None:
+def _migrate(connection: sqlite3.Connection) -> None:
     """Each step is a change of its own: if the process is killed in between, the next start goes on there."""
     write_ahead(connection, "FULL")
     for number in range(version_of(connection) + 1, VERSION + 1):
@@ -61,7 +61,7 @@ def _bring_to_version(connection: sqlite3.Connection) -> None:
         connection.executescript(f"BEGIN IMMEDIATE; {STEPS[number - 1]} {reached} COMMIT;")
 
 
-def _sign(connection: sqlite3.Connection, keys: Sequence[Key]) -> None:
+def _sign_rows(connection: sqlite3.Connection, keys: Sequence[Key]) -> None:
     if keys:
         connection.execute("BEGIN IMMEDIATE")
         for table, key in keys:

@@ -70,14 +70,14 @@ def is_corrupt(problem: BaseException) -> bool:
     return isinstance(problem, Damaged) or code_of(problem) in _CORRUPT or is_index
 
 
-def damage_in(problem: BaseException) -> str:
+def describe_damage(problem: BaseException) -> str:
     """What is damaged, in a few words."""
     if isinstance(problem, Damaged):
         return str(problem)
     return f"SQLite cannot use it ({problem})" if isinstance(problem, sqlite3.Error) else "SQLite cannot use it"
 
 
-def reason_of(problem: BaseException, folder: Path) -> str:
+def unwritable_reason(problem: BaseException, folder: Path) -> str:
     """Why nothing can be written to `folder`, in a few words."""
     if isinstance(problem, OSError) and problem.errno in _NO_SPACE:
         return FULL
@@ -89,20 +89,20 @@ def reason_of(problem: BaseException, folder: Path) -> str:
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def history_errors() -> Iterator[None]:
     """Errors of SQLite and of the system become ours, but for those of a wrong statement."""
     try:
         yield
     except sqlite3.Error as problem:
-        if (ours := _ours(problem)) is None:
+        if (known := _history_error(problem)) is None:
             raise
-        raise ours from problem
+        raise known from problem
     except OSError as problem:
         where = problem.filename or "the history of chats"
         raise HistoryUnavailable(f"{where}: {problem.strerror or problem}") from problem
 
 
-def _ours(problem: sqlite3.Error) -> AppError | None:
+def _history_error(problem: sqlite3.Error) -> AppError | None:
     if code_of(problem) == sqlite3.SQLITE_FULL:
         return NoSpace("the disk is full, and the chat cannot be saved", "Make room; ingle rm helps.")
     if is_lock(problem):

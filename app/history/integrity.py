@@ -7,11 +7,11 @@ import sqlite3
 from collections.abc import Mapping
 from functools import cache
 
+from app.history.column_types import is_id
 from app.history.digests import CHANGED, is_sound
-from app.history.failures import Damaged
-from app.history.kinds import is_id
 from app.history.records import HistoryTooNew
 from app.history.schema import ABOUT, COLUMNS, DIGESTS_SINCE, STEPS, VERSION
+from app.history.sqlite_errors import Damaged
 
 Key = tuple[str, int]  # a table and the id of a row
 
@@ -25,7 +25,7 @@ _TRIAL = (
 )
 
 
-def examine(connection: sqlite3.Connection) -> list[Key]:
+def check_integrity(connection: sqlite3.Connection) -> list[Key]:
     """Read everything. Returns the rows without a digest, which another program wrote.
 
     Raises Damaged or another sqlite3.Error, and HistoryTooNew for a history of a newer program.
@@ -39,12 +39,12 @@ def examine(connection: sqlite3.Connection) -> list[Key]:
     told = connection.execute("SELECT version FROM about").fetchone()
     _require(told == (version,), "it has two versions")
     if version > VERSION:
-        raise too_new(version)
+        raise too_new_error(version)
     _compare(schema, _expected(version))
     [answer] = connection.execute("PRAGMA integrity_check(1)").fetchone()
     _require(answer == "ok", "its pages contradict each other")
-    unsigned = _examine_rows(connection, has_digests=version >= DIGESTS_SINCE)
-    _examine_ids(connection, schema)
+    unsigned = _check_rows(connection, has_digests=version >= DIGESTS_SINCE)
+    _check_ids(connection, schema)
     return unsigned
 
 
@@ -66,7 +66,7 @@ def version_of(connection: sqlite3.Connection) -> int:
     return int(version)
 
 
-def too_new(version: int) -> HistoryTooNew:
+def too_new_error(version: int) -> HistoryTooNew:
     return HistoryTooNew(
         f"the history of chats is of version {version}, and this program knows up to {VERSION}",
         "Use the newer ingle that wrote it, or give this one another folder with INGLE_STATE_DIR.",
@@ -108,7 +108,7 @@ def _compare(schema: Mapping[str, str], expected: Mapping[str, str]) -> None:
     _require(schema.keys() == expected.keys(), "tables are missing")
 
 
-def _examine_rows(connection: sqlite3.Connection, *, has_digests: bool) -> list[Key]:
+def _check_rows(connection: sqlite3.Connection, *, has_digests: bool) -> list[Key]:
     unsigned: list[Key] = []
     for table, columns in COLUMNS.items():
         names = ", ".join([*columns, "digest" if has_digests else "NULL"])
@@ -119,7 +119,7 @@ def _examine_rows(connection: sqlite3.Connection, *, has_digests: bool) -> list[
     return unsigned
 
 
-def _examine_ids(connection: sqlite3.Connection, schema: Mapping[str, str]) -> None:
+def _check_ids(connection: sqlite3.Connection, schema: Mapping[str, str]) -> None:
     """New rows must get ids after those that there are."""
     last = dict(connection.execute("SELECT name, seq FROM sqlite_sequence"))
     for table in COLUMNS:

@@ -19,7 +19,7 @@ _TITLE = 40  # characters
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class HistoryNotice:
     """Something that happened."""
 
     message: str
@@ -49,7 +49,7 @@ class Rescue:
         return any((self.unreadable, *self.gaps, *self.lost.values(), *self.changed.values()))
 
     @property
-    def news(self) -> News:
+    def notice(self) -> HistoryNotice:
         others = [_count(self.unreadable, "other entry")] if self.unreadable else []
         lost = [*_counted(self.lost), *others, *self.gaps]
         chats, messages = _count(self.saved["chats"], "chat"), _count(self.saved["messages"], "message")
@@ -60,7 +60,7 @@ class Rescue:
             message += f" Damaged in part: {', '.join(changed)}."
         if self.titles:
             message += f" Look at: {_listed(self.titles)}."
-        return News(message, f"The damaged file is kept as {self.aside}." if self.aside else "")
+        return HistoryNotice(message, f"The damaged file is kept as {self.aside}." if self.aside else "")
 
 
 def rescue_of(reason: str, aside: Path | None, left: Salvage, saved: Mapping[str, int]) -> Rescue:

@@ -7,14 +7,14 @@ import pytest
 
 from app.history.database import FILE_NAME
 from app.history.history import History
-from app.history.log import read_log
 from app.history.records import ChatSettings, State
+from app.history.wal import read_wal
 from tests.app.history.damage import ALL_TEXTS, ALL_TITLES, CHATS, INDEX, LOG, texts, titles
 
 
 def test_the_log_of_a_killed_process_is_folded_in(logged: Path, tmp_path: Path) -> None:
     with History(tmp_path) as history:
-        assert (titles(history), history.news) == (ALL_TITLES, ())
+        assert (titles(history), history.notices) == (ALL_TITLES, ())
         assert (tmp_path / LOG).stat().st_size == 0
         assert b"question 5" in logged.read_bytes()
 
@@ -22,8 +22,8 @@ def test_the_log_of_a_killed_process_is_folded_in(logged: Path, tmp_path: Path) 
 def test_the_log_is_empty_after_each_reply(tmp_path: Path) -> None:
     with History(tmp_path) as history:
         chat = history.chats.create(ChatSettings())
-        asked = history.messages.say(chat.id, None, "x")
-        reply = history.messages.begin_reply(chat.id, asked.id, "tiny")
+        asked = history.messages.add_user_message(chat.id, None, "x")
+        reply = history.messages.start_reply(chat.id, asked.id, "tiny")
         history.messages.write_reply(reply.id, "y", "")
         assert (tmp_path / LOG).stat().st_size
         history.messages.write_reply(reply.id, "yes", "", state=State.WHOLE)
@@ -32,35 +32,35 @@ def test_the_log_is_empty_after_each_reply(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("with_index", [False, True])
-@pytest.mark.parametrize("place", [0.0, 0.1, 0.5, 0.97])
+@pytest.mark.parametrize("index", [0.0, 0.1, 0.5, 0.97])
 @pytest.mark.usefixtures("logged_and_indexed")
-def test_a_flipped_bit_in_the_log_loses_nothing(tmp_path: Path, place: float, with_index: bool) -> None:
+def test_a_flipped_bit_in_the_log_loses_nothing(tmp_path: Path, index: float, with_index: bool) -> None:
     if not with_index:
         (tmp_path / INDEX).unlink()
     log = bytearray((tmp_path / LOG).read_bytes())
-    log[int(len(log) * place) + 7] ^= 1
+    log[int(len(log) * index) + 7] ^= 1
     (tmp_path / LOG).write_bytes(log)
     with History(tmp_path) as history:
         assert (titles(history), texts(history)) == (ALL_TITLES, ALL_TEXTS)
-        [news] = history.news
-        assert "its log" in news.message
+        [notice] = history.notices
+        assert "its log" in notice.message
         assert history.rescue is not None
         assert Path(f"{history.rescue.aside}-wal").read_bytes() == log
     with History(tmp_path) as again:
-        assert (titles(again), again.news) == (ALL_TITLES, ())
+        assert (titles(again), again.notices) == (ALL_TITLES, ())
 
 
 def test_a_last_change_that_is_spoilt_takes_nothing_along(logged: Path, tmp_path: Path) -> None:
     log = bytearray((tmp_path / LOG).read_bytes())
-    before, asked, _, _ = [frame.place for frame in read_log(bytes(log)).frames if frame.is_commit][-4:]
-    for place in range(before + 1, asked + 1):  # as a machine that stops may leave the last question
-        log[32 + place * 4120 - 3500 : 32 + place * 4120] = bytes(3500)
+    before, asked, _, _ = [frame.index for frame in read_wal(bytes(log)).frames if frame.is_commit][-4:]
+    for index in range(before + 1, asked + 1):  # as a machine that stops may leave the last question
+        log[32 + index * 4120 - 3500 : 32 + index * 4120] = bytes(3500)
     (tmp_path / LOG).write_bytes(log[: 32 + asked * 4120])
     with History(tmp_path) as history:
         assert ALL_TEXTS - {f"question {CHATS - 1}", f"answer {CHATS - 1}"} <= texts(history)
         assert titles(history) == ALL_TITLES
-        [news] = history.news
-    assert "the last change in its log is damaged, or was cut when the machine stopped" in news.message
+        [notice] = history.notices
+    assert "the last change in its log is damaged, or was cut when the machine stopped" in notice.message
     assert logged.exists()
 
 
@@ -71,8 +71,8 @@ def test_lost_log_is_told(tmp_path: Path, content: bytes | None) -> None:
     (tmp_path / LOG).write_bytes(log[: len(log) // 2] if content is None else content)
     with History(tmp_path) as history:
         assert set(ALL_TITLES[: CHATS // 2]) <= set(titles(history))
-        [news] = history.news
-    assert "changes that only its log had" in news.message
+        [notice] = history.notices
+    assert "changes that only its log had" in notice.message
 
 
 @pytest.mark.usefixtures("logged_and_indexed")
@@ -80,8 +80,8 @@ def test_index_tells_that_a_log_lost_its_end(tmp_path: Path) -> None:
     size = (tmp_path / LOG).stat().st_size
     os.truncate(tmp_path / LOG, size - 5 * 4120)
     with History(tmp_path) as history:
-        [news] = history.news
-    assert "changes that only its log had" in news.message
+        [notice] = history.notices
+    assert "changes that only its log had" in notice.message
 
 
 @pytest.mark.parametrize("is_there", [True, False])
@@ -91,18 +91,18 @@ def test_a_log_without_its_file_is_saved(logged: Path, tmp_path: Path, is_there:
         logged.touch()
     with History(tmp_path) as history:
         assert "question 5" in texts(history)
-        [news] = history.news
+        [notice] = history.notices
         assert history.rescue is not None
-        assert Path(news.remedy.removeprefix("The damaged file is kept as ").removesuffix(".")).exists()
-    assert "its file is empty" in news.message
+        assert Path(notice.remedy.removeprefix("The damaged file is kept as ").removesuffix(".")).exists()
+    assert "its file is empty" in notice.message
 
 
 def test_an_empty_file_is_told(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).touch()
     with History(tmp_path) as history:
-        [news] = history.news
+        [notice] = history.notices
         assert history.chats.listed() == []
-    assert "was an empty file" in news.message
-    assert "backup" in news.remedy
+    assert "was an empty file" in notice.message
+    assert "backup" in notice.remedy
     with History(tmp_path) as again:
-        assert again.news == ()
+        assert again.notices == ()

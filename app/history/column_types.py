@@ -1,4 +1,4 @@
-"""Kinds of columns: which values a column may hold, and which value replaces a damaged one."""
+"""Kinds of columns: which values a column may mark_open, and which value replaces a damaged one."""
 
 import math
 from collections.abc import Callable
@@ -18,22 +18,22 @@ _LAST_ID = 1 << 53  # far above any id that a program gives out
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ColumnType:
     """What a column may hold."""
 
     holds: Callable[[Value], bool]
-    mend: Callable[[Value], Value]  # from a value that it may not hold to the nearest one that it may
+    repair: Callable[[Value], Value]  # from a value that it may not hold to the nearest one that it may
 
-    def mended(self, value: Value) -> Value:
-        return value if self.holds(value) else self.mend(value)
+    def repaired(self, value: Value) -> Value:
+        return value if self.holds(value) else self.repair(value)
 
 
 def is_id(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and 0 <= value <= _LAST_ID
 
 
-def _optional(kind: Kind) -> Kind:
-    return Kind(lambda value: value is None or kind.holds(value), lambda value: None)
+def _optional(kind: ColumnType) -> ColumnType:
+    return ColumnType(lambda value: value is None or kind.holds(value), lambda value: None)
 
 
 def _is_number(value: Value) -> bool:
@@ -54,14 +54,14 @@ def _text(value: Value) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _word(*words: str, default: str) -> Kind:
-    def mend(value: Value) -> str:
+def _word(*words: str, default: str) -> ColumnType:
+    def repair(value: Value) -> str:
         return (get_close_matches(_text(value), words, n=1) or [default])[0]
 
-    return Kind(lambda value: value in words, mend)
+    return ColumnType(lambda value: value in words, repair)
 
 
-def _part(kind: type[Struct], damaged: Callable[[str], str]) -> Kind:
+def _part(kind: type[Struct], damaged: Callable[[str], str]) -> ColumnType:
     """A structured part, in JSON; `damaged` makes one of what is none."""
 
     def holds(value: Value) -> bool:
@@ -73,11 +73,11 @@ def _part(kind: type[Struct], damaged: Callable[[str], str]) -> Kind:
             return False
         return True
 
-    def mend(value: Value) -> str:
+    def repair(value: Value) -> str:
         text = _text(value)
         return text if holds(text) else damaged(text)
 
-    return Kind(holds, mend)
+    return ColumnType(holds, repair)
 
 
 def _attached(text: str) -> str:
@@ -85,19 +85,19 @@ def _attached(text: str) -> str:
     return written(Attachments((Attachment("damaged attachments", text),) if text else ()))
 
 
-ID = Kind(is_id, lambda value: value)
+ID = ColumnType(is_id, lambda value: value)
 # A draft's chat, or a window's new chat, whose number is NEW - window of app/history/inputs.py: 0 or less.
-DRAFT_OF = Kind(lambda value: isinstance(value, int) and abs(value) <= _LAST_ID, lambda value: value)
-REFERENCE = Kind(is_id, lambda value: 0)
+DRAFT_OF = ColumnType(lambda value: isinstance(value, int) and abs(value) <= _LAST_ID, lambda value: value)
+REFERENCE = ColumnType(is_id, lambda value: 0)
 OPTIONAL_REFERENCE = _optional(REFERENCE)
-FLAG = Kind(lambda value: value in (0, 1), lambda value: 0)
-NUMBER = Kind(_is_number, _number)
+FLAG = ColumnType(lambda value: value in (0, 1), lambda value: 0)
+NUMBER = ColumnType(_is_number, _number)
 OPTIONAL_NUMBER = _optional(NUMBER)
-TEXT = Kind(lambda value: isinstance(value, str), _text)
+TEXT = ColumnType(lambda value: isinstance(value, str), _text)
 ROLE = _word(*Role, default=Role.ASSISTANT)
 STATE = _word(*State, default=State.WHOLE)
 SETTINGS = _part(ChatSettings, lambda text: written(ChatSettings()))
 TRIM = _part(Trim, lambda text: written(Trim()))
 ATTACHMENTS = _part(Attachments, _attached)
 _STATED_USAGE = _part(StoredUsage, lambda text: "")
-USAGE = Kind(lambda value: value == "" or _STATED_USAGE.holds(value), _STATED_USAGE.mend)
+USAGE = ColumnType(lambda value: value == "" or _STATED_USAGE.holds(value), _STATED_USAGE.repair)
