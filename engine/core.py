@@ -17,12 +17,11 @@ from engine.config import EngineConfig
 from engine.counters import EngineState
 from engine.errors import InvalidSampling, OutOfMemory
 from engine.kv.disk.store import DiskStore
-from engine.kv.mover import Mover
+from engine.kv.transfers import Mover
 from engine.request import PROGRAM, Origin, Request, TokenEvent
 from engine.sampling_params import SamplingParams
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.step_budget import Allowance
-from engine.step import Runner, StepPlan, TicketT
+from engine.step import Runner, StepLimits, StepPlan, TicketT
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +55,7 @@ class Engine(Generic[TicketT]):
         self._collected = 0.0  # when the last step was
         # Seconds that what is going on will take, by the steps before; inf: not known. Read by other threads.
         self.expected_seconds = 0.0
-        self._allowance = Allowance()
+        self._limits = StepLimits()
         self._ids = itertools.count(1)
 
     @property
@@ -135,7 +134,7 @@ class Engine(Generic[TicketT]):
 
     def _step(self) -> list[TokenEvent]:
         while len(self._under_way) < self.config.step_depth:
-            plan = self._scheduler.schedule(self._allowance)
+            plan = self._scheduler.schedule(self._limits)
             if not plan.scheduled:
                 break
             self.expected_seconds = self._scheduler.costs.steps.expected(plan.num_tokens) or math.inf
@@ -159,7 +158,7 @@ class Engine(Generic[TicketT]):
             return self._failed(step.plan, error)
         began, self._collected = max(step.began, self._collected), time.monotonic()
         self._scheduler.costs.steps.observe(step.plan.num_tokens, self._collected - began)
-        self._allowance.relax()
+        self._limits.restore()
         return self._scheduler.update(step.plan, sampled)
 
     def _short_of_memory(self, plan: StepPlan, error: OutOfMemory, *, launched: bool) -> list[TokenEvent]:
@@ -167,7 +166,7 @@ class Engine(Generic[TicketT]):
         self._runner.recover()
         while launched and self._under_way:  # they were built on it
             self._scheduler.undo(self._under_way.pop().plan)
-        if not self._allowance.shrink(plan):
+        if not self._limits.halve(plan):
             return self._failed(plan, error)
         log.warning("%s; a step of %d tokens is tried again, or a smaller one", error, plan.num_tokens)
         self._scheduler.undo(plan)

@@ -5,8 +5,7 @@ Written on the engine's thread alone, read from any. Refuses to know what is mad
 
 from dataclasses import dataclass
 
-from engine.request import ServiceClass
-from engine.token_sources import NONE, TokenSources
+from engine.request import NO_TOKENS, ServiceClass, TokenSources
 
 
 @dataclass(slots=True)
@@ -14,7 +13,7 @@ class Counters:
     """Since the engine was made; they only grow."""
 
     prompt_tokens: int = 0  # of requests that were admitted for the first time
-    prompts: TokenSources = NONE  # where those tokens were found
+    prompts: TokenSources = NO_TOKENS  # where those tokens were found
     disk_read_bytes: int = 0
     disk_written_bytes: int = 0
     disk_misses: int = 0  # restores from files that failed; the tokens were computed

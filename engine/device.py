@@ -15,7 +15,7 @@ from engine.checkpoints.checkpoint import StoredWeight
 from engine.checkpoints.weights import Weights
 from engine.config import EngineConfig, GroupConfig, ModelConfig
 from engine.kv.cache import KVCache
-from engine.sampling.logits import Logits
+from engine.sampling.drawing import Logits
 from engine.step import Runner
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.sampling_params import BeamSampling, SamplingParams
-from engine.token_sources import NONE, TokenSources
 
 if TYPE_CHECKING:
     from engine.grammar import Constraint
@@ -50,6 +49,36 @@ class QueueTimes:
     started: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class TokenSources:
+    """Where the tokens of a prompt, or of several prompts, came from: a tier of the KV cache, or computation."""
+
+    device: int = 0  # found in the KV cache of the device
+    host: int = 0  # found in the host pool, in RAM
+    disk: int = 0  # found in files
+    computed: int = 0
+    restore_seconds: float = 0.0  # time to copy blocks from the host pool and to read them from files
+    skipped: int = 0  # of the computed ones, those in files: computing them was faster than reading
+
+    @property
+    def cached(self) -> int:
+        """Tokens that did not have to be computed."""
+        return self.device + self.host + self.disk
+
+    def __add__(self, other: "TokenSources") -> "TokenSources":
+        return TokenSources(
+            self.device + other.device,
+            self.host + other.host,
+            self.disk + other.disk,
+            self.computed + other.computed,
+            self.restore_seconds + other.restore_seconds,
+            self.skipped + other.skipped,
+        )
+
+
+NO_TOKENS = TokenSources()
+
+
 class RequestStatus(enum.Enum):
     WAITING = enum.auto()  # holds no block of the device pool
     ARRIVING = enum.auto()  # has a slot; its blocks are being copied to the device
@@ -84,7 +113,7 @@ class Request:
     output_ids: list[int] = field(default_factory=list)  # what the runner sampled
     num_computed: int = 0  # tokens whose keys and values are in the cache
     num_scheduled: int = 0  # those, and the tokens of steps under way
-    cache: TokenSources = NONE  # of its prompt, when it was first admitted
+    cache: TokenSources = NO_TOKENS  # of its prompt, when it was first admitted
     num_preemptions: int = 0
     queue: QueueTimes = field(default_factory=QueueTimes)
     num_reported: int = 0  # positions of the prompt whose prediction of the next token is told, or under way

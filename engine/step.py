@@ -66,6 +66,39 @@ class SampledToken:
     reason: FinishReason = FinishReason.ERROR  # for a problem
 
 
+UNLIMITED = 1 << 30
+
+
+@dataclass(slots=True)
+class StepLimits:
+    """The limits of the next step."""
+
+    requests: int = UNLIMITED
+    tokens: int = UNLIMITED
+    _failures: int = 0  # since the last step that succeeded
+
+    def halve(self, plan: StepPlan) -> bool:
+        """A step has failed for want of memory: half of it next time. False where there is nothing to halve.
+
+        The first time it may just be tried again: memory that was kept for speed has been given back meanwhile.
+        """
+        self._failures += 1
+        if self._failures == 1:
+            return True
+        if len(plan.scheduled) > 1:
+            self.requests = len(plan.scheduled) // 2
+        elif plan.num_tokens > 1:
+            self.tokens = plan.num_tokens // 2
+        else:
+            return False
+        return True
+
+    def restore(self) -> None:
+        """A step has succeeded."""
+        self._failures = 0
+        self.requests, self.tokens = min(UNLIMITED, 2 * self.requests), min(UNLIMITED, 2 * self.tokens)
+
+
 class Runner(Protocol[TicketT]):
     """Computes plans in the order they are launched; tickets are collected in that order too."""
 

@@ -10,7 +10,7 @@ from typing import Self
 
 from msgspec import UNSET, Struct, UnsetType
 
-from engine.token_sources import NONE, TokenSources
+from engine.request import NO_TOKENS, TokenSources
 
 
 class MissReason(enum.Enum):
@@ -43,7 +43,7 @@ class Miss:
 class CacheReport:
     """The report of one prompt, or of all prompts of a request added up."""
 
-    sources: TokenSources = NONE
+    sources: TokenSources = NO_TOKENS
     miss: Miss | None = None  # None: all but the new end was cached
     left_out: tuple[str, ...] = ()  # names of lines that change with every request and were taken out of the prompt
 

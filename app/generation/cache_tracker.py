@@ -14,8 +14,7 @@ from app.generation.latencies import RESTORE_BOUNDS, by_class
 from app.generation.recent_prompts import ID_BYTES, Earlier, Exchange, RecentPrompts, packed, unpacked
 from app.text.tokenizer import Tokenizer
 from engine.config import BLOCK_SIZE
-from engine.request import Request
-from engine.token_sources import TokenSources
+from engine.request import Request, TokenSources
 
 _EXCERPT = 8 * ID_BYTES  # length of the texts that a report quotes before and after a divergence
 _RESUMED = 8 * ID_BYTES  # length of the ids that must recur for a text to count as resumed after a removed part

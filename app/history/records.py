@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct, field
 
 from app.errors import AppError
-from engine.token_sources import TokenSources
+from engine.request import TokenSources
 
 
 class HistoryTooNew(AppError):

@@ -19,7 +19,7 @@ from engine.kernels import reference
 from engine.kv.budget import MAX_RUNNING, host_memory, host_room
 from engine.kv.cache import KVCache, LayerKV
 from engine.operations import Attention, Norm
-from engine.sampling.logits import Logits
+from engine.sampling.drawing import Logits
 from quant.linear import LinearBackend, QLinear, ReferenceBackend
 
 

@@ -13,7 +13,7 @@ from engine.config import GroupConfig
 from engine.device import LoadedModel
 from engine.errors import OutOfMemory
 from engine.request import Request, TokenLogprobs
-from engine.sampling.logits import Logits
+from engine.sampling.drawing import Logits
 from engine.sampling.masks import NO_MASKS, Masks, MaskThread
 from engine.sampling.sampler import next_tokens, report_prompt
 from engine.step import SampledToken, ScheduledRequest, StepPlan

@@ -7,12 +7,10 @@ from engine.cost_model import CostModel
 from engine.counters import Counters
 from engine.kv.blocks import NULL_BLOCK
 from engine.kv.disk.run_file import DiskBlock
-from engine.kv.groups import Group
+from engine.kv.groups import Group, RequestBlocks
 from engine.kv.host_tier import HostTier
-from engine.kv.mover import Move, MoveTicket, Reading
 from engine.kv.prefixes import Source
-from engine.kv.request_blocks import RequestBlocks
-from engine.kv.transfers import Arriving, Transfers
+from engine.kv.transfers import Arriving, Move, MoveTicket, Reading, Transfers
 from engine.request import Request
 
 Coming = Sequence[tuple[int, int | DiskBlock]]  # of one group: (index, block of the host pool or in a file)

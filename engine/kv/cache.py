@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.kv.mover import Move
+from engine.kv.transfers import Move
 from engine.step import BlockCopy
 
 

@@ -1,7 +1,7 @@
 """A mover with threads of its own: blocks are copied, read and written while the engine computes the next steps.
 
 One thread for each kind of work, so that a slow disk keeps nobody from the host pool, and nothing that is read waits
-for what is written. See `engine.kv.mover` for the contract. Refuses to know what is in a block.
+for what is written. See `engine.kv.transfers` for the contract. Refuses to know what is in a block.
 """
 
 import logging
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from engine.kv.blocks import BlockKey
 from engine.kv.cache import KVCache
 from engine.kv.disk.store import DiskMiss, DiskStore
-from engine.kv.mover import Move, Reading, Writing
+from engine.kv.transfers import Move, Reading, Writing
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""What each kind of KV group does with a request's blocks: which it needs, which it may write, which it lets go.
+"""Block tables of requests, and how each kind of KV group fills them, writes to them, and frees blocks early.
 
 A group of attention layers holds one block for each BLOCK_SIZE tokens, all of them or those within its window. A group
 of recurrent layers holds one state: a block in which the whole past is folded up. A block that others hold, or that can
@@ -7,16 +7,43 @@ be found, is never written: whoever has to write takes a block of its own, and a
 Tables belong to requests, pools to groups.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig
-from engine.kv.blocks import NULL_BLOCK, BlockPool
-from engine.kv.request_blocks import RequestBlocks
+from engine.kv.blocks import NULL_BLOCK, BlockKey, BlockPool
+from engine.kv.disk.run_file import DiskBlock
 from engine.request import Request
 from engine.step import BlockCopy
 
 CHECKPOINT = 16  # blocks between two states that are kept for later requests
+
+
+@dataclass(slots=True)
+class SavedBlocks:
+    """The blocks of a preempted request in the host pools, from which it can resume."""
+
+    num_computed: int
+    blocks: tuple[list[tuple[int, int]], ...]  # of each KV group: (block index, block of the host pool)
+    is_there: bool = False  # the copy has completed
+    is_lost: bool = False  # the copy has failed
+
+
+@dataclass(slots=True, eq=False)
+class RequestBlocks:
+    """Block tables and block keys of a request, and its copies in the other tiers."""
+
+    request: Request
+    tables: tuple[list[int], ...]  # of each KV group: block ids in order
+    keys: list[BlockKey] = field(default_factory=list)  # of its leading full blocks, as far as they were needed
+    num_published: int = 0  # leading blocks that are computed and findable
+    saved: SavedBlocks | None = None
+    files: dict[tuple[int, int], Mapping[BlockKey, DiskBlock]] = field(default_factory=dict)  # by group and segment
+
+    def content(self, index: int) -> tuple[BlockKey, Sequence[int]]:
+        """The key and the token ids of a full block."""
+        return self.keys[index], self.request.token_ids(index * BLOCK_SIZE, (index + 1) * BLOCK_SIZE)
 
 
 def blocks_for(tokens: int) -> int:

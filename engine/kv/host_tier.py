@@ -11,10 +11,8 @@ from itertools import islice
 from engine.config import BLOCK_SIZE
 from engine.cost_model import CostModel
 from engine.kv.blocks import NULL_BLOCK, BlockPool
-from engine.kv.groups import Group
-from engine.kv.mover import Move, MoveTicket
-from engine.kv.request_blocks import RequestBlocks, SavedBlocks
-from engine.kv.transfers import Demoting, PoolBlock, Saving, Transfers
+from engine.kv.groups import Group, RequestBlocks, SavedBlocks
+from engine.kv.transfers import Demoting, Move, MoveTicket, PoolBlock, Saving, Transfers
 
 DEMOTED_AT_ONCE = 8  # cold blocks of a group that are copied together
 READY = 4  # one in so many blocks of a device pool should be ready to be taken, without content or with a copy of it

@@ -19,15 +19,12 @@ from engine.kv.blocks import NULL_BLOCK, BlockPool
 from engine.kv.disk.run_file import RUN_BLOCKS
 from engine.kv.disk.store import DiskStore
 from engine.kv.disk.tier import DiskTier
-from engine.kv.groups import blocks_for, make_groups
+from engine.kv.groups import RequestBlocks, blocks_for, make_groups
 from engine.kv.host_tier import HostTier
-from engine.kv.mover import Mover, Reading
 from engine.kv.prefixes import Prefix, Prefixes, Source
-from engine.kv.request_blocks import RequestBlocks
-from engine.kv.transfers import Arriving, Demoting, Filing, Saving, Transfers
-from engine.request import Origin, Request
+from engine.kv.transfers import Arriving, Demoting, Filing, Mover, Reading, Saving, Transfers
+from engine.request import Origin, Request, TokenSources
 from engine.step import BlockCopy
-from engine.token_sources import TokenSources
 
 
 @dataclass(frozen=True, slots=True)

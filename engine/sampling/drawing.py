@@ -1,4 +1,4 @@
-"""The draw: one token a row from a temperature and filters, sorting no more of the vocabulary than it takes.
+"""Drawing: the logits of a step, and one token for each row, by temperature and filters.
 
 Filters keep a prefix of the tokens ordered from the most likely down, ties by id: min-p and top-k first, then top-p of
 what they left. A draw inverts a cumulative distribution at a number the caller brings. The few dozen most likely
@@ -10,16 +10,50 @@ and where its random numbers come from.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from engine.grammar import Words
 from engine.sampling_params import SamplingParams
 
 PREFIXES = (64, 1024)  # tokens sorted before all: finding them takes 0.1 and 0.4 ms of 49,152, a sort 3.5 ms
 TRIES = 4  # draws from the whole vocabulary before it is sorted: 0.2 ms each, and top-p drops few
 NOTHING = -1
 SMALLEST_TEMPERATURE = 1e-30  # that float32 divides by without a NaN; all but the best are nothing long before
+
+
+class Draw(Protocol):
+    """Draws tokens of rows that have no filters, sooner than `engine.sampling.drawing` does."""
+
+    def __call__(
+        self,
+        logits: Tensor,
+        rows: Sequence[int],
+        words: Words,
+        places: Sequence[int],
+        temperatures: Sequence[float],
+        uniforms: Sequence[float],
+    ) -> list[int]:
+        """One token for each of some `rows` of float32 [rows, vocabulary], of what has a bit in the row of `words` at
+        its place, -1: of all. Less than 0 where nothing of that is likely, or infinitely so."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """What a step computed, one row for each of the batch's logit rows. Valid until the device's next step."""
+
+    buffer: Tensor  # float32 [rows or more, vocabulary]
+    greedy: Sequence[int] | None = None  # the most likely token of each row, -1 where none is a number; None: not known
+    rows: int | None = None  # None: all of the buffer
+    draw: Draw | None = None  # None: the device has none of its own
+
+    @property
+    def values(self) -> Tensor:
+        """float32 [rows, vocabulary]"""
+        return self.buffer[: self.rows]
 
 
 @dataclass(frozen=True, slots=True)

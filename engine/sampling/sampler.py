@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.request import Request, TokenLogprobs
-from engine.sampling.drawing import TRIES, Filters, draw, drawn_logprobs
+from engine.sampling.drawing import TRIES, Draw, Filters, Logits, draw, drawn_logprobs
 from engine.sampling.filters import dry_penalties, known_ids, leaves_out, without_top_choices
-from engine.sampling.logits import Draw, Logits
 from engine.sampling.masks import NO_MASKS, Masks
 from engine.step import SampledToken
 

@@ -1,7 +1,7 @@
-"""The order in which requests are served, and the queue of those that wait."""
+"""Priority: the order of requests, their shares of a step's tokens, and the queue of those that wait."""
 
 from bisect import insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from engine.request import Request, ServiceClass
 
@@ -10,6 +10,7 @@ PREEMPTED = 60.0  # seconds that a request is put forward for each time it was p
 PRIORITY_STEP = 0.1  # seconds for each unit of `Origin.priority`: a hundred do not reach the next class
 MOST_PREEMPTIONS = 8  # of one request
 URGENT = float("-inf")
+WEIGHTS = {ServiceClass.INTERACTIVE: 16, ServiceClass.NORMAL: 4, ServiceClass.BACKGROUND: 1}
 
 
 def is_urgent(request: Request) -> bool:
@@ -22,6 +23,22 @@ def precedence(request: Request) -> tuple[float, float, int]:
     rank = request.queue.arrival + CLASS_DELAY[request.origin.service] - PRIORITY_STEP * request.origin.priority
     rank -= PREEMPTED * request.num_preemptions
     return (URGENT if is_urgent(request) else 0.0), rank, request.id
+
+
+def split_token_budget(wanted: Sequence[tuple[Request, int]], budget: int) -> Mapping[int, int]:
+    """Tokens of each request by its id: together at most `budget`, and all of it where so much is wanted.
+
+    Weighted max-min fairness (Bertsekas and Gallager, Data Networks, 1992, section 6.5.2); first come, first served
+    for what does not divide evenly.
+    """
+    given: dict[int, int] = {}
+    weight = sum(WEIGHTS[request.origin.service] for request, _ in wanted)
+    for request, tokens in sorted(wanted, key=lambda it: it[1] / WEIGHTS[it[0].origin.service]):
+        own = WEIGHTS[request.origin.service]
+        given[request.id] = min(tokens, -(-budget * own // weight))
+        budget -= given[request.id]
+        weight -= own
+    return given
 
 
 class WaitingQueue:

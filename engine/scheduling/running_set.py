@@ -5,22 +5,24 @@ A beam group takes a slot for each of its beams from its first to its last step,
 
 from collections.abc import Callable, Iterable
 
+from engine.counters import Counters
 from engine.kv.memory import KVMemory
-from engine.request import Request, RequestStatus
+from engine.request import FinishReason, Request, RequestStatus, TokenEvent, TokenLogprobs
 from engine.scheduling.beam import BeamGroup
 from engine.scheduling.priority import WaitingQueue, is_urgent
-from engine.step import ScheduledRequest
+from engine.step import SampledToken, ScheduledRequest
 
 
 class RunningSet:
     """Callers read `waiting`, `running`, and `ending`; the methods change them."""
 
-    def __init__(self, max_running: int, memory: KVMemory, clock: Callable[[], float]) -> None:
+    def __init__(self, max_running: int, memory: KVMemory, counters: Counters, clock: Callable[[], float]) -> None:
         self.max_running = max_running
         self.waiting = WaitingQueue()
         self.running: dict[int, Request] = {}  # by id: the requests that have a slot
         self.ending: dict[int, Request] = {}  # by id: finished, but part of a step under way
         self._memory = memory
+        self._counters = counters
         self._clock = clock
         self._parts: dict[int, list[ScheduledRequest]] = {}  # by request id: launched and not collected
         self._groups: dict[int, BeamGroup] = {}  # by the id of a result, or of a request that computes a beam
@@ -75,6 +77,52 @@ class RunningSet:
         if group := self.group_of(request):
             for result in group.results:
                 result.status, result.cache = status, request.cache
+
+    # -- replies
+
+    def extend(self, request: Request, computed: int, found: SampledToken | None) -> list[TokenEvent]:
+        """What a step means for one of its requests: a token, or that a part of the prompt was computed."""
+        prompt = () if found is None else found.prompt_logprobs
+        if found is None or (found.token_id is None and not found.problem):
+            return [TokenEvent(request.id, None, num_computed=computed, prompt_logprobs=prompt)]
+        if found.token_id is None:
+            return self.end(request, found.reason, found.problem)
+        followed = request.constraint.accept(found.token_id) if request.constraint is not None else ()
+        events = [self._token(request, found.token_id, found.logprobs, prompt, last=not followed)]
+        for number, token_id in enumerate(followed, 1):
+            if events[-1].finish is None:
+                events.append(self._token(request, token_id, last=number == len(followed)))
+        return events
+
+    def end(self, request: Request, finish: FinishReason, error: str = "") -> list[TokenEvent]:
+        """End a request in any state, with an event that carries the reason."""
+        self.finish(request)
+        return [TokenEvent(request.id, None, finish=finish, error=error)]
+
+    def _token(
+        self,
+        request: Request,
+        token_id: int,
+        logprobs: TokenLogprobs | None = None,
+        prompt: tuple[TokenLogprobs, ...] = (),
+        *,
+        last: bool,
+    ) -> TokenEvent:
+        """The reply goes on with a token, the `last` of those that its constraint knows of."""
+        request.output_ids.append(token_id)
+        self._counters.generated_tokens += 1
+        finish = self._finish_reason(request, token_id, last=last)
+        if finish is not None:
+            self.finish(request)
+        return TokenEvent(request.id, token_id, logprobs, finish, prompt_logprobs=prompt)
+
+    def _finish_reason(self, request: Request, token_id: int, *, last: bool) -> FinishReason | None:
+        params = request.params
+        if last and request.constraint is not None and request.constraint.ended:
+            return FinishReason.STOP
+        if token_id in params.stop_token_ids or (token_id in request.end_ids and not params.ignore_eos):
+            return FinishReason.STOP
+        return FinishReason.LENGTH if request.num_tokens >= self._memory.room(request) else None
 
     # -- requests that wait for the prompt of another
 

@@ -23,19 +23,16 @@ from engine.counters import Counters, EngineState
 from engine.errors import PromptTooLong
 from engine.kv.disk.store import DiskStore
 from engine.kv.memory import KVMemory
-from engine.kv.mover import Mover
-from engine.request import FinishReason, Origin, Request, RequestStatus, ServiceClass, TokenEvent
+from engine.kv.transfers import Mover
+from engine.request import FinishReason, Origin, Request, RequestStatus, ServiceClass, TokenEvent, TokenSources
 from engine.scheduling.admission import Admission, Verdict
 from engine.scheduling.beam_groups import BeamGroups
 from engine.scheduling.preemption import Preemption
-from engine.scheduling.priority import precedence
-from engine.scheduling.replies import Replies
+from engine.scheduling.priority import precedence, split_token_budget
 from engine.scheduling.running_set import RunningSet
-from engine.scheduling.step_budget import Allowance, shares
-from engine.step import SampledToken, ScheduledRequest, StepPlan
-from engine.token_sources import TokenSources
+from engine.step import SampledToken, ScheduledRequest, StepLimits, StepPlan
 
-UNLIMITED = Allowance()
+NO_LIMITS = StepLimits()
 SETTLE_SECONDS = 1.0  # at the end, for what is due to be written
 
 
@@ -54,9 +51,8 @@ class Scheduler:
         self.costs = CostModel(config)
         self._counters = Counters()
         self._memory = KVMemory(config, mover, store, self.costs, self._counters, clock)
-        self._requests = RunningSet(config.max_running, self._memory, clock)
+        self._requests = RunningSet(config.max_running, self._memory, self._counters, clock)
         self._groups = BeamGroups(config, self._requests, self._memory, self._counters)
-        self._replies = Replies(self._requests, self._groups, self._memory, self._counters)
         self._preemption = Preemption(self._requests, self._groups, self._memory)
         self._admission = Admission(self._requests, self._preemption, self._memory)
         self._num_steps = 0  # that were planned
@@ -121,17 +117,17 @@ class Scheduler:
         beams = requests[0].params.beams
         self._requests.waiting.add(*(requests if beams is None else (self._groups.begin(requests, beams),)))
 
-    def schedule(self, allowance: Allowance = UNLIMITED) -> StepPlan:
+    def schedule(self, limits: StepLimits = NO_LIMITS) -> StepPlan:
         """The next step. Empty if nothing can be done before a step under way is collected or a copy has ended, or
         nothing is to do."""
         self._resume_arrived()
         scheduled: list[ScheduledRequest] = []
         preempted: list[Request] = []
         running = sorted(self._requests.running.values(), key=precedence)
-        budget = min(allowance.tokens, self.costs.budget(sum(bool(request.output_ids) for request in running)))
+        budget = min(limits.tokens, self.costs.budget(sum(bool(request.output_ids) for request in running)))
         share = self._shares(running, budget)
         for request in running:
-            if len(scheduled) >= allowance.requests:
+            if len(scheduled) >= limits.requests:
                 break
             if request.status is not RequestStatus.RUNNING:
                 continue  # it was just preempted by one before it, or its blocks are not there yet
@@ -141,7 +137,7 @@ class Scheduler:
                 break  # it waits for blocks, and no request behind it takes them first
             budget -= self._take(request, most, scheduled)
         else:
-            self._admit(budget, allowance.requests, share, scheduled, preempted)
+            self._admit(budget, limits.requests, share, scheduled, preempted)
         self._memory.host.demote()
         self._memory.disk.write_some(at_once=not self.has_requests)
         self._num_steps += bool(scheduled)
@@ -198,7 +194,7 @@ class Scheduler:
             event
             for part, request in told
             if request.id in self._requests.running
-            for event in self._replies.extend(request, part.stop, found.get(request.id))
+            for event in self._extend(request, part.stop, found.get(request.id))
         ]
 
     def fail(self, plan: StepPlan, error: str) -> list[TokenEvent]:
@@ -209,7 +205,7 @@ class Scheduler:
             self._memory.collected(part.copies)
             for request in part.picking:
                 if request.id in self._requests.running:
-                    events += self._replies.end(request, FinishReason.ERROR, error)
+                    events += self._end(request, FinishReason.ERROR, error)
             self._requests.collect(part)
         return events
 
@@ -229,7 +225,7 @@ class Scheduler:
         if group := self._requests.live_group(request_id):
             return self._groups.end(group, FinishReason.ABORT)
         request = self._requests.running.get(request_id) or self._requests.waiting.remove(request_id)
-        return [] if request is None else self._replies.end(request, FinishReason.ABORT)
+        return [] if request is None else self._end(request, FinishReason.ABORT)
 
     def abort_all(self, forgotten: Iterable[StepPlan] = ()) -> list[TokenEvent]:
         """End every request. Steps under way, `forgotten`, will not be collected; copies are waited for."""
@@ -240,7 +236,7 @@ class Scheduler:
         self._requests.forget_parts()
         for request in (*self._requests.running.values(), *self._requests.waiting):
             if request.status is not RequestStatus.FINISHED:  # as a beam of a group that was just ended
-                events += self._replies.end(request, FinishReason.ABORT)
+                events += self._end(request, FinishReason.ABORT)
         self.settle(SETTLE_SECONDS)
         return events
 
@@ -274,7 +270,7 @@ class Scheduler:
         """Tokens of the step for the requests that run, and for those that may join."""
         wanted = [(request, self._wanted(request)) for request in running]
         newcomers = self._requests.waiting.first_in_line(self._requests.free_slots)
-        return shares([*wanted, *((request, request.num_tokens) for request in newcomers)], budget)
+        return split_token_budget([*wanted, *((request, request.num_tokens) for request in newcomers)], budget)
 
     def _wanted(self, request: Request) -> int:
         """Tokens that the request has to catch up on. None once its last token is being sampled."""
@@ -333,6 +329,18 @@ class Scheduler:
         return count
 
     # -- after a step
+
+    def _extend(self, request: Request, computed: int, found: SampledToken | None) -> list[TokenEvent]:
+        """The events that a step means for one of its requests, or for the beam group that it belongs to."""
+        if group := self._requests.group_of(request):
+            return self._groups.update(group, request, computed, found)
+        return self._requests.extend(request, computed, found)
+
+    def _end(self, request: Request, finish: FinishReason, error: str = "") -> list[TokenEvent]:
+        """End a request in any state, with its whole beam group if it computes a beam of one."""
+        if group := self._requests.group_of(request):
+            return self._groups.end(group, finish, error)
+        return self._requests.end(request, finish, error)
 
     def _collected(self, part: ScheduledRequest) -> None:
         request = part.request

@@ -8,7 +8,7 @@ from engine.backends.cuda.blocks import GpuBlocks
 from engine.backends.cuda.gpu import Gpu
 from engine.config import BLOCK_SIZE
 from engine.kv.cache import KVGroup
-from engine.kv.mover import Move
+from engine.kv.transfers import Move
 from tests.gpu.figures import Figure, fraction
 from tests.gpu.machine import Machine
 from tests.kernels.shapes import LLAMA_8B, TINY

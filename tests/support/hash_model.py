@@ -20,7 +20,7 @@ from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig, Preemption, Res
 from engine.core import Engine
 from engine.kv.blocks import NULL_BLOCK, BlockKey
 from engine.kv.disk.store import DiskMiss, DiskStore
-from engine.kv.mover import Move, Reading, Writing
+from engine.kv.transfers import Move, Reading, Writing
 from engine.request import TokenLogprobs
 from engine.sampling_params import SamplingParams
 from engine.step import BlockCopy, SampledToken, ScheduledRequest, StepPlan

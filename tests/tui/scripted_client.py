@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from engine.token_sources import TokenSources
+from engine.request import TokenSources
 from tui.client import ClientError, NotLoaded
 from tui.engine_types import (
     Amount,

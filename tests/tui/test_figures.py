@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.token_sources import TokenSources
+from engine.request import TokenSources
 from tests.tui.scripted_client import USAGE
 from tui import figures
 from tui.types import ContextBudget, PromptProgress, Usage

@@ -27,7 +27,7 @@ from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig, HeadNorm, Model
 from engine.device import LoadedModel, Needs
 from engine.kv.budget import MAX_RUNNING, host_memory, host_room
 from engine.kv.cache import KVCache
-from engine.sampling.logits import Draw, Logits
+from engine.sampling.drawing import Draw, Logits
 from quant.cpu.activations import GROUP, Form
 from quant.cpu.arena import Arena
 from quant.cpu.layouts import layouts_of

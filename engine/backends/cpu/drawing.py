@@ -126,7 +126,7 @@ SIGNATURE = types.void(
 
 
 class CompiledDraw:
-    """See `engine.sampling.logits.Draw`. Used by one thread at a time."""
+    """See `engine.sampling.drawing.Draw`. Used by one thread at a time."""
 
     def __init__(self, draw_rows: Entry, vocabulary: int) -> None:
         self._draw_rows = draw_rows

@@ -2,7 +2,7 @@
 
 Copies run on streams of their own, beside the steps. No step is waited for on either side of a copy: whoever asks for
 one knows that the steps which wrote its source have been collected, and holds its target until it has ended (see
-`engine.kv.mover`). Blocks that are neighbours on both sides are copied at once.
+`engine.kv.transfers`). Blocks that are neighbours on both sides are copied at once.
 
 A host pool is pinned piece by piece, when it is first copied to: the system cannot take back what is pinned, and most
 of it may never be used.
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from engine.backends.cuda.gpu import CopyStream, Gpu
 from engine.kv.cache import KVCache, KVGroup, LayerShape, bytes_of, reserve
-from engine.kv.mover import Move
+from engine.kv.transfers import Move
 
 log = logging.getLogger(__name__)
 

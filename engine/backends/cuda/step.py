@@ -18,7 +18,7 @@ from engine.kernels.attention_tiles import TileQueries, query_tiles
 from engine.kv.blocks import NULL_BLOCK
 from engine.kv.cache import KVCache
 from engine.models import Model
-from engine.sampling.logits import Logits
+from engine.sampling.drawing import Logits
 
 
 class CudaStep:

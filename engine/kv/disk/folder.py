@@ -18,9 +18,20 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from engine.config import BLOCK_SIZE
-from engine.kv.disk import layout
 from engine.kv.disk.quota import KeptFile, automatic_limit, kept_files
-from engine.kv.disk.run_file import SUFFIX, UNFINISHED, BadRun, opened, read_head, verify
+from engine.kv.disk.run_file import (
+    SUFFIX,
+    UNFINISHED,
+    BadRun,
+    dir_entries,
+    opened,
+    read_head,
+    segment_name,
+    segment_of,
+    shard_name,
+    subfolders,
+    verify,
+)
 from engine.private_folder import private_folder
 
 ABOUT = "about.json"
@@ -89,7 +100,7 @@ def model_folder(root: Path, fingerprint: bytes, about: About) -> Path:
 
 def kept_models(root: Path) -> list[KeptModel]:
     """All models of which something is kept, the last used first. Reads the head of every file."""
-    models = [_kept_model(folder) for folder in layout.folders(root, _FOLDER_NAME)]
+    models = [_kept_model(folder) for folder in subfolders(root, _FOLDER_NAME)]
     return sorted((model for model in models if model.files), key=lambda model: model.used, reverse=True)
 
 
@@ -123,8 +134,8 @@ def problem_of(path: Path) -> str:
 def clear(folder: Path) -> Clearing:
     """Delete all blocks of a sub-folder. What it is about stays: a process that runs may go on writing there."""
     done = Clearing()
-    for bucket in layout.folders(folder, _BUCKET_NAME):
-        for entry in layout.entries(bucket):
+    for bucket in subfolders(folder, _BUCKET_NAME):
+        for entry in dir_entries(bucket):
             if entry.name.endswith((SUFFIX, UNFINISHED)):
                 done += delete(Path(entry.path))
         with contextlib.suppress(OSError):
@@ -147,8 +158,8 @@ def delete(path: Path) -> Clearing:
 def _kept_model(folder: Path) -> KeptModel:
     files, size, used = 0, 0, 0
     blocks: Counter[int] = Counter()  # by KV group
-    for bucket in layout.folders(folder, _BUCKET_NAME):
-        for entry in layout.entries(bucket):
+    for bucket in subfolders(folder, _BUCKET_NAME):
+        for entry in dir_entries(bucket):
             if entry.name.endswith(SUFFIX):
                 with contextlib.suppress(OSError):
                     status = entry.stat(follow_symlinks=False)
@@ -169,8 +180,8 @@ def _misplaced(path: Path) -> str:
         return str(problem)
     if header.fingerprint.hex()[:_NAME_DIGITS] != path.parent.parent.name:
         return "it is of another model"
-    stem = layout.stem(header.group, header.first_key)
-    is_right = layout.stem_of(path.name) == stem and path.parent.name == layout.bucket(stem)
+    segment = segment_name(header.group, header.first_key)
+    is_right = segment_of(path.name) == segment and path.parent.name == shard_name(segment)
     return "" if is_right else "it is of another segment"
 
 

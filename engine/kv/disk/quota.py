@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.kv.disk import layout
-from engine.kv.disk.run_file import SUFFIX, UNFINISHED
+from engine.kv.disk.run_file import SUFFIX, UNFINISHED, dir_entries, subfolders
 
 GIB = 1 << 30
 LEAST, MOST = 8 * GIB, 100 * GIB  # of a limit that is chosen here
@@ -94,6 +93,6 @@ class Quota:
 
 
 def _files(root: Path, suffix: str) -> Iterator[Path]:
-    for model in layout.folders(root):
-        for bucket in layout.folders(model):
-            yield from (Path(entry.path) for entry in layout.entries(bucket) if entry.name.endswith(suffix))
+    for model in subfolders(root):
+        for bucket in subfolders(model):
+            yield from (Path(entry.path) for entry in dir_entries(bucket) if entry.name.endswith(suffix))

@@ -12,6 +12,7 @@ believed before it is checked. Knows one open file. Refuses to know where it lie
 
 import contextlib
 import os
+import re
 import stat
 import struct
 import time
@@ -280,3 +281,39 @@ def _write(file: FileIO, start: int, parts: Sequence[bytes | memoryview]) -> Non
         view = memoryview(part).cast("B")
         while view:
             view = view[file.write(view) :]
+
+
+# -- where files are
+
+
+ANY_NAME = re.compile(".*", re.DOTALL)
+
+
+def segment_name(group: int, first_key: BlockKey) -> str:
+    """What the names of a segment's files begin with, up to the last dash."""
+    return f"{first_key[:16].hex()}-{group}"
+
+
+def segment_of(name: str) -> str:
+    """The same, of a file's name."""
+    return name.rpartition("-")[0]
+
+
+def shard_name(segment: str) -> str:
+    """The name of the folder that these files lie in."""
+    return segment[:2]
+
+
+def subfolders(parent: Path, name: re.Pattern[str] = ANY_NAME) -> Iterator[Path]:
+    """The folders in a folder, those that can be seen, by the whole of their names."""
+    for entry in dir_entries(parent):
+        with contextlib.suppress(OSError):
+            if name.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+                yield Path(entry.path)
+
+
+def dir_entries(folder: Path) -> list["os.DirEntry[str]"]:
+    """What is in a folder; nothing where it cannot be read."""
+    with contextlib.suppress(OSError), os.scandir(folder) as found:
+        return list(found)
+    return []

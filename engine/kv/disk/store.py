@@ -24,7 +24,6 @@ from pathlib import Path
 
 from engine.errors import EngineError
 from engine.kv.blocks import BlockKey
-from engine.kv.disk import layout
 from engine.kv.disk.quota import Quota
 from engine.kv.disk.run_file import (
     RUN_BLOCKS,
@@ -38,6 +37,9 @@ from engine.kv.disk.run_file import (
     opened,
     read_blocks,
     read_head,
+    segment_name,
+    segment_of,
+    shard_name,
 )
 from engine.private_folder import private_folder
 
@@ -118,8 +120,8 @@ class DiskStore:
         return [path for path in self._all_paths(group, first_key) if self._clock() >= self._bad.get(path, 0.0)]
 
     def _all_paths(self, group: int, first_key: BlockKey) -> list[Path]:
-        stem = layout.stem(group, first_key)
-        bucket = layout.bucket(stem)
+        segment = segment_name(group, first_key)
+        bucket = shard_name(segment)
         try:
             changed = os.stat(self.folder / bucket).st_mtime_ns
             listing = self._listings.get(bucket)
@@ -127,13 +129,13 @@ class DiskStore:
                 listing = self._listings[bucket] = self._list(bucket, changed)
         except OSError:
             return []
-        return [self.folder / bucket / name for name in listing.names.get(stem, ())]
+        return [self.folder / bucket / name for name in listing.names.get(segment, ())]
 
     def _list(self, bucket: str, changed: int) -> _Listing:
         listing = _Listing(changed if time.time_ns() - changed > _SETTLED else 0)
         for name in sorted(os.listdir(self.folder / bucket)):
             if name.endswith(SUFFIX):
-                listing.names.setdefault(layout.stem_of(name), []).append(name)
+                listing.names.setdefault(segment_of(name), []).append(name)
         return listing
 
     def _head(self, path: Path, group: int, first_key: BlockKey) -> Head | None:
@@ -244,8 +246,8 @@ class DiskStore:
         return run
 
     def _new_run(self, group: int, first_key: BlockKey) -> _OwnRun:
-        stem = layout.stem(group, first_key)
-        path = private_folder(self.folder / layout.bucket(stem)) / f"{stem}-{secrets.token_hex(4)}{SUFFIX}"
+        segment = segment_name(group, first_key)
+        path = private_folder(self.folder / shard_name(segment)) / f"{segment}-{secrets.token_hex(4)}{SUFFIX}"
         header = RunHeader(self._fingerprint, group, self._block_bytes[group], first_key, secrets.token_bytes(16))
         create(path, header)
         return _OwnRun(path, header)

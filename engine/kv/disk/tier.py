@@ -16,9 +16,8 @@ from engine.counters import Counters
 from engine.kv.blocks import NULL_BLOCK, BlockKey, BlockPool
 from engine.kv.disk.run_file import RUN_BLOCKS, DiskBlock
 from engine.kv.disk.store import DiskStore
-from engine.kv.mover import DueBlock, MoveTicket, Writing
-from engine.kv.request_blocks import RequestBlocks
-from engine.kv.transfers import Filing, Transfers
+from engine.kv.groups import RequestBlocks
+from engine.kv.transfers import DueBlock, Filing, MoveTicket, Transfers, Writing
 
 log = logging.getLogger(__name__)
 

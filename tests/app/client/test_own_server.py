@@ -23,9 +23,8 @@ from app.generation.events import ChatEvent, ReplyEnd, TextDelta
 from app.process.instance import Instance
 from app.process.listening import ListeningSockets
 from engine.errors import PromptTooLong
-from engine.request import FinishReason
+from engine.request import FinishReason, TokenSources
 from engine.sampling_params import SamplingParams
-from engine.token_sources import TokenSources
 from quant.errors import InglenookError
 from tests.support.processes import HANGING_SECONDS
 

@@ -8,7 +8,7 @@ from app.generation.cache_report import Miss, MissReason
 from app.generation.cache_tracker import find_miss
 from app.generation.recent_prompts import Earlier, Exchange, RecentPrompts, packed
 from app.text.tokenizer import Tokenizer
-from engine.token_sources import TokenSources
+from engine.request import TokenSources
 
 SYSTEM = "<|im_start|>system\nYou are a helpful assistant who answers in few words.<|im_end|>\n"
 QUESTION = "<|im_start|>user\nWhat is the capital of France, and which river runs through it?<|im_end|>\n"

@@ -8,9 +8,8 @@ from app.generation.events import Batch, ChatEvent, ReplyEnd, TextDelta, TokenCo
 from app.generation.options import GenerationOptions, PreparedRequest
 from app.generation.replies import Choices
 from app.generation.request_log import ReadingLog
-from engine.request import FinishReason, TokenLogprobs
+from engine.request import FinishReason, TokenLogprobs, TokenSources
 from engine.sampling_params import SamplingParams
-from engine.token_sources import TokenSources
 
 GREETING: tuple[int, ChatEvent] = (0, TextDelta("Hello"))
 OTHERS: tuple[int, ChatEvent] = (1, TextDelta("Good day"))

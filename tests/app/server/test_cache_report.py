@@ -29,9 +29,8 @@ from app.server.dialects.openai import endpoints as openai_endpoints
 from app.server.dialects.responses import endpoints as response_endpoints
 from app.server.http.reply import StreamedReply
 from app.text.tokenizer import Tokenizer
-from engine.request import Request
+from engine.request import Request, TokenSources
 from engine.sampling_params import BeamParams, SamplingParams
-from engine.token_sources import TokenSources
 from tests.app.generation.reply_events import reply_events
 from tests.app.server.live_server import ControlledRunner, LiveServer, controlled_engine
 from tests.app.server.test_bad_requests import CHAT, COMPLETION

@@ -14,7 +14,7 @@ from app.generation.conversation import Message
 from app.generation.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
 from engine.counters import Counters, EngineState
-from engine.token_sources import TokenSources
+from engine.request import TokenSources
 from tests.app.server.dialects.openai.test_chat import expected_text
 from tests.app.server.live_server import Clock, ControlledRunner, LiveServer, controlled_engine
 from tests.app.server.test_bad_requests import CHAT, COMPLETION

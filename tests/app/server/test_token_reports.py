@@ -13,8 +13,7 @@ from app.generation.template import ChatTemplateRenderer
 from app.generation.token_streams import MOST_AT_ONCE
 from app.server.usage import timings_of
 from app.text.tokenizer import Tokenizer
-from engine.request import FinishReason
-from engine.token_sources import TokenSources
+from engine.request import FinishReason, TokenSources
 from tests.app.server.live_server import LiveServer, controlled_engine
 
 MESSAGES = [{"role": "user", "content": "A long question. " * 20}]

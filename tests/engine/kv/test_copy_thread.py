@@ -6,7 +6,7 @@ import torch
 
 from engine.kv.cache import KVCache, KVGroup
 from engine.kv.copy_thread import CopyThread
-from engine.kv.mover import Move
+from engine.kv.transfers import Move
 from tests.support.processes import HANGING_SECONDS
 
 

@@ -17,7 +17,7 @@ from engine.core import Engine
 from engine.device import LoadedModel
 from engine.kv.cache import KVCache, KVGroup
 from engine.kv.copy_thread import CopyThread
-from engine.sampling.logits import Logits
+from engine.sampling.drawing import Logits
 from engine.sampling_params import SamplingParams
 
 VOCABULARY, PRIME, WINDOW = 4000, 1_000_003, 21

@@ -16,7 +16,7 @@ from engine.errors import InvalidSampling
 from engine.grammar import Constraint, Words
 from engine.kv.cache import KVCache, KVGroup
 from engine.request import FinishReason, TokenEvent
-from engine.sampling.logits import Logits
+from engine.sampling.drawing import Logits
 from engine.sampling_params import BeamParams, SamplingParams
 
 VOCABULARY = 77

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from engine.config import Preemption
 from engine.errors import OutOfMemory
 from engine.kv.cache import KVCache
-from engine.kv.mover import Move
+from engine.kv.transfers import Move
 from engine.load_options import LoadOptions
 from engine.loading import ModelEngine, load_engine, open_checkpoint
 from engine.request import FinishReason, Request

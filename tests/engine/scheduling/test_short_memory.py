@@ -9,8 +9,7 @@ from engine.config import GroupConfig
 from engine.errors import OutOfMemory
 from engine.request import FinishReason, Origin, Request, ServiceClass
 from engine.sampling_params import SamplingParams
-from engine.scheduling.step_budget import Allowance
-from engine.step import ScheduledRequest, StepPlan
+from engine.step import ScheduledRequest, StepLimits, StepPlan
 from tests.engine.hash_run import Run
 from tests.support.hash_model import HashRunner, HashTicket, hash_engine
 
@@ -93,14 +92,14 @@ def plan(*tokens: int) -> StepPlan:
 
 
 def test_what_is_allowed_shrinks_and_comes_back() -> None:
-    allowance = Allowance()
-    assert allowance.shrink(plan(5, 6, 7))
-    assert allowance.requests > 3
-    assert allowance.shrink(plan(5, 6, 7))
-    assert allowance.requests == 1
-    assert allowance.shrink(plan(5))
-    assert allowance.tokens == 2
-    assert not allowance.shrink(plan(1))
+    limits = StepLimits()
+    assert limits.halve(plan(5, 6, 7))
+    assert limits.requests > 3
+    assert limits.halve(plan(5, 6, 7))
+    assert limits.requests == 1
+    assert limits.halve(plan(5))
+    assert limits.tokens == 2
+    assert not limits.halve(plan(1))
     for _ in range(40):
-        allowance.relax()
-    assert allowance == Allowance()
+        limits.restore()
+    assert limits == StepLimits()

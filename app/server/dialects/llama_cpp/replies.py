@@ -21,8 +21,7 @@ from app.server.http.endpoint import BARE_EVENTS, Framing
 from app.server.http.errors import naming
 from app.server.usage import ProgressReport, Timings, finite, timings_of, token_text
 from app.text.tokenizer import Tokenizer
-from engine.request import FinishReason, TokenLogprobs
-from engine.token_sources import TokenSources
+from engine.request import FinishReason, TokenLogprobs, TokenSources
 
 StopType = Literal["eos", "limit", "word"]
 

@@ -15,7 +15,7 @@ from engine.backends.runner import ModelRunner, Ticket
 from engine.batch import Batch
 from engine.device import Compute
 from engine.request import Request
-from engine.sampling.logits import Logits
+from engine.sampling.drawing import Logits
 from engine.step import SampledToken, StepPlan
 from tests.engine.backends.cpu.recorded import poison
 

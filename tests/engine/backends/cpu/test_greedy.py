@@ -14,7 +14,7 @@ from engine.backends.runner import ModelRunner
 from engine.batch import build_batch
 from engine.config import EngineConfig
 from engine.device import LoadedModel
-from engine.sampling.logits import Logits
+from engine.sampling.drawing import Logits
 from engine.sampling.sampler import next_tokens, sample
 from engine.sampling_params import SamplingParams
 from engine.step import SampledToken, StepPlan

@@ -9,7 +9,7 @@ import torch
 from engine.backends.cuda import blocks
 from engine.backends.cuda.blocks import GpuBlocks, Run, runs
 from engine.kv.cache import KVGroup, bytes_of
-from engine.kv.mover import Move
+from engine.kv.transfers import Move
 from tests.engine.backends.cuda.two_devices import gpu
 
 GROUPS = [KVGroup((0, 2), 2, 16), KVGroup((1,), 1, 32)]

@@ -16,7 +16,7 @@ from engine.kv.blocks import BlockKey
 from engine.kv.disk.quota import Quota
 from engine.kv.disk.run_file import DiskBlock
 from engine.kv.disk.store import DiskStore
-from engine.kv.mover import Reading
+from engine.kv.transfers import Reading
 from engine.request import PROGRAM, Origin, Request, ServiceClass, TokenEvent
 from engine.sampling_params import SamplingParams
 from engine.thread import EngineThread
