@@ -98,8 +98,8 @@ class ReplyEnd:
         return self.cache.sources.cached
 
 
-SpokenEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | ToolCallEnd  # what tokens become
-ChatEvent = PromptProgress | PromptLogprobs | GeneratedTokens | SpokenEvent | ReplyEnd
+ContentEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | ToolCallEnd  # what tokens become
+ChatEvent = PromptProgress | PromptLogprobs | GeneratedTokens | ContentEvent | ReplyEnd
 Batch = list[tuple[int, ChatEvent]]  # events that came together, each with the index of its reply
 
 

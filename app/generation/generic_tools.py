@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Final
 
 from app.generation.conversation import SYSTEM_ROLES, Json, Message, ToolCall
-from app.generation.reply_formats.reply_format import CallSyntax, ReplyFormat
+from app.generation.tool_parsers.reply_format import CallSyntax, ReplyFormat
 
 
 class ToolSupport(Enum):

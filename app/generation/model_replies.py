@@ -13,21 +13,21 @@ from app.errors import InvalidGrammar, ToolsUnsupported
 from app.generation.conversation import Conversation, Json, ToolUse
 from app.generation.generic_tools import ToolSupport, generic_format
 from app.generation.grammars import GrammarCompiler, GrammarSource, RequestedGrammar
-from app.generation.reply_formats.anchor_pattern import NotUnderstood
-from app.generation.reply_formats.markup import Markup
-from app.generation.reply_formats.recognition import NO_TEMPLATE, TemplateReplies, replies_of
-from app.generation.reply_formats.reply_format import ReplyFormat
-from app.generation.reply_formats.reply_grammar import (
+from app.generation.template import ChatTemplateRenderer
+from app.generation.thinking_budget import ThinkingBudget, ThoughtMarks
+from app.generation.tool_parsers.anchor_pattern import UnsupportedPattern
+from app.generation.tool_parsers.detection import NO_TEMPLATE, DetectedFormat, detect_format
+from app.generation.tool_parsers.markup import Markup
+from app.generation.tool_parsers.reply_format import ReplyFormat
+from app.generation.tool_parsers.reply_grammar import (
     ANY_TEXT,
     answer_grammar,
     call_grammar,
     free_grammar,
     no_call_grammar,
 )
-from app.generation.reply_formats.reply_parser import FormatMarkup, ReplyParser
-from app.generation.reply_formats.response_template import format_of
-from app.generation.template import ChatTemplateRenderer
-from app.generation.thinking_budget import ThinkingBudget, ThoughtMarks
+from app.generation.tool_parsers.reply_parser import FormatMarkup, ReplyParser
+from app.generation.tool_parsers.response_template import format_of
 from app.text.tokenizer import Tokenizer
 from engine.grammar import Grammar
 
@@ -122,7 +122,7 @@ class ModelReplies:
         self._generic_tools = generic_tools
         self._renderer = renderer
         self._lock = threading.Lock()
-        self._known: TemplateReplies | None = None
+        self._known: DetectedFormat | None = None
 
     @property
     def arguments_as_text(self) -> bool:
@@ -234,32 +234,32 @@ class ModelReplies:
         return _Reading.of(generic_format(self._template.format))
 
     @property
-    def _template(self) -> TemplateReplies:
+    def _template(self) -> DetectedFormat:
         with self._lock:
             if self._known is None:
                 self._known = _stated(self._recognized(), self._tokenizer.response_template)
             return self._known
 
-    def _recognized(self) -> TemplateReplies:
+    def _recognized(self) -> DetectedFormat:
         tokenizer = self._tokenizer
         if tokenizer.chat_template is None:
             return NO_TEMPLATE
         special = dict(tokenizer.special_tokens)
-        return replies_of(tokenizer.chat_template, special, self._renderer, tokenizer.control_tokens)
+        return detect_format(tokenizer.chat_template, special, self._renderer, tokenizer.control_tokens)
 
 
 def _lark(grammar: str | None) -> GrammarSource | None:
     return None if grammar is None else GrammarSource("lark", grammar)
 
 
-def _stated(recognized: TemplateReplies, response_template: Mapping[str, object] | None) -> TemplateReplies:
+def _stated(recognized: DetectedFormat, response_template: Mapping[str, object] | None) -> DetectedFormat:
     """With the format that the model's response template states, if it has one; of what that says nothing, the other
     stays."""
     if response_template is None:
         return recognized
     try:
         stated = format_of(response_template)
-    except NotUnderstood as problem:
+    except UnsupportedPattern as problem:
         log.info(
             "the model's response template is not understood (%s): its chat template tells how it replies", problem
         )

@@ -15,7 +15,7 @@ from engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:  # the chat imports this before its screens appear
     from app.generation.grammars import RequestedGrammar
-    from app.generation.reply_formats.reply_parser import ReplyParser
+    from app.generation.tool_parsers.reply_parser import ReplyParser
     from engine.grammar import Grammar
 
 _NOTHING: Mapping[str, float] = {}

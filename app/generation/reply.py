@@ -13,20 +13,20 @@ from app.generation.cache_report import EMPTY_REPORT
 from app.generation.cache_tracker import TrackedPrompt
 from app.generation.events import (
     ChatEvent,
+    ContentEvent,
     GeneratedTokens,
     PromptLogprobs,
     PromptProgress,
     ReasoningDelta,
     ReplyEnd,
-    SpokenEvent,
     TextDelta,
     ToolCallDelta,
 )
 from app.generation.options import PLAIN_REPLY, GenerationOptions, ReplyOptions
 from app.generation.prompt_encoder import PromptEncoder
 from app.generation.remembered_replies import GeneratedReply
-from app.generation.reply_formats.reply_format import PLAIN
-from app.generation.reply_formats.reply_parser import FormatMarkup, Heard, ReplyParser
+from app.generation.tool_parsers.reply_format import PLAIN
+from app.generation.tool_parsers.reply_parser import FormatMarkup, ParsedEvent, ReplyParser
 from app.text.detokenizer import IncrementalDetokenizer
 from app.text.tokenizer import Tokenizer
 from engine.request import FinishReason, Request, TokenEvent, TokenLogprobs
@@ -74,7 +74,7 @@ class ReplyReader:
         """The stop string that was found."""
         return self._text.stopped
 
-    def take(self, token_id: int, logprobs: TokenLogprobs | None, *, hidden: bool) -> list[SpokenEvent]:
+    def take(self, token_id: int, logprobs: TokenLogprobs | None, *, hidden: bool) -> list[ContentEvent]:
         """The events that are certain after this token. A `hidden` one ends the text and is no part of it."""
         self.thought_tokens += self._parser.is_thinking
         if logprobs is not None:
@@ -88,7 +88,7 @@ class ReplyReader:
             return self._push(self._text.push(token_id))
         return self._push(self._text.finish() + shown)
 
-    def finish(self, *, cut_off: bool = False) -> list[SpokenEvent]:
+    def finish(self, *, cut_off: bool = False) -> list[ContentEvent]:
         """The events that were held back, since no token follows. `cut_off`: see `ReplyParser.finish`."""
         events = [] if self.stopped is not None else self._push(self._text.finish())
         events += self._with_logprobs(self._parser.finish(cut_off=cut_off))
@@ -96,17 +96,17 @@ class ReplyReader:
             events.append(TextDelta("", tuple(logprobs for _, logprobs in self._logprobs)))
         return events
 
-    def _push(self, text: str) -> list[SpokenEvent]:
+    def _push(self, text: str) -> list[ContentEvent]:
         self._told.append(text)
         self._length += len(text)
         heard = self._parser.push(text) if text else []
         self.ended = self._parser.ended
         return self._with_logprobs(heard)
 
-    def _with_logprobs(self, heard: Sequence[Heard]) -> list[SpokenEvent]:
+    def _with_logprobs(self, heard: Sequence[ParsedEvent]) -> list[ContentEvent]:
         return [self._reported(one) for one in heard]
 
-    def _reported(self, heard: Heard) -> SpokenEvent:
+    def _reported(self, heard: ParsedEvent) -> ContentEvent:
         """The event with the log-probabilities of the tokens that begin in it. Those of markup are dropped."""
         event = heard.event
         if not self._logprobs or not isinstance(event, TextDelta | ReasoningDelta | ToolCallDelta):
@@ -227,7 +227,7 @@ class Reply:
             length -= len(self._context.tokenizer.token_bytes(output_ids[end]))
         return output_ids[:end]
 
-    def _take(self, token: TokenEvent, token_id: int) -> list[SpokenEvent]:
+    def _take(self, token: TokenEvent, token_id: int) -> list[ContentEvent]:
         self._tokens += 1
         self._first_token_at = self._first_token_at or time.monotonic()
         ends = token.finish is not None and token_id in self._context.tokenizer.end_of_generation_ids

@@ -18,13 +18,13 @@ from app.generation.conversation import Conversation, Message, Tool, ToolUse
 from app.generation.grammars import GrammarCompiler
 from app.generation.prompt_encoder import PromptEncoder
 from app.generation.reply import ReplyReader
-from app.generation.reply_formats.reply_parser import Heard
 from app.generation.reply_token_cache import ReplyTokenCache
 from app.generation.template import ChatTemplateRenderer
+from app.generation.tool_parsers.reply_parser import ParsedEvent
 from app.text.json_tokenizer import from_json
 from app.text.tokenizer import Tokenizer
 from engine.grammar import Grammar
-from tests.app.generation.reply_formats.spoken import Spoken
+from tests.app.generation.tool_parsers.parsed_reply import ParsedReply
 
 TAG = re.compile(r"<[|｜]?[\w/:▁ -]{2,40}[|｜]?>|\[/?[A-Z_]{3,}\]")
 END = "<|the_end|>"
@@ -84,16 +84,16 @@ def walked(grammar: Grammar, tokenizer: Tokenizer, chance: random.Random) -> lis
     return ids
 
 
-def heard(reader: ReplyReader, ids: list[int], tokenizer: Tokenizer) -> Spoken:
+def heard(reader: ReplyReader, ids: list[int], tokenizer: Tokenizer) -> ParsedReply:
     events = [
         event
         for token_id in ids
         for event in reader.take(token_id, None, hidden=token_id in tokenizer.end_of_generation_ids)
     ]
-    spoken = Spoken()
+    parsed = ParsedReply()
     for event in (*events, *reader.finish()):
-        spoken.add(Heard(event, 0, 0))
-    return spoken
+        parsed.add(ParsedEvent(event, 0, 0))
+    return parsed
 
 
 @pytest.mark.parametrize("parallel", [False, True])
@@ -131,12 +131,12 @@ def check(tokenizer: Tokenizer, encoder: PromptEncoder, conversation: Conversati
     assert limited is not None
     ids = walked(limited, tokenizer, random.Random())
     reader = ReplyReader(tokenizer, (), encoder.replies.parser(conversation, rendered))
-    spoken = heard(reader, ids, tokenizer)
+    parsed = heard(reader, ids, tokenizer)
     told = (name, [tokenizer.token_bytes(token_id, show_control=True) for token_id in ids])
     assert reader.thought_tokens <= 8 + 3 + LONGEST_END, told  # a character may be begun
-    assert not spoken.text.strip(), told
-    assert spoken.calls, told
-    assert conversation.parallel_calls or len(spoken.calls) == 1, told
-    for call in spoken.calls:
+    assert not parsed.text.strip(), told
+    assert parsed.calls, told
+    assert conversation.parallel_calls or len(parsed.calls) == 1, told
+    for call in parsed.calls:
         assert call.ended, told
         jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])

@@ -20,9 +20,9 @@ from app.generation.reply import ReplyReader
 from app.generation.reply_token_cache import ReplyTokenCache
 from app.generation.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
-from tests.app.generation.reply_formats.spoken import Spoken, heard_of
-from tests.app.generation.reply_formats.test_second_turn import generated
 from tests.app.generation.test_forced_calls import GENERIC, SCHEMAS, TOOLS, UNRENDERED, heard, vocabulary, walked
+from tests.app.generation.tool_parsers.parsed_reply import ParsedReply, parse_pieces
+from tests.app.generation.tool_parsers.test_second_turn import generated
 
 TEMPLATES = sorted(GENERIC - {UNRENDERED})
 SYSTEM, QUESTION = Message("system", "Be brief."), Message("user", "How is the weather in Rome?")
@@ -66,7 +66,7 @@ def prompt_of(encoder: PromptEncoder, conversation: Conversation) -> ChatPrompt:
 
 def drawn(
     tokenizer: Tokenizer, prompt: ChatPrompt, asked: GrammarSource | None = None, seed: float | None = None
-) -> Spoken:
+) -> ParsedReply:
     """A reply of any tokens that its grammar lets through."""
     source, _ = prompt.grammar(asked)
     assert source is not None
@@ -76,9 +76,9 @@ def drawn(
     return heard(ReplyReader(tokenizer, (), prompt.new_parser()), ids, tokenizer)
 
 
-def check_calls(spoken: Spoken, most: int = 1000) -> None:
-    assert len(spoken.calls) <= most
-    for call in spoken.calls:
+def check_calls(parsed: ParsedReply, most: int = 1000) -> None:
+    assert len(parsed.calls) <= most
+    for call in parsed.calls:
         assert call.ended
         jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
 
@@ -107,10 +107,10 @@ def test_a_reply_is_an_answer_or_calls(template: str, renderer: ChatTemplateRend
         conversation = Conversation([QUESTION], TOOLS, parallel_calls=parallel, thinking_budget=8)
         kinds = set()
         for _ in range(4):
-            spoken = drawn(tokenizer, prompt_of(encoder, conversation))
-            check_calls(spoken, most)
-            assert not (spoken.text and spoken.calls)
-            kinds.add(bool(spoken.calls))
+            parsed = drawn(tokenizer, prompt_of(encoder, conversation))
+            check_calls(parsed, most)
+            assert not (parsed.text and parsed.calls)
+            kinds.add(bool(parsed.calls))
         assert kinds
 
 
@@ -119,9 +119,9 @@ def test_forced_calls_and_forbidden_ones(template: str, renderer: ChatTemplateRe
     encoder = PromptEncoder(tokenizer, renderer, ReplyTokenCache())
     now = [tool for tool in TOOLS if tool.name == "now"]
     named = Conversation([QUESTION], TOOLS, now, ToolUse.FORCED, thinking_budget=8)
-    spoken = drawn(tokenizer, prompt_of(encoder, named))
-    assert [(call.name, call.arguments, call.ended) for call in spoken.calls] == [("now", "{}", True)]
-    assert spoken.text == ""
+    parsed = drawn(tokenizer, prompt_of(encoder, named))
+    assert [(call.name, call.arguments, call.ended) for call in parsed.calls] == [("now", "{}", True)]
+    assert parsed.text == ""
     for _ in range(3):
         none = Conversation([QUESTION], TOOLS, [], thinking_budget=8)
         assert drawn(tokenizer, prompt_of(encoder, none)).calls == []
@@ -134,9 +134,9 @@ def test_answers_keep_to_a_schema_beside_calls(template: str, renderer: ChatTemp
     encoder = PromptEncoder(tokenizer, renderer, ReplyTokenCache())
     asked = GrammarSource.schema({"type": "integer", "minimum": 0, "maximum": 9})
     for _ in range(4):
-        spoken = drawn(tokenizer, prompt_of(encoder, Conversation([QUESTION], TOOLS, thinking_budget=8)), asked)
-        check_calls(spoken)
-        assert spoken.calls or spoken.text in list("0123456789")
+        parsed = drawn(tokenizer, prompt_of(encoder, Conversation([QUESTION], TOOLS, thinking_budget=8)), asked)
+        check_calls(parsed)
+        assert parsed.calls or parsed.text in list("0123456789")
 
 
 REPLIES = [
@@ -163,9 +163,9 @@ def test_the_second_turn_has_the_ids_of_the_first(
         assert written in second._rendered
         if second._rendered.startswith(first._rendered + written):
             assert second.ids[: len(first.ids) + len(ids)] == (*first.ids, *ids)
-            spoken = heard_of(first.new_parser(), [written])
-            assert spoken.text == said.content
-            assert [json.loads(call.arguments) for call in spoken.calls] == [call.arguments for call in said.tool_calls]
+            parsed = parse_pieces(first.new_parser(), [written])
+            assert parsed.text == said.content
+            assert [json.loads(call.arguments) for call in parsed.calls] == [call.arguments for call in said.tool_calls]
             reused.append(name)
     assert set(TEMPLATES) - set(reused) == WRITTEN_OTHERWISE
 
@@ -205,7 +205,7 @@ def test_a_reply_that_has_begun_is_an_answer(
     encoder = PromptEncoder(with_template(tokenizer, template), renderer, ReplyTokenCache())
     prompt = prompt_of(encoder, Conversation([QUESTION], TOOLS, begun="It is"))
     assert prompt.grammar(None) == (None, False)
-    assert heard_of(prompt.new_parser(), [" warm: <tool", "_call>"]).text == " warm: <tool_call>"
+    assert parse_pieces(prompt.new_parser(), [" warm: <tool", "_call>"]).text == " warm: <tool_call>"
     _, rendered = encoder.encode_conversation(prompt._conversation)
     assert rendered.endswith(f"{ANSWER_MARK}It is")
 

@@ -15,7 +15,7 @@ from app.generation.model_replies import ModelReplies
 from app.generation.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
 from engine.grammar import Grammar
-from tests.app.generation.reply_formats.spoken import heard_of
+from tests.app.generation.tool_parsers.parsed_reply import parse_pieces
 
 CONVERSATION = Conversation([Message("user", "Hello")], [Tool("now", {}, {"type": "object"})])
 HERMES = '<think>a</think>b<tool_call>{"name": "now", "arguments": {}}</tool_call>'
@@ -54,7 +54,7 @@ def test_what_the_model_states_counts_where_it_is_understood(
     model.chat_template = (llama_cpp_models / "templates" / "Qwen-Qwen3-0.6B.jinja").read_text(encoding="utf-8")
     model.response_template = stated
     replies = ModelReplies(model, renderer)
-    told = heard_of(replies.parser(CONVERSATION, "<|im_start|>assistant\n"), text)
+    told = parse_pieces(replies.parser(CONVERSATION, "<|im_start|>assistant\n"), text)
     assert (told.reasoning, told.text, [call.name for call in told.calls]) == ("a", "b", calls)
 
 

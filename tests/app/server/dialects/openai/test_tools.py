@@ -10,7 +10,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from app.server.dialects.openai.fields import CHAT
-from tests.app.generation.reply_formats.spoken import mutated
+from tests.app.generation.tool_parsers.parsed_reply import mutated
 from tests.app.server.dialects.openai.test_chat import client
 from tests.app.server.live_server import LiveServer
 from tests.app.server.scripted_server import ScriptedServer

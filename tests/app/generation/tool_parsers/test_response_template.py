@@ -9,10 +9,10 @@ import pytest
 from transformers.utils.chat_parsing import parse_response
 
 from app.generation.conversation import Json
-from app.generation.reply_formats.anchor_pattern import MAX_PATTERN, NotUnderstood, markup_of
-from app.generation.reply_formats.reply_parser import FormatMarkup, ReplyParser
-from app.generation.reply_formats.response_template import format_of
-from tests.app.generation.reply_formats.spoken import Spoken, cut, heard_of
+from app.generation.tool_parsers.anchor_pattern import MAX_PATTERN, UnsupportedPattern, markup_of
+from app.generation.tool_parsers.reply_parser import FormatMarkup, ReplyParser
+from app.generation.tool_parsers.response_template import format_of
+from tests.app.generation.tool_parsers.parsed_reply import ParsedReply, cut, parse_pieces
 
 NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 THOUGHT = {"open": "<think>", "close": "</think>"}
@@ -172,10 +172,10 @@ def dumped(call: dict[str, Any]) -> str:
     return json.dumps(call["arguments"])
 
 
-def told(spoken: Spoken) -> tuple[str, str, list[Any]]:
-    assert all(call.ended for call in spoken.calls)
-    calls = [(call.name, json.loads(call.arguments)) for call in spoken.calls]
-    return spoken.text.strip(), spoken.reasoning.strip(), calls
+def told(parsed: ParsedReply) -> tuple[str, str, list[Any]]:
+    assert all(call.ended for call in parsed.calls)
+    calls = [(call.name, json.loads(call.arguments)) for call in parsed.calls]
+    return parsed.text.strip(), parsed.reasoning.strip(), calls
 
 
 def expected(text: str, template: dict[str, Any]) -> tuple[str, str, list[Any]]:
@@ -195,8 +195,8 @@ def test_replies_are_read_as_transformers_reads_them(name: str) -> None:
     for _ in range(30):
         text = reply(name, chance)
         wanted = expected(text, TEMPLATES[name])
-        assert told(heard_of(ReplyParser(markup, TOOLS, opening=opening), [text])) == wanted, text
-        assert told(heard_of(ReplyParser(markup, TOOLS, opening=opening), cut(text, chance))) == wanted, text
+        assert told(parse_pieces(ReplyParser(markup, TOOLS, opening=opening), [text])) == wanted, text
+        assert told(parse_pieces(ReplyParser(markup, TOOLS, opening=opening), cut(text, chance))) == wanted, text
         calls += len(wanted[2])
     assert calls > 10
 
@@ -221,7 +221,7 @@ def test_patterns_become_markup() -> None:
     ],
 )
 def test_other_patterns_are_not_understood(pattern: str) -> None:
-    with pytest.raises(NotUnderstood):
+    with pytest.raises(UnsupportedPattern):
         markup_of(pattern)
 
 
@@ -243,5 +243,5 @@ def test_other_patterns_are_not_understood(pattern: str) -> None:
     ],
 )  # fmt: skip
 def test_what_is_not_understood_is_told(change: dict[str, Any]) -> None:
-    with pytest.raises(NotUnderstood):
+    with pytest.raises(UnsupportedPattern):
         format_of({**TEMPLATES["chatml"], **change})

@@ -9,10 +9,10 @@ import pytest
 from app.generation.conversation import Json
 from app.generation.events import ReasoningDelta, TextDelta, ToolCallEnd, ToolCallStart
 from app.generation.generic_tools import generic_format
-from app.generation.reply_formats.reply_format import PLAIN, CallSyntax, MessageSyntax, ReplyFormat, ThinkingSyntax
-from app.generation.reply_formats.reply_parser import FormatMarkup, ReplyParser
-from app.generation.reply_formats.table import CALLS, MESSAGES, THINKING
-from tests.app.generation.reply_formats.spoken import Call, cut, heard_of, spoken
+from app.generation.tool_parsers.formats import CALLS, MESSAGES, THINKING
+from app.generation.tool_parsers.reply_format import PLAIN, CallSyntax, MessageSyntax, ReplyFormat, ThinkingSyntax
+from app.generation.tool_parsers.reply_parser import FormatMarkup, ReplyParser
+from tests.app.generation.tool_parsers.parsed_reply import Call, cut, parse_pieces, parsed
 
 TOOLS: Mapping[str, Json] = {
     "f": {"type": "object", "properties": {"a": {"type": "string"}, "n": {"type": "integer"}, "o": {"type": "object"}}}
@@ -99,9 +99,9 @@ def test_however_it_is_cut_it_says_the_same(syntax: CallSyntax) -> None:
     calls = 0
     for _ in range(12):
         text = "".join(chance.choice(pieces) for _ in range(chance.randrange(1, 16)))
-        whole = heard_of(ReplyParser(markup, TOOLS), [text])
-        assert heard_of(ReplyParser(markup, TOOLS), cut(text, chance)).told() == whole.told(), text
-        assert heard_of(ReplyParser(markup, TOOLS), text).told() == whole.told(), text
+        whole = parse_pieces(ReplyParser(markup, TOOLS), [text])
+        assert parse_pieces(ReplyParser(markup, TOOLS), cut(text, chance)).told() == whole.told(), text
+        assert parse_pieces(ReplyParser(markup, TOOLS), text).told() == whole.told(), text
         for call in whole.calls:
             if call.ended:
                 assert isinstance(json.loads(call.arguments), dict), text
@@ -112,7 +112,7 @@ def test_however_it_is_cut_it_says_the_same(syntax: CallSyntax) -> None:
 def test_text_is_text() -> None:
     for format_ in (PLAIN, HERMES, CODER, HARMONY):
         for text in ("", " ", "a", "  a < b\n\n", "<thinks> <tool_calls> </", "{}[]", "\n\n"):
-            assert spoken(text, format_, TOOLS).told() == (text, "", [])
+            assert parsed(text, format_, TOOLS).told() == (text, "", [])
 
 
 def test_positions_are_those_of_the_text() -> None:
@@ -147,7 +147,7 @@ def test_positions_are_those_of_the_text() -> None:
     ],
 )
 def test_what_is_no_call_is_text(format_: ReplyFormat, text: str) -> None:
-    told = spoken(text, format_, TOOLS)
+    told = parsed(text, format_, TOOLS)
     assert told.calls == []
     assert told.text == text
 
@@ -177,7 +177,7 @@ CALLED = [Call("f", "", '{"a": "x", "n": 2}', ended=True)]
     ],
 )
 def test_what_models_write_besides_their_templates_is_understood(name: str, text: str) -> None:
-    told = spoken(text, format_of(BY_NAME[name]), TOOLS)
+    told = parsed(text, format_of(BY_NAME[name]), TOOLS)
     assert told.text.strip() == ""
     assert [(call.name, json.loads(call.arguments), call.ended) for call in told.calls] == [
         ("f", {"a": "x", "n": 2}, True)
@@ -202,7 +202,7 @@ def test_a_call_that_is_cut_off_has_no_end() -> None:
         '<tool_call>\n{"name": "f", "arguments": {"a": "x',
         '<tool_call>\n{"name": "f", "arguments": {"a": "x", "n": nothing here}} and so on',
     ):
-        told = spoken(text, HERMES, TOOLS)
+        told = parsed(text, HERMES, TOOLS)
         assert [call.ended for call in told.calls] == [False]
         assert told.calls[0].arguments.startswith('{"a": "x')
 
@@ -219,14 +219,14 @@ def test_without_parallel_calls_the_reply_ends_with_the_first() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_behind_the_mark_of_an_answer_all_is_text(seed: int) -> None:
     text = 'Write <response> or <tool_call>\n{"name": "f", "arguments": {}}\n</tool_call> or <think>.'
-    told = spoken(cut(f"<think>hm</think>\n<response>{text}", random.Random(seed)), GENERIC, TOOLS)
+    told = parsed(cut(f"<think>hm</think>\n<response>{text}", random.Random(seed)), GENERIC, TOOLS)
     assert told.told() == (text, "hm", [])
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_calls_of_the_generic_format_are_told(seed: int) -> None:
     call = '<tool_call>\n{"name": "f", "arguments": {"a": "<response>"}}\n</tool_call>'
-    told = spoken(cut(f"{call}\n{call}", random.Random(seed)), GENERIC, TOOLS)
+    told = parsed(cut(f"{call}\n{call}", random.Random(seed)), GENERIC, TOOLS)
     assert told.told() == ("", "", [("f", '{"a": "<response>"}', True)] * 2)
 
 
@@ -244,21 +244,21 @@ def test_calls_of_the_generic_format_are_told(seed: int) -> None:
     ],
 )
 def test_markup_that_a_limit_cuts_off_is_no_text(written: str, format: ReplyFormat, text: str) -> None:  # noqa: A002
-    assert spoken(written, format, TOOLS).text == text
-    assert spoken(list(written), format, TOOLS).text == text
+    assert parsed(written, format, TOOLS).text == text
+    assert parsed(list(written), format, TOOLS).text == text
 
 
 def test_an_opening_is_a_part_of_the_reply_that_is_not_said_again() -> None:
-    assert spoken("hm</think>Yes", HERMES, TOOLS, opening="<think>\n").told() == ("Yes", "hm", [])
+    assert parsed("hm</think>Yes", HERMES, TOOLS, opening="<think>\n").told() == ("Yes", "hm", [])
     opening = '<tool_call>\n{"name": "f", "arguments": '
-    told = spoken('{"a": "x"}}\n</tool_call>', HERMES, TOOLS, opening=opening)
+    told = parsed('{"a": "x"}}\n</tool_call>', HERMES, TOOLS, opening=opening)
     assert told.told() == ("", "", [("f", '{"a": "x"}', True)])
-    assert spoken("no", HERMES, TOOLS, opening=opening).text == "no"
+    assert parsed("no", HERMES, TOOLS, opening=opening).text == "no"
 
 
 def test_ids_are_the_models_own_where_it_writes_one() -> None:
     mistral = format_of(BY_NAME["mistral"])
-    told = spoken('[TOOL_CALLS]f[CALL_ID]abcDEF123[ARGS]{"a": "x"}[TOOL_CALLS]f[ARGS]{}', mistral, TOOLS)
+    told = parsed('[TOOL_CALLS]f[CALL_ID]abcDEF123[ARGS]{"a": "x"}[TOOL_CALLS]f[ARGS]{}', mistral, TOOLS)
     assert told.calls[0].id == "abcDEF123"
     assert len(told.calls[1].id) == 9
     assert told.calls[1].id.isalnum()
@@ -266,16 +266,16 @@ def test_ids_are_the_models_own_where_it_writes_one() -> None:
 
 def test_ids_that_cannot_be_sent_are_not_taken() -> None:
     for written in (r"\ud800", "", r"a\u0000b", "x y", "9" * 300):
-        told = spoken(f'<tool_call>{{"id": "{written}", "name": "f", "arguments": {{}}}}</tool_call>', HERMES, TOOLS)
+        told = parsed(f'<tool_call>{{"id": "{written}", "name": "f", "arguments": {{}}}}</tool_call>', HERMES, TOOLS)
         assert told.calls[0].id.isalnum()
         assert len(told.calls[0].id) == 9
 
 
 def test_much_that_is_nearly_a_call_takes_no_longer_than_text() -> None:
     for text in ("<tool_call>" * 4_000, '<tool_call>{"a": ' * 1_000, "<" * 20_000, "<tool_call>{'" + "' " * 2_000):
-        assert spoken(text, HERMES, TOOLS).calls == []
+        assert parsed(text, HERMES, TOOLS).calls == []
     for text in ("<function=f>\n<parameter=a>" + "</parameter>" * 10_000, "<function=f>" + " " * 20_000):
-        spoken(text, CODER, TOOLS)
+        parsed(text, CODER, TOOLS)
 
 
 CLOSED = [

@@ -4,10 +4,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from app.generation.conversation import Json
-from app.generation.reply_formats.argument_types import TEXT, Types, argument_json, member_schema, types_in
-from app.generation.reply_formats.markup import WAIT, Found, Markup, NotYet
-from app.generation.reply_formats.relaxed_json import longest_overlap
-from app.generation.reply_formats.tool_calls import CallWriter
+from app.generation.tool_parsers.argument_types import TEXT, Types, argument_json, member_schema, types_in
+from app.generation.tool_parsers.markup import WAIT, Found, Markup, NotYet
+from app.generation.tool_parsers.relaxed_json import longest_overlap
+from app.generation.tool_parsers.tool_calls import CallWriter
 
 
 class ParameterMarkup:

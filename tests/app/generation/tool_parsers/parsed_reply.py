@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from app.generation.events import ReasoningDelta, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart
-from app.generation.reply_formats.reply_format import ReplyFormat
-from app.generation.reply_formats.reply_parser import FormatMarkup, Heard, ReplyParser
-from app.generation.reply_formats.tool_calls import Tools
+from app.generation.tool_parsers.reply_format import ReplyFormat
+from app.generation.tool_parsers.reply_parser import FormatMarkup, ParsedEvent, ReplyParser
+from app.generation.tool_parsers.tool_calls import Tools
 
 _CONTROL = re.compile(
     r"(<\|[^|<>\s]*\|>|<｜[^｜<>]*｜>|</s>|<seed:eos>|\[e~\[|<turn\|>|<\|tool_response>|</assistant>|<sep>|<SPECIAL_12>"
@@ -26,12 +26,12 @@ class Call:
 
 
 @dataclass
-class Spoken:
+class ParsedReply:
     text: str = ""
     reasoning: str = ""
     calls: list[Call] = field(default_factory=list)
 
-    def add(self, heard: Heard) -> None:
+    def add(self, heard: ParsedEvent) -> None:
         match heard.event:
             case TextDelta(text):
                 self.text += text
@@ -51,19 +51,19 @@ class Spoken:
         return self.text, self.reasoning, [(call.name, call.arguments, call.ended) for call in self.calls]
 
 
-def heard_of(parser: ReplyParser, pieces: Iterable[str]) -> Spoken:
-    spoken = Spoken()
+def parse_pieces(parser: ReplyParser, pieces: Iterable[str]) -> ParsedReply:
+    parsed = ParsedReply()
     for piece in pieces:
         for heard in parser.push(piece):
-            spoken.add(heard)
+            parsed.add(heard)
     for heard in parser.finish():
-        spoken.add(heard)
-    return spoken
+        parsed.add(heard)
+    return parsed
 
 
-def spoken(written: str | Iterable[str], format: ReplyFormat, tools: Tools, *, opening: str = "") -> Spoken:  # noqa: A002
+def parsed(written: str | Iterable[str], format: ReplyFormat, tools: Tools, *, opening: str = "") -> ParsedReply:  # noqa: A002
     pieces = [written] if isinstance(written, str) else written
-    return heard_of(ReplyParser(FormatMarkup(format), tools, opening=opening), pieces)
+    return parse_pieces(ReplyParser(FormatMarkup(format), tools, opening=opening), pieces)
 
 
 def cut(text: str, chance: random.Random) -> Iterator[str]:

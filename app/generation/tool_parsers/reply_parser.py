@@ -11,19 +11,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from app.generation.events import ReasoningDelta, SpokenEvent, TextDelta, ToolCallEnd, ToolCallStart
-from app.generation.reply_formats.call_reader import CallMarkup, CallReader, call_markups
-from app.generation.reply_formats.markup import Found, Markup, NotYet
-from app.generation.reply_formats.relaxed_json import longest_overlap
-from app.generation.reply_formats.reply_format import ReplyFormat
-from app.generation.reply_formats.tool_calls import CallEvent, CallWriter, Tools
+from app.generation.events import ContentEvent, ReasoningDelta, TextDelta, ToolCallEnd, ToolCallStart
+from app.generation.tool_parsers.call_parser import CallMarkup, CallParser, call_markups
+from app.generation.tool_parsers.markup import Found, Markup, NotYet
+from app.generation.tool_parsers.relaxed_json import longest_overlap
+from app.generation.tool_parsers.reply_format import ReplyFormat
+from app.generation.tool_parsers.tool_calls import CallEvent, CallWriter, Tools
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class ParsedEvent:
     """An event, and where in the text of the reply it was heard."""
 
-    event: SpokenEvent
+    event: ContentEvent
     start: int
     end: int
 
@@ -113,7 +113,7 @@ class ReplyParser:
         self._mode = _Mode.ANSWER if answers else _Mode.TEXT
         self._buffer = ""
         self._base = 0  # of the buffer, in the text of the reply
-        self._reader: CallReader | None = None
+        self._reader: CallParser | None = None
         self._no_call = 0  # what the buffer begins with is no call, as far as this
         self._space = ""  # white space behind what was told: nothing, where markup follows
         self._behind_markup = False  # white space there is not told
@@ -134,12 +134,12 @@ class ReplyParser:
     def may_hold(self, control: str) -> bool:
         return self._markup.may_hold(control)
 
-    def push(self, text: str) -> list[Heard]:
+    def push(self, text: str) -> list[ParsedEvent]:
         """What is certain now that `text` follows."""
         heard, self._opened = self._opened, []
         return heard + self._read(text, final=False)
 
-    def finish(self, *, cut_off: bool = False) -> list[Heard]:
+    def finish(self, *, cut_off: bool = False) -> list[ParsedEvent]:
         """What was held back, now that nothing follows. Of a reply that was `cut_off` by its limit, the beginning of a
         closing mark is dropped: the rest of the mark would have made it no text."""
         heard, self._opened = self._opened, []
@@ -157,9 +157,9 @@ class ReplyParser:
             return 0
         return max((longest_overlap(self._buffer, 0, end.written) for end in self._markup.end_thinking), default=0)
 
-    def _read(self, text: str, *, final: bool) -> list[Heard]:
+    def _read(self, text: str, *, final: bool) -> list[ParsedEvent]:
         self._buffer += text
-        heard: list[Heard] = []
+        heard: list[ParsedEvent] = []
         while (self._buffer or final) and not self.ended:
             before = self._progress()
             if self._reader is not None:
@@ -180,7 +180,7 @@ class ReplyParser:
 
     # -- each returns whether it waits for more text
 
-    def _read_text(self, heard: list[Heard], final: bool) -> bool:
+    def _read_text(self, heard: list[ParsedEvent], final: bool) -> bool:
         if self._markup.unmarked and self._nothing_said and not self._buffer.isspace():
             self._nothing_said = False
             if self._buffer.lstrip()[:1] in ("{", "["):
@@ -217,7 +217,7 @@ class ReplyParser:
         is_alone = is_alone or (self._behind_markup and self.num_calls > 0)
         return is_alone and bool(rest) and any(mark.startswith(rest) for mark in marks)
 
-    def _read_thoughts(self, heard: list[Heard], final: bool) -> bool:
+    def _read_thoughts(self, heard: list[ParsedEvent], final: bool) -> bool:
         self._say(heard, self._markup.in_thoughts.search(self._buffer, final=final))
         if not self._buffer:
             return True
@@ -232,7 +232,7 @@ class ReplyParser:
         self._say(heard, 1)
         return False
 
-    def _read_call(self, reader: CallReader, heard: list[Heard], final: bool) -> bool:
+    def _read_call(self, reader: CallParser, heard: list[ParsedEvent], final: bool) -> bool:
         start = self._base
         events = reader.feed(self._buffer, final=final)
         if reader.certain:
@@ -254,12 +254,12 @@ class ReplyParser:
         def new_writer() -> CallWriter:
             return CallWriter(self._tools, self.num_calls, only_known=only_known)
 
-        self._reader = CallReader(markups, new_writer)
+        self._reader = CallParser(markups, new_writer)
 
-    def _tell(self, heard: list[Heard], event: CallEvent, start: int) -> None:
+    def _tell(self, heard: list[ParsedEvent], event: CallEvent, start: int) -> None:
         if self.ended:
             return
-        heard.append(Heard(event, start, self._base))
+        heard.append(ParsedEvent(event, start, self._base))
         if isinstance(event, ToolCallStart):
             self.num_calls += 1
         elif isinstance(event, ToolCallEnd):
@@ -282,7 +282,7 @@ class ReplyParser:
         self._base += size
         self._no_call = 0
 
-    def _say(self, heard: list[Heard], size: int) -> None:
+    def _say(self, heard: list[ParsedEvent], size: int) -> None:
         """The beginning of the buffer, as text or thoughts. White space at its end waits for what follows."""
         if not size:
             return
@@ -302,13 +302,13 @@ class ReplyParser:
             self._nothing_said = False
             self._hear(heard, body, self._base - len(said))
 
-    def _hear(self, heard: list[Heard], text: str, start: int) -> None:
+    def _hear(self, heard: list[ParsedEvent], text: str, start: int) -> None:
         text = text[max(0, -start) :]  # the prompt's part of it was said by nobody
         if not text:
             return
         start = max(0, start)
         event = ReasoningDelta(text) if self._mode is _Mode.THINKING else TextDelta(text)
-        heard.append(Heard(event, start, start + len(text)))
+        heard.append(ParsedEvent(event, start, start + len(text)))
 
 
 def _begins(text: str, literal: str) -> bool:

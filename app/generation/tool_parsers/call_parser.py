@@ -5,12 +5,12 @@ Knows the formats of calls. Refuses to know what stands around them.
 
 from collections.abc import Callable, Sequence
 
-from app.generation.reply_formats.json_bodies import ArgumentsBody, ObjectsBody
-from app.generation.reply_formats.markup import WAIT, Found, Markup
-from app.generation.reply_formats.parameters_body import ParameterMarkup, ParametersBody
-from app.generation.reply_formats.python_body import PythonBody
-from app.generation.reply_formats.reply_format import BODIES, CallSyntax
-from app.generation.reply_formats.tool_calls import CallBody, CallEvent, CallWriter
+from app.generation.tool_parsers.json_bodies import ArgumentsBody, ObjectsBody
+from app.generation.tool_parsers.markup import WAIT, Found, Markup
+from app.generation.tool_parsers.parameters_body import ParameterMarkup, ParametersBody
+from app.generation.tool_parsers.python_body import PythonBody
+from app.generation.tool_parsers.reply_format import BODIES, CallSyntax
+from app.generation.tool_parsers.tool_calls import CallBody, CallEvent, CallWriter
 
 
 class CallMarkup:
@@ -38,7 +38,7 @@ def call_markups(syntax: CallSyntax) -> list[CallMarkup]:
     return [CallMarkup(written, syntax.parameters) for written in syntax.calls]
 
 
-class CallReader:
+class CallParser:
     """Reads from the beginning of a call. `feed` takes all text since then but for what `take` was told of."""
 
     def __init__(self, markups: Sequence[CallMarkup], new_writer: Callable[[], CallWriter]) -> None:

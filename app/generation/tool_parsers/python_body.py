@@ -3,8 +3,8 @@
 import json
 import re
 
-from app.generation.reply_formats.relaxed_json import RelaxedJson
-from app.generation.reply_formats.tool_calls import CallWriter, behind_space, match_end
+from app.generation.tool_parsers.relaxed_json import RelaxedJson
+from app.generation.tool_parsers.tool_calls import CallWriter, behind_space, match_end
 
 _BETWEEN = re.compile(r"[\s,;]*")
 _NAME = re.compile(r"[^\W\d][\w.]*")

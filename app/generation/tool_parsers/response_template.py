@@ -12,9 +12,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from app.generation.conversation import Json
-from app.generation.reply_formats.anchor_pattern import NotUnderstood, literal_markup, markup_of
-from app.generation.reply_formats.json_bodies import ARGUMENT_KEYS, NAME_KEYS
-from app.generation.reply_formats.reply_format import (
+from app.generation.tool_parsers.anchor_pattern import UnsupportedPattern, literal_markup, markup_of
+from app.generation.tool_parsers.json_bodies import ARGUMENT_KEYS, NAME_KEYS
+from app.generation.tool_parsers.reply_format import (
     NO_MESSAGES,
     CallSyntax,
     MessageSyntax,
@@ -62,14 +62,14 @@ class _Template(Struct, forbid_unknown_fields=True):
 
 
 def format_of(response_template: Mapping[str, object]) -> ReplyFormat:
-    """Raises NotUnderstood."""
+    """Raises UnsupportedPattern."""
     try:
         template = msgspec.convert(response_template, _Template)
     except msgspec.ValidationError as error:
-        raise NotUnderstood(str(error)) from error
+        raise UnsupportedPattern(str(error)) from error
     unknown = template.fields.keys() - _FIELDS
     if template.version != 1 or unknown:
-        raise NotUnderstood(f"version {template.version}, fields {sorted(unknown)}")
+        raise UnsupportedPattern(f"version {template.version}, fields {sorted(unknown)}")
     thoughts = next((template.fields[name] for name in _THINKING if name in template.fields), None)
     calls = template.fields.get("tool_calls")
     return ReplyFormat(
@@ -88,7 +88,7 @@ def _markups(literals: Anchors | None, pattern: str | None) -> Sequence[str]:
 def _thinking(field: _Field) -> ThinkingSyntax:
     begin, end = ([one for one in marks if "{" not in one] for marks in (field.opens, field.closes))
     if not begin or not end:
-        raise NotUnderstood("thoughts without a beginning or an end")
+        raise UnsupportedPattern("thoughts without a beginning or an end")
     return ThinkingSyntax(begin, end)
 
 
@@ -111,10 +111,10 @@ def _calls(field: _Field) -> CallSyntax:
     elif field.content == "xml-inline" and _function_of(field.transform) == {"name": _NAME, "arguments": _CONTENT}:
         body, written = "{parameters}", ""
     else:
-        raise NotUnderstood(f"calls whose content is {field.content}")
+        raise UnsupportedPattern(f"calls whose content is {field.content}")
     heads = [one for one in field.opens if (_NAME in one) == (body in ("{json}", "{parameters}"))]
     if not heads:
-        raise NotUnderstood("calls without a beginning, or without a name")
+        raise UnsupportedPattern("calls without a beginning, or without a name")
     tagged = body == "{parameters}"
     calls = [head + body + _tail(head, closes, tags=tagged) for head in heads]
     parameters = _parameters(field) if tagged else ()
@@ -138,13 +138,13 @@ def _json_body(transform: Json, *, each: bool) -> tuple[str, str]:
     if transform is None or (function == _CONTENT and not each):
         return "{objects}", _object_of("name", "arguments")
     if not isinstance(function, Mapping) or function.keys() != {"name", "arguments"}:
-        raise NotUnderstood("the transform of calls")
+        raise UnsupportedPattern("the transform of calls")
     if function == {"name": _NAME, "arguments": _CONTENT} and not each:
         return "{json}", ""
     found = [_PLACEHOLDER.fullmatch(str(function[key])) for key in ("name", "arguments")]
     name, arguments = (one[1] if one else "" for one in found)
     if name not in NAME_KEYS or arguments not in ARGUMENT_KEYS:
-        raise NotUnderstood("the transform of calls")
+        raise UnsupportedPattern("the transform of calls")
     return "{objects}", _object_of(name, arguments)
 
 
@@ -157,5 +157,5 @@ def _parameters(field: _Field) -> Sequence[str]:
     found = markup_of(pattern) if isinstance(pattern, str) else []
     written = [f"{one}\n" for one in found if "{key}" in one and "{value}" in one.partition("{key}")[2]]
     if not written:
-        raise NotUnderstood("the pattern of parameters")
+        raise UnsupportedPattern("the pattern of parameters")
     return written

@@ -6,11 +6,11 @@ Or free text, and what begins in it as a call is one. Refuses to know how a gram
 from collections.abc import Mapping, Sequence
 
 from app.generation.conversation import Json, Tool
-from app.generation.reply_formats.argument_types import TEXT, member_schema, types_in
-from app.generation.reply_formats.call_reader import CallMarkup
-from app.generation.reply_formats.lark_rules import LarkRules
-from app.generation.reply_formats.markup import Hole, Markup
-from app.generation.reply_formats.reply_format import CallSyntax, ReplyFormat
+from app.generation.tool_parsers.argument_types import TEXT, member_schema, types_in
+from app.generation.tool_parsers.call_parser import CallMarkup
+from app.generation.tool_parsers.lark_rules import LarkRules
+from app.generation.tool_parsers.markup import Hole, Markup
+from app.generation.tool_parsers.reply_format import CallSyntax, ReplyFormat
 from app.grammars.lark import literal
 
 # An answer without bounds. White space at its beginning is not told, and would not be in the text that is sent back.

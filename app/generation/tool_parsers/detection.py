@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from app.errors import TemplateError, TemplateUnavailable
 from app.generation.conversation import Json, Message, ToolCall
 from app.generation.events import ReasoningDelta, ToolCallDelta, ToolCallStart
-from app.generation.reply_formats.markup import Markup
-from app.generation.reply_formats.reply_format import NO_MESSAGES, PLAIN, CallSyntax, ReplyFormat, ThinkingSyntax
-from app.generation.reply_formats.reply_parser import FormatMarkup, ReplyParser
-from app.generation.reply_formats.table import CALLS, MESSAGES, THINKING
 from app.generation.template import ChatTemplateRenderer
+from app.generation.tool_parsers.formats import CALLS, MESSAGES, THINKING
+from app.generation.tool_parsers.markup import Markup
+from app.generation.tool_parsers.reply_format import NO_MESSAGES, PLAIN, CallSyntax, ReplyFormat, ThinkingSyntax
+from app.generation.tool_parsers.reply_parser import FormatMarkup, ReplyParser
 
 _CALLED, _KEY, _VALUE, _THOUGHT = "zxqcalled", "zxqkey", "zxqvalue", "zxqthought"  # in no template
 _TAG = re.compile(r"<[|｜][^<>]+[|｜]>")
@@ -30,7 +30,7 @@ _TOOL: Mapping[str, Json] = {
 
 
 @dataclass(frozen=True, slots=True)
-class TemplateReplies:
+class DetectedFormat:
     """What a template knows of replies."""
 
     format: ReplyFormat
@@ -39,9 +39,9 @@ class TemplateReplies:
     arguments_as_text: bool  # it wants the arguments of a call as the text of their JSON
 
 
-def replies_of(
+def detect_format(
     template: str, variables: Mapping[str, Json], renderer: ChatTemplateRenderer, control_tokens: Iterable[str] = ()
-) -> TemplateReplies:
+) -> DetectedFormat:
     """`control_tokens` of the vocabulary may be markup that the template says nothing of.
 
     Raises TemplateUnavailable where no template can be rendered."""
@@ -54,7 +54,7 @@ def replies_of(
     messages = next((one for one in MESSAGES if any(one.mark in text for text in (template, *written))), NO_MESSAGES)
     calls = _calls(known, called, ReplyFormat(messages=messages))
     thinking = _thinking(template, (thought, answered), ReplyFormat(None, calls, messages))
-    return TemplateReplies(
+    return DetectedFormat(
         ReplyFormat(thinking, calls, messages), _CALLED in probe.prompt, probe.takes_system(), as_text
     )
 
@@ -164,4 +164,4 @@ def _begins(template: str, syntax: ThinkingSyntax) -> bool:
     return any(Markup(begin).first in template for begin in syntax.begin)
 
 
-NO_TEMPLATE = TemplateReplies(PLAIN, takes_tools=False, takes_system=True, arguments_as_text=False)
+NO_TEMPLATE = DetectedFormat(PLAIN, takes_tools=False, takes_system=True, arguments_as_text=False)

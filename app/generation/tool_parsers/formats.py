@@ -3,7 +3,7 @@
 Of two that a reply fits, the first is it; so what is told apart by less comes later.
 """
 
-from app.generation.reply_formats.reply_format import CallSyntax, MessageSyntax, ThinkingSyntax
+from app.generation.tool_parsers.reply_format import CallSyntax, MessageSyntax, ThinkingSyntax
 
 _HARMONY_HEADS = ("<|start|>assistant<|channel|>commentary", "<|channel|>commentary", "<|channel|>analysis")
 

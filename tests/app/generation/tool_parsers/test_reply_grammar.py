@@ -12,14 +12,14 @@ import pytest
 
 from app.generation.conversation import Json, Tool
 from app.generation.grammars import GrammarCompiler, GrammarSource
-from app.generation.reply_formats.reply_format import CallSyntax, MessageSyntax, ReplyFormat, ThinkingSyntax
-from app.generation.reply_formats.reply_grammar import answer_grammar, call_grammar, free_grammar, no_call_grammar
-from app.generation.reply_formats.reply_parser import FormatMarkup, ReplyParser
-from app.generation.reply_formats.table import CALLS, MESSAGES, THINKING
+from app.generation.tool_parsers.formats import CALLS, MESSAGES, THINKING
+from app.generation.tool_parsers.reply_format import CallSyntax, MessageSyntax, ReplyFormat, ThinkingSyntax
+from app.generation.tool_parsers.reply_grammar import answer_grammar, call_grammar, free_grammar, no_call_grammar
+from app.generation.tool_parsers.reply_parser import FormatMarkup, ReplyParser
 from app.grammars.compiling import Compiler
 from app.grammars.frames import GrammarText
 from app.text.tokenizer import Tokenizer
-from tests.app.generation.reply_formats.spoken import heard_of, spoken
+from tests.app.generation.tool_parsers.parsed_reply import parse_pieces, parsed
 
 THINK = ThinkingSyntax(("<think>",), ("</think>",))
 BY_NAME = {syntax.name: syntax for syntax in CALLS}
@@ -89,7 +89,7 @@ def test_what_it_lets_through_is_read_as_calls(syntax: CallSyntax, vocabulary: l
         grammar = call_grammar(written, opening, TOOLS, {}, parallel=parallel, thinks=False)
         for _ in range(3):
             text = walk(matcher(grammar, vocabulary), chance)
-            told = spoken(text, written, SCHEMAS, opening=opening)
+            told = parsed(text, written, SCHEMAS, opening=opening)
             assert told.text.strip() == "", text
             assert told.calls, text
             assert all(call.ended for call in told.calls), text
@@ -136,7 +136,7 @@ def test_a_text_argument_may_say_anything(vocabulary: llguidance.LLTokenizer) ->
     made = matcher(call_grammar(coder, "", [tool], {}, parallel=False, thinks=False), vocabulary)
     assert made.consume_tokens(list(text.encode()))
     assert made.is_accepting()
-    told = heard_of(ReplyParser(FormatMarkup(coder), {"say": tool.parameters}), [text])
+    told = parse_pieces(ReplyParser(FormatMarkup(coder), {"say": tool.parameters}), [text])
     assert json.loads(told.calls[0].arguments) == {"text": 'if a < b: "é"\n'}
 
 
@@ -148,7 +148,7 @@ def test_an_answer_comes_behind_thoughts(vocabulary: llguidance.LLTokenizer) -> 
         made = matcher(answer_grammar(written, opening, [], {}, answer, parallel=True, thinks=True), vocabulary)
         assert made.consume_tokens(list(text.encode())), text
         assert made.is_accepting()
-        told = spoken(text, written, {}, opening=opening)
+        told = parsed(text, written, {}, opening=opening)
         assert told.text == "true"
         assert told.reasoning == ("Well." if "Well" in text else "")
 

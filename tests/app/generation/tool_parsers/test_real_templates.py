@@ -12,10 +12,10 @@ import pytest
 
 from app.errors import TemplateError
 from app.generation.conversation import Json, Message, ToolCall
-from app.generation.reply_formats.recognition import TemplateReplies, replies_of
-from app.generation.reply_formats.reply_parser import FormatMarkup, ReplyParser
 from app.generation.template import ChatTemplateRenderer
-from tests.app.generation.reply_formats.spoken import Spoken, cut, heard_of, mutated, tokens
+from app.generation.tool_parsers.detection import DetectedFormat, detect_format
+from app.generation.tool_parsers.reply_parser import FormatMarkup, ReplyParser
+from tests.app.generation.tool_parsers.parsed_reply import ParsedReply, cut, mutated, parse_pieces, tokens
 
 USER = Message("user", "Hello?")
 UNWRITTEN = "Here are my reasoning steps:\n"  # Apriel's prompts end with it, and its replies are written without
@@ -116,7 +116,7 @@ class Template:
     def __init__(self, source: str, renderer: ChatTemplateRenderer) -> None:
         self.source = source
         self.renderer = renderer
-        self.replies: TemplateReplies = replies_of(source, VARIABLES, renderer)
+        self.replies: DetectedFormat = detect_format(source, VARIABLES, renderer)
         self.markup = FormatMarkup(self.replies.format)
         self.prompt = self.render([USER], prompt=True)
         self.written = [self.reply(message) for message in MESSAGES]  # at once, while the template is compiled
@@ -149,14 +149,14 @@ class Template:
             common = cut
         return whole[common:], self.markup.opening(whole[:common])
 
-    def read(self, message: Message, chance: random.Random | None = None) -> Spoken | None:
+    def read(self, message: Message, chance: random.Random | None = None) -> ParsedReply | None:
         if (reply := self.reply_to(message)) is None:
             return None
         written, opening = reply
         pieces = list(tokens(written, self.markup))
         if chance is not None:
             pieces = list(cut("".join(pieces), chance))
-        return heard_of(ReplyParser(self.markup, SCHEMAS, opening=opening), pieces)
+        return parse_pieces(ReplyParser(self.markup, SCHEMAS, opening=opening), pieces)
 
 
 @pytest.fixture(scope="module")
@@ -166,9 +166,9 @@ def templates(llama_cpp_models: Path, renderer: ChatTemplateRenderer) -> dict[st
     return {path.stem: Template(path.read_text(encoding="utf-8"), renderer) for path in paths}
 
 
-def differences(spoken: Spoken, calls: Sequence[ToolCall]) -> list[object]:
+def differences(parsed: ParsedReply, calls: Sequence[ToolCall]) -> list[object]:
     """What of the calls is not as it was; a call whose arguments are no JSON raises."""
-    heard = [(call.name, json.loads(call.arguments), call.ended) for call in spoken.calls]
+    heard = [(call.name, json.loads(call.arguments), call.ended) for call in parsed.calls]
     return [
         pair for pair in zip_longest(heard, ((call.name, call.arguments, True) for call in calls)) if pair[0] != pair[1]
     ]
@@ -183,22 +183,22 @@ def test_calls_are_read_back(templates: dict[str, Template], calls: tuple[ToolCa
         expected = [
             replace(call, arguments=without_null(call.arguments)) if name in NO_NULL else call for call in calls
         ]
-        spoken = template.read(Message("assistant", "", None, calls))
-        assert spoken is not None, name
-        assert differences(spoken, expected) == [], name
-        assert (spoken.text.strip(), spoken.reasoning) == ("", ""), name
+        parsed = template.read(Message("assistant", "", None, calls))
+        assert parsed is not None, name
+        assert differences(parsed, expected) == [], name
+        assert (parsed.text.strip(), parsed.reasoning) == ("", ""), name
         again = template.read(Message("assistant", "", None, calls), random.Random(name))
         assert again is not None
-        assert again.told() == spoken.told(), name
+        assert again.told() == parsed.told(), name
 
 
 def test_the_exceptions_are_no_more_than_there_are(templates: dict[str, Template]) -> None:
     for name in NO_CALLS:
-        spoken = templates[name].read(Message("assistant", "", None, (CALL,)))
-        assert spoken is None or not spoken.calls, name
+        parsed = templates[name].read(Message("assistant", "", None, (CALL,)))
+        assert parsed is None or not parsed.calls, name
     for name in ONE_CALL:
-        spoken = templates[name].read(Message("assistant", "", None, (CALL, OTHER)))
-        assert spoken is None or len(spoken.calls) == 1, name
+        parsed = templates[name].read(Message("assistant", "", None, (CALL, OTHER)))
+        assert parsed is None or len(parsed.calls) == 1, name
     told = {name: templates[name].replies.format.calls for name in NO_CALLS}
     assert {name: calls.name for name, calls in told.items() if calls is not None} == WITHOUT_CALLS
 
@@ -211,7 +211,7 @@ def test_mutated_replies_are_read_the_same_however_they_are_cut(templates: dict[
         template, written, opening = chance.choice(known)
         text = mutated("".join(tokens(written, template.markup)), chance)
         whole, *others = (
-            heard_of(ReplyParser(template.markup, SCHEMAS, opening=opening), pieces)
+            parse_pieces(ReplyParser(template.markup, SCHEMAS, opening=opening), pieces)
             for pieces in ([text], text, cut(text, chance), cut(text[: chance.randrange(len(text) + 1)], chance))
         )
         assert [other.told() for other in others[:2]] == [whole.told()] * 2, (seed, text)
@@ -229,15 +229,15 @@ def test_text_thoughts_and_calls_are_told_apart(templates: dict[str, Template]) 
             reply = template.reply_to(message)
             if reply is None:
                 continue
-            spoken = template.read(message)
-            assert spoken is not None
-            assert differences(spoken, [OTHER]) == [], name
-            assert spoken.text.strip() == (SAID if SAID in reply[0] else ""), name
-            assert spoken.reasoning == (THOUGHT if THOUGHT in reply[0] else ""), name
-            thought += bool(spoken.reasoning)
+            parsed = template.read(message)
+            assert parsed is not None
+            assert differences(parsed, [OTHER]) == [], name
+            assert parsed.text.strip() == (SAID if SAID in reply[0] else ""), name
+            assert parsed.reasoning == (THOUGHT if THOUGHT in reply[0] else ""), name
+            thought += bool(parsed.reasoning)
             again = template.read(message, random.Random(name))
             assert again is not None
-            assert again.told() == spoken.told(), name
+            assert again.told() == parsed.told(), name
     assert thought > 40
 
 
@@ -245,13 +245,13 @@ def test_thoughts_without_calls(templates: dict[str, Template]) -> None:
     thought = 0
     for name, template in templates.items():
         reply = template.reply_to(Message("assistant", SAID, THOUGHT))
-        spoken = template.read(Message("assistant", SAID, THOUGHT))
-        if reply is None or spoken is None or name in NO_TEXT:
+        parsed = template.read(Message("assistant", SAID, THOUGHT))
+        if reply is None or parsed is None or name in NO_TEXT:
             continue
-        assert spoken.text.strip() == (SAID if SAID in reply[0] else ""), name
-        assert spoken.reasoning == (THOUGHT if THOUGHT in reply[0] else ""), name
-        assert spoken.calls == []
-        thought += bool(spoken.reasoning)
+        assert parsed.text.strip() == (SAID if SAID in reply[0] else ""), name
+        assert parsed.reasoning == (THOUGHT if THOUGHT in reply[0] else ""), name
+        assert parsed.calls == []
+        thought += bool(parsed.reasoning)
     assert thought > 25
 
 
@@ -260,11 +260,11 @@ def test_a_prompt_that_ends_in_thoughts_is_known_to(templates: dict[str, Templat
         prompt = template.prompt
         if prompt is None:
             continue
-        spoken = heard_of(
+        parsed = parse_pieces(
             ReplyParser(template.markup, SCHEMAS, opening=template.markup.opening(prompt)), ["Well, well"]
         )
-        assert (spoken.reasoning or spoken.text) == "Well, well", name
-        assert bool(spoken.reasoning) == prompt.rstrip().endswith(THINKING_ENDS), name
+        assert (parsed.reasoning or parsed.text) == "Well, well", name
+        assert bool(parsed.reasoning) == prompt.rstrip().endswith(THINKING_ENDS), name
 
 
 THINKING_ENDS = ("<think>", "<|START_THINKING|>", "think<|sep|>", "Here are my reasoning steps:")

@@ -17,7 +17,7 @@ from app.generation.remembered_replies import GeneratedReply
 from app.generation.reply_token_cache import ReplyTokenCache
 from app.generation.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
-from tests.app.generation.reply_formats.spoken import cut, heard_of
+from tests.app.generation.tool_parsers.parsed_reply import cut, parse_pieces
 
 PARAMETERS: dict[str, Json] = {
     "type": "object",
@@ -101,14 +101,14 @@ def test_the_second_turn_has_the_ids_of_the_first(
         if not ends:
             continue  # the template does not write it again
         reply = reply[: ends[-1]]
-        spoken = heard_of(encoder.replies.parser(conversation, rendered), [reply])
+        parsed = parse_pieces(encoder.replies.parser(conversation, rendered), [reply])
         ids = generated(model, reply, chance)
         encoder.remember(GeneratedReply(prompt_ids, ids, reply, continues_text=False, stored=True))
-        call = spoken.calls[0]
+        call = parsed.calls[0]
         said = Message(
             "assistant",
-            spoken.text.strip(),
-            spoken.reasoning or None,
+            parsed.text.strip(),
+            parsed.reasoning or None,
             (ToolCall.parse(call.name, call.arguments, answer.tool_calls[0].id),),
         )
         assert json.loads(call.arguments) == answer.tool_calls[0].arguments

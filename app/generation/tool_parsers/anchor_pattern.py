@@ -19,22 +19,22 @@ _HOLE = re.compile(r"\{(\w+)\}")
 _NEVER_LITERAL = "*+?{}["  # such a character is in the wrong place
 
 
-class NotUnderstood(ValueError):
+class UnsupportedPattern(ValueError):
     """A part of a response template means what no markup can say."""
 
 
 def literal_markup(text: str) -> str:
-    """Markup of a literal. Raises NotUnderstood for one that would have holes."""
+    """Markup of a literal. Raises UnsupportedPattern for one that would have holes."""
     if not text or len(text) > MAX_PATTERN or _HOLE.search(text):
-        raise NotUnderstood(f"the literal {text[:80]!r}")
+        raise UnsupportedPattern(f"the literal {text[:80]!r}")
     return text
 
 
 def markup_of(pattern: str) -> Sequence[str]:
     """Markup of all that a pattern matches, what is plainest first: `{name}` for a group of that name, `{any}` for
-    anything, `{word}` for what has characters of one class. Raises NotUnderstood."""
+    anything, `{word}` for what has characters of one class. Raises UnsupportedPattern."""
     if len(pattern) > MAX_PATTERN:
-        raise NotUnderstood(f"a pattern of {len(pattern):,} characters")
+        raise UnsupportedPattern(f"a pattern of {len(pattern):,} characters")
     reader = _Reader(pattern)
     found = {written.removeprefix("{any}").removeprefix("{word}") for written in reader.alternatives()} - {""}
     for written in found:
@@ -55,8 +55,8 @@ class _Reader:
     def at_end(self) -> bool:
         return self._position == len(self._pattern)
 
-    def problem(self) -> NotUnderstood:
-        return NotUnderstood(f"the pattern {self._pattern[:80]!r} at {self._position}")
+    def problem(self) -> UnsupportedPattern:
+        return UnsupportedPattern(f"the pattern {self._pattern[:80]!r} at {self._position}")
 
     def alternatives(self) -> list[str]:
         found = self._sequence()

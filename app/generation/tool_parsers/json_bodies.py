@@ -6,8 +6,8 @@ Work is linear in the text.
 import json
 import re
 
-from app.generation.reply_formats.relaxed_json import RelaxedJson
-from app.generation.reply_formats.tool_calls import CallWriter, behind_space, match_end
+from app.generation.tool_parsers.relaxed_json import RelaxedJson
+from app.generation.tool_parsers.tool_calls import CallWriter, behind_space, match_end
 
 NAME_KEYS = ("name", "tool_name", "function")
 ARGUMENT_KEYS = ("arguments", "parameters", "args")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NoReturn
 
 from app.generation.conversation import Json
-from app.generation.reply_formats.relaxed_json import as_json
+from app.generation.tool_parsers.relaxed_json import as_json
 
 _UNIONS = ("anyOf", "oneOf", "allOf")
 _MAX_DEPTH = 8  # of unions and references
