@@ -6,7 +6,7 @@ from tests.clients.agents.agent import Agent, Asked, Start, json_lines, main
 
 
 def start(asked: Asked) -> Start:
-    """With the variables of the README."""
+    """With the variables of docs/integrations.md."""
     flags = ["--output-format", "stream-json", "--verbose", "--include-partial-messages"] if asked.shows_pieces else []
     environment = {
         "ANTHROPIC_BASE_URL": asked.url,

@@ -24,7 +24,7 @@ wire_api = "responses"
 
 
 def start(asked: Asked) -> Start:
-    """With the configuration of the README, and without its plugins, which come from the network."""
+    """With the configuration of docs/integrations.md, and without its plugins, which come from the network."""
     config = CONFIG.format(model=asked.model, context=asked.context, url=asked.url)
     return Start(["codex", "exec", "--skip-git-repo-check", asked.prompt], files={".codex/config.toml": config})
 

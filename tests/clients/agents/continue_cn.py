@@ -22,7 +22,7 @@ models:
 
 
 def start(asked: Asked) -> Start:
-    """With the configuration of the README. cn reads its --config from the folder of the project."""
+    """With the configuration of docs/integrations.md. cn reads its --config from the folder of the project."""
     Path("config.yaml").write_text(CONFIG.format(**vars(asked)), encoding="utf-8")
     environment = {
         "CONTINUE_TELEMETRY_ENABLED": "0",
