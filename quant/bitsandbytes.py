@@ -88,11 +88,11 @@ def encode(weight: GroupedTensor, dtype: torch.dtype) -> dict[str, Tensor]:
     scale = weight.scale
     if isinstance(scale, NestedScale):
         tensors["weight.absmax"] = scale.codes.flatten()
-        tensors["weight.nested_absmax"] = scale.whole
+        tensors["weight.nested_absmax"] = scale.block_scales
         tensors["weight.nested_quant_map"] = scale.table
         state |= {"nested_blocksize": scale.block_size, "nested_dtype": "float32", "nested_offset": scale.offset}
     else:
-        tensors["weight.absmax"] = scale.whole.flatten()
+        tensors["weight.absmax"] = scale.stored.flatten()
     tensors["weight.quant_state.bitsandbytes__nf4"] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
     return tensors
 
@@ -109,8 +109,8 @@ def _eight_bits(given: LayerTensors) -> GroupedTensor:
         raise UnsupportedQuantization(f"The weight of {given.layer} is not stored row by row", OTHER_COPY)
     signed = weight.numpy().view(np.uint8)
     codes = pack((rows, columns), 8, lambda some: signed[some] ^ np.uint8(0x80))
-    whole = GroupScale(scale.clone().view(rows, 1), INT8_UNIT)
-    return GroupedTensor((rows, columns), "LLM.int8", columns, codes, whole, zero=128)
+    scales = GroupScale(scale.clone().view(rows, 1), INT8_UNIT)
+    return GroupedTensor((rows, columns), "LLM.int8", columns, codes, scales, zero=128)
 
 
 def _four_bits(given: LayerTensors, table: str) -> GroupedTensor:
@@ -158,7 +158,7 @@ def _scale(given: LayerTensors, state: QuantizationSection, rows: int, groups: i
     return NestedScale(
         codes=absmax.clone().view(rows, groups),
         table=given.take("weight.nested_quant_map", (torch.float32,), 256).clone(),
-        whole=given.take("weight.nested_absmax", (torch.float32,), -(-rows * groups // block_size)).clone(),
+        block_scales=given.take("weight.nested_absmax", (torch.float32,), -(-rows * groups // block_size)).clone(),
         block_size=block_size,
         offset=state.number("nested_offset"),
     )

@@ -132,7 +132,7 @@ def encode(weight: GroupedTensor) -> dict[str, Tensor]:
     zeros = weight.zero.values()[:, : weight.groups].numpy()
     return {
         "weight_packed": words(weight.codes.values()[:, :columns].numpy(), bits),
-        "weight_scale": weight.scale.whole,
+        "weight_scale": weight.scale.stored,
         "weight_zero_point": words(np.ascontiguousarray(zeros.T), bits).T.contiguous(),
         "weight_shape": torch.tensor([rows, columns]),
     }

@@ -123,14 +123,14 @@ def _iq4_xs_scales(blocks: Bytes) -> Bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Factor:
+class ScaleField:
     """Where a scale lies: a float16, or an exponent of one byte, and the parts that it is multiplied by."""
 
     at: int
     exponent: bool = False
-    parts: Callable[[Bytes], Bytes] | None = None
+    sub_scales: Callable[[Bytes], Bytes] | None = None
     planes: tuple[int, ...] = (8,)  # how parts are packed
-    offset: int = 0
+    sub_scale_zero: int = 0
     unit: float = 1.0  # the same for all scales of the type; a power of two
 
 
@@ -140,36 +140,36 @@ class Block:
 
     group: int  # columns that share a scale
     codes: tuple[Codes | FifthBits | Trits, ...]
-    scale: Factor
+    scale: ScaleField
     zero: int = 0
-    minimum: Factor | None = None
+    minimum: ScaleField | None = None
     table: tuple[int, ...] | None = None
     size_ratio: float = 1.03  # most bytes of the canonical form for each byte of the file
 
 
 BLOCKS = {
-    "Q4_0": Block(32, (Codes(4, _halves(2)),), Factor(0), zero=8),
-    "Q4_1": Block(32, (Codes(4, _halves(4)),), Factor(0), minimum=Factor(2)),
-    "Q5_0": Block(32, (Codes(4, _halves(6)), FifthBits(2)), Factor(0), zero=16),
-    "Q5_1": Block(32, (Codes(4, _halves(8)), FifthBits(4)), Factor(0), minimum=Factor(2)),
-    "Q8_0": Block(32, (Codes(8, ((2, 0), (18, 0)), flip=0x80808080),), Factor(0), zero=128),
+    "Q4_0": Block(32, (Codes(4, _halves(2)),), ScaleField(0), zero=8),
+    "Q4_1": Block(32, (Codes(4, _halves(4)),), ScaleField(0), minimum=ScaleField(2)),
+    "Q5_0": Block(32, (Codes(4, _halves(6)), FifthBits(2)), ScaleField(0), zero=16),
+    "Q5_1": Block(32, (Codes(4, _halves(8)), FifthBits(4)), ScaleField(0), minimum=ScaleField(2)),
+    "Q8_0": Block(32, (Codes(8, ((2, 0), (18, 0)), flip=0x80808080),), ScaleField(0), zero=128),
     "Q2_K": Block(
         16, (Codes(2, _spread(16, 2, 2)),),
-        Factor(80, parts=lambda b: _nibbles(b, 0, high=False), planes=(4,)),
-        minimum=Factor(82, parts=lambda b: _nibbles(b, 0, high=True), planes=(4,)),
+        ScaleField(80, sub_scales=lambda b: _nibbles(b, 0, high=False), planes=(4,)),
+        minimum=ScaleField(82, sub_scales=lambda b: _nibbles(b, 0, high=True), planes=(4,)),
     ),
     "Q3_K": Block(
         16, (Codes(2, _spread(32, 2, 2)), Codes(1, _spread(0, 1, 1))),
-        Factor(108, parts=lambda b: _sixteen_six_bits(b, 96), planes=(4, 2), offset=32), zero=4,
+        ScaleField(108, sub_scales=lambda b: _sixteen_six_bits(b, 96), planes=(4, 2), sub_scale_zero=32), zero=4,
     ),
     "Q4_K": Block(
-        32, (Codes(4, _spread(16, 4, 4)),), Factor(0, parts=lambda b: _six_bits(b, 4, minimum=False)),
-        minimum=Factor(2, parts=lambda b: _six_bits(b, 4, minimum=True)),
+        32, (Codes(4, _spread(16, 4, 4)),), ScaleField(0, sub_scales=lambda b: _six_bits(b, 4, minimum=False)),
+        minimum=ScaleField(2, sub_scales=lambda b: _six_bits(b, 4, minimum=True)),
     ),
     "Q5_K": Block(
         32, (Codes(4, _spread(48, 4, 4)), Codes(1, _spread(16, 1, 1))),
-        Factor(0, parts=lambda b: _six_bits(b, 4, minimum=False)),
-        minimum=Factor(2, parts=lambda b: _six_bits(b, 4, minimum=True)),
+        ScaleField(0, sub_scales=lambda b: _six_bits(b, 4, minimum=False)),
+        minimum=ScaleField(2, sub_scales=lambda b: _six_bits(b, 4, minimum=True)),
     ),
     "Q6_K": Block(
         16,
@@ -177,16 +177,16 @@ BLOCKS = {
             Codes(4, tuple((64 * half + at, bit) for half in (0, 1) for bit in (0, 4) for at in (0, 16, 32, 48))),
             Codes(2, _spread(128, 2, 2)),
         ),
-        Factor(208, parts=lambda b: b[:, :, 192:208] ^ np.uint8(0x80), offset=128), zero=32,
+        ScaleField(208, sub_scales=lambda b: b[:, :, 192:208] ^ np.uint8(0x80), sub_scale_zero=128), zero=32,
     ),
-    "IQ4_NL": Block(32, (Codes(4, _halves(2)),), Factor(0), table=IQ4_NUMBERS),
+    "IQ4_NL": Block(32, (Codes(4, _halves(2)),), ScaleField(0), table=IQ4_NUMBERS),
     "IQ4_XS": Block(
         32, (Codes(4, tuple((8 + 16 * group, bit) for group in range(8) for bit in (0, 4))),),
-        Factor(0, parts=_iq4_xs_scales, offset=32), table=IQ4_NUMBERS,
+        ScaleField(0, sub_scales=_iq4_xs_scales, sub_scale_zero=32), table=IQ4_NUMBERS,
     ),
-    "MXFP4": Block(32, (Codes(4, _halves(1)),), Factor(0, exponent=True), table=E2M1_NUMBERS),
-    "TQ1_0": Block(256, (Trits(),), Factor(52), zero=1, size_ratio=1.23),
-    "TQ2_0": Block(256, (Codes(2, _spread(0, 2, 2)),), Factor(64), zero=1),
+    "MXFP4": Block(32, (Codes(4, _halves(1)),), ScaleField(0, exponent=True), table=E2M1_NUMBERS),
+    "TQ1_0": Block(256, (Trits(),), ScaleField(52), zero=1, size_ratio=1.23),
+    "TQ2_0": Block(256, (Codes(2, _spread(0, 2, 2)),), ScaleField(64), zero=1),
 }  # fmt: skip
 PLAIN_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -245,14 +245,14 @@ def _plane(bits: int, slabs: Iterable[tuple[slice, Words]], blocks: Bytes) -> Pl
     return Plane(bits, torch.from_numpy(data.view(np.uint8)))
 
 
-def _scale(factor: Factor, blocks: Bytes, flip: int = 0) -> Scale:
-    if factor.exponent:
-        return Scale(torch.from_numpy(blocks[:, :, factor.at].copy()), unit=factor.unit)
-    whole = _half_field(blocks, factor.at, flip if factor.parts is None else 0)
-    if factor.parts is None:
-        return Scale(whole, unit=factor.unit)
-    small = factor.parts(blocks).reshape(len(blocks), -1)
-    return Scale(whole, integers(small, factor.planes), factor.offset, factor.unit)
+def _scale(field: ScaleField, blocks: Bytes, flip: int = 0) -> Scale:
+    if field.exponent:
+        return Scale(torch.from_numpy(blocks[:, :, field.at].copy()), unit=field.unit)
+    block_scales = _half_field(blocks, field.at, flip if field.sub_scales is None else 0)
+    if field.sub_scales is None:
+        return Scale(block_scales, unit=field.unit)
+    small = field.sub_scales(blocks).reshape(len(blocks), -1)
+    return Scale(block_scales, integers(small, field.planes), field.sub_scale_zero, field.unit)
 
 
 def integers(values: Bytes, planes: tuple[int, ...]) -> Integers:

@@ -153,10 +153,10 @@ def _nested(scales: Tensor) -> NestedScale:
     offset = scales.mean()
     numbers = (scales - offset).numpy().reshape(-1)
     padded = np.pad(numbers, (0, -len(numbers) % NESTED_BLOCK)).reshape(-1, NESTED_BLOCK)
-    found, whole = _nearest(padded, dynamic_table())
-    parts = torch.from_numpy(found.reshape(-1)[: len(numbers)].reshape(scales.shape).copy())
+    found, block_scales = _nearest(padded, dynamic_table())
+    stored = torch.from_numpy(found.reshape(-1)[: len(numbers)].reshape(scales.shape).copy())
     table = torch.from_numpy(dynamic_table().copy())
-    return NestedScale(parts, table, torch.from_numpy(whole.reshape(-1)), NESTED_BLOCK, float(offset))
+    return NestedScale(stored, table, torch.from_numpy(block_scales.reshape(-1)), NESTED_BLOCK, float(offset))
 
 
 @cache

@@ -59,14 +59,14 @@ class Integers:
 
     def values(self) -> Tensor:
         """uint8 [rows, count]"""
-        whole, shift = torch.zeros(self.shape, dtype=torch.uint8), 0
+        values, shift = torch.zeros(self.shape, dtype=torch.uint8), 0
         for plane in self.planes:
             words = plane.data.view(len(plane.data), -1, 1, 4)
             shifts = torch.arange(0, 8, plane.bits, dtype=torch.uint8).view(-1, 1)
             part = (words >> shifts) & ((1 << plane.bits) - 1)
-            whole |= part.reshape(self.shape) << shift
+            values |= part.reshape(self.shape) << shift
             shift += plane.bits
-        return whole
+        return values
 
     def rows(self, index: Tensor) -> "Integers":
         return Integers(tuple(Plane(plane.bits, plane.data[index]) for plane in self.planes))
@@ -74,33 +74,33 @@ class Integers:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """One factor for each group of columns: whole * unit, or whole * unit * (part - offset) where groups share a whole
-    one."""
+    """The scale of each group of columns: block scale * unit, or block scale * unit * (sub-scale - sub-scale zero)."""
 
-    whole: Tensor  # [rows, n]; float16, or uint8: an exponent e that says 2 ** (e - 128)
-    parts: Integers | None = None  # [rows, groups]
-    offset: int = 0
+    block_scales: Tensor  # [rows, n]; float16, or uint8: an exponent e that says 2 ** (e - 128)
+    sub_scales: Integers | None = None  # [rows, groups]
+    sub_scale_zero: int = 0
     unit: float = 1.0  # the same for all; a power of two, so that the product is exact
 
     @property
     def nbytes(self) -> int:
-        return self.whole.nbytes + (self.parts.nbytes if self.parts else 0)
+        return self.block_scales.nbytes + (self.sub_scales.nbytes if self.sub_scales else 0)
 
     def values(self) -> Tensor:
         """float32 [rows, groups]"""
-        whole = _powers(self.whole) if self.whole.dtype == torch.uint8 else self.whole.float()
-        whole = whole * self.unit
-        if self.parts is None:
-            return whole
-        parts = self.parts.values().float() - self.offset
-        return (whole.unsqueeze(-1) * parts.view(*whole.shape, -1)).flatten(1)
+        scales = _powers(self.block_scales) if self.block_scales.dtype == torch.uint8 else self.block_scales.float()
+        scales = scales * self.unit
+        if self.sub_scales is None:
+            return scales
+        sub_scales = self.sub_scales.values().float() - self.sub_scale_zero
+        return (scales.unsqueeze(-1) * sub_scales.view(*scales.shape, -1)).flatten(1)
 
     def rows(self, index: Tensor) -> "Scale":
-        return replace(self, whole=self.whole[index], parts=self.parts.rows(index) if self.parts else None)
+        sub_scales = self.sub_scales.rows(index) if self.sub_scales else None
+        return replace(self, block_scales=self.block_scales[index], sub_scales=sub_scales)
 
-    def wholes(self) -> Tensor:
+    def block_factors(self) -> Tensor:
         """[rows, n]: as they are stored, or in float32 where they have a unit."""
-        return self.whole if self.unit == 1.0 else replace(self, parts=None).values()
+        return self.block_scales if self.unit == 1.0 else replace(self, sub_scales=None).values()
 
 
 def _powers(exponents: Tensor) -> Tensor:
@@ -142,8 +142,8 @@ class CodedTensor:
         fits = columns % self.group == 0 and self.codes.shape == self.shape
         fits = fits and (self.minimum is None or self.minimum.unit == 1.0)
         for scale in scales:
-            count = scale.parts.shape if scale.parts else tuple(scale.whole.shape)
-            fits = fits and count == groups and (groups[1] % max(1, scale.whole.shape[1]) == 0)
+            count = scale.sub_scales.shape if scale.sub_scales else tuple(scale.block_scales.shape)
+            fits = fits and count == groups and (groups[1] % max(1, scale.block_scales.shape[1]) == 0)
         if not fits or (self.table is not None and len(self.table) != 1 << self.codes.bits):
             raise ValueError(f"the parts of a {self.type_name} tensor of shape {self.shape} do not fit together")
 
@@ -187,42 +187,42 @@ def blocks(shape: tuple[int, int], block: tuple[int, int]) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class GroupScale:
-    """One factor for each group of columns, as a file has it. value = float32(whole) * float32(unit)."""
+    """One factor for each group of columns, as a file has it. value = float32(stored) * float32(unit)."""
 
-    whole: Tensor  # [rows, groups]; float32, float16 or bfloat16
+    stored: Tensor  # [rows, groups]; float32, float16 or bfloat16
     unit: float = 1.0  # the same for all
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self.whole.shape)
+        return tuple(self.stored.shape)
 
     @property
     def nbytes(self) -> int:
-        return self.whole.nbytes
+        return self.stored.nbytes
 
     def values(self) -> Tensor:
         """float32 [rows, groups]"""
-        return self.whole.float() * self.unit
+        return self.stored.float() * self.unit
 
     def factors(self) -> Tensor:
         """The values in the type that the file has them in, or as float32 where they have a unit."""
-        return self.whole if self.unit == 1.0 else self.values()
+        return self.stored if self.unit == 1.0 else self.values()
 
     def rows(self, index: Tensor) -> "GroupScale":
-        return GroupScale(self.whole[index], self.unit)
+        return GroupScale(self.stored[index], self.unit)
 
 
 @dataclass(frozen=True, slots=True)
 class NestedScale:
     """Factors that are quantized themselves, with a scale for every `block_size` of them, counted through all rows.
 
-    value = table[code] * whole[n // block_size] + offset, in float32, where factor i of row r has number
+    value = table[code] * block_scales[n // block_size] + offset, in float32, where factor i of row r has number
     n = r * groups + i.
     """
 
     codes: Tensor  # uint8 [rows, groups]
     table: Tensor  # float32 [256]
-    whole: Tensor  # float32 [rows * groups / block_size, rounded up]
+    block_scales: Tensor  # float32 [rows * groups / block_size, rounded up]
     block_size: int
     offset: float
 
@@ -232,7 +232,7 @@ class NestedScale:
 
     @property
     def nbytes(self) -> int:
-        return self.codes.nbytes + self.table.nbytes + self.whole.nbytes
+        return self.codes.nbytes + self.table.nbytes + self.block_scales.nbytes
 
     def values(self) -> Tensor:
         """float32 [rows, groups]"""
@@ -242,7 +242,8 @@ class NestedScale:
         """Multiplied out: rows that were picked do not share whole scales as all rows do."""
         groups = self.codes.shape[1]
         numbers = index.unsqueeze(-1) * groups + torch.arange(groups)
-        return GroupScale(self.table[self.codes[index].int()] * self.whole[numbers // self.block_size] + self.offset)
+        factors = self.table[self.codes[index].int()]
+        return GroupScale(factors * self.block_scales[numbers // self.block_size] + self.offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +285,7 @@ class GroupedTensor:
         if isinstance(self.zero, Integers):
             fits = fits and _holds(self.zero, rows, self.groups) and self.table is None
         if isinstance(self.scale, NestedScale):
-            fits = fits and len(self.scale.whole) == -(-rows * self.groups // self.scale.block_size)
+            fits = fits and len(self.scale.block_scales) == -(-rows * self.groups // self.scale.block_size)
         if self.order is not None:
             fits = fits and torch.equal(self.order.sort().values, torch.arange(columns, dtype=torch.int32))
         if not fits or (self.table is not None and len(self.table) != 1 << self.codes.bits):

@@ -74,7 +74,7 @@ def _scale(e: Emit, top: Any, steps: int) -> Vectors:
     return b.fmul(top, F32(1 / steps)), e.splat(inverse)
 
 
-def _whole(e: Emit, pair: Vectors, inverse: Any) -> list[Any]:
+def _rounded(e: Emit, pair: Vectors, inverse: Any) -> list[Any]:
     """The numbers of a group, int32."""
     return [e.b.fptosi(e.nearest(e.b.fmul(v, inverse)), I32x16) for v in pair]
 
@@ -83,8 +83,8 @@ def _quantize_group(e: Emit, pair: Vectors, row: Any, groups: Any, g: Any, plane
     """Write group `g` of a quantized row."""
     b = e.b
     scale, inverse = _scale(e, e.largest_magnitude(*pair), TWO_PLANES_STEPS if planes == 2 else ONE_PLANE_STEPS)
-    whole = _whole(e, pair, inverse)
-    for half, v in enumerate(whole):
+    numbers = _rounded(e, pair, inverse)
+    for half, v in enumerate(numbers):
         at = e.at(e.at(row, g, GROUP), 16 * half)
         upper = b.ashr(b.add(v, e.i(64)), e.i(7)) if planes == 2 else v
         e.store(at, b.trunc(upper, I8x16))
@@ -92,11 +92,11 @@ def _quantize_group(e: Emit, pair: Vectors, row: Any, groups: Any, g: Any, plane
             e.store(e.at(at, groups, GROUP), b.trunc(b.sub(v, b.shl(upper, e.i(7))), I8x16))
     scale_at = e.at(e.at(row, groups, 2 * GROUP), g, 4)
     e.store(scale_at, scale)
-    sums = b.add(*whole), whole[0]
-    for place, numbers in enumerate(sums):
-        total = e.tree(numbers, b.add)
-        e.store(e.at(scale_at, groups, 4 * (1 + place)), b.fmul(scale, b.sitofp(total, F32)))
-        e.store(e.at(scale_at, groups, 4 * (3 + place)), total)
+    sums = b.add(*numbers), numbers[0]
+    for index, lanes in enumerate(sums):
+        total = e.tree(lanes, b.add)
+        e.store(e.at(scale_at, groups, 4 * (1 + index)), b.fmul(scale, b.sitofp(total, F32)))
+        e.store(e.at(scale_at, groups, 4 * (3 + index)), total)
 
 
 def _write_group(e: Emit, form: Form, pair: Vectors, row: Any, groups: Any, g: Any) -> None:
@@ -118,10 +118,10 @@ def _quantize_super_block(e: Emit, read: Callable[[Any], Vectors], row: Any, gro
     scale, inverse = _scale(e, b.bitcast(e.tree(b.load(top), e.larger_bits), F32), ONE_PLANE_STEPS)
     e.store(block.scale_at, scale)
     with block.each_group() as group:
-        whole = _whole(e, read(group.g), inverse)
-        sums = [e.tree(numbers, b.add) for numbers in whole]
+        numbers = _rounded(e, read(group.g), inverse)
+        sums = [e.tree(lanes, b.add) for lanes in numbers]
         for half in range(2):
-            e.store(e.at(group.numbers_at, GROUP // 2 * half), b.trunc(whole[half], I8x16))
+            e.store(e.at(group.numbers_at, GROUP // 2 * half), b.trunc(numbers[half], I8x16))
             e.store(e.at(group.starts_at, 4 * half), b.mul(sums[half], I32(-ZERO)))
             e.store(e.at(group.half_sums_at, 2 * half), b.trunc(sums[half], I16))
         e.store(group.sum_at, b.trunc(b.add(*sums), I16))
@@ -156,13 +156,13 @@ class RowGroup:
 
     def sum(self, half: int, halves: int) -> Any:
         """scale * sum of the columns of a half, or of all where there is one `half`; float32."""
-        whole, first = self._word(1, F32), self._word(2, F32)
-        return self.e.splat(whole if halves == 1 else self.e.b.fsub(whole, first) if half else first)
+        both, first = self._word(1, F32), self._word(2, F32)
+        return self.e.splat(both if halves == 1 else self.e.b.fsub(both, first) if half else first)
 
     def integer_sum(self, half: int, halves: int, factor: int) -> Any:
         """The same without the scale, as integers times `factor`."""
-        b, whole, first = self.e.b, self._word(3, I32), self._word(4, I32)
-        total = whole if halves == 1 else b.sub(whole, first) if half else first
+        b, both, first = self.e.b, self._word(3, I32), self._word(4, I32)
+        total = both if halves == 1 else b.sub(both, first) if half else first
         return self.e.splat(b.mul(total, I32(factor)))
 
     def _word(self, array: int, kind: Any) -> Any:

@@ -10,33 +10,33 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from quant.cpu.ggml_formats import HALF_BYTES, TILE, GGMLFormat, Parts
+from quant.cpu.ggml_formats import HALF_BYTES, TILE, GGMLFormat, SubScales
 from quant.cpu.vector import I32, I64, Emit, F16x16, F32x16, I8x16, I8x32, I8x64, I16x32, I32x16
 
 
 def load_codes(e: Emit, layout: GGMLFormat, at: Any, chunk: int) -> Any:
     """The numbers of 16 rows by the columns 4 * chunk to 4 * chunk + 3 of the group, unsigned, one byte each."""
-    if layout.woven:
-        return _load_woven(e, e.at(at, 64 * 3 * (chunk // 4)), chunk % 4)
-    whole, shift = None, 0
+    if layout.is_packed6:
+        return _load_packed6(e, e.at(at, 64 * 3 * (chunk // 4)), chunk % 4)
+    codes, shift = None, 0
     for plane, bits in enumerate(layout.planes):
         vector, place = divmod(chunk, 8 // bits)
         part = e.load(e.at(at, 64 * (sum(layout.planes[:plane]) + vector)), I8x64)
         if bits < 8:
             part = _move(e, part, bits * place - shift, ((1 << bits) - 1) << shift)
-        whole, shift = part if whole is None else e.b.or_(whole, part), shift + bits
-    return whole if layout.table is None else e.lookup(whole, layout.table)
+        codes, shift = part if codes is None else e.b.or_(codes, part), shift + bits
+    return codes if layout.table is None else e.lookup(codes, layout.table)
 
 
-def _load_woven(e: Emit, at: Any, place: int) -> Any:
+def _load_packed6(e: Emit, at: Any, place: int) -> Any:
     """One of four chunks of codes of six bits: those of a vector, or what is left over in each of the three."""
     vectors = [e.load(e.at(at, 64 * vector), I8x64) for vector in range(3)]
     if place < 3:
         return _move(e, vectors[place], 0, 0x3F)
-    whole = vectors[0]
+    codes = vectors[0]
     for vector in vectors[1:]:
-        whole = e.b.or_(_move(e, whole, 2, 0x3F), e.b.and_(vector, ir.Constant(I8x64, [0xC0] * 64)))
-    return _move(e, whole, 2, 0x3F)
+        codes = e.b.or_(_move(e, codes, 2, 0x3F), e.b.and_(vector, ir.Constant(I8x64, [0xC0] * 64)))
+    return _move(e, codes, 2, 0x3F)
 
 
 def _move(e: Emit, codes: Any, right: int, mask: int) -> Any:
@@ -57,20 +57,20 @@ def load_scales(e: Emit, layout: GGMLFormat, at: Any, head: Any, g: Any) -> list
     scales, after = layout.scales, e.at(at, layout.codes_bytes)
     if scales.exponent:
         return [(_in_units(e, layout, _powers(e, e.load(after, I8x16))), None)]
-    wholes = load_wholes(e, layout, head if layout.head_bytes else after)
-    if scales.parts is None:
-        return [(wholes[0], wholes[1] if scales.minimum else None)]
-    parts = [load_parts(e, layout, at)]
+    block_scales = load_block_scales(e, layout, head if layout.head_bytes else after)
+    if scales.sub_scales is None:
+        return [(block_scales[0], block_scales[1] if scales.minimum else None)]
+    sub_scales = [load_sub_scales(e, layout, at)]
     if scales.minimum:
-        parts.append(_minimums_of(e, layout, head, e.b.urem(g, I64(scales.block_groups))))
+        sub_scales.append(_sub_minimums_of(e, layout, head, e.b.urem(g, I64(scales.block_groups))))
     scaled = [
-        [e.b.fmul(whole, e.b.sitofp(part, F32x16)) for part in of_whole]
-        for whole, of_whole in zip(wholes, parts, strict=True)
+        [e.b.fmul(block_scale, e.b.sitofp(sub_scale, F32x16)) for sub_scale in of_block]
+        for block_scale, of_block in zip(block_scales, sub_scales, strict=True)
     ]
     return [(half, scaled[1][i] if scales.minimum else None) for i, half in enumerate(scaled[0])]
 
 
-def load_wholes(e: Emit, layout: GGMLFormat, at: Any) -> list[Any]:
+def load_block_scales(e: Emit, layout: GGMLFormat, at: Any) -> list[Any]:
     """The float16 scales of 16 rows at an address as floats, and the minimums where there are some."""
     scale, *minimum = (
         e.widen(e.load(e.at(at, HALF_BYTES * place), F16x16)) for place in range(1 + layout.scales.minimum)
@@ -83,13 +83,13 @@ def _in_units(e: Emit, layout: GGMLFormat, scale: Any) -> Any:
     return scale if unit == 1.0 else e.b.fmul(scale, e.f(unit))
 
 
-def load_parts(e: Emit, layout: GGMLFormat, at: Any) -> list[Any]:
+def load_sub_scales(e: Emit, layout: GGMLFormat, at: Any) -> list[Any]:
     """The parts of the scales of 16 rows as int32, for each half of the group at `at` or for all of it."""
     scales, at = layout.scales, e.at(at, layout.codes_bytes)
-    b, parts, found, shift = e.b, scales.parts or Parts(), [e.i(0)] * scales.halves, 0
-    if parts.signed:
+    b, sub_scales, found, shift = e.b, scales.sub_scales or SubScales(), [e.i(0)] * scales.halves, 0
+    if sub_scales.signed:
         return [b.sext(e.load(e.at(at, TILE * half), I8x16), I32x16) for half in range(scales.halves)]
-    for bits in parts.planes:
+    for bits in sub_scales.planes:
         for half in range(scales.halves):
             if bits == 2:
                 word = e.splat(e.load(e.at(at, 4 * half), I32))
@@ -100,26 +100,26 @@ def load_parts(e: Emit, layout: GGMLFormat, at: Any) -> list[Any]:
                 stored = b.lshr(stored, e.i(4)) if half else b.and_(stored, e.i(15))
             found[half] = b.or_(found[half], b.shl(stored, e.i(shift))) if shift else stored
         at, shift = e.at(at, TILE * bits * scales.halves // 8), shift + bits
-    return [b.sub(part, e.i(parts.offset)) for part in found]
+    return [b.sub(part, e.i(sub_scales.zero)) for part in found]
 
 
-def load_minimums(e: Emit, layout: GGMLFormat, head: Any, pair: Any) -> Any:
+def load_sub_minimums(e: Emit, layout: GGMLFormat, head: Any, pair: Any) -> Any:
     """The parts of two minimums of each of 16 rows, int16 side by side: of two halves, or of two groups."""
     scales = layout.scales
-    at = e.at(e.at(head, scales.whole_bytes), pair, 2 // scales.halves * scales.parts_bytes)
+    at = e.at(e.at(head, scales.block_scale_bytes), pair, 2 // scales.halves * scales.sub_scale_bytes)
     if scales.halves == 1:
         return e.b.bitcast(e.b.zext(e.load(at, I8x32), I16x32), I32x16)
     both = e.b.zext(e.load(at, I8x16), I32x16)
     return e.b.or_(e.b.and_(both, e.i(15)), e.b.shl(e.b.lshr(both, e.i(4)), e.i(16)))
 
 
-def _minimums_of(e: Emit, layout: GGMLFormat, head: Any, number: Any) -> list[Any]:
+def _sub_minimums_of(e: Emit, layout: GGMLFormat, head: Any, number: Any) -> list[Any]:
     """The parts of the minimums of one of the groups behind a head, int32, of each half or of all of it."""
     b, low = e.b, e.i(0xFFFF)
     if layout.scales.halves == 2:
-        pair = load_minimums(e, layout, head, number)
+        pair = load_sub_minimums(e, layout, head, number)
         return [b.and_(pair, low), b.lshr(pair, e.i(16))]
-    pair = load_minimums(e, layout, head, b.lshr(number, I64(1)))
+    pair = load_sub_minimums(e, layout, head, b.lshr(number, I64(1)))
     shift = e.splat(b.trunc(b.shl(b.and_(number, I64(1)), I64(4)), I32))
     return [b.and_(b.lshr(pair, shift), low)]
 

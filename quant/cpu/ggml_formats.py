@@ -5,12 +5,13 @@ Refuses to know how bytes get into their places (`quant.cpu.ggml_tiles`) and wha
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
 from quant.errors import UnsupportedQuantization
 from quant.ggml_blocks import E2M1_NUMBERS, IQ4_NUMBERS
-from quant.tensor import BlockTensor, CodedTensor, PlainTensor
+from quant.tensor import BlockTensor, CodedTensor, PlainTensor, Scale
 
 TILE = 16  # rows
 PAIR = 2 * TILE
@@ -20,7 +21,7 @@ HALF_BYTES = 2 * TILE  # a float16 for each row
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class SubScales:
     """The small integers that whole scales are multiplied by, one or two for each 32 columns: how they are stored.
 
     `planes` are their bits, the lowest first. 8: a byte for each row. 4: one byte for both, the first columns in
@@ -28,12 +29,12 @@ class Parts:
     """
 
     planes: tuple[int, ...] = (8,)
-    offset: int = 0
+    zero: int = 0
 
     @property
     def signed(self) -> bool:
         """Whether the offset is taken off already, which leaves a signed byte."""
-        return self.planes == (8,) and self.offset == 128
+        return self.planes == (8,) and self.zero == 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Scales:
     columns: int = GROUP  # that share one: 16 or 32; 256 where `span` is 8 and there are no parts
     exponent: bool = False  # a byte e for each row that says 2 ** (e - 128), in place of a float16
     minimum: bool = False  # a minimum follows each scale; its parts lie behind the whole ones of a span
-    parts: Parts | None = None
+    sub_scales: SubScales | None = None
     block_groups: int = 1  # groups that share the whole scales, which lie before the first of them
     unit: float = 1.0  # that whole scales are multiplied by, and minimums are not
 
@@ -53,14 +54,14 @@ class Scales:
         return 2 if self.columns == GROUP // 2 else 1
 
     @property
-    def whole_bytes(self) -> int:
+    def block_scale_bytes(self) -> int:
         """Bytes of the scales and minimums that stand alone or are multiplied by parts."""
         return (TILE if self.exponent else HALF_BYTES) * (1 + self.minimum)
 
     @property
-    def parts_bytes(self) -> int:
+    def sub_scale_bytes(self) -> int:
         """Bytes of the parts of one group's scales, and of its minimums'."""
-        return TILE * sum(self.parts.planes) // 8 * self.halves if self.parts else 0
+        return TILE * sum(self.sub_scales.planes) // 8 * self.halves if self.sub_scales else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class GGMLFormat:
         return max(self.table).bit_length() if self.table else self.bits
 
     @property
-    def woven(self) -> bool:
+    def is_packed6(self) -> bool:
         """Whether codes of six bits lie whole in their bytes, three vectors for what four would take."""
         return self.planes == (4, 2)
 
@@ -104,7 +105,7 @@ class GGMLFormat:
         """Bytes before each `span` groups."""
         scales = self.scales
         return (
-            scales.whole_bytes + scales.minimum * scales.block_groups * scales.parts_bytes
+            scales.block_scale_bytes + scales.minimum * scales.block_groups * scales.sub_scale_bytes
             if scales.block_groups > 1
             else 0
         )
@@ -115,7 +116,7 @@ class GGMLFormat:
         if self.plain:
             return self.codes_bytes
         return self.codes_bytes + (
-            self.scales.whole_bytes if self.scales.block_groups == 1 else self.scales.parts_bytes
+            self.scales.block_scale_bytes if self.scales.block_groups == 1 else self.scales.sub_scale_bytes
         )
 
     @property
@@ -140,7 +141,8 @@ def _lifted(table: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
 _IQ4, _IQ4_ZERO = _lifted(IQ4_NUMBERS)
 _E2M1, _E2M1_ZERO = _lifted(E2M1_NUMBERS)
 _MINIMUM = Scales(minimum=True)
-_BYTES_MINIMUM = Scales(minimum=True, parts=Parts(), block_groups=SUPER_BLOCK_GROUPS)
+_super_block = partial(Scales, block_groups=SUPER_BLOCK_GROUPS)
+_BYTES_MINIMUM = _super_block(minimum=True, sub_scales=SubScales())
 
 HALF = GGMLFormat(3, plain=torch.float16)
 SINGLE = GGMLFormat(5, plain=torch.float32)
@@ -153,26 +155,29 @@ GGML_FORMATS = (
     SINGLE,
     GGMLFormat(6, (4, 1), zero=16),  # Q5_0
     GGMLFormat(7, (4, 1), scales=_MINIMUM),  # Q5_1
-    GGMLFormat(8, (2,), scales=Scales(16, minimum=True, parts=Parts((4,)), block_groups=SUPER_BLOCK_GROUPS)),  # Q2_K
-    GGMLFormat(9, (2, 1), zero=4, scales=Scales(16, parts=Parts((4, 2), 32), block_groups=SUPER_BLOCK_GROUPS)),  # Q3_K
+    GGMLFormat(8, (2,), scales=_super_block(16, minimum=True, sub_scales=SubScales((4,)))),  # Q2_K
+    GGMLFormat(9, (2, 1), zero=4, scales=_super_block(16, sub_scales=SubScales((4, 2), 32))),  # Q3_K
     GGMLFormat(10, (4,), scales=_BYTES_MINIMUM),  # Q4_K
     GGMLFormat(11, (4, 1), scales=_BYTES_MINIMUM),  # Q5_K
-    GGMLFormat(12, (4, 2), zero=32, scales=Scales(16, parts=Parts((8,), 128), block_groups=SUPER_BLOCK_GROUPS)),  # Q6_K
+    GGMLFormat(12, (4, 2), zero=32, scales=_super_block(16, sub_scales=SubScales((8,), 128))),  # Q6_K
     GGMLFormat(13, (4,), zero=_IQ4_ZERO, table=_IQ4),  # IQ4_NL
-    GGMLFormat(
-        14, (4,), zero=_IQ4_ZERO, table=_IQ4,
-        scales=Scales(parts=Parts((8,), 32), block_groups=SUPER_BLOCK_GROUPS),
-    ),  # IQ4_XS
+    GGMLFormat(14, (4,), zero=_IQ4_ZERO, table=_IQ4, scales=_super_block(sub_scales=SubScales((8,), 32))),  # IQ4_XS
     GGMLFormat(15, (4,), zero=_E2M1_ZERO, table=_E2M1, scales=Scales(exponent=True)),  # MXFP4
-    GGMLFormat(16, (2,), zero=1, scales=Scales(256, block_groups=SUPER_BLOCK_GROUPS)),  # TQ1_0, TQ2_0
+    GGMLFormat(16, (2,), zero=1, scales=_super_block(256)),  # TQ1_0, TQ2_0
 )  # fmt: skip
+
+
+def _stored_sub_scales(scale: Scale) -> SubScales | None:
+    if scale.sub_scales is None:
+        return None
+    return SubScales(tuple(plane.bits for plane in scale.sub_scales.planes), scale.sub_scale_zero)
 
 
 def _layout(weight: CodedTensor) -> GGMLFormat:
     """What a coded tensor would be stored as, but for the number."""
     table, zero = _lifted(weight.table) if weight.table else (None, weight.zero)
-    parts, whole = weight.scale.parts, weight.scale.whole
-    spread = weight.shape[1] // max(1, whole.shape[1])  # columns that share a whole scale
+    block_scales = weight.scale.block_scales
+    spread = weight.shape[1] // max(1, block_scales.shape[1])  # columns that share a whole scale
     return GGMLFormat(
         0,
         tuple(plane.bits for plane in weight.codes.planes),
@@ -180,9 +185,9 @@ def _layout(weight: CodedTensor) -> GGMLFormat:
         table,
         Scales(
             weight.group,
-            whole.dtype == torch.uint8,
+            block_scales.dtype == torch.uint8,
             weight.minimum is not None,
-            None if parts is None else Parts(tuple(plane.bits for plane in parts.planes), weight.scale.offset),
+            _stored_sub_scales(weight.scale),
             block_groups=max(1, spread // GROUP),
             unit=weight.scale.unit,
         ),

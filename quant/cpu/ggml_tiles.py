@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quant.cpu.ggml_formats import GROUP, PAIR, TILE, GGMLFormat, Parts, Scales, ggml_format_of
+from quant.cpu.ggml_formats import GROUP, PAIR, TILE, GGMLFormat, Scales, SubScales, ggml_format_of
 from quant.ggml_blocks import integers
 from quant.tensor import BlockTensor, CodedTensor, Integers, PlainTensor, Plane, Scale
 
@@ -62,30 +62,30 @@ class _Fields:
 
     @property
     def words(self) -> list[Words]:
-        """Codes of each plane, or of all of them where they are woven: [tiles, blocks, groups, words of a row, TILE]"""
+        """Codes of each plane, or of both if packed to six bits: [tiles, blocks, groups, words of a row, TILE]"""
         layout, words = self.layout, self._groups[..., : self.layout.codes_bytes].view(np.uint32)
-        planes = (layout.bits,) if layout.woven else layout.planes
+        planes = (layout.bits,) if layout.is_packed6 else layout.planes
         ends = list(accumulate(planes))
         words = words.reshape(*words.shape[:-1], layout.bits, TILE)
         return [words[..., end - bits : end, :] for bits, end in zip(planes, ends, strict=True)]
 
-    def wholes(self, place: int) -> Bytes:
+    def block_scales(self, place: int) -> Bytes:
         """The scales (0) or minimums (1) themselves, [tiles, blocks, TILE * bytes]"""
-        size = self.layout.scales.whole_bytes // (1 + self.layout.scales.minimum)
+        size = self.layout.scales.block_scale_bytes // (1 + self.layout.scales.minimum)
         start = 0 if self.layout.head_bytes else self.layout.codes_bytes
         return self.blocks[:, :, start + size * place : start + size * (place + 1)]
 
     @property
-    def parts(self) -> Bytes:
+    def sub_scales(self) -> Bytes:
         """The parts of scales, [tiles, blocks, groups, bytes]"""
         return self._groups[..., self.layout.codes_bytes :]
 
     @property
-    def minimums(self) -> Bytes:
+    def sub_minimums(self) -> Bytes:
         """The parts of minimums, [tiles, blocks, pairs, bytes]"""
         tiles, blocks, _ = self.blocks.shape
         scales = self.layout.scales
-        field = self.blocks[:, :, scales.whole_bytes : self.layout.head_bytes]
+        field = self.blocks[:, :, scales.block_scale_bytes : self.layout.head_bytes]
         return field.reshape(tiles, blocks, scales.block_groups * scales.halves // 2, -1)
 
 
@@ -113,14 +113,14 @@ def pack(weight: BlockTensor, out: Bytes) -> None:
     tiles = len(fields.blocks)
     _pack_codes(weight.codes, fields)
     for place, scale in enumerate((weight.scale, weight.minimum) if weight.minimum else (weight.scale,)):
-        whole = scale.whole.numpy() if layout.scales.exponent else scale.whole.view(torch.int16).numpy()
+        stored = scale.block_scales.numpy() if layout.scales.exponent else scale.block_scales.view(torch.int16).numpy()
         if place:
-            whole = whole ^ SIGN  # kernels add
-        fields.wholes(place).view(whole.dtype)[:] = row_tiles(whole, tiles).transpose(0, 2, 1)
-        if scale.parts and place:
-            _pack_minimums(scale.parts, layout.scales, fields.minimums)
-        elif scale.parts:
-            _pack_parts(scale.parts, layout.scales, fields.parts)
+            stored = stored ^ SIGN  # kernels add
+        fields.block_scales(place).view(stored.dtype)[:] = row_tiles(stored, tiles).transpose(0, 2, 1)
+        if scale.sub_scales and place:
+            _pack_sub_minimums(scale.sub_scales, layout.scales, fields.sub_minimums)
+        elif scale.sub_scales:
+            _pack_sub_scales(scale.sub_scales, layout.scales, fields.sub_scales)
 
 
 def _pack_codes(codes: Integers, fields: _Fields) -> None:
@@ -130,49 +130,49 @@ def _pack_codes(codes: Integers, fields: _Fields) -> None:
         row_tiles(plane.data.numpy().view(np.uint32), tiles).reshape(*shape, plane.bits).transpose(0, 2, 3, 4, 1)
         for plane in codes.planes
     ]
-    if fields.layout.woven:
+    if fields.layout.is_packed6:
         for target, low, high in zip(fields.words[0], *planes, strict=True):  # a tile at a time stays in the cache
-            target[:] = _weave(low, high)
+            target[:] = _pack6(low, high)
     else:
         for target, plane in zip(fields.words, planes, strict=True):
             target[:] = plane
 
 
-def _weave(low: Words, high: Words) -> Words:
+def _pack6(low: Words, high: Words) -> Words:
     """Words of four and of two bits of codes, [..., 4, TILE] and [..., 2, TILE], as words of six, [..., 6, TILE]."""
     even, odd, top = (np.ascontiguousarray(plane) for plane in (low[..., ::2, :], low[..., 1::2, :], high))
     fourth = odd >> 4 & LOW_FOUR | top >> 2 & HIGH_TWO
-    woven = (
+    packed = (
         even & LOW_FOUR | top << 4 & HIGH_TWO | (fourth & LOW_TWO) << 6,
         even >> 4 & LOW_FOUR | top << 2 & HIGH_TWO | (fourth >> 2 & LOW_TWO) << 6,
         odd & LOW_FOUR | top & HIGH_TWO | (fourth >> 4 & LOW_TWO) << 6,
     )
-    return np.stack(woven, -2).reshape(*low.shape[:-2], 6, TILE)
+    return np.stack(packed, -2).reshape(*low.shape[:-2], 6, TILE)
 
 
-def _unweave(woven: Words) -> list[Words]:
-    """What `_weave` was given."""
-    first, second, third = np.moveaxis(woven.reshape(*woven.shape[:-2], 2, 3, TILE), -2, 0)
+def _unpack6(packed: Words) -> list[Words]:
+    """What `_pack6` was given."""
+    first, second, third = np.moveaxis(packed.reshape(*packed.shape[:-2], 2, 3, TILE), -2, 0)
     fourth = first >> 6 & LOW_TWO | (second >> 6 & LOW_TWO) << 2 | (third >> 6 & LOW_TWO) << 4
     even, odd = first & LOW_FOUR | (second & LOW_FOUR) << 4, third & LOW_FOUR | (fourth & LOW_FOUR) << 4
     high = [(code >> 4 & LOW_TWO) << 2 * place for place, code in enumerate((first, second, third, fourth))]
-    return [np.stack([even, odd], -2).reshape(*woven.shape[:-2], 4, TILE), np.bitwise_or.reduce(high)]
+    return [np.stack([even, odd], -2).reshape(*packed.shape[:-2], 4, TILE), np.bitwise_or.reduce(high)]
 
 
-def _pack_parts(parts: Integers, scales: Scales, target: Bytes) -> None:
+def _pack_sub_scales(sub_scales: Integers, scales: Scales, target: Bytes) -> None:
     tiles, blocks, groups, _ = target.shape
-    values = row_tiles(parts.values().numpy(), tiles).reshape(tiles, TILE, blocks, groups, scales.halves)
+    values = row_tiles(sub_scales.values().numpy(), tiles).reshape(tiles, TILE, blocks, groups, scales.halves)
     values, at, shift = values.transpose(0, 2, 3, 4, 1), 0, 0  # [tiles, blocks, groups, halves, TILE]
-    if scales.parts and scales.parts.signed:
+    if scales.sub_scales and scales.sub_scales.signed:
         values = values ^ SIGN_OF_BYTE
-    for bits in scales.parts.planes if scales.parts else ():
-        stored = _STORING[bits].write(values >> np.uint8(shift) & np.uint8((1 << bits) - 1))
+    for bits in scales.sub_scales.planes if scales.sub_scales else ():
+        stored = _CODECS[bits].write(values >> np.uint8(shift) & np.uint8((1 << bits) - 1))
         target[..., at : at + stored.shape[-1]] = stored
         at, shift = at + stored.shape[-1], shift + bits
 
 
 @dataclass(frozen=True, slots=True)
-class _Storing:
+class _Codec:
     """How parts of some bits are stored, [..., halves, TILE] -> [..., bytes], and read back."""
 
     write: Callable[[Bytes], Bytes]
@@ -208,23 +208,23 @@ def _read_words(stored: Bytes) -> Bytes:
     return (words[..., None] >> np.arange(0, 32, 2, dtype=np.uint32) & np.uint32(3)).astype(np.uint8)
 
 
-_STORING = {
-    8: _Storing(_write_bytes, _read_bytes),
-    4: _Storing(_write_nibbles, _read_nibbles),
-    2: _Storing(_write_words, _read_words),
+_CODECS = {
+    8: _Codec(_write_bytes, _read_bytes),
+    4: _Codec(_write_nibbles, _read_nibbles),
+    2: _Codec(_write_words, _read_words),
 }
 
 
-def _pack_minimums(parts: Integers, scales: Scales, target: Bytes) -> None:
+def _pack_sub_minimums(sub_scales: Integers, scales: Scales, target: Bytes) -> None:
     tiles, blocks, pairs, _ = target.shape
-    values = row_tiles(parts.values().numpy(), tiles).reshape(tiles, TILE, blocks, pairs, 2)
+    values = row_tiles(sub_scales.values().numpy(), tiles).reshape(tiles, TILE, blocks, pairs, 2)
     if scales.halves == 2:
         target[:] = _write_nibbles(values.transpose(0, 2, 3, 4, 1))
     else:
         target.view(np.uint16)[:] = values.view(np.uint16)[..., 0].transpose(0, 2, 3, 1)
 
 
-def _unpack_minimums(stored: Bytes, scales: Scales) -> Bytes:
+def _unpack_sub_minimums(stored: Bytes, scales: Scales) -> Bytes:
     """[tiles, blocks, groups, halves, TILE]"""
     tiles, blocks, pairs, _ = stored.shape
     if scales.halves == 2:
@@ -245,10 +245,10 @@ def unpack(weight: Bytes, layout: GGMLFormat, shape: tuple[int, int]) -> BlockTe
     if layout.plain is not None:
         kind = torch.int16 if layout.bits == 16 else torch.int32
         source = weight.view(np.int16 if layout.bits == 16 else np.int32).reshape(-1, columns // GROUP, GROUP, TILE)
-        whole = torch.from_numpy(source.transpose(0, 3, 1, 2).reshape(-1, columns)[:rows].copy())
-        return PlainTensor(shape, str(kind), whole.view(layout.plain))
+        stored = torch.from_numpy(source.transpose(0, 3, 1, 2).reshape(-1, columns)[:rows].copy())
+        return PlainTensor(shape, str(kind), stored.view(layout.plain))
     fields = _fields(layout, weight, rows, columns)
-    words = _unweave(fields.words[0]) if layout.woven else fields.words
+    words = _unpack6(fields.words[0]) if layout.is_packed6 else fields.words
     planes = [
         Plane(bits, torch.from_numpy(rows_of(plane, rows).view(np.uint8)))
         for bits, plane in zip(layout.planes, words, strict=True)
@@ -274,23 +274,26 @@ def rows_of(tiled: NDArray[Any], rows: int) -> NDArray[Any]:
 
 def _unpack_scale(fields: _Fields, place: int, rows: int) -> Scale:
     scales = fields.layout.scales
-    whole = rows_of(fields.wholes(place).view(np.uint8 if scales.exponent else np.int16), rows)
+    stored = rows_of(fields.block_scales(place).view(np.uint8 if scales.exponent else np.int16), rows)
     if place:
-        whole = whole ^ SIGN
-    values = torch.from_numpy(whole if scales.exponent else whole.view(np.float16))
+        stored = stored ^ SIGN
+    values = torch.from_numpy(stored if scales.exponent else stored.view(np.float16))
     unit = 1.0 if place else scales.unit
-    if scales.parts is None:
+    if scales.sub_scales is None:
         return Scale(values, unit=unit)
-    small = _unpack_minimums(fields.minimums, scales) if place else _unpack_parts(fields.parts, scales, scales.parts)
-    return Scale(values, integers(rows_of(small, rows), scales.parts.planes), scales.parts.offset, unit)
+    if place:
+        small = _unpack_sub_minimums(fields.sub_minimums, scales)
+    else:
+        small = _unpack_sub_scales(fields.sub_scales, scales, scales.sub_scales)
+    return Scale(values, integers(rows_of(small, rows), scales.sub_scales.planes), scales.sub_scales.zero, unit)
 
 
-def _unpack_parts(stored: Bytes, scales: Scales, parts: Parts) -> Bytes:
+def _unpack_sub_scales(stored: Bytes, scales: Scales, sub_scales: SubScales) -> Bytes:
     """[tiles, blocks, groups, halves, TILE]"""
     at, shift = 0, 0
     small = np.zeros((*stored.shape[:-1], scales.halves, TILE), np.uint8)
-    for bits in parts.planes:
+    for bits in sub_scales.planes:
         size = TILE * bits * scales.halves // 8
-        small |= _STORING[bits].read(stored[..., at : at + size]) << np.uint8(shift)
+        small |= _CODECS[bits].read(stored[..., at : at + size]) << np.uint8(shift)
         at, shift = at + size, shift + bits
-    return small ^ SIGN_OF_BYTE if parts.signed else small
+    return small ^ SIGN_OF_BYTE if sub_scales.signed else small

@@ -72,8 +72,8 @@ class ScaleGroup:
         codes = [b.zext(e.load(e.at(head, row), I8), I64) for row in range(TILE)]
         numbers = [b.add(b.add(first, self.number), b.mul(per_row, I64(row))) for row in range(TILE)]
         factors = e.gather([e.at(table, code, 4) for code in codes])
-        wholes = e.gather([e.at(e.at(table, TABLE_BYTES), b.lshr(number, shift), 4) for number in numbers])
-        return b.fadd(b.fmul(factors, wholes), e.splat(e.float_from_bits(_word(e, tile, Word.OFFSET))))
+        block_scales = e.gather([e.at(e.at(table, TABLE_BYTES), b.lshr(number, shift), 4) for number in numbers])
+        return b.fadd(b.fmul(factors, block_scales), e.splat(e.float_from_bits(_word(e, tile, Word.OFFSET))))
 
     def _zeros(self, head: Any) -> Any:
         e, b, bits = self.e, self.e.b, self.layout.codes.bits

@@ -65,12 +65,12 @@ class _ScaleGroups:
 
 def _scale_groups(layout: GroupFormat, memory: Bytes, groups: int, groups_per_scale: int) -> Iterator[_ScaleGroups]:
     """All scale groups of tiles [tiles, bytes of a tile]. The last one may be shorter."""
-    whole, rest = divmod(groups, groups_per_scale)
+    full, rest = divmod(groups, groups_per_scale)
     size, body = layout.head_bytes + groups_per_scale * layout.group_bytes, memory[:, HEADER_BYTES:]
-    if whole:
-        yield _ScaleGroups(layout, 0, 0, body[:, : whole * size].reshape(len(memory), whole, size))
+    if full:
+        yield _ScaleGroups(layout, 0, 0, body[:, : full * size].reshape(len(memory), full, size))
     if rest:
-        yield _ScaleGroups(layout, whole, whole * groups_per_scale, body[:, None, whole * size :])
+        yield _ScaleGroups(layout, full, full * groups_per_scale, body[:, None, full * size :])
 
 
 def _tile_count(rows: int) -> int:
@@ -112,7 +112,7 @@ def _share(scale: NestedScale, header: NDArray[np.int64], shared: Bytes) -> None
     """Write what all tiles share, and into the header of each how to find it."""
     values, groups = shared.view(np.float32), scale.codes.shape[1]
     values[:_TABLE] = scale.table.numpy()
-    values[_TABLE : _TABLE + len(scale.whole)] = scale.whole.numpy()
+    values[_TABLE : _TABLE + len(scale.block_scales)] = scale.block_scales.numpy()
     tiles = np.arange(len(header))
     header[:, Word.SHARED] = shared.ctypes.data - (header.ctypes.data + tiles * header.strides[0])
     header[:, Word.FIRST], header[:, Word.PER_ROW] = tiles * TILE * groups, groups
@@ -197,13 +197,13 @@ def unpack(memory: Bytes, layout: GroupFormat, shape: tuple[int, int]) -> GroupT
                 for tile, first in enumerate(range(0, rows, TILE))
             ]
         )
-    whole = torch.from_numpy(scale.view(np.int16 if scale.itemsize == 2 else np.float32))
+    stored = torch.from_numpy(scale.view(np.int16 if scale.itemsize == 2 else np.float32))
     return GroupedTensor(
         shape=shape,
         type_name=f"packed {layout.number}",
         group=groups_per_scale * GROUP,
         codes=Integers((Plane(layout.codes.bits, torch.from_numpy(_unpack_codes(scale_groups, rows))),)),
-        scale=GroupScale(whole if whole.dtype == torch.float32 else whole.view(layout.scale)),
+        scale=GroupScale(stored if stored.dtype == torch.float32 else stored.view(layout.scale)),
         zero=_unpack_zeros(scale_groups, rows) if layout.zeros else layout.codes.zero,
         table=layout.numbers,
     )

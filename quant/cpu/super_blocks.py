@@ -20,7 +20,7 @@ from numba.core import cgutils
 
 from quant.cpu.activations import SUPER_BLOCK_GROUPS, SuperBlock, SuperGroup
 from quant.cpu.cells import Cell, Cells, Prefetch, TileCall, block_of, blocks, integer_sums, prefetch_group, tile_kernel
-from quant.cpu.ggml_decoding import load_minimums, load_parts, load_wholes
+from quant.cpu.ggml_decoding import load_block_scales, load_sub_minimums, load_sub_scales
 from quant.cpu.ggml_formats import GGMLFormat
 from quant.cpu.vector import I64, Emit, F32x16
 
@@ -70,10 +70,10 @@ def _group(e: Emit, layout: GGMLFormat, head: Any, number: Any) -> Any:
 def _add_group(e: Emit, layout: GGMLFormat, at: list[Any], rows: list[SuperGroup], sums: Slots) -> None:
     """Add the integer products of one group."""
     b, scales = e.b, layout.scales
-    parts = [load_parts(e, layout, it) for it in at] if scales.parts else []
+    sub_scales = [load_sub_scales(e, layout, it) for it in at] if scales.sub_scales else []
     for half in range(scales.halves):
         for (t, m), found in integer_sums(e, layout, at, rows, 1, half).items():
-            scaled = b.mul(found, parts[t][half]) if parts else found
+            scaled = b.mul(found, sub_scales[t][half]) if sub_scales else found
             b.store(b.add(b.load(sums[t, m]), scaled), sums[t, m])
 
 
@@ -82,14 +82,14 @@ def _add_super_block(
 ) -> None:
     """Add the sums of a super-block, less its minimums, in floats."""
     b, halves = e.b, layout.scales.halves
-    wholes = [load_wholes(e, layout, head) for head in heads]
+    block_scales = [load_block_scales(e, layout, head) for head in heads]
     pairs = range(SUPER_BLOCK_GROUPS * halves // 2 if layout.scales.minimum else 0)
-    minimums = [[load_minimums(e, layout, head, I64(pair)) for pair in pairs] for head in heads]
+    minimums = [[load_sub_minimums(e, layout, head, I64(pair)) for pair in pairs] for head in heads]
     for (t, m), total in totals.items():
-        found = b.fmul(b.sitofp(b.load(sums[t, m]), F32x16), wholes[t][0])
+        found = b.fmul(b.sitofp(b.load(sums[t, m]), F32x16), block_scales[t][0])
         if pairs:
             less = e.i(0)
             for number, pair in enumerate(minimums[t]):
                 less = e.dot_of_words(less, pair, rows[m].two_sums(number, halves))
-            found = e.fma(b.sitofp(less, F32x16), wholes[t][1], found)
+            found = e.fma(b.sitofp(less, F32x16), block_scales[t][1], found)
         b.store(e.fma(found, rows[m].scale(), b.load(total)), total)

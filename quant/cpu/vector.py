@@ -252,10 +252,10 @@ class Emit:
         single = b.trunc(b.and_(codes, self.i(15)), I8x16)
         columns = zip(*(struct.pack("<f", number) for number in table), strict=True)
         low, second, third, high = (self.lookup(single, column) for column in columns)
-        pairs = [b.bitcast(self._woven(*two), I16x16) for two in ((low, second), (third, high))]
-        return b.bitcast(self._woven(*pairs), F32x16)
+        pairs = [b.bitcast(self._interleave(*two), I16x16) for two in ((low, second), (third, high))]
+        return b.bitcast(self._interleave(*pairs), F32x16)
 
-    def _woven(self, x: ir.Value, y: ir.Value) -> ir.Value:
+    def _interleave(self, x: ir.Value, y: ir.Value) -> ir.Value:
         """x[0], y[0], x[1], y[1] and so on, of 16 lanes each."""
         lanes = [lane + LANES * side for lane in range(LANES) for side in range(2)]
         return self.b.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, 2 * LANES), lanes))

@@ -146,7 +146,7 @@ def _form(place: int, matrix: CudaMatrix) -> object:
     ):  # nested scales are counted from the weight's first row on
         return place
     order = None if matrix.order is None else tuple(matrix.order.tolist())
-    return matrix.form, matrix.whole.dtype, matrix.zeros is None, matrix.minimum is None, order
+    return matrix.form, matrix.scales.dtype, matrix.zeros is None, matrix.minimums is None, order
 
 
 def _cat(matrices: Sequence[CudaMatrix]) -> CudaMatrix:
@@ -165,9 +165,9 @@ def _cat(matrices: Sequence[CudaMatrix]) -> CudaMatrix:
         shape=(sum(it.shape[0] for it in packed), first.shape[1]),
         low=torch.cat([it.low for it in packed]),
         high=joined([it.high for it in packed]),
-        whole=torch.cat([it.whole for it in packed]),
-        parts=joined([it.parts for it in packed]),
-        minimum=joined([it.minimum for it in packed]),
-        minimum_parts=joined([it.minimum_parts for it in packed]),
+        scales=torch.cat([it.scales for it in packed]),
+        sub_scales=joined([it.sub_scales for it in packed]),
+        minimums=joined([it.minimums for it in packed]),
+        sub_minimums=joined([it.sub_minimums for it in packed]),
         zeros=joined([it.zeros for it in packed]),
     )

@@ -51,25 +51,25 @@ def _coded(weight: CodedTensor, device: torch.device) -> PackedMatrix:
             _plane_bits(weight.codes),
             weight.zero,
             weight.table,
-            scale.offset,
-            weight.shape[1] // weight.group // max(1, scale.whole.shape[1]),
+            scale.sub_scale_zero,
+            weight.shape[1] // weight.group // max(1, scale.block_scales.shape[1]),
             nibbles,
         ),
         weight,
     )
     low, high = _codes(weight.codes, form, device)
-    parts, minimum_parts = _parts(scale, device), None if minimum is None else _parts(minimum, device)
-    if nibbles and parts is not None and minimum_parts is not None:
-        parts, minimum_parts = parts | minimum_parts << 4, None
+    sub_scales, sub_minimums = _sub_scales(scale, device), None if minimum is None else _sub_scales(minimum, device)
+    if nibbles and sub_scales is not None and sub_minimums is not None:
+        sub_scales, sub_minimums = sub_scales | sub_minimums << 4, None
     return PackedMatrix(
         weight.shape,
         form,
         low,
         high,
-        scale.wholes().to(device),
-        parts,
-        None if minimum is None else minimum.whole.to(device),
-        minimum_parts,
+        scale.block_factors().to(device),
+        sub_scales,
+        None if minimum is None else minimum.block_scales.to(device),
+        sub_minimums,
         numbers=_numbers(weight.table, device),
     )
 
@@ -93,7 +93,7 @@ def _grouped(weight: GroupedTensor, device: torch.device) -> PackedMatrix:
         form,
         low,
         high,
-        (scale.whole if isinstance(scale, NestedScale) else scale.factors()).to(device),
+        (scale.block_scales if isinstance(scale, NestedScale) else scale.factors()).to(device),
         nested.codes.to(device) if nested else None,
         zeros=_values(zero, device)[:, : weight.groups].contiguous() if isinstance(zero, Integers) else None,
         numbers=_numbers(weight.table, device),
@@ -163,19 +163,19 @@ def _unpacked(data: Tensor, bits: int) -> Tensor:
 
 def _values(integers: Integers, device: torch.device) -> Tensor:
     """uint8 [rows, count]: a byte for each, put together from all planes."""
-    whole, shift = torch.zeros(integers.shape, dtype=torch.uint8, device=device), 0
+    values, shift = torch.zeros(integers.shape, dtype=torch.uint8, device=device), 0
     for plane in integers.planes:
-        whole |= _unpacked(plane.data.to(device), plane.bits) << shift
+        values |= _unpacked(plane.data.to(device), plane.bits) << shift
         shift += plane.bits
-    return whole
+    return values
 
 
-def _parts(scale: Scale, device: torch.device) -> Tensor | None:
-    return None if scale.parts is None else _values(scale.parts, device)
+def _sub_scales(scale: Scale, device: torch.device) -> Tensor | None:
+    return None if scale.sub_scales is None else _values(scale.sub_scales, device)
 
 
 def _has_nibbles(scale: Scale) -> bool:
-    return scale.parts is not None and scale.parts.bits == 4
+    return scale.sub_scales is not None and scale.sub_scales.bits == 4
 
 
 def _numbers(table: tuple[float, ...] | None, device: torch.device) -> Tensor | None:

@@ -40,7 +40,7 @@ class PackedForm:
     planes: tuple[int, ...]  # bits of a code in each plane, the lowest first
     zero: int = 0  # where there are no zero points
     table: tuple[float, ...] | None = None
-    offset: int = 0  # of a scale's parts
+    sub_scale_zero: int = 0  # of a scale's parts
     ratio: int = 1  # groups that share a whole scale
     nibbles: bool = False  # a part's low half is the scale's, its high half the minimum's
     nested_block: int = 0  # scales that share a whole one, counted through all rows, where they are nested; else 0
@@ -87,7 +87,7 @@ class PackedForm:
             "GROUPS": self.groups,
             "RATIO": self.ratio,
             "ZERO": self.zero,
-            "OFFSET": self.offset,
+            "SUB_SCALE_ZERO": self.sub_scale_zero,
             "NIBBLES": self.nibbles,
             "NESTED_BLOCK": self.nested_block,
         }
@@ -101,14 +101,14 @@ class PackedMatrix:
     form: PackedForm
     low: Tensor  # [rows / 8, tiles, 8, 4, 4]; int32, int16 or uint8, as wide as `phases` codes of the first plane
     high: Tensor | None  # [rows / 8, tiles, 8, 4], int32 or int64: strips of the second plane
-    whole: Tensor  # [rows, groups / ratio]; floats of 16 or 32 bits, or uint8: an exponent e, for 2 ** (e - 128)
-    parts: Tensor | None = None  # uint8 [rows, groups]; of a nested scale, the codes
-    minimum: Tensor | None = None  # as `whole`
-    minimum_parts: Tensor | None = None  # uint8 [rows, groups]
+    scales: Tensor  # [rows, groups / ratio]; floats of 16 or 32 bits, or uint8: an exponent e, for 2 ** (e - 128)
+    sub_scales: Tensor | None = None  # uint8 [rows, groups]; of a nested scale, the codes
+    minimums: Tensor | None = None  # as `scales`
+    sub_minimums: Tensor | None = None  # uint8 [rows, groups]
     zeros: Tensor | None = None  # uint8 [rows, groups]: zero points
     numbers: Tensor | None = None  # float32 [codes]: the table
     scale_table: Tensor | None = (
-        None  # float32 [256], of a nested scale; `whole` is float32 [all scales / nested_block]
+        None  # float32 [256], of a nested scale; `scales` is float32 [all scales / nested_block]
     )
     order: Tensor | None = None  # int32 [columns]: stored column c is input order[c]
 
@@ -118,10 +118,10 @@ class PackedMatrix:
         return {
             "low": self.low,
             "high": self.high,
-            "whole": self.whole,
-            "parts": self.parts,
-            "minimum": self.minimum,
-            "minimum_parts": self.minimum_parts,
+            "scales": self.scales,
+            "sub_scales": self.sub_scales,
+            "minimums": self.minimums,
+            "sub_minimums": self.sub_minimums,
             "zeros": self.zeros,
             "numbers": self.numbers,
             "scale_table": self.scale_table,

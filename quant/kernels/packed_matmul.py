@@ -86,10 +86,10 @@ def _weights(
 def _product_kernel(
     low: tl.tensor,
     high: tl.tensor,
-    whole: tl.tensor,
-    parts: tl.tensor,
-    minimum: tl.tensor,
-    minimum_parts: tl.tensor,
+    scales: tl.tensor,
+    sub_scales: tl.tensor,
+    minimums: tl.tensor,
+    sub_minimums: tl.tensor,
     zeros: tl.tensor,
     numbers: tl.tensor,
     scale_table: tl.tensor,
@@ -109,7 +109,7 @@ def _product_kernel(
     GROUPS: tl.constexpr,
     RATIO: tl.constexpr,
     ZERO: tl.constexpr,
-    OFFSET: tl.constexpr,
+    SUB_SCALE_ZERO: tl.constexpr,
     NIBBLES: tl.constexpr,
     NESTED_BLOCK: tl.constexpr,
     ADD: tl.constexpr,
@@ -158,8 +158,8 @@ def _product_kernel(
             at = tl.multiple_of(tl.max_contiguous(row * GROUPS + group, [1, 2]), [1, 1])
             above = tl.multiple_of(tl.max_contiguous(row * (GROUPS // RATIO) + group // RATIO, [1, 2]), [1, 1])
             s, b = group_scales(
-                whole, parts, minimum, minimum_parts, zeros, scale_table, scale_offset, at, above, group < GROUPS,
-                ZERO, OFFSET, NIBBLES, NESTED_BLOCK,
+                scales, sub_scales, minimums, sub_minimums, zeros, scale_table, scale_offset, at, above, group < GROUPS,
+                ZERO, SUB_SCALE_ZERO, NIBBLES, NESTED_BLOCK,
             )  # fmt: skip
             s, b = _apart(s, EIGHTS, WARPS), _apart(b, EIGHTS, WARPS)
             for place in tl.static_range(PHASES // HALVES):

@@ -16,10 +16,10 @@ def powers(exponents: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def whole_scales(whole: tl.tensor, at: tl.tensor, mask: tl.tensor) -> tl.tensor:
+def load_scales(scales: tl.tensor, at: tl.tensor, mask: tl.tensor) -> tl.tensor:
     """float32, from any type that they are stored in."""
-    loaded = tl.load(whole + at, mask=mask, other=0)
-    return powers(loaded) if whole.dtype.element_ty == tl.uint8 else loaded.to(tl.float32)
+    loaded = tl.load(scales + at, mask=mask, other=0)
+    return powers(loaded) if scales.dtype.element_ty == tl.uint8 else loaded.to(tl.float32)
 
 
 @triton.jit
@@ -30,10 +30,10 @@ def small_integers(pointer: tl.tensor, at: tl.tensor, mask: tl.tensor) -> tl.ten
 
 @triton.jit
 def group_scales(
-    whole: tl.tensor,
-    parts: tl.tensor,
-    minimum: tl.tensor,
-    minimum_parts: tl.tensor,
+    scales: tl.tensor,
+    sub_scales: tl.tensor,
+    minimums: tl.tensor,
+    sub_minimums: tl.tensor,
     zeros: tl.tensor,
     scale_table: tl.tensor,
     scale_offset: tl.tensor,
@@ -41,7 +41,7 @@ def group_scales(
     above: tl.tensor,
     mask: tl.tensor,
     ZERO: tl.constexpr,
-    OFFSET: tl.constexpr,
+    SUB_SCALE_ZERO: tl.constexpr,
     NIBBLES: tl.constexpr,
     NESTED_BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
@@ -50,22 +50,22 @@ def group_scales(
     0 where not `mask`.
     """
     if NESTED_BLOCK:
-        code = small_integers(parts, at, mask)
-        s = tl.load(scale_table + code) * tl.load(whole + at // NESTED_BLOCK, mask=mask, other=0.0) + scale_offset
+        code = small_integers(sub_scales, at, mask)
+        s = tl.load(scale_table + code) * tl.load(scales + at // NESTED_BLOCK, mask=mask, other=0.0) + scale_offset
     else:
-        s = whole_scales(whole, above, mask)
-    if parts is not None and not NESTED_BLOCK:
-        part = small_integers(parts, at, mask)
-        s *= ((part & 0xF if NIBBLES else part) - OFFSET).to(tl.float32)
+        s = load_scales(scales, above, mask)
+    if sub_scales is not None and not NESTED_BLOCK:
+        part = small_integers(sub_scales, at, mask)
+        s *= ((part & 0xF if NIBBLES else part) - SUB_SCALE_ZERO).to(tl.float32)
     b = s * ZERO
     if zeros is not None:
         b = s * small_integers(zeros, at, mask).to(tl.float32)
-    if minimum is not None:
-        b = whole_scales(minimum, above, mask)
+    if minimums is not None:
+        b = load_scales(minimums, above, mask)
         if NIBBLES:
-            b *= (small_integers(parts, at, mask) >> 4).to(tl.float32)
-        elif minimum_parts is not None:
-            b *= small_integers(minimum_parts, at, mask).to(tl.float32)
+            b *= (small_integers(sub_scales, at, mask) >> 4).to(tl.float32)
+        elif sub_minimums is not None:
+            b *= small_integers(sub_minimums, at, mask).to(tl.float32)
     return s, b
 
 

@@ -20,10 +20,10 @@ STRIPS = 4  # at 8, compilers for some cards run out of registers
 def _unpack_kernel(
     low: tl.tensor,
     high: tl.tensor,
-    whole: tl.tensor,
-    parts: tl.tensor,
-    minimum: tl.tensor,
-    minimum_parts: tl.tensor,
+    scales: tl.tensor,
+    sub_scales: tl.tensor,
+    minimums: tl.tensor,
+    sub_minimums: tl.tensor,
     zeros: tl.tensor,
     numbers: tl.tensor,
     scale_table: tl.tensor,
@@ -40,7 +40,7 @@ def _unpack_kernel(
     GROUPS: tl.constexpr,
     RATIO: tl.constexpr,
     ZERO: tl.constexpr,
-    OFFSET: tl.constexpr,
+    SUB_SCALE_ZERO: tl.constexpr,
     NIBBLES: tl.constexpr,
     NESTED_BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
@@ -65,8 +65,8 @@ def _unpack_kernel(
     group = column // GROUP
     at, above = row * GROUPS + group, row * (GROUPS // RATIO) + group // RATIO
     s, b = group_scales(
-        whole, parts, minimum, minimum_parts, zeros, scale_table, scale_offset, at, above, kept,
-        ZERO, OFFSET, NIBBLES, NESTED_BLOCK,
+        scales, sub_scales, minimums, sub_minimums, zeros, scale_table, scale_offset, at, above, kept,
+        ZERO, SUB_SCALE_ZERO, NIBBLES, NESTED_BLOCK,
     )  # fmt: skip
     values = s * (codes.to(tl.float32) if numbers is None else tl.load(numbers + codes)) - b
     place = column if order is None else tl.load(order + column, mask=column < COLUMNS, other=0)

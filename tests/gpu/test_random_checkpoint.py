@@ -29,4 +29,4 @@ def test_weights_are_made_where_they_are_used() -> None:
     made = stored.decode()
     assert (made.shape, made.type_name) == ((4096, 14336), "Q6_K")
     assert isinstance(made, CodedTensor)
-    assert made.scale.whole.device == META
+    assert made.scale.block_scales.device == META

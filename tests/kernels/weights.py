@@ -71,9 +71,9 @@ def _blocks(kind: str, columns: int, rng: np.random.Generator) -> QTensor:
     data = bytearray(rng.bytes(ggml.nbytes(ROWS * columns)))
     coded = decode(ggml, memoryview(data), (ROWS, columns))
     assert isinstance(coded, CodedTensor)
-    if coded.scale.whole.dtype == torch.uint8:  # an exponent
-        return replace(coded, scale=replace(coded.scale, whole=torch.full_like(coded.scale.whole, 119)))
-    signs = torch.from_numpy(rng.choice((-1.0, 1.0), tuple(coded.scale.whole.shape)).astype(np.float16))
+    if coded.scale.block_scales.dtype == torch.uint8:  # an exponent
+        return replace(coded, scale=replace(coded.scale, block_scales=torch.full_like(coded.scale.block_scales, 119)))
+    signs = torch.from_numpy(rng.choice((-1.0, 1.0), tuple(coded.scale.block_scales.shape)).astype(np.float16))
     units = torch.ones_like(signs) if coded.minimum else signs
     deviation = float(dequantize(_scaled(coded, units)).std())
     return _scaled(coded, (units * DEVIATION / deviation).half())
@@ -81,8 +81,8 @@ def _blocks(kind: str, columns: int, rng: np.random.Generator) -> QTensor:
 
 def _scaled(coded: CodedTensor, whole: Tensor) -> CodedTensor:
     mean = ((1 << coded.codes.bits) - 1) / 2
-    minimum = replace(coded.minimum, whole=(whole * mean).half()) if coded.minimum else None
-    return replace(coded, scale=replace(coded.scale, whole=whole), minimum=minimum)
+    minimum = replace(coded.minimum, block_scales=(whole * mean).half()) if coded.minimum else None
+    return replace(coded, scale=replace(coded.scale, block_scales=whole), minimum=minimum)
 
 
 def _repeated(sample: QTensor, rows: int, move: _Move) -> QTensor:
@@ -113,13 +113,13 @@ def _integers(integers: Integers, rows: int, move: _Move) -> Integers:
 
 
 def _scale(scale: Scale, rows: int, move: _Move) -> Scale:
-    parts = _integers(scale.parts, rows, move) if scale.parts else None
-    return replace(scale, whole=move(scale.whole, rows), parts=parts)
+    sub_scales = _integers(scale.sub_scales, rows, move) if scale.sub_scales else None
+    return replace(scale, block_scales=move(scale.block_scales, rows), sub_scales=sub_scales)
 
 
 def _factors(scale: GroupScale | NestedScale, rows: int, groups: int, move: _Move) -> GroupScale | NestedScale:
     if isinstance(scale, GroupScale):
-        return replace(scale, whole=move(scale.whole, rows))
+        return replace(scale, stored=move(scale.stored, rows))
     blocks = -(-rows * groups // scale.block_size)
     codes, table = move(scale.codes, rows), move(scale.table, len(scale.table))
-    return replace(scale, codes=codes, table=table, whole=move(scale.whole, blocks))
+    return replace(scale, codes=codes, table=table, block_scales=move(scale.block_scales, blocks))

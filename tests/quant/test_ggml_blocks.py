@@ -80,7 +80,7 @@ def test_zero_points_stay_integers_and_scales_stay_narrow() -> None:
     assert isinstance(weight, CodedTensor)
     assert weight.zero == 8
     assert weight.minimum is None
-    assert weight.scale.whole.dtype == torch.float16
+    assert weight.scale.block_scales.dtype == torch.float16
     assert weight.codes.bits == 4
 
 

@@ -146,8 +146,8 @@ def test_nested_scales_are_near(seed: int, rows: int, blocks: int) -> None:
     assert isinstance(scale, NestedScale)
     assert scale.offset == pytest.approx(float(exact.mean()))
     numbers = (exact - scale.offset).flatten()
-    whole = scale.whole.repeat_interleave(256)[: len(numbers)]
-    assert torch.equal(torch.stack([part.abs().max() for part in torch.split(numbers, 256)]), scale.whole)
+    whole = scale.block_scales.repeat_interleave(256)[: len(numbers)]
+    assert torch.equal(torch.stack([part.abs().max() for part in torch.split(numbers, 256)]), scale.block_scales)
     error = (scale.values().flatten() - scale.offset - numbers).abs().double()
     torch.testing.assert_close(error, nearest(numbers, whole.unsqueeze(-1) * scale.table), rtol=1e-3, atol=1e-6)
 

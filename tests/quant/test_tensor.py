@@ -39,24 +39,25 @@ def test_parts_that_do_not_fit_together_are_refused(weight: GroupedTensor, chang
 
 
 def test_counts_every_byte() -> None:
-    assert WEIGHT.nbytes == 16 * 96 // 2 + 16 * 3 * WEIGHT.scale.whole.itemsize + 16 * 4 + 4 * 96
+    assert WEIGHT.nbytes == 16 * 96 // 2 + 16 * 3 * WEIGHT.scale.stored.itemsize + 16 * 4 + 4 * 96
     assert NESTED.nbytes == 6 * 64 // 2 + 6 * 4 + 256 * 4 + 4
 
 
 HALVES = Scale(torch.tensor([[0.5, 2.0**-24], [3.0, 0.0]]).half(), unit=0.125)
-PARTS = replace(HALVES, parts=integers(np.array([[1, 2, 3, 4], [5, 6, 7, 8]], np.uint8), (8,)), offset=2)
+SUB_SCALES = integers(np.array([[1, 2, 3, 4], [5, 6, 7, 8]], np.uint8), (8,))
+WITH_SUB_SCALES = replace(HALVES, sub_scales=SUB_SCALES, sub_scale_zero=2)
 
 
 def test_a_unit_multiplies_whole_scales_without_rounding() -> None:
     assert HALVES.values().tolist() == [[0.0625, 2.0**-27], [0.375, 0.0]]
-    assert PARTS.values().tolist() == [[-0.0625, 0.0, 2.0**-27, 2.0**-26], [1.125, 1.5, 0.0, 0.0]]
+    assert WITH_SUB_SCALES.values().tolist() == [[-0.0625, 0.0, 2.0**-27, 2.0**-26], [1.125, 1.5, 0.0, 0.0]]
     assert Scale(torch.tensor([[127]], dtype=torch.uint8), unit=4.0).values().tolist() == [[2.0]]
 
 
-@pytest.mark.parametrize("scale", [HALVES, PARTS])
+@pytest.mark.parametrize("scale", [HALVES, WITH_SUB_SCALES])
 def test_picked_rows_and_wholes_keep_the_unit(scale: Scale) -> None:
     assert torch.equal(scale.rows(torch.tensor([1])).values(), scale.values()[1:])
-    assert torch.equal(scale.wholes(), HALVES.values())
+    assert torch.equal(scale.block_factors(), HALVES.values())
 
 
 def test_a_minimum_has_no_unit() -> None:

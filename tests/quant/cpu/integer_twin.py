@@ -45,7 +45,7 @@ fma = fused if choose("auto").has("fma", "neon") else rounded_twice
 class QuantizedRows:
     """Rows of activations as whole numbers, [rows, groups, columns], and for each group a scale and scale * sum."""
 
-    whole: NDArray[np.int64]
+    numbers: NDArray[np.int64]
     scales: Floats
     sums: Floats
     firsts: Floats  # scale * sum of the first 16 columns
@@ -61,10 +61,10 @@ def quantize(x: Floats, form: Form) -> QuantizedRows:
     top = np.abs(groups).max(-1)
     with np.errstate(divide="ignore"):
         inverse = np.where(top > 0, np.float32(steps) / top, np.float32(0))
-    whole = np.rint(groups * inverse[..., None]).astype(np.int64)
+    numbers = np.rint(groups * inverse[..., None]).astype(np.int64)
     scales = top * np.float32(1 / steps)
-    firsts = scales * whole[..., : GROUP // 2].sum(-1).astype(np.float32)
-    return QuantizedRows(whole, scales, scales * whole.sum(-1).astype(np.float32), firsts)
+    firsts = scales * numbers[..., : GROUP // 2].sum(-1).astype(np.float32)
+    return QuantizedRows(numbers, scales, scales * numbers.sum(-1).astype(np.float32), firsts)
 
 
 def product(weight: QTensor, x: Floats, form: Form, there: Floats | None = None) -> Floats:
@@ -98,40 +98,42 @@ def _numbers(weight: CodedTensor) -> NDArray[np.int64]:
 
 
 def _super_block_product(weight: CodedTensor, rows: QuantizedRows, total: Floats) -> Floats:
-    """Super-blocks one after another, each with an exact sum of codes and one of minimums, times integer parts."""
+    """Super-blocks one after another, each with an exact sum of codes and one of minimums, times integer sub-scales."""
     blocks = weight.shape[1] // SUPER_BLOCK
     numbers = _numbers(weight).reshape(-1, blocks, SUPER_BLOCK)
-    scales, parts = _wholes_and_parts(weight.scale, blocks)
-    minimums = None if weight.minimum is None else _wholes_and_parts(weight.minimum, blocks)
+    scales, sub_scales = _block_and_sub_scales(weight.scale, blocks)
+    minimums = None if weight.minimum is None else _block_and_sub_scales(weight.minimum, blocks)
     for s in range(blocks):
-        whole = rows.whole[:, s]
-        products = (whole[:, None] * numbers[None, :, s]).reshape(len(whole), len(numbers), parts.shape[2], -1).sum(-1)
-        found = (products * parts[:, s]).sum(-1).astype(np.float32) * scales[:, s]
+        x_numbers = rows.numbers[:, s]
+        products = x_numbers[:, None] * numbers[None, :, s]
+        sums = products.reshape(len(x_numbers), len(numbers), sub_scales.shape[2], -1).sum(-1)
+        found = (sums * sub_scales[:, s]).sum(-1).astype(np.float32) * scales[:, s]
         if minimums is not None:
-            sums = whole.reshape(len(whole), minimums[1].shape[2], -1).sum(-1)
+            sums = x_numbers.reshape(len(x_numbers), minimums[1].shape[2], -1).sum(-1)
             found = fma((sums @ minimums[1][:, s].T).astype(np.float32), -minimums[0][:, s], found)
         total = fma(found, rows.scales[:, s, None], total)
     return total
 
 
-def _wholes_and_parts(scale: Scale, blocks: int) -> tuple[Floats, NDArray[np.int64]]:
-    """A float for each super-block, [rows, blocks], and the integers it is multiplied by, [rows, blocks, parts]."""
-    whole = scale.whole.float().numpy()
-    if scale.parts is None:
-        return whole, np.ones((*whole.shape, 1), np.int64)
-    parts = scale.parts.values().numpy().astype(np.int64) - scale.offset
-    return whole, parts.reshape(len(whole), blocks, -1)
+def _block_and_sub_scales(scale: Scale, blocks: int) -> tuple[Floats, NDArray[np.int64]]:
+    """A float for each super-block, [rows, blocks], and the integers it is multiplied by, [rows, blocks, n]."""
+    block_scales = scale.block_scales.float().numpy()
+    if scale.sub_scales is None:
+        return block_scales, np.ones((*block_scales.shape, 1), np.int64)
+    sub_scales = scale.sub_scales.values().numpy().astype(np.int64) - scale.sub_scale_zero
+    return block_scales, sub_scales.reshape(len(block_scales), blocks, -1)
 
 
 def _coded_product(weight: CodedTensor, rows: QuantizedRows, total: Floats) -> Floats:
     """Groups, or halves of them, one after another, each with an exact integer sum."""
     size = min(weight.group, GROUP)
-    numbers, whole = _numbers(weight).reshape(weight.shape[0], -1, size), rows.whole.reshape(len(rows.whole), -1, size)
+    numbers = _numbers(weight).reshape(weight.shape[0], -1, size)
+    x_numbers = rows.numbers.reshape(len(rows.numbers), -1, size)
     scales, halves = _for_each(weight.scale, weight.group), GROUP // size
     minimums = None if weight.minimum is None else _for_each(weight.minimum, weight.group)
     for g in range(numbers.shape[1]):
         group, half = divmod(g, halves)
-        sums = (whole[:, g] @ numbers[:, g].T).astype(np.float32)
+        sums = (x_numbers[:, g] @ numbers[:, g].T).astype(np.float32)
         total = fma(sums, scales[:, g] * rows.scales[:, group, None], total)
         if minimums is not None:
             x_sums = rows.sums[:, group] if halves == 1 else rows.firsts[:, group]
@@ -149,7 +151,7 @@ def _group_product(numbers: NDArray[np.int64], scales: Floats, rows: QuantizedRo
     """Groups of 32 columns one after another, each with an exact integer sum."""
     numbers = numbers.reshape(len(numbers), -1, GROUP)
     for g in range(numbers.shape[1]):
-        sums = (rows.whole[:, g] @ numbers[:, g].T).astype(np.float32)
+        sums = (rows.numbers[:, g] @ numbers[:, g].T).astype(np.float32)
         total = fma(sums, scales[:, g] * rows.scales[:, g, None], total)
     return total
 

@@ -37,12 +37,12 @@ def random_raw(name: str, rows: int, columns: int, rng: np.random.Generator) -> 
         return quantized
     kind, block = KINDS[name], BLOCKS[name]
     raw = rng.integers(0, 256, (rows, columns // kind.block_elements, kind.block_bytes), np.uint8)
-    for factor in (block.scale, block.minimum):
-        if factor is not None and factor.exponent:
-            raw[:, :, factor.at] = rng.integers(120, 128, raw.shape[:2])
-        elif factor is not None:
+    for field in (block.scale, block.minimum):
+        if field is not None and field.exponent:
+            raw[:, :, field.at] = rng.integers(120, 128, raw.shape[:2])
+        elif field is not None:
             scales = (rng.standard_normal(raw.shape[:2]) * 0.05).astype(np.float16)
-            raw[:, :, factor.at : factor.at + 2] = scales[..., None].view(np.uint8)
+            raw[:, :, field.at : field.at + 2] = scales[..., None].view(np.uint8)
     return raw.reshape(rows, -1)
 
 

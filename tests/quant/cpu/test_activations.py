@@ -46,7 +46,7 @@ class Row:
         return np.asarray(self.part(0, 4 * self.width, np.float32), np.float32)
 
     @property
-    def whole(self) -> NDArray[np.int64]:
+    def numbers(self) -> NDArray[np.int64]:
         """The integers [groups, columns] that the planes are made of."""
         planes = [self.part(self.width * plane, self.width * (plane + 1), np.int8) for plane in range(self.form.planes)]
         high, *low = (plane.astype(np.int64).reshape(-1, SHARED[self.form]) for plane in planes)
@@ -87,10 +87,10 @@ def written(x: Floats, form: Form) -> Row:
 def check_quantized(row: Row, x: Floats) -> None:
     """Every bit is the numpy twin's."""
     expected = quantize(x[None], row.form)
-    assert np.array_equal(row.whole, expected.whole[0])
+    assert np.array_equal(row.numbers, expected.numbers[0])
     assert np.array_equal(row.scales, expected.scales[0])
     if row.form is Form.SUPER_BLOCKS:
-        halves, groups = (expected.whole.reshape(-1, size).sum(-1) for size in (GROUP // 2, GROUP))
+        halves, groups = (expected.numbers.reshape(-1, size).sum(-1) for size in (GROUP // 2, GROUP))
         for found, sums in zip(row.integer_sums, (-32 * halves, halves, groups), strict=True):
             assert np.array_equal(found, sums)
     else:
@@ -106,7 +106,7 @@ def test_quantized_rows_are_the_twins(form: Form, width: int) -> None:
         check_quantized(row, x)
         groups = x.reshape(-1, SHARED[form])
         step = np.abs(groups).max(-1, keepdims=True) / (127 * 128 if form is Form.TWO_PLANES else 127)
-        values = row.whole * row.scales[:, None].astype(np.float64)
+        values = row.numbers * row.scales[:, None].astype(np.float64)
         assert (np.abs(values - groups) <= 0.501 * step).all()
 
 
@@ -138,7 +138,7 @@ def test_odd_groups_are_the_twins_and_leave_their_neighbours_alone(form: Form, g
     check_quantized(row, x)
     assert (np.abs(row.part(0, 3 * size, np.int8).astype(int)) <= 127).all()
     for place in (0, 2):
-        assert np.array_equal(row.whole[place], alone.whole[place])
+        assert np.array_equal(row.numbers[place], alone.numbers[place])
         assert row.scales[place] == alone.scales[place]
 
 
@@ -148,8 +148,8 @@ def test_values_too_small_to_count_stay_small(form: Form, size: float) -> None:
     """Near the least float32 there is, steps have no precision left; what comes of them has to be next to nothing."""
     x = (np.random.default_rng(SEED).standard_normal(2 * SHARED[form]) * size).astype(np.float32)
     row = written(x, form)
-    assert (np.abs(row.whole) <= 128 * 128).all()
-    assert (np.abs(row.whole * row.scales[:, None].astype(np.float64)) <= 1e-34).all()
+    assert (np.abs(row.numbers) <= 128 * 128).all()
+    assert (np.abs(row.numbers * row.scales[:, None].astype(np.float64)) <= 1e-34).all()
     if form is not Form.SUPER_BLOCKS:
         assert (np.abs(row.sums) <= 1e-34).all()
 
@@ -254,7 +254,7 @@ def test_gated_product_fills_its_group_and_no_other(form: Form, group: int, exac
     assert np.isnan(plain.floats.reshape(3, 32)[others]).all()
     if form is not Form.FLOAT:
         expected = quantize(floats[None], form)
-        assert np.array_equal(row.whole[group], expected.whole[0, 0])
+        assert np.array_equal(row.numbers[group], expected.numbers[0, 0])
         assert row.scales[group] == expected.scales[0, 0]
         assert row.sums[group] == expected.sums[0, 0]
         assert np.isnan(row.scales[others]).all()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from quant.cpu.ggml_decoding import load_scales
-from quant.cpu.ggml_formats import GROUP, SUPER_BLOCK_GROUPS, TILE, GGMLFormat, Parts, Scales
+from quant.cpu.ggml_formats import GROUP, SUPER_BLOCK_GROUPS, TILE, GGMLFormat, Scales, SubScales
 from quant.cpu.ggml_tiles import Bytes, pack, unpack
 from quant.cpu.kernel import Kernel
 from quant.cpu.native import compile_kernels, link
@@ -19,12 +19,12 @@ from quant.ggml_blocks import integers
 from quant.tensor import CodedTensor, Scale
 
 UNIT = 0.125
-PARTED = Scales(parts=Parts((8,), 32), block_groups=SUPER_BLOCK_GROUPS, unit=UNIT)
+WITH_SUB_SCALES = Scales(sub_scales=SubScales((8,), 32), block_groups=SUPER_BLOCK_GROUPS, unit=UNIT)
 MADE_UP = {
     "halves": GGMLFormat(0, (4,), zero=8, scales=Scales(unit=UNIT)),
     "exponents": GGMLFormat(0, (4,), zero=8, scales=Scales(exponent=True, unit=UNIT)),
     "minimums": GGMLFormat(0, (4,), scales=Scales(minimum=True, unit=UNIT)),
-    "parts": GGMLFormat(0, (4,), zero=8, scales=PARTED),
+    "sub-scales": GGMLFormat(0, (4,), zero=8, scales=WITH_SUB_SCALES),
 }
 RNG = np.random.default_rng(3)
 
@@ -32,17 +32,20 @@ RNG = np.random.default_rng(3)
 def weight_of(layout: GGMLFormat) -> CodedTensor:
     """Two tiles of one span of groups, or of one group."""
     scales, rows = layout.scales, 2 * TILE
-    whole = torch.from_numpy(RNG.integers(1, 255, (rows, 1), np.uint8))
-    halves = Scale(whole if scales.exponent else whole.half() / 64, unit=UNIT)
-    parts = RNG.integers(0, 64, (rows, scales.block_groups), np.uint8)
+    stored = torch.from_numpy(RNG.integers(1, 255, (rows, 1), np.uint8))
+    plain = Scale(stored if scales.exponent else stored.half() / 64, unit=UNIT)
+    sub_scales = (
+        integers(RNG.integers(0, 64, (rows, scales.block_groups), np.uint8), (8,)) if scales.sub_scales else None
+    )
+    with_sub_scales = replace(plain, sub_scales=sub_scales, sub_scale_zero=32)
     return CodedTensor(
         shape=(rows, GROUP * scales.block_groups),
         type_name="made up",
         group=GROUP,
         codes=integers(RNG.integers(0, 16, (rows, GROUP * scales.block_groups), np.uint8), (4,)),
-        scale=halves if scales.parts is None else replace(halves, parts=integers(parts, (8,)), offset=32),
+        scale=plain if scales.sub_scales is None else with_sub_scales,
         zero=layout.zero,
-        minimum=Scale((whole / 32).half()) if scales.minimum else None,
+        minimum=Scale((stored / 32).half()) if scales.minimum else None,
     )
 
 

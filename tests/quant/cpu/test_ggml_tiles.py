@@ -54,11 +54,11 @@ def test_unpacking_gives_back_every_bit(name: str, shape: tuple[int, int]) -> No
 
 
 def same_scale(ours: Scale, theirs: Scale) -> None:
-    assert torch.equal(bits(ours.whole), bits(theirs.whole))
-    assert ours.offset == theirs.offset
-    assert (ours.parts is None) == (theirs.parts is None)
-    if ours.parts is not None and theirs.parts is not None:
-        assert torch.equal(ours.parts.values(), theirs.parts.values())
+    assert torch.equal(bits(ours.block_scales), bits(theirs.block_scales))
+    assert ours.sub_scale_zero == theirs.sub_scale_zero
+    assert (ours.sub_scales is None) == (theirs.sub_scales is None)
+    if ours.sub_scales is not None and theirs.sub_scales is not None:
+        assert torch.equal(ours.sub_scales.values(), theirs.sub_scales.values())
 
 
 def test_codes_of_six_bits_lie_whole_in_their_bytes() -> None:
@@ -90,9 +90,10 @@ def test_rows_that_are_not_there_are_zeros(name: str, rows: int) -> None:
     if isinstance(padded, PlainTensor):
         assert not bits(padded.values)[rows:].any()
     else:
-        assert not bits(padded.scale.whole)[rows:].any()
+        assert not bits(padded.scale.block_scales)[rows:].any()
         assert not padded.codes.values()[rows:].any()
-        assert padded.minimum is None or not bits(-padded.minimum.whole)[rows:].any()  # kernels add what is stored
+        # The sign is flipped in tiles: kernels add the minimum.
+        assert padded.minimum is None or not bits(-padded.minimum.block_scales)[rows:].any()
 
 
 @pytest.mark.parametrize("name", TYPES)

@@ -105,7 +105,7 @@ def make(kind: Kind) -> GroupTensor:
 def odd_nested() -> GroupedTensor:
     weight = Coded(table=NF4, nested=True).make(48, 192, np.random.default_rng(SEED))
     assert isinstance(weight.scale, NestedScale)
-    return replace(weight, scale=replace(weight.scale, block_size=24, whole=torch.ones(4)))
+    return replace(weight, scale=replace(weight.scale, block_size=24, block_scales=torch.ones(4)))
 
 
 @pytest.mark.parametrize(

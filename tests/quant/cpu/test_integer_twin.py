@@ -39,7 +39,7 @@ def test_the_twin_multiplies_what_it_quantized() -> None:
         weight = random_weight(name, 20, columns, rng)
         for form in (Form.ONE_PLANE, Form.TWO_PLANES, *[Form.SUPER_BLOCKS] * (columns % 256 == 0)):
             rows = quantize(x, form)
-            values = (rows.whole * rows.scales[..., None].astype(np.float64)).reshape(x.shape)
+            values = (rows.numbers * rows.scales[..., None].astype(np.float64)).reshape(x.shape)
             exact = values @ dequantize(weight).double().numpy().T
             size = np.abs(values) @ dequantize(weight).abs().double().numpy().T
             assert (np.abs(product(weight, x, form) - exact) <= 1e-5 * size + 1e-6).all()
