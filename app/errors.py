@@ -24,6 +24,7 @@ AppError
 ├── UnreadableChats                               (history/chat_import.py)
 ├── EngineFailed, NotOffered                      (chat_backend/)
 ├── PortTaken, NoSuchAddress                      (process/listening.py)
+├── InvalidMCPConfig, MCPUnavailable              (mcp/)
 └── ServerUnreachable, ServerError                (client/http.py)
 """
 

@@ -1,0 +1,139 @@
+"""The stdio transport of MCP, with limits on what a server may send.
+
+The transport of the `mcp` package collects a line of any length in memory. This one ends the server when a line, or
+all that it sends between two messages to it, exceeds a limit. The end of its standard error is kept for error messages.
+https://modelcontextprotocol.io/specification/2025-11-25/basic/transports#stdio
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING
+
+import anyio
+from mcp.client.stdio import get_default_environment
+from mcp.shared.message import SessionMessage
+from mcp_types import jsonrpc_message_adapter
+
+from app.mcp.config import StdioServer
+
+if TYPE_CHECKING:
+    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+    from mcp.client._transport import TransportStreams
+
+MAX_LINE = 4 << 20  # bytes in one message
+MAX_UNSOLICITED = 16 << 20  # bytes between two messages to the server
+MAX_MESSAGES = 5_000  # likewise
+MAX_ERRORS = 4 << 10  # bytes of standard error that are kept
+EXIT_SECONDS = 2.0  # from the end of its input, and again from SIGTERM
+
+
+@contextlib.asynccontextmanager
+async def limited_stdio(server: StdioServer, errors: bytearray) -> "AsyncGenerator[TransportStreams, None]":
+    """Start `server` and connect to it. `errors` receives the last MAX_ERRORS bytes of its standard error.
+
+    Raises OSError if the command cannot be started.
+    """
+    process = await asyncio.create_subprocess_exec(
+        server.command,
+        *server.arguments,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**get_default_environment(), **(server.environment or {})},
+        cwd=server.folder,
+        limit=MAX_LINE,
+        start_new_session=sys.platform != "win32",  # one signal reaches its children
+    )
+    sender, received = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    to_send, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
+    pipes = _Pipes(process)
+    tasks = [asyncio.ensure_future(work) for work in (pipes.read(sender), pipes.write(outgoing), pipes.keep(errors))]
+    try:
+        yield received, to_send
+    finally:
+        with anyio.CancelScope(shield=True):
+            received.close()
+            to_send.close()
+            await _stop(process)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Pipes:
+    """Messages between the streams of a session and the pipes of a process."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        if process.stdin is None or process.stdout is None or process.stderr is None:
+            raise TypeError("the process was started without pipes")
+        self._stdin, self._stdout, self._stderr = process.stdin, process.stdout, process.stderr
+        self._unsolicited, self._num_messages = 0, 0  # bytes and messages since the last one to the server
+
+    async def read(self, sender: "MemoryObjectSendStream[SessionMessage | Exception]") -> None:
+        """Pass each line on. The session sees the end of the stream when the server ends or exceeds a limit."""
+        async with sender:
+            with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError, ValueError, OSError):
+                while line := await self._stdout.readline():  # ValueError: longer than MAX_LINE
+                    self._unsolicited += len(line)
+                    self._num_messages += 1
+                    if self._unsolicited > MAX_UNSOLICITED or self._num_messages > MAX_MESSAGES:
+                        return
+                    if line.strip():
+                        await sender.send(_message(line))
+
+    async def write(self, outgoing: "MemoryObjectReceiveStream[SessionMessage]") -> None:
+        async with outgoing:
+            with contextlib.suppress(OSError):
+                async for message in outgoing:
+                    self._unsolicited, self._num_messages = 0, 0
+                    self._stdin.write(
+                        message.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
+                    )
+                    await self._stdin.drain()
+
+    async def keep(self, errors: bytearray) -> None:
+        while piece := await self._stderr.read(MAX_ERRORS):
+            errors += piece
+            del errors[:-MAX_ERRORS]
+
+
+def _message(line: bytes) -> SessionMessage | Exception:
+    try:
+        return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+    except ValueError as problem:
+        return problem
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    """Close the input of the process, then terminate it, then kill it, with its children."""
+    if process.stdin is not None:
+        process.stdin.close()
+    for number in (signal.SIGTERM, signal.SIGKILL if sys.platform != "win32" else signal.SIGTERM):
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(_exit(process), EXIT_SECONDS)
+            break
+        _send_signal(process, number)
+    with contextlib.suppress(ProcessLookupError):
+        _send_signal(process, signal.SIGKILL if sys.platform != "win32" else signal.SIGTERM)  # children that remain
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(_exit(process), EXIT_SECONDS)
+    process._transport.close()  # type: ignore[attr-defined]  # a child may hold the pipe open
+
+
+async def _exit(process: asyncio.subprocess.Process) -> None:
+    """Wait for the end of the process alone: `wait` would also wait for the end of its pipes."""
+    while process.returncode is None:
+        await asyncio.sleep(0.01)
+
+
+def _send_signal(process: asyncio.subprocess.Process, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if sys.platform == "win32":
+            if process.returncode is None:
+                process.terminate()
+        else:
+            os.killpg(process.pid, number)

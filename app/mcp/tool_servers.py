@@ -1,0 +1,40 @@
+"""All tool servers of mcp.json, and the tools that they offer together."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from app.mcp.config import ServerSpec
+from app.mcp.server import MCPServer, ServerState
+from app.mcp.tools import Tool, ToolResult
+
+
+class ToolServers:
+    """Starts the servers at once, in the background, when tools are first asked for."""
+
+    def __init__(self, specs: Sequence[ServerSpec]) -> None:
+        self.servers = [MCPServer(spec) for spec in specs]
+
+    def start(self) -> None:
+        """Connect to each enabled server that is not running."""
+        for server in self.servers:
+            if server.spec.is_enabled:
+                server.start()
+
+    async def tools(self) -> list[Tool]:
+        """The tools of all servers that are ready, after each has settled. Qualified names are unique."""
+        self.start()
+        await asyncio.gather(*(server.settled() for server in self.servers))
+        named: dict[str, Tool] = {}
+        for server in self.servers:
+            if server.state is ServerState.READY:
+                for tool in server.tools:
+                    named.setdefault(tool.qualified_name, tool)
+        return list(named.values())
+
+    async def call(self, tool: Tool, arguments: dict[str, Any]) -> ToolResult:
+        server = next(server for server in self.servers if server.spec.name == tool.server)
+        return await server.call(tool.name, arguments)
+
+    async def close(self) -> None:
+        await asyncio.gather(*(server.close() for server in self.servers))

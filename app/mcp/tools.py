@@ -1,0 +1,58 @@
+"""Tools and their results, as the chat offers them to a model."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MAX_NAME = 64  # characters; the limit of OpenAI's API
+MAX_SCHEMA = 32 << 10  # bytes of JSON; a tool with a larger schema is left out
+MAX_DESCRIPTION = 4 << 10  # characters
+MAX_RESULT = 100_000  # characters of a result that the model receives
+
+_FORBIDDEN = re.compile(r"[^A-Za-z0-9_-]")
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool of a server. `schema` is the JSON schema of its arguments."""
+
+    server: str
+    name: str
+    description: str
+    schema: Mapping[str, Any]
+
+    @property
+    def qualified_name(self) -> str:
+        """The name that the model uses: unique among servers, and valid in OpenAI's API."""
+        return _FORBIDDEN.sub("_", f"{self.server}__{self.name}")[:MAX_NAME]
+
+    def as_openai(self) -> dict[str, Any]:
+        """The tool as an entry of the `tools` field of a chat request."""
+        function = {"name": self.qualified_name, "description": self.description, "parameters": self.schema}
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """The text that a call returned. `left_out` counts the characters over MAX_RESULT."""
+
+    text: str
+    is_error: bool = False
+    left_out: int = 0
+
+    @classmethod
+    def of(cls, text: str, *, is_error: bool = False) -> "ToolResult":
+        return cls(text[:MAX_RESULT], is_error, max(len(text) - MAX_RESULT, 0))
+
+
+def arguments_of(text: str) -> dict[str, Any]:
+    """The arguments of a call. Raises ValueError unless `text` is a JSON object; an empty text is an empty object."""
+    try:
+        arguments = json.loads(text or "{}")
+    except RecursionError as problem:
+        raise ValueError("the arguments are nested too deep") from problem
+    if not isinstance(arguments, dict):
+        raise ValueError("the arguments are no JSON object")
+    return arguments
