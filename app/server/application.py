@@ -32,11 +32,11 @@ from app.server.dialects.openai.endpoints import OpenAIEndpoints
 from app.server.dialects.openai.errors import ERRORS as OPENAI_ERRORS
 from app.server.dialects.responses.endpoints import RESPONDING, ResponseEndpoints
 from app.server.dialects.responses.stored_responses import StoredResponses
-from app.server.http.access import HEALTH_PATHS, Access, RequestLimits
-from app.server.http.access_middleware import LOOPBACK_NAMES, Door, PageOrigins
-from app.server.http.connection import ClientWatch
+from app.server.http.access import HEALTH_PATHS, Authenticator, RequestLimits
+from app.server.http.access_middleware import LOOPBACK_NAMES, AccessMiddleware, AllowedOrigins
+from app.server.http.connection import CancelOnDisconnect
 from app.server.http.endpoint import TEXT, Endpoint
-from app.server.http.errors import ErrorShapes, InvalidRequest, Mistakes, refusal
+from app.server.http.errors import ErrorFormats, InvalidRequest, UnhandledErrors, error_response
 from app.server.http.openapi import OpenAPI
 from app.server.machine import Machine
 from app.server.metrics import Metrics
@@ -54,7 +54,7 @@ TRIM_DELAY_SECONDS = 1.0  # in which further requests end, and so does the work 
 Status: TypeAlias = Literal["ok", "unavailable"]
 
 
-class Works(Struct):
+class HealthStatus(Struct):
     status: Status
 
 
@@ -70,23 +70,23 @@ class Health(Struct, omit_defaults=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Locks:
+class AccessPolicy:
     """Who is let in."""
 
-    access: Access = field(default_factory=Access)
+    authenticator: Authenticator = field(default_factory=Authenticator)
     host_names: Sequence[str] = ()  # that requests may call the server by, besides its addresses; IPv6 in brackets
     allowed_origins: Sequence[str] = ()  # of web pages
     max_requests: int = 0  # under way, of one caller; 0: any number
 
 
-OWN_PROGRAMS = Locks()
+DEFAULT_POLICY = AccessPolicy()
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class ServerContext:
     """What an application is told besides its model."""
 
-    locks: Locks = OWN_PROGRAMS
+    policy: AccessPolicy = DEFAULT_POLICY
     aliases: Mapping[str, str] = field(default_factory=dict)  # other names of models, by which requests may call them
     describe: Callable[[], ModelDetails] | None = None  # what the model is: see `ServedModel`
     pulls: ModelPulls | None = None  # fetch models; None: none are fetched
@@ -97,79 +97,79 @@ class Surroundings:
     loaded_as: str = ""  # the name that it was loaded by; empty: the service's
 
 
-ALONE = Surroundings()
+DEFAULT_CONTEXT = ServerContext()
 
 
-def create_application(service: ChatService, about: Surroundings = ALONE) -> Starlette:
+def create_application(service: ChatService, context: ServerContext = DEFAULT_CONTEXT) -> Starlette:
     """The endpoint over a service whose streams are started."""
-    model = _served(service, about)
+    model = _served_model(service, context)
     openai = OpenAIEndpoints(service, model)
-    responses = ResponseEndpoints(service, model, StoredResponses(about.state_dir))
+    responses = ResponseEndpoints(service, model, StoredResponses(context.state_dir))
     endpoints = [
         *openai.endpoints(),
         *responses.endpoints(),
         *OllamaEndpoints(service, model).endpoints(),
-        *StoreEndpoints(model, about.pulls).endpoints(),
+        *StoreEndpoints(model, context.pulls).endpoints(),
         *LMStudioEndpoints(service, model, openai, responses).endpoints(),
         *LlamaCppEndpoints(service, model).endpoints(),
-        *OwnEndpoints(service, about.machine).endpoints(),
-        *AnthropicEndpoints(service, model, keeps_lines=about.keeps_lines).endpoints(),
+        *OwnEndpoints(service, context.machine).endpoints(),
+        *AnthropicEndpoints(service, model, keeps_lines=context.keeps_lines).endpoints(),
         *_health_endpoints(lambda: _health(service)),
         Endpoint("GET", "/metrics", Metrics(service).scrape, "Figures for Prometheus", gives=TEXT),
     ]
-    return _application(endpoints, model, about.locks)
+    return _application(endpoints, model, context.policy)
 
 
-def create_embedding_application(service: EmbeddingService, about: Surroundings = ALONE) -> Starlette:
+def create_embedding_application(service: EmbeddingService, context: ServerContext = DEFAULT_CONTEXT) -> Starlette:
     """The endpoint over a model that gives embeddings."""
-    model = _served(service, about)
+    model = _served_model(service, context)
     openai = EmbeddingEndpoints(service, model)
     endpoints = [
         *openai.endpoints(),
         *OllamaEmbeddingEndpoints(service, model).endpoints(),
-        *StoreEndpoints(model, about.pulls).endpoints(),
+        *StoreEndpoints(model, context.pulls).endpoints(),
         *lm_studio.of_embedding(model, openai, ranks=service.ranks),
         *LlamaCppEmbeddingEndpoints(service, model).endpoints(),
         *NO_TEXT.endpoints(PROMPTED, MESSAGE_ERRORS),
         *NO_TEXT.endpoints(RESPONDING),
         *_health_endpoints(lambda: _embedding_health(service)),
     ]
-    return _application(endpoints, model, about.locks)
+    return _application(endpoints, model, context.policy)
 
 
-def _served(service: ChatService | EmbeddingService, about: Surroundings) -> ServedModel:
+def _served_model(service: ChatService | EmbeddingService, context: ServerContext) -> ServedModel:
     return ServedModel(
         service.name,
         service.context_length,
         service.vocab_size,
-        about.aliases,
-        about.describe,
-        also=about.also,
-        loaded_as=about.loaded_as,
+        context.aliases,
+        context.describe,
+        also=context.also,
+        loaded_as=context.loaded_as,
     )
 
 
-def _application(endpoints: Sequence[Endpoint], model: ServedModel, locks: Locks) -> Starlette:
-    door = Middleware(
-        Door,
-        access=locks.access,
-        limits=RequestLimits(locks.max_requests),
-        names=(*LOOPBACK_NAMES, *locks.host_names),
-        origins=PageOrigins(locks.allowed_origins),
+def _application(endpoints: Sequence[Endpoint], model: ServedModel, policy: AccessPolicy) -> Starlette:
+    access = Middleware(
+        AccessMiddleware,
+        authenticator=policy.authenticator,
+        limits=RequestLimits(policy.max_requests),
+        names=(*LOOPBACK_NAMES, *policy.host_names),
+        origins=AllowedOrigins(policy.allowed_origins),
     )
     application = Starlette(
         routes=[*endpoints, OpenAPI(endpoints, model.names, OPENAI_ERRORS).endpoint],
         middleware=[
             Middleware(MemoryTrim),
-            Middleware(ClientWatch),
-            Middleware(ErrorShapes, endpoints=endpoints, default=OPENAI_ERRORS),
-            Middleware(Mistakes),
-            door,
+            Middleware(CancelOnDisconnect),
+            Middleware(ErrorFormats, endpoints=endpoints, default=OPENAI_ERRORS),
+            Middleware(UnhandledErrors),
+            access,
         ],
         exception_handlers={
-            InglenookError: _failed,
-            HTTPException: _unroutable,
-            ClientDisconnect: _disconnected,
+            InglenookError: _error_response,
+            HTTPException: _routing_error,
+            ClientDisconnect: _client_closed_request,
         },
     )
     application.router.redirect_slashes = False
@@ -213,9 +213,9 @@ def _health_endpoints(health: Callable[[], Health]) -> list[Endpoint]:
     """Anybody is told whether the server works, and who may use it what it does."""
 
     async def answer(request: Request) -> Response:
-        told = health()
-        status = 503 if told.status == "unavailable" else 200
-        body = told if caller_of(request).is_known else Works(told.status)
+        health_now = health()
+        status = 503 if health_now.status == "unavailable" else 200
+        body = health_now if caller_of(request).is_authenticated else HealthStatus(health_now.status)
         return Response(msgspec.json.encode(body), status, media_type="application/json")
 
     summary = "Whether the server works, and on what"
@@ -246,20 +246,20 @@ def _embedding_health(service: EmbeddingService) -> Health:
     return Health(status, service.requests, 0, running, none, kv_blocks=0, kv_blocks_held=0, reason=problem)
 
 
-async def _failed(request: Request, error: Exception) -> Response:
-    return refusal(error, request.scope)
+async def _error_response(request: Request, error: Exception) -> Response:
+    return error_response(error, request.scope)
 
 
-async def _unroutable(request: Request, error: Exception) -> Response:
+async def _routing_error(request: Request, error: Exception) -> Response:
     """No such path, or not with this method."""
     status, headers = (error.status_code, error.headers) if isinstance(error, HTTPException) else (500, None)
-    message = f"{request.method} {request.scope['path']}: {_UNROUTABLE.get(status, 'this cannot be answered')}"
-    return refusal(InvalidRequest(message, status=status, headers=headers), request.scope)
+    message = f"{request.method} {request.scope['path']}: {_ROUTING_PROBLEMS.get(status, 'this cannot be answered')}"
+    return error_response(InvalidRequest(message, status=status, headers=headers), request.scope)
 
 
-_UNROUTABLE = {404: "there is no such path", 405: "this path does not take this method"}
+_ROUTING_PROBLEMS = {404: "there is no such path", 405: "this path does not take this method"}
 
 
-async def _disconnected(request: Request, error: Exception) -> Response:
+async def _client_closed_request(request: Request, error: Exception) -> Response:
     """Nobody is there to read it."""
     return Response(status_code=499)

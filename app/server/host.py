@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from app.generation.options import DefaultSampling
     from app.models.load.loaded_encoder import LoadedEncoder
     from app.models.load.loaded_model import ChatModel
-    from app.server.application import Locks, Surroundings
+    from app.server.application import AccessPolicy, ServerContext
     from app.server.machine import Machine
 
 STOP_SECONDS = 1.8  # for the end of a step and for clients to read their last event; then they are cut off
@@ -57,20 +57,20 @@ def run_host(settings: Settings, progress: Progress, leases: EngineLeases | None
 
     Raises PortTaken, InvalidSetting, and what `pull` and `load_model` raise. A second Ctrl-C ends the process at once.
     """
-    locks = _locks(settings)
+    policy = _access_policy(settings)
     with closing(_listen(settings)) as sockets, ChatTemplateRenderer() as renderer:
         stored = pull(settings.model, settings, progress)
         renderer.start()
         from app.models.load.loaded_encoder import gives_embeddings, load_encoder_model
         from app.models.load.loaded_model import load_model  # torch comes with it, and takes a second
-        from app.server.application import Surroundings
+        from app.server.application import ServerContext
 
         load = load_encoder_model if gives_embeddings(stored) else load_model
         model = load(stored, settings, progress)
         instance, store = _instance(stored, settings.host, sockets.port), ModelStore(settings)
         pulls = Pulls(settings, store)
-        about = Surroundings(
-            locks=locks,
+        context = ServerContext(
+            policy=policy,
             aliases=settings.model_aliases,
             also=settings.alias[1:],
             loaded_as=stored.name,
@@ -82,13 +82,13 @@ def run_host(settings: Settings, progress: Progress, leases: EngineLeases | None
         )
         with recorded(instance, settings):
             name = settings.alias[0] if settings.alias else stored.served_name
-            asyncio.run(_serve(model, name, renderer, sockets, instance, about, pulls, settings, progress, leases))
+            asyncio.run(_serve(model, name, renderer, sockets, instance, context, pulls, settings, progress, leases))
 
 
-def _locks(settings: Settings) -> "Locks":
+def _access_policy(settings: Settings) -> "AccessPolicy":
     """Who is let in. Raises InvalidSetting where other machines would be without a key, or a key cannot be read."""
-    from app.server.application import Locks
-    from app.server.http.access import Access
+    from app.server.application import AccessPolicy
+    from app.server.http.access import Authenticator
 
     keys = chosen_keys(settings)
     if not keys and not is_loopback(settings.host):
@@ -97,8 +97,8 @@ def _locks(settings: Settings) -> "Locks":
             "Give it one with INGLE_API_KEY or --api-key-file, or leave --host out.",
         )
     names = (settings.host, *settings.host_names)
-    access = Access(keys, make_own_key(settings))
-    return Locks(access, names, settings.allowed_origins, settings.max_requests)
+    authenticator = Authenticator(keys, make_own_key(settings))
+    return AccessPolicy(authenticator, names, settings.allowed_origins, settings.max_requests)
 
 
 def _machine(model: "ChatModel | LoadedEncoder", settings: Settings) -> "Machine":
@@ -162,7 +162,7 @@ async def _serve(
     renderer: ChatTemplateRenderer,
     sockets: ListeningSockets,
     instance: Instance,
-    about: "Surroundings",
+    context: "ServerContext",
     pulls: Pulls,
     settings: Settings,
     progress: Progress,
@@ -172,9 +172,9 @@ async def _serve(
     from app.models.load.loaded_encoder import LoadedEncoder
 
     served = (
-        _embeddings(model, name, about)
+        _embeddings(model, name, context)
         if isinstance(model, LoadedEncoder)
-        else _chat(model, renderer, name, about, settings)
+        else _chat(model, renderer, name, context, settings)
     )
     async with served as (application, work):
         server = HTTPServer(
@@ -193,7 +193,7 @@ async def _serve(
 
 @asynccontextmanager
 async def _chat(
-    model: "ChatModel", renderer: ChatTemplateRenderer, name: str, about: "Surroundings", settings: Settings
+    model: "ChatModel", renderer: ChatTemplateRenderer, name: str, context: "ServerContext", settings: Settings
 ) -> AsyncIterator[tuple[ASGIApp, "Stoppable"]]:
     """The application of a model that writes text, and the work that it gives to others."""
     from app.generation.reply_token_cache import ReplyTokenCache
@@ -213,7 +213,7 @@ async def _chat(
         )
         preparing = asyncio.create_task(service.prepare_when_idle())
         try:
-            yield create_application(service, about), service
+            yield create_application(service, context), service
         finally:
             preparing.cancel()
 
@@ -226,7 +226,7 @@ def _default_sampling(model: "ChatModel", settings: Settings) -> "DefaultSamplin
 
 @asynccontextmanager
 async def _embeddings(
-    model: "LoadedEncoder", name: str, about: "Surroundings"
+    model: "LoadedEncoder", name: str, context: "ServerContext"
 ) -> AsyncIterator[tuple[ASGIApp, "Stoppable"]]:
     """The same of a model that gives embeddings."""
     from app.generation.embedding_service import EmbeddingService
@@ -234,7 +234,7 @@ async def _embeddings(
 
     service = EmbeddingService(name, model.tokenizer, model.encoder)
     try:
-        yield create_embedding_application(service, about), service
+        yield create_embedding_application(service, context), service
     finally:
         await service.stop()
 

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 
-from app.server.http.endpoint import Endpoint, ErrorShape
+from app.server.http.endpoint import Endpoint, ErrorFormat
 from app.server.http.errors import InvalidRequest
 from app.server.http.request_body import read_body
 
@@ -24,7 +24,7 @@ class Refusal:
     message: str
     remedy: str
 
-    def endpoints(self, bodies: Mapping[str, type[Struct]], errors: ErrorShape | None = None) -> list[Endpoint]:
+    def endpoints(self, bodies: Mapping[str, type[Struct]], errors: ErrorFormat | None = None) -> list[Endpoint]:
         """One for each path, with the body that requests to it have; `errors` as of an endpoint."""
         return [
             Endpoint("POST", path, self._answer, self.summary, takes=body, errors=errors)

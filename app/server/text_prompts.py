@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from app.generation.service import ChatService
-from app.server.http.errors import InvalidRequest, check_vocabulary, naming
+from app.server.http.errors import InvalidRequest, check_vocabulary, convert_errors
 from app.text.infilling import Gap
 from engine.errors import PromptTooLong
 
@@ -15,7 +15,7 @@ from engine.errors import PromptTooLong
 async def text_prompt(service: ChatService, prompt: str | tuple[int, ...], field: str = "prompt") -> tuple[int, ...]:
     """The ids of a prompt that came in `field`. Raises InvalidRequest for one that is empty, too long, or not of the
     vocabulary."""
-    with naming(field):
+    with convert_errors(field):
         ids = await service.encode_text(prompt) if isinstance(prompt, str) else prompt
     if not ids:
         raise InvalidRequest(f"{field}: it is empty", "Send at least one token.", parameter=field)
@@ -26,7 +26,7 @@ async def text_prompt(service: ChatService, prompt: str | tuple[int, ...], field
 async def infill_prompt(service: ChatService, gap: Gap, field: str = "suffix") -> tuple[int, ...]:
     """The ids of a prompt for the text between two others. Raises InvalidRequest naming `field` if the model has no
     tokens for infilling, or the texts are too long."""
-    with naming(field):
+    with convert_errors(field):
         ids = await service.encode_infill(gap)
     if ids is None:
         problem = f"{service.name} has no tokens to be asked for what is missing in the middle"

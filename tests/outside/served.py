@@ -9,7 +9,7 @@ from pathlib import Path
 
 from app.generation.embedding_service import EmbeddingService
 from app.generation.template import ChatTemplateRenderer
-from app.server.application import Surroundings, create_embedding_application
+from app.server.application import ServerContext, create_embedding_application
 from app.text.encoder_tokenizer import from_json
 from app.text.gguf_tokenizer import from_gguf
 from quant.gguf import GGUFFile
@@ -35,5 +35,5 @@ def chat_server(model: Path, aliases: Mapping[str, str]) -> Iterator[str]:
 def embedding_server(aliases: Mapping[str, str]) -> Iterator[str]:
     """Its URL."""
     service = EmbeddingService("digest", from_json(document()), DigestEmbedder())
-    with ServedApplication(create_embedding_application(service, Surroundings(aliases=aliases))) as server:
+    with ServedApplication(create_embedding_application(service, ServerContext(aliases=aliases))) as server:
         yield server.url

@@ -16,8 +16,8 @@ from starlette.responses import Response
 from app.generation.embedding_service import EmbeddingService
 from app.server.embedding_inputs import MAX_INPUTS, Truncation, check_sequence, most_tokens, naming_inputs, read_inputs
 from app.server.http.endpoint import Endpoint
-from app.server.http.errors import refuse_first
-from app.server.http.reply import written_reply
+from app.server.http.errors import raise_first
+from app.server.http.reply import json_reply_on_thread
 from app.server.http.request_body import read_body
 from app.server.request_fields import FieldTable, ModelName, PositiveCount, ignored, refused, supported
 from app.server.served_model import ServedModel
@@ -65,7 +65,7 @@ class RerankRequest(Struct, kw_only=True):
 
     def check(self) -> None:
         """Raise InvalidRequest for what no single field's bounds can say."""
-        refuse_first(self._problems())
+        raise_first(self._problems())
 
     def _problems(self) -> Iterator[tuple[str, str]]:
         if self.documents is None and self.texts is None:
@@ -154,7 +154,7 @@ class RerankEndpoints:
         model = self._model.named(wanted.model)
         wanted.check()
         scores, tokens = await (self._by_pairs(wanted) if self._service.ranks else self._by_vectors(wanted))
-        return await written_reply(self._service.texts, lambda _: _body(scores, wanted, model, tokens))
+        return await json_reply_on_thread(self._service.texts, lambda _: _body(scores, wanted, model, tokens))
 
     async def _by_pairs(self, wanted: RerankRequest) -> tuple[list[float], int]:
         """The score of each document, and the tokens that were read for all."""

@@ -39,7 +39,7 @@ PEER = "peer"  # where a connection puts its Peer, in the state of each request'
 
 # Paths that need no key; without one, they only report whether the server works.
 HEALTH_PATHS = ("/health", "/v1/health")
-PUBLIC = frozenset((method, path) for method in ("GET", "HEAD") for path in HEALTH_PATHS)
+PUBLIC_ROUTES = frozenset((method, path) for method in ("GET", "HEAD") for path in HEALTH_PATHS)
 
 
 @dataclass(slots=True)
@@ -48,51 +48,51 @@ class Peer:
 
     address: Address | None  # its own
     server: Address | None  # ours
-    _is_own: bool | None = field(default=None, init=False)
+    _is_this_user: bool | None = field(default=None, init=False)
 
     def is_this_user(self) -> bool:
         """Whether the program there is certainly of the user that this process runs as. Looked up once. Raises OSError
         if there is no file descriptor left to find out."""
-        if self._is_own is None:
-            self._is_own = self._looked_up()
-        return self._is_own
+        if self._is_this_user is None:
+            self._is_this_user = self._has_own_uid()
+        return self._is_this_user
 
     def is_open(self) -> bool:
         """Whether a program there certainly holds the connection. Looked up each time; raises as `is_this_user`."""
         return self._owner() is not None
 
-    def _looked_up(self) -> bool:
+    def _has_own_uid(self) -> bool:
         uid = self._owner()
         return uid is not None and uid == os.geteuid() and uid != _NOBODY
 
     def _owner(self) -> int | None:
         if sys.platform != "linux" or self.address is None or self.server is None:
             return None
-        return owner_of(self.address, self.server)
+        return socket_owner(self.address, self.server)
 
 
-def owner_of(local: Address, remote: Address) -> int | None:
+def socket_owner(local: Address, remote: Address) -> int | None:
     """The user id of this machine's socket from `local` to `remote` that a program holds; None if there is none. Raises
     OSError if there is no file descriptor left to find out."""
     for table, version in _TABLES:
-        ends = [_in_table(address, version) for address in (local, remote)]
-        if all(ends) and (row := _row(table, f": {ends[0]} {ends[1]} ").split()) and row[_INODE] != "0":
+        ends = [_table_address(address, version) for address in (local, remote)]
+        if all(ends) and (row := _find_row(table, f": {ends[0]} {ends[1]} ").split()) and row[_INODE] != "0":
             return int(row[_UID])
     return None
 
 
-def _row(table: Path, wanted: str) -> str:
+def _find_row(table: Path, addresses: str) -> str:
     try:
         rows = table.read_text(encoding="ascii")
     except OSError as error:
         if error.errno in _OUT_OF_DESCRIPTORS:
             raise
         return ""
-    place = rows.find(wanted)
-    return "" if place < 0 else rows[rows.rfind("\n", 0, place) + 1 :].partition("\n")[0]
+    index = rows.find(addresses)
+    return "" if index < 0 else rows[rows.rfind("\n", 0, index) + 1 :].partition("\n")[0]
 
 
-def _in_table(address: Address, version: int) -> str:
+def _table_address(address: Address, version: int) -> str:
     """An address as the kernel lists it: words in this machine's byte order. Empty in the table of another family.
 
     A program may have reached an IPv4 address through a socket of IPv6, which lists it as one that is mapped.
@@ -102,7 +102,7 @@ def _in_table(address: Address, version: int) -> str:
         packed = host.packed if host.version == 4 else b""
     else:
         packed = host.packed if host.version == 6 else b"\0" * 10 + b"\xff\xff" + host.packed
-    words = (packed[at : at + 4] for at in range(0, len(packed), 4))
+    words = (packed[start : start + 4] for start in range(0, len(packed), 4))
     return "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words) + f":{address[1]:04X}" * bool(packed)
 
 
@@ -112,39 +112,39 @@ class Caller:
 
     name: str  # the same for all requests with one key; it does not tell the key
     cache_salt: str = ""  # callers of different salts share no cached prefix, and hear nothing of each other's prompts
-    is_known: bool = True  # False: anybody, who may ask for what is public
+    is_authenticated: bool = True  # False: anybody, who may ask for what is public
 
 
-ANYBODY = Caller("", is_known=False)
+ANONYMOUS = Caller("", is_authenticated=False)
 THIS_USER = Caller("this user")
 
 
-class Access:
+class Authenticator:
     """The keys of one server."""
 
-    def __init__(self, chosen: Iterable[str] = (), own: str | None = None) -> None:
-        """`chosen` are the keys that programs need; none: those of this user need no key. `own` is the key of our own
+    def __init__(self, keys: Iterable[str] = (), own_key: str | None = None) -> None:
+        """`keys` are the keys that programs need; none: those of this user need no key. `own_key` is the key of our own
         commands, good beside the others."""
         self._callers: dict[bytes, Caller] = {}
-        for number, key in enumerate(chosen):
+        for number, key in enumerate(keys):
             digest = _digest(key.encode())
             # The first key is the owner's, who was alone before there were others: its cache stays.
             self._callers[digest] = Caller(f"key {number + 1}", f"key {digest.hex()}" if number else "")
         self._needs_key = bool(self._callers)
-        if own is not None:
-            self._callers.setdefault(_digest(own.encode()), THIS_USER)
+        if own_key is not None:
+            self._callers.setdefault(_digest(own_key.encode()), THIS_USER)
 
-    def caller(self, scope: Scope) -> Caller:
+    def authenticate(self, scope: Scope) -> Caller:
         """Who sent the request. Raises InvalidRequest for whoever may not ask for that path."""
-        for digest in map(_digest, _presented(scope)):
+        for digest in map(_digest, _sent_keys(scope)):
             # All of them are compared, each in constant time: how long that takes tells nothing of any key.
-            found = [caller for known, caller in self._callers.items() if hmac.compare_digest(known, digest)]
+            found = [caller for expected, caller in self._callers.items() if hmac.compare_digest(expected, digest)]
             if found:
                 return found[0]
         if not self._needs_key and _is_this_user(scope):
             return THIS_USER
-        if (scope["method"], scope["path"]) in PUBLIC:
-            return ANYBODY
+        if (scope["method"], scope["path"]) in PUBLIC_ROUTES:
+            return ANONYMOUS
         raise InvalidRequest(
             "This server does not know the API key of the request, or there is none",
             "Send one of its keys as Authorization: Bearer KEY.",
@@ -154,7 +154,7 @@ class Access:
         )
 
 
-def _presented(scope: Scope) -> Iterator[bytes]:
+def _sent_keys(scope: Scope) -> Iterator[bytes]:
     """The keys of a request."""
     for name, value in scope["headers"]:
         if name == b"x-api-key":
@@ -188,30 +188,30 @@ def _digest(key: bytes) -> bytes:
 class RequestLimits:
     """Counts the requests under way, by caller."""
 
-    def __init__(self, most: int) -> None:
-        """`most` of one caller at a time; 0: any number."""
-        self._most = most
-        self._under_way: Counter[str] = Counter()
+    def __init__(self, max_requests: int) -> None:
+        """`max_requests` of one caller at a time; 0: any number."""
+        self._max_requests = max_requests
+        self._running: Counter[str] = Counter()
 
     @contextmanager
-    def counted(self, caller: Caller, method: str) -> Iterator[None]:
+    def count_request(self, caller: Caller, method: str) -> Iterator[None]:
         """Count a request while the body runs, if it is one that work is done for. Raises InvalidRequest where there
         are enough already."""
         if method != "POST":
             yield
             return
-        if self._most and self._under_way[caller.name] >= self._most:
+        if self._max_requests and self._running[caller.name] >= self._max_requests:
             raise InvalidRequest(
-                f"{self._most} requests of this API key are under way, and no more are taken",
+                f"{self._max_requests} requests of this API key are under way, and no more are taken",
                 f"Send it again in {LIMIT_RETRY_SECONDS} seconds, or raise max_requests.",
                 code="rate_limit_exceeded",
                 status=429,
                 headers={"retry-after": str(LIMIT_RETRY_SECONDS)},
             )
-        self._under_way[caller.name] += 1
+        self._running[caller.name] += 1
         try:
             yield
         finally:
-            self._under_way[caller.name] -= 1
-            if not self._under_way[caller.name]:
-                del self._under_way[caller.name]
+            self._running[caller.name] -= 1
+            if not self._running[caller.name]:
+                del self._running[caller.name]

@@ -13,22 +13,22 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.server.http.access import CALLER, Access, RequestLimits
-from app.server.http.errors import InvalidRequest, refusal
+from app.server.http.access import CALLER, Authenticator, RequestLimits
+from app.server.http.errors import InvalidRequest, error_response
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
-MOST_HEADERS = 128
+MAX_HEADERS = 128
 MAX_TARGET_BYTES = 8 << 10  # of path and query
 
 
 # What a browser says of a request that a page of ours, or the user, made.
-_OWN_FETCHES = frozenset((b"same-origin", b"none"))
+_OWN_FETCH_SITES = frozenset((b"same-origin", b"none"))
 
 _METHODS = "GET, POST, DELETE"
 _HEADERS = "Authorization, Content-Type, X-API-Key, X-Ingle-Class"  # for a preflight that names none
 _HEADER_LIST = re.compile(r"[\w!#$%&'*+.^`|~-]+(?:\s*,\s*[\w!#$%&'*+.^`|~-]+)*", re.ASCII)
-_REMEMBERED_SECONDS = "600"
+_PREFLIGHT_MAX_AGE = "600"
 
 
 def header_values(scope: Scope, name: bytes) -> list[bytes]:
@@ -36,27 +36,27 @@ def header_values(scope: Scope, name: bytes) -> list[bytes]:
     return [value.lower() for key, value in scope["headers"] if key == name]
 
 
-class PageOrigins:
+class AllowedOrigins:
     """The origins that may use one server."""
 
-    def __init__(self, named: Collection[str] = ()) -> None:
-        self._named = frozenset(origin.encode() for origin in named)
+    def __init__(self, allowed: Collection[str] = ()) -> None:
+        self._allowed = frozenset(origin.encode() for origin in allowed)
 
     def problem(self, scope: Scope, host: bytes) -> str:
         """Why the page that sent the request is turned away, or empty. `host` is what it called the server."""
-        if self.permitted(scope) is not None:
+        if self.allowed_origin(scope) is not None:
             return ""
         own = (b"http://" + host, b"https://" + host)
         if any(origin not in own for origin in header_values(scope, b"origin")):
             return "Web pages of other origins may not use this server"
-        if any(site not in _OWN_FETCHES for site in header_values(scope, b"sec-fetch-site")):
+        if any(site not in _OWN_FETCH_SITES for site in header_values(scope, b"sec-fetch-site")):
             return "Web pages of other sites may not use this server"
         return ""
 
-    def permitted(self, scope: Scope) -> str | None:
+    def allowed_origin(self, scope: Scope) -> str | None:
         """The named origin that a request of the right kind comes from."""
         origins = header_values(scope, b"origin")
-        return origins[0].decode() if len(origins) == 1 and origins[0] in self._named else None
+        return origins[0].decode() if len(origins) == 1 and origins[0] in self._allowed else None
 
 
 def is_preflight(scope: Scope) -> bool:
@@ -69,12 +69,12 @@ def preflight_headers(scope: Scope, origin: str) -> dict[str, str]:
 
     All headers that it asks for are allowed: SDKs send many of their own, and the page may use the server anyway.
     """
-    asked = b", ".join(header_values(scope, b"access-control-request-headers")).decode("latin-1")
+    requested = b", ".join(header_values(scope, b"access-control-request-headers")).decode("latin-1")
     headers = {
         "Access-Control-Allow-Origin": origin,
         "Access-Control-Allow-Methods": _METHODS,
-        "Access-Control-Allow-Headers": asked if _HEADER_LIST.fullmatch(asked) else _HEADERS,
-        "Access-Control-Max-Age": _REMEMBERED_SECONDS,
+        "Access-Control-Allow-Headers": requested if _HEADER_LIST.fullmatch(requested) else _HEADERS,
+        "Access-Control-Max-Age": _PREFLIGHT_MAX_AGE,
         "Vary": "Origin, Access-Control-Request-Headers",
     }
     if header_values(scope, b"access-control-request-private-network") == [b"true"]:
@@ -82,7 +82,7 @@ def preflight_headers(scope: Scope, origin: str) -> dict[str, str]:
     return headers
 
 
-def telling(send: Send, origin: str) -> Send:
+def with_cors_headers(send: Send, origin: str) -> Send:
     """`send`, which lets pages of `origin` read the response."""
 
     async def send_with_origin(message: Message) -> None:
@@ -96,7 +96,7 @@ def telling(send: Send, origin: str) -> Send:
     return send_with_origin
 
 
-class Door:
+class AccessMiddleware:
     """ASGI middleware.
 
     Host must be one of `names`, with our port or none, or the very address that the connection was made to.
@@ -106,16 +106,16 @@ class Door:
         self,
         app: ASGIApp,
         *,
-        access: Access,
+        authenticator: Authenticator,
         limits: RequestLimits,
         names: Collection[str] = LOOPBACK_NAMES,
-        origins: PageOrigins | None = None,
+        origins: AllowedOrigins | None = None,
     ) -> None:
         self._app = app
-        self._access = access
+        self._authenticator = authenticator
         self._limits = limits
         self._names = frozenset(name.lower().encode() for name in names)
-        self._origins = origins or PageOrigins()
+        self._origins = origins or AllowedOrigins()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -123,32 +123,32 @@ class Door:
         try:
             self._check_origin(scope)
         except InvalidRequest as error:
-            await refusal(error, scope)(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
             return
-        if origin := self._origins.permitted(scope):
+        if origin := self._origins.allowed_origin(scope):
             if is_preflight(scope):
                 await Response(status_code=204, headers=preflight_headers(scope, origin))(scope, receive, send)
                 return
-            send = telling(send, origin)
+            send = with_cors_headers(send, origin)
         try:
-            _check_size(scope)
-            caller = self._access.caller(scope)
+            _check_head_size(scope)
+            caller = self._authenticator.authenticate(scope)
             scope.setdefault("state", {})[CALLER] = caller
-            with self._limits.counted(caller, scope["method"]):
+            with self._limits.count_request(caller, scope["method"]):
                 await self._app(scope, receive, send)
         except InvalidRequest as error:
-            await refusal(error, scope)(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
 
     def _check_origin(self, scope: Scope) -> None:
         hosts = header_values(scope, b"host")
-        if len(hosts) != 1 or not self._is_ours(hosts[0], scope):
+        if len(hosts) != 1 or not self._names_this_server(hosts[0], scope):
             problem = "The Host header does not name this server"
             remedy = "Call it by its address, or give it the name with INGLE_HOST_NAMES."
             raise InvalidRequest(problem, remedy, code="forbidden", status=403)
         if problem := self._origins.problem(scope, hosts[0]):
             raise InvalidRequest(problem, "Name theirs with INGLE_ALLOWED_ORIGINS.", code="forbidden", status=403)
 
-    def _is_ours(self, host: bytes, scope: Scope) -> bool:
+    def _names_this_server(self, host: bytes, scope: Scope) -> bool:
         server: tuple[str, int | None] | None = scope.get("server")
         address, port = server or ("", None)
         literal = f"[{address}]" if ":" in address else address  # no name that somebody else can give an address to
@@ -156,9 +156,9 @@ class Door:
         return host in self._names or name in self._names or name == literal.lower().encode()
 
 
-def _check_size(scope: Scope) -> None:
+def _check_head_size(scope: Scope) -> None:
     """Raises InvalidRequest for a head that no honest program sends."""
-    if len(scope["headers"]) > MOST_HEADERS:
-        raise InvalidRequest(f"There are more than {MOST_HEADERS} headers", "Send fewer.", status=431)
+    if len(scope["headers"]) > MAX_HEADERS:
+        raise InvalidRequest(f"There are more than {MAX_HEADERS} headers", "Send fewer.", status=431)
     if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MAX_TARGET_BYTES:
         raise InvalidRequest(f"The path is longer than {MAX_TARGET_BYTES:,} bytes", "Send a shorter one.", status=414)

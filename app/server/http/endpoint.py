@@ -51,7 +51,7 @@ TEXT: Final = "text/plain"
 
 
 @dataclass(frozen=True, slots=True)
-class ErrorShape:
+class ErrorFormat:
     """How a dialect writes errors."""
 
     body: Callable[[Exception], Struct]
@@ -73,7 +73,7 @@ class Endpoint(Route):
         streams: Any = None,
         fails_with: type[Struct] | None = None,
         framing: Framing = EVENTS,
-        errors: ErrorShape | None = None,
+        errors: ErrorFormat | None = None,
     ) -> None:
         """`takes` is the body of a request, `gives` that of a whole reply (a type, a union, or TEXT), `streams` the
         pieces of a streamed one in their `framing`, a type or a union; `fails_with` what a server that cannot serve

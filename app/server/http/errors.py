@@ -30,7 +30,7 @@ from app.errors import (
     ToolsUnsupported,
 )
 from app.generation.conversation import InvalidMessage
-from app.server.http.endpoint import Endpoint, ErrorShape
+from app.server.http.endpoint import Endpoint, ErrorFormat
 from engine.errors import EngineError, InvalidSampling, PromptTooLong
 from quant.errors import InglenookError
 
@@ -104,14 +104,14 @@ _STATUS: dict[type[BaseException], int] = {
 }
 
 
-def status_of(error: Exception) -> int:
+def http_status(error: Exception) -> int:
     """The HTTP status that `error` answers with."""
     if isinstance(error, InvalidRequest):
         return error.status
     return next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), 500)
 
 
-def text_of_error(error: Exception) -> str:
+def client_message(error: Exception) -> str:
     """What a client is told. Of a programming mistake, nothing: it may hold anything."""
     if not isinstance(error, InglenookError):
         return "The server made a mistake; its log says more."
@@ -124,14 +124,14 @@ def bounded(text: str) -> str:
     return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT // 2]} ... {text[-MAX_TEXT // 2 :]}"
 
 
-def refuse_first(problems: Iterable[tuple[str, str]]) -> None:
+def raise_first(problems: Iterable[tuple[str, str]]) -> None:
     """Raise InvalidRequest for the first of what no single field's bounds could say, each with its field."""
     for parameter, problem in problems:
         raise InvalidRequest(f"{parameter}: {problem}", parameter=parameter)
 
 
 @contextlib.contextmanager
-def naming(parameter: str) -> Iterator[None]:
+def convert_errors(parameter: str) -> Iterator[None]:
     """Turn errors about a prompt or a grammar into InvalidRequest.
 
     Those about the prompt name `parameter`, the field that it came in; all others name their own."""
@@ -156,16 +156,16 @@ def naming(parameter: str) -> Iterator[None]:
         raise InvalidRequest(error.message, error.remedy, parameter=parameter) from error
 
 
-_BODY: Final = "inglenook.error_body"  # of a scope: what writes the body of an error
+_ERROR_BODY: Final = "inglenook.error_body"  # of a scope: what writes the body of an error
 
 
-class ErrorShapes:
+class ErrorFormats:
     """ASGI middleware around the door and the endpoints.
 
     Errors have the shape of the endpoint whose path they are at or below, and the default one elsewhere.
     """
 
-    def __init__(self, app: ASGIApp, endpoints: Iterable[Endpoint], default: ErrorShape) -> None:
+    def __init__(self, app: ASGIApp, endpoints: Iterable[Endpoint], default: ErrorFormat) -> None:
         shaped = [(one, one.errors.body) for one in endpoints if one.errors is not None]
         self._app = app
         self._default = default.body
@@ -173,10 +173,10 @@ class ErrorShapes:
         self._patterns = [(one.path_regex, body) for one, body in shaped if one.param_convertors]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[_BODY] = self._body_at(scope.get("path", ""))
+        scope[_ERROR_BODY] = self._body_for_path(scope.get("path", ""))
         await self._app(scope, receive, send)
 
-    def _body_at(self, path: str) -> Callable[[Exception], Struct]:
+    def _body_for_path(self, path: str) -> Callable[[Exception], Struct]:
         if body := next((body for pattern, body in self._patterns if pattern.match(path)), None):
             return body
         while path and path not in self._bodies:
@@ -184,41 +184,41 @@ class ErrorShapes:
         return self._bodies.get(path, self._default)
 
 
-def refusal(error: Exception, scope: Scope) -> Response:
+def error_response(error: Exception, scope: Scope) -> Response:
     """The whole response to a request that ended with `error` before anything was sent."""
-    body = msgspec.json.encode(scope[_BODY](error))
+    body = msgspec.json.encode(scope[_ERROR_BODY](error))
     headers = error.headers if isinstance(error, InvalidRequest) else None
-    return Response(body, status_of(error), headers, media_type="application/json")
+    return Response(body, http_status(error), headers, media_type="application/json")
 
 
 class ReplyBroken(Exception):
     """A reply that had begun cannot go on; the connection is to be closed."""
 
 
-class Mistakes:
+class UnhandledErrors:
     """ASGI middleware around the door: what is raised inside ends here, in a line of the log and a 500."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        begun = False
+        started = False
 
-        async def send_and_note(message: Message) -> None:
-            nonlocal begun
-            begun = True
+        async def send_and_mark(message: Message) -> None:
+            nonlocal started
+            started = True
             await send(message)
 
         try:
-            await self._app(scope, receive, send_and_note)
+            await self._app(scope, receive, send_and_mark)
         except Exception as error:  # noqa: BLE001  # whatever it is
-            log.error("a request failed:\n%s", place_of(error))
-            if begun:
+            log.error("a request failed:\n%s", traceback_without_message(error))
+            if started:
                 raise ReplyBroken from None
-            await refusal(error, scope)(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
 
 
-def place_of(error: BaseException) -> str:
+def traceback_without_message(error: BaseException) -> str:
     """The traceback of an exception without its words."""
     frames = traceback.format_list(traceback.extract_tb(error.__traceback__))
     return "".join((*frames, type(error).__name__))

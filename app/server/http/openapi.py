@@ -14,7 +14,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.server.http.endpoint import TEXT, Endpoint, ErrorShape, Framing
+from app.server.http.endpoint import TEXT, Endpoint, ErrorFormat, Framing
 
 Json = dict[str, Any]
 
@@ -40,7 +40,7 @@ _WITHOUT_BODY = (401, 403, 404, 500, 503)
 class OpenAPI:
     """Describes endpoints, its own included."""
 
-    def __init__(self, endpoints: Sequence[Endpoint], models: Sequence[str], errors: ErrorShape) -> None:
+    def __init__(self, endpoints: Sequence[Endpoint], models: Sequence[str], errors: ErrorFormat) -> None:
         """`models` are the names that requests may give. `errors` is the format of errors of endpoints without one."""
         self.endpoint = Endpoint("GET", "/openapi.json", self.describe, "This description", gives=Description)
         self._endpoints = [*endpoints, self.endpoint]
@@ -66,7 +66,7 @@ class Description(Struct):
     security: list[dict[str, list[str]]]
 
 
-def description(endpoints: Sequence[Endpoint], models: Sequence[str], errors: ErrorShape) -> Description:
+def description(endpoints: Sequence[Endpoint], models: Sequence[str], errors: ErrorFormat) -> Description:
     """All of it."""
     schemas = _Schemas(endpoints, errors)
     for one in endpoints:
@@ -87,10 +87,10 @@ def description(endpoints: Sequence[Endpoint], models: Sequence[str], errors: Er
 class _Schemas:
     """The schemas of all that endpoints take and give, each by a name of its own where two types have the same."""
 
-    def __init__(self, endpoints: Sequence[Endpoint], errors: ErrorShape) -> None:
+    def __init__(self, endpoints: Sequence[Endpoint], errors: ErrorFormat) -> None:
         self.errors = errors
-        told = [it for one in endpoints for it in (one.takes, one.gives, one.streams, one.fails_with)]
-        types = [it for it in told if it is not None and it != TEXT]
+        described = [it for one in endpoints for it in (one.takes, one.gives, one.streams, one.fails_with)]
+        types = [it for it in described if it is not None and it != TEXT]
         types += [errors.type, *(one.errors.type for one in endpoints if one.errors is not None)]
         types = sorted(dict.fromkeys(types), key=str)
         references, self.components = msgspec.json.schema_components(types, ref_template=_REF)
@@ -111,28 +111,30 @@ class _Schemas:
 
 def _operation(endpoint: Endpoint, schemas: _Schemas) -> Json:
     names = _PARAMETER.findall(endpoint.path)
-    told: Json = {"summary": endpoint.summary, "responses": _responses(endpoint, schemas)}
+    described: Json = {"summary": endpoint.summary, "responses": _responses(endpoint, schemas)}
     if names:
-        told["parameters"] = [
+        described["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
         ]
     if endpoint.takes is not None:
-        told["requestBody"] = {"required": True, "content": _content(schemas, endpoint.takes)}
-    return told
+        described["requestBody"] = {"required": True, "content": _content(schemas, endpoint.takes)}
+    return described
 
 
 def _responses(endpoint: Endpoint, schemas: _Schemas) -> Json:
     failures = _FAILURES if endpoint.takes is not None else _WITHOUT_BODY
     error = (endpoint.errors or schemas.errors).type
-    told = {str(status): {"description": _FAILURES[status], "content": _content(schemas, error)} for status in failures}
+    described = {
+        str(status): {"description": _FAILURES[status], "content": _content(schemas, error)} for status in failures
+    }
     if endpoint.fails_with is not None:
-        told["503"]["content"] = _content(schemas, endpoint.fails_with)
+        described["503"]["content"] = _content(schemas, endpoint.fails_with)
     if endpoint.gives is None:
-        return told
+        return described
     content = {TEXT: {}} if endpoint.gives == TEXT else _content(schemas, endpoint.gives)
     if endpoint.streams is not None:
         content |= _stream(endpoint.framing, schemas.reference(endpoint.streams))
-    return {"200": {"description": "The reply", "content": content}, **told}
+    return {"200": {"description": "The reply", "content": content}, **described}
 
 
 def _stream(framing: Framing, piece: Json) -> Json:

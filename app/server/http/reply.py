@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from app.generation.events import QUEUED, TokenCounts
 from app.process.work_pool import Check, WorkPool
 from app.server.http.endpoint import EVENTS, Framing
-from app.server.http.errors import place_of
+from app.server.http.errors import traceback_without_message
 from quant.errors import InglenookError
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ def json_reply(body: Any) -> Response:
     return Response(msgspec.json.encode(body), media_type="application/json")
 
 
-async def written_reply(pool: WorkPool, write: Callable[[Check], bytes]) -> Response:
+async def json_reply_on_thread(pool: WorkPool, write: Callable[[Check], bytes]) -> Response:
     """Return a response whose JSON is written on a thread: thousands of numbers would hold up other replies."""
     return Response(await pool.run(write), media_type="application/json")
 
@@ -52,7 +52,7 @@ class WholeReply(Generic[ChunkT]):
     fold: Callable[[AsyncGenerator[ChunkT]], Awaitable[Any]]  # anything that becomes JSON
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self.chunks) as batches, aclosing(_each(batches)) as chunks:
+        async with aclosing(self.chunks) as batches, aclosing(_flatten(batches)) as chunks:
             body = msgspec.json.encode(await self.fold(chunks))
         await Response(body, media_type="application/json")(scope, receive, send)
 
@@ -92,7 +92,7 @@ class StreamedReply(Generic[ChunkT]):
             if not stream.started:
                 raise
             # Of an error of ours the kind says enough; of a mistake, only its place does.
-            kind = type(error).__name__ if isinstance(error, InglenookError) else place_of(error)
+            kind = type(error).__name__ if isinstance(error, InglenookError) else traceback_without_message(error)
             log.warning("a stream ended early: %s", kind)
             await stream.put(self.framing.frame(self.error_body(error)))
         else:
@@ -120,13 +120,13 @@ class _StreamedBody:
 
     async def ping(self) -> None:
         """One after each silence, for as long as this runs. A client that does not read has none coming."""
-        often, counts = self._reply.ping_seconds, self._reply.counts
+        interval, counts = self._reply.ping_seconds, self._reply.counts
         while True:
             may_be_refused = not self.started and counts.status == QUEUED
-            patience = self._reply.first_ping_seconds if may_be_refused else often
-            left = self._sent_at + patience - asyncio.get_running_loop().time()
+            silence = self._reply.first_ping_seconds if may_be_refused else interval
+            left = self._sent_at + silence - asyncio.get_running_loop().time()
             if left > 0:
-                await asyncio.sleep(min(left, often))
+                await asyncio.sleep(min(left, interval))
             else:
                 await self.put(self._reply.framing.ping(counts.status))
 
@@ -134,7 +134,7 @@ class _StreamedBody:
         await self._send({"type": "http.response.body", "body": b""})
 
 
-async def _each(batches: AsyncGenerator[list[ChunkT]]) -> AsyncGenerator[ChunkT]:
+async def _flatten(batches: AsyncGenerator[list[ChunkT]]) -> AsyncGenerator[ChunkT]:
     async for batch in batches:
         for chunk in batch:
             yield chunk

@@ -19,7 +19,7 @@ MAX_DROPPED_BYTES = 64 << 20
 
 # A body may come in so many seconds, and one more for each time as many bytes as this.
 BODY_SECONDS = 20.0
-LEAST_RATE = 64 << 10
+MIN_BYTES_PER_SECOND = 64 << 10
 
 # Of a body, outside of its texts: to read so much takes no longer than others can wait, whatever it is.
 MAX_CONTAINERS = 1 << 14  # objects and lists
@@ -43,16 +43,20 @@ class Decoder(Protocol[DecodedT_co]):
 _DEFAULT_TYPES = frozenset(("", "application/x-www-form-urlencoded", "text/plain"))
 
 _NO_BRACKETS = bytes(set(range(256)) - set(b"{[]}"))
-_PLACE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`\Z")
+_PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`\Z")
 _MISSING = re.compile(r"Object missing required field `([^`]*)`")
 
 
 async def read_body(request: Request, decoder: Decoder[BodyT]) -> BodyT:
     """The request's message. Raises InvalidRequest naming the field at fault, and Starlette's ClientDisconnect."""
-    body = await _bounded_body(request)
+    body = await _receive_body(request)
     _check_encoding(request.headers)
     _check_media_type(request.headers)
-    return read(body, decoder) if len(body) <= _SHORT_BODY else await asyncio.to_thread(read, body, decoder)
+    return (
+        decode_bounded(body, decoder)
+        if len(body) <= _SHORT_BODY
+        else await asyncio.to_thread(decode_bounded, body, decoder)
+    )
 
 
 def _check_encoding(headers: Headers) -> None:
@@ -80,14 +84,14 @@ def _check_media_type(headers: Headers) -> None:
     raise InvalidRequest(problem, "Send Content-Type: application/json.", status=415)
 
 
-async def _bounded_body(request: Request) -> bytes:
+async def _receive_body(request: Request) -> bytes:
     pieces: list[bytes] = []
-    size, began = 0, asyncio.get_running_loop().time()
+    size, started = 0, asyncio.get_running_loop().time()
     try:
         async with asyncio.timeout(BODY_SECONDS) as deadline:
             async for piece in request.stream():
                 size += len(piece)
-                deadline.reschedule(began + BODY_SECONDS + size / LEAST_RATE)
+                deadline.reschedule(started + BODY_SECONDS + size / MIN_BYTES_PER_SECOND)
                 if size <= MAX_BODY_BYTES:
                     pieces.append(piece)
                 elif size > MAX_DROPPED_BYTES:
@@ -99,14 +103,14 @@ async def _bounded_body(request: Request) -> bytes:
     return b"".join(pieces)
 
 
-def read(body: bytes, decoder: Decoder[BodyT]) -> BodyT:
+def decode_bounded(body: bytes, decoder: Decoder[BodyT]) -> BodyT:
     """`decode` for a body that may be made to cost much. Raises InvalidRequest."""
     if not _is_simple(body):
-        outside = _outside_texts(body)
-        if outside is None or _containers(outside) > MAX_CONTAINERS or _count(outside, b",") > MAX_VALUES:
+        structure = _without_strings(body)
+        if structure is None or _containers(structure) > MAX_CONTAINERS or _count(structure, b",") > MAX_VALUES:
             problem = f"The body has more than {MAX_CONTAINERS:,} objects and lists, or {MAX_VALUES:,} values"
             raise InvalidRequest(problem, "Send several requests.")
-        if _depth(outside) > MAX_DEPTH:
+        if _depth(structure) > MAX_DEPTH:
             raise InvalidRequest(f"The body is nested deeper than {MAX_DEPTH} levels", "Send fewer levels.")
     return decode(body, decoder)
 
@@ -116,25 +120,25 @@ def _is_simple(body: bytes) -> bool:
     return _containers(body) <= MAX_DEPTH and _count(body, b",") <= MAX_VALUES
 
 
-def _containers(written: bytes) -> int:
-    return _count(written, b"{") + _count(written, b"[")
+def _containers(text: bytes) -> int:
+    return _count(text, b"{") + _count(text, b"[")
 
 
-def _count(written: bytes, sign: bytes) -> int:
+def _count(text: bytes, byte: bytes) -> int:
     """In pieces, between which other threads run."""
-    return sum(written.count(sign, begin, begin + _PIECE) for begin in range(0, len(written), _PIECE))
+    return sum(text.count(byte, start, start + _PIECE) for start in range(0, len(text), _PIECE))
 
 
-def _depth(written: bytes) -> int:
+def _depth(text: bytes) -> int:
     """How deeply objects and lists are nested, without texts."""
     depth = deepest = 0
-    for bracket in written.translate(None, _NO_BRACKETS):
+    for bracket in text.translate(None, _NO_BRACKETS):
         depth += 1 if bracket in b"{[" else -1
         deepest = max(deepest, depth)
     return deepest
 
 
-def _outside_texts(body: bytes) -> bytes | None:
+def _without_strings(body: bytes) -> bytes | None:
     """JSON without what is in its texts; None where there are too many of those."""
     if b"\\" in body:  # escapes are read from the left
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -148,7 +152,7 @@ def decode(body: bytes, decoder: Decoder[BodyT]) -> BodyT:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        parameter, problem = _fault(str(error))
+        parameter, problem = _field_and_problem(str(error))
         raise InvalidRequest(f"{parameter or 'The body'}: {problem}", parameter=parameter) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"The body is not JSON: {error}", "Send one JSON object in UTF-8.") from error
@@ -156,11 +160,11 @@ def decode(body: bytes, decoder: Decoder[BodyT]) -> BodyT:
         raise InvalidRequest("The body is nested too deeply", "Send fewer levels of arrays and objects.") from error
 
 
-def _fault(message: str) -> tuple[str, str]:
+def _field_and_problem(message: str) -> tuple[str, str]:
     """The field at fault, as a path such as `messages[0].role`, and what is wrong with it."""
-    place = _PLACE.search(message)
-    path = place[1].replace("[...]", "") if place else ""
-    problem = message[: place.start()] if place else message
+    location = _PATH.search(message)
+    path = location[1].replace("[...]", "") if location else ""
+    problem = message[: location.start()] if location else message
     if missing := _MISSING.match(problem):
         return f"{path}.{missing[1]}".lstrip("."), "it is required"
     return path, problem

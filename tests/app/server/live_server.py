@@ -14,7 +14,7 @@ from app.generation.service import ChatService
 from app.generation.template import ChatTemplateRenderer
 from app.generation.token_streams import TokenStreams
 from app.models.details import ModelDetails
-from app.server.application import Locks, Surroundings, create_application
+from app.server.application import AccessPolicy, ServerContext, create_application
 from app.server.dialects.ollama.store import ModelPulls
 from app.text.tokenizer import Tokenizer
 from engine.config import EngineConfig
@@ -88,7 +88,7 @@ class LiveServer(ServedApplication):
         tokenizer: Tokenizer,
         renderer: ChatTemplateRenderer,
         clock: Callable[[], float] = time.monotonic,
-        locks: Locks | None = None,
+        policy: AccessPolicy | None = None,
         aliases: Mapping[str, str] | None = None,
         state_dir: Path | None = None,
         describe: Callable[[], ModelDetails] | None = None,
@@ -101,9 +101,9 @@ class LiveServer(ServedApplication):
         self.service = ChatService(
             name, tokenizer, self.streams, renderer, sampling=sampling, generic_tools=generic_tools
         )
-        locks = locks or Locks(host_names=["ingle.test"])
-        about = Surroundings(locks, aliases or {}, describe, pulls, state_dir)
-        super().__init__(create_application(self.service, about))
+        policy = policy or AccessPolicy(host_names=["ingle.test"])
+        context = ServerContext(policy, aliases or {}, describe, pulls, state_dir)
+        super().__init__(create_application(self.service, context))
 
     async def _main(self) -> None:
         async with self.streams:

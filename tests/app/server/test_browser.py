@@ -21,7 +21,7 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.generation.template import ChatTemplateRenderer
-from app.server.application import Locks
+from app.server.application import AccessPolicy
 from app.text.tokenizer import Tokenizer
 from tests.app.server.live_server import LiveServer, controlled_engine
 from tests.support.processes import HANGING_SECONDS
@@ -131,8 +131,8 @@ def attack(tokenizer: Tokenizer, renderer: ChatTemplateRenderer, tmp_path: Path)
         engine, runner = controlled_engine(tokenizer.vocab_size)
         with attacker() as page:
             origin = origin.replace("PAGE", str(page.server_port))
-            locks = Locks(allowed_origins=[origin] if let_in else [])
-            with LiveServer("hash", engine, tokenizer, renderer, locks=locks) as server:
+            policy = AccessPolicy(allowed_origins=[origin] if let_in else [])
+            with LiveServer("hash", engine, tokenizer, renderer, policy=policy) as server:
                 recorder = Recorder(server.application)
                 server._server.config.loaded_app = recorder
                 page.aim(server.port, name)

@@ -14,7 +14,7 @@ import pytest
 from starlette.types import Message
 
 from app.generation.template import ChatTemplateRenderer
-from app.server.application import Locks
+from app.server.application import AccessPolicy
 from app.server.dialects.anthropic.requests import MessageRequest, TokenCountRequest
 from app.server.dialects.llama_cpp import requests as llama_cpp
 from app.server.dialects.llama_cpp import token_requests
@@ -27,7 +27,7 @@ from app.server.dialects.openai.embedding_requests import EmbeddingRequest
 from app.server.dialects.openai.embeddings import EMBEDDINGS
 from app.server.dialects.rerank import RerankRequest
 from app.server.dialects.responses.requests import ResponseRequest
-from app.server.http.access import Access
+from app.server.http.access import Authenticator
 from app.text.tokenizer import Tokenizer
 from tests.app.server.dialects.openai.test_embeddings import EmbeddingServer
 from tests.app.server.hostile_fields import HOSTILE, Field, fields_of, hostile_bodies
@@ -77,11 +77,11 @@ Servers = Mapping[str, ServedApplication]
 def servers(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[Servers]:
     """By path."""
     engine, _ = controlled_engine(tokenizer.vocab_size, context=128, contexts=16)
-    locks = Locks(Access([KEY]))
+    policy = AccessPolicy(Authenticator([KEY]))
     with (
-        LiveServer("hash", engine, tokenizer, renderer, locks=locks) as chat,
-        EmbeddingServer(locks=locks) as embeddings,
-        EmbeddingServer(ranks=True, locks=locks) as rerank,
+        LiveServer("hash", engine, tokenizer, renderer, policy=policy) as chat,
+        EmbeddingServer(policy=policy) as embeddings,
+        EmbeddingServer(ranks=True, policy=policy) as rerank,
     ):
         embedded = {**dict.fromkeys((EMBEDDINGS, "/api/embed", "/embedding"), embeddings), RERANK: rerank}
         yield {**dict.fromkeys(FIELDS, chat), **embedded}

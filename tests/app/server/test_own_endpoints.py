@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from app.generation.template import ChatTemplateRenderer
-from app.server.application import Locks
-from app.server.http.access import Access
+from app.server.application import AccessPolicy
+from app.server.http.access import Authenticator
 from app.server.own_endpoints import EngineReport
 from app.text.tokenizer import Tokenizer
 from tests.app.server.live_server import LiveServer, controlled_engine
@@ -103,7 +103,9 @@ def test_what_is_forgotten_is_computed_again(hash_server: LiveServer, http: http
 def test_another_key_hears_nothing_of_the_owners_requests(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     engine, runner = controlled_engine(tokenizer.vocab_size)
     with (
-        LiveServer("hash", engine, tokenizer, renderer, locks=Locks(Access(["first", "second"]))) as server,
+        LiveServer(
+            "hash", engine, tokenizer, renderer, policy=AccessPolicy(Authenticator(["first", "second"]))
+        ) as server,
         client(server, "first") as owner,
         client(server, "second") as other,
         ThreadPoolExecutor() as threads,

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from app.generation.template import ChatTemplateRenderer
-from app.server.application import Locks
-from app.server.http.access import Access
+from app.server.application import AccessPolicy
+from app.server.http.access import Authenticator
 from app.settings.settings import load_settings
 from app.text.detokenizer import IncrementalDetokenizer
 from app.text.tokenizer import Tokenizer
@@ -41,7 +41,7 @@ def logged() -> Iterator[io.StringIO]:
 @pytest.fixture
 def stack(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[tuple[LiveServer, ControlledRunner]]:
     engine, runner = controlled_engine(tokenizer.vocab_size)
-    with LiveServer("hash", engine, tokenizer, renderer, locks=Locks(Access([KEY]))) as server:
+    with LiveServer("hash", engine, tokenizer, renderer, policy=AccessPolicy(Authenticator([KEY]))) as server:
         yield server, runner
 
 
@@ -119,5 +119,5 @@ def test_settings_are_shown_without_secrets(monkeypatch: pytest.MonkeyPatch, tmp
 
 def test_a_caller_is_known_by_a_name_that_tells_no_key() -> None:
     scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"x-api-key", KEY.encode())]}
-    assert KEY not in repr(Access(["another", KEY]).caller(scope))
-    assert KEY not in repr(vars(Access(["another", KEY])))
+    assert KEY not in repr(Authenticator(["another", KEY]).authenticate(scope))
+    assert KEY not in repr(vars(Authenticator(["another", KEY])))

@@ -16,7 +16,7 @@ from app.generation import service as chat_service
 from app.generation.service import Preparation
 from app.generation.template import ChatTemplateRenderer
 from app.process.work_pool import Check, WorkPool
-from app.server.http.errors import ContextExceeded, naming
+from app.server.http.errors import ContextExceeded, convert_errors
 from app.text import long_texts
 from app.text.tokenizer import Tokenizer
 from engine.errors import PromptTooLong
@@ -201,7 +201,7 @@ def test_prompts_that_do_not_fit_are_refused_before_they_are_encoded_whole(
 
 @pytest.mark.parametrize("longest", [2048, 8192])
 def test_the_refusal_of_a_long_prompt_carries_its_numbers(longest: int) -> None:
-    with pytest.raises(ContextExceeded) as refused, naming("messages"):
+    with pytest.raises(ContextExceeded) as refused, convert_errors("messages"):
         raise PromptTooLong.of(5000, 2048, longest, is_exact=False)
     error = refused.value
     assert (error.status, error.code, error.parameter) == (400, "context_length_exceeded", "messages")

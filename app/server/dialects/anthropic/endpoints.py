@@ -16,7 +16,7 @@ from app.server.dialects.anthropic.errors import ERRORS, error_body
 from app.server.dialects.anthropic.fields import MESSAGES, TOKEN_COUNT
 from app.server.dialects.anthropic.requests import MessageRequest, TokenCountRequest
 from app.server.http.endpoint import Endpoint
-from app.server.http.errors import naming
+from app.server.http.errors import convert_errors
 from app.server.http.reply import StreamedReply, WholeReply, json_reply
 from app.server.http.request_body import read_body
 from app.server.origin import origin_of
@@ -82,7 +82,7 @@ class AnthropicEndpoints:
     async def count_tokens(self, request: Request) -> Response:
         wanted = await self._read(request, TOKEN_COUNT)
         conversation, _ = wanted.conversation(self._lines)
-        with naming("messages"):
+        with convert_errors("messages"):
             prompt = await self._service.prompt(conversation)
         return json_reply(TokenCount(len(prompt.ids)))
 

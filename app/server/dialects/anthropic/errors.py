@@ -4,8 +4,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from app.server.http.endpoint import ErrorShape
-from app.server.http.errors import CONTEXT_EXCEEDED, ContextExceeded, InvalidRequest, status_of, text_of_error
+from app.server.http.endpoint import ErrorFormat
+from app.server.http.errors import CONTEXT_EXCEEDED, ContextExceeded, InvalidRequest, client_message, http_status
 
 # Of a status; of others below 500 the first, above it the second.
 _REFUSED, _FAILED = "invalid_request_error", "api_error"
@@ -33,7 +33,7 @@ class MessagesError(Struct, tag_field="type", tag="error"):
 
 def error_body(error: Exception) -> MessagesError:
     """What a client is told about `error`."""
-    status = status_of(error)
+    status = http_status(error)
     kind = _KINDS.get(status, _REFUSED if status < 500 else _FAILED)
     return MessagesError(MessagesErrorDetail(kind, _message(error)))
 
@@ -44,7 +44,7 @@ def _message(error: Exception) -> str:
         numbers = f"{error.prompt_tokens} tokens > {error.context_length} maximum"
         return f"{_TOO_LONG}{numbers}. {error.remedy}".strip()
     prefix = _TOO_LONG if isinstance(error, InvalidRequest) and error.code == CONTEXT_EXCEEDED else ""
-    return prefix + text_of_error(error)
+    return prefix + client_message(error)
 
 
-ERRORS: Final = ErrorShape(error_body, MessagesError)
+ERRORS: Final = ErrorFormat(error_body, MessagesError)

@@ -26,7 +26,7 @@ from app.generation.events import (
     ToolCallStart,
 )
 from app.server.http.endpoint import NAMED_EVENTS
-from app.server.http.errors import naming
+from app.server.http.errors import convert_errors
 from engine.request import FinishReason
 
 StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
@@ -163,7 +163,7 @@ async def events(replies: AsyncGenerator[Batch], model: str, counts: TokenCounts
     """The reply of `model`, in batches as it comes. `counts` are those of the replies. Raises what
     `ChatService.reply` raises, with errors about the request as InvalidRequest."""
     writer = _EventWriter(model, counts)
-    with naming("messages"):
+    with convert_errors("messages"):
         async with aclosing(replies) as batches:
             async for batch in batches:
                 if written := [piece for _, event in batch for piece in writer.write(event)]:

@@ -14,7 +14,7 @@ from app.generation.options import API_DEFAULTS, DefaultSampling, GenerationOpti
 from app.server.dialects.anthropic.blocks import InputMessages, SystemPrompt, messages_of, system_texts
 from app.server.dialects.anthropic.changing_lines import ChangingLines
 from app.server.dialects.anthropic.tools import Thinking, ToolChoice, ToolDefinitions, calls_are_parallel, wanted_tools
-from app.server.http.errors import InvalidRequest, refuse_first
+from app.server.http.errors import InvalidRequest, raise_first
 from app.server.origin import OriginFields, Purpose
 from app.server.request_fields import Count, Fraction, ModelName, StopText, Temperature
 from app.server.structured_output import of_schema, only
@@ -54,7 +54,7 @@ class TokenCountRequest(Struct, kw_only=True):
         first = [messages.pop(0).content] if messages and messages[0].role == "system" else []
         system = lines.without([*system_texts(self.system), *first])
         tools = wanted_tools(self.tools or (), self.tool_choice)
-        refuse_first((*self._problems(), *tools.problems()))
+        raise_first((*self._problems(), *tools.problems()))
         thinking = (self.thinking or Thinking()).wanted(self.output_config.effort if self.output_config else None)
         conversation = Conversation(
             [*([Message("system", "\n".join(system.texts))] if system.texts else ()), *messages],

@@ -16,7 +16,7 @@ from app.server.dialects.llama_cpp.token_requests import EmbeddingRequest
 from app.server.embedding_inputs import MAX_INPUTS, read_inputs
 from app.server.http.endpoint import Endpoint
 from app.server.http.errors import InvalidRequest
-from app.server.http.reply import written_reply
+from app.server.http.reply import json_reply_on_thread
 from app.server.http.request_body import read_body
 from app.server.refusals import RANKS_ONLY
 from app.server.served_model import ServedModel
@@ -69,7 +69,7 @@ class LlamaCppEmbeddingEndpoints:
             problem = f"content: {len(inputs)} inputs are more than {MAX_INPUTS}"
             raise InvalidRequest(problem, "Send several requests.", parameter="content")
         vectors = await self._service.embed(await read_inputs(self._service, inputs, None))
-        return await written_reply(self._service.texts, lambda _: _body(vectors, norm))
+        return await json_reply_on_thread(self._service.texts, lambda _: _body(vectors, norm))
 
 
 def _body(vectors: Sequence[Tensor], norm: int) -> bytes:

@@ -18,7 +18,7 @@ from app.server.dialects.llama_cpp.requests import CompletionRequest, Generating
 from app.server.dialects.llama_cpp.settings import GenerationSettings
 from app.server.dialects.llama_cpp.tokens import TokenEndpoints
 from app.server.http.endpoint import BARE_EVENTS, Endpoint
-from app.server.http.errors import naming
+from app.server.http.errors import convert_errors
 from app.server.http.reply import StreamedReply, WholeReply
 from app.server.http.request_body import read_body
 from app.server.origin import origin_of
@@ -35,7 +35,7 @@ async def encoded(service: ChatService, prompt: OnePrompt, field: str) -> tuple[
     if isinstance(prompt, str):
         return await text_prompt(service, prompt, field)
     first, *rest = prompt
-    with naming(field):
+    with convert_errors(field):
         begun = (first,) if isinstance(first, int) else await service.encode_text(first)
     return await text_prompt(service, (*begun, *await service.encode_mixed(rest)), field)
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from msgspec import UNSET, Struct, UnsetType
 
-from app.server.http.endpoint import ErrorShape
-from app.server.http.errors import ContextExceeded, bounded, status_of, text_of_error
+from app.server.http.endpoint import ErrorFormat
+from app.server.http.errors import ContextExceeded, bounded, client_message, http_status
 
 _KINDS: Mapping[int, str] = {
     401: "authentication_error",
@@ -32,9 +32,9 @@ def error_body(error: Exception) -> ErrorBody:
     """What a client is told about `error`."""
     if isinstance(error, ContextExceeded):
         return ErrorBody(_context_exceeded(error))
-    status = status_of(error)
+    status = http_status(error)
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return ErrorBody(ErrorDetail(status, bounded(text_of_error(error)), kind))
+    return ErrorBody(ErrorDetail(status, bounded(client_message(error)), kind))
 
 
 def _context_exceeded(error: ContextExceeded) -> ErrorDetail:
@@ -44,4 +44,4 @@ def _context_exceeded(error: ContextExceeded) -> ErrorDetail:
     return ErrorDetail(error.status, message, "exceed_context_size_error", prompt, context)
 
 
-ERRORS = ErrorShape(error_body, ErrorBody)
+ERRORS = ErrorFormat(error_body, ErrorBody)

@@ -18,7 +18,7 @@ from app.generation.service import ChatService
 from app.server.dialects.llama_cpp.settings import GenerationSettings
 from app.server.dialects.llama_cpp.tokens import shown
 from app.server.http.endpoint import BARE_EVENTS, Framing
-from app.server.http.errors import naming
+from app.server.http.errors import convert_errors
 from app.server.usage import ProgressReport, Timings, finite, timings_of, token_text
 from app.text.tokenizer import Tokenizer
 from engine.request import FinishReason, TokenLogprobs, TokenSources
@@ -99,7 +99,7 @@ class Writer:
 
     async def chunks(self, replies: AsyncGenerator[Batch]) -> AsyncGenerator[list[Completion]]:
         """The replies, in batches as they come. Errors about the prompts name their field."""
-        with naming("prompt"):
+        with convert_errors("prompt"):
             async with aclosing(replies) as batches:
                 async for batch in batches:
                     if chunks := [chunk for index, event in batch for chunk in self._write(index, event)]:

@@ -25,7 +25,7 @@ from app.server.dialects.llama_cpp.prompts import OnePrompt, Prompts, separate
 from app.server.dialects.llama_cpp.sampling import LlamaSampling, reply_limit
 from app.server.dialects.llama_cpp.settings import Reporting
 from app.server.dialects.openai.completion_requests import MAX_CHOICES
-from app.server.http.errors import InvalidRequest, refuse_first
+from app.server.http.errors import InvalidRequest, raise_first
 from app.server.origin import OriginFields, Purpose
 from app.server.request_fields import DRY_BREAKERS, Alternatives, Fraction, Milliseconds, ModelName
 from app.server.structured_output import GbnfText, Schema, of_gbnf, of_json_schema, only
@@ -116,7 +116,7 @@ class GeneratingRequest(LlamaSampling, kw_only=True):
 
     def check(self) -> None:
         """Raise InvalidRequest for what no single field's bounds can say."""
-        refuse_first(self._problems())
+        raise_first(self._problems())
 
     # What the two kinds answer differently.
 

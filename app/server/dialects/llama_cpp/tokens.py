@@ -14,8 +14,8 @@ from app.server.dialects.llama_cpp.errors import ERRORS
 from app.server.dialects.llama_cpp.fields import DETOKENIZE, TEMPLATE, TOKENIZE
 from app.server.dialects.llama_cpp.token_requests import DetokenizeRequest, TemplateRequest, TokenizeRequest
 from app.server.http.endpoint import Endpoint
-from app.server.http.errors import check_vocabulary, naming
-from app.server.http.reply import json_reply, written_reply
+from app.server.http.errors import check_vocabulary, convert_errors
+from app.server.http.reply import json_reply, json_reply_on_thread
 from app.server.http.request_body import read_body
 from app.server.served_model import ServedModel
 
@@ -70,7 +70,7 @@ class TokenEndpoints:
         self._model.check(wanted.model)
         wanted.check()
         if wanted.messages is not None:
-            with naming("messages"):
+            with convert_errors("messages"):
                 ids: Sequence[int] = (await self._service.prompt(wanted.conversation_of(wanted.messages))).ids
             return await self._told(lambda check: self._counted(wanted, ids, check))
         if wanted.prompt is not None:
@@ -82,7 +82,7 @@ class TokenEndpoints:
         return await self._told(lambda check: self._tokens(wanted, ids, check))
 
     async def _told(self, write: Callable[[Check], Tokens]) -> Response:
-        return await written_reply(self._service.texts, lambda check: msgspec.json.encode(write(check)))
+        return await json_reply_on_thread(self._service.texts, lambda check: msgspec.json.encode(write(check)))
 
     def _tokens(self, wanted: TokenizeRequest, ids: Sequence[int], check: Check) -> Tokens:
         if not wanted.with_pieces:
@@ -96,7 +96,7 @@ class TokenEndpoints:
 
     async def _ids(self, field: str, text: str, *, parse_special: bool, starts: bool) -> list[int]:
         """The ids of the text of a field, with what begins a prompt if that `starts`. Raises InvalidRequest."""
-        with naming(field):
+        with convert_errors(field):
             ids = await self._service.tokenized(text, parse_special=parse_special)
         tokenizer = self._service.tokenizer
         return [tokenizer.bos_id, *ids] if starts and tokenizer.add_bos and tokenizer.bos_id is not None else ids
@@ -110,7 +110,7 @@ class TokenEndpoints:
     async def apply(self, request: Request) -> Response:
         wanted = await read_body(request, TEMPLATE)
         self._model.check(wanted.model)
-        with naming("messages"):
+        with convert_errors("messages"):
             prompt = await self._service.prompt(wanted.conversation())
         return json_reply(Prompt(await shown(self._service, prompt.ids)))
 

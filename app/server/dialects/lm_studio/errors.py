@@ -6,8 +6,8 @@ from typing import Literal, TypeAlias
 from msgspec import UNSET, Struct, UnsetType
 
 from app.server.dialects.openai.errors import error_body as openai_body
-from app.server.http.endpoint import ErrorShape
-from app.server.http.errors import status_of
+from app.server.http.endpoint import ErrorFormat
+from app.server.http.errors import http_status
 
 Kind: TypeAlias = Literal["invalid_request", "model_not_found", "not_implemented", "internal_error"]
 
@@ -27,11 +27,11 @@ class ErrorBody(Struct):
 
 def error_body(error: Exception) -> ErrorBody:
     """What a client is told about `error`; the cap of a request goes by its name here."""
-    status, told = status_of(error), openai_body(error).error
+    status, told = http_status(error), openai_body(error).error
     kind = _KINDS.get(status, "invalid_request" if status < 500 else "internal_error")
     message = told.message.replace("num_ctx", "context_length")
     detail = ErrorDetail(type=kind, message=message, code=told.code or UNSET, param=told.param or UNSET)
     return ErrorBody(detail)
 
 
-ERRORS = ErrorShape(error_body, ErrorBody)
+ERRORS = ErrorFormat(error_body, ErrorBody)

@@ -119,8 +119,8 @@ class ModelEndpoints:
         ]
 
     async def list_models(self, request: Request) -> Response:
-        about = await self._about()
-        return json_reply(ModelList([self._listed(name, *about) for name in self._model.names]))
+        context = await self._about()
+        return json_reply(ModelList([self._listed(name, *context) for name in self._model.names]))
 
     async def retrieve_model(self, request: Request) -> Response:
         name = request.path_params["model"]
@@ -128,8 +128,8 @@ class ModelEndpoints:
         return json_reply(self._listed(name, *await self._about()))
 
     async def list_stored(self, request: Request) -> Response:
-        about = await self._about()
-        return json_reply(StoredModels([self._stored(name, *about) for name in self._model.names]))
+        context = await self._about()
+        return json_reply(StoredModels([self._stored(name, *context) for name in self._model.names]))
 
     async def load(self, request: Request) -> Response:
         wanted = await read_body(request, LOAD)

@@ -17,7 +17,7 @@ from app.server.dialects.ollama.models import ModelEndpoints, check_model
 from app.server.dialects.ollama.requests import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest
 from app.server.embedding_inputs import check_dimensions, read_inputs
 from app.server.http.endpoint import Endpoint
-from app.server.http.reply import json_reply, written_reply
+from app.server.http.reply import json_reply, json_reply_on_thread
 from app.server.http.request_body import read_body
 from app.server.refusals import NO_TEXT, RANKS_ONLY
 from app.server.served_model import ServedModel
@@ -74,7 +74,7 @@ class OllamaEmbeddingEndpoints:
         began = time.monotonic()
         vectors, tokens = await self._vectors(wanted.inputs(), None if wanted.truncate is False else WHOLE_TEXT)
         seconds = time.monotonic() - began
-        return await written_reply(self._service.texts, lambda _: _body(wanted, vectors, tokens, seconds))
+        return await json_reply_on_thread(self._service.texts, lambda _: _body(wanted, vectors, tokens, seconds))
 
     async def embed_one(self, request: Request) -> Response:
         wanted = await read_body(request, EMBEDDINGS)

@@ -2,8 +2,8 @@
 
 from msgspec import Struct
 
-from app.server.http.endpoint import ErrorShape
-from app.server.http.errors import CONTEXT_EXCEEDED, ContextExceeded, InvalidRequest, bounded, text_of_error
+from app.server.http.endpoint import ErrorFormat
+from app.server.http.errors import CONTEXT_EXCEEDED, ContextExceeded, InvalidRequest, bounded, client_message
 
 
 class ErrorBody(Struct, rename={"message": "error"}):
@@ -18,7 +18,7 @@ def error_body(error: Exception) -> ErrorBody:
     if isinstance(error, InvalidRequest) and error.code == CONTEXT_EXCEEDED:  # a text without a reply
         remedy = "Send it in pieces, or have it cut with truncate."
         return ErrorBody(f"the input length exceeds the context length: {bounded(error.message)}. {remedy}")
-    return ErrorBody(bounded(text_of_error(error)))
+    return ErrorBody(bounded(client_message(error)))
 
 
-ERRORS = ErrorShape(error_body, ErrorBody)
+ERRORS = ErrorFormat(error_body, ErrorBody)

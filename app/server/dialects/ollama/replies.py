@@ -24,7 +24,7 @@ from app.generation.events import (
     ToolCallStart,
 )
 from app.server.http.endpoint import LINES, Framing
-from app.server.http.errors import naming
+from app.server.http.errors import convert_errors
 from app.server.usage import ReportedToken, finish_text, reported_tokens, timings_of
 from app.text.tokenizer import Tokenizer
 from engine.request import TokenLogprobs
@@ -194,7 +194,7 @@ async def written(
     replies: AsyncGenerator[Batch], writer: _Writer[ReplyT], counts: TokenCounts, field: str
 ) -> AsyncGenerator[list[ReplyT]]:
     """The reply, in batches as it comes. The prompt came in `field` of the request, which errors name."""
-    with naming(field):
+    with convert_errors(field):
         async with aclosing(replies) as batches:
             async for batch in batches:
                 chunks = [chunk for _, event in batch for chunk in writer.write(event)]

@@ -13,7 +13,7 @@ from app.generation.options import API_DEFAULTS, PLAIN_REPLY, DefaultSampling, G
 from app.server.dialects.llama_cpp.sampling import LlamaSampling, reply_limit
 from app.server.dialects.openai.chat_requests import ToolChoice, ToolDefinitions, wanted_tools
 from app.server.embedding_inputs import MAX_INPUTS
-from app.server.http.errors import refuse_first
+from app.server.http.errors import raise_first
 from app.server.origin import OriginFields, Purpose
 from app.server.request_fields import Alternatives, ModelName, PositiveCount, TokenId
 from app.server.structured_output import Schema, of_format
@@ -124,7 +124,7 @@ class GeneratingRequest(Named, kw_only=True):
 
     def check(self) -> None:
         """Raise InvalidRequest for what no single field's bounds can say."""
-        refuse_first(self._problems())
+        raise_first(self._problems())
 
     # What the two kinds answer differently.
 

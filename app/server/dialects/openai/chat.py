@@ -33,7 +33,7 @@ from app.server.dialects.openai.reports import (
     Usage,
     prompt_logprobs,
 )
-from app.server.http.errors import naming
+from app.server.http.errors import convert_errors
 from app.server.usage import (
     FinishText,
     ProgressReport,
@@ -52,7 +52,7 @@ ChatFinishText: TypeAlias = FinishText | Literal["tool_calls"]
 
 class ChoiceLogprobs(Struct):
     content: list[ReportedToken]
-    refusal: None = None
+    error_response: None = None
 
 
 class FunctionDelta(Struct):
@@ -111,7 +111,7 @@ class Call(Struct):
 class AssistantMessage(Struct):
     content: str | None  # none where it only calls tools
     role: Literal["assistant"] = "assistant"
-    refusal: None = None
+    error_response: None = None
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[Call] | UnsetType = UNSET
@@ -215,7 +215,7 @@ async def chunks(
     options = wanted.generation_options(service)
     replies = service.reply(wanted.conversation(), options, origin, counts)
     has_begun = False
-    with naming("messages"):
+    with convert_errors("messages"):
         async with aclosing(replies) as batches:
             async for batch in batches:
                 written = [chunk for index, event in batch for chunk in writer.write(index, event)]

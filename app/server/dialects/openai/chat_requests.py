@@ -114,7 +114,7 @@ _ROLES: Mapping[str, str] = {"developer": "system", "function": "tool"}
 class ContentPart(Struct):
     type: str
     text: str | None = None
-    refusal: str | None = None
+    error_response: str | None = None
 
 
 class FunctionCall(Struct):
@@ -141,7 +141,7 @@ class ChatMessage(Struct):
         """Raises InvalidMessage for what is not text, or arguments that are no JSON object."""
         parts = self.content
         if isinstance(parts, list):
-            parts = text_of([{"type": part.type, "text": part.text, "refusal": part.refusal} for part in parts])
+            parts = text_of([{"type": part.type, "text": part.text, "refusal": part.error_response} for part in parts])
         calls = [ToolCall.parse(c.function.name, c.function.arguments, c.id) for c in self.tool_calls or ()]
         if self.function_call is not None and not calls:
             calls = [ToolCall.parse(self.function_call.name, self.function_call.arguments)]

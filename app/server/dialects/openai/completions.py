@@ -24,7 +24,7 @@ from app.server.dialects.openai.reports import (
     Usage,
     prompt_logprobs,
 )
-from app.server.http.errors import InvalidRequest, naming
+from app.server.http.errors import InvalidRequest, convert_errors
 from app.server.text_prompts import infill_prompt, text_prompt
 from app.server.usage import FinishText, ProgressReport, Timings, TokenText, finish_text, finite, id_text, token_text
 from app.text.infilling import Gap
@@ -135,7 +135,7 @@ async def chunks(
     writer = _ChunkWriter(service, wanted, echoes, identity, counts)
     replies = service.reply(prompts, options, origin, counts)
     has_begun = False
-    with naming("prompt"):
+    with convert_errors("prompt"):
         async with aclosing(replies) as batches:
             async for batch in batches:
                 written = [chunk for index, event in batch for chunk in writer.write(index, event)]

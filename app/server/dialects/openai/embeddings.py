@@ -20,7 +20,7 @@ from app.server.dialects.rerank import PATHS as RERANKING
 from app.server.dialects.rerank import RerankEndpoints, RerankRequest
 from app.server.embedding_inputs import check_dimensions, read_inputs
 from app.server.http.endpoint import Endpoint
-from app.server.http.reply import written_reply
+from app.server.http.reply import json_reply_on_thread
 from app.server.http.request_body import read_body
 from app.server.refusals import NO_TEXT, RANKS_ONLY
 from app.server.served_model import ServedModel
@@ -105,7 +105,9 @@ class EmbeddingEndpoints:
         named = {f"input[{place}]": one for place, one in enumerate(wanted.inputs())}
         sequences = await read_inputs(self._service, named, wanted.truncate_prompt_tokens)
         vectors, tokens = await self._service.embed(sequences), sum(map(len, sequences))
-        return await written_reply(self._service.texts, lambda _: write(_written(vectors, wanted), model, tokens))
+        return await json_reply_on_thread(
+            self._service.texts, lambda _: write(_written(vectors, wanted), model, tokens)
+        )
 
 
 def _written(vectors: Sequence[Tensor], wanted: EmbeddingRequest) -> Iterator[Raw]:

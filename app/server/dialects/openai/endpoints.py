@@ -22,7 +22,7 @@ from app.server.dialects.openai.models import ModelEndpoints
 from app.server.dialects.openai.reports import Identity
 from app.server.dialects.openai.requests import GenerationRequest
 from app.server.http.endpoint import Endpoint
-from app.server.http.errors import naming
+from app.server.http.errors import convert_errors
 from app.server.http.reply import ChunkT, StreamedReply, WholeReply, json_reply
 from app.server.http.request_body import read_body
 from app.server.origin import origin_of
@@ -98,7 +98,7 @@ class OpenAIEndpoints:
 
     async def count_input_tokens(self, request: Request) -> Response:
         wanted, _ = await self._read(request, CHAT)
-        with naming("messages"):
+        with convert_errors("messages"):
             return json_reply(InputTokens(await self._service.length(wanted.conversation())))
 
     async def create_completion(self, request: Request) -> Reply[completions.Completion]:

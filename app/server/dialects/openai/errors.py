@@ -4,8 +4,8 @@ from typing import Final
 
 from msgspec import UNSET, Struct, UnsetType
 
-from app.server.http.endpoint import ErrorShape
-from app.server.http.errors import ContextExceeded, InvalidRequest, bounded, status_of, text_of_error
+from app.server.http.endpoint import ErrorFormat
+from app.server.http.errors import ContextExceeded, InvalidRequest, bounded, client_message, http_status
 from engine.errors import InvalidSampling
 
 _KINDS = {429: "rate_limit_error"}
@@ -26,9 +26,9 @@ class ErrorBody(Struct):
 
 def error_body(error: Exception) -> ErrorBody:
     """Return what a client is told about `error`."""
-    status = status_of(error)
+    status = http_status(error)
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
-    detail = ErrorDetail(text_of_error(error), kind, _parameter(error), _code(error))
+    detail = ErrorDetail(client_message(error), kind, _parameter(error), _code(error))
     if isinstance(error, ContextExceeded):
         detail.message, detail.n_prompt_tokens, detail.n_ctx = (
             _too_long(error),
@@ -57,4 +57,4 @@ def _code(error: Exception) -> str | None:
     return error.code or None if isinstance(error, InvalidRequest) else None
 
 
-ERRORS: Final = ErrorShape(error_body, ErrorBody)
+ERRORS: Final = ErrorFormat(error_body, ErrorBody)

@@ -21,7 +21,7 @@ from app.generation.options import (
     only_named,
 )
 from app.generation.service import ChatService
-from app.server.http.errors import check_vocabulary, refuse_first
+from app.server.http.errors import check_vocabulary, raise_first
 from app.server.origin import OriginFields, Purpose
 from app.server.request_fields import (
     Count,
@@ -231,7 +231,7 @@ class GenerationRequest(DryFields, kw_only=True):
 
     def check(self) -> None:
         """Raise InvalidRequest for what no single field's bounds can say."""
-        refuse_first(self._problems())
+        raise_first(self._problems())
 
     # The kinds of requests answer these differently.
 

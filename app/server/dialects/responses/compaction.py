@@ -18,7 +18,7 @@ from app.generation.service import ChatService
 from app.server.dialects.responses.input_items import MAX_ITEMS, InputItem, compaction_item, items_of, messages_of
 from app.server.dialects.responses.response import Usage
 from app.server.dialects.responses.tools import qualified
-from app.server.http.errors import naming
+from app.server.http.errors import convert_errors
 from app.server.request_fields import ModelName
 from engine.request import Origin
 from engine.sampling_params import SamplingParams
@@ -72,7 +72,7 @@ async def _summary(service: ChatService, messages: Sequence[Message], origin: Or
     options = GenerationOptions([SamplingParams(temperature=0.0, max_tokens=MAX_SUMMARY_TOKENS)])
     replies = service.reply(Conversation(_asking(messages), thinking_budget=0), options, origin, counts)
     texts: list[str] = []
-    with naming("input"):
+    with convert_errors("input"):
         async with aclosing(replies) as batches:
             async for batch in batches:
                 texts += [event.text for _, event in batch if isinstance(event, TextDelta)]

@@ -23,7 +23,7 @@ from app.server.dialects.responses.requests import ResponseRequest
 from app.server.dialects.responses.response import Response
 from app.server.dialects.responses.stored_responses import StoredResponse, StoredResponses
 from app.server.http.endpoint import NAMED_EVENTS, Endpoint
-from app.server.http.errors import InvalidRequest, naming
+from app.server.http.errors import InvalidRequest, convert_errors
 from app.server.http.reply import StreamedReply, WholeReply, json_reply
 from app.server.http.request_body import read_body
 from app.server.origin import OriginFields, Purpose, caller_of, caller_origin, origin_of
@@ -151,7 +151,7 @@ class ResponseEndpoints:
         """The tokens of a prompt that is not given to the model."""
         wanted = await self._read(request)
         conversation = wanted.conversation_behind(await self._earlier(wanted.previous_response_id, _owner(request)))
-        with naming("input"):
+        with convert_errors("input"):
             prompt = await self._service.prompt(conversation)
         return json_reply(InputTokens(len(prompt.ids)))
 

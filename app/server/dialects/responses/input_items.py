@@ -37,7 +37,7 @@ _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom
 class ContentPart(Struct, omit_defaults=True):
     type: str
     text: str | None = None
-    refusal: str | None = None
+    error_response: str | None = None
 
 
 Content: TypeAlias = str | list[ContentPart]
@@ -236,7 +236,7 @@ def _text(content: Content | None) -> str:
 
 def _part_text(part: ContentPart) -> str:
     key = _TEXTS.get(part.type)
-    text = None if key is None else part.text if key == "text" else part.refusal
+    text = None if key is None else part.text if key == "text" else part.error_response
     if text is None:
         raise InvalidMessage(
             f"It has a part of type {part.type!r} without usable text; this version reads text only",

@@ -15,7 +15,7 @@ from app.server.dialects.responses.requests import ResponseRequest
 from app.server.dialects.responses.response import Response
 from app.server.dialects.responses.stored_responses import StoredResponse, StoredResponses
 from app.server.dialects.responses.writer import ResponseWriter
-from app.server.http.errors import naming, place_of
+from app.server.http.errors import convert_errors, traceback_without_message
 from engine.request import Origin
 from quant.errors import InglenookError
 
@@ -63,7 +63,7 @@ class ResponseReply:
             options = self._wanted.generation_options(self._service)
             conversation = self._wanted.conversation_behind(earlier)
             replies = self._service.reply(conversation, options, self._origin, self.writer.counts)
-            with naming("input"):
+            with convert_errors("input"):
                 async with aclosing(replies) as batches:
                     async for batch in batches:
                         if events := self.writer.write(batch):
@@ -88,7 +88,7 @@ class ResponseReply:
         except Exception as error:  # noqa: BLE001  # whatever it is, the response tells
             if not self.writer.response.has_ended:
                 tell(self.writer.fail(error))
-            kind = type(error).__name__ if isinstance(error, InglenookError) else place_of(error)
+            kind = type(error).__name__ if isinstance(error, InglenookError) else traceback_without_message(error)
             log.warning("a response in the background failed: %s", kind)
             await self._keep()
 

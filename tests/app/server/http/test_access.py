@@ -13,8 +13,8 @@ import pytest
 from starlette.routing import Route
 
 from app.generation.template import ChatTemplateRenderer
-from app.server.application import Locks, create_application
-from app.server.http.access import PUBLIC, THIS_USER, Access, Peer
+from app.server.application import AccessPolicy, create_application
+from app.server.http.access import PUBLIC_ROUTES, THIS_USER, Authenticator, Peer
 from app.server.http.endpoint import Endpoint
 from app.server.http.errors import InvalidRequest
 from app.text.tokenizer import Tokenizer
@@ -28,7 +28,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 @pytest.fixture(scope="module")
 def locked(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[LiveServer]:
     engine, _ = controlled_engine(tokenizer.vocab_size)
-    with LiveServer("hash", engine, tokenizer, renderer, locks=Locks(Access(KEYS, OWN))) as server:
+    with LiveServer("hash", engine, tokenizer, renderer, policy=AccessPolicy(Authenticator(KEYS, OWN))) as server:
         yield server
     engine.assert_empty()
 
@@ -85,7 +85,7 @@ def test_without_a_key_nothing_is_answered_but_what_is_public(locked: LiveServer
     shaped = {route.path for route in routes if isinstance(route, Endpoint) and route.errors is not None}
     for path in paths(locked):
         for method, (status, body, answer) in zip(METHODS, ask_all(locked, METHODS, path, **headers), strict=True):
-            if (method, path) in PUBLIC:
+            if (method, path) in PUBLIC_ROUTES:
                 assert status == 200
                 continue
             assert (status, answer["www-authenticate"]) == (401, "Bearer"), (method, path)
@@ -126,13 +126,13 @@ def test_programs_of_another_user_need_the_one_key_there_is(
     tokenizer: Tokenizer, renderer: ChatTemplateRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, _ = controlled_engine(tokenizer.vocab_size)
-    with LiveServer("hash", engine, tokenizer, renderer, locks=Locks(Access(own=OWN))) as server:
+    with LiveServer("hash", engine, tokenizer, renderer, policy=AccessPolicy(Authenticator(own_key=OWN))) as server:
         assert ask(server, "GET", "/v1/models")[0] == 200
         another = os.geteuid() + 1
         monkeypatch.setattr(os, "geteuid", lambda: another)
         for path in paths(server):
             statuses = [status for status, _, _ in ask_all(server, METHODS, path)]
-            assert statuses == [200 if (method, path) in PUBLIC else 401 for method in METHODS]
+            assert statuses == [200 if (method, path) in PUBLIC_ROUTES else 401 for method in METHODS]
         assert ask(server, "GET", "/v1/models", x_api_key=OWN)[0] == 200
 
 
@@ -151,16 +151,16 @@ def test_without_a_file_descriptor_to_tell_whose_a_request_is_it_may_be_tried_ag
 def test_where_nobody_knows_whose_a_connection_is_a_key_is_needed() -> None:
     scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/metrics", "headers": [], "state": {}}
     with pytest.raises(InvalidRequest) as refused:
-        Access().caller(scope)
+        Authenticator().authenticate(scope)
     assert refused.value.status == 401
     scope["headers"] = [(b"x-api-key", OWN.encode())]
-    assert Access(own=OWN).caller(scope) == THIS_USER
+    assert Authenticator(own_key=OWN).authenticate(scope) == THIS_USER
 
 
 def test_the_holders_of_two_keys_share_no_cache_and_the_first_keeps_its_own() -> None:
     def salt(key: str, *keys: str) -> str:
         scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"x-api-key", key.encode())]}
-        return Access(keys, OWN).caller(scope).cache_salt
+        return Authenticator(keys, OWN).authenticate(scope).cache_salt
 
     assert salt("a", "a") == salt("a", "a", "b") == salt(OWN, "a") == ""
     assert salt("b", "a", "b") == salt("b", "c", "d", "b") != salt("c", "a", "b", "c") != ""

@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from app.generation.template import ChatTemplateRenderer
-from app.server.application import Locks
-from app.server.http.access import Access, Caller, RequestLimits
+from app.server.application import AccessPolicy
+from app.server.http.access import Authenticator, Caller, RequestLimits
 from app.server.http.errors import InvalidRequest
 from app.text.tokenizer import Tokenizer
 from tests.app.server.live_server import ControlledRunner, LiveServer, controlled_engine
@@ -21,8 +21,8 @@ MOST = 3
 @pytest.fixture
 def stack(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[tuple[LiveServer, ControlledRunner]]:
     engine, runner = controlled_engine(tokenizer.vocab_size)
-    locks = Locks(Access(["first", "second"]), max_requests=MOST)
-    with LiveServer("hash", engine, tokenizer, renderer, locks=locks) as server:
+    policy = AccessPolicy(Authenticator(["first", "second"]), max_requests=MOST)
+    with LiveServer("hash", engine, tokenizer, renderer, policy=policy) as server:
         yield server, runner
     engine.assert_empty()
 
@@ -52,16 +52,16 @@ def test_more_than_that_are_told_when_to_come_again(stack: tuple[LiveServer, Con
 def test_a_request_that_fails_is_counted_no_longer() -> None:
     limits = RequestLimits(1)
     for _ in range(3):
-        with pytest.raises(ZeroDivisionError), limits.counted(Caller("a"), "POST"):
+        with pytest.raises(ZeroDivisionError), limits.count_request(Caller("a"), "POST"):
             raise ZeroDivisionError
     one, another = Caller("a"), Caller("b")
-    with limits.counted(one, "POST"), limits.counted(another, "POST"), limits.counted(one, "GET"):
-        refused = limits.counted(one, "POST")
+    with limits.count_request(one, "POST"), limits.count_request(another, "POST"), limits.count_request(one, "GET"):
+        refused = limits.count_request(one, "POST")
         with pytest.raises(InvalidRequest):
             refused.__enter__()
 
 
 def test_any_number_is_no_limit() -> None:
     limits = RequestLimits(0)
-    with limits.counted(Caller("a"), "POST"), limits.counted(Caller("a"), "POST"):
+    with limits.count_request(Caller("a"), "POST"), limits.count_request(Caller("a"), "POST"):
         pass

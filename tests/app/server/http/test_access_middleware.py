@@ -9,9 +9,9 @@ import pytest
 from starlette.types import Message
 
 from app.server.dialects.openai.errors import ERRORS as OPENAI_ERRORS
-from app.server.http.access import Access, RequestLimits
-from app.server.http.access_middleware import Door
-from app.server.http.errors import ErrorShapes
+from app.server.http.access import Authenticator, RequestLimits
+from app.server.http.access_middleware import AccessMiddleware
+from app.server.http.errors import ErrorFormats
 from tests.app.server.http.test_access import METHODS as ALL_METHODS
 from tests.app.server.http.test_access import paths
 from tests.app.server.live_server import LiveServer
@@ -72,8 +72,8 @@ def test_exactly_one_host_is_needed_whatever_the_parser_lets_through(hosts: list
 
     headers = [(b"host", host.encode()) for host in hosts]
     scope = {"type": "http", "method": "GET", "path": "/", "headers": headers, "server": ("127.0.0.1", 80)}
-    guarded = Door(never, access=Access(), limits=RequestLimits(0), names=["localhost"])
-    door = ErrorShapes(guarded, [], OPENAI_ERRORS)
+    guarded = AccessMiddleware(never, authenticator=Authenticator(), limits=RequestLimits(0), names=["localhost"])
+    door = ErrorFormats(guarded, [], OPENAI_ERRORS)
     asyncio.run(door(scope, never, send))
     assert sent[0]["status"] == 403
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from app.generation.template import ChatTemplateRenderer
-from app.server.application import Locks
-from app.server.http.access import Access
+from app.server.application import AccessPolicy
+from app.server.http.access import Authenticator
 from app.text.tokenizer import Tokenizer
 from tests.app.server.http.test_access import ask
 from tests.app.server.live_server import LiveServer, controlled_engine
@@ -19,8 +19,8 @@ PREFLIGHT = {"Access_Control_Request_Method": "POST", "Access_Control_Request_He
 @pytest.fixture(scope="module")
 def server(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[LiveServer]:
     engine, _ = controlled_engine(tokenizer.vocab_size)
-    locks = Locks(Access([KEY]), allowed_origins=[APP, "http://localhost:3000"])
-    with LiveServer("hash", engine, tokenizer, renderer, locks=locks) as server:
+    policy = AccessPolicy(Authenticator([KEY]), allowed_origins=[APP, "http://localhost:3000"])
+    with LiveServer("hash", engine, tokenizer, renderer, policy=policy) as server:
         yield server
 
 

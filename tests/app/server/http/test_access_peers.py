@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from app.server.http import access
-from app.server.http.access import Peer, owner_of
+from app.server.http.access import Peer, socket_owner
 
 
 @pytest.fixture(params=["127.0.0.1", "::1"])
@@ -32,16 +32,16 @@ def the_peer(accepted: socket.socket) -> Peer:
 
 def test_a_program_of_this_user_is_known(ends: tuple[socket.socket, socket.socket]) -> None:
     client, accepted = ends
-    assert owner_of(client.getsockname()[:2], client.getpeername()[:2]) == os.geteuid()
+    assert socket_owner(client.getsockname()[:2], client.getpeername()[:2]) == os.geteuid()
     assert the_peer(accepted).is_this_user()
 
 
 def test_both_ends_must_be_exactly_those(ends: tuple[socket.socket, socket.socket]) -> None:
     (host, port), (server, server_port) = (end.getsockname()[:2] for end in ends)
     for other in ((host, 1), ("127.0.0.2", port), ("10.0.0.1", port), ("::2", port)):
-        assert owner_of(other, (server, server_port)) is None
+        assert socket_owner(other, (server, server_port)) is None
     for other in ((server, 1), ("127.0.0.2", server_port), ("10.0.0.1", server_port), ("::2", server_port)):
-        assert owner_of((host, port), other) is None
+        assert socket_owner((host, port), other) is None
 
 
 def test_an_ipv4_address_may_be_reached_through_a_socket_of_ipv6() -> None:
@@ -57,7 +57,7 @@ def test_a_socket_that_its_program_has_closed_is_nobodys(ends: tuple[socket.sock
     client, accepted = ends
     addresses = client.getsockname()[:2], client.getpeername()[:2]
     client.close()
-    assert owner_of(*addresses) is None
+    assert socket_owner(*addresses) is None
     assert not the_peer(accepted).is_this_user()
 
 
@@ -100,7 +100,7 @@ def test_it_is_looked_up_once(ends: tuple[socket.socket, socket.socket]) -> None
 def test_others_are_not_this_user(
     ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch, uid: int
 ) -> None:
-    monkeypatch.setattr(access, "owner_of", lambda local, remote: uid)
+    monkeypatch.setattr(access, "socket_owner", lambda local, remote: uid)
     assert not the_peer(ends[1]).is_this_user()
     monkeypatch.setattr(os, "geteuid", lambda: 65534)
     assert not the_peer(ends[1]).is_this_user()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.server.http.connection import ClientWatch
+from app.server.http.connection import CancelOnDisconnect
 from tests.support.processes import HANGING_SECONDS
 
 SCOPE: Scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
@@ -29,7 +29,7 @@ def run(app: ASGIApp, *received: Message) -> int:
             return left.pop(0) if left else await asyncio.Future()
 
         async with asyncio.timeout(HANGING_SECONDS):
-            await ClientWatch(app)(SCOPE, receive, send)
+            await CancelOnDisconnect(app)(SCOPE, receive, send)
         return len(asyncio.all_tasks())
 
     return asyncio.run(main())
@@ -95,7 +95,7 @@ def test_cancelling_the_watch_ends_the_work() -> None:
         await asyncio.Event().wait()
 
     async def end() -> int:
-        waiting = asyncio.create_task(ClientWatch(app)(SCOPE, asyncio.Event().wait, send))  # type: ignore[arg-type]
+        waiting = asyncio.create_task(CancelOnDisconnect(app)(SCOPE, asyncio.Event().wait, send))  # type: ignore[arg-type]
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)

@@ -108,12 +108,12 @@ def request_of(body: dict[str, object]) -> bytes:
 def test_a_client_that_closes_its_half_gets_its_answer_and_the_end_of_the_connection(
     stack: tuple[LiveServer, ControlledRunner], monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    monkeypatch.setattr(Connection, "GLANCE_SECONDS", 0.01)
+    monkeypatch.setattr(Connection, "POLL_SECONDS", 0.01)
     server, runner = stack
     with runner.held() as steps, connected(server, request_of({"max_tokens": 3, "stream": stream})) as client:
         client.shutdown(socket.SHUT_WR)
         until(lambda: server.engine.has_work)
-        until(lambda: any(one._half_closed for one in server._server.server_state.connections))  # type: ignore[union-attr]
+        until(lambda: any(one._poll_timer for one in server._server.server_state.connections))  # type: ignore[union-attr]
         steps.release(1000)
         answer = everything(client)
     assert answer.startswith(b"HTTP/1.1 200")
@@ -123,13 +123,13 @@ def test_a_client_that_closes_its_half_gets_its_answer_and_the_end_of_the_connec
 def test_a_client_that_goes_away_after_it_has_closed_its_half_ends_its_request(
     stack: tuple[LiveServer, ControlledRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Connection, "GLANCE_SECONDS", 0.01)
+    monkeypatch.setattr(Connection, "POLL_SECONDS", 0.01)
     server, runner = stack
     idle = server.tasks()
     with runner.held() as steps:
         with connected(server, request_of({"max_tokens": 1500})) as client:
             client.shutdown(socket.SHUT_WR)
-            until(lambda: any(one._half_closed for one in server._server.server_state.connections))  # type: ignore[union-attr]
+            until(lambda: any(one._poll_timer for one in server._server.server_state.connections))  # type: ignore[union-attr]
         until(lambda: server.tasks() <= idle)
         steps.release(1000)
     until(lambda: not server.engine.has_work)
@@ -152,7 +152,7 @@ def test_what_is_no_http_is_refused_as_anything_else(server: LiveServer) -> None
 
 
 def test_more_connections_than_there_may_be_are_closed(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(connection, "MAX_CONNECTIONS", 3)
     asked = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with ExitStack() as opened:
         clients = [opened.enter_context(connected(server, asked)) for _ in range(3)]

@@ -9,7 +9,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from app.generation.events import TokenCounts
 from app.server.dialects.openai.errors import error_body
-from app.server.http.connection import ClientWatch
+from app.server.http.connection import CancelOnDisconnect
 from app.server.http.errors import InvalidRequest
 from app.server.http.reply import StreamedReply, WholeReply
 from tests.support.processes import HANGING_SECONDS
@@ -103,7 +103,7 @@ def test_the_chunks_are_closed_when_a_client_leaves_that_took_nothing_any_more()
             await receive()
             await StreamedReply(chunks, error_body)(scope, receive, send)
 
-        sending = asyncio.create_task(ClientWatch(answer)(SCOPE, client.receive, client.send))
+        sending = asyncio.create_task(CancelOnDisconnect(answer)(SCOPE, client.receive, client.send))
         await client.stuck.wait()
         client.left.set()
         await sending

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from app.server.http import request_body
 from app.server.http.errors import InvalidRequest
-from app.server.http.request_body import MAX_CONTAINERS, MAX_DEPTH, MAX_VALUES, _outside_texts, read
+from app.server.http.request_body import MAX_CONTAINERS, MAX_DEPTH, MAX_VALUES, _without_strings, decode_bounded
 
 
 class Body(Struct):
@@ -39,7 +39,7 @@ def test_what_is_outside_of_texts_is_found_whatever_they_hold() -> None:
         chance = random.Random(number)
         body = json.dumps(value(0, None), ensure_ascii=bool(number % 2)).encode()
         empty = json.dumps(_emptied(json.loads(body))).encode()
-        assert _outside_texts(body) == empty.replace(b'"', b"")
+        assert _without_strings(body) == empty.replace(b'"', b"")
 
 
 def _emptied(value: Any) -> Any:
@@ -48,7 +48,7 @@ def _emptied(value: Any) -> Any:
 
 @pytest.mark.parametrize("text", ["{" * 40_000, ",[" * 200_000, '\\"' * 100_000, "\\" * 99_999, '"' * 100_000])
 def test_a_text_may_hold_anything(text: str) -> None:
-    assert read(json.dumps({"text": text}).encode(), decoder).text == text
+    assert decode_bounded(json.dumps({"text": text}).encode(), decoder).text == text
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_more_values_than_that_are_refused_before_they_are_read(body: bytes) -> 
             raise AssertionError("it was read")
 
     with pytest.raises(InvalidRequest, match="more than"):
-        read(body, Never())
+        decode_bounded(body, Never())
 
 
 @pytest.mark.parametrize(("begin", "end"), [(b"[", b"]"), (b'{"a":', b"}"), (b'{"text": "}]}]}]", "x":', b"}")])
@@ -78,12 +78,12 @@ def test_so_many_levels_are_read_and_no_more(begin: bytes, end: bytes) -> None:
     def nested(levels: int) -> bytes:
         return b'{"x":' + begin * (levels - 1) + b"1" + end * (levels - 1) + b"}"
 
-    read(nested(MAX_DEPTH), decoder)
+    decode_bounded(nested(MAX_DEPTH), decoder)
     with pytest.raises(InvalidRequest, match="levels"):
-        read(nested(MAX_DEPTH + 1), decoder)
+        decode_bounded(nested(MAX_DEPTH + 1), decoder)
 
 
 def test_so_many_are_read() -> None:
     body = b'{"text": "a", "x": [' + b"[]," * (MAX_CONTAINERS - 3) + b"[]]}"
-    assert read(body, decoder).text == "a"
+    assert decode_bounded(body, decoder).text == "a"
     assert len(body) < request_body.MAX_BODY_BYTES

@@ -10,9 +10,9 @@ import pytest
 
 from app.generation.service import ChatService
 from app.generation.template import ChatTemplateRenderer
-from app.server.application import Locks, Surroundings, create_application
+from app.server.application import AccessPolicy, ServerContext, create_application
 from app.server.dialects.ollama.replies import ChatWriter
-from app.server.http.access import Access
+from app.server.http.access import Authenticator
 from tests.app.server.dialects.ollama.real_client import client
 from tests.app.server.dialects.openai.test_chat import expected_text
 from tests.app.server.dialects.openai.test_tools import CLOCK, PARAMETERS, QUESTION, SCRIPT, WEATHER
@@ -111,7 +111,9 @@ def test_a_small_model_is_held_to_a_call(
 ) -> None:
     """It knows nothing of tools; under the template of a model that does, it says what it must."""
     service = ChatService("small", scripted_server.service.tokenizer, smollm2_server.streams, renderer)
-    transport = httpx.ASGITransport(create_application(service, Surroundings(Locks(Access(["key"]), ["ingle.test"]))))
+    transport = httpx.ASGITransport(
+        create_application(service, ServerContext(AccessPolicy(Authenticator(["key"]), ["ingle.test"])))
+    )
     asked = {"model": "small", "messages": [QUESTION], "tools": [WEATHER], "tool_choice": "required", "think": False}
 
     async def call() -> dict[str, Any]:

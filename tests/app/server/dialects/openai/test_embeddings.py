@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from app.generation.embedding_service import STUCK_SECONDS, EmbeddingService
-from app.server.application import Locks, Surroundings, create_embedding_application
+from app.server.application import AccessPolicy, ServerContext, create_embedding_application
 from app.server.dialects.openai.embeddings import BARE, EMBEDDINGS, GENERATING
 from app.server.embedding_inputs import MAX_INPUTS
 from app.server.http.request_body import MAX_BODY_BYTES
@@ -88,11 +88,11 @@ class DigestEmbedder:
 class EmbeddingServer(ServedApplication):
     """Serves a `DigestEmbedder` while it is entered."""
 
-    def __init__(self, *, ranks: bool = False, locks: Locks | None = None) -> None:
+    def __init__(self, *, ranks: bool = False, policy: AccessPolicy | None = None) -> None:
         self.embedder = DigestEmbedder(ranks=ranks)
         self.service = EmbeddingService("digest", from_json(document()), self.embedder)
         super().__init__(
-            create_embedding_application(self.service, Surroundings(locks or Locks(host_names=["ingle.test"])))
+            create_embedding_application(self.service, ServerContext(policy or AccessPolicy(host_names=["ingle.test"])))
         )
 
 

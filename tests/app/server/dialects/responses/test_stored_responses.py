@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from app.generation.template import ChatTemplateRenderer
-from app.server.application import Locks
+from app.server.application import AccessPolicy
 from app.server.dialects.responses.stored_responses import FILE_NAME, ROW_BYTES, StoredResponse, StoredResponses
-from app.server.http.access import Access
+from app.server.http.access import Authenticator
 from app.text.tokenizer import Tokenizer
 from tests.app.server.live_server import LiveServer, controlled_engine
 
@@ -85,9 +85,9 @@ def test_what_is_not_to_be_stored_is_not_written_and_keys_keep_theirs(
 ) -> None:
     engine, _ = controlled_engine(tokenizer.vocab_size)
     asked = {"model": "hash", "input": "A secret", "max_output_tokens": 2}
-    locks = Locks(Access(["one", "two"]))
+    policy = AccessPolicy(Authenticator(["one", "two"]))
     with (
-        LiveServer("hash", engine, tokenizer, renderer, locks=locks, state_dir=tmp_path) as server,
+        LiveServer("hash", engine, tokenizer, renderer, policy=policy, state_dir=tmp_path) as server,
         httpx.Client(base_url=server.url, trust_env=False, timeout=None) as http,  # noqa: S113
     ):
 
