@@ -1,1 +1,1 @@
-"""The engine's kernels: plain functions over tensors, one module a device kind, beside the reference twin."""
+"""Triton kernels of the engine and their reference implementations in torch: functions over tensors."""

@@ -1,4 +1,4 @@
-"""Activation functions: the gated product of an MLP."""
+"""The gated activation of an MLP on a GPU. Reference implementation: `reference.gated`."""
 
 import torch
 import triton
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from engine.config import Gate
 
-BLOCK = 1024  # columns of one program
+BLOCK = 1024  # columns per program
 
 
 @triton.jit
@@ -17,13 +17,16 @@ def _gate_kernel(gate_up: tl.tensor, out: tl.tensor, width: tl.tensor, GELU: tl.
     inside = columns < width
     first = tl.load(gate_up + token * 2 * width + columns, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(gate_up + token * 2 * width + width + columns, mask=inside, other=0.0).to(tl.float32)
-    # Both gates are x * sigmoid(y): GELU by tanh is, since tanh(z) = 2 * sigmoid(2 * z) - 1.
+    # Both gates have the form x * sigmoid(y): for GELU with tanh because tanh(z) = 2 * sigmoid(2 * z) - 1.
     slope = 1.5957691216057308 * (first + 0.044715 * first * first * first) if GELU else first
     tl.store(out + token * width + columns, (first * tl.sigmoid(slope) * second).to(out.dtype.element_ty), mask=inside)
 
 
 def gated(gate_up: Tensor, gate: Gate) -> Tensor:
-    """[tokens, 2 * width], gate beside up -> [tokens, width] in the same type, computed in float32."""
+    """Return gate(first half) * second half of each row, computed in float32.
+
+    gate_up [tokens, 2 * width] holds the gate projection, then the up projection. -> [tokens, width] of the same dtype.
+    """
     tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(tokens, width, dtype=gate_up.dtype, device=gate_up.device)
     _gate_kernel[tokens, triton.cdiv(width, BLOCK)](gate_up, out, width, GELU=gate is Gate.GELU, BLOCK=BLOCK)

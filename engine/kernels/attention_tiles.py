@@ -1,9 +1,9 @@
-"""Tiles: which queries a program of an attention kernel takes, planned on the host from the shape of a step alone.
+"""Tiles: the queries that one program of an attention kernel handles, planned on the host from the shape of a step.
 
-A tile is some consecutive tokens of one request, with all query heads that share a KV head; a program attends it, or a
-part of its context. Requests with few tokens have tiles of their own, which are small and read memory as fast as it
-goes; long ones have large tiles, which read it seldom.
-Knows lengths. Refuses to know what tensors hold, so that planning never waits for a device.
+A tile is a range of consecutive tokens of one request, with all query heads that share a KV head. A program attends
+over the whole context of a tile or over a part of it. Requests with few tokens in the step get small tiles, which are
+bound by memory bandwidth; requests with many tokens get large tiles, which read keys and values less often. The plan
+depends on lengths only, so it never waits for the device.
 """
 
 from collections.abc import Sequence
@@ -19,27 +19,27 @@ from quant.kernels.card import Card
 
 @dataclass(frozen=True, slots=True)
 class TileQueries:
-    """Tokens of one tile, at most. Where results must not depend on the tile the two are one number."""
+    """Tokens per tile, at most. Both are equal if results must not depend on the tile size."""
 
-    few: int  # of a request with no more tokens than this
-    many: int  # of any other
+    few: int  # for requests with at most this many tokens in the step
+    many: int  # for all other requests
 
 
 @dataclass(frozen=True, slots=True)
 class TileList:
-    """Tiles of equal size: one launch."""
+    """Tiles of equal size, which are processed by one launch."""
 
-    # int32 [n, 3]: the request, which of its tokens of this step is the first of the tile, and which that is among all
-    # tokens of the list
+    # int32 [n, 3]: request; first token of the tile, among the tokens of the request in this step; first token of the
+    # tile, among the tokens of this list
     tiles: Tensor
-    tokens: int  # of all tiles
-    queries: int  # tokens of a tile, at most
-    max_context: int  # no request of these has a longer context
+    tokens: int  # of all tiles together
+    queries: int  # tokens per tile, at most
+    max_context: int  # the longest context of any request in the list
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """All tiles of a step. A token is in exactly one."""
+    """All tiles of a step. Each token is in exactly one tile."""
 
     lists: tuple[TileList, ...]
 
@@ -48,16 +48,19 @@ class Tiles:
 
 
 def tile_queries(heads: int, kv_heads: int, head_dim: int, card: Card, *, deterministic: bool) -> TileQueries:
-    """The tile sizes of a layer's shape. `deterministic`: a token's bits do not depend on what else the step has."""
+    """Return the tile sizes for the shape of a layer.
+
+    `deterministic`: a token's bits must not depend on what else is in the step.
+    """
     group = heads // kv_heads
     many = max(1, prompt_rows(head_dim, card, deterministic=deterministic) // group)
     return TileQueries(many if deterministic else max(1, DECODE_ROWS // group), many)
 
 
 def query_tiles(query_starts: Sequence[int], context_lengths: Sequence[int], queries: TileQueries) -> Tiles:
-    """The tiles of any step, in the host's memory.
+    """Return the tiles of any step, in host memory.
 
-    Request r has tokens query_starts[r] .. query_starts[r + 1], the last ones of its context.
+    Request r has the tokens query_starts[r] .. query_starts[r + 1], which are the last ones of its context.
     """
     few, many = _Rows(queries.few), _Rows(queries.many)
     for request, context in enumerate(context_lengths):
@@ -67,10 +70,10 @@ def query_tiles(query_starts: Sequence[int], context_lengths: Sequence[int], que
 
 
 def decode_tiles(requests: int, max_context: int, queries: TileQueries) -> Tiles:
-    """The tiles of a step in which every request has one token: they depend on the number of requests alone.
+    """Return the tiles of a step in which every request has one token. They depend on the number of requests only.
 
-    For a recorded step: `max_context` is the longest context it may be replayed for. Requests that stand for nothing
-    have one token and a context of 0; their output is 0.
+    They are meant for a captured step: `max_context` is the longest context that it may be replayed for. Padding
+    requests have one token and a context of 0; their output is 0.
     """
     numbers = torch.arange(requests, dtype=torch.int32)
     tiles = torch.stack((numbers, torch.zeros_like(numbers), numbers), -1)
@@ -79,21 +82,22 @@ def decode_tiles(requests: int, max_context: int, queries: TileQueries) -> Tiles
 
 @dataclass(slots=True)
 class _Rows:
-    """A list of tiles as it grows."""
+    """A list of tiles under construction."""
 
     queries: int
     tokens: int = 0
-    tiles: list[tuple[int, int, int, int]] = field(default_factory=list)  # as in a TileList, and where the tile ends
+    # as in TileList.tiles, then the end of the tile in the context
+    tiles: list[tuple[int, int, int, int]] = field(default_factory=list)
 
     def add(self, request: int, count: int, context: int) -> None:
-        """The last `count` tokens of a request's context."""
+        """Add tiles for the last `count` tokens of a request's context."""
         for first in range(0, count, self.queries):
             end = context - count + min(count, first + self.queries)
             self.tiles.append((request, first, self.tokens + first, end))
         self.tokens += count
 
     def tile_list(self) -> TileList:
-        """Those that see most come first, so that none is left alone at the end."""
+        """Return the list, sorted by descending context, so that no long tile starts last."""
         ordered = sorted(self.tiles, key=lambda tile: -tile[3])
         numbers = torch.tensor([tile[:3] for tile in ordered], dtype=torch.int32)
         return TileList(numbers, self.tokens, self.queries, ordered[0][3])

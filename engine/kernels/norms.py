@@ -1,8 +1,8 @@
-"""Normalization on a GPU: of rows, each by its own values alone. The twin is `reference.normalize`.
+"""RMS and layer normalization of rows on a GPU. Reference implementation: `reference.normalize`.
 
-The floor is the traffic: of a token of width n, 4 * n bytes are read and 2 * n written, or 12 * n in all where the
-result is added to the residual stream. A row stays in registers, so that nothing is read twice. A tile's shape depends
-on the width alone: a row's bits are the same in any batch.
+Lower bound: memory traffic. A token of width n reads 4 * n bytes and writes 2 * n, or moves 12 * n in all if the result
+is added to the residual stream. A row stays in registers, so nothing is read twice. The tile shape depends on the width
+only, so the bits of a row are the same in any batch.
 """
 
 import torch
@@ -13,11 +13,11 @@ from torch import Tensor
 from engine.config import NormKind
 from engine.operations import Norm
 
-TILE = 2048  # elements that a program has at least: narrow rows share one
-LANE_ELEMENTS = 8  # of each thread
+TILE = 2048  # elements per program, at least: narrow rows share a program
+LANE_ELEMENTS = 8  # elements per thread
 
 
-@triton.jit(do_not_specialize=["tokens"])  # one machine code for any batch
+@triton.jit(do_not_specialize=["tokens"])  # one compiled kernel for all batch sizes
 def _norm_kernel(
     x: tl.tensor,
     weight: tl.tensor,
@@ -35,8 +35,8 @@ def _norm_kernel(
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     inside = (rows < tokens)[:, None] & (columns < width)[None, :]
-    places = rows.to(tl.int64)[:, None] * width + columns[None, :]
-    values = tl.load(x + places, mask=inside, other=0.0).to(tl.float32)
+    offsets = rows.to(tl.int64)[:, None] * width + columns[None, :]
+    values = tl.load(x + offsets, mask=inside, other=0.0).to(tl.float32)
     if CENTERED:
         values = tl.where(inside, values - (tl.sum(values, 1) / width)[:, None], 0.0)
     slope = tl.load(weight + columns, mask=columns < width, other=0.0)
@@ -44,19 +44,19 @@ def _norm_kernel(
     if BIASED:
         result += tl.load(bias + columns, mask=columns < width, other=0.0)[None, :]
     if ADD:
-        result += tl.load(out + places, mask=inside, other=0.0)
-    tl.store(out + places, result.to(out.dtype.element_ty), mask=inside)
+        result += tl.load(out + offsets, mask=inside, other=0.0)
+    tl.store(out + offsets, result.to(out.dtype.element_ty), mask=inside)
 
 
 def normalize(x: Tensor, norm: Norm, *, out_dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """Normalized rows of x [tokens, n] of any float type."""
+    """Return the normalized rows of x [tokens, n], which may have any float dtype."""
     out = torch.empty(x.shape, dtype=out_dtype, device=x.device)
     _launch(x, norm, out, add=False)
     return out
 
 
 def normalize_add(x: Tensor, norm: Norm, add_to: Tensor) -> Tensor:
-    """The same, added to `add_to` float32 [tokens, n] in place, which is returned."""
+    """Add the normalized rows of x to `add_to`, float32 [tokens, n], in place, and return it."""
     _launch(x, norm, add_to, add=True)
     return add_to
 
@@ -82,7 +82,7 @@ def _launch(x: Tensor, norm: Norm, out: Tensor, *, add: bool) -> None:
 
 
 def _tile(width: int) -> tuple[int, int, int]:
-    """Rows and columns of a program, and its warps."""
+    """Return (rows, columns, warps) of a program."""
     block = triton.next_power_of_2(width)
     rows = max(1, TILE // block)
     return rows, block, min(32, max(4, rows * block // (32 * LANE_ELEMENTS)))

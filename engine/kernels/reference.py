@@ -1,8 +1,8 @@
-"""Plain torch twins of the engine's kernels: normalization, rotary embedding, KV store, paged attention, gated MLP.
+"""Reference implementations in torch of the engine's kernels: norms, rotary embedding, KV store, attention, gated MLP.
 
-Each result row depends on its own token and context alone, bit for bit: work is cut into pieces of fixed shape, and
-pieces are merged one after another in order of position. So a token's bits are the same alone and in a batch, in a
-chunk of any size, over a cached or a computed prefix.
+Each result row depends bit for bit on its own token and context only: work is divided into pieces of fixed shape, and
+pieces are merged in order of position. A token's bits are therefore the same alone and in a batch, with prefill chunks
+of any size, and with a cached or a computed prefix.
 """
 
 from collections.abc import Callable
@@ -17,12 +17,12 @@ from engine.config import BLOCK_SIZE, Gate, NormKind
 from engine.operations import Norm
 
 QUERY_TILE = 16  # queries of one request that are attended together
-PIECE = 128  # context positions that are reduced together
+PIECE = 128  # context positions per matrix product
 PIECE_BLOCKS = PIECE // BLOCK_SIZE
 
 
 def normalize(x: Tensor, norm: Norm) -> Tensor:
-    """x [..., width] float32 -> the same shape, every row normalized."""
+    """Normalize the rows of x, float32 [..., width]."""
     if norm.kind is NormKind.LAYER:
         x = x - x.mean(-1, keepdim=True)
     x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.epsilon) * norm.weight
@@ -30,62 +30,62 @@ def normalize(x: Tensor, norm: Norm) -> Tensor:
 
 
 def normalize_heads(x: Tensor, norm: Norm, head_dim: int) -> Tensor:
-    """x [tokens, heads * head_dim]: each head normalized, or all heads together; see `HeadNorms`."""
+    """Normalize each head of x [tokens, heads * head_dim], or all heads together (see `HeadNorms`)."""
     heads = x.view(len(x), -1, head_dim) if norm.weight.shape[-1] == head_dim else x
     return normalize(heads, norm).reshape(x.shape)
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
-    """Turn pairs of each head by their position's angle (arXiv:2104.09864).
+    """Rotate pairs of elements in each head by the angles of their position (arXiv:2104.09864).
 
-    x [tokens, heads, head_dim]; cos, sin [tokens, n / 2]: the first n elements of a head turn. Pairs are neighbours, or
-    n / 2 apart.
+    x [tokens, heads, head_dim]; cos, sin [tokens, n / 2]. The first n elements of each head are rotated. Pairs are
+    adjacent elements if `interleaved`, otherwise elements n / 2 apart.
     """
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     x, rest = x.tensor_split([2 * cos.shape[-1]], dim=-1)
     if interleaved:
         even, odd = x[..., 0::2], x[..., 1::2]
-        turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
+        rotated = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).flatten(-2)
     else:
         first, second = x.chunk(2, dim=-1)
-        turned = torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
-    return torch.cat((turned, rest), dim=-1)
+        rotated = torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
+    return torch.cat((rotated, rest), dim=-1)
 
 
 def store_kv(pool: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
-    """Write k, v [tokens, kv_heads, head_dim] into their slots of one layer's pool (see `LayerKV`).
+    """Write k and v [tokens, kv_heads, head_dim] into their slots in the pool of one layer (see `LayerKV`).
 
-    A pool of uint8 holds 8-bit floats, e4m3: what is beyond their range becomes their largest.
+    A uint8 pool holds e4m3 floats. Values out of range are clamped.
     """
-    block, place = slots // BLOCK_SIZE, slots % BLOCK_SIZE
+    blocks, offsets = slots // BLOCK_SIZE, slots % BLOCK_SIZE
     values = as_floats(pool)
     if pool.dtype == torch.uint8:
         most = torch.finfo(values.dtype).max
         k, v = k.clamp(-most, most), v.clamp(-most, most)
-    values[block, 0, :, place] = k.to(values.dtype)
-    values[block, 1, :, place] = v.to(values.dtype)
+    values[blocks, 0, :, offsets] = k.to(values.dtype)
+    values[blocks, 1, :, offsets] = v.to(values.dtype)
 
 
 def as_floats(pool: Tensor) -> Tensor:
-    """The same memory, by what it means: uint8 is e4m3 (arXiv:2209.05433)."""
+    """View a uint8 pool as e4m3 (arXiv:2209.05433); return any other pool as it is."""
     return pool.view(torch.float8_e4m3fn) if pool.dtype == torch.uint8 else pool
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreRule:
-    """What becomes of q times k, and which k there are."""
+    """How scores are computed from q * k, and which positions are visible."""
 
     scale: float
-    softcap: float = 0.0  # see `soft_cap`
-    window: int | None = None  # positions that are seen, the own one included; None: all
+    softcap: float = 0.0  # see `soft_cap`; 0: none
+    window: int | None = None  # number of visible positions, including the query's own; None: all
 
     def first(self, position: int) -> int:
-        """The first position that one sees."""
+        """Return the first position visible from `position`."""
         return 0 if self.window is None else max(0, position - self.window + 1)
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """cap * tanh(x / cap), which stays within the cap (arXiv:2408.00118); x where the cap is 0."""
+    """Return cap * tanh(x / cap), which stays within the cap (arXiv:2408.00118), or x if the cap is 0."""
     return cap * torch.tanh(x / cap) if cap else x
 
 
@@ -98,12 +98,12 @@ def paged_attention(
     rule: ScoreRule,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of one request's queries over its blocks.
+    """Causal attention of the queries of one request over its blocks.
 
-    q [n, heads, head_dim] float32 at consecutive `positions` [n]; pool as in `LayerKV`; table [blocks] of the request;
-    `context` tokens are valid, and slots behind them, or before the window, may hold anything, NaN included; sinks
-    [heads], each a score that takes part in its head's softmax and has no value.
-    -> [n, heads, head_dim]. Operations: 4 * n * heads * head_dim * context.
+    q [n, heads, head_dim] float32 at consecutive `positions` [n]; pool as in `LayerKV`; table [blocks] of the request.
+    `context` tokens are valid; slots after them or before the window may hold anything, including NaN. sinks [heads]:
+    scores without a value that take part in the softmax of their head. -> [n, heads, head_dim]. Operations: 4 * n *
+    heads * head_dim * context.
     """
     first = rule.first(int(positions[0]))
     pieces = [_piece(pool, table, start, first, context) for start in range(first // PIECE * PIECE, context, PIECE)]
@@ -122,8 +122,11 @@ def batch_attention(
     rule: ScoreRule,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """`paged_attention` of all requests: q [tokens, heads, head_dim], request r's from query_starts[r] on, which are
-    the last of its context. Requests without a context stand for nothing: 0. -> [tokens, heads * head_dim]."""
+    """Run `paged_attention` for all requests of a step.
+
+    q [tokens, heads, head_dim]; the queries of request r start at query_starts[r] and are the last tokens of its
+    context. Requests without a context are padding, whose output is 0. -> [tokens, heads * head_dim].
+    """
     out = torch.zeros_like(q)
     for request, context in enumerate(context_lengths.tolist()):
         start, stop = query_starts[request : request + 2].tolist()
@@ -137,13 +140,15 @@ Piece = tuple[Tensor, Tensor, Tensor]  # k and v [kv_heads, PIECE, head_dim], po
 
 
 def _attend_tile(q: Tensor, positions: Tensor, pieces: list[Piece], rule: ScoreRule, sinks: Tensor | None) -> Tensor:
-    """Up to QUERY_TILE queries, padded to exactly that many; query heads that share a KV head become rows of it."""
+    """Attend up to QUERY_TILE queries, padded to that number. Query heads that share a KV head become rows of the
+    tile.
+    """
     count, heads, head_dim = q.shape
     kv_heads = pieces[0][0].shape[0]
     padded = F.pad(q * rule.scale, (0, 0, 0, 0, 0, QUERY_TILE - count))
     padded = padded.view(QUERY_TILE, kv_heads, heads // kv_heads, head_dim)
     rows = padded.permute(1, 2, 0, 3).reshape(kv_heads, -1, head_dim)
-    # Rows of padding see what the last query sees: a row that sees nothing would divide by zero.
+    # padding rows see the same positions as the last query: a row that sees nothing would divide by zero
     last = F.pad(positions, (0, QUERY_TILE - count), value=int(positions[-1])).repeat(heads // kv_heads)
     sunk = None if sinks is None else sinks.view(kv_heads, -1).repeat_interleave(QUERY_TILE, -1)
     mixed = _attend_pieces(rows, last, pieces, rule, sunk).view(heads, QUERY_TILE, head_dim)
@@ -151,9 +156,10 @@ def _attend_tile(q: Tensor, positions: Tensor, pieces: list[Piece], rule: ScoreR
 
 
 def _piece(pool: Tensor, table: Tensor, start: int, first: int, context: int) -> Piece:
-    """The context from `start` on.
+    """Return one piece of the context, starting at `start`.
 
-    What lies before `first` or behind the context is zero, by selection: it may be NaN, and zero times NaN is NaN.
+    Keys and values before `first` or after the context are replaced by zero. A mask in the softmax would not be enough:
+    they may be NaN, and zero times NaN is NaN.
     """
     blocks = table[start // BLOCK_SIZE : start // BLOCK_SIZE + PIECE_BLOCKS]
     blocks = F.pad(blocks, (0, PIECE_BLOCKS - len(blocks)))
@@ -166,8 +172,8 @@ def _piece(pool: Tensor, table: Tensor, start: int, first: int, context: int) ->
 def _attend_pieces(q: Tensor, last: Tensor, pieces: list[Piece], rule: ScoreRule, sinks: Tensor | None) -> Tensor:
     """Softmax over all pieces by a running maximum (arXiv:2205.14135).
 
-    q [kv_heads, rows, head_dim]; row r sees positions up to last[r]; sinks [kv_heads, rows]. A piece that a row sees
-    nothing of leaves that row's bits as they are.
+    q [kv_heads, rows, head_dim]; row r sees positions up to last[r]; sinks [kv_heads, rows]. A piece in which a row
+    sees nothing leaves that row's bits unchanged.
     """
     peak = torch.full(q.shape[:2], -torch.inf)
     total = torch.zeros(q.shape[:2])
@@ -178,7 +184,7 @@ def _attend_pieces(q: Tensor, last: Tensor, pieces: list[Piece], rule: ScoreRule
             seen &= positions > (last - rule.window).unsqueeze(-1)
         scores = torch.where(seen, soft_cap(q @ k.mT, rule.softcap), -torch.inf)
         new_peak = torch.maximum(peak, scores.amax(-1))
-        base = torch.where(new_peak == -torch.inf, 0.0, new_peak)  # of a row that has seen nothing yet
+        base = torch.where(new_peak == -torch.inf, 0.0, new_peak)  # 0 for a row that has seen nothing yet
         weights = torch.exp(scores - base.unsqueeze(-1))
         kept = torch.exp(peak - base)
         total = total * kept + weights.sum(-1)
@@ -198,6 +204,6 @@ _GATES: dict[Gate, Callable[[Tensor], Tensor]] = {
 
 
 def gated(gate_up: Tensor, gate: Gate) -> Tensor:
-    """[tokens, 2 * width], gate beside up -> gate(first half) * second half, [tokens, width] (arXiv:2002.05202)."""
+    """Return gate(first half) * second half of gate_up [tokens, 2 * width]: [tokens, width] (arXiv:2002.05202)."""
     first, second = gate_up.chunk(2, dim=-1)
     return _GATES[gate](first) * second

@@ -1,8 +1,8 @@
-"""From projected q, k, and v to attention on a GPU in one launch: norms of heads, rotary embedding, k and v into the
-cache. The twins are `normalize_heads`, `rope`, and `store_kv` of `reference`.
+"""Head norms, rotary embedding, and the KV store on a GPU, in one launch after the q, k, v projection.
 
-8-bit floats are e4m3 (arXiv:2209.05433), converted by integer arithmetic for GPUs without an instruction for them; in
-memory they are uint8. The floor is the traffic: each element of qkv is read once and written once.
+Reference implementations: `normalize_heads`, `rope`, and `store_kv` in `reference`. 8-bit floats are e4m3
+(arXiv:2209.05433) stored as uint8, and converted with integer arithmetic for GPUs without an instruction for it. Lower
+bound: memory traffic. Each element of qkv is read once and written once.
 """
 
 import torch
@@ -16,19 +16,19 @@ from engine.operations import Attention
 
 @triton.jit
 def to_e4m3(x: tl.tensor) -> tl.tensor:
-    """float32 -> uint8: to the nearest, ties to even; what is too large becomes the largest, NaN stays NaN."""
+    """Convert float32 to e4m3 in uint8. Rounds to nearest, ties to even; saturates; NaN stays NaN."""
     bits = x.to(tl.uint32, bitcast=True)
     size = bits & 0x7FFFFFFF
-    # The exponent's bias goes from 127 to 7 and 20 bits of the fraction go; half of the last kept one is added first.
+    # The exponent bias changes from 127 to 7, and 20 bits of the fraction are dropped after rounding.
     normal = (size + 0x7FFFF + ((size >> 20) & 1) - 0x3C000000) >> 20
-    # Below 2^-6 codes are multiples of 2^-9, which is what the last bit of a float32 near 2^14 stands for.
+    # Below 2^-6, codes are multiples of 2^-9, which is the last bit of a float32 near 2^14.
     small = (tl.abs(x) + 16384.0).to(tl.uint32, bitcast=True) - 0x46800000
     code = tl.where(size < 0x3C800000, small, tl.minimum(normal, 0x7E))
     code = tl.where(size > 0x7F800000, 0x7F, code)
     return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
 
 
-ELEMENTS = 1024  # of one program, where it has more than one head
+ELEMENTS = 1024  # per program, if a program handles several heads
 
 
 @triton.jit
@@ -48,77 +48,77 @@ def _rope_store_kernel(
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    PAIRS: tl.constexpr,  # of a head's elements, that turn; the others are taken as pairs of neighbours
+    PAIRS: tl.constexpr,  # rotated pairs per head; the remaining elements are processed as adjacent pairs
     INTERLEAVED: tl.constexpr,
-    TURNED: tl.constexpr,
+    ROTARY: tl.constexpr,
     NORMED: tl.constexpr,
     CENTERED: tl.constexpr,
-    TOGETHER: tl.constexpr,  # one norm for all heads, which then are all in one program
-    OWN: tl.constexpr,  # each head has weights of its own
+    TOGETHER: tl.constexpr,  # one norm for all heads, which are then in one program
+    PER_HEAD: tl.constexpr,  # each head has its own norm weights
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
     token = tl.program_id(0).to(tl.int64)
-    part = tl.program_id(1)  # some heads of q, then of k, then of v
+    part = tl.program_id(1)  # heads of q, then of k, then of v
     q_parts: tl.constexpr = (HEADS + ROWS - 1) // ROWS
     kv_parts: tl.constexpr = (KV_HEADS + ROWS - 1) // ROWS
     is_q = part < q_parts
     is_v = part >= q_parts + kv_parts
-    own_heads = tl.where(is_q, HEADS, KV_HEADS)
-    own_parts = tl.where(is_q, 0, tl.where(is_v, q_parts + kv_parts, q_parts))
+    num_heads = tl.where(is_q, HEADS, KV_HEADS)
+    parts_before = tl.where(is_q, 0, tl.where(is_v, q_parts + kv_parts, q_parts))
     heads_before = tl.where(is_q, 0, tl.where(is_v, HEADS + KV_HEADS, HEADS))
-    head = (part - own_parts) * ROWS + tl.arange(0, ROWS)[:, None]
+    head = (part - parts_before) * ROWS + tl.arange(0, ROWS)[:, None]
     pair = tl.arange(0, COLUMNS)[None, :]
-    there = (head < own_heads) & (pair < HEAD_DIM // 2)
+    inside = (head < num_heads) & (pair < HEAD_DIM // 2)
     if INTERLEAVED:
-        at = 2 * pair
-        beside = at + 1
+        first_at = 2 * pair
+        second_at = first_at + 1
     elif 2 * PAIRS == HEAD_DIM:
-        at = pair
-        beside = pair + PAIRS
+        first_at = pair
+        second_at = pair + PAIRS
     else:
-        at = tl.where(pair < PAIRS, pair, 2 * pair)
-        beside = tl.where(pair < PAIRS, pair + PAIRS, 2 * pair + 1)
+        first_at = tl.where(pair < PAIRS, pair, 2 * pair)
+        second_at = tl.where(pair < PAIRS, pair + PAIRS, 2 * pair + 1)
 
     source = qkv + (token * (HEADS + 2 * KV_HEADS) + heads_before + head) * HEAD_DIM
-    first = tl.load(source + at, mask=there, other=0.0).to(tl.float32)
-    second = tl.load(source + beside, mask=there, other=0.0).to(tl.float32)
+    first = tl.load(source + first_at, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(source + second_at, mask=inside, other=0.0).to(tl.float32)
     if NORMED and not is_v:
-        normed = own_heads * HEAD_DIM if TOGETHER else HEAD_DIM  # elements that are normalized together
+        normed = num_heads * HEAD_DIM if TOGETHER else HEAD_DIM  # elements that share a mean square
         if CENTERED:
             sums = tl.sum(first + second, 1)[:, None]
             mean = (tl.sum(sums, 0)[None, :] if TOGETHER else sums) / normed
-            first = tl.where(there, first - mean, 0.0)
-            second = tl.where(there, second - mean, 0.0)
+            first = tl.where(inside, first - mean, 0.0)
+            second = tl.where(inside, second - mean, 0.0)
         squares = tl.sum(first * first + second * second, 1)[:, None]
         scale = tl.rsqrt((tl.sum(squares, 0)[None, :] if TOGETHER else squares) / normed + epsilon)
-        weight = head * (HEAD_DIM if OWN else 0)
+        weight = head * (HEAD_DIM if PER_HEAD else 0)
         weights = q_weight if is_q else k_weight
-        first *= scale * tl.load(weights + weight + at, mask=there, other=0.0)
-        second *= scale * tl.load(weights + weight + beside, mask=there, other=0.0)
-    if TURNED and not is_v:
+        first *= scale * tl.load(weights + weight + first_at, mask=inside, other=0.0)
+        second *= scale * tl.load(weights + weight + second_at, mask=inside, other=0.0)
+    if ROTARY and not is_v:
         angle = tl.load(positions + token) * PAIRS + pair
-        turns = pair < PAIRS
-        cosine = tl.load(cos + angle, mask=turns, other=1.0)
-        sine = tl.load(sin + angle, mask=turns, other=0.0)
+        is_rotary = pair < PAIRS
+        cosine = tl.load(cos + angle, mask=is_rotary, other=1.0)
+        sine = tl.load(sin + angle, mask=is_rotary, other=0.0)
         before = first
         first = before * cosine - second * sine
         second = before * sine + second * cosine
 
     if is_q:
-        turned = q + (token * HEADS + head) * HEAD_DIM
-        tl.store(turned + at, first.to(q.dtype.element_ty), mask=there)
-        tl.store(turned + beside, second.to(q.dtype.element_ty), mask=there)
+        q_at = q + (token * HEADS + head) * HEAD_DIM
+        tl.store(q_at + first_at, first.to(q.dtype.element_ty), mask=inside)
+        tl.store(q_at + second_at, second.to(q.dtype.element_ty), mask=inside)
     else:
         slot = tl.load(slots + token)
         kv_head = head + tl.where(is_v, KV_HEADS, 0)
-        place = pool + slot // BLOCK_SIZE * block_stride + (kv_head * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_DIM
+        kv_at = pool + slot // BLOCK_SIZE * block_stride + (kv_head * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_DIM
         if pool.dtype.element_ty == tl.uint8:
-            tl.store(place + at, to_e4m3(first), mask=there)
-            tl.store(place + beside, to_e4m3(second), mask=there)
+            tl.store(kv_at + first_at, to_e4m3(first), mask=inside)
+            tl.store(kv_at + second_at, to_e4m3(second), mask=inside)
         else:
-            tl.store(place + at, first.to(pool.dtype.element_ty), mask=there)
-            tl.store(place + beside, second.to(pool.dtype.element_ty), mask=there)
+            tl.store(kv_at + first_at, first.to(pool.dtype.element_ty), mask=inside)
+            tl.store(kv_at + second_at, second.to(pool.dtype.element_ty), mask=inside)
 
 
 def rope_and_store(
@@ -132,11 +132,11 @@ def rope_and_store(
     head_dim: int,
     attention: Attention,
 ) -> Tensor:
-    """Normalize and turn q and k, write k and v to their slots.
+    """Normalize and rotate q and k, and write k and v to their slots.
 
-    qkv bfloat16 or float32 [tokens, (heads + 2 * kv_heads) * head_dim]; positions, slots int64 [tokens]; pool: one
-    layer's, [blocks, 2, kv_heads, BLOCK_SIZE, head_dim], bfloat16, float16, or uint8 for e4m3, where the blocks may lie
-    apart. -> q bfloat16 [tokens, heads, head_dim].
+    qkv bfloat16 or float32 [tokens, (heads + 2 * kv_heads) * head_dim]. positions and slots int64 [tokens]. pool: of
+    one layer, [blocks, 2, kv_heads, BLOCK_SIZE, head_dim], bfloat16, float16, or uint8 for e4m3; there may be gaps
+    between blocks. -> q bfloat16 [tokens, heads, head_dim].
     """
     norms, rotary = attention.norms, attention.rotary
     together = norms is not None and norms.q.weight.shape[-1] != head_dim
@@ -162,11 +162,11 @@ def rope_and_store(
         BLOCK_SIZE=BLOCK_SIZE,
         PAIRS=rotary.cos.shape[-1] if rotary else head_dim // 2,
         INTERLEAVED=rotary is not None and rotary.interleaved,
-        TURNED=rotary is not None,
+        ROTARY=rotary is not None,
         NORMED=norms is not None,
         CENTERED=norms is not None and norms.q.kind is NormKind.LAYER,
         TOGETHER=together,
-        OWN=together or (norms is not None and norms.q.weight.dim() == 2),
+        PER_HEAD=together or (norms is not None and norms.q.weight.dim() == 2),
         ROWS=rows,
         COLUMNS=columns,
         num_warps=4 if rows * columns <= ELEMENTS else 8,

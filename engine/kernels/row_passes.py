@@ -1,36 +1,34 @@
-"""Passes over one row of logits, which kernels are made of: its peaks, its weights, its most likely tokens, and where a
-given weight ends.
+"""Building blocks of the sampling kernels: passes over one row of logits.
 
-Tokens are ordered from the most likely down, ties by id. A token's rank is one 64-bit integer that grows with its place
-in that order backwards: the logit as an ordered integer, then the id, reversed. A token weighs exp((logit - peak) /
-temperature), and nothing where min-p drops it; a `scale` is log2(e) / temperature, so that the peak weighs 1. Where
-weights are compared, they are 64-bit integers, of which ONE stands for 1. All sums have a fixed shape: what is found
-depends on nothing but the row. Refuses to know requests.
+Tokens are ordered by descending logit, ties by ascending id. A token's rank is an int64 that is larger for tokens
+earlier in this order: its logit as an ordered integer, then its reversed id. A token's weight is exp((logit - peak) /
+temperature), or 0 if min-p drops it. `scale` is log2(e) / temperature, so the peak has weight 1. Weights are compared
+as 64-bit fixed-point integers with 1.0 = ONE. All sums have a fixed shape, so results depend on the row only.
 """
 
 import triton
 import triton.language as tl
 
-ONE = tl.constexpr(2.0**40)  # what is lost is less than what float32 loses of a sum
+ONE = tl.constexpr(2.0**40)  # its rounding error is below that of a float32 sum
 BELOW_ALL = tl.constexpr(-(1 << 62))  # less than any rank
 
 
 @triton.jit
-def ordered(values: tl.tensor) -> tl.tensor:
-    """Integers, int32, that compare as the floats do; -0.0 is 0.0."""
+def to_ordered_ints(values: tl.tensor) -> tl.tensor:
+    """Map floats to int32 that compare in the same order; -0.0 equals 0.0."""
     bits = (values + 0.0).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
-def unordered(keys: tl.tensor) -> tl.tensor:
-    """The floats of such integers."""
+def from_ordered_ints(keys: tl.tensor) -> tl.tensor:
+    """Inverse of `to_ordered_ints`."""
     return (keys ^ ((keys >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def rank_of(values: tl.tensor, ids: tl.tensor, ID_BITS: tl.constexpr) -> tl.tensor:
-    return (ordered(values).to(tl.int64) << ID_BITS) + ((1 << ID_BITS) - 1 - ids)
+    return (to_ordered_ints(values).to(tl.int64) << ID_BITS) + ((1 << ID_BITS) - 1 - ids)
 
 
 @triton.jit
@@ -40,7 +38,7 @@ def id_of(ranks: tl.tensor, ID_BITS: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def logit_of(ranks: tl.tensor, ID_BITS: tl.constexpr) -> tl.tensor:
-    return unordered((ranks >> ID_BITS).to(tl.int32))
+    return from_ordered_ints((ranks >> ID_BITS).to(tl.int32))
 
 
 @triton.jit
@@ -50,16 +48,16 @@ def weights_of(values: tl.tensor, peak: tl.tensor, scale: tl.tensor, least: tl.t
 
 
 @triton.jit
-def as_integers(weights: tl.tensor) -> tl.tensor:
-    """int64, rounded down."""
+def to_fixed_point(weights: tl.tensor) -> tl.tensor:
+    """Convert weights to int64 fixed point, rounded down."""
     return (weights.to(tl.float64) * ONE).to(tl.int64)
 
 
 @triton.jit
-def peaks(row: tl.tensor, vocabulary: tl.tensor, BLOCK: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """The largest of every BLOCK-th logit, float32 [BLOCK], NaN where there is one, and the lowest id that has it.
+def lane_maxima(row: tl.tensor, vocabulary: tl.tensor, BLOCK: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """Return the largest logit of each lane, float32 [BLOCK], and the lowest id that has it.
 
-    3 operations for each token.
+    Lane i covers the ids i, i + BLOCK, and so on. NaN propagates. 3 operations per token.
     """
     lanes = tl.arange(0, BLOCK)
     best = tl.load(row + lanes, mask=lanes < vocabulary, other=-float("inf"))
@@ -72,16 +70,19 @@ def peaks(row: tl.tensor, vocabulary: tl.tensor, BLOCK: tl.constexpr) -> tuple[t
 
 
 @triton.jit
-def top_of(best: tl.tensor, ids: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """The largest logit, the lowest id that has it, and whether all are numbers."""
+def find_argmax(best: tl.tensor, ids: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Return the largest logit, the lowest id that has it, and whether no logit is NaN."""
     peak = tl.max(best)
     return peak, tl.min(tl.where(best == peak, ids, 0x7FFFFFFF)), tl.sum((best != best).to(tl.int32)) == 0
 
 
 @triton.jit
-def floor_of(best: tl.tensor, need: tl.tensor) -> tl.tensor:
-    """A logit that at least `need` of the peaks reach, so that as many tokens do, and not many more than those."""
-    keys = ordered(best)
+def shortlist_threshold(best: tl.tensor, need: tl.tensor) -> tl.tensor:
+    """Return a logit reached by at least `need` lane maxima, and so by at least `need` tokens.
+
+    The search stops when at most 5/4 of `need` maxima reach it.
+    """
+    keys = to_ordered_ints(best)
     low, high = tl.min(keys).to(tl.int64), tl.max(keys).to(tl.int64)
     count = tl.sum((keys >= low).to(tl.int32))
     while (low < high) & (count > need + need // 4):
@@ -91,11 +92,11 @@ def floor_of(best: tl.tensor, need: tl.tensor) -> tl.tensor:
         count = tl.where(enough, reached, count)
         low = tl.where(enough, middle, low)
         high = tl.where(enough, high, middle - 1)
-    return unordered(low.to(tl.int32))
+    return from_ordered_ints(low.to(tl.int32))
 
 
 @triton.jit
-def weigh(
+def sum_chunks(
     row: tl.tensor,
     vocabulary: tl.tensor,
     peak: tl.tensor,
@@ -108,9 +109,10 @@ def weigh(
     CAPACITY: tl.constexpr,
     ID_BITS: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The weight of each chunk of BLOCK tokens, float32 [CHUNKS], and how many tokens reach the floor.
+    """Return the weight of each chunk of BLOCK tokens, float32 [CHUNKS], and the number of tokens that reach `floor`.
 
-    The ranks of the first CAPACITY of those go to `shortlist`, in any order. Tokens that are impossible never do.
+    The ranks of the first CAPACITY of those tokens are written to `shortlist`, in any order. Tokens with a logit of
+    -inf are left out.
     """
     lanes = tl.arange(0, BLOCK)
     chunks = tl.arange(0, CHUNKS)
@@ -121,11 +123,11 @@ def weigh(
         values = tl.load(row + ids, mask=ids < vocabulary, other=-float("inf"))
         sums = tl.where(chunks == chunk, tl.sum(weights_of(values, peak, scale, least)), sums)
         near |= tl.where((values >= floor) & (values > -float("inf")), tl.full([], 1, tl.int64) << chunk, 0)
-    return sums, gather(row, near, shortlist, BLOCK, CAPACITY, ID_BITS)
+    return sums, write_shortlist(row, near, shortlist, BLOCK, CAPACITY, ID_BITS)
 
 
 @triton.jit
-def gather(
+def write_shortlist(
     row: tl.tensor,
     near: tl.tensor,
     shortlist: tl.tensor,
@@ -133,21 +135,22 @@ def gather(
     CAPACITY: tl.constexpr,
     ID_BITS: tl.constexpr,
 ) -> tl.tensor:
-    """The ranks of the first CAPACITY tokens of which `near`, int64 [BLOCK], has a bit: of each place in a chunk, bit c
-    stands for chunk c. How many there are in all.
+    """Write the ranks of up to CAPACITY tokens to `shortlist`. Returns the number of tokens, including those beyond
+    CAPACITY.
 
-    Few places have more than one, so that this goes round a few times.
+    near, int64 [BLOCK]: bit c of entry i is set for token c * BLOCK + i. Each round handles the lowest bit of all
+    entries; most entries have at most one bit, so a few rounds are enough.
     """
     count = 0
     left = tl.sum((near != 0).to(tl.int32))
     while left > 0:
         lowest = near & -near
-        # The bit's number is the exponent of its value.
+        # the index of the bit is the exponent of its value
         chunk = ((lowest.to(tl.float32).to(tl.int32, bitcast=True) >> 23) & 0xFF) - 127
         ids = chunk * BLOCK + tl.arange(0, BLOCK)
         ranks = rank_of(tl.load(row + ids, mask=near != 0, other=0.0), ids, ID_BITS)
-        places = count + tl.cumsum((near != 0).to(tl.int32)) - 1
-        tl.store(shortlist + places, ranks, mask=(near != 0) & (places < CAPACITY))
+        entries = count + tl.cumsum((near != 0).to(tl.int32)) - 1
+        tl.store(shortlist + entries, ranks, mask=(near != 0) & (entries < CAPACITY))
         count += left
         near &= near - 1
         left = tl.sum((near != 0).to(tl.int32))
@@ -156,7 +159,7 @@ def gather(
 
 
 @triton.jit
-def mass(
+def weight_above(
     row: tl.tensor,
     vocabulary: tl.tensor,
     peak: tl.tensor,
@@ -168,10 +171,11 @@ def mass(
     BLOCK: tl.constexpr,
     ID_BITS: tl.constexpr,
 ) -> tl.tensor:
-    """What the tokens above one rank weigh together, as far down as the rank `last`, int64; or how many there are,
-    COUNTED.
+    """Return the total weight of the tokens ranked above `above`, down to the rank `last`; if COUNTED, their number.
+    int64.
 
-    It never falls when `above` does, as all sums are of the same shape. About 14 operations for each token.
+    The result never decreases when `above` decreases, because all sums have the same shape. About 14 operations per
+    token.
     """
     lanes = tl.arange(0, BLOCK)
     sums = tl.zeros([BLOCK], tl.float32)
@@ -182,11 +186,11 @@ def mass(
         weights = (ids < vocabulary).to(tl.float32) if COUNTED else weights_of(values, peak, scale, least)
         sums += tl.where((ranks > above) & (ranks >= last), weights, 0.0)
     total = tl.sum(sums)
-    return total.to(tl.int64) if COUNTED else as_integers(total)
+    return total.to(tl.int64) if COUNTED else to_fixed_point(total)
 
 
 @triton.jit
-def end_of(
+def find_cutoff(
     row: tl.tensor,
     vocabulary: tl.tensor,
     peak: tl.tensor,
@@ -199,24 +203,26 @@ def end_of(
     BLOCK: tl.constexpr,
     ID_BITS: tl.constexpr,
 ) -> tl.tensor:
-    """The rank of the last token, from `first` down to `last`, above which lies less than `limit`: see `mass`.
+    """Return the lowest rank from `first` down to `last` such that the weight above it is less than `limit`.
 
-    By bisection of ranks: one pass for each of their bits, of which there are about 50.
+    Bisects ranks: one `weight_above` pass per bit of a rank, about 50 in total.
     """
     low, high = last, first
     while low < high:
         middle = (low + high) >> 1
-        fits = mass(row, vocabulary, peak, scale, least, middle, last, COUNTED, BLOCK, ID_BITS) < limit
+        fits = weight_above(row, vocabulary, peak, scale, least, middle, last, COUNTED, BLOCK, ID_BITS) < limit
         high = tl.where(fits, middle, high)
         low = tl.where(fits, low, middle + 1)
     return high
 
 
 @triton.jit
-def end_among(ranks: tl.tensor, weights: tl.tensor, first: tl.tensor, last: tl.tensor, limit: tl.tensor) -> tl.tensor:
-    """The same of tokens given by ranks and weights, int64, in any order; `first` and `last` are among them.
+def find_cutoff_in_list(
+    ranks: tl.tensor, weights: tl.tensor, first: tl.tensor, last: tl.tensor, limit: tl.tensor
+) -> tl.tensor:
+    """Like `find_cutoff`, for tokens in a list: ranks and weights int64, in any order, including `first` and `last`.
 
-    As both ends of what is left are tokens always, a few steps tell a hundred tokens apart.
+    Both ends of the interval are always ranks in the list, so a few steps are enough for a hundred tokens.
     """
     low, high = last, first
     while low < high:
@@ -230,13 +236,16 @@ def end_among(ranks: tl.tensor, weights: tl.tensor, first: tl.tensor, last: tl.t
 
 
 @triton.jit
-def beyond(uniform: tl.tensor, weight: tl.tensor) -> tl.tensor:
-    """A limit for the token that a number in [0, 1) falls on, of tokens that weigh so much together: what lies above it
-    is at most that share of the weight, which as integers is less than one more."""
+def draw_limit(uniform: tl.tensor, weight: tl.tensor) -> tl.tensor:
+    """Return the cutoff limit that selects the token for a uniform number in [0, 1).
+
+    The selected token is the last one whose preceding weight is at most uniform * weight. The limit is that integer
+    plus 1.
+    """
     return tl.minimum((uniform * weight.to(tl.float64)).to(tl.int64) + 1, weight)
 
 
 @triton.jit
-def up_to(share: tl.tensor, weight: tl.tensor) -> tl.tensor:
-    """A limit for the last token above which lies less than a share of a weight."""
+def top_p_limit(share: tl.tensor, weight: tl.tensor) -> tl.tensor:
+    """Return the cutoff limit that selects the last token kept by top-p, with `share` of a total weight."""
     return tl.ceil(share * weight.to(tl.float64)).to(tl.int64)

@@ -1,12 +1,10 @@
-"""The next token of every row on a GPU. The twin is `engine.sampling.sampler.sample`: its order, its words, its tokens.
+"""Sample the next token of each row on a GPU. Reference implementation: `engine.sampling.sampler.sample`.
 
-One program samples one row, whose logits lie in the L2 cache. The floor is one pass over them for the most likely token
-and two for a draw, at 64 bytes a clock for a program: 5 us each for 128,256 logits on an H100. Counted in instructions
-of its machine code, a draw with top-k and top-p takes some 35 us, 12 of them in weighing. The token of a row
-depends on nothing but the row. Nothing here waits for the device: what was sampled is fed to the next step there (see
-`feed`), and comes to the host by one copy of `Sampled.buffer`.
-
-Refuses to know requests.
+One program samples one row, whose logits are in the L2 cache. Lower bound: one pass over the logits for greedy sampling
+and two for a draw. At 64 bytes per clock and program, a pass over 128,256 logits takes 5 us on an H100. By instruction
+count, a draw with top-k and top-p takes about 35 us, 12 of them to compute weights. The token of a row depends on the
+row only. Nothing here waits for the device: sampled tokens are copied into the next step on the device (see
+`fill_pending_tokens`), and reach the host by one copy of `Sampled.buffer`.
 """
 
 import torch
@@ -14,16 +12,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.drawing import draw
-from engine.kernels.row_passes import BELOW_ALL, floor_of, id_of, logit_of, peaks, rank_of, top_of, weigh
+from engine.kernels.logit_edits import apply_xtc, edited_logits, report_draw_logprobs
+from engine.kernels.row_passes import (
+    BELOW_ALL,
+    find_argmax,
+    id_of,
+    lane_maxima,
+    logit_of,
+    rank_of,
+    shortlist_threshold,
+    sum_chunks,
+)
 from engine.kernels.sampling_rows import Sampled, SamplingRows
-from engine.kernels.shaping import left_of, report_draws, shaped
+from engine.kernels.token_draw import draw
 from engine.sampling.drawing import PREFIXES, SMALLEST_TEMPERATURE, TRIES, Filters
 
-BLOCK = 4096  # logits that a program looks at together, where those are
-CHUNKS = 64  # all of a row
-ID_BITS = 20  # of a token id in a rank, and as many more as it takes: mostly one machine code for all vocabularies
-CAPACITY = 2048  # tokens of a row that it can sort
+BLOCK = 4096  # logits that a program processes at a time, at least
+CHUNKS = 64  # chunks per row, at most
+# bits of a token id in a rank, at least; the same for most vocabularies, so that they share one compiled kernel
+ID_BITS = 20
+CAPACITY = 2048  # tokens of a row that fit into the shortlist
 WARPS = 16
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -39,9 +47,9 @@ def _greedy_kernel(
 ) -> None:
     index = tl.program_id(0)
     row = logits + tl.load(sources + index).to(tl.int64) * stride
-    best, ids = peaks(row, vocabulary, BLOCK)
-    _, pick, good = top_of(best, ids)
-    tl.store(tokens + index, tl.where(good, pick, -1).to(tl.int64))
+    best, ids = lane_maxima(row, vocabulary, BLOCK)
+    _, best_id, good = find_argmax(best, ids)
+    tl.store(tokens + index, tl.where(good, best_id, -1).to(tl.int64))
 
 
 @triton.jit
@@ -68,22 +76,24 @@ def _sample_kernel(
     index = tl.program_id(0)
     row = logits + tl.load(sources + index).to(tl.int64) * stride
     temperature = tl.load(temperatures + index)
-    best, ids = peaks(row, vocabulary, BLOCK)
-    peak, pick, good = top_of(best, ids)
-    token = tl.where(good, pick, -1)
-    # Where all logits are -inf, or one is inf, there is no distribution to draw from.
+    best, ids = lane_maxima(row, vocabulary, BLOCK)
+    peak, best_id, good = find_argmax(best, ids)
+    token = tl.where(good, best_id, -1)
+    # If all logits are -inf, or one is inf, there is no distribution to draw from.
     if good & (temperature > 0) & (tl.abs(peak) < float("inf")):
         scale = LOG2_E / tl.maximum(temperature, COOLEST)
         least, top_k, top_p = tl.load(min_ps + index), tl.load(top_ks + index), tl.load(top_ps + index)
         floor = peak + float("inf")
         if (top_k < vocabulary) | (top_p < 1):
             need = tl.where(top_k < vocabulary, top_k, PREFIX)
-            floor = floor_of(best, tl.minimum(need, tl.minimum(CAPACITY // 2, vocabulary)))
+            floor = shortlist_threshold(best, tl.minimum(need, tl.minimum(CAPACITY // 2, vocabulary)))
         shortlist = shortlists + index * CAPACITY
-        sums, count = weigh(row, vocabulary, peak, scale, least, floor, shortlist, BLOCK, CHUNKS, CAPACITY, ID_BITS)
+        sums, count = sum_chunks(
+            row, vocabulary, peak, scale, least, floor, shortlist, BLOCK, CHUNKS, CAPACITY, ID_BITS
+        )
         complete = (floor == -float("inf")) | (count == vocabulary)
         token = draw(
-            row, vocabulary, peak, pick, sums, shortlist, count, complete, scale, least, top_k, top_p,
+            row, vocabulary, peak, best_id, sums, shortlist, count, complete, scale, least, top_k, top_p,
             uniforms + index * TRIES, TRIES, PREFIX, BLOCK, CHUNKS, CAPACITY, ID_BITS,
         )  # fmt: skip
     tl.store(tokens + index, token.to(tl.int64))
@@ -97,7 +107,7 @@ def _logprobs_kernel(
     vocabulary: tl.tensor,
     tokens: tl.tensor,
     alternatives: tl.tensor,
-    picked: tl.tensor,
+    token_logprobs: tl.tensor,
     top_ids: tl.tensor,
     top: tl.tensor,
     width: tl.tensor,
@@ -112,26 +122,26 @@ def _logprobs_kernel(
     token = tl.load(tokens + index)
     if (wanted >= 0) & (token >= 0):
         row = logits + tl.load(sources + index).to(tl.int64) * stride
-        best, _ = peaks(row, vocabulary, BLOCK)
+        best, _ = lane_maxima(row, vocabulary, BLOCK)
         peak = tl.max(best)
-        floor = floor_of(best, tl.minimum(tl.maximum(wanted, 1), vocabulary))
+        floor = shortlist_threshold(best, tl.minimum(tl.maximum(wanted, 1), vocabulary))
         shortlist = shortlists + index * CAPACITY
-        sums, count = weigh(
+        sums, count = sum_chunks(
             row, vocabulary, peak, LOG2_E, 0.0, floor, shortlist,
             BLOCK, CHUNKS, CAPACITY, ID_BITS,
         )  # fmt: skip
         normalizer = peak + tl.log(tl.sum(sums))
-        tl.store(picked + index, tl.load(row + token) - normalizer)
-        places = tl.arange(0, CAPACITY)
-        ranks = tl.load(shortlist + places, mask=places < count, other=BELOW_ALL)
+        tl.store(token_logprobs + index, tl.load(row + token) - normalizer)
+        entries = tl.arange(0, CAPACITY)
+        ranks = tl.load(shortlist + entries, mask=entries < count, other=BELOW_ALL)
         above = rank_of(peak, -1, ID_BITS)
-        for place in range(wanted):
+        for number in range(wanted):
             rank = tl.max(tl.where(ranks < above, ranks, BELOW_ALL))
             if count > CAPACITY:
                 rank = _next_rank(row, vocabulary, above, BLOCK, ID_BITS)
             there = rank > BELOW_ALL
-            tl.store(top_ids + index * width + place, tl.where(there, id_of(rank, ID_BITS), -1))
-            tl.store(top + index * width + place, tl.where(there, logit_of(rank, ID_BITS) - normalizer, 0.0))
+            tl.store(top_ids + index * width + number, tl.where(there, id_of(rank, ID_BITS), -1))
+            tl.store(top + index * width + number, tl.where(there, logit_of(rank, ID_BITS) - normalizer, 0.0))
             above = rank
 
 
@@ -139,7 +149,7 @@ def _logprobs_kernel(
 def _next_rank(
     row: tl.tensor, vocabulary: tl.tensor, above: tl.tensor, BLOCK: tl.constexpr, ID_BITS: tl.constexpr
 ) -> tl.tensor:
-    """The highest rank of the whole row that is below one."""
+    """Return the highest rank in the whole row below `above`."""
     lanes = tl.arange(0, BLOCK)
     found = tl.full([BLOCK], BELOW_ALL, tl.int64)
     for start in range(0, vocabulary, BLOCK):
@@ -150,10 +160,11 @@ def _next_rank(
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> Sampled:
-    """The next token of each of `rows`, which are on the device of the logits.
+    """Sample one token for each of `rows`, which are on the device of the logits.
 
-    logits float32 [any rows, vocabulary], each row contiguous; they are left as they are, and read until the stream has
-    come past this. What the host must know before it makes `rows`: see `needs_reply`.
+    logits float32 [any number of rows, vocabulary], each row contiguous. They are not modified, and must stay valid
+    until the stream has passed this call. `needs_reply` tells which requests need their previous token on the host
+    first.
     """
     columns, count, vocabulary = rows.columns, len(rows.columns.sources), logits.shape[1]
     sampled = Sampled.blank(count, rows.alternatives, logits.device)
@@ -166,10 +177,10 @@ def sample(logits: Tensor, rows: SamplingRows) -> Sampled:
         return sampled
     drawn, sources = logits, columns.sources
     min_p, top_k, top_p = columns.min_p, columns.top_k, columns.top_p
-    if len(columns.edit_ids) or len(columns.words) or len(columns.left_out):
-        drawn, sources = shaped(logits, rows), torch.arange(count, dtype=torch.int32, device=logits.device)
-    if len(columns.left_out):
-        filters = left_of(drawn, rows)
+    if len(columns.edit_ids) or len(columns.words) or len(columns.xtc_rows):
+        drawn, sources = edited_logits(logits, rows), torch.arange(count, dtype=torch.int32, device=logits.device)
+    if len(columns.xtc_rows):
+        filters = apply_xtc(drawn, rows)
         min_p, top_k, top_p = filters.min_p, filters.top_k, filters.top_p
     capacity = max(2 * PREFIXES[0], min(CAPACITY, block))
     shortlists = torch.empty(count, capacity, dtype=torch.int64, device=logits.device)
@@ -189,9 +200,9 @@ def sample(logits: Tensor, rows: SamplingRows) -> Sampled:
         result = sampled.columns
         _logprobs_kernel[(count,)](
             logits, columns.sources, logits.stride(0), vocabulary, tokens, columns.alternatives,
-            result.picked, result.top_ids, result.top, rows.alternatives, shortlists, **sizes,
+            result.token_logprobs, result.top_ids, result.top, rows.alternatives, shortlists, **sizes,
         )  # fmt: skip
         if len(columns.drawn):
             left = Filters(rows.filters.temperature, min_p.view(-1, 1), top_k.view(-1, 1), top_p.view(-1, 1))
-            report_draws(drawn.index_select(0, sources[columns.drawn]), left.rows(columns.drawn), rows, result)
+            report_draw_logprobs(drawn.index_select(0, sources[columns.drawn]), left.rows(columns.drawn), rows, result)
     return sampled

@@ -63,8 +63,8 @@ def measure(parts: Sequence[Part], run: Run, seconds: float) -> Results:
                 found.append(figure)
         except Exception as problem:  # noqa: BLE001  # the rest goes on
             results.faults[part.name] = " ".join(str(problem).split()) or type(problem).__name__
-        told = results.faults.get(part.name, "done")
-        print(f"{part.name}: {len(found)} figures, {told}", file=sys.stderr, flush=True)
+        status = results.faults.get(part.name, "done")
+        print(f"{part.name}: {len(found)} figures, {status}", file=sys.stderr, flush=True)
     return results
 
 

@@ -29,8 +29,8 @@ class Figure:
         """Whether it is what was aimed for; None: nothing was."""
         if self.least is None and self.most is None:
             return None
-        told = self.value if self.fraction is None else self.fraction
-        return (self.least is None or told >= self.least) and (self.most is None or told <= self.most)
+        value = self.value if self.fraction is None else self.fraction
+        return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
 
 
 @dataclass(frozen=True, slots=True)

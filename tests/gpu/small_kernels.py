@@ -10,7 +10,7 @@ from engine.kernels.activations import gated
 from engine.kernels.norms import normalize
 from engine.kernels.rope_store import rope_and_store
 from engine.kernels.sampling import sample
-from engine.kernels.sampling_rows import Pick, rows_of
+from engine.kernels.sampling_rows import SampleTarget, build_rows
 from engine.operations import Attention, HeadNorms, Norm
 from engine.request import Request
 from engine.rope import RotaryTable
@@ -76,8 +76,8 @@ def _draw(machine: Machine, model: ModelConfig, tokens: int) -> tuple[int, Run]:
 def _sampling(machine: Machine, model: ModelConfig, tokens: int, params: SamplingParams) -> tuple[int, Run]:
     """One reading of the logits."""
     logits = torch.randn(tokens, model.vocab_size, device=machine.device)
-    picks = [Pick(row, Request(row, (1,), params), 0) for row in range(tokens)]
-    rows = rows_of(picks, model.vocab_size, NO_MASKS).to(machine.device)
+    targets = [SampleTarget(row, Request(row, (1,), params), 0) for row in range(tokens)]
+    rows = build_rows(targets, model.vocab_size, NO_MASKS).to(machine.device)
     return 4 * logits.numel(), lambda: sample(logits, rows)
 
 

@@ -36,9 +36,9 @@ def test_one_failure_is_a_line_and_the_rest_goes_on() -> None:
     assert results.faults == {"bad": "an illegal address"}
     assert results.figures["bad"] == [Figure(COPY, 2.0, "GB/s")]
     assert results.figures["good"][-1].value == 2e9
-    told = table(results.figures, results.faults)
-    assert "FAILED: an illegal address" in told
-    assert told.endswith("0 aims met, 2 missed, 1 parts failed")
+    text = table(results.figures, results.faults)
+    assert "FAILED: an illegal address" in text
+    assert text.endswith("0 aims met, 2 missed, 1 parts failed")
 
 
 def test_what_has_no_time_left_is_not_begun() -> None:

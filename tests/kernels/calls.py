@@ -15,13 +15,13 @@ from torch import Tensor
 from engine.config import BLOCK_SIZE, ModelConfig, NormKind
 from engine.kernels.activations import gated
 from engine.kernels.attention_tiles import query_tiles, tile_queries
-from engine.kernels.feeding import feed
 from engine.kernels.norms import normalize, normalize_add
 from engine.kernels.paged_attention import paged_attention
+from engine.kernels.pending_tokens import fill_pending_tokens
 from engine.kernels.reference import ScoreRule
 from engine.kernels.rope_store import rope_and_store
 from engine.kernels.sampling import sample
-from engine.kernels.sampling_rows import Pick, rows_of
+from engine.kernels.sampling_rows import SampleTarget, build_rows
 from engine.operations import Attention, HeadNorms, Norm
 from engine.request import Request
 from engine.rope import RotaryTable
@@ -112,10 +112,10 @@ def _sampling(setting: Setting) -> None:
         masks = (
             NO_MASKS if params.logprobs is None else Masks(np.zeros((1, -(-vocabulary // 32)), np.int32), {0: 0}, {})
         )
-        rows = rows_of([Pick(0, Request(0, (1,), params), 0)], vocabulary, masks)
+        rows = build_rows([SampleTarget(0, Request(0, (1,), params), 0)], vocabulary, masks)
         sampled = sample(logits, rows.to(logits.device))
     places = blank(setting.tokens, dtype=torch.int32)
-    feed(sampled.columns.token_ids, places, places, ids)
+    fill_pending_tokens(sampled.columns.token_ids, places, places, ids)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""BatchTensors: a step's batch where kernels read it, in memory that stays in its place.
+"""BatchTensors: a step's batch where kernels read it, in memory that stays in its index.
 
 The lists of a batch lie side by side in one piece of the host's memory, and go to the GPU in one copy. Where each lies
 there depends on how many tokens and requests there are, and on nothing else: a recorded step finds those of its size
@@ -21,7 +21,7 @@ from torch import Tensor
 from engine.backends.cuda.gpu import Gpu
 from engine.batch import Batch
 from engine.kernels.attention_tiles import TileList, Tiles
-from engine.kernels.feeding import feed
+from engine.kernels.pending_tokens import fill_pending_tokens
 
 ALIGNMENT = 16  # bytes: what kernels are compiled for
 SENT_ENTRIES = 4096  # of block tables, that have room beside the lists of a step; more go by themselves
@@ -54,15 +54,15 @@ class BatchTensors:
 
 
 @dataclass(frozen=True, slots=True)
-class Fed:
+class PendingTokens:
     """Tokens that the host does not know: they are being sampled by the step before."""
 
-    places: list[int]  # in the batch
+    indices: list[int]  # in the batch
     rows: list[int]  # of what was sampled
     sampled: Tensor | None = None  # int64 [rows or more], on the GPU
 
 
-NOTHING_FED = Fed([], [])
+NO_PENDING_TOKENS = PendingTokens([], [])
 
 
 class StepBuffers:
@@ -79,7 +79,9 @@ class StepBuffers:
         self._tables = torch.zeros(shape, dtype=torch.int32, device=gpu.device)
         self._there: list[list[list[int]]] = [[[] for _ in range(limits.requests)] for _ in range(limits.groups)]
 
-    def fill(self, batch: Batch, tiles: Tiles, fed: Fed = NOTHING_FED, requests: int = 0) -> BatchTensors:
+    def fill(
+        self, batch: Batch, tiles: Tiles, pending: PendingTokens = NO_PENDING_TOKENS, requests: int = 0
+    ) -> BatchTensors:
         """Send a batch. With `requests` it is padded to so many, which have one token each: those that stand for
         nothing store it in the null block. Raises IndexError for a batch beyond the limits."""
         self._check(batch)
@@ -90,7 +92,7 @@ class StepBuffers:
         lists += [_starts(batch.query_starts, padding), _padded(batch.context_lengths, padding).astype(np.int32)]
         lists += _on_host(tiles)
         lists += [] if all_wanted else [np.asarray(batch.logit_rows, np.int64)]
-        changed = [np.asarray(fed.places, np.int32), np.asarray(fed.rows, np.int32), *self._changes(batch)]
+        changed = [np.asarray(pending.indices, np.int32), np.asarray(pending.rows, np.int32), *self._changes(batch)]
         sent = iter(self._send([*lists, *changed]))
         count = len(batch.context_lengths) + padding
         tensors = BatchTensors(
@@ -103,7 +105,7 @@ class StepBuffers:
             tiles=_with_sent(tiles, sent),
             logit_rows=None if all_wanted else next(sent),
         )
-        self._apply(tensors, fed, *sent)
+        self._apply(tensors, pending, *sent)
         return tensors
 
     def _check(self, batch: Batch) -> None:
@@ -116,7 +118,7 @@ class StepBuffers:
 
     def _changes(self, batch: Batch) -> tuple[Array, Array]:
         """Places and values of the entries of block tables that are not what is there."""
-        places, values = [np.empty(0, np.int64)], [np.empty(0, np.int32)]
+        indices, values = [np.empty(0, np.int64)], [np.empty(0, np.int32)]
         for number, (there, tables) in enumerate(zip(self._there, batch.block_tables, strict=True)):
             for row, table in enumerate(tables):
                 if there[row] == table:  # most are
@@ -124,9 +126,9 @@ class StepBuffers:
                 first = len(there[row]) if table[: len(there[row])] == there[row] else 0
                 there[row] = list(table)
                 start = (number * self._limits.requests + row) * self._limits.table_blocks
-                places.append(np.arange(start + first, start + len(table)))
+                indices.append(np.arange(start + first, start + len(table)))
                 values.append(np.asarray(table[first:], np.int32))
-        return np.concatenate(places), np.concatenate(values)
+        return np.concatenate(indices), np.concatenate(values)
 
     def forget(self) -> None:
         """Send whole block tables again: a step may not have got as far as its copies."""
@@ -149,11 +151,11 @@ class StepBuffers:
         ]
         return placed + [torch.from_numpy(array).to(self._gpu.device) for array in arrays[fitting:]]
 
-    def _apply(self, tensors: BatchTensors, fed: Fed, *sent: Tensor) -> None:
+    def _apply(self, tensors: BatchTensors, pending: PendingTokens, *sent: Tensor) -> None:
         """What depends on what the GPU has: tokens that are being sampled, and tables that have grown."""
-        places, rows, entries, values = sent
-        if fed.sampled is not None:
-            feed(fed.sampled, rows, places, tensors.token_ids)
+        indices, rows, entries, values = sent
+        if pending.sampled is not None:
+            fill_pending_tokens(pending.sampled, rows, indices, tensors.token_ids)
         if len(entries):
             self._tables.view(-1).index_copy_(0, entries, values)
 

@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from engine.backends.cuda.batch_tensors import Fed
+from engine.backends.cuda.batch_tensors import PendingTokens
 from engine.backends.cuda.gpu import Gpu, Mark
 from engine.backends.cuda.step import CudaStep
 from engine.backends.runner import first_rows, reporting_shortage
 from engine.batch import Batch, build_batch
 from engine.config import GroupConfig
 from engine.kernels.sampling import sample
-from engine.kernels.sampling_rows import Pick, Sampled, rows_of, told
+from engine.kernels.sampling_rows import Sampled, SampleTarget, build_rows, to_sampled_tokens
 from engine.kv.blocks import NULL_BLOCK
 from engine.request import Request, TokenLogprobs
 from engine.sampling.masks import NO_MASKS, Masks, MaskThread
@@ -37,9 +37,9 @@ class CudaTicket:
 
     parts: tuple[ScheduledRequest, ...]
     logits: Tensor | None  # on the GPU; of steps that report on prompts
-    picks: list[Pick]
+    targets: list[SampleTarget]
     masks: Masks
-    sampled: Tensor  # int64 [picks], on the GPU
+    sampled: Tensor  # int64 [targets], on the GPU
     found: Sampled  # the same, on its way to the host
     mark: Mark  # behind all of it
 
@@ -84,39 +84,43 @@ class CudaRunner:
         self._step.kv.copy(copy for part in plan.scheduled for copy in part.copies)
         reports = any(part.reported for part in plan.scheduled)
         computed = self._masks.begin([it for part in plan.scheduled if part.samples for it in part.picking])
-        logits = self._step.launch(batch, self._fed(plan, batch), kept=reports)
-        picks = [
-            Pick(row + len(part.reported), request, part.stop - len(request.prompt_ids))
+        logits = self._step.launch(batch, self._pending_tokens(plan, batch), kept=reports)
+        targets = [
+            SampleTarget(row + len(part.reported), request, part.stop - len(request.prompt_ids))
             for row, part in first_rows(plan.scheduled)
             if part.samples
             for request in part.picking
         ]
         masks = computed.result() if computed else NO_MASKS
-        sampled = self._sample(logits, picks, masks)
+        sampled = self._sample(logits, targets, masks)
         return CudaTicket(
             parts=plan.scheduled,
             logits=logits if reports else None,
-            picks=picks,
+            targets=targets,
             masks=masks,
             sampled=sampled.columns.token_ids,
             found=self._found(sampled),
             mark=self._gpu.mark(),
         )
 
-    def _fed(self, plan: StepPlan, batch: Batch) -> Fed:
+    def _pending_tokens(self, plan: StepPlan, batch: Batch) -> PendingTokens:
         """The tokens that the step before samples, each the last one of its request."""
-        fed = [(batch.query_starts[place + 1] - 1, part) for place, part in enumerate(plan.scheduled) if part.feeds]
-        if not fed:
-            return Fed([], [])
+        pending = [
+            (batch.query_starts[number + 1] - 1, part) for number, part in enumerate(plan.scheduled) if part.feeds
+        ]
+        if not pending:
+            return PendingTokens([], [])
         if self._last is None:
             raise RuntimeError("a step takes tokens from one before it, and there is none")
-        rows = {pick.request.id: row for row, pick in enumerate(self._last.picks)}
-        return Fed([place for place, _ in fed], [rows[part.request.id] for _, part in fed], self._last.sampled)
+        rows = {target.request.id: row for row, target in enumerate(self._last.targets)}
+        return PendingTokens(
+            [index for index, _ in pending], [rows[part.request.id] for _, part in pending], self._last.sampled
+        )
 
-    def _sample(self, logits: Tensor, picks: list[Pick], masks: Masks) -> Sampled:
-        if not picks:
+    def _sample(self, logits: Tensor, targets: list[SampleTarget], masks: Masks) -> Sampled:
+        if not targets:
             return Sampled.blank(0, None, self._gpu.device)
-        rows = rows_of(picks, self._vocab_size, masks)
+        rows = build_rows(targets, self._vocab_size, masks)
         staging = self._gpu.staging(len(rows.buffer), dtype=torch.uint8)
         staging.copy_(rows.buffer)
         return sample(logits, rows.over(staging.to(self._gpu.device, non_blocking=True)))
@@ -126,7 +130,7 @@ class CudaRunner:
         return sampled.over(staging.copy_(sampled.buffer, non_blocking=True))
 
     def _collect(self, ticket: CudaTicket) -> list[SampledToken]:
-        tokens = told(ticket.found, ticket.picks, ticket.masks)
+        tokens = to_sampled_tokens(ticket.found, ticket.targets, ticket.masks)
         reports = self._reports(ticket)
         if not reports:
             return tokens

@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from engine.backends.cuda.batch_tensors import NOTHING_FED, BatchLimits, BatchTensors, Fed, StepBuffers
+from engine.backends.cuda.batch_tensors import NO_PENDING_TOKENS, BatchLimits, BatchTensors, PendingTokens, StepBuffers
 from engine.backends.cuda.gpu import Gpu
 from engine.backends.cuda.graphs import Size, StepGraphs
 from engine.batch import Batch
@@ -36,16 +36,16 @@ class CudaStep:
     def __call__(self, batch: Batch) -> Logits:
         return Logits(self.launch(batch))
 
-    def launch(self, batch: Batch, fed: Fed = NOTHING_FED, *, kept: bool = False) -> Tensor:
+    def launch(self, batch: Batch, pending: PendingTokens = NO_PENDING_TOKENS, *, kept: bool = False) -> Tensor:
         """Float32 [logit rows, vocabulary], computed some time. Valid until the next launch, or, if they are to be
         kept, for as long as somebody has them."""
         with torch.inference_mode(), self.gpu.current():
             size = None if kept else self._graphs.size_of(batch)
             if size is not None:
-                tensors = self._buffers.fill(batch, self._graphs.tiles(size), fed, size.requests)
+                tensors = self._buffers.fill(batch, self._graphs.tiles(size), pending, size.requests)
                 return self._graphs.run(size, tensors)[: len(batch.logit_rows)]
             tiles = query_tiles(batch.query_starts, batch.context_lengths, self._queries)
-            return self._compute(self._buffers.fill(batch, tiles, fed))
+            return self._compute(self._buffers.fill(batch, tiles, pending))
 
     def recover(self) -> None:
         """Memory has run out: wait for what was launched, and give back what is only kept for speed."""

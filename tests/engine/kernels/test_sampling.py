@@ -10,8 +10,15 @@ import torch
 from torch import Tensor
 
 from engine.kernels import sampling
-from engine.kernels.sampling_rows import NOT_A_NUMBER, Pick, Sampled, SamplingRows, rows_of, told
-from engine.kernels.shaping import shaped
+from engine.kernels.logit_edits import edited_logits
+from engine.kernels.sampling_rows import (
+    NOT_A_NUMBER,
+    Sampled,
+    SampleTarget,
+    SamplingRows,
+    build_rows,
+    to_sampled_tokens,
+)
 from engine.request import Request
 from engine.sampling.drawing import TRIES, Filters
 from engine.sampling.drawing import draw as draw_on_host
@@ -46,14 +53,14 @@ def random_params() -> Params:
     }
 
 
-def picks_of(params: Sequence[Params], **of_requests: object) -> list[Pick]:
+def targets_of(params: Sequence[Params], **of_requests: object) -> list[SampleTarget]:
     """Row r of the logits for params[r]."""
-    picks = []
+    targets = []
     for row, it in enumerate(params):
         sampling_params = SamplingParams(**{"seed": random.getrandbits(60), **it})  # type: ignore[arg-type]
         request = Request(row, (0, 3), sampling_params, **of_requests)  # type: ignore[arg-type]
-        picks.append(Pick(row, request, len(request.output_ids)))
-    return picks
+        targets.append(SampleTarget(row, request, len(request.output_ids)))
+    return targets
 
 
 def run(logits: Tensor, rows: SamplingRows, device: torch.device) -> Sampled:
@@ -62,8 +69,8 @@ def run(logits: Tensor, rows: SamplingRows, device: torch.device) -> Sampled:
     return sampled.over(sampled.buffer.cpu())
 
 
-def tokens_of(logits: Tensor, picks: Sequence[Pick], device: torch.device) -> list[int]:
-    return run(logits, rows_of(picks, logits.shape[1]), device).columns.token_ids.tolist()
+def tokens_of(logits: Tensor, targets: Sequence[SampleTarget], device: torch.device) -> list[int]:
+    return run(logits, build_rows(targets, logits.shape[1]), device).columns.token_ids.tolist()
 
 
 def with_ties(rows: int, vocabulary: int, spread: float) -> Tensor:
@@ -89,15 +96,15 @@ def assert_same(logits: Tensor, params: Sequence[Params], uniforms: Tensor, toke
 def test_the_same_numbers_give_the_same_tokens(vocabulary: int, device: torch.device) -> None:
     params = [*FILTERS, *(random_params() for _ in range(4))]
     steep = torch.tensor([random.choice([0.1, 0.5, 4.0]) for _ in params])
-    logits, picks = with_ties(len(params), vocabulary, 1.0) * steep[:, None], picks_of(params)
-    rows = rows_of(picks, vocabulary)
+    logits, targets = with_ties(len(params), vocabulary, 1.0) * steep[:, None], targets_of(params)
+    rows = build_rows(targets, vocabulary)
     assert_same(logits, params, rows.columns.uniforms, run(logits, rows, device).columns.token_ids.tolist())
 
 
 def test_of_a_large_vocabulary(device: torch.device) -> None:
     params = [{}, {"top_k": 40, "top_p": 0.95}, {"top_p": 0.8}, {"temperature": 1.5, "top_p": 0.6}]
-    logits, picks = torch.randn(len(params), 50000) * 3, picks_of(params)
-    rows = rows_of(picks, 50000)
+    logits, targets = torch.randn(len(params), 50000) * 3, targets_of(params)
+    rows = build_rows(targets, 50000)
     assert_same(logits, params, rows.columns.uniforms, run(logits, rows, device).columns.token_ids.tolist())
 
 
@@ -112,7 +119,7 @@ def test_drops_of_top_p_are_drawn_again_and_in_the_end_found_by_order(device: to
     numbers[:4] = cumulative[unlikely[: 4 * TRIES]].view(4, TRIES) - 1e-4
     for row in range(1, 4):
         numbers[row, row] = cumulative[likely] - 1e-4
-    rows = rows_of([Pick(0, pick.request, 0) for pick in picks_of(params)], 300)
+    rows = build_rows([SampleTarget(0, target.request, 0) for target in targets_of(params)], 300)
     rows.columns.uniforms.copy_(numbers)
     tokens = run(logits, rows, device).columns.token_ids.tolist()
     assert tokens[1:4] == [likely] * 3
@@ -131,7 +138,7 @@ def test_every_token_has_the_interval_that_it_is_due(params: Params, device: tor
     order = sorted(order) if wanted.top_p == 1 and not 0 < wanted.top_k < 11 else order
     edges = probabilities[order].cumsum(0) / probabilities[order].sum()
     grid = (torch.arange(10, dtype=torch.float64) + 0.5) / 10
-    rows = rows_of([Pick(0, pick.request, 0) for pick in picks_of([params] * 10)], 11)
+    rows = build_rows([SampleTarget(0, target.request, 0) for target in targets_of([params] * 10)], 11)
     rows.columns.uniforms.copy_(grid[:, None].expand(10, TRIES))
     got = run(logits, rows, device).columns.token_ids.tolist()
     for number, token in zip(grid, got, strict=True):
@@ -142,7 +149,9 @@ def test_every_token_has_the_interval_that_it_is_due(params: Params, device: tor
 def test_more_ties_than_can_be_sorted(device: torch.device) -> None:
     """All as likely as each other: top-k keeps the lowest ids."""
     params: list[Params] = [{"top_k": 3}, {"top_k": 2, "top_p": 0.4}, {"logprobs": 2, "temperature": 0}]
-    found = told(run(torch.zeros(3, 5000), rows_of(picks := picks_of(params), 5000), device), picks)
+    found = to_sampled_tokens(
+        run(torch.zeros(3, 5000), build_rows(targets := targets_of(params), 5000), device), targets
+    )
     assert found[0].token_id in (0, 1, 2)
     assert found[1].token_id == found[2].token_id == 0
     assert found[2].logprobs
@@ -157,28 +166,28 @@ def test_a_row_that_is_not_numbers_is_told_and_harms_no_other(params: Params, de
     logits[1, 4999] = -torch.nan if params else torch.nan
     logits[2, 4097] = torch.inf
     logits[4, 4096:4098] = 0.0
-    got = tokens_of(logits, picks_of([params] * 5), device)
+    got = tokens_of(logits, targets_of([params] * 5), device)
     assert got[:4] == [4500, NOT_A_NUMBER, 4097, 0]
     assert got[4] in (4096, 4097)
 
 
 def test_a_token_depends_on_its_row_alone(device: torch.device) -> None:
     params = FILTERS[:7]
-    logits, picks = torch.randn(len(params), 300), picks_of(params)
-    together = tokens_of(logits, picks, device)
+    logits, targets = torch.randn(len(params), 300), targets_of(params)
+    together = tokens_of(logits, targets, device)
     for row in (0, 4, 5):
-        assert tokens_of(logits[row:], [Pick(0, picks[row].request, 0)], device) == [together[row]]
+        assert tokens_of(logits[row:], [SampleTarget(0, targets[row].request, 0)], device) == [together[row]]
 
 
 def test_greedy_rows_take_the_first_of_the_best(device: torch.device) -> None:
     logits = with_ties(6, 5000, 0.5)
     logits[0] = -0.0
     logits[0, 70] = 0.0  # no more than that
-    plain = rows_of(picks := picks_of([{"temperature": 0}] * 6), 5000)
+    plain = build_rows(targets := targets_of([{"temperature": 0}] * 6), 5000)
     assert plain.plain
     expected = [int((row == row.max()).nonzero()[0]) for row in logits]
-    assert tokens_of(logits, picks, device) == expected
-    mixed = picks_of([{"temperature": 0}] * 5 + [{}])
+    assert tokens_of(logits, targets, device) == expected
+    mixed = targets_of([{"temperature": 0}] * 5 + [{}])
     assert tokens_of(logits, mixed, device)[:5] == expected[:5]
 
 
@@ -191,17 +200,17 @@ def test_logits_are_shaped_as_on_the_host(device: torch.device) -> None:
         {"frequency_penalty": 1.5},
         {"dry": DryParams(2.5, allowed_length=1), "logit_bias": ((5, 1.0),), "presence_penalty": 0.5},
     ]
-    picks = picks_of(params, output_ids=[5, 5, 7, 5], end_ids=frozenset({2}))
-    requests = [pick.request for pick in picks]
+    targets = targets_of(params, output_ids=[5, 5, 7, 5], end_ids=frozenset({2}))
+    requests = [target.request for target in targets]
     logits = torch.randn(8, 500)
     sources = [6, 1, 6, 0, 7, 2]
-    picks = [Pick(source, request, 4) for source, request in zip(sources, requests, strict=True)]
-    got = shaped(logits.to(device), rows_of(picks, 500).to(device)).cpu()
+    targets = [SampleTarget(source, request, 4) for source, request in zip(sources, requests, strict=True)]
+    got = edited_logits(logits.to(device), build_rows(targets, 500).to(device)).cpu()
     expected = logits[sources]
     for step in (apply_bias, forbid_early_end, apply_penalties):
         expected = step(expected, requests)
     torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
-    tokens = tokens_of(logits, [Pick(p.source, r, 4) for p, r in zip(picks, requests, strict=True)], device)
+    tokens = tokens_of(logits, [SampleTarget(p.source, r, 4) for p, r in zip(targets, requests, strict=True)], device)
     assert tokens == [it.token_id for it in sample_on_host(logits[sources], requests)]
 
 
@@ -209,19 +218,20 @@ def test_top_choices_are_left_out_as_on_the_host(device: torch.device) -> None:
     xtc = {"xtc_probability": 1.0, "xtc_threshold": 0.05}
     params = [{**xtc, **it} for it in (*FILTERS[:4], {"top_p": 0.9, "logit_bias": ((3, 2.0),)}, {"temperature": 0})]
     params.insert(2, {**xtc, "xtc_probability": 0.0})
-    logits, picks = torch.randn(len(params), 100) * 2, picks_of(params)
-    got = run(logits, rows_of(picks, 100), device).columns.token_ids.tolist()
-    assert got == [it.token_id for it in sample_on_host(logits, [pick.request for pick in picks])]
+    logits, targets = torch.randn(len(params), 100) * 2, targets_of(params)
+    logits[0, :2] = logits[0].max() + torch.tensor([1.0, 1.1])  # at least two choices reach the threshold
+    got = run(logits, build_rows(targets, 100), device).columns.token_ids.tolist()
+    assert got == [it.token_id for it in sample_on_host(logits, [target.request for target in targets])]
     likely = torch.softmax(logits[:2], -1).argmax(-1).tolist()
     assert got[0] != likely[0]
 
 
 def test_logprobs_are_the_models_own(device: torch.device) -> None:
     params: list[Params] = [{"logprobs": 20, "logit_bias": ((8, 50.0),)}, {"logprobs": 0}, {}, {"logprobs": 3}]
-    picks = picks_of([{"temperature": 0, **it} for it in params])
+    targets = targets_of([{"temperature": 0, **it} for it in params])
     logits = torch.randn(4, 5000) * 3
-    got = told(run(logits, rows_of(picks, 5000), device), picks)
-    for ours, hosts in zip(got, sample_on_host(logits, [pick.request for pick in picks]), strict=True):
+    got = to_sampled_tokens(run(logits, build_rows(targets, 5000), device), targets)
+    for ours, hosts in zip(got, sample_on_host(logits, [target.request for target in targets]), strict=True):
         assert ours.token_id == hosts.token_id
         assert (ours.logprobs is None) == (hosts.logprobs is None)
         if ours.logprobs and hosts.logprobs:
@@ -244,10 +254,10 @@ def test_drawn_logprobs_are_the_hosts(device: torch.device) -> None:
         if one != {"top_p": 0.0}
     ]
     params += [{"logprobs": 3}, {"drawn_logprobs": True}]
-    picks = picks_of(params)
+    targets = targets_of(params)
     logits = torch.randn(len(params), 3000) * 3
-    got = told(run(logits, rows_of(picks, 3000), device), picks)
-    for ours, hosts in zip(got, sample_on_host(logits, [pick.request for pick in picks]), strict=True):
+    got = to_sampled_tokens(run(logits, build_rows(targets, 3000), device), targets)
+    for ours, hosts in zip(got, sample_on_host(logits, [target.request for target in targets]), strict=True):
         if ours.token_id != hosts.token_id:
             continue  # float32 takes the other side of an edge
         assert (ours.logprobs is None) == (hosts.logprobs is None)
@@ -261,8 +271,8 @@ def test_drawn_logprobs_are_the_hosts(device: torch.device) -> None:
 def test_fewer_possible_tokens_than_alternatives(device: torch.device) -> None:
     logits = torch.full((1, 100), -torch.inf)
     logits[0, [50, 20]] = 1.0
-    picks = picks_of([{"logprobs": 5, "temperature": 0}])
-    (token,) = told(run(logits, rows_of(picks, 100), device), picks)
+    targets = targets_of([{"logprobs": 5, "temperature": 0}])
+    (token,) = to_sampled_tokens(run(logits, build_rows(targets, 100), device), targets)
     assert token.logprobs
     assert [i for i, _ in token.logprobs.top] == [20, 50]
 
@@ -271,22 +281,22 @@ def test_grammars_are_kept_to(device: torch.device) -> None:
     """Row 0 has none; of row 2, its bias leaves nothing; row 3 holds NaN, and row 4's grammar has failed."""
     bias = tuple((token_id, 100.0) for token_id in range(0, 70, 7))
     params: list[Params] = [{"temperature": 0, **it} for it in ({}, {"logit_bias": bias}, {"min_tokens": 9}, {}, {})]
-    picks = picks_of(params, end_ids=frozenset({5, 9}))
+    targets = targets_of(params, end_ids=frozenset({5, 9}))
     words = np.random.default_rng().integers(0, 1 << 32, (4, 157), np.uint32).view(np.int32)
-    words[0, 0] &= ~(1 << 4)  # NaN is told even where it is not allowed
+    words[0, 0] &= ~(1 << 4)  # NaN is reported even where it is not allowed
     words[2] = 0
     words[2, 0] = 1 << 5 | 1 << 9
     masks = Masks(words, {1: 3, 2: 2, 3: 0}, {4: "broken"})
     logits = torch.randn(5, 5000)
     logits[3, 4] = torch.nan
-    requests = [pick.request for pick in picks]
+    requests = [target.request for target in targets]
     expected = logits
     for step in (apply_bias, forbid_early_end, apply_penalties):
         expected = step(expected, requests)
     expected = masked(expected, logits, torch.from_numpy(masks.rows([it.id for it in requests], 5000)))
-    rows = rows_of(picks, 5000, masks)
-    got = shaped(logits.to(device), rows.to(device)).cpu()
+    rows = build_rows(targets, 5000, masks)
+    got = edited_logits(logits.to(device), rows.to(device)).cpu()
     assert torch.equal(got[:3], expected[:3])
-    found = told(run(logits, rows, device), picks, masks)
+    found = to_sampled_tokens(run(logits, rows, device), targets, masks)
     assert [it.token_id for it in found[:3]] == expected[:3].argmax(-1).tolist()
     assert [it.problem for it in found] == ["", "", "", NOT_NUMBERS, "broken"]

@@ -3,20 +3,20 @@
 import pytest
 import torch
 
-from engine.kernels.sampling_rows import UNSEEN, Pick, needs_reply, rows_of
+from engine.kernels.sampling_rows import UNSEEN, SampleTarget, build_rows, needs_reply
 from engine.request import Request
 from engine.sampling.drawing import TRIES
 from engine.sampling.sampler import uniform
 from engine.sampling_params import DryParams, SamplingParams
 
 
-def pick(index: int = 0, **params: object) -> Pick:
+def target(index: int = 0, **params: object) -> SampleTarget:
     sampling = SamplingParams(**params)  # type: ignore[arg-type]
-    return Pick(3, Request(1, (4, 9, 4), sampling, frozenset({2}), output_ids=[9, 9, 5]), index)
+    return SampleTarget(3, Request(1, (4, 9, 4), sampling, frozenset({2}), output_ids=[9, 9, 5]), index)
 
 
 def test_one_copy_of_the_buffer_is_all_of_it() -> None:
-    rows = rows_of([pick(seed=7), pick(3, repetition_penalty=2.0, logprobs=4, top_k=50)], 10)
+    rows = build_rows([target(seed=7), target(3, repetition_penalty=2.0, logprobs=4, top_k=50)], 10)
     copied = rows.over(torch.nn.functional.pad(rows.buffer, (0, 40)))
     rows.buffer.fill_(255)
     columns = copied.columns
@@ -31,9 +31,9 @@ def test_one_copy_of_the_buffer_is_all_of_it() -> None:
 
 def test_edits_name_each_token_of_a_row_once() -> None:
     params = {"logit_bias": ((1, 2.0), (2, 5.0), (1, 0.5), (9, -1.0)), "min_tokens": 5, "stop_token_ids": (6,)}
-    columns = rows_of([pick(), pick(3, **params, frequency_penalty=0.5)], 10).columns
+    columns = build_rows([target(), target(3, **params, frequency_penalty=0.5)], 10).columns
     assert columns.edit_rows.tolist() == [1] * 6
-    found = zip(columns.edit_ids.tolist(), columns.bias.tolist(), columns.told.tolist(), strict=True)
+    found = zip(columns.edit_ids.tolist(), columns.bias.tolist(), columns.counts.tolist(), strict=True)
     never = -torch.inf
     assert sorted(found) == [(1, 2.5, -1), (2, never, -1), (4, 0.0, 0), (5, 0.0, 1), (6, never, -1), (9, -1.0, 2)]
     assert UNSEEN == -1
@@ -41,19 +41,19 @@ def test_edits_name_each_token_of_a_row_once() -> None:
 
 def test_tokens_under_way_count_as_told() -> None:
     params = {"min_tokens": 5, "temperature": 0.0}
-    assert len(rows_of([pick(4, **params)], 10).columns.edit_ids) == 1
-    assert rows_of([pick(5, **params)], 10).plain
+    assert len(build_rows([target(4, **params)], 10).columns.edit_ids) == 1
+    assert build_rows([target(5, **params)], 10).plain
 
 
 def test_penalties_need_to_know_the_reply() -> None:
-    for early in (pick(4, presence_penalty=1.0), pick(4, dry=DryParams(0.5))):
+    for early in (target(4, presence_penalty=1.0), target(4, dry=DryParams(0.5))):
         assert needs_reply(early.request)
         assert not early.request.runs_ahead
         with pytest.raises(ValueError, match="all tokens before"):
-            rows_of([early], 10)
-    assert not needs_reply(pick(min_tokens=5, logit_bias=((1, 1.0),), xtc_probability=1.0).request)
+            build_rows([early], 10)
+    assert not needs_reply(target(min_tokens=5, logit_bias=((1, 1.0),), xtc_probability=1.0).request)
 
 
 def test_no_id_outside_the_vocabulary_goes_to_a_device() -> None:
     with pytest.raises(IndexError, match="vocabulary of 10"):
-        rows_of([pick(logit_bias=((10, 1.0),))], 10)
+        build_rows([target(logit_bias=((10, 1.0),))], 10)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.backends.cuda import batch_tensors
-from engine.backends.cuda.batch_tensors import NOTHING_FED, BatchLimits, Fed, StepBuffers
+from engine.backends.cuda.batch_tensors import NO_PENDING_TOKENS, BatchLimits, PendingTokens, StepBuffers
 from engine.batch import Batch
 from engine.kernels.attention_tiles import TileQueries, decode_tiles, query_tiles
 from tests.engine.backends.cuda.two_devices import gpu
@@ -52,7 +52,7 @@ def test_padding_is_of_one_token_in_the_null_block_and_of_no_context(device: tor
     for count in (3, 4, 2):
         tables = [[[3, 4]] * count] * 2
         batch = batch_of([1] * count, tables, list(range(count)))
-        sent = buffers.fill(batch, tiles, NOTHING_FED, requests=5)
+        sent = buffers.fill(batch, tiles, NO_PENDING_TOKENS, requests=5)
         padding = [0] * (5 - count)
         assert sent.token_ids.tolist() == [*batch.token_ids, *padding]
         assert [it.tolist() for it in sent.slots] == [[*it, *padding] for it in batch.slot_mappings]
@@ -103,7 +103,9 @@ def test_tokens_that_are_being_sampled_are_fed(device: torch.device) -> None:
     buffers = StepBuffers(LIMITS, gpu(device))
     batch = batch_of([3, 1, 1], [[[1]] * 3] * 2, [2, 3, 4])
     sampled = torch.tensor([50, 60, 70], device=gpu(device).device)
-    sent = buffers.fill(batch, query_tiles(batch.query_starts, [3, 1, 1], QUERIES), Fed([2, 4], [2, 0], sampled))
+    sent = buffers.fill(
+        batch, query_tiles(batch.query_starts, [3, 1, 1], QUERIES), PendingTokens([2, 4], [2, 0], sampled)
+    )
     assert sent.token_ids.tolist() == [*batch.token_ids[:2], 70, batch.token_ids[3], 50]
 
 

@@ -1,5 +1,7 @@
-"""The draw of one row's token on a GPU. The twin is `drawing.draw`, whose words hold here too: the same uniform
-numbers give the same token, unless one falls on the edge between two tokens by less than float32 tells.
+"""Draw the token of one row on a GPU. Reference implementation: `engine.sampling.drawing.draw`.
+
+The same uniform numbers give the same token, unless a number is within float32 rounding of the boundary between two
+tokens.
 """
 
 import triton
@@ -7,21 +9,21 @@ import triton.language as tl
 
 from engine.kernels.row_passes import (
     BELOW_ALL,
-    as_integers,
-    beyond,
-    end_among,
-    end_of,
+    draw_limit,
+    find_cutoff,
+    find_cutoff_in_list,
     id_of,
     logit_of,
-    mass,
     rank_of,
-    up_to,
+    to_fixed_point,
+    top_p_limit,
+    weight_above,
     weights_of,
 )
 
 
 @triton.jit
-def draw_shortlisted(
+def draw_from_shortlist(
     shortlist: tl.tensor,
     count: tl.tensor,
     vocabulary: tl.tensor,
@@ -37,40 +39,41 @@ def draw_shortlisted(
     CAPACITY: tl.constexpr,
     ID_BITS: tl.constexpr,
 ) -> tl.tensor:
-    """What the `count` tokens of a shortlist give, int32; -1 where they do not hold all that is kept.
+    """Draw from a shortlist of `count` tokens. Returns int32, or -1 if the shortlist may not hold all tokens that are
+    kept.
 
-    `complete` says that no other token weighs anything; `total` is what all weigh together. Without top-k, only
-    tokens more likely than the one at PREFIX count, as for the twin, which then goes on as `draw` does. Sums of
-    integers are exact: the list is in any order.
+    `complete`: no other token has any weight. `total`: the weight of the whole row. Without top-k, only tokens more
+    likely than the one at PREFIX are used, as in the reference implementation, which then continues as `draw` does.
+    Integer sums are exact, so the list may be in any order.
     """
-    places = tl.arange(0, CAPACITY)
-    ranks = tl.load(shortlist + places, mask=places < count, other=BELOW_ALL)
-    known = places < count
+    entries = tl.arange(0, CAPACITY)
+    ranks = tl.load(shortlist + entries, mask=entries < count, other=BELOW_ALL)
+    known = entries < count
     first, last = tl.max(ranks), tl.min(tl.where(known, ranks, -BELOW_ALL))
     unlimited = top_k >= vocabulary
     if unlimited & (vocabulary > PREFIX):
         complete = count < 0
         if count >= PREFIX:
-            edge = end_among(ranks, known.to(tl.int64), first, last, PREFIX)
+            edge = find_cutoff_in_list(ranks, known.to(tl.int64), first, last, PREFIX)
             known = known & ((ranks >> ID_BITS) > (edge >> ID_BITS))
     found = tl.sum(known.to(tl.int32))
     weights = tl.where(known, weights_of(logit_of(ranks, ID_BITS), peak, scale, least), 0.0)
-    weights = as_integers(weights)
+    weights = to_fixed_point(weights)
     if top_k < found:
-        edge = end_among(ranks, known.to(tl.int64), first, last, top_k)
+        edge = find_cutoff_in_list(ranks, known.to(tl.int64), first, last, top_k)
         weights = tl.where(ranks >= edge, weights, 0)
     ended = (tl.sum((weights > 0).to(tl.int32)) < found) | (top_k <= found) | complete
     total = tl.where(ended, tl.sum(weights), total)
     if top_p < 1:
-        edge = end_among(ranks, weights, first, last, up_to(top_p, total))
+        edge = find_cutoff_in_list(ranks, weights, first, last, top_p_limit(top_p, total))
         weights = tl.where(ranks >= edge, weights, 0)
     kept = tl.sum((weights > 0).to(tl.int32))
-    drawn = end_among(ranks, weights, first, last, beyond(uniform, tl.sum(weights)))
+    drawn = find_cutoff_in_list(ranks, weights, first, last, draw_limit(uniform, tl.sum(weights)))
     return tl.where(ended | (unlimited & (kept < found)), id_of(drawn, ID_BITS), -1)
 
 
 @triton.jit
-def draw_as_it_lies(
+def draw_in_id_order(
     row: tl.tensor,
     vocabulary: tl.tensor,
     peak: tl.tensor,
@@ -81,9 +84,9 @@ def draw_as_it_lies(
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
 ) -> tl.tensor:
-    """A token of the whole row in order of ids, int32, given the weight of each chunk: first the chunk, then the token.
+    """Draw from the whole row in order of ids, given the weight of each chunk: first the chunk, then the token. int32.
 
-    -1 where there is none, which takes a row without weight.
+    Returns -1 if no token has any weight.
     """
     chunks, sums = tl.arange(0, CHUNKS), sums.to(tl.float64)
     cumulative = tl.cumsum(sums)
@@ -94,7 +97,7 @@ def draw_as_it_lies(
     weights = weights_of(values, peak, scale, least).to(tl.float64)
     reached = tl.cumsum(weights) + tl.sum(tl.where(chunks < chunk, sums, 0.0))
     token = tl.min(tl.where((reached > target) & (weights > 0), ids, vocabulary))
-    # A chunk's sum and its tokens' may differ in the last bit: then it is the last token that weighs something.
+    # The sum of a chunk and the sum of its tokens may differ in the last bit. Then take the last token with a weight.
     return tl.where(token < vocabulary, token, tl.max(tl.where(weights > 0, ids, -1)))
 
 
@@ -103,7 +106,7 @@ def draw_by_bisection(
     row: tl.tensor,
     vocabulary: tl.tensor,
     peak: tl.tensor,
-    pick: tl.tensor,
+    best_id: tl.tensor,
     scale: tl.tensor,
     least: tl.tensor,
     top_k: tl.tensor,
@@ -112,19 +115,19 @@ def draw_by_bisection(
     BLOCK: tl.constexpr,
     ID_BITS: tl.constexpr,
 ) -> tl.tensor:
-    """What the whole row gives in order of ranks, int32, without sorting it; `pick` is the most likely token."""
-    first = rank_of(peak, pick, ID_BITS)
+    """Draw from the whole row in order of ranks, without sorting it. int32. `best_id`: the most likely token."""
+    first = rank_of(peak, best_id, ID_BITS)
     lowest = rank_of(tl.full([], -float("inf"), tl.float32), vocabulary - 1, ID_BITS)
     last = lowest
     if top_k < vocabulary:
-        last = end_of(row, vocabulary, peak, scale, least, first, last, top_k, True, BLOCK, ID_BITS)
+        last = find_cutoff(row, vocabulary, peak, scale, least, first, last, top_k, True, BLOCK, ID_BITS)
     if top_p < 1:
-        total = mass(row, vocabulary, peak, scale, least, lowest - 1, last, False, BLOCK, ID_BITS)
-        limit = up_to(top_p, total)
-        last = end_of(row, vocabulary, peak, scale, least, first, last, limit, False, BLOCK, ID_BITS)
-    kept = mass(row, vocabulary, peak, scale, least, lowest - 1, last, False, BLOCK, ID_BITS)
-    limit = beyond(uniform, kept)
-    drawn = end_of(row, vocabulary, peak, scale, least, first, last, limit, False, BLOCK, ID_BITS)
+        total = weight_above(row, vocabulary, peak, scale, least, lowest - 1, last, False, BLOCK, ID_BITS)
+        limit = top_p_limit(top_p, total)
+        last = find_cutoff(row, vocabulary, peak, scale, least, first, last, limit, False, BLOCK, ID_BITS)
+    kept = weight_above(row, vocabulary, peak, scale, least, lowest - 1, last, False, BLOCK, ID_BITS)
+    limit = draw_limit(uniform, kept)
+    drawn = find_cutoff(row, vocabulary, peak, scale, least, first, last, limit, False, BLOCK, ID_BITS)
     return id_of(drawn, ID_BITS)
 
 
@@ -133,7 +136,7 @@ def draw(
     row: tl.tensor,
     vocabulary: tl.tensor,
     peak: tl.tensor,
-    pick: tl.tensor,
+    best_id: tl.tensor,
     sums: tl.tensor,
     shortlist: tl.tensor,
     count: tl.tensor,
@@ -150,28 +153,31 @@ def draw(
     CAPACITY: tl.constexpr,
     ID_BITS: tl.constexpr,
 ) -> tl.tensor:
-    """From the shortlist where it tells; else, without top-k, from the row as it lies, again if top-p drops the token;
-    else by bisection. int32."""
+    """Draw a token, int32, by the cheapest method that applies.
+
+    From the shortlist if it holds all tokens that are kept; otherwise, without top-k, from the row in order of ids,
+    again if top-p drops the token; otherwise by bisection.
+    """
     unlimited = top_k >= vocabulary
     filtered = (top_k < vocabulary) | (top_p < 1)
     token = tl.full([], -1, tl.int32)
-    total = as_integers(tl.sum(sums))
+    total = to_fixed_point(tl.sum(sums))
     if filtered & (count <= CAPACITY):
-        token = draw_shortlisted(
+        token = draw_from_shortlist(
             shortlist, count, vocabulary, peak, scale, least, top_k, top_p, total, complete, tl.load(uniforms),
             PREFIX, CAPACITY, ID_BITS,
         )  # fmt: skip
     attempt = 0
     while unlimited & (token < 0) & (attempt < TRIES):
-        drawn = draw_as_it_lies(row, vocabulary, peak, scale, least, sums, tl.load(uniforms + attempt), BLOCK, CHUNKS)
+        drawn = draw_in_id_order(row, vocabulary, peak, scale, least, sums, tl.load(uniforms + attempt), BLOCK, CHUNKS)
         if filtered & (drawn >= 0):
             rank = rank_of(tl.load(row + drawn), drawn, ID_BITS)
-            before = mass(row, vocabulary, peak, scale, least, rank, BELOW_ALL, False, BLOCK, ID_BITS)
-            drawn = tl.where(before < up_to(top_p, total), drawn, -1)
+            before = weight_above(row, vocabulary, peak, scale, least, rank, BELOW_ALL, False, BLOCK, ID_BITS)
+            drawn = tl.where(before < top_p_limit(top_p, total), drawn, -1)
         token = drawn
         attempt += 1
     if token < 0:
         token = draw_by_bisection(
-            row, vocabulary, peak, pick, scale, least, top_k, top_p, tl.load(uniforms), BLOCK, ID_BITS
+            row, vocabulary, peak, best_id, scale, least, top_k, top_p, tl.load(uniforms), BLOCK, ID_BITS
         )
     return token
