@@ -1,6 +1,6 @@
-# Checks in the current environment, which `pip install -e ".[dev]"` has prepared. `.ci/run` runs everything in a new one.
+# Checks in the current environment, after `pip install -e ".[dev]"`. `.ci/run` runs everything in a new one.
 
-# Tests that load no model of real size and draw no screens: about a minute.
+# Tests without large models and screens. They take about a minute.
 QUICK = tests/engine/scheduling tests/engine/kv tests/engine/sampling tests/engine/embedding $(wildcard tests/quant/test_*.py) \
 	tests/app/client tests/app/doctor tests/app/history tests/app/process tests/app/settings tests/app/text \
 	tests/app/server/http tests/app/server/dialects/anthropic tests/app/server/dialects/ollama \
