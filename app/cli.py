@@ -1,6 +1,6 @@
-"""The frame of the command line: the table of commands, and how errors become words and exit statuses.
+"""The command line: the table of commands, and how errors become messages and exit statuses.
 
-It knows nothing of what the commands do, and imports each one only when it is run: `ingle --help` must stay instant.
+Each command is imported only when it runs, so that `ingle --help` stays instant.
 """
 
 import errno
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CommandEntry:
-    """Where a command lives, and its line in `ingle --help`."""
+    """The module and attribute of a command, and its line in `ingle --help`."""
 
     module: str
     attribute: str
     summary: str
 
     def load(self) -> click.Command:
-        """Import the command. Raises TypeError if the attribute is something else."""
+        """Import the command. Raises TypeError if the attribute is not a command."""
         command = getattr(import_module(self.module), self.attribute)
         if not isinstance(command, click.Command):
             raise TypeError(f"{self.module}.{self.attribute} is not a command")
@@ -41,22 +41,24 @@ class CommandEntry:
 
 
 COMMANDS: Mapping[str, CommandEntry] = {
-    "chat": CommandEntry("app.commands.chat", "chat", "Chat in the terminal; so does ingle alone."),
-    "run": CommandEntry("app.commands.run", "run", "Ask a model one question; the answer goes to stdout."),
+    "chat": CommandEntry("app.commands.chat", "chat", "Chat in the terminal. The default command."),
+    "run": CommandEntry("app.commands.run", "run", "Ask a model one question and print the answer."),
     "serve": CommandEntry("app.commands.serve", "serve", "Serve a model to other programs over HTTP."),
-    "ps": CommandEntry("app.commands.ps", "ps", "List the running servers."),
+    "ps": CommandEntry("app.commands.ps", "ps", "List running servers."),
     "stop": CommandEntry("app.commands.stop", "stop", "Stop a running server."),
-    "pull": CommandEntry("app.commands.pull", "pull", "Fetch a model to this machine."),
+    "pull": CommandEntry("app.commands.pull", "pull", "Download a model."),
     "ls": CommandEntry("app.commands.ls", "ls", "List the models on this machine."),
-    "show": CommandEntry("app.commands.show", "show", "Show what a model is, without loading it."),
-    "fit": CommandEntry("app.commands.fit", "fit", "Tell whether a model fits this machine, before it is fetched."),
-    "search": CommandEntry("app.commands.search", "search", "Search the Hub for models that fit this machine."),
+    "show": CommandEntry("app.commands.show", "show", "Show details of a model without loading it."),
+    "fit": CommandEntry("app.commands.fit", "fit", "Check whether a model fits in memory before you download it."),
+    "search": CommandEntry(
+        "app.commands.search", "search", "Search the Hugging Face Hub for models that fit this machine."
+    ),
     "rm": CommandEntry("app.commands.rm", "rm", "Remove models from this machine."),
-    "quantize": CommandEntry("app.commands.quantize", "quantize", "Write a copy of a model in fewer bits."),
-    "cache": CommandEntry("app.commands.cache", "cache", "Show or delete what is kept on disk of what was computed."),
-    "bench": CommandEntry("app.commands.bench", "bench", "Measure how fast a model runs here."),
+    "quantize": CommandEntry("app.commands.quantize", "quantize", "Write a quantized copy of a model."),
+    "cache": CommandEntry("app.commands.cache", "cache", "Show or clear the on-disk KV cache."),
+    "bench": CommandEntry("app.commands.bench", "bench", "Measure how fast a model runs on this machine."),
     "config": CommandEntry("app.commands.config", "config", "Show and change settings."),
-    "completion": CommandEntry("app.commands.completion", "completion", "Have a shell complete what is typed."),
+    "completion": CommandEntry("app.commands.completion", "completion", "Print a completion script for a shell."),
     "doctor": CommandEntry("app.commands.doctor", "doctor", "Check that this machine is ready."),
 }
 
@@ -64,11 +66,11 @@ _DEFAULT = "chat"
 
 EXAMPLES = """\b
 Examples:
-  ingle                               chat with the default model, fetched at first use
-  ingle run "Why is the sky blue?"    ask the default model, fetched at first use
-  ingle serve                         an endpoint for editors, agents and chat programs
-  ingle pull smollm2:135m             fetch a model now
-  ingle ls --json                     what is stored, for scripts
+  ingle                               chat with the default model, downloaded on first use
+  ingle run "Why is the sky blue?"    ask the default model one question
+  ingle serve                         serve an API to editors, agents, and chat programs
+  ingle pull smollm2:135m             download a model now
+  ingle ls --json                     list the stored models, for scripts
   ingle doctor                        find out what is wrong
 """
 
@@ -77,10 +79,10 @@ class LazyGroup(click.Group):
     """A group whose commands come from COMMANDS and are imported when they are run."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Without a command, the chat is meant; its options may stand alone, too."""
+        """Run the chat if no command is given, also if the first argument is one of its options."""
         own = {option for parameter in self.get_params(ctx) for option in parameter.opts}
         is_chat = not args or (args[0].startswith("-") and args[0] not in own)
-        if is_chat and not ctx.resilient_parsing:  # a shell that completes what is typed wants the commands
+        if is_chat and not ctx.resilient_parsing:  # shell completion needs the list of commands instead
             args = [_DEFAULT, *args]
         return super().parse_args(ctx, args)
 
@@ -107,7 +109,7 @@ class LazyGroup(click.Group):
         return [*(CompletionItem(name, help=COMMANDS[name].summary) for name in found), *options]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of commands from the table alone: asking the commands themselves would import them."""
+        """Write the list of commands from the table, because asking the commands would import them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
 
@@ -119,7 +121,7 @@ def _show_version(ctx: click.Context, parameter: click.Parameter, value: bool) -
         try:
             click.echo(f"ingle {version('inglenook')}")
         except PackageNotFoundError:
-            click.echo("ingle (a checkout that is not installed)")
+            click.echo("ingle (run from a checkout, not installed)")
         ctx.exit()
 
 
@@ -129,15 +131,20 @@ def _show_version(ctx: click.Context, parameter: click.Parameter, value: bool) -
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version."
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and exit.",
 )
 def ingle() -> None:
-    """Run a quantized language model on your own workstation, and use it everywhere."""
+    """Run language models on your own computer: chat with them, or serve them to other programs."""
 
 
 def main() -> int:
     """Run the command line of this process. Returns its exit status."""
-    interrupt_on_signals()  # so that child processes end and unfinished files go
+    interrupt_on_signals()  # so that child processes end and unfinished files are deleted
     try:
         status = ingle.main(prog_name="ingle", standalone_mode=False)  # ends quietly if stdout's reader has gone
     except InglenookError as problem:
@@ -148,13 +155,13 @@ def main() -> int:
         return problem.exit_code
     except (KeyboardInterrupt, click.Abort):
         return exit_if_busy(EXIT_INTERRUPTED)
-    except Exception as problem:  # noqa: BLE001  # a shortage of memory has many forms; mistakes are raised again
+    except Exception as problem:  # noqa: BLE001  # a shortage of memory has many forms; other errors are raised again
         return _unexpected(problem)
     return status if isinstance(status, int) else EXIT_OK
 
 
 def _unexpected(problem: Exception) -> int:
-    """The exit status for what the system refuses, in words. Raises what is a mistake."""
+    """Report a shortage of memory or an error of the system, and return the exit status. Raises any other error."""
     if is_memory_shortage(problem):
         _complain(memory_shortage.MESSAGE, memory_shortage.REMEDY)
         return EXIT_FAILURE

@@ -1,4 +1,4 @@
-"""`ingle bench`: how fast a model runs here. The figures go to stdout, all narration to stderr."""
+"""`ingle bench`: measure how fast a model runs. The figures go to stdout, progress to stderr."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from app.commands.options import gpu_options
+from app.commands.options import context_option, gpu_options, kernels_option, model_option
 from app.progress import Progress, progress_on_stderr
 from app.settings.settings import Settings, load_settings
 from app.text.terminal_text import sanitize
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\b
 Examples:
-  ingle bench --prompt-tokens 128 --output-tokens 96                    decoding at a context of 128
-  ingle bench --prompt-tokens 60 --output-tokens 24 --concurrency 16    16 streams at a context of 60
+  ingle bench --prompt-tokens 128 --output-tokens 96                    decode at a context of 128 tokens
+  ingle bench --prompt-tokens 60 --output-tokens 24 --concurrency 16    decode 16 streams at a context of 60
   ingle bench --suite --json | jq .decode_128
-  ingle bench --http                                                    the same over HTTP, by `ingle serve`
-  ingle bench --tune --model q4_k_m.gguf                                faster tiles for this GPU, kept for later
+  ingle bench --http                                                    measure `ingle serve` over HTTP
+  ingle bench --tune --model q4_k_m.gguf                                find faster kernel tiles for this GPU
 """
 
 _SIZES = ("prompt_tokens", "output_tokens", "concurrency")
@@ -28,30 +28,38 @@ _WORKLOADS = (*_SIZES, "repeat", "suite", "http")
 
 
 @click.command(epilog=EXAMPLES)
-@click.option("-m", "--model", help="A model of the catalog or of the Hub, or the path of a GGUF file or a folder.")
+@model_option
 @click.option(
     "--prompt-tokens",
     type=click.IntRange(min=1),
     default=512,
     show_default=True,
-    help="Length of each prompt: the context at which decoding is measured.",
+    help="Length of each prompt in tokens: the context at which decode is measured.",
 )
 @click.option(
-    "--output-tokens", type=click.IntRange(min=1), default=128, show_default=True, help="Length of each reply."
+    "--output-tokens",
+    type=click.IntRange(min=1),
+    default=128,
+    show_default=True,
+    help="Length of each reply in tokens.",
 )
 @click.option(
-    "--concurrency", type=click.IntRange(min=1), default=1, show_default=True, help="Streams that run together."
+    "--concurrency", type=click.IntRange(min=1), default=1, show_default=True, help="Streams that run at the same time."
 )
 @click.option("--repeat", type=click.IntRange(min=1), default=5, show_default=True, help="Runs of each workload.")
-@click.option("--suite", is_flag=True, help="Five common workloads instead of one.")
-@click.option("--tune", is_flag=True, help="Find the fastest tiles of the GPU's kernels for this model, and keep them.")
-@click.option("--http", is_flag=True, help="Measure `ingle serve` over HTTP instead of the engine.")
-@click.option("--context", type=int, help="Longest prompt and reply together, in tokens.")
-@click.option("--threads", type=int, help="Threads. Default: what the engine chooses; with --http, one a core.")
+@click.option("--suite", is_flag=True, help="Run five common workloads instead of one.")
+@click.option("--tune", is_flag=True, help="Find the fastest kernel tiles for this model and GPU, and save them.")
+@click.option("--http", is_flag=True, help="Measure `ingle serve` over HTTP instead of the engine alone.")
+@context_option
+@click.option(
+    "--threads",
+    type=int,
+    help="Threads of the CPU engine. Default: what the engine chooses; with --http, one per core.",
+)
 @gpu_options
-@click.option("--kernels", help="Kernels: auto, cuda, cpu, or reference.")
+@kernels_option
 @click.option("--json", "as_object", is_flag=True, help="Print one JSON object.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress and no narration.")
+@click.option("-q", "--quiet", is_flag=True, help="Print no progress.")
 def bench(
     prompt_tokens: int,
     output_tokens: int,
@@ -62,14 +70,14 @@ def bench(
     http: bool,
     as_object: bool,
     quiet: bool,
-    **chosen: str | int | None,
+    **options: str | int | None,
 ) -> None:
     """Measure how fast a model generates tokens.
 
-    Prompts are random tokens, no two alike, so that no cache can help; replies are greedy and have their full length.
-    Prefill and decode are of one stream; what several streams decode is counted while all of them do.
+    Prompts are random tokens, no two alike, so that no cache helps. Replies are greedy and have their full length.
+    Prefill and decode rates are of one stream. The rate of several streams counts the time in which all of them decode.
     """
-    settings = load_settings(**chosen)
+    settings = load_settings(**options)
     if tune:
         _refuse(_WORKLOADS, "--tune runs no workload")
         _tune(settings, progress_on_stderr(quiet=quiet), as_object=as_object)
@@ -78,7 +86,7 @@ def bench(
     from app.bench.workload import SUITE, rows_of
 
     if suite:
-        _refuse(_SIZES, "--suite has sizes of its own")
+        _refuse(_SIZES, "--suite has fixed sizes")
     rows = SUITE if suite else rows_of(prompt_tokens, output_tokens, concurrency)
     plan = Plan(rows=rows, load=None if suite else rows[-1].load, repeat=repeat, http=http)
     _print(benchmark(settings, plan, progress_on_stderr(quiet=quiet)), as_object=as_object)
@@ -93,15 +101,17 @@ def _tune(settings: Settings, progress: Progress, *, as_object: bool) -> None:
         tiles = [{"product": shape, "tile": tile} for shape, tile in tuned.tiles.items()]
         click.echo(as_json({"card": tuned.card, "file": tuned.file, "faster": tuned.faster, "tiles": tiles}))
         return
-    found = f"Of {len(tuned.tiles)} products, {tuned.faster} are faster in other tiles than the usual ones"
-    click.echo(sanitize(f"{found} on {tuned.card}. Kept in {tuned.file}"))
+    found = (
+        f"{tuned.faster} of {len(tuned.tiles)} products are faster on {tuned.card} with other than the default tiles"
+    )
+    click.echo(sanitize(f"{found}. Saved in {tuned.file}"))
 
 
 def _refuse(names: Sequence[str], reason: str) -> None:
     source = click.get_current_context().get_parameter_source
     for name in names:
         if source(name) is not ParameterSource.DEFAULT:
-            raise click.UsageError(f"{reason}: leave --{name.replace('_', '-')} out.")
+            raise click.UsageError(f"{reason}: remove --{name.replace('_', '-')}.")
 
 
 def _print(report: "Report", *, as_object: bool) -> None:

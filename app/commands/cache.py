@@ -1,4 +1,4 @@
-"""`ingle cache`: what is kept on disk of what was computed, and how to be rid of it."""
+"""`ingle cache`: list, clear, and verify the on-disk KV cache."""
 
 import sys
 from datetime import UTC, datetime
@@ -38,10 +38,10 @@ Examples:
 """
 CLEAR_EXAMPLES = """\b
 Examples:
-  ingle cache clear                 everything; asks first
+  ingle cache clear                 everything, after a question
   ingle cache clear --yes           everything, for scripts
-  ingle cache clear smollm2:135m    what is of one model
-  ingle cache clear 3f9a21c0        what has this ID in ingle cache ls
+  ingle cache clear smollm2:135m    the cache of one model
+  ingle cache clear 3f9a21c0        the entry with this ID in ingle cache ls
 """
 VERIFY_EXAMPLES = """\b
 Examples:
@@ -54,17 +54,17 @@ _ID_DIGITS = 8
 
 @click.group(epilog=EXAMPLES)
 def cache() -> None:
-    """Show or delete what is kept on disk, so that a conversation is not computed again after a restart.
+    """Show or clear the on-disk KV cache, with which conversations resume fast after a restart.
 
-    It is as private as the conversations that it was computed from, and readable to you alone. The setting kv_disk_gb
-    limits how much it is (0: nothing), and kv_disk_dir is its folder.
+    The cache is as private as your conversations: it is computed from them, and its files are readable to you alone.
+    The setting kv_disk_gb limits its size in GB (0 disables it), and kv_disk_dir is its folder.
     """
 
 
 @cache.command(epilog=LS_EXAMPLES)
 @click.option("--json", "as_object", is_flag=True, help="Print a JSON object.")
 def ls(as_object: bool) -> None:
-    """List what is kept of each model, and the limit of all."""
+    """List the cache of each model, and the size limit of all together."""
     settings = load_settings()
     folder, models = settings.kv_disk_dir, kept_models(settings.kv_disk_dir)
     size = sum(model.size for model in models)
@@ -75,18 +75,18 @@ def ls(as_object: bool) -> None:
     if models:
         echo_table([("ID", "MODEL", "BACKEND", "KV TYPE", "TOKENS", "SIZE", "LAST USED"), *map(_row, models)])
         click.echo()
-    off = f"and nothing is added ({settings.origins['kv_disk_gb']})"
+    off = f"and the cache is disabled ({settings.origins['kv_disk_gb']})"
     click.echo(f"{format_bytes(size)} {f'of at most {format_bytes(limit)}' if limit else off} in {folder}")
 
 
 @cache.command("clear", epilog=CLEAR_EXAMPLES)
 @click.argument("model", required=False)
-@click.option("-y", "--yes", is_flag=True, help="Delete everything without asking.")
+@click.option("-y", "--yes", is_flag=True, help="Clear the cache of every model without asking.")
 def clear_models(model: str | None, yes: bool) -> None:
-    """Delete what is kept of MODEL, or of all models.
+    """Clear the cache of MODEL, or of all models.
 
-    MODEL is a name or an ID of `ingle cache ls`. The ids of replies, which are kept beside it, are deleted either way.
-    Servers may go on running: they compute again what they do not find.
+    MODEL is a name or an ID that `ingle cache ls` shows. The saved token ids of earlier replies are deleted in either
+    case. Servers can keep running: they compute again what is missing.
     """
     settings = load_settings()
     models = kept_models(settings.kv_disk_dir)
@@ -97,25 +97,25 @@ def clear_models(model: str | None, yes: bool) -> None:
     done = _clear(settings.kv_disk_dir, models)
     click.echo(f"{format_bytes(done.freed)} freed in {settings.kv_disk_dir}.", err=True)
     if done.left:
-        remedy = "End what uses them (ingle ps), see to whom they belong, and try again."
+        remedy = "Stop the programs that use them (ingle ps), check the owner of the files, and try again."
         raise AppError(f"{done.left} files in {settings.kv_disk_dir} could not be deleted", remedy)
 
 
 @cache.command(epilog=VERIFY_EXAMPLES)
-@click.option("--delete", "deletes", is_flag=True, help="Delete the files that are bad.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress and no narration.")
+@click.option("--delete", "deletes", is_flag=True, help="Delete the damaged files.")
+@click.option("-q", "--quiet", is_flag=True, help="Print no progress and no summary.")
 @click.pass_context
 def verify(ctx: click.Context, deletes: bool, quiet: bool) -> None:
-    """Read everything that is kept, and list the files that are bad.
+    """Read the whole cache and list the damaged files.
 
-    Nothing depends on it: a bad file is noticed when it is used, and what it held is computed again. Exits with 1 if a
-    file was bad.
+    This is optional: the engine detects a damaged file when it reads it, and computes its content again. The exit
+    status is 1 if a file is damaged.
     """
     progress = progress_on_stderr(quiet=quiet)
     files = run_files(load_settings().kv_disk_dir)
     size = sum(file.size for file in files)
     bad, done, left = 0, 0, Clearing()
-    with progress.task("Reading what is kept", size) as report:
+    with progress.task("Verifying the cache", size) as report:
         for file in files:
             if problem := problem_of(file.path):
                 bad += 1
@@ -124,36 +124,37 @@ def verify(ctx: click.Context, deletes: bool, quiet: bool) -> None:
             done += file.size
             report(done)
     deleted = f", deleted: {bad - left.left}" if deletes else ""
-    progress.say(f"Files: {len(files)}, {format_bytes(size)}. Bad: {bad}{deleted}.")
+    progress.say(f"Files: {len(files)}, {format_bytes(size)}. Damaged: {bad}{deleted}.")
     if left.left:
-        raise AppError(f"{left.left} bad files could not be deleted", "See to whom they belong.")
+        raise AppError(f"{left.left} damaged files could not be deleted", "Check the owner of the files.")
     if bad:
         ctx.exit(EXIT_FAILURE)
 
 
 def _chosen(models: list[KeptModel], name: str) -> list[KeptModel]:
-    """What is kept of the model of that name, or has that ID."""
+    """Return the entries of the model with that name, or with that ID. Raises ModelNotFound if there are none."""
     entry = load_catalog().find(name)
-    # A model of the catalog may have been used by its path; of a path, the last part is kept.
+    # A model of the catalog may have been used by its path, of which the cache records the last part.
     chosen = named(models, entry.name, entry.sha256) if entry else named(models, Path(name).name)
     if not chosen:
-        raise ModelNotFound(f"nothing is kept of {name}", "ingle cache ls shows what is.")
+        raise ModelNotFound(f"the cache has no entry for {name}", "ingle cache ls lists the entries.")
     return chosen
 
 
 def _ask(models: list[KeptModel]) -> None:
-    """Go on only if the user says so. Raises AppError where nobody can be asked, Abort for a no."""
+    """Ask the user to confirm. Raises AppError if stdin is not a terminal, and Abort if the answer is no."""
     if not sys.stdin.isatty():
-        raise AppError("this deletes what is kept of all models, and nobody can be asked", "ingle cache clear --yes")
+        problem = "this clears the cache of every model, and stdin is not a terminal to confirm it"
+        raise AppError(problem, "ingle cache clear --yes")
     size = format_bytes(sum(model.size for model in models))
-    click.confirm(f"Delete what is kept of all models ({size})?", abort=True, err=True)
+    click.confirm(f"Clear the cache of every model ({size})?", abort=True, err=True)
 
 
 def _clear(root: Path, models: list[KeptModel]) -> Clearing:
     done = Clearing()
     for model in models:
         done += clear(model.folder)
-    stem = FILE_NAME.partition(".")[0]  # with the files that SQLite keeps beside it, and what was set aside
+    stem = FILE_NAME.partition(".")[0]  # with SQLite's files beside it, and damaged files that were set aside
     for path in root.glob(f"{stem}.*"):
         done += delete(path)
     return done

@@ -1,10 +1,11 @@
-"""`ingle` and `ingle chat`: the chat in the terminal, by screens or by plain lines."""
+"""`ingle` and `ingle chat`: chat in the terminal, with screens or line by line."""
 
 import signal
 import sys
 
 import click
 
+from app.commands.options import context_option, model_option, threads_option
 from app.process.signals import ending_signals
 from app.settings.api_keys import chosen_keys
 from app.settings.settings import is_dumb_terminal, load_settings
@@ -20,15 +21,19 @@ Examples:
 
 @click.command(epilog=EXAMPLES)
 @click.argument("question", required=False, default="")
-@click.option("-m", "--model", help="A model of the catalog or of the Hub, or the path of a GGUF file or a folder.")
+@model_option
 @click.option(
-    "--endpoint", metavar="URL", default="", help="Another server that speaks OpenAI's dialect, with its /v1."
+    "--endpoint",
+    metavar="URL",
+    default="",
+    help="Chat with another server that speaks the OpenAI API, such as http://gpu-box:8000/v1. "
+    "Default: ingle's own engine.",
 )
-@click.option("--api-key-file", metavar="FILE", help="The key that the other server wants, in a file.")
-@click.option("--plain", is_flag=True, help="Lines instead of screens: for voices, dumb terminals and pipes.")
-@click.option("--stay", is_flag=True, help="Leave the engine running when the last chat has ended.")
-@click.option("--context", type=int, help="Longest prompt and answer together, in tokens.")
-@click.option("--threads", type=int, help="Threads of the CPU engine.")
+@click.option("--api-key-file", metavar="FILE", help="File with the API key of that server.")
+@click.option("--plain", is_flag=True, help="Chat line by line: for screen readers, dumb terminals, and pipes.")
+@click.option("--stay", is_flag=True, help="Keep the engine running after the last chat ends.")
+@context_option
+@threads_option
 def chat(
     question: str,
     model: str | None,
@@ -39,18 +44,18 @@ def chat(
     context: int | None,
     threads: int | None,
 ) -> int:
-    """Chat with a model.
+    """Chat with a model. QUESTION is sent first, if given.
 
-    A running server of ingle answers, or an engine of its own is started, which other programs can use, too: it ends
-    when no chat is left and nobody has used it for five minutes (the setting keep_alive_s). The default model is
-    fetched when it is used for the first time. Chats are kept in a file of yours.
+    A running server of ingle answers. If there is none, the chat starts an engine, which other programs can use as
+    well. The engine ends when no chat is open and no program has used it for five minutes (setting keep_alive_s). The
+    default model is downloaded on first use. Chats are saved on this machine.
     """
     if api_key_file and not endpoint:
-        raise click.UsageError("--api-key-file is the key for --endpoint, which is missing.")
+        raise click.UsageError("--api-key-file needs --endpoint: it holds the API key of that server.")
     given = {"model": model, "context": context, "threads": threads, "api_key_file": api_key_file}
     settings = load_settings(**given)
     for number in ending_signals():
-        signal.signal(number, signal.SIG_DFL)  # nothing has to be ended in order until the chat listens
+        signal.signal(number, signal.SIG_DFL)  # until the chat handles them, nothing needs an orderly end
     from app.chat_backend.session import Session
 
     flags: dict[str, object] = {"context": context, "threads": threads}
@@ -65,5 +70,5 @@ def chat(
 
 
 def _has_screens() -> bool:
-    """Whether the terminal can show them, and a person sits at it."""
+    """Whether stdin and stdout are a terminal that can show screens."""
     return sys.stdin.isatty() and sys.stdout.isatty() and not is_dumb_terminal()

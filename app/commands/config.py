@@ -1,4 +1,4 @@
-"""`ingle config`: the settings, where each comes from, and config.toml."""
+"""`ingle config`: show the settings and the origin of each, and edit config.toml."""
 
 import os
 import sys
@@ -40,15 +40,18 @@ def _complete(ctx: click.Context, parameter: click.Parameter, incomplete: str) -
 def config() -> None:
     """Show and change settings.
 
-    A flag of a command comes before an INGLE_* variable, that before config.toml, and that before the default. Every
-    setting has such a variable: INGLE_ and its name in capitals.
+    The order of precedence is: option of a command, environment variable, config.toml, default. The variable of a
+    setting is INGLE_ and its name in capitals: INGLE_CONTEXT sets context.
     """
 
 
 @config.command("list")
 @click.option("--json", "as_array", is_flag=True, help="Print a JSON array.")
 def list_settings(as_array: bool) -> None:
-    """List all settings: what each is, and where that comes from. What is secret is not shown."""
+    """List all settings with their values and origins. Secret values are not shown.
+
+    --json adds what each setting means.
+    """
     settings = load_settings()
     if as_array:
         click.echo(as_json([_described(name, settings) for name in SETTINGS]))
@@ -72,8 +75,11 @@ def get(name: str, as_object: bool) -> None:
 @click.argument("name", shell_complete=_complete)
 @click.argument("value")
 def set_value(name: str, value: str) -> None:
-    """Write into config.toml that the setting NAME is VALUE. A list has commas: a,b. With -, VALUE is read from stdin,
-    as suits a key."""
+    """Set the setting NAME to VALUE in config.toml.
+
+    Separate the items of a list with commas: a,b. If VALUE is -, it is read from stdin, so that a key does not appear
+    in the shell's history.
+    """
     path = write_setting(name, sys.stdin.read().strip() if value == "-" else value)
     click.echo(f"{name} is set in {path}.", err=True)
     _warn_of_variables(name)
@@ -82,26 +88,27 @@ def set_value(name: str, value: str) -> None:
 @config.command()
 @click.argument("name", shell_complete=_complete)
 def unset(name: str) -> None:
-    """Take the setting NAME out of config.toml."""
+    """Remove the setting NAME from config.toml."""
     path = remove_setting(name)
-    click.echo(f"{name} is not set in {path or config_file()}{' any more' if path else ''}.", err=True)
+    done = f"{name} was removed from {path}" if path else f"{name} is not set in {config_file()}"
+    click.echo(f"{done}.", err=True)
     _warn_of_variables(name)
 
 
 @config.command()
 def path() -> None:
-    """Print the path of config.toml, which need not exist."""
+    """Print the path of config.toml, whether or not it exists."""
     click.echo(config_file())
 
 
 def _warn_of_variables(name: str) -> None:
-    """Where the file is not what counts."""
+    """Warn if an environment variable overrides the file."""
     name = current_name(name)
     if name not in SETTINGS:
         return
     origin = load_settings().origins[name]
     if origin not in ("default", str(config_file())):
-        click.echo(f"{origin} is set, and comes first: {name} stays what it says.", err=True)
+        click.echo(f"{origin} is set in the environment and overrides config.toml for {name}.", err=True)
 
 
 def _described(name: str, settings: Settings) -> dict[str, object]:
@@ -128,7 +135,7 @@ def _words(name: str, settings: Settings) -> str:
 
 
 def _means_auto(name: str) -> bool:
-    """Whether no value stands for one that is chosen."""
+    """Whether the value None of a setting means auto."""
     try:
         return SETTINGS[name].parse("auto") is None
     except ValueError:
@@ -136,7 +143,7 @@ def _means_auto(name: str) -> bool:
 
 
 def _plain(settings: Settings, name: str) -> object:
-    """A value as JSON has it."""
+    """Return a value as plain JSON types."""
     value = vars(settings)[name]
     match value:
         case MemoryLimit():

@@ -1,4 +1,4 @@
-"""`ingle doctor`: what is ready on this machine, and what to do about the rest."""
+"""`ingle doctor`: check this machine, and print a remedy for each problem."""
 
 import click
 
@@ -20,9 +20,9 @@ Examples:
 @click.option("--json", "as_array", is_flag=True, help="Print a JSON array.")
 @click.pass_context
 def doctor(ctx: click.Context, as_array: bool) -> None:
-    """Check that this machine is ready, and say what to do if it is not.
+    """Check that this machine is ready, and print a remedy for each problem.
 
-    Exits with 1 if a check fails; a warning is no failure.
+    The exit status is 1 if a check fails, and 0 if there are only warnings.
     """
     results = []
     for result in run_checks(load_settings(), progress_on_stderr(quiet=as_array)):

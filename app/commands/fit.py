@@ -1,4 +1,4 @@
-"""`ingle fit`: whether a model fits, before it is fetched or loaded."""
+"""`ingle fit`: check whether a model fits in memory before it is downloaded or loaded."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -32,15 +32,26 @@ _POSITIVE = click.IntRange(min=1, max=1 << 30)
 
 @click.command(epilog=EXAMPLES)
 @click.argument("name", required=False, shell_complete=known_names)
-@click.option("--context", type=int, help="Tokens of prompt and answer together that it has to have room for.")
-@click.option("--device", help="Where it would compute: auto, cpu, or cuda.")
-@click.option("--memory", metavar="SIZE", callback=read_by(memory_size), help="Had the device so much: 8GB.")
-@click.option("--quantize", metavar="METHOD", help="With 16- or 32-bit layers made fewer bits: fp8, int4 or nf4.")
-@click.option("--recommended", is_flag=True, help="The best model for chats that fits, of a few that are free.")
-@click.option("--params", metavar="COUNT", callback=read_by(read_count), help="By formula: parameters, such as 70b.")
-@click.option("--layers", type=_POSITIVE, help="By formula: layers.")
-@click.option("--kv-heads", type=_POSITIVE, help="By formula: heads of keys and values in a layer.")
-@click.option("--head-dim", type=_POSITIVE, help="By formula: numbers in a head.")
+@click.option("--context", type=int, help="Context length in tokens that must fit. Default: as long as memory allows.")
+@click.option("--device", help="Device to compute on: auto, cpu, or cuda. Default: auto.")
+@click.option(
+    "--memory",
+    metavar="SIZE",
+    callback=read_by(memory_size),
+    help="Assume this much device memory, such as 8GB. Default: what is free now.",
+)
+@click.option(
+    "--quantize",
+    metavar="METHOD",
+    help="Assume that 16- and 32-bit layers are quantized while loading: fp8, int4, or nf4. Default: none.",
+)
+@click.option("--recommended", is_flag=True, help="Find the best chat model that fits, among a few free ones.")
+@click.option(
+    "--params", metavar="COUNT", callback=read_by(read_count), help="Formula: number of parameters, such as 70b."
+)
+@click.option("--layers", type=_POSITIVE, help="Formula: number of layers.")
+@click.option("--kv-heads", type=_POSITIVE, help="Formula: number of key-value heads per layer.")
+@click.option("--head-dim", type=_POSITIVE, help="Formula: dimension of a head.")
 @click.option("--json", "as_object", is_flag=True, help="Print a JSON object.")
 @click.pass_context
 def fit(
@@ -57,20 +68,20 @@ def fit(
     head_dim: int | None,
     as_object: bool,
 ) -> None:
-    """Tell whether the model NAME fits into memory, and how long its context may be.
+    """Check whether the model NAME fits in memory, and how long its context can be.
 
-    One that is not stored is not fetched: the Hub is asked for its headers, some megabytes. The numbers are those by
-    which the engine decides when it loads the model. The exit status is 1 where it does not fit.
+    A model that is not stored is not downloaded: only its headers are read from the Hub, a few megabytes. The engine
+    decides by the same numbers when it loads the model. The exit status is 1 if the model does not fit.
 
-    Without NAME, what a model of the given figures takes, by formula.
+    With --layers, --kv-heads, and --head-dim instead of NAME, print what a model of that shape needs, by formula.
     """
     if layers or kv_heads or head_dim or params:
         if name or not (layers and kv_heads and head_dim):
-            raise click.UsageError("Give --layers, --kv-heads and --head-dim, and no name.")
+            raise click.UsageError("The formula needs --layers, --kv-heads, and --head-dim, and no NAME.")
         _echo_formula(KVShape(layers, kv_heads, head_dim), context or 0, params or 0, as_object=as_object)
         return
     if recommended and (name or memory):
-        raise click.UsageError("Give --recommended without a name and without --memory.")
+        raise click.UsageError("--recommended cannot be combined with NAME or --memory.")
     settings = load_settings(model=name, context=context, device=device, quantize=quantize)
     find = _find_recommended if recommended else partial(_find, memory=memory or 0)
     found = find(settings, progress_on_stderr(quiet=as_object))
@@ -99,7 +110,7 @@ def _echo_fit(found: "ModelFit") -> None:
 
     fit = found.fit
     click.echo(f"{found.name} {verdict(found)}\n")
-    stored = "stored" if found.is_stored else "to be fetched"
+    stored = "stored" if found.is_stored else "to download"
     echo_table(
         [
             ("FILES", f"{format_bytes(found.size)}, {stored}"),
@@ -111,11 +122,11 @@ def _echo_fit(found: "ModelFit") -> None:
     if fit.caches:
         click.echo()
         rows = [(it.kv_type, f"{it.context:,}", _per_token(it), format_bytes(it.size)) for it in fit.caches]
-        echo_table([("KV", "CONTEXT", "A TOKEN", "IN ALL"), *rows])
+        echo_table([("KV", "CONTEXT", "PER TOKEN", "TOTAL"), *rows])
 
 
 def _per_token(cache: "CacheFit") -> str:
-    """Bytes, apart for layers that look back on a window alone: those stop growing there."""
+    """Return the size per token, separately for layers with a sliding window, which stop growing at its length."""
     parts = [
         format_bytes(size) + ("" if window is None else f" up to {window:,} tokens")
         for window, size in cache.token_bytes.items()
@@ -124,7 +135,7 @@ def _per_token(cache: "CacheFit") -> str:
 
 
 def described(found: "ModelFit") -> dict[str, Any]:
-    """A fit as JSON."""
+    """Return a fit as plain JSON types."""
     from app.models.fit import verdict
 
     return {
@@ -168,6 +179,6 @@ def _echo_formula(shape: KVShape, context: int, parameters: int, *, as_object: b
         return
     for it in kv:
         whole = f", {format_bytes(it['size'])} for {context:,} tokens" if context else ""
-        click.echo(f"KV in {it['bits']} bits: {it['token_bytes']:,} bytes a token{whole}")
+        click.echo(f"KV in {it['bits']} bits: {it['token_bytes']:,} bytes per token{whole}")
     for it in weights:
         click.echo(f"weights in {it['bits']} bits: {format_bytes(it['size'])}")

@@ -1,4 +1,4 @@
-"""`ingle ls`: the models on this machine."""
+"""`ingle ls`: list the models on this machine."""
 
 from dataclasses import asdict
 
@@ -14,17 +14,20 @@ from app.settings.settings import Settings, load_settings
 EXAMPLES = """\b
 Examples:
   ingle ls
-  ingle ls --catalog          what has a short name, such as qwen3:4b or qwen3:4b-q8_0
+  ingle ls --catalog          models with a short name, such as qwen3:4b or qwen3:4b-q8_0
   ingle ls --json | jq -r '.[].path'
 """
 
 
 @click.command(epilog=EXAMPLES)
-@click.option("--catalog", is_flag=True, help="List the models that have a short name, stored or not.")
+@click.option("--catalog", is_flag=True, help="List the models with a short name, stored or not.")
 @click.option("--json", "as_array", is_flag=True, help="Print a JSON array.")
 def ls(catalog: bool, as_array: bool) -> None:
-    """List the models on this machine, including those that other tools have put in the Hugging Face cache, and those
-    of Ollama and LM Studio. USED is when ingle has loaded it last."""
+    """List the models on this machine.
+
+    The list includes models in the Hugging Face cache, and models of Ollama and LM Studio. USED is the day on which
+    ingle last loaded a model.
+    """
     settings = load_settings()
     store = ModelStore(settings)
     if catalog:
@@ -46,13 +49,13 @@ def ls(catalog: bool, as_array: bool) -> None:
 
 
 def _echo_unfinished(store: ModelStore, settings: Settings) -> None:
-    """What is on its way, and what was left there."""
+    """Print the running download and the unfinished ones."""
     for one in store.hub_models.unfinished():
         there = format_bytes(one.arrived)
-        click.echo(f"{one.name} is not whole: {there} are there; ingle pull {one.name} goes on.", err=True)
+        click.echo(f"{one.name} is incomplete ({there} downloaded). ingle pull {one.name} resumes it.", err=True)
     if running := running_download(settings.models_dir):
         total = f" of {format_bytes(running.total)}" if running.total else ""
-        click.echo(f"{running.name} is being fetched: {format_bytes(running.done)}{total}.", err=True)
+        click.echo(f"{running.name} is being downloaded: {format_bytes(running.done)}{total}.", err=True)
 
 
 def _ls_catalog(store: ModelStore, *, as_array: bool) -> None:

@@ -1,6 +1,6 @@
 """Options and arguments that several commands share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -12,7 +12,7 @@ from quant.errors import InglenookError
 
 
 def read_by(read: Callable[[str], int]) -> Callable[[click.Context, click.Parameter, str | None], int | None]:
-    """A callback of an option whose value is read from a text."""
+    """Return an option callback that parses the value with `read`."""
 
     def callback(ctx: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
         try:
@@ -25,27 +25,84 @@ def read_by(read: Callable[[str], int]) -> Callable[[click.Context, click.Parame
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-GPU_OPTIONS = ("device", "gpu_memory", "deterministic")
+ENGINE_OPTIONS = ("context", "threads", "device", "gpu_memory", "deterministic", "kernels", "quantize", "kv_disk_gb")
+
+model_option = click.option(
+    "-m",
+    "--model",
+    help="Model to use: a short name, a repository of the Hub, or the path of a GGUF file or a folder. "
+    "Default: smollm2:135m.",
+)
+context_option = click.option(
+    "--context",
+    type=int,
+    help="Context length: tokens of prompt and answer together, at most. Default: what the model supports and memory "
+    "allows.",
+)
+threads_option = click.option(
+    "--threads", type=int, help="Threads of the CPU engine. Default: one per core, fewer on a busy machine."
+)
+kernels_option = click.option(
+    "--kernels", help="Kernels of the engine: auto, cuda, cpu, or reference. Default: auto, the fastest ones."
+)
+_GPU_OPTIONS = (
+    click.option(
+        "--device", help="Device to compute on: auto, cpu, cuda, or cuda:1 for the second GPU. Default: auto."
+    ),
+    click.option(
+        "--gpu-memory",
+        metavar="SIZE",
+        help="GPU memory to use, at most: 20GB, or 80% of all. Default: auto, all free memory minus a reserve.",
+    ),
+    click.option(
+        "--deterministic",
+        is_flag=True,
+        default=None,
+        help="On a GPU, return bitwise the same output regardless of batching (slower).",
+    ),
+)
+_ENGINE_OPTIONS = (
+    context_option,
+    threads_option,
+    *_GPU_OPTIONS,
+    kernels_option,
+    click.option(
+        "--quantize",
+        metavar="METHOD",
+        help="Quantize 16- and 32-bit layers while loading: fp8, int4, or nf4. Default: none.",
+    ),
+    click.option(
+        "--kv-disk-gb",
+        metavar="GB",
+        help="Size limit of the on-disk KV cache in GB; 0 disables it. Default: auto, a tenth of the free disk space.",
+    ),
+)
 
 
 def gpu_options(command: Command) -> Command:
-    for option in (
-        click.option("--deterministic", is_flag=True, default=None, help="The same reply alone and among others."),
-        click.option("--gpu-memory", metavar="SIZE", help="What to take of a GPU's memory, at most: 20GB, or 80%."),
-        click.option("--device", help="Where to compute: auto, cpu, cuda, or cuda:1 for the second GPU."),
-    ):
+    """Add the options that only concern a GPU."""
+    return _with(_GPU_OPTIONS, command)
+
+
+def engine_options(command: Command) -> Command:
+    """Add the options of the engine, whose settings ENGINE_OPTIONS names."""
+    return _with(_ENGINE_OPTIONS, command)
+
+
+def _with(options: Sequence[Callable[[Command], Command]], command: Command) -> Command:
+    for option in reversed(options):  # click lists the option that was added last first
         command = option(command)
     return command
 
 
 def stored_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Of commands that need a model that is there."""
+    """Complete the name of a stored model."""
     store = _store()
     return _items([model.name for model in store.entries()] if store else [], incomplete)
 
 
 def known_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Of commands that take any."""
+    """Complete the name of a model, stored or not."""
     store = _store()
     if store is None:
         return []
@@ -54,7 +111,7 @@ def known_names(ctx: click.Context, parameter: click.Parameter, incomplete: str)
 
 
 def _store() -> ModelStore | None:
-    """None where settings make no sense: this is no moment to say so."""
+    """Return None if the settings are invalid: shell completion must not print errors."""
     try:
         return ModelStore(load_settings())
     except InglenookError:

@@ -1,4 +1,4 @@
-"""How the commands print what they found: aligned columns for people, JSON for scripts."""
+"""Output of the commands: aligned columns to read, JSON for scripts."""
 
 import json
 from collections.abc import Sequence
@@ -10,7 +10,10 @@ import click
 
 
 def as_json(content: Any) -> str:
-    """Dataclasses, paths and what JSON knows by itself, as indented JSON of plain ASCII: it cannot drive a terminal."""
+    """Return dataclasses, paths, and plain JSON values as indented JSON.
+
+    It is plain ASCII, so that text of a model or a server cannot send control sequences to the terminal.
+    """
     return json.dumps(content, indent=2, default=_plain)
 
 

@@ -1,4 +1,4 @@
-"""`ingle ps`: the running servers."""
+"""`ingle ps`: list the running servers."""
 
 import asyncio
 from collections.abc import Mapping
@@ -21,15 +21,18 @@ Examples:
   ingle ps --json | jq '.[].waiting_by_class.background'
 """
 
-# What a server says of its requests and its memory, in its own words.
+# Fields of a server's health report, under the names that the server gives them.
 _FIGURES = ("running", "waiting", "running_by_class", "waiting_by_class", "kv_blocks", "kv_blocks_held")
 
 
 @click.command(epilog=EXAMPLES)
 @click.option("--json", "as_array", is_flag=True, help="Print a JSON array.")
 def ps(as_array: bool) -> None:
-    """List the running servers: the requests of each, by class, how much of its KV cache they hold, and how far the
-    prompts are that it reads."""
+    """List the running servers.
+
+    For each server: its requests by service class, the share of its KV cache that they hold, and the progress of
+    prompts in prefill.
+    """
     settings = load_settings()
     servers = asyncio.run(_ask_all(running_instances(settings), own_key(settings)))
     if as_array:
@@ -67,7 +70,7 @@ async def _ask_all(instances: list[Instance], key: str | None) -> list[dict[str,
 
 
 async def _ask(instance: Instance, key: str | None) -> dict[str, Any]:
-    """The record of a server, and what it says of itself, if it says anything."""
+    """Return the record of a server with its health report, or with the error as its status."""
     from app.client.own_server import Client
 
     server = {**asdict(instance), "api_url": instance.api_url, **dict.fromkeys(_FIGURES), "reading": []}

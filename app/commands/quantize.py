@@ -1,4 +1,4 @@
-"""`ingle quantize`: a copy of a model in fewer bits; its path goes to stdout."""
+"""`ingle quantize`: write a quantized copy of a model, and print its path."""
 
 import os
 from functools import partial
@@ -24,16 +24,18 @@ Examples:
 @click.command(epilog=EXAMPLES)
 @click.argument("source")
 @click.argument("target", type=click.Path(path_type=Path))
-@click.option("--to", "method", type=click.Choice(METHODS), required=True, help="What the weights become.")
+@click.option("--to", "method", type=click.Choice(METHODS), required=True, help="Format of the weights.")
 @click.option(
     "--group-size",
     type=click.Choice(["32", "64", "128"]),
-    help="Columns that share a scale, in int4; without it, as many as divide every matrix.",
+    help="Columns that share a scale in int4. Default: the largest size that divides every matrix.",
 )
-@click.option("--no-calibration", is_flag=True, help="Do not run the model to see which columns matter, for int4.")
-@click.option("--double-quant", is_flag=True, help="Quantize the scales of nf4, too.")
-@click.option("--json", "as_object", is_flag=True, help="Print what was written as a JSON object.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress and no narration.")
+@click.option(
+    "--no-calibration", is_flag=True, help="Do not run the model to find out which columns matter most (int4 only)."
+)
+@click.option("--double-quant", is_flag=True, help="Quantize the scales as well (nf4 only).")
+@click.option("--json", "as_object", is_flag=True, help="Print a JSON object about the copy instead of its path.")
+@click.option("-q", "--quiet", is_flag=True, help="Print no progress.")
 def quantize(
     source: str,
     target: Path,
@@ -44,20 +46,21 @@ def quantize(
     as_object: bool,
     quiet: bool,
 ) -> None:
-    """Write a copy of the model SOURCE, its linear layers in fewer bits, to the new folder TARGET.
+    """Write a quantized copy of the model SOURCE to the new folder TARGET.
 
-    SOURCE is a folder with config.json and safetensors files, of weights of 16 or 32 bits, or the name of a repository
-    that was pulled. fp8 halves 16 bits and is hard to tell from them; int4 and nf4 take a little over a quarter.
-    For int4 the model first reads a page of text, so that the columns that matter are kept best; that takes as much
-    memory as its files. Embeddings, head and norms stay as they are. The copy is laid out as other programs read it:
-    fp8 and int4 by compressed-tensors, nf4 by bitsandbytes.
+    SOURCE is a folder with config.json and safetensors files of 16- or 32-bit weights, or the name of a downloaded
+    repository. fp8 halves 16-bit weights with almost no loss. int4 and nf4 take a little over a quarter.
+
+    Only linear layers are quantized: embeddings, head, and norms stay as they are. For int4 the model first processes a
+    page of text to find out which columns matter most, which takes as much memory as its files. Other programs can read
+    the copy: fp8 and int4 have the format of compressed-tensors, nf4 that of bitsandbytes.
     """
     if group_size and method != "int4":
-        raise click.UsageError("--group-size is for --to int4 alone.")
+        raise click.UsageError("--group-size needs --to int4.")
     if no_calibration and method != "int4":
-        raise click.UsageError("--no-calibration is for --to int4 alone.")
+        raise click.UsageError("--no-calibration needs --to int4.")
     if double_quant and method != "nf4":
-        raise click.UsageError("--double-quant is for --to nf4 alone.")
+        raise click.UsageError("--double-quant needs --to nf4.")
     import torch
 
     from app.models.lock import only_one
@@ -65,7 +68,7 @@ def quantize(
     from app.models.store import ModelStore
     from quant.quantized_storage import Method
 
-    torch.set_num_threads(1)  # its threads wait for each other after every slab, and are slower than one
+    torch.set_num_threads(1)  # several threads would wait for each other after every slab, and be slower
     progress = progress_on_stderr(quiet=quiet)
     chosen = Method(method, int(group_size) if group_size else None, double_quant)
     settings = load_settings()
@@ -76,5 +79,5 @@ def quantize(
         measured = partial(measure, model.path, progress) if calibrated else dict
         copy = save_quantized(model.path, target.absolute(), chosen, progress, measure=measured)
     before, after = format_bytes(copy.original_bytes), format_bytes(copy.size)
-    progress.say(f"{copy.layers} layers are {method} now: {before} became {after}.")
+    progress.say(f"Quantized {copy.layers} layers to {method}: from {before} to {after}.")
     click.echo(as_json(copy) if as_object else copy.path)

@@ -1,4 +1,4 @@
-"""`ingle rm`: remove models."""
+"""`ingle rm`: remove models from this machine."""
 
 import click
 
@@ -17,16 +17,16 @@ Examples:
 
 @click.command(epilog=EXAMPLES)
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=stored_names)
-@click.option("-n", "--dry-run", is_flag=True, help="Remove nothing; say what that would free.")
+@click.option("-n", "--dry-run", is_flag=True, help="Remove nothing; print what would be removed.")
 def rm(names: tuple[str, ...], dry_run: bool) -> None:
-    """Remove models, and say how much space that freed.
+    """Remove models, and print how much space that frees.
 
-    A model that lies in the Hugging Face cache is removed from there too; other tools that use it would fetch it again.
-    One that other tools have put there under the name of its repository stays.
+    A model in the Hugging Face cache is removed from that cache, so other tools would download it again. Models that
+    other tools downloaded to that cache are not removed.
     """
     store = ModelStore(load_settings())
     for name in names:
         for removal in store.remove(name, really=not dry_run):
-            place = " from the Hugging Face cache, which other tools share" if removal.shared else ""
+            cache = " from the Hugging Face cache, which other tools share" if removal.shared else ""
             done, freed = ("Would remove", "would be freed") if dry_run else ("Removed", "freed")
-            click.echo(f"{done} {removal.path}{place}: {format_bytes(removal.freed)} {freed}.", err=True)
+            click.echo(f"{done} {removal.path}{cache}: {format_bytes(removal.freed)} {freed}.", err=True)

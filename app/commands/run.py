@@ -1,4 +1,4 @@
-"""`ingle run`: one question, one answer. The answer goes to stdout as it is generated, all narration to stderr."""
+"""`ingle run`: one question, one answer. The answer goes to stdout as it is generated, progress to stderr."""
 
 import asyncio
 import sys
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from app.commands.options import GPU_OPTIONS, gpu_options
+from app.commands.options import ENGINE_OPTIONS, engine_options, model_option
 from app.progress import Progress, progress_on_stderr
 from app.settings.settings import Settings, load_settings
 from app.text.terminal_text import sanitize
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from app.process.instance import Instance
     from engine.sampling_params import SamplingParams
 
-    ParamsOf = Callable[[Mapping[str, float]], SamplingParams]  # from what is recommended for the model that answers
+    ParamsOf = Callable[[Mapping[str, float]], SamplingParams]  # from the values that are recommended for the model
 
 EXAMPLES = """\b
 Examples:
@@ -29,64 +29,49 @@ Examples:
   ingle run "Hello" --model ./model.gguf --max-tokens 50
 """
 
-_FAILED = "Run ingle doctor; if it finds nothing, report this."
-ENGINE_OPTIONS = ("context", "threads", "kernels", "quantize", "kv_disk_gb", *GPU_OPTIONS)
+_FAILED = "Run ingle doctor. If it finds nothing, report this as a bug."
 
 
 @click.command(epilog=EXAMPLES)
 @click.argument("prompt", required=False)
-@click.option("-m", "--model", help="A model of the catalog or of the Hub, or the path of a GGUF file or a folder.")
-@click.option("-s", "--system", help="What the model is told before the prompt.")
-@click.option("-n", "--max-tokens", type=int, help="End the answer after this many tokens.")
-@click.option("-t", "--temperature", type=float, help="0 takes the most likely token always; higher is more varied.")
-@click.option("--top-p", type=float, help="Keep the fewest tokens that reach this probability together.")
-@click.option("--top-k", type=int, help="Keep this many of the most likely tokens.")
-@click.option("--min-p", type=float, help="Keep tokens at least this likely, relative to the most likely one.")
-@click.option("--repetition-penalty", type=float, help="Above 1 makes tokens less likely that appeared before.")
-@click.option("--stop", multiple=True, help="End the answer before this text; may be given several times.")
-@click.option("--seed", type=int, help="The same seed gives the same answer.")
-@click.option("--context", type=int, help="Longest prompt and answer together, in tokens.")
-@click.option("--threads", type=int, help="Threads of the CPU engine.")
-@gpu_options
-@click.option("--kernels", help="Kernels of the engine: auto, cuda, cpu or reference.")
-@click.option("--quantize", metavar="METHOD", help="What 16- or 32-bit layers become: fp8, int4 or nf4.")
-@click.option("--kv-disk-gb", metavar="GB", help="What was computed and is kept on disk, at most; 0: nothing. Or auto.")
+@model_option
+@click.option("-s", "--system", help="System message: instructions that come before the prompt. Default: none.")
+@click.option(
+    "-n", "--max-tokens", type=int, help="Length limit of the answer in tokens. Default: what fits the context."
+)
+@click.option(
+    "-t",
+    "--temperature",
+    type=float,
+    help="Randomness of the answer: 0 always takes the most likely token, higher values vary more. "
+    "Default, as for the next four options: what the model recommends.",
+)
+@click.option("--top-p", type=float, help="Sample from the smallest set of tokens that reaches this probability.")
+@click.option("--top-k", type=int, help="Sample from this many of the most likely tokens.")
+@click.option("--min-p", type=float, help="Sample from tokens at least this likely, relative to the most likely one.")
+@click.option("--repetition-penalty", type=float, help="Make repeated tokens less likely (values above 1).")
+@click.option("--stop", multiple=True, help="End the answer before this text. Repeatable.")
+@click.option("--seed", type=int, help="Seed of the random numbers: the same seed gives the same answer.")
+@engine_options
 @click.option("--json", "as_object", is_flag=True, help="Print one JSON object when the answer is complete.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress and no narration.")
+@click.option("-q", "--quiet", is_flag=True, help="Print no progress, and no reasoning of the model.")
 def run(
     prompt: str | None,
     model: str | None,
     system: str | None,
     stop: tuple[str, ...],
-    context: int | None,
-    threads: int | None,
-    kernels: str | None,
-    device: str | None,
-    gpu_memory: str | None,
-    deterministic: bool | None,
-    quantize: str | None,
-    kv_disk_gb: str | None,
     as_object: bool,
     quiet: bool,
-    **sampling: float | None,
+    **options: Any,
 ) -> None:
-    """Ask a model one question.
+    """Ask a model one question and print the answer.
 
-    PROMPT is the question; - reads it from stdin. The default model is fetched when it is used for the first time.
+    PROMPT is the question; - reads it from stdin. A running server of the same model answers, unless an option of the
+    engine is given. The default model is downloaded on first use.
     """
-    settings = load_settings(
-        model=model,
-        context=context,
-        threads=threads,
-        kernels=kernels,
-        device=device,
-        gpu_memory=gpu_memory,
-        deterministic=deterministic,
-        quantize=quantize,
-        kv_disk_gb=kv_disk_gb,
-    )
+    settings = load_settings(model=model, **{name: options.pop(name) for name in ENGINE_OPTIONS})
     question = _question(prompt)
-    given: dict[str, Any] = {name: value for name, value in sampling.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     progress = progress_on_stderr(quiet=quiet)
     from app.generation.conversation import Message
     from app.generation.options import DefaultSampling
@@ -95,7 +80,7 @@ def run(
     def params(recommended: Mapping[str, float]) -> SamplingParams:
         return SamplingParams(**DefaultSampling(recommended).fill({"stop": stop, **given}))
 
-    SamplingParams(**given)  # what makes no sense is told before anything is fetched
+    SamplingParams(**given)  # raises for invalid values before anything is downloaded
     messages = [*([Message("system", system)] if system else []), Message("user", question)]
     with ExitStack() as resources:
         events = _answer(settings, messages, params, progress, resources)
@@ -114,7 +99,7 @@ async def _show(
 
 def _question(prompt: str | None) -> str:
     if prompt is None and sys.stdin.isatty():
-        raise click.UsageError("Give a prompt, or - to read it from stdin.")
+        raise click.UsageError("There is no prompt. Give one, or - to read it from stdin.")
     if prompt is None or prompt == "-":
         prompt = sys.stdin.buffer.read().decode("utf-8", errors="replace").rstrip("\n")
     if not prompt.strip():
@@ -129,14 +114,14 @@ def _answer(
     progress: Progress,
     resources: ExitStack,
 ) -> "AsyncGenerator[ChatEvent]":
-    """The events of the answer: from a running server of the model, else from an engine in this process.
+    """Return the events of the answer: from a running server of the model, or from an engine in this process.
 
-    Fetching and loading are done when this returns: outside the event loop, where Ctrl-C ends them at once.
+    The model is downloaded and loaded before this returns, outside the event loop, so that Ctrl-C stops it at once.
     """
     from app.client.running_server import find_instance
     from app.settings.api_keys import own_key
 
-    # Who asks for an engine of a certain kind gets one of his own.
+    # A running server may have other engine options than those given here.
     asked = any(settings.origins[name].startswith("--") for name in ENGINE_OPTIONS)
     if not asked and (server := find_instance(settings)):
         return _by_server(server, own_key(settings), messages, params)
@@ -146,7 +131,7 @@ def _answer(
 async def _by_server(
     server: "Instance", key: str | None, messages: "list[Message]", params: "ParamsOf"
 ) -> "AsyncGenerator[ChatEvent]":
-    """Ask a server that has the model loaded. Imports no torch."""
+    """Ask a server that has the model loaded. Does not import torch."""
     from app.client.own_server import Client
 
     async with Client(server, key) as client:
@@ -167,7 +152,7 @@ def _by_own_engine(
     progress: Progress,
     resources: ExitStack,
 ) -> "AsyncGenerator[ChatEvent]":
-    """Fetch and load the model. Imports the engine, and torch with it."""
+    """Download and load the model. Imports the engine and torch."""
     from app.generation.template import ChatTemplateRenderer
     from app.models.sources import pull
 
@@ -186,7 +171,7 @@ def _by_own_engine(
     model = load_model(stored, settings, progress)
     chosen = params(model.sampling.values)
     if model.tokenizer.chat_template is None:
-        progress.say(f"{stored.name} has no chat template: it continues the prompt as plain text.")
+        progress.say(f"{stored.name} has no chat template, so it continues the prompt as plain text.")
     reply_tokens = ReplyTokenCache(settings.replies_dir)
     service = ChatService(stored.name, model.tokenizer, TokenStreams(model.engine), renderer, reply_tokens)
 
@@ -205,7 +190,7 @@ def _by_own_engine(
 
 
 async def _past_the_prompt(events: "AsyncGenerator[ChatEvent]", progress: Progress) -> "AsyncGenerator[ChatEvent]":
-    """The events without those about reading the prompt, which become a progress bar when there are several."""
+    """Yield the events without those about prefill, which become a progress bar if there are several."""
     from app.generation.events import PromptProgress
 
     event = await anext(events)
@@ -220,7 +205,7 @@ async def _past_the_prompt(events: "AsyncGenerator[ChatEvent]", progress: Progre
 
 
 async def _print_text(events: "AsyncGenerator[ChatEvent]", progress: Progress, *, thoughts: bool) -> None:
-    """The answer on stdout; what the model thinks before it is narration."""
+    """Print the answer to stdout, and the reasoning before it to stderr."""
     from app.generation.events import ReasoningDelta, ReplyEnd, TextDelta
     from engine.request import FinishReason
 
@@ -259,7 +244,7 @@ async def _print_object(model: str, events: "AsyncGenerator[ChatEvent]") -> None
 
 
 def _check(end: "ReplyEnd") -> None:
-    """Raise for an answer that ended because something broke."""
+    """Raise EngineError if the answer ended because the engine failed."""
     from engine.errors import EngineError
 
     if end.error:

@@ -1,4 +1,4 @@
-"""`ingle search`: models of the Hub, those first that fit this machine."""
+"""`ingle search`: search the Hub for models. Those that fit this machine come first."""
 
 import click
 
@@ -23,9 +23,18 @@ _LIMIT = 20
 
 @click.command(epilog=EXAMPLES)
 @click.argument("words", nargs=-1, required=True)
-@click.option("--format", "formats", type=click.Choice(FORMATS), multiple=True, help="Of this kind alone; repeatable.")
-@click.option("--limit", type=click.IntRange(1, 100), default=_LIMIT, help=f"At most so many. Default: {_LIMIT}.")
-@click.option("--memory", metavar="SIZE", callback=read_by(memory_size), help="Had the device so much: 8GB.")
+@click.option(
+    "--format", "formats", type=click.Choice(FORMATS), multiple=True, help="Only models of this format. Repeatable."
+)
+@click.option(
+    "--limit", type=click.IntRange(1, 100), default=_LIMIT, help=f"Number of models, at most. Default: {_LIMIT}."
+)
+@click.option(
+    "--memory",
+    metavar="SIZE",
+    callback=read_by(memory_size),
+    help="Assume this much device memory, such as 8GB. Default: what is free now.",
+)
 @click.option("--json", "as_array", is_flag=True, help="Print a JSON array.")
 @click.pass_context
 def search(
@@ -36,11 +45,11 @@ def search(
     memory: int | None,
     as_array: bool,
 ) -> None:
-    """Search the Hugging Face Hub for models by WORDS: GGUF, AWQ, GPTQ and FP8.
+    """Search the Hugging Face Hub by WORDS for models in GGUF, AWQ, GPTQ, or FP8.
 
-    What fits into the memory that is free comes first, and then what is fetched most; FITS goes by the size of the
-    files, and ingle fit NAME tells it exactly. Where the Hub cannot be reached, the models that have a short name are
-    searched. The exit status is 3 where nothing is found.
+    Models that fit in free memory come first, the most downloaded ones before others. FITS is an estimate by the size
+    of the files; ingle fit NAME is exact. If the Hub cannot be reached, only models with a short name are searched. The
+    exit status is 3 if nothing is found.
     """
     settings, progress = load_settings(), progress_on_stderr(quiet=as_array)
     asked = " ".join(words)
@@ -62,7 +71,7 @@ def _echo(found: list[Find], *, as_array: bool) -> None:
     elif found:
         echo_table([("NAME", "FORMAT", "SIZE", "FITS", "DOWNLOADS", "LICENSE"), *map(_row, found)])
     else:
-        click.echo("Nothing was found.\ntry: other words, or fewer", err=True)
+        click.echo("No model was found.\ntry: other words, or fewer", err=True)
 
 
 def _row(find: Find) -> tuple[object, ...]:

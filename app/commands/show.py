@@ -1,4 +1,4 @@
-"""`ingle show`: what a model is, by its own files."""
+"""`ingle show`: print details of a model, read from its files."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _TOOLS = {
     ToolSupport.NATIVE: "native",
-    ToolSupport.GENERIC: "generic (told as text, held to JSON)",
+    ToolSupport.GENERIC: "generic (described as text, calls constrained to JSON)",
     ToolSupport.NONE: "-",
 }
 EXAMPLES = """\b
@@ -34,12 +34,12 @@ Examples:
 
 @click.command(epilog=EXAMPLES)
 @click.argument("name", required=False, shell_complete=stored_names)
-@click.option("--fit", "with_fit", is_flag=True, help="Tell whether it fits into memory, too; takes some seconds.")
+@click.option("--fit", "with_fit", is_flag=True, help="Check whether it fits in memory as well; takes a few seconds.")
 @click.option("--json", "as_object", is_flag=True, help="Print a JSON object.")
 def show(name: str | None, with_fit: bool, as_object: bool) -> None:
-    """Show what the model NAME is: its shape, its types, what its chat template can do. Loads no weights.
+    """Show details of the model NAME: size, tensor types, and abilities of the chat template. No weights are loaded.
 
-    NAME is a model of the catalog or of the Hub that is stored, or the path of a GGUF file or a folder.
+    NAME is a stored model, or the path of a GGUF file or a folder. Default: the model of the settings.
     """
     settings = load_settings(model=name)
     store = ModelStore(settings)
@@ -61,7 +61,7 @@ def show(name: str | None, with_fit: bool, as_object: bool) -> None:
 
 
 def _fit(stored: StoredModel, settings: Settings) -> "ModelFit":
-    from app.models.fit import fit_stored  # which loads torch
+    from app.models.fit import fit_stored  # imports torch
 
     return fit_stored(stored, settings)
 

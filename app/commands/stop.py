@@ -1,4 +1,4 @@
-"""`ingle stop`: end running servers."""
+"""`ingle stop`: stop running servers."""
 
 import click
 
@@ -18,20 +18,21 @@ Examples:
 @click.argument("port", type=int, required=False)
 @click.option("--all", "everything", is_flag=True, help="Stop every server.")
 def stop(port: int | None, everything: bool) -> int:
-    """Stop a server, and wait until it is gone. Answers under way end early, and say so.
+    """Stop a server, and wait until its process has ended. Running replies end early, with an error.
 
-    PORT is needed when there are several. The exit status is 3 when there is none.
+    PORT is needed if several servers run. The exit status is 3 if no server runs.
     """
     if everything and port is not None:
-        raise click.UsageError("Give a port or --all, not both.")
+        raise click.UsageError("PORT and --all cannot be combined.")
     settings = load_settings()
     servers = running_instances(settings)
     chosen = [server for server in servers if port in (None, server.port)]
     if len(chosen) > 1 and not everything:
-        raise click.UsageError(f"There are several: name a port ({_ports(servers)}) or use --all.")
+        raise click.UsageError(f"{len(chosen)} servers are running: give a port ({_ports(servers)}) or --all.")
     if not chosen:
         where = "" if port is None else f" on port {port}"
-        click.echo(f"No server is running{where}." + (f" There is: {_ports(servers)}." if servers else ""), err=True)
+        others = f" Servers are running on: {_ports(servers)}." if servers else ""
+        click.echo(f"No server is running{where}.{others}", err=True)
         return EXIT_NOT_FOUND
     for server in chosen:
         stop_instance(server, settings)
