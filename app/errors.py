@@ -1,22 +1,22 @@
-"""The application's branch of the error tree, and the exit status of each error.
+"""Errors of the application, and the exit status of each.
 
 AppError
 ├── ModelNotFound          no such model: neither stored, nor in the catalog, nor a file
-├── NoSpace                the disk is too full for what was asked
+├── NoSpace                not enough disk space
 ├── Offline                a source could not be reached
-├── IntegrityError         downloaded bytes are not the promised ones
-├── DownloadStopped        somebody asked for a download to end
-├── InvalidSetting         a configuration value that makes no sense; names where it came from
-├── TemplateError          a chat template that fails, is refused, or runs past its limits
-│   └── TemplateUnavailable   the process that renders them gave no answer in time
-├── ToolsUnsupported       tools for a model that cannot be told of them
+├── IntegrityError         downloaded bytes do not match their digest
+├── DownloadStopped        the user stopped a download
+├── InvalidSetting         an invalid value of a setting; names the origin of the value
+├── TemplateError          a chat template that fails, is refused, or exceeds its limits
+│   └── TemplateUnavailable   the process that renders templates gave no valid answer in time
+├── ToolsUnsupported       tools for a model whose chat template does not support them
 ├── UnsupportedTokenizer   a vocabulary that cannot be reproduced exactly
-├── TextTooLong            a text with more tokens than the caller allows; says how many at least
-├── InvalidGrammar         a schema or grammar that cannot be compiled or enforced; names the place
+├── TextTooLong            a text with more tokens than the caller allows
+├── InvalidGrammar         a schema or grammar that cannot be compiled or enforced; names the path in it
 ├── GrammarsUnavailable    no process that compiles grammars can start
 ├── InvalidMessage         (generation/conversation.py) a message that cannot be given to a model
-├── ReplyFailed            the engine gave a reply up because a step failed
-├── ReplyAborted           the engine ended a reply because it is being stopped
+├── ReplyFailed            the engine ended a reply because a step failed
+├── ReplyAborted           the engine ended a reply because the engine is shutting down
 ├── InvalidRequest         (server/errors.py)
 ├── CompetitorFailed, UnsuitableLoad               (bench/competitor.py)
 ├── HistoryTooNew, HistoryUnavailable, HistoryDamaged, NoSuchChat   (history/records.py)
@@ -33,11 +33,11 @@ from quant.errors import InglenookError, UnsupportedTier
 
 
 class AppError(InglenookError):
-    """The application cannot do what was asked."""
+    """Base class of the application's errors."""
 
 
 class ModelNotFound(AppError):
-    """No such model."""
+    """No model has this name or path."""
 
 
 class NoSpace(AppError):
@@ -49,56 +49,58 @@ class Offline(AppError):
 
 
 class IntegrityError(AppError):
-    """Bytes do not match their recorded digest."""
+    """The bytes of a file do not match their recorded digest."""
 
 
 class DownloadStopped(AppError):
-    """Somebody asked for this download to end; what has arrived is kept."""
+    """The user stopped this download. The part that has arrived is kept."""
 
 
 class InvalidSetting(AppError):
-    """A setting has a value that makes no sense."""
+    """A setting has an invalid value, or no setting has this name."""
 
 
 class TemplateError(AppError):
-    """A chat template failed, was refused, or ran past its limits."""
+    """A chat template failed, was refused, or exceeded its limits."""
 
 
 class TemplateUnavailable(TemplateError):
-    """The process that renders templates gave no answer in time, or none that makes sense: it may, another time."""
+    """The process that renders templates gave no valid answer in time. A retry may succeed."""
 
 
 class InvalidGrammar(AppError):
-    """A grammar cannot be compiled, enforced or completed. `place` is the path of the part at fault, from the root of
-    the schema."""
+    """A grammar cannot be compiled, enforced, or completed.
 
-    def __init__(self, message: str, *, place: str = "") -> None:
+    `path` leads from the root of the schema to the part at fault.
+    """
+
+    def __init__(self, message: str, *, path: str = "") -> None:
         super().__init__(message)
-        self.place = place
+        self.path = path
 
     def within(self, field: str) -> "InvalidGrammar":
-        """The same error with its place as a path of the request, whose `field` has the grammar."""
-        return InvalidGrammar(self.message, place=f"{field}{self.place}")
+        """Return the same error with a path in the request, whose `field` contains the grammar."""
+        return InvalidGrammar(self.message, path=f"{field}{self.path}")
 
 
 class GrammarsUnavailable(AppError):
-    """No process that compiles grammars can start: it may, another time."""
+    """No process that compiles grammars can start. A retry may succeed."""
 
 
 class ReplyFailed(AppError):
-    """The engine gave a reply up because a step failed."""
+    """The engine ended a reply because a step failed."""
 
 
 class ReplyAborted(AppError):
-    """The engine ended a reply because it is being stopped."""
+    """The engine ended a reply because the engine is shutting down."""
 
 
 class ToolsUnsupported(AppError):
-    """Tools, for a model whose chat template does not tell it of them."""
+    """A request has tools, and the model's chat template does not support them."""
 
 
 class TextTooLong(AppError):
-    """A text has more tokens than its caller allows: `least` or more."""
+    """A text has more tokens than its caller allows. `least` is the number up to which they were counted."""
 
     def __init__(self, least: int) -> None:
         super().__init__(f"The text has more than {least:,} tokens", "Send it in parts.")
@@ -123,5 +125,5 @@ EXIT_STATUS: dict[type[InglenookError], int] = {
 
 
 def exit_status(error: InglenookError) -> int:
-    """The process exit status for `error`: that of the nearest class in its line that has one, else 1."""
+    """Return the exit status of the process for `error`: that of its nearest base class with a status, or 1."""
     return next((EXIT_STATUS[kind] for kind in type(error).__mro__ if kind in EXIT_STATUS), EXIT_FAILURE)

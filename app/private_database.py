@@ -1,7 +1,7 @@
-"""SQLite files that only their owner can read, and that several processes may share.
+"""SQLite files that only their owner can read, and that several processes can share.
 
-`PrivateDatabase` is a file of one version, made when it is first written. The history of chats, which is repaired and
-migrated, uses the functions below it.
+`PrivateDatabase` is a file of one schema version, created on the first write. The history of chats, which is repaired
+and migrated, uses the functions below it.
 """
 
 import errno
@@ -19,11 +19,14 @@ Synchronous: TypeAlias = Literal["NORMAL", "FULL"]
 
 
 class PrivateDatabase:
-    """A connection to one file, opened when it is needed. Hold `lock` while you use it."""
+    """A connection to one file, opened on first use. Hold `lock` while you use the connection."""
 
     def __init__(self, path: Path | None, schema: str, version: int, busy_seconds: float) -> None:
-        """`path` None: in memory. `schema` makes the tables of a new file, if they do not exist. `busy_seconds`: the
-        longest wait for a write of another process."""
+        """Set the parameters of the connection, which is opened later.
+
+        `path`: the file; None: a database in memory. `schema`: SQL that creates the tables if they do not exist.
+        `busy_seconds`: the longest wait for a write of another process.
+        """
         self.lock = threading.RLock()
         self._path = path
         self._schema = schema
@@ -32,7 +35,7 @@ class PrivateDatabase:
         self._open: sqlite3.Connection | None = None
 
     def writable(self) -> sqlite3.Connection:
-        """The connection. Makes the file if there is none. Raises sqlite3.Error or OSError."""
+        """Return a connection that can write. Creates the file if there is none. Raises sqlite3.Error or OSError."""
         if self._open is None:
             if self._path is not None:
                 private_folder(self._path.parent)
@@ -46,7 +49,7 @@ class PrivateDatabase:
         return self._open
 
     def readable(self) -> sqlite3.Connection | None:
-        """The connection, which cannot write. None if there is no file, or another process is just making it.
+        """Return a connection for reading, or None if there is no file or another process is just creating it.
 
         Raises sqlite3.Error.
         """
@@ -58,7 +61,7 @@ class PrivateDatabase:
         return self._open
 
     def close(self) -> None:
-        """Close the connection; it is opened again when it is needed."""
+        """Close the connection. The next use opens it again."""
         opened, self._open = self._open, None
         if opened is not None:
             with suppress(sqlite3.Error):
@@ -75,21 +78,24 @@ class PrivateDatabase:
 
 
 def make_private(path: Path) -> None:
-    """Create the file, if there is none, for its owner alone: SQLite gives its other files the same permissions.
+    """Create the file, if there is none, readable for its owner alone. SQLite gives its other files the same mode.
 
-    Raises OSError, also for a pipe or a socket of that name, which SQLite would wait for.
+    Raises OSError, also if the path is a pipe or a socket, on which SQLite would block.
     """
     if not path.exists():
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     elif not path.is_file():
-        raise OSError(errno.EINVAL, "is no file", str(path))
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
 
 
 def connect(
     path: Path | None, busy_seconds: float, *, isolation_level: Literal["DEFERRED"] | None = "DEFERRED"
 ) -> sqlite3.Connection:
-    """A connection for any thread to a file that is there; without one, to a database in memory. Others' writes are
-    waited for so long. `isolation_level` None: transactions are begun by hand."""
+    """Return a connection, which any thread can use, to an existing file. `path` None: to a database in memory.
+
+    `busy_seconds`: the longest wait for a write of another process. `isolation_level` None: the caller starts
+    transactions explicitly.
+    """
     if path is None:
         return sqlite3.connect(":memory:", isolation_level=isolation_level, check_same_thread=False)
     address = f"file:{quote(str(path.absolute()))}?mode=rw"
@@ -99,21 +105,26 @@ def connect(
 
 
 def write_ahead(connection: sqlite3.Connection, synchronous: Synchronous) -> None:
-    """Changes go to a log first: whole after any end of a process with NORMAL, which is fast; after a power cut, too,
-    with FULL. What is deleted is overwritten."""
+    """Turn on write-ahead logging, and overwrite deleted data.
+
+    With NORMAL, which is fast, committed changes survive a crash of the process. With FULL they also survive a power
+    cut.
+    """
     connection.execute("PRAGMA journal_mode = WAL").fetchall()
     connection.execute(f"PRAGMA synchronous = {synchronous}")
     connection.execute("PRAGMA secure_delete = ON").fetchall()
 
 
 def fold_log(connection: sqlite3.Connection) -> None:
-    """Write the log of changes into the file and empty it, unless other connections still read the log."""
+    """Copy the write-ahead log into the file and truncate it, unless other connections still read the log."""
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
 def version_of(connection: sqlite3.Connection, known: int) -> int:
-    """The version of what is there; 0: nothing is yet. Raises DatabaseError where it is another program's, or of
-    another version than the `known` one."""
+    """Return the schema version of the file: 0 if it is new, or else `known`.
+
+    Raises DatabaseError if the file has another version, or belongs to another program.
+    """
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version not in (0, known):
         raise sqlite3.DatabaseError(f"its version is {version}, not {known}")
@@ -121,9 +132,11 @@ def version_of(connection: sqlite3.Connection, known: int) -> int:
 
 
 def trim(connection: sqlite3.Connection, table: str, most: int) -> None:
-    """Of the rows of a table with the columns `size` and `used`, delete those that were used longest ago, until the
-    others have `most` together."""
-    (total,) = connection.execute(f"SELECT sum(size) FROM {table}").fetchone()  # noqa: S608  # a name of ours
+    """Delete the least recently used rows until the sum of the column `size` is at most `most`.
+
+    The table needs the columns `size` and `used`.
+    """
+    (total,) = connection.execute(f"SELECT sum(size) FROM {table}").fetchone()  # noqa: S608  # the name is a constant
     if (total or 0) > most:
         connection.execute(_TRIM.format(table=table), (most,))
 

@@ -1,8 +1,8 @@
-"""What a long task tells the person who waits: a bar on a terminal, a few lines elsewhere, or nothing.
+"""Progress of long tasks: a bar on a terminal, a few lines elsewhere, or nothing.
 
-Of what takes less than a second nothing is told. Everything goes to stderr; stdout is for data. Whoever does the work
-knows only the `Progress` protocol. Colour and terminal width are left to rich, which honours NO_COLOR and FORCE_COLOR;
-it is imported when the first bar is drawn.
+Tasks that take less than a second show nothing. All output goes to stderr; stdout is for data. Code that reports
+progress uses the `Progress` protocol only. The rich library handles color and terminal width, and honors NO_COLOR and
+FORCE_COLOR. It is imported when the first bar is drawn.
 """
 
 import sys
@@ -17,28 +17,28 @@ import click
 if TYPE_CHECKING:
     import rich.progress
 
-_WIDE = 90  # columns of a terminal that has room for a bar
-_OFTEN = 30.0  # seconds between two lines about the same task
-_A_WHILE = 1.0  # seconds until a task is told of
+_BAR_COLUMNS = 90  # width of the terminal from which on a bar is drawn
+_LINE_SECONDS = 30.0  # seconds between two lines about the same task
+_DELAY_SECONDS = 1.0  # seconds until a task is shown
 
 Unit = Literal["bytes", "tokens", "products"]
 Report = Callable[[int], None]  # takes the amount done so far
 
 
 class Progress(Protocol):
-    """Where a long task reports to."""
+    """Receives the progress of long tasks."""
 
     def task(self, label: str, total: int | None, *, unit: Unit = "bytes") -> AbstractContextManager[Report]:
-        """A piece of work of `total` units; None when there is nothing to count."""
+        """Show a task of `total` units while the body runs; None if there is nothing to count."""
         ...
 
     def say(self, line: str) -> None:
-        """One line of narration."""
+        """Print one line."""
         ...
 
 
 class SilentProgress:
-    """Says nothing: --quiet."""
+    """Prints nothing, for --quiet."""
 
     @contextmanager
     def task(self, label: str, total: int | None, *, unit: Unit = "bytes") -> Iterator[Report]:
@@ -49,27 +49,27 @@ class SilentProgress:
 
 
 class LineProgress:
-    """A line about a task that takes a while, some on the way, and one when it is done; for logs and pipes."""
+    """Prints lines about a task that takes long: at the start, every 30 seconds, and at the end. For logs and pipes."""
 
     @contextmanager
     def task(self, label: str, total: int | None, *, unit: Unit = "bytes") -> Iterator[Report]:
-        told = threading.Event()
+        shown = threading.Event()
 
-        def tell() -> None:
-            told.set()
+        def show() -> None:
+            shown.set()
             self.say(f"{label} ({_amount(total, unit)})" if total else label)
 
         started = last = time.monotonic()
 
-        def tell_on_the_way(done: int) -> None:
+        def report(done: int) -> None:
             nonlocal last
-            if total and (now := time.monotonic()) - last >= _OFTEN:
+            if total and (now := time.monotonic()) - last >= _LINE_SECONDS:
                 last = now
                 self.say(f"{label}: {100 * done // total} %")
 
-        with _after_a_while(tell):
-            yield tell_on_the_way
-        if told.is_set():
+        with _after_delay(show):
+            yield report
+        if shown.is_set():
             self.say(f"{label}: done in {time.monotonic() - started:.1f} s")
 
     def say(self, line: str) -> None:
@@ -77,17 +77,17 @@ class LineProgress:
 
 
 class BarProgress:
-    """A live bar with amount, speed and time left, for a task that takes a while; it is gone when the task is done."""
+    """Draws a live bar with amount, speed, and time left for a long task. The bar disappears when the task ends."""
 
     def __init__(self) -> None:
-        self._bars: list[_Bar] = []  # of the tasks that go on, the innermost last
+        self._bars: list[_Bar] = []  # of the running tasks, the innermost last
 
     @contextmanager
     def task(self, label: str, total: int | None, *, unit: Unit = "bytes") -> Iterator[Report]:
         bar = _Bar(label, total, unit)
         self._bars.append(bar)
         try:
-            with _after_a_while(bar.show):
+            with _after_delay(bar.show):
                 yield bar.report
         finally:
             self._bars.remove(bar)
@@ -101,7 +101,7 @@ class BarProgress:
 
 
 class _Bar:
-    """A bar that is made when it is to be shown."""
+    """A bar of one task. Until `show` is called, nothing is drawn and rich is not imported."""
 
     def __init__(self, label: str, total: int | None, unit: Unit) -> None:
         self._label, self._total, self._unit = label, total, unit
@@ -119,8 +119,8 @@ class _Bar:
             amounts = rich.DownloadColumn(), rich.TransferSpeedColumn()
         counted = (*amounts, rich.TimeRemainingColumn()) if self._total else ()
         console = Console(stderr=True)
-        narrow = console.width < _WIDE
-        # Where room is short, the words give way to the figures, and there is no bar.
+        narrow = console.width < _BAR_COLUMNS
+        # A narrow terminal shows no bar, and shortens the label rather than the figures.
         words = rich.TextColumn("{task.description}", table_column=Column(ratio=1 if narrow else None, no_wrap=True))
         columns = (words, *counted) if narrow and counted else (words, rich.BarColumn(), *counted)
         bar = rich.Progress(*columns, console=console, transient=True, expand=narrow)
@@ -135,7 +135,7 @@ class _Bar:
             self._bar.update(task, completed=done)
 
     def say(self, line: str) -> None:
-        """A line above the bar, if there is one."""
+        """Print a line above the bar, if there is one."""
         if self._bar is None:
             click.echo(line, err=True)
         else:
@@ -147,9 +147,9 @@ class _Bar:
 
 
 @contextmanager
-def _after_a_while(action: Callable[[], None]) -> Iterator[None]:
-    """Call `action`, in a thread of its own, when what is inside takes long; never after its end."""
-    timer = threading.Timer(_A_WHILE, action)
+def _after_delay(action: Callable[[], None]) -> Iterator[None]:
+    """Call `action` in another thread if the body takes more than a second; never after the body has ended."""
+    timer = threading.Timer(_DELAY_SECONDS, action)
     timer.daemon = True
     timer.start()
     try:
@@ -160,7 +160,7 @@ def _after_a_while(action: Callable[[], None]) -> Iterator[None]:
 
 
 def progress_on_stderr(*, quiet: bool = False) -> Progress:
-    """The progress that suits where stderr goes."""
+    """Return the progress that fits stderr: bars on a terminal, lines elsewhere, nothing if `quiet`."""
     if quiet:
         return SilentProgress()
     return BarProgress() if sys.stderr.isatty() else LineProgress()
@@ -171,7 +171,7 @@ def _amount(count: int, unit: Unit) -> str:
 
 
 def format_bytes(count: int) -> str:
-    """A size for people, in decimal units as disks and downloads are sold: "98.4 MB"."""
+    """Return a size in decimal units, such as "98.4 MB"."""
     amount = float(count)
     for unit in ("B", "kB", "MB", "GB"):
         if amount < 999.95:

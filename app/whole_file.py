@@ -1,38 +1,39 @@
-"""Files that readers see whole or not at all, also after a power cut."""
+"""Write files atomically: readers see a whole file or none, also after a power cut."""
 
 import os
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-PARTIAL = ".partial"  # how the names of files end that are not whole yet
+PARTIAL = ".partial"  # suffix of unfinished files
 
 
 def write_whole(final: Path, content: bytes, mode: int | None = None) -> None:
-    """Replace a small file, so that a reader or a power cut sees the old content or the new, never a part.
+    """Replace a small file. After a power cut it has the old content or the new, never a part.
 
-    `mode`: its permissions; None: those that new files have.
+    `mode`: permissions of the file; None: the default of new files.
     """
     partial = final.with_name(f"{final.name}.{os.getpid()}{PARTIAL}")
     permissions = 0o666 if mode is None else mode
     try:
-        partial.unlink(missing_ok=True)  # a process that had this number may have left it, with other permissions
+        partial.unlink(missing_ok=True)  # an earlier process with this pid may have left it, with other permissions
         with open(partial, "xb", opener=lambda path, flags: os.open(path, flags, permissions)) as file:
             if mode is not None:
-                os.chmod(partial, mode)  # also those that the umask took away
+                os.chmod(partial, mode)  # adds permissions that the umask removed
             file.write(content)
             put_in_place(file, partial, final)
     finally:
-        partial.unlink(missing_ok=True)  # it is there if the disk is full
+        partial.unlink(missing_ok=True)  # it still exists if writing failed, for example on a full disk
 
 
 def put_in_place(file: BinaryIO, partial: Path, final: Path) -> None:
-    """Give a finished file its final name, in an order that a power cut cannot turn into a name without content."""
+    """Rename a finished file to its final name. The order of calls prevents a named file without content after a power
+    cut."""
     file.flush()
     os.fsync(file.fileno())
     file.close()
     os.replace(partial, final)
-    with suppress(PermissionError):  # Windows cannot open a folder, and needs not: its renames are journaled
+    with suppress(PermissionError):  # Windows cannot open a folder; its renames are journaled
         folder = os.open(final.parent, os.O_RDONLY)
         try:
             os.fsync(folder)

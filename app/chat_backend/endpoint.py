@@ -15,7 +15,7 @@ import httpx
 import msgspec
 
 from app.chat_backend.reply_parts import Begun, Ended, ReplyPart
-from app.client.http import HTTPClient, Remedies, ServerUnreachable, refusal, told_sampling
+from app.client.http import HTTPClient, Remedies, ServerUnreachable, default_sampling_of, refusal
 from app.errors import AppError, InvalidSetting
 from app.generation.cache_report import MissReason, PromptTokensDetails
 from app.generation.events import PromptProgress, ReasoningDelta, TextDelta
@@ -128,7 +128,7 @@ class ChatEndpoint:
     async def names(self) -> Sequence[ServedName]:
         """Raises ServerUnreachable or ServerError."""
         answer = await self._http.ask("GET", f"{self.url}/models")
-        with self._http.as_agreed():
+        with self._http.parsing_response():
             return [_served_name(model) for model in answer["data"]]
 
     async def own(self, method: str, path: str, body: Body | None = None) -> Any:
@@ -148,11 +148,11 @@ class ChatEndpoint:
         asked = {**body, "stream": True, "stream_options": {"include_usage": True, **self._unhurried}}
         async with aclosing(self._http.stream(f"{self.url}/chat/completions", asked)) as chunks:
             async for chunk in chunks:
-                with self._http.as_agreed():
+                with self._http.parsing_response():
                     parts = fold.parts(chunk)
                 for part in parts:
                     yield part
-        with self._http.as_agreed():
+        with self._http.parsing_response():
             ended = fold.end()
         yield ended
 
@@ -174,7 +174,7 @@ class ChatEndpoint:
         count."""
         if self.is_inglenook:
             answer = await self.own("POST", "count", {"text": text, "messages": messages})
-            with self._http.as_agreed():
+            with self._http.parsing_response():
                 return int(answer["tokens"])
         characters = len(text) + sum(len(str(message["content"])) for message in messages)
         return -(-characters // _UNTOLD)
@@ -183,7 +183,7 @@ class ChatEndpoint:
 def _served_name(model: Mapping[str, Any]) -> ServedName:
     is_inglenook = model.get("owned_by") == APP_NAME
     return ServedName(
-        str(model["id"]), _context_length(model), is_inglenook, told_sampling(model) if is_inglenook else None
+        str(model["id"]), _context_length(model), is_inglenook, default_sampling_of(model) if is_inglenook else None
     )
 
 

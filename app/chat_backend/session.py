@@ -10,7 +10,7 @@ import click
 from app.chat_backend.client import TerminalClient
 from app.chat_backend.ending import Ending
 from app.history.history import History
-from app.settings.settings import Settings, wants_colours
+from app.settings.settings import Settings, wants_colors
 from app.text.terminal_text import sanitize
 
 
@@ -40,7 +40,7 @@ class Session:
         from tui.app import ChatApp
 
         async def run(client: TerminalClient) -> int:
-            app = ChatApp(client, self.settings.theme, question=self.question, colours=wants_colours())
+            app = ChatApp(client, self.settings.theme, question=self.question, colours=wants_colors())
             Ending(lambda status: app.exit(return_code=status)).listen("SIGINT", "SIGTERM")
             await app.run_async()
             left()

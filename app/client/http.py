@@ -1,6 +1,6 @@
-"""HTTP to one server: JSON answers, streams of server-sent events, and the errors of both.
+"""HTTP client of one server: JSON responses, streams of server-sent events, and errors.
 
-Imports neither torch nor a tokenizer. https://html.spec.whatwg.org/multipage/server-sent-events.html
+Does not import torch. https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
 
 import json
@@ -18,8 +18,8 @@ from engine.errors import PromptTooLong
 from quant.errors import InglenookError
 
 _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
-_REASONS = ("error", "message", "detail", "msg")  # the names that servers have for it
-_LONGEST_REASON = 300  # characters that are told of it
+_REASONS = ("error", "message", "detail", "msg")  # keys under which servers report the reason of an error
+_LONGEST_REASON = 300  # characters of it that are shown
 
 _ERROR_KINDS: Mapping[object, type[InglenookError]] = {
     "context_length_exceeded": PromptTooLong,
@@ -28,24 +28,24 @@ _ERROR_KINDS: Mapping[object, type[InglenookError]] = {
 
 
 class ServerUnreachable(AppError):
-    """The server does not answer, or stopped answering."""
+    """The server does not respond, or closed the connection."""
 
 
 class ServerError(AppError):
-    """The server answered with an error."""
+    """The server returned an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remedies:
-    """Advice in the errors of one server."""
+    """Remedies in the errors about one server."""
 
     unreachable: str
     senseless: str = "Stop it, and start it again."
-    refused: Mapping[int, str] = field(default_factory=dict)  # by status; for errors that have no advice of their own
+    refused: Mapping[int, str] = field(default_factory=dict)  # by status; for errors that have no remedy
 
 
 class HTTPClient:
-    """Requests to one server. `close` it in the end: that closes its connections, which ends what they asked for."""
+    """Sends requests to one server. Call `close` at the end: it closes the connections, which aborts their requests."""
 
     def __init__(
         self,
@@ -57,8 +57,11 @@ class HTTPClient:
         headers: Mapping[str, str] | None = None,
         uses_proxies: bool = False,
     ) -> None:
-        """`key`: the API key; None: the server needs none. `answer_seconds` bounds all waits but the one for tokens,
-        which the user ends. `uses_proxies`: as the environment names them."""
+        """Create the client. It connects on the first request.
+
+        `key`: the API key; None: the server needs none. `answer_seconds`: timeout of all waits but those for tokens of
+        a stream, which the user can end. `uses_proxies`: use the proxies that the environment names.
+        """
         self._url = url
         self._remedies = remedies
         self._answer_seconds = answer_seconds
@@ -72,21 +75,21 @@ class HTTPClient:
     async def ask(
         self, method: str, url: str, body: object = None, *, accepted: Sequence[int] = (httpx.codes.OK,)
     ) -> Any:
-        """The JSON of an answer. Raises ServerUnreachable or ServerError."""
+        """Send a request and return the JSON of the response. Raises ServerUnreachable or ServerError."""
         try:
             response = await self._http.request(method, url, json=body, timeout=self._answer_seconds)
         except httpx.HTTPError as problem:
             raise self._unreachable(problem) from problem
         if response.status_code not in accepted:
             raise self._refused(response.status_code, response.content)
-        with self.as_agreed():
+        with self.parsing_response():
             return json.loads(response.content)
 
     async def stream(self, url: str, body: object) -> AsyncGenerator[Any]:
-        """The JSON of each event of the answer to a POST.
+        """Send a POST and yield the JSON of each event of the response.
 
-        Closing the generator closes the connection, which ends the answer. Raises ServerUnreachable, ServerError,
-        PromptTooLong or ModelNotFound.
+        Closing the generator closes the connection, which aborts the reply. Raises ServerUnreachable, ServerError,
+        PromptTooLong, or ModelNotFound.
         """
         events = EventReader()
         try:
@@ -95,7 +98,7 @@ class HTTPClient:
                     raise self._refused(response.status_code, await response.aread())
                 async for part in response.aiter_bytes():
                     for data in events.feed(part):
-                        with self.as_agreed():
+                        with self.parsing_response():
                             event = json.loads(data)
                         yield event
                     if events.ended:
@@ -103,9 +106,9 @@ class HTTPClient:
         except httpx.HTTPError as problem:
             raise self._unreachable(problem) from problem
 
-    def as_agreed(self) -> AbstractContextManager[None]:
-        """Raise ServerError if the body cannot make sense of an answer of this server."""
-        return as_agreed(self._remedies.senseless)
+    def parsing_response(self) -> AbstractContextManager[None]:
+        """Raise ServerError if the body fails to parse a response of this server."""
+        return parsing_response(self._remedies.senseless)
 
     def _refused(self, status: int, content: bytes) -> InglenookError:
         problem = refusal(status, content)
@@ -114,47 +117,50 @@ class HTTPClient:
 
     def _unreachable(self, problem: httpx.HTTPError) -> ServerUnreachable:
         reason = str(problem) or type(problem).__name__
-        return ServerUnreachable(f"the server at {self._url} does not answer: {reason}", self._remedies.unreachable)
+        return ServerUnreachable(f"the server at {self._url} does not respond: {reason}", self._remedies.unreachable)
 
 
 @contextmanager
-def as_agreed(remedy: str = "Stop it, and start it again.") -> Iterator[None]:
-    """Raise ServerError if the body cannot make sense of an answer."""
+def parsing_response(remedy: str = "Stop it, and start it again.") -> Iterator[None]:
+    """Raise ServerError if the body fails to parse a response."""
     try:
         yield
     except _UNREADABLE as problem:
-        raise ServerError("the server's answer makes no sense", remedy) from problem
+        raise ServerError("the server's response is not in the expected format", remedy) from problem
 
 
 def refusal(status: int, content: bytes) -> InglenookError:
-    """The error that an error answer describes, in whichever form."""
+    """Return the error that an error response describes, whatever its format."""
     try:
         return error_of(json.loads(content)["error"])
     except _UNREADABLE:
         said = _brief(_said(content))
-        return ServerError(f"the server answered with status {status}{f': {said}' if said else ''}")
+        return ServerError(f"the server returned status {status}{f': {said}' if said else ''}")
 
 
 def error_of(error: Mapping[str, Any]) -> InglenookError:
-    """The error that an error object of a server of ours describes. Raises what `as_agreed` catches."""
+    """Return the error for the error object of an ingle server.
+
+    Raises one of the errors that `parsing_response` converts.
+    """
     prompt, context = error.get("n_prompt_tokens"), error.get("n_ctx")
-    if isinstance(prompt, int) and isinstance(context, int):  # in the words of an engine in this process
+    if isinstance(prompt, int) and isinstance(context, int):  # the message of an engine in this process
         problem = f"The prompt has {prompt:,} tokens, and the context holds {context:,} including the reply"
         return PromptTooLong(problem, "Shorten the prompt, or raise the context length.")
     return _ERROR_KINDS.get(error.get("code"), ServerError)(_brief(str(error["message"])))
 
 
 def _said(content: bytes) -> str:
-    """What an error answer of others says: text, or JSON in whichever form."""
+    """Return the reason in an error response of another server: text, or JSON of any shape."""
     try:
         return _text_in(json.loads(content))
     except _UNREADABLE:
         text = content.decode(errors="replace").strip()
-        return "" if text.startswith("<") else text  # a page is for browsers
+        return "" if text.startswith("<") else text  # an HTML page is not readable in a terminal
 
 
 def _text_in(part: object) -> str:
-    """The first text in what a server calls the reason."""
+    """Return the first string under a key that servers use for the reason."""
     if isinstance(part, Mapping):
         return next(filter(None, (_text_in(part.get(name)) for name in _REASONS)), "")
     if isinstance(part, list):
@@ -163,12 +169,12 @@ def _text_in(part: object) -> str:
 
 
 def _brief(text: str) -> str:
-    """One line that a person reads, and that goes on behind a full stop."""
+    """Return the text as one line of limited length, without a period at the end."""
     line = " ".join(text.split())
     return f"{line[:_LONGEST_REASON]}…" if len(line) > _LONGEST_REASON else line.removesuffix(".")
 
 
-def told_sampling(model: Mapping[str, Any]) -> Mapping[str, float] | None:
-    """What an entry of a server's list of models says of the sampling of requests that leave it open."""
-    told = model.get("default_sampling")
-    return None if told is None else msgspec.convert(told, dict[str, int | float])
+def default_sampling_of(model: Mapping[str, Any]) -> Mapping[str, float] | None:
+    """Return the default sampling from an entry of a server's list of models."""
+    sampling = model.get("default_sampling")
+    return None if sampling is None else msgspec.convert(sampling, dict[str, int | float])

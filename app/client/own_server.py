@@ -1,6 +1,6 @@
-"""A client of a running server of ours: its chat as chat events, its health, its models.
+"""Client of a running ingle server: chat replies as chat events, health, and models.
 
-Speaks the OpenAI dialect over loopback; loads neither torch nor a tokenizer.
+Uses the OpenAI API over loopback. Imports neither torch nor a tokenizer.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import msgspec
 
-from app.client.http import HTTPClient, Remedies, ServerUnreachable, error_of, told_sampling
+from app.client.http import HTTPClient, Remedies, ServerUnreachable, default_sampling_of, error_of
 from app.generation.cache_report import EMPTY_REPORT, PromptTokensDetails
 from app.generation.conversation import Message
 from app.generation.events import ChatEvent, ReasoningDelta, ReplyEnd, TextDelta
@@ -25,7 +25,7 @@ from engine.sampling_params import SamplingParams
 _ANSWER_SECONDS = 5.0
 _REMEDIES = Remedies(unreachable="ingle ps")
 
-# What the server is always told, so that its own defaults play no part.
+# Fields that each request sets, so that the defaults of the server do not apply.
 _SAMPLING_FIELDS = (
     "temperature",
     "top_k",
@@ -44,7 +44,7 @@ _SAMPLING_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What a server says of itself. `problem` is empty while it can serve."""
+    """The health report of a server. `problem` is empty while the server can serve."""
 
     problem: str
     running: int
@@ -57,18 +57,18 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A prompt that a server reads."""
+    """A prompt in prefill."""
 
-    client: str  # as it names itself
+    client: str  # name of the client, as its requests give it
     done: int  # tokens
     total: int
 
 
 class Client:
-    """One server. Use it as a context manager; leaving it closes its connections, which ends what they asked for."""
+    """Client of one server, and a context manager. Its exit closes the connections, which aborts their requests."""
 
     def __init__(self, instance: Instance, key: str | None = None) -> None:
-        """`key` is the API key that it asks for; None: none."""
+        """Create the client. `key`: the API key of the server; None: it needs none."""
         self._instance = instance
         self._http = HTTPClient(instance.url, key, _REMEDIES, answer_seconds=_ANSWER_SECONDS)
 
@@ -81,9 +81,9 @@ class Client:
         await self._http.close()
 
     async def health(self) -> Health:
-        """Raises ServerUnreachable or ServerError."""
+        """Return the health report. Raises ServerUnreachable or ServerError."""
         answer = await self._get("/health", accepted=(HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE))
-        with self._http.as_agreed():
+        with self._http.parsing_response():
             return Health(
                 str(answer.get("reason", "")),
                 int(answer["running"]),
@@ -95,10 +95,12 @@ class Client:
             )
 
     async def reading(self) -> list[Reading]:
-        """The prompts that are being read; none of a model that writes no text. Raises ServerUnreachable or
-        ServerError."""
+        """Return the prompts in prefill; an empty list if the server's model generates no text.
+
+        Raises ServerUnreachable or ServerError.
+        """
         answer = await self._get("/inglenook/engine", accepted=(HTTPStatus.OK, HTTPStatus.NOT_FOUND))
-        with self._http.as_agreed():
+        with self._http.parsing_response():
             return [
                 Reading(str(one["client"]), int(one["prompt_done"]), int(one["prompt_total"]))
                 for one in answer.get("requests", ())
@@ -106,24 +108,28 @@ class Client:
             ]
 
     async def default_sampling(self) -> Mapping[str, float] | None:
-        """What the server applies where a request leaves its sampling open; None if each API has its own defaults, or
-        the server is of an older version. Raises ServerUnreachable or ServerError."""
+        """Return the sampling that the server applies by default.
+
+        None if each API has defaults of its own, or the server is of an older version. Raises ServerUnreachable or
+        ServerError.
+        """
         answer = await self._get("/v1/models")
-        with self._http.as_agreed():
-            return next(map(told_sampling, (it for it in answer["data"] if it["id"] == self._instance.model)), None)
+        with self._http.parsing_response():
+            return next(
+                map(default_sampling_of, (it for it in answer["data"] if it["id"] == self._instance.model)), None
+            )
 
     async def stream_chat(self, messages: Sequence[Message], params: SamplingParams) -> AsyncGenerator[ChatEvent]:
-        """The reply to a conversation, as the chat service of this process would give it, without logprobs; times are
-        measured here.
+        """Yield the reply to a conversation, in the events of the chat service, without logprobs.
 
-        Closing the generator closes the connection, which ends the reply. Raises ServerUnreachable, ServerError,
-        PromptTooLong or ModelNotFound.
+        The client measures the times. Closing the generator closes the connection, which aborts the reply. Raises
+        ServerUnreachable, ServerError, PromptTooLong, or ModelNotFound.
         """
         reply = _Reply(params.seed)
         body = _request(self._instance.model, messages, params)
         async with aclosing(self._http.stream(f"{self._instance.url}/v1/chat/completions", body)) as chunks:
             async for chunk in chunks:
-                with self._http.as_agreed():
+                with self._http.parsing_response():
                     events = reply.events(chunk)
                 for event in events:
                     yield event
@@ -139,7 +145,7 @@ def _request(model: str, messages: Sequence[Message], params: SamplingParams) ->
     given["logit_bias"] = {str(token_id): bias for token_id, bias in params.logit_bias}
     return {
         "model": model,
-        "service_class": "interactive",  # whoever uses this client waits for the answer
+        "service_class": "interactive",  # the user waits for the answer
         "messages": [_wire_message(message) for message in messages],
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -148,7 +154,7 @@ def _request(model: str, messages: Sequence[Message], params: SamplingParams) ->
 
 
 def _wire_message(message: Message) -> dict[str, object]:
-    """A message in OpenAI's form, where the arguments of a tool call are JSON text."""
+    """Return a message in the form of the OpenAI API, in which the arguments of a tool call are JSON text."""
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
         for call in message.tool_calls
@@ -195,7 +201,7 @@ class _Reply:
 
     def end(self) -> ReplyEnd:
         if self._finish is None:
-            raise ServerUnreachable("the server ended the answer before it was complete", "Try again.")
+            raise ServerUnreachable("the server ended the reply before it was complete", "Try again.")
         now = time.monotonic()
         return ReplyEnd(
             finish=self._finish,

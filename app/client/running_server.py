@@ -1,4 +1,4 @@
-"""Finds the running server that answers for a model."""
+"""Find the running server of a model."""
 
 import os
 from pathlib import Path
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 
 def find_instance(settings: Settings) -> Instance | None:
-    """The server of the model that the settings name; the one on their port first."""
-    from app.models.store import ModelStore  # not needed before the screens of a chat appear
+    """Return the running server of the model that the settings name; if there are several, prefer the port of the
+    settings."""
+    from app.models.store import ModelStore  # imported late, so that the screens of a chat appear sooner
 
     store = ModelStore(settings)
     entry = store.catalog.find(settings.model)
@@ -36,7 +37,7 @@ def find_instance(settings: Settings) -> Instance | None:
 
 
 def _stored(store: "ModelStore", name: str) -> "StoredModel | None":
-    """What a name without a quantization, or with a prefix, means here. The weights are not read."""
+    """Return the stored model for a name without quantization or with a prefix. Does not read weights."""
     try:
         return store.resolve(name)
     except (AppError, ModelFileError):

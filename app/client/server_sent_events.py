@@ -1,18 +1,21 @@
-"""The data of server-sent events, from bytes that arrive in parts of any size.
+"""Parse server-sent events from bytes that arrive in parts of any size.
 
-https://html.spec.whatwg.org/multipage/server-sent-events.html, as far as APIs that stream JSON use it.
+Source: https://html.spec.whatwg.org/multipage/server-sent-events.html. Only the features that JSON APIs use.
 """
 
 
 class EventReader:
-    """Splits a stream into the data of its events, up to the closing [DONE]."""
+    """Splits a stream into the data of its events, until [DONE]."""
 
     def __init__(self) -> None:
         self.ended = False  # [DONE] has arrived
         self._unread = b""
 
     def feed(self, part: bytes) -> list[bytes]:
-        """The data of the events that are complete now. Lines end at \\n alone: JSON may hold other separators."""
+        """Return the data of the events that are complete now.
+
+        Only \\n ends a line: JSON can contain other separators.
+        """
         *lines, self._unread = (self._unread + part).split(b"\n")
         found = []
         for line in lines:

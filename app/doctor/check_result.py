@@ -1,4 +1,4 @@
-"""What a check of `ingle doctor` found: the noun."""
+"""The result of a check of `ingle doctor`."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,9 +8,9 @@ Status = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What one check found. `fail` means that ingle cannot work, `warn` that something will be missing."""
+    """The result of one check. `fail` means that ingle cannot work, `warn` that a feature is missing or slow."""
 
-    name: str
+    name: str  # what was checked
     status: Status
-    found: str
-    remedy: str = ""
+    found: str  # what the check found
+    remedy: str = ""  # what to do about it; empty if there is nothing to do

@@ -1,6 +1,6 @@
-"""Is this machine ready? A table of checks, each of which looks at one thing and says what to do if it is amiss.
+"""Checks of this machine for `ingle doctor`. Each check covers one topic and suggests a remedy for a problem.
 
-A check never raises and never changes anything. Only the looks for a GPU (app/doctor/gpu_checks.py) import torch.
+A check never raises and never changes anything. Only the GPU checks (app/doctor/gpu_checks.py) import torch.
 """
 
 import os
@@ -32,12 +32,12 @@ from engine.private_folder import private_folder
 from quant.cpu import tiers
 from quant.errors import UnsupportedTier
 
-# From the first version that works to the first that is not tested; the project file says the same to pip.
+# From the first version that works to the first untested one. pyproject.toml has the same ranges.
 PYTHON_RANGE = ((3, 11), (3, 15))
 TORCH_RANGE = ((2, 11), (2, 14))
 
 ENOUGH_MEMORY = 2 * 10**9  # bytes: the smallest model, torch, and the rest of a desktop
-ENOUGH_DISK = 10**9  # bytes: the default model and its download, with room to spare
+ENOUGH_DISK = 10**9  # bytes: the default model and its download, with a margin
 CPU_FEATURES = (
     "avx2",
     "fma",
@@ -53,7 +53,7 @@ CPU_FEATURES = (
 
 
 def run_checks(settings: Settings, progress: Progress) -> Iterator[CheckResult]:
-    """Run all checks, and yield each result as it is made: some take seconds."""
+    """Run all checks, and yield each result at once, because some checks take seconds."""
     for check in CHECKS:
         yield check(settings, progress)
 
@@ -90,25 +90,26 @@ def _kernels(settings: Settings, progress: Progress) -> CheckResult:
     try:
         from engine.backends.cpu.code_cache import is_compiled
     except ImportError as problem:
-        return CheckResult("CPU kernels", "warn", f"the plain ones, which are slow: {problem}", "pip install numba")
+        found = f"only the slow reference kernels are available: {problem}"
+        return CheckResult("CPU kernels", "warn", found, "pip install numba")
     try:
         target = tiers.choose(settings.cpu_tier)
     except UnsupportedTier as problem:
         return CheckResult("CPU kernels", "fail", f"{problem.message} ({settings.origins['cpu_tier']})", problem.remedy)
     compiled = is_compiled(settings.cache_dir, target)
-    state = "compiled" if compiled else "compiled when a model is first loaded, in a few seconds"
+    state = "compiled" if compiled else "to be compiled when a model is first loaded, in a few seconds"
     return CheckResult("CPU kernels", "ok", f"{target.tier}, {state}")
 
 
 def _memory(settings: Settings, progress: Progress) -> CheckResult:
     available = _first_line(Path("/proc/meminfo"), "MemAvailable").removesuffix("kB").strip()
     if not available.isdecimal():
-        return CheckResult("memory", "ok", "not known on this system")
+        return CheckResult("memory", "ok", "unknown: this system does not report it")
     free = int(available) * 1024
     if free >= ENOUGH_MEMORY:
         return CheckResult("memory", "ok", f"{format_bytes(free)} available")
     return CheckResult(
-        "memory", "warn", f"only {format_bytes(free)} available", "Close other programs before a model is run."
+        "memory", "warn", f"only {format_bytes(free)} available", "Close other programs before you run a model."
     )
 
 
@@ -122,8 +123,13 @@ def _disk(settings: Settings, progress: Progress) -> CheckResult:
 
 
 def _free_for(folder: Path) -> int:
-    """Bytes on the disk of a folder, which need not exist yet."""
-    return shutil.disk_usage(next(place for place in (folder, *folder.parents) if place.exists())).free
+    """Return the free bytes on the disk of a folder, which need not exist yet."""
+    return shutil.disk_usage(_existing(folder)).free
+
+
+def _existing(folder: Path) -> Path:
+    """Return the folder, or the nearest parent that exists."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def _models_dir(settings: Settings, progress: Progress) -> CheckResult:
@@ -146,16 +152,16 @@ def _cache(settings: Settings, progress: Progress) -> CheckResult:
         remedy = f"Choose another folder with INGLE_KV_DISK_DIR (now: {settings.origins['kv_disk_dir']})."
         return CheckResult(name, "warn", f"{folder} cannot be read: {problem.strerror}", remedy)
     if os.name != "nt" and mode & 0o077:
-        return CheckResult(name, "warn", f"{folder} is open to other users", f"chmod 700 {shlex.quote(str(folder))}")
+        remedy = f"chmod 700 {shlex.quote(str(folder))}"
+        return CheckResult(name, "warn", f"other users can access {folder}", remedy)
     if not limit:
         remedy = "ingle cache clear deletes it." if kept else ""
-        found = f"off ({settings.origins['kv_disk_gb']}), {format_bytes(kept)} in {folder}"
+        found = f"disabled ({settings.origins['kv_disk_gb']}), {format_bytes(kept)} in {folder}"
         return CheckResult(name, "warn" if kept else "ok", found, remedy)
     found = f"{format_bytes(kept)} of at most {format_bytes(limit)} in {folder}"
-    if kept > limit + limit // SLACK:  # what is written between two looks
-        return CheckResult(
-            name, "warn", found, "It is made smaller when a model is used; ingle cache clear deletes it."
-        )
+    if kept > limit + limit // SLACK:  # the slack is what may be written between two checks of the size
+        remedy = "It shrinks the next time a model is used. ingle cache clear deletes it now."
+        return CheckResult(name, "warn", found, remedy)
     return CheckResult(name, "ok", found)
 
 
@@ -171,27 +177,26 @@ def _default_model(settings: Settings, progress: Progress) -> CheckResult:
 
 def _hub(settings: Settings, progress: Progress) -> CheckResult:
     if settings.offline:
-        return CheckResult("Hub", "ok", f"not asked: the network is off ({settings.origins['offline']})")
+        return CheckResult("Hub", "ok", f"not checked: offline is set ({settings.origins['offline']})")
     try:
         check_reachable(settings.hub_endpoint)
     except Offline as problem:
-        return CheckResult(
-            "Hub", "warn", problem.message, "Models come from the Python package index instead, where it has them."
-        )
-    return CheckResult("Hub", "ok", f"{host(settings)} answers")
+        remedy = "Check the network. Until then, models of the catalog come from the Python package index."
+        return CheckResult("Hub", "warn", problem.message, remedy)
+    return CheckResult("Hub", "ok", f"{host(settings)} responds")
 
 
 def _pip(settings: Settings, progress: Progress) -> CheckResult:
     if command := pip_command():
         return CheckResult("pip", "ok", " ".join(command))
-    return CheckResult("pip", "warn", "not found: models cannot come from the package index", "python -m ensurepip")
+    found = "not found: models cannot be downloaded from the Python package index"
+    return CheckResult("pip", "warn", found, "python -m ensurepip")
 
 
 def _hub_cache(settings: Settings, progress: Progress) -> CheckResult:
-    """The folder itself may be made yet, by whoever downloads first."""
     folder = settings.hub_cache
-    there = next(place for place in (folder, *folder.parents) if place.exists())
-    if os.access(there, os.R_OK | os.W_OK | os.X_OK):
+    # The folder need not exist: the first download creates it.
+    if os.access(_existing(folder), os.R_OK | os.W_OK | os.X_OK):
         return CheckResult("Hub cache", "ok", str(folder))
     remedy = f"Choose another folder with HF_HUB_CACHE (now: {settings.origins['hub_cache']})."
     return CheckResult("Hub cache", "fail", f"{folder} cannot be written to", remedy)
@@ -199,20 +204,20 @@ def _hub_cache(settings: Settings, progress: Progress) -> CheckResult:
 
 def _servers(settings: Settings, progress: Progress) -> CheckResult:
     servers = [f"{server.model} on port {server.port} (pid {server.pid})" for server in running_instances(settings)]
-    return CheckResult("servers", "ok", ", ".join(servers) or "none is running")
+    return CheckResult("servers", "ok", ", ".join(servers) or "none running")
 
 
 def _port(settings: Settings, progress: Progress) -> CheckResult:
     name, port = "port", settings.port
     if any(server.port == port for server in running_instances(settings)):
-        return CheckResult(name, "ok", f"{port} is that of a server of ingle")
+        return CheckResult(name, "ok", f"{port} is used by an ingle server")
     try:
         ListeningSockets(port, settings.host).close()
     except AppError as problem:
-        remedy = f"Choose another with --port, or INGLE_PORT (now: {settings.origins['port']})."
+        remedy = f"Choose another port with --port or INGLE_PORT (now: {settings.origins['port']})."
         return CheckResult(name, "warn", problem.message, problem.remedy or remedy)
     except OSError as problem:
-        remedy = f"Choose one above 1023 with --port, or INGLE_PORT (now: {settings.origins['port']})."
+        remedy = f"Choose a port above 1023 with --port or INGLE_PORT (now: {settings.origins['port']})."
         return CheckResult(name, "warn", f"{port} cannot be used: {problem.strerror}", remedy)
     return CheckResult(name, "ok", f"{port} on {settings.host} is free")
 
@@ -235,7 +240,7 @@ def _words(bounds: tuple[tuple[int, int], tuple[int, int]]) -> str:
 
 
 def _first_line(path: Path, key: str) -> str:
-    """The value of the first `key: value` line of a file such as /proc/meminfo; empty if there is none."""
+    """Return the value of the first `key: value` line of a file such as /proc/meminfo; empty if there is none."""
     try:
         content = path.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,7 +1,6 @@
-"""What `ingle doctor` finds about GPUs: the driver, torch's build for it, the C compiler that kernels need, the card.
+"""GPU checks of `ingle doctor`: the driver, torch's build, the C compiler that kernels need, and the GPU.
 
-Each is looked at by itself, so that of several things that are amiss each has its remedy. Imports torch, which may be
-there and broken.
+The checks are independent, so that each of several problems gets a remedy. They import torch, which may be broken.
 """
 
 from collections.abc import Mapping
@@ -13,11 +12,11 @@ from app.settings.settings import Settings
 from engine.backends.cuda.discovery import driver_version
 
 _PCI = Path("/sys/bus/pci/devices")
-_NVIDIA, _DISPLAY = "0x10de", "0x03"  # a vendor, and how the class of every display controller begins
-# The oldest driver for programs of each CUDA version, on Linux (CUDA's release notes, "minor version compatibility").
+_NVIDIA, _DISPLAY = "0x10de", "0x03"  # PCI vendor id, and prefix of the class of display controllers
+# Oldest Linux driver for each CUDA major version (CUDA release notes, "minor version compatibility").
 _LEAST_DRIVER: Mapping[str, int] = {"11": 450, "12": 525, "13": 580}
 _INSTALL = "Install torch for CUDA: https://pytorch.org/get-started/locally/"
-_BROKEN = "Install torch anew."
+_BROKEN = "Reinstall torch."
 _NO_GPU = "not needed: there is no GPU"
 
 
@@ -25,13 +24,13 @@ def driver(settings: Settings, progress: Progress) -> CheckResult:
     name, version = "GPU driver", driver_version()
     if version is None:
         if not _has_nvidia_card():
-            return CheckResult(name, "ok", "none, and no NVIDIA GPU")
-        remedy = "Install NVIDIA's driver, and start the machine anew."
-        return CheckResult(name, "warn", "an NVIDIA GPU is there, and no driver is loaded", remedy)
+            return CheckResult(name, "ok", "not needed: there is no NVIDIA GPU")
+        remedy = "Install NVIDIA's driver, and restart the machine."
+        return CheckResult(name, "warn", "this machine has an NVIDIA GPU, but no driver is loaded", remedy)
     try:
         cuda = _torch_cuda(progress)
     except (ImportError, OSError, RuntimeError):
-        cuda = None  # told by the check of the build
+        cuda = None  # the check of the build reports the error
     least = _LEAST_DRIVER.get((cuda or "").partition(".")[0], 0)
     major = version.partition(".")[0]
     if major.isdecimal() and int(major) < least:
@@ -39,21 +38,21 @@ def driver(settings: Settings, progress: Progress) -> CheckResult:
         return CheckResult(
             name, "warn", found, f"Update the driver to {least} or newer, or install torch for an older CUDA."
         )
-    return CheckResult(name, "ok", version or "there")
+    return CheckResult(name, "ok", version or "loaded")
 
 
 def torch_build(settings: Settings, progress: Progress) -> CheckResult:
-    """Whether torch can drive the cards that are there."""
+    """Check that torch can use the GPUs of this machine."""
     name = "torch build"
     try:
         cuda = _torch_cuda(progress)
         import torch
 
         if driver_version() is None:
-            return CheckResult(name, "ok", f"for CUDA {cuda}" if cuda else "for the CPU alone; there is no GPU")
+            return CheckResult(name, "ok", f"for CUDA {cuda}" if cuda else "for the CPU only; there is no GPU")
         if cuda is None:
             return CheckResult(
-                name, "warn", f"torch {torch.__version__} is for the CPU alone, and there is a GPU", _INSTALL
+                name, "warn", f"torch {torch.__version__} is for the CPU only, and there is a GPU", _INSTALL
             )
         if missing := _cards_without_code():
             return CheckResult(name, "warn", f"for CUDA {cuda}, which has no code for {missing}", _INSTALL)
@@ -70,19 +69,19 @@ def compiler(settings: Settings, progress: Progress) -> CheckResult:
         from engine.backends.cuda.compiler import prepare_compiler
         from engine.errors import NoCompiler
 
-        with progress.task("Trying the C compiler", None):
+        with progress.task("Testing the C compiler", None):
             prepare_compiler()
     except NoCompiler as problem:
         return CheckResult(name, "warn", f"{problem.message}: the CPU engine will be used", problem.remedy)
     except (ImportError, OSError, RuntimeError) as problem:
         return CheckResult(name, "warn", f"Triton cannot be used: {problem}", _BROKEN)
-    return CheckResult(name, "ok", "builds what launches kernels")
+    return CheckResult(name, "ok", "works: it compiles the launchers of kernels")
 
 
 def card(settings: Settings, progress: Progress) -> CheckResult:
     try:
         with progress.task("Looking for a GPU", None):
-            import torch  # noqa: F401  # which may be there and broken
+            import torch  # noqa: F401  # may be installed but broken
 
             from engine.backends.cuda.discovery import Unusable, find_gpu
 
@@ -99,7 +98,7 @@ def card(settings: Settings, progress: Progress) -> CheckResult:
 
 
 def _torch_cuda(progress: Progress) -> str | None:
-    """The CUDA version that torch is built for, such as 12.8."""
+    """Return the CUDA version that torch is built for, such as 12.8; None: it is built for the CPU."""
     with progress.task("Looking for a GPU", None):
         import torch
 
@@ -107,7 +106,7 @@ def _torch_cuda(progress: Progress) -> str | None:
 
 
 def _has_nvidia_card() -> bool:
-    """By the list of devices that Linux has; elsewhere nothing is known."""
+    """Whether Linux lists an NVIDIA display controller. False on other systems."""
     for device in _PCI.glob("*"):
         try:
             vendor, kind = ((device / entry).read_text(encoding="ascii") for entry in ("vendor", "class"))
@@ -119,7 +118,8 @@ def _has_nvidia_card() -> bool:
 
 
 def _cards_without_code() -> str:
-    """Cards that torch's own kernels were not compiled for: neither for their generation, nor to be compiled there."""
+    """Return the architectures of the GPUs for which torch contains neither machine code nor code that the driver can
+    compile."""
     import torch
 
     built = torch.cuda.get_arch_list() if torch.cuda.is_available() else []

@@ -116,7 +116,7 @@ class Choices:
     def _failure(self, end: ReplyEnd) -> AppError | None:
         match end.finish:
             case FinishReason.GRAMMAR:
-                return InvalidGrammar(end.error, place=self._grammar_field)
+                return InvalidGrammar(end.error, path=self._grammar_field)
             case FinishReason.ERROR:
                 return ReplyFailed(f"The engine failed: {end.error}", "Try again.")
             case FinishReason.ABORT:

@@ -86,7 +86,7 @@ class GrammarProcess:
             problem = Problem.unpacked(answer.payload)
             if problem.trace:
                 log.error("a grammar failed to compile:\n%s", problem.trace)
-            raise InvalidGrammar(problem.message, place=problem.place)
+            raise InvalidGrammar(problem.message, path=problem.place)
 
     def begin(self, *, jumps: bool) -> Constraint:
         return _GrammarConstraint(self, next(self._numbers), jumps=jumps and self._jumps)

@@ -126,7 +126,7 @@ def of_schema(schema: Schema, parameter: str, *, whitespace: str | None = WHITES
     try:
         return RequestedGrammar(GrammarSource.schema(schema, whitespace=whitespace), parameter)
     except InvalidGrammar as error:
-        place = f"{parameter}{error.place}"
+        place = f"{parameter}{error.path}"
         raise InvalidRequest(f"{place}: {error.message}", parameter=place) from error
 
 

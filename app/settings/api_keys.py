@@ -1,7 +1,4 @@
-"""The keys that let a program in: those that the user chose, and one of our own for the commands of this user.
-
-Knows files and settings. Refuses to know how a key travels and who asks for one.
-"""
+"""API keys of the server: those that the user set, and a generated one for the commands of the same user."""
 
 import os
 import secrets
@@ -16,10 +13,11 @@ from app.whole_file import write_whole
 from engine.private_folder import private_folder
 
 _OWN_KEY_BYTES = 32
+_KEY_FILE = "Give a text file with one API key per line."
 
 
 def chosen_keys(settings: Settings) -> tuple[str, ...]:
-    """The keys of the settings, without repetition. Raises InvalidSetting, which never shows one."""
+    """Return the keys of the settings, without duplicates. Raises InvalidSetting, whose message never shows a key."""
     if settings.api_key and settings.origins.get("api_key") == str(config_file()):
         _check_private(config_file())
     of_file = () if settings.api_key_file is None else _read_keys(settings.api_key_file)
@@ -27,7 +25,7 @@ def chosen_keys(settings: Settings) -> tuple[str, ...]:
 
 
 def own_key(settings: Settings) -> str | None:
-    """The key that commands of this user carry; None where no server has made one yet."""
+    """Return the generated key that commands of this user send, or None if no server has generated one yet."""
     try:
         return _read_keys(own_key_file(settings))[0]
     except InvalidSetting:
@@ -35,7 +33,10 @@ def own_key(settings: Settings) -> str | None:
 
 
 def make_own_key(settings: Settings) -> str:
-    """The same, made where there is none: in a file that this user alone can read. Raises OSError."""
+    """Return the key of `own_key`. If there is none, generate it in a file that only this user can read.
+
+    Raises OSError.
+    """
     if (key := own_key(settings)) is not None:
         return key
     key, file = secrets.token_urlsafe(_OWN_KEY_BYTES), own_key_file(settings)
@@ -45,32 +46,32 @@ def make_own_key(settings: Settings) -> str:
 
 
 def own_key_file(settings: Settings) -> Path:
-    """Where that is."""
+    """Return the path of the file with the generated key."""
     return settings.state_dir / "own-key"
 
 
 def _read_keys(path: Path) -> tuple[str, ...]:
-    """The keys of a file, one a line; lines that begin with # are remarks."""
+    """Return the keys of a file, one per line. Lines that start with # are comments."""
     try:
         _check_private(path)
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
         keys = key_list([line for line in lines if line and not line.startswith("#")])
     except (OSError, UnicodeDecodeError) as problem:
-        reason = problem.strerror if isinstance(problem, OSError) else "it is no text"
-        raise InvalidSetting(f"{path}: {reason}", "Name a file with one API key a line.") from None
+        reason = problem.strerror if isinstance(problem, OSError) else "the file is not UTF-8 text"
+        raise InvalidSetting(f"{path}: {reason}", _KEY_FILE) from None
     except ValueError as problem:
-        raise InvalidSetting(f"{path}: a key {problem}", "Name a file with one API key a line.") from None
+        raise InvalidSetting(f"{path}: a key {problem}", _KEY_FILE) from None
     if not keys:
-        raise InvalidSetting(f"{path}: there is no key in it", "Name a file with one API key a line.")
+        raise InvalidSetting(f"{path}: the file contains no key", _KEY_FILE)
     return keys
 
 
 def _check_private(path: Path) -> None:
-    """Raises InvalidSetting for a file that others can read or write, or that is somebody else's."""
-    if sys.platform == "win32":  # where modes say nothing
+    """Raise InvalidSetting if other users can read or write the file, or another user owns it."""
+    if sys.platform == "win32":  # file modes have no meaning there
         return
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
-        raise InvalidSetting(f"{path}: it is no file", "Name a file with one API key a line.")
+        raise InvalidSetting(f"{path}: this is not a regular file", _KEY_FILE)
     if found.st_uid not in (os.geteuid(), 0) or found.st_mode & 0o077:
-        raise InvalidSetting(f"{path}: it holds API keys, and is open to other users", f"chmod 600 {path}")
+        raise InvalidSetting(f"{path}: other users can access this file of API keys", f"chmod 600 {path}")

@@ -1,6 +1,6 @@
-"""config.toml as a file that people edit: one setting is written or removed, and all else stays as it is, comments too.
+"""Edit config.toml: write or remove one setting, and keep the rest of the file as it is, including comments.
 
-Refuses to know what settings mean: app/settings/settings.py says which values they can have, and reads the file.
+app/settings/settings.py reads the file and defines the values of settings.
 """
 
 import os
@@ -17,13 +17,13 @@ from engine.private_folder import private_folder
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument
 
-_PRIVATE = 0o600  # the file can hold keys
+_PRIVATE = 0o600  # because the file can contain API keys
 
 
 def write_setting(name: str, text: str) -> Path:
-    """Have the file say that a setting is what `text` stands for. Returns its path.
+    """Set a setting to the value of `text`. Returns the path of the file.
 
-    Raises InvalidSetting, with what is allowed, for a name or a value that makes no sense; the file is as before then.
+    Raises InvalidSetting for an unknown name or an invalid value, and leaves the file unchanged.
     """
     setting = setting_named(name)
     former = FORMER_NAMES.get(name)
@@ -39,7 +39,10 @@ def write_setting(name: str, text: str) -> Path:
 
 
 def remove_setting(name: str) -> Path | None:
-    """Have the file say nothing of a setting, or of what is none. Returns its path; None where it said nothing."""
+    """Remove a setting, or an unknown key, from the file. Returns the path of the file, or None if it had no such key.
+
+    Raises InvalidSetting for a name that is neither a setting nor in the file.
+    """
     document = _read()
     names = [name, *(former for former, old in FORMER_NAMES.items() if old.setting == name)]
     written = [one for one in names if one in document]
@@ -52,7 +55,7 @@ def remove_setting(name: str) -> Path | None:
 
 
 def _as_toml(value: object, text: str) -> object:
-    """As people would write it: a number and a truth value as such, a list as a list; all else as the text it was."""
+    """Return the TOML value: numbers, booleans, lists, and tables as such, anything else as the text."""
     match value:
         case bool() | int() | float():
             return value
@@ -77,7 +80,7 @@ def _read() -> "TOMLDocument":
 
 
 def _write(document: "TOMLDocument") -> Path:
-    """In place of the file; where it is a link, of what it leads to."""
+    """Replace the file. If it is a symbolic link, replace its target."""
     path = Path(os.path.realpath(config_file()))
     private_folder(path.parent)
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else _PRIVATE

@@ -1,7 +1,7 @@
-"""Settings: what the user chose, resolved once, with the place each value came from.
+"""Settings of the user, resolved once, with the origin of each value.
 
-Precedence: command-line flag > `INGLE_*` environment variable > config.toml > default. This is the only module that
-reads the environment; it knows nothing of what the settings are used for.
+Precedence: command-line option > `INGLE_*` environment variable > config.toml > default. No other module reads the
+environment.
 """
 
 import os
@@ -48,7 +48,7 @@ DEFAULT_REQUESTS = 256
 
 @dataclass(frozen=True)
 class Inside:
-    """A default: a folder inside that of an earlier setting."""
+    """A default value: the folder `name` in the folder of an earlier setting."""
 
     setting: str
     name: str
@@ -58,10 +58,10 @@ class Inside:
 class Setting:
     """How one setting is read. Its environment variable is `INGLE_` and its name, its config.toml key is its name."""
 
-    parse: Callable[[object], object]  # from a string or a TOML value; raises ValueError with what was expected
-    default: object  # the value, a function without arguments that finds it, or a place Inside another setting's
-    meaning: str  # one sentence for people
-    also: tuple[str, ...]  # variables of other tools, looked at after our own
+    parse: Callable[[object], object]  # from a string or a TOML value; raises ValueError that says what is expected
+    default: object  # the value, a function without arguments that returns it, or a folder Inside another setting's
+    meaning: str  # help text, with unit and default
+    also: tuple[str, ...]  # variables of other tools, read after the INGLE_* variable
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,12 @@ class FormerName:
 
 
 def _read_by(parse: Callable[[object], object], default: object, meaning: str, *also: str) -> dict[str, Setting]:
-    """The metadata of a field of Settings."""
+    """Return the metadata of a field of Settings."""
     return {"setting": Setting(parse, default, meaning, also)}
 
 
 def _bits_of_planes(value: object) -> int:
-    """The activation bits of a number of planes, which that setting had earlier."""
+    """Return the activation bits for a number of planes, which was the value of the former setting."""
     return (0, 8, 14)[whole_number(2)(value)]
 
 
@@ -89,13 +89,13 @@ def _folder(value: object) -> Path:
 
 
 def _hugging_face_home() -> Path:
-    """Where Hugging Face tools keep their files, by the rules of huggingface_hub."""
+    """Return the folder in which Hugging Face tools keep their files, by the rules of huggingface_hub."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return _folder(os.environ.get("HF_HOME") or Path(cache, "huggingface"))
 
 
 def _hugging_face_token() -> str | None:
-    """The token that `hf auth login` stored, if any."""
+    """Return the token that `hf auth login` stored, if any."""
     file = _folder(os.environ.get("HF_TOKEN_PATH") or _hugging_face_home() / "token")
     try:
         return file.read_text(encoding="utf-8").strip() or None
@@ -104,64 +104,64 @@ def _hugging_face_token() -> str | None:
 
 
 def _ollama_models() -> Path:
-    """Those of this user, or of the service that Ollama's installer sets up on Linux."""
-    places = [_folder("~/.ollama/models"), Path("/usr/share/ollama/.ollama/models")]
-    return next((place for place in places if os.access(place, os.R_OK | os.X_OK)), places[0])
+    """Return the models folder of this user, or of the service that Ollama's installer sets up on Linux."""
+    folders = [_folder("~/.ollama/models"), Path("/usr/share/ollama/.ollama/models")]
+    return next((folder for folder in folders if os.access(folder, os.R_OK | os.X_OK)), folders[0])
 
 
 def _lm_studio_models() -> Path:
-    """Where LM Studio keeps them, or its older versions did."""
-    places = [_folder("~/.lmstudio/models"), _folder("~/.cache/lm-studio/models")]
-    return next((place for place in places if place.is_dir()), places[0])
+    """Return the models folder of LM Studio, or that of its older versions."""
+    folders = [_folder("~/.lmstudio/models"), _folder("~/.cache/lm-studio/models")]
+    return next((folder for folder in folders if folder.is_dir()), folders[0])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Every setting, resolved. Get one from `load_settings`; the fields are the table of what can be set."""
+    """All settings, resolved by `load_settings`. The fields are the table of settings."""
 
-    model: str = field(metadata=_read_by(text, "smollm2:135m", "The model used when none is named."))
+    model: str = field(metadata=_read_by(text, "smollm2:135m", "Model to use if none is named. Default: smollm2:135m."))
     model_aliases: Mapping[str, str] = field(
         metadata=_read_by(
             names,
             MappingProxyType({}),
-            'Other names that requests may give models, such as "gpt-4o=smollm2:135m, claude-*=*"; a name may have a * '
-            "for whatever stands there, and * alone is whichever model is served.",
+            'Other model names for requests, such as "gpt-4o=smollm2:135m, claude-*=*". In a name, * matches any text; '
+            "as a model, * is the served one. Default: none.",
         )
     )
     alias: tuple[str, ...] = field(
         metadata=_read_by(
             text_list,
             (),
-            "Names that the served model is listed by, the first of which its replies carry; by default its own, and "
-            "of a path the last part.",
+            "Names under which the server lists its model, separated by commas. Replies use the first. Default: the "
+            "name of the model, or the last part of its path.",
         )
     )
     models_dir: Path = field(
         metadata=_read_by(
             _folder,
             lambda: platformdirs.user_data_path(APP_NAME, appauthor=False) / "models",
-            "Folder of the models that do not come from the Hugging Face Hub, and of the records of all.",
+            "Folder of models that do not come from the Hugging Face Hub, and of the records of all models.",
         )
     )
     cache_dir: Path = field(
         metadata=_read_by(
             _folder,
             lambda: platformdirs.user_cache_path(APP_NAME, appauthor=False),
-            "Folder of files that can be made again.",
+            "Folder of files that can be created again: compiled kernels, and the on-disk KV cache.",
         )
     )
     state_dir: Path = field(
         metadata=_read_by(
             _folder,
             lambda: platformdirs.user_state_path(APP_NAME, appauthor=False),
-            "Folder of the records by which a running server is found, and of the responses that it keeps.",
+            "Folder of chats, records of running servers, and stored responses.",
         )
     )
     hub_endpoint: str = field(
         metadata=_read_by(
             web_address,
             "https://huggingface.co",
-            "Address of the Hugging Face Hub or of a mirror of it.",
+            "URL of the Hugging Face Hub or a mirror of it. Default: https://huggingface.co.",
             "HF_ENDPOINT",
         )
     )
@@ -169,7 +169,7 @@ class Settings:
         metadata=_read_by(
             _folder,
             lambda: _hugging_face_home() / "hub",
-            "The Hugging Face cache, shared with other tools: models from the Hub are kept there.",
+            "Folder of the Hugging Face cache, which other tools share. Models from the Hub are stored there.",
             "HF_HUB_CACHE",
             "HUGGINGFACE_HUB_CACHE",
         )
@@ -179,48 +179,64 @@ class Settings:
         metadata=_read_by(
             text,
             _hugging_face_token,
-            "Access token for gated models; sent to the Hub's own host and nowhere else.",
+            "Access token for gated models. It is sent to the host of the Hub only. Default: the token that "
+            "`hf auth login` stored.",
             "HF_TOKEN",
             "HUGGING_FACE_HUB_TOKEN",
         ),
     )
     ollama_dir: Path = field(
         metadata=_read_by(
-            _folder, _ollama_models, "Folder of Ollama's models, which are read in place.", "OLLAMA_MODELS"
+            _folder, _ollama_models, "Folder of Ollama's models, which are used without a copy.", "OLLAMA_MODELS"
         )
     )
     lmstudio_dir: Path = field(
-        metadata=_read_by(_folder, _lm_studio_models, "Folder of LM Studio's models, which are read in place.")
+        metadata=_read_by(_folder, _lm_studio_models, "Folder of LM Studio's models, which are used without a copy.")
     )
     offline: bool = field(
-        metadata=_read_by(yes_or_no, False, "Never use the network.", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+        metadata=_read_by(
+            yes_or_no,
+            False,
+            "Never connect to other machines to find or download models. Default: no.",
+            "HF_HUB_OFFLINE",
+            "TRANSFORMERS_OFFLINE",
+        )
     )
-    threads: int = field(metadata=_read_by(whole_number(MAX_THREADS), 0, "Threads of the CPU engine; 0 chooses."))
+    threads: int = field(
+        metadata=_read_by(
+            whole_number(MAX_THREADS),
+            0,
+            "Threads of the CPU engine. Default: 0, which uses one per core, and fewer on a busy machine.",
+        )
+    )
     kernels: str = field(
         metadata=_read_by(
             one_of("auto", "cuda", "cpu", "reference"),
             "auto",
-            "Kernels of the engine: the fastest ones, or those named.",
+            "Kernels of the engine: auto, cuda, cpu, or reference. Default: auto, the fastest ones.",
         )
     )
     device: str = field(
         metadata=_read_by(
             matching(r"auto|cpu|cuda(:\d{1,3})?", "auto, cpu, cuda or cuda:N"),
             "auto",
-            "Where the engine computes: on a GPU where one can be used, or where it is told to.",
+            "Device to compute on: auto, cpu, cuda, or cuda:1 for the second GPU. Default: auto, a GPU if one can be "
+            "used.",
         )
     )
     gpu_memory: MemoryLimit = field(
         metadata=_read_by(
             memory_limit,
             ALL_FREE,
-            "How much of a GPU's memory an engine takes at most, such as 20GB or 80%; auto is all that is free but for "
-            "a reserve.",
+            "GPU memory to use, at most: a size such as 20GB, or a share such as 80%. Default: auto, all free memory "
+            "minus a reserve.",
         )
     )
     deterministic: bool = field(
         metadata=_read_by(
-            yes_or_no, False, "On a GPU, too, a reply is the same bytes alone and among others, at some cost in speed."
+            yes_or_no,
+            False,
+            "On a GPU, return bitwise the same output regardless of batching, at some cost in speed. Default: no.",
         )
     )
     activation_bits: int = field(
@@ -235,147 +251,166 @@ class Settings:
         metadata=_read_by(
             one_of(*CHOICES),
             "auto",
-            "Instructions that the CPU kernels are made of: the fastest this processor has, or those named.",
+            "Instruction set of the CPU kernels. Default: auto, the fastest that this processor has.",
         )
     )
     quantize: str = field(
         metadata=_read_by(
             one_of("none", "fp8", "int4", "nf4"),
             "none",
-            "What the layers of a 16- or 32-bit model are quantized to while it loads.",
+            "Format to which 16- and 32-bit layers are quantized while the model loads: none, fp8, int4, or nf4. "
+            "Default: none.",
         )
     )
     kv_type: str = field(
         metadata=_read_by(
             one_of("auto", "bf16", "f16", "fp8", "int8"),
             "auto",
-            "How keys and values are kept: on a CPU f16 is near exact, int8 takes about half of the memory; on a GPU "
-            "bf16 and f16, and fp8.",
+            "Type of the KV cache: f16 (near exact) or int8 (about half the memory) on a CPU; bf16, f16, or fp8 (half "
+            "the memory) on a GPU. Default: auto, f16 on a CPU and bf16 on a GPU.",
         )
     )
     kv_host_mb: float | None = field(  # None: auto
         metadata=_read_by(
             number_or_auto(MAX_HOST_MB),
             None,
-            "Memory, in MB, that requests which have to wait are copied to; 0 has them computed again; auto is a "
-            "quarter of what is free where a GPU computes, and nothing where the CPU does.",
+            "RAM in MB for KV blocks of preempted requests and of earlier prompts; 0 recomputes them. Default: auto, a "
+            "quarter of the free RAM for a GPU engine, and 0 for a CPU engine.",
         )
     )
     kv_disk_gb: float | None = field(  # None: auto
         metadata=_read_by(
             number_or_auto(MAX_DISK_GB),
             None,
-            "How much is kept on disk of what was computed, in GB: a number, 0 for nothing, or auto for a tenth of "
-            "the free space.",
+            "Size limit of the on-disk KV cache in GB; 0 disables it. Default: auto, a tenth of the free disk space.",
         )
     )
     kv_disk_dir: Path = field(
-        metadata=_read_by(_folder, Inside("cache_dir", "kv"), "Folder of what was computed, of all models.")
+        metadata=_read_by(
+            _folder, Inside("cache_dir", "kv"), "Folder of the on-disk KV cache. Default: kv in the folder cache_dir."
+        )
     )
     keep_changing_lines: bool = field(
         metadata=_read_by(
             yes_or_no,
             False,
-            "Keep lines that clients change in their prompts with every request, such as Claude Code's billing header; "
-            "otherwise they are left out, so that what follows them is found computed.",
+            "Keep prompt lines that clients change with every request, such as Claude Code's billing header. They "
+            "prevent prefix cache hits. Default: no, which removes them.",
         )
     )
     preemption: str = field(
         metadata=_read_by(
             one_of(*(choice.value for choice in Preemption)),
             Preemption.AUTO.value,
-            "What a request does that has to wait while others run: swap, recompute, or what is faster.",
+            "How preempted requests resume: swap, recompute, or auto (whichever is faster). Default: auto.",
         )
     )
     latency_ms: int = field(
         metadata=_read_by(
             whole_number(MAX_LATENCY_MS),
             round(1000 * TARGET_LATENCY),
-            "Pause between two words of a reply, in ms, that reading a long prompt should not exceed; 0 is any.",
+            "Target inter-token latency in ms while long prompts are prefilled; 0 removes the target. Default: 60.",
         )
     )
     sampling_defaults: str = field(
         metadata=_read_by(
             one_of("model", "none"),
             "model",
-            "Sampling of requests that leave it open: what the model recommends, or with none the defaults of the API "
-            "that a request came by.",
+            "Sampling of requests that do not set it: model (its recommended values), or none (the defaults of each "
+            "API). Default: model.",
         )
     )
     generic_tools: bool = field(
         metadata=_read_by(
             yes_or_no,
             True,
-            "Tell models of tools as text, and hold their calls to JSON by a grammar, where their chat template has no "
-            "place for tools; otherwise such requests are refused.",
+            "Describe tools as text to models whose chat template does not support tools, and constrain their calls to "
+            "JSON. If no, such requests are refused. Default: yes.",
         )
     )
     context: int = field(
         metadata=_read_by(
-            whole_number(MAX_CONTEXT), 0, "Longest context in tokens; 0 takes what the model was made for."
+            whole_number(MAX_CONTEXT),
+            0,
+            "Context length in tokens, at most. Default: 0, which takes what the model supports and memory allows.",
         )
     )
     host: str = field(
         metadata=_read_by(
             matching(r"[A-Za-z0-9:][A-Za-z0-9.:_-]{0,252}", "an address or a name of this machine"),
             "127.0.0.1",
-            "Where the server listens: 127.0.0.1 serves this machine alone; others need an API key.",
+            "Address on which the server listens. Any but the default needs an API key. Default: 127.0.0.1, this "
+            "machine only.",
         )
     )
     port: int = field(
-        metadata=_read_by(whole_number(MAX_PORT), 4645, "Port the server listens on; 0 takes any that is free.")
+        metadata=_read_by(
+            whole_number(MAX_PORT), 4645, "Port on which the server listens; 0 takes a free one. Default: 4645."
+        )
     )
     ollama_port: int = field(
         metadata=_read_by(
             whole_number(MAX_PORT),
             0,
-            "Port on which programs that look for Ollama find the server as well, which is 11434; 0 is none.",
+            "Second port of the server, for programs that expect Ollama (11434); 0 means none. Default: 0.",
         )
     )
     host_names: tuple[str, ...] = field(
         metadata=_read_by(
-            text_list, (), "Further names that requests may call the server by, such as mybox.lan or mybox.lan:8080."
+            text_list,
+            (),
+            "Further host names for which the server accepts requests, such as mybox.lan or mybox.lan:8080. Default: "
+            "none.",
         )
     )
     allowed_origins: tuple[str, ...] = field(
         metadata=_read_by(
-            origin_list, (), "Web pages that may use the server, by their origin, such as https://app.example."
+            origin_list,
+            (),
+            "Origins of web pages that can use the server, such as https://app.example. Default: none.",
         )
     )
     api_key: tuple[str, ...] = field(
         repr=False,
-        metadata=_read_by(key_list, (), "Keys that programs need to be served, separated by commas; never a flag."),
+        metadata=_read_by(
+            key_list,
+            (),
+            "API keys that clients need, separated by commas. There is no command-line option for them. Default: none.",
+        ),
     )
     api_key_file: Path | None = field(
-        metadata=_read_by(_folder, None, "File of such keys, one a line, which nobody else can read.")
+        metadata=_read_by(_folder, None, "File of API keys, one per line, that other users cannot read. Default: none.")
     )
     max_requests: int = field(
         metadata=_read_by(
             whole_number(MAX_REQUESTS),
             DEFAULT_REQUESTS,
-            "Requests under way at most for one API key, or for all that need none; 0 is any number.",
+            "Concurrent requests per API key, at most, or of all clients together if no key is needed; 0 means no "
+            "limit. Default: 256.",
         )
     )
     keep_alive_s: int = field(
         metadata=_read_by(
             whole_number(MAX_KEEP_ALIVE_S),
             300,
-            "Seconds that the engine of a chat stays for other programs behind their last request; "
-            "0 ends it with the last chat.",
+            "Seconds that the engine of a chat keeps running after the last request of another program; 0 stops it "
+            "with the last chat. Default: 300.",
         )
     )
     theme: str = field(
         metadata=_read_by(
             text,
             "auto",
-            "Colours of the chat in the terminal: a theme by its name, as /theme keeps the one that is chosen there; "
-            "auto suits the terminal.",
+            "Color theme of the terminal chat, as /theme sets it. Default: auto, which fits the terminal.",
         )
     )
-    origins: Mapping[str, str] = field(default_factory=dict, repr=False)  # setting name -> where its value came from
+    origins: Mapping[str, str] = field(default_factory=dict, repr=False)  # setting name -> origin of its value
 
     def stated(self, name: str) -> str:
-        """A setting as it was given: `--context 16384`, `INGLE_CONTEXT=16384`, or `context = 16384 in FILE`."""
+        """Return a setting as the user gave it.
+
+        For example `--context 16384`, `INGLE_CONTEXT=16384`, or `context = 16384 in FILE`.
+        """
         origin, value = self.origins.get(name, "default"), getattr(self, name)
         if origin.startswith("--"):
             return f"{origin} {value}"
@@ -383,27 +418,27 @@ class Settings:
 
     @property
     def quantize_method(self) -> str | None:
-        """What layers are quantized to while a model loads; None: they stay as they are."""
+        """Format to which layers are quantized while a model loads; None: they stay as they are."""
         return None if self.quantize == "none" else self.quantize
 
     @property
     def kv_disk_limit(self) -> int | None:
-        """Bytes that all of kv_disk_dir may take; 0: nothing is written there. None: chosen by what is free."""
+        """Size limit of kv_disk_dir in bytes; 0: nothing is written there. None: chosen by the free disk space."""
         return None if self.kv_disk_gb is None else round(self.kv_disk_gb * 1_000_000_000)
 
     @property
     def kv_host_bytes(self) -> int | None:
-        """None: chosen by what is free."""
+        """RAM for KV blocks in bytes. None: chosen by the free RAM."""
         return None if self.kv_host_mb is None else round(self.kv_host_mb * 1_000_000)
 
     @property
     def history_dir(self) -> Path:
-        """Where chats are kept."""
+        """Folder of the chats."""
         return self.state_dir / "history"
 
     @property
     def replies_dir(self) -> Path | None:
-        """Where the ids of replies are kept: beside what was computed for them. None: nowhere."""
+        """Folder of the token ids of replies: that of the on-disk KV cache. None: they are not saved."""
         return None if self.kv_disk_limit == 0 else self.kv_disk_dir
 
 
@@ -435,14 +470,14 @@ def _hint(name: str) -> str:
 
 
 def config_file() -> Path:
-    """The path of config.toml, whether or not it exists."""
+    """Return the path of config.toml, whether or not it exists."""
     return platformdirs.user_config_path(APP_NAME, appauthor=False) / "config.toml"
 
 
 def load_settings(**flags: object) -> Settings:
-    """Resolve all settings. `flags` are those given on the command line, by setting name; None means not given.
+    """Resolve all settings. `flags`: options of the command line by setting name; None means not given.
 
-    Raises InvalidSetting, which names the place the bad value came from.
+    Raises InvalidSetting, which names the origin of the invalid value.
     """
     if unknown := flags.keys() - SETTINGS.keys():
         raise TypeError(f"no such setting: {', '.join(sorted(unknown))}")
@@ -456,7 +491,7 @@ def load_settings(**flags: object) -> Settings:
 
 
 def _resolve(name: str, setting: Setting, flag: object, file: Mapping[str, object]) -> tuple[object, str]:
-    """The value of one setting and where it came from."""
+    """Return the value of one setting and its origin."""
     names = {name: setting.parse}
     names |= {former: old.parse for former, old in FORMER_NAMES.items() if old.setting == name}
     variables = {f"INGLE_{own.upper()}": own for own in names} | dict.fromkeys(setting.also, name)
@@ -488,15 +523,15 @@ def _read_config(path: Path) -> Mapping[str, object]:
 
 
 def is_dumb_terminal() -> bool:
-    """Whether the terminal says of itself that it can write lines and nothing else."""
+    """Whether the terminal can print lines only, according to TERM."""
     return os.environ.get("TERM", "") in ("", "dumb")
 
 
-def wants_colours() -> bool:
-    """Whether NO_COLOR is not there, whatever it says: Textual reads it so."""
+def wants_colors() -> bool:
+    """Whether NO_COLOR is not set. Its value does not matter, as in Textual."""
     return "NO_COLOR" not in os.environ
 
 
 def child_environment(**overrides: str) -> dict[str, str]:
-    """The environment of a child process: our own, with `overrides`."""
+    """Return the environment of a child process: that of this process, with `overrides`."""
     return {**os.environ, **overrides}

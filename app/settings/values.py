@@ -1,7 +1,6 @@
-"""What the values of settings can be: functions that make one of a string or of a TOML value.
+"""Parsers of settings: functions that convert a string or a TOML value to the value of a setting.
 
-Each raises ValueError, whose message ends a sentence about the setting: "must be ...". Refuses to know which settings
-there are, and the environment.
+Each raises ValueError with a message that continues a sentence about the setting: "must be ...".
 """
 
 import re
@@ -17,7 +16,7 @@ MAX_KEY = 512  # characters of an API key
 
 def text(value: object) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ValueError("must be a text that is not empty")
+        raise ValueError("must be a non-empty string")
     return value.strip()
 
 
@@ -25,28 +24,28 @@ def web_address(value: object) -> str:
     address = text(value).rstrip("/")
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("must be an address that starts with https:// or http://")
+        raise ValueError("must be a URL that starts with https:// or http://")
     return address
 
 
 def text_list(value: object) -> tuple[str, ...]:
-    """Texts without spaces: of a string, between commas or spaces; or a list."""
+    """Parse a list of strings without spaces: a TOML list, or a string with commas or spaces between the items."""
     texts = value.replace(",", " ").split() if isinstance(value, str) else value
     if not isinstance(texts, Sequence) or not all(isinstance(one, str) and one for one in texts):
-        raise ValueError("must be a list of texts")
+        raise ValueError("must be a list of strings")
     return tuple(texts)
 
 
 def key_list(value: object) -> tuple[str, ...]:
-    """API keys. No error shows one."""
+    """Parse API keys. Error messages never show a key."""
     keys = text_list(value)
     if not all(_KEY.fullmatch(key) for key in keys):
-        raise ValueError(f"must be 1 to {MAX_KEY} letters, digits and signs of ASCII, without spaces")
+        raise ValueError(f"must be 1 to {MAX_KEY} printable ASCII characters, without spaces")
     return keys
 
 
 def origin_list(value: object) -> tuple[str, ...]:
-    """Origins of web pages, as browsers write them."""
+    """Parse origins of web pages, in the form that browsers send."""
     origins = text_list(value)
     for origin in origins:
         if not _ORIGIN.fullmatch(origin):
@@ -80,7 +79,7 @@ def whole_number(most: int) -> Callable[[object], int]:
 
 
 def number_or_auto(most: int) -> Callable[[object], float | None]:
-    """None stands for auto."""
+    """Return a parser of a number from 0 to `most`, or of auto, which is None."""
 
     def parse(value: object) -> float | None:
         if value == "auto":
@@ -92,7 +91,7 @@ def number_or_auto(most: int) -> Callable[[object], float | None]:
             number = float(value)
         except ValueError:
             raise ValueError(problem) from None
-        if not 0 <= number <= most:  # nor what is not a number
+        if not 0 <= number <= most:  # also true for NaN
             raise ValueError(problem)
         return number
 
@@ -119,7 +118,7 @@ def one_of_numbers(*choices: int) -> Callable[[object], int]:
 
 
 def matching(pattern: str, meaning: str) -> Callable[[object], str]:
-    """A text of one form; `meaning` says which."""
+    """Return a parser of strings that match `pattern`. `meaning` describes them in errors."""
 
     def parse(value: object) -> str:
         if not isinstance(value, str) or not re.fullmatch(pattern, value):
@@ -130,7 +129,7 @@ def matching(pattern: str, meaning: str) -> Callable[[object], str]:
 
 
 def names(value: object) -> Mapping[str, str]:
-    """Names and what each stands for: a table of TOML, or `name=meaning` with commas in between."""
+    """Parse a mapping of names: a TOML table, or `name=target` items separated by commas."""
     pairs: Mapping[object, object] = {}
     if isinstance(value, Mapping):
         pairs = value
@@ -139,12 +138,12 @@ def names(value: object) -> Mapping[str, str]:
         pairs = {name.strip(): meaning.strip() for name, _, meaning in split}
     known = {name: meaning for name, meaning in pairs.items() if isinstance(name, str) and isinstance(meaning, str)}
     if not isinstance(value, Mapping | str) or len(known) < len(pairs) or not all((*known, *known.values())):
-        raise ValueError(f"must be names and what they stand for, such as gpt-4o=smollm2:135m, not {value!r}")
+        raise ValueError(f"must be names with their models, such as gpt-4o=smollm2:135m, not {value!r}")
     return MappingProxyType(known)
 
 
 def memory_limit(value: object) -> MemoryLimit:
-    """So many bytes, or a share of all there is."""
+    """Parse a limit of memory: auto, a size such as 20GB, or a share such as 80%."""
     found = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     if value == "auto":
         return ALL_FREE
@@ -155,7 +154,7 @@ def memory_limit(value: object) -> MemoryLimit:
 
 
 def memory_size(value: object) -> int:
-    """So many bytes, as people write it."""
+    """Parse a size such as 8GB. Returns bytes."""
     found = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     if found is None or found[2] == "%" or not 0 < float(found[1]) <= MAX_GIGABYTES:
         raise ValueError(f"must be a size like 8GB, not {value!r}")

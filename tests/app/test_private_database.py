@@ -38,7 +38,7 @@ def test_a_new_file_is_for_its_owner_alone_and_an_old_one_stays(tmp_path: Path) 
 def test_a_pipe_or_a_folder_is_refused(tmp_path: Path, make: object) -> None:
     assert callable(make)
     make(tmp_path / "a.sqlite")
-    with pytest.raises(OSError, match="is no file"):
+    with pytest.raises(OSError, match="is not a regular file"):
         make_private(tmp_path / "a.sqlite")
 
 

@@ -29,12 +29,12 @@ def _work(reporter: Progress, seconds: float = 0.0) -> None:
 
 def _slow_work() -> None:
     """All tasks take far longer than it takes until they are told of."""
-    progress._A_WHILE = 0.01
+    progress._DELAY_SECONDS = 0.01
     _work(progress_on_stderr(), seconds=0.5)
 
 
 def test_lines_without_a_terminal(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_A_WHILE", 0.01)
+    monkeypatch.setattr(progress, "_DELAY_SECONDS", 0.01)
     _slow_work()
     out, err = capfd.readouterr()
     lines = [
@@ -47,7 +47,7 @@ def test_lines_without_a_terminal(capfd: pytest.CaptureFixture[str], monkeypatch
 
 
 def test_lines_on_the_way(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_OFTEN", 0.0)
+    monkeypatch.setattr(progress, "_LINE_SECONDS", 0.0)
     _work(LineProgress())
     told = ["Fetching.", "Downloading [x]: 50 %", "Reading: 66 %"]
     assert capfd.readouterr() == ("", "".join(f"{line}\n" for line in told))
@@ -63,7 +63,7 @@ def at_once(action):
     action()
     yield
 
-progress._after_a_while = at_once
+progress._after_delay = at_once
 reporter = progress.BarProgress()
 with reporter.task("Downloading [x]", 2_000_000) as report:
     reporter.say("It [broke].")
@@ -77,7 +77,7 @@ with reporter.task("Downloading [x]", 2_000_000) as report:
 
 
 def test_what_takes_no_time_is_not_told_of(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "_A_WHILE", 600.0)
+    monkeypatch.setattr(progress, "_DELAY_SECONDS", 600.0)
     _work(LineProgress())
     _work(BarProgress())
     assert capfd.readouterr() == ("", "Fetching.\n" * 2)

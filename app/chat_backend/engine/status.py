@@ -26,13 +26,13 @@ class ChatEngine:
 
     async def status(self) -> EngineStatus:
         """Of an endpoint of others, its model alone."""
-        from app.client.http import as_agreed
+        from app.client.http import parsing_response
 
         async with self._connection.use() as engine:
             if not engine.endpoint.is_inglenook:
                 return EngineStatus(engine.model, (), (), (), 0, 0, is_reported=False)
             report = await engine.endpoint.own("GET", "engine")
-            with as_agreed():
+            with parsing_response():
                 self._reply_ids = {RequestId(str(one["id"])): str(one.get("reply", "")) for one in report["requests"]}
                 return _status(report)
 

@@ -143,7 +143,7 @@ def convert_errors(parameter: str) -> Iterator[None]:
         problem = error.message.removeprefix("width: ")
         raise InvalidRequest(f"best_of: {problem}", error.remedy, parameter="best_of") from error
     except InvalidGrammar as error:
-        raise InvalidRequest(f"{error.place}: {error.message}", parameter=error.place) from error
+        raise InvalidRequest(f"{error.path}: {error.message}", parameter=error.path) from error
     except PromptTooLong as error:
         if error.context:
             raise ContextExceeded(error, parameter) from error

@@ -250,7 +250,7 @@ def test_models_are_listed_where_none_answers(settings: Settings, endpoint: Stan
 
 
 def test_nobody_there_is_told(settings: Settings) -> None:
-    with pytest.raises(ClientError, match="does not answer"):
+    with pytest.raises(ClientError, match="does not respond"):
         replied(settings, "http://127.0.0.1:9/v1")
 
 

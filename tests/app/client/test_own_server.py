@@ -238,7 +238,7 @@ def test_a_refusal_is_an_error_of_ours(
     [
         (TEXT % "a" + ERROR, ServerError, "The engine failed"),
         (TEXT % "a", ServerUnreachable, "before it was complete"),
-        (TEXT % "a" + "data: {\n\n", ServerError, "makes no sense"),
+        (TEXT % "a" + "data: {\n\n", ServerError, "not in the expected format"),
     ],
 )
 def test_a_reply_that_breaks_off_is_an_error_after_its_text(

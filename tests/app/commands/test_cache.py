@@ -78,7 +78,7 @@ def test_the_limit_is_that_of_the_setting(kept: list[Path], root: Path, monkeypa
     monkeypatch.setenv("INGLE_KV_DISK_GB", "1.5")
     assert invoke("ls").stdout.endswith(f"\n21.4 kB of at most 1.5 GB in {root}\n")
     monkeypatch.setenv("INGLE_KV_DISK_GB", "0")
-    assert invoke("ls").stdout.endswith(f"\n21.4 kB and nothing is added (INGLE_KV_DISK_GB) in {root}\n")
+    assert invoke("ls").stdout.endswith(f"\n21.4 kB and the cache is disabled (INGLE_KV_DISK_GB) in {root}\n")
     assert json.loads(invoke("ls", "--json").stdout)["limit"] == 0
 
 
@@ -157,7 +157,7 @@ def test_everything_is_cleared_after_a_question(
     on_a_terminal(monkeypatch)
     done = invoke("clear", answer=answer)
     assert done.exit_code == status
-    assert "Delete what is kept of all models (21.4 kB)?" in done.stderr
+    assert "Clear the cache of every model (21.4 kB)?" in done.stderr
     assert done.stdout == ""
     assert sum(len(runs(folder)) for folder in kept) == left
     assert (root / FILE_NAME).exists() == bool(left)
@@ -186,7 +186,7 @@ def test_what_cannot_be_deleted_is_no_success(kept: list[Path], monkeypatch: pyt
 
 def test_good_files(kept: list[Path]) -> None:
     done = invoke("verify")
-    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "Files: 2, 21.4 kB. Bad: 0.\n")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "Files: 2, 21.4 kB. Damaged: 0.\n")
     assert invoke("verify", "-q", "--delete").stderr == ""
     assert sum(len(runs(folder)) for folder in kept) == 2
 
@@ -201,7 +201,7 @@ def test_bad_files_are_listed_and_deleted_if_asked(kept: list[Path]) -> None:
         assert (done.exit_code, done.stdout) == (1, f"{bad}: block 2 is damaged\n")
     done = invoke("verify", "--delete")
     assert (done.exit_code, done.stdout) == (1, f"{bad}: block 2 is damaged\n")
-    assert done.stderr == "Files: 2, 21.4 kB. Bad: 1, deleted: 1.\n"
+    assert done.stderr == "Files: 2, 21.4 kB. Damaged: 1, deleted: 1.\n"
     assert not bad.exists()
     assert good.exists()
     assert invoke("verify").exit_code == 0
@@ -227,4 +227,6 @@ def test_errors_become_words(monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capt
     monkeypatch.setattr("sys.argv", ["ingle", "cache", "clear", "nothing"])
     monkeypatch.setattr("signal.signal", lambda number, handler: None)
     assert main() == 3
-    assert capfd.readouterr().err == "error: nothing is kept of nothing\ntry: ingle cache ls shows what is.\n"
+    assert (
+        capfd.readouterr().err == "error: the cache has no entry for nothing\ntry: ingle cache ls lists the entries.\n"
+    )

@@ -136,7 +136,7 @@ def test_where_the_file_is_a_link_what_it_leads_to_is_written(invoke: Invoke, tm
 
 def test_what_comes_first_is_told(invoke: Invoke) -> None:
     answer = invoke("set", "threads", "3", INGLE_THREADS="5")
-    assert "INGLE_THREADS is set, and comes first" in answer.stderr
+    assert "INGLE_THREADS is set in the environment and overrides config.toml" in answer.stderr
     assert invoke("get", "threads", INGLE_THREADS="5").stdout == "5\n"
     assert invoke("get", "threads").stdout == "3\n"
 

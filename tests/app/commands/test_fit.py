@@ -28,8 +28,8 @@ def test_by_formula() -> None:
     weights = {it["bits"]: it["size"] for it in found["weights"]}
     assert weights == {16: 140 * 10**9, 8: 70 * 10**9, 4: 35 * 10**9}
     assert fit("--params", "70b", *figures).stdout.splitlines() == [
-        "KV in 16 bits: 2,621,440 bytes a token, 10.7 GB for 4,096 tokens",
-        "KV in 8 bits: 1,310,720 bytes a token, 5.4 GB for 4,096 tokens",
+        "KV in 16 bits: 2,621,440 bytes per token, 10.7 GB for 4,096 tokens",
+        "KV in 8 bits: 1,310,720 bytes per token, 5.4 GB for 4,096 tokens",
         "weights in 16 bits: 140.0 GB",
         "weights in 8 bits: 70.0 GB",
         "weights in 4 bits: 35.0 GB",

@@ -133,13 +133,13 @@ def test_an_answer_that_makes_no_sense(odd_server: tuple[int, list[bytes]], answ
     port, body = odd_server
     body[0] = answer
     with recorded(instance(port), load_settings()):
-        assert "makes no sense" in listed()["status"]
+        assert "not in the expected format" in listed()["status"]
         assert listed()["running"] is None
         assert table()[4].split() == ["4242", "-", "-", "-"]
 
 
 def test_a_server_that_does_not_answer() -> None:
     with recorded(instance(1), load_settings()):
-        assert "does not answer" in listed()["status"]
+        assert "does not respond" in listed()["status"]
         assert listed()["kv_blocks"] is None
-        assert "does not answer" in table()[1]
+        assert "does not respond" in table()[1]

@@ -52,5 +52,5 @@ def test_an_interrupt_says_that_nothing_is_lost(invoke: Callable[..., Result], m
     monkeypatch.setattr(command, "pull_model", interrupted)
     answer = invoke("org/repo")
     assert isinstance(answer.exception, click.Abort | KeyboardInterrupt | SystemExit)
-    assert "What has arrived is kept" in answer.stderr
-    assert "What has arrived is kept" not in invoke("-q", "org/repo").stderr
+    assert "The part that has arrived is kept" in answer.stderr
+    assert "The part that has arrived is kept" not in invoke("-q", "org/repo").stderr

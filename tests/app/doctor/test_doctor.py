@@ -74,7 +74,7 @@ def test_this_machine_can_run_ingle(tmp_path: Path, smollm2: Path) -> None:
 def test_a_hub_that_answers_is_ok_and_one_that_must_not_be_asked_too(tmp_path: Path) -> None:
     with serve() as hub:
         settings = settings_in(tmp_path, hub_endpoint=f"{hub.address}")
-        assert _result(checks._hub, settings) == CheckResult("Hub", "ok", "127.0.0.1 answers")
+        assert _result(checks._hub, settings) == CheckResult("Hub", "ok", "127.0.0.1 responds")
     asked = len(hub.requests)
     assert _result(checks._hub, settings_in(tmp_path, offline=True)).status == "ok"
     assert len(hub.requests) == asked == 1
@@ -94,7 +94,7 @@ def test_torch_out_of_range(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ver
 def test_the_tier_of_the_kernels_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     result = _result(checks._kernels, settings_in(tmp_path, cache_dir=tmp_path))
     assert result.status == "ok"
-    assert result.found.startswith(f"{choose('auto').tier}, compiled when a model is first loaded")
+    assert result.found.startswith(f"{choose('auto').tier}, to be compiled when a model is first loaded")
     assert _result(checks._kernels, settings_in(tmp_path, cache_dir=tmp_path, cpu_tier="portable")).found.startswith(
         "portable, "
     )
@@ -165,7 +165,7 @@ def test_a_card_without_a_driver_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_pa
 @pytest.mark.parametrize(
     ("cuda", "built", "told"),
     [
-        (None, (), "for the CPU alone"),
+        (None, (), "for the CPU only"),
         ("12.6", ("sm_80", "sm_90"), "no code for sm_120"),
         ("12.8", ("sm_80", "sm_90a", "sm_120"), None),
         ("12.8", ("sm_80", "compute_90"), None),
@@ -199,7 +199,7 @@ def test_a_port_that_is_taken_is_told_with_who_has_it(tmp_path: Path) -> None:
         assert f"pid {os.getpid()}" in result.found
         assert result.remedy
     assert _result(checks._port, settings).status == "ok"
-    assert _result(checks._servers, settings).found == "none is running"
+    assert _result(checks._servers, settings).found == "none running"
 
 
 def test_a_model_that_is_not_stored_comes_with_the_command(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_the_cache_on_disk(tmp_path: Path) -> None:
 
     assert result().status == "ok"
     assert result("0.5") == CheckResult("cache on disk", "ok", f"0 B of at most 500.0 MB in {folder}")
-    assert result("0") == CheckResult("cache on disk", "ok", f"off (--kv-disk-gb), 0 B in {folder}")
+    assert result("0") == CheckResult("cache on disk", "ok", f"disabled (--kv-disk-gb), 0 B in {folder}")
     assert not folder.exists()
     keep(1030)
     folder.chmod(0o700)
@@ -236,7 +236,7 @@ def test_the_cache_on_disk(tmp_path: Path) -> None:
     assert result("0.000001").status == "warn"
     assert (result("0").status, result("0").remedy) == ("warn", "ingle cache clear deletes it.")
     folder.chmod(0o750)
-    assert result().found == f"{folder} is open to other users"
+    assert result().found == f"other users can access {folder}"
     assert result().remedy == f"chmod 700 {folder}"
     (tmp_path / "file").touch()
     folder = tmp_path / "file" / "kv"

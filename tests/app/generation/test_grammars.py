@@ -105,7 +105,7 @@ def test_a_bad_schema_is_refused_with_the_place(
 ) -> None:
     with pytest.raises(InvalidGrammar, match=problem) as refused:
         compiled(compiler, GrammarSource.schema(schema))
-    assert refused.value.place == place
+    assert refused.value.path == place
 
 
 @pytest.mark.parametrize("lenient", [False, True])

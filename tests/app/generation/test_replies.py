@@ -58,7 +58,7 @@ def test_a_grammar_that_is_too_complex_is_blamed_on_its_field() -> None:
     batches, error = taken([GREETING], [end(FinishReason.GRAMMAR, "It is too complex.")])
     assert batches == [[GREETING]]
     assert isinstance(error, InvalidGrammar)
-    assert (error.place, error.message) == ("format", "It is too complex.")
+    assert (error.path, error.message) == ("format", "It is too complex.")
 
 
 def test_the_best_by_the_mean_are_returned_when_all_have_ended() -> None:

@@ -42,7 +42,7 @@ def test_keys_come_from_the_variable_and_the_file(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o602, 0o777])
 def test_a_file_that_others_can_read_or_write_is_refused(tmp_path: Path, mode: int) -> None:
-    with pytest.raises(InvalidSetting, match="open to other users") as refused:
+    with pytest.raises(InvalidSetting, match="other users can access") as refused:
         chosen_keys(settings_with(tmp_path, SECRET, mode))
     assert refused.value.remedy.startswith("chmod 600 ")
 
@@ -53,7 +53,7 @@ def test_a_file_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.
     real = Path.stat
     owned = lambda path, **options: os.stat_result((*real(path)[:4], stranger + 1, *real(path)[5:]))  # noqa: E731
     monkeypatch.setattr(Path, "stat", owned)
-    with pytest.raises(InvalidSetting, match="open to other users"):
+    with pytest.raises(InvalidSetting, match="other users can access"):
         chosen_keys(settings)
 
 
@@ -82,7 +82,7 @@ def test_a_key_in_the_configuration_needs_a_private_file(tmp_path: Path) -> None
     file = tmp_path / "config.toml"
     file.write_text(f'api_key = ["{SECRET}"]\n')
     file.chmod(0o644)
-    with pytest.raises(InvalidSetting, match="open to other users"):
+    with pytest.raises(InvalidSetting, match="other users can access"):
         chosen_keys(load_settings())
     file.chmod(0o600)
     assert chosen_keys(load_settings()) == (SECRET,)

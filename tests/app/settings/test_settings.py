@@ -118,7 +118,7 @@ def test_names_of_models_are_a_text_or_a_table(
 @pytest.mark.parametrize("table", ["{o3 = 1}", "3", '{"" = "a"}'])
 def test_other_tables_of_names_are_refused(table: str) -> None:
     _write_config(f"model_aliases = {table}\n")
-    with pytest.raises(InvalidSetting, match="must be names and what they stand for"):
+    with pytest.raises(InvalidSetting, match="must be names with their models"):
         load_settings()
 
 
