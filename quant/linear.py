@@ -48,7 +48,7 @@ class LinearBackend(Protocol):
         """A layer whose outputs are those of `segments` side by side. All are matrices with the same input width."""
         ...
 
-    def place(self, values: Tensor) -> Tensor:
+    def to_device(self, values: Tensor) -> Tensor:
         """Floats that are used beside the layers, such as biases, where these compute."""
         ...
 
@@ -90,5 +90,5 @@ class ReferenceBackend:
     def linear(self, segments: Sequence[QTensor]) -> QLinear:
         return ReferenceLinear(segments, keep_dequantized=self._keep_dequantized)
 
-    def place(self, values: Tensor) -> Tensor:
+    def to_device(self, values: Tensor) -> Tensor:
         return values

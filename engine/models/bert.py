@@ -149,8 +149,8 @@ class Model:
         loader = _Loader(config, weights, backend)
         embedding = backend.linear([weights.take("token_embd.weight", config.vocab_size, config.hidden)])
         types = loader.table("token_types", config.token_types)
-        positions = backend.place(loader.table("position_embd", config.context_length) + types[0])
-        second = backend.place(types[min(1, config.token_types - 1)] - types[0])
+        positions = backend.to_device(loader.table("position_embd", config.context_length) + types[0])
+        second = backend.to_device(types[min(1, config.token_types - 1)] - types[0])
         layers = weights.together(loader.layer, range(config.layers))
         return cls(config, embedding, positions, second, loader.norm("token_embd_norm"), tuple(layers))
 
@@ -178,10 +178,10 @@ class RankingHead:
     def load(cls, config: EncoderConfig, weights: Weights, backend: LinearBackend) -> Self:
         hidden = config.hidden
         return cls(
-            backend.place(dequantize(weights.take("cls.weight", hidden, hidden))),
-            backend.place(weights.take_vector("cls.bias", hidden)),
-            backend.place(dequantize(weights.take("cls.output.weight", 1, hidden))),
-            backend.place(weights.take_vector("cls.output.bias", 1)),
+            backend.to_device(dequantize(weights.take("cls.weight", hidden, hidden))),
+            backend.to_device(weights.take_vector("cls.bias", hidden)),
+            backend.to_device(dequantize(weights.take("cls.output.weight", 1, hidden))),
+            backend.to_device(weights.take_vector("cls.output.bias", 1)),
         )
 
     def __call__(self, states: Tensor) -> Tensor:
@@ -203,13 +203,13 @@ class _Loader:
 
     def norm(self, name: str) -> Norm:
         weight, bias = (self.weights.take_vector(f"{name}.{part}", self.config.hidden) for part in ("weight", "bias"))
-        return Norm(self.backend.place(weight), self.backend.place(bias), self.config.norm_epsilon)
+        return Norm(self.backend.to_device(weight), self.backend.to_device(bias), self.config.norm_epsilon)
 
     def projection(self, inputs: int, outputs: int, *names: str) -> Projection:
         """Layers of equal width."""
         weights = [self.weights.take(f"{name}.weight", outputs, inputs) for name in names]
         biases = [self.weights.take_vector(f"{name}.bias", outputs) for name in names]
-        return Projection(self.backend.linear(weights), self.backend.place(torch.cat(biases)))
+        return Projection(self.backend.linear(weights), self.backend.to_device(torch.cat(biases)))
 
     def layer(self, number: int) -> Layer:
         hidden, mlp, prefix = self.config.hidden, self.config.mlp_hidden, f"blk.{number}."

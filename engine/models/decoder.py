@@ -194,11 +194,11 @@ class _Loader:
         rule, hidden = self.config.norm, self.config.hidden
         bias = self.weights.take_vector(f"{name}.bias", hidden) if rule.bias else None
         norm = self._unbiased_norm(name, hidden, scale=scale)
-        return norm if bias is None else replace(norm, bias=self.operations.weights.place(bias * scale))
+        return norm if bias is None else replace(norm, bias=self.operations.weights.to_device(bias * scale))
 
     def _unbiased_norm(self, name: str, *shape: int, scale: float = 1.0) -> Norm:
         rule, stored = self.config.norm, dequantize(self.weights.take(f"{name}.weight", *shape))
-        return Norm(self.operations.weights.place((stored + rule.offset) * scale), rule.epsilon, rule.kind)
+        return Norm(self.operations.weights.to_device((stored + rule.offset) * scale), rule.epsilon, rule.kind)
 
     def _attention(self, number: int) -> Attention:
         config, layer = self.config, self.config.layer(number)
@@ -245,7 +245,7 @@ class _Loader:
         if bias is False or (bias is None and not any(name in self.weights for name in biases)):
             return Projection(weight, None)
         joined = torch.cat([self.weights.take_vector(*it) for it in biases.items()])
-        return Projection(weight, self.operations.weights.place(joined))
+        return Projection(weight, self.operations.weights.to_device(joined))
 
     def _linear(self, prefix: str, inputs: int, outputs: Mapping[str, int]) -> QLinear:
         """Several weights side by side."""

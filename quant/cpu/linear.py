@@ -200,7 +200,7 @@ class CpuBackend:
     def linear(self, segments: Sequence[QTensor]) -> CpuLinear:
         return CpuLinear(segments, self._arena, self._planes)
 
-    def place(self, values: Tensor) -> Tensor:
+    def to_device(self, values: Tensor) -> Tensor:
         return values
 
 

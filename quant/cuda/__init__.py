@@ -1,1 +1,1 @@
-"""Weights on a GPU: how they lie in its memory, and linear layers over them."""
+"""Weights on a GPU: their layout in GPU memory, and linear layers over them."""

@@ -1,10 +1,10 @@
 """A matrix of 8-bit floats on a GPU: plain data.
 
-The bytes stay as they are in the file, row by row, and are decoded in registers; rows are lengthened by zeros to a
-multiple of 16 columns, which real ones are. Scales become float32, and those of whole rows one for each row, so that
-rows of several matrices can stand below each other.
+The bytes stay as they are in the file, row by row, and are decoded in registers. Rows are padded with zeros to a
+multiple of 16 columns; real models need no padding. Scales become float32. A scale that is shared by whole rows is
+repeated for each row, so that the rows of several matrices can be concatenated.
 
-The codes of NaN and infinity, which no weight has, count as the numbers that their bits would be.
+The codes of NaN and infinity, which no weight has, are decoded as if they were ordinary numbers.
 """
 
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ class Float8Matrix:
     shape: tuple[int, int]  # outputs, inputs
     codes: Tensor  # uint8 [outputs, inputs rounded up to `ALIGNMENT`]
     scales: Tensor  # float32 [outputs / height, inputs / width], rounded up
-    block: tuple[int, int]  # height, width; (1, inputs): a scale for each row
-    exponent_bits: int  # 4: e4m3, 5: e5m2
+    block: tuple[int, int]  # height, width; (1, inputs): one scale for each row
+    exponent_bits: int  # 4 for e4m3, 5 for e5m2
 
     @property
     def nbytes(self) -> int:
@@ -39,12 +39,12 @@ class Float8Matrix:
 
     @property
     def form(self) -> tuple[int, ...]:
-        """Matrices of equal forms can be joined."""
+        """Key of matrices that can be concatenated: equal keys fit together."""
         return self.shape[1], self.block[1], self.exponent_bits
 
 
 def to_device(weight: Float8Tensor, device: torch.device) -> Float8Matrix:
-    """`weight` as kernels read it, in the memory of `device`."""
+    """Return `weight` in the layout that kernels read, in the memory of `device`."""
     (rows, columns), (height, width) = weight.shape, weight.block
     codes = F.pad(weight.values.view(torch.uint8).to(device), (0, -columns % ALIGNMENT)).contiguous()
     scales = weight.scale.float().to(device)
@@ -55,7 +55,10 @@ def to_device(weight: Float8Tensor, device: torch.device) -> Float8Matrix:
 
 
 def joined(parts: Sequence[Float8Matrix]) -> Float8Matrix:
-    """Matrices of one form, one below the other. Where blocks of rows do not meet, each row gets scales of its own."""
+    """Concatenate the rows of matrices of equal `form`.
+
+    If a block of rows would straddle two matrices, the scales are repeated for each row.
+    """
     if len(parts) == 1:
         return parts[0]
     height = parts[0].block[0]

@@ -1,13 +1,11 @@
-"""Tokens times a matrix of 8-bit floats: which way for how many tokens, on which card.
+"""Tokens times a matrix of 8-bit floats: choose the method by the number of tokens and the card.
 
-- A few tokens, and any number where results must not depend on it: the weight is decoded in registers and read about
+- Few tokens, or any number if results must not depend on the batch: the weight is decoded in registers and read about
   once (`float8_matmul`). Activations keep 16 bits.
-- More, on cards that multiply 8-bit floats: tokens are quantized, each with its own scale, and torch multiplies. Scales
-  of weights must be those of rows: matrix units know no others that all such cards have.
-- Else a copy of the weight in bfloat16 is made, and torch multiplies that. Of 2048 tokens' time the copy takes a tenth
-  on an RTX 3090 and a sixth on an H100, in the counts of bytes and operations.
-
-Refuses to know how a weight is laid out (`float8`) and how a kernel works.
+- More tokens, on cards that multiply 8-bit floats: each token is quantized with its own scale, and torch multiplies.
+  The weight needs one scale per row, the only kind that the matrix units of all such cards support.
+- More tokens otherwise: the weight is copied to bfloat16, and torch multiplies the copy. For 2048 tokens the copy takes
+  a tenth of the time on an RTX 3090 and a sixth on an H100, by counts of bytes and operations.
 """
 
 import torch
@@ -18,8 +16,8 @@ from quant.kernels import float8_matmul, float8_rows, float8_unpack
 from quant.kernels.card import Card
 
 FEW_TOKENS = 32  # one tile: the weight is read once
-FEW_TOKENS_OF_A_COPY = 64  # two, of which the second finds the weight in the L2 cache: less than making a copy
-LIBRARY_ALIGNMENT = 16  # outputs, of a product of 8-bit floats in torch
+FEW_TOKENS_OF_A_COPY = 64  # two tiles, and the second finds the weight in the L2 cache: faster than making a copy
+LIBRARY_ALIGNMENT = 16  # outputs, for torch's product of 8-bit floats
 
 
 def multiply(
@@ -32,10 +30,10 @@ def multiply(
     bias: Tensor | None = None,
     add_to: Tensor | None = None,
 ) -> Tensor:
-    """x [tokens, inputs] bfloat16 or float32 times `weight`, plus `bias` (float32 [outputs]).
+    """Multiply x [tokens, inputs], bfloat16 or float32, by `weight`, and add `bias` (float32 [outputs]).
 
-    -> [tokens, outputs] in `out_dtype`; or `add_to` (float32, the same shape), to which it is added in place. With
-    `deterministic`, a row of the result depends on its own token alone.
+    Returns [tokens, outputs] in `out_dtype`. With `add_to` (float32, the same shape), the product is added to it in
+    place. With `deterministic`, a row of the result depends only on its own token.
     """
     in_float8 = card.multiplies_float8 and _library_multiplies(weight)
     if deterministic or len(x) <= (FEW_TOKENS if in_float8 else FEW_TOKENS_OF_A_COPY):
@@ -53,7 +51,7 @@ def _library_multiplies(weight: Float8Matrix) -> bool:
 
 
 def _product_in_float8(x: Tensor, weight: Float8Matrix) -> Tensor:
-    """bfloat16: the only type of a result that the library has for scales by row."""
+    """Return the product in bfloat16, the only result type that torch supports with scales by row."""
     codes, scales = float8_rows.quantized(x)
     e4m3 = torch.float8_e4m3fn
     return torch._scaled_mm(

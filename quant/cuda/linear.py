@@ -1,9 +1,7 @@
 """Linear layers on a GPU.
 
-A layer's segments of equal form lie one behind another, so that q, k and v of one type are one multiplication. What
-multiplies is chosen by the kind of matrix and the number of tokens.
-
-Knows matrices and their kernels. Refuses to know models.
+Adjacent segments of equal form are concatenated, so that q, k, and v of one type take one product. The kernel is chosen
+by the kind of matrix and the number of tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,7 +40,7 @@ class CudaLinear:
 
     @property
     def nbytes(self) -> int:
-        """On the device."""
+        """Bytes of the weights in GPU memory."""
         return sum(matrix.nbytes for matrix in self.matrices)
 
     def multiply(
@@ -53,9 +51,10 @@ class CudaLinear:
         bias: Tensor | None = None,
         add_to: Tensor | None = None,
     ) -> Tensor:
-        """x [tokens, inputs], taken as bfloat16, times the weight, plus bias (float32 [outputs]).
+        """Multiply x [tokens, inputs], converted to bfloat16, by the weight, and add `bias` (float32 [outputs]).
 
-        -> [tokens, outputs] of `out_dtype`; or `add_to` (float32 of that shape), which the product is added to.
+        Returns [tokens, outputs] in `out_dtype`. With `add_to` (float32, the same shape), the product is added to it in
+        place.
         """
         if len(self.matrices) == 1 and isinstance(self.matrices[0], Float8Matrix):
             return self._float8(x, self.matrices[0], out_dtype=out_dtype, bias=bias, add_to=add_to)
@@ -69,7 +68,7 @@ class CudaLinear:
         return out
 
     def _multiply(self, matrix: CudaMatrix, x: Tensor, out: Tensor, bias: Tensor | None, add: bool) -> None:
-        """out [tokens, rows] = x times one matrix, plus bias, plus `out` where `add`."""
+        """Write x times one matrix, plus `bias`, to `out` [tokens, rows]; with `add`, add it to what `out` holds."""
         tokens, (rows, inputs) = len(x), matrix.shape
         if isinstance(matrix, PackedMatrix) and tokens > 0 and (self._deterministic or tokens <= MOST_TOKENS):
             tile = self._tiles.product(matrix.form.kind, rows, inputs, tokens, deterministic=self._deterministic)
@@ -84,7 +83,9 @@ class CudaLinear:
         out.copy_(out + product if add else product)
 
     def _library_product(self, x: Tensor, values: Tensor) -> Tensor:
-        """x times values transposed. Where a row's bits must not depend on the batch, all products have one shape."""
+        """Return x times `values` transposed. When deterministic, all library products have one shape: FIXED_TOKENS
+        rows.
+        """
         if not self._deterministic:
             return x @ values.mT
         padded = F.pad(x, (0, 0, 0, -len(x) % FIXED_TOKENS))
@@ -116,35 +117,33 @@ class CudaBackend:
 
     device: torch.device
     card: Card
-    deterministic: bool  # a row of a product has the same bits whatever else is in the batch
-    measured: MeasuredTiles | None = None  # in place of what a rule says
+    deterministic: bool  # the bits of a row do not depend on the rest of the batch
+    measured: MeasuredTiles | None = None  # tiles that were measured, in place of the rule's
     name: str = "cuda"
 
     def linear(self, segments: Sequence[QTensor]) -> QLinear:
         matrices = [to_device(segment, self.device) for segment in segments]
         return CudaLinear(list(_joined(matrices)), self.card, deterministic=self.deterministic, measured=self.measured)
 
-    def place(self, values: Tensor) -> Tensor:
+    def to_device(self, values: Tensor) -> Tensor:
         return values.to(self.device)
 
 
 def _joined(matrices: Sequence[CudaMatrix]) -> Iterator[CudaMatrix]:
-    """Neighbours of the same form as one matrix."""
+    """Yield the matrices, with adjacent ones of equal form concatenated."""
     for _key, run in groupby(enumerate(matrices), lambda numbered: _form(*numbered)):
         same = [matrix for _, matrix in run]
         yield same[0] if len(same) == 1 else _cat(same)
 
 
-def _form(place: int, matrix: CudaMatrix) -> object:
-    """What two matrices have in common that can be one; the place among the segments of one that stays alone."""
+def _form(index: int, matrix: CudaMatrix) -> object:
+    """Return a key that is equal for matrices that can be concatenated; for others it is their index."""
     if isinstance(matrix, PlainMatrix):
         return matrix.values.dtype
     if isinstance(matrix, Float8Matrix):
         return matrix.form
-    if (
-        matrix.form.nested_block or matrix.shape[0] % TILE_ROWS
-    ):  # nested scales are counted from the weight's first row on
-        return place
+    if matrix.form.nested_block or matrix.shape[0] % TILE_ROWS:  # nested scales are counted from the weight's first row
+        return index
     order = None if matrix.order is None else tuple(matrix.order.tolist())
     return matrix.form, matrix.scales.dtype, matrix.zeros is None, matrix.minimums is None, order
 

@@ -1,7 +1,7 @@
-"""Canonical weights to a GPU: their bytes are moved there and rearranged there, once, when a model loads.
+"""Canonical weights to a GPU: copy the bytes and rearrange them there, once, when a model loads.
 
-Nothing is rounded or multiplied out. Work is done on some rows after another, so that little memory is needed besides
-the result's. Refuses to know files and kernels.
+Nothing is rounded, and scales are not multiplied out. Weights are rearranged a slab of rows at a time, so that little
+memory is needed besides the result's.
 """
 
 from dataclasses import replace
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from quant.cuda import float8
-from quant.cuda.matrix import TILE_ROWS, TILE_STRIPS, WORDS, CudaMatrix, PackedForm, PackedMatrix, PlainMatrix
+from quant.cuda.matrix import TILE_FRAGMENTS, TILE_ROWS, WORDS, CudaMatrix, PackedForm, PackedMatrix, PlainMatrix
 from quant.errors import UnsupportedQuantization
 from quant.tensor import (
     CodedTensor,
@@ -25,13 +25,13 @@ from quant.tensor import (
     Scale,
 )
 
-SLAB = 1 << 24  # codes that are rearranged at once, a byte each
-HALF_STRIP = 16  # columns; groups are multiples of it
-INTEGERS = {64: torch.int64, 32: torch.int32, 16: torch.int16}  # by bits
+SLAB = 1 << 24  # codes that are rearranged at once, one byte each
+HALF_FRAGMENT = 16  # columns; the group size must be a multiple of it
+INTEGERS = {64: torch.int64, 32: torch.int32, 16: torch.int16}  # by their bits
 
 
 def to_device(weight: QTensor, device: torch.device) -> CudaMatrix:
-    """`weight` on `device`. Raises UnsupportedQuantization for groups that no kernel takes."""
+    """Return `weight` on `device`. Raises UnsupportedQuantization for a group size that no kernel supports."""
     if isinstance(weight, PlainTensor):
         return PlainMatrix(weight.values.to(device))
     if isinstance(weight, Float8Tensor):
@@ -103,13 +103,13 @@ def _grouped(weight: GroupedTensor, device: torch.device) -> PackedMatrix:
 
 
 def _checked(form: PackedForm, weight: CodedTensor | GroupedTensor) -> PackedForm:
-    """The form; a group that is the only one is as wide as the tiles."""
+    """Return the form, with a single group widened to the padded width. Raises as `to_device`."""
     if form.groups == 1:
         return replace(form, group=form.width)
-    if form.group % HALF_STRIP:
+    if form.group % HALF_FRAGMENT:
         raise UnsupportedQuantization(
             f"The GPU kernels take no {weight.type_name} weights in groups of {form.group} columns, "
-            f"not a multiple of {HALF_STRIP}",
+            f"not a multiple of {HALF_FRAGMENT}",
             "Use the CPU: --device cpu.",
         )
     return form
@@ -120,10 +120,10 @@ def _plane_bits(integers: Integers) -> tuple[int, ...]:
 
 
 def _codes(integers: Integers, form: PackedForm, device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Both planes: words, and strips."""
+    """Return both planes: words, and fragments."""
     first, *second = integers.planes
-    rows, wide = len(first.data), form.phases * first.bits
-    shape = -(-rows // TILE_ROWS), form.tiles, TILE_ROWS, TILE_STRIPS
+    rows, wide = len(first.data), form.codes_per_word * first.bits
+    shape = -(-rows // TILE_ROWS), form.tiles, TILE_ROWS, TILE_FRAGMENTS
     low = torch.empty(*shape, WORDS, dtype=INTEGERS[wide], device=device)
     high = (
         torch.empty(shape, dtype=INTEGERS[wide * WORDS * form.planes[1] // first.bits], device=device)
@@ -135,34 +135,34 @@ def _codes(integers: Integers, form: PackedForm, device: torch.device) -> tuple[
         some = slice(at * TILE_ROWS, (at + step) * TILE_ROWS)
         low[at : at + step] = _words(first, some, form, device).to(low.dtype)
         if high is not None:
-            high[at : at + step] = _strips(_words(second[0], some, form, device), form).to(high.dtype)
+            high[at : at + step] = _fragments(_words(second[0], some, form, device), form).to(high.dtype)
     return low, high
 
 
 def _words(plane: Plane, rows: slice, form: PackedForm, device: torch.device) -> Tensor:
-    """Some rows of a plane as int32 [rows / 8, tiles, 8, 4, 4]: each phase's bits where the first plane has its own."""
+    """Return rows of a plane as int32 [rows / 8, tiles, 8, 4, 4], each code at the bit of the first plane's code."""
     codes = _unpacked(plane.data[rows].to(device), plane.bits)[:, : form.columns]
     padded = F.pad(codes, (0, form.width - form.columns, 0, -len(codes) % TILE_ROWS))
-    tiles = padded.view(-1, TILE_ROWS, form.tiles, TILE_STRIPS, form.phases, WORDS).transpose(1, 2).int()
-    shifts = form.planes[0] * torch.arange(form.phases, device=device).view(-1, 1)
+    tiles = padded.view(-1, TILE_ROWS, form.tiles, TILE_FRAGMENTS, form.codes_per_word, WORDS).transpose(1, 2).int()
+    shifts = form.planes[0] * torch.arange(form.codes_per_word, device=device).view(-1, 1)
     return (tiles << shifts).sum(-2, dtype=torch.int32)
 
 
-def _strips(words: Tensor, form: PackedForm) -> Tensor:
-    """Words of the second plane, int32 [..., 4], put together: int64 [...]."""
+def _fragments(words: Tensor, form: PackedForm) -> Tensor:
+    """Combine words of the second plane, int32 [..., 4], into fragments, int64 [...]."""
     low, high = form.planes
     word, share = torch.arange(WORDS, device=words.device), low // high
-    return (words.long() << word // share * (form.phases * low) + word % share * high).sum(-1)
+    return (words.long() << word // share * (form.codes_per_word * low) + word % share * high).sum(-1)
 
 
 def _unpacked(data: Tensor, bits: int) -> Tensor:
-    """uint8 [rows, integers] of a plane's bytes."""
+    """Return the integers in a plane's bytes, uint8 [rows, integers]."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=data.device).view(-1, 1)
     return ((data.view(len(data), -1, 1, 4) >> shifts) & ((1 << bits) - 1)).flatten(1)
 
 
 def _values(integers: Integers, device: torch.device) -> Tensor:
-    """uint8 [rows, count]: a byte for each, put together from all planes."""
+    """Return the integers, combined from all planes, uint8 [rows, count]."""
     values, shift = torch.zeros(integers.shape, dtype=torch.uint8, device=device), 0
     for plane in integers.planes:
         values |= _unpacked(plane.data.to(device), plane.bits) << shift

@@ -1,18 +1,19 @@
-"""One weight matrix on a GPU: plain data, laid out to be loaded 16 bytes a thread and unpacked in few instructions.
+"""One weight matrix on a GPU: plain data, laid out so that each thread loads 16 bytes and unpacks them in few
+instructions.
 
-Codes lie in words of `phases` columns each. Four words hold a strip of 4 * phases columns: word j has column 4 * p + j
-of its strip at bit p * bits. Eight rows of four strips are a tile, row by row: a strip for each thread of a warp. So
-what a warp loads at once is one piece of memory, and the codes that one shift brings down are operands of a product of
-16-bit floats by matrix units, in the very threads that those units want them in (`quant.kernels.packed_matmul`).
+Codes are packed into words of `codes_per_word` columns. Four words are a fragment of 4 * codes_per_word columns: word j
+has column 4 * p + j of the fragment at bit p * bits. A tile is eight rows of four fragments, row by row: one fragment
+for each thread of a warp. So the fragments that a warp loads at once are contiguous, and one shift extracts codes that
+are operands of a product of 16-bit floats by matrix units, in the threads where those units expect them
+(`quant.kernels.packed_matmul`).
 
-A word is phases * bits wide: 32 bits of 4-bit or 8-bit codes, 16 of 2-bit. Of codes of 3, 5 and 6 bits it has the lower
-2 or 4; the rest lies in a second plane, where a strip is one number. There as many words as find place in a code's bits
-share those, each with its own where the first plane's codes begin, from bit 0 on.
+A word has codes_per_word * bits bits: 32 for 4-bit and 8-bit codes, 16 for 2-bit codes. For codes of 3, 5, or 6 bits
+the first plane has the low 2 or 4 bits, and a second plane has the rest. In the second plane a fragment is one integer,
+in which the bits of low / high words are interleaved: word w has its bits of a code (w % (low / high)) * high bits
+above the bit where the first plane has that code.
 
-Scales stay at the two levels and widths that their file has. Rows and columns are filled up to whole tiles with zeros:
-128 columns, or 64 of 8-bit codes.
-
-Knows the layout. Refuses to know how weights get there (`quant.cuda.loading`) and what is computed with them.
+Scales keep the two levels and the types of the file. Rows and columns are padded with zeros to whole tiles: 128
+columns, or 64 of 8-bit codes.
 """
 
 from dataclasses import dataclass
@@ -22,49 +23,50 @@ from torch import Tensor
 
 from quant.cuda.float8 import Float8Matrix
 
-WORDS = 4  # of a strip
+WORDS = 4  # in a fragment
 TILE_ROWS = 8
-TILE_STRIPS = 4
+TILE_FRAGMENTS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class PackedForm:
-    """What all rows of a packed matrix have in common; matrices of equal form can lie one behind another.
+    """The properties that all rows of a packed matrix share; matrices of equal form can be concatenated.
 
-    value = scale * (code - zero) - minimum, or scale * table[code], where scale = whole * (part - offset) and minimum
-    likewise without an offset; as in `quant.tensor`.
+    value = scale * (code - zero) - minimum, or scale * table[code], where scale = block scale * (sub-scale -
+    sub_scale_zero) and the minimum is a product likewise, without a zero point; see `quant.tensor`.
     """
 
     columns: int
     group: int  # columns that share a scale, a multiple of 16
-    planes: tuple[int, ...]  # bits of a code in each plane, the lowest first
-    zero: int = 0  # where there are no zero points
+    planes: tuple[int, ...]  # bits of a code in each plane, the low bits first
+    zero: int = 0  # zero point of all groups, unless each group has one
     table: tuple[float, ...] | None = None
-    sub_scale_zero: int = 0  # of a scale's parts
-    ratio: int = 1  # groups that share a whole scale
-    nibbles: bool = False  # a part's low half is the scale's, its high half the minimum's
-    nested_block: int = 0  # scales that share a whole one, counted through all rows, where they are nested; else 0
-    scale_offset: float = 0.0  # added to a nested scale
+    sub_scale_zero: int = 0  # zero point of the sub-scales
+    ratio: int = 1  # groups that share a block scale
+    nibbles: bool = False  # a byte holds a sub-scale in its low half and a sub-minimum in its high half
+    # nested scales that share a block scale, counted through all rows; 0 if scales are not nested
+    nested_block: int = 0
+    scale_offset: float = 0.0  # added to each nested scale
 
     @property
-    def phases(self) -> int:
-        """Columns of a word."""
+    def codes_per_word(self) -> int:
+        """Columns in a word."""
         return 4 if self.planes == (8,) else 8
 
     @property
-    def strip(self) -> int:
-        """Columns of four words."""
-        return WORDS * self.phases
+    def fragment(self) -> int:
+        """Columns in a fragment."""
+        return WORDS * self.codes_per_word
 
     @property
     def tiles(self) -> int:
-        """Of eight rows."""
-        return -(-self.columns // (TILE_STRIPS * self.strip))
+        """Tiles in eight rows."""
+        return -(-self.columns // (TILE_FRAGMENTS * self.fragment))
 
     @property
     def width(self) -> int:
-        """Columns of whole tiles."""
-        return self.tiles * TILE_STRIPS * self.strip
+        """Columns, padded to whole tiles."""
+        return self.tiles * TILE_FRAGMENTS * self.fragment
 
     @property
     def groups(self) -> int:
@@ -72,18 +74,18 @@ class PackedForm:
 
     @property
     def kind(self) -> str:
-        """What measured tiles are kept by."""
+        """Name of the bits and group size, by which measured tiles are stored."""
         return f"{'+'.join(map(str, self.planes))} bits by {self.group}"
 
     @property
     def constants(self) -> dict[str, int | float]:
-        """What kernels are compiled for."""
+        """Compile-time constants of the kernels."""
         return {
             "COLUMNS": self.columns,
             "GROUP": self.group,
             "LOW": self.planes[0],
             "HIGH": self.planes[1] if len(self.planes) > 1 else 0,
-            "PHASES": self.phases,
+            "CODES_PER_WORD": self.codes_per_word,
             "GROUPS": self.groups,
             "RATIO": self.ratio,
             "ZERO": self.zero,
@@ -95,26 +97,26 @@ class PackedForm:
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """Integer codes of up to 8 bits in groups of columns, with all that gives them values."""
+    """Integer codes of up to 8 bits in groups of columns, with their scales, minimums, or zero points."""
 
     shape: tuple[int, int]  # rows (outputs), columns (inputs)
     form: PackedForm
-    low: Tensor  # [rows / 8, tiles, 8, 4, 4]; int32, int16 or uint8, as wide as `phases` codes of the first plane
-    high: Tensor | None  # [rows / 8, tiles, 8, 4], int32 or int64: strips of the second plane
-    scales: Tensor  # [rows, groups / ratio]; floats of 16 or 32 bits, or uint8: an exponent e, for 2 ** (e - 128)
-    sub_scales: Tensor | None = None  # uint8 [rows, groups]; of a nested scale, the codes
-    minimums: Tensor | None = None  # as `scales`
+    low: Tensor  # [rows / 8, tiles, 8, 4, 4]; int32, int16, or uint8: `codes_per_word` codes of the first plane
+    high: Tensor | None  # [rows / 8, tiles, 8, 4], int32 or int64: fragments of the second plane
+    scales: Tensor  # [rows, groups / ratio]; floats of 16 or 32 bits, or uint8: an exponent e for 2 ** (e - 128)
+    sub_scales: Tensor | None = None  # uint8 [rows, groups]; for nested scales, their codes
+    minimums: Tensor | None = None  # like `scales`
     sub_minimums: Tensor | None = None  # uint8 [rows, groups]
     zeros: Tensor | None = None  # uint8 [rows, groups]: zero points
-    numbers: Tensor | None = None  # float32 [codes]: the table
+    numbers: Tensor | None = None  # float32 [codes]: the number for each code
     scale_table: Tensor | None = (
-        None  # float32 [256], of a nested scale; `scales` is float32 [all scales / nested_block]
+        None  # float32 [256], for nested scales; then `scales` is float32 [all scales / nested_block]
     )
     order: Tensor | None = None  # int32 [columns]: stored column c is input order[c]
 
     @property
     def operands(self) -> dict[str, Tensor | float | None]:
-        """What kernels read, by the names of their parameters."""
+        """Arguments of the kernels, by parameter name."""
         return {
             "low": self.low,
             "high": self.high,
@@ -130,7 +132,7 @@ class PackedMatrix:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All that it holds."""
+        """All tensors of the matrix."""
         return tuple(it for it in (*self.operands.values(), self.order) if isinstance(it, Tensor))
 
     @property
@@ -140,7 +142,7 @@ class PackedMatrix:
 
 @dataclass(frozen=True, slots=True)
 class PlainMatrix:
-    """Floats as they are."""
+    """A matrix of floats that are not packed."""
 
     values: Tensor  # [rows, columns]; float32, float16 or bfloat16
 
@@ -155,4 +157,4 @@ class PlainMatrix:
 
 
 CudaMatrix = PackedMatrix | Float8Matrix | PlainMatrix
-DENSE = torch.bfloat16  # what packed weights are unpacked to where many tokens share the work
+DENSE = torch.bfloat16  # type that packed weights are unpacked to for the library's product

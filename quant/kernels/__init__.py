@@ -1,1 +1,1 @@
-"""Kernels over canonical weights, one module a device kind, beside the reference that explains and checks them."""
+"""GPU kernels over canonical weights, beside the plain reference that defines and tests them."""

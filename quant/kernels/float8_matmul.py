@@ -1,15 +1,17 @@
-"""Few tokens times a matrix of 8-bit floats, on any card: the bytes become bfloat16 in registers, exactly.
+"""Few tokens times a matrix of 8-bit floats, on any card: bytes are converted exactly to bfloat16 in registers.
 
-The floor is the weight, read once: `outputs * inputs` bytes. An H100 delivers 14.5 of them a clock to each
-multiprocessor, which issues 4 instructions of 32 threads in that time: there are 8.8 for every 32 weights. This takes
-3.2 (sm_90, 4 weights: 7 to decode them, the rest for addresses, activations and the product).
+The lower bound is reading the weight once: `outputs * inputs` bytes. An H100 delivers 14.5 bytes per clock to each
+multiprocessor, which issues 4 instructions of 32 threads in that time: 8.8 instructions for every 32 weights. This
+kernel takes 3.2 (sm_90, 4 weights: 7 instructions decode them, the rest is for addresses, activations, and the
+product).
 
-Four bytes are decoded at a time, as two pairs of bfloat16 whose fields are the byte's own; the exponents are too small
-by 120 (e4m3) or 112 (e5m2), which is made up for by powers of two: one with the activations, so that no product is
-subnormal, and one with the sum. A matrix unit takes a word's bytes in any order if the activations come in the same.
+Four bytes are decoded at a time, as two pairs of bfloat16 that take over the byte's fields. Their exponents are too
+small by 120 (e4m3) or 112 (e5m2). Two powers of two compensate: one multiplies the activations, so that no product is
+subnormal, and one multiplies the sum. The order of a word's bytes does not matter to a matrix unit as long as the
+activations have the same order.
 
-A program has `ROWS` outputs of `TOKENS` tokens. Its warps divide the inputs among them, and their sums meet at the end:
-with one launch and without a second matrix of partial sums there are enough programs for a whole card.
+A program computes `ROWS` outputs of `TOKENS` tokens. Its warps divide the inputs among them and add their sums at the
+end. So one launch has enough programs for a whole card, without a second matrix of partial sums.
 """
 
 from dataclasses import dataclass
@@ -22,28 +24,28 @@ from torch import Tensor
 from quant.cuda.float8 import Float8Matrix
 
 DEPTH = 128  # inputs of one warp at a time
-AFTER = 2.0**56  # what the sum is multiplied by
+AFTER = 2.0**56  # factor of the sum
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What a program computes, and how."""
+    """The work of one program."""
 
     rows: int
     tokens: int
     warps: int
-    stages: int  # tiles of weights on their way, and the one that is multiplied
+    stages: int  # tiles of weights in flight, including the one that is multiplied
 
 
 FEW = Tile(rows=16, tokens=8, warps=4, stages=4)
 FIXED = Tile(rows=32, tokens=16, warps=4, stages=3)
 MORE = Tile(rows=32, tokens=32, warps=4, stages=3)
-NARROW = Tile(rows=16, tokens=16, warps=4, stages=1)  # where each element needs a look at its scale
+NARROW = Tile(rows=16, tokens=16, warps=4, stages=1)  # for blocks narrower than DEPTH: each element needs its own scale
 
 
 @triton.jit
 def _decoded(pairs: tl.tensor, EXPONENT: tl.constexpr) -> tl.tensor:
-    """The upper byte of each half of uint32 words, as bfloat16 [..., 2], the lower half first."""
+    """Decode the upper byte of each half of uint32 words to bfloat16 [..., 2], the lower half first."""
     fields = (pairs >> 3) & 0x0FE00FE0 if EXPONENT == 5 else (pairs >> 4) & 0x07F007F0
     halves = (pairs & 0x80008000) | fields
     return tl.join((halves & 0xFFFF).to(tl.uint16), (halves >> 16).to(tl.uint16)).to(tl.bfloat16, bitcast=True)
@@ -53,12 +55,13 @@ def _decoded(pairs: tl.tensor, EXPONENT: tl.constexpr) -> tl.tensor:
 def _scaled(
     values: tl.tensor, scales: tl.tensor, columns: tl.tensor, WIDTH: tl.constexpr, EXPONENT: tl.constexpr
 ) -> tl.tensor:
-    """Each value times the scale of its own block: where blocks are narrower than what is summed at once."""
+    """Multiply each value by the scale of its block, for blocks narrower than DEPTH."""
     power: tl.constexpr = 2.0**112 if EXPONENT == 5 else 2.0**120
     return (values.to(tl.float32) * power * tl.load(scales + columns // WIDTH)).to(tl.bfloat16)
 
 
-@triton.jit(do_not_specialize=["tokens", "height", "row_scales"])  # or 1, 16 and others would be three kernels
+# or the values 1 and 16 would compile separate kernels
+@triton.jit(do_not_specialize=["tokens", "height", "row_scales"])
 def _float8_matmul_kernel(
     x: tl.tensor,
     words: tl.tensor,
@@ -86,7 +89,7 @@ def _float8_matmul_kernel(
     words_deep: tl.constexpr = DEPTH // 4
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    inside = tl.minimum(row, outputs - 1)  # rows behind the last are computed as it is, and not stored
+    inside = tl.minimum(row, outputs - 1)  # rows after the last one repeat it and are not stored
     slices = tl.arange(0, SLICES)
     word = slices[:, None, None] * words_deep + tl.arange(0, words_deep)[None, None, :]
     column = slices[:, None, None] * DEPTH + tl.arange(0, DEPTH)[None, None, :]
@@ -133,7 +136,7 @@ def _float8_matmul_kernel(
 
 
 def _tile(tokens: int) -> Tile:
-    """The smallest that takes all tokens, so that the weight is read once; the largest where none does."""
+    """Return the smallest tile that takes all tokens, so that the weight is read once, else the largest."""
     return next((tile for tile in (FEW, FIXED) if tokens <= tile.tokens), MORE)
 
 
@@ -146,9 +149,11 @@ def multiply(
     bias: Tensor | None = None,
     add_to: Tensor | None = None,
 ) -> Tensor:
-    """x [tokens, inputs] bfloat16 or float32 -> [tokens, outputs] in `out_dtype`, or added to `add_to` in float32.
+    """Multiply x [tokens, inputs], bfloat16 or float32, by `weight`, and add `bias` (float32 [outputs]).
 
-    With `deterministic`, a row of the result depends on its own token alone: the tile is the same for any number.
+    Returns [tokens, outputs] in `out_dtype`. With `add_to` (float32, the same shape), the product is added to it in
+    place. With `deterministic`, a row of the result depends only on its own token: the tile is the same for any number
+    of tokens.
     """
     narrow = not weight.scaled_by_row and weight.block[1] % DEPTH != 0
     tile = NARROW if narrow else FIXED if deterministic else _tile(len(x))

@@ -1,6 +1,6 @@
-"""Activations as 8-bit floats (e4m3), each token with a scale of its own, for matrix units of sm_89 and newer.
+"""Quantize activations to 8-bit floats (e4m3), one scale per token, for the matrix units of sm_89 and newer.
 
-The floor is the traffic: a row is read once and a byte is written for each element.
+The lower bound is memory traffic: a row is read once, and one byte per element is written.
 """
 
 import torch
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from quant.cuda.float8 import ALIGNMENT
 
-LARGEST = 448.0  # of e4m3
-SMALLEST = 2.0**-100  # a row of smaller numbers is one of zeros: its scale would not be a normal number
+LARGEST = 448.0  # the largest e4m3
+SMALLEST = 2.0**-100  # rows with only smaller magnitudes become zeros: their scale would not be a normal number
 
 
 @triton.jit
@@ -36,8 +36,11 @@ def _quantize_rows_kernel(
 
 
 def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [tokens, inputs] bfloat16 or float32 -> e4m3 as uint8 [tokens, inputs, zeros up to `ALIGNMENT`], and the scale
-    of each token, float32 [tokens, 1]. Value = code * scale. A row with NaN or infinity gives NaN or zeros."""
+    """Quantize x [tokens, inputs], bfloat16 or float32. A value is code * scale.
+
+    Returns the codes, e4m3 as uint8 [tokens, inputs padded with zeros to `ALIGNMENT`], and the scales, float32 [tokens,
+    1]. A row with NaN or infinity becomes NaN or zeros.
+    """
     tokens, width = x.shape
     row_codes = triton.cdiv(width, ALIGNMENT) * ALIGNMENT
     codes = torch.empty(tokens, row_codes, dtype=torch.uint8, device=x.device)

@@ -1,7 +1,7 @@
-"""Rows of a matrix of 8-bit floats as bfloat16 or float32: for embedding look-ups, and for prompts that are long enough
-to be worth a copy of the weight in 16 bits.
+"""Rows of a matrix of 8-bit floats as bfloat16 or float32.
 
-The floor is the traffic: a byte is read for each element, and two or four are written.
+Used for embedding look-ups, and for prompts that are long enough to be worth a copy of the weight in 16 bits. The lower
+bound is memory traffic: one byte per element is read, and two or four are written.
 """
 
 import torch
@@ -30,22 +30,22 @@ def _unpack_float8_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
-    place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    index = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    row = tl.load(ids + place, mask=place < count, other=0) if ids is not None else tl.minimum(place, count - 1)
+    row = tl.load(ids + index, mask=index < count, other=0) if ids is not None else tl.minimum(index, count - 1)
     row = row[:, None].to(tl.int64)
-    inside = (place < count)[:, None] & (column < columns)
+    inside = (index < count)[:, None] & (column < columns)
     code = tl.load(codes + row * row_codes + column, mask=inside, other=0).to(tl.uint32)
-    # The fields of the byte in those of a float32; the exponent is too small by 120, or by 112 with 5 bits.
+    # The byte's fields move to the fields of a float32, whose exponent is then too small by 120, or by 112 for e5m2.
     bits = (code & 0x80) << 24 | (code & 0x7F) << (20 if EXPONENT == 4 else 21)
     power: tl.constexpr = 2.0**120 if EXPONENT == 4 else 2.0**112
     scale = tl.load(scales + row // height * row_scales + column // width, mask=inside, other=0.0)
     values = bits.to(tl.float32, bitcast=True) * power * scale
-    tl.store(out + place[:, None].to(tl.int64) * columns + column, values.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + index[:, None].to(tl.int64) * columns + column, values.to(out.dtype.element_ty), mask=inside)
 
 
 def unpacked(weight: Float8Matrix, out_dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
-    """The rows `ids` (int64 [n], in range; None: all) in `out_dtype`, [n, inputs]."""
+    """Return the rows `ids` (int64 [n], in range; None for all) in `out_dtype`, [n, inputs]."""
     (rows, columns), (height, width) = weight.shape, weight.block
     count = rows if ids is None else len(ids)
     out = torch.empty(count, columns, dtype=out_dtype, device=weight.codes.device)

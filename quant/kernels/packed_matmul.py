@@ -1,17 +1,19 @@
 """Packed weights times few tokens: weights are unpacked in registers and multiplied by matrix units.
 
 The product is transposed, so that tokens are the short side of what matrix units multiply: 16 rows of the weight by 8
-tokens. A warp takes a run of tiles (`quant.cuda.matrix`) of some rows, and the warps of a program other runs of the
-same rows; their sums are added in a fixed order, and where rows alone are too few to fill a GPU, programs share them in
-the same way (`splits`). Between the load of a word and the products of its codes nothing leaves a thread's registers:
-the layout puts the codes that one shift brings down where operands are expected.
+tokens. Each warp of a program takes its own range of tiles (`quant.cuda.matrix`) of the same rows, and the warps' sums
+are added in a fixed order. If rows alone are too few to fill a GPU, several programs share them in the same way
+(`splits`). Between the load of a word and the products of its codes all values stay in the thread's registers: the
+layout puts the codes that one shift extracts where the matrix unit expects its operands.
 
-A code becomes a float by its bits: placed below the exponent of 1.0 it is 1 + code / 2 ** n, and what is too much goes
-into the group's offset. One multiplication and addition in float32 then gives the weight, which is rounded to bfloat16.
+A code becomes a float by its bits: in the upper mantissa bits of 1.0 it gives 1 + code / 2 ** n, and the excess is
+included in the group's offset. One multiplication and addition in float32 then gives the weight, which is rounded to
+bfloat16.
 
-The floor is the traffic of the weights. A card of 3.35 TB/s, 132 multiprocessors and 1.75 GHz reads 25.8 weights of 4.5
-bits in a clock of each, in which its four schedulers have 5.0 instructions for 32 of them; 6.2 at 80 % of it. What the
-loop takes for 32 weights, by the machine code for sm_90 (Triton 3.6 and 3.7 alike; 8 tokens, but for the last columns):
+The lower bound is the memory traffic of the weights. A card of 3.35 TB/s, 132 multiprocessors, and 1.75 GHz reads 25.8
+weights of 4.5 bits per clock and multiprocessor, whose four schedulers can issue 5.0 instructions for 32 weights in
+that time, or 6.2 at 80 % of the bandwidth. Instructions of the loop for 32 weights, by the machine code for sm_90
+(Triton 3.6 and 3.7 alike; 8 tokens except in the last columns):
 
     rows of a program, tokens       16      32      32, 16    32, 32
     Q4_K                           4.6     4.2      4.6       5.1
@@ -22,9 +24,10 @@ loop takes for 32 weights, by the machine code for sm_90 (Triton 3.6 and 3.7 ali
     Q3_K, Q5_K, of 3.4 and 5.5     6.4     6.1
     tables                         7.2; 8.6 and barriers with Triton 3.6: a look-up for each weight
 
-So one token is bound by memory with codes of 4, 6 and 8 bits, and by both with Q5_K; by instructions with Q2_K and
-Q3_K, at 60 % of the traffic, and with tables, at 65 to 70 %. 32 tokens take 1.1 times the instructions of one. Words
-are loaded 16 bytes a thread; but for tables, the loop has neither barriers nor shared memory.
+So one token is bound by memory with codes of 4, 6, and 8 bits, and by both memory and instructions with Q5_K. It is
+bound by instructions with Q2_K and Q3_K, at 60 % of the bandwidth, and with tables, at 65 to 70 %. 32 tokens take 1.1
+times the instructions of one. Each thread loads 16 bytes of words at a time. Except for tables, the loop has neither
+barriers nor shared memory.
 """
 
 import torch
@@ -33,7 +36,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from quant.cuda.matrix import TILE_ROWS, TILE_STRIPS, WORDS, PackedForm, PackedMatrix
+from quant.cuda.matrix import TILE_FRAGMENTS, TILE_ROWS, WORDS, PackedForm, PackedMatrix
 from quant.kernels.packed_values import group_scales, words_of
 from quant.kernels.tiles import ProductTile
 
@@ -41,21 +44,22 @@ ONE = tl.constexpr(0x3F800000)  # the bits of 1.0
 
 
 @triton.jit
-def _placed(
-    words: tl.tensor, PHASE: tl.constexpr, STEP: tl.constexpr, BITS: tl.constexpr, AT: tl.constexpr
+def _code_bits(
+    words: tl.tensor, POSITION: tl.constexpr, STEP: tl.constexpr, BITS: tl.constexpr, AT: tl.constexpr
 ) -> tl.tensor:
-    """The bits of one phase, BITS of every STEP, at bit AT of int32."""
-    moved = words >> (PHASE * STEP - AT) if PHASE * STEP >= AT else words << (AT - PHASE * STEP)
+    """Return the bits of the codes at one position, BITS of every STEP, moved to bit AT of int32."""
+    moved = words >> (POSITION * STEP - AT) if POSITION * STEP >= AT else words << (AT - POSITION * STEP)
     return moved & (((1 << BITS) - 1) << AT)
 
 
 @triton.jit
-def _apart(values: tl.tensor, EIGHTS: tl.constexpr, WARPS: tl.constexpr) -> tl.tensor:
-    """`values` [n, 32], as sums of one each, for the words of strips.
+def _own_layout(values: tl.tensor, ROW_TILES: tl.constexpr, WARPS: tl.constexpr) -> tl.tensor:
+    """Reshape `values` [n, 32] for the words of fragments, as sums of one value each.
 
-    Triton lays operands out by the narrowest type that they come from, and looks no further than sums for it.
+    Triton chooses the layout of operands by the narrowest type that they come from, and looks no further back than a
+    sum.
     """
-    return tl.sum(values[:, :, None], 2).reshape(EIGHTS, WARPS, 8, 4, 1)
+    return tl.sum(values[:, :, None], 2).reshape(ROW_TILES, WARPS, 8, 4, 1)
 
 
 @triton.jit
@@ -66,19 +70,19 @@ def _weights(
     s: tl.tensor,
     b: tl.tensor,
     one: tl.tensor,
-    PHASE: tl.constexpr,
+    POSITION: tl.constexpr,
     LOW: tl.constexpr,
     HIGH: tl.constexpr,
 ) -> tl.tensor:
-    """The values of the codes of one phase, bfloat16."""
+    """Return the values of the codes at one position, bfloat16."""
     if numbers is not None:
-        codes = _placed(lows, PHASE, LOW, LOW, 0).to(tl.uint32).permute(0, 4, 1, 2, 3)
+        codes = _code_bits(lows, POSITION, LOW, LOW, 0).to(tl.uint32).permute(0, 4, 1, 2, 3)
         return (s * tl.load(numbers + codes).permute(0, 2, 3, 4, 1)).to(tl.bfloat16)
-    AT: tl.constexpr = 23 - LOW - HIGH - LOW * (1 - PHASE % 2)  # one shift for two codes
+    AT: tl.constexpr = 23 - LOW - HIGH - LOW * (1 - POSITION % 2)  # one shift for two codes
     SIZE: tl.constexpr = 1 << (23 - AT)
-    bits = _placed(lows, PHASE, LOW, LOW, AT) | one
+    bits = _code_bits(lows, POSITION, LOW, LOW, AT) | one
     if HIGH:
-        bits ^= _placed(highs, PHASE, LOW, HIGH, AT + LOW)
+        bits ^= _code_bits(highs, POSITION, LOW, HIGH, AT + LOW)
     return ((s * SIZE) * bits.to(tl.float32, bitcast=True) - (b + s * SIZE)).to(tl.bfloat16)
 
 
@@ -105,7 +109,7 @@ def _product_kernel(
     GROUP: tl.constexpr,
     LOW: tl.constexpr,
     HIGH: tl.constexpr,
-    PHASES: tl.constexpr,
+    CODES_PER_WORD: tl.constexpr,
     GROUPS: tl.constexpr,
     RATIO: tl.constexpr,
     ZERO: tl.constexpr,
@@ -113,87 +117,90 @@ def _product_kernel(
     NIBBLES: tl.constexpr,
     NESTED_BLOCK: tl.constexpr,
     ADD: tl.constexpr,
-    ARRANGED: tl.constexpr,
-    EIGHTS: tl.constexpr,
+    REORDERED: tl.constexpr,
+    ROW_TILES: tl.constexpr,
     WARPS: tl.constexpr,
     TOKENS: tl.constexpr,
     SPLITS: tl.constexpr,
 ) -> None:
-    STRIP: tl.constexpr = 4 * PHASES
-    TILES: tl.constexpr = (COLUMNS + 4 * STRIP - 1) // (4 * STRIP)
+    FRAGMENT: tl.constexpr = 4 * CODES_PER_WORD
+    TILES: tl.constexpr = (COLUMNS + 4 * FRAGMENT - 1) // (4 * FRAGMENT)
     STEPS: tl.constexpr = (TILES + WARPS * SPLITS - 1) // (WARPS * SPLITS)
-    HALVES: tl.constexpr = 2 if GROUP % STRIP else 1  # groups of a strip
-    # What is loaded is for each eight of rows, in that for each warp, and for its threads: eight rows by four strips.
-    # Triton gives neighbours in memory to one thread, as many as it takes for such, and orders axes by that. It is told
-    # how many are wanted, here and not in a function, where it would not see it: four, or one, which two unaligned ones
-    # stand for.
-    first = tl.program_id(0) * EIGHTS
-    unit = tl.arange(0, EIGHTS * WARPS)[:, None]
+    HALVES: tl.constexpr = 2 if GROUP % FRAGMENT else 1  # groups of a fragment
+    # The axes of what is loaded are: eights of rows, warps, and the threads of a warp, which are eight rows by four
+    # fragments. Triton gives adjacent elements of memory to one thread, and orders axes by that. The hints below say
+    # how many elements a thread should take: four, or one, which is expressed as two unaligned ones. They have to be
+    # here: Triton would not see them in another function.
+    first = tl.program_id(0) * ROW_TILES
+    unit = tl.arange(0, ROW_TILES * WARPS)[:, None]
     thread = tl.arange(0, 32)[None, :]
-    eight = tl.minimum(first + unit // WARPS, (rows + 7) // 8 - 1).to(tl.int64)
-    row = tl.minimum(eight * 8 + thread // 4, rows - 1)
+    row_tile = tl.minimum(first + unit // WARPS, (rows + 7) // 8 - 1).to(tl.int64)
+    row = tl.minimum(row_tile * 8 + thread // 4, rows - 1)
     four = tl.arange(0, 4)[None, None, None, None, :]
-    # Of x it is for each eight of tokens, for each warp, and for its threads: eight tokens by four strips.
+    # The axes of x are: eights of tokens, warps, and the threads of a warp, which are eight tokens by four fragments.
     x_unit = tl.arange(0, TOKENS // 8 * WARPS)[:, None]
-    x_four = tl.arange(0, 128)[None, :]
-    token_eight = tl.minimum(tl.program_id(1) * (TOKENS // 8) + x_unit // WARPS, (tokens + 7) // 8 - 1).to(tl.int64)
-    token = token_eight * 8 + x_four // 16
-    x_column = x_four % 16 // 4 * STRIP + x_four % 4
-    one = ONE - tl.program_id(2) // SPLITS  # not a constant to compilers: an instruction holds one, and has the mask
-    total = tl.zeros((WARPS, 8 * EIGHTS, TOKENS), tl.float32)
+    x_lane = tl.arange(0, 128)[None, :]
+    token_tile = tl.minimum(tl.program_id(1) * (TOKENS // 8) + x_unit // WARPS, (tokens + 7) // 8 - 1).to(tl.int64)
+    token = token_tile * 8 + x_lane // 16
+    x_column = x_lane % 16 // 4 * FRAGMENT + x_lane % 4
+    # not a compile-time constant: an instruction can hold one constant, and the mask needs that
+    one = ONE - tl.program_id(2) // SPLITS
+    total = tl.zeros((WARPS, 8 * ROW_TILES, TOKENS), tl.float32)
     for step in range(STEPS):
         tile = (tl.program_id(2) * STEPS + step) * WARPS
         within = tl.minimum(tile + unit % WARPS, TILES - 1)
-        start = (eight * TILES + within) * 32
+        start = (row_tile * TILES + within) * 32
         lows = tl.load(low + tl.max_contiguous(start * 4 + tl.arange(0, 128)[None, :], [1, 4])).to(tl.int32)
-        lows = lows.reshape(EIGHTS, WARPS, 8, 4, 4)
+        lows = lows.reshape(ROW_TILES, WARPS, 8, 4, 4)
         highs = lows
         if HIGH:
-            strips = tl.load(high + tl.multiple_of(tl.max_contiguous(start + thread, [1, 2]), [1, 1])).reshape(
-                EIGHTS, WARPS, 8, 4, 1
+            fragments = tl.load(high + tl.multiple_of(tl.max_contiguous(start + thread, [1, 2]), [1, 1])).reshape(
+                ROW_TILES, WARPS, 8, 4, 1
             )
-            highs = words_of(strips, four, LOW, HIGH, PHASES)
+            highs = words_of(fragments, four, LOW, HIGH, CODES_PER_WORD)
         for half in tl.static_range(HALVES):
-            group = ((within * 4 + thread % 4) * STRIP + half * (STRIP // 2)) // GROUP
+            group = ((within * 4 + thread % 4) * FRAGMENT + half * (FRAGMENT // 2)) // GROUP
             at = tl.multiple_of(tl.max_contiguous(row * GROUPS + group, [1, 2]), [1, 1])
-            above = tl.multiple_of(tl.max_contiguous(row * (GROUPS // RATIO) + group // RATIO, [1, 2]), [1, 1])
+            at_block = tl.multiple_of(tl.max_contiguous(row * (GROUPS // RATIO) + group // RATIO, [1, 2]), [1, 1])
             s, b = group_scales(
-                scales, sub_scales, minimums, sub_minimums, zeros, scale_table, scale_offset, at, above, group < GROUPS,
-                ZERO, SUB_SCALE_ZERO, NIBBLES, NESTED_BLOCK,
+                scales, sub_scales, minimums, sub_minimums, zeros, scale_table, scale_offset, at, at_block,
+                group < GROUPS, ZERO, SUB_SCALE_ZERO, NIBBLES, NESTED_BLOCK,
             )  # fmt: skip
-            s, b = _apart(s, EIGHTS, WARPS), _apart(b, EIGHTS, WARPS)
-            for place in tl.static_range(PHASES // HALVES):
-                phase = half * (PHASES // HALVES) + place
-                weights = _weights(lows, highs, numbers, s, b, one, half * (PHASES // HALVES) + place, LOW, HIGH)
-                weights = weights.reshape(EIGHTS, WARPS, 8, 4, 2, 2).permute(1, 0, 2, 4, 3, 5)
+            s, b = _own_layout(s, ROW_TILES, WARPS), _own_layout(b, ROW_TILES, WARPS)
+            for index in tl.static_range(CODES_PER_WORD // HALVES):
+                position = half * (CODES_PER_WORD // HALVES) + index
+                weights = _weights(
+                    lows, highs, numbers, s, b, one, half * (CODES_PER_WORD // HALVES) + index, LOW, HIGH
+                )
+                weights = weights.reshape(ROW_TILES, WARPS, 8, 4, 2, 2).permute(1, 0, 2, 4, 3, 5)
                 x_tile = tile + x_unit % WARPS
-                if ARRANGED:
-                    # Beyond the last tile its weights are multiplied by zeros.
-                    x_at = ((token_eight * TILES + x_tile) * PHASES + phase) * 128 + x_four
+                if REORDERED:
+                    # The weights after the last tile are multiplied by zeros.
+                    x_at = ((token_tile * TILES + x_tile) * CODES_PER_WORD + position) * 128 + x_lane
                     inputs = tl.load(
                         x + tl.multiple_of(tl.max_contiguous(x_at, [1, 4]), [1, 4]), mask=x_tile < TILES, other=0.0
                     )
                 else:
-                    column = x_tile * (4 * STRIP) + 4 * phase + x_column
+                    column = x_tile * (4 * FRAGMENT) + 4 * position + x_column
                     inside = token < tokens
-                    if COLUMNS != 4 * STRIP * WARPS * STEPS * SPLITS:
+                    if COLUMNS != 4 * FRAGMENT * WARPS * STEPS * SPLITS:
                         inside = inside & (column < COLUMNS)
                     x_at = token * COLUMNS + column
                     inputs = tl.load(
                         x + tl.multiple_of(tl.max_contiguous(x_at, [1, 4]), [1, 4]), mask=inside, other=0.0
                     )
                 inputs = inputs.reshape(TOKENS // 8, WARPS, 8, 4, 2, 2).permute(1, 4, 3, 5, 0, 2)
-                total = tl.dot(weights.reshape(WARPS, 8 * EIGHTS, 16), inputs.reshape(WARPS, 16, TOKENS), total)
+                total = tl.dot(weights.reshape(WARPS, 8 * ROW_TILES, 16), inputs.reshape(WARPS, 16, TOKENS), total)
     sums = tl.sum(total, 0)
-    to_row = first * 8 + tl.arange(0, 8 * EIGHTS)[:, None]
+    to_row = first * 8 + tl.arange(0, 8 * ROW_TILES)[:, None]
     to_token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)[None, :]
     kept = (to_row < rows) & (to_token < tokens)
     if bias is not None:
         sums += tl.load(bias + to_row, mask=to_row < rows, other=0.0)
-    place = out + tl.program_id(2).to(tl.int64) * split_stride + to_token.to(tl.int64) * out_stride + to_row
+    out_at = out + tl.program_id(2).to(tl.int64) * split_stride + to_token.to(tl.int64) * out_stride + to_row
     if ADD:
-        sums += tl.load(place, mask=kept, other=0.0)
-    tl.store(place, sums.to(out.dtype.element_ty), mask=kept)
+        sums += tl.load(out_at, mask=kept, other=0.0)
+    tl.store(out_at, sums.to(out.dtype.element_ty), mask=kept)
 
 
 @triton.jit
@@ -216,30 +223,31 @@ def _sum_kernel(
         sums += tl.load(partial + split * split_stride.to(tl.int64) + token * rows + row, mask=kept, other=0.0)
     if bias is not None:
         sums += tl.load(bias + row, mask=kept, other=0.0)
-    place = out + token * out_stride + row
+    out_at = out + token * out_stride + row
     if ADD:
-        sums += tl.load(place, mask=kept, other=0.0)
-    tl.store(place, sums.to(out.dtype.element_ty), mask=kept)
+        sums += tl.load(out_at, mask=kept, other=0.0)
+    tl.store(out_at, sums.to(out.dtype.element_ty), mask=kept)
 
 
-SUM_BLOCK = 1024  # rows
+SUM_BLOCK = 1024  # rows of a program
 
 
 def packed_product(
     matrix: PackedMatrix, x: Tensor, out: Tensor, tile: ProductTile, *, bias: Tensor | None, add: bool
 ) -> None:
-    """out [tokens, rows] = x [tokens, columns] times the matrix, plus bias (float32 [rows]), plus `out` where `add`.
+    """Write x [tokens, columns] times the matrix, plus `bias` (float32 [rows]), to `out` [tokens, rows]; with `add`,
+    add it.
 
-    x is bfloat16 and contiguous, its columns in the matrix's order; `out` may be columns of a wider tensor.
+    x is bfloat16 and contiguous, with its columns in the matrix's order. `out` may be columns of a wider tensor.
     """
     tokens, rows = len(x), matrix.shape[0]
     split = tile.splits > 1
     sums = torch.empty(tile.splits, tokens, rows, dtype=torch.float32, device=x.device) if split else out
-    arranged = tile.tokens > 8 or matrix.form.columns % 4 > 0  # else four columns are loaded at once
+    reorders = tile.tokens > 8 or matrix.form.columns % 4 > 0  # else a thread loads four columns at once
     grid = triton.cdiv(rows, tile.rows), triton.cdiv(tokens, tile.tokens), tile.splits
     _product_kernel[grid](
         **matrix.operands,
-        x=_arranged(x, matrix.form) if arranged else x,
+        x=_in_thread_order(x, matrix.form) if reorders else x,
         bias=None if split else bias,
         out=sums,
         tokens=tokens,
@@ -248,8 +256,8 @@ def packed_product(
         split_stride=sums.stride(0) if split else 0,
         **matrix.form.constants,
         ADD=add and not split,
-        ARRANGED=arranged,
-        EIGHTS=tile.rows // TILE_ROWS,
+        REORDERED=reorders,
+        ROW_TILES=tile.rows // TILE_ROWS,
         WARPS=tile.warps,
         TOKENS=tile.tokens,
         SPLITS=tile.splits,
@@ -262,11 +270,12 @@ def packed_product(
         )
 
 
-def _arranged(x: Tensor, form: PackedForm) -> Tensor:
-    """x in the order in which threads take it, bfloat16 [tokens / 8, tiles, phases, 8, 4, 4], filled up with zeros.
+def _in_thread_order(x: Tensor, form: PackedForm) -> Tensor:
+    """Return x in the order in which threads load it, padded with zeros: bfloat16 [tokens / 8, tiles, codes_per_word,
+    8, 4, 4].
 
-    So each load of a warp is one piece of memory. It costs a launch, which pays from a second eight of tokens on.
+    Each load of a warp is then contiguous. The extra launch pays off for more than eight tokens.
     """
     padded = F.pad(x, (0, form.width - form.columns, 0, -len(x) % 8))
-    parts = padded.view(-1, 8, form.tiles, TILE_STRIPS, form.phases, WORDS)
+    parts = padded.view(-1, 8, form.tiles, TILE_FRAGMENTS, form.codes_per_word, WORDS)
     return parts.permute(0, 2, 4, 1, 3, 5).contiguous()

@@ -1,6 +1,6 @@
-"""What a word of a packed matrix means (`quant.cuda.matrix`): functions that kernels over packed weights are made of.
+"""Decode words of a packed matrix (`quant.cuda.matrix`): functions that the kernels over packed weights share.
 
-A value is s * number - b, where s and b are the group's and a number is the code, or what a table has for it.
+A value is s * number - b, where s and b belong to the group, and the number is the code or the table's number for it.
 """
 
 import triton
@@ -9,7 +9,7 @@ import triton.language as tl
 
 @triton.jit
 def powers(exponents: tl.tensor) -> tl.tensor:
-    """2 ** (e - 128), float32; the two smallest are subnormal."""
+    """Return 2 ** (e - 128), float32; the two smallest results are subnormal."""
     e = exponents.to(tl.int32)
     bits = tl.where(e < 2, 0x00200000 << tl.minimum(e, 1), tl.maximum(e - 1, 0) << 23)
     return bits.to(tl.float32, bitcast=True)
@@ -17,14 +17,14 @@ def powers(exponents: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def load_scales(scales: tl.tensor, at: tl.tensor, mask: tl.tensor) -> tl.tensor:
-    """float32, from any type that they are stored in."""
+    """Load scales of any stored type as float32."""
     loaded = tl.load(scales + at, mask=mask, other=0)
     return powers(loaded) if scales.dtype.element_ty == tl.uint8 else loaded.to(tl.float32)
 
 
 @triton.jit
 def small_integers(pointer: tl.tensor, at: tl.tensor, mask: tl.tensor) -> tl.tensor:
-    """Bytes as int32."""
+    """Load bytes as int32."""
     return tl.load(pointer + at, mask=mask, other=0).to(tl.int32)
 
 
@@ -38,22 +38,22 @@ def group_scales(
     scale_table: tl.tensor,
     scale_offset: tl.tensor,
     at: tl.tensor,
-    above: tl.tensor,
+    at_block: tl.tensor,
     mask: tl.tensor,
     ZERO: tl.constexpr,
     SUB_SCALE_ZERO: tl.constexpr,
     NIBBLES: tl.constexpr,
     NESTED_BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """s and b, float32, of the groups of number `at`, counted through all rows, whose whole scales have number `above`.
+    """Return s and b, float32, of the groups with the indices `at`, whose block scales have the indices `at_block`.
 
-    0 where not `mask`.
+    Groups are counted through all rows. The results are 0 where `mask` is false.
     """
     if NESTED_BLOCK:
         code = small_integers(sub_scales, at, mask)
         s = tl.load(scale_table + code) * tl.load(scales + at // NESTED_BLOCK, mask=mask, other=0.0) + scale_offset
     else:
-        s = load_scales(scales, above, mask)
+        s = load_scales(scales, at_block, mask)
     if sub_scales is not None and not NESTED_BLOCK:
         part = small_integers(sub_scales, at, mask)
         s *= ((part & 0xF if NIBBLES else part) - SUB_SCALE_ZERO).to(tl.float32)
@@ -61,7 +61,7 @@ def group_scales(
     if zeros is not None:
         b = s * small_integers(zeros, at, mask).to(tl.float32)
     if minimums is not None:
-        b = load_scales(minimums, above, mask)
+        b = load_scales(minimums, at_block, mask)
         if NIBBLES:
             b *= (small_integers(sub_scales, at, mask) >> 4).to(tl.float32)
         elif sub_minimums is not None:
@@ -71,17 +71,21 @@ def group_scales(
 
 @triton.jit
 def words_of(
-    strips: tl.tensor, word: tl.tensor, LOW: tl.constexpr, HIGH: tl.constexpr, PHASES: tl.constexpr
+    fragments: tl.tensor, word: tl.tensor, LOW: tl.constexpr, HIGH: tl.constexpr, CODES_PER_WORD: tl.constexpr
 ) -> tl.tensor:
-    """The second plane's bits of the words `word` of strips (int32 or int64), where the first plane's have theirs."""
+    """Return the second plane's bits of the words `word` of fragments (int32 or int64), aligned with the first plane's
+    codes.
+    """
     SHARE: tl.constexpr = LOW // HIGH
-    return (strips >> (word // SHARE * (PHASES * LOW) + word % SHARE * HIGH)).to(tl.int32)
+    return (fragments >> (word // SHARE * (CODES_PER_WORD * LOW) + word % SHARE * HIGH)).to(tl.int32)
 
 
 @triton.jit
-def codes_of(lows: tl.tensor, highs: tl.tensor, phase: tl.tensor, LOW: tl.constexpr, HIGH: tl.constexpr) -> tl.tensor:
-    """The codes at `phase` of words (int32), from one plane or two."""
-    codes = (lows >> (phase * LOW)) & ((1 << LOW) - 1)
+def codes_of(
+    lows: tl.tensor, highs: tl.tensor, position: tl.tensor, LOW: tl.constexpr, HIGH: tl.constexpr
+) -> tl.tensor:
+    """Return the codes at `position` of words (int32), from one plane or two."""
+    codes = (lows >> (position * LOW)) & ((1 << LOW) - 1)
     if HIGH:
-        codes |= ((highs >> (phase * LOW)) & ((1 << HIGH) - 1)) << LOW
+        codes |= ((highs >> (position * LOW)) & ((1 << HIGH) - 1)) << LOW
     return codes

@@ -1,8 +1,8 @@
-"""Plain torch: every canonical form dequantized and multiplied so that reading it shows it is right.
+"""Plain torch: dequantize and multiply every canonical form, in code that is easy to verify by reading.
 
-The oracle of the fast kernels, and the last resort of a machine that none of them supports. A row of a product depends
-on that row alone, bit for bit: rows are multiplied in tiles of a fixed height, so that the matrix library always sees
-the same shape and therefore sums in the same order, whatever else is in the batch.
+It is the oracle of the fast kernels, and the fallback on machines that none of them supports. A row of a product
+depends on that row alone, bit for bit: rows are multiplied in tiles of a fixed height, so that the matrix library
+always sees the same shape and therefore sums in the same order.
 """
 
 import torch
@@ -11,11 +11,11 @@ from torch.nn import functional as F
 
 from quant.tensor import Float8Tensor, GroupedTensor, Integers, PlainTensor, QTensor
 
-ROW_TILE = 16  # rows per library call: more would speed prompts up and slow single tokens down
+ROW_TILE = 16  # rows per library call: more would speed up prompts and slow down single tokens
 
 
 def dequantize(weight: QTensor) -> Tensor:
-    """The values of `weight`, float32, in its shape."""
+    """Return the values of `weight`, float32, in its shape."""
     if isinstance(weight, PlainTensor):
         return weight.values.float()
     if isinstance(weight, Float8Tensor):
@@ -59,23 +59,23 @@ def _numbers(table: tuple[float, ...]) -> Tensor:
 
 
 def _scales(weight: Float8Tensor) -> Tensor:
-    """The scale of every element, float32 [rows, columns], or [rows, 1] where a row has but one."""
+    """Return the scale of every element, float32 [rows, columns], or [rows, 1] if each row has one scale."""
     (rows, columns), (height, width) = weight.shape, weight.block
     scales = weight.scale.float().repeat_interleave(height, 0)[:rows]
     return scales if width == columns else scales.repeat_interleave(width, 1)[:, :columns]
 
 
 def dequantize_rows(weight: QTensor, rows: Tensor) -> Tensor:
-    """The rows `rows` (int64 [n]) of a matrix, float32 [n, columns]."""
+    """Return the rows `rows` (int64 [n]) of a matrix, float32 [n, columns]."""
     if isinstance(weight, PlainTensor):
         return weight.values[rows].float()
     return dequantize(weight.rows(rows))
 
 
 def matmul(x: Tensor, values: Tensor) -> Tensor:
-    """x [rows, inputs] times values [outputs, inputs] transposed, float32 -> [rows, outputs].
+    """Multiply x [rows, inputs] by values [outputs, inputs] transposed, float32 -> [rows, outputs].
 
-    2 * rows * outputs * inputs operations, rounded up to tiles of `ROW_TILE` rows.
+    It takes 2 * rows * outputs * inputs operations, with rows rounded up to tiles of `ROW_TILE`.
     """
     rows = len(x)
     if rows == 0:
@@ -85,11 +85,11 @@ def matmul(x: Tensor, values: Tensor) -> Tensor:
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [rows, columns] float32 -> float8_e4m3fn in its shape, and the scale of each row, [rows, 1].
+    """Quantize x [rows, columns] float32 to float8_e4m3fn of the same shape, with one scale per row, [rows, 1].
 
-    x is about values * scale: the largest of a row becomes the largest number there is.
+    x is about values * scale: the largest magnitude of a row becomes the largest float8 number.
     """
     largest = torch.finfo(torch.float8_e4m3fn).max
     peak = x.abs().amax(1, keepdim=True).clamp(min=2.0**-100)
-    # A number divided by a tensor is rounded twice in torch: the number becomes a tensor.
+    # torch rounds a number divided by a tensor twice, so the number is made a tensor first.
     return (x * (torch.tensor(largest) / peak)).clamp(-largest, largest).to(torch.float8_e4m3fn), peak / largest

@@ -1,7 +1,4 @@
-"""The fastest tile of a product, found by trying.
-
-Refuses to know how a product is timed, and where what was found is kept.
-"""
+"""Find the fastest tile of a product by timing candidates."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -10,16 +7,16 @@ from itertools import product
 from quant.kernels.card import Card
 from quant.kernels.tiles import ROWS, SPLITS, WARPS, ProductShape, ProductTile, TileTable
 
-Seconds = Callable[[ProductTile], float | None]  # of one product; None: it does not run
-GAIN = 0.97  # of the rule's time that a tile must take at most to replace it: less may be chance
-MOST_SUMS = 256  # rows times warps, all of which meet in shared memory
+Seconds = Callable[[ProductTile], float | None]  # seconds of one product; None if the tile does not run
+GAIN = 0.97  # largest part of the rule's time at which a tile replaces the rule's: a smaller gain may be chance
+MOST_SUMS = 256  # rows times warps, whose sums meet in shared memory
 
 
 def fastest_tile(shape: ProductShape, card: Card, seconds: Seconds) -> ProductTile:
-    """The rule's, where none is clearly faster.
+    """Return the fastest tile, or the rule's tile if none is clearly faster.
 
-    A tile is compiled before it is timed, which takes a second. So rows and warps are tried first, then the number of
-    programs that share a row's columns, with the best of those.
+    A tile is compiled before it is timed, which takes a second. So rows and warps are tried first, and then, with the
+    best of those, the number of programs that share a row's columns.
     """
     rule = rule_tile(shape, card)
     times = {rule: _timed(rule, seconds)}
@@ -40,7 +37,7 @@ def rule_tile(shape: ProductShape, card: Card) -> ProductTile:
 
 
 def _makes_sense(tile: ProductTile, shape: ProductShape) -> bool:
-    """There is work for every warp."""
+    """Whether there is work for every warp, and room for the sums."""
     return tile.warps * tile.splits <= max(1, shape.inputs // 128) and tile.rows * tile.warps <= MOST_SUMS
 
 

@@ -1,7 +1,7 @@
-"""Packed weights unpacked: a whole matrix, or chosen rows. The twin of `reference.dequantize` and `dequantize_rows`.
+"""Unpack packed weights: a whole matrix, or chosen rows. Tested against `reference.dequantize` and `dequantize_rows`.
 
-Whole matrices are unpacked for large prompts, which a library's product of plain matrices serves best. The floor is the
-traffic: a matrix of 4-bit codes is read at about 0.56 bytes a weight and written at two.
+Whole matrices are unpacked for long prompts, for which a library's product of plain matrices is fastest. The lower
+bound is memory traffic: of a matrix of 4-bit codes, about 0.56 bytes per weight are read and 2 are written.
 """
 
 import torch
@@ -9,11 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quant.cuda.matrix import DENSE, TILE_STRIPS, PackedMatrix
+from quant.cuda.matrix import DENSE, TILE_FRAGMENTS, PackedMatrix
 from quant.kernels.packed_values import codes_of, group_scales, words_of
 
 ROWS = 16  # of one program
-STRIPS = 4  # at 8, compilers for some cards run out of registers
+FRAGMENTS = 4  # of one program; at 8, compilers for some cards run out of registers
 
 
 @triton.jit
@@ -36,7 +36,7 @@ def _unpack_kernel(
     GROUP: tl.constexpr,
     LOW: tl.constexpr,
     HIGH: tl.constexpr,
-    PHASES: tl.constexpr,
+    CODES_PER_WORD: tl.constexpr,
     GROUPS: tl.constexpr,
     RATIO: tl.constexpr,
     ZERO: tl.constexpr,
@@ -44,42 +44,42 @@ def _unpack_kernel(
     NIBBLES: tl.constexpr,
     NESTED_BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
-    STRIPS: tl.constexpr,
+    FRAGMENTS: tl.constexpr,
 ) -> None:
-    STRIP: tl.constexpr = 4 * PHASES
-    TILES: tl.constexpr = (COLUMNS + 4 * STRIP - 1) // (4 * STRIP)
-    to = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None, None, None]
-    strip = tl.program_id(1) * STRIPS + tl.arange(0, STRIPS)[None, :, None, None]
-    phase = tl.arange(0, PHASES)[None, None, :, None]
+    FRAGMENT: tl.constexpr = 4 * CODES_PER_WORD
+    TILES: tl.constexpr = (COLUMNS + 4 * FRAGMENT - 1) // (4 * FRAGMENT)
+    to_row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None, None, None]
+    fragment = tl.program_id(1) * FRAGMENTS + tl.arange(0, FRAGMENTS)[None, :, None, None]
+    position = tl.arange(0, CODES_PER_WORD)[None, None, :, None]
     word = tl.arange(0, 4)[None, None, None, :]
-    row = to if ids is None else tl.load(ids + to, mask=to < rows, other=0)
-    inside = (to < rows) & (strip < 4 * TILES)
-    at = (row // 8 * TILES + strip // 4) * 32 + row % 8 * 4 + strip % 4
+    row = to_row if ids is None else tl.load(ids + to_row, mask=to_row < rows, other=0)
+    inside = (to_row < rows) & (fragment < 4 * TILES)
+    at = (row // 8 * TILES + fragment // 4) * 32 + row % 8 * 4 + fragment % 4
     lows = tl.load(low + at * 4 + word, mask=inside, other=0).to(tl.int32)
     highs = lows
     if HIGH:
-        highs = words_of(tl.load(high + at, mask=inside, other=0), word, LOW, HIGH, PHASES)
-    codes = codes_of(lows, highs, phase, LOW, HIGH)
-    column = strip * STRIP + 4 * phase + word
+        highs = words_of(tl.load(high + at, mask=inside, other=0), word, LOW, HIGH, CODES_PER_WORD)
+    codes = codes_of(lows, highs, position, LOW, HIGH)
+    column = fragment * FRAGMENT + 4 * position + word
     kept = inside & (column < COLUMNS)
     group = column // GROUP
-    at, above = row * GROUPS + group, row * (GROUPS // RATIO) + group // RATIO
+    at, at_block = row * GROUPS + group, row * (GROUPS // RATIO) + group // RATIO
     s, b = group_scales(
-        scales, sub_scales, minimums, sub_minimums, zeros, scale_table, scale_offset, at, above, kept,
+        scales, sub_scales, minimums, sub_minimums, zeros, scale_table, scale_offset, at, at_block, kept,
         ZERO, SUB_SCALE_ZERO, NIBBLES, NESTED_BLOCK,
     )  # fmt: skip
     values = s * (codes.to(tl.float32) if numbers is None else tl.load(numbers + codes)) - b
-    place = column if order is None else tl.load(order + column, mask=column < COLUMNS, other=0)
-    tl.store(out + to * COLUMNS + place, values.to(out.dtype.element_ty), mask=kept)
+    to_column = column if order is None else tl.load(order + column, mask=column < COLUMNS, other=0)
+    tl.store(out + to_row * COLUMNS + to_column, values.to(out.dtype.element_ty), mask=kept)
 
 
 def unpack(matrix: PackedMatrix, *, out_dtype: torch.dtype = DENSE) -> Tensor:
-    """All rows, [rows, columns]."""
+    """Unpack all rows, [rows, columns]."""
     return _unpacked(matrix, None, matrix.shape[0], out_dtype)
 
 
 def unpack_rows(matrix: PackedMatrix, ids: Tensor, *, out_dtype: torch.dtype = torch.float32) -> Tensor:
-    """The rows `ids` (int64 [n], in range), [n, columns]."""
+    """Unpack the rows `ids` (int64 [n], in range), [n, columns]."""
     return _unpacked(matrix, ids, len(ids), out_dtype)
 
 
@@ -87,7 +87,7 @@ def _unpacked(matrix: PackedMatrix, ids: Tensor | None, rows: int, out_dtype: to
     form = matrix.form
     out = torch.empty(rows, form.columns, dtype=out_dtype, device=matrix.low.device)
     if rows:
-        grid = triton.cdiv(rows, ROWS), triton.cdiv(TILE_STRIPS * form.tiles, STRIPS)
+        grid = triton.cdiv(rows, ROWS), triton.cdiv(TILE_FRAGMENTS * form.tiles, FRAGMENTS)
         _unpack_kernel[grid](
             **matrix.operands,
             order=matrix.order,
@@ -96,6 +96,6 @@ def _unpacked(matrix: PackedMatrix, ids: Tensor | None, rows: int, out_dtype: to
             rows=rows,
             **form.constants,
             ROWS=ROWS,
-            STRIPS=STRIPS,
+            FRAGMENTS=FRAGMENTS,
         )
     return out

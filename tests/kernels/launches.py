@@ -18,7 +18,7 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 
 # Constants that are sizes of a tensor, or how often a loop runs; that say what its values mean; others are of a tile.
 SIZES = {"COLUMNS", "GROUPS", "SPLITS", "HEADS", "KV_HEADS"}
-PACKING = {"GROUP", "LOW", "HIGH", "PHASES", "RATIO", "ZERO", "SUB_SCALE_ZERO", "NIBBLES", "NESTED_BLOCK"}
+PACKING = {"GROUP", "LOW", "HIGH", "CODES_PER_WORD", "RATIO", "ZERO", "SUB_SCALE_ZERO", "NIBBLES", "NESTED_BLOCK"}
 FORM = PACKING | {"ADD", "SINKS", "CAPPED", "WINDOWED", "EXPONENT", "WIDTH"}
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
 # What is told of arguments (a multiple of 16, an index of 64 bits, one) is alike for all architectures.
