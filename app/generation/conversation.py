@@ -29,7 +29,7 @@ ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high",
 ThinkingBudget: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]  # tokens; -1: any number
 
 _NO_ARGUMENTS: dict[str, Json] = {"type": "object", "properties": {}}
-_NO_THOUGHT = ("none", "minimal")
+_NO_REASONING = ("none", "minimal")
 
 
 class InvalidMessage(AppError):
@@ -161,7 +161,7 @@ def _bad_arguments(name: str, problem: str) -> InvalidMessage:
     )
 
 
-def without_system_role(messages: Sequence[Message]) -> Iterator[Message]:
+def merge_system_messages(messages: Sequence[Message]) -> Iterator[Message]:
     """Each system message in front of the text of the next user message; the last ones as a user message."""
     texts: list[str] = []
     for message in messages:
@@ -244,7 +244,7 @@ class ThinkingOptions:
         if effort == "none" or (effort is None and enabled is False):
             given.append(0)  # for templates that cannot switch it off
         if effort is not None:
-            enabled = effort not in _NO_THOUGHT
+            enabled = effort not in _NO_REASONING
         return cls(effort, min(given, default=None), False if 0 in given else enabled)
 
     def template_variables(self, given: Mapping[str, Json] | None = None) -> dict[str, Json]:
@@ -266,7 +266,7 @@ class Conversation:
     parallel_calls: bool | None = None  # more than one call in a reply; None: as suits the model
     thinking_budget: int | None = None  # tokens that may be thought; None: any number
     variables: Mapping[str, Json] = field(default_factory=dict)  # of the template, besides its own
-    begun: str = ""  # what the next message begins with, which the model goes on from
+    reply_prefix: str = ""  # what the next message begins with, which the model goes on from
     add_generation_prompt: bool = True  # the prompt ends with what the template writes in front of a reply
     context: tuple[int, ...] = ()  # ids of an earlier prompt and its reply, which the messages follow
 

@@ -88,7 +88,7 @@ class ReplyEnd:
     completion_tokens: int
     first_token_seconds: float  # from the question to the first token
     total_seconds: float
-    thought_tokens: int = 0  # of the completion's
+    reasoning_tokens: int = 0  # of the completion's
     queue_seconds: float = 0.0  # of the time to the first token, what passed before the engine began
     error: str = ""  # for FinishReason.ERROR
 
@@ -103,19 +103,19 @@ ChatEvent = PromptProgress | PromptLogprobs | GeneratedTokens | ContentEvent | R
 Batch = list[tuple[int, ChatEvent]]  # events that came together, each with the index of its reply
 
 
-def joined(batch: Iterable[tuple[int, ChatEvent]]) -> Batch:
+def merge_deltas(batch: Iterable[tuple[int, ChatEvent]]) -> Batch:
     """The same events, with consecutive texts of one reply as one event."""
     result: Batch = []
     for index, event in batch:
         before = result[-1] if result else None
-        if before is not None and before[0] == index and (both := _both(before[1], event)) is not None:
+        if before is not None and before[0] == index and (both := _merged(before[1], event)) is not None:
             result[-1] = index, both
         else:
             result.append((index, event))
     return result
 
 
-def _both(one: ChatEvent, other: ChatEvent) -> ChatEvent | None:
+def _merged(one: ChatEvent, other: ChatEvent) -> ChatEvent | None:
     """Two texts of a kind as one; None for anything else."""
     match one, other:
         case TextDelta(), TextDelta():
@@ -134,7 +134,7 @@ class TokenCounts:
     that several choices continue counts once."""
 
     prompts: Sequence[tuple[int, ...]] = ()  # the ids of all prompts, known before any is read
-    asked: int = 0  # tokens of all prompts, likewise
+    prompt_total: int = 0  # tokens of all prompts, likewise
     prompt: int = 0  # of those whose replies have ended
     cache: CacheReport = EMPTY_REPORT  # of the prompts, as the first choice of each found them
     completion: int = 0
@@ -142,15 +142,15 @@ class TokenCounts:
     first_token_seconds: float = math.inf  # the least of any reply
     total_seconds: float = 0.0  # the most
     queue_seconds: float = 0.0  # the most that a prompt waited before the engine began with it
-    reading_seconds: float = 0.0  # the most from there to its first token, but for what was restored
-    thought: int = 0  # of the completion
+    prefill_seconds: float = 0.0  # the most from there to its first token, but for what was restored
+    reasoning: int = 0  # of the completion
     status: str = QUEUED  # what the request is doing, for a client that waits
 
-    def begin(self, prompts: Sequence[tuple[int, ...]]) -> None:
+    def set_prompts(self, prompts: Sequence[tuple[int, ...]]) -> None:
         """Note the prompts, before the engine reads any of them."""
-        self.prompts, self.asked = prompts, sum(map(len, prompts))
+        self.prompts, self.prompt_total = prompts, sum(map(len, prompts))
 
-    def see(self, event: ChatEvent) -> None:
+    def update_status(self, event: ChatEvent) -> None:
         """Keep the status up to date."""
         if isinstance(event, PromptProgress):
             self.status = f"prefill {event.done:,} of {event.total:,}"
@@ -160,7 +160,7 @@ class TokenCounts:
     def add(self, end: ReplyEnd, *, first_of_prompt: bool) -> None:
         """Count a reply that has ended."""
         self.completion += end.completion_tokens
-        self.thought += end.thought_tokens
+        self.reasoning += end.reasoning_tokens
         self.replies += 1
         self.first_token_seconds = min(self.first_token_seconds, end.first_token_seconds)
         self.total_seconds = max(self.total_seconds, end.total_seconds)
@@ -168,5 +168,5 @@ class TokenCounts:
             self.prompt += end.prompt_tokens
             self.cache = self.cache.plus(end.cache)
             self.queue_seconds = max(self.queue_seconds, end.queue_seconds)
-            reading = end.first_token_seconds - end.queue_seconds - end.cache.sources.restore_seconds
-            self.reading_seconds = max(self.reading_seconds, reading)
+            prefill = end.first_token_seconds - end.queue_seconds - end.cache.sources.restore_seconds
+            self.prefill_seconds = max(self.prefill_seconds, prefill)

@@ -81,7 +81,7 @@ class RequestedGrammar:
     source: GrammarSource
     field: str
 
-    async def compiled(self, compiler: "GrammarCompiler") -> Grammar:
+    async def compile(self, compiler: "GrammarCompiler") -> Grammar:
         """Raises InvalidGrammar, which names the place in the request, and GrammarsUnavailable."""
         try:
             return await compiler.compile(self.source)

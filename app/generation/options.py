@@ -109,13 +109,13 @@ def only_named(samplers: list[str] | str | None, given: Mapping[str, Any]) -> di
 class TimeLimits:
     """Limits in seconds; None: no limit. A reply that exceeds one ends as it does at the most tokens."""
 
-    reading: float | None = None  # of the prompt, from when the engine begins with it
-    writing: float | None = None  # from the first token on, once there is a line break
+    prefill: float | None = None  # of the prompt, from when the engine begins with it
+    decode: float | None = None  # from the first token on, once there is a line break
 
     @classmethod
-    def of_milliseconds(cls, reading: int | None, writing: int | None) -> "TimeLimits":
+    def of_milliseconds(cls, prefill: int | None, decode: int | None) -> "TimeLimits":
         """Return the limits of a request, in which 0 stands for no limit, as in llama.cpp's API."""
-        return cls(reading / 1000 if reading else None, writing / 1000 if writing else None)
+        return cls(prefill / 1000 if prefill else None, decode / 1000 if decode else None)
 
 
 NO_LIMITS = TimeLimits()
@@ -164,7 +164,7 @@ class GenerationOptions:
         beams = self.candidates[0].beams
         return len(self.candidates) if beams is None else beams.results
 
-    def constrained(self, grammar: "Grammar | None", breakers: frozenset[int]) -> "GenerationOptions":
+    def with_grammar(self, grammar: "Grammar | None", breakers: frozenset[int]) -> "GenerationOptions":
         """The same options with the grammar and the DRY breakers in every candidate. Raises InvalidSampling."""
         several = []
         for one in self.candidates:
@@ -172,7 +172,7 @@ class GenerationOptions:
             several.append(replace(one, grammar=grammar, dry=dry))
         return replace(self, candidates=several)
 
-    def after(self, prompt: Sequence[int]) -> Sequence[SamplingParams]:
+    def clamp_to_context(self, prompt: Sequence[int]) -> Sequence[SamplingParams]:
         """The candidates that continue a prompt, within the context. Raises PromptTooLong."""
         if self.context is None:
             return self.candidates
@@ -199,4 +199,4 @@ class PreparedRequest:
 
     def submissions(self) -> list[tuple[tuple[int, ...], SamplingParams]]:
         """Each prompt with the parameters of one candidate. Raises PromptTooLong."""
-        return [(prompt, params) for prompt in self.prompts for params in self.options.after(prompt)]
+        return [(prompt, params) for prompt in self.prompts for params in self.options.clamp_to_context(prompt)]

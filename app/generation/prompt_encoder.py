@@ -15,12 +15,12 @@ from app.generation.conversation import (
     Conversation,
     Json,
     Message,
+    merge_system_messages,
     object_with_texts,
     with_texts,
-    without_system_role,
 )
 from app.generation.generic_tools import ANSWER_MARK, generic_messages
-from app.generation.model_replies import ModelReplies
+from app.generation.model_format import ModelFormat
 from app.generation.remembered_replies import GeneratedReply, RememberedReplies
 from app.generation.reply_token_cache import ReplyTokenCache
 from app.generation.template import ChatTemplateRenderer, check_characters
@@ -31,25 +31,25 @@ from app.text.tokenizer import Tokenizer
 _ASKED, _REPLIED = "zxqasked", "zxqreplied"  # in no template
 
 
-def _up_to(rendered: str, begun: str) -> str:
+def _up_to(rendered: str, reply_prefix: str) -> str:
     """A rendered conversation without what closes its last message, which the reply goes on from: no thoughts and no
     channel are open there. Some templates strip the message; white space at its end stays."""
-    said = begun.strip()
-    place = rendered.rfind(said)
-    if place < 0:
+    said = reply_prefix.strip()
+    start = rendered.rfind(said)
+    if start < 0:
         problem = "The chat template of this model does not write what the reply is to begin with as it stands"
         raise TemplateError(problem, "Leave the assistant's message at the end out.")
-    return rendered[:place] + said + begun[len(begun.rstrip()) :]
+    return rendered[:start] + said + reply_prefix[len(reply_prefix.rstrip()) :]
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
+class _TemplateInput:
     """What a template is given of a conversation."""
 
     messages: Sequence[Message]
     tools: Sequence[dict[str, Json]]
     variables: dict[str, Json]
-    begun: str  # the beginning of the reply
+    reply_prefix: str  # the beginning of the reply
 
 
 def _default_variables(now: datetime) -> dict[str, Json]:
@@ -81,7 +81,7 @@ class PromptEncoder:
         self._tokenizer = tokenizer
         self._renderer = renderer
         self._remembered = RememberedReplies(tokenizer, reply_tokens)
-        self.replies = ModelReplies(tokenizer, renderer, generic_tools=generic_tools)
+        self.format = ModelFormat(tokenizer, renderer, generic_tools=generic_tools)
 
     def encode(self, messages: Sequence[Message], limit: Limit = NO_LIMIT) -> tuple[int, ...]:
         """The prompt for the assistant's next turn; what people wrote stays text. Raises TemplateError, and TextTooLong
@@ -161,51 +161,54 @@ class PromptEncoder:
 
     def _render(self, conversation: Conversation, limit: Limit) -> str:
         """A model without a template does not know turns: it continues the text of the conversation."""
-        check_characters([*conversation.messages, Message("assistant", conversation.begun)])
+        check_characters([*conversation.messages, Message("assistant", conversation.reply_prefix)])
 
         def protect(text: str) -> str:
             limit.check()
             return self._tokenizer.protect(text)
 
-        self.replies.check(conversation)
-        told = self._prepared(conversation, protect)
+        self.format.check_tools(conversation)
+        given = self._template_input(conversation, protect)
         limit.check()
+        prefix = given.reply_prefix
         if self._tokenizer.chat_template is None:
-            return "\n\n".join([*(message.content for message in told.messages), *([told.begun] if told.begun else ())])
-        if not told.begun.strip():
-            return self._by_template(told, asks=conversation.add_generation_prompt or bool(told.begun)) + told.begun
-        begun = Message("assistant", told.begun)
-        return _up_to(self._by_template(replace(told, messages=[*told.messages, begun]), asks=False), told.begun)
+            return "\n\n".join([*(message.content for message in given.messages), *([prefix] if prefix else ())])
+        if not prefix.strip():
+            return self._by_template(given, asks=conversation.add_generation_prompt or bool(prefix)) + prefix
+        messages = [*given.messages, Message("assistant", prefix)]
+        return _up_to(self._by_template(replace(given, messages=messages), asks=False), prefix)
 
-    def _prepared(self, conversation: Conversation, protect: Callable[[str], str]) -> _Prepared:
+    def _template_input(self, conversation: Conversation, protect: Callable[[str], str]) -> _TemplateInput:
         """A conversation without control tokens in what people wrote, in roles that the template takes."""
         messages: Sequence[Message] = [message.with_texts(protect) for message in conversation.messages]
         tools = [object_with_texts(tool.definition, protect, fields=True) for tool in conversation.tools]
         variables = {name: with_texts(value, protect, fields=True) for name, value in conversation.variables.items()}
-        begun = protect(conversation.begun)
-        if self.replies.tells_generically(conversation):
+        reply_prefix = protect(conversation.reply_prefix)
+        if self.format.uses_generic_tools(conversation):
             messages = generic_messages(messages, tools)
-            begun = ANSWER_MARK + begun if self.replies.has_answer_begun(conversation) else begun
+            reply_prefix = ANSWER_MARK + reply_prefix if self.format.is_answer_open(conversation) else reply_prefix
             tools = []
-        if any(message.role in SYSTEM_ROLES for message in messages) and not self.replies.takes_system:
-            messages = [*without_system_role(messages)]
-        return _Prepared(messages, tools, variables, begun)
+        if any(message.role in SYSTEM_ROLES for message in messages) and not self.format.takes_system:
+            messages = [*merge_system_messages(messages)]
+        return _TemplateInput(messages, tools, variables, reply_prefix)
 
-    def _by_template(self, told: _Prepared, *, asks: bool) -> str:
-        """What the template makes of a conversation; and, if it `asks`, what the reply begins behind."""
+    def _by_template(self, given: _TemplateInput, *, asks: bool) -> str:
+        """Render a conversation. With `asks`, the text ends where the reply begins."""
+        defaults, special = _default_variables(self._renderer.now()), dict(self._tokenizer.special_tokens)
+        has_calls = any(message.tool_calls for message in given.messages)
         return self._renderer.render(
             self._tokenizer.chat_template or "",
-            told.messages,
-            tools=told.tools or None,
-            variables=_default_variables(self._renderer.now()) | told.variables | dict(self._tokenizer.special_tokens),
+            given.messages,
+            tools=given.tools or None,
+            variables=defaults | given.variables | special,
             add_generation_prompt=asks,
-            arguments_as_text=any(message.tool_calls for message in told.messages) and self.replies.arguments_as_text,
+            arguments_as_text=has_calls and self.format.arguments_as_text,
         )
 
     def _check_length(self, characters: int, limit: Limit) -> None:
         limit.check_characters(characters, self._tokenizer.longest_token)
 
-    def _begun(self, ids: list[int]) -> tuple[int, ...]:
+    def _with_bos(self, ids: list[int]) -> tuple[int, ...]:
         """`ids` behind the token that begins a text, where the model wants one and the ids have none."""
         bos_id = self._tokenizer.bos_id
         missing = self._tokenizer.add_bos and bos_id is not None and ids[:1] != [bos_id]
@@ -213,6 +216,6 @@ class PromptEncoder:
 
     def _encoded(self, parts: Iterable[int | str], limit: Limit) -> tuple[int, ...]:
         ids, end = self._remembered.encode(parts, limit)
-        prompt_ids = self._begun(ids)
+        prompt_ids = self._with_bos(ids)
         self._remembered.note_prompt(prompt_ids, end)
         return prompt_ids

@@ -8,7 +8,7 @@ from typing import TypeVar
 Items = TypeVar("Items", bytes, tuple[int, ...])  # slices of two kinds would never be equal
 
 
-def num_common(one: Items, other: Items, start: int = 0) -> int:
+def common_prefix_len(one: Items, other: Items, start: int = 0) -> int:
     """How many items both begin with; the first `start` are known to be equal."""
     stop, step = min(len(one), len(other)), 1
     while start < stop and one[start : start + step] == other[start : start + step]:
@@ -71,7 +71,7 @@ class RecentPrompts:
             if exchange.salt != salt:
                 continue
             if exchange.ids.startswith(further):
-                best, common = exchange, num_common(exchange.ids, prompt, len(further)) // ID_BYTES * ID_BYTES
+                best, common = exchange, common_prefix_len(exchange.ids, prompt, len(further)) // ID_BYTES * ID_BYTES
                 further = prompt[: common + ID_BYTES]
                 if common == len(prompt):
                     break

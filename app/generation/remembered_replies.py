@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 
-from app.generation.recent_prompts import num_common
+from app.generation.recent_prompts import common_prefix_len
 from app.generation.reply_token_cache import ReplyTokenCache
 from app.generation.reply_token_file import TokenSpan
 from app.text.long_texts import Limit
@@ -30,7 +30,7 @@ class GeneratedReply:
 
     prompt_ids: tuple[int, ...]
     ids: Sequence[int]  # of the reply
-    told: str  # the text that the caller got, which may end before that of the ids
+    text: str  # the text that the caller got, which may end before that of the ids
     continues_text: bool  # the reply continues a text, not a conversation
     stored: bool  # False: it must not be written to disk
 
@@ -190,7 +190,7 @@ class RememberedReplies:
         clients strip.
         """
         text = self._text(span)
-        common = len(text) if rest.startswith(text) else num_common(rest, text)
+        common = len(text) if rest.startswith(text) else common_prefix_len(rest, text)
         if rest[common:].strip() and text[common:].strip():
             return 0, 0
         if common == len(text) and _is_boundary(rest, common):
@@ -217,35 +217,35 @@ class RememberedReplies:
             position = self._prompts.get(hash(reply.prompt_ids))
         if position is None:
             return
-        told = self._told(reply)
+        text = self._encoded_text(reply)
         ids, start, stop = array("I"), 0, 0
         for token_id in reply.ids:
             encoded = self._tokenizer.plain_bytes(token_id)
-            if encoded and told.startswith(encoded, stop):
+            if encoded and text.startswith(encoded, stop):
                 ids.append(token_id)
                 stop += len(encoded)
             elif token_id in self._control_ids:
-                yield from self._piece(position, ids, told[start:stop], stored=reply.stored)
-                position = TextPosition.of(_key_after_control(position.key_after_text(told[start:stop]), token_id))
+                yield from self._piece(position, ids, text[start:stop], stored=reply.stored)
+                position = TextPosition.of(_key_after_control(position.key_after_text(text[start:stop]), token_id))
                 shown = self._tokenizer.token_bytes(token_id, show_control=True)
-                stop += len(shown) if told.startswith(shown, stop) else 0
+                stop += len(shown) if text.startswith(shown, stop) else 0
                 ids, start = array("I"), stop
             else:
                 break
-        yield from self._piece(position, ids, told[start:stop], stored=reply.stored)
+        yield from self._piece(position, ids, text[start:stop], stored=reply.stored)
 
     def _piece(self, position: TextPosition, ids: "array[int]", text: bytes, *, stored: bool) -> Iterator[TokenSpan]:
         if ids:
             prefix_key = position.prefix_hash.digest()
             yield TokenSpan(position.part_key, prefix_key, position.characters, ids, stored, text=text)
 
-    def _told(self, reply: GeneratedReply) -> bytes:
+    def _encoded_text(self, reply: GeneratedReply) -> bytes:
         """The caller's text, with the space that was taken off its position."""
-        told = reply.told.encode()
+        text = reply.text.encode()
         if not self._tokenizer.space_prefix or reply.continues_text:
-            return told
+            return text
         first = next(filter(None, map(self._tokenizer.token_bytes, reply.ids)), b"")
-        return b" " + told if first.startswith(b" ") else told
+        return b" " + text if first.startswith(b" ") else text
 
 
 def _is_boundary(encoded: bytes, position: int) -> bool:

@@ -15,11 +15,11 @@ from app.generation.events import (
     TextDelta,
     TokenCounts,
     ToolCallDelta,
-    joined,
+    merge_deltas,
 )
 from app.generation.options import GenerationOptions, PreparedRequest
 from app.generation.reply import Reply, ReplyContext
-from app.generation.request_log import ReadingLog
+from app.generation.request_log import PrefillLog
 from app.generation.token_streams import TokenStream
 from engine.request import FinishReason, Origin, TokenEvent
 from engine.sampling_params import SamplingParams
@@ -40,14 +40,14 @@ class Replies:
         """Have the engine generate all of them, or none if this raises. The engine computes a prompt once that several
         candidates continue. A beam search has as many replies as it has results."""
         end_ids = self._context.tokenizer.end_of_generation_ids
-        for prompt_ids, several in _families(prepared.submissions()):
+        for prompt_ids, several in _group_by_prompt(prepared.submissions()):
             requests = self._stream.submit_several(prompt_ids, several, end_ids, origin)
             prompt = self._cache.track(requests[0])
             for request in requests:
                 parser = None if prepared.new_parser is None else prepared.new_parser()
                 self._replies[request.id] = Reply(len(self._replies), request, prompt, self._context, parser)
 
-    def take(self, tokens: Sequence[TokenEvent]) -> Batch:
+    def events(self, tokens: Sequence[TokenEvent]) -> Batch:
         """The events of further tokens; with a pause between batches, consecutive texts as one."""
         batch: Batch = []
         for token in tokens:
@@ -55,7 +55,7 @@ class Replies:
             batch += [(reply.index, event) for event in reply.events(token)]
             if reply.ended:
                 self._stream.abort(token.request_id, FinishReason.STOP)  # a stop string ends the text, not the request
-        return joined(batch) if self._context.options.pause else batch
+        return merge_deltas(batch) if self._context.options.pause else batch
 
     def close(self) -> None:
         """End all of them."""
@@ -63,24 +63,24 @@ class Replies:
             reply.end()
 
 
-def _families(
+def _group_by_prompt(
     submissions: Sequence[tuple[tuple[int, ...], SamplingParams]],
 ) -> list[tuple[tuple[int, ...], list[SamplingParams]]]:
     """Each run of equal prompts as one. A prompt is read again for each that reports on it, or searches."""
-    families: list[tuple[tuple[int, ...], list[SamplingParams]]] = []
+    groups: list[tuple[tuple[int, ...], list[SamplingParams]]] = []
     for prompt_ids, params in submissions:
         alone = params.prompt_logprobs is not None or params.beams is not None
-        if families and families[-1][0] == prompt_ids and not alone:
-            families[-1][1].append(params)
+        if groups and groups[-1][0] == prompt_ids and not alone:
+            groups[-1][1].append(params)
         else:
-            families.append((prompt_ids, [params]))
-    return families
+            groups.append((prompt_ids, [params]))
+    return groups
 
 
 class Choices:
     """The replies that the caller of a request gets: all candidates as they come, or the best when all have ended."""
 
-    def __init__(self, prepared: PreparedRequest, counts: TokenCounts, log: ReadingLog) -> None:
+    def __init__(self, prepared: PreparedRequest, counts: TokenCounts, log: PrefillLog) -> None:
         """`counts` and `log` get every event of every candidate."""
         self._options = prepared.options
         self._grammar_field = prepared.grammar_field
@@ -89,11 +89,11 @@ class Choices:
         options = prepared.options
         self._ranking = _Ranking(options) if options.replies > options.count else None
 
-    def take(self, batch: Batch) -> tuple[Batch, AppError | None]:
+    def select(self, batch: Batch) -> tuple[Batch, AppError | None]:
         """The events of `batch` for the caller, and the error that the caller gets after them if a reply failed."""
         for index, event in batch:
-            self._counts.see(event)
-            self._log.see(index, event)
+            self._counts.update_status(event)
+            self._log.log_progress(index, event)
         good, failure = self._up_to_failure(batch if self._options.returns_text else [*_without_text(batch)])
         for index, event in good:
             if isinstance(event, ReplyEnd):
@@ -173,6 +173,6 @@ def _without_text(batch: Batch) -> Iterator[tuple[int, ChatEvent]]:
     """The events about prompts, and ends of replies without tokens."""
     for index, event in batch:
         if isinstance(event, ReplyEnd):
-            yield index, replace(event, completion_tokens=0, thought_tokens=0)
+            yield index, replace(event, completion_tokens=0, reasoning_tokens=0)
         elif isinstance(event, PromptProgress | PromptLogprobs):
             yield index, event

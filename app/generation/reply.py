@@ -49,10 +49,10 @@ class ReplyReader:
         continues_text: bool = False,
     ) -> None:
         self.ended = False
-        self.thought_tokens = 0  # the mark that ends thoughts among them
-        self._told: list[str] = []
+        self.reasoning_tokens = 0  # the mark that ends thoughts among them
+        self._texts: list[str] = []
         self._tokenizer = tokenizer
-        self._text = IncrementalDetokenizer(
+        self._detokenizer = IncrementalDetokenizer(
             tokenizer,
             stop,
             include_stop=options.includes_stop,
@@ -65,56 +65,56 @@ class ReplyReader:
         self._logprobs: deque[tuple[int, TokenLogprobs]] = deque()  # that belong to no event yet, and where they begin
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         """The text of the tokens so far, markup included, without what may still become a stop string."""
-        return "".join(self._told)
+        return "".join(self._texts)
 
     @property
     def stopped(self) -> str | None:
         """The stop string that was found."""
-        return self._text.stopped
+        return self._detokenizer.stopped
 
-    def take(self, token_id: int, logprobs: TokenLogprobs | None, *, hidden: bool) -> list[ContentEvent]:
+    def push(self, token_id: int, logprobs: TokenLogprobs | None, *, hidden: bool) -> list[ContentEvent]:
         """The events that are certain after this token. A `hidden` one ends the text and is no part of it."""
-        self.thought_tokens += self._parser.is_thinking
+        self.reasoning_tokens += self._parser.is_thinking
         if logprobs is not None:
             self._logprobs.append((self._length, logprobs))
         if hidden:
             return []
         if token_id not in self._control:
-            return self._push(self._text.push(token_id))
+            return self._parse(self._detokenizer.push(token_id))
         shown = self._tokenizer.token_bytes(token_id, show_control=True).decode(errors="replace")
         if not self._parser.may_hold(shown):
-            return self._push(self._text.push(token_id))
-        return self._push(self._text.finish() + shown)
+            return self._parse(self._detokenizer.push(token_id))
+        return self._parse(self._detokenizer.finish() + shown)
 
     def finish(self, *, cut_off: bool = False) -> list[ContentEvent]:
         """The events that were held back, since no token follows. `cut_off`: see `ReplyParser.finish`."""
-        events = [] if self.stopped is not None else self._push(self._text.finish())
+        events = [] if self.stopped is not None else self._parse(self._detokenizer.finish())
         events += self._with_logprobs(self._parser.finish(cut_off=cut_off))
         if self._logprobs and self._parser.is_text and not self._parser.num_calls:
             events.append(TextDelta("", tuple(logprobs for _, logprobs in self._logprobs)))
         return events
 
-    def _push(self, text: str) -> list[ContentEvent]:
-        self._told.append(text)
+    def _parse(self, text: str) -> list[ContentEvent]:
+        self._texts.append(text)
         self._length += len(text)
-        heard = self._parser.push(text) if text else []
+        parsed = self._parser.push(text) if text else []
         self.ended = self._parser.ended
-        return self._with_logprobs(heard)
+        return self._with_logprobs(parsed)
 
-    def _with_logprobs(self, heard: Sequence[ParsedEvent]) -> list[ContentEvent]:
-        return [self._reported(one) for one in heard]
+    def _with_logprobs(self, parsed: Sequence[ParsedEvent]) -> list[ContentEvent]:
+        return [self._reported(one) for one in parsed]
 
-    def _reported(self, heard: ParsedEvent) -> ContentEvent:
+    def _reported(self, parsed: ParsedEvent) -> ContentEvent:
         """The event with the log-probabilities of the tokens that begin in it. Those of markup are dropped."""
-        event = heard.event
+        event = parsed.event
         if not self._logprobs or not isinstance(event, TextDelta | ReasoningDelta | ToolCallDelta):
             return event
         own: list[TokenLogprobs] = []
-        while self._logprobs and self._logprobs[0][0] < heard.end:
+        while self._logprobs and self._logprobs[0][0] < parsed.end:
             start, logprobs = self._logprobs.popleft()
-            if start >= heard.start:
+            if start >= parsed.start:
                 own.append(logprobs)
         return replace(event, logprobs=tuple(own)) if own else event
 
@@ -148,7 +148,7 @@ class Reply:
         )
         self._first_token_at = 0.0
         self._tokens = 0
-        self._read = 0  # tokens of the prompt
+        self._prefilled = 0  # tokens of the prompt
         self._remembered_at = context.started
 
     def events(self, token: TokenEvent) -> list[ChatEvent]:
@@ -158,12 +158,12 @@ class Reply:
         events: list[ChatEvent] = [PromptLogprobs(token.prompt_logprobs)] if token.prompt_logprobs else []
         if token.token_id is None and token.finish is None:
             total = len(self._request.prompt_ids)
-            self._read = max(self._read, token.num_computed)
+            self._prefilled = max(self._prefilled, token.num_computed)
             # A preempted request computes its prompt again in the middle of its reply; that is not reported.
             events += [] if self._tokens else [self._progress(min(token.num_computed, total), total)]
         if token.token_id is not None:
-            events += self._asked_for(token.token_id)
-            events += self._take(token, token.token_id)
+            events += self._requested(token.token_id)
+            events += self._push_token(token, token.token_id)
         over = self._reader.stopped is not None or self._reader.ended
         finish = FinishReason.STOP if over else token.finish
         if finish is None and self._is_late():
@@ -178,15 +178,17 @@ class Reply:
 
     def _is_late(self) -> bool:
         limits = self._context.options.limits
-        reading, writing, now = limits.reading, limits.writing, time.monotonic()
+        now = time.monotonic()
         if not self._tokens:
-            return reading is not None and now - self._context.started - self._request.queue_seconds > reading
-        return writing is not None and now - self._first_token_at > writing and "\n" in self._reader.told
+            prefilling = now - self._context.started - self._request.queue_seconds
+            return limits.prefill is not None and prefilling > limits.prefill
+        is_over = limits.decode is not None and now - self._first_token_at > limits.decode
+        return is_over and "\n" in self._reader.text
 
-    def _asked_for(self, token_id: int) -> list[ChatEvent]:
+    def _requested(self, token_id: int) -> list[ChatEvent]:
         """The events before a token's text that the options ask for."""
         total = len(self._request.prompt_ids)
-        is_first = self._options.reports_progress and not self._tokens and self._read < total
+        is_first = self._options.reports_progress and not self._tokens and self._prefilled < total
         events: list[ChatEvent] = [self._progress(total, total)] if is_first else []
         return [*events, GeneratedTokens((token_id,))] if self._options.reports_tokens else events
 
@@ -201,25 +203,25 @@ class Reply:
         self.ended = True
         request, output_ids = self._request, self._remember()
         if self._reader.stopped is not None:
-            output_ids = self._in_front_of_stop(output_ids, self._reader.stopped)
-        computed = self._prompt_read + max(0, self._tokens - 1)
+            output_ids = self._before_stop(output_ids, self._reader.stopped)
+        computed = self._num_prefilled + max(0, self._tokens - 1)
         self._prompt.finish(request, output_ids, computed)
 
     @property
-    def _prompt_read(self) -> int:
+    def _num_prefilled(self) -> int:
         """Tokens of the prompt that are computed: all of them, once the reply has begun."""
-        return len(self._request.prompt_ids) if self._tokens else self._read
+        return len(self._request.prompt_ids) if self._tokens else self._prefilled
 
     def _remember(self) -> list[int]:
         """Remember the ids so far for later prompts, and return them. Called often, since the process may be killed."""
         self._remembered_at = time.monotonic()
         request, output_ids = self._request, self._request.output_ids[: self._tokens]
-        told, continues_text = self._reader.told, self._context.continues_text
-        reply = GeneratedReply(request.prompt_ids, output_ids, told, continues_text, request.origin.stored)
+        text, continues_text = self._reader.text, self._context.continues_text
+        reply = GeneratedReply(request.prompt_ids, output_ids, text, continues_text, request.origin.stored)
         self._context.encoder.remember(reply)
         return output_ids
 
-    def _in_front_of_stop(self, output_ids: list[int], stop: str) -> list[int]:
+    def _before_stop(self, output_ids: list[int], stop: str) -> list[int]:
         """The ids without those of the stop string, which later prompts leave out."""
         end, length = len(output_ids), len(stop.encode())
         while end and length > 0:
@@ -227,12 +229,12 @@ class Reply:
             length -= len(self._context.tokenizer.token_bytes(output_ids[end]))
         return output_ids[:end]
 
-    def _take(self, token: TokenEvent, token_id: int) -> list[ContentEvent]:
+    def _push_token(self, token: TokenEvent, token_id: int) -> list[ContentEvent]:
         self._tokens += 1
         self._first_token_at = self._first_token_at or time.monotonic()
         ends = token.finish is not None and token_id in self._context.tokenizer.end_of_generation_ids
         hidden = ends or (token_id in self._request.params.stop_token_ids and not self._options.includes_stop)
-        return self._reader.take(token_id, token.logprobs, hidden=hidden)
+        return self._reader.push(token_id, token.logprobs, hidden=hidden)
 
     def _end(self, finish: FinishReason, error: str) -> ReplyEnd:
         request, now = self._request, time.monotonic()
@@ -241,9 +243,9 @@ class Reply:
             stop=self._reader.stopped,
             seed=request.params.seed,
             prompt_tokens=len(request.prompt_ids),
-            cache=self._prompt.report(request, self._prompt_read) if self._prompt_read else EMPTY_REPORT,
+            cache=self._prompt.report(request, self._num_prefilled) if self._num_prefilled else EMPTY_REPORT,
             completion_tokens=self._tokens,
-            thought_tokens=self._reader.thought_tokens,
+            reasoning_tokens=self._reader.reasoning_tokens,
             first_token_seconds=(self._first_token_at or now) - self._context.started,
             total_seconds=now - self._context.started,
             queue_seconds=request.queue_seconds,

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 _MOST_UNWRITTEN = 1000  # lines; what comes when so many wait is left out
 _END_SECONDS = 1.0  # for the last lines to be written
 LONG_PROMPT = 4096  # tokens to be computed, from which on a line says that they are
-READING_SECONDS = 10.0  # between two lines about a prompt
+PREFILL_LOG_SECONDS = 10.0  # between two lines about a prompt
 
 _REASONS = {
     MissReason.FIRST_TIME: "seen for the first time",
@@ -31,43 +31,43 @@ _REASONS = {
 }
 
 
-class ReadingLog:
+class PrefillLog:
     """Lines about the prompts of one request while they are read."""
 
     def __init__(self, who: str) -> None:
         self._who = who
-        self._told: dict[int, float] = {}  # by reply: seconds of its prompt at the last line
+        self._logged_at: dict[int, float] = {}  # by reply: seconds of its prompt at the last line
 
-    def see(self, reply: int, event: ChatEvent) -> None:
-        """A line when a long prompt begins, and one every READING_SECONDS for any."""
+    def log_progress(self, reply: int, event: ChatEvent) -> None:
+        """A line when a long prompt begins, and one every PREFILL_LOG_SECONDS for any."""
         if not isinstance(event, PromptProgress):
             return
         is_long = event.total - event.cached >= LONG_PROMPT
-        told = self._told.get(reply, -READING_SECONDS if is_long else 0.0)
-        if event.seconds - told >= READING_SECONDS and event.done < event.total:
-            self._told[reply] = event.seconds
-            log.info("%s; reading prompt: %s", self._who, _how_far(event))
+        logged_at = self._logged_at.get(reply, -PREFILL_LOG_SECONDS if is_long else 0.0)
+        if event.seconds - logged_at >= PREFILL_LOG_SECONDS and event.done < event.total:
+            self._logged_at[reply] = event.seconds
+            log.info("%s; prefill: %s", self._who, _progress(event))
 
 
-def _how_far(progress: PromptProgress) -> str:
+def _progress(progress: PromptProgress) -> str:
     """`7,693 of 21,979 tokens (35 %), about 3 min left`."""
     done, total = progress.done, progress.total
     rate = (done - progress.cached) / progress.seconds if progress.seconds > 0 else 0.0
-    left = f", about {_in_words((total - done) / rate)} left" if rate > 0 else ""
+    left = f", about {_duration((total - done) / rate)} left" if rate > 0 else ""
     return f"{done:,} of {total:,} tokens ({done / total:.0%})".replace("%", " %") + left
 
 
-def _in_words(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 @contextlib.contextmanager
-def logged(model: str, origin: Origin, counts: TokenCounts) -> Iterator[ReadingLog]:
+def log_request(model: str, origin: Origin, counts: TokenCounts) -> Iterator[PrefillLog]:
     """Whatever becomes of the request inside, a line tells of it."""
     who = f"{_one_line(model)} {origin.service.name.lower()}"
     outcome = "ended by the client"
     try:
-        yield ReadingLog(who)
+        yield PrefillLog(who)
         outcome = ""
     except Exception as error:
         outcome = type(error).__name__
@@ -80,7 +80,7 @@ def logged(model: str, origin: Origin, counts: TokenCounts) -> Iterator[ReadingL
 def _of_prompt(counts: TokenCounts) -> Iterator[str]:
     cache = counts.cache
     if not counts.replies:
-        yield f"prompt {counts.asked}"
+        yield f"prompt {counts.prompt_total}"
         return
     sources = cache.sources
     found = f"{sources.device} device, {sources.host} RAM, {sources.disk} disk"
@@ -88,7 +88,7 @@ def _of_prompt(counts: TokenCounts) -> Iterator[str]:
     if sources.host + sources.disk:
         yield f"restored in {sources.restore_seconds * 1000:.1f} ms"
     if cache.miss is not None:
-        yield reason(cache.miss)
+        yield describe_miss(cache.miss)
     if cache.left_out:
         yield f"left out: {', '.join(cache.left_out)}"
 
@@ -103,7 +103,7 @@ def _of_reply(counts: TokenCounts) -> Iterator[str]:
     yield f"{counts.completion} tokens{rate}"
 
 
-def reason(miss: Miss) -> str:
+def describe_miss(miss: Miss) -> str:
     """Why there was a miss, in words that say nothing of the conversation."""
     return _REASONS[miss.reason].format(position=miss.position)
 
@@ -113,7 +113,7 @@ def _one_line(name: str) -> str:
 
 
 @contextlib.contextmanager
-def requests_told_to(say: Callable[[str], None]) -> Iterator[None]:
+def write_request_log(say: Callable[[str], None]) -> Iterator[None]:
     """`say` is given each line while the body runs, on a thread of its own: who reads slowly holds nothing up."""
     unwritten: queue.Queue[str | None] = queue.Queue(_MOST_UNWRITTEN)
     handler, level, propagate = _Unwritten(unwritten), log.level, log.propagate

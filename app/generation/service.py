@@ -13,14 +13,14 @@ from app.generation.cache_tracker import CacheTracker
 from app.generation.conversation import Conversation, Message
 from app.generation.events import Batch, TokenCounts
 from app.generation.grammars import GrammarCompiler
-from app.generation.model_replies import Abilities, ChatPrompt
+from app.generation.model_format import Capabilities, ChatPrompt
 from app.generation.options import API_DEFAULTS, DefaultSampling, GenerationOptions, PreparedRequest
 from app.generation.prompt_encoder import PromptEncoder
-from app.generation.recent_prompts import num_common
+from app.generation.recent_prompts import common_prefix_len
 from app.generation.replies import Choices, Replies
 from app.generation.reply import ReplyContext
 from app.generation.reply_token_cache import ReplyTokenCache
-from app.generation.request_log import logged
+from app.generation.request_log import log_request
 from app.generation.template import ChatTemplateRenderer
 from app.generation.token_filter import TokenFilter
 from app.generation.token_streams import TokenStreams
@@ -53,7 +53,7 @@ class Preparation:
         self._moved_at = clock()
 
     @contextlib.contextmanager
-    def of_request(self) -> Iterator[None]:
+    def track(self) -> Iterator[None]:
         """Count a request as waiting while the body runs."""
         if not self._waiting:
             self._moved_at = self._clock()
@@ -132,7 +132,7 @@ class ChatService:
                 ids, rendered = self._prompts.encode_next_turn(conversation.context, conversation, limit)
             else:
                 ids, rendered = self._prompts.encode_conversation(conversation, limit)
-            return ChatPrompt(ids, self._prompts.replies, conversation, rendered)
+            return ChatPrompt(ids, self._prompts.format, conversation, rendered)
 
         return await self._within_context(make)
 
@@ -144,7 +144,7 @@ class ChatService:
         except TextTooLong as error:
             raise PromptTooLong.of(error.least, length, self.streams.longest_context, is_exact=False) from error
 
-    async def length(self, conversation: Conversation) -> int:
+    async def count_tokens(self, conversation: Conversation) -> int:
         """The number of tokens of its prompt, regardless of the context length. Raises TextTooLong beyond MAX_COUNTED,
         and TemplateError and ToolsUnsupported as `prompt` does."""
 
@@ -153,7 +153,7 @@ class ChatService:
 
         return await self.texts.run(count)
 
-    async def decoded(self, ids: Sequence[int]) -> str:
+    async def detokenize(self, ids: Sequence[int]) -> str:
         """The text of ids of the vocabulary, control tokens included."""
 
         def decode(check: Check) -> str:
@@ -161,7 +161,7 @@ class ChatService:
 
         return await self.texts.run(decode)
 
-    async def tokenized(self, text: str, *, parse_special: bool = False) -> list[int]:
+    async def tokenize(self, text: str, *, parse_special: bool = False) -> list[int]:
         """The ids of a text, regardless of the context length. Raises TextTooLong beyond MAX_COUNTED."""
 
         def encode(check: Check) -> list[int]:
@@ -169,14 +169,14 @@ class ChatService:
 
         return await self.texts.run(encode)
 
-    async def abilities(self) -> Abilities:
+    async def capabilities(self) -> Capabilities:
         """What the model can do. The first call renders its template. Raises TemplateUnavailable."""
 
-        def find_out(check: Check) -> Abilities:
-            replies = self._prompts.replies
-            return Abilities(replies.tool_support, replies.thinks, self._infilling is not None)
+        def probe(check: Check) -> Capabilities:
+            replies = self._prompts.format
+            return Capabilities(replies.tool_support, replies.thinks, self._infilling is not None)
 
-        return await self._encoding.run(find_out)
+        return await self._encoding.run(probe)
 
     async def prepare_when_idle(self) -> None:
         """Prepare the grammar compiler once the engine is idle: that takes a core for up to 2 s."""
@@ -209,12 +209,12 @@ class ChatService:
         one of those `staying`. Raises TemplateError."""
         ids = await self.encode(messages)
         others = [await self.encode(other) for other in staying]
-        self.streams.forget(ids, origin, kept=max((num_common(ids, other) for other in others), default=0))
+        self.streams.forget(ids, origin, kept=max((common_prefix_len(ids, other) for other in others), default=0))
         await self.texts.run(lambda check: self._prompts.forget(messages, Limit(check=check)))
 
     async def reply(
         self,
-        asked: Conversation | Sequence[tuple[int, ...]],
+        prompt: Conversation | Sequence[tuple[int, ...]],
         options: GenerationOptions,
         origin: Origin = PROGRAM,
         counts: TokenCounts | None = None,
@@ -230,16 +230,16 @@ class ChatService:
         the grammar turned out too complex.
         """
         counts = TokenCounts() if counts is None else counts
-        with self.preparation.of_request():
-            prepared = await self._prepared(asked, options)
-        counts.begin(prepared.prompts)
-        with logged(self.name, origin, counts) as log, self.streams.open(options.pause) as stream:
+        with self.preparation.track():
+            prepared = await self._prepare(prompt, options)
+        counts.set_prompts(prepared.prompts)
+        with log_request(self.name, origin, counts) as log, self.streams.open(options.pause) as stream:
             context = ReplyContext(self.tokenizer, self._prompts, options, prepared.continues_text)
             replies, choices = Replies(context, stream, self.cache), Choices(prepared, counts, log)
             replies.submit(prepared, origin)
             with closing(replies):
                 async for tokens in stream:
-                    batch, failure = choices.take(replies.take(tokens))
+                    batch, failure = choices.select(replies.events(tokens))
                     if batch:
                         yield batch
                     if failure is not None:
@@ -247,27 +247,27 @@ class ChatService:
         if best := choices.best():
             yield best
 
-    async def _prepared(
-        self, asked: Conversation | Sequence[tuple[int, ...]], options: GenerationOptions
+    async def _prepare(
+        self, prompt: Conversation | Sequence[tuple[int, ...]], options: GenerationOptions
     ) -> PreparedRequest:
         """Render and encode the prompt, and compile the grammar. Raises what `reply` raises before its first event."""
         breakers = await self._breakers.tokens(options.breakers) if options.breakers else frozenset[int]()
         token_filter = await self._token_filter(options)
 
-        def constrained(grammar: Grammar | None) -> GenerationOptions:
+        def with_grammar(grammar: Grammar | None) -> GenerationOptions:
             inner = grammar if token_filter is None else replace(token_filter, reply=grammar)
-            return options.constrained(inner, breakers)
+            return options.with_grammar(inner, breakers)
 
-        if isinstance(asked, Conversation):
-            prompt = await self.prompt(asked)
-            grammar, field = await prompt.compiled(self.grammars, options.grammar)
+        if isinstance(prompt, Conversation):
+            chat = await self.prompt(prompt)
+            grammar, field = await chat.compile_grammar(self.grammars, options.grammar)
             return PreparedRequest(
-                [prompt.ids], constrained(grammar), field, prompt.new_parser, continues_text=bool(asked.begun)
+                [chat.ids], with_grammar(grammar), field, chat.new_parser, continues_text=bool(prompt.reply_prefix)
             )
         if options.grammar is None:
-            return PreparedRequest(asked, constrained(None))
-        grammar = await options.grammar.compiled(self.grammars)
-        return PreparedRequest(asked, constrained(grammar), options.grammar.field)
+            return PreparedRequest(prompt, with_grammar(None))
+        grammar = await options.grammar.compile(self.grammars)
+        return PreparedRequest(prompt, with_grammar(grammar), options.grammar.field)
 
     async def _token_filter(self, options: GenerationOptions) -> TokenFilter | None:
         """The filter of the tokens that replies are made of, if the options ask for one."""

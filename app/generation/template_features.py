@@ -29,7 +29,7 @@ class TemplateFeatures:
     thinking: bool  # a switch between thinking and answering at once, or thoughts of its own
 
 
-def features_of(template: str, bos_token: str, renderer: ChatTemplateRenderer) -> TemplateFeatures:
+def probe_template(template: str, bos_token: str, renderer: ChatTemplateRenderer) -> TemplateFeatures:
     """Raises TemplateUnavailable where no template can be rendered."""
 
     def rendered(*messages: Message, tools: bool = False, **variables: Json) -> str:

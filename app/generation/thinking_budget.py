@@ -15,7 +15,7 @@ from engine.grammar import Constraint, Grammar, Words
 
 
 @dataclass(frozen=True, slots=True)
-class ThoughtMarks:
+class ReasoningMarks:
     """What stands around the thoughts of a model."""
 
     begin: Sequence[str]
@@ -23,7 +23,7 @@ class ThoughtMarks:
     end_ids: Sequence[int]  # of the first of these, as it is written behind thoughts
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, begin: Sequence[str], end: Sequence[str]) -> "ThoughtMarks":
+    def of(cls, tokenizer: Tokenizer, begin: Sequence[str], end: Sequence[str]) -> "ReasoningMarks":
         end_ids: list[int] = []
         for part in tokenizer.split(end[0]):
             if isinstance(part, int):
@@ -38,7 +38,7 @@ class ThinkingBudget:
     """See `engine.grammar.Grammar`. Immutable."""
 
     def __init__(
-        self, tokenizer: Tokenizer, marks: ThoughtMarks, tokens: int, reply: Grammar | None, *, thinks: bool
+        self, tokenizer: Tokenizer, marks: ReasoningMarks, tokens: int, reply: Grammar | None, *, thinks: bool
     ) -> None:
         """At most `tokens` are thought. `reply` is the grammar of all of the reply, thoughts included; `thinks` if it
         begins with thoughts, whose begin mark is in the prompt."""
@@ -57,7 +57,7 @@ class _BudgetConstraint:
     """See `engine.grammar.Constraint`."""
 
     def __init__(
-        self, tokenizer: Tokenizer, marks: ThoughtMarks, tokens: int, reply: Constraint | None, *, thinks: bool
+        self, tokenizer: Tokenizer, marks: ReasoningMarks, tokens: int, reply: Constraint | None, *, thinks: bool
     ) -> None:
         self._tokenizer = tokenizer
         self._marks = marks

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from app.generation.template import ChatTemplateRenderer
-from app.generation.template_features import TemplateFeatures, features_of
+from app.generation.template_features import TemplateFeatures, probe_template
 from app.models.catalog import Catalog, Sampling
 from app.models.hub_models import HubModels
 from app.models.model_header import read_header
@@ -97,7 +97,7 @@ def _features(template: str | None, bos_token: str, renderer: ChatTemplateRender
     if template is None:
         return None
     with ChatTemplateRenderer() if renderer is None else nullcontext(renderer) as one:
-        return features_of(template, bos_token, one)
+        return probe_template(template, bos_token, one)
 
 
 def told_license(stored: StoredModel, catalog: Catalog, models: HubModels) -> str | None:

@@ -168,7 +168,7 @@ async def _serve(
     progress: Progress,
     leases: EngineLeases | None,
 ) -> None:
-    from app.generation.request_log import requests_told_to
+    from app.generation.request_log import write_request_log
     from app.models.load.loaded_encoder import LoadedEncoder
 
     served = (
@@ -187,7 +187,7 @@ async def _serve(
         _share_interpreter()
         if leases is not None:
             leases.exit_when_unused()
-        with requests_told_to(progress.say):
+        with write_request_log(progress.say):
             await server.serve(sockets.sockets)
 
 

@@ -182,9 +182,9 @@ class OwnEndpoints:
         if wanted.messages:
             messages = [message.to_message() for message in wanted.messages]
             conversation = Conversation(messages, variables=dict(wanted.chat_template_kwargs or {}))
-            tokens = await self._service.length(conversation)
+            tokens = await self._service.count_tokens(conversation)
         else:
-            tokens = len(await self._service.tokenized(wanted.text))
+            tokens = len(await self._service.tokenize(wanted.text))
         return json_reply(Count(tokens, self._service.context_length))
 
     async def forget(self, request: Request) -> Response:

@@ -64,7 +64,7 @@ def timings_of(counts: TokenCounts) -> Timings:
     timings = timings_so_far(
         cached=counts.cache.sources.cached,
         computed=counts.cache.sources.computed,
-        reading_seconds=counts.reading_seconds,
+        prefill_seconds=counts.prefill_seconds,
         completion=counts.completion,
         writing_seconds=max(0.0, counts.total_seconds - counts.first_token_seconds),
         replies=counts.replies,
@@ -78,13 +78,13 @@ def timings_so_far(
     *,
     cached: int,
     computed: int,
-    reading_seconds: float,
+    prefill_seconds: float,
     completion: int,
     writing_seconds: float,
     replies: int = 1,
 ) -> Timings:
     """`cached` and `computed` are tokens of the prompt, `completion` those of all `replies`."""
-    later_tokens, prompt_ms, predicted_ms = completion - replies, 1000 * reading_seconds, 1000 * writing_seconds
+    later_tokens, prompt_ms, predicted_ms = completion - replies, 1000 * prefill_seconds, 1000 * writing_seconds
     return Timings(
         cache_n=cached,
         prompt_n=computed,
@@ -165,7 +165,7 @@ class RunningCounts:
         return timings_so_far(
             cached=read.cached,
             computed=read.done - read.cached,
-            reading_seconds=read.seconds,
+            prefill_seconds=read.seconds,
             completion=self.completion,
             writing_seconds=predicted,
         )

@@ -88,7 +88,7 @@ def heard(reader: ReplyReader, ids: list[int], tokenizer: Tokenizer) -> ParsedRe
     events = [
         event
         for token_id in ids
-        for event in reader.take(token_id, None, hidden=token_id in tokenizer.end_of_generation_ids)
+        for event in reader.push(token_id, None, hidden=token_id in tokenizer.end_of_generation_ids)
     ]
     parsed = ParsedReply()
     for event in (*events, *reader.finish()):
@@ -119,21 +119,21 @@ def test_whatever_is_let_through_is_a_call(
                 encoder.encode_conversation(conversation)
             encoder = PromptEncoder(tokenizer, renderer, ReplyTokenCache())
         if name != UNRENDERED:
-            check(tokenizer, encoder, conversation, name)
+            check_tools(tokenizer, encoder, conversation, name)
 
 
-def check(tokenizer: Tokenizer, encoder: PromptEncoder, conversation: Conversation, name: str) -> None:
+def check_tools(tokenizer: Tokenizer, encoder: PromptEncoder, conversation: Conversation, name: str) -> None:
     _, rendered = encoder.encode_conversation(conversation)
-    source, _ = encoder.replies.grammar(conversation, rendered, None)
+    source, _ = encoder.format.grammar(conversation, rendered, None)
     assert source is not None
     grammar = asyncio.run(GrammarCompiler(tokenizer).compile(source))
-    limited = encoder.replies.within_budget(conversation, rendered, grammar)
+    limited = encoder.format.with_thinking_budget(conversation, rendered, grammar)
     assert limited is not None
     ids = walked(limited, tokenizer, random.Random())
-    reader = ReplyReader(tokenizer, (), encoder.replies.parser(conversation, rendered))
+    reader = ReplyReader(tokenizer, (), encoder.format.parser(conversation, rendered))
     parsed = heard(reader, ids, tokenizer)
     told = (name, [tokenizer.token_bytes(token_id, show_control=True) for token_id in ids])
-    assert reader.thought_tokens <= 8 + 3 + LONGEST_END, told  # a character may be begun
+    assert reader.reasoning_tokens <= 8 + 3 + LONGEST_END, told  # a character may be begun
     assert not parsed.text.strip(), told
     assert parsed.calls, told
     assert conversation.parallel_calls or len(parsed.calls) == 1, told

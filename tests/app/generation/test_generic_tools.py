@@ -13,7 +13,7 @@ import pytest
 from app.generation.conversation import Conversation, Message, ToolCall, ToolUse
 from app.generation.generic_tools import ANSWER_MARK, ToolSupport, generic_messages
 from app.generation.grammars import GrammarCompiler, GrammarSource
-from app.generation.model_replies import ChatPrompt
+from app.generation.model_format import ChatPrompt
 from app.generation.prompt_encoder import PromptEncoder
 from app.generation.remembered_replies import GeneratedReply
 from app.generation.reply import ReplyReader
@@ -61,7 +61,7 @@ def with_template(tokenizer: Tokenizer, template: str) -> Tokenizer:
 
 def prompt_of(encoder: PromptEncoder, conversation: Conversation) -> ChatPrompt:
     ids, rendered = encoder.encode_conversation(conversation)
-    return ChatPrompt(ids, encoder.replies, conversation, rendered)
+    return ChatPrompt(ids, encoder.format, conversation, rendered)
 
 
 def drawn(
@@ -70,7 +70,7 @@ def drawn(
     """A reply of any tokens that its grammar lets through."""
     source, _ = prompt.grammar(asked)
     assert source is not None
-    grammar = prompt.within_budget(asyncio.run(GrammarCompiler(tokenizer).compile(source)))
+    grammar = prompt.with_thinking_budget(asyncio.run(GrammarCompiler(tokenizer).compile(source)))
     assert grammar is not None
     ids = walked(grammar, tokenizer, random.Random(seed))
     return heard(ReplyReader(tokenizer, (), prompt.new_parser()), ids, tokenizer)
@@ -87,7 +87,7 @@ def test_the_model_is_told_of_the_tools_and_of_the_system_message(
     template: str, tokenizer: Tokenizer, renderer: ChatTemplateRenderer
 ) -> None:
     encoder = PromptEncoder(with_template(tokenizer, template), renderer, ReplyTokenCache())
-    assert encoder.replies.tool_support is ToolSupport.GENERIC
+    assert encoder.format.tool_support is ToolSupport.GENERIC
     for messages in ([QUESTION], [SYSTEM, QUESTION], [SYSTEM, QUESTION, CALLED, RESULT]):
         _, rendered = encoder.encode_conversation(Conversation(messages, TOOLS))
         for tool in TOOLS:
@@ -203,7 +203,7 @@ def test_a_reply_that_has_begun_is_an_answer(
     template: str, tokenizer: Tokenizer, renderer: ChatTemplateRenderer
 ) -> None:
     encoder = PromptEncoder(with_template(tokenizer, template), renderer, ReplyTokenCache())
-    prompt = prompt_of(encoder, Conversation([QUESTION], TOOLS, begun="It is"))
+    prompt = prompt_of(encoder, Conversation([QUESTION], TOOLS, reply_prefix="It is"))
     assert prompt.grammar(None) == (None, False)
     assert parse_pieces(prompt.new_parser(), [" warm: <tool", "_call>"]).text == " warm: <tool_call>"
     _, rendered = encoder.encode_conversation(prompt._conversation)

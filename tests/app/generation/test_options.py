@@ -26,17 +26,17 @@ def test_a_beam_search_has_as_many_replies_as_results() -> None:
 
 def test_breakers_reach_only_candidates_with_a_repetition_penalty() -> None:
     options = GenerationOptions([SamplingParams(dry=DryParams(0.8)), SamplingParams()], 2)
-    penalized, plain = options.constrained(None, frozenset({7})).candidates
+    penalized, plain = options.with_grammar(None, frozenset({7})).candidates
     assert penalized.dry == DryParams(0.8, breakers=frozenset({7}))
     assert plain.dry is None
 
 
 def test_a_context_caps_the_prompt_and_the_reply_together() -> None:
     options = GenerationOptions([SamplingParams(), SamplingParams(max_tokens=4)], 2, context=10)
-    assert [one.max_tokens for one in options.after(range(3))] == [7, 4]
-    assert [one.max_tokens for one in options.after(range(8))] == [2, 2]
+    assert [one.max_tokens for one in options.clamp_to_context(range(3))] == [7, 4]
+    assert [one.max_tokens for one in options.clamp_to_context(range(8))] == [2, 2]
     with pytest.raises(PromptTooLong, match="10 tokens, and num_ctx allows 10"):
-        options.after(range(10))
+        options.clamp_to_context(range(10))
 
 
 def test_zero_milliseconds_set_no_limit() -> None:

@@ -9,10 +9,10 @@ def test_requests_that_are_never_prepared_are_a_problem_until_one_gets_on() -> N
     preparation = Preparation(clock)
     clock.seconds += 10 * STUCK_SECONDS  # idle for long
     assert preparation.problem() == ""
-    with preparation.of_request():
+    with preparation.track():
         clock.seconds += STUCK_SECONDS - 1
         assert preparation.problem() == ""
-        with preparation.of_request():
+        with preparation.track():
             clock.seconds += 1
             assert preparation.problem() == "no request was prepared for the engine for 60 s"
         assert preparation.problem() == ""

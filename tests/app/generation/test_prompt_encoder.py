@@ -400,7 +400,7 @@ def test_a_reply_that_is_begun_is_gone_on_from(
     model.chat_template = (llama_cpp_models / "templates" / f"{template}.jinja").read_text(encoding="utf-8")
     encoder = PromptEncoder(model, renderer, ReplyTokenCache())
     for begun in ("So <|im_end|>", "So it is: "):
-        _, rendered = encoder.encode_conversation(Conversation([Message("user", "Why?")], begun=begun))
+        _, rendered = encoder.encode_conversation(Conversation([Message("user", "Why?")], reply_prefix=begun))
         assert rendered.replace(MARK, "").endswith(f"{before}{begun}")
-    _, rendered = encoder.encode_conversation(Conversation([Message("user", "Why?")], begun=" "))
+    _, rendered = encoder.encode_conversation(Conversation([Message("user", "Why?")], reply_prefix=" "))
     assert rendered == encoder.encode_conversation(Conversation([Message("user", "Why?")]))[1] + " "

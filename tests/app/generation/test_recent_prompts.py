@@ -1,11 +1,13 @@
 """The longest common beginning is found as by looking at each; what is remembered is bounded."""
 
+import random
 from collections.abc import Sequence
+from itertools import takewhile
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.generation.recent_prompts import Exchange, RecentPrompts, packed, unpacked
+from app.generation.recent_prompts import Exchange, RecentPrompts, common_prefix_len, packed, unpacked
 
 # Few different ids, so that much is in common; and long runs, so that strides are crossed.
 IDS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 1500)), max_size=6).map(
@@ -84,3 +86,14 @@ def test_no_more_is_remembered_than_there_is_room_for() -> None:
     assert [first for first in range(10) if (it := recent.nearest(packed([first]), "")) and it.common] == [9]
     recent.remember(exchange([60] * 101))
     assert recent.nearest(packed([60]), "") is None
+
+
+def test_common_prefix_length_equals_counting() -> None:
+    chance = random.Random()
+    for _ in range(2000):
+        common = chance.randbytes(chance.randrange(70))
+        one, other = (common + bytes(chance.choices((0, 1), k=chance.randrange(9))) for _ in range(2))
+        expected = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))
+        for start in range(0, expected + 1, 7):
+            assert common_prefix_len(one, other, start) == expected
+            assert common_prefix_len(tuple(one), tuple(other), start) == expected

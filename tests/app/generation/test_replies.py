@@ -7,7 +7,7 @@ from app.generation.cache_report import CacheReport
 from app.generation.events import Batch, ChatEvent, ReplyEnd, TextDelta, TokenCounts
 from app.generation.options import GenerationOptions, PreparedRequest
 from app.generation.replies import Choices
-from app.generation.request_log import ReadingLog
+from app.generation.request_log import PrefillLog
 from engine.request import FinishReason, TokenLogprobs, TokenSources
 from engine.sampling_params import SamplingParams
 
@@ -23,10 +23,10 @@ def taken(*batches: Batch, count: int = 2, reports: bool = True) -> tuple[list[B
     """What a caller gets of these batches, and the error after it."""
     options = GenerationOptions([SamplingParams()] * 2, count, reports_logprobs=reports)
     prepared = PreparedRequest([(1, 2, 3)], options, grammar_field="format")
-    choices = Choices(prepared, TokenCounts(), ReadingLog("scripted"))
+    choices = Choices(prepared, TokenCounts(), PrefillLog("scripted"))
     returned: list[Batch] = []
     for batch in batches:
-        good, failure = choices.take(batch)
+        good, failure = choices.select(batch)
         returned += [good] if good else []
         if failure is not None:
             return returned, failure

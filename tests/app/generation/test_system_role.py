@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.generation.conversation import Conversation, Message, without_system_role
+from app.generation.conversation import Conversation, Message, merge_system_messages
 from app.generation.prompt_encoder import PromptEncoder
 from app.generation.reply_token_cache import ReplyTokenCache
 from app.generation.template import ChatTemplateRenderer
@@ -27,7 +27,7 @@ ASKED, SAID = Message("user", "Hello"), Message("assistant", "Hi")
     ],
 )
 def test_system_messages_join_the_next_user_message(messages: Sequence[Message], told: Sequence[Message]) -> None:
-    assert [*without_system_role(messages)] == told
+    assert [*merge_system_messages(messages)] == told
 
 
 @pytest.mark.parametrize("dropped", [False, True])

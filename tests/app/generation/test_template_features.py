@@ -6,7 +6,7 @@ import pytest
 
 from app.errors import TemplateUnavailable
 from app.generation.template import ChatTemplateRenderer
-from app.generation.template_features import TemplateFeatures, features_of
+from app.generation.template_features import TemplateFeatures, probe_template
 
 MESSAGES = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
 NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
@@ -31,7 +31,7 @@ SWITCH = "{% if enable_thinking is defined and not enable_thinking %}now{% endif
     ],
 )
 def test_features(renderer: ChatTemplateRenderer, template: str, features: TemplateFeatures) -> None:
-    assert features_of(template, "<s>", renderer) == features
+    assert probe_template(template, "<s>", renderer) == features
 
 
 @pytest.mark.parametrize(
@@ -48,9 +48,9 @@ def test_real_templates(
     llama_cpp_models: Path, renderer: ChatTemplateRenderer, name: str, features: TemplateFeatures
 ) -> None:
     template = (llama_cpp_models / "templates" / f"{name}.jinja").read_text()
-    assert features_of(template, "<s>", renderer) == features
+    assert probe_template(template, "<s>", renderer) == features
 
 
 def test_a_template_without_end_is_told_of() -> None:
     with ChatTemplateRenderer(seconds=0.3) as renderer, pytest.raises(TemplateUnavailable):
-        features_of("{% for a in range(9999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "", renderer)
+        probe_template("{% for a in range(9999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "", renderer)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from app.generation.grammars import GrammarCompiler, GrammarSource
-from app.generation.thinking_budget import ThinkingBudget, ThoughtMarks
+from app.generation.thinking_budget import ReasoningMarks, ThinkingBudget
 from app.text.tokenizer import Tokenizer
 from engine.grammar import Constraint, Grammar, Words
 
@@ -17,7 +17,7 @@ from engine.grammar import Constraint, Grammar, Words
 def budget(
     tokenizer: Tokenizer, tokens: int, *, thinks: bool, end: str = "</think>", reply: Grammar | None = None
 ) -> Constraint:
-    marks = ThoughtMarks.of(tokenizer, ["<think>", "<reason>"], [end, "</reason>"])
+    marks = ReasoningMarks.of(tokenizer, ["<think>", "<reason>"], [end, "</reason>"])
     return ThinkingBudget(tokenizer, marks, tokens, reply, thinks=thinks).begin(jumps=False)
 
 

@@ -20,7 +20,7 @@ from app.generation.cache_report import CacheReport, Miss, MissReason
 from app.generation.conversation import Message
 from app.generation.events import ChatEvent, PromptProgress, ReplyEnd, TextDelta
 from app.generation.options import GenerationOptions
-from app.generation.request_log import ReadingLog
+from app.generation.request_log import PrefillLog
 from app.generation.service import ChatService
 from app.generation.template import ChatTemplateRenderer
 from app.process.instance import Instance
@@ -365,10 +365,10 @@ def reading_lines(caplog: pytest.LogCaptureFixture, *events: PromptProgress) -> 
     """What is logged while prompts are read."""
     caplog.set_level(logging.INFO, request_log.log.name)
     caplog.clear()
-    log = ReadingLog("hash normal")
+    log = PrefillLog("hash normal")
     for event in events:
-        log.see(0, event)
-    return [line.removeprefix("hash normal; reading prompt: ") for line in lines(caplog)]
+        log.log_progress(0, event)
+    return [line.removeprefix("hash normal; prefill: ") for line in lines(caplog)]
 
 
 def test_a_long_prompt_has_a_line_when_it_begins_and_one_every_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
@@ -420,7 +420,7 @@ def test_a_prompt_that_is_read_is_logged_and_told_to_a_client_that_waits(
                 comments = (line for line in response.iter_lines() if line.startswith(": prefill"))
                 assert re.fullmatch(r": prefill \d+ of 5\d\d", next(comments))
             until(functools.partial(stepped, steps, lambda: not engine.has_requests))
-            assert re.fullmatch(r"hash normal; reading prompt: \d+ of 5\d\d tokens \(\d\d %\), .*", lines(caplog)[0])
+            assert re.fullmatch(r"hash normal; prefill: \d+ of 5\d\d tokens \(\d\d %\), .*", lines(caplog)[0])
             caplog.clear()
 
 
@@ -438,7 +438,7 @@ def test_lines_are_told_to_whoever_serves_and_never_hold_it_up(
     server: LiveServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     said: list[str] = []
-    with request_log.requests_told_to(said.append):
+    with request_log.write_request_log(said.append):
         complete(server, PROMPT)
         logging.getLogger("some.library").info("noise")
         until(lambda: len(said) == 1)
@@ -447,7 +447,7 @@ def test_lines_are_told_to_whoever_serves_and_never_hold_it_up(
     time_of_day, line = said[0].split(" ", 1)
     assert len(time_of_day.split(":")) == 3
     assert line.startswith("hash normal; prompt 100: ")
-    with closing(Stuck()) as stuck, request_log.requests_told_to(stuck.say):
+    with closing(Stuck()) as stuck, request_log.write_request_log(stuck.say):
         for _ in range(3):
             complete(server, PROMPT)
         until(lambda: stuck.is_stuck)

@@ -54,7 +54,7 @@ class MessageUsage(Struct, kw_only=True):
     def so_far(cls, event: ChatEvent, counts: TokenCounts) -> "MessageUsage":
         """What is known with the first event: of a prompt that was read at once, not how much was found computed."""
         if not isinstance(event, PromptProgress):
-            return cls(input_tokens=counts.asked)
+            return cls(input_tokens=counts.prompt_total)
         return cls(input_tokens=event.total - event.cached, cache_read_input_tokens=event.cached)
 
     @classmethod
@@ -63,7 +63,7 @@ class MessageUsage(Struct, kw_only=True):
             input_tokens=counts.prompt - counts.cache.sources.cached,
             cache_read_input_tokens=counts.cache.sources.cached,
             output_tokens=counts.completion,
-            output_tokens_details=OutputTokensDetails(counts.thought),
+            output_tokens_details=OutputTokensDetails(counts.reasoning),
             prompt_tokens_details=PromptTokensDetails.of(counts.cache),
         )
 

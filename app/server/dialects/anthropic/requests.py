@@ -50,7 +50,7 @@ class TokenCountRequest(Struct, kw_only=True):
     def conversation(self, lines: ChangingLines) -> tuple[Conversation, tuple[str, ...]]:
         """What the model is to go on with, and which `lines` were left out of it. Raises InvalidRequest naming what
         cannot be given to a model."""
-        messages, begun = self._turns()
+        messages, reply_prefix = self._turns()
         first = [messages.pop(0).content] if messages and messages[0].role == "system" else []
         system = lines.without([*system_texts(self.system), *first])
         tools = wanted_tools(self.tools or (), self.tool_choice)
@@ -64,7 +64,7 @@ class TokenCountRequest(Struct, kw_only=True):
             parallel_calls=calls_are_parallel(self.tool_choice),
             thinking_budget=thinking.budget,
             variables=thinking.template_variables(),
-            begun=begun,
+            reply_prefix=reply_prefix,
         )
         return conversation, system.left_out
 

@@ -88,7 +88,7 @@ class PropertyEndpoints:
             eos_token=special.get("eos_token", ""),
             modalities=Modalities(),
             build_info="inglenook",
-            tool_support=(await service.abilities()).tool_support.value,
+            tool_support=(await service.capabilities()).tool_support.value,
         )
         return json_reply(told)
 

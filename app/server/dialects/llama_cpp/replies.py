@@ -183,7 +183,7 @@ class Writer:
             first_token_seconds=first,
             total_seconds=time.monotonic() - self._began,
             queue_seconds=max(0.0, first - read.seconds),
-            reading_seconds=read.seconds,
+            prefill_seconds=read.seconds,
         )
         return timings_of(counts)
 

@@ -52,7 +52,7 @@ class PromptOptions(Struct, kw_only=True):
         if last.role != "assistant":
             problem = "continue_final_message: the last message is not the assistant's"
             raise InvalidRequest(problem, parameter="continue_final_message")
-        return replace(conversation, messages=before, begun=last.content)
+        return replace(conversation, messages=before, reply_prefix=last.content)
 
 
 class TokenizeRequest(PromptOptions, kw_only=True):

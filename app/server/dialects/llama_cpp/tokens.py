@@ -97,7 +97,7 @@ class TokenEndpoints:
     async def _ids(self, field: str, text: str, *, parse_special: bool, starts: bool) -> list[int]:
         """The ids of the text of a field, with what begins a prompt if that `starts`. Raises InvalidRequest."""
         with convert_errors(field):
-            ids = await self._service.tokenized(text, parse_special=parse_special)
+            ids = await self._service.tokenize(text, parse_special=parse_special)
         tokenizer = self._service.tokenizer
         return [tokenizer.bos_id, *ids] if starts and tokenizer.add_bos and tokenizer.bos_id is not None else ids
 
@@ -118,7 +118,7 @@ class TokenEndpoints:
 async def shown(service: ChatService, ids: Sequence[int]) -> str:
     """The text of ids, control tokens included. Raises InvalidRequest."""
     check_vocabulary(ids, service.vocab_size, "tokens")
-    return await service.decoded(ids)
+    return await service.detokenize(ids)
 
 
 def _piece(encoded: bytes) -> str | list[int]:

@@ -166,7 +166,7 @@ class _Writer:
         stats = Stats(
             input_tokens=counts.prompt,
             total_output_tokens=counts.completion,
-            reasoning_output_tokens=counts.thought,
+            reasoning_output_tokens=counts.reasoning,
             tokens_per_second=timings_of(counts).predicted_per_second if counts.replies else 0.0,
             time_to_first_token_seconds=round(counts.first_token_seconds, 6) if counts.replies else 0.0,
         )

@@ -116,7 +116,7 @@ class LMStudioEndpoints:
         return StreamedReply(chunks, chat.failure, NAMED_EVENTS) if wanted.stream else WholeReply(chunks, chat.fold)
 
     async def _capabilities(self) -> list[str]:
-        return ["tool_use"] if (await self._service.abilities()).tools else []
+        return ["tool_use"] if (await self._service.capabilities()).tools else []
 
 
 def of_embedding(model: ServedModel, openai: EmbeddingEndpoints, *, ranks: bool) -> list[Endpoint]:

@@ -105,11 +105,11 @@ class OllamaEndpoints:
         return await text_prompt(self._service, wanted.prompt)
 
     async def _capabilities(self) -> list[str]:
-        abilities = await self._service.abilities()
+        capabilities = await self._service.capabilities()
         able = {
-            "tools": abilities.tools,
-            "insert": abilities.insertion,
-            "thinking": abilities.thinking,
-            "generic_tools": abilities.tool_support is ToolSupport.GENERIC,  # ours alone: tools are told as text
+            "tools": capabilities.tools,
+            "insert": capabilities.insertion,
+            "thinking": capabilities.thinking,
+            "generic_tools": capabilities.tool_support is ToolSupport.GENERIC,  # ours alone: tools are told as text
         }
         return ["completion", *(name for name, is_able in able.items() if is_able)]

@@ -174,7 +174,7 @@ class ChatCompletionRequest(ReportingRequest, kw_only=True):
         """Raises InvalidRequest naming the message that cannot be given to a model."""
         wanted, thinking = self._wanted_tools(), self._thinking()
         messages = self._messages()
-        begun = messages.pop().content if self.continue_final_message else ""
+        reply_prefix = messages.pop().content if self.continue_final_message else ""
         return Conversation(
             messages,
             wanted.tools,
@@ -183,7 +183,7 @@ class ChatCompletionRequest(ReportingRequest, kw_only=True):
             parallel_calls=self.parallel_tool_calls,
             thinking_budget=thinking.budget,
             variables=thinking.template_variables(self.chat_template_kwargs),
-            begun=begun,
+            reply_prefix=reply_prefix,
             add_generation_prompt=self.add_generation_prompt is not False,
         )
 

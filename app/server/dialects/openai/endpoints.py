@@ -99,7 +99,7 @@ class OpenAIEndpoints:
     async def count_input_tokens(self, request: Request) -> Response:
         wanted, _ = await self._read(request, CHAT)
         with convert_errors("messages"):
-            return json_reply(InputTokens(await self._service.length(wanted.conversation())))
+            return json_reply(InputTokens(await self._service.count_tokens(wanted.conversation())))
 
     async def create_completion(self, request: Request) -> Reply[completions.Completion]:
         wanted, model = await self._read(request, COMPLETION)

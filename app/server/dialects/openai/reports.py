@@ -62,13 +62,13 @@ class Identity(Struct, frozen=True):
 
 def usage_of(counts: TokenCounts) -> Usage:
     total = counts.prompt + counts.completion
-    details = PromptTokensDetails.of(counts.cache), CompletionTokensDetails(counts.thought)
+    details = PromptTokensDetails.of(counts.cache), CompletionTokensDetails(counts.reasoning)
     return Usage(counts.prompt, counts.completion, total, *details)
 
 
 def usage_so_far(counts: TokenCounts, running: RunningCounts) -> Usage:
     """The usage of a request whose replies are under way."""
-    return Usage(counts.asked, running.completion, counts.asked + running.completion)
+    return Usage(counts.prompt_total, running.completion, counts.prompt_total + running.completion)
 
 
 class PromptLogprob(Struct):

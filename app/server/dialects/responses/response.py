@@ -34,7 +34,7 @@ class Usage(Struct):
     def of(cls, counts: TokenCounts) -> "Usage":
         details = InputTokensDetails.of(counts.cache)
         details.cache_write_tokens = details.computed_tokens
-        thought = CompletionTokensDetails(counts.thought)
+        thought = CompletionTokensDetails(counts.reasoning)
         return cls(counts.prompt, details, counts.completion, thought, counts.prompt + counts.completion)
 
 

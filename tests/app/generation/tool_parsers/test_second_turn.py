@@ -12,7 +12,7 @@ import pytest
 from app.generation.conversation import Conversation, Json, Message, Tool, ToolCall
 from app.generation.events import ToolCallEnd
 from app.generation.prompt_encoder import PromptEncoder
-from app.generation.recent_prompts import num_common
+from app.generation.recent_prompts import common_prefix_len
 from app.generation.remembered_replies import GeneratedReply
 from app.generation.reply_token_cache import ReplyTokenCache
 from app.generation.template import ChatTemplateRenderer
@@ -79,7 +79,7 @@ def written(encoder: PromptEncoder, messages: Sequence[Message], answer: Message
     if not all(other.startswith(first) for other in others):
         return ""
     answered, resulted = (other[len(first) :] for other in others)
-    return answered[: num_common(answered.encode(), resulted.encode())]
+    return answered[: common_prefix_len(answered.encode(), resulted.encode())]
 
 
 @pytest.mark.share(10)
@@ -96,12 +96,12 @@ def test_the_second_turn_has_the_ids_of_the_first(
         reply = written(encoder, [QUESTION], answer)
         conversation = asked([QUESTION])
         prompt_ids, rendered = encoder.encode_conversation(conversation)
-        heard = encoder.replies.parser(conversation, rendered).push(reply)
+        heard = encoder.format.parser(conversation, rendered).push(reply)
         ends = [one.end for one in heard if isinstance(one.event, ToolCallEnd)]
         if not ends:
             continue  # the template does not write it again
         reply = reply[: ends[-1]]
-        parsed = parse_pieces(encoder.replies.parser(conversation, rendered), [reply])
+        parsed = parse_pieces(encoder.format.parser(conversation, rendered), [reply])
         ids = generated(model, reply, chance)
         encoder.remember(GeneratedReply(prompt_ids, ids, reply, continues_text=False, stored=True))
         call = parsed.calls[0]

@@ -29,7 +29,7 @@ def chat(**fields: Any) -> ChatCompletionRequest:
 
 
 def sampling(**fields: Any) -> SamplingParams:
-    return read(**fields).choices().constrained(None, frozenset({7})).candidates[0]
+    return read(**fields).choices().with_grammar(None, frozenset({7})).candidates[0]
 
 
 def test_what_is_absent_or_null_has_the_defaults() -> None:
@@ -136,8 +136,8 @@ def test_unknown_roles_reach_the_template() -> None:
 def test_a_message_of_the_assistant_is_continued_when_asked() -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "He"}]
     continued = chat(messages=messages, continue_final_message=True, add_generation_prompt=False).conversation()
-    assert (continued.begun, [message.content for message in continued.messages]) == ("He", ["Hi"])
-    assert chat(messages=messages).conversation().begun == ""
+    assert (continued.reply_prefix, [message.content for message in continued.messages]) == ("He", ["Hi"])
+    assert chat(messages=messages).conversation().reply_prefix == ""
     assert not chat(add_generation_prompt=False).conversation().add_generation_prompt
     with pytest.raises(InvalidRequest, match="add_generation_prompt"):
         chat(messages=messages, continue_final_message=True, add_generation_prompt=True)

@@ -11,7 +11,7 @@ import pytest
 
 from app.generation.conversation import Conversation, Message, Tool, ToolUse
 from app.generation.grammars import GrammarCompiler
-from app.generation.model_replies import ModelReplies
+from app.generation.model_format import ModelFormat
 from app.generation.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
 from engine.grammar import Grammar
@@ -53,7 +53,7 @@ def test_what_the_model_states_counts_where_it_is_understood(
     model = copy.copy(tokenizer)
     model.chat_template = (llama_cpp_models / "templates" / "Qwen-Qwen3-0.6B.jinja").read_text(encoding="utf-8")
     model.response_template = stated
-    replies = ModelReplies(model, renderer)
+    replies = ModelFormat(model, renderer)
     told = parse_pieces(replies.parser(CONVERSATION, "<|im_start|>assistant\n"), text)
     assert (told.reasoning, told.text, [call.name for call in told.calls]) == ("a", "b", calls)
 
@@ -85,7 +85,7 @@ def test_where_nothing_may_be_thought_no_thoughts_begin(
     model = copy.copy(tokenizer)
     model.chat_template = (llama_cpp_models / "templates" / f"{template}.jinja").read_text(encoding="utf-8")
     forced = Conversation([Message("user", "Hi")], CONVERSATION.tools, use=ToolUse.FORCED, thinking_budget=budget)
-    source, _ = ModelReplies(model, renderer).grammar(forced, "assistant", None)
+    source, _ = ModelFormat(model, renderer).grammar(forced, "assistant", None)
     assert source is not None
     grammar = asyncio.run(GrammarCompiler(model).compile(source))
     assert lets_through(grammar, model, model.encode(thought)) is (budget != 0)

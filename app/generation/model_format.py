@@ -14,7 +14,7 @@ from app.generation.conversation import Conversation, Json, ToolUse
 from app.generation.generic_tools import ToolSupport, generic_format
 from app.generation.grammars import GrammarCompiler, GrammarSource, RequestedGrammar
 from app.generation.template import ChatTemplateRenderer
-from app.generation.thinking_budget import ThinkingBudget, ThoughtMarks
+from app.generation.thinking_budget import ReasoningMarks, ThinkingBudget
 from app.generation.tool_parsers.anchor_pattern import UnsupportedPattern
 from app.generation.tool_parsers.detection import NO_TEMPLATE, DetectedFormat, detect_format
 from app.generation.tool_parsers.markup import Markup
@@ -41,7 +41,7 @@ class ChatPrompt:
     """A prompt for a model's next turn, and how that is to be read."""
 
     ids: tuple[int, ...]
-    _replies: "ModelReplies"
+    _replies: "ModelFormat"
     _conversation: Conversation
     _rendered: str
 
@@ -54,14 +54,14 @@ class ChatPrompt:
 
     def loose_grammar(self, asked: GrammarSource | None) -> GrammarSource | None:
         """The same for tools whose schemas cannot be compiled: with any arguments, unless they have to keep to them."""
-        conversation = self._replies.loosened(self._conversation)
+        conversation = self._replies.with_loose_schemas(self._conversation)
         return self._replies.grammar(conversation, self._rendered, asked)[0] if conversation else None
 
-    def within_budget(self, grammar: Grammar | None) -> Grammar | None:
+    def with_thinking_budget(self, grammar: Grammar | None) -> Grammar | None:
         """From a grammar, or none, to one that keeps to the limit of thoughts as well."""
-        return self._replies.within_budget(self._conversation, self._rendered, grammar)
+        return self._replies.with_thinking_budget(self._conversation, self._rendered, grammar)
 
-    async def compiled(
+    async def compile_grammar(
         self, compiler: GrammarCompiler, requested: RequestedGrammar | None
     ) -> tuple[Grammar | None, str]:
         """The grammar of the reply, and the field of the request that errors about it name.
@@ -73,21 +73,21 @@ class ChatPrompt:
         source, of_calls = self.grammar(wanted)
         field = "tools" if of_calls or requested is None else requested.field
         if source is None:
-            return self.within_budget(None), field
+            return self.with_thinking_budget(None), field
         try:
             grammar = await compiler.compile(source)
         except InvalidGrammar as error:
             if requested is not None and source is not requested.source:  # one of the parts of the grammar is at fault
-                await requested.compiled(compiler)
+                await requested.compile(compiler)
                 field = "tools" if self._conversation.callable_tools else field
             if (loose := self.loose_grammar(wanted)) is None:
                 raise error.within(field) from error
-            grammar = await RequestedGrammar(loose, field).compiled(compiler)
-        return self.within_budget(grammar), field
+            grammar = await RequestedGrammar(loose, field).compile(compiler)
+        return self.with_thinking_budget(grammar), field
 
 
 @dataclass(frozen=True, slots=True)
-class Abilities:
+class Capabilities:
     """What a model can be asked for besides text."""
 
     tool_support: ToolSupport
@@ -101,19 +101,19 @@ class Abilities:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _CompiledFormat:
     """A format of replies, ready to be read."""
 
     format: ReplyFormat
     markup: FormatMarkup
-    uncalled: FormatMarkup  # of replies that may call nothing
+    without_calls: FormatMarkup  # of replies that may call nothing
 
     @classmethod
-    def of(cls, written: ReplyFormat) -> "_Reading":
+    def of(cls, written: ReplyFormat) -> "_CompiledFormat":
         return cls(written, FormatMarkup(written), FormatMarkup(written.without_calls()))
 
 
-class ModelReplies:
+class ModelFormat:
     """Safe for several threads. What is asked first waits for a few renderings; any may raise TemplateUnavailable."""
 
     def __init__(self, tokenizer: Tokenizer, renderer: ChatTemplateRenderer, *, generic_tools: bool = True) -> None:
@@ -140,7 +140,7 @@ class ModelReplies:
             return ToolSupport.NATIVE
         return ToolSupport.GENERIC if self._generic_tools else ToolSupport.NONE
 
-    def tells_generically(self, conversation: Conversation) -> bool:
+    def uses_generic_tools(self, conversation: Conversation) -> bool:
         """Whether tools of a conversation, or calls and results in it, have to be told as text."""
         has_tools = conversation.tools or any(it.tool_calls or it.role == "tool" for it in conversation.messages)
         return bool(has_tools) and self.tool_support is ToolSupport.GENERIC
@@ -150,7 +150,7 @@ class ModelReplies:
         """Its thoughts come apart from its answer."""
         return self._template.format.thinking is not None
 
-    def check(self, conversation: Conversation) -> None:
+    def check_tools(self, conversation: Conversation) -> None:
         """Raise ToolsUnsupported for tools that the model would not hear of, or could not be heard to call."""
         if not conversation.callable_tools or self.tool_support is not ToolSupport.NONE:
             return
@@ -162,9 +162,9 @@ class ModelReplies:
         """Of the reply to a rendered conversation. Without tools that may be called, what looks like a call is
         text."""
         tools: dict[str, Json] = {tool.name: tool.parameters for tool in conversation.callable_tools}
-        reading = self._reading(conversation)
-        markup = reading.markup if tools else reading.uncalled
-        parallel, answers = self._may_call_several(conversation), self.has_answer_begun(conversation)
+        compiled = self._format_for(conversation)
+        markup = compiled.markup if tools else compiled.without_calls
+        parallel, answers = self._allows_parallel_calls(conversation), self.is_answer_open(conversation)
         return ReplyParser(markup, tools, opening=markup.opening(rendered), parallel=parallel, answers=answers)
 
     def grammar(
@@ -174,15 +174,15 @@ class ModelReplies:
         count more than what was `asked` for; those that the model is free to make come in its place, or keep to the
         schemas of strict tools; those that it may not make, do not come. Thoughts come before all of it, where the
         model may still think."""
-        reading, tools = self._reading(conversation), conversation.callable_tools
-        written, parallel = reading.format, self._may_call_several(conversation)
-        thinks = conversation.thinking_budget != 0 and not reading.markup.has_thought(rendered)
-        reply = (written, reading.markup.opening(rendered), tools, self._tokenizer.control_tokens)
+        compiled, tools = self._format_for(conversation), conversation.callable_tools
+        written, parallel = compiled.format, self._allows_parallel_calls(conversation)
+        thinks = conversation.thinking_budget != 0 and not compiled.markup.has_thought(rendered)
+        reply = (written, compiled.markup.opening(rendered), tools, self._tokenizer.control_tokens)
         if conversation.use is ToolUse.FORCED:
             return _lark(call_grammar(*reply, parallel=parallel, thinks=thinks)), True
-        if self.has_answer_begun(conversation):
+        if self.is_answer_open(conversation):
             return asked, False
-        if reading is self._generic:
+        if compiled is self._generic:
             answer = ANY_TEXT if asked is None else asked.as_lark()
             return _lark(answer_grammar(*reply, answer, parallel=parallel, thinks=thinks)), asked is None
         if asked is None and any(tool.strict for tool in tools):
@@ -193,45 +193,47 @@ class ModelReplies:
             return asked, False
         return _lark(answer_grammar(*reply, asked.as_lark(), parallel=parallel, thinks=thinks)), False
 
-    def has_answer_begun(self, conversation: Conversation) -> bool:
+    def is_answer_open(self, conversation: Conversation) -> bool:
         """Whether the prompt ends in the middle of a marked answer."""
-        is_free = bool(conversation.begun) and conversation.use is not ToolUse.FORCED
-        return is_free and self._reading(conversation) is self._generic
+        is_free = bool(conversation.reply_prefix) and conversation.use is not ToolUse.FORCED
+        return is_free and self._format_for(conversation) is self._generic
 
-    def loosened(self, conversation: Conversation) -> Conversation | None:
+    def with_loose_schemas(self, conversation: Conversation) -> Conversation | None:
         """The same conversation with any arguments for the tools that are not strict, for schemas that cannot be
         compiled; None where calls by their schemas were asked for."""
         loose = [tool if tool.strict else replace(tool, parameters=_ANY_OBJECT) for tool in conversation.callable_tools]
-        is_free = conversation.use is ToolUse.FREE and self._reading(conversation) is self._generic
+        is_free = conversation.use is ToolUse.FREE and self._format_for(conversation) is self._generic
         return replace(conversation, allowed=loose) if is_free and loose != conversation.callable_tools else None
 
-    def within_budget(self, conversation: Conversation, rendered: str, grammar: Grammar | None) -> Grammar | None:
+    def with_thinking_budget(
+        self, conversation: Conversation, rendered: str, grammar: Grammar | None
+    ) -> Grammar | None:
         """A grammar of the reply, or none, with the limit that the conversation sets to thoughts."""
         budget, thinking, markup = conversation.thinking_budget, self._template.format.thinking, self._native.markup
         if budget is None or thinking is None or markup.has_thought(rendered):
             return grammar
         begin, end = ([Markup(one).filled() for one in marks] for marks in (thinking.begin, thinking.end))
-        marks = ThoughtMarks.of(self._tokenizer, begin, end)
+        marks = ReasoningMarks.of(self._tokenizer, begin, end)
         thinks = markup.thinks(markup.opening(rendered))
         return ThinkingBudget(self._tokenizer, marks, budget, grammar, thinks=thinks)
 
-    def _reading(self, conversation: Conversation) -> _Reading:
+    def _format_for(self, conversation: Conversation) -> _CompiledFormat:
         """The format of the reply to a conversation."""
         is_generic = bool(conversation.tools) and self.tool_support is ToolSupport.GENERIC
         return self._generic if is_generic else self._native
 
-    def _may_call_several(self, conversation: Conversation) -> bool:
+    def _allows_parallel_calls(self, conversation: Conversation) -> bool:
         """A model that was not made for calls tends to repeat one, and makes several only where that is asked for."""
         wanted = conversation.parallel_calls
         return self.tool_support is ToolSupport.NATIVE if wanted is None else wanted
 
     @functools.cached_property
-    def _native(self) -> _Reading:
-        return _Reading.of(self._template.format)
+    def _native(self) -> _CompiledFormat:
+        return _CompiledFormat.of(self._template.format)
 
     @functools.cached_property
-    def _generic(self) -> _Reading:
-        return _Reading.of(generic_format(self._template.format))
+    def _generic(self) -> _CompiledFormat:
+        return _CompiledFormat.of(generic_format(self._template.format))
 
     @property
     def _template(self) -> DetectedFormat:
