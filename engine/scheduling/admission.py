@@ -12,7 +12,7 @@ from engine.kv.memory import KVMemory
 from engine.kv.prefixes import Prefix
 from engine.request import Request
 from engine.scheduling.preemption import Preemption
-from engine.scheduling.priority import is_urgent
+from engine.scheduling.priority import is_pinned
 from engine.scheduling.running_set import RunningSet
 
 
@@ -20,8 +20,8 @@ class Verdict(enum.Enum):
     """The answer to a request that wants to join."""
 
     STARTED = enum.auto()
-    LATER = enum.auto()  # another request is computing what it needs next; those behind it may go first
-    WAITS = enum.auto()  # for a slot or for blocks, which no request behind it may take first
+    DEFERRED = enum.auto()  # another request is computing what it needs next; those behind it may go first
+    BLOCKED = enum.auto()  # for a slot or for blocks, which no request behind it may take first
 
 
 class Admission:
@@ -37,31 +37,31 @@ class Admission:
         blocks. If they do not, requests of a lower class are preempted, and added to `preempted`.
         """
         if not self._may_start(request):
-            return Verdict.WAITS
+            return Verdict.BLOCKED
         prefix = self._memory.look_up(request, _most_cached(request))
-        if prefix and self._is_coming(request, prefix):
-            return Verdict.LATER
+        if prefix and self._is_being_computed(request, prefix):
+            return Verdict.DEFERRED
         while not self._start(request, prefix):
             if self._memory.is_being_saved(request) or not self._requests.running:
-                return Verdict.WAITS
+                return Verdict.BLOCKED
             victim = self._preemption.victim()
             if victim.origin.service <= request.origin.service or not self._preemption.preempt(victim, request):
-                return Verdict.WAITS
+                return Verdict.BLOCKED
             preempted.append(victim)
             # The prefix may have been evicted for what the victim saved.
             prefix = self._memory.look_up(request, _most_cached(request))
         return Verdict.STARTED
 
-    def takes_all(self, request: Request) -> bool:
+    def takes_all_blocks(self, request: Request) -> bool:
         """Whether it starts only with all blocks that it can ever need. An urgent beam group runs alone instead."""
-        return is_urgent(request) and self._requests.group_of(request) is None
+        return is_pinned(request) and self._requests.group_of(request) is None
 
     def _may_start(self, request: Request) -> bool:
         """Whether there is a slot, or one of a lower class has it: else its prefix need not be looked up."""
         running = self._requests.running.values()
         return bool(self._requests.free_slots) or any(it.origin.service > request.origin.service for it in running)
 
-    def _is_coming(self, request: Request, prefix: Prefix) -> bool:
+    def _is_being_computed(self, request: Request, prefix: Prefix) -> bool:
         """Whether a request that goes before it is computing the block after its cached prefix."""
         return prefix.blocks < _most_cached(request) and any(
             other.origin.service <= request.origin.service and self._memory.is_computing(other, request, prefix.blocks)
@@ -71,7 +71,7 @@ class Admission:
     def _start(self, request: Request, prefix: Prefix | None) -> bool:
         if self._requests.free_slots < self._requests.slots(request):
             return False
-        stop = self._memory.room(request) if self.takes_all(request) else request.num_tokens + 1
+        stop = self._memory.room(request) if self.takes_all_blocks(request) else request.num_tokens + 1
         if not self._memory.join(request, prefix, stop):
             return False
         self._requests.start(request)

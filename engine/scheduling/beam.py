@@ -72,7 +72,7 @@ class BeamSearch:
         self._delivered[beam] = most_likely
         return len(self._delivered) == len(self.live)
 
-    def forget_round(self) -> None:
+    def discard_round(self) -> None:
         """The live beams will deliver anew."""
         self._delivered.clear()
 
@@ -84,7 +84,7 @@ class BeamSearch:
             if beam.token_id not in self._ends and length < self._max_tokens:
                 live.append(beam)
             elif rank < width:
-                self._end(beam)
+                self._add_hypothesis(beam)
             if len(live) == width:
                 break
         self._delivered.clear()
@@ -102,25 +102,25 @@ class BeamSearch:
         """Every continuation that is allowed, best first."""
         too_early = self._ends if length <= self._params.min_tokens else frozenset()
         found = [
-            Beam(beam, token_id, self._report(beam, token_id, logprob), beam.score + logprob, length)
+            Beam(beam, token_id, self._token_logprobs(beam, token_id, logprob), beam.score + logprob, length)
             for beam in self.live
             for token_id, logprob in self._delivered[beam]
             if token_id not in too_early
         ]
         return sorted(found, key=lambda beam: -beam.score)
 
-    def _report(self, beam: Beam, token_id: int, logprob: float) -> TokenLogprobs | None:
+    def _token_logprobs(self, beam: Beam, token_id: int, logprob: float) -> TokenLogprobs | None:
         if self._params.logprobs is None:
             return None
         return TokenLogprobs(token_id, logprob, tuple(self._delivered[beam][: self._params.logprobs]))
 
-    def _end(self, beam: Beam) -> None:
+    def _add_hypothesis(self, beam: Beam) -> None:
         finish = FinishReason.STOP if beam.token_id in self._ends else FinishReason.LENGTH
-        self.hypotheses.append(Hypothesis(beam, self._by_length(beam.score, beam.length), finish))
+        self.hypotheses.append(Hypothesis(beam, self._normalized(beam.score, beam.length), finish))
         self.hypotheses.sort(key=lambda hypothesis: -hypothesis.score)
         del self.hypotheses[self._beams.width :]
 
-    def _by_length(self, score: float, length: int) -> float:
+    def _normalized(self, score: float, length: int) -> float:
         penalty: float = length**self._beams.length_penalty
         return score / penalty
 
@@ -132,7 +132,7 @@ class BeamSearch:
             return False
         hopeful = self._beams.early_stopping == "never" and self._beams.length_penalty > 0
         length = self._max_tokens if hopeful else best.length
-        return self._by_length(best.score, length) > self.hypotheses[-1].score
+        return self._normalized(best.score, length) > self.hypotheses[-1].score
 
 
 @dataclass(slots=True, eq=False)

@@ -66,7 +66,7 @@ class BeamGroups:
 
     # -- from start to end
 
-    def begin(self, results: Sequence[Request], beams: BeamParams) -> Request:
+    def start(self, results: Sequence[Request], beams: BeamParams) -> Request:
         """Start the search that `max_tokens` let pass. Returns the request that reads its prompt, to be queued."""
         first, max_tokens = results[0], self.max_tokens(results[0], beams)
         policy = BeamSearch(beams, first.params, first.end_ids, max_tokens)
@@ -96,20 +96,20 @@ class BeamGroups:
             return events or [TokenEvent(group.results[0].id, None, num_computed=computed)]
         beam = group.live[request]
         if beam not in group.policy.live:
-            self._go_on(group, {request: group.policy.live})
+            self._continue(group, {request: group.policy.live})
         elif found.logprobs is not None and group.policy.collect(beam, found.logprobs.top):
             self._advance(group)
             if group.policy.has_ended:
-                events += self._conclude(group)
+                events += self._finish(group)
         return events
 
     def _advance(self, group: BeamGroup) -> None:
         group.policy.advance()
         if not group.policy.has_ended:
             live = group.policy.live
-            self._go_on(group, {it: [new for new in live if new.before is old] for it, old in group.live.items()})
+            self._continue(group, {it: [new for new in live if new.before is old] for it, old in group.live.items()})
 
-    def _go_on(self, group: BeamGroup, children: dict[Request, list[Beam]]) -> None:
+    def _continue(self, group: BeamGroup, children: dict[Request, list[Beam]]) -> None:
         """Have each request continue as the first of its children, and the others fork after its computed tokens."""
         forked: dict[Request, Beam] = {}
         for parent, beams in children.items():
@@ -125,13 +125,13 @@ class BeamGroups:
                 self._requests.drop_beam(parent)
         group.live = {parent: beams[0] for parent, beams in children.items() if beams} | forked
 
-    def fold(self, group: BeamGroup) -> Request:
+    def collapse(self, group: BeamGroup) -> Request:
         """Replace the requests of a group, none of which is in a step under way, by one for their common part."""
         requests = group.requests
         if len(requests) > 1:
             common = group.policy.common()
             root = _fork_of(requests[0], next(self._ids), common)
-            group.policy.forget_round()
+            group.policy.discard_round()
             for request in requests:
                 self._requests.drop_beam(request)
             group.live = {root: common}
@@ -143,7 +143,7 @@ class BeamGroups:
         self._requests.drop_group(group)
         return [TokenEvent(result.id, None, finish=finish, error=error) for result in group.results]
 
-    def _conclude(self, group: BeamGroup) -> list[TokenEvent]:
+    def _finish(self, group: BeamGroup) -> list[TokenEvent]:
         """Every result gets its sequence."""
         self._requests.drop_group(group)
         events = []

@@ -1,13 +1,13 @@
 """Preemption: pick a victim, and have it give up its slot and its blocks.
 
-The last in order of precedence is preempted, never the first: so one request always proceeds. Its blocks are copied to
+The last in order of priority is preempted, never the first: so one request always proceeds. Its blocks are copied to
 the host pools, or dropped and computed again, whichever is measured to be faster (`KVMemory.swap_out`).
 """
 
 from engine.kv.memory import KVMemory
 from engine.request import Request, RequestStatus
 from engine.scheduling.beam_groups import BeamGroups
-from engine.scheduling.priority import is_urgent, precedence
+from engine.scheduling.priority import is_pinned, priority_key
 from engine.scheduling.running_set import RunningSet
 
 
@@ -21,10 +21,10 @@ class Preemption:
 
     def victim(self) -> Request:
         """The running request that is preempted next: the last, but never the oldest of the highest class there is."""
-        running, party = self._requests.running.values(), self._requests.party
+        running = self._requests.running.values()
         first = min(running, key=lambda it: (it.origin.service, it.queue.arrival, it.id))
-        others = (it for it in running if party(it) is not party(first))
-        return max(others, key=precedence, default=first)
+        others = (it for it in running if not self._requests.same_group(it, first))
+        return max(others, key=priority_key, default=first)
 
     def preempt(self, request: Request, to: Request) -> bool:
         """Preempt a running request with its whole group in favor of another, or of itself if it lacks blocks.
@@ -32,16 +32,16 @@ class Preemption:
         False if it cannot be preempted now, or never. An urgent group has all memory there is, and only ever waits for
         steps and copies.
         """
-        own = self._requests.party(request) is self._requests.party(to)
+        own = self._requests.same_group(request, to)
         group = self._requests.group_of(request)
         busy = any(
             it.status is not RequestStatus.RUNNING or self._requests.parts_of(it)
             for it in (group.requests if group else [request])
         )
-        if busy or (is_urgent(request) and (group or not own)) or not (own or precedence(to) < precedence(request)):
+        if busy or (is_pinned(request) and (group or not own)) or not (own or priority_key(to) < priority_key(request)):
             return False
         if group:
-            request = self._groups.fold(group)
+            request = self._groups.collapse(group)
         self._memory.swap_out(request)
         request.num_preemptions += 1
         self._requests.requeue(request)

@@ -6,23 +6,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from engine.request import Request, ServiceClass
 
 CLASS_DELAY = {ServiceClass.INTERACTIVE: 0.0, ServiceClass.NORMAL: 60.0, ServiceClass.BACKGROUND: 600.0}  # seconds
-PREEMPTED = 60.0  # seconds that a request is put forward for each time it was preempted
+PREEMPTION_BONUS = 60.0  # seconds that a request is put forward for each time it was preempted
 PRIORITY_STEP = 0.1  # seconds for each unit of `Origin.priority`: a hundred do not reach the next class
 MOST_PREEMPTIONS = 8  # of one request
-URGENT = float("-inf")
+PINNED = float("-inf")
 WEIGHTS = {ServiceClass.INTERACTIVE: 16, ServiceClass.NORMAL: 4, ServiceClass.BACKGROUND: 1}
 
 
-def is_urgent(request: Request) -> bool:
+def is_pinned(request: Request) -> bool:
     """Whether it was preempted so often that it restarts only once more, with all blocks that it can ever need."""
     return request.num_preemptions >= MOST_PREEMPTIONS - 1
 
 
-def precedence(request: Request) -> tuple[float, float, int]:
+def priority_key(request: Request) -> tuple[float, float, int]:
     """The sort key of every queue, lowest first; no two requests have the same."""
     rank = request.queue.arrival + CLASS_DELAY[request.origin.service] - PRIORITY_STEP * request.origin.priority
-    rank -= PREEMPTED * request.num_preemptions
-    return (URGENT if is_urgent(request) else 0.0), rank, request.id
+    rank -= PREEMPTION_BONUS * request.num_preemptions
+    return (PINNED if is_pinned(request) else 0.0), rank, request.id
 
 
 def split_token_budget(wanted: Sequence[tuple[Request, int]], budget: int) -> Mapping[int, int]:
@@ -45,25 +45,25 @@ class WaitingQueue:
     """Every request that waits, each once: in line, or as a follower of a request with the same prompt."""
 
     def __init__(self) -> None:
-        self._line: list[Request] = []  # in order of precedence
+        self._queue: list[Request] = []  # in order of priority
         self._followers: dict[int, list[Request]] = {}  # by the id of their leader, which waits or runs
         self._leaders: dict[int, Request] = {}  # by the id of a follower
 
     def __len__(self) -> int:
-        return len(self._line) + len(self._leaders)
+        return len(self._queue) + len(self._leaders)
 
     def __iter__(self) -> Iterator[Request]:
-        yield from tuple(self._line)
+        yield from tuple(self._queue)
         for followers in tuple(self._followers.values()):
             yield from tuple(followers)
 
-    def first_in_line(self, count: int) -> list[Request]:
-        return self._line[:count]
+    def head(self, count: int) -> list[Request]:
+        return self._queue[:count]
 
     def add(self, leader: Request, *followers: Request) -> None:
         """Put a request in line, and others behind it that have the same prompt."""
         self.follow(leader, followers)
-        insort(self._line, leader, key=precedence)
+        insort(self._queue, leader, key=priority_key)
 
     def follow(self, leader: Request, followers: Iterable[Request]) -> None:
         """Have requests wait for the prompt of one that is in line or runs."""
@@ -78,29 +78,29 @@ class WaitingQueue:
             request = next(follower for follower in followers if follower.id == request_id)
             followers.remove(request)
             return request
-        found = next((request for request in self._line if request.id == request_id), None)
+        found = next((request for request in self._queue if request.id == request_id), None)
         if found is not None:
-            self._line.remove(found)
-            self.leave_followers(found)
+            self._queue.remove(found)
+            self.promote_followers(found)
         return found
 
-    def remove_from_line(self, request: Request) -> None:
+    def dequeue(self, request: Request) -> None:
         """Take a request out that has a slot now; its followers go on following it."""
-        self._line.remove(request)
+        self._queue.remove(request)
 
-    def take_followers(self, leader: Request, slots: int) -> tuple[Request, ...]:
+    def pop_followers(self, leader: Request, slots: int) -> tuple[Request, ...]:
         """The followers that get a slot now; the others get in line."""
-        followers = self._dismiss(leader)
+        followers = self._remove_followers(leader)
         for follower in followers[slots:]:
             self.add(follower)
         return followers[:slots]
 
-    def leave_followers(self, leader: Request) -> None:
+    def promote_followers(self, leader: Request) -> None:
         """Have the followers of a request that has ended follow the first of them."""
-        if followers := self._dismiss(leader):
+        if followers := self._remove_followers(leader):
             self.add(*followers)
 
-    def _dismiss(self, leader: Request) -> tuple[Request, ...]:
+    def _remove_followers(self, leader: Request) -> tuple[Request, ...]:
         followers = tuple(self._followers.pop(leader.id, ()))
         for follower in followers:
             del self._leaders[follower.id]

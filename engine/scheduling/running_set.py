@@ -9,7 +9,7 @@ from engine.counters import Counters
 from engine.kv.memory import KVMemory
 from engine.request import FinishReason, Request, RequestStatus, TokenEvent, TokenLogprobs
 from engine.scheduling.beam import BeamGroup
-from engine.scheduling.priority import WaitingQueue, is_urgent
+from engine.scheduling.priority import WaitingQueue, is_pinned
 from engine.step import SampledToken, ScheduledRequest
 
 
@@ -37,7 +37,7 @@ class RunningSet:
         group = self.group_of(request)
         if group is None:
             return 1
-        return self.max_running if is_urgent(request) else group.beams.width
+        return self.max_running if is_pinned(request) else group.beams.width
 
     @property
     def free_slots(self) -> int:
@@ -48,7 +48,7 @@ class RunningSet:
 
     def start(self, request: Request) -> None:
         """Give a waiting request its slot. It runs once its blocks are on the device."""
-        self.waiting.remove_from_line(request)
+        self.waiting.dequeue(request)
         self.running[request.id] = request
         if request.queue.started is None:
             request.queue.started = self._clock()
@@ -65,7 +65,7 @@ class RunningSet:
         """End a request in any state. Its blocks are released once no step under way can write to them."""
         if self.running.pop(request.id, None):
             self.ending[request.id] = request
-            self.waiting.leave_followers(request)
+            self.waiting.promote_followers(request)
         else:
             self.waiting.remove(request.id)
         request.status = RequestStatus.FINISHED
@@ -128,7 +128,7 @@ class RunningSet:
 
     def start_followers(self, leader: Request) -> tuple[Request, ...]:
         """Give slots to requests that pick their first token with their leader; the others join later by the cache."""
-        followers = self.waiting.take_followers(leader, self.free_slots)
+        followers = self.waiting.pop_followers(leader, self.free_slots)
         for follower in followers:
             follower.status = RequestStatus.FOLLOWING
             self.running[follower.id] = follower
@@ -181,11 +181,12 @@ class RunningSet:
         """The group that a request computes a beam of, or is a result of."""
         return self._groups.get(request.id)
 
-    def party(self, request: Request) -> BeamGroup | Request:
-        """The requests that are preempted together with a request."""
-        return self._groups.get(request.id) or request
+    def same_group(self, one: Request, other: Request) -> bool:
+        """Whether two requests are the same or belong to one beam group, and so are preempted together."""
+        group = self.group_of(one)
+        return one is other or (group is not None and group is self.group_of(other))
 
-    def live_group(self, result_id: int) -> BeamGroup | None:
+    def group_of_result(self, result_id: int) -> BeamGroup | None:
         """The group of a result that has not ended."""
         return self._groups.get(result_id)
 

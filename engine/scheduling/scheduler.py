@@ -1,6 +1,6 @@
 """The scheduler: which requests run in the next step, and how many tokens of each.
 
-Continuous batching under one token budget: running requests catch up first, in order of precedence, then waiting ones
+Continuous batching under one token budget: running requests catch up first, in order of priority, then waiting ones
 join while budget, slots, and KV blocks last. A long prompt takes several steps, smaller ones while others stream; a
 request starts after its longest cached prefix. Several requests of one prompt read it once and share its blocks; so do
 the beams of a search, which are preempted and end together (`engine.scheduling.beam_groups`).
@@ -28,7 +28,7 @@ from engine.request import FinishReason, Origin, Request, RequestStatus, Service
 from engine.scheduling.admission import Admission, Verdict
 from engine.scheduling.beam_groups import BeamGroups
 from engine.scheduling.preemption import Preemption
-from engine.scheduling.priority import precedence, split_token_budget
+from engine.scheduling.priority import priority_key, split_token_budget
 from engine.scheduling.running_set import RunningSet
 from engine.step import SampledToken, ScheduledRequest, StepLimits, StepPlan
 
@@ -115,7 +115,7 @@ class Scheduler:
         for request in requests:
             request.queue.arrival = self._clock()
         beams = requests[0].params.beams
-        self._requests.waiting.add(*(requests if beams is None else (self._groups.begin(requests, beams),)))
+        self._requests.waiting.add(*(requests if beams is None else (self._groups.start(requests, beams),)))
 
     def schedule(self, limits: StepLimits = NO_LIMITS) -> StepPlan:
         """The next step. Empty if nothing can be done before a step under way is collected or a copy has ended, or
@@ -123,9 +123,9 @@ class Scheduler:
         self._resume_arrived()
         scheduled: list[ScheduledRequest] = []
         preempted: list[Request] = []
-        running = sorted(self._requests.running.values(), key=precedence)
+        running = sorted(self._requests.running.values(), key=priority_key)
         budget = min(limits.tokens, self.costs.budget(sum(bool(request.output_ids) for request in running)))
-        share = self._shares(running, budget)
+        share = self._token_shares(running, budget)
         for request in running:
             if len(scheduled) >= limits.requests:
                 break
@@ -135,7 +135,7 @@ class Scheduler:
             most = min(budget, max(1, share[request.id]))
             if not self._reserve(request, most, preempted):
                 break  # it waits for blocks, and no request behind it takes them first
-            budget -= self._take(request, most, scheduled)
+            budget -= self._schedule(request, most, scheduled)
         else:
             self._admit(budget, limits.requests, share, scheduled, preempted)
         self._memory.host.demote()
@@ -152,15 +152,15 @@ class Scheduler:
         preempted: list[Request],
     ) -> None:
         """Start waiting requests while budget, slots, and blocks last."""
-        for newcomer in self._requests.waiting.first_in_line(self._config.max_running):
+        for newcomer in self._requests.waiting.head(self._config.max_running):
             if not budget or preempted or len(scheduled) >= most_requests:
                 return
             verdict = self._admission.admit(newcomer, preempted)
-            if verdict is Verdict.WAITS:
+            if verdict is Verdict.BLOCKED:
                 return
             if verdict is Verdict.STARTED and newcomer.status is RequestStatus.RUNNING:
-                self._count(newcomer)
-                budget -= self._take(newcomer, min(budget, max(1, share.get(newcomer.id, budget))), scheduled)
+                self._count_prompt(newcomer)
+                budget -= self._schedule(newcomer, min(budget, max(1, share.get(newcomer.id, budget))), scheduled)
 
     def wait(self) -> None:
         """Nothing can be planned and no step is under way: return when a copy may have ended, if somebody waits."""
@@ -183,7 +183,7 @@ class Scheduler:
     def update(self, plan: StepPlan, sampled: Iterable[SampledToken]) -> list[TokenEvent]:
         """Record what a completed step computed and picked. Tokens of requests that ended meanwhile are dropped."""
         for part in plan.scheduled:
-            self._collected(part)
+            self._finish_part(part)
         found = {token.request_id: token for token in sampled}
         told = [(part, request) for part in plan.scheduled for request in part.picking]
         for _, request in told:  # so that constraints that other processes follow are followed at the same time
@@ -222,7 +222,7 @@ class Scheduler:
     def abort(self, request_id: int) -> list[TokenEvent]:
         """End a request in any state, with its whole group if it is a result of a beam search. Does nothing if there is
         no such request any more."""
-        if group := self._requests.live_group(request_id):
+        if group := self._requests.group_of_result(request_id):
             return self._groups.end(group, FinishReason.ABORT)
         request = self._requests.running.get(request_id) or self._requests.waiting.remove(request_id)
         return [] if request is None else self._end(request, FinishReason.ABORT)
@@ -254,11 +254,11 @@ class Scheduler:
         for arrived in self._memory.poll():
             if arrived.ok:
                 self._requests.set_status(arrived.request, RequestStatus.RUNNING)
-                self._count(arrived.request)
+                self._count_prompt(arrived.request)
             else:
                 self._requests.requeue(arrived.request)
 
-    def _count(self, request: Request) -> None:
+    def _count_prompt(self, request: Request) -> None:
         """Count where a request's prompt was found, when it starts for the first time."""
         if not request.num_preemptions:
             self._counters.prompt_tokens += len(request.prompt_ids)
@@ -266,13 +266,13 @@ class Scheduler:
 
     # -- running
 
-    def _shares(self, running: Iterable[Request], budget: int) -> Mapping[int, int]:
+    def _token_shares(self, running: Iterable[Request], budget: int) -> Mapping[int, int]:
         """Tokens of the step for the requests that run, and for those that may join."""
-        wanted = [(request, self._wanted(request)) for request in running]
-        newcomers = self._requests.waiting.first_in_line(self._requests.free_slots)
-        return split_token_budget([*wanted, *((request, request.num_tokens) for request in newcomers)], budget)
+        missing = [(request, self._num_missing(request)) for request in running]
+        newcomers = self._requests.waiting.head(self._requests.free_slots)
+        return split_token_budget([*missing, *((request, request.num_tokens) for request in newcomers)], budget)
 
-    def _wanted(self, request: Request) -> int:
+    def _num_missing(self, request: Request) -> int:
         """Tokens that the request has to catch up on. None once its last token is being sampled."""
         if request.status is RequestStatus.LEADING:
             return 0  # its blocks are about to be shared as they are
@@ -286,12 +286,12 @@ class Scheduler:
 
         False if it was preempted, or must wait for a step under way: the victim's, or one that holds its blocks.
         """
-        count = min(budget, self._wanted(request))
+        count = min(budget, self._num_missing(request))
         while count and not self._memory.has_room(request, request.num_scheduled + count):
             if self._memory.will_have_room(request, request.num_scheduled + count):
                 return False
             victim = self._preemption.victim()
-            own = self._requests.party(victim) is self._requests.party(request)
+            own = self._requests.same_group(victim, request)
             if (own and self._requests.ending) or not self._preemption.preempt(victim, request):
                 return False
             preempted.append(victim)
@@ -299,16 +299,16 @@ class Scheduler:
                 return False
         return True
 
-    def _take(self, request: Request, budget: int, scheduled: list[ScheduledRequest]) -> int:
+    def _schedule(self, request: Request, budget: int, scheduled: list[ScheduledRequest]) -> int:
         """Add a request's next tokens to the step, at most `budget`. Returns how many."""
         start, known = request.num_scheduled, request.num_tokens
-        wanted = self._wanted(request)
-        count = self._memory.cut(request, start + min(budget, wanted)) - start
+        missing = self._num_missing(request)
+        count = self._memory.cut(request, start + min(budget, missing)) - start
         if not count:
             return 0
-        samples = count == wanted
+        samples = count == missing
         room = self._memory.room(request)
-        has_all = self._admission.takes_all(request) and self._memory.has_room(request, room)  # others may be first
+        has_all = self._admission.takes_all_blocks(request) and self._memory.has_room(request, room)  # others may be first
         copies = self._memory.take(request, room if has_all else start + count)
         reported = request.to_report(start, start + count)
         request.num_reported = max(request.num_reported, reported.stop)
@@ -342,7 +342,7 @@ class Scheduler:
             return self._groups.end(group, finish, error)
         return self._requests.end(request, finish, error)
 
-    def _collected(self, part: ScheduledRequest) -> None:
+    def _finish_part(self, part: ScheduledRequest) -> None:
         request = part.request
         request.num_computed = part.stop
         self._counters.computed_tokens += part.num_tokens

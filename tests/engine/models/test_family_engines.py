@@ -1,4 +1,4 @@
-"""Every decoder family through the engine: greedy tokens after a request has yielded, and after a cached prefix."""
+"""Every decoder family through the engine: greedy tokens after a request has preemptions, and after a cached prefix."""
 
 from collections.abc import Iterator
 from pathlib import Path

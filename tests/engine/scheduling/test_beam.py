@@ -122,7 +122,7 @@ def test_a_search_that_yielded_often_runs_alone_and_to_its_end() -> None:
 
 
 def test_the_first_search_yields_to_nobody() -> None:
-    """Not even to one that has yielded so often that it stands before it."""
+    """Not even to one that has preemptions so often that it stands before it."""
     engine, _ = hash_engine(num_blocks=1 + 14)
     run = Run(engine)
     results = run.search(prompt_of(30), BeamParams(4), Origin(ServiceClass.INTERACTIVE), max_tokens=30, ignore_eos=True)

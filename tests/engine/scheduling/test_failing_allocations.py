@@ -45,7 +45,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(path: Path) -> ModelEngine:
-    """With memory for half of what is asked, and all that yields copied."""
+    """With memory for half of what is asked, and all that preempts copied."""
     options = LoadOptions(
         backend="reference", context_length=128, host_cache=1 << 20, preemption=Preemption.SWAP, threads=1
     )

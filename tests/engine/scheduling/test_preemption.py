@@ -1,4 +1,4 @@
-"""Who yields, how, and how often: the scheduler over the hash model, in a pool that is much too small."""
+"""Who preempts, how, and how often: the scheduler over the hash model, in a pool that is much too small."""
 
 import random
 
@@ -22,7 +22,7 @@ def fresh_prompt(rng: random.Random, length: int) -> tuple[int, ...]:
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("preemption", Preemption)
 def test_a_pool_for_a_tenth_of_the_demand_serves_hundreds(preemption: Preemption, depth: int) -> None:
-    """All at once, of all classes: each is what it would be alone, and none yields too often."""
+    """All at once, of all classes: each is what it would be alone, and none preempts too often."""
     rng = random.Random(depth)
     engine, _ = hash_engine(
         num_blocks=1 + 24, depth=depth, running=16, budget=64, host_blocks=40, preemption=preemption
@@ -34,10 +34,10 @@ def test_a_pool_for_a_tenth_of_the_demand_serves_hundreds(preemption: Preemption
     run.run_out()
     run.check()
     assert set(run.finished.values()) == {FinishReason.LENGTH}
-    yielded = [request.num_preemptions for request in run.requests.values()]
-    assert 0 < max(yielded) <= MOST_PREEMPTIONS
+    preemptions = [request.num_preemptions for request in run.requests.values()]
+    assert 0 < max(preemptions) <= MOST_PREEMPTIONS
     counters = engine.state().counters
-    assert counters.swapped_out + counters.recomputed == sum(yielded)
+    assert counters.swapped_out + counters.recomputed == sum(preemptions)
     assert (counters.swapped_out > 0) == (preemption is Preemption.SWAP) or preemption is Preemption.AUTO
 
 

@@ -5,11 +5,11 @@ from engine.sampling_params import SamplingParams
 from engine.scheduling.priority import (
     CLASS_DELAY,
     MOST_PREEMPTIONS,
-    PREEMPTED,
+    PREEMPTION_BONUS,
     PRIORITY_STEP,
     WEIGHTS,
-    is_urgent,
-    precedence,
+    is_pinned,
+    priority_key,
     split_token_budget,
 )
 
@@ -17,14 +17,14 @@ INTERACTIVE, NORMAL, BACKGROUND = ServiceClass
 numbers = iter(range(1_000_000))
 
 
-def request(service: ServiceClass = NORMAL, *, arrival: float = 0, priority: int = 0, yielded: int = 0) -> Request:
+def request(service: ServiceClass = NORMAL, *, arrival: float = 0, priority: int = 0, preemptions: int = 0) -> Request:
     made = Request(next(numbers), (1,), SamplingParams(), origin=Origin(service, priority), queue=QueueTimes(arrival))
-    made.num_preemptions = yielded
+    made.num_preemptions = preemptions
     return made
 
 
 def order(*requests: Request) -> list[int]:
-    return [requests.index(it) for it in sorted(requests, key=precedence)]
+    return [requests.index(it) for it in sorted(requests, key=priority_key)]
 
 
 def test_of_equals_the_oldest_is_first() -> None:
@@ -48,13 +48,13 @@ def test_priority_counts_within_a_class_and_not_beyond_it() -> None:
 
 
 def test_who_had_to_yield_goes_before_those_that_came_later() -> None:
-    assert order(request(arrival=0), request(arrival=PREEMPTED - 1, yielded=1)) == [1, 0]
+    assert order(request(arrival=0), request(arrival=PREEMPTION_BONUS - 1, preemptions=1)) == [1, 0]
 
 
 def test_who_yielded_as_often_as_anyone_may_goes_before_all() -> None:
-    often = request(BACKGROUND, arrival=1e9, yielded=MOST_PREEMPTIONS - 1)
-    assert is_urgent(often)
-    assert not is_urgent(request(yielded=MOST_PREEMPTIONS - 2))
+    often = request(BACKGROUND, arrival=1e9, preemptions=MOST_PREEMPTIONS - 1)
+    assert is_pinned(often)
+    assert not is_pinned(request(preemptions=MOST_PREEMPTIONS - 2))
     assert order(request(INTERACTIVE), often) == [1, 0]
 
 
