@@ -50,7 +50,7 @@ def build_batch(
     for part in plan.scheduled:
         logit_rows += _logit_rows(part, len(token_ids))
         token_ids += part.request.token_ids(part.start, part.stop)
-        token_ids += [UNKNOWN] * part.feeds
+        token_ids += [UNKNOWN] * part.needs_pending_token
         span = range(part.start, part.stop)
         positions += span
         for group, table, mapping in zip(groups, part.block_tables, slots, strict=True):
@@ -72,8 +72,8 @@ def build_batch(
 
 
 def _logit_rows(part: ScheduledRequest, first_row: int) -> list[int]:
-    reported = [first_row + position - part.start for position in part.reported]
-    return [*reported, first_row + part.num_tokens - 1] if part.samples else reported
+    rows = [first_row + position - part.start for position in part.logprob_positions]
+    return [*rows, first_row + part.num_tokens - 1] if part.samples else rows
 
 
 def _check_table(part: ScheduledRequest, table: Sequence[int], group: GroupConfig, num_blocks: int) -> None:

@@ -116,7 +116,7 @@ class Request:
     cache: TokenSources = NO_TOKENS  # of its prompt, when it was first admitted
     num_preemptions: int = 0
     queue: QueueTimes = field(default_factory=QueueTimes)
-    num_reported: int = 0  # positions of the prompt whose prediction of the next token is told, or under way
+    num_prompt_logprobs: int = 0  # prompt positions whose log-probabilities were returned, or are under way
     status: RequestStatus = RequestStatus.WAITING
     constraint: "Constraint | None" = field(default=None, repr=False)  # how far its reply is in its grammar
 
@@ -152,11 +152,11 @@ class Request:
         prompt = len(self.prompt_ids)
         return [*self.prompt_ids[start:stop], *self.output_ids[max(0, start - prompt) : max(0, stop - prompt)]]
 
-    def to_report(self, start: int, stop: int) -> range:
+    def logprob_positions(self, start: int, stop: int) -> range:
         """The positions from start to stop that predict a token of the prompt, and were not reported before."""
         if self.params.prompt_logprobs is None:
             return range(0)
-        first = max(start, self.num_reported)
+        first = max(start, self.num_prompt_logprobs)
         return range(first, max(first, min(stop, len(self.prompt_ids) - 1)))
 
 

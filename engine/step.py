@@ -26,8 +26,8 @@ class ScheduledRequest:
     num_tokens: int
     samples: bool  # the step reaches the request's last token, so that its next one can be picked
     block_tables: tuple[list[int], ...] = ()  # of each KV group: the request's blocks in order, which go on growing
-    feeds: bool = False  # its last token is still being sampled by the step before: the runner takes it from there
-    reported: range = range(0)  # positions whose prediction of the prompt's next token is to be told
+    needs_pending_token: bool = False  # the step before still samples its last token: the runner inserts it
+    logprob_positions: range = range(0)  # prompt positions whose log-probabilities of the next token are wanted
     copies: tuple[BlockCopy, ...] = ()
     followers: tuple[Request, ...] = ()  # pick a first token of their own from the same logits
 
@@ -36,7 +36,7 @@ class ScheduledRequest:
         return self.start + self.num_tokens
 
     @property
-    def picking(self) -> "tuple[Request, ...]":
+    def sampling_requests(self) -> "tuple[Request, ...]":
         """Those that pick a token from the logits of its last one, where it samples."""
         return (self.request, *self.followers)
 

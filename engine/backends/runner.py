@@ -33,7 +33,7 @@ def first_rows(parts: Sequence[ScheduledRequest]) -> Iterator[tuple[int, Schedul
     row = 0
     for part in parts:
         yield row, part
-        row += len(part.reported) + part.samples
+        row += len(part.logprob_positions) + part.samples
 
 
 @contextmanager
@@ -78,19 +78,22 @@ class ModelRunner:
         blocks = self._model.kv.num_blocks
         batch = build_batch(plan, vocab_size=self._vocab_size, num_blocks=blocks, groups=self._groups)
         self._model.kv.copy(copy for part in plan.scheduled for copy in part.copies)
-        masks = self._masks.begin([it for part in plan.scheduled if part.samples for it in part.picking])
+        masks = self._masks.begin([it for part in plan.scheduled if part.samples for it in part.sampling_requests])
         return Ticket(self._model.compute(batch), plan.scheduled, masks)
 
     def _collect(self, ticket: Ticket) -> list[SampledToken]:
-        picking: list[tuple[int, Request]] = []  # rows that the next token of a request is picked from
+        sampling: list[tuple[int, Request]] = []  # (logit row, request that samples its next token from it)
         reports: dict[int, tuple[TokenLogprobs, ...]] = {}
         for row, part in first_rows(ticket.parts):
-            if part.reported:
-                reports[part.request.id] = report_prompt(ticket.logits.values[row:], part.request, part.reported)
+            if part.logprob_positions:
+                reports[part.request.id] = report_prompt(
+                    ticket.logits.values[row:], part.request, part.logprob_positions
+                )
             if part.samples:
-                picking += [(row + len(part.reported), request) for request in part.picking]
+                sampling += [(row + len(part.logprob_positions), request) for request in part.sampling_requests]
         masks = ticket.masks.result() if ticket.masks else NO_MASKS
-        picked = next_tokens(ticket.logits, [row for row, _ in picking], [request for _, request in picking], masks)
+        rows, requests = [row for row, _ in sampling], [request for _, request in sampling]
+        picked = next_tokens(ticket.logits, rows, requests, masks)
         if not reports:
             return picked
         told = [replace(token, prompt_logprobs=reports.pop(token.request_id, ())) for token in picked]

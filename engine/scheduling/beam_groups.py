@@ -168,6 +168,6 @@ def _fork_of(parent: Request, request_id: int, beam: Beam) -> Request:
         cache=parent.cache,
         queue=parent.queue,
         num_preemptions=parent.num_preemptions,
-        num_reported=parent.num_reported,
+        num_prompt_logprobs=parent.num_prompt_logprobs,
         status=RequestStatus.RUNNING,
     )

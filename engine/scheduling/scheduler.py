@@ -185,7 +185,7 @@ class Scheduler:
         for part in plan.scheduled:
             self._finish_part(part)
         found = {token.request_id: token for token in sampled}
-        told = [(part, request) for part in plan.scheduled for request in part.picking]
+        told = [(part, request) for part in plan.scheduled for request in part.sampling_requests]
         for _, request in told:  # so that constraints that other processes follow are followed at the same time
             token = found.get(request.id)
             if request.constraint is not None and token is not None and token.token_id is not None:
@@ -203,7 +203,7 @@ class Scheduler:
         self._counters.failed_steps += 1
         for part in plan.scheduled:
             self._memory.collected(part.copies)
-            for request in part.picking:
+            for request in part.sampling_requests:
                 if request.id in self._requests.running:
                     events += self._end(request, FinishReason.ERROR, error)
             self._requests.collect(part)
@@ -214,7 +214,8 @@ class Scheduler:
         for part in reversed(plan.scheduled):
             request = part.request
             request.num_scheduled = part.start
-            request.num_reported = part.reported.start if part.reported else request.num_reported
+            if part.logprob_positions:
+                request.num_prompt_logprobs = part.logprob_positions.start
             self._memory.undo(request, part.copies)
             self._requests.undo_followers(request, part.followers)
             self._requests.collect(part)
@@ -308,18 +309,19 @@ class Scheduler:
             return 0
         samples = count == missing
         room = self._memory.room(request)
-        has_all = self._admission.takes_all_blocks(request) and self._memory.has_room(request, room)  # others may be first
+        # Other requests may have been given blocks meanwhile.
+        has_all = self._admission.takes_all_blocks(request) and self._memory.has_room(request, room)
         copies = self._memory.take(request, room if has_all else start + count)
-        reported = request.to_report(start, start + count)
-        request.num_reported = max(request.num_reported, reported.stop)
+        positions = request.logprob_positions(start, start + count)
+        request.num_prompt_logprobs = max(request.num_prompt_logprobs, positions.stop)
         part = ScheduledRequest(
             request,
             start,
             count,
             samples,
             block_tables=self._memory.blocks_of(request).tables,
-            feeds=start + count > known,
-            reported=reported,
+            needs_pending_token=start + count > known,
+            logprob_positions=positions,
             copies=copies,
             followers=self._requests.start_followers(request) if samples else (),
         )

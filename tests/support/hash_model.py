@@ -117,7 +117,7 @@ class Part:
     start: int
     tables: list[list[int]]
     samples: bool
-    feeds: bool
+    needs_pending_token: bool
     samplers: tuple[tuple[int, int, int | None], ...]  # (request, variant, alternatives that it wants to know)
 
     @classmethod
@@ -125,7 +125,7 @@ class Part:
         request = part.request
         token_ids, tables = request.token_ids(part.start, part.stop), [list(it) for it in part.block_tables]
         samplers = tuple((one.id, variant_of(one.params), one.params.logprobs) for one in (request, *part.followers))
-        return cls(request.id, token_ids, part.start, tables, part.samples, part.feeds, samplers)
+        return cls(request.id, token_ids, part.start, tables, part.samples, part.needs_pending_token, samplers)
 
 
 @dataclass
@@ -183,7 +183,7 @@ class HashRunner:
             first.sampled = [token for part in first.parts for token in self._execute(part)]
 
     def _execute(self, part: Part) -> list[SampledToken]:
-        token_ids = [*part.token_ids, *([self.last_tokens[part.request_id]] if part.feeds else [])]
+        token_ids = [*part.token_ids, *([self.last_tokens[part.request_id]] if part.needs_pending_token else [])]
         self.computed_tokens += len(token_ids)
         for position, token_id in enumerate(token_ids, part.start):
             for number, group in enumerate(self.config.groups):

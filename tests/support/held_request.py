@@ -18,10 +18,12 @@ class HeldRequest(Request):
         return self.block_tables[0]
 
     def part(
-        self, start: int, num_tokens: int, *, samples: bool = True, reported: range = range(0)
+        self, start: int, num_tokens: int, *, samples: bool = True, logprob_positions: range = range(0)
     ) -> ScheduledRequest:
         """Its part in a step: the tokens start .. start + num_tokens."""
-        return ScheduledRequest(self, start, num_tokens, samples, block_tables=self.block_tables, reported=reported)
+        return ScheduledRequest(
+            self, start, num_tokens, samples, block_tables=self.block_tables, logprob_positions=logprob_positions
+        )
 
     def next_part(self, num_tokens: int) -> ScheduledRequest:
         """Its next tokens; samples if they reach the last one."""

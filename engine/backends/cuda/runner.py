@@ -82,14 +82,14 @@ class CudaRunner:
         blocks = self._step.kv.num_blocks
         batch = build_batch(plan, vocab_size=self._vocab_size, num_blocks=blocks, groups=self._groups)
         self._step.kv.copy(copy for part in plan.scheduled for copy in part.copies)
-        reports = any(part.reported for part in plan.scheduled)
-        computed = self._masks.begin([it for part in plan.scheduled if part.samples for it in part.picking])
+        reports = any(part.logprob_positions for part in plan.scheduled)
+        computed = self._masks.begin([it for part in plan.scheduled if part.samples for it in part.sampling_requests])
         logits = self._step.launch(batch, self._pending_tokens(plan, batch), kept=reports)
         targets = [
-            SampleTarget(row + len(part.reported), request, part.stop - len(request.prompt_ids))
+            SampleTarget(row + len(part.logprob_positions), request, part.stop - len(request.prompt_ids))
             for row, part in first_rows(plan.scheduled)
             if part.samples
-            for request in part.picking
+            for request in part.sampling_requests
         ]
         masks = computed.result() if computed else NO_MASKS
         sampled = self._sample(logits, targets, masks)
@@ -106,7 +106,9 @@ class CudaRunner:
     def _pending_tokens(self, plan: StepPlan, batch: Batch) -> PendingTokens:
         """The tokens that the step before samples, each the last one of its request."""
         pending = [
-            (batch.query_starts[number + 1] - 1, part) for number, part in enumerate(plan.scheduled) if part.feeds
+            (batch.query_starts[number + 1] - 1, part)
+            for number, part in enumerate(plan.scheduled)
+            if part.needs_pending_token
         ]
         if not pending:
             return PendingTokens([], [])
@@ -141,7 +143,7 @@ class CudaRunner:
         if ticket.logits is None:
             return {}
         return {
-            part.request.id: report_prompt(ticket.logits[row:], part.request, part.reported)
+            part.request.id: report_prompt(ticket.logits[row:], part.request, part.logprob_positions)
             for row, part in first_rows(ticket.parts)
-            if part.reported
+            if part.logprob_positions
         }

@@ -137,7 +137,7 @@ def test_a_second_step_is_planned_before_the_first_is_collected() -> None:
     first, second, third = scheduler.schedule(), scheduler.schedule(), scheduler.schedule()
     assert [shape(plan) for plan in (first, second, third)] == [[(1, 8)], [(1, 2)], [(1, 1)]]
     assert [plan.scheduled[0].samples for plan in (first, second, third)] == [False, True, True]
-    assert [plan.scheduled[0].feeds for plan in (first, second, third)] == [False, False, True]
+    assert [plan.scheduled[0].needs_pending_token for plan in (first, second, third)] == [False, False, True]
     scheduler.update(first, [])
     scheduler.update(second, [SampledToken(1, 50)])
     assert it.num_computed == 10
@@ -155,8 +155,8 @@ def test_every_position_of_a_prompt_is_reported_once() -> None:
     positions: list[int] = []
     while scheduler.has_work:
         plan = scheduler.schedule()
-        positions += [p for part in plan.scheduled if part.request is young for p in part.reported]
-        assert not any(part.reported for part in plan.scheduled if part.request is old)
+        positions += [p for part in plan.scheduled if part.request is young for p in part.logprob_positions]
+        assert not any(part.logprob_positions for part in plan.scheduled if part.request is old)
         scheduler.update(plan, tokens(plan))
     assert young.num_preemptions
     assert positions == list(range(11))

@@ -50,7 +50,7 @@ class WatchedRunner:
     def launch(self, plan: StepPlan) -> Ticket:
         ticket, first = self._runner.launch(plan), 0
         for part in plan.scheduled:
-            positions = [*part.reported, *([part.stop - 1] if part.samples else [])]
+            positions = [*part.logprob_positions, *([part.stop - 1] if part.samples else [])]
             self._seen.see(part.request, positions, ticket.logits.values[first : first + len(positions)])
             first += len(positions)
         assert first == len(ticket.logits.values)

@@ -103,8 +103,8 @@ def plan_of(rng: random.Random, count: int) -> StepPlan:
         reports, samples = rng.random() < 0.3, rng.random() < 0.7
         it = request(number, replace(rng.choice(KINDS), prompt_logprobs=1 if reports else None), ids)
         stop = len(ids) if samples else len(ids) - 1
-        reported = range(min(stop, len(ids) - 1)) if reports else range(0)
-        parts.append(it.part(0, stop, samples=samples, reported=reported))
+        positions = range(min(stop, len(ids) - 1)) if reports else range(0)
+        parts.append(it.part(0, stop, samples=samples, logprob_positions=positions))
     return StepPlan(tuple(parts))
 
 
@@ -120,9 +120,9 @@ def test_what_the_device_found_is_what_reading_finds(step: CpuStep, seed: int) -
     assert found == reading.collect(reading.launch(plan))
     for part in plan.scheduled:
         told = [token for token in found if token.request_id == part.request.id]
-        assert len(told) == (1 if part.samples or part.reported else 0)
+        assert len(told) == (1 if part.samples or part.logprob_positions else 0)
         assert all((token.token_id is not None) == part.samples for token in told)
-        assert sum(len(token.prompt_logprobs) for token in told) == len(part.reported)
+        assert sum(len(token.prompt_logprobs) for token in told) == len(part.logprob_positions)
 
 
 def test_a_step_that_samples_nothing_computes_no_logits(step: CpuStep) -> None:
@@ -137,7 +137,7 @@ def test_a_step_that_samples_nothing_computes_no_logits(step: CpuStep) -> None:
 def test_logits_are_those_of_the_rows_that_were_asked_for(step: CpuStep) -> None:
     """Whatever is not asked for moves none of them."""
     ids = [5, 9, 3, 77, 20, 41, 8]
-    every = StepPlan((request(1, ids=ids).part(0, 7, reported=range(6)),))
+    every = StepPlan((request(1, ids=ids).part(0, 7, logprob_positions=range(6)),))
     last = StepPlan((request(1, ids=ids).part(0, 7),))
     batches = [build_batch(plan, vocab_size=VOCABULARY, num_blocks=CONFIG.num_blocks) for plan in (every, last)]
     values = [step(batch).values.clone() for batch in batches]
