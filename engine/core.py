@@ -17,7 +17,7 @@ from engine.config import EngineConfig
 from engine.counters import EngineState
 from engine.errors import InvalidSampling, OutOfMemory
 from engine.kv.disk.store import DiskStore
-from engine.kv.transfers import Mover
+from engine.kv.transfers import BlockTransfer
 from engine.request import PROGRAM, Origin, Request, TokenEvent
 from engine.sampling_params import SamplingParams
 from engine.scheduling.scheduler import Scheduler
@@ -43,13 +43,13 @@ class Engine(Generic[TicketT]):
         config: EngineConfig,
         vocab_size: int,
         runner: Runner[TicketT],
-        mover: Mover | None = None,
+        block_transfer: BlockTransfer | None = None,
         store: DiskStore | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
         self.vocab_size = vocab_size
-        self._scheduler = Scheduler(config, mover, store, clock)
+        self._scheduler = Scheduler(config, block_transfer, store, clock)
         self._runner = runner
         self._under_way: deque[_UnderWay[TicketT]] = deque()
         self._collected = 0.0  # when the last step was

@@ -26,11 +26,11 @@ from engine.freed_memory import trim
 from engine.kv.blocks import root_key
 from engine.kv.budget import KVBudget
 from engine.kv.cache import KVCache
-from engine.kv.copy_thread import CopyThread
 from engine.kv.disk.folder import About, model_folder
 from engine.kv.disk.quota import Quota
-from engine.kv.disk.run_file import VERSION
+from engine.kv.disk.segment_file import VERSION
 from engine.kv.disk.store import DiskStore
+from engine.kv.threaded_transfer import ThreadedTransfer
 from engine.load_options import LoadOptions
 from engine.step import Runner
 from quant.errors import UnsupportedQuantization
@@ -108,13 +108,13 @@ def _load_on(
     trim()
     config = config.with_pools([len(pool) for pool in loaded.kv.pools])
     store = _open_store(options, config, loaded.kv, str(device.kv_type).removeprefix("torch."))
-    mover = CopyThread(loaded.kv, store) if config.host_blocks or store else None
+    block_transfer = ThreadedTransfer(loaded.kv, store) if config.host_blocks or store else None
     if ending.runner is None:
         runner = device.runner(loaded, model.vocab_size, config.groups)
     else:  # it looks at logits when a step is collected, where the next one must not have overwritten them
         config = replace(config, step_depth=1)
         runner = ending.runner(ModelRunner(loaded, model.vocab_size, config.groups))
-    return Engine(config, model.vocab_size, runner, mover, store)
+    return Engine(config, model.vocab_size, runner, block_transfer, store)
 
 
 def _open_store(options: LoadOptions, config: EngineConfig, kv: KVCache, kv_type: str) -> DiskStore | None:

@@ -14,15 +14,15 @@ from app.progress import format_bytes, progress_on_stderr
 from app.settings.settings import load_settings
 from app.text.terminal_text import sanitize
 from engine.kv.disk.folder import (
-    Clearing,
-    KeptModel,
+    CachedModel,
+    ClearResult,
+    cached_models,
     clear,
     delete,
-    kept_models,
-    limit_of,
-    named,
-    problem_of,
-    run_files,
+    find_cached_models,
+    find_damage,
+    resolve_limit,
+    segment_files,
 )
 
 EXAMPLES = """\b
@@ -66,9 +66,9 @@ def cache() -> None:
 def ls(as_object: bool) -> None:
     """List the cache of each model, and the size limit of all together."""
     settings = load_settings()
-    folder, models = settings.kv_disk_dir, kept_models(settings.kv_disk_dir)
+    folder, models = settings.kv_disk_dir, cached_models(settings.kv_disk_dir)
     size = sum(model.size for model in models)
-    limit = limit_of(folder, settings.kv_disk_limit, size)
+    limit = resolve_limit(folder, settings.kv_disk_limit, size)
     if as_object:
         click.echo(as_json({"folder": folder, "size": size, "limit": limit, "models": list(map(_as_data, models))}))
         return
@@ -89,7 +89,7 @@ def clear_models(model: str | None, yes: bool) -> None:
     case. Servers can keep running: they compute again what is missing.
     """
     settings = load_settings()
-    models = kept_models(settings.kv_disk_dir)
+    models = cached_models(settings.kv_disk_dir)
     if model is not None:
         models = _chosen(models, model)
     elif not yes:
@@ -112,15 +112,15 @@ def verify(ctx: click.Context, deletes: bool, quiet: bool) -> None:
     status is 1 if a file is damaged.
     """
     progress = progress_on_stderr(quiet=quiet)
-    files = run_files(load_settings().kv_disk_dir)
+    files = segment_files(load_settings().kv_disk_dir)
     size = sum(file.size for file in files)
-    bad, done, left = 0, 0, Clearing()
+    bad, done, left = 0, 0, ClearResult()
     with progress.task("Verifying the cache", size) as report:
         for file in files:
-            if problem := problem_of(file.path):
+            if problem := find_damage(file.path):
                 bad += 1
                 click.echo(sanitize(f"{file.path}: {problem}"))
-                left += delete(file.path) if deletes else Clearing()
+                left += delete(file.path) if deletes else ClearResult()
             done += file.size
             report(done)
     deleted = f", deleted: {bad - left.left}" if deletes else ""
@@ -131,17 +131,18 @@ def verify(ctx: click.Context, deletes: bool, quiet: bool) -> None:
         ctx.exit(EXIT_FAILURE)
 
 
-def _chosen(models: list[KeptModel], name: str) -> list[KeptModel]:
+def _chosen(models: list[CachedModel], name: str) -> list[CachedModel]:
     """Return the entries of the model with that name, or with that ID. Raises ModelNotFound if there are none."""
     entry = load_catalog().find(name)
     # A model of the catalog may have been used by its path, of which the cache records the last part.
-    chosen = named(models, entry.name, entry.sha256) if entry else named(models, Path(name).name)
+    wanted, sha256 = (entry.name, entry.sha256) if entry else (Path(name).name, "")
+    chosen = find_cached_models(models, wanted, sha256)
     if not chosen:
         raise ModelNotFound(f"the cache has no entry for {name}", "ingle cache ls lists the entries.")
     return chosen
 
 
-def _ask(models: list[KeptModel]) -> None:
+def _ask(models: list[CachedModel]) -> None:
     """Ask the user to confirm. Raises AppError if stdin is not a terminal, and Abort if the answer is no."""
     if not sys.stdin.isatty():
         problem = "this clears the cache of every model, and stdin is not a terminal to confirm it"
@@ -150,8 +151,8 @@ def _ask(models: list[KeptModel]) -> None:
     click.confirm(f"Clear the cache of every model ({size})?", abort=True, err=True)
 
 
-def _clear(root: Path, models: list[KeptModel]) -> Clearing:
-    done = Clearing()
+def _clear(root: Path, models: list[CachedModel]) -> ClearResult:
+    done = ClearResult()
     for model in models:
         done += clear(model.folder)
     stem = FILE_NAME.partition(".")[0]  # with SQLite's files beside it, and damaged files that were set aside
@@ -160,7 +161,7 @@ def _clear(root: Path, models: list[KeptModel]) -> Clearing:
     return done
 
 
-def _as_data(model: KeptModel) -> dict[str, object]:
+def _as_data(model: CachedModel) -> dict[str, object]:
     used = datetime.fromtimestamp(model.used / 1e9, UTC).isoformat(timespec="seconds")
     about = {
         "model": model.about.model,
@@ -173,7 +174,7 @@ def _as_data(model: KeptModel) -> dict[str, object]:
     return {"id": model.fingerprint, **about, **amounts, "used": used, "folder": model.folder}
 
 
-def _row(model: KeptModel) -> tuple[object, ...]:
+def _row(model: CachedModel) -> tuple[object, ...]:
     used = datetime.fromtimestamp(model.used / 1e9).astimezone().strftime("%Y-%m-%d %H:%M")
     about = (model.about.model, model.about.backend, model.about.kv_type)
     shown = (sanitize(text) or "-" for text in about)

@@ -26,7 +26,7 @@ from app.process.instance import running_instances
 from app.process.listening import ListeningSockets
 from app.progress import Progress, format_bytes
 from app.settings.settings import Settings
-from engine.kv.disk.folder import limit_of, run_files
+from engine.kv.disk.folder import resolve_limit, segment_files
 from engine.kv.disk.quota import SLACK
 from engine.private_folder import private_folder
 from quant.cpu import tiers
@@ -146,8 +146,8 @@ def _cache(settings: Settings, progress: Progress) -> CheckResult:
     name, folder = "cache on disk", settings.kv_disk_dir
     try:
         mode = stat.S_IMODE(folder.stat().st_mode) if folder.exists() else 0
-        kept = sum(file.size for file in run_files(folder))
-        limit = limit_of(folder, settings.kv_disk_limit, kept)
+        kept = sum(file.size for file in segment_files(folder))
+        limit = resolve_limit(folder, settings.kv_disk_limit, kept)
     except OSError as problem:
         remedy = f"Choose another folder with INGLE_KV_DISK_DIR (now: {settings.origins['kv_disk_dir']})."
         return CheckResult(name, "warn", f"{folder} cannot be read: {problem.strerror}", remedy)

@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from app.models.machine_memory import memory_without_gpu, resident_bytes
-from engine.kv.disk.folder import limit_of, run_files
+from engine.kv.disk.folder import resolve_limit, segment_files
 
 _LOOK_SECONDS = 5.0  # between two looks at the files
 
@@ -55,8 +55,8 @@ class Machine:
         if self._disk is None:
             return None
         if self._seen is None or self._clock() - self._seen[0] >= _LOOK_SECONDS:
-            used = sum(file.size for file in run_files(self._disk))
-            self._seen = self._clock(), AmountReport(used, limit_of(self._disk, self._limit, used))
+            used = sum(file.size for file in segment_files(self._disk))
+            self._seen = self._clock(), AmountReport(used, resolve_limit(self._disk, self._limit, used))
         return self._seen[1]
 
     def gpu(self) -> AmountReport | None:

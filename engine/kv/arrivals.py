@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from engine.cost_model import CostModel
 from engine.counters import Counters
 from engine.kv.blocks import NULL_BLOCK
-from engine.kv.disk.run_file import DiskBlock
+from engine.kv.disk.segment_file import DiskBlock
 from engine.kv.groups import Group, RequestBlocks
 from engine.kv.host_tier import HostTier
-from engine.kv.prefixes import Source
-from engine.kv.transfers import Arriving, Move, MoveTicket, Reading, Transfers
+from engine.kv.prefix_cache import Source
+from engine.kv.transfers import Arriving, MoveBlock, ReadBlocks, TransferHandle, Transfers
 from engine.request import Request
 
 Coming = Sequence[tuple[int, int | DiskBlock]]  # of one group: (index, block of the host pool or in a file)
@@ -22,7 +22,7 @@ class Arrival:
 
     held: RequestBlocks
     parts: int  # copies under way: at most one from the host pools and one from files
-    readings: Sequence[Reading]
+    reads: Sequence[ReadBlocks]
     failed: bool = False
     seconds: float = 0.0  # of all copies
 
@@ -62,28 +62,28 @@ class Arrivals:
                 else:
                     coming[-1].append((at, source[1]))
         if not all(
-            len(new) + group.needed(held, stop) <= group.pool.num_free
+            len(new) + group.num_needed(held, stop) <= group.pool.num_free
             for group, new in zip(self._groups, coming, strict=True)
         ):
             return False
         self._fetch(held, coming)
         return True
 
-    def finish(self, part: Arriving, ticket: MoveTicket) -> Arrival | None:
+    def finish(self, part: Arriving, handle: TransferHandle) -> Arrival | None:
         """One copy has ended. Returns the arrival if that was the last one, and the request was not ended meanwhile."""
-        if part.readings:
-            self._observe_reading(ticket)
-        elif not self._host.observe(part.moves, ticket):
+        if part.reads:
+            self._observe_read(handle)
+        elif not self._host.observe(part.moves, handle):
             for move in part.moves:  # else it would be tried again and again
                 self._host.pools[move.group].unpublish(move.source)
         arrival = self._under_way.get(part.held.request.id)
         if arrival is None:
             return None
         arrival.parts -= 1
-        if ticket.failed:
+        if handle.failed:
             arrival.failed = True
         else:
-            arrival.seconds += ticket.seconds
+            arrival.seconds += handle.seconds
         return None if arrival.parts else self._under_way.pop(part.held.request.id)
 
     def drop(self, request: Request) -> None:
@@ -92,8 +92,8 @@ class Arrivals:
 
     def _fetch(self, held: RequestBlocks, coming: Sequence[Coming]) -> None:
         """Copy blocks of the host pools and of files into fresh ones of the request's tables."""
-        moves: list[Move] = []
-        readings: list[Reading] = []
+        moves: list[MoveBlock] = []
+        reads: list[ReadBlocks] = []
         for number, (group, table, blocks) in enumerate(zip(self._groups, held.tables, coming, strict=True)):
             files: list[tuple[DiskBlock, int]] = []
             for at, source in blocks:
@@ -101,22 +101,22 @@ class Arrivals:
                 if isinstance(source, DiskBlock):
                     files.append((source, table[at]))
                 else:
-                    moves.append(Move(number, source, table[at], to_host=False))
+                    moves.append(MoveBlock(number, source, table[at], to_host=False))
             if files:
                 sources, targets = zip(*files, strict=True)
-                readings.append(Reading(number, sources, targets))
-        if not moves and not readings:
+                reads.append(ReadBlocks(number, sources, targets))
+        if not moves and not reads:
             return
         held.num_published = 0
-        self._under_way[held.request.id] = Arrival(held, bool(moves) + bool(readings), readings)
+        self._under_way[held.request.id] = Arrival(held, bool(moves) + bool(reads), reads)
         if moves:
             self._transfers.move(moves, Arriving(held, moves=moves))
-        if readings:
-            self._transfers.read(readings, Arriving(held, readings=readings))
+        if reads:
+            self._transfers.read(reads, Arriving(held, reads=reads))
 
-    def _observe_reading(self, ticket: MoveTicket) -> None:
-        if ticket.failed:
+    def _observe_read(self, handle: TransferHandle) -> None:
+        if handle.failed:
             self._counters.disk_misses += 1
         else:
-            self._costs.observe_read(ticket.num_bytes, ticket.seconds)
-            self._counters.disk_read_bytes += ticket.num_bytes
+            self._costs.observe_read(handle.num_bytes, handle.seconds)
+            self._counters.disk_read_bytes += handle.num_bytes

@@ -44,8 +44,8 @@ class Content:
 
     key: BlockKey
     token_ids: tuple[int, ...]
-    copied: bool = False  # to another pool, so that giving it up here costs little
-    filed: bool = False  # in a file, or due to be
+    on_host: bool = False  # to another pool, so that giving it up here costs little
+    on_disk: bool = False  # in a file, or due to be
 
 
 class BlockPool:
@@ -57,13 +57,13 @@ class BlockPool:
         self.num_blocks = num_blocks
         self._references = [0] * num_blocks
         self._contents: list[Content | None] = [None] * num_blocks
-        self._blank = deque(range(1, num_blocks))  # free, without content; the next to be taken first
+        self._empty = deque(range(1, num_blocks))  # free, without content; the next to be taken first
         self._cached: OrderedDict[int, None] = OrderedDict()  # free, with content; taken when no other is left
         self._by_key: dict[BlockKey, int] = {}
 
     @property
     def num_free(self) -> int:
-        return len(self._blank) + len(self._cached)
+        return len(self._empty) + len(self._cached)
 
     @property
     def num_cached(self) -> int:
@@ -79,7 +79,7 @@ class BlockPool:
         """`count` blocks with one reference each. The caller has checked `num_free`; ValueError otherwise."""
         if count > self.num_free:
             raise ValueError(f"{count} blocks asked for, {self.num_free} free")
-        blocks = [self._blank.popleft() if self._blank else self._evict() for _ in range(count)]
+        blocks = [self._empty.popleft() if self._empty else self._evict() for _ in range(count)]
         for block in blocks:
             self._references[block] = 1
         return blocks
@@ -92,7 +92,7 @@ class BlockPool:
                 raise ValueError(f"block {block} is not held")
             self._references[block] -= 1
             if self._references[block] == 0 and self._contents[block] is None:
-                self._blank.appendleft(block)
+                self._empty.appendleft(block)
             elif self._references[block] == 0:
                 self._cached[block] = None
                 self._cached.move_to_end(block, last=not cold)
@@ -114,7 +114,7 @@ class BlockPool:
             del self._by_key[content.key]
         if block in self._cached:
             del self._cached[block]
-            self._blank.appendleft(block)
+            self._empty.appendleft(block)
 
     def find(self, key: BlockKey, token_ids: Sequence[int]) -> int:
         """The block with this content, or NULL_BLOCK. Nobody holds it on that account: see `hold`."""
@@ -122,7 +122,7 @@ class BlockPool:
         content = self._contents[block]
         return block if content is not None and content.token_ids == tuple(token_ids) else NULL_BLOCK
 
-    def named(self, key: BlockKey) -> int:
+    def block_of(self, key: BlockKey) -> int:
         """The findable block of a key, or NULL_BLOCK."""
         return self._by_key.get(key, NULL_BLOCK)
 
@@ -134,7 +134,7 @@ class BlockPool:
             del self._cached[block]
         self._references[block] += 1
 
-    def coldest(self) -> Iterator[int]:
+    def in_eviction_order(self) -> Iterator[int]:
         """Free blocks with content, in the order in which they will be taken."""
         return iter(self._cached)
 
@@ -145,23 +145,23 @@ class BlockPool:
             raise ValueError(f"block {block} is not findable")
         return content.key, content.token_ids
 
-    def mark_copied(self, block: int) -> None:
+    def mark_on_host(self, block: int) -> None:
         """The content of a findable block is in another pool, or on its way there."""
         if content := self._contents[block]:
-            content.copied = True
+            content.on_host = True
 
-    def is_copied(self, block: int) -> bool:
+    def is_on_host(self, block: int) -> bool:
         content = self._contents[block]
-        return content is not None and content.copied
+        return content is not None and content.on_host
 
-    def mark_filed(self, block: int, *, filed: bool = True) -> None:
+    def mark_on_disk(self, block: int, *, on_disk: bool = True) -> None:
         """The content of a block, if it is findable, is in a file, or due to be; or it is not."""
         if content := self._contents[block]:
-            content.filed = filed
+            content.on_disk = on_disk
 
-    def is_filed(self, block: int) -> bool:
+    def is_on_disk(self, block: int) -> bool:
         content = self._contents[block]
-        return content is not None and content.filed
+        return content is not None and content.on_disk
 
     def is_shared(self, block: int) -> bool:
         """Whether more than one holds it, so that none of them may write to it."""
@@ -173,9 +173,9 @@ class BlockPool:
 
     def check(self) -> None:
         """Raise RuntimeError unless every block is free or held, and every findable block is the one its key names."""
-        blank = set(self._blank)
+        empty = set(self._empty)
         for block in range(self.num_blocks):
-            held, free = self._references[block] > 0, block in blank or block in self._cached
+            held, free = self._references[block] > 0, block in empty or block in self._cached
             if block == NULL_BLOCK and (held or free or self._contents[block]):
                 raise RuntimeError("the null block was handed out")
             if block != NULL_BLOCK and held == free:
@@ -183,7 +183,7 @@ class BlockPool:
             content = self._contents[block]
             if content and self._by_key.get(content.key) != block:
                 raise RuntimeError(f"block {block} is not the one its key names")
-            if content if block in blank else not content and block in self._cached:
+            if content if block in empty else not content and block in self._cached:
                 raise RuntimeError(f"block {block} is free in the wrong way")
         if len(self._by_key) != sum(content is not None for content in self._contents):
             raise RuntimeError("a key names a block without that content")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.kv.transfers import Move
+from engine.kv.transfers import MoveBlock
 from engine.step import BlockCopy
 
 
@@ -87,7 +87,7 @@ class KVCache:
             pool = self.pools[copy.group]
             pool[copy.target].copy_(pool[copy.source])
 
-    def move(self, moves: Iterable[Move]) -> None:
+    def move(self, moves: Iterable[MoveBlock]) -> None:
         """Copy blocks between the pools."""
         for move in moves:
             here, there = self.pools[move.group], self.host_pools[move.group]

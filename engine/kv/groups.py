@@ -13,7 +13,7 @@ from typing import Protocol
 
 from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig
 from engine.kv.blocks import NULL_BLOCK, BlockKey, BlockPool
-from engine.kv.disk.run_file import DiskBlock
+from engine.kv.disk.segment_file import DiskBlock
 from engine.request import Request
 from engine.step import BlockCopy
 
@@ -57,11 +57,11 @@ class Group(Protocol):
     needs_all: bool  # a request holds every block from its first token on
     is_state: bool  # the table is one state, and not a block for each BLOCK_SIZE tokens
 
-    def needed(self, held: RequestBlocks, stop: int) -> int:
+    def num_needed(self, held: RequestBlocks, stop: int) -> int:
         """Blocks to allocate before the request's tokens up to `stop` can be computed."""
         ...
 
-    def take(self, held: RequestBlocks, stop: int) -> list[BlockCopy]:
+    def allocate(self, held: RequestBlocks, stop: int) -> list[BlockCopy]:
         """Allocate them. The source of a copy stays held; whoever collects the step releases it."""
         ...
 
@@ -69,7 +69,7 @@ class Group(Protocol):
         """Put the source of a copy that was not made back into its place."""
         ...
 
-    def cut(self, held: RequestBlocks, stop: int) -> int:
+    def limit_step(self, held: RequestBlocks, stop: int) -> int:
         """How far the request's next step may go, at most to `stop`."""
         ...
 
@@ -78,11 +78,11 @@ class Group(Protocol):
         findable now."""
         ...
 
-    def looks_at(self, block: int, blocks: int) -> bool:
+    def sees(self, block: int, blocks: int) -> bool:
         """Whether tokens behind the first `blocks` full ones see the block with that place."""
         ...
 
-    def live(self, held: RequestBlocks) -> list[tuple[int, int]]:
+    def live_blocks(self, held: RequestBlocks) -> list[tuple[int, int]]:
         """(place, block) of what has to be kept for the request to go on where it is."""
         ...
 
@@ -99,14 +99,14 @@ class PagedGroup:
         self.needs_all = window is None
         self._most = None if window is None else blocks_for(window + step) + 1  # that are held at a time
 
-    def needed(self, held: RequestBlocks, stop: int) -> int:
+    def num_needed(self, held: RequestBlocks, stop: int) -> int:
         return self._missing(held, stop) + self._writes_shared(held)
 
     def _missing(self, held: RequestBlocks, stop: int) -> int:
         missing = max(0, blocks_for(stop) - len(held.tables[self._number]))
         return missing if self._most is None else min(missing, self._most)
 
-    def take(self, held: RequestBlocks, stop: int) -> list[BlockCopy]:
+    def allocate(self, held: RequestBlocks, stop: int) -> list[BlockCopy]:
         table, copies = held.tables[self._number], []
         if self._writes_shared(held):
             place = held.request.num_scheduled // BLOCK_SIZE
@@ -127,7 +127,7 @@ class PagedGroup:
         table[table.index(copy.target)] = copy.source
         self.pool.release([copy.target])
 
-    def cut(self, held: RequestBlocks, stop: int) -> int:
+    def limit_step(self, held: RequestBlocks, stop: int) -> int:
         return stop
 
     def publish(self, held: RequestBlocks) -> Sequence[int]:
@@ -143,14 +143,14 @@ class PagedGroup:
             table[place] = NULL_BLOCK
         return filled
 
-    def looks_at(self, block: int, blocks: int) -> bool:
+    def sees(self, block: int, blocks: int) -> bool:
         return block >= self._first(blocks * BLOCK_SIZE)
 
     def _first(self, position: int) -> int:
         """The first block that the token at a position sees."""
         return 0 if self._window is None else max(0, position - self._window + 1) // BLOCK_SIZE
 
-    def live(self, held: RequestBlocks) -> list[tuple[int, int]]:
+    def live_blocks(self, held: RequestBlocks) -> list[tuple[int, int]]:
         table = held.tables[self._number]
         return [
             (place, table[place])
@@ -173,10 +173,10 @@ class RecurrentGroup:
         self._number = number
         self._places: dict[int, int] = {}  # of the older states: the block that they stand behind
 
-    def needed(self, held: RequestBlocks, stop: int) -> int:
+    def num_needed(self, held: RequestBlocks, stop: int) -> int:
         return 1
 
-    def take(self, held: RequestBlocks, stop: int) -> list[BlockCopy]:
+    def allocate(self, held: RequestBlocks, stop: int) -> list[BlockCopy]:
         table = held.tables[self._number]
         (own,) = self.pool.allocate(1)
         before = table[0] if table else NULL_BLOCK  # whose content is the state before the first token
@@ -199,7 +199,7 @@ class RecurrentGroup:
     def _is_checkpoint(self, held: RequestBlocks, tokens: int) -> bool:
         return bool(tokens) and (tokens % (CHECKPOINT * BLOCK_SIZE) == 0 or tokens == _prompt_end(held.request))
 
-    def cut(self, held: RequestBlocks, stop: int) -> int:
+    def limit_step(self, held: RequestBlocks, stop: int) -> int:
         start, last = held.request.num_scheduled, _prompt_end(held.request)
         regular = (start // (CHECKPOINT * BLOCK_SIZE) + 1) * CHECKPOINT * BLOCK_SIZE
         return min(stop, regular, last if start < last else stop)
@@ -220,10 +220,10 @@ class RecurrentGroup:
             filled.append(computed // BLOCK_SIZE - 1)
         return filled
 
-    def looks_at(self, block: int, blocks: int) -> bool:
+    def sees(self, block: int, blocks: int) -> bool:
         return block == blocks - 1
 
-    def live(self, held: RequestBlocks) -> list[tuple[int, int]]:
+    def live_blocks(self, held: RequestBlocks) -> list[tuple[int, int]]:
         return [(max(0, held.request.num_computed - 1) // BLOCK_SIZE, held.tables[self._number][0])]
 
 

@@ -12,7 +12,7 @@ from engine.config import BLOCK_SIZE
 from engine.cost_model import CostModel
 from engine.kv.blocks import NULL_BLOCK, BlockPool
 from engine.kv.groups import Group, RequestBlocks, SavedBlocks
-from engine.kv.transfers import Demoting, Move, MoveTicket, PoolBlock, Saving, Transfers
+from engine.kv.transfers import Demoting, MoveBlock, PoolBlock, Saving, TransferHandle, Transfers
 
 DEMOTED_AT_ONCE = 8  # cold blocks of a group that are copied together
 READY = 4  # one in so many blocks of a device pool should be ready to be taken, without content or with a copy of it
@@ -35,11 +35,11 @@ class HostTier:
 
         False, and nothing has changed, if the host pools have no room.
         """
-        live = [group.live(held) for group in self._groups]
+        live = [group.live_blocks(held) for group in self._groups]
         if not self.pools or any(len(it) > pool.num_free for it, pool in zip(live, self.pools, strict=True)):
             return False
         computed = held.request.num_computed
-        moves: list[Move] = []
+        moves: list[MoveBlock] = []
         indices: list[int] = []  # in the block table, one for each move
         saved: list[list[tuple[int, int]]] = []
         for number, (blocks, pool) in enumerate(zip(live, self.pools, strict=True)):
@@ -48,7 +48,7 @@ class HostTier:
                 target = self._known(pool, number, held, index, computed)
                 if target == NULL_BLOCK:
                     (target,) = pool.allocate(1)
-                    moves.append(Move(number, block, target, to_host=True))
+                    moves.append(MoveBlock(number, block, target, to_host=True))
                     indices.append(index)
                 else:
                     pool.hold(target)
@@ -58,9 +58,9 @@ class HostTier:
             self._transfers.move(moves, Saving(held, held.saved, moves, indices))
         return True
 
-    def finish_saving(self, saving: Saving, ticket: MoveTicket) -> None:
+    def finish_saving(self, saving: Saving, handle: TransferHandle) -> None:
         """A request's blocks have been copied here, or could not be."""
-        ok = self.observe(saving.moves, ticket)
+        ok = self.observe(saving.moves, handle)
         saving.saved.is_there, saving.saved.is_lost = ok, not ok
         for move, index in zip(saving.moves, saving.indices, strict=True) if ok else ():
             if self._has_key(move.group, saving.held, index, saving.saved.num_computed):
@@ -87,32 +87,32 @@ class HostTier:
         """Copy cached blocks that the device pools are about to evict, a few at a time, each once."""
         if not self.pools or self._is_demoting:
             return
-        moves: list[Move] = []
+        moves: list[MoveBlock] = []
         for number, (group, host) in enumerate(zip(self._groups, self.pools, strict=True)):
             for block in _to_demote(group.pool):
                 if host.num_free and not host.find(*group.pool.content(block)):
                     (target,) = host.allocate(1)
-                    moves.append(Move(number, block, target, to_host=True))
-                group.pool.mark_copied(block)
+                    moves.append(MoveBlock(number, block, target, to_host=True))
+                group.pool.mark_on_host(block)
         if moves:
             self._is_demoting = True
             self._transfers.move(moves, Demoting(moves), cold=True)
         for move in moves:
             self.pools[move.group].release([move.target])  # the copy holds it now
 
-    def finish_demoting(self, demoting: Demoting, ticket: MoveTicket) -> None:
+    def finish_demoting(self, demoting: Demoting, handle: TransferHandle) -> None:
         """Cached blocks have been copied here, or could not be."""
         self._is_demoting = False
-        for move in demoting.moves if self.observe(demoting.moves, ticket) else ():
+        for move in demoting.moves if self.observe(demoting.moves, handle) else ():
             source = self._groups[move.group].pool
             if source.is_findable(move.source):  # it may have been forgotten meanwhile
                 self.pools[move.group].publish(move.target, *source.content(move.source))
 
-    def observe(self, moves: Sequence[Move], ticket: MoveTicket) -> bool:
+    def observe(self, moves: Sequence[MoveBlock], handle: TransferHandle) -> bool:
         """Record what a copy between the pools cost. Returns whether it succeeded."""
-        if not ticket.failed:
-            self._costs.observe_copy(len(moves), ticket.seconds)
-        return not ticket.failed
+        if not handle.failed:
+            self._costs.observe_copy(len(moves), handle.seconds)
+        return not handle.failed
 
     def _known(self, pool: BlockPool, number: int, held: RequestBlocks, index: int, computed: int) -> int:
         """The block of a pool that has the content of a request's block, or NULL_BLOCK."""
@@ -125,7 +125,7 @@ class HostTier:
 
 
 def _to_demote(pool: BlockPool) -> list[int]:
-    """The coldest blocks whose content has no copy, where too few are ready to be taken."""
+    """The in_eviction_order blocks whose content has no copy, where too few are ready to be taken."""
     missing = pool.num_usable // READY - (pool.num_free - pool.num_cached)
-    next_taken = islice(pool.coldest(), max(0, missing))
-    return list(islice((block for block in next_taken if not pool.is_copied(block)), DEMOTED_AT_ONCE))
+    next_taken = islice(pool.in_eviction_order(), max(0, missing))
+    return list(islice((block for block in next_taken if not pool.is_on_host(block)), DEMOTED_AT_ONCE))

@@ -16,13 +16,13 @@ from engine.cost_model import CostModel
 from engine.counters import Counters
 from engine.kv.arrivals import Arrival, Arrivals
 from engine.kv.blocks import NULL_BLOCK, BlockPool
-from engine.kv.disk.run_file import RUN_BLOCKS
+from engine.kv.disk.segment_file import SEGMENT_BLOCKS
 from engine.kv.disk.store import DiskStore
 from engine.kv.disk.tier import DiskTier
 from engine.kv.groups import RequestBlocks, blocks_for, make_groups
 from engine.kv.host_tier import HostTier
-from engine.kv.prefixes import Prefix, Prefixes, Source
-from engine.kv.transfers import Arriving, Demoting, Filing, Mover, Reading, Saving, Transfers
+from engine.kv.prefix_cache import Prefix, PrefixCache, Source
+from engine.kv.transfers import Arriving, BlockTransfer, Demoting, ReadBlocks, Saving, Transfers, WritingBack
 from engine.request import Origin, Request, TokenSources
 from engine.step import BlockCopy
 
@@ -41,7 +41,7 @@ class KVMemory:
     def __init__(
         self,
         config: EngineConfig,
-        mover: Mover | None,
+        block_transfer: BlockTransfer | None,
         store: DiskStore | None,
         costs: CostModel,
         counters: Counters,
@@ -49,11 +49,11 @@ class KVMemory:
     ) -> None:
         self.groups = make_groups(config)
         device = [group.pool for group in self.groups]
-        hosts = [BlockPool(config.host_blocks) for _ in device] if mover and config.host_blocks else []
-        self.transfers = Transfers(mover, device, hosts)
+        hosts = [BlockPool(config.host_blocks) for _ in device] if block_transfer and config.host_blocks else []
+        self.transfers = Transfers(block_transfer, device, hosts)
         self.host = HostTier(self.groups, hosts, self.transfers, costs)
         self.disk = DiskTier(config, device, store, self.transfers, counters, clock)
-        self._prefixes = Prefixes(config, self.groups, hosts, self.disk, costs)
+        self._prefix_cache = PrefixCache(config, self.groups, hosts, self.disk, costs)
         self._arrivals = Arrivals(self.groups, self.transfers, self.host, costs, counters)
         self._config = config
         self._costs = costs
@@ -76,7 +76,7 @@ class KVMemory:
         """Of both tiers."""
         return (*(group.pool for group in self.groups), *self.host.pools)
 
-    def room(self, request: Request) -> int:
+    def max_tokens(self, request: Request) -> int:
         """The most tokens that a request can ever hold."""
         if request.params.max_tokens is None:
             return self.context
@@ -85,44 +85,44 @@ class KVMemory:
     @property
     def is_busy(self) -> bool:
         """Whether copies are under way or due."""
-        return bool(self.transfers) or self.disk.has_due
+        return bool(self.transfers) or self.disk.has_dirty
 
     @property
     def is_empty(self) -> bool:
         """Whether no request holds a block in any pool."""
         return not self._held and all(pool.num_free == pool.num_usable for pool in self.pools)
 
-    def has_room(self, request: Request, stop: int) -> bool:
+    def can_allocate(self, request: Request, stop: int) -> bool:
         """Whether the request's tokens up to `stop` can get their blocks now."""
         held = self.blocks_of(request)
-        return all(group.needed(held, stop) <= group.pool.num_free for group in self.groups)
+        return all(group.num_needed(held, stop) <= group.pool.num_free for group in self.groups)
 
-    def will_have_room(self, request: Request, stop: int) -> bool:
+    def can_allocate_later(self, request: Request, stop: int) -> bool:
         """Whether they can get them once the copies under way have ended."""
         held = self.blocks_of(request)
         return all(
-            group.needed(held, stop) <= group.pool.num_free + self.transfers.returning(number)
+            group.num_needed(held, stop) <= group.pool.num_free + self.transfers.num_returning(number)
             for number, group in enumerate(self.groups)
         )
 
-    def check(self) -> None:
+    def check_pools(self) -> None:
         """Raise RuntimeError if a pool is inconsistent."""
         for pool in self.pools:
             pool.check()
 
     # -- joining and going on
 
-    def look_up(self, request: Request, most: int) -> Prefix | None:
+    def match(self, request: Request, most: int) -> Prefix | None:
         """The longest prefix of a request that is cached, at most `most` blocks of it; None if more was saved of it.
 
-        The blocks are not held: `join` before anything else is allocated.
+        The blocks are not held: `attach` before anything else is allocated.
         """
         held = self.blocks_of(request)
         if held.saved is not None and not held.saved.is_lost:
             return None
-        return self._prefixes.look_up(held, most)
+        return self._prefix_cache.match(held, most)
 
-    def join(self, request: Request, prefix: Prefix | None, stop: int) -> bool:
+    def attach(self, request: Request, prefix: Prefix | None, stop: int) -> bool:
         """Give a request the prefix that was just looked up, or else what was saved of it. False, and nothing has
         changed, if the blocks that it still needs up to `stop` are not free, or are still being saved.
 
@@ -139,7 +139,7 @@ class KVMemory:
             request.cache = prefix.use([group.pool for group in self.groups])
         self.disk.touch(held, prefix.blocks)
         for number, indices in enumerate(prefix.sources):
-            self.disk.note(number, held, indices)  # the request that computed them may have been private
+            self.disk.mark_dirty(number, held, indices)  # the request that computed them may have been private
         return True
 
     def is_computing(self, other: Request, request: Request, index: int) -> bool:
@@ -147,17 +147,17 @@ class KVMemory:
         theirs, own = self.blocks_of(other), self.blocks_of(request)
         return theirs.num_published <= index < len(theirs.keys) and theirs.keys[index] == own.keys[index]
 
-    def take(self, request: Request, stop: int) -> tuple[BlockCopy, ...]:
+    def allocate(self, request: Request, stop: int) -> tuple[BlockCopy, ...]:
         """Allocate blocks for the request's tokens up to `stop`: there is room. The copies precede the step."""
         held = self.blocks_of(request)
-        return tuple(copy for group in self.groups for copy in group.take(held, stop))
+        return tuple(copy for group in self.groups for copy in group.allocate(held, stop))
 
-    def cut(self, request: Request, stop: int) -> int:
+    def limit_step(self, request: Request, stop: int) -> int:
         """How far the request's next step may go, at most to `stop`."""
         held = self.blocks_of(request)
-        return min(group.cut(held, stop) for group in self.groups)
+        return min(group.limit_step(held, stop) for group in self.groups)
 
-    def collected(self, copies: Sequence[BlockCopy]) -> None:
+    def release_sources(self, copies: Sequence[BlockCopy]) -> None:
         """The step that these copies preceded has completed."""
         for copy in copies:
             if copy.source != NULL_BLOCK:
@@ -168,17 +168,17 @@ class KVMemory:
         for copy in reversed(copies):
             self.groups[copy.group].undo(self.blocks_of(request), copy)
 
-    def publish(self, request: Request, *, filed: Sequence[Reading] = ()) -> None:
-        """Make full blocks findable, and have them written to files unless they were `filed` there already."""
+    def publish(self, request: Request, *, on_disk: Sequence[ReadBlocks] = ()) -> None:
+        """Make full blocks findable, and have them written to files unless they were `on_disk` there already."""
         held, full = self.blocks_of(request), request.num_computed // BLOCK_SIZE
-        self._prefixes.extend_keys(held, full)
+        self._prefix_cache.extend_keys(held, full)
         published = [group.publish(held) for group in self.groups]
         held.num_published = full
-        for reading in filed:
-            for block in reading.targets:
-                self.groups[reading.group].pool.mark_filed(block)
+        for read in on_disk:
+            for block in read.targets:
+                self.groups[read.group].pool.mark_on_disk(block)
         for number, indices in enumerate(published):
-            self.disk.note(number, held, indices)
+            self.disk.mark_dirty(number, held, indices)
 
     def fork(self, parent: Request, child: Request, tokens: int) -> None:
         """Let `child` continue after the first `tokens` computed tokens of `parent`, whose blocks they share."""
@@ -201,12 +201,12 @@ class KVMemory:
 
     def forget(self, token_ids: Sequence[int], origin: Origin, kept: int) -> None:
         """Make the blocks of some tokens unfindable in every tier, but for the first `kept` tokens."""
-        keys, first = self._prefixes.keys_of(token_ids, origin), kept // BLOCK_SIZE
+        keys, first = self._prefix_cache.keys_of(token_ids, origin), kept // BLOCK_SIZE
         for pool in self.pools:
             for key in keys[first:]:
-                if block := pool.named(key):
+                if block := pool.block_of(key):
                     pool.unpublish(block)
-        self.disk.forget(frozenset(keys[first:]), keys[::RUN_BLOCKS][first // RUN_BLOCKS :])
+        self.disk.forget(frozenset(keys[first:]), keys[::SEGMENT_BLOCKS][first // SEGMENT_BLOCKS :])
 
     # -- preemption
 
@@ -253,13 +253,13 @@ class KVMemory:
         for transfer in self.transfers.poll():
             match transfer.purpose:
                 case Saving() as saving:
-                    self.host.finish_saving(saving, transfer.ticket)
+                    self.host.finish_saving(saving, transfer.handle)
                 case Demoting() as demoting:
-                    self.host.finish_demoting(demoting, transfer.ticket)
-                case Filing() as filing:
-                    self.disk.finish_filing(filing, transfer.ticket)
+                    self.host.finish_demoting(demoting, transfer.handle)
+                case WritingBack() as writing_back:
+                    self.disk.finish_write_back(writing_back, transfer.handle)
                 case Arriving() as part:
-                    if arrival := self._arrivals.finish(part, transfer.ticket):
+                    if arrival := self._arrivals.finish(part, transfer.handle):
                         arrived.append(self._finish(arrival))
             self.transfers.release(transfer)
         return arrived
@@ -275,13 +275,13 @@ class KVMemory:
     def _finish(self, arrival: Arrival) -> Arrived:
         held = arrival.held
         self.host.drop(held)
-        self.disk.ask_again(held)
+        self.disk.invalidate_lookup(held)
         if arrival.failed:
             self._empty_tables(held)
         else:
             if not held.request.num_preemptions:
                 held.request.cache += TokenSources(restore_seconds=arrival.seconds)
-            self.publish(held.request, filed=arrival.readings)
+            self.publish(held.request, on_disk=arrival.reads)
         return Arrived(held.request, not arrival.failed)
 
     def _empty_tables(self, held: RequestBlocks) -> None:

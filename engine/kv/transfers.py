@@ -1,7 +1,7 @@
 """Transfers: copies of blocks between the device pools, the host pools, and files.
 
-`Mover` is the interface of what copies, `Transfers` the list of the copies under way. Copies are asynchronous and may
-be made in any order. The blocks on both sides of a copy are held from its start until its owner has handled its end,
+`BlockTransfer` is the interface of what copies, `Transfers` the list of the copies under way. Copies are asynchronous
+and may be made in any order. The blocks on both sides of a copy are held from its start until its end has been handled,
 whatever happens to the requests that they belong to, and no step computes with them meanwhile.
 """
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from engine.kv.blocks import BlockKey, BlockPool
-from engine.kv.disk.run_file import DiskBlock
+from engine.kv.disk.segment_file import DiskBlock
 from engine.kv.groups import RequestBlocks, SavedBlocks
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class MoveBlock:
     """One block of one group, from one pool to the other."""
 
     group: int
@@ -25,7 +25,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadBlocks:
     """Blocks of one group in files, into its device pool, in this order."""
 
     group: int
@@ -34,7 +34,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class DueBlock:
+class DirtyBlock:
     """A block of a device pool that is to be in a file, too."""
 
     block: int
@@ -43,15 +43,15 @@ class DueBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class Writing:
+class WriteBlocks:
     """Blocks of one segment of one group, from its device pool into a file."""
 
     group: int
     first_key: BlockKey  # of the segment
-    blocks: tuple[DueBlock, ...]
+    blocks: tuple[DirtyBlock, ...]
 
 
-class MoveTicket(Protocol):
+class TransferHandle(Protocol):
     """Something on its way."""
 
     @property
@@ -75,18 +75,18 @@ class MoveTicket(Protocol):
         ...
 
 
-class Mover(Protocol):
+class BlockTransfer(Protocol):
     """Copies blocks. Sources were written by steps that have completed."""
 
-    def submit(self, moves: Sequence[Move]) -> MoveTicket:
+    def move(self, moves: Sequence[MoveBlock]) -> TransferHandle:
         """Copy between the pools."""
         ...
 
-    def read(self, readings: Sequence[Reading]) -> MoveTicket:
+    def read(self, reads: Sequence[ReadBlocks]) -> TransferHandle:
         """Copy from files. Fails where a file is not what it was; it is found no more then."""
         ...
 
-    def write(self, writing: Writing) -> MoveTicket:
+    def write(self, write: WriteBlocks) -> TransferHandle:
         """Copy into files, as far as they can be written."""
         ...
 
@@ -112,7 +112,7 @@ class Saving:
 
     held: RequestBlocks
     saved: SavedBlocks
-    moves: Sequence[Move]
+    moves: Sequence[MoveBlock]
     indices: Sequence[int]  # in the block table, one for each move
 
 
@@ -120,7 +120,7 @@ class Saving:
 class Demoting:
     """Cached blocks that the device pools are about to evict, on their way to the host pools."""
 
-    moves: Sequence[Move]
+    moves: Sequence[MoveBlock]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,19 +128,19 @@ class Arriving:
     """A request's blocks, on their way to the device from the host pools or from files."""
 
     held: RequestBlocks
-    moves: Sequence[Move] = ()
-    readings: Sequence[Reading] = ()
+    moves: Sequence[MoveBlock] = ()
+    reads: Sequence[ReadBlocks] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Filing:
+class WritingBack:
     """Blocks on their way to a file."""
 
-    writing: Writing
+    write: WriteBlocks
     first_keys: Sequence[BlockKey]  # of the chain's segments, up to the one that is written
 
 
-Purpose: TypeAlias = Saving | Demoting | Arriving | Filing
+Purpose: TypeAlias = Saving | Demoting | Arriving | WritingBack
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,17 +148,19 @@ class Transfer:
     """One copy under way, and the blocks that are held for it."""
 
     purpose: Purpose
-    ticket: MoveTicket
+    handle: TransferHandle
     held: Sequence[PoolBlock]
-    gives_back: bool  # waiting requests may use the device blocks once it ends
+    frees_device: bool  # waiting requests may use the device blocks once it ends
     cold: bool  # its device blocks are the first to be evicted afterwards
 
 
 class Transfers:
-    """Starts copies and reports which have ended. Without a mover, callers have nothing to copy."""
+    """Starts copies and reports which have ended. Without a block_transfer, callers have nothing to copy."""
 
-    def __init__(self, mover: Mover | None, device: Sequence[BlockPool], host: Sequence[BlockPool]) -> None:
-        self._mover = mover
+    def __init__(
+        self, block_transfer: BlockTransfer | None, device: Sequence[BlockPool], host: Sequence[BlockPool]
+    ) -> None:
+        self._block_transfer = block_transfer
         self._device = device
         self._host = host
         self._under_way: list[Transfer] = []
@@ -168,44 +170,46 @@ class Transfers:
         return bool(self._under_way)
 
     @property
-    def mover(self) -> Mover:
+    def block_transfer(self) -> BlockTransfer:
         """Raises RuntimeError where nothing can be copied."""
-        if self._mover is None:
-            raise RuntimeError("no mover, so no blocks can be copied")
-        return self._mover
+        if self._block_transfer is None:
+            raise RuntimeError("no block transfer, so no blocks can be copied")
+        return self._block_transfer
 
-    def move(self, moves: Sequence[Move], purpose: Purpose, *, cold: bool = False) -> None:
+    def move(self, moves: Sequence[MoveBlock], purpose: Purpose, *, cold: bool = False) -> None:
         """Copy held blocks between the pools: at least one."""
         held = [side for move in moves for side in self._sides(move)]
-        self._start(self.mover.submit(moves), purpose, held, gives_back=moves[0].to_host and not cold, cold=cold)
+        self._start(
+            self.block_transfer.move(moves), purpose, held, frees_device=moves[0].to_host and not cold, cold=cold
+        )
 
-    def read(self, readings: Sequence[Reading], purpose: Purpose) -> None:
+    def read(self, reads: Sequence[ReadBlocks], purpose: Purpose) -> None:
         """Copy from files into held blocks of the device pools."""
-        held = [(self._device[reading.group], block) for reading in readings for block in reading.targets]
-        self._start(self.mover.read(readings), purpose, held)
+        held = [(self._device[read.group], block) for read in reads for block in read.targets]
+        self._start(self.block_transfer.read(reads), purpose, held)
 
-    def write(self, writing: Writing, purpose: Purpose) -> None:
+    def write(self, write: WriteBlocks, purpose: Purpose) -> None:
         """Copy findable blocks of a device pool into a file."""
-        held = [(self._device[writing.group], due.block) for due in writing.blocks]
-        self._start(self.mover.write(writing), purpose, held, gives_back=True)
+        held = [(self._device[write.group], due.block) for due in write.blocks]
+        self._start(self.block_transfer.write(write), purpose, held, frees_device=True)
 
     def touch(self, group: int, first_keys: Sequence[BlockKey]) -> None:
-        """See `Mover.touch`."""
-        self.mover.touch(group, first_keys)
+        """See `BlockTransfer.touch`."""
+        self.block_transfer.touch(group, first_keys)
 
     def forget(self, keys: Collection[BlockKey], first_keys: Sequence[BlockKey]) -> None:
-        """See `Mover.forget`."""
-        self.mover.forget(keys, first_keys)
+        """See `BlockTransfer.forget`."""
+        self.block_transfer.forget(keys, first_keys)
 
-    def returning(self, group: int) -> int:
+    def num_returning(self, group: int) -> int:
         """Number of a group's device blocks that become free when the copies under way end."""
         pool = self._device[group]
-        held = [side for transfer in self._under_way if transfer.gives_back for side in transfer.held]
+        held = [side for transfer in self._under_way if transfer.frees_device for side in transfer.held]
         return sum(its_pool is pool and not pool.is_shared(block) for its_pool, block in held)
 
     def poll(self) -> list[Transfer]:
         """The copies that have ended since the last call. Their blocks stay held until `release`."""
-        ended = [transfer for transfer in self._under_way if transfer.ticket.done]
+        ended = [transfer for transfer in self._under_way if transfer.handle.done]
         self._under_way = [transfer for transfer in self._under_way if transfer not in ended]
         self.num_ended += len(ended)
         return ended
@@ -218,21 +222,21 @@ class Transfers:
     def wait(self) -> None:
         """Return when a copy may have ended."""
         if self._under_way:
-            self.mover.wait()
+            self.block_transfer.wait()
 
     def _start(
         self,
-        ticket: MoveTicket,
+        handle: TransferHandle,
         purpose: Purpose,
         held: Sequence[PoolBlock],
         *,
-        gives_back: bool = False,
+        frees_device: bool = False,
         cold: bool = False,
     ) -> None:
         for pool, block in held:
             pool.hold(block)
-        self._under_way.append(Transfer(purpose, ticket, held, gives_back, cold))
+        self._under_way.append(Transfer(purpose, handle, held, frees_device, cold))
 
-    def _sides(self, move: Move) -> tuple[PoolBlock, PoolBlock]:
+    def _sides(self, move: MoveBlock) -> tuple[PoolBlock, PoolBlock]:
         device, host = (move.source, move.target) if move.to_host else (move.target, move.source)
         return (self._device[move.group], device), (self._host[move.group], host)

@@ -9,7 +9,7 @@ import enum
 
 from engine.config import BLOCK_SIZE
 from engine.kv.memory import KVMemory
-from engine.kv.prefixes import Prefix
+from engine.kv.prefix_cache import Prefix
 from engine.request import Request
 from engine.scheduling.preemption import Preemption
 from engine.scheduling.priority import is_pinned
@@ -17,7 +17,7 @@ from engine.scheduling.running_set import RunningSet
 
 
 class Verdict(enum.Enum):
-    """The answer to a request that wants to join."""
+    """The answer to a request that waits for a slot."""
 
     STARTED = enum.auto()
     DEFERRED = enum.auto()  # another request is computing what it needs next; those behind it may go first
@@ -38,7 +38,7 @@ class Admission:
         """
         if not self._may_start(request):
             return Verdict.BLOCKED
-        prefix = self._memory.look_up(request, _most_cached(request))
+        prefix = self._memory.match(request, _most_cached(request))
         if prefix and self._is_being_computed(request, prefix):
             return Verdict.DEFERRED
         while not self._start(request, prefix):
@@ -49,7 +49,7 @@ class Admission:
                 return Verdict.BLOCKED
             preempted.append(victim)
             # The prefix may have been evicted for what the victim saved.
-            prefix = self._memory.look_up(request, _most_cached(request))
+            prefix = self._memory.match(request, _most_cached(request))
         return Verdict.STARTED
 
     def takes_all_blocks(self, request: Request) -> bool:
@@ -71,8 +71,8 @@ class Admission:
     def _start(self, request: Request, prefix: Prefix | None) -> bool:
         if self._requests.free_slots < self._requests.slots(request):
             return False
-        stop = self._memory.room(request) if self.takes_all_blocks(request) else request.num_tokens + 1
-        if not self._memory.join(request, prefix, stop):
+        stop = self._memory.max_tokens(request) if self.takes_all_blocks(request) else request.num_tokens + 1
+        if not self._memory.attach(request, prefix, stop):
             return False
         self._requests.start(request)
         return True

@@ -39,7 +39,7 @@ class BeamGroups:
 
         Raises InvalidSampling or PromptTooLong, with the numbers, for a search that never fits.
         """
-        prompt, most = len(result.prompt_ids), self._memory.room(result)
+        prompt, most = len(result.prompt_ids), self._memory.max_tokens(result)
         if beams.width > self._config.max_running:
             problem = f"a search this wide needs {beams.width} places, and there are {self._config.max_running}"
             raise InvalidSampling("width", problem)

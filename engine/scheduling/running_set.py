@@ -122,7 +122,7 @@ class RunningSet:
             return FinishReason.STOP
         if token_id in params.stop_token_ids or (token_id in request.end_ids and not params.ignore_eos):
             return FinishReason.STOP
-        return FinishReason.LENGTH if request.num_tokens >= self._memory.room(request) else None
+        return FinishReason.LENGTH if request.num_tokens >= self._memory.max_tokens(request) else None
 
     # -- requests that wait for the prompt of another
 

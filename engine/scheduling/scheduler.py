@@ -23,7 +23,7 @@ from engine.counters import Counters, EngineState
 from engine.errors import PromptTooLong
 from engine.kv.disk.store import DiskStore
 from engine.kv.memory import KVMemory
-from engine.kv.transfers import Mover
+from engine.kv.transfers import BlockTransfer
 from engine.request import FinishReason, Origin, Request, RequestStatus, ServiceClass, TokenEvent, TokenSources
 from engine.scheduling.admission import Admission, Verdict
 from engine.scheduling.beam_groups import BeamGroups
@@ -42,7 +42,7 @@ class Scheduler:
     def __init__(
         self,
         config: EngineConfig,
-        mover: Mover | None = None,
+        block_transfer: BlockTransfer | None = None,
         store: DiskStore | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -50,7 +50,7 @@ class Scheduler:
         self._clock = clock
         self.costs = CostModel(config)
         self._counters = Counters()
-        self._memory = KVMemory(config, mover, store, self.costs, self._counters, clock)
+        self._memory = KVMemory(config, block_transfer, store, self.costs, self._counters, clock)
         self._requests = RunningSet(config.max_running, self._memory, self._counters, clock)
         self._groups = BeamGroups(config, self._requests, self._memory, self._counters)
         self._preemption = Preemption(self._requests, self._groups, self._memory)
@@ -139,7 +139,7 @@ class Scheduler:
         else:
             self._admit(budget, limits.requests, share, scheduled, preempted)
         self._memory.host.demote()
-        self._memory.disk.write_some(at_once=not self.has_requests)
+        self._memory.disk.write_back(at_once=not self.has_requests)
         self._num_steps += bool(scheduled)
         return StepPlan(tuple(scheduled), tuple(preempted))
 
@@ -170,11 +170,11 @@ class Scheduler:
     def settle(self, seconds: float) -> None:
         """Wait for the copies under way, and have what is due written, as far as that begins within some seconds."""
         until = self._clock() + seconds
-        while self._memory.transfers or (self._memory.disk.has_due and self._clock() < until):
+        while self._memory.transfers or (self._memory.disk.has_dirty and self._clock() < until):
             self._memory.transfers.wait()
             self._resume_arrived()
             if self._clock() < until:
-                self._memory.disk.write_some(at_once=True)
+                self._memory.disk.write_back(at_once=True)
 
     def forget(self, token_ids: Sequence[int], origin: Origin, kept: int) -> None:
         """See `KVMemory.forget`."""
@@ -202,7 +202,7 @@ class Scheduler:
         events: list[TokenEvent] = []
         self._counters.failed_steps += 1
         for part in plan.scheduled:
-            self._memory.collected(part.copies)
+            self._memory.release_sources(part.copies)
             for request in part.sampling_requests:
                 if request.id in self._requests.running:
                     events += self._end(request, FinishReason.ERROR, error)
@@ -233,7 +233,7 @@ class Scheduler:
         events: list[TokenEvent] = []
         for plan in forgotten:
             for part in plan.scheduled:
-                self._memory.collected(part.copies)
+                self._memory.release_sources(part.copies)
         self._requests.forget_parts()
         for request in (*self._requests.running.values(), *self._requests.waiting):
             if request.status is not RequestStatus.FINISHED:  # as a beam of a group that was just ended
@@ -243,7 +243,7 @@ class Scheduler:
 
     def assert_empty(self) -> None:
         """Raise RuntimeError when a request or a block is still held."""
-        self._memory.check()
+        self._memory.check_pools()
         if self.has_work or not self._memory.is_empty:
             raise RuntimeError(
                 f"{self.num_waiting} waiting, {self.num_running} running, {len(self._requests.ending)} ending, "
@@ -280,7 +280,7 @@ class Scheduler:
         target, parts = request.num_tokens, self._requests.parts_of(request)
         if parts and request.runs_ahead:
             target += sum(part.samples for part in parts)
-        return 0 if target >= self._memory.room(request) else target - request.num_scheduled
+        return 0 if target >= self._memory.max_tokens(request) else target - request.num_scheduled
 
     def _reserve(self, request: Request, budget: int, preempted: list[Request]) -> bool:
         """Make sure there are blocks for the request's next tokens: those behind it are preempted, or else it is.
@@ -288,8 +288,8 @@ class Scheduler:
         False if it was preempted, or must wait for a step under way: the victim's, or one that holds its blocks.
         """
         count = min(budget, self._num_missing(request))
-        while count and not self._memory.has_room(request, request.num_scheduled + count):
-            if self._memory.will_have_room(request, request.num_scheduled + count):
+        while count and not self._memory.can_allocate(request, request.num_scheduled + count):
+            if self._memory.can_allocate_later(request, request.num_scheduled + count):
                 return False
             victim = self._preemption.victim()
             own = self._requests.same_group(victim, request)
@@ -304,14 +304,14 @@ class Scheduler:
         """Add a request's next tokens to the step, at most `budget`. Returns how many."""
         start, known = request.num_scheduled, request.num_tokens
         missing = self._num_missing(request)
-        count = self._memory.cut(request, start + min(budget, missing)) - start
+        count = self._memory.limit_step(request, start + min(budget, missing)) - start
         if not count:
             return 0
         samples = count == missing
-        room = self._memory.room(request)
+        room = self._memory.max_tokens(request)
         # Other requests may have been given blocks meanwhile.
-        has_all = self._admission.takes_all_blocks(request) and self._memory.has_room(request, room)
-        copies = self._memory.take(request, room if has_all else start + count)
+        has_all = self._admission.takes_all_blocks(request) and self._memory.can_allocate(request, room)
+        copies = self._memory.allocate(request, room if has_all else start + count)
         positions = request.logprob_positions(start, start + count)
         request.num_prompt_logprobs = max(request.num_prompt_logprobs, positions.stop)
         part = ScheduledRequest(
@@ -348,7 +348,7 @@ class Scheduler:
         request = part.request
         request.num_computed = part.stop
         self._counters.computed_tokens += part.num_tokens
-        self._memory.collected(part.copies)
+        self._memory.release_sources(part.copies)
         if part.followers and request.status is RequestStatus.LEADING:
             request.status = RequestStatus.RUNNING
         for follower in part.followers:

@@ -8,7 +8,7 @@ from engine.backends.cuda.blocks import GpuBlocks
 from engine.backends.cuda.gpu import Gpu
 from engine.config import BLOCK_SIZE
 from engine.kv.cache import KVGroup
-from engine.kv.transfers import Move
+from engine.kv.transfers import MoveBlock
 from tests.gpu.figures import Figure, fraction
 from tests.gpu.machine import Machine
 from tests.kernels.shapes import LLAMA_8B, TINY
@@ -25,6 +25,6 @@ def figures(machine: Machine) -> Iterator[Figure]:
     orders = {"in a row": list(range(1, blocks + 1)), "anywhere": (1 + torch.randperm(blocks)).tolist()}
     for order, places in orders.items():
         for to_host, title, peak in ((True, "out", machine.peaks.to_host), (False, "in", machine.peaks.to_device)):
-            moves = [Move(0, source, target, to_host) for source, target in enumerate(places, 1)]
+            moves = [MoveBlock(0, source, target, to_host) for source, target in enumerate(places, 1)]
             rate = nbytes / machine.seconds_on_host(lambda moves=moves: kv.move(moves))  # type: ignore[misc]
             yield Figure(f"swap {title}, blocks {order}", rate / 1e9, "GB/s", fraction(rate, peak), "pinned copy", 0.8)

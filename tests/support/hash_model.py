@@ -20,7 +20,7 @@ from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig, Preemption, Res
 from engine.core import Engine
 from engine.kv.blocks import NULL_BLOCK, BlockKey
 from engine.kv.disk.store import DiskMiss, DiskStore
-from engine.kv.transfers import Move, Reading, Writing
+from engine.kv.transfers import MoveBlock, ReadBlocks, WriteBlocks
 from engine.request import TokenLogprobs
 from engine.sampling_params import SamplingParams
 from engine.step import BlockCopy, SampledToken, ScheduledRequest, StepPlan
@@ -245,12 +245,12 @@ def from_bytes(content: bytes) -> list[bytes]:
 
 
 @dataclass(eq=False)
-class LateTicket:
+class LateHandle:
     """Work that ends after some more looks at it."""
 
     work: Callable[[], int]  # the bytes of files it was about
     looks: int  # until it is done
-    mover: "LateMover"
+    block_transfer: "LateTransfer"
     seconds: float = 1e-3
     failed: bool = False
     num_bytes: int = 0
@@ -258,31 +258,31 @@ class LateTicket:
     @property
     def done(self) -> bool:
         self.looks -= 1
-        if self.looks < 0 and self in self.mover.under_way:
-            self.mover.finish(self)
+        if self.looks < 0 and self in self.block_transfer.under_way:
+            self.block_transfer.finish(self)
         return self.looks < 0
 
 
 @dataclass
-class LateMover:
+class LateTransfer:
     """Copies at once or at the last moment, ends late and in any order, and fails now and then."""
 
     runner: HashRunner
     random: random.Random
     failing: float = 0.0
     store: DiskStore | None = None
-    under_way: list[LateTicket] = field(default_factory=list)
+    under_way: list[LateHandle] = field(default_factory=list)
     executed: set[int] = field(default_factory=set)
     num_moves: int = 0
 
-    def submit(self, moves: Sequence[Move]) -> LateTicket:
+    def move(self, moves: Sequence[MoveBlock]) -> LateHandle:
         self.num_moves += len(moves)
         return self._begin(lambda: self._move(moves))
 
-    def read(self, readings: Sequence[Reading]) -> LateTicket:
-        return self._begin(lambda: sum(self._read(reading) for reading in readings))
+    def read(self, reads: Sequence[ReadBlocks]) -> LateHandle:
+        return self._begin(lambda: sum(self._read(reading) for reading in reads))
 
-    def write(self, writing: Writing) -> LateTicket:
+    def write(self, writing: WriteBlocks) -> LateHandle:
         return self._begin(lambda: self._write(writing))
 
     def touch(self, group: int, first_keys: Sequence[BlockKey]) -> None:
@@ -297,20 +297,20 @@ class LateMover:
         if self.under_way:
             self.random.choice(self.under_way).looks = 0
 
-    def finish(self, ticket: LateTicket) -> None:
+    def finish(self, ticket: LateHandle) -> None:
         if id(ticket) not in self.executed:
             self._execute(ticket)
         self.executed.discard(id(ticket))
         self.under_way = [other for other in self.under_way if other is not ticket]
 
-    def _begin(self, work: Callable[[], int]) -> LateTicket:
-        ticket = LateTicket(work, self.random.randrange(6), self, failed=self.random.random() < self.failing)
+    def _begin(self, work: Callable[[], int]) -> LateHandle:
+        ticket = LateHandle(work, self.random.randrange(6), self, failed=self.random.random() < self.failing)
         self.under_way.append(ticket)
         if self.random.random() < 0.5:
             self._execute(ticket)
         return ticket
 
-    def _execute(self, ticket: LateTicket) -> None:
+    def _execute(self, ticket: LateHandle) -> None:
         self.executed.add(id(ticket))
         if not ticket.failed:
             try:
@@ -318,14 +318,14 @@ class LateMover:
             except DiskMiss:
                 ticket.failed = True
 
-    def _move(self, moves: Sequence[Move]) -> int:
+    def _move(self, moves: Sequence[MoveBlock]) -> int:
         for move in moves:
             pools = (self.runner.pools, self.runner.host)
             source, target = pools if move.to_host else pools[::-1]
             target[move.group][move.target] = list(source[move.group][move.source])
         return 0
 
-    def _read(self, reading: Reading) -> int:
+    def _read(self, reading: ReadBlocks) -> int:
         assert self.store is not None
 
         def into(number: int, content: memoryview) -> None:
@@ -333,7 +333,7 @@ class LateMover:
 
         return self.store.read(reading.sources, into)
 
-    def _write(self, writing: Writing) -> int:
+    def _write(self, writing: WriteBlocks) -> int:
         assert self.store is not None
         pool = self.runner.pools[writing.group]
         blocks = [(due.key, due.token_ids, memoryview(to_bytes(pool[due.block]))) for due in writing.blocks]
@@ -373,5 +373,5 @@ def hash_engine(
         write_delay=write_delay,
     )
     runner = HashRunner(config, random.Random(seed))
-    mover = LateMover(runner, random.Random(seed + 1), failing_moves, store)
-    return Engine(config, VOCABULARY, runner, mover, store, clock), runner
+    block_transfer = LateTransfer(runner, random.Random(seed + 1), failing_moves, store)
+    return Engine(config, VOCABULARY, runner, block_transfer, store, clock), runner

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from engine.backends.cuda.gpu import CopyStream, Gpu
 from engine.kv.cache import KVCache, KVGroup, LayerShape, bytes_of, reserve
-from engine.kv.transfers import Move
+from engine.kv.transfers import MoveBlock
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Run:
     count: int
 
 
-def runs(moves: Iterable[Move], piece: Sequence[int]) -> Iterator[Run]:
+def runs(moves: Iterable[MoveBlock], piece: Sequence[int]) -> Iterator[Run]:
     """The same copies, in as few as possible; none reaches over the end of a piece of a host pool, of which group g has
     piece[g] blocks."""
     run: Run | None = None
@@ -83,7 +83,7 @@ class GpuBlocks(KVCache):
         self._registered: list[Tensor] = []
         weakref.finalize(self, _unpin, gpu, self._registered)
 
-    def move(self, moves: Iterable[Move]) -> None:
+    def move(self, moves: Iterable[MoveBlock]) -> None:
         """Returns when all is copied."""
         with self._stream() as stream:
             for run in runs(moves, self._pieces):

@@ -18,13 +18,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from engine.config import BLOCK_SIZE
-from engine.kv.disk.quota import KeptFile, automatic_limit, kept_files
-from engine.kv.disk.run_file import (
+from engine.kv.disk.quota import CachedFile, automatic_limit, cached_files
+from engine.kv.disk.segment_file import (
     SUFFIX,
     UNFINISHED,
-    BadRun,
+    BadSegment,
     dir_entries,
-    opened,
+    open_segment,
     read_head,
     segment_name,
     segment_of,
@@ -35,7 +35,7 @@ from engine.kv.disk.run_file import (
 from engine.private_folder import private_folder
 
 ABOUT = "about.json"
-LEAST_PREFIX = 4  # characters of a fingerprint that stand for it
+MIN_PREFIX = 4  # characters of a fingerprint that stand for it
 
 _NAME_DIGITS = 32  # of the fingerprint, in hex
 _FOLDER_NAME = re.compile(rf"[0-9a-f]{{{_NAME_DIGITS}}}")
@@ -54,7 +54,7 @@ class About:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptModel:
+class CachedModel:
     """What is kept of one model, as computed by one backend with one KV type."""
 
     folder: Path
@@ -72,14 +72,14 @@ class KeptModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Clearing:
+class ClearResult:
     """What `clear` did."""
 
     freed: int = 0  # bytes
     left: int = 0  # files that could not be deleted
 
-    def __add__(self, other: "Clearing") -> "Clearing":
-        return Clearing(self.freed + other.freed, self.left + other.left)
+    def __add__(self, other: "ClearResult") -> "ClearResult":
+        return ClearResult(self.freed + other.freed, self.left + other.left)
 
 
 def model_folder(root: Path, fingerprint: bytes, about: About) -> Path:
@@ -98,21 +98,21 @@ def model_folder(root: Path, fingerprint: bytes, about: About) -> Path:
     return folder
 
 
-def kept_models(root: Path) -> list[KeptModel]:
+def cached_models(root: Path) -> list[CachedModel]:
     """All models of which something is kept, the last used first. Reads the head of every file."""
-    models = [_kept_model(folder) for folder in subfolders(root, _FOLDER_NAME)]
+    models = [_cached_model(folder) for folder in subfolders(root, _FOLDER_NAME)]
     return sorted((model for model in models if model.files), key=lambda model: model.used, reverse=True)
 
 
-def named(models: Sequence[KeptModel], name: str, sha256: str = "") -> list[KeptModel]:
+def find_cached_models(models: Sequence[CachedModel], name: str, sha256: str = "") -> list[CachedModel]:
     """Those of a model by its name, or by the digest of its file if one is given, else those whose fingerprints begin
     with the name."""
     by_name = [model for model in models if model.about.model == name or model.about.sha256 == (sha256 or None)]
     prefix = name.lower()
-    return by_name or [model for model in models if len(name) >= LEAST_PREFIX and model.fingerprint.startswith(prefix)]
+    return by_name or [model for model in models if len(name) >= MIN_PREFIX and model.fingerprint.startswith(prefix)]
 
 
-def limit_of(root: Path, limit: int | None, kept: int) -> int:
+def resolve_limit(root: Path, limit: int | None, kept: int) -> int:
     """Bytes that the files of all models may take: `limit`, or what is chosen while so many are kept."""
     if limit is not None:
         return limit
@@ -120,20 +120,20 @@ def limit_of(root: Path, limit: int | None, kept: int) -> int:
     return automatic_limit(shutil.disk_usage(existing).free, kept)
 
 
-def run_files(root: Path) -> list[KeptFile]:
+def segment_files(root: Path) -> list[CachedFile]:
     """The run files of all models."""
-    return [file for file in kept_files(root) if _FOLDER_NAME.fullmatch(file.path.parent.parent.name)]
+    return [file for file in cached_files(root) if _FOLDER_NAME.fullmatch(file.path.parent.parent.name)]
 
 
-def problem_of(path: Path) -> str:
+def find_damage(path: Path) -> str:
     """What is wrong with a run file or with where it lies; empty where nothing is, or it is gone. Reads all of it."""
     problem = verify(path) or _misplaced(path)
     return problem if os.path.lexists(path) else ""
 
 
-def clear(folder: Path) -> Clearing:
+def clear(folder: Path) -> ClearResult:
     """Delete all blocks of a sub-folder. What it is about stays: a process that runs may go on writing there."""
-    done = Clearing()
+    done = ClearResult()
     for bucket in subfolders(folder, _BUCKET_NAME):
         for entry in dir_entries(bucket):
             if entry.name.endswith((SUFFIX, UNFINISHED)):
@@ -143,19 +143,19 @@ def clear(folder: Path) -> Clearing:
     return done
 
 
-def delete(path: Path) -> Clearing:
+def delete(path: Path) -> ClearResult:
     """Delete a file, or try to."""
     try:
         size = path.lstat().st_size
         path.unlink()
     except FileNotFoundError:
-        return Clearing()
+        return ClearResult()
     except OSError:
-        return Clearing(left=1)
-    return Clearing(freed=size)
+        return ClearResult(left=1)
+    return ClearResult(freed=size)
 
 
-def _kept_model(folder: Path) -> KeptModel:
+def _cached_model(folder: Path) -> CachedModel:
     files, size, used = 0, 0, 0
     blocks: Counter[int] = Counter()  # by KV group
     for bucket in subfolders(folder, _BUCKET_NAME):
@@ -164,19 +164,19 @@ def _kept_model(folder: Path) -> KeptModel:
                 with contextlib.suppress(OSError):
                     status = entry.stat(follow_symlinks=False)
                     files, size, used = files + 1, size + status.st_size, max(used, status.st_mtime_ns)
-                with contextlib.suppress(OSError, BadRun), opened(Path(entry.path)) as file:
+                with contextlib.suppress(OSError, BadSegment), open_segment(Path(entry.path)) as file:
                     head = read_head(file)
                     blocks[head.header.group] += len(head.entries)
     # A token has a block of every group.
     tokens = BLOCK_SIZE * max(blocks.values(), default=0)
-    return KeptModel(folder, _read_about(folder), files, size, blocks.total(), tokens, used)
+    return CachedModel(folder, _read_about(folder), files, size, blocks.total(), tokens, used)
 
 
 def _misplaced(path: Path) -> str:
     try:
-        with opened(path) as file:
+        with open_segment(path) as file:
             header = read_head(file).header
-    except (BadRun, OSError) as problem:
+    except (BadSegment, OSError) as problem:
         return str(problem)
     if header.fingerprint.hex()[:_NAME_DIGITS] != path.parent.parent.name:
         return "it is of another model"

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.kv.disk.run_file import SUFFIX, UNFINISHED, dir_entries, subfolders
+from engine.kv.disk.segment_file import SUFFIX, UNFINISHED, dir_entries, subfolders
 
 GIB = 1 << 30
 LEAST, MOST = 8 * GIB, 100 * GIB  # of a limit that is chosen here
@@ -23,7 +23,7 @@ UNFINISHED_SECONDS = 3600.0  # after which what was begun will not be finished
 
 
 @dataclass(frozen=True, slots=True)
-class KeptFile:
+class CachedFile:
     """One run file."""
 
     path: Path
@@ -31,12 +31,12 @@ class KeptFile:
     used: int  # ns of Unix time
 
 
-def kept_files(root: Path) -> Iterator[KeptFile]:
+def cached_files(root: Path) -> Iterator[CachedFile]:
     """Every run file of every model."""
     for path in _files(root, SUFFIX):
         with contextlib.suppress(OSError):
             status = os.lstat(path)
-            yield KeptFile(path, status.st_size, status.st_mtime_ns)
+            yield CachedFile(path, status.st_size, status.st_mtime_ns)
 
 
 def automatic_limit(free: int, kept: int) -> int:
@@ -70,7 +70,7 @@ class Quota:
             self._sweep()
 
     def _sweep(self) -> None:
-        files = sorted(kept_files(self._root), key=lambda file: file.used)
+        files = sorted(cached_files(self._root), key=lambda file: file.used)
         kept = sum(file.size for file in files)
         limit = self._limit
         if limit is None:

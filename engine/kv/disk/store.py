@@ -1,6 +1,6 @@
 """The files of one model: blocks found by the key of their segment, read with all checks, and written.
 
-The file system is the index. A segment is RUN_BLOCKS consecutive places of a chain, and the key of its first block
+The file system is the index. A segment is SEGMENT_BLOCKS consecutive places of a chain, and the key of its first block
 stands for everything before it; a file is named by that key and its KV group, and lies in the folder of the key's first
 byte. So to find a segment is to list one folder and to read the heads of few files, what other processes write is seen
 at once, and there is no index to load or to lose. A process appends to files that it made itself, to no others.
@@ -25,16 +25,16 @@ from pathlib import Path
 from engine.errors import EngineError
 from engine.kv.blocks import BlockKey
 from engine.kv.disk.quota import Quota
-from engine.kv.disk.run_file import (
-    RUN_BLOCKS,
+from engine.kv.disk.segment_file import (
+    SEGMENT_BLOCKS,
     SUFFIX,
-    BadRun,
+    BadSegment,
     DiskBlock,
     Head,
-    RunHeader,
+    SegmentHeader,
     append,
     create,
-    opened,
+    open_segment,
     read_blocks,
     read_head,
     segment_name,
@@ -45,7 +45,7 @@ from engine.private_folder import private_folder
 
 log = logging.getLogger(__name__)
 
-MOST_OWN = 4096  # files that are appended to
+MOST_OWN_FILES = 4096  # files that are appended to
 MOST_HEADS = 512  # that are remembered, at 50 KB each
 PAUSE = 60.0  # seconds without writing, after it failed
 _SETTLED = 100_000_000  # ns since a folder changed: a change within the same tick of its clock would not be seen
@@ -58,11 +58,11 @@ class DiskMiss(EngineError):
 
 
 @dataclass(slots=True)
-class _OwnRun:
+class _OwnFile:
     """A file that is appended to."""
 
     path: Path
-    header: RunHeader
+    header: SegmentHeader
     count: int = 0
 
 
@@ -96,7 +96,7 @@ class DiskStore:
         self._listings: dict[str, _Listing] = {}
         self._heads: OrderedDict[Path, Head] = OrderedDict()
         self._bad: dict[Path, float] = {}  # and until when
-        self._own: OrderedDict[tuple[int, BlockKey], _OwnRun] = OrderedDict()
+        self._own_files: OrderedDict[tuple[int, BlockKey], _OwnFile] = OrderedDict()
         self._paused_until = 0.0
         self._has_warned = False
 
@@ -145,31 +145,31 @@ class DiskStore:
             if known is not None and known.size == os.lstat(path).st_size:
                 self._heads.move_to_end(path)
                 return known
-            with opened(path) as file:
+            with open_segment(path) as file:
                 head = read_head(file)
             self._check(head.header, group, first_key)
         except FileNotFoundError:  # it made room for others
             return None
-        except (BadRun, OSError) as problem:
-            self._condemn(path, problem)
+        except (BadSegment, OSError) as problem:
+            self._quarantine(path, problem)
             return None
-        if head.is_settled:
+        if head.is_complete:
             self._heads[path] = head
             while len(self._heads) > MOST_HEADS:
                 self._heads.popitem(last=False)
         return head
 
-    def _check(self, header: RunHeader, group: int, first_key: BlockKey) -> None:
+    def _check(self, header: SegmentHeader, group: int, first_key: BlockKey) -> None:
         if header.fingerprint != self._fingerprint:
-            raise BadRun("it is of another model")
+            raise BadSegment("it is of another model")
         if (header.group, header.block_bytes) != (group, self._block_bytes[group]):
-            raise BadRun("its blocks are of another kind")
+            raise BadSegment("its blocks are of another kind")
         if header.first_key != first_key:
-            raise BadRun("it is of another segment")
+            raise BadSegment("it is of another segment")
 
-    def _condemn(self, path: Path, problem: Exception) -> None:
+    def _quarantine(self, path: Path, problem: Exception) -> None:
         """A file is bad: it is deleted, and found no more; or it cannot be read, and is not for a while. Told once."""
-        is_bad = isinstance(problem, BadRun)
+        is_bad = isinstance(problem, BadSegment)
         with self._lock:
             is_news = path not in self._bad
             self._bad[path] = math.inf if is_bad else self._clock() + PAUSE
@@ -190,21 +190,21 @@ class DiskStore:
             part = blocks[start:stop]
             try:
                 num_bytes += self._read_file(part, start, into)
-            except (BadRun, OSError) as problem:
+            except (BadSegment, OSError) as problem:
                 if not isinstance(problem, FileNotFoundError):  # it made room for others
-                    self._condemn(part[0].path, problem)
+                    self._quarantine(part[0].path, problem)
                 raise DiskMiss(f"{part[0].path} cannot be used: {problem}") from problem
         return num_bytes
 
     def _read_file(self, blocks: Sequence[DiskBlock], start: int, into: Callable[[int, memoryview], None]) -> int:
-        with opened(blocks[0].path) as file:
+        with open_segment(blocks[0].path) as file:
             head = read_head(file)
             if head.header != blocks[0].header:
-                raise BadRun("it is another one than it was")
+                raise BadSegment("it is another one than it was")
             for block in blocks:
                 entry = head.entries.get(block.index)
                 if entry is None or (entry.key, entry.token_ids) != (block.key, block.token_ids):
-                    raise BadRun(f"entry {block.index} is damaged")
+                    raise BadSegment(f"entry {block.index} is damaged")
             indexes = [block.index for block in blocks]
             read_blocks(file, head, indexes, lambda place, data: into(start + place, data))
             return len(blocks) * head.header.block_bytes
@@ -225,9 +225,9 @@ class DiskStore:
                 there = self.find(group, first_key)
                 missing = [block for block in blocks if block[0] not in there]
                 while missing and not self.is_paused:
-                    run = self._own_run(group, first_key)
-                    part, missing = missing[: RUN_BLOCKS - run.count], missing[RUN_BLOCKS - run.count :]
-                    num_bytes += self._append(run, part)
+                    own = self._own_file(group, first_key)
+                    part, missing = missing[: SEGMENT_BLOCKS - own.count], missing[SEGMENT_BLOCKS - own.count :]
+                    num_bytes += self._append(own, part)
             self._quota.charge(num_bytes)
         except OSError as problem:
             # What is gone was deleted just now, by a process that makes room or by the user: a later miss.
@@ -235,33 +235,33 @@ class DiskStore:
                 self._pause(problem)
         return num_bytes
 
-    def _own_run(self, group: int, first_key: BlockKey) -> _OwnRun:
+    def _own_file(self, group: int, first_key: BlockKey) -> _OwnFile:
         """A file with room for at least one block more."""
-        run = self._own.pop((group, first_key), None)
-        if run is None or run.count == RUN_BLOCKS or run.path in self._bad or not run.path.exists():
-            run = self._new_run(group, first_key)
-        self._own[group, first_key] = run
-        while len(self._own) > MOST_OWN:
-            self._own.popitem(last=False)
-        return run
+        own = self._own_files.pop((group, first_key), None)
+        if own is None or own.count == SEGMENT_BLOCKS or own.path in self._bad or not own.path.exists():
+            own = self._new_file(group, first_key)
+        self._own_files[group, first_key] = own
+        while len(self._own_files) > MOST_OWN_FILES:
+            self._own_files.popitem(last=False)
+        return own
 
-    def _new_run(self, group: int, first_key: BlockKey) -> _OwnRun:
+    def _new_file(self, group: int, first_key: BlockKey) -> _OwnFile:
         segment = segment_name(group, first_key)
         path = private_folder(self.folder / shard_name(segment)) / f"{segment}-{secrets.token_hex(4)}{SUFFIX}"
-        header = RunHeader(self._fingerprint, group, self._block_bytes[group], first_key, secrets.token_bytes(16))
+        header = SegmentHeader(self._fingerprint, group, self._block_bytes[group], first_key, secrets.token_bytes(16))
         create(path, header)
-        return _OwnRun(path, header)
+        return _OwnFile(path, header)
 
-    def _append(self, run: _OwnRun, blocks: Sequence[FilledBlock]) -> int:
+    def _append(self, own: _OwnFile, blocks: Sequence[FilledBlock]) -> int:
         try:
-            append(run.path, run.header, run.count, blocks)
+            append(own.path, own.header, own.count, blocks)
         except OSError as problem:
-            del self._own[run.header.group, run.header.first_key]  # where it ends is not known any more
+            del self._own_files[own.header.group, own.header.first_key]  # where it ends is not known any more
             if isinstance(problem, FileNotFoundError):  # it just made room for others
                 return 0
             raise
-        run.count += len(blocks)
-        return len(blocks) * run.header.block_bytes
+        own.count += len(blocks)
+        return len(blocks) * own.header.block_bytes
 
     def _pause(self, problem: OSError) -> None:
         self._paused_until = self._clock() + PAUSE
@@ -297,7 +297,7 @@ class DiskStore:
             for group, first_key in itertools.product(range(len(self._block_bytes)), first_keys):
                 for path in self._all_paths(group, first_key):
                     head = self._head(path, group, first_key)
-                    if head is None or not head.is_settled or any(it.key in keys for it in head.entries.values()):
+                    if head is None or not head.is_complete or any(it.key in keys for it in head.entries.values()):
                         with contextlib.suppress(OSError):
                             path.unlink()
                             deleted += 1

@@ -6,7 +6,7 @@ import pytest
 
 from app.server import machine as module
 from app.server.machine import AmountReport, GpuMemory, Machine
-from engine.kv.disk.run_file import SUFFIX
+from engine.kv.disk.segment_file import SUFFIX
 from tests.app.server.live_server import Clock
 
 

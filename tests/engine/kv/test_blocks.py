@@ -101,8 +101,8 @@ def test_what_is_released_cold_goes_first() -> None:
     first, second = filled(pool, A), filled(pool, B)
     pool.release(first)
     pool.release(second, cold=True)
-    assert list(pool.coldest()) == [*second, *first]
-    assert [pool.content(block)[1] for block in pool.coldest()] == [B, A]
+    assert list(pool.in_eviction_order()) == [*second, *first]
+    assert [pool.content(block)[1] for block in pool.in_eviction_order()] == [B, A]
     assert pool.allocate(2) == [3, *second]
 
 

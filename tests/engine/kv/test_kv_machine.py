@@ -160,7 +160,7 @@ class EngineMachine(RuleBasedStateMachine):
     @invariant()
     def every_block_is_accounted_for(self) -> None:
         memory = self.engine._scheduler._memory
-        memory.check()
+        memory.check_pools()
         for pool, expected in zip(memory.pools, expected_references(self.engine), strict=True):
             assert [expected[block] for block in range(pool.num_blocks)] == pool._references
 

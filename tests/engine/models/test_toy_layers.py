@@ -16,7 +16,7 @@ from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig, Preemption
 from engine.core import Engine
 from engine.device import LoadedModel
 from engine.kv.cache import KVCache, KVGroup
-from engine.kv.copy_thread import CopyThread
+from engine.kv.threaded_transfer import ThreadedTransfer
 from engine.sampling.drawing import Logits
 from engine.sampling_params import SamplingParams
 
@@ -77,7 +77,7 @@ def toy_engine(preemption: Preemption) -> Engine[Ticket]:
         "toy", 300, 24, max_step_tokens=32, max_running=6, groups=GROUPS, host_blocks=16, preemption=preemption
     )
     runner = ModelRunner(LoadedModel(ToyLayers(kv), kv), VOCABULARY, GROUPS)
-    return Engine(config, VOCABULARY, runner, CopyThread(kv))
+    return Engine(config, VOCABULARY, runner, ThreadedTransfer(kv))
 
 
 @pytest.mark.parametrize("preemption", Preemption)

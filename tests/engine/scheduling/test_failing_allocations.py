@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from engine.config import Preemption
 from engine.errors import OutOfMemory
 from engine.kv.cache import KVCache
-from engine.kv.transfers import Move
+from engine.kv.transfers import MoveBlock
 from engine.load_options import LoadOptions
 from engine.loading import ModelEngine, load_engine, open_checkpoint
 from engine.request import FinishReason, Request
@@ -156,7 +156,7 @@ def test_blocks_that_cannot_be_moved_are_computed_again(
     run_out(engine)
     move, calls = KVCache.move, 0
 
-    def failing(kv: KVCache, moves: Iterable[Move]) -> None:
+    def failing(kv: KVCache, moves: Iterable[MoveBlock]) -> None:
         nonlocal calls
         calls += 1
         if calls >= fails:

@@ -41,7 +41,7 @@ def poison(engine: ModelEngine) -> None:
         engine._scheduler._memory.groups,
         strict=True,
     ):
-        pool[list(group.pool._blank)] = torch.nan if pool.dtype.is_floating_point else -1
+        pool[list(group.pool._empty)] = torch.nan if pool.dtype.is_floating_point else -1
 
 
 @pytest.mark.share(1)

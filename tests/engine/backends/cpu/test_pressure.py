@@ -44,7 +44,7 @@ def poison_free_blocks(engine: ModelEngine) -> None:
     kv, memory = engine._runner._model.kv, engine._scheduler._memory  # type: ignore[attr-defined]
     for pools, books in ((kv.pools, [group.pool for group in memory.groups]), (kv.host_pools, memory.host.pools)):
         for pool, book in zip(pools, books, strict=True):
-            pool[list(book._blank)] = torch.nan
+            pool[list(book._empty)] = torch.nan
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import torch
 from engine.backends.cuda import blocks
 from engine.backends.cuda.blocks import GpuBlocks, Run, runs
 from engine.kv.cache import KVGroup, bytes_of
-from engine.kv.transfers import Move
+from engine.kv.transfers import MoveBlock
 from tests.engine.backends.cuda.two_devices import gpu
 
 GROUPS = [KVGroup((0, 2), 2, 16), KVGroup((1,), 1, 32)]
@@ -26,8 +26,8 @@ def cache(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> GpuBlock
 
 
 def test_neighbours_are_copied_at_once() -> None:
-    moves = [Move(0, source, source + 10, to_host=True) for source in (5, 3, 4, 7)]
-    moves += [Move(0, 8, 19, to_host=True), Move(1, 8, 20, to_host=True), Move(1, 9, 21, to_host=False)]
+    moves = [MoveBlock(0, source, source + 10, to_host=True) for source in (5, 3, 4, 7)]
+    moves += [MoveBlock(0, 8, 19, to_host=True), MoveBlock(1, 8, 20, to_host=True), MoveBlock(1, 9, 21, to_host=False)]
     assert list(runs(moves, [100, 100])) == [
         Run(0, True, 3, 13, 3),
         Run(0, True, 7, 17, 1),
@@ -38,8 +38,8 @@ def test_neighbours_are_copied_at_once() -> None:
 
 
 def test_no_copy_reaches_over_the_end_of_a_piece() -> None:
-    out = [Move(0, number, number + 2, to_host=True) for number in range(1, 9)]
-    back = [Move(0, number, number + 3, to_host=False) for number in range(1, 9)]
+    out = [MoveBlock(0, number, number + 2, to_host=True) for number in range(1, 9)]
+    back = [MoveBlock(0, number, number + 3, to_host=False) for number in range(1, 9)]
     assert [(run.target, run.count) for run in runs(out, [4])] == [(3, 1), (4, 4), (8, 3)]
     assert [(run.source, run.count) for run in runs(back, [4])] == [(1, 3), (4, 4), (8, 1)]
 
@@ -51,10 +51,10 @@ def test_what_goes_out_comes_back_elsewhere(device: torch.device, monkeypatch: p
     for group, pool in enumerate(kv.pools):
         before = pool.cpu().view(torch.uint8).clone()
         chosen, there = rng.sample(range(len(pool)), 5), rng.sample(range(11), 5)
-        kv.move([Move(group, *pair, to_host=True) for pair in zip(chosen, there, strict=True)])
+        kv.move([MoveBlock(group, *pair, to_host=True) for pair in zip(chosen, there, strict=True)])
         pool.view(torch.uint8).zero_()
         targets = rng.sample(range(len(pool)), 5)
-        kv.move([Move(group, *pair, to_host=False) for pair in zip(there, targets, strict=True)])
+        kv.move([MoveBlock(group, *pair, to_host=False) for pair in zip(there, targets, strict=True)])
         after = pool.cpu().view(torch.uint8)
         assert torch.equal(after[targets], before[chosen])
         assert not after[[block for block in range(len(pool)) if block not in targets]].any()

@@ -7,7 +7,7 @@ from pathlib import Path
 from engine.config import BLOCK_SIZE
 from engine.kv.blocks import BlockKey
 from engine.kv.disk.quota import Quota
-from engine.kv.disk.run_file import RUN_BLOCKS
+from engine.kv.disk.segment_file import SEGMENT_BLOCKS
 from engine.kv.disk.store import DiskStore, FilledBlock
 
 FINGERPRINT = bytes(range(32))
@@ -19,7 +19,7 @@ def new_store(root: Path, limit: int | None = 1 << 30) -> DiskStore:
     return DiskStore(root / "model", FINGERPRINT, SIZES, Quota(root, limit))
 
 
-def keys_of(name: object, count: int = RUN_BLOCKS) -> list[BlockKey]:
+def keys_of(name: object, count: int = SEGMENT_BLOCKS) -> list[BlockKey]:
     """Of a segment, which is named by the first of them."""
     return [BlockKey(hashlib.sha256(f"{name} {number}".encode()).digest()) for number in range(count)]
 

@@ -7,7 +7,7 @@ from io import FileIO
 
 import pytest
 
-from engine.kv.disk import run_file
+from engine.kv.disk import segment_file
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Refusals:
         patch.setattr(os, "open", open_)
         for name in ("mkdir", "chmod", "replace"):
             patch.setattr(os, name, counted(getattr(os, name)))
-        patch.setattr(run_file, "FileIO", Refusing)
+        patch.setattr(segment_file, "FileIO", Refusing)
 
 
 @dataclass

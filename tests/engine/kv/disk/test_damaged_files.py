@@ -21,9 +21,9 @@ import pytest
 
 from engine.config import BLOCK_SIZE, GroupConfig
 from engine.kv.blocks import BlockKey
-from engine.kv.disk import run_file
+from engine.kv.disk import segment_file
 from engine.kv.disk.quota import Quota
-from engine.kv.disk.run_file import DATA_START
+from engine.kv.disk.segment_file import DATA_START
 from engine.kv.disk.store import PAUSE, DiskStore
 from engine.request import FinishReason, Request
 from tests.engine.hash_run import Run
@@ -44,7 +44,7 @@ HEADER_BYTES, ENTRY_BYTES = 112, 104
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two looks at a damaged table."""
-    monkeypatch.setattr(run_file, "BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr(segment_file, "BETWEEN_LOOKS", 0.0)
 
 
 def new_store(root: Path, groups: Sequence[GroupConfig], clock: Clock | None = None) -> DiskStore:
@@ -276,7 +276,7 @@ def _told(caplog: pytest.LogCaptureFixture) -> list[Path]:
 
 def _names(path: Path) -> tuple[int, BlockKey]:
     """Group and first key."""
-    header = run_file.RunHeader.from_bytes(path.read_bytes()[:HEADER_BYTES])
+    header = segment_file.SegmentHeader.from_bytes(path.read_bytes()[:HEADER_BYTES])
     return header.group, header.first_key
 
 

@@ -13,15 +13,15 @@ from engine.kv.blocks import BlockKey
 from engine.kv.disk.folder import (
     ABOUT,
     About,
-    Clearing,
+    ClearResult,
+    cached_models,
     clear,
     delete,
-    kept_models,
-    limit_of,
+    find_cached_models,
+    find_damage,
     model_folder,
-    named,
-    problem_of,
-    run_files,
+    resolve_limit,
+    segment_files,
 )
 from engine.kv.disk.quota import GIB, Quota
 from engine.kv.disk.store import DiskStore
@@ -100,17 +100,17 @@ def test_what_is_kept_of_each_model(tmp_path: Path) -> None:
     write(first, 1000, 4, group=1)
     write(second, 1000, 2)
     (bad,) = second.folder.glob("??/*.run")
-    for used, file in enumerate(run_files(tmp_path)):
+    for used, file in enumerate(segment_files(tmp_path)):
         os.utime(file.path, ns=(used, used))
     os.utime(bad, ns=(7_000, 7_000))
-    other, tiny = kept_models(tmp_path)
+    other, tiny = cached_models(tmp_path)
     assert (tiny.about.model, tiny.about.kv_type, tiny.fingerprint) == ("tiny:1k", "float16", "01" * 16)
     assert (tiny.files, tiny.blocks, tiny.tokens) == (3, 12, 8 * BLOCK_SIZE)
     assert tiny.size == sum(path.stat().st_size for path in tiny.folder.glob("??/*.run"))
     assert (other.about.model, other.blocks, other.used) == ("other", 2, 7_000)
     bad.write_bytes(b"no run file")
     (other.folder / ABOUT).write_bytes(b"\xff[")
-    other = kept_models(tmp_path)[0]
+    other = cached_models(tmp_path)[0]
     assert (other.about, other.files, other.size, other.blocks) == (About(), 1, 11, 0)
 
 
@@ -118,10 +118,10 @@ def test_models_are_chosen_by_name_digest_and_fingerprint(tmp_path: Path) -> Non
     for number, name in enumerate(("tiny:1k", "tiny:1k", "other"), 1):
         about = About(name, "cd" * 32 if name == "other" else "")
         write(store(tmp_path, bytes([number]) * 32, about), 1, 1)
-    models = kept_models(tmp_path)
+    models = cached_models(tmp_path)
 
     def chosen(*asked: str) -> set[str]:
-        return {model.fingerprint[:2] for model in named(models, *asked)}
+        return {model.fingerprint[:2] for model in find_cached_models(models, *asked)}
 
     assert chosen("tiny:1k") == {"01", "02"}
     assert chosen("another name", "cd" * 32) == {"03"}
@@ -143,17 +143,17 @@ def test_clearing_frees_what_it_says_and_leaves_what_is_not_ours(tmp_path: Path)
     (tmp_path / "mine" / "00" / "y.run").touch()
     (tmp_path / ("09" * 16)).symlink_to(kept.folder)
     (kept.folder / "ff").symlink_to(tmp_path / "mine" / "00")
-    models = kept_models(tmp_path)
+    models = cached_models(tmp_path)
     assert {model.fingerprint for model in models} == {"01" * 16, "02" * 16}
     size = next(model.size for model in models if model.folder == kept.folder)
-    assert clear(kept.folder) == Clearing(freed=size + 5)
+    assert clear(kept.folder) == ClearResult(freed=size + 5)
     assert all_below(kept.folder) == {
         ABOUT, "photos", "photos/x.run", "ff", bucket.name, f"{bucket.name}/notes.txt",
     }  # fmt: skip
-    assert [model.fingerprint for model in kept_models(tmp_path)] == ["02" * 16]
-    assert all(file.path.name != "y.run" for file in run_files(tmp_path))
+    assert [model.fingerprint for model in cached_models(tmp_path)] == ["02" * 16]
+    assert all(file.path.name != "y.run" for file in segment_files(tmp_path))
     assert (tmp_path / "mine" / "00" / "y.run").exists()
-    assert clear(kept.folder) == clear(tmp_path / "nowhere") == Clearing()
+    assert clear(kept.folder) == clear(tmp_path / "nowhere") == ClearResult()
 
 
 def test_a_store_in_use_misses_what_was_cleared_and_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -164,7 +164,7 @@ def test_a_store_in_use_misses_what_was_cleared_and_goes_on(tmp_path: Path, capl
     assert kept.find(0, key(1000)) == {}
     assert write(kept, 1000, 2) == 2 * BLOCK_BYTES[0]
     assert kept.find(0, key(1000)).keys() == {key(1000), key(1001)}
-    [model] = kept_models(tmp_path)
+    [model] = cached_models(tmp_path)
     assert (model.about.model, model.blocks) == ("tiny:1k", 2)
     assert caplog.records == []
 
@@ -181,14 +181,14 @@ def test_clearing_while_another_thread_writes(tmp_path: Path, caplog: pytest.Log
 
     writing = threading.Thread(target=write_on)
     writing.start()
-    cleared = Clearing()
+    cleared = ClearResult()
     while not ended.is_set():
         cleared += clear(kept.folder)
     writing.join()
     cleared += clear(kept.folder)
     assert cleared.left == 0
     assert cleared.freed > 0
-    assert kept_models(tmp_path) == []
+    assert cached_models(tmp_path) == []
     assert not kept.is_paused
     assert caplog.records == []
 
@@ -202,8 +202,8 @@ def test_what_cannot_be_deleted_is_counted(tmp_path: Path, monkeypatch: pytest.M
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", refuse)
-        assert clear(kept.folder) == Clearing(left=1)
-    assert delete(tmp_path / "nothing") == Clearing()
+        assert clear(kept.folder) == ClearResult(left=1)
+    assert delete(tmp_path / "nothing") == ClearResult()
 
 
 def test_what_is_wrong_with_a_file(tmp_path: Path) -> None:
@@ -211,11 +211,11 @@ def test_what_is_wrong_with_a_file(tmp_path: Path) -> None:
     write(kept, 1000, 3)
     write(other, 1000, 3)
     [good], [foreign] = (list(one.folder.glob("??/*.run")) for one in (kept, other))
-    assert problem_of(good) == problem_of(foreign) == ""
+    assert find_damage(good) == find_damage(foreign) == ""
 
     def content_is(content: bytes) -> str:
         good.write_bytes(content)
-        return problem_of(good)
+        return find_damage(good)
 
     content = good.read_bytes()
     assert content_is(content[:-1] + b"\x00") == "block 2 is damaged"
@@ -225,18 +225,18 @@ def test_what_is_wrong_with_a_file(tmp_path: Path) -> None:
     moved = good.with_name("03e8ffff" + good.name[8:])
     moved.write_bytes(content)
     moved.chmod(0o600)
-    assert problem_of(moved) == "it is of another segment"
+    assert find_damage(moved) == "it is of another segment"
     moved.chmod(0o644)
-    assert problem_of(moved) == "others may read or write it"
+    assert find_damage(moved) == "others may read or write it"
     moved.unlink()
-    assert problem_of(moved) == ""
+    assert find_damage(moved) == ""
     moved.symlink_to(good)
-    assert problem_of(moved) == "it is a link"
+    assert find_damage(moved) == "it is a link"
 
 
 def test_the_limit_is_what_was_set_or_follows_the_disk(tmp_path: Path) -> None:
-    assert limit_of(tmp_path, 5, 9) == 5
-    assert 0 < limit_of(tmp_path / "not" / "there", None, 0) <= 100 * GIB
+    assert resolve_limit(tmp_path, 5, 9) == 5
+    assert 0 < resolve_limit(tmp_path / "not" / "there", None, 0) <= 100 * GIB
 
 
 def test_a_root_that_is_gone_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from engine.kv.blocks import BlockKey
-from engine.kv.disk.quota import GIB, LEAST, MOST, SLACK, UNFINISHED_SECONDS, Quota, automatic_limit, kept_files
-from engine.kv.disk.run_file import DATA_START
+from engine.kv.disk.quota import GIB, LEAST, MOST, SLACK, UNFINISHED_SECONDS, Quota, automatic_limit, cached_files
+from engine.kv.disk.segment_file import DATA_START
 from tests.engine.kv.disk.known_blocks import SIZES, filled, keys_of, new_store, read_back
 
 COUNT = 20  # blocks of a file
@@ -36,13 +36,13 @@ def test_files_of_all_models_are_counted_and_nothing_else(tmp_path: Path) -> Non
     (tmp_path / "note.run").write_bytes(b"a file of somebody else")
     (tmp_path / "elsewhere").symlink_to(tmp_path / "model", target_is_directory=True)
     (tmp_path / "model" / "ef").symlink_to(tmp_path / "model" / "ab", target_is_directory=True)
-    found = list(kept_files(tmp_path))
+    found = list(cached_files(tmp_path))
     assert {file.path for file in found} == there
     assert sorted((file.size, file.used) for file in found) == [(10, 5 * 10**9), (20, 6 * 10**9), (30, 7 * 10**9)]
 
 
 def test_no_folder_is_no_files(tmp_path: Path) -> None:
-    assert not list(kept_files(tmp_path / "nowhere"))
+    assert not list(cached_files(tmp_path / "nowhere"))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_some_room_is_made_at_once(tmp_path: Path) -> None:
     some_file(tmp_path, "99-0-1.run", 1000, time.time())
     quota.charge(1000)
     assert not paths[3].exists()
-    assert sum(file.size for file in kept_files(tmp_path)) <= 6400 - 6400 // SLACK
+    assert sum(file.size for file in cached_files(tmp_path)) <= 6400 - 6400 // SLACK
 
 
 def test_nothing_is_looked_at_before_something_is_written(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_nothing_is_looked_at_before_something_is_written(tmp_path: Path) -> Non
 def test_a_limit_of_nothing(tmp_path: Path) -> None:
     some_file(tmp_path, "ab-0-1.run", 100, 1.0)
     Quota(tmp_path, 0).charge(1)
-    assert not list(kept_files(tmp_path))
+    assert not list(cached_files(tmp_path))
 
 
 @dataclass
@@ -151,7 +151,7 @@ def test_the_end_of_a_chain_goes_before_its_beginning_and_what_was_touched_stays
     assert there["a"] == [True] * 4
     assert there["c"] == [True] * 4
     assert there["b"] in ([True, True, False, False], [True, False, False, False])
-    assert sum(file.size for file in kept_files(tmp_path)) <= 10 * FILE
+    assert sum(file.size for file in cached_files(tmp_path)) <= 10 * FILE
 
 
 def test_a_small_limit_holds_for_several_that_write(tmp_path: Path) -> None:
@@ -161,4 +161,6 @@ def test_a_small_limit_holds_for_several_that_write(tmp_path: Path) -> None:
         disk = stores[number % 3]
         disk.write(0, keys[0], filled(keys))
         assert read_back(disk, 0, keys[0]) == set(keys)
-        assert sum(file.size for file in kept_files(tmp_path)) <= 5 * FILE + 3 * FILE  # each looks after it has written
+        assert (
+            sum(file.size for file in cached_files(tmp_path)) <= 5 * FILE + 3 * FILE
+        )  # each looks after it has written

@@ -17,9 +17,9 @@ from unittest.mock import Mock
 import pytest
 
 from engine.kv.blocks import BlockKey
-from engine.kv.disk import run_file, store
+from engine.kv.disk import segment_file, store
 from engine.kv.disk.quota import Quota
-from engine.kv.disk.run_file import DATA_START, RUN_BLOCKS
+from engine.kv.disk.segment_file import DATA_START, SEGMENT_BLOCKS
 from engine.kv.disk.store import PAUSE, DiskMiss, DiskStore
 from tests.engine.kv.disk.known_blocks import FINGERPRINT, SIZES, data_of, filled, keys_of, new_store, read_back
 from tests.engine.kv.disk.refusals import Clock, Refusals
@@ -62,7 +62,7 @@ def test_nothing_is_there_before_something_is_written(tmp_path: Path) -> None:
 def test_a_segment_that_grows(tmp_path: Path) -> None:
     keys = keys_of("chain")
     one, two = new_store(tmp_path), new_store(tmp_path)
-    for stop in (1, 2, 30, RUN_BLOCKS):
+    for stop in (1, 2, 30, SEGMENT_BLOCKS):
         assert write_all(one, keys[:stop], keys[0]) > 0
         for other in (one, two, new_store(tmp_path)):
             assert_holds(other, keys[:stop], keys[0])
@@ -80,12 +80,14 @@ def test_two_that_write_the_same_segment_have_files_of_their_own(tmp_path: Path)
         assert_holds(other, keys)
     assert len(files(tmp_path)) == 2 * len(SIZES)
     blocks = (10 + 10 + 10) * sum(SIZES)
-    assert sum(path.stat().st_size for path in files(tmp_path)) == blocks + len(files(tmp_path)) * run_file.DATA_START
+    assert (
+        sum(path.stat().st_size for path in files(tmp_path)) == blocks + len(files(tmp_path)) * segment_file.DATA_START
+    )
 
 
 def test_forks_within_a_segment_take_more_than_one_file(tmp_path: Path) -> None:
     trunk = keys_of("trunk", 10)
-    ends = [keys_of(f"end {number}", RUN_BLOCKS - 10) for number in range(4)]
+    ends = [keys_of(f"end {number}", SEGMENT_BLOCKS - 10) for number in range(4)]
     one = new_store(tmp_path)
     write_all(one, trunk)
     for end in ends:
@@ -180,13 +182,13 @@ def test_heads_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     write_all(new_store(tmp_path), keys)
     other = new_store(tmp_path)
     found = other.find(0, keys[0])
-    monkeypatch.setattr(store, "opened", None)
+    monkeypatch.setattr(store, "open_segment", None)
     assert other.find(0, keys[0]) == found
 
 
 def test_few_heads_and_few_own_files_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "MOST_HEADS", 3)
-    monkeypatch.setattr(store, "MOST_OWN", 3)
+    monkeypatch.setattr(store, "MOST_OWN_FILES", 3)
     chains = [keys_of(number, 3) for number in range(10)]
     one = new_store(tmp_path)
     for keys in chains + chains:
@@ -195,7 +197,7 @@ def test_few_heads_and_few_own_files_are_remembered(tmp_path: Path, monkeypatch:
         write_all(one, keys)
         assert_holds(one, keys)
         assert len(one._heads) <= 3
-        assert len(one._own) <= 3
+        assert len(one._own_files) <= 3
 
 
 # -- what is not what it was
@@ -231,9 +233,9 @@ def test_an_entry_that_is_another_one_than_it_was(tmp_path: Path, warnings: Warn
     blocks = list(one.find(0, keys[0]).values())
     block = blocks[2]
     with block.path.open("r+b") as file:
-        seed = run_file._seed(2, block.header.identity)
-        known = run_file.read_head(file.raw).entries[2]  # type: ignore[arg-type]
-        file.seek(run_file._entry_starts()[2])
+        seed = segment_file._seed(2, block.header.identity)
+        known = segment_file.read_head(file.raw).entries[2]  # type: ignore[arg-type]
+        file.seek(segment_file._entry_starts()[2])
         file.write(replace(known, token_ids=(0,) * len(known.token_ids)).to_bytes(seed))
     with pytest.raises(DiskMiss):
         one.read(blocks, lambda place, data: None)
@@ -284,7 +286,7 @@ def test_a_file_that_makes_room_while_it_is_appended_to(
     keys = keys_of("chain", 5)
     one = new_store(tmp_path)
     write_all(one, keys[:2], keys[0])
-    append = run_file.append
+    append = segment_file.append
 
     def late(path: Path, *rest: object) -> None:
         path.unlink()
@@ -344,12 +346,12 @@ def test_what_may_hold_what_is_forgotten_is_deleted(tmp_path: Path, monkeypatch:
     one = new_store(tmp_path)
     for path in (path for path in files(tmp_path) if path.name.startswith(keys[0][:16].hex())):
         content = path.read_bytes()
-        first = run_file._TABLE_START if harm == "killed before the entries" else run_file._TABLE_START + 60
+        first = segment_file._TABLE_START if harm == "killed before the entries" else segment_file._TABLE_START + 60
         if harm != "cannot be opened":
             path.write_bytes(content[:first].ljust(DATA_START, b"\0") + content[DATA_START:])
     if harm == "cannot be opened":
         with monkeypatch.context() as patched:
-            patched.setattr(store, "opened", Mock(side_effect=OSError(errno.EMFILE, "too many open files")))
+            patched.setattr(store, "open_segment", Mock(side_effect=OSError(errno.EMFILE, "too many open files")))
             assert not any(one.find(group, keys[0]) for group in GROUPS)
     assert one.forget(set(keys), [keys[0], other[0]]) == len(SIZES)
     assert len(files(tmp_path)) == len(SIZES)
@@ -482,7 +484,7 @@ def test_who_looks_does_not_wait_for_who_writes(tmp_path: Path, monkeypatch: pyt
     one = new_store(tmp_path)
     write_all(one, keys[:2], keys[0])
     found: list[set[BlockKey]] = []
-    append = run_file.append
+    append = segment_file.append
 
     def slow(*arguments: object) -> None:
         looking = threading.Thread(target=lambda: found.append(read_back(one, 0, keys[0])), daemon=True)
@@ -529,7 +531,7 @@ def test_reading_writing_and_giving_up_at_the_same_time(tmp_path: Path, warnings
     def write() -> Iterator[None]:
         chance = random.Random(1)
         for _ in range(600):
-            keys, start = keys_of(chance.choice(names)), chance.randrange(RUN_BLOCKS)
+            keys, start = keys_of(chance.choice(names)), chance.randrange(SEGMENT_BLOCKS)
             write_all(shared, keys[start : start + 8], keys[0])
             yield
 

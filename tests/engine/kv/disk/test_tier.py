@@ -14,15 +14,15 @@ from engine.config import BLOCK_SIZE, GroupConfig, Preemption, Restore
 from engine.core import Engine
 from engine.kv.blocks import BlockKey
 from engine.kv.disk.quota import Quota
-from engine.kv.disk.run_file import DiskBlock
+from engine.kv.disk.segment_file import DiskBlock
 from engine.kv.disk.store import DiskStore
-from engine.kv.transfers import Reading
+from engine.kv.transfers import ReadBlocks
 from engine.request import PROGRAM, Origin, Request, ServiceClass, TokenEvent
 from engine.sampling_params import SamplingParams
 from engine.thread import EngineThread
 from tests.app.server.live_server import Clock
 from tests.engine.hash_run import Run
-from tests.support.hash_model import HashRunner, HashTicket, LateMover, LateTicket, block_bytes, hash_engine
+from tests.support.hash_model import HashRunner, HashTicket, LateHandle, LateTransfer, block_bytes, hash_engine
 
 FULL = (GroupConfig(),)
 KINDS = {
@@ -110,25 +110,25 @@ def test_others_go_on_while_files_are_read(new_store: NewStore, monkeypatch: pyt
     """A token a step, and nobody waits for the reading; who reads joins them when it has ended."""
     known = answer(new_run(new_store())[0], tuple(range(300)))
     run, _ = new_run(new_store(), depth=depth)
-    mover = run.engine._scheduler._memory.transfers.mover
-    assert isinstance(mover, LateMover)
-    begin, tickets = mover.read, list[LateTicket]()
+    block_transfer = run.engine._scheduler._memory.transfers.block_transfer
+    assert isinstance(block_transfer, LateTransfer)
+    begin, handles = block_transfer.read, list[LateHandle]()
 
-    def held(readings: Sequence[Reading]) -> LateTicket:
-        tickets.append(begin(readings))
-        tickets[-1].looks = 10**9
-        return tickets[-1]
+    def held(reads: Sequence[ReadBlocks]) -> LateHandle:
+        handles.append(begin(reads))
+        handles[-1].looks = 10**9
+        return handles[-1]
 
     with monkeypatch.context() as patch:
-        patch.setattr(mover, "read", held)
-        patch.setattr(mover, "wait", lambda: pytest.fail("there is something to compute"))
+        patch.setattr(block_transfer, "read", held)
+        patch.setattr(block_transfer, "wait", lambda: pytest.fail("there is something to compute"))
         reader = run.submit(known.prompt_ids, ignore_eos=True, max_tokens=5)
         other = run.submit(tuple(range(500, 520)), ignore_eos=True, max_tokens=100)
         run.step()
         for count in range(1, 60):
             assert (len(run.outputs[other.id]), len(run.outputs[reader.id])) == (count, 0)
             run.step()
-        [ticket] = tickets
+        [ticket] = handles
         ticket.looks = 0
         while reader.id not in run.finished:
             run.step()
@@ -144,9 +144,9 @@ def test_what_was_read_is_not_written_again(
     answer(new_run(new_store())[0], tuple(range(300)), max_tokens=1)
     before = [(path, path.stat().st_size) for path in files(tmp_path)]
     run, _ = new_run(new_store())
-    mover = run.engine._scheduler._memory.transfers.mover
-    assert isinstance(mover, LateMover)
-    monkeypatch.setattr(mover, "write", None)
+    block_transfer = run.engine._scheduler._memory.transfers.block_transfer
+    assert isinstance(block_transfer, LateTransfer)
+    monkeypatch.setattr(block_transfer, "write", None)
     answer(run, tuple(range(300)), max_tokens=1)
     assert run.engine.state().counters.disk_read_bytes > 0
     assert run.engine.state().counters.disk_written_bytes == 0
@@ -193,7 +193,7 @@ def test_a_file_that_is_gone_is_a_miss(new_store: NewStore, tmp_path: Path, kind
     store = new_store(groups)
     run, runner = new_run(store, groups)
     request = run.submit(tuple(range(300)), ignore_eos=True, max_tokens=5)
-    found = run.engine._scheduler._memory.look_up(request, 18)
+    found = run.engine._scheduler._memory.match(request, 18)
     assert found
     assert found.disk_blocks
     for path in files(tmp_path):

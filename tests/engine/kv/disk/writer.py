@@ -4,7 +4,7 @@ import random
 import sys
 from pathlib import Path
 
-from engine.kv.disk.run_file import RUN_BLOCKS
+from engine.kv.disk.segment_file import SEGMENT_BLOCKS
 from tests.engine.kv.disk.known_blocks import SIZES, filled, keys_of, new_store
 
 
@@ -16,8 +16,8 @@ def main() -> None:
         name = f"{seed} {segment}"
         keys = keys_of(name)
         done = 0
-        while done < RUN_BLOCKS:
-            stop = min(RUN_BLOCKS, done + chance.randrange(1, 20))
+        while done < SEGMENT_BLOCKS:
+            stop = min(SEGMENT_BLOCKS, done + chance.randrange(1, 20))
             for group in range(len(SIZES)):
                 store.write(group, keys[0], filled(keys[done:stop], group))
             done = stop

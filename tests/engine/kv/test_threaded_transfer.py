@@ -1,12 +1,12 @@
-"""The mover with threads of its own: what waiting for it means."""
+"""The block_transfer with threads of its own: what waiting for it means."""
 
 import threading
 
 import torch
 
 from engine.kv.cache import KVCache, KVGroup
-from engine.kv.copy_thread import CopyThread
-from engine.kv.transfers import Move
+from engine.kv.threaded_transfer import ThreadedTransfer
+from engine.kv.transfers import MoveBlock
 from tests.support.processes import HANGING_SECONDS
 
 
@@ -29,16 +29,16 @@ class HeldCache(KVCache):
 
 def test_who_waits_is_woken_by_what_he_has_not_seen_and_by_nothing_else() -> None:
     kv = HeldCache()
-    mover = CopyThread(kv)
-    first, second = (mover.submit([Move(0, block, block, to_host=True)]) for block in (1, 2))
+    block_transfer = ThreadedTransfer(kv)
+    first, second = (block_transfer.move([MoveBlock(0, block, block, to_host=True)]) for block in (1, 2))
     assert not first.done
     kv.may_end[1].set()
-    mover.wait()
-    mover.wait()  # nobody has seen its end
+    block_transfer.wait()
+    block_transfer.wait()  # nobody has seen its end
     assert first.done
     assert not second.done
     woken = threading.Event()
-    waiter = threading.Thread(target=lambda: (mover.wait(), woken.set()))
+    waiter = threading.Thread(target=lambda: (block_transfer.wait(), woken.set()))
     waiter.start()
     assert not woken.wait(0.2)  # the first is known to have ended
     kv.may_end[2].set()
@@ -46,4 +46,4 @@ def test_who_waits_is_woken_by_what_he_has_not_seen_and_by_nothing_else() -> Non
     assert woken.is_set()
     assert second.done
     assert not second.failed
-    mover.wait()  # for nothing
+    block_transfer.wait()  # for nothing

@@ -1,4 +1,4 @@
-"""A mover with threads of its own: blocks are copied, read and written while the engine computes the next steps.
+"""ThreadedTransfer: copies, reads, and writes blocks on threads while the engine computes the next steps.
 
 One thread for each kind of work, so that a slow disk keeps nobody from the host pool, and nothing that is read waits
 for what is written. See `engine.kv.transfers` for the contract. Refuses to know what is in a block.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from engine.kv.blocks import BlockKey
 from engine.kv.cache import KVCache
 from engine.kv.disk.store import DiskMiss, DiskStore
-from engine.kv.transfers import Move, Reading, Writing
+from engine.kv.transfers import MoveBlock, ReadBlocks, WriteBlocks
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ WRITE_RATE = 500e6  # bytes a second at most: files are written beside steps tha
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class _Timed:
     """How long some work took, and how many bytes of files it was about."""
 
     seconds: float
@@ -29,11 +29,11 @@ class Copied:
 
 
 @dataclass(frozen=True, slots=True)
-class CopyTicket:
+class ThreadedHandle:
     """Work on a thread that says how long it took."""
 
-    _copied: Future[Copied]
-    _unseen: set[Future[Copied]]  # whose end nobody has seen
+    _copied: Future[_Timed]
+    _unseen: set[Future[_Timed]]  # whose end nobody has seen
 
     @property
     def done(self) -> bool:
@@ -54,7 +54,7 @@ class CopyTicket:
         return self._copied.result().num_bytes
 
 
-class CopyThread:
+class ThreadedTransfer:
     """Copies between the pools of one cache and the files of one store, each kind in the order in which it is asked
     to. Its threads end with it."""
 
@@ -64,16 +64,16 @@ class CopyThread:
         self._copies, self._reads, self._writes = (
             ThreadPoolExecutor(1, thread_name_prefix=f"kv-{name}") for name in ("copies", "reads", "writes")
         )
-        self._unseen: set[Future[Copied]] = set()
+        self._unseen: set[Future[_Timed]] = set()
 
-    def submit(self, moves: Sequence[Move]) -> CopyTicket:
-        return self._begin(self._copies, lambda: self._move(moves))
+    def move(self, moves: Sequence[MoveBlock]) -> ThreadedHandle:
+        return self._submit(self._copies, lambda: self._move(moves))
 
-    def read(self, readings: Sequence[Reading]) -> CopyTicket:
-        return self._begin(self._reads, lambda: sum(self._read(reading) for reading in readings))
+    def read(self, reads: Sequence[ReadBlocks]) -> ThreadedHandle:
+        return self._submit(self._reads, lambda: sum(self._read(read) for read in reads))
 
-    def write(self, writing: Writing) -> CopyTicket:
-        return self._begin(self._writes, lambda: self._write(writing))
+    def write(self, write: WriteBlocks) -> ThreadedHandle:
+        return self._submit(self._writes, lambda: self._write(write))
 
     def touch(self, group: int, first_keys: Sequence[BlockKey]) -> None:
         if self._store is not None:
@@ -86,36 +86,36 @@ class CopyThread:
     def wait(self) -> None:
         wait(self._unseen, return_when=FIRST_COMPLETED)
 
-    def _begin(self, thread: ThreadPoolExecutor, work: Callable[[], int]) -> CopyTicket:
+    def _submit(self, thread: ThreadPoolExecutor, work: Callable[[], int]) -> ThreadedHandle:
         future = thread.submit(_timed, work)
         self._unseen.add(future)
-        return CopyTicket(future, self._unseen)
+        return ThreadedHandle(future, self._unseen)
 
-    def _move(self, moves: Sequence[Move]) -> int:
+    def _move(self, moves: Sequence[MoveBlock]) -> int:
         self._kv.move(moves)
         return 0
 
-    def _read(self, reading: Reading) -> int:
+    def _read(self, read: ReadBlocks) -> int:
         if self._store is None:
             raise DiskMiss("there are no files")
 
         def into(number: int, content: memoryview) -> None:
-            self._kv.fill(reading.group, reading.targets[number], content)
+            self._kv.fill(read.group, read.targets[number], content)
 
-        return self._store.read(reading.sources, into)
+        return self._store.read(read.sources, into)
 
-    def _write(self, writing: Writing) -> int:
+    def _write(self, write: WriteBlocks) -> int:
         if self._store is None:
             return 0
         began = time.perf_counter()
-        contents = self._kv.contents(writing.group, [it.block for it in writing.blocks])
-        blocks = [(it.key, it.token_ids, content) for it, content in zip(writing.blocks, contents, strict=True)]
-        written = self._store.write(writing.group, writing.first_key, blocks)
+        contents = self._kv.contents(write.group, [it.block for it in write.blocks])
+        blocks = [(it.key, it.token_ids, content) for it, content in zip(write.blocks, contents, strict=True)]
+        written = self._store.write(write.group, write.first_key, blocks)
         time.sleep(max(0.0, written / WRITE_RATE - (time.perf_counter() - began)))
         return written
 
 
-def _timed(work: Callable[[], int]) -> Copied:
+def _timed(work: Callable[[], int]) -> _Timed:
     began = time.perf_counter()
     try:
         num_bytes = work()
@@ -124,4 +124,4 @@ def _timed(work: Callable[[], int]) -> Copied:
     except Exception:
         log.exception("blocks were not copied")
         raise
-    return Copied(time.perf_counter() - began, num_bytes)
+    return _Timed(time.perf_counter() - began, num_bytes)

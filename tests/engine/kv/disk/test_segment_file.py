@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from engine.kv.blocks import BlockKey
-from engine.kv.disk import run_file
-from engine.kv.disk.run_file import (
+from engine.kv.disk import segment_file
+from engine.kv.disk.segment_file import (
     DATA_START,
-    RUN_BLOCKS,
-    BadRun,
+    SEGMENT_BLOCKS,
+    BadSegment,
     Head,
-    RunHeader,
+    SegmentHeader,
     append,
     create,
-    opened,
+    open_segment,
     read_blocks,
     read_head,
     verify,
@@ -41,11 +41,11 @@ ENTRY_BYTES = 104
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two looks at a damaged table."""
-    monkeypatch.setattr(run_file, "BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr(segment_file, "BETWEEN_LOOKS", 0.0)
 
 
-def header_of(first_key: BlockKey, size: int = SIZE) -> RunHeader:
-    return RunHeader(FINGERPRINT, 3, size, first_key, os.urandom(16))
+def header_of(first_key: BlockKey, size: int = SIZE) -> SegmentHeader:
+    return SegmentHeader(FINGERPRINT, 3, size, first_key, os.urandom(16))
 
 
 def new_file(path: Path, count: int, size: int = SIZE, name: str = "chain") -> list[BlockKey]:
@@ -59,7 +59,7 @@ def new_file(path: Path, count: int, size: int = SIZE, name: str = "chain") -> l
 def contents(path: Path, indexes: list[int] | None = None) -> list[bytes]:
     """Of some blocks, or of all."""
     read: dict[int, bytes] = {}
-    with opened(path) as file:
+    with open_segment(path) as file:
         head = read_head(file)
         indexes = sorted(head.entries) if indexes is None else indexes
         read_blocks(file, head, indexes, lambda place, data: read.update({place: bytes(data)}))
@@ -68,7 +68,7 @@ def contents(path: Path, indexes: list[int] | None = None) -> list[bytes]:
 
 
 def head_of(path: Path) -> Head:
-    with opened(path) as file:
+    with open_segment(path) as file:
         return read_head(file)
 
 
@@ -89,7 +89,7 @@ def entry_start(index: int) -> int:
 # -- what was written is read
 
 
-@pytest.mark.parametrize("size", [1, 7, 4097, run_file.READ_AT_ONCE // 3, run_file.READ_AT_ONCE + 1])
+@pytest.mark.parametrize("size", [1, 7, 4097, segment_file.READ_AT_ONCE // 3, segment_file.READ_AT_ONCE + 1])
 def test_round_trip(tmp_path: Path, size: int) -> None:
     path, keys = tmp_path / "one.run", keys_of("chain", 9)
     header, blocks = header_of(keys[0], size), filled(keys, size=size)
@@ -99,7 +99,7 @@ def test_round_trip(tmp_path: Path, size: int) -> None:
         append(path, header, start, blocks[start:stop])
         head = head_of(path)
         assert head.header == header
-        assert head.is_settled
+        assert head.is_complete
         assert [(entry.key, entry.token_ids) for entry in head.entries.values()] == [it[:2] for it in blocks[:stop]]
     assert contents(path) == [bytes(data) for _, _, data in blocks]
     some = [8, 2, 3, 4, 0, 6]
@@ -109,9 +109,9 @@ def test_round_trip(tmp_path: Path, size: int) -> None:
 
 def test_a_file_has_room_for_a_segment(tmp_path: Path) -> None:
     path = tmp_path / "one.run"
-    keys = new_file(path, RUN_BLOCKS)
+    keys = new_file(path, SEGMENT_BLOCKS)
     assert [entry.key for entry in head_of(path).entries.values()] == keys
-    assert entry_start(RUN_BLOCKS) <= DATA_START
+    assert entry_start(SEGMENT_BLOCKS) <= DATA_START
     assert not verify(path)
 
 
@@ -127,7 +127,7 @@ def test_blocks_that_are_not_asked_for_are_not_read(tmp_path: Path) -> None:
 
 def bad(path: Path) -> str:
     """What is wrong with it, which there must be."""
-    with pytest.raises(BadRun) as problem:
+    with pytest.raises(BadSegment) as problem:
         contents(path)
     assert verify(path) == str(problem.value)
     return str(problem.value)
@@ -159,7 +159,7 @@ def test_every_entry_counts_and_the_last_one_may_be_torn(tmp_path: Path) -> None
         change(path, entry_start(count - 1) + kept, bytes(ENTRY_BYTES - kept))
         head = head_of(path)
         assert sorted(head.entries) == list(range(count - 1))
-        assert not head.is_settled
+        assert not head.is_complete
         assert len(contents(path)) == count - 1
 
 
@@ -167,7 +167,7 @@ def test_what_stands_where_no_entry_is_counts_for_nothing(tmp_path: Path) -> Non
     path = tmp_path / "one.run"
     new_file(path, 3)
     whole = path.read_bytes()
-    for offset in (entry_start(3), entry_start(40) + 102, entry_start(RUN_BLOCKS), DATA_START - 1):
+    for offset in (entry_start(3), entry_start(40) + 102, entry_start(SEGMENT_BLOCKS), DATA_START - 1):
         path.write_bytes(whole)
         flip(path, offset)
         assert len(contents(path)) == 3
@@ -190,7 +190,7 @@ def test_every_byte_that_is_cut_off_counts(tmp_path: Path) -> None:
     for length in (*range(size - 1, size - 95, -1), DATA_START, DATA_START - 1, HEADER_BYTES, 50, 1, 0):
         os.truncate(path, length)
         assert bad(path) == "it is cut off"
-        with pytest.raises(BadRun):
+        with pytest.raises(BadSegment):
             head_of(path)  # known before its data is read
 
 
@@ -221,14 +221,14 @@ def test_the_same_data_with_other_entries_is_another_block(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("field", "value", "why"),
-    [("MAGIC", b"INGLEKW\0", "no run file"), ("VERSION", 2, "has version 2"), ("RUN_BLOCKS", 32, "has version")],
+    [("MAGIC", b"INGLEKW\0", "no run file"), ("VERSION", 2, "has version 2"), ("SEGMENT_BLOCKS", 32, "has version")],
 )
 def test_other_kinds_of_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str, value: object, why: str
 ) -> None:
     path = tmp_path / "one.run"
     with monkeypatch.context() as other:
-        other.setattr(run_file, field, value)
+        other.setattr(segment_file, field, value)
         create(path, header_of(keys_of("chain")[0]))
     assert why in bad(path)
 
@@ -250,12 +250,12 @@ def test_a_table_that_is_just_being_written_is_no_damage(tmp_path: Path, monkeyp
 
     def sleep(seconds: float) -> None:
         looks.append(seconds)
-        if len(looks) == run_file.LOOKS:
+        if len(looks) == segment_file.LOOKS:
             path.write_bytes(whole)
 
     monkeypatch.setattr(time, "sleep", sleep)
     assert len(contents(path)) == 5
-    assert len(looks) == run_file.LOOKS
+    assert len(looks) == segment_file.LOOKS
 
 
 class _Growing(FileIO):
@@ -349,7 +349,7 @@ def test_what_cannot_be_begun_leaves_nothing(tmp_path: Path, monkeypatch: pytest
     def full(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "no space left")
 
-    for place in ((run_file, "_write"), (os, "replace")):
+    for place in ((segment_file, "_write"), (os, "replace")):
         with monkeypatch.context() as broken:
             broken.setattr(*place, full)
             with pytest.raises(OSError, match="no space"):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from engine.config import BLOCK_SIZE, EngineConfig
 from engine.cost_model import CostModel
 from engine.kv.blocks import BlockKey, BlockPool, block_key, root_key
-from engine.kv.disk.run_file import DiskBlock
+from engine.kv.disk.segment_file import DiskBlock
 from engine.kv.disk.tier import DiskTier
 from engine.kv.groups import Group, RequestBlocks
 from engine.kv.transfers import PoolBlock
@@ -49,7 +49,7 @@ def _tier(source: Source | None, device: Sequence[BlockPool]) -> str:
     return "device" if source is None or source[0] in device else "host"
 
 
-class Prefixes:
+class PrefixCache:
     """Looks in the device pools first, then in the host pools, then in files."""
 
     def __init__(
@@ -61,13 +61,13 @@ class Prefixes:
         self._disk = disk
         self._costs = costs
 
-    def look_up(self, held: RequestBlocks, most: int) -> Prefix:
+    def match(self, held: RequestBlocks, most: int) -> Prefix:
         """The longest prefix of a request that every group has, at most `most` blocks of it."""
         self.extend_keys(held, held.request.num_tokens // BLOCK_SIZE)
-        whole = self._look_up(held, most, files=True)
+        whole = self._match(held, most, files=True)
         if not whole.disk_blocks:
             return whole
-        rest = self._look_up(held, most, files=False)
+        rest = self._match(held, most, files=False)
         blocks = whole.blocks - rest.blocks
         if self._costs.prefers_reading(whole.disk_blocks / len(self._groups), blocks):
             return whole
@@ -89,16 +89,16 @@ class Prefixes:
             keys.append(key)
         return keys
 
-    def _look_up(self, held: RequestBlocks, most: int, *, files: bool) -> Prefix:
+    def _match(self, held: RequestBlocks, most: int, *, files: bool) -> Prefix:
         found, blocks = [], most
         for number in range(len(self._groups)):
             found.append(self._find(number, held, blocks, files=files))
-            while not _all_seen(self._groups[number], found[-1], blocks):
+            while not _has_all_seen(self._groups[number], found[-1], blocks):
                 blocks -= 1
-        while not all(_all_seen(group, places, blocks) for group, places in zip(self._groups, found, strict=True)):
+        while not all(_has_all_seen(group, places, blocks) for group, places in zip(self._groups, found, strict=True)):
             blocks -= 1
         seen = [
-            {place: source for place, source in places.items() if place < blocks and group.looks_at(place, blocks)}
+            {place: source for place, source in places.items() if place < blocks and group.sees(place, blocks)}
             for group, places in zip(self._groups, found, strict=True)
         ]
         return Prefix(blocks, seen)
@@ -114,15 +114,15 @@ class Prefixes:
                 here = self._disk.find(number, held, place, token_ids)
             if here is not None:
                 found[place] = here
-            elif group.looks_at(place, most):
+            elif group.sees(place, most):
                 return found
         return found
 
 
-def _all_seen(group: Group, found: dict[int, Source], blocks: int) -> bool:
+def _has_all_seen(group: Group, found: dict[int, Source], blocks: int) -> bool:
     """Whether everything that tokens behind the first `blocks` blocks look at is among what was found."""
     for place in range(blocks - 1, -1, -1):
-        if not group.looks_at(place, blocks):
+        if not group.sees(place, blocks):
             return True
         if place not in found:
             return False

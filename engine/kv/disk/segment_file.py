@@ -1,7 +1,7 @@
-"""One run file: a bag of up to RUN_BLOCKS blocks of one KV group, each checked by itself.
+"""One run file: a bag of up to SEGMENT_BLOCKS blocks of one KV group, each checked by itself.
 
     header   what the blocks are of: model, group, size of a block, first key of their segment; with a checksum
-    table    RUN_BLOCKS entries: key and token ids of a block, checksum of its data, checksum of the entry;
+    table    SEGMENT_BLOCKS entries: key and token ids of a block, checksum of its data, checksum of the entry;
              both fit at this place of this file alone
     data     the blocks, in the order of their entries, from DATA_START on
 
@@ -26,7 +26,7 @@ from pathlib import Path
 from engine.config import BLOCK_SIZE
 from engine.kv.blocks import BlockKey
 
-RUN_BLOCKS = 64  # that a segment has, and that a file holds at most
+SEGMENT_BLOCKS = 64  # that a segment has, and that a file holds at most
 SUFFIX, UNFINISHED = ".run", ".tmp"  # of names
 
 MAGIC = b"INGLEKV\0"
@@ -47,12 +47,12 @@ _ABSENT = bytes(_ENTRY_BYTES)
 _FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
-class BadRun(Exception):
+class BadSegment(Exception):
     """A file is not what its name says; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class RunHeader:
+class SegmentHeader:
     """What the blocks of a file are of."""
 
     fingerprint: bytes  # of the model, and all else that keys and values depend on; KEY_BYTES
@@ -62,22 +62,22 @@ class RunHeader:
     identity: bytes  # 16 random bytes, so that an entry belongs to this file alone
 
     def to_bytes(self) -> bytes:
-        fields = MAGIC, VERSION, RUN_BLOCKS, self.group, self.block_bytes, self.fingerprint, self.first_key
+        fields = MAGIC, VERSION, SEGMENT_BLOCKS, self.group, self.block_bytes, self.fingerprint, self.first_key
         return _with_checksum(_HEADER.pack(*fields, self.identity))
 
     @classmethod
-    def from_bytes(cls, head: bytes) -> "RunHeader":
-        """Raises BadRun."""
+    def from_bytes(cls, head: bytes) -> "SegmentHeader":
+        """Raises BadSegment."""
         raw = _without_checksum(head[:_TABLE_START])
         magic, version, blocks, group, block_bytes, fingerprint, first_key, identity = _HEADER.unpack(
             raw if raw is not None else head[: _HEADER.size]
         )
         if magic != MAGIC:
-            raise BadRun("it is no run file")
-        if (version, blocks) != (VERSION, RUN_BLOCKS):
-            raise BadRun(f"it has version {version}, and not {VERSION}")
+            raise BadSegment("it is no run file")
+        if (version, blocks) != (VERSION, SEGMENT_BLOCKS):
+            raise BadSegment(f"it has version {version}, and not {VERSION}")
         if raw is None or not block_bytes:
-            raise BadRun("its header is damaged")
+            raise BadSegment("its header is damaged")
         return cls(fingerprint, group, block_bytes, BlockKey(first_key), identity)
 
 
@@ -86,7 +86,7 @@ class DiskBlock:
     """Where one block lies."""
 
     path: Path
-    header: RunHeader  # of the file
+    header: SegmentHeader  # of the file
     index: int
     key: BlockKey
     token_ids: tuple[int, ...]
@@ -135,28 +135,28 @@ def _without_checksum(raw: bytes, seed: int = 0) -> bytes | None:
 class Head:
     """Header and table of a file."""
 
-    header: RunHeader
+    header: SegmentHeader
     entries: Mapping[int, Entry]  # by index
     size: int  # bytes of the file
 
     @property
-    def is_settled(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether every block in the file has its entry, so that nothing is just being written, as far as one sees."""
         return self.size == DATA_START + len(self.entries) * self.header.block_bytes
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[FileIO]:
-    """A file of ours and of nobody else, for reading. Raises BadRun or OSError."""
+def open_segment(path: Path) -> Iterator[FileIO]:
+    """A file of ours and of nobody else, for reading. Raises BadSegment or OSError."""
     if path.is_symlink():
-        raise BadRun("it is a link")
+        raise BadSegment("it is a link")
     descriptor = os.open(path, os.O_RDONLY | _FLAGS)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise BadRun("it is no plain file")
+            raise BadSegment("it is no plain file")
         if hasattr(os, "geteuid") and (status.st_uid != os.geteuid() or status.st_mode & 0o077):
-            raise BadRun("others may read or write it")
+            raise BadSegment("others may read or write it")
         with FileIO(descriptor, "rb", closefd=False) as file:
             yield file
     finally:
@@ -164,24 +164,24 @@ def opened(path: Path) -> Iterator[FileIO]:
 
 
 def read_head(file: FileIO) -> Head:
-    """Raises BadRun or OSError."""
+    """Raises BadSegment or OSError."""
     for look in range(LOOKS):
         time.sleep(BETWEEN_LOOKS * bool(look))
         file.seek(0)
         head = bytes(_read(file, memoryview(bytearray(DATA_START))))
         size = os.fstat(file.fileno()).st_size  # not before: the file may grow, and its data goes first
-        header = RunHeader.from_bytes(head[:_TABLE_START])
+        header = SegmentHeader.from_bytes(head[:_TABLE_START])
         entries, damaged = _entries(head, header)
         if not damaged:
             break
     else:
-        raise BadRun(f"entry {damaged[0]} is damaged")
+        raise BadSegment(f"entry {damaged[0]} is damaged")
     if entries and size < DATA_START + (max(entries) + 1) * header.block_bytes:
-        raise BadRun("it is cut off")
+        raise BadSegment("it is cut off")
     return Head(header, entries, size)
 
 
-def _entries(head: bytes, header: RunHeader) -> tuple[dict[int, Entry], list[int]]:
+def _entries(head: bytes, header: SegmentHeader) -> tuple[dict[int, Entry], list[int]]:
     """The entries of a table by their index, and which are damaged."""
     raws = [head[start : start + _ENTRY_BYTES] for start in _entry_starts()]
     there = [index for index, raw in enumerate(raws) if raw != _ABSENT]
@@ -197,7 +197,7 @@ def read_blocks(file: FileIO, head: Head, indexes: Sequence[int], into: Callable
     """Read some blocks, those next to each other at once, and give each to `into` with its place in `indexes`; the
     memory is used again afterwards.
 
-    Raises BadRun at the first that does not fit its entry, or OSError.
+    Raises BadSegment at the first that does not fit its entry, or OSError.
     """
     size = head.header.block_bytes
     most = min(max(1, READ_AT_ONCE // size), len(indexes))
@@ -212,7 +212,7 @@ def read_blocks(file: FileIO, head: Head, indexes: Sequence[int], into: Callable
         for place in range(done, done + count):
             data, index = content[(place - done) * size :][:size], indexes[place]
             if zlib.crc32(data, _seed(index, head.header.identity)) != head.entries[index].checksum:
-                raise BadRun(f"block {index} is damaged")
+                raise BadSegment(f"block {index} is damaged")
             into(place, data)
         done += count
 
@@ -220,10 +220,10 @@ def read_blocks(file: FileIO, head: Head, indexes: Sequence[int], into: Callable
 def verify(path: Path) -> str:
     """What is wrong with a file; empty where nothing is. Reads all of it."""
     try:
-        with opened(path) as file:
+        with open_segment(path) as file:
             head = read_head(file)
             read_blocks(file, head, sorted(head.entries), lambda place, data: None)
-    except (BadRun, OSError) as problem:
+    except (BadSegment, OSError) as problem:
         return str(problem) or type(problem).__name__
     return ""
 
@@ -233,19 +233,19 @@ def _read(file: FileIO, buffer: memoryview) -> memoryview:
     while done < len(buffer):
         count = file.readinto(buffer[done:])
         if not count:
-            raise BadRun("it is cut off")
+            raise BadSegment("it is cut off")
         done += count
     return buffer
 
 
 def _entry_starts() -> range:
-    return range(_TABLE_START, _TABLE_START + RUN_BLOCKS * _ENTRY_BYTES, _ENTRY_BYTES)
+    return range(_TABLE_START, _TABLE_START + SEGMENT_BLOCKS * _ENTRY_BYTES, _ENTRY_BYTES)
 
 
 # -- writing
 
 
-def create(path: Path, header: RunHeader) -> None:
+def create(path: Path, header: SegmentHeader) -> None:
     """A new file without blocks. Its name appears when it has a head, so that whoever sees it sees a whole file.
 
     Raises OSError, and there is nothing then.
@@ -263,7 +263,7 @@ def create(path: Path, header: RunHeader) -> None:
 
 
 def append(
-    path: Path, header: RunHeader, count: int, blocks: Sequence[tuple[BlockKey, Sequence[int], memoryview]]
+    path: Path, header: SegmentHeader, count: int, blocks: Sequence[tuple[BlockKey, Sequence[int], memoryview]]
 ) -> None:
     """Write blocks behind the first `count` of a file. Raises OSError."""
     raws = []
