@@ -35,7 +35,7 @@ def logged(folder: Path) -> None:
     with History(work) as history:
         for number in range(CHATS // 2):
             talk(history, number)
-    with History(work) as history, patch.object(Database, "fold"):
+    with History(work) as history, patch.object(Database, "checkpoint"):
         history._database._opened.connection.execute("PRAGMA wal_autocheckpoint = 0").fetchall()
         for number in range(CHATS // 2, CHATS):
             talk(history, number)
