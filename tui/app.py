@@ -1,4 +1,4 @@
-"""The chat as a program: its screens, its colours, and what every screen can do. Started as `tui.client` says."""
+"""The chat as a program: its screens, its colors, and what every screen can do. Started as `tui.client` says."""
 
 from collections.abc import Callable, Iterable
 from typing import ClassVar
@@ -19,12 +19,12 @@ from tui import themes
 from tui.client import Client
 from tui.commands import COMMANDS, Owner
 from tui.downloads import Downloads
+from tui.idle_gc import collect_when_idle
 from tui.large_downloads import can_load
 from tui.plain_text import sanitize
 from tui.screens.chat import ChatScreen
 from tui.screens.dialog import Answer, Page, may_fetch
 from tui.show_errors import show_error, show_errors
-from tui.tidying import tidied
 from tui.types import ChatId
 
 _PAGES = ("pageup", "pagedown")
@@ -49,16 +49,16 @@ class ChatApp(App[None]):
         chat: ChatId | None = None,
         question: str = "",
         *,
-        colours: bool = True,
+        colors: bool = True,
     ) -> None:
-        """Without `colours`, as NO_COLOR asks for, the terminal's own are left out; of others Textual makes greys."""
-        super().__init__(ansi_color=None if colours else True)
+        """Without `colors`, as NO_COLOR asks for, the terminal's own are left out; of others Textual makes greys."""
+        super().__init__(ansi_color=None if colors else True)
         self._client = client
-        self._wanted_theme = self._kept_theme = theme if colours else themes.TERMINAL
+        self._wanted_theme = self._kept_theme = theme if colors else themes.TERMINAL
         self._downloads = Downloads(
             client.models,
             lambda pull: self.run_worker(pull, group="download", description="download"),
-            self._arrived,
+            self._on_downloaded,
             lambda error: show_error(self, error),
         )
         self._chat_screen = ChatScreen(client, chat, question)
@@ -66,30 +66,30 @@ class ChatApp(App[None]):
     def on_mount(self) -> None:
         for theme in (themes.NIGHT, themes.DAY):
             self.register_theme(theme)
-        self.theme = themes.suitable(self._wanted_theme, self.console.color_system, self.available_themes)
+        self.theme = themes.pick_theme(self._wanted_theme, self.console.color_system, self.available_themes)
         self._kept_theme = self.theme
         self.theme_changed_signal.subscribe(self, self._note_theme)
         self.push_screen(self._chat_screen)
-        self.run_worker(tidied(), group="tidying", description="tidying")
+        self.run_worker(collect_when_idle(), group="gc", description="gc")
 
     async def on_event(self, event: Event) -> None:
         """What is typed while the program ends, and all screens are closed, goes nowhere."""
         if self._is_text(event) and self.screen_stack and self.screen is self._chat_screen:
             self._chat_screen.turn_to_prompt()  # here, where keys are still in their order
-        if not isinstance(event, InputEvent) or (self.screen_stack and not self._turns_no_page(event)):
+        if not isinstance(event, InputEvent) or (self.screen_stack and not self._would_fail_paging(event)):
             await super().on_event(event)
 
     async def on_exit_app(self) -> None:
         """What is typed is kept before anything is taken down."""
         composer = self._chat_screen.conversation.composer
-        await composer.take_in()
+        await composer.flush_keys()
         await composer.save_draft()
 
     def _is_text(self, event: Event) -> bool:
         """Whether something was typed or pasted, rather than a key pressed."""
         return (isinstance(event, Key) and event.is_printable) or isinstance(event, Paste)
 
-    def _turns_no_page(self, event: InputEvent) -> bool:
+    def _would_fail_paging(self, event: InputEvent) -> bool:
         """Whether a list would fail, as Textual's do, at turning a page while it has no room on the screen."""
         if not isinstance(event, Key) or event.key not in _PAGES:
             return False
@@ -116,7 +116,7 @@ class ChatApp(App[None]):
         with show_errors(self):
             await self._client.preferences.save_theme(name)
 
-    def _arrived(self, name: str) -> None:
+    def _on_downloaded(self, name: str) -> None:
         self.notify(f"{name} is on this machine now.", markup=False)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
@@ -130,25 +130,25 @@ class ChatApp(App[None]):
     def action_help(self) -> None:
         from tui.screens.help import HelpScreen
 
-        self._turn_to(HelpScreen())
+        self._show_page(HelpScreen())
 
     def action_models(self) -> None:
         from tui.screens.models import ModelsScreen
 
-        self._turn_to(ModelsScreen(self._client.models, self._downloads), self._load)
+        self._show_page(ModelsScreen(self._client.models, self._downloads), self._load)
 
     def action_engine(self) -> None:
         from tui.screens.engine import EngineScreen
 
-        self._turn_to(EngineScreen(self._client.engine))
+        self._show_page(EngineScreen(self._client.engine))
 
-    def _turn_to(self, page: Page[Answer], answered: Callable[[Answer | None], None] | None = None) -> None:
+    def _show_page(self, page: Page[Answer], answered: Callable[[Answer | None], None] | None = None) -> None:
         """Show a page in place of the one that is seen, once that can be closed."""
         seen = self.screen
         if type(seen) is type(page):
             return
         if isinstance(seen, Page) and not seen.is_mounted:
-            self.call_later(self._turn_to, page, answered)
+            self.call_later(self._show_page, page, answered)
             return
         if isinstance(seen, Page):
             seen.dismiss()

@@ -55,7 +55,7 @@ class Branches:
             message = children[-1]
         return message
 
-    def beside(self, message: MessageId, step: int) -> MessageId | None:
+    def neighbor_leaf(self, message: MessageId, step: int) -> MessageId | None:
         """The end of the branch through the sibling `step` places on; None where there is none."""
         siblings = self.siblings(message)
         index = siblings.index(message) + step

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from tui.engine_types import Download, EngineStatus, Finds, Fit, Loading, ModelInfo, Recommendation, RequestId
+from tui.engine_types import Download, EngineStatus, Fit, Loading, ModelInfo, Recommendation, RequestId, SearchResults
 from tui.plain_text import sanitize
 from tui.types import (
     Attachment,
@@ -163,7 +163,7 @@ class Engine(Protocol):
     def address(self) -> str:
         """Where other programs reach it, as they want it: "http://127.0.0.1:4645/v1". Empty while it starts."""
 
-    def loading(self, *, again: bool = False) -> AsyncGenerator[Loading, None]:
+    def loading(self, *, retry: bool = False) -> AsyncGenerator[Loading, None]:
         """How the model loads that is to answer: at least that it is loaded, which ends it. One that could not be is
         tried `again`, where that is wanted."""
 
@@ -183,7 +183,7 @@ class Models(Protocol):
     async def recommended(self) -> Recommendation | None:
         """A better model than the default one, for a machine that has none yet, and whose person has chosen none."""
 
-    async def search(self, text: str) -> Finds:
+    async def search(self, text: str) -> SearchResults:
         """Repositories of the Hub, by their names: to know more of one, ask for its variants. Where the Hub cannot be
         reached, models of the catalog."""
 

@@ -55,18 +55,18 @@ COMMANDS = (
     Command("load", Owner.APP, "load", "Answer with another model", "NAME"),
     Command("engine", Owner.APP, "engine", "What the engine does, and for whom", key="f3"),
     Command("address", Owner.APP, "copy_address", "Copy the address for other programs", key="f4"),
-    Command("theme", Owner.APP, "change_theme", "Choose the colours"),
+    Command("theme", Owner.APP, "change_theme", "Choose the colors"),
     Command("help", Owner.APP, "help", "Keys and commands", key="f1"),
     Command("quit", Owner.APP, "quit", "Leave the chat", key="ctrl+q"),
 )
 
 
-def command(name: str) -> Command | None:
+def find_command(name: str) -> Command | None:
     """The command of this name."""
     return next((command for command in COMMANDS if command.name == name), None)
 
 
-def typed(text: str) -> tuple[str, str] | None:
+def parse_command(text: str) -> tuple[str, str] | None:
     """The name and the rest of a text that begins with a slash; None for any other text, or a path."""
     if not text.startswith("/") or "\n" in text:
         return None
@@ -74,16 +74,16 @@ def typed(text: str) -> tuple[str, str] | None:
     return None if "/" in name else (name, rest.strip())
 
 
-def beginning_with(text: str) -> list[Command]:
+def matching(text: str) -> list[Command]:
     """The commands that may be meant while `text` is typed."""
     if not text.startswith("/") or " " in text or "\n" in text:
         return []
     return [command for command in COMMANDS if command.name.startswith(text[1:])]
 
 
-def completed(text: str) -> str:
+def complete(text: str) -> str:
     """`text` with as much of a command's name as is certain; unchanged if nothing is."""
-    found = beginning_with(text)
+    found = matching(text)
     if len(found) == 1:
         return f"/{found[0].name}{' ' if found[0].takes else ''}"
     certain = takewhile(lambda letters: len({*letters}) == 1, zip(*(command.name for command in found), strict=False))

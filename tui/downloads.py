@@ -15,13 +15,13 @@ class Downloads:
         self,
         models: Models,
         run: Callable[[Coroutine[None, None, None]], Running],
-        arrived: Callable[[str], None],
-        failed: Callable[[ClientError], None],
+        on_finished: Callable[[str], None],
+        on_failed: Callable[[ClientError], None],
     ) -> None:
         self._models = models
         self._run = run
-        self._arrived = arrived
-        self._failed = failed
+        self._on_finished = on_finished
+        self._on_failed = on_failed
         self._running: dict[str, Running] = {}
         self.models: dict[str, ModelInfo] = {}  # those that run, by name
         self.progress: dict[str, Download] = {}  # of the same
@@ -48,9 +48,9 @@ class Downloads:
         except NotLoaded:
             pass  # whoever follows the loading has said so
         except ClientError as error:
-            self._failed(error)
+            self._on_failed(error)
         else:
-            self._arrived(name)
+            self._on_finished(name)
         finally:
             del self._running[name], self.models[name], self.progress[name]
             self.ended += 1

@@ -12,7 +12,7 @@ from tui.types import Attachment, ChatId
 LARGEST = 2_000_000  # bytes; more than any context of today holds
 
 
-def attachment(path: Path) -> Attachment:
+def read_attachment(path: Path) -> Attachment:
     """The file at `path`. Raises ClientError where it is no text, or too large, or cannot be read."""
     try:
         with path.expanduser().open("rb") as file:
@@ -70,11 +70,11 @@ class Drafts:
 
     def __init__(self, chats: Chats) -> None:
         self._chats = chats
-        self._rests: dict[ChatId | None, Prompt] = {}
-        self._turn = asyncio.Lock()  # whoever asks last, writes last
+        self._unsent: dict[ChatId | None, Prompt] = {}
+        self._lock = asyncio.Lock()  # whoever asks last, writes last
         self._is_read = False  # the draft that this window had when it ended; not overwritten before
 
-    async def of_window(self) -> Prompt:
+    async def read_window_draft(self) -> Prompt:
         """The draft of a new chat that this window had when it ended."""
         text = await self._chats.draft()
         self._is_read = True
@@ -82,34 +82,34 @@ class Drafts:
 
     def with_files(self, chat: ChatId | None, text: str) -> Prompt:
         """A draft as the client knows it, and the files that were beside it."""
-        return Prompt(text.strip(), self.rest(chat).attachments)
+        return Prompt(text.strip(), self.unsent(chat).attachments)
 
-    def rest(self, chat: ChatId | None) -> Prompt:
+    def unsent(self, chat: ChatId | None) -> Prompt:
         """What will be left once everything has been sent that is under way."""
-        return self._rests.get(chat, Prompt())
+        return self._unsent.get(chat, Prompt())
 
-    async def keep(self, chat: OpenChat, rest: Prompt, sending: Prompt | None = None) -> None:
+    async def save(self, chat: OpenChat, unsent: Prompt, sending: Prompt | None = None) -> None:
         """What is being sent may come back, and is a part of the draft until the client has it."""
         if chat.id is None and (chat.private or not self._is_read):
             return
-        await self._keep(chat.id, rest, Prompt.of([sending or Prompt(), rest]).text)
+        await self._save(chat.id, unsent, Prompt.of([sending or Prompt(), unsent]).text)
 
-    async def part(self, chat: OpenChat, draft: Prompt) -> None:
+    async def save_as_chat(self, chat: OpenChat, draft: Prompt) -> None:
         """Make a chat of a draft whose new chat is left, so that it stays in the list."""
         summary = (await self._chats.create(chat.settings, private=chat.private)).summary
-        await self._keep(summary.id, draft, draft.text)
-        await self.begun(chat)
+        await self._save(summary.id, draft, draft.text)
+        await self.clear_new(chat)
 
-    async def begun(self, chat: OpenChat) -> None:
+    async def clear_new(self, chat: OpenChat) -> None:
         """A chat exists now; the next one begins with nothing."""
         if not chat.private and self._is_read:
-            await self._keep(None, Prompt(), "")
+            await self._save(None, Prompt(), "")
 
-    async def _keep(self, chat: ChatId | None, rest: Prompt, text: str) -> None:
-        self._rests[chat] = rest
-        text = text or _FILES_ALONE * bool(rest.attachments)
+    async def _save(self, chat: ChatId | None, unsent: Prompt, text: str) -> None:
+        self._unsent[chat] = unsent
+        text = text or _FILES_ALONE * bool(unsent.attachments)
         await asyncio.shield(self._write(chat, text))
 
     async def _write(self, chat: ChatId | None, text: str) -> None:
-        async with self._turn:
+        async with self._lock:
             await self._chats.save_draft(chat, text)

@@ -94,7 +94,7 @@ class ModelInfo(Sanitized):
 
 
 @dataclass(frozen=True, slots=True)
-class Finds(Sanitized):
+class SearchResults(Sanitized):
     """What a search found. Filled by the client."""
 
     models: tuple[ModelInfo, ...]

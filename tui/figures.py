@@ -19,7 +19,7 @@ def size(count: int | None) -> str:
     return f"{value:.0f} {unit}" if unit == "B" or value >= 99.95 else f"{value:.1f} {unit}"
 
 
-def short(count: int) -> str:
+def short_count(count: int) -> str:
     """A count in few characters: 812, 3.7k, 128k."""
     if abs(count) < 1000:
         return str(count)
@@ -37,7 +37,7 @@ def seconds(value: float) -> str:
     return f"{int(value) // 60}:{int(value) % 60:02}"
 
 
-def left(value: float) -> str:
+def time_left(value: float) -> str:
     """A time that nobody knows exactly: 40 s left, 12 min left, 3 h left."""
     minutes = value / 60
     words = f"{value:.0f} s" if value < 100 else f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.0f} h"
@@ -95,12 +95,14 @@ def prompt_progress(progress: PromptProgress) -> str:
 def budget(context: ContextBudget) -> str:
     """Tokens in short: "1.2k of 8.2k: system 120, history 1.1k, reserve 1.0k, free 6.0k"; without a limit that anybody
     tells, "1.2k: system 120, history 1.1k"."""
-    parts = f"system {short(context.system)}, history {short(context.history)}"
+    parts = f"system {short_count(context.system)}, history {short_count(context.history)}"
     if context.limit is None or context.free is None:
-        return f"{short(context.used)}: {parts}"
+        return f"{short_count(context.used)}: {parts}"
     used = context.used + context.reserve
-    rest = f"{short(context.lacking)} too many" if context.lacking else f"free {short(context.free)}"
-    return f"{short(used)} of {short(context.limit)}: {parts}, reserve {short(context.reserve)}, {rest}"
+    rest = f"{short_count(context.lacking)} too many" if context.lacking else f"free {short_count(context.free)}"
+    return (
+        f"{short_count(used)} of {short_count(context.limit)}: {parts}, reserve {short_count(context.reserve)}, {rest}"
+    )
 
 
 FINISHES = {

@@ -13,7 +13,7 @@ def can_load(model: ModelInfo) -> bool:
     return model.installed or model.elsewhere
 
 
-def is_asked_about(model: ModelInfo, free: int | None) -> bool:
+def needs_confirmation(model: ModelInfo, free: int | None) -> bool:
     """Whether a download is large or of unknown size, or the model does not fit the memory or the `free` disk.
 
     One that the engine fetches is under way already.
@@ -24,7 +24,7 @@ def is_asked_about(model: ModelInfo, free: int | None) -> bool:
     return left is None or left > LARGE or model.fits is False or not _has_space(left, free)
 
 
-def about(model: ModelInfo, free: int | None, verdict: str = "") -> str:
+def describe_download(model: ModelInfo, free: int | None, verdict: str = "") -> str:
     """Lines about a download: its size, the `free` disk in bytes, and whether the model fits the memory."""
     size = figures.size(model.size) or "unknown"
     arrived = f", of which {figures.size(model.arrived)} is here" if model.arrived else ""

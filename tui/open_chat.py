@@ -50,7 +50,7 @@ class OpenChat:
         self.branches.put(message)
         self.leaf = message.id
 
-    def tell_failure(self, question: MessageId, why: str) -> Message:
+    def set_failure(self, question: MessageId, why: str) -> Message:
         """Why no reply to it began; empty where that is not so."""
         self.branches.put(replace(self.branches[question], error=why))
         return self.branches[question]

@@ -33,7 +33,7 @@ def sanitize(text: str) -> str:
     return _UNSAFE.sub(_visible, text) if _SUSPECT.search(text) else text
 
 
-def pasted(text: str) -> str:
+def sanitize_paste(text: str) -> str:
     """The same for what a terminal pastes: it sends a carriage return for each line end."""
     return sanitize(text.replace("\r\n", "\n").replace("\r", "\n"))
 
@@ -51,7 +51,7 @@ def shortened(text: str, most: int) -> str:
     return f"{text[: most - 1 - end]}…{text[len(text) - end :]}"
 
 
-def beginning(text: str, most: int) -> str:
+def head(text: str, most: int) -> str:
     """So many characters of it, and how many there are besides: for what nobody reads to its end."""
     return text if len(text) <= most else f"{text[:most]} … {len(text) - most:,} more characters"
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from tui.client import ClientError, Replies
 from tui.coalescing import coalesced
-from tui.replying import Replying
+from tui.reply_progress import ReplyProgress
 from tui.types import ChatId, Finish, MessageId, ReplyEvent
 
 INTERVAL = 1 / 15  # seconds between updates of a reply
@@ -27,15 +27,15 @@ class RunningReplies:
         self,
         replies: Replies,
         run: Callable[[Callable[[], Coroutine[None, None, None]]], Running],
-        came: Callable[[Replying, ReplyEvent | ClientError], object],
+        on_event: Callable[[ReplyProgress, ReplyEvent | ClientError], object],
     ) -> None:
         self._replies = replies
         self._run = run
-        self._came = came
-        self._running: dict[ChatId, tuple[Replying, Running]] = {}
+        self._on_event = on_event
+        self._running: dict[ChatId, tuple[ReplyProgress, Running]] = {}
         self._unanswered: defaultdict[ChatId, dict[MessageId, str]] = defaultdict(dict)
 
-    def of(self, chat: ChatId | None) -> Replying | None:
+    def in_chat(self, chat: ChatId | None) -> ReplyProgress | None:
         """The reply that is written in this chat."""
         found = None if chat is None else self._running.get(chat)
         return found and found[0]
@@ -43,31 +43,31 @@ class RunningReplies:
     def start(self, chat: ChatId, to: MessageId) -> None:
         """Ask for a reply to the message `to`."""
         self._unanswered[chat].pop(to, None)
-        replying = Replying(chat, to)
-        self._running[chat] = replying, self._run(partial(self._stream, replying))
+        reply = ReplyProgress(chat, to)
+        self._running[chat] = reply, self._run(partial(self._stream, reply))
 
-    def fail(self, replying: Replying, error: ClientError) -> None:
+    def fail(self, reply: ReplyProgress, error: ClientError) -> None:
         """It ends; where it has not begun, that is known until it is asked for again."""
-        replying.end(Finish.FAILED, error=error.sentences)
-        if replying.message is None:
-            self._unanswered[replying.chat][replying.to] = error.sentences
+        reply.finish(Finish.FAILED, error=error.sentences)
+        if reply.message is None:
+            self._unanswered[reply.chat][reply.to] = error.sentences
 
     def unanswered(self, chat: ChatId) -> Mapping[MessageId, str]:
         """The messages to which no reply began when it was asked for last, and why."""
         return self._unanswered[chat]
 
-    def runs(self, replying: Replying) -> bool:
-        return self.of(replying.chat) is replying
+    def is_running(self, reply: ReplyProgress) -> bool:
+        return self.in_chat(reply.chat) is reply
 
-    def end(self, replying: Replying) -> None:
+    def remove(self, reply: ReplyProgress) -> None:
         """Nothing more of it is wanted: what is still running of its stream is closed."""
-        _, stream = self._running.pop(replying.chat)
+        _, stream = self._running.pop(reply.chat)
         stream.cancel()
 
-    async def _stream(self, replying: Replying) -> None:
+    async def _stream(self, reply: ReplyProgress) -> None:
         try:
-            async with aclosing(coalesced(self._replies.reply(replying.chat, replying.to), INTERVAL)) as events:
+            async with aclosing(coalesced(self._replies.reply(reply.chat, reply.to), INTERVAL)) as events:
                 async for event in events:
-                    self._came(replying, event)
+                    self._on_event(reply, event)
         except ClientError as error:
-            self._came(replying, error)
+            self._on_event(reply, error)

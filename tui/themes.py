@@ -1,4 +1,4 @@
-"""The colours: those of a hearth by night and by day, and those of the terminal itself where it has sixteen or none."""
+"""The colors: those of a hearth by night and by day, and those of the terminal itself where it has sixteen or none."""
 
 from collections.abc import Container
 
@@ -33,11 +33,11 @@ DAY = Theme(
     dark=False,
 )
 TERMINAL = "ansi-dark"
-FEW_COLOURS = ("standard", "windows")
+FEW_COLORS = ("standard", "windows")
 
 
-def suitable(wanted: str, colour_system: str | None, there: Container[str]) -> str:
+def pick_theme(wanted: str, color_system: str | None, there: Container[str]) -> str:
     """The theme to start with: the one that is wanted, or one that the terminal can show."""
     if wanted in there:
         return wanted
-    return TERMINAL if colour_system in FEW_COLOURS else NIGHT.name
+    return TERMINAL if color_system in FEW_COLORS else NIGHT.name

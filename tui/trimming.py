@@ -18,12 +18,12 @@ class ContextTrimmer:
         context: Context,
         choose: Choose,
         trimmed: Callable[[Chat], Awaitable[None]],
-        tell: Callable[[str], None],
+        on_activity: Callable[[str], None],
     ) -> None:
         self._context = context
         self._choose = choose
         self._trimmed = trimmed
-        self._tell = tell
+        self._on_activity = on_activity
         self._making: asyncio.Future[Chat] | None = None
 
     async def ensure_room(self, chat: ChatId | None, leaf: MessageId | None, typed: str, how: FullContext) -> bool:
@@ -52,7 +52,7 @@ class ContextTrimmer:
 
     async def trim(self, chat: ChatId, plan: TrimPlan) -> bool:
         """Do as planned; whether nobody stopped it."""
-        self._tell("summarizing" if plan.how is FullContext.SUMMARIZE else "")
+        self._on_activity("summarizing" if plan.how is FullContext.SUMMARIZE else "")
         making = self._making = asyncio.ensure_future(self._context.trim(chat, plan))
         try:
             await asyncio.wait((making,))
@@ -63,7 +63,7 @@ class ContextTrimmer:
         finally:
             making.cancel()
             self._making = None
-            self._tell("")
+            self._on_activity("")
 
     def stop(self) -> bool:
         """Leave everything as it was; whether room was being made."""

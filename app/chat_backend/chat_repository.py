@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from app.chat_backend.client_errors import to_thread
-from app.chat_backend.converters import PRIVATE, chat_of, kept_settings, message_of, notice_of, settings_of, summary_of
+from app.chat_backend.converters import (
+    PRIVATE,
+    chat_of,
+    message_of,
+    notice_of,
+    settings_of,
+    stored_settings,
+    summary_of,
+)
 from app.chat_backend.prompt_messages import prompt_messages
 from app.errors import AppError
 from app.history import records
@@ -42,9 +50,9 @@ class ChatRepository:
         self._history = history
         self._private = History(None)
         self.coming: set[tuple[ChatId, int]] = set()
-        self.give_title: Title | None = None  # how a chat gets a title; None: by its first words
+        self.make_title: Title | None = None  # how a chat gets a title; None: by its first words
 
-    def place(self, chat: ChatId) -> tuple[History, int]:
+    def locate(self, chat: ChatId) -> tuple[History, int]:
         """Where a chat is kept, and its number there. Raises NoSuchChat."""
         history = self._private if self.is_private(chat) else self._history
         number = chat.removeprefix(PRIVATE)
@@ -69,7 +77,7 @@ class ChatRepository:
 
     async def _do(self, chat: ChatId, work: Callable[[History, int], T]) -> T:
         """The result of `work` on a chat, done on a thread."""
-        return await to_thread(lambda: work(*self.place(chat)))
+        return await to_thread(lambda: work(*self.locate(chat)))
 
     def close(self) -> None:
         """Private chats are gone; what was deleted is erased."""
@@ -86,14 +94,14 @@ class ChatRepository:
 
     async def create(self, settings: ChatSettings, *, private: bool = False) -> Chat:
         history = self._private if private else self._history
-        made = await to_thread(history.chats.create, kept_settings(settings))
+        made = await to_thread(history.chats.create, stored_settings(settings))
         return chat_of(made, (), "", private=private, coming=())
 
     async def open(self, chat: ChatId) -> Chat:
         return await to_thread(self._open, chat)
 
     def _open(self, chat: ChatId) -> Chat:
-        history, number = self.place(chat)
+        history, number = self.locate(chat)
         coming = {message for where, message in self.coming if where == chat}
         found, messages = history.chats.get(number), history.messages.in_chat(number)
         draft = history.inputs.draft(number)
@@ -120,11 +128,11 @@ class ChatRepository:
         await self._do(chat, lambda history, number: history.chats.show(number, int(leaf)))
 
     async def configure(self, chat: ChatId, settings: ChatSettings) -> None:
-        await self._do(chat, lambda history, number: history.chats.configure(number, kept_settings(settings)))
+        await self._do(chat, lambda history, number: history.chats.configure(number, stored_settings(settings)))
 
     async def title(self, chat: ChatId) -> str:
         found = (await self.open(chat)).summary.title
-        return found if self.give_title is None else await self.give_title(chat) or found
+        return found if self.make_title is None else await self.make_title(chat) or found
 
     async def rename(self, chat: ChatId, title: str) -> None:
         await self._do(chat, lambda history, number: history.chats.rename(number, title))
@@ -174,7 +182,7 @@ class ChatRepository:
         return [Preset(preset.name, settings_of(preset.settings)) for preset in kept]
 
     async def save_preset(self, preset: Preset) -> None:
-        await to_thread(self._history.inputs.save_preset, records.Preset(preset.name, kept_settings(preset.settings)))
+        await to_thread(self._history.inputs.save_preset, records.Preset(preset.name, stored_settings(preset.settings)))
 
     async def delete_preset(self, name: str) -> None:
         await to_thread(self._history.inputs.delete_preset, name)
@@ -183,7 +191,7 @@ class ChatRepository:
         await to_thread(self._export, chat, path, form)
 
     def _export(self, chat: ChatId, path: Path, form: ExportFormat) -> None:
-        history, number = self.place(chat)
+        history, number = self.locate(chat)
         found, messages = history.chats.get(number), history.messages.in_chat(number)
         is_json = form is ExportFormat.JSON
         content = as_json(found, messages) if is_json else as_markdown(found, messages).encode()

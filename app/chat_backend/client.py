@@ -45,16 +45,16 @@ class TerminalClient:
         `endpoint` is another server's base URL, and `key` what it wants."""
         self._connection = EngineConnection(settings, flags, endpoint, key)
         self.chats = ChatRepository(history)
-        self.chats.give_title = Titles(self.chats, self._connection).make
+        self.chats.make_title = Titles(self.chats, self._connection).make_title
         self.replies = ChatReplies(self.chats, self._connection)
         self.context = ChatContext(self.chats, self._connection)
         self.engine = ChatEngine(self._connection, self.replies)
         self.models = ChatModels(settings, self._connection)
         self.preferences = ChatPreferences()
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Load the model, in the background."""
-        self._connection.begin()
+        self._connection.start()
 
     async def close(self) -> None:
         """Leave the engine; chats are kept, but for those that were deleted."""
@@ -71,4 +71,4 @@ class TerminalClient:
             return
         async with asyncio.timeout(_FORGET_SECONDS), self._connection.use() as engine:
             for messages in conversations:
-                await engine.endpoint.own("POST", "forget", {"messages": messages})
+                await engine.endpoint.call_inglenook("POST", "forget", {"messages": messages})

@@ -59,7 +59,7 @@ class ChatContext:
         summary = {leaving[-1]: await self._summary(chat, leaving[-1])} if summarizes else {}
 
         def trim() -> None:
-            history, number = self._chats.place(chat)
+            history, number = self._chats.locate(chat)
             before = history.chats.get(number).trim
             left_out = tuple(dict.fromkeys((*before.left_out, *leaving)))
             history.chats.trim(number, Trim(left_out, summaries={**before.by_message, **summary}))
@@ -78,7 +78,7 @@ class ChatContext:
             longest = _summary_tokens(engine)
             limit = engine.context_length
             readable = asked if limit is None else await _shortened(engine, asked, limit - longest)
-            sampling = {"temperature": 0.2, **engine.suitable, "max_tokens": longest}
+            sampling = {"temperature": 0.2, **engine.default_sampling, "max_tokens": longest}
             body = {"model": engine.model, "messages": readable, **sampling, **own}
             summary = (await engine.endpoint.complete(body)).strip()
         if not summary:
@@ -88,7 +88,7 @@ class ChatContext:
     def _branch(self, chat: ChatId | None, leaf: MessageId | None) -> tuple[StoredChat, list[StoredMessage]]:
         if chat is None:
             return StoredChat(id=0), []
-        history, number = self._chats.place(chat)
+        history, number = self._chats.locate(chat)
         messages = {message.id: message for message in history.messages.in_chat(number)}
         return history.chats.get(number), path_to(messages, None if leaf is None else int(leaf))
 
@@ -125,11 +125,11 @@ def _wanted(budget: ContextBudget, of_typed: int) -> int:
 def _turns(chat: StoredChat, branch: Sequence[StoredMessage], *, is_answered: bool) -> list[list[StoredMessage]]:
     """The messages of a branch that can be left out, each question with its answer; a question at the end where it
     `is_answered` by nothing but a new message."""
-    told_of = [message for message in branch if message.id not in chat.trim.left_out]
-    if told_of and told_of[-1].role is Role.USER and not is_answered:
-        told_of.pop()
+    report = [message for message in branch if message.id not in chat.trim.left_out]
+    if report and report[-1].role is Role.USER and not is_answered:
+        report.pop()
     turns: list[list[StoredMessage]] = []
-    for message in told_of:
+    for message in report:
         if message.role is Role.USER or not turns:
             turns.append([])
         turns[-1].append(message)

@@ -112,7 +112,7 @@ def settings_of(settings: records.ChatSettings) -> types.ChatSettings:
     return types.ChatSettings(settings.system, sampling, types.FullContext(settings.when_full.value))
 
 
-def kept_settings(settings: types.ChatSettings) -> records.ChatSettings:
+def stored_settings(settings: types.ChatSettings) -> records.ChatSettings:
     chosen = settings.sampling
     sampling = records.SamplingChoice(
         **{name: getattr(chosen, name) for name in records.SamplingChoice.__struct_fields__}

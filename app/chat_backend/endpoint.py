@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import httpx
 import msgspec
 
-from app.chat_backend.reply_parts import Begun, Ended, ReplyPart
+from app.chat_backend.reply_parts import Accepted, Ended, ReplyPart
 from app.client.http import HTTPClient, Remedies, ServerUnreachable, default_sampling_of, refusal
 from app.errors import AppError, InvalidSetting
 from app.generation.cache_report import MissReason, PromptTokensDetails
@@ -87,7 +87,7 @@ Body: TypeAlias = Mapping[str, object]
 
 _ANSWER_SECONDS = 10.0
 _INTERVAL_MS = 100  # between two looks at a reply: whoever wakes up for each token interrupts an engine for each
-_UNTOLD = 4  # characters of a token, where the server does not count
+_CHARACTERS_PER_TOKEN = 4  # characters of a token, where the server does not count
 
 
 class NotOffered(AppError):
@@ -131,7 +131,7 @@ class ChatEndpoint:
         with self._http.parsing_response():
             return [_served_name(model) for model in answer["data"]]
 
-    async def own(self, method: str, path: str, body: Body | None = None) -> Any:
+    async def call_inglenook(self, method: str, path: str, body: Body | None = None) -> Any:
         """The answer of a route that only our servers have. Raises NotOffered from others."""
         if not self.is_inglenook:
             raise NotOffered("this endpoint does not say that", "A server of ingle does.")
@@ -159,7 +159,7 @@ class ChatEndpoint:
     async def stop(self, reply: str) -> None:
         """Have the server end a reply in good order, which says what it used. Nothing if it has ended. Raises
         NotOffered from others."""
-        await self.own("POST", "stop", {"reply": reply})
+        await self.call_inglenook("POST", "stop", {"reply": reply})
 
     async def complete(self, body: Body) -> str:
         """The text of a whole reply."""
@@ -173,11 +173,11 @@ class ChatEndpoint:
         """How many tokens a text, or the prompt of a conversation, has; about so many, where the server does not
         count."""
         if self.is_inglenook:
-            answer = await self.own("POST", "count", {"text": text, "messages": messages})
+            answer = await self.call_inglenook("POST", "count", {"text": text, "messages": messages})
             with self._http.parsing_response():
                 return int(answer["tokens"])
         characters = len(text) + sum(len(str(message["content"])) for message in messages)
-        return -(-characters // _UNTOLD)
+        return -(-characters // _CHARACTERS_PER_TOKEN)
 
 
 def _served_name(model: Mapping[str, Any]) -> ServedName:
@@ -212,7 +212,7 @@ class _Fold:
         self._timings = chunk.get("timings") or self._timings
         parts: list[ReplyPart] = []
         if not self._begun and (reply := chunk.get("id")):
-            parts.append(Begun(str(reply)))
+            parts.append(Accepted(str(reply)))
         self._begun = True
         if progress := chunk.get("prompt_progress"):
             parts.append(
@@ -234,9 +234,9 @@ class _Fold:
         if self._state is None:
             raise ServerUnreachable("the server ended the reply before it was complete", "Try again.")
         is_known = self._usage is not None or self._clock.has_begun
-        return Ended(self._state, self._told(self._usage or {}) if is_known else None)
+        return Ended(self._state, self._stored_usage(self._usage or {}) if is_known else None)
 
-    def _told(self, usage: Mapping[str, Any]) -> StoredUsage:
+    def _stored_usage(self, usage: Mapping[str, Any]) -> StoredUsage:
         """What the server says, and where it says nothing, what was measured here."""
         prompt = int(usage.get("prompt_tokens") or 0)
         details = _details(usage)

@@ -30,7 +30,7 @@ _SET_PARENT_DEATH_SIGNAL = 1  # of prctl
 _IGNORED = ("SIGINT", "SIGQUIT", "SIGTTOU", "SIGTSTP")  # of the whole group: the child answers them
 
 
-def guarded(work: Work) -> int:
+def run_guarded(work: Work) -> int:
     """Run `work` in a child of this process, which owns the terminal. Gives the exit status that is due.
 
     `work` is given a function to call when it has left the terminal in order. In the child, this returns what `work`
@@ -48,11 +48,11 @@ def guarded(work: Work) -> int:
         os.close(reading)
         _die_with_parent(os.getppid())
         signal.signal(signal.SIGHUP, lambda *_: _give_up(terminal, before))
-        return work(lambda: _tell(writing))
+        return work(lambda: _signal_left(writing))
     os.close(writing)
     status = _wait(child)
     left = bool(os.read(reading, 1))
-    _give_back(terminal, before, in_order=left and status >= 0)
+    _restore(terminal, before, in_order=left and status >= 0)
     if status < 0:
         name = signal.Signals(-status).name
         print(f"error: the chat ended by {name}; what was sent and answered is kept", file=sys.stderr)  # noqa: T201
@@ -67,7 +67,7 @@ def _terminal() -> int | None:
         return None
 
 
-def _tell(pipe: int) -> None:
+def _signal_left(pipe: int) -> None:
     with suppress(OSError):
         os.write(pipe, b"\0")
 
@@ -98,7 +98,7 @@ def _wait(child: int) -> int:
         os.kill(os.getpid(), signal.SIGSTOP)  # the shell has its turn; it continues both of us
 
 
-def _give_back(terminal: int, before: list[object], *, in_order: bool) -> None:
+def _restore(terminal: int, before: list[object], *, in_order: bool) -> None:
     """The terminal as it was; of a child that left in order, its modes alone: nothing on the screen moves."""
     import termios
 
@@ -111,7 +111,7 @@ def _give_back(terminal: int, before: list[object], *, in_order: bool) -> None:
 
 def _give_up(terminal: int, before: list[object]) -> None:
     """In the child, when the guard or the terminal has gone."""
-    _give_back(terminal, before, in_order=False)
+    _restore(terminal, before, in_order=False)
     os._exit(_SIGNALLED + signal.SIGHUP)
 
 

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct
 
-from app.chat_backend.engine.process import reason, said, with_memory
+from app.chat_backend.engine.process import error_message, memory_option, run_ingle
 from app.errors import EXIT_NOT_FOUND, EXIT_OK, AppError, Offline
 from app.models.machine_memory import is_likely_to_fit
 from app.progress import SilentProgress
 from app.settings.settings import Settings
-from tui.engine_types import Finds, Fit, ModelInfo, Recommendation
+from tui.engine_types import Fit, ModelInfo, Recommendation, SearchResults
 
 
-class _Find(Struct):
+class _SearchResult(Struct):
     """One line of `ingle search --json`, as far as it is shown."""
 
     name: str
@@ -24,24 +24,26 @@ class _Find(Struct):
     quantization: str | None = None
 
 
-async def found(words: str, memory: int) -> Finds:
+async def search_models(words: str, memory: int) -> SearchResults:
     """What fits comes first. `memory`: bytes that a model would find; 0: those that are free. Raises AppError with
     what the search says."""
-    status, out, err = await said("search", "--json", *with_memory(memory), "--", *words.split())
+    status, out, err = await run_ingle("search", "--json", *memory_option(memory), "--", *words.split())
     if status not in (EXIT_OK, EXIT_NOT_FOUND):
-        raise AppError(reason(err, "the search failed"))
+        raise AppError(error_message(err, "the search failed"))
     note = _note(err)
-    return Finds(tuple(_model(find, is_known=bool(note)) for find in msgspec.json.decode(out, type=list[_Find])), note)
+    return SearchResults(
+        tuple(_model(find, is_known=bool(note)) for find in msgspec.json.decode(out, type=list[_SearchResult])), note
+    )
 
 
-def _model(find: _Find, *, is_known: bool) -> ModelInfo:
+def _model(result: _SearchResult, *, is_known: bool) -> ModelInfo:
     """`is_known`: it is one of those with a short name."""
     return ModelInfo(
-        find.name,
-        find.quantization or "",
-        find.size,
-        find.license,
-        find.fits,
+        result.name,
+        result.quantization or "",
+        result.size,
+        result.license,
+        result.fits,
         is_estimate=is_known,
         is_repository=not is_known,
     )
@@ -95,22 +97,22 @@ async def recommended(settings: Settings) -> Recommendation | None:
         await asyncio.to_thread(check_reachable, settings.hub_endpoint)
     except Offline:
         return None
-    status, out, _ = await said("fit", "--recommended", "--json")
+    status, out, _ = await run_ingle("fit", "--recommended", "--json")
     if status != EXIT_OK:
         return None
     found = msgspec.json.decode(out, type=_Fit)
     return Recommendation(found.name, found.verdict)
 
 
-async def fit_of(name: str, settings: Settings, memory: int) -> Fit:
+async def check_fit(name: str, settings: Settings, memory: int) -> Fit:
     """Of one model, with the context that was asked for. `memory`: bytes that it would find; 0: those that are free.
 
     Raises AppError with what the command says.
     """
     context = ("--context", str(settings.context)) if settings.context else ()
-    _, out, err = await said("fit", "--json", *context, *with_memory(memory), "--", name)
+    _, out, err = await run_ingle("fit", "--json", *context, *memory_option(memory), "--", name)
     try:
         found = msgspec.json.decode(out, type=_Fit)
     except msgspec.DecodeError:
-        raise AppError(reason(err, "ingle fit failed")) from None
+        raise AppError(error_message(err, "ingle fit failed")) from None
     return Fit(found.verdict, found.fits)

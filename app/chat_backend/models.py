@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from app.chat_backend.client_errors import client_errors, to_thread
 from app.chat_backend.engine.connection import EngineConnection
 from app.chat_backend.engine.loading_state import DownloadRate
-from app.chat_backend.model_queries import fit_of, found, recommended, variants
+from app.chat_backend.model_queries import check_fit, recommended, search_models, variants
 from app.models.machine_memory import memory_without_gpu
 from app.settings.settings import Settings
 from tui.client import ClientError, NotLoaded
-from tui.engine_types import Download, Finds, Fit, Loading, ModelInfo, Recommendation
+from tui.engine_types import Download, Fit, Loading, ModelInfo, Recommendation, SearchResults
 
 if TYPE_CHECKING:
     from app.models.pulls import Pulls
@@ -26,12 +26,12 @@ class ChatModels:
     def __init__(self, settings: Settings, connection: EngineConnection) -> None:
         self._settings = settings
         self._connection = connection
-        self._made: Pulls | None = None
+        self._pulls_made: Pulls | None = None
 
     async def installed(self) -> Sequence[ModelInfo]:
         """Of an endpoint of others, what that has."""
         if self._connection.is_remote:
-            offered = await self._connection.offered()
+            offered = await self._connection.offered_models()
             return [
                 ModelInfo(one.name, loaded=one.name == self._connection.answering, elsewhere=True) for one in offered
             ]
@@ -62,21 +62,21 @@ class ChatModels:
         with client_errors():
             return await recommended(self._settings)
 
-    async def search(self, text: str) -> Finds:
-        self._check_own()
+    async def search(self, text: str) -> SearchResults:
+        self._require_local()
         with client_errors():
-            finds = await found(text, await self._connection.reclaimable_memory())
+            finds = await search_models(text, await self._connection.reclaimable_memory())
         if not finds.note:
-            return replace(finds, models=tuple(await self._as_here(finds.models)))
+            return replace(finds, models=tuple(await self._with_local_state(finds.models)))
         known = {model.name: model for model in await self.catalog()}
         return replace(finds, models=tuple(known.get(find.name, find) for find in finds.models))
 
     async def variants(self, name: str) -> Sequence[ModelInfo]:
-        self._check_own()
-        return await self._as_here(await to_thread(variants, name, self._settings, await self._memory()))
+        self._require_local()
+        return await self._with_local_state(await to_thread(variants, name, self._settings, await self._memory()))
 
-    async def _as_here(self, finds: Sequence[ModelInfo]) -> Sequence[ModelInfo]:
-        """Finds of the Hub; those of which something is here, as it is."""
+    async def _with_local_state(self, finds: Sequence[ModelInfo]) -> Sequence[ModelInfo]:
+        """SearchResults of the Hub; those of which something is here, as it is."""
         here = {model.name: model for model in await self.installed()}
         return [
             replace(find, installed=one.installed, loaded=one.loaded, arrived=one.arrived)
@@ -108,20 +108,22 @@ class ChatModels:
 
     async def fit(self, name: str) -> Fit:
         if self._connection.is_remote:
-            length = next((one.context_length for one in await self._connection.offered() if one.name == name), None)
+            length = next(
+                (one.context_length for one in await self._connection.offered_models() if one.name == name), None
+            )
             words = "nobody tells how long its context is" if length is None else f"{length:,} tokens of context"
             return Fit(f"at the endpoint; {words}", is_possible=True)
         if name == self._connection.model and self._connection.context_length is not None:
             return Fit(f"answers now: {self._connection.context_length:,} tokens of context", is_possible=True)
         with client_errors():
-            return await fit_of(name, self._settings, await self._connection.reclaimable_memory())
+            return await check_fit(name, self._settings, await self._connection.reclaimable_memory())
 
     async def _memory(self) -> int | None:
         """Bytes that another model would find; None: nobody knows."""
         return await self._connection.reclaimable_memory() or await to_thread(memory_without_gpu)
 
     async def pull(self, name: str) -> AsyncGenerator[Download, None]:
-        self._check_own()
+        self._require_local()
         is_awaited = await to_thread(self._is_awaited, name)
         async with aclosing(self._pulled_by_engine() if is_awaited else self._pulled(name)) as steps:
             async for step in steps:
@@ -151,7 +153,7 @@ class ChatModels:
 
     async def _pulled_by_engine(self) -> AsyncGenerator[Download, None]:
         """Until it is loaded. Another one who follows it may pause it, too."""
-        self._connection.go_on()
+        self._connection.resume()
         rate = DownloadRate()
         try:
             async with aclosing(self._connection.loading()) as states:
@@ -170,7 +172,7 @@ class ChatModels:
             raise
 
     async def delete(self, name: str) -> None:
-        self._check_own()
+        self._require_local()
         store = self._store()
         if store.known_name(name) is None:  # of another tool, or of the web
             await to_thread(store.remove, name)
@@ -178,7 +180,7 @@ class ChatModels:
         with client_errors():
             await self._pulls().delete(name)
 
-    def _check_own(self) -> None:
+    def _require_local(self) -> None:
         """Raises ClientError where an endpoint of others answers, whose models are its own."""
         if self._connection.is_remote:
             raise ClientError("this endpoint has models of its own", "Start ingle without --endpoint for others.")
@@ -200,14 +202,14 @@ class ChatModels:
         """Those of this program, made on the event loop that uses them."""
         from app.models.pulls import Pulls
 
-        if self._made is None:
-            self._made = Pulls(self._settings)
-        return self._made
+        if self._pulls_made is None:
+            self._pulls_made = Pulls(self._settings)
+        return self._pulls_made
 
     async def close(self) -> None:
         """Stop what is being fetched; what has arrived is kept."""
-        if self._made is not None:
-            await self._made.close()
+        if self._pulls_made is not None:
+            await self._pulls_made.close()
 
     async def load(self, name: str) -> AsyncGenerator[Loading, None]:
         if not self._connection.is_remote:
@@ -218,5 +220,5 @@ class ChatModels:
                 async for state in states:
                     yield state
         except (asyncio.CancelledError, GeneratorExit):
-            self._connection.give_up(wanted)
+            self._connection.cancel_switch(wanted)
             raise

@@ -36,12 +36,12 @@ def prompt_text(message: StoredMessage) -> str:
 
 
 def sampling_fields(
-    chosen: SamplingChoice, suitable: Mapping[str, float | int], *, again: bool = False
+    chosen: SamplingChoice, default_sampling: Mapping[str, float | int], *, retry: bool = False
 ) -> dict[str, object]:
     """The fields of a request: what was chosen, else what suits the model, where somebody knows that. `again`: for
     another reply to the same message, which would be the same one if it were not drawn at random."""
     names = [name for name in SamplingChoice.__struct_fields__ if name != "thinking"]
     given = {name: value for name in names if (value := getattr(chosen, name)) is not None}
     thinking = {} if chosen.thinking is None else {"chat_template_kwargs": {"enable_thinking": chosen.thinking}}
-    drawn = _DRAWN if again and suitable.get("temperature") == 0 else {}
-    return {**suitable, **drawn, **given, **thinking}
+    drawn = _DRAWN if retry and default_sampling.get("temperature") == 0 else {}
+    return {**default_sampling, **drawn, **given, **thinking}

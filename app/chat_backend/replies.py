@@ -11,7 +11,7 @@ from app.chat_backend.client_errors import client_errors, to_thread
 from app.chat_backend.converters import message_id, usage_of
 from app.chat_backend.engine.connection import EngineConnection, ReadyEngine
 from app.chat_backend.prompt_messages import prompt_messages, sampling_fields
-from app.chat_backend.reply_parts import Begun, Ended, ReplyPart
+from app.chat_backend.reply_parts import Accepted, Ended, ReplyPart
 from app.generation.events import PromptProgress, ReasoningDelta, TextDelta
 from app.history.history import History
 from app.history.records import State, StoredMessage, StoredUsage, path_to
@@ -19,7 +19,7 @@ from quant.errors import InglenookError
 from tui import types
 from tui.client import ClientError
 
-KEPT_SECONDS = 0.5  # a reply that is being written is so far behind on the disk, at most
+SAVE_SECONDS = 0.5  # a reply that is being written is so far behind on the disk, at most
 
 _FINISH = {
     State.WHOLE: types.Finish.COMPLETE,
@@ -30,7 +30,7 @@ _FINISH = {
 
 
 @dataclass(slots=True)
-class _Growing:
+class _ReplyInProgress:
     """A reply that is being written."""
 
     message: int
@@ -42,7 +42,7 @@ class _Growing:
     reasoning: str = ""
     reasoning_began: float | None = None
     reasoning_seconds: float = 0.0
-    kept_at: float = field(default_factory=time.monotonic)
+    saved_at: float = field(default_factory=time.monotonic)
     stopped: asyncio.Event = field(default_factory=asyncio.Event)  # nothing more is waited for
     is_stopping: bool = False  # the engine was asked to end it
     has_ended: bool = False  # and that is on the disk
@@ -56,9 +56,9 @@ class _Growing:
         else:
             self.text += part.text
 
-    def keep(self, state: State = State.COMING, usage: StoredUsage | None = None) -> None:
+    def save(self, state: State = State.COMING, usage: StoredUsage | None = None) -> None:
         """On the disk, as far as it is."""
-        self.kept_at = time.monotonic()
+        self.saved_at = time.monotonic()
         self.has_ended = state is not State.COMING
         self.history.messages.write_reply(
             self.message,
@@ -70,8 +70,8 @@ class _Growing:
         )
 
     @property
-    def is_behind(self) -> bool:
-        return time.monotonic() - self.kept_at >= KEPT_SECONDS
+    def is_save_due(self) -> bool:
+        return time.monotonic() - self.saved_at >= SAVE_SECONDS
 
 
 class ChatReplies:
@@ -80,10 +80,10 @@ class ChatReplies:
     def __init__(self, chats: ChatRepository, connection: EngineConnection) -> None:
         self._chats = chats
         self._connection = connection
-        self._growing: dict[int, _Growing] = {}
+        self._in_progress: dict[int, _ReplyInProgress] = {}
 
     async def reply(self, chat: types.ChatId, to: types.MessageId) -> AsyncGenerator[types.ReplyEvent, None]:
-        async with self._connection.use(again=True) as engine, aclosing(self._reply(chat, int(to), engine)) as events:
+        async with self._connection.use(retry=True) as engine, aclosing(self._reply(chat, int(to), engine)) as events:
             async for event in events:
                 yield event
 
@@ -94,21 +94,21 @@ class ChatReplies:
             growing = await self._begin(chat, to, engine)
             try:
                 yield types.ReplyStarted(message_id(growing.message), engine.model)
-                async with aclosing(self._told(growing, first, parts)) as events:
+                async with aclosing(self._reply_events(growing, first, parts)) as events:
                     async for event in events:
                         yield event
             finally:
                 if not growing.has_ended:  # whoever listened went away
-                    growing.keep(State.STOPPED)
+                    growing.save(State.STOPPED)
                 self._chats.coming.discard((chat, growing.message))
-                self._growing.pop(growing.message, None)
+                self._in_progress.pop(growing.message, None)
 
     def _body(self, chat: types.ChatId, to: int, engine: ReadyEngine) -> dict[str, object]:
-        history, number = self._chats.place(chat)
+        history, number = self._chats.locate(chat)
         found = history.chats.get(number)
         messages = {message.id: message for message in history.messages.in_chat(number)}
         branch = path_to(messages, to)
-        again = any(message.parent == to and message.text for message in messages.values())
+        retry = any(message.parent == to and message.text for message in messages.values())
         ours = engine.endpoint.is_inglenook
         own = {"service_class": "interactive", "return_progress": True} if ours else {}
         if ours and self._chats.is_private(chat):
@@ -116,62 +116,62 @@ class ChatReplies:
         return {
             "model": engine.model,
             "messages": prompt_messages(found, branch, with_reasoning=ours),
-            **sampling_fields(found.settings.sampling, engine.suitable, again=again),
+            **sampling_fields(found.settings.sampling, engine.default_sampling, retry=retry),
             **own,
         }
 
-    async def _begin(self, chat: types.ChatId, to: int, engine: ReadyEngine) -> _Growing:
+    async def _begin(self, chat: types.ChatId, to: int, engine: ReadyEngine) -> _ReplyInProgress:
         def begin() -> tuple[StoredMessage, History, int]:
-            history, number = self._chats.place(chat)
+            history, number = self._chats.locate(chat)
             return history.messages.start_reply(number, to, engine.model), history, number
 
         message, history, number = await to_thread(begin)
-        growing = _Growing(message.id, number, history, engine)
-        self._growing[message.id] = growing
+        growing = _ReplyInProgress(message.id, number, history, engine)
+        self._in_progress[message.id] = growing
         self._chats.coming.add((chat, message.id))
         return growing
 
-    async def _told(
-        self, growing: _Growing, first: ReplyPart, parts: AsyncGenerator[ReplyPart]
+    async def _reply_events(
+        self, growing: _ReplyInProgress, first: ReplyPart, parts: AsyncGenerator[ReplyPart]
     ) -> AsyncGenerator[types.ReplyEvent, None]:
         """The events of a reply, which is kept as they come; ends with a ReplyEnd, whatever happens."""
         part: ReplyPart | None = first
         try:
             while part is not None and not isinstance(part, Ended):
-                if isinstance(part, Begun):
+                if isinstance(part, Accepted):
                     growing.reply = part.reply
                 elif isinstance(part, PromptProgress):
                     yield types.PromptProgress(part.done, part.total, part.cached)
                 else:
                     growing.add(part)
                     yield _delta(part)
-                if growing.is_behind:
-                    await to_thread(growing.keep)
+                if growing.is_save_due:
+                    await to_thread(growing.save)
                 with client_errors():
                     part = await _next(parts, growing.stopped)
         except ClientError as problem:
-            await to_thread(growing.keep, State.FAILED, StoredUsage(error=problem.sentences))
+            await to_thread(growing.save, State.FAILED, StoredUsage(error=problem.sentences))
             yield types.ReplyEnd(types.Finish.FAILED, error=problem.sentences)
             return
         ended = part or Ended(State.STOPPED, None)
         if growing.is_stopping:
             ended = Ended(State.STOPPED, ended.usage)
-        await to_thread(growing.keep, ended.state, ended.usage)
+        await to_thread(growing.save, ended.state, ended.usage)
         yield types.ReplyEnd(_FINISH[ended.state], usage_of(ended.usage))
 
     async def stop(self, message: types.MessageId) -> None:
         """Ended by the engine a reply says what it used; of another server's, the connection is closed."""
-        if (growing := self._growing.get(int(message))) is not None:
+        if (growing := self._in_progress.get(int(message))) is not None:
             await self._stop(growing)
 
-    async def stop_named(self, reply: str) -> bool:
+    async def stop_by_id(self, reply: str) -> bool:
         """The same by the engine's id of a reply; whether it is one of these."""
-        growing = next((one for one in self._growing.values() if reply and one.reply == reply), None)
+        growing = next((one for one in self._in_progress.values() if reply and one.reply == reply), None)
         if growing is not None:
             await self._stop(growing)
         return growing is not None
 
-    async def _stop(self, growing: _Growing) -> None:
+    async def _stop(self, growing: _ReplyInProgress) -> None:
         growing.is_stopping = True
         try:
             await growing.engine.endpoint.stop(growing.reply)

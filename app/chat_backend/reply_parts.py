@@ -6,7 +6,7 @@ from app.generation.events import PromptProgress, ReasoningDelta, TextDelta
 from app.history.records import State, StoredUsage
 
 
-class Begun(NamedTuple):
+class Accepted(NamedTuple):
     """The server has accepted the request. Servers that give replies no id send none of these."""
 
     reply: str  # its id
@@ -19,4 +19,4 @@ class Ended(NamedTuple):
     usage: StoredUsage | None
 
 
-ReplyPart: TypeAlias = Begun | PromptProgress | ReasoningDelta | TextDelta | Ended
+ReplyPart: TypeAlias = Accepted | PromptProgress | ReasoningDelta | TextDelta | Ended

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from app.chat_backend.client import TerminalClient
-from app.chat_backend.ending import Ending
+from app.chat_backend.shutdown import Shutdown
 from app.history.history import History
 from app.settings.settings import Settings, wants_colors
 from app.text.terminal_text import sanitize
@@ -40,8 +40,8 @@ class Session:
         from tui.app import ChatApp
 
         async def run(client: TerminalClient) -> int:
-            app = ChatApp(client, self.settings.theme, question=self.question, colours=wants_colors())
-            Ending(lambda status: app.exit(return_code=status)).listen("SIGINT", "SIGTERM")
+            app = ChatApp(client, self.settings.theme, question=self.question, colors=wants_colors())
+            Shutdown(lambda status: app.exit(return_code=status)).listen("SIGINT", "SIGTERM")
             await app.run_async()
             left()
             return app.return_code or 0
@@ -50,7 +50,7 @@ class Session:
 
     async def _with_client(self, history: History, run: Callable[[TerminalClient], Coroutine[Any, Any, int]]) -> int:
         client = TerminalClient(self.settings, history, self.flags, self.endpoint, self.key)
-        client.begin()
+        client.start()
         try:
             return await run(client)
         finally:

@@ -24,7 +24,7 @@ class Titles:
         self._chats = chats
         self._connection = connection
 
-    async def make(self, chat: ChatId) -> str:
+    async def make_title(self, chat: ChatId) -> str:
         """The title that a chat has from now on: one that it has stays. Empty where the model wrote nothing that could
         be one."""
         if found := await to_thread(self._title, chat):
@@ -32,30 +32,30 @@ class Titles:
         async with self._connection.use() as engine:
             messages = await to_thread(self._messages, chat)
             own = {"service_class": "background", "store": False} if engine.endpoint.is_inglenook else {}
-            sampling = {"temperature": 0, **engine.suitable, "max_tokens": _TOKENS}
+            sampling = {"temperature": 0, **engine.default_sampling, "max_tokens": _TOKENS}
             body = {"model": engine.model, "messages": messages, **sampling, **own}
-            title = title_in(await engine.endpoint.complete(body))
+            title = extract_title(await engine.endpoint.complete(body))
         if title:
             await to_thread(self._keep, chat, title)
         return title
 
     def _title(self, chat: ChatId) -> str:
-        history, number = self._chats.place(chat)
+        history, number = self._chats.locate(chat)
         return history.chats.get(number).title
 
     def _messages(self, chat: ChatId) -> list[object]:
         """The chat as it was sent, so that nothing of it is computed again, and the question behind it."""
-        history, number = self._chats.place(chat)
+        history, number = self._chats.locate(chat)
         found = history.chats.get(number)
         branch: list[StoredMessage] = path_to({one.id: one for one in history.messages.in_chat(number)}, found.shown)
         return [*prompt_messages(found, branch, with_reasoning=False), {"role": "user", "content": _ASKED}]
 
     def _keep(self, chat: ChatId, title: str) -> None:
-        history, number = self._chats.place(chat)
+        history, number = self._chats.locate(chat)
         history.chats.give_title(number, title)
 
 
-def title_in(text: str) -> str:
+def extract_title(text: str) -> str:
     """What a model wrote, as a title: its first line that announces nothing, without quotation marks, cut at a word;
     empty where that is none."""
     lines = [line for line in text.splitlines() if line.strip(_QUOTES) and not line.rstrip(_QUOTES).endswith(":")]

@@ -64,9 +64,9 @@ def chat(
     session = Session(settings, flags, endpoint, key, question)
     if plain or not _has_screens():
         return session.run_plain()
-    from app.chat_backend.guard import guarded
+    from app.chat_backend.guard import run_guarded
 
-    return guarded(session.run_screens)
+    return run_guarded(session.run_screens)
 
 
 def _has_screens() -> bool:

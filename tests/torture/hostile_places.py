@@ -127,7 +127,7 @@ class Visit:
             [ClientError(message, remedy)],
         ]
         for _ in range(2):
-            await conversation.begin()
+            await conversation.open_new()
             conversation.composer.area.write(said)
             self.app.simulate_key("enter")
             await self._seen(10)

@@ -21,7 +21,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from app.chat_backend.replies import KEPT_SECONDS
+from app.chat_backend.replies import SAVE_SECONDS
 from app.history.database import FILE_NAME
 from app.history.history import History
 
@@ -31,7 +31,7 @@ import json, sys, time
 from pathlib import Path
 from app.history.history import History
 from app.history.records import Settings, State
-from app.chat_backend.replies import KEPT_SECONDS
+from app.chat_backend.replies import SAVE_SECONDS
 
 def say(*what):
     sys.stdout.write(json.dumps(what) + "\\n")
@@ -50,7 +50,7 @@ while True:
     for word in range(turn % 40):
         text += f"word{word} "
         say("came", chat.id, reply.id, len(text), time.time())
-        if time.monotonic() - kept_at >= KEPT_SECONDS:
+        if time.monotonic() - kept_at >= SAVE_SECONDS:
             history.messages.write_reply(reply.id, text, "")
             kept_at = time.monotonic()
         time.sleep(0.02)
@@ -112,7 +112,7 @@ def kills(count: int, draw: random.Random) -> None:
         f"{count} kills: {acknowledged} messages acknowledged, {lost} lost; {sum(one[2] for one in rounds)} files sound"
     )
     behind = max(one[3] for one in rounds)
-    print(f"a reply was behind by {behind:.2f} s at most ({KEPT_SECONDS} is meant); told: {told}")
+    print(f"a reply was behind by {behind:.2f} s at most ({SAVE_SECONDS} is meant); told: {told}")
 
 
 def writers(count: int, seconds: float) -> None:

@@ -68,7 +68,7 @@ async def watched(app: ChatApp, seconds: float) -> Cost:
     conversation = app.screen.query_one(Conversation)
     conversation.composer.area.write("go")
     app.simulate_key("enter")
-    while not (conversation.replying and conversation.replying.message):
+    while not (conversation.current_reply and conversation.current_reply.message):
         await asyncio.sleep(0.01)
     Compositor.render_update = counted  # type: ignore[method-assign, assignment]
     cpu, began = time.process_time(), time.monotonic()

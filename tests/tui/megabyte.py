@@ -107,7 +107,7 @@ async def streamed(kind: str, piece: int, pause: float) -> float:
     async def reply() -> None:
         while not conversation.query(ReplyText):
             await asyncio.sleep(0.01)
-        while conversation.replying is not None or conversation.query_one(ReplyText).is_behind:
+        while conversation.current_reply is not None or conversation.query_one(ReplyText).has_pending:
             await asyncio.sleep(0.1)
 
     async with app.run_test(size=(120, 40)) as _:

@@ -25,7 +25,7 @@ QUESTIONS = (
     "Write a Python function that says whether a number is even. Only the code.",
 )
 LONG = "Tell me a long story about a fireplace, an old house and a cat that likes both of them."
-LOOK = TerminalTheme((23, 20, 18), (232, 225, 217), [(0, 0, 0)] * 8)  # the colours behind all others
+LOOK = TerminalTheme((23, 20, 18), (232, 225, 217), [(0, 0, 0)] * 8)  # the colors behind all others
 PATIENCE = 120.0  # seconds
 
 
@@ -33,8 +33,8 @@ def tmux(*arguments: str) -> str:
     return subprocess.run(["tmux", *arguments], check=True, capture_output=True, text=True, cwd=ROOT).stdout
 
 
-def screen(*, colours: bool = False) -> str:
-    return tmux("capture-pane", "-p", "-t", SESSION, *(["-e", "-N"] if colours else []))
+def screen(*, colors: bool = False) -> str:
+    return tmux("capture-pane", "-p", "-t", SESSION, *(["-e", "-N"] if colors else []))
 
 
 def wait_for(condition: Callable[[str], bool]) -> None:
@@ -47,7 +47,7 @@ def wait_for(condition: Callable[[str], bool]) -> None:
 def picture(path: Path) -> None:
     time.sleep(1.0)  # a screen that comes is drawn more than once
     console = Console(width=COLUMNS, record=True, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-    console.print(Text.from_ansi(screen(colours=True).rstrip("\n")), end="", soft_wrap=True)
+    console.print(Text.from_ansi(screen(colors=True).rstrip("\n")), end="", soft_wrap=True)
     svg = console.export_svg(title="ingle", theme=LOOK)
     path.write_text(re.sub(r"@font-face {.*?}\s*", "", svg, flags=re.DOTALL), encoding="utf-8")  # fetched by nobody
 

@@ -91,7 +91,7 @@ class Chatting:
         """Send a message and wait for the end of its reply."""
         replies = len(self.client.replies.asked)
         await self.type(text)
-        await self.until(lambda: len(self.client.replies.asked) > replies and self.conversation.replying is None)
+        await self.until(lambda: len(self.client.replies.asked) > replies and self.conversation.current_reply is None)
 
 
 def run(

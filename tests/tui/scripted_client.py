@@ -15,13 +15,13 @@ from tui.engine_types import (
     Download,
     EngineRequest,
     EngineStatus,
-    Finds,
     Fit,
     Loading,
     ModelInfo,
     Phase,
     Recommendation,
     RequestId,
+    SearchResults,
 )
 from tui.types import (
     Attachment,
@@ -301,8 +301,8 @@ class ScriptedEngine:
     def address(self) -> str:
         return "http://127.0.0.1:4645/v1" if self.loads.is_set() else ""
 
-    async def loading(self, *, again: bool = False) -> AsyncGenerator[Loading, None]:
-        self.tried += again
+    async def loading(self, *, retry: bool = False) -> AsyncGenerator[Loading, None]:
+        self.tried += retry
         self.followed += 1
         for step in self.steps:
             yield step
@@ -382,11 +382,11 @@ class ScriptedModels:
             raise ClientError("the Hub cannot be reached")
         return FITS[name]
 
-    async def search(self, text: str) -> Finds:
+    async def search(self, text: str) -> SearchResults:
         await self.finds.wait()
         if self.offline:
-            return Finds((KNOWN,), "the Hub cannot be reached: these are models with a short name")
-        return Finds((REPOSITORY,) if text in REPOSITORY.name.lower() else ())
+            return SearchResults((KNOWN,), "the Hub cannot be reached: these are models with a short name")
+        return SearchResults((REPOSITORY,) if text in REPOSITORY.name.lower() else ())
 
     async def find(self, name: str) -> ModelInfo:
         listed = [*await self.installed(), *await self.catalog()]

@@ -34,7 +34,7 @@ FOLDER = Path(__file__).parent / "snapshots"
 LOOKS = {
     "80x24-dark": ((80, 24), "hearth-dark"),
     "80x24-light": ((80, 24), "hearth-light"),
-    "80x24-ansi": ((80, 24), "ansi-dark"),  # sixteen colours
+    "80x24-ansi": ((80, 24), "ansi-dark"),  # sixteen colors
     "160x48-dark": ((160, 48), "hearth-dark"),
     "160x48-light": ((160, 48), "hearth-light"),
 }

@@ -102,10 +102,10 @@ async def stream(kind: str, tokens: int) -> None:
         conversation.composer.area.focus()
         conversation.composer.area.write("go")
         app.simulate_key("enter")
-        while not (app._exit or (conversation.replying and conversation.replying.message)):
+        while not (app._exit or (conversation.current_reply and conversation.current_reply.message)):
             await asyncio.sleep(0.01)
         cpu, began, echoes = time.process_time(), time.monotonic(), []
-        while conversation.replying and not app._exit:
+        while conversation.current_reply and not app._exit:
             await asyncio.sleep(0.25)
             echoes.append(1000 * await echo(app))
         spent, passed = time.process_time() - cpu, time.monotonic() - began

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from tui.client import ClientError
-from tui.drafts import LARGEST, attachment, dropped_path
+from tui.drafts import LARGEST, dropped_path, read_attachment
 
 
 def test_a_text_file_becomes_an_attachment(tmp_path: Path) -> None:
     path = tmp_path / "a file.py"
     path.write_text("\ufeffprint('é')\n", encoding="utf-8")
-    found = attachment(path)
+    found = read_attachment(path)
     assert (found.name, found.text) == ("a file.py", "print('é')\n")
 
 
@@ -21,7 +21,7 @@ def test_what_is_no_text_is_refused(tmp_path: Path, data: bytes | None) -> None:
     if data is not None:
         path.write_bytes(data)
     with pytest.raises(ClientError) as refused:
-        attachment(path)
+        read_attachment(path)
     assert refused.value.remedy
 
 

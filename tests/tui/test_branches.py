@@ -31,10 +31,10 @@ def test_siblings_are_in_the_order_in_which_they_came() -> None:
 
 def test_a_step_aside_ends_at_the_newest_leaf_there() -> None:
     tree = branches()
-    assert tree.beside(MessageId("b"), 1) == "e"
-    assert tree.beside(MessageId("b2"), -1) == "c"
-    assert tree.beside(MessageId("b2"), 1) is None
-    assert tree.beside(MessageId("b"), -1) is None
+    assert tree.neighbor_leaf(MessageId("b"), 1) == "e"
+    assert tree.neighbor_leaf(MessageId("b2"), -1) == "c"
+    assert tree.neighbor_leaf(MessageId("b2"), 1) is None
+    assert tree.neighbor_leaf(MessageId("b"), -1) is None
 
 
 def test_a_message_told_anew_stays_where_it_is() -> None:

@@ -24,7 +24,7 @@ def test_a_message_and_its_reply() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.type("What is this?", enter=False)
         await chat.pilot.press("ctrl+j", "x", "enter")
-        await chat.until(lambda: len(chat.views()) == 2 and chat.conversation.replying is None)
+        await chat.until(lambda: len(chat.views()) == 2 and chat.conversation.current_reply is None)
         assert chat.texts() == ["What is this?\nx", "An *answer*."]
         assert chat.composer.area.text == ""
         assert "1,204 reused (1,188 device, 16 disk), 31 computed" in chat.label("MessageView:last-child .cost")
@@ -68,7 +68,7 @@ def test_a_model_that_could_not_be_loaded_is_told_once_and_tried_again_by_sendin
         await chat.until(lambda: "one" in measured)
         assert chat.notices() == ["It is broken. Mend it."]
         await chat.pilot.press("enter")
-        await chat.until(lambda: len(chat.notices()) == 2 and chat.conversation.replying is None)
+        await chat.until(lambda: len(chat.notices()) == 2 and chat.conversation.current_reply is None)
         assert client.engine.tried == 1
         client.engine.problem = None
         await chat.pilot.press("ctrl+r")
@@ -88,7 +88,7 @@ def test_escape_stops_while_the_prompt_is_read() -> None:
         )
         await chat.pilot.press("escape")
         await chat.until(lambda: chat.client.replies.closed == 1)
-        assert chat.conversation.replying is None
+        assert chat.conversation.current_reply is None
         assert chat.texts() == ["long"]
 
     run(ScriptedClient([PromptProgress(100, 900), WAIT, TextDelta("never"), END]), flow)
@@ -97,7 +97,7 @@ def test_escape_stops_while_the_prompt_is_read() -> None:
 def test_why_a_reply_failed_stays_with_it() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.type("go")
-        await chat.until(lambda: len(chat.views()) == 2 and chat.conversation.replying is None)
+        await chat.until(lambda: len(chat.views()) == 2 and chat.conversation.current_reply is None)
         assert chat.label("MessageView:last-child .cost") == "failed: the [b]engine[/b] ended it"
 
     failed = ReplyEnd(Finish.FAILED, error="the [b]engine[/b] ended it")
@@ -113,7 +113,7 @@ def test_why_there_is_no_reply_stays_until_it_is_asked_for_again() -> None:
         await chat.until(lambda: why() == "no reply: the [b]key[/b] is wrong. Give another.")
         name = chat.conversation.chat.id
         assert name is not None
-        await chat.conversation.begin()
+        await chat.conversation.open_new()
         assert why() == ""
         await chat.conversation.open(name)
         await chat.until(lambda: why() == "no reply: the [b]key[/b] is wrong. Give another.")
@@ -121,7 +121,7 @@ def test_why_there_is_no_reply_stays_until_it_is_asked_for_again() -> None:
         await chat.until(lambda: len(chat.client.replies.asked) == 2)
         assert why() == ""
         chat.client.replies.gate.set()
-        await chat.until(lambda: chat.texts() == ["go", "now"] and chat.conversation.replying is None)
+        await chat.until(lambda: chat.texts() == ["go", "now"] and chat.conversation.current_reply is None)
         assert not chat.views()[0].message.error
 
     wrong = ClientError("the [b]key[/b] is wrong.", "Give another.")
@@ -133,7 +133,7 @@ def test_escape_stops_in_the_middle_of_a_reply_and_the_text_stays() -> None:
         await chat.type("go")
         await chat.until(lambda: len(chat.views()) == 2)
         await chat.pilot.press("escape")
-        await chat.until(lambda: chat.conversation.replying is None)
+        await chat.until(lambda: chat.conversation.current_reply is None)
         assert chat.texts() == ["go", "begun "]
         assert chat.label("MessageView:last-child .cost").startswith("stopped")
 
@@ -159,7 +159,7 @@ def test_a_message_waits_while_a_reply_comes() -> None:
         await chat.type("two")
         await chat.until(lambda: chat.label("#queue") == "next: two")
         chat.client.replies.gate.set()
-        await chat.until(lambda: len(chat.views()) == 4 and chat.conversation.replying is None)
+        await chat.until(lambda: len(chat.views()) == 4 and chat.conversation.current_reply is None)
         assert chat.texts() == ["one", "first", "two", "second"]
 
     run(ScriptedClient([TextDelta("first"), WAIT, END], [TextDelta("second"), END]), flow)
@@ -241,7 +241,7 @@ def test_another_reply_stands_beside_the_first() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.say("one")
         await chat.pilot.press("ctrl+r")
-        await chat.until(lambda: chat.texts() == ["one", "second"] and chat.conversation.replying is None)
+        await chat.until(lambda: chat.texts() == ["one", "second"] and chat.conversation.current_reply is None)
         assert "2/2" in chat.label("MessageView:last-child MessageHeader")
         chat.views()[1].focus()
         await chat.pilot.press("left")

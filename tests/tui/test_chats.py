@@ -198,6 +198,6 @@ def test_a_chat_that_is_deleted_ends_its_reply_and_comes_back_with_what_was_kept
         await chat.until(lambda: chat.client.replies.closed == 1 and chat.conversation.chat.id is None)
         await chat.type("/undo")
         await chat.until(lambda: chat.texts() == ["one", "begun"])
-        assert chat.conversation.replying is None
+        assert chat.conversation.current_reply is None
 
     run(ScriptedClient([TextDelta("begun"), WAIT, TextDelta("never"), END]), flow)

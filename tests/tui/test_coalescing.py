@@ -11,7 +11,7 @@ from tui.coalescing import coalesced, joined
 from tui.types import Finish, PromptProgress, ReasoningDelta, ReplyEnd, ReplyEvent, TextDelta
 
 
-def test_neighbours_of_a_kind_become_one() -> None:
+def test_neighbors_of_a_kind_become_one() -> None:
     events: list[ReplyEvent] = [
         PromptProgress(1, 9), PromptProgress(9, 9), ReasoningDelta("a"), ReasoningDelta("b"), TextDelta("c"),
         ReasoningDelta("d"), TextDelta("e"), TextDelta("f"), ReplyEnd(Finish.COMPLETE),

@@ -125,7 +125,7 @@ def test_a_full_context_is_asked_about_and_the_person_sees_what_goes() -> None:
         await chat.pilot.press("enter")
         await chat.until(lambda: isinstance(chat.app.screen, FullContextScreen) and chat.label("#goes") != "")
         await chat.pilot.press("down", "enter")
-        await chat.until(lambda: len(client.replies.asked) == 1 and chat.conversation.replying is None)
+        await chat.until(lambda: len(client.replies.asked) == 1 and chat.conversation.current_reply is None)
         assert len(client.chats.chats[name].left_out) == 2
         chat.conversation.transcript.scroll_home(animate=False)
         await chat.until(lambda: "not sent any more" in str(chat.views()[0].query_one("MessageHeader").render()))

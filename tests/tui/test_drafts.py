@@ -62,7 +62,7 @@ def test_files_stay_with_their_chat(notes: list[Path]) -> None:
         await chat.conversation.open(name)
         assert attached(chat) == ["two.txt"]
         await chat.say("look")
-        await chat.conversation.begin()
+        await chat.conversation.open_new()
         await chat.conversation.open(name)
         assert attached(chat) == []
 
@@ -167,7 +167,7 @@ def test_an_edit_leaves_the_draft_alone() -> None:
         assert chat.composer.area.text == "my draft"
         await chat.pilot.press("ctrl+up")
         await chat.until(lambda: chat.composer.area.text == "one more")
-        await chat.conversation.begin()
+        await chat.conversation.open_new()
         assert client.chats.drafts[name] == "my draft"
         await chat.conversation.open(name)
         assert chat.composer.area.text == "my draft"
@@ -206,7 +206,7 @@ def test_nothing_of_a_private_chat_is_kept() -> None:
 
     async def flow(chat: Chatting) -> None:
         await chat.until(lambda: chat.composer.area.text == "of before")
-        await chat.conversation.begin(private=True)
+        await chat.conversation.open_new(private=True)
         assert chat.composer.area.text == ""
         await chat.type("secret", enter=False)
         await chat.composer.save_draft()
@@ -216,14 +216,14 @@ def test_nothing_of_a_private_chat_is_kept() -> None:
         await chat.pilot.press("up")
         assert chat.composer.area.text == "secret words"
         await chat.pilot.press("end", *"!", "up")
-        await chat.conversation.begin()
+        await chat.conversation.open_new()
         assert chat.composer.area.text == ""
         await chat.pilot.press("up")
         assert chat.composer.area.text == ""
-        await chat.conversation.begin(private=True)
+        await chat.conversation.open_new(private=True)
         await chat.conversation.configure(chat.conversation.chat, ChatSettings("a secret"))
         await chat.type("not sent", enter=False)
-        await chat.conversation.begin()
+        await chat.conversation.open_new()
         assert chat.conversation.chat.settings == ChatSettings()
 
     run(client, flow)
@@ -255,7 +255,7 @@ def test_a_new_chat_is_empty_and_the_draft_before_it_is_in_the_list() -> None:
         assert chat.texts() == ["half a sentence", "Hello."]
         await chat.conversation.open(drafts[0].id)
         chat.composer.area.write("")
-        await chat.conversation.begin()
+        await chat.conversation.open_new()
         assert [one.title for one in await client.chats.summaries()] == ["A title of the client"]
 
     run(client, flow)

@@ -27,7 +27,7 @@ def test_times(value: float, words: str) -> None:
     ("count", "words"), [(812, "812"), (3_740, "3.7k"), (9_960, "10k"), (131_072, "131k"), (-1500, "-1.5k")]
 )
 def test_short_counts(count: int, words: str) -> None:
-    assert figures.short(count) == words
+    assert figures.short_count(count) == words
 
 
 def test_what_a_turn_cost() -> None:
@@ -66,7 +66,7 @@ def test_a_budget_says_what_is_free_or_too_many() -> None:
     ("value", "words"), [(0.2, "0 s left"), (40.4, "40 s left"), (720, "12 min left"), (10_000, "3 h left")]
 )
 def test_time_that_is_left(value: float, words: str) -> None:
-    assert figures.left(value) == words
+    assert figures.time_left(value) == words
 
 
 def test_progress_of_a_prompt() -> None:

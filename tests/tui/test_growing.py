@@ -14,7 +14,7 @@ from textual.pilot import Pilot
 from textual.widget import Widget
 
 from tests.tui.pilots import at_rest
-from tui.widgets.growing import LINES
+from tui.widgets.growing import RESERVED_LINES
 from tui.widgets.reply_text import ReplyText
 
 WORDS = "The seat beside the fire was **warm**, and nobody wished to leave it for `anything` else."
@@ -57,7 +57,7 @@ class Page(App[None]):
 
 async def shown(page: Page, pilot: Pilot[None]) -> None:
     """Everything that was added is laid out."""
-    while page.reply.is_behind:
+    while page.reply.has_pending:
         await asyncio.sleep(0.002)
     await pilot.pause()
 
@@ -98,7 +98,7 @@ def test_a_list_item_is_seldom_laid_out_and_seen_at_once() -> None:
                     await shown(page, pilot)
                     assert str(number) in " ".join(page.lines)
             height = len([line for line in page.lines if line])
-            assert 0 < len(layouts) <= 3 + 2 * height / LINES < number / 8
+            assert 0 < len(layouts) <= 3 + 2 * height / RESERVED_LINES < number / 8
 
     asyncio.run(show())
 

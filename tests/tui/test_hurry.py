@@ -98,7 +98,7 @@ def test_a_reply_that_was_just_drawn_may_be_left() -> None:
         (text,) = chat.views()[1].query(ReplyText)
         (paragraph,) = text.query("MarkdownParagraph").results(Widget)
         await text.remove()
-        for late in (text._fold_far, text._look_again):
+        for late in (text._fold_far, text._after_layout):
             late()
         await text._change([Document("gone")], DocumentText("gone"))
         text.add("more")

@@ -5,7 +5,7 @@ import pytest
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import FITS, KNOWN, LARGE, ScriptedClient
 from tui.engine_types import ModelInfo
-from tui.large_downloads import about, is_asked_about
+from tui.large_downloads import describe_download, needs_confirmation
 from tui.screens.chat import ChatScreen
 from tui.screens.dialog import Confirm
 from tui.screens.models import ModelsScreen
@@ -33,11 +33,11 @@ SMALL = ModelInfo("small", size=GB // 2, fits=True)
     ],
 )
 def test_only_downloads_that_need_it_are_asked_about(model: ModelInfo, free: int | None, is_asked: bool) -> None:
-    assert is_asked_about(model, free) is is_asked
+    assert needs_confirmation(model, free) is is_asked
 
 
 def test_the_question_names_size_disk_and_fit() -> None:
-    assert about(LARGE, 24 * GB, "does not fit: needs 44 GB").splitlines() == [
+    assert describe_download(LARGE, 24 * GB, "does not fit: needs 44 GB").splitlines() == [
         "llama3.3:70b",
         "",
         "Size:      42.5 GB",
@@ -45,7 +45,7 @@ def test_the_question_names_size_disk_and_fit() -> None:
         "Memory:    does not fit: needs 44 GB",
     ]
     paused = ModelInfo("m", size=2 * GB, is_estimate=True, arrived=GB // 2)
-    assert about(paused, None).splitlines()[2:] == [
+    assert describe_download(paused, None).splitlines()[2:] == [
         "Size:      about 2.0 GB, of which 500 MB is here",
         "Free disk: unknown",
         "Memory:    unknown whether it fits",

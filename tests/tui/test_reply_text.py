@@ -80,7 +80,7 @@ def test_a_long_reply_is_laid_out_where_it_is_seen(grows: bool) -> None:
                 page.query_one(ReplyText).add(part)
                 await settled(page, pilot, start + len(part))
             page.query_one(ReplyText).finish()
-            while page.query_one(ReplyText).is_behind:
+            while page.query_one(ReplyText).has_pending:
                 await pilot.pause(0.01)
             await settled(page, pilot)
             assert page.seen[-1] == COUNT - 1
@@ -154,7 +154,7 @@ def test_what_is_written_is_followed_though_what_is_above_comes_back(words: str)
             assert page.scroll.max_scroll_y > 0
             for number in range(3):
                 page.query_one(ReplyText).add(f"\n\nParagraph {number} begins anew.")
-                while page.query_one(ReplyText).is_behind:
+                while page.query_one(ReplyText).has_pending:
                     await pilot.pause(0.01)
                 assert await at_rest(pilot, lambda: page.seen[-1]) == number
 
@@ -171,7 +171,7 @@ def test_a_list_that_is_cut_has_no_empty_line_in_it() -> None:
             if grows:
                 reply.add(text)
                 reply.finish()
-            while reply.is_behind:
+            while reply.has_pending:
                 await pilot.pause(0.01)
             height = await at_rest(pilot, lambda: reply.size.height)
             assert len(reply.children) > 2
@@ -219,7 +219,7 @@ def test_what_comes_faster_than_it_can_be_laid_out_becomes_room(block: str, monk
             for part in (text[:PIECE], text[PIECE:], f"\n\n{TEXT}"):
                 reply.add(part)
             reply.finish()
-            while reply.is_behind:
+            while reply.has_pending:
                 await pilot.pause(0.01)
             await settled(page, pilot, len(text) + 2 + len(TEXT))
             assert len(made) < 20

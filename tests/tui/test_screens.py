@@ -341,30 +341,30 @@ def test_help_the_palette_and_the_address() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_without_colours_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_colors_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     client = ScriptedClient([TextDelta("# One\n\n```python\nprint('x')\n```\n\n[x](https://a.example)"), END])
     client.engine.loads.set()
 
     async def go() -> None:
-        app = ChatApp(client, theme="hearth-light", colours=False)
+        app = ChatApp(client, theme="hearth-light", colors=False)
         async with app.run_test() as pilot:
             chat = Chatting(app, pilot, client)
             await chat.say("one")
             await chat.until(lambda: app.screen.query(CodeBlock))
-            assert colours(app) == {"default"}
+            assert colors(app) == {"default"}
             app.theme = "hearth-dark"
             await pilot.press("f3")
             await chat.until(lambda: isinstance(app.screen, EngineScreen) and rows(chat))
-            assert colours(app) == {"default"}
+            assert colors(app) == {"default"}
 
     asyncio.run(go())
 
 
-def colours(app: ChatApp) -> set[str | None]:
+def colors(app: ChatApp) -> set[str | None]:
     """Those of all cells on the screen, in front and behind."""
     styles = [part.style for strip in app.screen._compositor.render_strips() for part in strip if part.style]
-    return {colour and colour.name for style in styles for colour in (style.color, style.bgcolor)}
+    return {color and color.name for style in styles for color in (style.color, style.bgcolor)}
 
 
 def test_a_theme_that_is_chosen_is_kept() -> None:
@@ -384,7 +384,7 @@ def test_branches_are_shown_as_a_tree_and_chosen_there() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.say("one")
         await chat.type("/regenerate")
-        await chat.until(lambda: chat.texts() == ["one", "second"] and chat.conversation.replying is None)
+        await chat.until(lambda: chat.texts() == ["one", "second"] and chat.conversation.current_reply is None)
         await chat.pilot.press("ctrl+t")
         await chat.until(lambda: chat.app.screen.query("#tree"))
         tree = chat.app.screen.query_one("#tree", Tree)

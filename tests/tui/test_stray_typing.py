@@ -180,7 +180,7 @@ def test_escape_leads_from_the_list_to_the_prompt_and_stops_no_reply() -> None:
         await chat.pilot.press("escape")
         assert chat.app.focused is chat.composer.area
         assert chat.conversation.display
-        assert chat.conversation.replying is not None
+        assert chat.conversation.current_reply is not None
 
     run(client, flow)
     assert client.replies.stopped == []

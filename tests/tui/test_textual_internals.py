@@ -90,9 +90,9 @@ def test_blocks_keep_their_private_attributes() -> None:
 def test_the_terminal_shows_what_the_screen_is(picture: Picture) -> None:
     async def flow(chat: Chatting) -> None:
         await chat.type("go")
-        await chat.until(lambda: chat.conversation.replying is None and len(chat.views()) == 2)
+        await chat.until(lambda: chat.conversation.current_reply is None and len(chat.views()) == 2)
         await chat.pilot.press("x", "enter")
-        await chat.until(lambda: chat.conversation.replying is None and len(chat.views()) == 4)
+        await chat.until(lambda: chat.conversation.current_reply is None and len(chat.views()) == 4)
         await chat.pilot.pause()
         strips = chat.screen._compositor.render_strips()
         assert picture.text() == "\n".join(strip.text for strip in strips)

@@ -44,7 +44,7 @@ def test_only_the_end_of_a_long_chat_is_mounted_and_scrolling_reaches_its_begin(
         transcript.scroll_end(animate=False, immediate=True)
         await chat.until(lambda: chat.texts()[0] != "message 0")
 
-    monkeypatch.setattr(transcript_module, "MOST", 16)
+    monkeypatch.setattr(transcript_module, "MAX_MOUNTED", 16)
     client, name = long_chat()
     run(client, flow, chat=name)
 
@@ -108,7 +108,7 @@ def test_what_is_read_moves_as_it_is_scrolled_though_messages_come_and_go(monkey
                 assert frames[0] != numbers(chat)
 
     every = {int(one) for text in texts for one in re.findall(r"no(\d+)\.", text)}
-    monkeypatch.setattr(transcript_module, "MOST", 3)
+    monkeypatch.setattr(transcript_module, "MAX_MOUNTED", 3)
     client = ScriptedClient()
     run(client, flow, chat=client.keep("Long", *texts))
 
@@ -185,7 +185,7 @@ def test_of_two_branches_that_are_shown_at_once_the_last_stays() -> None:
         path = list(transcript._path)
         await asyncio.gather(
             transcript.show(path, transcript._siblings),
-            transcript.cut_behind(path[30].id),
+            transcript.truncate_after(path[30].id),
             transcript.append(path[31]),
             transcript.show(path[:3], transcript._siblings),
             transcript.append(path[3]),
@@ -199,13 +199,13 @@ def test_of_two_branches_that_are_shown_at_once_the_last_stays() -> None:
 def test_what_is_sent_in_a_chat_that_is_left_at_once_is_not_shown_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     async def flow(chat: Chatting) -> None:
         transcript = chat.conversation.transcript
-        cut_behind = transcript.cut_behind
+        truncate_after = transcript.truncate_after
 
         async def left(message: MessageId | None) -> None:
-            await cut_behind(message)
-            await chat.conversation.begin()
+            await truncate_after(message)
+            await chat.conversation.open_new()
 
-        monkeypatch.setattr(transcript, "cut_behind", left)
+        monkeypatch.setattr(transcript, "truncate_after", left)
         await chat.type("go")
         await chat.until(lambda: chat.client.replies.asked)
         await chat.pilot.pause()

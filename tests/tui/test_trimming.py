@@ -63,7 +63,7 @@ def test_another_reply_needs_room_as_the_first_does() -> None:
         await asked(chat)
         assert client.replies.asked == []
         await chat.pilot.press("down", "enter")
-        await chat.until(lambda: len(client.replies.asked) == 1 and chat.conversation.replying is None)
+        await chat.until(lambda: len(client.replies.asked) == 1 and chat.conversation.current_reply is None)
 
     run(client, flow, chat=name)
 
@@ -96,7 +96,7 @@ def test_a_summary_is_seen_where_it_stands() -> None:
         await chat.type("one more")
         await asked(chat)
         await chat.pilot.press("enter")
-        await chat.until(lambda: len(client.replies.asked) == 1 and chat.conversation.replying is None)
+        await chat.until(lambda: len(client.replies.asked) == 1 and chat.conversation.current_reply is None)
         chat.conversation.transcript.scroll_home(animate=False)
         await chat.until(lambda: chat.views()[0].message.text.startswith("first") and chat.app.screen.query(Folded))
         note = chat.views()[1].query_one(Folded)

@@ -148,7 +148,7 @@ class ChatScreen(SteadyScreen):
     @on(Conversation.ModelWanted)
     def try_again(self) -> None:
         if self.query_one(TopBar).loading_model is None:
-            self.follow(self._client.engine.loading(again=True))
+            self.follow(self._client.engine.loading(retry=True))
 
     @on(ChatList.OpenAsked)
     async def open(self, event: ChatList.OpenAsked) -> None:
@@ -173,7 +173,7 @@ class ChatScreen(SteadyScreen):
 
     @on(Composer.CommandTyped)
     async def run_typed(self, event: Composer.CommandTyped) -> None:
-        if (found := commands.command(event.name)) is not None:
+        if (found := commands.find_command(event.name)) is not None:
             await self._run(found, event.argument)
         else:
             self.app.notify(f"There is no command /{event.name}. F1 lists them.", severity="warning", markup=False)
@@ -185,7 +185,7 @@ class ChatScreen(SteadyScreen):
         self.call_after_refresh(self.action_run_command, name)
 
     async def action_run_command(self, name: str) -> None:
-        if (found := commands.command(name)) is not None:
+        if (found := commands.find_command(name)) is not None:
             await self._run(found, "")
 
     async def _run(self, command: Command, argument: str) -> None:
@@ -199,10 +199,10 @@ class ChatScreen(SteadyScreen):
         await self.app.run_action(("", command.action, arguments), owners[command.owner])
 
     async def action_new_chat(self) -> None:
-        await self.conversation.begin()
+        await self.conversation.open_new()
 
     async def action_new_private_chat(self) -> None:
-        await self.conversation.begin(private=True)
+        await self.conversation.open_new(private=True)
 
     def action_toggle_chats(self) -> None:
         """In a wide terminal the list is hidden by this, in a narrow one shown."""

@@ -13,7 +13,7 @@ from textual.widgets import Button, Input, Label
 
 from tui.client import Models
 from tui.engine_types import ModelInfo
-from tui.large_downloads import about, is_asked_about
+from tui.large_downloads import describe_download, needs_confirmation
 from tui.plain_text import sanitize
 from tui.widgets.text_fields import LineField
 
@@ -61,9 +61,9 @@ async def may_fetch(node: DOMNode, models: Models, model: ModelInfo, verdict: st
     `verdict`: whether it fits, in words, if that is known. Raises ClientError.
     """
     free = await models.free_disk()
-    if not is_asked_about(model, free):
+    if not needs_confirmation(model, free):
         return True
-    return await confirm(node, "Download this model?", about(model, free, verdict), "Download")
+    return await confirm(node, "Download this model?", describe_download(model, free, verdict), "Download")
 
 
 class Confirm(Dialog[bool]):

@@ -103,11 +103,11 @@ class EngineScreen(Page[None]):
 
     def on_mount(self) -> None:
         self.query_one(Listing).add_columns(*_COLUMNS)
-        self.look()
-        self.set_interval(_INTERVAL, self.look)
+        self.poll()
+        self.set_interval(_INTERVAL, self.poll)
 
     @work(exclusive=True, group="look", description="look")
-    async def look(self) -> None:
+    async def poll(self) -> None:
         with show_errors(self):
             try:
                 async with aclosing(self._engine.loading()) as steps:
@@ -161,7 +161,7 @@ class EngineScreen(Page[None]):
         if request.mine or await confirm(self, "Abort this request?", about, "Abort"):
             with show_errors(self):
                 await self._engine.abort(request.id)
-                self.look()
+                self.poll()
 
 
 def _cells(request: EngineRequest) -> tuple[Text, ...]:

@@ -14,7 +14,7 @@ from textual.widgets import DataTable, Footer, Input, Label, Tab, Tabs
 from tui import figures
 from tui.client import ClientError, Models
 from tui.downloads import Downloads
-from tui.engine_types import Download, Finds, ModelInfo
+from tui.engine_types import Download, ModelInfo, SearchResults
 from tui.large_downloads import FIT_BY_SIZE, can_load
 from tui.plain_text import shortened, single_line
 from tui.screens.dialog import Page, confirm, may_fetch
@@ -111,14 +111,14 @@ class ModelsScreen(Page[str]):
             self._note(finds.note)
             self._show(finds.models)
 
-    async def _found(self) -> Finds:
+    async def _found(self) -> SearchResults:
         if self._repository:
-            return Finds(tuple(await self._models.variants(self._repository)))
+            return SearchResults(tuple(await self._models.variants(self._repository)))
         match self._list():
             case "installed":
-                return Finds((*await self._models.installed(), *self._coming()))
+                return SearchResults((*await self._models.installed(), *self._coming()))
             case "catalog":
-                return Finds(tuple(await self._models.catalog()))
+                return SearchResults(tuple(await self._models.catalog()))
             case _:
                 return await self._searched(self.query_one("#search", Input).value.strip())
 
@@ -126,12 +126,12 @@ class ModelsScreen(Page[str]):
         """What is fetched for this screen. What the engine fetches is in its lists."""
         return (model for model in self._downloads.models.values() if not model.fetching)
 
-    async def _searched(self, text: str) -> Finds:
+    async def _searched(self, text: str) -> SearchResults:
         if not text:
-            return Finds(())
+            return SearchResults(())
         self._note("searching the Hub …")
         finds = await self._models.search(text)
-        return finds if finds.models else Finds((), f"{finds.note} nothing was found".strip())
+        return finds if finds.models else SearchResults((), f"{finds.note} nothing was found".strip())
 
     def _note(self, text: str) -> None:
         """What is to be said of the list; no line where that is nothing."""
@@ -280,5 +280,5 @@ def _progress(progress: Download) -> str:
     speed = round(progress.bytes_per_second)
     if not speed:
         return share
-    left = f", {figures.left((progress.total - progress.done) / speed)}" if progress.total else ""
+    left = f", {figures.time_left((progress.total - progress.done) / speed)}" if progress.total else ""
     return f"{share}, {figures.size(speed)}/s{left}"

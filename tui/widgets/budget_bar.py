@@ -8,7 +8,7 @@ from textual.widget import Widget
 from tui import figures
 from tui.types import ContextBudget
 
-_PARTS = (("system", "█"), ("history", "▓"), ("reserve", "▒"))  # also apart from one another without colours
+_PARTS = (("system", "█"), ("history", "▓"), ("reserve", "▒"))  # also apart from one another without colors
 
 
 class BudgetBar(Widget):
@@ -36,10 +36,10 @@ class BudgetBar(Widget):
             used += counts[name]
             cells = round(width * used / whole) - drawn
             drawn += cells
-            parts.append((sign * cells, self._colour(name, budget)))
+            parts.append((sign * cells, self._color(name, budget)))
         return Content.assemble(*parts, ("░" * (width - drawn) + " ", "$text-disabled"))
 
-    def _colour(self, name: str, budget: ContextBudget) -> str:
+    def _color(self, name: str, budget: ContextBudget) -> str:
         if budget.lacking:
             return "$error"
         return {"system": "$secondary", "history": "$primary", "reserve": "$panel-lighten-2"}[name]

@@ -116,13 +116,13 @@ class ChatList(Vertical):
         index = options.highlighted
         return None if index is None else ChatId(options.get_option_at_index(index).id or "")
 
-    def _meant(self) -> ChatId | None:
+    def _target_chat(self) -> ChatId | None:
         """The chat that an action is about."""
         return self._highlighted() if self.has_focus_within else self._open
 
-    async def _meant_summary(self) -> ChatSummary | None:
+    async def _target_summary(self) -> ChatSummary | None:
         """What is known of it, whichever list it is in; None, and the person is told, where it has not begun."""
-        chat = self._meant()
+        chat = self._target_chat()
         if chat not in self._summaries:
             others = await self._chats.summaries(archived=not self._archived)
             found = next((summary for summary in others if summary.id == chat), None)
@@ -141,7 +141,7 @@ class ChatList(Vertical):
 
     @work
     async def action_rename(self, title: str = "") -> None:
-        chat = self._meant()
+        chat = self._target_chat()
         if chat is None:
             return
         before = self._summaries[chat].title if chat in self._summaries else ""
@@ -155,7 +155,7 @@ class ChatList(Vertical):
     @work
     async def action_pin(self) -> None:
         with show_errors(self):
-            if (summary := await self._meant_summary()) is not None:
+            if (summary := await self._target_summary()) is not None:
                 await self._chats.pin(summary.id, not summary.pinned)
                 self.app.notify("Not pinned any more." if summary.pinned else "Pinned.", markup=False)
                 self.reload()
@@ -163,7 +163,7 @@ class ChatList(Vertical):
     @work
     async def action_archive(self) -> None:
         with show_errors(self):
-            if (summary := await self._meant_summary()) is not None:
+            if (summary := await self._target_summary()) is not None:
                 await self._chats.archive(summary.id, not summary.archived)
                 done = "Back from the archive." if summary.archived else "In the archive, which /archived lists."
                 self.app.notify(done, markup=False)
@@ -178,14 +178,14 @@ class ChatList(Vertical):
 
     @work
     async def action_delete(self) -> None:
-        if (chat := self._meant()) is not None:
+        if (chat := self._target_chat()) is not None:
             await self._delete(chat)
 
     @work
     async def action_confirm_deletion(self) -> None:
         """Ask before a key deletes a chat. /delete does not ask: it is too long to be typed by accident."""
         with show_errors(self):
-            if (summary := await self._meant_summary()) is not None:
+            if (summary := await self._target_summary()) is not None:
                 about = f"{single_line(summary.title) or 'New chat'}\n\n{_UNDO}"
                 if await confirm(self, "Delete this chat?", about, "Delete"):
                     await self._delete(summary.id)
@@ -212,7 +212,7 @@ class ChatList(Vertical):
 
     @work
     async def action_export(self, path: str = "") -> None:
-        chat = self._meant()
+        chat = self._target_chat()
         if chat is None:
             return
         wanted = path or await ask(self, "Write this chat to which file?", "chat.md", "*.md or *.json")

@@ -1,4 +1,4 @@
-"""A block of code in a reply: its language, its text in colours, and two things to do with it. Nothing is ever run."""
+"""A block of code in a reply: its language, its text in colors, and two things to do with it. Nothing is ever run."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -11,12 +11,12 @@ from textual.widgets import Label, Markdown
 from textual.widgets.markdown import MarkdownFence
 
 from tui.markdown import LONGEST_LINE
-from tui.plain_text import beginning
-from tui.widgets.growing import grown, settled
+from tui.plain_text import head
+from tui.widgets.growing import draw_growth, release_reserve
 from tui.widgets.text_fields import WordButtons, word
 from tui.widgets.textual_internals import Fence
 
-LONGEST_HIGHLIGHTED = 20_000  # characters; what is longer has one colour
+LONGEST_HIGHLIGHTED = 20_000  # characters; what is longer has one color
 _PART, _LONGEST_PART = 1500, 4000  # characters
 
 
@@ -40,7 +40,7 @@ class CodeBlock(Fence):
 
     @classmethod
     def highlight(cls, code: str, language: str, ansi: bool = False, dark: bool = False) -> Content:
-        """Without colours, which each part has for itself."""
+        """Without colors, which each part has for itself."""
         return Content(code)
 
     def compose(self) -> ComposeResult:
@@ -53,18 +53,18 @@ class CodeBlock(Fence):
             self._show_changes()
 
     def _show_changes(self) -> None:
-        """Parts that have not changed stay as they are laid out."""
+        """Parts that have not changed keep_position as they are laid out."""
         labels = list(self.query_children(".code-part").results(Label))
         before, self._shown = self._shown, self._parts()
         for label, was, part in zip(labels, before, self._shown, strict=False):
             if was is not part:
                 label.update(part, layout=False)
-                grown(label)
+                draw_growth(label)
         for label in labels[len(self._shown) :]:
             label.remove()
         if added := self._shown[len(labels) :]:
             for label in labels[-1:]:
-                settled(label)
+                release_reserve(label)
             self.mount_all(map(_label, added))
 
     def _parts(self) -> list[Content]:
@@ -89,7 +89,7 @@ class CodeBlock(Fence):
 
 def parts(code: str) -> Iterator[str]:
     """It, cut in front of lines at the left margin that follow an empty one, if there are any: a part is read in
-    colours as if nothing was before it, once, however far the code grows behind it."""
+    colors as if nothing was before it, once, however far the code grows behind it."""
     part: list[str] = []
     size, is_after_empty = 0, False
     for line in code.split("\n"):
@@ -121,4 +121,4 @@ def _plain(part: str) -> Content:
 
 def _without_long_lines(part: str) -> str:
     """What is copied and saved has them whole."""
-    return "\n".join(beginning(line, LONGEST_LINE) for line in part.split("\n"))
+    return "\n".join(head(line, LONGEST_LINE) for line in part.split("\n"))

@@ -17,7 +17,7 @@ from textual.widgets import Label, TextArea
 
 from tui import commands
 from tui.client import Client, NotLoaded
-from tui.drafts import Drafts, Prompt, attachment
+from tui.drafts import Drafts, Prompt, read_attachment
 from tui.open_chat import OpenChat
 from tui.show_errors import show_errors
 from tui.types import Attachment
@@ -112,11 +112,11 @@ class Composer(Vertical):
         """What was sent and typed before; unless something has been typed already."""
         with show_errors(self):
             self.area.remember(await self._client.chats.inputs())
-            draft = await self.drafts.of_window()
+            draft = await self.drafts.read_window_draft()
             if self._chat.id is None and not self.area.text:
                 self.write(draft)
             elif draft != Prompt():  # something else has been typed or opened already
-                await self.drafts.part(OpenChat(), draft)
+                await self.drafts.save_as_chat(OpenChat(), draft)
                 await self.save_draft()
 
     @property
@@ -129,9 +129,9 @@ class Composer(Vertical):
         """At once; not between two chats."""
         if not self.is_leaving:
             with show_errors(self):
-                await self.drafts.keep(self._chat, self.draft, self.sending)
+                await self.drafts.save(self._chat, self.draft, self.sending)
 
-    async def take_in(self) -> None:
+    async def flush_keys(self) -> None:
         """Wait for the keys that came before this, and are still on their way to the prompt."""
         taken = asyncio.Event()
         if self.area.is_running and self.area.call_later(taken.set):
@@ -144,22 +144,22 @@ class Composer(Vertical):
 
     async def leave(self) -> Prompt:
         """Take away and keep the draft of the chat that is left. What is typed from now on is for the next one."""
-        await self.take_in()
+        await self.flush_keys()
         self.end_editing()
         self.take_back_queue()
         chat, left, sending = self._chat, self.draft, self.sending
         self.is_leaving = True
         self.write(Prompt())
         with show_errors(self):
-            await self.drafts.keep(chat, left, sending)
+            await self.drafts.save(chat, left, sending)
         return left
 
-    def arrive(self, draft: Prompt) -> None:
+    def show_draft(self, draft: Prompt) -> None:
         """Show the draft of the chat that is open now, and behind it what has been typed on the way."""
         self.is_leaving = False
         self.write(Prompt(draft.text + self.area.text, (*draft.attachments, *self._files)))
 
-    def belong_to(self, chat: OpenChat) -> None:
+    def switch_chat(self, chat: OpenChat) -> None:
         """What is typed from now on is for this chat."""
         if chat is not self._chat:
             self._chat = chat
@@ -198,9 +198,9 @@ class Composer(Vertical):
             await self.save_draft()
         else:
             with show_errors(self):
-                await self.drafts.keep(chat, self.drafts.rest(chat.id))
+                await self.drafts.save(chat, self.drafts.unsent(chat.id))
 
-    async def put_back(self, chat: OpenChat, prompt: Prompt) -> None:
+    async def restore_unsent(self, chat: OpenChat, prompt: Prompt) -> None:
         """What could not be sent, in front of what waits behind it and what has been typed since."""
         if chat is self._chat:
             self.sending = None
@@ -209,10 +209,10 @@ class Composer(Vertical):
             await self.save_draft()
         elif chat.id is None:
             with show_errors(self):
-                await self.drafts.part(chat, prompt)
+                await self.drafts.save_as_chat(chat, prompt)
         else:
             with show_errors(self):
-                await self.drafts.keep(chat, Prompt.of([prompt, self.drafts.rest(chat.id)]))
+                await self.drafts.save(chat, Prompt.of([prompt, self.drafts.unsent(chat.id)]))
 
     def take_back_queue(self) -> None:
         """Put what waits back to where it was typed; nothing is sent."""
@@ -252,7 +252,7 @@ class Composer(Vertical):
     @on(PromptArea.Entered)
     def submit(self, event: PromptArea.Entered) -> None:
         event.stop()
-        if (typed := commands.typed(event.text)) is not None:
+        if (typed := commands.parse_command(event.text)) is not None:
             self.post_message(self.CommandTyped(*typed))
             return
         prompt = Prompt(event.text, self.prompt.attachments)
@@ -266,7 +266,7 @@ class Composer(Vertical):
 
     @on(TextArea.Changed)
     def suggest(self) -> None:
-        found = commands.beginning_with(self.area.text)[:6]
+        found = commands.matching(self.area.text)[:6]
         self._show("#hints", "\n".join(f"/{one.name} {one.takes}".ljust(18) + one.help for one in found))
         self.measure()
 
@@ -284,7 +284,7 @@ class Composer(Vertical):
     def attach_path(self, path: Path) -> None:
         """Put the file at `path` beside the text."""
         with show_errors(self):
-            self.attach(attachment(path))
+            self.attach(read_attachment(path))
 
     @on(PromptArea.DetachAsked)
     def detach_last(self, event: PromptArea.DetachAsked) -> None:

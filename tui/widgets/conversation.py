@@ -18,7 +18,7 @@ from textual.worker import Worker
 from tui.client import Client, ClientError, NotLoaded
 from tui.drafts import Prompt
 from tui.open_chat import OpenChat
-from tui.replying import Replying
+from tui.reply_progress import ReplyProgress
 from tui.running_replies import RunningReplies
 from tui.screens.full_context import FullContextScreen
 from tui.show_errors import show_error, show_errors
@@ -71,9 +71,9 @@ class Conversation(Vertical):
     class ReplyCame(Posted, bubble=False):
         """The next event of a reply, from its worker; or why there is none any more."""
 
-        def __init__(self, replying: Replying, event: ReplyEvent | ClientError) -> None:
+        def __init__(self, reply: ReplyProgress, event: ReplyEvent | ClientError) -> None:
             super().__init__()
-            self.replying = replying
+            self.reply = reply
             self.event = event
 
     def __init__(self, client: Client) -> None:
@@ -87,7 +87,7 @@ class Conversation(Vertical):
         self._replies = RunningReplies(
             client.replies, self._stream, lambda *came: self.post_message(self.ReplyCame(*came))
         )
-        self._trimmer = ContextTrimmer(client.context, self._choose_trim, self._show_trimmed, self._tell_activity)
+        self._trimmer = ContextTrimmer(client.context, self._choose_trim, self._show_trimmed, self._post_activity)
         self._asking_again = False
         self._editing: Message | None = None
         self._switching = asyncio.Lock()  # one chat after the other is opened
@@ -103,9 +103,9 @@ class Conversation(Vertical):
         await self._show(self.chat, None)
 
     @property
-    def replying(self) -> Replying | None:
+    def current_reply(self) -> ReplyProgress | None:
         """The reply that comes in the open chat."""
-        return self._replies.of(self.chat.id)
+        return self._replies.in_chat(self.chat.id)
 
     # --- which chat is open
 
@@ -115,38 +115,38 @@ class Conversation(Vertical):
             found = await self._client.chats.open(chat)
             opened = OpenChat.of(found)
             for question, why in self._replies.unanswered(chat).items():
-                opened.tell_failure(question, why)
-            running = self._replies.of(chat)
-            if running is not None and (message := running.so_far()) is not None:
+                opened.set_failure(question, why)
+            running = self._replies.in_chat(chat)
+            if running is not None and (message := running.snapshot()) is not None:
                 opened.put(message)
             if at is not None:
                 opened.leaf = opened.branches.newest_leaf(at)
-            await self._part(left)
+            await self._save_left_draft(left)
             await self._show(opened, at)
-            self.composer.arrive(self.composer.drafts.with_files(chat, found.draft))
+            self.composer.show_draft(self.composer.drafts.with_files(chat, found.draft))
 
-    async def begin(self, *, private: bool = False) -> None:
+    async def open_new(self, *, private: bool = False) -> None:
         """Show a new, empty chat, with the settings of the one before unless that is private."""
         async with self._leaving() as left:
             settings = self.chat.settings if private or not self.chat.private else ChatSettings()
-            if await self._part(left):
+            if await self._save_left_draft(left):
                 self.app.notify("Your draft is in the list of chats.", timeout=_BRIEF, markup=False)
             await self._show(OpenChat(settings=settings, private=private), None)
-            self.composer.arrive(Prompt())
+            self.composer.show_draft(Prompt())
 
-    async def _part(self, left: Prompt) -> bool:
+    async def _save_left_draft(self, left: Prompt) -> bool:
         """Have the draft of a new chat stay in the list when that chat is left; whether there is one."""
         if self.chat.id is None and left != Prompt():
-            await self.composer.drafts.part(self.chat, left)
+            await self.composer.drafts.save_as_chat(self.chat, left)
             return True
         return False
 
     async def leave_deleted(self, chat: ChatId) -> None:
         """Its reply ends, and something else is shown."""
-        if (replying := self._replies.of(chat)) is not None:
-            self._replies.end(replying)
+        if (reply := self._replies.in_chat(chat)) is not None:
+            self._replies.remove(reply)
         if chat == self.chat.id:
-            await self.begin()
+            await self.open_new()
 
     async def configure(self, chat: OpenChat, settings: ChatSettings) -> None:
         """Other settings for a chat that is open, or was when it was asked for them."""
@@ -169,7 +169,7 @@ class Conversation(Vertical):
             with show_errors(self):
                 yield left
             if self.composer.is_leaving:
-                self.composer.arrive(left)
+                self.composer.show_draft(left)
                 self.composer.take_back_queue()
             if not self._is_sending and (waiting := self.composer.next_in_queue()) is not None:
                 self.send(waiting)
@@ -177,14 +177,14 @@ class Conversation(Vertical):
     async def _show(self, chat: OpenChat, at: MessageId | None) -> None:
         self.chat = chat
         await self.transcript.show(chat.path(), chat.branches.siblings, left_out=chat.left_out, at=at)
-        self.composer.belong_to(chat)
-        self._tell()
+        self.composer.switch_chat(chat)
+        self._post_shown()
 
-    def _tell(self) -> None:
+    def _post_shown(self) -> None:
         self.post_message(self.Shown(self.chat))
-        self._tell_activity(self.replying.activity if self.replying else "")
+        self._post_activity(self.current_reply.activity if self.current_reply else "")
 
-    def _tell_activity(self, text: str) -> None:
+    def _post_activity(self, text: str) -> None:
         if text != self._activity:
             self._activity = text
             self.post_message(self.Activity(text))
@@ -201,7 +201,7 @@ class Conversation(Vertical):
     @property
     def _is_sending(self) -> bool:
         """Whether a message or a reply is under way in the chat that is shown, or another chat is about to be."""
-        is_under_way = self.replying is not None or self.composer.sending is not None or self._asking_again
+        is_under_way = self.current_reply is not None or self.composer.sending is not None or self._asking_again
         return is_under_way or self.composer.is_leaving
 
     def send(self, prompt: Prompt) -> None:
@@ -216,7 +216,7 @@ class Conversation(Vertical):
         self._editing = None
         message: Message | None = None
         with show_errors(self):
-            message = await self._keep(chat, prompt, edited)
+            message = await self._store(chat, prompt, edited)
         if message is not None:
             await self._follow(chat, message)
             await self.composer.sent(chat)
@@ -224,26 +224,26 @@ class Conversation(Vertical):
             self.composer.sending = None
             self._begin_editing(edited, prompt)
         else:
-            await self.composer.put_back(chat, prompt)
+            await self.composer.restore_unsent(chat, prompt)
 
     async def _follow(self, chat: OpenChat, message: Message) -> None:
         """Show a new message, and ask for a reply to it."""
         if chat is self.chat:
-            await self.transcript.cut_behind(message.parent)
+            await self.transcript.truncate_after(message.parent)
             chat.put(message)
         if chat is self.chat:  # still
             await self.transcript.append(message)
         if message.role is Role.USER and chat.id is not None:
             self.ask(chat.id, message.id)
 
-    async def _keep(self, chat: OpenChat, prompt: Prompt, edited: Message | None) -> Message | None:
+    async def _store(self, chat: OpenChat, prompt: Prompt, edited: Message | None) -> Message | None:
         """The message once it is on the disk; None where the person did not want it sent."""
         chats = self._client.chats
         if chat.id is None:
             await self._ensure_room(chat, None, prompt.all_text)  # else there is no chat yet
             chat.summary = (await chats.create(chat.settings, private=chat.private)).summary
-            await self.composer.drafts.begun(chat)
-            self._tell()
+            await self.composer.drafts.clear_new(chat)
+            self._post_shown()
             name = chat.summary.id
         else:
             name = chat.id
@@ -257,54 +257,54 @@ class Conversation(Vertical):
     def ask(self, chat: ChatId, to: MessageId) -> None:
         """A new reply to this message, which is the end of its branch."""
         self._replies.start(chat, to)
-        self._tell_failure(chat, to)
+        self._show_failure(chat, to)
         if not self.model:
             self.post_message(self.ModelWanted())
-        self._tell()
+        self._post_shown()
 
     @on(ReplyCame)
     async def take(self, came: ReplyCame) -> None:
         """What came becomes state, and is shown if its chat is open."""
-        replying, event = came.replying, came.event
-        if not self._replies.runs(replying):
+        reply, event = came.reply, came.event
+        if not self._replies.is_running(reply):
             return
         if isinstance(event, ClientError):
-            self._replies.fail(replying, event)
-            self._tell_failure(replying.chat, replying.to)
+            self._replies.fail(reply, event)
+            self._show_failure(reply.chat, reply.to)
             if self.model or not isinstance(event, NotLoaded):
                 show_error(self, event)
-            await self._ended(replying)
+            await self._finish_reply(reply)
             return
-        replying.take(event)
-        if replying.chat == self.chat.id:
-            await self._show_event(replying, event)
+        reply.apply(event)
+        if reply.chat == self.chat.id:
+            await self._show_event(reply, event)
         if isinstance(event, ReplyEnd):
             if event.error:
                 show_error(self, ClientError(event.error))
-            await self._ended(replying)
+            await self._finish_reply(reply)
 
-    def _tell_failure(self, chat: ChatId, to: MessageId) -> None:
+    def _show_failure(self, chat: ChatId, to: MessageId) -> None:
         """Where its reply would be."""
         if chat == self.chat.id and to in self.chat.branches:
-            self.transcript.renew(self.chat.tell_failure(to, self._replies.unanswered(chat).get(to, "")))
+            self.transcript.update_message(self.chat.set_failure(to, self._replies.unanswered(chat).get(to, "")))
 
     @on(TextArea.Changed)
-    def make_way(self, event: TextArea.Changed) -> None:
+    def yield_to_typing(self, event: TextArea.Changed) -> None:
         """What is typed is seen before what comes."""
         event.stop()
-        message = self.replying.message if self.replying else None
+        message = self.current_reply.message if self.current_reply else None
         if message is not None and (view := self.transcript.view(message.id)) is not None:
-            view.make_way()
+            view.yield_to_typing()
 
     @on(PromptArea.PageAsked)
     def page(self, asked: PromptArea.PageAsked) -> None:
         scroll = self.transcript.scroll_page_up if asked.step < 0 else self.transcript.scroll_page_down
         scroll(animate=False)
 
-    async def _show_event(self, replying: Replying, event: ReplyEvent) -> None:
-        message = replying.message
+    async def _show_event(self, reply: ReplyProgress, event: ReplyEvent) -> None:
+        message = reply.message
         if message is None:
-            self._tell_activity(replying.activity)
+            self._post_activity(reply.activity)
             return
         if isinstance(event, ReplyStarted):
             self.chat.put(message)
@@ -313,21 +313,21 @@ class Conversation(Vertical):
         if isinstance(event, TextDelta) and view is not None:
             view.grow(event.text)
         elif isinstance(event, ReasoningDelta) and view is not None:
-            await view.add_reasoning(event.text, replying.reasoning_seconds)
-        self._tell_activity(replying.activity)
+            await view.add_reasoning(event.text, reply.reasoning_seconds)
+        self._post_activity(reply.activity)
 
-    async def _ended(self, replying: Replying) -> None:
+    async def _finish_reply(self, reply: ReplyProgress) -> None:
         """The reply is complete, as far as it goes; what waits behind it is sent, unless it failed."""
-        self._replies.end(replying)
-        message = replying.message
+        self._replies.remove(reply)
+        message = reply.message
         if message is not None and message.text and message.finish is not Finish.FAILED:
-            self.run_worker(self._name_chat(replying.chat), group=f"title of {replying.chat}", exclusive=True)
-        if replying.chat != self.chat.id:
+            self.run_worker(self._name_chat(reply.chat), group=f"title of {reply.chat}", exclusive=True)
+        if reply.chat != self.chat.id:
             return
-        self._tell()
+        self._post_shown()
         if message is not None:
             self.chat.branches.put(message)
-            self.transcript.renew(message)
+            self.transcript.update_message(message)
         if message is None or message.finish in (Finish.FAILED, Finish.STOPPED):
             self.composer.take_back_queue()
         elif (waiting := self.composer.next_in_queue()) is not None:
@@ -347,38 +347,38 @@ class Conversation(Vertical):
 
     async def action_stop(self) -> None:
         """Stop the reply, in whatever phase, or a summary; without one, leave what is being edited."""
-        replying = self.replying
-        if replying is None and self._trimmer.stop():
+        reply = self.current_reply
+        if reply is None and self._trimmer.stop():
             return
-        if replying is None:
+        if reply is None:
             self._end_editing()
             self.composer.area.focus()
-        elif replying.message is None or replying.stopping:
-            await self._cut_off(replying)
+        elif reply.message is None or reply.stopping:
+            await self._end_now(reply)
         else:
-            replying.stopping = True
-            self._tell_activity("stopping")
-            self.stop_gently(replying, replying.message.id)
+            reply.stopping = True
+            self._post_activity("stopping")
+            self.stop_gently(reply, reply.message.id)
 
     @work(group="stop")
-    async def stop_gently(self, replying: Replying, message: MessageId) -> None:
+    async def stop_gently(self, reply: ReplyProgress, message: MessageId) -> None:
         """The engine says what it has done, if it does so soon."""
         with show_errors(self):
             await self._client.replies.stop(message)
         await asyncio.sleep(_PATIENCE)
-        await self._cut_off(replying)
+        await self._end_now(reply)
 
-    async def _cut_off(self, replying: Replying) -> None:
-        if self._replies.runs(replying):
-            replying.end(Finish.STOPPED)
-            await self._ended(replying)
+    async def _end_now(self, reply: ReplyProgress) -> None:
+        if self._replies.is_running(reply):
+            reply.finish(Finish.STOPPED)
+            await self._finish_reply(reply)
 
     # --- edits and branches
 
     @on(MessageView.EditAsked)
     def edit(self, event: MessageView.EditAsked) -> None:
         """Type a message anew. What was written before stays, as a branch."""
-        if self._busy() or not self._is_here(event.message):
+        if self._is_busy() or not self._is_shown(event.message):
             return
         self._begin_editing(event.message, Prompt(event.message.text, event.message.attachments))
 
@@ -386,13 +386,13 @@ class Conversation(Vertical):
         self._editing = message
         self.composer.edit(prompt)
 
-    def _busy(self) -> bool:
+    def _is_busy(self) -> bool:
         """Whether the branch that is shown must stay; the person is told so."""
         if self._is_sending:
             self.app.notify("A reply is being written; escape stops it.", markup=False)
         return self._is_sending
 
-    def _is_here(self, message: Message) -> bool:
+    def _is_shown(self, message: Message) -> bool:
         """Another chat may have been opened since something was asked about a message."""
         return any(one.id == message.id for one in self.chat.path())
 
@@ -414,7 +414,7 @@ class Conversation(Vertical):
         """Another reply, beside the one there is."""
         message = event.message
         to = message.id if message.role is Role.USER else message.parent
-        if self._is_here(message) and to is not None and not self._busy():
+        if self._is_shown(message) and to is not None and not self._is_busy():
             self._asking_again = True
             self.ask_again(to)
 
@@ -426,7 +426,7 @@ class Conversation(Vertical):
             has_room = await self._ensure_room(chat, to, "")
         self._asking_again = False
         if chat is self.chat and has_room:
-            await self.transcript.cut_behind(to)
+            await self.transcript.truncate_after(to)
             chat.leaf = to
         if chat.id is not None and has_room:
             self.ask(chat.id, to)
@@ -439,17 +439,17 @@ class Conversation(Vertical):
 
     @on(MessageView.BranchAsked)
     async def step_branch(self, event: MessageView.BranchAsked) -> None:
-        if not self._is_here(event.message):
+        if not self._is_shown(event.message):
             return
         index = [message.id for message in self.chat.path()].index(event.message.id)
-        leaf = self.chat.branches.beside(event.message.id, event.step)
+        leaf = self.chat.branches.neighbor_leaf(event.message.id, event.step)
         if leaf is not None:
             await self.show_branch(leaf, self.chat.branches.path(leaf)[index].id)
 
     async def show_branch(self, leaf: MessageId, at: MessageId) -> None:
         """Another branch of the open chat. What the engine knows of it, it need not read again."""
         chat = self.chat
-        if self._busy() or chat.id is None:
+        if self._is_busy() or chat.id is None:
             return
         with show_errors(self):
             await self._client.chats.show_branch(chat.id, leaf)
@@ -457,8 +457,8 @@ class Conversation(Vertical):
             if chat is self.chat:
                 await self._show(chat, at)
 
-    @on(MessageView.NeighbourAsked)
-    def focus_neighbour(self, event: MessageView.NeighbourAsked) -> None:
+    @on(MessageView.NeighborAsked)
+    def focus_neighbor(self, event: MessageView.NeighborAsked) -> None:
         if not self.transcript.focus_beside(event.message.id, event.step) and event.step > 0:
             self.composer.area.focus()
 

@@ -12,7 +12,7 @@ from textual.widgets import Markdown
 
 from tui.markdown import parser
 from tui.widgets.code_block import CodeBlock
-from tui.widgets.growing import alike, opened, settled, size_by_layout
+from tui.widgets.growing import release_reserve, render_uniform, reserve_lines, size_by_layout
 from tui.widgets.textual_internals import ListBlock, Table
 
 
@@ -59,12 +59,12 @@ class Document(Markdown):
         return super().arrange(size.with_height(0), optimal)
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        return alike(super().render_lines, crop)
+        return render_uniform(super().render_lines, crop)
 
     def close(self, *, adjoined: bool) -> None:
         """Nothing will be added; and no empty line stands below it where the next one adjoins."""
         self.adjoined = adjoined
-        settled(self)
+        release_reserve(self)
         for block in self.children[-1:] if adjoined else ():
             block.styles.margin = block.styles.margin._replace(bottom=0)
 
@@ -75,5 +75,5 @@ class Document(Markdown):
         for block in self.children[-1:]:  # there is none when the program ends meanwhile
             if last is not block:
                 if last is not None:
-                    settled(last)
-                opened(block)
+                    release_reserve(last)
+                reserve_lines(block)

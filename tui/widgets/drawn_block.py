@@ -7,7 +7,7 @@ from textual.geometry import Size
 from textual.widget import Widget
 from textual.widgets import Markdown
 
-from tui.widgets.growing import grown, size_by_layout
+from tui.widgets.growing import draw_growth, size_by_layout
 
 
 class DrawnBlock(Widget):
@@ -28,7 +28,7 @@ class DrawnBlock(Widget):
 
     def changed(self) -> None:
         self._drawn.clear()
-        grown(self)
+        draw_growth(self)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         return len(self._lines(width))

@@ -7,7 +7,7 @@ from textual.reactive import reactive
 from textual.widgets import Label
 
 from tui import figures
-from tui.plain_text import beginning
+from tui.plain_text import head
 from tui.widgets.text_fields import WordButtons, word
 
 _LONGEST = 50_000  # characters
@@ -47,7 +47,7 @@ class Folded(Vertical):
             body.update(Content(self._shown_text()))
 
     def _shown_text(self) -> str:
-        return beginning(self._text.strip(), _LONGEST)
+        return head(self._text.strip(), _LONGEST)
 
 
 class Reasoning(Folded):

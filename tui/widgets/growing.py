@@ -13,10 +13,10 @@ from textual.reactive import Reactive
 from textual.strip import Strip
 from textual.widget import Widget
 
-LINES = 5
+RESERVED_LINES = 5
 
 
-def grown(widget: Widget) -> None:
+def draw_growth(widget: Widget) -> None:
     """It shows more than before: draw that where it fits, and lay it out with headroom where it does not."""
     widget.clear_cached_dimensions()
     size, screen = widget.content_size, widget.app.size
@@ -25,17 +25,17 @@ def grown(widget: Widget) -> None:
     if not size or wide > size.width:
         widget.refresh(layout=True)
     elif needed > size.height:
-        widget.styles.min_height = needed + widget.gutter.height + LINES
+        widget.styles.min_height = needed + widget.gutter.height + RESERVED_LINES
     widget.refresh()
 
 
-def opened(block: Widget) -> None:
+def reserve_lines(block: Widget) -> None:
     """A new block will grow: lay out what draws its end with headroom at once."""
     for shown in list(block.query("DrawnBlock, .code-part"))[-1:]:
-        shown.styles.min_height = shown.gutter.height + LINES
+        shown.styles.min_height = shown.gutter.height + RESERVED_LINES
 
 
-def settled(widget: Widget) -> None:
+def release_reserve(widget: Widget) -> None:
     """It, and what is in it, grows no more."""
     for one in (widget, *widget.query()):
         if one.styles.inline.min_height is not None:
@@ -59,16 +59,16 @@ class Column(Vertical):
         return super().arrange(size.with_height(0), optimal)
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        return alike(super().render_lines, crop)
+        return render_uniform(super().render_lines, crop)
 
 
-def stay(scroll: VerticalScroll, lines: int) -> None:
+def keep_position(scroll: VerticalScroll, lines: int) -> None:
     """Scroll by as many lines as what is seen was moved in the last layout. An anchor that holds has done so itself."""
     if lines and not (scroll.is_anchored and scroll.scroll_y >= scroll.max_scroll_y):
         scroll.scroll_to(y=scroll.scroll_y + lines, animate=False, force=True, immediate=True)
 
 
-def alike(render: Callable[[Region], list[Strip]], crop: Region) -> list[Strip]:
+def render_uniform(render: Callable[[Region], list[Strip]], crop: Region) -> list[Strip]:
     """The lines of a widget that are all as empty as the first one: only that is drawn."""
     return render(Region(crop.x, crop.y, crop.width, min(1, crop.height))) * crop.height
 
@@ -82,13 +82,13 @@ class DocumentText:
 
     text: str
     adjoined: bool = False  # by the next one, with no line between them
-    taken: Size = _UNKNOWN  # by that document, when it was laid out
+    last_size: Size = _UNKNOWN  # by that document, when it was laid out
 
     def height(self, width: int) -> int:
         """In another width, and of what was not laid out yet, that is an estimate."""
-        if width != self.taken.width:
-            self.taken = Size(width, sum(1 + len(line) // max(1, width) for line in self.text.splitlines()))
-        return self.taken.height
+        if width != self.last_size.width:
+            self.last_size = Size(width, sum(1 + len(line) // max(1, width) for line in self.text.splitlines()))
+        return self.last_size.height
 
 
 class Placeholder(Widget):
@@ -104,7 +104,7 @@ class Placeholder(Widget):
     def pieces(self) -> list[DocumentText]:
         return self._pieces
 
-    def keep(self, pieces: list[DocumentText]) -> None:
+    def set_pieces(self, pieces: list[DocumentText]) -> None:
         """Be the room of these."""
         self._pieces = pieces
         self.refresh(layout=True)
@@ -112,7 +112,7 @@ class Placeholder(Widget):
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         return sum(piece.height(width) for piece in self._pieces)
 
-    def between(self, first: int, end: int) -> Iterator[tuple[int, DocumentText]]:
+    def pieces_within(self, first: int, end: int) -> Iterator[tuple[int, DocumentText]]:
         """The pieces that lie in these of its lines, wholly or in part, and where they begin."""
         top, laid_out = 0, self._pieces if self.size.width else []
         for piece in laid_out:

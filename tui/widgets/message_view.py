@@ -11,7 +11,7 @@ from textual.message import Message as Posted
 from textual.widgets import Label, Static
 
 from tui import figures
-from tui.plain_text import beginning, model_name
+from tui.plain_text import head, model_name
 from tui.types import Message, MessageId, Role
 from tui.widgets.folded import Folded, Reasoning
 from tui.widgets.growing import Column
@@ -39,8 +39,8 @@ class MessageView(Column, can_focus=True):
         Binding("right", "branch(1)", "Branch ›"),
         Binding("enter", "extracts", "Code, links"),
         Binding("ctrl+o", "unfold", "Reasoning, summary", show=False),
-        Binding("up", "neighbour(-1)", "Message above", show=False),
-        Binding("down", "neighbour(1)", "Message below", show=False),
+        Binding("up", "neighbor(-1)", "Message above", show=False),
+        Binding("down", "neighbor(1)", "Message below", show=False),
     ]
 
     class Asked(Posted):
@@ -67,7 +67,7 @@ class MessageView(Column, can_focus=True):
             super().__init__(message)
             self.step = step
 
-    class NeighbourAsked(Asked):
+    class NeighborAsked(Asked):
         def __init__(self, message: Message, step: int) -> None:
             super().__init__(message)
             self.step = step
@@ -92,7 +92,7 @@ class MessageView(Column, can_focus=True):
 
             yield ReplyText(message.text)
         else:
-            yield Static(Content(beginning(message.text, _LONGEST_TYPED)), classes="typed")
+            yield Static(Content(head(message.text, _LONGEST_TYPED)), classes="typed")
             for attachment in message.attachments:
                 yield Label(f"+ {attachment.name} ({len(attachment.text):,} characters)", markup=False, classes="file")
         yield Label(self._cost(), markup=False, classes="cost")
@@ -138,12 +138,12 @@ class MessageView(Column, can_focus=True):
         for shown in self.query(ReplyText):
             shown.add(text)
 
-    def make_way(self) -> None:
+    def yield_to_typing(self) -> None:
         """Somebody types: the answer is drawn between the keys."""
         from tui.widgets.reply_text import ReplyText
 
         for text in self.query(ReplyText):
-            text.make_way()
+            text.yield_to_typing()
 
     def _finish_text(self) -> None:
         from tui.widgets.reply_text import ReplyText
@@ -160,7 +160,7 @@ class MessageView(Column, can_focus=True):
         else:
             await self.mount(Reasoning(text, seconds, finished=False), after=0)
 
-    def renew(self, message: Message, siblings: tuple[MessageId, ...]) -> None:
+    def update_message(self, message: Message, siblings: tuple[MessageId, ...]) -> None:
         """All but the texts, which have been shown as they came."""
         self.message, self._siblings = message, siblings
         for header in self.query(MessageHeader):
@@ -193,8 +193,8 @@ class MessageView(Column, can_focus=True):
     def action_branch(self, step: int) -> None:
         self.post_message(self.BranchAsked(self.message, step))
 
-    def action_neighbour(self, step: int) -> None:
-        self.post_message(self.NeighbourAsked(self.message, step))
+    def action_neighbor(self, step: int) -> None:
+        self.post_message(self.NeighborAsked(self.message, step))
 
     def action_unfold(self) -> None:
         for folded in self.query(Folded):

@@ -11,7 +11,7 @@ from textual.strip import Strip
 
 from tui import commands
 from tui.drafts import dropped_path
-from tui.plain_text import pasted, sanitize
+from tui.plain_text import sanitize, sanitize_paste
 from tui.widgets.text_fields import TextField
 
 # From so many on, a pasted text becomes an attachment.
@@ -135,7 +135,7 @@ class PromptArea(TextField):
     async def _on_paste(self, event: events.Paste) -> None:
         event.prevent_default()
         event.stop()
-        text = pasted(event.text)
+        text = sanitize_paste(event.text)
         if (path := dropped_path(event.text)) is not None:
             self.post_message(self.PathPasted(path))
         elif text.count("\n") >= LONG_PASTE or len(text) >= LARGE_PASTE:
@@ -168,9 +168,9 @@ class PromptArea(TextField):
         """Complete a command, or indent a line. Tab leaves an empty prompt only: text in it may be half a sentence."""
         if not self.text:
             self.screen.focus_next()
-        elif (completed := commands.completed(self.text)) != self.text:
+        elif (completed := commands.complete(self.text)) != self.text:
             self.write(completed)
-        elif commands.typed(self.text) is None:
+        elif commands.parse_command(self.text) is None:
             row, column = self.cursor_location
             if not self.document.get_line(row)[:column].strip():
                 self.insert(" " * (self.indent_width - column % self.indent_width))

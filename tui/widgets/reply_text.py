@@ -16,7 +16,7 @@ from textual.widget import MountError, Widget
 
 from tui.markdown import PIECE, Pieces, TextPart
 from tui.widgets.document import Document
-from tui.widgets.growing import Column, DocumentText, Placeholder, settled, stay
+from tui.widgets.growing import Column, DocumentText, Placeholder, keep_position, release_reserve
 
 _TYPING = 0.3  # seconds between two keys of somebody who types on
 _REST = 25  # times the CPU time of a frame: 4 % of a core are used, for an engine may compute on all of them
@@ -39,19 +39,19 @@ class ReplyText(Column):
         self._is_changing = False  # documents become room, or room a document
         self._unfolded: tuple[Document, int] | None = None  # until it has its place; and its room's height
         self._is_busy = False  # growing, or resting behind that
-        self._is_whole = False  # nothing will be added
+        self._is_complete = False  # nothing will be added
         self._is_held = False  # while somebody types
         self._typed_at = -_TYPING
 
     def compose(self) -> ComposeResult:
-        pieces = _gathered(self._pieces.feed(self._first))
+        pieces = _join_pieces(self._pieces.feed(self._first))
         self._first = ""
         if pieces[:-_AT_FIRST]:
             yield Placeholder(pieces[:-_AT_FIRST])
         yield from (Document(one.text, adjoined=one.adjoined) for one in pieces[-_AT_FIRST:])
 
     def on_mount(self) -> None:
-        self.screen.screen_layout_refresh_signal.subscribe(self, lambda _: self._look_again(), immediate=True)
+        self.screen.screen_layout_refresh_signal.subscribe(self, lambda _: self._after_layout(), immediate=True)
 
     @property
     def _scroll(self) -> VerticalScroll:
@@ -60,9 +60,9 @@ class ReplyText(Column):
     # --- what is seen
 
     def on_resize(self) -> None:
-        self._look_again()
+        self._after_layout()
 
-    def _look_again(self) -> None:
+    def _after_layout(self) -> None:
         """Called when everything has its place. What changes now gets its own in the layout after which this is called
         again: there is one change at a time."""
         if self._unfolded is not None:
@@ -70,12 +70,12 @@ class ReplyText(Column):
             if not document.outer_size.width:
                 return
             self._unfolded = None
-            if self._line(document) < 0:  # what is seen is below it
-                stay(self._scroll, document.outer_size.height - height)
+            if self._screen_line(document) < 0:  # what is seen is below it
+                keep_position(self._scroll, document.outer_size.height - height)
         if len(self.children) > 1:
             self.call_after_refresh(self._fold_far)  # an anchor may scroll only then
 
-    def _line(self, widget: Widget) -> int:
+    def _screen_line(self, widget: Widget) -> int:
         """Where it begins, by the last layout and what was scrolled since: 0 is the first line that is seen."""
         return widget.region.y - self._scroll.children[0].region.y - round(self._scroll.scroll_y)
 
@@ -84,13 +84,13 @@ class ReplyText(Column):
         document again. The last one stays, as it may grow."""
         if self._is_growing or self._is_changing or self._unfolded is not None or not self.is_attached:
             return
-        screen, top = self.screen.size.height, self._line(self)
+        screen, top = self.screen.size.height, self._screen_line(self)
         far: list[Document] = []
         near: dict[int, DocumentText] = {}
         for child in self.children[:-1]:
             height = child.outer_size.height
             if isinstance(child, Placeholder):
-                near |= {abs(top + line): piece for line, piece in child.between(-screen - top, 2 * screen - top)}
+                near |= {abs(top + line): piece for line, piece in child.pieces_within(-screen - top, 2 * screen - top)}
             elif isinstance(child, Document) and height and (top + height <= -screen or top >= 2 * screen):
                 far.append(child)
             top += height
@@ -111,18 +111,18 @@ class ReplyText(Column):
         if not document.is_attached:
             return
         piece = DocumentText(document.source, document.adjoined, document.outer_size)
-        above, below = self._beside(document)
+        above, below = self._adjacent_placeholders(document)
         if above is not None:
-            above.keep([*above.pieces, piece, *(below.pieces if below else ())])
+            above.set_pieces([*above.pieces, piece, *(below.pieces if below else ())])
             if below is not None:
                 await below.remove()
         elif below is not None:
-            below.keep([piece, *below.pieces])
+            below.set_pieces([piece, *below.pieces])
         else:
             await self.mount(Placeholder([piece]), before=document)
         await document.remove()
 
-    def _beside(self, child: Widget) -> tuple[Placeholder | None, Placeholder | None]:
+    def _adjacent_placeholders(self, child: Widget) -> tuple[Placeholder | None, Placeholder | None]:
         """The room right above, and right below."""
         index = self.children.index(child)
         above, below = self.children[max(0, index - 1) : index], self.children[index + 1 : index + 2]
@@ -141,10 +141,10 @@ class ReplyText(Column):
         document = Document(piece.text, adjoined=piece.adjoined)
         if above:
             await self.mount(document, *([Placeholder(below)] if below else ()), after=holder)
-            holder.keep(above)
+            holder.set_pieces(above)
         else:
             await self.mount(document, before=holder)
-            holder.keep(below)
+            holder.set_pieces(below)
             if not below:
                 await holder.remove()
         self._unfolded = document, height
@@ -154,47 +154,47 @@ class ReplyText(Column):
     def add(self, text: str) -> None:
         """Show more text behind what there is, soon."""
         self._unread.append(text)
-        self._go_on()
+        self._show_soon()
 
     def finish(self) -> None:
         """Nothing will be added."""
-        self._is_whole = True
-        self._settle()
+        self._is_complete = True
+        self._release_when_done()
 
     @property
-    def is_behind(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether there is text that is not shown yet, or not laid out."""
-        return self._is_busy or self._waits
+        return self._is_busy or self._has_unshown
 
     @property
-    def _waits(self) -> bool:
+    def _has_unshown(self) -> bool:
         return bool(self._unread or self._unshown)
 
-    def _settle(self) -> None:
-        if self._is_whole and not self.is_behind:
-            settled(self)
+    def _release_when_done(self) -> None:
+        if self._is_complete and not self.has_pending:
+            release_reserve(self)
 
-    def make_way(self) -> None:
+    def yield_to_typing(self) -> None:
         """A key was typed. What waits is shown right behind its echo, when the next key is farthest away."""
         self._typed_at = monotonic()
-        self.call_after_refresh(self._go_on, behind_a_key=True)
+        self.call_after_refresh(self._show_soon, after_key=True)
 
-    def _go_on(self, *, behind_a_key: bool = False) -> None:
-        if self._is_busy or not self._waits:
+    def _show_soon(self, *, after_key: bool = False) -> None:
+        if self._is_busy or not self._has_unshown:
             return
-        if behind_a_key or monotonic() - self._typed_at >= _TYPING:
+        if after_key or monotonic() - self._typed_at >= _TYPING:
             self._is_busy = self._is_growing = True
             self.call_next(self._show_waiting)
         elif not self._is_held:
             self._is_held = True
-            self.set_timer(_TYPING, self._let_go)
+            self.set_timer(_TYPING, self._end_hold)
 
-    def _let_go(self) -> None:
+    def _end_hold(self) -> None:
         self._is_held = False
-        self._go_on()
+        self._show_soon()
 
     async def _show_waiting(self) -> None:
-        if not self.is_attached:  # another chat was opened
+        if not self.is_attached:  # another chat was reserve_lines
             return
         began = process_time()
         self._read()
@@ -204,7 +204,7 @@ class ReplyText(Column):
             while self._unshown and left > 0:
                 left -= PIECE if self._unshown[0].begins else 0
                 left -= await self._show(max(left, PIECE))
-        self.call_after_refresh(self._rest, began)
+        self.call_after_refresh(self._pause, began)
 
     def _read(self) -> None:
         text = "".join(self._unread)
@@ -213,14 +213,14 @@ class ReplyText(Column):
 
     async def _skip_far(self) -> None:
         """What comes faster than it can be laid out becomes room, but for its end and what the last document lacks."""
-        begins = [place for place, part in enumerate(self._unshown) if part.begins]
+        begins = [index for index, part in enumerate(self._unshown) if part.begins]
         if len(begins) <= _AT_FIRST:
             return
         first, end = begins[0], begins[-_AT_FIRST]
         for part in self._unshown[:first]:
             await self._append(part)
         self._close_last(self._unshown[first])
-        await self.mount(Placeholder(_gathered(self._unshown[first : end + 1])[:-1]))
+        await self.mount(Placeholder(_join_pieces(self._unshown[first : end + 1])[:-1]))
         del self._unshown[:end]
 
     async def _show(self, most: int) -> int:
@@ -244,20 +244,20 @@ class ReplyText(Column):
             if isinstance(last, Document):
                 last.close(adjoined=following.adjoins)
 
-    def _rest(self, began: float) -> None:
+    def _pause(self, began: float) -> None:
         """The frame is drawn. The next one comes once the program has idled for longer than this one took."""
         self._is_growing = False
-        self._look_again()
+        self._after_layout()
         rest = _REST * (process_time() - began)
-        self.set_timer(min(max(0.001, rest), _LONGEST_REST), self._end_rest)
+        self.set_timer(min(max(0.001, rest), _LONGEST_REST), self._end_pause)
 
-    def _end_rest(self) -> None:
+    def _end_pause(self) -> None:
         self._is_busy = False
-        self._go_on()
-        self._settle()
+        self._show_soon()
+        self._release_when_done()
 
 
-def _gathered(parts: Iterable[TextPart]) -> list[DocumentText]:
+def _join_pieces(parts: Iterable[TextPart]) -> list[DocumentText]:
     pieces: list[DocumentText] = []
     for part in parts:
         if part.begins or not pieces:

@@ -6,7 +6,7 @@ from textual.style import Style
 from textual.widget import Widget
 from textual.widgets import Input, Label, TextArea
 
-from tui.plain_text import pasted
+from tui.plain_text import sanitize_paste
 
 
 async def run_binding(field: Widget, event: Key) -> None:
@@ -31,7 +31,7 @@ class TextField(TextArea):
     async def _on_paste(self, event: Paste) -> None:
         event.prevent_default()
         event.stop()
-        await super()._on_paste(Paste(pasted(event.text)))
+        await super()._on_paste(Paste(sanitize_paste(event.text)))
 
 
 class LineField(Input):
@@ -44,7 +44,7 @@ class LineField(Input):
     def _on_paste(self, event: Paste) -> None:
         event.prevent_default()
         event.stop()
-        super()._on_paste(Paste(pasted(event.text).strip("\n").replace("\n", " ")))
+        super()._on_paste(Paste(sanitize_paste(event.text).strip("\n").replace("\n", " ")))
 
 
 class WordButtons(Label):

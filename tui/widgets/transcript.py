@@ -12,12 +12,12 @@ from textual.screen import Screen
 from textual.strip import Strip
 
 from tui.types import Message, MessageId
-from tui.widgets.growing import Column, alike, size_by_layout, stay
+from tui.widgets.growing import Column, keep_position, render_uniform, size_by_layout
 from tui.widgets.message_view import MessageView
 
 _SCREENS = 1.5  # heights of the screen that are mounted at once, estimated
 _WINDOW = "window"  # the workers that move it
-MOST = 80  # messages that stay mounted, if no more are seen; then those that are farthest away go
+MAX_MOUNTED = 80  # messages that keep_position mounted, if no more are seen; then those that are farthest away go
 
 NOTHING: Mapping[MessageId, str] = MappingProxyType({})  # is left out
 Siblings = Callable[[MessageId], tuple[MessageId, ...]]
@@ -46,7 +46,7 @@ class Transcript(VerticalScroll, can_focus=False):
         yield Column(id="messages")
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        return alike(super().render_lines, crop)
+        return render_uniform(super().render_lines, crop)
 
     @property
     def _messages(self) -> Column:
@@ -76,8 +76,8 @@ class Transcript(VerticalScroll, can_focus=False):
         self._path, self._siblings, self._left_out = list(path), siblings, left_out
         index = None if at is None else self._index_of(at)
         self._moving = True
-        self._first = self._back_from(len(self._path) if index is None else index)
-        self._end = len(self._path) if index is None else self._on_from(index)
+        self._first = self._window_start(len(self._path) if index is None else index)
+        self._end = len(self._path) if index is None else self._window_end(index)
         with self.app.batch_update():
             await self._messages.remove_children()
             await self._messages.mount_all(self._views(self._first, self._end))
@@ -99,7 +99,7 @@ class Transcript(VerticalScroll, can_focus=False):
                 await self._messages.mount(*self._views(self._end - 1, self._end))
                 self.anchor()
 
-    async def cut_behind(self, message: MessageId | None) -> None:
+    async def truncate_after(self, message: MessageId | None) -> None:
         """Show the branch as far as `message`; behind None, nothing."""
         async with self._changing:
             index = None if message is None else self._index_of(message)
@@ -109,16 +109,16 @@ class Transcript(VerticalScroll, can_focus=False):
             else:
                 del self._path[end:]
                 self._end = min(self._end, end)
-                await self._let_go()
+                await self._unmount_outside()
 
-    def renew(self, message: Message) -> None:
+    def update_message(self, message: Message) -> None:
         """Tell a message anew, whether it is mounted or not."""
         index = self._index_of(message.id)
         if index is None:
             return
         self._path[index] = message
         if (view := self.view(message.id)) is not None:
-            view.renew(message, self._siblings(message.id))
+            view.update_message(message, self._siblings(message.id))
 
     def view(self, message: MessageId) -> MessageView | None:
         """The widget of a message, if it is mounted."""
@@ -154,30 +154,30 @@ class Transcript(VerticalScroll, can_focus=False):
 
     # --- the window
 
-    def _seen(self) -> list[int]:
+    def _visible_indices(self) -> list[int]:
         """The places of the messages that are seen."""
         screen = Region(0, round(self.scroll_y), *self.size)
         return [
             index for index, view in enumerate(self._mounted(), self._first) if view.virtual_region.overlaps(screen)
         ]
 
-    def _lines(self, message: Message) -> int:
+    def _estimated_lines(self, message: Message) -> int:
         """How high a message is, about."""
         width = max(20, self.size.width or self.app.size.width)
         return 4 + message.text.count("\n") + len(message.text) // width
 
-    def _back_from(self, index: int) -> int:
+    def _window_start(self, index: int) -> int:
         """Where the window begins that has enough in front of `index`."""
         lines_left = _SCREENS * self.app.size.height
         while index > 0 and lines_left > 0:
             index -= 1
-            lines_left -= self._lines(self._path[index])
+            lines_left -= self._estimated_lines(self._path[index])
         return index
 
-    def _on_from(self, index: int) -> int:
+    def _window_end(self, index: int) -> int:
         lines_left = _SCREENS * self.app.size.height
         while index < len(self._path) and lines_left > 0:
-            lines_left -= self._lines(self._path[index])
+            lines_left -= self._estimated_lines(self._path[index])
             index += 1
         return index
 
@@ -186,7 +186,9 @@ class Transcript(VerticalScroll, can_focus=False):
         if new_value >= self.max_scroll_y and not self._shows_end:
             self.anchor(False)
         elif new_value >= self.max_scroll_y:
-            self.call_next(self._follow)  # now would be in the middle of a step of scrolling, which an anchor ends
+            self.call_next(
+                self._anchor_at_end
+            )  # now would be in the middle of a step of scrolling, which an anchor ends
         if self._moving:
             return
         if new_value <= 2 and self._first > 0 and old_value > new_value:
@@ -201,44 +203,44 @@ class Transcript(VerticalScroll, can_focus=False):
         """Whether the end of the window is that of the chat, and stays that."""
         return self._end == len(self._path) and not self._moving
 
-    def _follow(self) -> None:
+    def _anchor_at_end(self) -> None:
         if self.scroll_y >= self.max_scroll_y and self._shows_end:  # still
             self.anchor()
 
     @work(group=_WINDOW, description="window")
     async def _move_up(self) -> None:
         """Mount what is above, keep what is seen where it is, and let go of what is far below."""
-        above, seen = self._first, self._seen()
-        self._first = self._back_from(above)
+        above, seen = self._first, self._visible_indices()
+        self._first = self._window_start(above)
         stays, *_ = self._mounted()
         await self._mount(self._first, above, before=0)
-        await self._put_back(stays)
-        self._end = min(self._end, max([self._first + MOST, *(index + 1 for index in seen)]))
-        await self._let_go()
+        await self._restore_position(stays)
+        self._end = min(self._end, max([self._first + MAX_MOUNTED, *(index + 1 for index in seen)]))
+        await self._unmount_outside()
         self._moving = False
 
     @work(group=_WINDOW, description="window")
     async def _move_down(self) -> None:
         """Mount what is below, and let go of what is far above."""
-        below, seen = self._end, self._seen()
-        self._end = self._on_from(below)
+        below, seen = self._end, self._visible_indices()
+        self._end = self._window_end(below)
         await self._mount(below, self._end)
-        self._first = max(self._first, min([self._end - MOST, *seen]))
-        await self._let_go()
+        self._first = max(self._first, min([self._end - MAX_MOUNTED, *seen]))
+        await self._unmount_outside()
         self._moving = False
 
     async def _mount(self, first: int, end: int, *, before: int | None = None) -> None:
         with self.app.batch_update():
             await self._messages.mount_all(self._views(first, end), before=before)
 
-    async def _let_go(self) -> None:
+    async def _unmount_outside(self) -> None:
         """Unmount what is outside of the window. What is seen stays where it is."""
         inside = {message.id for message in self._path[self._first : self._end]}
         views = self._mounted()
         kept = [view for view in views if view.message.id in inside]
         with self.app.batch_update():
             if kept and kept[0] is not views[0]:
-                stay(self, kept[0].styles.margin.top - kept[0].virtual_region.y)
+                keep_position(self, kept[0].styles.margin.top - kept[0].virtual_region.y)
             for view in views:
                 if view not in kept:
                     await view.remove()
@@ -248,7 +250,7 @@ class Transcript(VerticalScroll, can_focus=False):
         """Whether in the last layout something was moved that was seen, and is put back right after it."""
         return self._arriving is not None and bool(self._arriving.outer_size.width)
 
-    async def _put_back(self, view: MessageView) -> None:
+    async def _restore_position(self, view: MessageView) -> None:
         """Scroll to where it is, once those above have their places."""
         laid_out, done = self.screen.screen_layout_refresh_signal, asyncio.Event()
         arriving = self._arriving = self._mounted()[0]
@@ -257,7 +259,7 @@ class Transcript(VerticalScroll, can_focus=False):
             if self._arriving is arriving and self.is_unsettled:
                 laid_out.unsubscribe(arriving)
                 self._arriving = None
-                stay(self, view.virtual_region.y - view.styles.margin.top)
+                keep_position(self, view.virtual_region.y - view.styles.margin.top)
                 self.refresh()  # it may be there already
                 done.set()
 

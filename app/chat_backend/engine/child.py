@@ -1,7 +1,7 @@
 """The engine process that a chat starts: serves one model, and tells the chat on stdout how that comes along.
 
 Run as `python -m app.chat_backend.engine.child FLAGS`, where FLAGS is a JSON object of settings and `stay`. Each line
-that it writes is a `Said` in JSON. What goes wrong later goes to stderr, which the chat keeps in a file.
+that it writes is a `ChildMessage` in JSON. What goes wrong later goes to stderr, which the chat keeps in a file.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from quant.errors import InglenookError
 _OFTEN = 0.1  # seconds between two lines about the same task
 
 
-class Said(Struct, omit_defaults=True):
+class ChildMessage(Struct, omit_defaults=True):
     """One line."""
 
     stage: str = ""  # what it is doing
@@ -41,7 +41,7 @@ class Said(Struct, omit_defaults=True):
     remedy: str = ""
 
 
-class TellingProgress:
+class StdoutProgress:
     """A progress whose words go to stdout. Whoever reads them may be gone."""
 
     def __init__(self) -> None:
@@ -55,38 +55,38 @@ class TellingProgress:
             nonlocal told_at
             if (now := time.monotonic()) - told_at >= _OFTEN:
                 told_at = now
-                self.tell(Said(stage=label, done=done, total=total, unit=unit))
+                self.send(ChildMessage(stage=label, done=done, total=total, unit=unit))
 
         report(0)
         yield report
 
     def say(self, line: str) -> None:
-        self.tell(Said(note=line))
+        self.send(ChildMessage(note=line))
 
-    def tell(self, said: Said) -> None:
+    def send(self, message: ChildMessage) -> None:
         with contextlib.suppress(OSError, ValueError):
-            sys.stdout.buffer.write(self._encoder.encode(said) + b"\n")
+            sys.stdout.buffer.write(self._encoder.encode(message) + b"\n")
             sys.stdout.buffer.flush()
 
 
 def main(flags: str) -> int:
     """Serve until nobody needs it. Returns the exit status of the process."""
     interrupt_on_signals()
-    progress = TellingProgress()
+    progress = StdoutProgress()
     given = json.loads(flags)
     stay = given.pop("stay")
     try:
         settings = load_settings(**given)
         _serve(settings, progress, stay=stay)
     except InglenookError as problem:
-        progress.tell(Said(problem=problem.message, remedy=problem.remedy))
+        progress.send(ChildMessage(problem=problem.message, remedy=problem.remedy))
         return exit_status(problem)
     except KeyboardInterrupt:
         return EXIT_OK
     except Exception as problem:
         if not is_memory_shortage(problem):
             raise
-        progress.tell(Said(problem=memory_shortage.MESSAGE, remedy=memory_shortage.REMEDY))
+        progress.send(ChildMessage(problem=memory_shortage.MESSAGE, remedy=memory_shortage.REMEDY))
         return EXIT_FAILURE
     return EXIT_OK
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.chat_backend.client_errors import client_errors
-from app.chat_backend.engine.child import Said
+from app.chat_backend.engine.child import ChildMessage
 from app.chat_backend.engine.loading_state import DownloadRate, LoadingState
 from app.chat_backend.engine.process import EngineProcess, hardware
 from app.client.running_server import find_instance
@@ -45,7 +45,7 @@ class ReadyEngine:
     endpoint: "ChatEndpoint"
     model: str
     context_length: int | None  # None: nobody says
-    suitable: Mapping[str, float] = field(default_factory=dict)  # sampling that suits the model
+    default_sampling: Mapping[str, float] = field(default_factory=dict)  # sampling that suits the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +70,18 @@ class EngineConnection:
         self._key = key
         self._process: EngineProcess | None = None
         self._engine: ReadyEngine | None = None
-        self._held = ExitStack()  # our lease on the engine
+        self._leases = ExitStack()  # our lease on the engine
         self._task: asyncio.Task[None] | None = None
         self._target = _TargetModel(settings.model, settings.origins["model"] != "default")
         self._served: _TargetModel | None = None  # what was loaded last
-        self._left: _TargetModel | None = None  # what was to be loaded before another was asked for
+        self._previous: _TargetModel | None = None  # what was to be loaded before another was asked for
         self._uses = 0
         self._unused = asyncio.Event()
         self._instance: Instance | None = None  # the server that is used
         self.is_paused = False  # the loading, until somebody goes on with it
         self.state = self._state_of(self._target)
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Find or start the engine, in the background."""
         self._task = asyncio.create_task(self._load(self._target))
 
@@ -95,7 +95,7 @@ class EngineConnection:
             await self._process.stop()
         if self._engine is not None:
             await self._engine.endpoint.close()
-        self._held.close()
+        self._leases.close()
 
     @property
     def is_remote(self) -> bool:
@@ -132,7 +132,7 @@ class EngineConnection:
         """Of the model that answers; None where none does, or nobody says."""
         return None if self._engine is None else self._engine.context_length
 
-    async def offered(self) -> "Sequence[ServedName]":
+    async def offered_models(self) -> "Sequence[ServedName]":
         """What the endpoint that somebody named has, whether it answers or not. Raises ClientError."""
         from app.chat_backend.endpoint import ChatEndpoint
 
@@ -149,7 +149,7 @@ class EngineConnection:
         if process is None or engine is None or await asyncio.to_thread(self._is_shared, process):
             return 0
         with suppress(InglenookError):  # it is about to end
-            report = await engine.endpoint.own("GET", "engine")
+            report = await engine.endpoint.call_inglenook("GET", "engine")
             return int(report["room"])
         return 0
 
@@ -157,14 +157,14 @@ class EngineConnection:
         return count_other_leases(self._settings, process.pid) > 0
 
     @asynccontextmanager
-    async def use(self, *, again: bool = False) -> AsyncIterator[ReadyEngine]:
+    async def use(self, *, retry: bool = False) -> AsyncIterator[ReadyEngine]:
         """The engine, once its model is loaded: it stays for as long as the body runs. Raises ClientError, also for
         what the body raises. A model that could not be loaded is tried `again` where somebody waits for its answer.
 
         Nobody uses it inside of another use: another model may be waiting for the end of the first, and the second for
         that model.
         """
-        engine = await self._ready(again)
+        engine = await self._ready(retry)
         self._uses += 1
         try:
             with client_errors():
@@ -174,15 +174,15 @@ class EngineConnection:
             if not self._uses:
                 self._unused.set()
 
-    async def _ready(self, again: bool) -> ReadyEngine:
-        if again:
-            self.go_on()
+    async def _ready(self, retry: bool) -> ReadyEngine:
+        if retry:
+            self.resume()
         if self.state.is_over and await asyncio.to_thread(self._is_lost):
-            self._begin(self._target)
+            self._start_target(self._target)
         state = None
         while state is not self.state:  # another model may have been asked for meanwhile
             state = self.state
-            await state.over()
+            await state.wait()
         if self._engine is None:
             raise NotLoaded("no model is loaded", "Load one.")
         return self._engine
@@ -199,26 +199,26 @@ class EngineConnection:
             return
         self.is_paused = True
         self._cancel()
-        self._task = asyncio.create_task(self._rest(self.state))
+        self._task = asyncio.create_task(self._pause(self.state))
 
-    async def _rest(self, state: LoadingState) -> None:
+    async def _pause(self, state: LoadingState) -> None:
         done = state.now.fraction
-        await self._leave(state)
-        state.tell(state.model, "paused" if done is None else f"paused at {done:.0%}")
+        await self._release_engine(state)
+        state.update(state.model, "paused" if done is None else f"paused at {done:.0%}")
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """With what was paused, or could not be loaded: what that failed for may be mended."""
         if self.state.problem is not None:
-            self._begin(self._target)
+            self._start_target(self._target)
         elif self.is_paused:
             self._cancel()
-            self._resume()
+            self._start_loading()
 
-    async def loading(self, *, again: bool = False) -> AsyncGenerator[Loading, None]:
+    async def loading(self, *, retry: bool = False) -> AsyncGenerator[Loading, None]:
         """How the model loads that is to answer; and where it cannot, the one before it. Raises ClientError then, at
         the end."""
-        if again:
-            self.go_on()
+        if retry:
+            self.resume()
         wanted = self.state
         try:
             async for now in wanted.states():
@@ -242,29 +242,29 @@ class EngineConnection:
         """Have replies come from this model from now on, those apart that are being written. Gives the state of its
         loading."""
         if model != self._target.model or self.state.is_over or self.is_paused:
-            self._left = self._target
-            self._turn_to(_TargetModel(model, is_asked=True))
+            self._previous = self._target
+            self._switch_to(_TargetModel(model, is_asked=True))
         return self.state
 
-    def give_up(self, wanted: LoadingState) -> None:
+    def cancel_switch(self, wanted: LoadingState) -> None:
         """Load this no further, if it still loads: the model before it answers again. What has arrived is kept."""
         if wanted.is_over or wanted is not self.state:
             return
-        before = self._served or self._left
+        before = self._served or self._previous
         if before is None or before.model == wanted.model:
             self.pause()
         else:
-            self._turn_to(before)
+            self._switch_to(before)
 
-    def _turn_to(self, target: _TargetModel) -> None:
+    def _switch_to(self, target: _TargetModel) -> None:
         self._cancel()
-        self.state.end()
-        self._begin(target)
+        self.state.finish()
+        self._start_target(target)
 
-    def _begin(self, target: _TargetModel) -> None:
+    def _start_target(self, target: _TargetModel) -> None:
         self._target = target
         self.state = self._state_of(target)
-        self._resume()
+        self._start_loading()
 
     def _state_of(self, target: _TargetModel) -> LoadingState:
         """Which model an endpoint answers with is unknown until it says so, unless the user asked for one."""
@@ -272,7 +272,7 @@ class EngineConnection:
             return LoadingState(target.model if target.is_asked else self._remote, "connecting")
         return LoadingState(target.model, "starting")
 
-    def _resume(self) -> None:
+    def _start_loading(self) -> None:
         self.is_paused = False
         self._task = asyncio.create_task(self._load(self._target))
 
@@ -286,15 +286,15 @@ class EngineConnection:
         try:
             with client_errors():
                 if self._engine is None or not await self._answers(target.model):
-                    await self._leave(state)
+                    await self._release_engine(state)
                     find = self._attach_remote(target) if self._remote else self._find_or_start(target, state)
                     self._engine = await find
         except ClientError as problem:
             if self._served is not None and self._served != target:
-                self._begin(self._served)
-            state.end(problem)
+                self._start_target(self._served)
+            state.finish(problem)
         except Exception:  # a mistake of ours: nobody is to wait for ever
-            state.end(ClientError("the engine could not be started", "Run ingle doctor, and report what it says."))
+            state.finish(ClientError("the engine could not be started", "Run ingle doctor, and report what it says."))
             raise
         else:
             self._served = _TargetModel(self._engine.model, is_asked=True) if self._remote else target
@@ -319,10 +319,10 @@ class EngineConnection:
         found = await asyncio.to_thread(find_instance, replaced(self._settings, model=model))
         return found is not None and found == self._instance
 
-    async def _leave(self, state: LoadingState) -> None:
+    async def _release_engine(self, state: LoadingState) -> None:
         """The engine that was used until now, once nobody uses it. One that only this chat needs makes room."""
         while self._uses:
-            state.tell(state.model, "waiting for the end of a reply")
+            state.update(state.model, "waiting for the end of a reply")
             self._unused.clear()
             await self._unused.wait()
         previous, self._engine, self._instance = self._engine, None, None
@@ -333,7 +333,7 @@ class EngineConnection:
             self._process = None
             if not is_shared:
                 await asyncio.shield(process.stop())  # whole, whoever is asked for meanwhile
-        self._held.close()
+        self._leases.close()
 
     async def _attach_remote(self, target: _TargetModel) -> ReadyEngine:
         from app.chat_backend.endpoint import ChatEndpoint
@@ -360,16 +360,16 @@ class EngineConnection:
         while True:
             for instance in await asyncio.to_thread(self._running, settings, target):
                 with suppress(InglenookError):  # it gives embeddings, or is about to end
-                    return await self._attached(instance)
+                    return await self._attach(instance)
             try:
                 private_folder(self._settings.state_dir)
                 lock.acquire(timeout=0)
                 break
             except Timeout:
-                state.tell(target.model, "another window is loading it")
+                state.update(target.model, "another window is loading it")
                 await asyncio.sleep(_TURN_SECONDS)
         try:
-            return await self._started(settings, state)
+            return await self._start_process(settings, state)
         finally:
             lock.release()
 
@@ -379,68 +379,70 @@ class EngineConnection:
         others = [] if target.is_asked else [one for one in running_instances(settings) if one != found]
         return [*([found] if found else []), *others]
 
-    async def _started(self, settings: Settings, state: LoadingState) -> ReadyEngine:
+    async def _start_process(self, settings: Settings, state: LoadingState) -> ReadyEngine:
         rate = DownloadRate()
 
-        def heard(said: Said) -> None:
-            if said.stage:
-                state.tell(settings.model, *stage_of(said, rate))
-            elif said.note:
-                state.tell(settings.model, said.note)
+        def on_message(message: ChildMessage) -> None:
+            if message.stage:
+                state.update(settings.model, *describe_stage(message, rate))
+            elif message.note:
+                state.update(settings.model, message.note)
 
-        state.tell(settings.model, await asyncio.to_thread(hardware))
+        state.update(settings.model, await asyncio.to_thread(hardware))
         process = EngineProcess.start(settings, _absolute(settings.model), self._flags)
         self._process = process
-        self._held.enter_context(hold_lease(settings, process.pid))
-        instance = await process.serving(heard)
-        return await self._attached(instance)
+        self._leases.enter_context(hold_lease(settings, process.pid))
+        instance = await process.wait_until_serving(on_message)
+        return await self._attach(instance)
 
-    async def _attached(self, instance: Instance) -> ReadyEngine:
+    async def _attach(self, instance: Instance) -> ReadyEngine:
         """Raises ServerUnreachable or ServerError for one that is no engine for chats."""
         from app.chat_backend.endpoint import ChatEndpoint
 
         endpoint = ChatEndpoint(instance.api_url, own_key(self._settings), is_inglenook=True)
         async with AsyncExitStack() as unless_used:
             unless_used.push_async_callback(endpoint.close)
-            report = await _awake(endpoint)
+            report = await _wait_for_report(endpoint)
             if self._process is None:
-                self._held.enter_context(hold_lease(self._settings, instance.pid))
+                self._leases.enter_context(hold_lease(self._settings, instance.pid))
             self._instance = instance
             names = await endpoint.names()
-            suitable = next((one.sampling for one in names if one.name == instance.model and one.sampling), None)
-            if suitable is None:
+            default_sampling = next(
+                (one.sampling for one in names if one.name == instance.model and one.sampling), None
+            )
+            if default_sampling is None:
                 from app.models.sampling_defaults import files_sampling
 
-                suitable = await asyncio.to_thread(files_sampling, instance)
+                default_sampling = await asyncio.to_thread(files_sampling, instance)
             unless_used.pop_all()
-            return ReadyEngine(endpoint, instance.model, int(report["context_length"]), suitable)
+            return ReadyEngine(endpoint, instance.model, int(report["context_length"]), default_sampling)
 
 
-async def _awake(endpoint: "ChatEndpoint") -> Any:
+async def _wait_for_report(endpoint: "ChatEndpoint") -> Any:
     """What a server says of itself, once it answers: its record is there a moment before."""
     from app.client.http import ServerUnreachable
 
     patience = asyncio.get_running_loop().time() + _WAKE_SECONDS
     while True:
         try:
-            return await endpoint.own("GET", "engine")
+            return await endpoint.call_inglenook("GET", "engine")
         except ServerUnreachable:
             if asyncio.get_running_loop().time() > patience:
                 raise
             await asyncio.sleep(_TURN_SECONDS)
 
 
-def stage_of(said: Said, rate: DownloadRate) -> tuple[str, float | None]:
+def describe_stage(message: ChildMessage, rate: DownloadRate) -> tuple[str, float | None]:
     """A stage in words, behind speed and time left where bytes are counted, and how much of it is done."""
-    if not said.total:
-        return said.stage, None
-    stage = said.stage
-    if said.unit == "bytes":
-        speed = rate.after(said.stage, said.done)
-        left = f", {(said.total - said.done) / speed:.0f} s left" if speed else ""
-        amounts = f"{format_bytes(said.done)} of {format_bytes(said.total)}"
-        stage = (f"{format_bytes(round(speed))}/s{left}: " if speed else "") + f"{said.stage}, {amounts}"
-    return stage, said.done / said.total
+    if not message.total:
+        return message.stage, None
+    stage = message.stage
+    if message.unit == "bytes":
+        speed = rate.after(message.stage, message.done)
+        left = f", {(message.total - message.done) / speed:.0f} s left" if speed else ""
+        amounts = f"{format_bytes(message.done)} of {format_bytes(message.total)}"
+        stage = (f"{format_bytes(round(speed))}/s{left}: " if speed else "") + f"{message.stage}, {amounts}"
+    return stage, message.done / message.total
 
 
 def _absolute(model: str) -> str:

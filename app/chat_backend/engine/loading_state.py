@@ -33,7 +33,7 @@ class DownloadRate:
         return (done - before) / (now - begun) if now > begun else 0.0
 
 
-OFTEN = 5.0  # seconds between two lines about what is awaited
+LINE_SECONDS = 5.0  # seconds between two lines about what is awaited
 
 
 class LoadingLines:
@@ -50,7 +50,7 @@ class LoadingLines:
             return f"{state.model}: {state.warning}"
         done = "" if state.fraction is None else f", {state.fraction:.0%}"
         words, now = f"{state.model}: {state.stage}{done}", self._clock()
-        if words == self._told or (self._told_at is not None and now - self._told_at < OFTEN):
+        if words == self._told or (self._told_at is not None and now - self._told_at < LINE_SECONDS):
             return ""
         self._told_at, self._told = now, words
         return words
@@ -68,22 +68,22 @@ class LoadingState:
         self.is_over = False
         self.problem: ClientError | None = None
 
-    def tell(self, model: str, stage: str, fraction: float | None = None) -> None:
-        self._take(Loading(model, stage, fraction))
+    def update(self, model: str, stage: str, fraction: float | None = None) -> None:
+        self._set(Loading(model, stage, fraction))
 
     def succeed(self, model: str, warning: str = "") -> None:
         """By the name of the model that answers; the warning is for a person."""
-        self._take(Loading(model, "loaded", loaded=True, warning=warning))
-        self.end()
+        self._set(Loading(model, "loaded", loaded=True, warning=warning))
+        self.finish()
 
-    def end(self, problem: ClientError | None = None) -> None:
+    def finish(self, problem: ClientError | None = None) -> None:
         """Once: what comes later changes nothing."""
         if self.is_over:
             return
         self.is_over, self.problem = True, problem
-        self._wake()
+        self._notify()
 
-    async def over(self) -> None:
+    async def wait(self) -> None:
         """Wait for the end. Raises NotLoaded where the loading failed."""
         while not self.is_over:
             await self._changed.wait()
@@ -102,12 +102,12 @@ class LoadingState:
         if self.problem is not None:
             raise self.problem
 
-    def _take(self, now: Loading) -> None:
+    def _set(self, now: Loading) -> None:
         if not self.is_over:
             self.now = now
             self._version += 1
-            self._wake()
+            self._notify()
 
-    def _wake(self) -> None:
+    def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from app.chat_backend.engine.child import Said
+from app.chat_backend.engine.child import ChildMessage
 from app.errors import AppError
 from app.process.instance import Instance, running_instances
 from app.process.uninterruptible import start_uninterruptible
@@ -24,12 +24,12 @@ from app.settings.settings import Settings, child_environment
 from engine.private_folder import private_folder
 
 
-def with_memory(memory: int) -> tuple[str, ...]:
+def memory_option(memory: int) -> tuple[str, ...]:
     """The option of a device that had so many bytes; none for 0, which is what it has."""
     return ("--memory", f"{memory / 1e9:.6f}GB") if memory else ()
 
 
-async def said(*words: str) -> tuple[int | None, bytes, bytes]:
+async def run_ingle(*words: str) -> tuple[int | None, bytes, bytes]:
     """The exit status, stdout and stderr of `ingle` with these words. Cancelling ends it."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "app", *words,
@@ -44,7 +44,7 @@ async def said(*words: str) -> tuple[int | None, bytes, bytes]:
     return process.returncode, out, err
 
 
-def reason(err: bytes, otherwise: str) -> str:
+def error_message(err: bytes, otherwise: str) -> str:
     """Why a command failed, in its own words."""
     lines = err.decode(errors="replace").splitlines()
     errors = (line[len("error: ") :] for line in lines if line.lower().startswith("error: "))
@@ -109,11 +109,11 @@ class EngineProcess:
     def has_ended(self) -> bool:
         return self._process.poll() is not None
 
-    async def serving(self, heard: Callable[[Said], None]) -> Instance:
-        """Wait until it serves; `heard` is given what it says meanwhile. Raises EngineFailed."""
+    async def wait_until_serving(self, on_message: Callable[[ChildMessage], None]) -> Instance:
+        """Wait until it serves; `on_message` is given what it says meanwhile. Raises EngineFailed."""
         loop = asyncio.get_running_loop()
         # The process may outlive this one, which does not wait for it at its end, as it would for the loop's threads.
-        self._listening = asyncio.wrap_future(start_uninterruptible(lambda: self._listen(loop, heard)))
+        self._listening = asyncio.wrap_future(start_uninterruptible(lambda: self._listen(loop, on_message)))
         while (instance := await asyncio.to_thread(self._found)) is None:
             if self.has_ended:
                 await asyncio.wait({self._listening})
@@ -125,16 +125,16 @@ class EngineProcess:
         instances = running_instances(self._settings)
         return next((instance for instance in instances if instance.pid == self.pid), None)
 
-    def _listen(self, loop: asyncio.AbstractEventLoop, heard: Callable[[Said], None]) -> None:
+    def _listen(self, loop: asyncio.AbstractEventLoop, on_message: Callable[[ChildMessage], None]) -> None:
         """On a thread of its own, up to the end of the process: nothing that it says may make it wait."""
-        self._last = Said()
+        self._last = ChildMessage()
         if self._process.stdout is None:
             return
         for line in self._process.stdout:
             with suppress(msgspec.DecodeError):
-                self._last = msgspec.json.decode(line, type=Said)
+                self._last = msgspec.json.decode(line, type=ChildMessage)
                 with suppress(RuntimeError):  # the loop has ended
-                    loop.call_soon_threadsafe(heard, self._last)
+                    loop.call_soon_threadsafe(on_message, self._last)
 
     def _failure(self) -> EngineFailed:
         if self._last.problem:

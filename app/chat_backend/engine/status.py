@@ -21,8 +21,8 @@ class ChatEngine:
     def address(self) -> str:
         return self._connection.address
 
-    def loading(self, *, again: bool = False) -> AsyncGenerator[Loading, None]:
-        return self._connection.loading(again=again)
+    def loading(self, *, retry: bool = False) -> AsyncGenerator[Loading, None]:
+        return self._connection.loading(retry=retry)
 
     async def status(self) -> EngineStatus:
         """Of an endpoint of others, its model alone."""
@@ -31,17 +31,17 @@ class ChatEngine:
         async with self._connection.use() as engine:
             if not engine.endpoint.is_inglenook:
                 return EngineStatus(engine.model, (), (), (), 0, 0, is_reported=False)
-            report = await engine.endpoint.own("GET", "engine")
+            report = await engine.endpoint.call_inglenook("GET", "engine")
             with parsing_response():
                 self._reply_ids = {RequestId(str(one["id"])): str(one.get("reply", "")) for one in report["requests"]}
                 return _status(report)
 
     async def abort(self, request: RequestId) -> None:
         """A reply of this chat is stopped as it is there."""
-        if await self._replies.stop_named(self._reply_ids.get(request, "")):
+        if await self._replies.stop_by_id(self._reply_ids.get(request, "")):
             return
         async with self._connection.use() as engine:
-            await engine.endpoint.own("POST", "abort", {"id": request})
+            await engine.endpoint.call_inglenook("POST", "abort", {"id": request})
 
 
 def _status(report: Mapping[str, Any]) -> EngineStatus:
@@ -67,20 +67,20 @@ def _tiers(report: Mapping[str, Any]) -> Iterator[Amount]:
             yield Amount(str(tier["name"]), size * int(tier["used"]), size * int(tier["total"]))
 
 
-def _amount(name: str, told_of: Mapping[str, Any] | None) -> Iterator[Amount]:
-    if told_of is not None:
-        yield Amount(name, int(told_of["used"]), int(told_of["total"]))
+def _amount(name: str, report: Mapping[str, Any] | None) -> Iterator[Amount]:
+    if report is not None:
+        yield Amount(name, int(report["used"]), int(report["total"]))
 
 
-def _request(told_of: Mapping[str, Any], own: str) -> EngineRequest:
+def _request(report: Mapping[str, Any], own: str) -> EngineRequest:
     return EngineRequest(
-        id=RequestId(str(told_of["id"])),
-        client=str(told_of["client"]),
-        priority=str(told_of["service_class"]),
-        phase=Phase(told_of["phase"]),
-        prompt_done=int(told_of["prompt_done"]),
-        prompt_total=int(told_of["prompt_total"]),
-        reply_tokens=int(told_of["reply_tokens"]),
-        seconds=float(told_of["seconds"]),
-        mine=told_of["client"] == own,
+        id=RequestId(str(report["id"])),
+        client=str(report["client"]),
+        priority=str(report["service_class"]),
+        phase=Phase(report["phase"]),
+        prompt_done=int(report["prompt_done"]),
+        prompt_total=int(report["prompt_total"]),
+        reply_tokens=int(report["reply_tokens"]),
+        seconds=float(report["seconds"]),
+        mine=report["client"] == own,
     )

@@ -9,9 +9,9 @@ from pathlib import Path
 from app.chat_backend.engine.loading_state import LoadingLines
 from tui import figures, sampling_fields
 from tui.client import Client, ClientError, NotLoaded
-from tui.drafts import attachment
+from tui.drafts import read_attachment
 from tui.engine_types import ModelInfo
-from tui.large_downloads import about, is_asked_about
+from tui.large_downloads import describe_download, needs_confirmation
 from tui.sampling_fields import InvalidField
 from tui.trimming import ContextTrimmer
 from tui.types import (
@@ -66,9 +66,9 @@ class PlainModels:
 
     async def _may_fetch(self, model: ModelInfo) -> bool:
         free = await self._client.models.free_disk()
-        if not is_asked_about(model, free):
+        if not needs_confirmation(model, free):
             return True
-        self._say(about(model, free))
+        self._say(describe_download(model, free))
         return await self._agrees("Download this model? yes or no")
 
     async def tell_engine(self, rest: str) -> None:
@@ -315,7 +315,7 @@ class PlainCommands:
             self.attached.clear()
             self._say("No file goes with the next message.")
             return
-        attached = attachment(_path(rest))
+        attached = read_attachment(_path(rest))
         tokens = await self._client.replies.count_tokens(attached.text)
         self.attached.append(attached)
         self._say(f"{attached.name}: {tokens:,} tokens, beside the next message.")

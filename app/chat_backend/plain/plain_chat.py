@@ -12,11 +12,11 @@ import time
 from collections.abc import Coroutine
 from contextlib import aclosing, suppress
 
-from app.chat_backend.ending import Ending
-from app.chat_backend.engine.loading_state import OFTEN, LoadingLines
+from app.chat_backend.engine.loading_state import LINE_SECONDS, LoadingLines
 from app.chat_backend.plain.commands import PlainCommands, PlainTrimming
+from app.chat_backend.shutdown import Shutdown
 from tui.client import Client, ClientError
-from tui.commands import typed
+from tui.commands import parse_command
 from tui.drafts import Prompt
 from tui.plain_text import sanitize
 from tui.types import ChatId, Finish, MessageId, PromptProgress, ReplyEnd, ReplyStarted, TextDelta
@@ -60,8 +60,8 @@ class PlainChat:
         self._is_person = sys.stdin is not None and sys.stdin.isatty()
         self._doing: asyncio.Task[None] | None = None
         self._conversing: asyncio.Task[None] | None = None
-        self._besides: set[asyncio.Task[None]] = set()
-        self._ending = Ending(self._end)
+        self._background: set[asyncio.Task[None]] = set()
+        self._shutdown = Shutdown(self._end)
         self._is_saved = True
         self._failed = False
         self._ended_with = 0  # the status that a signal asked for
@@ -69,13 +69,13 @@ class PlainChat:
     async def run(self) -> int:
         """Until the end of the input, or /quit, or a signal. Gives the exit status."""
         loop = asyncio.get_running_loop()
-        self._ending.listen("SIGTERM", "SIGHUP")
+        self._shutdown.listen("SIGTERM", "SIGHUP")
         with suppress(NotImplementedError):  # Windows
             loop.add_signal_handler(signal.SIGINT, self._interrupt)
         threading.Thread(target=self._read, args=(loop,), name="input", daemon=True).start()
-        self._beside(self._tell_notices())
-        self._beside(self._tell_loading())
-        self._beside(self._recommend())
+        self._run_in_background(self._tell_notices())
+        self._run_in_background(self._tell_loading())
+        self._run_in_background(self._recommend())
         self._conversing = asyncio.create_task(self._converse())
         try:
             await self._conversing
@@ -83,7 +83,7 @@ class PlainChat:
             if not self._ended_with:
                 raise
         finally:
-            for task in self._besides:
+            for task in self._background:
                 task.cancel()
         if self._ended_with:
             return self._ended_with
@@ -114,7 +114,7 @@ class PlainChat:
     async def _take(self, line: str) -> None:
         if not line:
             return
-        if command := typed(line):
+        if command := parse_command(line):
             if (again := await self._commands.do(*command)) is not None:
                 await self._answer_again(again)
             return
@@ -140,7 +140,7 @@ class PlainChat:
             async for event in events:
                 if isinstance(event, ReplyStarted):
                     continue
-                if isinstance(event, PromptProgress) and time.monotonic() - told_at > OFTEN:
+                if isinstance(event, PromptProgress) and time.monotonic() - told_at > LINE_SECONDS:
                     told_at = time.monotonic()
                     self._note(f"{event.done} of {event.total} tokens read")
                 elif isinstance(event, TextDelta):
@@ -149,7 +149,7 @@ class PlainChat:
                     self._write(words.rest() + "\n")
                     self._tell_end(event)
                     if event.finish is not Finish.FAILED:
-                        self._beside(self._give_title(chat.summary.id))
+                        self._run_in_background(self._give_title(chat.summary.id))
 
     def _tell_end(self, end: ReplyEnd) -> None:
         if end.finish is Finish.FAILED:
@@ -208,17 +208,17 @@ class PlainChat:
         with suppress(ClientError):
             await self._client.chats.title(chat)
 
-    def _beside(self, work: Coroutine[None, None, None]) -> None:
+    def _run_in_background(self, work: Coroutine[None, None, None]) -> None:
         """What nobody waits for, and what ends with the chat."""
-        self._besides.add(task := asyncio.create_task(work))
-        task.add_done_callback(self._besides.discard)
+        self._background.add(task := asyncio.create_task(work))
+        task.add_done_callback(self._background.discard)
 
     def _interrupt(self) -> None:
         if self._doing is not None and self._is_person:
             self._write("\n")
             self._doing.cancel()
         else:
-            self._ending.ask(signal.SIGINT)
+            self._shutdown.ask(signal.SIGINT)
 
     def _end(self, status: int) -> None:
         self._ended_with = status

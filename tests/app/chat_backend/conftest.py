@@ -40,7 +40,7 @@ def clients(settings: Settings) -> Clients:
     @asynccontextmanager
     async def client() -> AsyncIterator[TerminalClient]:
         made = TerminalClient(settings, History(settings.history_dir), {"stay": False})
-        made.begin()
+        made.start()
         try:
             yield made
         finally:

@@ -110,7 +110,7 @@ def test_whoever_stops_listening_ends_the_reply(clients: Clients, running: LiveS
 def test_a_reply_whose_writer_was_killed_is_cut_off(clients: Clients, settings: object) -> None:
     async def work(client: TerminalClient) -> ChatId:
         chat, question = await asked(client)
-        history, number = client.chats.place(chat)
+        history, number = client.chats.locate(chat)
         coming = history.messages.start_reply(number, int(question), "hash")
         history.messages.write_reply(coming.id, "as far as", "")
         return chat

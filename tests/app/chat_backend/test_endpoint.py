@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.chat_backend.client import TerminalClient
-from app.chat_backend.titles import title_in
+from app.chat_backend.titles import extract_title
 from app.history.history import History
 from app.settings.settings import Settings
 from tests.support.stand_in_endpoint import StandInEndpoint
@@ -37,7 +37,7 @@ def endpoint() -> Iterator[StandInEndpoint]:
 def run(settings: Settings, url: str, work: Callable[[TerminalClient], Awaitable[Any]]) -> Any:
     async def main() -> Any:
         client = TerminalClient(settings, History(None), {"stay": False}, url, "secret")
-        client.begin()
+        client.start()
         try:
             return await work(client)
         finally:
@@ -269,4 +269,4 @@ def test_nobody_there_is_told(settings: Settings) -> None:
     ],
 )
 def test_titles_are_one_short_line(written: str, title: str) -> None:
-    assert title_in(written) == title
+    assert extract_title(written) == title

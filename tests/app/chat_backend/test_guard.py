@@ -10,7 +10,7 @@ from tests.support.terminal_screen import Terminal, children_of, python
 # Stands in for the screens: another screen, the mouse, no echo.
 PROGRAM = """
 import os, signal, sys, termios, time, tty
-from app.chat_backend.guard import guarded
+from app.chat_backend.guard import run_guarded
 
 def work(left):
     before = termios.tcgetattr(0)
@@ -31,7 +31,7 @@ def work(left):
     os.kill(os.getpid(), getattr(signal, how))
     time.sleep(1000)
 
-sys.exit(guarded(work))
+sys.exit(run_guarded(work))
 """
 
 

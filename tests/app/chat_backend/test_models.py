@@ -38,7 +38,7 @@ async def said(*words: str) -> tuple[int, bytes, bytes]:
 @pytest.fixture(autouse=True)
 def commands(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands run in this process, with the settings of a test."""
-    monkeypatch.setattr(model_queries, "said", said)
+    monkeypatch.setattr(model_queries, "run_ingle", said)
     for folder in ("models_dir", "hub_cache", "state_dir", "ollama_dir", "lmstudio_dir"):
         monkeypatch.setenv(f"INGLE_{folder.upper()}", str(getattr(settings, folder)))
 

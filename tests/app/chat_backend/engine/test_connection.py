@@ -11,8 +11,8 @@ import pytest
 
 from app.chat_backend.chat_repository import ChatRepository
 from app.chat_backend.endpoint import Body, ChatEndpoint, NotOffered
-from app.chat_backend.engine.child import Said
-from app.chat_backend.engine.connection import EngineConnection, ReadyEngine, stage_of
+from app.chat_backend.engine.child import ChildMessage
+from app.chat_backend.engine.connection import EngineConnection, ReadyEngine, describe_stage
 from app.chat_backend.engine.loading_state import DownloadRate, LoadingState
 from app.chat_backend.engine.process import EngineFailed, EngineProcess
 from app.chat_backend.models import ChatModels
@@ -43,16 +43,16 @@ class StandIn:
     def __init__(self, settings: Settings, model: str, server: LiveServer) -> None:
         self.model, self.pid = model, os.getpid()
         self.stopped = False
-        self.said = [Said(stage="Loading", done=1, total=4, unit="tokens"), Said(note="nearly")]
+        self.said = [ChildMessage(stage="Loading", done=1, total=4, unit="tokens"), ChildMessage(note="nearly")]
         self.fails = model.endswith("broken")
         self.is_held = False  # for ever
         self._settings = settings
         self._instance = Instance(self.pid, server.port, server.url, model, f"/nowhere/{model}", "now")
         self._records = ExitStack()
 
-    async def serving(self, heard: Callable[[Said], None]) -> Instance:
+    async def wait_until_serving(self, on_message: Callable[[ChildMessage], None]) -> Instance:
         for said in self.said:
-            heard(said)
+            on_message(said)
             await asyncio.sleep(0.01)
         if self.is_held:
             await asyncio.Event().wait()
@@ -105,7 +105,7 @@ async def ready(connection: EngineConnection) -> ReadyEngine:
 
 async def begun(settings: Settings) -> EngineConnection:
     connection = EngineConnection(settings, {"stay": False})
-    connection.begin()
+    connection.start()
     return connection
 
 
@@ -114,7 +114,7 @@ def test_one_that_runs_is_used(settings: Settings, running: LiveServer, started:
         connection = await begun(settings)
         engine = await ready(connection)
         assert (engine.model, engine.context_length) == ("hash", 2048)
-        assert engine.suitable == DEFAULT_SAMPLING.values
+        assert engine.default_sampling == DEFAULT_SAMPLING.values
         await connection.close()
 
     asyncio.run(main())
@@ -137,19 +137,19 @@ def test_who_listens_when_it_is_loaded_is_told_which_model_answers(settings: Set
 def test_a_server_of_ours_elsewhere_tells_what_suits_its_model_and_others_sample_as_they_will(
     settings: Settings, tokenizer: Tokenizer, renderer: ChatTemplateRenderer
 ) -> None:
-    async def suitable(url: str) -> Mapping[str, float]:
+    async def default_sampling(url: str) -> Mapping[str, float]:
         connection = EngineConnection(settings, {}, url)
-        connection.begin()
+        connection.start()
         engine = await ready(connection)
         await connection.close()
-        return engine.suitable
+        return engine.default_sampling
 
     engine, _ = controlled_engine(tokenizer.vocab_size)
     recommended = {"temperature": 0.3, "top_k": 20}
     with LiveServer("m", engine, tokenizer, renderer, sampling=DefaultSampling(recommended)) as server:
-        assert asyncio.run(suitable(f"{server.url}/v1")) == recommended
+        assert asyncio.run(default_sampling(f"{server.url}/v1")) == recommended
     with StandInEndpoint([]) as other:
-        assert asyncio.run(suitable(other.url)) == {}
+        assert asyncio.run(default_sampling(other.url)) == {}
 
 
 @pytest.mark.usefixtures("running")
@@ -160,8 +160,8 @@ def test_whoever_leaves_while_it_is_found_keeps_no_connection(
     is_answered = asyncio.Event()
 
     class Watched(ChatEndpoint):
-        async def own(self, method: str, path: str, body: Body | None = None) -> Any:
-            answer = await super().own(method, path, body)
+        async def call_inglenook(self, method: str, path: str, body: Body | None = None) -> Any:
+            answer = await super().call_inglenook(method, path, body)
             open_ones.append(self)
             is_answered.set()
             await asyncio.Event().wait()
@@ -251,7 +251,7 @@ def test_an_engine_is_left_when_nobody_uses_it(settings: Settings, started: list
                 states = connection.loading()
                 while (await anext(states)).stage != "waiting for the end of a reply":
                     pass
-                await engine.endpoint.own("GET", "engine")
+                await engine.endpoint.call_inglenook("GET", "engine")
                 assert not started[-1].stopped
             assert (await ready(connection)).model == other
         await connection.close()
@@ -401,7 +401,7 @@ def test_a_loading_is_paused_until_somebody_wants_an_answer(settings: Settings, 
         await until(lambda: connection.state.now.stage == "paused at 25%")
         assert held[0].stopped
         assert not waiting.done()  # nor does it go on for that
-        async with connection.use(again=True) as engine:
+        async with connection.use(retry=True) as engine:
             assert engine is await waiting
         await connection.close()
 
@@ -499,9 +499,9 @@ def test_listeners_of_a_loading_see_its_end_and_its_problem() -> None:
 
         first = asyncio.create_task(listen())
         await asyncio.sleep(0)
-        state.tell("m", "half", 0.5)
+        state.update("m", "half", 0.5)
         await asyncio.sleep(0)
-        state.end()
+        state.finish()
         assert await first == ["starting", "half"]
         assert await listen() == ["half"]
         failed = LoadingState("m")
@@ -515,12 +515,15 @@ def test_listeners_of_a_loading_see_its_end_and_its_problem() -> None:
 def test_a_download_is_told_with_its_speed_and_time_left() -> None:
     clock = Clock()
     rate = DownloadRate(clock)
-    assert stage_of(Said(stage="Downloading", done=0, total=90_000_000), rate) == ("Downloading, 0 B of 90.0 MB", 0.0)
+    assert describe_stage(ChildMessage(stage="Downloading", done=0, total=90_000_000), rate) == (
+        "Downloading, 0 B of 90.0 MB",
+        0.0,
+    )
     clock.seconds += 1
-    resumed = stage_of(Said(stage="Downloading", done=18_000_000, total=90_000_000), rate)
+    resumed = describe_stage(ChildMessage(stage="Downloading", done=18_000_000, total=90_000_000), rate)
     assert resumed[0] == "Downloading, 18.0 MB of 90.0 MB"
     clock.seconds += 2
-    stage, fraction = stage_of(Said(stage="Downloading", done=30_000_000, total=90_000_000), rate)
+    stage, fraction = describe_stage(ChildMessage(stage="Downloading", done=30_000_000, total=90_000_000), rate)
     assert stage == "6.0 MB/s, 10 s left: Downloading, 30.0 MB of 90.0 MB"
     assert fraction == pytest.approx(1 / 3)
     clock.seconds += 60

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from app.chat_backend.engine import process
-from app.chat_backend.engine.process import reason, said, with_memory
+from app.chat_backend.engine.process import error_message, memory_option, run_ingle
 from app.errors import EXIT_OK, EXIT_USAGE
 
 
 def test_a_command_says_what_it_found_or_why_it_failed() -> None:
-    status, out, _ = asyncio.run(said("ls", "--catalog", "--json"))
+    status, out, _ = asyncio.run(run_ingle("ls", "--catalog", "--json"))
     assert status == EXIT_OK
     assert json.loads(out)
-    status, out, err = asyncio.run(said("fit", "--memory", "much"))
+    status, out, err = asyncio.run(run_ingle("fit", "--memory", "much"))
     assert (status, out) == (EXIT_USAGE, b"")
-    assert "must be a size like 8GB, not 'much'" in reason(err, "nobody knows")
-    assert reason(b"Killed\n", "nobody knows") == "nobody knows"
+    assert "must be a size like 8GB, not 'much'" in error_message(err, "nobody knows")
+    assert error_message(b"Killed\n", "nobody knows") == "nobody knows"
 
 
 def test_who_leaves_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +30,7 @@ def test_who_leaves_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(process, "ROOT", tmp_path)
 
     async def main() -> None:
-        command = asyncio.create_task(said("anything"))
+        command = asyncio.create_task(run_ingle("anything"))
         while not (mark.exists() and mark.read_text()):
             await asyncio.sleep(0.01)
         command.cancel()
@@ -43,5 +43,5 @@ def test_who_leaves_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_an_amount_of_memory_is_given_as_the_commands_read_it() -> None:
-    assert with_memory(0) == ()
-    assert with_memory(18_500_000_000) == ("--memory", "18.500000GB")
+    assert memory_option(0) == ()
+    assert memory_option(18_500_000_000) == ("--memory", "18.500000GB")

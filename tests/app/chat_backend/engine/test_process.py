@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 import pytest
 
-from app.chat_backend.engine.child import Said
+from app.chat_backend.engine.child import ChildMessage
 from app.chat_backend.engine.process import LOG, PREVIOUS_LOG, EngineProcess
 from app.settings.settings import Settings
 
@@ -25,9 +25,9 @@ def test_one_that_is_stopped_leaves_neither_a_process_nor_a_pipe(settings: Setti
 
     async def main() -> None:
         if is_heard:
-            heard: asyncio.Queue[Said] = asyncio.Queue()
-            serving = asyncio.create_task(engine.serving(heard.put_nowait))
-            assert (await heard.get()).note == "one"
+            on_message: asyncio.Queue[ChildMessage] = asyncio.Queue()
+            serving = asyncio.create_task(engine.wait_until_serving(on_message.put_nowait))
+            assert (await on_message.get()).note == "one"
             serving.cancel()
             with suppress(asyncio.CancelledError):
                 await serving
@@ -47,9 +47,9 @@ def test_one_that_lives_on_does_not_hold_up_the_end_of_the_chat(settings: Settin
     engine = EngineProcess(process, settings, "model")
 
     async def main() -> None:
-        heard: asyncio.Queue[Said] = asyncio.Queue()
-        serving = asyncio.create_task(engine.serving(heard.put_nowait))
-        await heard.get()
+        on_message: asyncio.Queue[ChildMessage] = asyncio.Queue()
+        serving = asyncio.create_task(engine.wait_until_serving(on_message.put_nowait))
+        await on_message.get()
         serving.cancel()
 
     asyncio.run(main())

@@ -31,7 +31,7 @@ class Told:
     report: dict[str, Any]
     is_inglenook: bool = True
 
-    async def own(self, method: str, path: str) -> dict[str, Any]:
+    async def call_inglenook(self, method: str, path: str) -> dict[str, Any]:
         assert (method, path) == ("GET", "engine")
         return self.report
 

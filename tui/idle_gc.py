@@ -15,7 +15,7 @@ _QUIET = 0.05  # share of a core that is used at most in a pause that counts as 
 _WORK = 1.0  # seconds of a core, from which on there is something to look for
 
 
-class Tidying:
+class IdleCollector:
     """What has been done since it was tidy."""
 
     def __init__(self, spent: float) -> None:
@@ -24,7 +24,7 @@ class Tidying:
         self._tidy_at = spent - _WORK
         self._is_first = True
 
-    def look(self, spent: float) -> bool:
+    def poll(self, spent: float) -> bool:
         """Tidy up, if there is quiet and something to do; whether it was done."""
         is_quiet = spent - self._before <= _QUIET * _PAUSE
         self._before = spent
@@ -38,15 +38,15 @@ class Tidying:
         return True
 
 
-async def tidied() -> None:
+async def collect_when_idle() -> None:
     """Tidy up in quiet moments, for as long as this runs."""
     before = gc.get_threshold()
     gc.set_threshold(*_YOUNG, _NEVER)
-    tidying = Tidying(process_time())
+    tidying = IdleCollector(process_time())
     try:
         while True:
             await asyncio.sleep(_PAUSE)
-            tidying.look(process_time())
+            tidying.poll(process_time())
     finally:
         gc.set_threshold(*before)
         gc.unfreeze()

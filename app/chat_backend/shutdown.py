@@ -10,7 +10,7 @@ from app.process.signals import heeded
 _SIGNALLED = 128  # and the signal: the status of whoever was ended by one
 
 
-class Ending:
+class Shutdown:
     """`end` is told the exit status that is due, once. Used on one event loop."""
 
     def __init__(self, end: Callable[[int], object]) -> None:

@@ -22,7 +22,7 @@ from tui.types import (
 
 
 @dataclass(slots=True)
-class Replying:
+class ReplyProgress:
     """One reply, from the moment in which it was asked for."""
 
     chat: ChatId
@@ -43,7 +43,7 @@ class Replying:
             return self._reasoning_seconds
         return self.clock() - self._thinking_since
 
-    def take(self, event: ReplyEvent) -> None:
+    def apply(self, event: ReplyEvent) -> None:
         """The next event of its stream."""
         match event:
             case ReplyStarted(message, model):
@@ -61,16 +61,16 @@ class Replying:
                 self.activity = "writing"
             case ReplyEnd(finish, usage, error):
                 self._end_thinking()
-                self.end(finish, usage, error)
+                self.finish(finish, usage, error)
 
-    def end(self, finish: Finish, usage: Usage | None = None, error: str = "") -> None:
+    def finish(self, finish: Finish, usage: Usage | None = None, error: str = "") -> None:
         """Nothing more comes."""
         self.activity = ""
-        self.message = self.so_far(finish, usage)
+        self.message = self.snapshot(finish, usage)
         if self.message is not None and error:
             self.message = replace(self.message, error=error)
 
-    def so_far(self, finish: Finish | None = None, usage: Usage | None = None) -> Message | None:
+    def snapshot(self, finish: Finish | None = None, usage: Usage | None = None) -> Message | None:
         """The message with all text that has come."""
         return self.message and replace(
             self.message,

@@ -5,7 +5,7 @@ import gc
 import weakref
 from contextlib import suppress
 
-from tui.tidying import Tidying, tidied
+from tui.idle_gc import IdleCollector, collect_when_idle
 
 
 class Ring:
@@ -16,16 +16,16 @@ class Ring:
 
 
 def test_garbage_waits_for_a_quiet_moment() -> None:
-    tidying, ring = Tidying(5.0), weakref.ref(Ring())
+    tidying, ring = IdleCollector(5.0), weakref.ref(Ring())
     try:
-        assert not tidying.look(5.5)
-        assert not tidying.look(6.0)
+        assert not tidying.poll(5.5)
+        assert not tidying.poll(6.0)
         assert ring() is not None
-        assert tidying.look(6.01)
+        assert tidying.poll(6.01)
         assert ring() is None
-        assert not tidying.look(6.02)  # nothing has been done since
-        assert not tidying.look(7.2)
-        assert tidying.look(7.21)
+        assert not tidying.poll(6.02)  # nothing has been done since
+        assert not tidying.poll(7.2)
+        assert tidying.poll(7.21)
     finally:
         gc.unfreeze()
 
@@ -33,7 +33,7 @@ def test_garbage_waits_for_a_quiet_moment() -> None:
 def test_the_rules_of_before_are_back_afterwards() -> None:
     async def show() -> None:
         before = gc.get_threshold()
-        running = asyncio.create_task(tidied())
+        running = asyncio.create_task(collect_when_idle())
         await asyncio.sleep(0)
         assert gc.get_threshold()[2] > 1 << 20
         running.cancel()
