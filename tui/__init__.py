@@ -1,1 +1,1 @@
-"""The chat in the terminal. It knows a small client port and Textual, and imports nothing else of ours."""
+"""The chat in the terminal, in Textual. Everything else it needs comes through the protocols of `client.py`."""

@@ -1,4 +1,4 @@
-"""The chat as a program: its screens, its colors, and what every screen can do. Started as `tui.client` says."""
+"""The chat application: its screens, its themes, and the actions that every screen offers."""
 
 from collections.abc import Callable, Iterable
 from typing import ClassVar
@@ -31,7 +31,7 @@ _PAGES = ("pageup", "pagedown")
 
 
 class ChatApp(App[None]):
-    """Composition, and nothing else."""
+    """The Textual application around the chat screen and the pages (help, models, engine)."""
 
     CSS_PATH = "app.tcss"
     TITLE = "Inglenook"
@@ -51,7 +51,9 @@ class ChatApp(App[None]):
         *,
         colors: bool = True,
     ) -> None:
-        """Without `colors`, as NO_COLOR asks for, the terminal's own are left out; of others Textual makes greys."""
+        """Without `colors` (NO_COLOR is set), the terminal's own colors are not used; Textual turns all others into
+        shades of gray.
+        """
         super().__init__(ansi_color=None if colors else True)
         self._client = client
         self._wanted_theme = self._kept_theme = theme if colors else themes.TERMINAL
@@ -73,37 +75,37 @@ class ChatApp(App[None]):
         self.run_worker(collect_when_idle(), group="gc", description="gc")
 
     async def on_event(self, event: Event) -> None:
-        """What is typed while the program ends, and all screens are closed, goes nowhere."""
+        """Send typed text to the prompt while the chat screen is shown. Ignore input after all screens are closed."""
         if self._is_text(event) and self.screen_stack and self.screen is self._chat_screen:
-            self._chat_screen.turn_to_prompt()  # here, where keys are still in their order
+            self._chat_screen.turn_to_prompt()  # here, because keys are still in order
         if not isinstance(event, InputEvent) or (self.screen_stack and not self._would_fail_paging(event)):
             await super().on_event(event)
 
     async def on_exit_app(self) -> None:
-        """What is typed is kept before anything is taken down."""
+        """Save the draft before the widgets are removed."""
         composer = self._chat_screen.conversation.composer
         await composer.flush_keys()
         await composer.save_draft()
 
     def _is_text(self, event: Event) -> bool:
-        """Whether something was typed or pasted, rather than a key pressed."""
+        """Whether the event is a printable key or a paste."""
         return (isinstance(event, Key) and event.is_printable) or isinstance(event, Paste)
 
     def _would_fail_paging(self, event: InputEvent) -> bool:
-        """Whether a list would fail, as Textual's do, at turning a page while it has no room on the screen."""
+        """Whether a page key would raise in one of Textual's lists, because the list has no space on the screen."""
         if not isinstance(event, Key) or event.key not in _PAGES:
             return False
         concerned = (self.focused, *self.screen.query(CommandList))
         return any(isinstance(one, OptionList) and not one.scrollable_content_region for one in concerned)
 
     def _handle_exception(self, error: Exception) -> None:
-        """Who still looks for a widget while all of them are taken down, the innermost first, is nobody's concern."""
+        """Ignore queries for widgets that are already removed while the program exits."""
         cause = error.error if isinstance(error, WorkerFailed) else error
         if self.is_running or not isinstance(cause, NoMatches):
             super()._handle_exception(error)
 
     def pop_screen(self) -> AwaitComplete:
-        """The chat itself stays: Textual's palette, answered twice, would close it, too."""
+        """Never close the chat screen. Textual's command palette would do so when it is answered twice."""
         return AwaitComplete() if self.screen is self._chat_screen else super().pop_screen()
 
     def _note_theme(self, theme: Theme) -> None:
@@ -143,7 +145,9 @@ class ChatApp(App[None]):
         self._show_page(EngineScreen(self._client.engine))
 
     def _show_page(self, page: Page[Answer], answered: Callable[[Answer | None], None] | None = None) -> None:
-        """Show a page in place of the one that is seen, once that can be closed."""
+        """Replace the current page with `page`. Waits until the current one is mounted, because it cannot be closed
+        before.
+        """
         seen = self.screen
         if type(seen) is type(page):
             return
@@ -162,14 +166,14 @@ class ChatApp(App[None]):
 
     @work(exclusive=True, group="load", description="load")
     async def find_and_load(self, name: str) -> None:
-        """Answer with a model that may have to be fetched; a large one once the user agrees."""
+        """Load a model. If it has to be downloaded and is large, ask the user first."""
         with show_errors(self):
             model = await self._client.models.find(name)
             if can_load(model) or await may_fetch(self, self._client.models, model):
                 self._load(name)
 
     def _load(self, name: str | None) -> None:
-        """Answer with this model from now on."""
+        """Load the model `name` for all further replies."""
         if name is not None:
             self._chat_screen.follow(self._client.models.load(name))
 

@@ -1,7 +1,4 @@
-"""The messages of a chat as a tree: which of them lead to one, and which others could stand in its index.
-
-Knows nothing of where they are kept or how they are shown.
-"""
+"""The messages of a chat as a tree of branches."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -10,7 +7,7 @@ from tui.types import Message, MessageId
 
 
 class Branches:
-    """All messages of one chat."""
+    """All messages of one chat, and the children of each."""
 
     def __init__(self, messages: Iterable[Message] = ()) -> None:
         self._messages: dict[MessageId, Message] = {}
@@ -19,7 +16,7 @@ class Branches:
             self.put(message)
 
     def put(self, message: Message) -> None:
-        """Add a message behind its parent, or tell anew what one is."""
+        """Add a message after its parent, or replace the message of the same id."""
         if message.id not in self._messages:
             self._children[message.parent].append(message.id)
         self._messages[message.id] = message
@@ -34,7 +31,7 @@ class Branches:
         return len(self._messages)
 
     def path(self, leaf: MessageId | None) -> list[Message]:
-        """From the first message to `leaf`."""
+        """Return the messages from the first one to `leaf`."""
         path = []
         while leaf is not None:
             path.append(self._messages[leaf])
@@ -42,21 +39,21 @@ class Branches:
         return path[::-1]
 
     def children(self, message: MessageId | None) -> tuple[MessageId, ...]:
-        """The messages behind this one; behind None, those that a branch may begin with."""
+        """Return the messages that follow `message`; for None, the first messages of the chat."""
         return tuple(self._children.get(message, ()))
 
     def siblings(self, message: MessageId) -> tuple[MessageId, ...]:
-        """The message and all that could stand in its index, in the order in which they came."""
+        """Return the message and its alternatives (the children of the same parent), oldest first."""
         return self.children(self._messages[message].parent)
 
     def newest_leaf(self, message: MessageId) -> MessageId:
-        """The end of the branch through `message` that takes the newest message each time."""
+        """Return the last message of the branch that follows the newest child of each message."""
         while children := self._children.get(message):
             message = children[-1]
         return message
 
     def neighbor_leaf(self, message: MessageId, step: int) -> MessageId | None:
-        """The end of the branch through the sibling `step` places on; None where there is none."""
+        """Return the leaf of the sibling `step` positions after this one, or None if there is none."""
         siblings = self.siblings(message)
         index = siblings.index(message) + step
         return self.newest_leaf(siblings[index]) if 0 <= index < len(siblings) else None

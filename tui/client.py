@@ -1,15 +1,15 @@
-"""The port of the chat: all that it asks of the rest of the program, as small protocols over plain data.
+"""The port of the chat: protocols for everything that the screens ask of the rest of the program.
 
-Whoever implements it keeps the chats, talks to an engine, and fetches models; nothing here says how. The rules of it:
+An implementation stores the chats, talks to an engine, and downloads models. Rules for all methods:
 
-- Every method that fails raises ClientError, which says what happened and what can be done, and nothing else.
-- A call that needs the model waits until the model is loaded, and raises NotLoaded where it cannot be. Cancelling a
-  call, or closing an iterator, ends it.
-- Strings that people or models wrote are stored and sent as they are. The nouns make them harmless as they are built,
-  so that nothing which crosses the port can drive a terminal.
+- A method that fails raises ClientError, with what happened and what to do. It raises nothing else.
+- A call that needs the model waits until the model is loaded, and raises NotLoaded if loading fails. Cancelling a
+  call, or closing an iterator, stops the work.
+- Text from users and models is stored and sent unchanged. The types in `types.py` sanitize their strings when they are
+  created, so no text that crosses the port can control a terminal.
 
-Start it with `tui.app.ChatApp(client, theme="", chat=None, question="").run()`; the process then exits with the app's
-`return_code`.
+Start the chat with `tui.app.ChatApp(client, theme="", chat=None, question="").run()`; the process then exits with the
+app's `return_code`.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -38,7 +38,7 @@ from tui.types import (
 
 
 class ClientError(Exception):
-    """What was asked for cannot be done. Both sentences are shown to the person."""
+    """A call of the client failed. The message and the remedy are shown to the user."""
 
     def __init__(self, message: str, remedy: str = "") -> None:
         super().__init__(message)
@@ -47,37 +47,39 @@ class ClientError(Exception):
 
     @property
     def sentences(self) -> str:
-        """Both, one behind the other."""
+        """The message and the remedy as one text."""
         return f"{self.message.removesuffix('.')}. {self.remedy}".strip()
 
 
 class NotLoaded(ClientError):
-    """The model that was to answer could not be loaded, for a reason that `loading` or `load` has told."""
+    """The model could not be loaded. The reason was already reported by `loading` or `load`."""
 
 
 class Replies(Protocol):
-    """What the model says."""
+    """Replies of the model."""
 
     def reply(self, chat: ChatId, to: MessageId) -> AsyncGenerator[ReplyEvent, None]:
-        """A new reply to the message `to` (of a user), beside those that it has; by the settings of the chat.
+        """Generate a new reply to the user's message `to`, as a sibling of its other replies, with the chat's settings.
 
-        It becomes the chat's current leaf. Closing the iterator stops the engine as `stop` does. A model that could
-        not be loaded is tried again.
-        Raises ClientError before the first event where the engine refuses.
+        The reply becomes the current leaf of the chat. Closing the iterator stops the engine, as `stop` does. If the
+        model failed to load before, loading is tried again. Raises ClientError before the first event if the engine
+        refuses.
         """
 
     async def stop(self, message: MessageId) -> None:
-        """End this reply now, in whatever phase; its stream then ends with STOPPED. Nothing if it has ended."""
+        """Stop this reply in any phase. Its stream then ends with STOPPED. Does nothing if the reply has ended."""
 
     async def count_tokens(self, text: str) -> int:
-        """How many tokens `text` costs in a prompt of the loaded model."""
+        """Return how many tokens `text` takes in a prompt of the loaded model."""
 
 
 class Chats(Protocol):
-    """The chats that are kept. What a method has returned from is on the disk."""
+    """The stored chats. A change is on disk when the method returns."""
 
     async def summaries(self, *, archived: bool = False) -> Sequence[ChatSummary]:
-        """The pinned ones first, then the newest first. A chat in which nothing was written is not among them."""
+        """Return the pinned chats first, then the others, newest first. Chats without a message or a draft are left
+        out.
+        """
 
     async def create(self, settings: ChatSettings, *, private: bool = False) -> Chat: ...
 
@@ -86,21 +88,21 @@ class Chats(Protocol):
     async def add(
         self, chat: ChatId, parent: MessageId | None, text: str, attachments: Sequence[Attachment] = ()
     ) -> Message:
-        """A new message of the user, which becomes the leaf. An edited message is a new one with the old one's parent.
+        """Store a message of the user, which becomes the leaf. To edit a message, add a new one with the same parent.
 
-        Its text also becomes the newest of `inputs`, and the chat's draft is gone.
+        The text also becomes the newest entry of `inputs`, and the chat's draft is removed.
         """
 
     async def rewrite(self, chat: ChatId, reply: MessageId, text: str) -> Message:
-        """A reply as the person would have it: a new message beside it, which becomes the leaf."""
+        """Store the user's version of a reply as a sibling of that reply. It becomes the leaf."""
 
     async def show_branch(self, chat: ChatId, leaf: MessageId) -> None:
-        """Remember which branch is shown."""
+        """Store which branch is shown."""
 
     async def configure(self, chat: ChatId, settings: ChatSettings) -> None: ...
 
     async def title(self, chat: ChatId) -> str:
-        """The title that the client gives a chat after its first reply, if it has none yet; waits until it has one."""
+        """Return the chat's title. If it has none after its first reply, wait until the model has written one."""
 
     async def rename(self, chat: ChatId, title: str) -> None: ...
 
@@ -109,126 +111,135 @@ class Chats(Protocol):
     async def archive(self, chat: ChatId, archived: bool) -> None: ...
 
     async def delete(self, chat: ChatId) -> None:
-        """Out of all lists at once. Its text and its KV blocks are erased when it cannot be undone any more."""
+        """Remove the chat from all lists. Its text and KV blocks are erased when the program ends."""
 
     async def undelete(self, chat: ChatId) -> None:
-        """Undo `delete`; possible until the program ends."""
+        """Undo `delete`. Possible until the program ends."""
 
     async def search(self, text: str) -> Sequence[SearchHit]:
-        """Where all words of `text` stand, in messages and titles of all chats; the best first, at most 50."""
+        """Find messages and titles that contain all words of `text`, best matches first, at most 50."""
 
     async def draft(self) -> str:
-        """What was typed for a new chat when this window ended; never what another window shows."""
+        """Return the draft of the new chat that this window had when it was last closed, never that of another window.
+        """
 
     async def save_draft(self, chat: ChatId | None, text: str) -> None:
-        """For a chat, or for the new one of this window. A chat with a draft and no messages is in the list."""
+        """Save the draft of a chat, or of this window's new chat if `chat` is None.
+
+        A chat with only a draft is listed.
+        """
 
     async def inputs(self) -> Sequence[str]:
-        """What was sent lately, in all chats that are not private; the newest first, at most 200."""
+        """Return the texts sent last in all chats that are not private, newest first, at most 200."""
 
     async def presets(self) -> Sequence[Preset]: ...
 
     async def save_preset(self, preset: Preset) -> None:
-        """A preset of the same name is replaced."""
+        """Save a preset. It replaces one of the same name."""
 
     async def delete_preset(self, name: str) -> None: ...
 
     async def export(self, chat: ChatId, path: Path, form: ExportFormat) -> None:
-        """Refuses a path where a file is."""
+        """Write the chat to a file. Raises ClientError if the file exists."""
 
     def notices(self) -> AsyncGenerator[Notice, None]:
-        """What happens to the store: what was found damaged, and whether chats are saved. Waits for more at the end."""
+        """Yield events of the store (damage that was found, whether chats are saved), and wait for more."""
 
     async def import_chats(self, path: Path) -> Sequence[ChatSummary]:
-        """The chats of a JSON file that `export` wrote, as new chats."""
+        """Import the chats of a JSON file that `export` wrote, as new chats."""
 
 
 class Context(Protocol):
-    """What a model can be told at once."""
+    """The context window of the model."""
 
     async def budget(self, chat: ChatId | None, leaf: MessageId | None, typed: str) -> ContextBudget:
-        """Of the branch that ends in `leaf`, and a new message after it."""
+        """Return the token budget of the branch that ends in `leaf`, plus a new message `typed`."""
 
     async def plan(self, chat: ChatId, leaf: MessageId | None, how: FullContext, typed: str) -> TrimPlan:
-        """What would go of the branch that ends in `leaf`, so that a new message after it has room: all, if it must.
-        Without one, a question at the end stays, since it is to be answered."""
+        """Plan which messages of the branch to leave out so that `typed` and a reply fit; all of them if necessary.
+
+        Without `typed`, a question at the end of the branch stays, because it still has to be answered.
+        """
 
     async def trim(self, chat: ChatId, plan: TrimPlan) -> Chat:
-        """Do as planned; a summary takes as long as a reply. Returns the chat as it is then."""
+        """Carry out a plan. A summary takes as long as a reply. Returns the changed chat."""
 
 
 class Engine(Protocol):
-    """The engine that serves this chat and all other clients."""
+    """The engine, which serves this chat and all other clients."""
 
     def address(self) -> str:
-        """Where other programs reach it, as they want it: "http://127.0.0.1:4645/v1". Empty while it starts."""
+        """Return the base URL for other programs, such as "http://127.0.0.1:4645/v1". Empty while the engine starts."""
 
     def loading(self, *, retry: bool = False) -> AsyncGenerator[Loading, None]:
-        """How the model loads that is to answer: at least that it is loaded, which ends it. One that could not be is
-        tried `again`, where that is wanted."""
+        """Yield the progress of loading the current model. The last state says that it is loaded.
+
+        With `retry`, a load that failed is tried again.
+        """
 
     async def status(self) -> EngineStatus: ...
 
     async def abort(self, request: RequestId) -> None:
-        """End any client's request. Nothing if it has ended."""
+        """Abort a request of any client. Does nothing if it has ended."""
 
 
 class Models(Protocol):
-    """Models on this machine and elsewhere."""
+    """Models on this machine, in the catalog, and on the Hub."""
 
     async def installed(self) -> Sequence[ModelInfo]: ...
 
     async def catalog(self) -> Sequence[ModelInfo]: ...
 
     async def recommended(self) -> Recommendation | None:
-        """A better model than the default one, for a machine that has none yet, and whose person has chosen none."""
+        """Return a better model than the default one, if no model is installed and the user has chosen none."""
 
     async def search(self, text: str) -> SearchResults:
-        """Repositories of the Hub, by their names: to know more of one, ask for its variants. Where the Hub cannot be
-        reached, models of the catalog."""
+        """Search the Hub for repositories by name; `variants` lists what one contains. Offline, search the catalog."""
 
     async def variants(self, name: str) -> Sequence[ModelInfo]:
-        """What a repository holds, one a quantization; what fits best first."""
+        """Return the quantizations in a repository, those that fit best first."""
 
     async def find(self, name: str) -> ModelInfo:
-        """What is known of the model of that name without asking the Hub. Raises ClientError if there can be none."""
+        """Return what is known of a model without asking the Hub. Raises ClientError if the name cannot exist."""
 
     async def free_disk(self) -> int | None:
-        """Bytes that are free where models are stored; None if that is unknown."""
+        """Return the free bytes where models are stored, or None if unknown."""
 
     async def fit(self, name: str) -> Fit:
-        """Whether a model fits this machine, once the one that answers has made room, and with how long a context.
+        """Return whether a model fits this machine once the current model is unloaded, and with how long a context.
 
-        Takes seconds, and some megabytes of the Hub where it is not here yet.
+        Takes seconds. Downloads a few megabytes from the Hub if the model is not on this machine.
         """
 
     def pull(self, name: str) -> AsyncGenerator[Download, None]:
-        """Fetch a model, from where it stopped last time. Closing the iterator pauses. Ends when it is installed.
+        """Download a model, and resume an earlier download of it. Closing the iterator pauses it. Ends when it is
+        installed.
 
-        That of a model which the engine waits for goes on with that, and ends when it is loaded; who waits for the
-        model does so while it is paused. Raises NotLoaded where it cannot be loaded, or is paused from elsewhere.
+        If the engine is already downloading this model to load it, follow that download; the iterator then ends when
+        the model is loaded. Pausing it keeps callers waiting for the model. Raises NotLoaded if the model cannot be
+        loaded, or if the download was paused elsewhere.
         """
 
     async def delete(self, name: str) -> None:
-        """From this machine; what has arrived of it, too."""
+        """Delete a model from this machine, and any partial download of it."""
 
     def load(self, name: str) -> AsyncGenerator[Loading, None]:
-        """Replies come from this model from now on. Ends when it is loaded.
+        """Use this model for replies from now on. The iterator ends when the model is loaded.
 
-        Where it cannot be, the model before it is loaded again: ClientError says why when that one answers. So it is
-        where the iterator is closed before its end; what has arrived of the model is kept.
+        If loading fails, the previous model is loaded again, and ClientError says why once that is done. Closing the
+        iterator early also restores the previous model. A partial download is kept.
         """
 
 
 class Preferences(Protocol):
-    """What the person chose for every start of the program."""
+    """Preferences of the user that apply to every start of the program."""
 
     async def save_theme(self, name: str) -> None:
         """Start with this theme from now on."""
 
 
 class Client(Protocol):
-    """The port: one object with all of it."""
+    """The port: one object with all protocols."""
 
     @property
     def replies(self) -> Replies: ...

@@ -1,4 +1,4 @@
-"""Deltas that come faster than a screen can show them, joined into few. Knows no widget."""
+"""Join reply events that arrive faster than the screen can show them."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
@@ -8,9 +8,9 @@ from tui.types import PromptProgress, ReasoningDelta, ReplyEvent, TextDelta
 
 
 async def coalesced(events: AsyncGenerator[ReplyEvent, None], interval: float) -> AsyncGenerator[ReplyEvent, None]:
-    """The same events, deltas of a kind that follow one another as one, at most one batch every `interval` seconds.
+    """Yield the same events with adjacent deltas of one kind joined, in at most one batch per `interval` seconds.
 
-    Closing it closes `events`. What `events` raises is raised behind the events that came before.
+    Closing this generator closes `events`. An exception of `events` is raised after the events that preceded it.
     """
     batch: list[ReplyEvent] = []
     came = asyncio.Event()
@@ -42,7 +42,7 @@ async def coalesced(events: AsyncGenerator[ReplyEvent, None], interval: float) -
 
 
 def joined(events: Iterable[ReplyEvent]) -> list[ReplyEvent]:
-    """The same text in fewer events; of several reports of progress in a row, the last.
+    """Join adjacent deltas of one kind. Keep only the last of adjacent progress reports.
 
     The cost is linear in the text: each run is joined once, because every new event is sanitized as a whole.
     """

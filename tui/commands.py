@@ -1,7 +1,4 @@
-"""The commands of the chat: one table for what is typed behind a slash, the command palette, and the page of help.
-
-A command is an action of the part of the chat that it is about; this module knows their names only.
-"""
+"""The slash commands: one table for the prompt, the command palette, and the help page."""
 
 import enum
 from dataclasses import dataclass
@@ -9,24 +6,24 @@ from itertools import takewhile
 
 
 class Owner(enum.Enum):
-    """The part of the program whose action a command is."""
+    """The part of the program that has the action of a command."""
 
     APP = "app"
-    SCREEN = "screen"  # the screen around it all
+    SCREEN = "screen"  # the chat screen
     CHAT = "chat"  # the open chat
     CHATS = "chats"  # the list of all chats
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command. An action that takes something is called with a text, which may be empty."""
+    """One command. If `takes` is set, its action is called with a text, which may be empty."""
 
     name: str
     owner: Owner
     action: str
     help: str
-    takes: str = ""  # what may stand behind the name, in capitals
-    key: str = ""  # that does the same
+    takes: str = ""  # the argument's name, in capitals
+    key: str = ""  # key binding of the same action
 
 
 COMMANDS = (
@@ -62,12 +59,12 @@ COMMANDS = (
 
 
 def find_command(name: str) -> Command | None:
-    """The command of this name."""
+    """Return the command of this name, or None."""
     return next((command for command in COMMANDS if command.name == name), None)
 
 
 def parse_command(text: str) -> tuple[str, str] | None:
-    """The name and the rest of a text that begins with a slash; None for any other text, or a path."""
+    """Split "/name rest" into name and rest. Return None for other texts and for paths."""
     if not text.startswith("/") or "\n" in text:
         return None
     name, _, rest = text[1:].partition(" ")
@@ -75,14 +72,14 @@ def parse_command(text: str) -> tuple[str, str] | None:
 
 
 def matching(text: str) -> list[Command]:
-    """The commands that may be meant while `text` is typed."""
+    """Return the commands whose names start with the typed text."""
     if not text.startswith("/") or " " in text or "\n" in text:
         return []
     return [command for command in COMMANDS if command.name.startswith(text[1:])]
 
 
 def complete(text: str) -> str:
-    """`text` with as much of a command's name as is certain; unchanged if nothing is."""
+    """Return `text` with the command's name completed as far as it is unambiguous."""
     found = matching(text)
     if len(found) == 1:
         return f"/{found[0].name}{' ' if found[0].takes else ''}"

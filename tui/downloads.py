@@ -1,4 +1,4 @@
-"""Models on their way in, whichever screen is seen. Knows no widget."""
+"""Model downloads that run independently of the visible screen."""
 
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
@@ -9,7 +9,10 @@ from tui.running_replies import Running
 
 
 class Downloads:
-    """At most one download of each model; `failed` and `arrived` are told how each ends, but for those that pause."""
+    """At most one download per model.
+
+    `on_finished` and `on_failed` are called when one ends, except when it is paused.
+    """
 
     def __init__(
         self,
@@ -23,12 +26,12 @@ class Downloads:
         self._on_finished = on_finished
         self._on_failed = on_failed
         self._running: dict[str, Running] = {}
-        self.models: dict[str, ModelInfo] = {}  # those that run, by name
-        self.progress: dict[str, Download] = {}  # of the same
-        self.ended = 0  # how many have, however they did
+        self.models: dict[str, ModelInfo] = {}  # running downloads by name
+        self.progress: dict[str, Download] = {}  # of the running downloads, by name
+        self.ended = 0  # number of downloads that finished, failed, or were paused
 
     def start(self, model: ModelInfo) -> None:
-        """Begin, or go on from where it was paused."""
+        """Start or resume the download of a model."""
         name = model.name
         if name not in self._running:
             self.models[name] = model
@@ -36,7 +39,7 @@ class Downloads:
             self._running[name] = self._run(self._pull(name))
 
     def pause(self, name: str) -> None:
-        """What has arrived is kept."""
+        """Pause a download. The part that is already downloaded is kept."""
         if name in self._running:
             self._running[name].cancel()
 
@@ -46,7 +49,7 @@ class Downloads:
                 async for step in steps:
                     self.progress[name] = step
         except NotLoaded:
-            pass  # whoever follows the loading has said so
+            pass  # reported where the loading is followed
         except ClientError as error:
             self._on_failed(error)
         else:

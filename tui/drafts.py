@@ -1,4 +1,4 @@
-"""A draft: the text of the prompt with its attachments, and text files that become attachments."""
+"""Drafts: the text of the prompt with its attachments, and text files to attach."""
 
 import asyncio
 from collections.abc import Iterable
@@ -9,11 +9,11 @@ from tui.client import Chats, ClientError
 from tui.open_chat import OpenChat
 from tui.types import Attachment, ChatId
 
-LARGEST = 2_000_000  # bytes; more than any context of today holds
+LARGEST = 2_000_000  # bytes; more than any current context can hold
 
 
 def read_attachment(path: Path) -> Attachment:
-    """The file at `path`. Raises ClientError where it is no text, or too large, or cannot be read."""
+    """Read a text file. Raises ClientError if it is not text, is too large, or cannot be read."""
     try:
         with path.expanduser().open("rb") as file:
             data = file.read(LARGEST + 1)
@@ -31,7 +31,7 @@ def read_attachment(path: Path) -> Attachment:
 
 
 def dropped_path(pasted: str) -> Path | None:
-    """The file whose path was pasted, as terminals do it when one is dropped; None for any other text."""
+    """Return the file whose path was pasted, as terminals do when a file is dropped on them; None for other text."""
     candidate = pasted.strip().strip("'\"").replace("\\ ", " ").removeprefix("file://")
     if "\n" in candidate or not candidate.startswith(("/", "~")) or len(candidate) > 4096:
         return None
@@ -42,7 +42,7 @@ def dropped_path(pasted: str) -> Path | None:
         return None
 
 
-_FILES_ALONE = "\n"  # a draft without text, so that its chat stays in the list
+_FILES_ALONE = "\n"  # stored as the text of a draft that has only files, so that its chat stays in the list
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,54 +54,54 @@ class Prompt:
 
     @classmethod
     def of(cls, prompts: Iterable["Prompt"]) -> "Prompt":
-        """Several as one."""
+        """Join several prompts into one."""
         found = list(prompts)
         text = "\n\n".join(prompt.text for prompt in found if prompt.text)
         return cls(text, tuple(one for prompt in found for one in prompt.attachments))
 
     @property
     def all_text(self) -> str:
-        """All that the model will read of it."""
+        """All text that the model would read: the attachments, then the message."""
         return "\n".join([*(attachment.text for attachment in self.attachments), self.text])
 
 
 class Drafts:
-    """One for each chat, and one for the chat that does not exist yet."""
+    """The drafts of all chats, and of the new chat of this window."""
 
     def __init__(self, chats: Chats) -> None:
         self._chats = chats
         self._unsent: dict[ChatId | None, Prompt] = {}
-        self._lock = asyncio.Lock()  # whoever asks last, writes last
-        self._is_read = False  # the draft that this window had when it ended; not overwritten before
+        self._lock = asyncio.Lock()  # so that the last of several writes wins
+        self._is_read = False  # whether the window's stored draft was read; it is not overwritten before
 
     async def read_window_draft(self) -> Prompt:
-        """The draft of a new chat that this window had when it ended."""
+        """Return the draft of the new chat that this window had when it was last closed."""
         text = await self._chats.draft()
         self._is_read = True
         return self.with_files(None, text)
 
     def with_files(self, chat: ChatId | None, text: str) -> Prompt:
-        """A draft as the client knows it, and the files that were beside it."""
+        """Return a draft with the stored text and the files that were attached in this run."""
         return Prompt(text.strip(), self.unsent(chat).attachments)
 
     def unsent(self, chat: ChatId | None) -> Prompt:
-        """What will be left once everything has been sent that is under way."""
+        """Return what remains as the draft once the message that is being sent is stored."""
         return self._unsent.get(chat, Prompt())
 
     async def save(self, chat: OpenChat, unsent: Prompt, sending: Prompt | None = None) -> None:
-        """What is being sent may come back, and is a part of the draft until the client has it."""
+        """Save a chat's draft. The message that is being `sending` stays part of it until the client has stored it."""
         if chat.id is None and (chat.private or not self._is_read):
             return
         await self._save(chat.id, unsent, Prompt.of([sending or Prompt(), unsent]).text)
 
     async def save_as_chat(self, chat: OpenChat, draft: Prompt) -> None:
-        """Make a chat of a draft whose new chat is left, so that it stays in the list."""
+        """Create a chat from a draft, so that it stays in the list after its new chat is left."""
         summary = (await self._chats.create(chat.settings, private=chat.private)).summary
         await self._save(summary.id, draft, draft.text)
         await self.clear_new(chat)
 
     async def clear_new(self, chat: OpenChat) -> None:
-        """A chat exists now; the next one begins with nothing."""
+        """Clear the draft of the new chat, because a chat was created from it."""
         if not chat.private and self._is_read:
             await self._save(None, Prompt(), "")
 

@@ -1,6 +1,6 @@
-"""The nouns of the engine and of models: what the screens beside the chat are told, as plain data.
+"""Data types about the engine and models that cross the port.
 
-Times are seconds, sizes are bytes. Knows no protocol and no widget.
+Times are in seconds and sizes in bytes. The client creates all of them.
 """
 
 import enum
@@ -17,59 +17,59 @@ RequestId = NewType("RequestId", str)
 
 @dataclass(frozen=True, slots=True)
 class Loading(Sanitized):
-    """How far the loading of a model is. Filled by the client."""
+    """Progress of loading a model."""
 
     model: str
     stage: str  # in words: "reading the weights"
-    fraction: float | None = None  # of this stage; None: nobody knows
+    fraction: float | None = None  # done share of this stage; None: unknown
     loaded: bool = False  # this model answers from now on
-    warning: str = ""  # what a person has to know of it
+    warning: str = ""  # a message for the user about the loaded model
 
 
 class Phase(enum.Enum):
-    """What a request is doing."""
+    """The phase of a request."""
 
     WAITING = "waiting"
-    READING = "reading"  # its prompt is computed
+    READING = "reading"  # prefill
     WRITING = "writing"
-    PREEMPTED = "preempted"  # it gave its blocks to others, and goes on later
+    PREEMPTED = "preempted"  # its blocks went to other requests; it resumes later
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest(Sanitized):
-    """A request of whichever client. Filled by the client from the engine's status."""
+    """A request of any client, from the engine's status report."""
 
     id: RequestId
-    client: str  # as it names itself, or ""
-    priority: str  # interactive, normal, background
+    client: str  # the client's user agent, or ""
+    priority: str  # interactive, normal, or background
     phase: Phase
     prompt_done: int  # tokens
     prompt_total: int
     reply_tokens: int
     seconds: float  # since it arrived
-    mine: bool = False  # asked for by this chat
+    mine: bool = False  # whether this chat sent it
 
 
 @dataclass(frozen=True, slots=True)
 class Amount(Sanitized):
-    """So much of so much. Filled by the client."""
+    """A used and a total amount of memory, in bytes."""
 
-    name: str  # of a tier of the KV cache: "device", "RAM", "disk"; of a memory: "process", "GPU 0"
+    name: str  # a tier of the KV cache ("device", "RAM", "disk") or a memory ("process", "GPU 0")
     used: int
-    total: int  # 0: nobody knows
+    total: int  # 0: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus(Sanitized):
-    """The engine at one moment. Filled by the client; asked for once a second while it is looked at."""
+    """A snapshot of the engine. The engine screen requests one every second."""
 
     model: str
     requests: tuple[EngineRequest, ...]  # running ones first
     tiers: tuple[Amount, ...]  # of the KV cache
     memory: tuple[Amount, ...]
-    prompt_tokens: int  # computed since the start; the chat makes rates of it
+    prompt_tokens: int  # prefilled since the start; the screen computes rates from the difference
     reply_tokens: int  # generated since the start
-    is_reported: bool = True  # False: whoever answers tells nothing but its model
+    is_reported: bool = True  # False: the server reports only its model
 
 
 # --- models ----------------------------------------------------------------------------------------------------------
@@ -77,51 +77,51 @@ class EngineStatus(Sanitized):
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo(Sanitized):
-    """A model that is here or could be. Filled by the client; what nobody knows is empty, or None."""
+    """A model that is installed or can be downloaded. Unknown values are empty or None."""
 
-    name: str  # what `pull`, `load` and the command line take
+    name: str  # the name that `pull`, `load`, and the command line take
     quantization: str = ""
     size: int | None = None
     license: str = ""
-    fits: bool | None = None  # by its size
-    is_estimate: bool = False  # of the size, which nobody has counted yet
+    fits: bool | None = None  # estimated from its size
+    is_estimate: bool = False  # whether `size` is an estimate
     installed: bool = False
     loaded: bool = False
-    elsewhere: bool = False  # at an endpoint: it can be loaded, and neither fetched nor deleted
-    arrived: int | None = None  # bytes of a download that was not finished
-    fetching: bool = False  # by the engine, which waits for it: `pull` joins that
-    is_repository: bool = False  # of which `variants` can be pulled, and it itself cannot
+    elsewhere: bool = False  # on a remote endpoint: can be loaded, but not downloaded or deleted
+    arrived: int | None = None  # bytes of an unfinished download
+    fetching: bool = False  # the engine is downloading it; `pull` follows that download
+    is_repository: bool = False  # a repository; its `variants` can be pulled, but not the repository itself
 
 
 @dataclass(frozen=True, slots=True)
 class SearchResults(Sanitized):
-    """What a search found. Filled by the client."""
+    """The results of a search."""
 
     models: tuple[ModelInfo, ...]
-    note: str = ""  # in words, where they are not what was searched for: the Hub cannot be reached
+    note: str = ""  # why these are not results from the Hub, such as being offline
 
 
 @dataclass(frozen=True, slots=True)
 class Fit(Sanitized):
-    """Whether a model fits this machine. Filled by the client."""
+    """Whether a model fits this machine."""
 
-    verdict: str  # in words, with how long a context: "fits: 32k context; needs 3.2 GB, 8.0 GB free"
+    verdict: str  # in words, with the context length: "fits: 32k context; needs 3.2 GB, 8.0 GB free"
     is_possible: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendation(Sanitized):
-    """A model for somebody who is new. Filled by the client."""
+    """A model to suggest to a new user."""
 
     model: str
-    verdict: str  # as that of a fit
+    verdict: str  # the verdict of its Fit
 
 
 @dataclass(frozen=True, slots=True)
 class Download(Sanitized):
-    """How far a download is. Filled by the client."""
+    """Progress of a download."""
 
     done: int
     total: int | None
     bytes_per_second: float
-    stage: str = ""  # in words where bytes are not what is waited for: "verifying"
+    stage: str = ""  # in words, if it is not transferring bytes: "verifying"

@@ -1,4 +1,4 @@
-"""Parts of a reply that can be copied or opened: code, quotations, and addresses."""
+"""Parts of a reply that can be copied or opened: code blocks and links."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ class Code:
     """A block of code."""
 
     text: str
-    language: str  # as the model names it, or ""
+    language: str  # as the model wrote it, or ""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a link leads."""
+    """The target of a link."""
 
     text: str
 
@@ -28,7 +28,7 @@ Extract = Code | Address
 
 
 def extracts(text: str) -> list[Extract]:
-    """Of a Markdown text, in order; an address that is there several times stands where it comes first."""
+    """Return the code blocks and links of a Markdown text in order, each once."""
     return list(dict.fromkeys(_found(parser().parse(text))))
 
 
@@ -38,4 +38,5 @@ def _found(tokens: list[Token]) -> Iterator[Extract]:
             yield Code(token.content.rstrip("\n"), token.info.strip().partition(" ")[0])
         for child in token.children or ():
             if child.type == "link_open":
-                yield Address(unquote(str(child.attrs["href"])))  # the parser keeps it for one decoding
+                # the parser encodes addresses once, see `_keep_address`
+                yield Address(unquote(str(child.attrs["href"])))

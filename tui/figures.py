@@ -1,4 +1,4 @@
-"""Figures in words: sizes, times, tokens, and what one reply cost. Pure functions."""
+"""Format sizes, times, token counts, and the cost of a reply as text."""
 
 from tui.engine_types import Loading
 from tui.plain_text import model_name, single_line
@@ -8,7 +8,7 @@ _SIZES = ("B", "kB", "MB", "GB", "TB")
 
 
 def size(count: int | None) -> str:
-    """Bytes with three digits: 98.4 MB. Empty for what nobody knows."""
+    """Format bytes with three digits: 98.4 MB. Empty for None."""
     if count is None:
         return ""
     value = float(count)
@@ -20,14 +20,14 @@ def size(count: int | None) -> str:
 
 
 def short_count(count: int) -> str:
-    """A count in few characters: 812, 3.7k, 128k."""
+    """Format a count briefly: 812, 3.7k, 128k."""
     if abs(count) < 1000:
         return str(count)
     return f"{count / 1000:.1f}k" if abs(count) < 9950 else f"{count / 1000:.0f}k"
 
 
 def seconds(value: float) -> str:
-    """A time in few characters: 85 ms, 0.41 s, 12.3 s, 3:25."""
+    """Format seconds briefly: 85 ms, 0.41 s, 12.3 s, 3:25."""
     if value < 0.1:
         return f"{value * 1000:.0f} ms"
     if value < 10:
@@ -38,7 +38,7 @@ def seconds(value: float) -> str:
 
 
 def time_left(value: float) -> str:
-    """A time that nobody knows exactly: 40 s left, 12 min left, 3 h left."""
+    """Format an estimated time: 40 s left, 12 min left, 3 h left."""
     minutes = value / 60
     words = f"{value:.0f} s" if value < 100 else f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.0f} h"
     return f"{words} left"
@@ -49,13 +49,16 @@ def percent(used: int, total: int) -> str:
 
 
 def cost(usage: Usage) -> str:
-    """What is known of it: " · " between the prompt and the reply."""
+    """Return prompt cost and reply cost, joined by " · "."""
     return " · ".join(filter(None, (prompt_cost(usage), reply_cost(usage))))
 
 
 def prompt_cost(usage: Usage) -> str:
-    """Where the tokens of a prompt came from: "1,204 reused (1,188 device, 16 disk), 31 computed". Without details how
-    many there were, and which of them are known to be reused; empty where nobody tells that."""
+    """Return where the prompt's tokens came from: "1,204 reused (1,188 device, 16 disk), 31 computed".
+
+    Without details from the server, return the number of prompt tokens and of those reported as cached. Empty if
+    unknown.
+    """
     sources, reused = usage.sources, usage.sources.cached
     if not usage.is_detailed:
         known = f", {reused:,} of them reused" if reused else ""
@@ -66,8 +69,10 @@ def prompt_cost(usage: Usage) -> str:
 
 
 def reply_cost(usage: Usage) -> str:
-    """How long a reply took: "first token 0.41 s (queue 2 ms, prompt 0.41 s), 212 tokens at 45.2 tok/s".
-    Of one that was ended before it began: "no token in 3.20 s (...)". What nobody told is left out."""
+    """Return how long a reply took: "first token 0.41 s (queue 2 ms, prompt 0.41 s), 212 tokens at 45.2 tok/s".
+
+    A reply that was stopped before its first token: "no token in 3.20 s (...)". Unknown values are left out.
+    """
     begun = usage.reply_tokens or usage.reply_seconds or not usage.is_detailed
     cost = f"{'first token' if begun else 'no token in'} {seconds(usage.first_token_seconds)}"
     if usage.is_detailed:
@@ -80,7 +85,7 @@ def reply_cost(usage: Usage) -> str:
 
 
 def loading(now: Loading) -> str:
-    """How far it is, on one line. The figures first: what has no room is cut off at the end."""
+    """Describe the progress of loading on one line. Figures come first, because the end may be cut off."""
     share = "" if now.fraction is None else f"{now.fraction:.0%}, "
     name = model_name(now.model)
     stage = now.stage.replace(now.model, name)
@@ -93,8 +98,10 @@ def prompt_progress(progress: PromptProgress) -> str:
 
 
 def budget(context: ContextBudget) -> str:
-    """Tokens in short: "1.2k of 8.2k: system 120, history 1.1k, reserve 1.0k, free 6.0k"; without a limit that anybody
-    tells, "1.2k: system 120, history 1.1k"."""
+    """Describe a context budget in tokens: "1.2k of 8.2k: system 120, history 1.1k, reserve 1.0k, free 6.0k".
+
+    Without a known limit: "1.2k: system 120, history 1.1k".
+    """
     parts = f"system {short_count(context.system)}, history {short_count(context.history)}"
     if context.limit is None or context.free is None:
         return f"{short_count(context.used)}: {parts}"

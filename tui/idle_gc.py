@@ -1,37 +1,40 @@
-"""When memory that only refers to itself is looked for: while the screens have nothing to do.
+"""Run Python's full garbage collection while the chat is idle.
 
-A whole look takes tenths of a second, in which no key is heard, and Python takes one whenever much has been made, which
-is while a reply comes. Knows nothing of the screens.
+A full collection takes tenths of a second, during which no key is processed. Python would run it after many
+allocations, which happens while a reply streams.
 """
 
 import asyncio
 import gc
 from time import process_time
 
-_YOUNG = (700, 10)  # what was made lately is looked at so often that it takes milliseconds
+_YOUNG = (700, 10)  # thresholds of the two young generations, whose collections take milliseconds
 _NEVER = 1 << 30
 _PAUSE = 2.0  # seconds
-_QUIET = 0.05  # share of a core that is used at most in a pause that counts as quiet
-_WORK = 1.0  # seconds of a core, from which on there is something to look for
+_QUIET = 0.05  # share of a core that the process may use in a pause that counts as idle
+_WORK = 1.0  # seconds of CPU time after which a collection is worthwhile
 
 
 class IdleCollector:
-    """What has been done since it was tidy."""
+    """Decides when to collect, from the CPU time that the process has used."""
 
     def __init__(self, spent: float) -> None:
-        """`spent`: seconds of a core, as at each look."""
+        """`spent`: CPU seconds of the process, as in `poll`."""
         self._before = spent
         self._tidy_at = spent - _WORK
         self._is_first = True
 
     def poll(self, spent: float) -> bool:
-        """Tidy up, if there is quiet and something to do; whether it was done."""
+        """Collect garbage if the process was idle since the last poll and has done enough work.
+
+        Returns whether it did.
+        """
         is_quiet = spent - self._before <= _QUIET * _PAUSE
         self._before = spent
         if not is_quiet or spent - self._tidy_at < _WORK:
             return False
         gc.collect()
-        if self._is_first:  # what is there by now stays: later looks pass over it
+        if self._is_first:  # objects that exist by then stay, so later collections skip them
             gc.freeze()
             self._is_first = False
         self._tidy_at = spent
@@ -39,7 +42,7 @@ class IdleCollector:
 
 
 async def collect_when_idle() -> None:
-    """Tidy up in quiet moments, for as long as this runs."""
+    """Collect garbage in idle moments until this task is cancelled."""
     before = gc.get_threshold()
     gc.set_threshold(*_YOUNG, _NEVER)
     tidying = IdleCollector(process_time())

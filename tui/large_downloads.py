@@ -1,4 +1,4 @@
-"""Questions about large downloads: which need one, and its text. Pure functions."""
+"""Which downloads need the user's confirmation, and the text of the question."""
 
 from tui import figures
 from tui.engine_types import ModelInfo
@@ -9,14 +9,14 @@ FIT_BY_SIZE = {None: "unknown whether it fits", True: "fits by its size", False:
 
 
 def can_load(model: ModelInfo) -> bool:
-    """Whether nothing has to be fetched."""
+    """Whether the model can be loaded without a download."""
     return model.installed or model.elsewhere
 
 
 def needs_confirmation(model: ModelInfo, free: int | None) -> bool:
     """Whether a download is large or of unknown size, or the model does not fit the memory or the `free` disk.
 
-    One that the engine fetches is under way already.
+    A download that the engine has already started needs no confirmation.
     """
     left = _left(model)
     if can_load(model) or model.fetching:
@@ -25,7 +25,7 @@ def needs_confirmation(model: ModelInfo, free: int | None) -> bool:
 
 
 def describe_download(model: ModelInfo, free: int | None, verdict: str = "") -> str:
-    """Lines about a download: its size, the `free` disk in bytes, and whether the model fits the memory."""
+    """Return lines about a download: its size, the `free` disk in bytes, and whether the model fits the memory."""
     size = figures.size(model.size) or "unknown"
     arrived = f", of which {figures.size(model.arrived)} is here" if model.arrived else ""
     disk = figures.size(free) or "unknown"
@@ -40,7 +40,7 @@ def describe_download(model: ModelInfo, free: int | None, verdict: str = "") -> 
 
 
 def _left(model: ModelInfo) -> int | None:
-    """Bytes to be fetched; None if unknown."""
+    """Return the bytes still to download, or None if unknown."""
     return None if model.size is None else model.size - (model.arrived or 0)
 
 

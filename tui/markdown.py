@@ -1,7 +1,4 @@
-"""How a model's Markdown is read: no HTML, and every link says where it goes. And where a long text can be cut.
-
-Pure functions over text and tokens; knows no widget.
-"""
+"""Parse the Markdown of replies without HTML and with visible link targets, and split long texts into pieces."""
 
 import re
 from collections.abc import Iterator
@@ -15,26 +12,26 @@ from markdown_it.token import Token
 from tui.plain_text import sanitize
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
-_ITEM = re.compile(r"(?:(\d{1,9})([.)])|([-*+])) +(?:\w|\*\*|[`\[\"'(])")  # a ruler of dashes or stars is none
-_WITH_A_LINE_ABOVE = re.compile(r"#{1,6} |```")  # headings and code bring an empty one of their own
+# a line of dashes or stars is a ruler, not an item
+_ITEM = re.compile(r"(?:(\d{1,9})([.)])|([-*+])) +(?:\w|\*\*|[`\[\"'(])")
+_WITH_A_LINE_ABOVE = re.compile(r"#{1,6} |```")  # headings and code blocks draw an empty line above themselves
 _BELOW_HEADER = re.compile(r"[|:\- \t]*-[|:\- \t]*")
-PIECE = 1500  # characters; from here on a text is cut where it can be
-_LONGEST_PIECE = 20 * PIECE  # from here on it is cut in front of any line that is not code
-_SHORTEST_LINE = 30  # characters that a shorter line counts for, since it is as high
-LONGEST_LINE = 3000  # characters; nobody writes such a line, but a model that is lost in a loop does
+PIECE = 1500  # characters; a longer text is split at the next opportunity
+_LONGEST_PIECE = 20 * PIECE  # a longer piece is split before any line that is not code
+_SHORTEST_LINE = 30  # characters; a shorter line counts as this many, because it is as high
+LONGEST_LINE = 3000  # characters; only a model stuck in a loop writes such a line
 
 
 @cache
 def parser() -> MarkdownIt:
-    """GitHub's Markdown; what looks like HTML is text."""
+    """Return a parser of GitHub's Markdown that treats HTML as text."""
     reader = MarkdownIt("gfm-like", {"html": False})
     reader.core.ruler.push("shown", _show)
     return reader
 
 
 def _show(state: StateCore) -> None:
-    """Behind a link whose text is not its address, write it; the same for images. And what entities stood for is shown,
-    if it hides."""
+    """Write the address after each link whose text differs from it, and after each image. Sanitize decoded entities."""
     for token in state.tokens:
         for child in token.children or ():
             child.content = sanitize(child.content)
@@ -58,7 +55,7 @@ def _with_addresses(tokens: list[Token]) -> Iterator[Token]:
 
 
 def _keep_address(token: Token, attribute: str) -> str:
-    """The address; kept so that one decoding by the widget gives it back as it is."""
+    """Return the address, and escape it in the token because Textual's widget decodes it once."""
     address = sanitize(str(token.attrs.get(attribute, "")))
     token.attrs[attribute] = address.replace("%", "%25")
     return address
@@ -70,34 +67,35 @@ def _text(content: str) -> Token:
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """Text of a growing one."""
+    """A part of a growing text."""
 
     text: str
-    begins: bool = False  # a new piece
-    adjoins: bool = False  # that piece: no line is to be added in front of it
-    head: str = ""  # what that piece begins with besides: a table that goes on has its header again
+    begins: bool = False  # starts a new piece
+    adjoins: bool = False  # the new piece follows without an empty line
+    head: str = ""  # text that the new piece repeats: the header of a table that continues
 
 
 class Pieces:
-    """A growing text, cut into pieces that mean the same apart as together (but for link references).
+    """Splits a growing text into pieces that render separately as they do together, except for link references.
 
-    A cut is made in front of a line that begins a new block: behind an empty line or code, not indented, outside of
-    fences. Lists are cut between their items and tables between their rows, since one that grows is read again as a
-    whole. A line that is too long is cut as well, and goes on as a paragraph; so is what long has had no such place.
+    A piece starts at a line that starts a new block: after an empty line or code, not indented, and outside of fences.
+    Lists are split between items and tables between rows, because Textual parses a growing block again as a whole. A
+    line over LONGEST_LINE is split as well and continues as a paragraph. A piece over _LONGEST_PIECE is split before
+    any line that is not code.
     """
 
     def __init__(self) -> None:
-        self._fence = ""  # what closes the fence that is open
-        self._length = 0  # of the piece that is open
+        self._fence = ""  # the marks that close the open fence
+        self._length = 0  # of the current piece
         self._between_blocks = True
-        self._line = ""  # the begin of a line that has not ended
-        self._before = ""  # the line before it
-        self._header = ""  # of the table that is open, with the line below it
-        self._table = 0  # where that begins in the piece
-        self._item = _NO_ITEM  # the last one, of the list that is open
+        self._line = ""  # the line that has not ended yet
+        self._before = ""  # the previous line
+        self._header = ""  # of the open table, with the delimiter row
+        self._table = 0  # position of the open table in the piece
+        self._item = _NO_ITEM  # last item of the open list
 
     def feed(self, text: str) -> Iterator[TextPart]:
-        """Parts of `text`, in order and together all of it."""
+        """Yield `text` in parts; joined they are `text` again."""
         start = 0
         for line_start, line in _lines(text, goes_on=len(self._line) >= LONGEST_LINE):
             cut = self._cut(line)
@@ -117,7 +115,7 @@ class Pieces:
             yield TextPart(text[start:])
 
     def _cut(self, line: str) -> TextPart | None:
-        """What begins with this part of a line, where that is a new piece."""
+        """Return the part that starts a new piece with this line, or None if none starts here."""
         if self._is_too_long(line):
             return TextPart(line, begins=True, adjoins=True)
         if self._line or self._fence or self._length < PIECE:
@@ -133,7 +131,7 @@ class Pieces:
         return TextPart(line, begins=True, adjoins=True) if is_apart else None
 
     def _is_too_long(self, rest: str) -> bool:
-        """The line that has not ended, so that its rest is apart from it: between two words, if it has any."""
+        """Whether the unfinished line must be split before `rest`: between two words, if it has any."""
         length = len(self._line)
         between = self._line.endswith(" ") or rest.startswith(" ")
         return not self._fence and (length >= LONGEST_LINE + PIECE or (between and length >= LONGEST_LINE))
@@ -169,13 +167,13 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """The begin of one, at the left margin."""
+    """The marker of a list item at the left margin."""
 
-    mark: str = ""  # what is behind a number, or the bullet
+    mark: str = ""  # the character after the number, or the bullet
     number: int | None = None
 
     def is_before(self, other: "_Item") -> bool:
-        """Whether the other one is the next of the same list, and looks like that in a list of its own."""
+        """Whether `other` continues this list and still looks so as a separate list."""
         return bool(self.mark) and self.mark == other.mark and (self.number is None or other.number == self.number + 1)
 
 
@@ -190,8 +188,10 @@ def _item(line: str) -> _Item:
 
 
 def _lines(text: str, *, goes_on: bool) -> Iterator[tuple[int, str]]:
-    """Lines, and parts of long ones, which end behind a space where they can; each with its place. The first word is
-    one where it `goes_on` with a long line."""
+    """Yield the lines, and parts of long lines, with their positions. Parts end after a space if possible.
+
+    With `goes_on`, the first word belongs to a long line that started before.
+    """
     start = 0
     if goes_on and (end := text.partition("\n")[0].find(" ") + 1):
         yield 0, text[:end]

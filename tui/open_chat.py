@@ -1,4 +1,4 @@
-"""The chat that is open, as the screen knows it. It may not exist yet: then it is made with its first message."""
+"""State of the open chat. A new chat has no id until its first message is sent."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -9,14 +9,15 @@ from tui.types import Chat, ChatId, ChatSettings, ChatSummary, Message, MessageI
 
 @dataclass(slots=True)
 class OpenChat:
-    """State, and nothing else. Whoever changes it tells the client first."""
+    """The state only. Callers tell the client first, then change it."""
 
-    summary: ChatSummary | None = None  # None: it does not exist yet
+    summary: ChatSummary | None = None  # None: the chat does not exist yet
     settings: ChatSettings = field(default_factory=ChatSettings)
     private: bool = False
     branches: Branches = field(default_factory=Branches)
     leaf: MessageId | None = None
-    left_out: Mapping[MessageId, str] = field(default_factory=dict)  # and the summary that ends there, if one does
+    # messages that are not sent to the model; the last of a summarized run has its summary
+    left_out: Mapping[MessageId, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, chat: Chat) -> "OpenChat":
@@ -25,7 +26,7 @@ class OpenChat:
         return opened
 
     def leave_out(self, chat: Chat) -> None:
-        """What the chat leaves out, as it is now."""
+        """Take over which messages the chat leaves out now."""
         summaries = {summary.message: summary.text for summary in chat.summaries}
         self.left_out = {message: summaries.get(message, "") for message in chat.left_out}
 
@@ -35,7 +36,7 @@ class OpenChat:
 
     @property
     def title(self) -> str:
-        """That of the chat, behind a word that a private one never loses."""
+        """The chat's title. A private chat's title starts with "Private"."""
         title = "" if self.summary is None else self.summary.title
         if self.private:
             return f"Private · {title}" if title else "Private chat"
@@ -46,12 +47,12 @@ class OpenChat:
             self.summary = replace(self.summary, title=title)
 
     def put(self, message: Message) -> None:
-        """A new message at the end of the branch that is shown."""
+        """Add a message at the end of the shown branch."""
         self.branches.put(message)
         self.leaf = message.id
 
     def set_failure(self, question: MessageId, why: str) -> Message:
-        """Why no reply to it began; empty where that is not so."""
+        """Store why no reply to a question started; "" clears it."""
         self.branches.put(replace(self.branches[question], error=why))
         return self.branches[question]
 
@@ -59,5 +60,5 @@ class OpenChat:
         return self.branches.path(self.leaf)
 
     def last_of(self, role: Role) -> Message | None:
-        """The last message of the branch that this side wrote."""
+        """Return the last message of that role in the shown branch."""
         return next((message for message in reversed(self.path()) if message.role is role), None)

@@ -1,50 +1,49 @@
-"""Text of models, files and other people made harmless: what would drive a terminal, or hide from its reader, is shown.
+"""Sanitize text of models, files, and other sources: show characters that control a terminal or are invisible.
 
-A pure function over characters, which needs nothing of what came before: a text may arrive in parts, cut anywhere.
-Also: whether an address may be opened in a browser.
+The functions work character by character, so a text may arrive in parts that are cut anywhere.
 """
 
 import re
 from pathlib import PurePath
 from urllib.parse import urlsplit
 
-_C0_PICTURES = 0x2400  # U+2400 SYMBOL FOR NULL; those of the other control characters follow in their order
+_C0_PICTURES = 0x2400  # U+2400 SYMBOL FOR NULL; symbols of the other C0 controls follow in order
 _DELETE = 0x7F
 
-# Everything that has no place of its own on a screen: controls but tab and newline (C0, DEL, C1), soft hyphen,
-# directional marks, embeddings and isolates, zero-width characters, fillers that look like spaces, interlinear marks,
-# halves of surrogate pairs, noncharacters, tags, and the variation selectors that texts do not need.
+# All characters without a visible form: controls except tab and newline (C0, DEL, C1), soft hyphen, directional marks,
+# embeddings and isolates, zero-width characters, fillers that look like spaces, interlinear marks, surrogates,
+# noncharacters, tags, and the variation selectors that texts do not need.
 _HIDDEN = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
     "\u2060-\u206f\u3164\ufe00-\ufe0d\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff\ud800-\udfff"
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
-# Joiners (ZWNJ, ZWJ) are spelling in Persian and Indic scripts and build emoji: one of them, behind such a character.
+# Joiners (ZWNJ, ZWJ) are spelling in Persian and Indic scripts and build emoji: one is allowed after such a character.
 _JOINED = r"(?<=[^\x00-\u02ff\u2000-\u206f])[\u200c\u200d]"
 _UNSAFE = re.compile(f"\r\n|[\u2028\u2029]|({_JOINED})|[{_HIDDEN}]")
-_SUSPECT = re.compile(f"[\u2028\u2029{_HIDDEN}]")  # found three times as fast, in a text that has none
+_SUSPECT = re.compile(f"[\u2028\u2029{_HIDDEN}]")  # three times as fast on text without such characters
 
 
 def sanitize(text: str) -> str:
-    """`text` with line ends as newlines and hidden characters made visible: ESC as ␛, U+202E as ‹U+202E›.
+    """Return `text` with line ends as newlines and hidden characters made visible: ESC as ␛, U+202E as ‹U+202E›.
 
-    What it returns holds no control character but tab and newline, and is returned unchanged when given again.
+    The result contains no control characters except tab and newline. Sanitizing it again changes nothing.
     """
     return _UNSAFE.sub(_visible, text) if _SUSPECT.search(text) else text
 
 
 def sanitize_paste(text: str) -> str:
-    """The same for what a terminal pastes: it sends a carriage return for each line end."""
+    """Sanitize pasted text, in which terminals send a carriage return for each line end."""
     return sanitize(text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def single_line(text: str) -> str:
-    """The same for titles and names, in which line ends and tabs are spaces."""
+    """Sanitize a title or name, and replace line ends and tabs with spaces."""
     return " ".join(sanitize(text).split())
 
 
 def shortened(text: str, most: int) -> str:
-    """At most so many characters of it, the middle left out."""
+    """Return at most `most` characters of the text, with the middle left out."""
     if len(text) <= most:
         return text
     end = (most - 1) // 2
@@ -52,7 +51,7 @@ def shortened(text: str, most: int) -> str:
 
 
 def head(text: str, most: int) -> str:
-    """So many characters of it, and how many there are besides: for what nobody reads to its end."""
+    """Return the first `most` characters, and how many more there are."""
     return text if len(text) <= most else f"{text[:most]} … {len(text) - most:,} more characters"
 
 
@@ -73,12 +72,12 @@ def _visible(match: re.Match[str]) -> str:
 
 
 def model_name(model: str) -> str:
-    """What a model is called; of one that is called by its path, the last part."""
+    """Return the name to show for a model: of an absolute path, its last part."""
     return PurePath(model).name if PurePath(model).is_absolute() else model
 
 
 def is_web_address(address: str) -> bool:
-    """Whether a browser may be asked to open it, after the person was."""
+    """Whether a browser may open this address, once the user agrees."""
     try:
         parts = urlsplit(address)
     except ValueError:

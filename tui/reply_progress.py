@@ -1,4 +1,4 @@
-"""A reply that is being written: what is known of it so far. Folds the events of a stream; knows no widget."""
+"""The state of a reply that is being generated, built from its stream of events."""
 
 import time
 from collections.abc import Callable
@@ -23,28 +23,28 @@ from tui.types import (
 
 @dataclass(slots=True)
 class ReplyProgress:
-    """One reply, from the moment in which it was asked for."""
+    """One reply, from the moment it was requested."""
 
     chat: ChatId
     to: MessageId
     clock: Callable[[], float] = time.monotonic
-    activity: str = "waiting"  # in words, for a line
-    message: Message | None = None  # once it has started
-    stopping: bool = False  # somebody does not want the rest
+    activity: str = "waiting"  # in words, for the status line
+    message: Message | None = None  # None until the reply has started
+    stopping: bool = False  # the user has stopped it
     _text: list[str] = field(default_factory=list)
     _reasoning: list[str] = field(default_factory=list)
     _thinking_since: float = 0.0
-    _reasoning_seconds: float = 0.0  # once it does not think any more
+    _reasoning_seconds: float = 0.0  # set once the reasoning has ended
 
     @property
     def reasoning_seconds(self) -> float:
-        """How long it has been thinking; or did, once it answers."""
+        """How long the model has been reasoning, or did."""
         if self._reasoning_seconds or not self._reasoning:
             return self._reasoning_seconds
         return self.clock() - self._thinking_since
 
     def apply(self, event: ReplyEvent) -> None:
-        """The next event of its stream."""
+        """Update the state with the next event."""
         match event:
             case ReplyStarted(message, model):
                 self.message = Message(message, self.to, Role.ASSISTANT, "", time.time(), model=model)
@@ -64,14 +64,14 @@ class ReplyProgress:
                 self.finish(finish, usage, error)
 
     def finish(self, finish: Finish, usage: Usage | None = None, error: str = "") -> None:
-        """Nothing more comes."""
+        """End the reply."""
         self.activity = ""
         self.message = self.snapshot(finish, usage)
         if self.message is not None and error:
             self.message = replace(self.message, error=error)
 
     def snapshot(self, finish: Finish | None = None, usage: Usage | None = None) -> Message | None:
-        """The message with all text that has come."""
+        """Return the message with all text received until now; None if the reply has not started."""
         return self.message and replace(
             self.message,
             text="".join(self._text),

@@ -1,4 +1,4 @@
-"""The replies that are being written, in whichever chats. Their streams run here. Knows no widget."""
+"""The replies that are being generated in any chat, each with the task that reads its stream."""
 
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping
@@ -15,13 +15,13 @@ INTERVAL = 1 / 15  # seconds between updates of a reply
 
 
 class Running(Protocol):
-    """Work that can be ended."""
+    """Work that can be cancelled."""
 
     def cancel(self) -> object: ...
 
 
 class RunningReplies:
-    """At most one of each chat. `came` is called with each event, or the error that ended it."""
+    """At most one reply per chat. `on_event` is called with each event, or with the error that ended the reply."""
 
     def __init__(
         self,
@@ -36,31 +36,31 @@ class RunningReplies:
         self._unanswered: defaultdict[ChatId, dict[MessageId, str]] = defaultdict(dict)
 
     def in_chat(self, chat: ChatId | None) -> ReplyProgress | None:
-        """The reply that is written in this chat."""
+        """Return the reply that is being generated in this chat, or None."""
         found = None if chat is None else self._running.get(chat)
         return found and found[0]
 
     def start(self, chat: ChatId, to: MessageId) -> None:
-        """Ask for a reply to the message `to`."""
+        """Request a reply to the message `to`."""
         self._unanswered[chat].pop(to, None)
         reply = ReplyProgress(chat, to)
         self._running[chat] = reply, self._run(partial(self._stream, reply))
 
     def fail(self, reply: ReplyProgress, error: ClientError) -> None:
-        """It ends; where it has not begun, that is known until it is asked for again."""
+        """End a reply with an error. If it has not started, remember the error until the reply is requested again."""
         reply.finish(Finish.FAILED, error=error.sentences)
         if reply.message is None:
             self._unanswered[reply.chat][reply.to] = error.sentences
 
     def unanswered(self, chat: ChatId) -> Mapping[MessageId, str]:
-        """The messages to which no reply began when it was asked for last, and why."""
+        """Return the messages to which no reply started when it was last requested, each with the reason."""
         return self._unanswered[chat]
 
     def is_running(self, reply: ReplyProgress) -> bool:
         return self.in_chat(reply.chat) is reply
 
     def remove(self, reply: ReplyProgress) -> None:
-        """Nothing more of it is wanted: what is still running of its stream is closed."""
+        """Drop a reply and cancel the rest of its stream."""
         _, stream = self._running.pop(reply.chat)
         stream.cancel()
 

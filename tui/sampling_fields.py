@@ -1,4 +1,4 @@
-"""The fields of sampling as a person types them: from values to texts, and back. Pure functions."""
+"""Convert between sampling parameters and the text fields that edit them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from tui.types import Sampling
 
 
 class InvalidField(ValueError):
-    """A field that makes no sense; says which, and what would."""
+    """A field has an invalid value. The message names the field and what it accepts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One number of Sampling. Empty: what suits the model."""
+    """One numeric field of Sampling. An empty text means the model's default."""
 
     name: str
     label: str
@@ -21,7 +21,7 @@ class Field:
     whole: bool = False
 
     def parse(self, text: str) -> float | int | None:
-        """The number that was typed. Raises InvalidField."""
+        """Return the typed number, or None for an empty text. Raises InvalidField."""
         if not text.strip():
             return None
         try:
@@ -44,7 +44,7 @@ FIELDS = (
 
 
 def texts(sampling: Sampling) -> dict[str, str]:
-    """What stands in the fields."""
+    """Return the text of each field."""
     values = {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -57,7 +57,7 @@ def texts(sampling: Sampling) -> dict[str, str]:
 
 
 def parse(typed: Mapping[str, str], *, thinking: bool | None) -> Sampling:
-    """The sampling that was typed. Raises InvalidField."""
+    """Return the sampling parameters typed into the fields. Raises InvalidField."""
     found = {field.name: field.parse(typed.get(field.name, "")) for field in FIELDS}
     whole = {
         field.name: None if (value := found[field.name]) is None else int(value) for field in FIELDS if field.whole

@@ -1,5 +1,4 @@
-"""What becomes of an error of the client: the person is told, and the program goes on. And of an answer that comes when
-the screen that asked has gone: nothing."""
+"""Show errors of the client as notifications, so that the program continues."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,10 @@ from tui.client import ClientError
 
 @contextmanager
 def show_errors(node: DOMNode) -> Iterator[None]:
-    """Show a ClientError that is raised inside, and go on behind it."""
+    """Show a ClientError raised in the body as a notification.
+
+    Ignore failed queries if the node's screen was closed.
+    """
     try:
         yield
     except NoMatches:
@@ -23,5 +25,5 @@ def show_errors(node: DOMNode) -> Iterator[None]:
 
 
 def show_error(node: DOMNode, error: ClientError) -> None:
-    """Show an error and its remedy."""
+    """Show an error and its remedy as a notification."""
     node.app.notify(error.remedy, title=error.message, severity="error", timeout=12, markup=False)

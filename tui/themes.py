@@ -1,4 +1,4 @@
-"""The colors: those of a hearth by night and by day, and those of the terminal itself where it has sixteen or none."""
+"""The themes: hearth dark, hearth light, and the terminal's own colors for terminals with at most 16."""
 
 from collections.abc import Container
 
@@ -37,7 +37,7 @@ FEW_COLORS = ("standard", "windows")
 
 
 def pick_theme(wanted: str, color_system: str | None, there: Container[str]) -> str:
-    """The theme to start with: the one that is wanted, or one that the terminal can show."""
+    """Return the wanted theme, or the default that the terminal can show."""
     if wanted in there:
         return wanted
     return TERMINAL if color_system in FEW_COLORS else NIGHT.name

@@ -1,4 +1,4 @@
-"""Room in a context that is full: whether it is needed, what goes, and that it is made. Knows no widget."""
+"""Trim a full context: decide whether it is necessary, choose what to leave out, and do it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -10,8 +10,11 @@ Choose = Callable[[ChatId, MessageId | None, str, ContextBudget], Awaitable[Trim
 
 
 class ContextTrimmer:
-    """In one chat after the other. `choose` asks the person; `made` is told a chat that has room now, and `tell` what
-    is done meanwhile."""
+    """Trims the context of one chat at a time.
+
+    `choose` asks the user. `trimmed` is called with a chat that was trimmed, and `on_activity` with what is being done,
+    in words.
+    """
 
     def __init__(
         self,
@@ -27,8 +30,10 @@ class ContextTrimmer:
         self._making: asyncio.Future[Chat] | None = None
 
     async def ensure_room(self, chat: ChatId | None, leaf: MessageId | None, typed: str, how: FullContext) -> bool:
-        """Whether what is typed and a reply fit behind `leaf`; room is made as `how` says. False where the person does
-        not want that. Raises ClientError where it cannot be."""
+        """Whether `typed` and a reply fit after `leaf`, after trimming as `how` says. False if the user declines.
+
+        Raises ClientError if they cannot fit.
+        """
         while (budget := await self._context.budget(chat, leaf, typed)).lacking:
             if chat is None:
                 raise _too_long(budget.lacking)
@@ -51,7 +56,7 @@ class ContextTrimmer:
         return wanted if wanted.suffices(budget) else most
 
     async def trim(self, chat: ChatId, plan: TrimPlan) -> bool:
-        """Do as planned; whether nobody stopped it."""
+        """Carry out a plan. Returns False if it was stopped."""
         self._on_activity("summarizing" if plan.how is FullContext.SUMMARIZE else "")
         making = self._making = asyncio.ensure_future(self._context.trim(chat, plan))
         try:
@@ -66,7 +71,7 @@ class ContextTrimmer:
             self._on_activity("")
 
     def stop(self) -> bool:
-        """Leave everything as it was; whether room was being made."""
+        """Stop trimming and change nothing. Returns whether a trim was in progress."""
         return self._making is not None and self._making.cancel()
 
 

@@ -1,6 +1,7 @@
-"""The nouns of chats: what the chat and the rest of the program tell each other, as plain data.
+"""Data types about chats that cross the port.
 
-Times are seconds, moments are seconds since the epoch, sizes are bytes. Knows no protocol, no storage and no widget.
+Durations are in seconds, points in time in seconds since the epoch, and sizes in bytes. The client creates all of them,
+unless noted.
 """
 
 import enum
@@ -15,7 +16,7 @@ MessageId = NewType("MessageId", str)
 
 @dataclass(frozen=True, slots=True)
 class Sanitized:
-    """What crosses the port: its texts are made harmless as it is built."""
+    """Base of all types that cross the port: sanitizes its strings when it is created."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -31,17 +32,17 @@ class Finish(enum.Enum):
     """Why a reply ended."""
 
     COMPLETE = "complete"
-    LENGTH = "length"  # the limit of tokens was reached
-    STOPPED = "stopped"  # somebody stopped it
-    FAILED = "failed"  # the engine could not go on
-    CUT_OFF = "cut_off"  # the program ended in the middle; found when the chat is opened again
+    LENGTH = "length"  # max_tokens was reached
+    STOPPED = "stopped"  # the user stopped it
+    FAILED = "failed"  # the engine raised an error
+    CUT_OFF = "cut_off"  # the program ended during the reply; noticed when the chat is opened again
 
 
 class TokenSources(Protocol):
-    """Where the tokens of a prompt came from. The engine's own report, which the client hands on."""
+    """The sources of a prompt's tokens, as the engine reports it."""
 
     @property
-    def device(self) -> int: ...  # found where the engine computes
+    def device(self) -> int: ...  # found in device memory
 
     @property
     def host(self) -> int: ...  # found in RAM
@@ -53,23 +54,23 @@ class TokenSources(Protocol):
     def computed(self) -> int: ...
 
     @property
-    def cached(self) -> int: ...  # those of the three tiers together
+    def cached(self) -> int: ...  # total of the three tiers
 
 
 @dataclass(frozen=True, slots=True)
 class Usage(Sanitized):
-    """What one reply cost. Filled by the client from the engine's own report; where that has no details, with what
-    was told of them or measured here."""
+    """The cost of one reply, from the engine's report.
+
+    Without a detailed report, what is known or was measured here.
+    """
 
     sources: TokenSources  # of the prompt
     reply_tokens: int
-    queue_seconds: float  # from the question to the begin of the work
+    queue_seconds: float  # from the request to the start of prefill
     prompt_seconds: float  # from there to the first token
-    reply_seconds: float  # from there to the last one
-    miss: str = ""  # one sentence why more than the new end was computed; empty where nothing was missed
-    is_detailed: bool = (
-        True  # False: the tokens of the prompt are told, at most, and when the first one came is measured
-    )
+    reply_seconds: float  # from there to the last token
+    miss: str = ""  # why cached tokens of the prompt were not reused, in one sentence; empty if none were missed
+    is_detailed: bool = True  # False: only token counts are reported, and the time to the first token is measured here
 
     @property
     def prompt_tokens(self) -> int:
@@ -86,42 +87,42 @@ class Usage(Sanitized):
 
 @dataclass(frozen=True, slots=True)
 class ReplyStarted(Sanitized):
-    """The first event: the reply is a message of the chat from now on, and is kept as it grows."""
+    """The first event: the reply is a stored message of the chat from now on."""
 
     message: MessageId
-    model: str  # that writes it
+    model: str  # the model that generates it
 
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress(Sanitized):
-    """How much of the prompt is read, in tokens. May come often, or never."""
+    """How much of the prompt is prefilled, in tokens. May arrive often, or never."""
 
-    done: int  # those that were cached included
+    done: int  # including cached tokens
     total: int
     cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta(Sanitized):
-    """More of what the model thinks before it answers."""
+    """More reasoning text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class TextDelta(Sanitized):
-    """More of the answer."""
+    """More text of the answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyEnd(Sanitized):
-    """The last event. A reply that fails in the middle ends with FAILED and the error, and keeps its text."""
+    """The last event. A reply that fails halfway ends with FAILED and the error, and keeps its text."""
 
     finish: Finish
-    usage: Usage | None = None  # None where the engine could not say
-    error: str = ""  # for FAILED: what happened and what can be done
+    usage: Usage | None = None  # None if the engine did not report it
+    error: str = ""  # for FAILED: what happened and what to do
 
 
 ReplyEvent = ReplyStarted | PromptProgress | ReasoningDelta | TextDelta | ReplyEnd
@@ -131,7 +132,7 @@ ReplyEvent = ReplyStarted | PromptProgress | ReasoningDelta | TextDelta | ReplyE
 
 
 class Role(enum.Enum):
-    """Who wrote a message."""
+    """The author of a message."""
 
     USER = "user"
     ASSISTANT = "assistant"
@@ -139,55 +140,55 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Attachment(Sanitized):
-    """A text file beside a message. The client writes it into the prompt, in front of the message's text."""
+    """A text file that belongs to a message. The client writes it into the prompt before the message's text."""
 
-    name: str  # filled by the chat: the file's name without its folder
-    text: str  # filled by the chat: the whole file
+    name: str  # the file's name without its folder; set by the screens
+    text: str  # the whole file; set by the screens
 
 
 @dataclass(frozen=True, slots=True)
 class Message(Sanitized):
-    """One message of a tree. Filled by the client; a reply is told anew as its events come."""
+    """One message of the tree. The screens replace a reply's message as its events arrive."""
 
     id: MessageId
-    parent: MessageId | None  # None: the first of its chat; several of them are branches, too
+    parent: MessageId | None  # None: the first of its chat; several such messages are branches
     role: Role
     text: str
     created: float
-    attachments: tuple[Attachment, ...] = ()  # of a user's message
-    reasoning: str = ""  # of a reply, as the next ones
+    attachments: tuple[Attachment, ...] = ()  # only of a user's message
+    reasoning: str = ""  # this and the following fields: only of a reply
     reasoning_seconds: float = 0.0
     model: str = ""
-    finish: Finish | None = None  # None: it is still being written
+    finish: Finish | None = None  # None: it is still being generated
     usage: Usage | None = None
-    error: str = ""  # of one that failed, and of a question to which no reply began: what happened
+    error: str = ""  # why the reply failed, or why no reply to this question started
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling(Sanitized):
-    """How the next token is chosen. None: what suits the model."""
+    """Sampling parameters. None: the model's default."""
 
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
-    max_tokens: int | None = None  # also the reserve of the context budget
+    max_tokens: int | None = None  # also the reserve in the context budget
     seed: int | None = None
-    thinking: bool | None = None  # whether the model thinks before it answers, if it can do both
+    thinking: bool | None = None  # whether the model reasons before it answers, if it can do both
 
 
 class FullContext(enum.Enum):
-    """What happens when a chat is longer than the context."""
+    """The action when a chat exceeds the context."""
 
     ASK = "ask"
-    SUMMARIZE = "summarize"  # a summary takes the place of the oldest messages
+    SUMMARIZE = "summarize"  # replace the oldest messages with a summary
     DROP_OLDEST = "drop_oldest"
     STOP = "stop"
 
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings(Sanitized):
-    """Of one chat. Filled by the person; the client keeps it."""
+    """Settings of one chat. The user sets them; the client stores them."""
 
     system: str = ""
     sampling: Sampling = Sampling()
@@ -196,7 +197,7 @@ class ChatSettings(Sanitized):
 
 @dataclass(frozen=True, slots=True)
 class Preset(Sanitized):
-    """Settings with a name, for any chat."""
+    """Named settings that can be applied to any chat."""
 
     name: str
     settings: ChatSettings
@@ -204,20 +205,21 @@ class Preset(Sanitized):
 
 @dataclass(frozen=True, slots=True)
 class ChatSummary(Sanitized):
-    """A chat in a list. Filled by the client."""
+    """A chat in a list."""
 
     id: ChatId
-    title: str  # the person's, or the client's own after the first reply; before that the first words, also of a draft
+    # set by the user, or written after the first reply; before that, the first words of the chat or its draft
+    title: str
     updated: float
     message_count: int  # 0: it is a draft
     pinned: bool = False
     archived: bool = False
-    private: bool = False  # never on a disk, and gone when the program ends
+    private: bool = False  # never written to disk, and lost when the program ends
 
 
 @dataclass(frozen=True, slots=True)
 class Summary(Sanitized):
-    """What the model is told in place of messages that are left out. Filled by the client."""
+    """The text that the model gets in place of messages that are left out."""
 
     message: MessageId  # the last of them
     text: str
@@ -225,31 +227,31 @@ class Summary(Sanitized):
 
 @dataclass(frozen=True, slots=True)
 class Chat(Sanitized):
-    """A chat that is open: all branches of it. Filled by the client."""
+    """An open chat with all its branches."""
 
     summary: ChatSummary
     settings: ChatSettings
-    messages: tuple[Message, ...]  # each behind its parent; those of one parent in the order in which they came
-    leaf: MessageId | None  # the last message of the branch that is shown; None in an empty chat
-    draft: str = ""  # what was typed and not sent
-    left_out: frozenset[MessageId] = frozenset()  # not sent to the model any more; they are still shown
-    summaries: tuple[Summary, ...] = ()  # of each branch the last one is sent in their place
+    messages: tuple[Message, ...]  # each after its parent; siblings in order of creation
+    leaf: MessageId | None  # the last message of the shown branch; None in an empty chat
+    draft: str = ""  # typed text that was not sent
+    left_out: frozenset[MessageId] = frozenset()  # messages that are shown, but not sent to the model
+    summaries: tuple[Summary, ...] = ()  # in each branch, the last one is sent in place of the messages left out
 
 
 @dataclass(frozen=True, slots=True)
 class SearchHit(Sanitized):
-    """A place where a text was found. Filled by the client."""
+    """A match of a search, with the text around it."""
 
     chat: ChatSummary
     message: MessageId
-    before: str  # a few words in front of it
+    before: str  # a few words before the match
     match: str
     after: str
 
 
 @dataclass(frozen=True, slots=True)
 class Notice(Sanitized):
-    """Something that happened to the store of chats. Filled by the client."""
+    """An event of the store of chats that the user must know."""
 
     message: str
     remedy: str = ""
@@ -257,7 +259,7 @@ class Notice(Sanitized):
 
 
 class ExportFormat(enum.Enum):
-    MARKDOWN = "markdown"  # the branch that is shown
+    MARKDOWN = "markdown"  # the shown branch
     JSON = "json"  # all branches; can be imported
 
 
@@ -266,37 +268,37 @@ class ExportFormat(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ContextBudget(Sanitized):
-    """How full a context is, in tokens. Filled by the client; with what the chat template adds."""
+    """How full a context is, in tokens, including what the chat template adds."""
 
-    limit: int | None  # None: nobody tells it
+    limit: int | None  # None: unknown
     system: int
-    history: int  # the messages of a branch that are sent, and what was typed
-    reserve: int  # kept free for the reply
+    history: int  # the branch's messages that are sent, and what is typed
+    reserve: int  # reserved for the reply
 
     @property
     def used(self) -> int:
-        """The whole prompt."""
+        """Tokens of the whole prompt."""
         return self.system + self.history
 
     @property
     def free(self) -> int | None:
-        """Negative: so much too long. None: nobody knows."""
+        """Free tokens. Negative: over the limit. None: the limit is unknown."""
         return None if self.limit is None else self.limit - self.used - self.reserve
 
     @property
     def lacking(self) -> int:
-        """So much too long, as far as anybody knows."""
+        """Tokens over the limit; 0 if the limit is unknown."""
         return max(0, -(self.free or 0))
 
 
 @dataclass(frozen=True, slots=True)
 class TrimPlan(Sanitized):
-    """What would be left out. Filled by the client; nothing has happened yet."""
+    """Which messages to leave out. Nothing has changed yet."""
 
     how: FullContext  # SUMMARIZE or DROP_OLDEST
-    messages: tuple[MessageId, ...]  # the oldest first
-    tokens: int  # that this frees; less the length of a summary
+    messages: tuple[MessageId, ...]  # oldest first
+    tokens: int  # tokens freed, less the length of a summary
 
     def suffices(self, budget: ContextBudget) -> bool:
-        """Whether a context that is too full has enough room then."""
+        """Whether this plan frees enough tokens for the budget."""
         return self.tokens >= budget.lacking

@@ -1,1 +1,1 @@
-"""One module a screen, with its styles beside it."""
+"""The screens, one per module, each with its style sheet."""

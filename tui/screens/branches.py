@@ -1,4 +1,4 @@
-"""All branches of a chat as a tree. Answers with the message that was chosen; showing it costs no reading anew."""
+"""The branches of a chat as a tree. Returns the message that the user chose."""
 
 from rich.text import Text
 from textual import on
@@ -14,7 +14,7 @@ from tui.types import MessageId, Role
 
 
 class BranchesScreen(Dialog[MessageId]):
-    """Messages that follow one another stand below one another; only where a chat parts, the tree does."""
+    """Shows consecutive messages at one level. The tree indents only where a chat branches."""
 
     CSS_PATH = "branches.tcss"
 

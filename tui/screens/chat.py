@@ -1,4 +1,4 @@
-"""The chat screen: the list of chats, the open one, the line above them. Runs commands, and asks through dialogs."""
+"""The chat screen: the list of chats, the open chat, and the top bar. Runs commands and opens dialogs."""
 
 import asyncio
 import importlib
@@ -30,19 +30,19 @@ from tui.widgets.conversation import Conversation
 from tui.widgets.message_view import MessageView
 from tui.widgets.top_bar import TopBar
 
-if TYPE_CHECKING:  # what reads Markdown is loaded once the prompt is there
+if TYPE_CHECKING:  # the Markdown widgets are imported after the prompt is shown
     from textual.widgets import Markdown
 
     from tui.widgets.code_block import CodeBlock
 
-_RECOMMENDED_SECONDS = 20.0  # that the name of a better model can be read
+_RECOMMENDED_SECONDS = 20.0  # long enough to note the name of the model
 _NOTICE_SECONDS = 60.0  # for a notice of damage, which is several sentences long
 _WARNED_SECONDS = 12.0
 _NONE = "no model is loaded"
 
 
 class ChatScreen(SteadyScreen):
-    """What people look at all day."""
+    """The main screen."""
 
     CSS_PATH = "chat.tcss"
     AUTO_FOCUS = "PromptArea"
@@ -87,12 +87,12 @@ class ChatScreen(SteadyScreen):
 
     @work(group="start", description="prepare", thread=True)
     def prepare(self) -> None:
-        """Load what the first reply needs, while nobody waits for it."""
+        """Import what the first reply needs while the user is still typing."""
         importlib.import_module("tui.widgets.reply_text")
 
     @work(group="start", description="start")
     async def start(self) -> None:
-        """Show the chat that was asked for, or what was typed last; and send the question that came with the start."""
+        """Open the chat given at startup, or restore the last draft. Send the question given at startup."""
         if self._first_chat is not None:
             await self.conversation.open(self._first_chat)
         await self.conversation.composer.start()
@@ -101,7 +101,7 @@ class ChatScreen(SteadyScreen):
 
     @work(group="start", description="recommend")
     async def recommend(self) -> None:
-        """Tell somebody who is new here of a better model, while the small one loads."""
+        """Suggest a better model to a new user while the default one loads."""
         with show_errors(self):
             if (better := await self._client.models.recommended()) is not None:
                 title = f"A better model fits this machine: {better.model}"
@@ -110,7 +110,7 @@ class ChatScreen(SteadyScreen):
 
     @work(group="start", description="notices")
     async def show_notices(self) -> None:
-        """Show what happens to the store of chats, and in the line above whether they are saved."""
+        """Show events of the store of chats, and in the top bar whether chats are saved."""
         async for notice in self._client.chats.notices():
             self.query_one(TopBar).is_saved = notice.is_saved
             self.app.notify(
@@ -119,7 +119,7 @@ class ChatScreen(SteadyScreen):
 
     @work(group="loading", exclusive=True, description="loading")
     async def follow(self, loading: AsyncGenerator[Loading, None]) -> None:
-        """Show how a model loads. It is the one that answers, once it is loaded."""
+        """Show the progress of loading a model. Use the model once it is loaded."""
         bar = self.query_one(TopBar)
         model = self.conversation.model
         with show_errors(self):
@@ -134,7 +134,7 @@ class ChatScreen(SteadyScreen):
         bar.address = sanitize(self._client.engine.address())
         self.conversation.composer.measure()
 
-    # --- what parts of the screen tell each other
+    # --- messages between parts of the screen
 
     @on(Conversation.Shown)
     def show_title(self, event: Conversation.Shown) -> None:
@@ -181,7 +181,7 @@ class ChatScreen(SteadyScreen):
             composer.write(Prompt.of([Prompt(f"/{event.name} {event.argument}".strip()), composer.prompt]))
 
     def run_later(self, name: str) -> None:
-        """Run a command once this screen is the one that is seen."""
+        """Run a command once this screen is the visible one."""
         self.call_after_refresh(self.action_run_command, name)
 
     async def action_run_command(self, name: str) -> None:
@@ -205,7 +205,7 @@ class ChatScreen(SteadyScreen):
         await self.conversation.open_new(private=True)
 
     def action_toggle_chats(self) -> None:
-        """In a wide terminal the list is hidden by this, in a narrow one shown."""
+        """Hide the list in a wide terminal, or show it in a narrow one."""
         self.toggle_class("toggled")
         chats = self.query_one(ChatList)
         if chats.display:
@@ -256,7 +256,7 @@ class ChatScreen(SteadyScreen):
 
     @work(description="system")
     async def action_system(self, text: str = "") -> None:
-        """Without a text, it is seen first: in the settings."""
+        """Set the system prompt. Without a text, open the settings."""
         chat = self.conversation.chat
         if text:
             await self.conversation.configure(chat, replace(chat.settings, system=text))
@@ -275,7 +275,7 @@ class ChatScreen(SteadyScreen):
                 names = ", ".join(single_line(one.name) for one in presets) or "none yet; ctrl+s, then f5 keeps one"
                 self.app.notify(f"Presets: {names}", markup=False)
 
-    # --- what stands in replies
+    # --- code and links in replies
 
     @on(MessageView.ExtractsAsked)
     @work(description="extracts")
@@ -299,7 +299,7 @@ class ChatScreen(SteadyScreen):
 
     @work(description="address")
     async def open_address(self, address: str) -> None:
-        """Open an address of the web, after the person has seen it whole. Others are never opened."""
+        """Open a web address after the user has confirmed it. Other addresses are never opened."""
         if not is_web_address(address):
             self.app.notify(f"Not opened, since it is no address of the web: {address}", markup=False)
         elif await confirm(self, "Open this address in your browser?", address, "Open"):
@@ -317,7 +317,7 @@ class ChatScreen(SteadyScreen):
 
     @work(description="save")
     async def save(self, text: str) -> None:
-        """Write code to a new file. It is never run."""
+        """Write code to a new file. It is never executed."""
         wanted = await ask(self, "Save as which file?")
         if not wanted:
             return

@@ -1,4 +1,4 @@
-"""Screens over the chat: dialogs that ask, and the base of all that are closed with Escape."""
+"""Screens above the chat: dialogs, pages, and questions that workers ask."""
 
 from typing import ClassVar, TypeVar
 
@@ -21,44 +21,46 @@ Answer = TypeVar("Answer")
 
 
 class OverChat(Screen[Answer]):
-    """What all of them share."""
+    """A screen above the chat that returns an answer."""
 
     def dismiss(self, result: Answer | None = None) -> AwaitComplete:
-        """Once: an answer that was typed or clicked twice would close what lies below, too. And not before the screen
-        is composed, which would then look for parts that are not there."""
+        """Close the screen, once it is composed, and only once.
+
+        Closing it earlier would query widgets that do not exist yet. A second answer would close the screen below.
+        """
         if not self.is_mounted:
             self.call_later(self._dismiss_now, result)
             return AwaitComplete()
         return super().dismiss(result) if self.is_active else AwaitComplete()
 
     def _dismiss_now(self, result: Answer | None) -> None:
-        self.dismiss(result)  # not returned: a screen cannot await in its own turn that it is closed
+        self.dismiss(result)  # not awaited: a screen cannot wait for its own removal
 
 
 class Page(OverChat[Answer]):
-    """One that only shows something: another one takes its place."""
+    """A screen that only shows something. Opening another page replaces it."""
 
 
 class Dialog(OverChat[Answer | None], ModalScreen[Answer | None]):
-    """What all of them share."""
+    """A modal screen that Escape closes without an answer."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel")]
 
 
 async def confirm(node: DOMNode, question: str, about: str, yes: str) -> bool:
-    """Whether the person says yes. For workers only."""
+    """Ask a question and return whether the user agrees. Only for workers."""
     return await node.app.push_screen_wait(Confirm(question, about, yes)) or False
 
 
 async def ask(node: DOMNode, question: str, text: str = "", hint: str = "") -> str:
-    """What the person types; empty for nothing. For workers only."""
+    """Ask for a line of text and return it; empty if canceled. Only for workers."""
     return await node.app.push_screen_wait(Ask(question, text, hint)) or ""
 
 
 async def may_fetch(node: DOMNode, models: Models, model: ModelInfo, verdict: str = "") -> bool:
-    """Whether a model may be fetched, which the user is asked if it is large, or of no use here. For workers only.
+    """Whether a model may be downloaded. Asks the user if it is large or does not fit. Only for workers.
 
-    `verdict`: whether it fits, in words, if that is known. Raises ClientError.
+    `verdict`: whether it fits, in words, if known. Raises ClientError.
     """
     free = await models.free_disk()
     if not needs_confirmation(model, free):
@@ -67,7 +69,7 @@ async def may_fetch(node: DOMNode, models: Models, model: ModelInfo, verdict: st
 
 
 class Confirm(Dialog[bool]):
-    """A question, what it is about in full, and two buttons; the harmless one is focused."""
+    """A question, the text it is about, and two buttons. The harmless one has the focus."""
 
     AUTO_FOCUS = "#no"
 
@@ -89,7 +91,7 @@ class Confirm(Dialog[bool]):
 
 
 class Ask(Dialog[str]):
-    """A line of text."""
+    """A question that a line of text answers."""
 
     def __init__(self, question: str, text: str = "", hint: str = "") -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The engine screen: what the engine runs, and bars of the memory that it uses."""
+"""The engine screen: running requests, throughput, and memory use."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ _WORDS = 20  # cells: " 600 MB of 1.0 GB" and longer
 
 
 class Amounts(Widget):
-    """A title, and a line for each amount."""
+    """A title, and a bar for each amount."""
 
     amounts: reactive[Sequence[Amount]] = reactive((), layout=True)
 
@@ -52,14 +52,14 @@ class Amounts(Widget):
         )
 
 
-_INTERVAL = 1.0  # seconds between looks
-_SEEN = 120  # looks that the lines of throughput go back
+_INTERVAL = 1.0  # seconds between polls
+_SEEN = 120  # polls that the throughput graphs cover
 _UNREPORTED = "This endpoint does not report what it does: its requests, its speed and its memory are not known here."
 _COLUMNS = ("Client", "Class", "Doing", "Prompt", "Reply", "Since")
 
 
 class Rates:
-    """Tokens per second, from counts that only grow."""
+    """Tokens per second, from counts that only increase."""
 
     def __init__(self) -> None:
         self._last: tuple[float, int] | None = None
@@ -72,7 +72,7 @@ class Rates:
 
 
 class EngineScreen(Page[None]):
-    """Looked at once a second while it is seen."""
+    """Polls the engine every second while it is shown."""
 
     CSS_PATH = "engine.tcss"
     AUTO_FOCUS = "Listing"
@@ -119,8 +119,8 @@ class EngineScreen(Page[None]):
                 self._show_none(problem.sentences)
 
     def _show_none(self, why: str) -> None:
-        """There is no engine to look at."""
-        if not self.query(Listing):  # nor a screen, any more
+        """Show why there is no status."""
+        if not self.query(Listing):  # the screen was closed
             return
         self.add_class("-none")
         self.query_one("#about", Label).update(single_line(why))
@@ -128,7 +128,7 @@ class EngineScreen(Page[None]):
         self.query_one(Listing).show({})
 
     def _show(self, status: EngineStatus) -> None:
-        if not self.query(Listing):  # it was closed meanwhile
+        if not self.query(Listing):  # the screen was closed
             return
         self.remove_class("-none")
         self.set_class(not status.is_reported, "unreported")
@@ -152,7 +152,7 @@ class EngineScreen(Page[None]):
 
     @work(description="abort")
     async def action_abort(self) -> None:
-        """Abort the chosen request; somebody else's only after a question."""
+        """Abort the chosen request. Ask first if it belongs to another client."""
         chosen = self.query_one(Listing).chosen
         if chosen is None:
             return

@@ -1,4 +1,4 @@
-"""The code and the links of one message, for who uses no mouse. Answers with one, and what is to become of it."""
+"""The code blocks and links of one message, for use without a mouse. Returns the choice and what to do with it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ _LONGEST_LINE = 100  # characters
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What was chosen."""
+    """The user's choice."""
 
     extract: Extract
     to_file: bool = False
 
 
 class ExtractsScreen(Dialog[Taken]):
-    """A list; enter does what most people mean: code is copied, an address opened."""
+    """Lists code and links. Enter copies code and opens a link."""
 
     CSS_PATH = "extracts.tcss"
     AUTO_FOCUS = "OptionList"

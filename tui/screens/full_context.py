@@ -1,4 +1,4 @@
-"""The context is full: the person sees what would go, and chooses."""
+"""Choose how to trim a full context, with a preview of the messages that would be left out."""
 
 from textual import on, work
 from textual.app import ComposeResult
@@ -23,7 +23,7 @@ _STOP = "Stop: change nothing, send nothing"
 
 
 class FullContextScreen(Dialog[TrimPlan]):
-    """Answers with the plan that was chosen, or with nothing. What goes stays in the chat, to be read."""
+    """Returns the chosen plan, or nothing. Messages that are left out stay visible in the chat."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class FullContextScreen(Dialog[TrimPlan]):
         typed: str = "",
         budget: ContextBudget | None = None,
     ) -> None:
-        """`typed` is what is to have room; where there is a `budget`, it has none yet."""
+        """`typed` is the new message that must fit. `budget` is given if it does not fit yet."""
         super().__init__()
         self._port, self._chat, self._leaf = context, chat, leaf
         self._branches = branches

@@ -1,4 +1,4 @@
-"""The page of help: every key and every command."""
+"""The help page: all keys and commands."""
 
 from typing import ClassVar
 
@@ -34,7 +34,7 @@ KEYS = (
 
 
 class HelpScreen(Page[None]):
-    """Closed by escape."""
+    """A page that Escape, F1, or q closes."""
 
     CSS_PATH = "help.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,q", "dismiss(None)", "Close")]

@@ -1,4 +1,4 @@
-"""Models: those on this machine, those of the catalog, and those of the Hub. Answers with the one to load."""
+"""The models screen: installed models, the catalog, and the Hub. Returns the model to load."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -22,15 +22,15 @@ from tui.show_errors import show_errors
 from tui.widgets.listing import Listing
 from tui.widgets.text_fields import LineField
 
-_REFRESH = 0.5  # seconds between looks at the downloads
-_REST = 0.3  # seconds for which a model is chosen before anybody looks whether it fits
-_BESIDE = 52  # cells that quantization, size and state take beside the name, of a download too
-_LEAST = 20  # cells of the name
+_REFRESH = 0.5  # seconds between updates of the downloads
+_REST = 0.3  # seconds that a model is highlighted before its fit is checked
+_BESIDE = 52  # cells of all other columns, also while a model is downloaded
+_LEAST = 20  # cells of the name, at least
 _COLUMNS = (("Model", "name"), ("Quant", "quantization"), ("Size", "size"), ("State", "state"), ("License", "license"))
 
 
 class ModelsScreen(Page[str]):
-    """A table, and three lists that it may show."""
+    """One table and three lists that it can show."""
 
     CSS_PATH = "models.tcss"
     AUTO_FOCUS = "Listing"
@@ -49,10 +49,10 @@ class ModelsScreen(Page[str]):
         self._models = models
         self._downloads = downloads
         self._listed: dict[str, ModelInfo] = {}
-        self._ended = downloads.ended  # when the list was read
-        self._fits: dict[str, str] = {}  # of those that were looked at, in words
-        self._shown = ""  # which list
-        self._repository = ""  # whose variants are listed
+        self._ended = downloads.ended  # the count when the list was read
+        self._fits: dict[str, str] = {}  # verdicts by model, in words
+        self._shown = ""  # the list that is shown
+        self._repository = ""  # the repository whose variants are listed, or ""
 
     def compose(self) -> ComposeResult:
         yield Tabs(Tab("Installed", id="installed"), Tab("Catalog", id="catalog"), Tab("Hub", id="hub"))
@@ -68,7 +68,7 @@ class ModelsScreen(Page[str]):
             table.add_column(label, key=key)
         self.set_interval(_REFRESH, self._show_states)
 
-    # --- what is listed
+    # --- the lists
 
     @on(Tabs.TabActivated)
     def change_list(self) -> None:
@@ -89,7 +89,7 @@ class ModelsScreen(Page[str]):
 
     def action_list(self, name: str) -> None:
         self.query_one(Tabs).active = name
-        self.change_list()  # now: what is typed next is meant for that list
+        self.change_list()  # at once, so that the next keys go to the new list
 
     def _list(self) -> str:
         return self.query_one(Tabs).active
@@ -101,7 +101,7 @@ class ModelsScreen(Page[str]):
 
     @work(exclusive=True, group="list", description="list")
     async def reload(self) -> None:
-        """Read the list anew."""
+        """Read the list again."""
         with show_errors(self):
             try:
                 finds = await self._found()
@@ -123,7 +123,7 @@ class ModelsScreen(Page[str]):
                 return await self._searched(self.query_one("#search", Input).value.strip())
 
     def _coming(self) -> Iterator[ModelInfo]:
-        """What is fetched for this screen. What the engine fetches is in its lists."""
+        """Downloads that this screen started. Those of the engine are in its own lists."""
         return (model for model in self._downloads.models.values() if not model.fetching)
 
     async def _searched(self, text: str) -> SearchResults:
@@ -134,8 +134,8 @@ class ModelsScreen(Page[str]):
         return finds if finds.models else SearchResults((), f"{finds.note} nothing was found".strip())
 
     def _note(self, text: str) -> None:
-        """What is to be said of the list; no line where that is nothing."""
-        for label in self.query("#note").results(Label):  # none, once the screen is closed
+        """Show a note above the list, or hide it if the text is empty."""
+        for label in self.query("#note").results(Label):  # none after the screen is closed
             label.update(single_line(text))
             label.display = bool(text)
 
@@ -151,7 +151,7 @@ class ModelsScreen(Page[str]):
         self._draw()
 
     def _draw(self) -> None:
-        for listing in self.query(Listing):  # none, once the screen is closed
+        for listing in self.query(Listing):  # none after the screen is closed
             listing.show({name: self._cells(model) for name, model in self._listed.items()})
 
     def _cells(self, model: ModelInfo) -> tuple[Text, ...]:
@@ -197,7 +197,7 @@ class ModelsScreen(Page[str]):
 
     @work(exclusive=True, group="fit", description="fit")
     async def find_fit(self, model: ModelInfo) -> None:
-        """Whether a model fits on which somebody rests. Whoever goes on to another has that looked at."""
+        """Check whether the highlighted model fits, after a pause. Highlighting another one cancels this."""
         await asyncio.sleep(_REST)
         try:
             fit = await self._models.fit(model.name)
@@ -213,11 +213,11 @@ class ModelsScreen(Page[str]):
         name = next((listing.chosen for listing in self.query(Listing)), None)
         return None if name is None else self._listed[name]
 
-    # --- what is done with one
+    # --- actions
 
     @on(DataTable.RowSelected)
     def choose(self) -> None:
-        """Enter: what most people mean by it."""
+        """Enter: open a repository, load a model, or download it."""
         model = self._chosen()
         if model is None:
             return
@@ -254,7 +254,7 @@ class ModelsScreen(Page[str]):
 
     @work(exclusive=True, group="fetch", description="fetch")
     async def fetch(self, model: ModelInfo) -> None:
-        """Begin a download, or go on with it; one that is large, or of no use here, once the user agrees."""
+        """Start or resume a download. Ask first if the model is large or does not fit."""
         with show_errors(self):
             if await may_fetch(self, self._models, model, self._fits.get(model.name, "")):
                 self._downloads.start(model)

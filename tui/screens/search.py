@@ -1,4 +1,4 @@
-"""Search in all chats. Answers with the place that was chosen."""
+"""Search in all chats. Returns the match that the user chose."""
 
 import asyncio
 
@@ -16,11 +16,11 @@ from tui.show_errors import show_errors
 from tui.types import SearchHit
 from tui.widgets.text_fields import LineField
 
-_PAUSE = 0.15  # seconds without a key before what is typed is searched for
+_PAUSE = 0.15  # seconds after the last key before the search starts
 
 
 class SearchScreen(Dialog[SearchHit]):
-    """What is typed is searched for at once."""
+    """Searches while the user types."""
 
     CSS_PATH = "search.tcss"
 
@@ -66,7 +66,7 @@ class SearchScreen(Dialog[SearchHit]):
         self.dismiss(self._hits[event.option_index])
 
     def key_down(self) -> None:
-        """From the input to what was found."""
+        """Move from the input to the results."""
         self.query_one(OptionList).focus()
 
 
@@ -82,5 +82,5 @@ def _line(hit: SearchHit) -> Content:
 
 
 def _on_the_line(text: str) -> str:
-    """With a space at an end that has one: what is found may be part of a word."""
+    """Put text on one line, and keep a space at either end: the match may be part of a word."""
     return f"{' ' * text[:1].isspace()}{single_line(text)}{' ' * text[-1:].isspace()}"

@@ -1,4 +1,4 @@
-"""The settings of one chat: its system prompt, its sampling, what happens when its context is full; and presets."""
+"""The settings of one chat: system prompt, sampling, what to do when the context is full, and presets."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -28,12 +28,12 @@ _THINKS = {"model": None, "yes": True, "no": False}
 
 
 class SettingsScreen(Dialog[ChatSettings]):
-    """Answers with the settings, or with nothing where they stay."""
+    """Returns the settings, or nothing if they do not change."""
 
     CSS_PATH = "settings.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+s", "save", "Use"),
-        Binding("f5", "save_preset", "Keep as preset"),  # keys that no field takes for itself
+        Binding("f5", "save_preset", "Keep as preset"),  # function keys, because text fields use most others
         Binding("f8", "delete_preset", "Delete preset"),
     ]
 
@@ -83,7 +83,7 @@ class SettingsScreen(Dialog[ChatSettings]):
         self.query_one("#full", Select).value = settings.full_context.value
 
     def _typed(self) -> ChatSettings | None:
-        """The settings as they stand there; None, and the person is told, where they make no sense."""
+        """Return the settings as typed. If one is invalid, tell the user and return None."""
         fields = {field.name: self.query_one(f"#{field.name}", Input).value for field in sampling_fields.FIELDS}
         thinking = _THINKS[str(self.query_one("#thinking", Select).value)]
         try:

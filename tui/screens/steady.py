@@ -1,10 +1,10 @@
-"""A screen that skips frames, on a private method of Textual: see tui/widgets/textual_internals.py for the others."""
+"""A screen that can skip frames. Overrides a private method of Textual (see tui/widgets/textual_internals.py)."""
 
 from textual.screen import Screen
 
 
 class SteadyScreen(Screen[None]):
-    """A screen that skips frames while `is_unsettled`: a layout whose contents move right after it would flash."""
+    """Draws nothing while `is_unsettled`: the contents would flash, because they move right after the layout."""
 
     @property
     def is_unsettled(self) -> bool:

@@ -1,1 +1,1 @@
-"""One module a widget. A widget posts what happened to it, and asks nobody but the port that it is given."""
+"""The widgets, one per module. They post messages about what happened, and call only the client that they are given."""

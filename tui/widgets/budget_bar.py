@@ -1,5 +1,4 @@
-"""How full the context is: a bar of the system prompt, the history, what is kept for the reply, and what is free. Where
-nobody tells how long it is, only how much is in it."""
+"""A bar of the context: system prompt, history, reserve for the reply, and free tokens."""
 
 from textual.content import Content
 from textual.reactive import reactive
@@ -8,11 +7,11 @@ from textual.widget import Widget
 from tui import figures
 from tui.types import ContextBudget
 
-_PARTS = (("system", "█"), ("history", "▓"), ("reserve", "▒"))  # also apart from one another without colors
+_PARTS = (("system", "█"), ("history", "▓"), ("reserve", "▒"))  # distinguishable without colors
 
 
 class BudgetBar(Widget):
-    """One line; empty until a budget is known."""
+    """One line. Empty until the budget is known. Without a known limit, it shows only the used tokens."""
 
     budget: reactive[ContextBudget | None] = reactive(None)
 

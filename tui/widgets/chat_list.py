@@ -1,4 +1,4 @@
-"""The list of all chats, and what is done with a chat as a whole: titles, pins, archive, files, deletion."""
+"""The list of chats, and the actions on a chat as a whole: rename, pin, archive, export, and delete."""
 
 from pathlib import Path
 from typing import ClassVar
@@ -22,9 +22,9 @@ _UNDO = "/undo brings it back until you quit."
 
 
 class ChatList(Vertical):
-    """Pinned chats first. Actions are about the highlighted chat while the list has the focus, else the open one.
+    """Pinned chats first. Actions apply to the highlighted chat while the list has the focus, else to the open chat.
 
-    No key of it is a letter: the chat screen sends those to the prompt.
+    Letters are not bound, because the chat screen sends them to the prompt.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -38,24 +38,24 @@ class ChatList(Vertical):
     ]
 
     class Left(Message):
-        """The user goes back to the prompt."""
+        """The user returns to the prompt."""
 
     class OpenAsked(Message):
-        """A chat was chosen."""
+        """The user chose a chat to open."""
 
         def __init__(self, chat: ChatId) -> None:
             super().__init__()
             self.chat = chat
 
     class Deleted(Message):
-        """A chat is gone."""
+        """A chat was deleted."""
 
         def __init__(self, chat: ChatId) -> None:
             super().__init__()
             self.chat = chat
 
     class Renamed(Message):
-        """A chat has another title."""
+        """A chat was renamed."""
 
         def __init__(self, chat: ChatId, title: str) -> None:
             super().__init__()
@@ -78,13 +78,13 @@ class ChatList(Vertical):
         self.reload()
 
     def mark_open(self, chat: ChatId | None) -> None:
-        """The chat that is shown beside the list."""
+        """Mark the chat that is open beside the list."""
         self._open = chat
         self.reload()
 
     @work(exclusive=True, group="chat-list")
     async def reload(self) -> None:
-        """Read the list anew."""
+        """Read the list again."""
         with show_errors(self):
             found = await self._chats.summaries(archived=self._archived)
             self._summaries = {summary.id: summary for summary in found}
@@ -98,7 +98,7 @@ class ChatList(Vertical):
         keep = highlighted if highlighted in self._summaries else self._open
         if keep in self._summaries:
             options.highlighted = list(self._summaries).index(keep)
-        elif highlighted is not None and self._summaries:  # that chat is gone: stay where it was
+        elif highlighted is not None and self._summaries:  # the chat is gone: keep the row
             options.highlighted = min(index or 0, len(self._summaries) - 1)
         self.query_one("#chats-title", Label).update("Archive" if self._archived else "Chats")
 
@@ -117,11 +117,14 @@ class ChatList(Vertical):
         return None if index is None else ChatId(options.get_option_at_index(index).id or "")
 
     def _target_chat(self) -> ChatId | None:
-        """The chat that an action is about."""
+        """Return the chat that an action applies to."""
         return self._highlighted() if self.has_focus_within else self._open
 
     async def _target_summary(self) -> ChatSummary | None:
-        """What is known of it, whichever list it is in; None, and the person is told, where it has not begun."""
+        """Return the summary of that chat, from either list.
+
+        If it does not exist yet, tell the user and return None.
+        """
         chat = self._target_chat()
         if chat not in self._summaries:
             others = await self._chats.summaries(archived=not self._archived)
@@ -183,7 +186,7 @@ class ChatList(Vertical):
 
     @work
     async def action_confirm_deletion(self) -> None:
-        """Ask before a key deletes a chat. /delete does not ask: it is too long to be typed by accident."""
+        """Ask before a key deletes a chat. /delete does not ask, because it cannot be typed by accident."""
         with show_errors(self):
             if (summary := await self._target_summary()) is not None:
                 about = f"{single_line(summary.title) or 'New chat'}\n\n{_UNDO}"

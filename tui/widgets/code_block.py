@@ -1,4 +1,4 @@
-"""A block of code in a reply: its language, its text in colors, and two things to do with it. Nothing is ever run."""
+"""A code block in a reply, with syntax highlighting and links to copy or save it. Code is never executed."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -16,12 +16,12 @@ from tui.widgets.growing import draw_growth, release_reserve
 from tui.widgets.text_fields import WordButtons, word
 from tui.widgets.textual_internals import Fence
 
-LONGEST_HIGHLIGHTED = 20_000  # characters; what is longer has one color
+LONGEST_HIGHLIGHTED = 20_000  # characters; longer code is not highlighted
 _PART, _LONGEST_PART = 1500, 4000  # characters
 
 
 class CodeBlock(Fence):
-    """A fence that can be copied and saved."""
+    """A fence with links to copy and save its code."""
 
     class CopyAsked(Message):
         def __init__(self, code: str) -> None:
@@ -40,7 +40,7 @@ class CodeBlock(Fence):
 
     @classmethod
     def highlight(cls, code: str, language: str, ansi: bool = False, dark: bool = False) -> Content:
-        """Without colors, which each part has for itself."""
+        """Return the code without colors: each part is highlighted separately."""
         return Content(code)
 
     def compose(self) -> ComposeResult:
@@ -49,11 +49,11 @@ class CodeBlock(Fence):
         yield from (_label(part) for part in self._shown)
 
     def show_code(self, content: Content) -> None:
-        if self._shown:  # or it will be composed of what it is now
+        if self._shown:  # else `compose` shows the current code
             self._show_changes()
 
     def _show_changes(self) -> None:
-        """Parts that have not changed keep_position as they are laid out."""
+        """Update the parts that changed. Others keep their layout."""
         labels = list(self.query_children(".code-part").results(Label))
         before, self._shown = self._shown, self._parts()
         for label, was, part in zip(labels, before, self._shown, strict=False):
@@ -88,8 +88,11 @@ class CodeBlock(Fence):
 
 
 def parts(code: str) -> Iterator[str]:
-    """It, cut in front of lines at the left margin that follow an empty one, if there are any: a part is read in
-    colors as if nothing was before it, once, however far the code grows behind it."""
+    """Split code into parts that are highlighted separately, so that a finished part is not read again as the code
+    grows.
+
+    A part ends before an unindented line that follows an empty one, or when it exceeds the maximum size.
+    """
     part: list[str] = []
     size, is_after_empty = 0, False
     for line in code.split("\n"):
@@ -109,7 +112,7 @@ def _label(part: Content) -> Label:
 @lru_cache(maxsize=256)
 def _highlighted(part: str, language: str, ansi: bool, dark: bool) -> Content:
     text = _without_long_lines(part)
-    inner = text.strip("\n")  # the highlighter takes empty lines at both ends away
+    inner = text.strip("\n")  # the highlighter strips empty lines at both ends
     before, _, behind = text.partition(inner) if inner else (text, "", "")
     return Content.assemble(before, MarkdownFence.highlight(inner, language, ansi, dark) if inner else "", behind)
 
@@ -120,5 +123,5 @@ def _plain(part: str) -> Content:
 
 
 def _without_long_lines(part: str) -> str:
-    """What is copied and saved has them whole."""
+    """Shorten long lines for display. Copy and save use the whole code."""
     return "\n".join(head(line, LONGEST_LINE) for line in part.split("\n"))

@@ -1,6 +1,6 @@
-"""What will be sent: the text that is typed, the files beside it, messages that wait for their turn, and what it costs.
+"""The lower part of the chat: the prompt, its attachments, queued messages, and the context budget.
 
-All of it is kept as the chat's draft, and the context is measured, as soon as nothing has been typed for a moment.
+A moment after the last key, the draft is saved and the context is measured.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ from tui.widgets.budget_bar import BudgetBar
 from tui.widgets.prompt_area import PromptArea
 from tui.widgets.text_fields import WordButtons, word
 
-_PAUSE = 0.4  # seconds without a key
+_PAUSE = 0.4  # seconds after the last key
 
 
 @dataclass(slots=True)
 class Attached:
-    """An attachment, and what it costs once that is known."""
+    """An attachment, and its number of tokens once known."""
 
     attachment: Attachment
     tokens: int | None = None
@@ -41,17 +41,17 @@ class Attached:
 
 
 class Composer(Vertical):
-    """The lower part of the chat."""
+    """The prompt and everything that will be sent with it."""
 
     class Submitted(Message):
-        """Enter: to be sent. The composer has been emptied."""
+        """The user pressed Enter on a message. The prompt is already empty."""
 
         def __init__(self, prompt: Prompt) -> None:
             super().__init__()
             self.prompt = prompt
 
     class CommandTyped(Message):
-        """Enter behind a command, which is to be run. Files stay beside what will be typed next."""
+        """The user pressed Enter on a command. Attachments stay for the next message."""
 
         def __init__(self, name: str, argument: str) -> None:
             super().__init__()
@@ -63,11 +63,11 @@ class Composer(Vertical):
         self._chat = OpenChat()
         self.area = PromptArea()
         self.drafts = Drafts(client.chats)
-        self.sending: Prompt | None = None  # until the client has it
+        self.sending: Prompt | None = None  # the message being sent, until the client has stored it
         self._attached: list[Attached] = []
         self._queue: list[Prompt] = []
-        self._aside: Prompt | None = None  # what was typed, while a message is edited
-        self.is_leaving = False  # the chat: what is typed is for the next one
+        self._aside: Prompt | None = None  # the prompt to restore after editing a message
+        self.is_leaving = False  # the open chat is being left; typed text belongs to the next one
 
     def compose(self) -> ComposeResult:
         yield Label("", id="queue", markup=False)
@@ -78,7 +78,7 @@ class Composer(Vertical):
 
     @property
     def prompt(self) -> Prompt:
-        """All that would be sent now."""
+        """The message that Enter would send."""
         return Prompt(self.area.text.strip(), self._files)
 
     @property
@@ -86,7 +86,7 @@ class Composer(Vertical):
         return tuple(attached.attachment for attached in self._attached)
 
     def write(self, prompt: Prompt) -> None:
-        """Replace what is there."""
+        """Replace the text and the attachments."""
         self._attached = [Attached(attachment) for attachment in prompt.attachments]
         self.area.write(prompt.text)
         for attached in self._attached:
@@ -94,56 +94,58 @@ class Composer(Vertical):
         self._show_attached()
 
     def attach(self, found: Attachment) -> None:
-        """Put a file beside the text."""
+        """Attach a file to the next message."""
         self._attached.append(Attached(found))
         self._show_attached()
         self.price(self._attached[-1])
 
     @work(description="price")
     async def price(self, attached: Attached) -> None:
-        """Find out what an attachment costs. That no model is there to say it has been told."""
+        """Count the tokens of an attachment. If no model is loaded, that was already reported."""
         with show_errors(self), suppress(NotLoaded):
             attached.tokens = await self._client.replies.count_tokens(attached.attachment.text)
             self._show_attached()
 
-    # --- drafts, and the context
+    # --- drafts and the context
 
     async def start(self) -> None:
-        """What was sent and typed before; unless something has been typed already."""
+        """Load earlier inputs and the last draft. Keep what the user has typed already."""
         with show_errors(self):
             self.area.remember(await self._client.chats.inputs())
             draft = await self.drafts.read_window_draft()
             if self._chat.id is None and not self.area.text:
                 self.write(draft)
-            elif draft != Prompt():  # something else has been typed or opened already
+            elif draft != Prompt():  # the user has typed or opened something already
                 await self.drafts.save_as_chat(OpenChat(), draft)
                 await self.save_draft()
 
     @property
     def draft(self) -> Prompt:
-        """All that is left to be sent, but what is being sent. A message that is edited is none of it."""
+        """All text that is not sent yet: the queue and the prompt, without `sending` and without a message being
+        edited.
+        """
         typed = Prompt(self.area.draft.strip(), self._files)
         return Prompt.of([*self._queue, typed if self._aside is None else self._aside])
 
     async def save_draft(self) -> None:
-        """At once; not between two chats."""
+        """Save the draft now, unless the open chat is being left."""
         if not self.is_leaving:
             with show_errors(self):
                 await self.drafts.save(self._chat, self.draft, self.sending)
 
     async def flush_keys(self) -> None:
-        """Wait for the keys that came before this, and are still on their way to the prompt."""
+        """Wait until the prompt has processed all earlier keys."""
         taken = asyncio.Event()
         if self.area.is_running and self.area.call_later(taken.set):
             await taken.wait()
 
     @work(group="keep", description="keep")
     async def save_soon(self) -> None:
-        """For whoever cannot wait until it is kept."""
+        """Save the draft in the background."""
         await self.save_draft()
 
     async def leave(self) -> Prompt:
-        """Take away and keep the draft of the chat that is left. What is typed from now on is for the next one."""
+        """Remove and save the draft of the chat that is left. Further text belongs to the next chat."""
         await self.flush_keys()
         self.end_editing()
         self.take_back_queue()
@@ -155,12 +157,12 @@ class Composer(Vertical):
         return left
 
     def show_draft(self, draft: Prompt) -> None:
-        """Show the draft of the chat that is open now, and behind it what has been typed on the way."""
+        """Show the draft of the chat that was opened, followed by what the user typed meanwhile."""
         self.is_leaving = False
         self.write(Prompt(draft.text + self.area.text, (*draft.attachments, *self._files)))
 
     def switch_chat(self, chat: OpenChat) -> None:
-        """What is typed from now on is for this chat."""
+        """Assign further input to this chat."""
         if chat is not self._chat:
             self._chat = chat
             self.sending = None
@@ -169,30 +171,30 @@ class Composer(Vertical):
 
     @work(exclusive=True, group="measure")
     async def measure(self) -> None:
-        """Keep the draft and show how full the context is, in a moment."""
+        """After a pause, save the draft and show how full the context is."""
         await asyncio.sleep(_PAUSE)
         await self.save_draft()
         with show_errors(self), suppress(NotLoaded):
             budget = await self._client.context.budget(self._chat.id, self._chat.leaf, self.prompt.all_text)
-            for bar in self.query(BudgetBar):  # none, while the screen is closed
+            for bar in self.query(BudgetBar):  # none while the screen is closing
                 bar.budget = budget
 
-    # --- messages that wait for the reply to end
+    # --- queued messages
 
     def queue(self, prompt: Prompt) -> None:
-        """Send this one later."""
+        """Send this message after the current reply."""
         self._queue.append(prompt)
         self._show_queue()
         self.save_soon()
 
     def next_in_queue(self) -> Prompt | None:
-        """Take the first one that waits."""
+        """Remove and return the first queued message."""
         prompt = self._queue.pop(0) if self._queue else None
         self._show_queue()
         return prompt
 
     async def sent(self, chat: OpenChat) -> None:
-        """The client has what was sent, in a chat that may have been left; the draft it had is kept without it."""
+        """Save the draft without the message that the client has stored. Its chat may have been left."""
         if chat is self._chat:
             self.sending = None
             await self.save_draft()
@@ -201,7 +203,7 @@ class Composer(Vertical):
                 await self.drafts.save(chat, self.drafts.unsent(chat.id))
 
     async def restore_unsent(self, chat: OpenChat, prompt: Prompt) -> None:
-        """What could not be sent, in front of what waits behind it and what has been typed since."""
+        """Put a message that could not be sent before the queued messages and the current text."""
         if chat is self._chat:
             self.sending = None
             self._queue.insert(0, prompt)
@@ -215,7 +217,7 @@ class Composer(Vertical):
                 await self.drafts.save(chat, Prompt.of([prompt, self.drafts.unsent(chat.id)]))
 
     def take_back_queue(self) -> None:
-        """Put what waits back to where it was typed; nothing is sent."""
+        """Move all queued messages back to the prompt."""
         if not self._queue:
             return
         draft, self._queue = self.draft, []
@@ -229,10 +231,10 @@ class Composer(Vertical):
         lines = [f"next: {prompt.text.splitlines()[0] if prompt.text else '(files)'}" for prompt in self._queue]
         self._show("#queue", "\n".join(lines))
 
-    # --- a message that is edited
+    # --- editing a message
 
     def edit(self, prompt: Prompt) -> None:
-        """What was typed is put aside for it."""
+        """Edit a sent message. The current prompt is set aside."""
         if self._aside is None:
             self._aside = self.prompt
         self.add_class("editing")
@@ -240,14 +242,14 @@ class Composer(Vertical):
         self.area.focus()
 
     def end_editing(self) -> None:
-        """What was typed before is back."""
+        """Restore the prompt that was set aside."""
         if self._aside is not None:
             draft, self._aside = self._aside, None
             self.remove_class("editing")
             self.area.put_away()
             self.write(draft)
 
-    # --- what is typed
+    # --- input
 
     @on(PromptArea.Entered)
     def submit(self, event: PromptArea.Entered) -> None:
@@ -282,7 +284,7 @@ class Composer(Vertical):
         self.attach_path(event.path)
 
     def attach_path(self, path: Path) -> None:
-        """Put the file at `path` beside the text."""
+        """Attach the file at `path`."""
         with show_errors(self):
             self.attach(read_attachment(path))
 
@@ -294,7 +296,7 @@ class Composer(Vertical):
             self._show_attached()
 
     def action_detach(self) -> None:
-        """Take the files away again."""
+        """Remove all attachments."""
         self._attached = []
         self._show_attached()
 

@@ -1,7 +1,7 @@
-"""The open chat: its messages, its context, what is typed; sending, replies, edits and branches.
+"""The open chat: messages, prompt, replies, edits, and branches.
 
-The worker of a reply only posts what comes; the handlers here own all state. Everything is told to the client before it
-is shown.
+Workers of replies only post events; the handlers here own all state. Every change is stored by the client before it is
+shown.
 """
 
 import asyncio
@@ -44,32 +44,32 @@ from tui.widgets.message_view import MessageView
 from tui.widgets.prompt_area import PromptArea
 from tui.widgets.transcript import Transcript
 
-_PATIENCE = 1.0  # seconds in which a stopped reply may end by itself
-_BRIEF = 3.0  # seconds: the next thing is being typed by then
+_PATIENCE = 1.0  # seconds for a stopped reply to end by itself
+_BRIEF = 3.0  # seconds; short, because the user types on
 
 
 class Conversation(Vertical):
-    """The middle of the chat screen."""
+    """The transcript and the composer of the open chat."""
 
     class Shown(Posted):
-        """Another chat is open, or the open one has another name."""
+        """Another chat is open, or the open chat was renamed."""
 
         def __init__(self, chat: OpenChat) -> None:
             super().__init__()
             self.chat = chat
 
     class Activity(Posted):
-        """What the reply of the open chat is at; empty: nothing."""
+        """The current activity of the open chat's reply; empty if there is none."""
 
         def __init__(self, text: str) -> None:
             super().__init__()
             self.text = text
 
     class ModelWanted(Posted):
-        """A reply is asked for, and no model is loaded that could give it."""
+        """A reply was requested, but no model is loaded."""
 
     class ReplyCame(Posted, bubble=False):
-        """The next event of a reply, from its worker; or why there is none any more."""
+        """The next event of a reply, or the error that ended it. Posted by its worker."""
 
         def __init__(self, reply: ReplyProgress, event: ReplyEvent | ClientError) -> None:
             super().__init__()
@@ -81,16 +81,16 @@ class Conversation(Vertical):
         self._client = client
         self.transcript = Transcript()
         self.composer = Composer(client)
-        self.model = ""  # that is loaded; empty until one is
+        self.model = ""  # the loaded model; empty until one is loaded
         self.chat = OpenChat()
-        self._activity = ""  # that was told last
+        self._activity = ""  # the last text that was posted
         self._replies = RunningReplies(
             client.replies, self._stream, lambda *came: self.post_message(self.ReplyCame(*came))
         )
         self._trimmer = ContextTrimmer(client.context, self._choose_trim, self._show_trimmed, self._post_activity)
         self._asking_again = False
         self._editing: Message | None = None
-        self._switching = asyncio.Lock()  # one chat after the other is opened
+        self._switching = asyncio.Lock()  # chats are opened one at a time
 
     def _stream(self, stream: Callable[[], Coroutine[None, None, None]]) -> Worker[None]:
         return self.run_worker(stream, group="reply", description="reply")
@@ -104,13 +104,13 @@ class Conversation(Vertical):
 
     @property
     def current_reply(self) -> ReplyProgress | None:
-        """The reply that comes in the open chat."""
+        """The reply that is being generated in the open chat, or None."""
         return self._replies.in_chat(self.chat.id)
 
-    # --- which chat is open
+    # --- the open chat
 
     async def open(self, chat: ChatId, at: MessageId | None = None) -> None:
-        """Show a chat: the end of the branch that was shown last, or the message `at`."""
+        """Open a chat at the end of its shown branch, or at the message `at`."""
         async with self._leaving() as left:
             found = await self._client.chats.open(chat)
             opened = OpenChat.of(found)
@@ -126,7 +126,7 @@ class Conversation(Vertical):
             self.composer.show_draft(self.composer.drafts.with_files(chat, found.draft))
 
     async def open_new(self, *, private: bool = False) -> None:
-        """Show a new, empty chat, with the settings of the one before unless that is private."""
+        """Open a new chat with the settings of the previous one, unless that is private."""
         async with self._leaving() as left:
             settings = self.chat.settings if private or not self.chat.private else ChatSettings()
             if await self._save_left_draft(left):
@@ -135,21 +135,21 @@ class Conversation(Vertical):
             self.composer.show_draft(Prompt())
 
     async def _save_left_draft(self, left: Prompt) -> bool:
-        """Have the draft of a new chat stay in the list when that chat is left; whether there is one."""
+        """Keep the draft of a new chat that is left as a chat in the list. Returns whether there was one."""
         if self.chat.id is None and left != Prompt():
             await self.composer.drafts.save_as_chat(self.chat, left)
             return True
         return False
 
     async def leave_deleted(self, chat: ChatId) -> None:
-        """Its reply ends, and something else is shown."""
+        """End the reply of a deleted chat, and open a new chat if it was open."""
         if (reply := self._replies.in_chat(chat)) is not None:
             self._replies.remove(reply)
         if chat == self.chat.id:
             await self.open_new()
 
     async def configure(self, chat: OpenChat, settings: ChatSettings) -> None:
-        """Other settings for a chat that is open, or was when it was asked for them."""
+        """Change the settings of a chat, which may have been left since the dialog was opened."""
         with show_errors(self):
             if chat.id is not None:
                 await self._client.chats.configure(chat.id, settings)
@@ -158,10 +158,10 @@ class Conversation(Vertical):
 
     @asynccontextmanager
     async def _leaving(self) -> AsyncGenerator[Prompt, None]:
-        """Leave the open chat for the one that the body shows; yields the draft that is left.
+        """Leave the open chat for the one that the body opens; yields the draft that is left.
 
-        If the body fails, the user is told why, and the chat stays open. A message that is sent meanwhile goes to the
-        chat that is shown.
+        If the body fails, show the error and stay in the chat. A message sent meanwhile goes to the chat that is open
+        afterwards.
         """
         async with self._switching:
             self._editing = None
@@ -192,7 +192,7 @@ class Conversation(Vertical):
     # --- sending
 
     def submit(self, prompt: Prompt) -> None:
-        """Send it, now or behind the reply that comes."""
+        """Send a message now, or queue it after the current reply."""
         if self._is_sending:
             self.composer.queue(prompt)
         else:
@@ -200,18 +200,18 @@ class Conversation(Vertical):
 
     @property
     def _is_sending(self) -> bool:
-        """Whether a message or a reply is under way in the chat that is shown, or another chat is about to be."""
+        """Whether a message or reply is in progress in the open chat, or another chat is being opened."""
         is_under_way = self.current_reply is not None or self.composer.sending is not None or self._asking_again
         return is_under_way or self.composer.is_leaving
 
     def send(self, prompt: Prompt) -> None:
-        """Now."""
+        """Send a message now."""
         self.composer.sending = prompt
         self.deliver(prompt)
 
     @work(group="send", description="send")
     async def deliver(self, prompt: Prompt) -> None:
-        """Keep the message, show it, and ask for a reply. What cannot be sent goes back to where it was typed."""
+        """Store the message, show it, and request a reply. If it cannot be sent, put it back into the prompt."""
         chat, edited = self.chat, self._editing
         self._editing = None
         message: Message | None = None
@@ -227,20 +227,20 @@ class Conversation(Vertical):
             await self.composer.restore_unsent(chat, prompt)
 
     async def _follow(self, chat: OpenChat, message: Message) -> None:
-        """Show a new message, and ask for a reply to it."""
+        """Show a new message and request a reply to it."""
         if chat is self.chat:
             await self.transcript.truncate_after(message.parent)
             chat.put(message)
-        if chat is self.chat:  # still
+        if chat is self.chat:  # another chat may be open now
             await self.transcript.append(message)
         if message.role is Role.USER and chat.id is not None:
             self.ask(chat.id, message.id)
 
     async def _store(self, chat: OpenChat, prompt: Prompt, edited: Message | None) -> Message | None:
-        """The message once it is on the disk; None where the person did not want it sent."""
+        """Store the message and return it, or None if the user decided not to send it."""
         chats = self._client.chats
         if chat.id is None:
-            await self._ensure_room(chat, None, prompt.all_text)  # else there is no chat yet
+            await self._ensure_room(chat, None, prompt.all_text)  # before the chat is created
             chat.summary = (await chats.create(chat.settings, private=chat.private)).summary
             await self.composer.drafts.clear_new(chat)
             self._post_shown()
@@ -255,7 +255,7 @@ class Conversation(Vertical):
         return await chats.add(name, parent, prompt.text, prompt.attachments)
 
     def ask(self, chat: ChatId, to: MessageId) -> None:
-        """A new reply to this message, which is the end of its branch."""
+        """Request a reply to this message, which is the end of its branch."""
         self._replies.start(chat, to)
         self._show_failure(chat, to)
         if not self.model:
@@ -264,7 +264,7 @@ class Conversation(Vertical):
 
     @on(ReplyCame)
     async def take(self, came: ReplyCame) -> None:
-        """What came becomes state, and is shown if its chat is open."""
+        """Apply an event of a reply, and show it if its chat is open."""
         reply, event = came.reply, came.event
         if not self._replies.is_running(reply):
             return
@@ -284,13 +284,13 @@ class Conversation(Vertical):
             await self._finish_reply(reply)
 
     def _show_failure(self, chat: ChatId, to: MessageId) -> None:
-        """Where its reply would be."""
+        """Show or clear why there is no reply to a message."""
         if chat == self.chat.id and to in self.chat.branches:
             self.transcript.update_message(self.chat.set_failure(to, self._replies.unanswered(chat).get(to, "")))
 
     @on(TextArea.Changed)
     def yield_to_typing(self, event: TextArea.Changed) -> None:
-        """What is typed is seen before what comes."""
+        """Draw typed text before the reply."""
         event.stop()
         message = self.current_reply.message if self.current_reply else None
         if message is not None and (view := self.transcript.view(message.id)) is not None:
@@ -317,7 +317,7 @@ class Conversation(Vertical):
         self._post_activity(reply.activity)
 
     async def _finish_reply(self, reply: ReplyProgress) -> None:
-        """The reply is complete, as far as it goes; what waits behind it is sent, unless it failed."""
+        """End a reply. Send the next queued message, unless the reply failed or was stopped."""
         self._replies.remove(reply)
         message = reply.message
         if message is not None and message.text and message.finish is not Finish.FAILED:
@@ -335,8 +335,7 @@ class Conversation(Vertical):
         self.composer.measure()
 
     async def _name_chat(self, chat: ChatId) -> None:
-        """After its first reply a chat has a title. One that cannot be made is nobody's trouble: it may be after the
-        next."""
+        """Give the chat a title after a reply. Errors are ignored: the next reply tries again."""
         with suppress(ClientError):
             title = await self._client.chats.title(chat)
             if chat == self.chat.id:
@@ -346,7 +345,7 @@ class Conversation(Vertical):
     # --- stopping
 
     async def action_stop(self) -> None:
-        """Stop the reply, in whatever phase, or a summary; without one, leave what is being edited."""
+        """Stop the reply or the summary. Without one, end editing."""
         reply = self.current_reply
         if reply is None and self._trimmer.stop():
             return
@@ -362,7 +361,7 @@ class Conversation(Vertical):
 
     @work(group="stop")
     async def stop_gently(self, reply: ReplyProgress, message: MessageId) -> None:
-        """The engine says what it has done, if it does so soon."""
+        """Let the engine end the reply, so that it reports the usage. Cut it off if it takes too long."""
         with show_errors(self):
             await self._client.replies.stop(message)
         await asyncio.sleep(_PATIENCE)
@@ -377,7 +376,7 @@ class Conversation(Vertical):
 
     @on(MessageView.EditAsked)
     def edit(self, event: MessageView.EditAsked) -> None:
-        """Type a message anew. What was written before stays, as a branch."""
+        """Edit a message. The old one stays as a branch."""
         if self._is_busy() or not self._is_shown(event.message):
             return
         self._begin_editing(event.message, Prompt(event.message.text, event.message.attachments))
@@ -387,13 +386,13 @@ class Conversation(Vertical):
         self.composer.edit(prompt)
 
     def _is_busy(self) -> bool:
-        """Whether the branch that is shown must stay; the person is told so."""
+        """Whether a reply prevents the action. If so, tell the user."""
         if self._is_sending:
             self.app.notify("A reply is being written; escape stops it.", markup=False)
         return self._is_sending
 
     def _is_shown(self, message: Message) -> bool:
-        """Another chat may have been opened since something was asked about a message."""
+        """Whether the message is on the shown branch. Another chat may be open since the action was requested."""
         return any(one.id == message.id for one in self.chat.path())
 
     def _end_editing(self) -> None:
@@ -402,7 +401,7 @@ class Conversation(Vertical):
 
     @property
     def _focused(self) -> Message | None:
-        """The message that has the focus, which commands about a message are then about."""
+        """The focused message, to which commands apply."""
         return self.screen.focused.message if isinstance(self.screen.focused, MessageView) else None
 
     def action_edit_last(self) -> None:
@@ -411,7 +410,7 @@ class Conversation(Vertical):
 
     @on(MessageView.RegenerateAsked)
     def regenerate(self, event: MessageView.RegenerateAsked) -> None:
-        """Another reply, beside the one there is."""
+        """Generate another reply as a sibling of the existing one."""
         message = event.message
         to = message.id if message.role is Role.USER else message.parent
         if self._is_shown(message) and to is not None and not self._is_busy():
@@ -420,7 +419,7 @@ class Conversation(Vertical):
 
     @work(group="send", description="send")
     async def ask_again(self, to: MessageId) -> None:
-        """As a message is sent, but for the message."""
+        """Request another reply to a message, as `deliver` does for a new one."""
         chat, has_room = self.chat, False
         with show_errors(self):
             has_room = await self._ensure_room(chat, to, "")
@@ -447,7 +446,7 @@ class Conversation(Vertical):
             await self.show_branch(leaf, self.chat.branches.path(leaf)[index].id)
 
     async def show_branch(self, leaf: MessageId, at: MessageId) -> None:
-        """Another branch of the open chat. What the engine knows of it, it need not read again."""
+        """Show another branch of the open chat. The engine may still have it in its cache."""
         chat = self.chat
         if self._is_busy() or chat.id is None:
             return
@@ -470,13 +469,13 @@ class Conversation(Vertical):
     # --- the context
 
     async def _ensure_room(self, chat: OpenChat, leaf: MessageId | None, typed: str) -> bool:
-        """Whether this and a reply fit behind `leaf`, once room is made; without a model nobody knows."""
+        """Whether `typed` and a reply fit after `leaf`, after trimming if necessary. True if no model is loaded."""
         return not self.model or await self._trimmer.ensure_room(chat.id, leaf, typed, chat.settings.full_context)
 
     async def _choose_trim(
         self, chat: ChatId, leaf: MessageId | None, typed: str = "", budget: ContextBudget | None = None
     ) -> TrimPlan | None:
-        """What the person lets go."""
+        """Ask the user what to leave out."""
         dialog = FullContextScreen(self._client.context, chat, leaf, self.chat.branches, typed, budget)
         return await self.app.push_screen_wait(dialog)
 
@@ -487,7 +486,7 @@ class Conversation(Vertical):
 
     @work(group="trim", exclusive=True)
     async def action_trim_context(self) -> None:
-        """Make room before it is needed."""
+        """Trim the context on request."""
         chat = self.chat.id
         if chat is not None and self.chat.leaf is not None:
             with show_errors(self):

@@ -1,7 +1,6 @@
-"""One piece of a reply's Markdown: blocks that the base class makes of it, each by the widget that shows it best.
+"""One piece of a reply's Markdown, with a special widget for code, lists, and tables.
 
-It may grow at its end, and then its last block does. Knows nothing of what stands before or behind it, but for whether
-the next one adjoins it.
+Its last block may grow. It does not know its neighbors, except whether the next piece follows without an empty line.
 """
 
 from textual.events import Mount
@@ -43,13 +42,15 @@ class Document(Markdown):
     virtual_size = size_by_layout()
 
     def __init__(self, text: str = "", *, adjoined: bool = False) -> None:
-        """`adjoined`: by the next one, with no line between them."""
+        """`adjoined`: the next piece follows without an empty line."""
         super().__init__(parser_factory=parser, open_links=False)
         self._first = text
         self.adjoined = adjoined
 
     async def on_mount(self, event: Mount) -> None:
-        """Appended, even the first text: what the base class shows at first, it would not read again as it grows."""
+        """Append even the first text: Textual would not parse text that the base class shows at first again as it
+        grows.
+        """
         event.prevent_default()
         await self.append(self._first)
         if self.adjoined:
@@ -62,17 +63,17 @@ class Document(Markdown):
         return render_uniform(super().render_lines, crop)
 
     def close(self, *, adjoined: bool) -> None:
-        """Nothing will be added; and no empty line stands below it where the next one adjoins."""
+        """Mark the document as complete. Remove the empty line below it if the next piece adjoins."""
         self.adjoined = adjoined
         release_reserve(self)
         for block in self.children[-1:] if adjoined else ():
             block.styles.margin = block.styles.margin._replace(bottom=0)
 
     async def grow(self, text: str) -> None:
-        """More of it, in the last block or behind it."""
+        """Append text to the last block or after it."""
         last = self.children[-1] if self.children else None
         await self.append(text)
-        for block in self.children[-1:]:  # there is none when the program ends meanwhile
+        for block in self.children[-1:]:  # none if the program is exiting
             if last is not block:
                 if last is not None:
                     release_reserve(last)

@@ -1,4 +1,4 @@
-"""A block of Markdown that one widget draws as lines, whatever is in it: to be shown costs no more than its text."""
+"""A Markdown block that one widget draws as lines, so that its cost depends only on the length of its text."""
 
 from abc import abstractmethod
 
@@ -11,7 +11,7 @@ from tui.widgets.growing import draw_growth, size_by_layout
 
 
 class DrawnBlock(Widget):
-    """Subclasses say what the lines are in a width, and call `changed` when that has become other ones."""
+    """Base class. Subclasses implement `lines` and call `changed` when their content changes."""
 
     DEFAULT_CSS = "DrawnBlock { height: auto; text-wrap: nowrap; }"
 
@@ -19,11 +19,11 @@ class DrawnBlock(Widget):
 
     def __init__(self) -> None:
         super().__init__()
-        self._drawn: dict[int, list[Content]] = {}  # by width
+        self._drawn: dict[int, list[Content]] = {}  # lines by width
 
     @abstractmethod
     def lines(self, width: int) -> list[Content]:
-        """In so many cells."""
+        """Return the lines of the block, at most `width` cells wide."""
         ...
 
     def changed(self) -> None:
@@ -37,7 +37,7 @@ class DrawnBlock(Widget):
         return Content("\n").join(self._lines(self.content_size.width))
 
     def action_link(self, href: str) -> None:
-        """As Textual's own blocks do."""
+        """Post a click on a link, as Textual's own blocks do."""
         self.post_message(Markdown.LinkClicked(self.query_ancestor(Markdown), href))
 
     def _lines(self, width: int) -> list[Content]:

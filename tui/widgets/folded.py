@@ -1,4 +1,4 @@
-"""Lines that open on a longer text: a summary, and what a model thought before it answered."""
+"""Text folded to one line: a summary, or the reasoning of a reply."""
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
@@ -11,11 +11,11 @@ from tui.plain_text import head
 from tui.widgets.text_fields import WordButtons, word
 
 _LONGEST = 50_000  # characters
-_LATEST = 4000  # characters that are seen while more thoughts come
+_LATEST = 4000  # characters at the end that are shown while the reasoning grows
 
 
 class Folded(Vertical):
-    """Folded until somebody wants to see it; the text is plain, and laid out only while it is seen."""
+    """Plain text under a line that folds and unfolds it. Laid out only while it is unfolded."""
 
     folded = reactive(True)
 
@@ -38,7 +38,7 @@ class Folded(Vertical):
         self._show()
 
     def _show(self) -> None:
-        if not (self.is_attached and self.children):  # its message may be left before it is composed
+        if not (self.is_attached and self.children):  # its message may be removed before it is composed
             return
         self.query_one(WordButtons).update(word(f"{'▸' if self.folded else '▾'} {self._line}", "fold"))
         body = self.query_one(".folded-text", Label)
@@ -51,20 +51,20 @@ class Folded(Vertical):
 
 
 class Reasoning(Folded):
-    """The thoughts of one reply, with their time; they may still grow."""
+    """The reasoning of one reply, with its duration. May grow."""
 
     def __init__(self, text: str, seconds: float, *, finished: bool) -> None:
         super().__init__("", text)
         self._tell(seconds, finished=finished)
 
     def add(self, text: str, seconds: float) -> None:
-        """More thoughts; `seconds` so far."""
+        """Append text. `seconds`: duration until now."""
         self._text += text
         self._tell(seconds, finished=self._finished)
         self._show()
 
     def finish(self, seconds: float) -> None:
-        """The answer begins, or the reply has ended."""
+        """Mark the reasoning as complete."""
         self._tell(seconds, finished=True)
         self._show()
 

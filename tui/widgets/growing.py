@@ -1,6 +1,6 @@
-"""Text that grows without a layout for each change: headroom below it, columns, and empty space for unmounted pieces.
+"""Text that grows without a layout for each change: reserved lines below it, columns, and placeholders.
 
-A layout costs as much as drawing all visible text, and a fast reply would need several per second.
+A layout costs the same as drawing all visible text, and a fast reply would need several per second.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,10 @@ RESERVED_LINES = 5
 
 
 def draw_growth(widget: Widget) -> None:
-    """It shows more than before: draw that where it fits, and lay it out with headroom where it does not."""
+    """Draw a widget that shows more than before.
+
+    If it no longer fits, lay it out again with reserved lines below it.
+    """
     widget.clear_cached_dimensions()
     size, screen = widget.content_size, widget.app.size
     needed = widget.get_content_height(screen, screen, size.width)
@@ -30,13 +33,13 @@ def draw_growth(widget: Widget) -> None:
 
 
 def reserve_lines(block: Widget) -> None:
-    """A new block will grow: lay out what draws its end with headroom at once."""
+    """Reserve lines below the last part of a new block, because it will grow."""
     for shown in list(block.query("DrawnBlock, .code-part"))[-1:]:
         shown.styles.min_height = shown.gutter.height + RESERVED_LINES
 
 
 def release_reserve(widget: Widget) -> None:
-    """It, and what is in it, grows no more."""
+    """Remove the reserved lines of a widget and its children, because they no longer grow."""
     for one in (widget, *widget.query()):
         if one.styles.inline.min_height is not None:
             one.clear_cached_dimensions()
@@ -44,14 +47,16 @@ def release_reserve(widget: Widget) -> None:
 
 
 def size_by_layout() -> Reactive[Size]:
-    """A `virtual_size` that follows from a layout, and calls for none, nor for another drawing."""
+    """Return a `virtual_size` property whose change triggers neither a layout nor a repaint."""
     return Reactive(Size(0, 0), layout=False, repaint=False)
 
 
 class Column(Vertical):
-    """Its height follows from what is in it, which is never told how high it is itself: while it grows, the layout of
-    all that stays as it is need not be made again. Nothing in it may be as high as a share of it, and borders are at
-    its sides alone."""
+    """A column whose height is that of its contents.
+
+    The contents are laid out with height 0. While the column grows, the layout of unchanged children stays valid.
+    Children must not use a share of the column's height, and only side borders are allowed.
+    """
 
     virtual_size = size_by_layout()
 
@@ -63,13 +68,13 @@ class Column(Vertical):
 
 
 def keep_position(scroll: VerticalScroll, lines: int) -> None:
-    """Scroll by as many lines as what is seen was moved in the last layout. An anchor that holds has done so itself."""
+    """Scroll by the lines that the visible text moved in the last layout. An active anchor has already done so."""
     if lines and not (scroll.is_anchored and scroll.scroll_y >= scroll.max_scroll_y):
         scroll.scroll_to(y=scroll.scroll_y + lines, animate=False, force=True, immediate=True)
 
 
 def render_uniform(render: Callable[[Region], list[Strip]], crop: Region) -> list[Strip]:
-    """The lines of a widget that are all as empty as the first one: only that is drawn."""
+    """Return the lines of a widget whose lines are all as empty as the first one, drawing only that one."""
     return render(Region(crop.x, crop.y, crop.width, min(1, crop.height))) * crop.height
 
 
@@ -78,14 +83,14 @@ _UNKNOWN = Size(0, 0)
 
 @dataclass(slots=True, eq=False)
 class DocumentText:
-    """What one document shows, or would."""
+    """The text of one document, mounted or not."""
 
     text: str
-    adjoined: bool = False  # by the next one, with no line between them
-    last_size: Size = _UNKNOWN  # by that document, when it was laid out
+    adjoined: bool = False  # the next document follows without an empty line
+    last_size: Size = _UNKNOWN  # of the document when it was last laid out
 
     def height(self, width: int) -> int:
-        """In another width, and of what was not laid out yet, that is an estimate."""
+        """Return the height in lines. For another width, or before the first layout, it is an estimate."""
         if width != self.last_size.width:
             self.last_size = Size(width, sum(1 + len(line) // max(1, width) for line in self.text.splitlines()))
         return self.last_size.height
@@ -105,7 +110,7 @@ class Placeholder(Widget):
         return self._pieces
 
     def set_pieces(self, pieces: list[DocumentText]) -> None:
-        """Be the room of these."""
+        """Replace the documents that this widget stands in for."""
         self._pieces = pieces
         self.refresh(layout=True)
 
@@ -113,7 +118,7 @@ class Placeholder(Widget):
         return sum(piece.height(width) for piece in self._pieces)
 
     def pieces_within(self, first: int, end: int) -> Iterator[tuple[int, DocumentText]]:
-        """The pieces that lie in these of its lines, wholly or in part, and where they begin."""
+        """Yield the documents that overlap the lines from `first` to before `end`, each with its first line."""
         top, laid_out = 0, self._pieces if self.size.width else []
         for piece in laid_out:
             bottom = top + piece.height(self.size.width)

@@ -14,14 +14,14 @@ _BULLET = "$text-primary"
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What stands behind one bullet: texts, and lists of items."""
+    """One list item: paragraphs and nested lists."""
 
     bullet: str
     parts: Sequence[Content | Sequence[Item]]
 
 
 class Items(DrawnBlock):
-    """Items, those of inner lists farther to the right."""
+    """Draws items, with nested lists indented."""
 
     DEFAULT_CSS = "Items { width: 1fr; }"
 
@@ -30,7 +30,7 @@ class Items(DrawnBlock):
         self._items = items
 
     def show(self, items: Sequence[Item]) -> None:
-        """Other ones."""
+        """Replace the items."""
         self._items = items
         self.changed()
 

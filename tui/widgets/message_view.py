@@ -1,4 +1,4 @@
-"""One message of a chat: who wrote it, what, at what cost; and what can be done with it."""
+"""One message of a chat: its author, text, and cost, and the actions on it."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -17,7 +17,7 @@ from tui.widgets.folded import Folded, Reasoning
 from tui.widgets.growing import Column
 from tui.widgets.text_fields import WordButtons, word
 
-_LONGEST_TYPED = 20_000  # characters that are shown of what was typed; copy and edit have it all
+_LONGEST_TYPED = 20_000  # characters of a user's message that are shown; copy and edit use all of it
 
 
 class MessageHeader(WordButtons):
@@ -25,10 +25,10 @@ class MessageHeader(WordButtons):
 
 
 class MessageView(Column, can_focus=True):
-    """A message; told anew as a reply grows.
+    """One message. A reply's view is updated while the reply grows.
 
-    No key of it is a letter: the chat screen sends those to the prompt. Two keys are commands of that screen, which are
-    about this message while it has the focus; they have priority here as there, so that the footer names them.
+    Letters are not bound, because the chat screen sends them to the prompt. Two keys are also commands of that screen.
+    They have priority here, so that they apply to the focused message and the footer shows them.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -44,7 +44,7 @@ class MessageView(Column, can_focus=True):
     ]
 
     class Asked(Posted):
-        """Base of what can be asked for about a message."""
+        """Base of the requests about a message."""
 
         def __init__(self, message: Message) -> None:
             super().__init__()
@@ -75,7 +75,7 @@ class MessageView(Column, can_focus=True):
     def __init__(
         self, message: Message, siblings: tuple[MessageId, ...], *, left_out: bool = False, summary: str = ""
     ) -> None:
-        """`summary`: what the model is told in place of this message and those above it."""
+        """`summary`: the text that the model gets in place of this message and those above it."""
         super().__init__(classes=f"{message.role.value}{' left-out' if left_out else ''}")
         self.message = message
         self._siblings = siblings
@@ -127,19 +127,19 @@ class MessageView(Column, can_focus=True):
                 lines.append((f"not reused: {message.usage.miss}", "$text-warning"))
         return Content("\n").join(Content.styled(text, style) for text, style in lines)
 
-    # --- while a reply comes
+    # --- while a reply is generated
 
     def grow(self, text: str) -> None:
-        """More of the answer."""
+        """Append text to the answer."""
         from tui.widgets.reply_text import ReplyText
 
-        if not self.children:  # it is mounted just now, and shows later what it knows by then
+        if not self.children:  # not composed yet: `compose` will show this text
             self.message = replace(self.message, text=self.message.text + text)
         for shown in self.query(ReplyText):
             shown.add(text)
 
     def yield_to_typing(self) -> None:
-        """Somebody types: the answer is drawn between the keys."""
+        """Draw the answer between the user's keys."""
         from tui.widgets.reply_text import ReplyText
 
         for text in self.query(ReplyText):
@@ -152,7 +152,7 @@ class MessageView(Column, can_focus=True):
             text.finish()
 
     async def add_reasoning(self, text: str, seconds: float) -> None:
-        """More of what the model thinks."""
+        """Append reasoning text."""
         if not self.children:
             self.message = replace(self.message, reasoning=self.message.reasoning + text, reasoning_seconds=seconds)
         elif found := self.query(Reasoning):
@@ -161,7 +161,7 @@ class MessageView(Column, can_focus=True):
             await self.mount(Reasoning(text, seconds, finished=False), after=0)
 
     def update_message(self, message: Message, siblings: tuple[MessageId, ...]) -> None:
-        """All but the texts, which have been shown as they came."""
+        """Update everything except the texts, which were shown as they arrived."""
         self.message, self._siblings = message, siblings
         for header in self.query(MessageHeader):
             header.update(self._header())
@@ -173,7 +173,7 @@ class MessageView(Column, can_focus=True):
             for reasoning in self.query(Reasoning):
                 reasoning.finish(message.reasoning_seconds)
 
-    # --- what can be asked for
+    # --- actions
 
     def action_edit(self) -> None:
         self.post_message(self.EditAsked(self.message))
@@ -182,7 +182,7 @@ class MessageView(Column, can_focus=True):
         self.post_message(self.RegenerateAsked(self.message))
 
     def action_copy(self) -> None:
-        """Copy the message, or leave the key to the screen, which copies the text that is selected."""
+        """Copy the message. If text is selected, let the screen copy that instead."""
         if self.screen.get_selected_text():
             raise SkipAction
         self.post_message(self.CopyAsked(self.message))

@@ -1,4 +1,4 @@
-"""Where a message is typed. Enter sends it; what is pasted is made harmless first."""
+"""The text field of the prompt. Enter sends the text. Pasted text is sanitized."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from tui.drafts import dropped_path
 from tui.plain_text import sanitize, sanitize_paste
 from tui.widgets.text_fields import TextField
 
-# From so many on, a pasted text becomes an attachment.
+# A longer paste becomes an attachment.
 LONG_PASTE = 40  # lines
 LARGE_PASTE = 10_000  # characters
 
@@ -23,7 +23,7 @@ _PRIVATE_PLACEHOLDER = f"Private: nothing is saved. {_PLACEHOLDER}"
 
 
 class PromptArea(TextField):
-    """A text area that grows with its text."""
+    """A text area that grows with its text and recalls earlier inputs."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "enter", "Send", show=False),
@@ -37,31 +37,31 @@ class PromptArea(TextField):
     ]
 
     class Entered(Message):
-        """Enter was pressed; the area has been emptied."""
+        """The user pressed Enter. The field is already empty."""
 
         def __init__(self, text: str) -> None:
             super().__init__()
             self.text = text
 
     class LongPasted(Message):
-        """A text was pasted that is too long to be read here."""
+        """The user pasted a text that is too long to show here."""
 
         def __init__(self, text: str) -> None:
             super().__init__()
             self.text = text
 
     class PathPasted(Message):
-        """A file was dropped, or its path pasted."""
+        """The user dropped a file or pasted its path."""
 
         def __init__(self, path: Path) -> None:
             super().__init__()
             self.path = path
 
     class DetachAsked(Message):
-        """Backspace, where there is no text: away with the file that was attached last."""
+        """Backspace in an empty prompt: remove the last attachment."""
 
     class PageAsked(Message):
-        """Scroll the chat by a page: all of what is typed is seen."""
+        """Scroll the chat by a page, because the prompt has no hidden lines."""
 
         def __init__(self, step: int) -> None:
             super().__init__()
@@ -69,20 +69,20 @@ class PromptArea(TextField):
 
     def __init__(self) -> None:
         super().__init__(compact=True, highlight_cursor_line=False, placeholder=_PLACEHOLDER)
-        self.cursor_blink = False  # each time all of it would be drawn, and whatever stands beside it
-        self._inputs: list[str] = []  # the newest last
-        self._private: list[str] | None = None  # those of a private chat that is open
-        self._index = 0  # of the input that is shown; behind the last one: a new one
-        self._unsent: dict[int, str] = {}  # what was typed at other places
+        self.cursor_blink = False  # each blink would redraw the prompt and everything beside it
+        self._inputs: list[str] = []  # newest last
+        self._private: list[str] | None = None  # inputs of the open private chat
+        self._index = 0  # of the input that is shown; after the last one: new text
+        self._unsent: dict[int, str] = {}  # edited inputs by index
 
     def remember(self, inputs: Sequence[str]) -> None:
-        """What was sent before the start; the newest first."""
+        """Add inputs of earlier runs, newest first."""
         self._inputs[:0] = [sanitize(text) for text in reversed(inputs)]
         self._index += len(inputs)
         self._unsent = {index + len(inputs): text for index, text in self._unsent.items()}
 
     def change_chat(self, *, is_private: bool) -> None:
-        """What was sent in a private chat is forgotten when it is left."""
+        """Forget the inputs of a private chat that is left."""
         self._set_aside()
         self.border_title = "Private" if is_private else ""
         self.placeholder = _PRIVATE_PLACEHOLDER if is_private else _PLACEHOLDER
@@ -95,23 +95,23 @@ class PromptArea(TextField):
 
     @property
     def draft(self) -> str:
-        """What is typed and not sent: not an earlier input that is only looked at."""
+        """Text that was typed and not sent. An earlier input that was only recalled does not count."""
         inputs = [*self._earlier, ""]
         is_looked_at = self.text and self.text == inputs[self._index]
         return self._unsent.get(len(inputs) - 1, "") if is_looked_at else self.text
 
     def write(self, text: str) -> None:
-        """Replace what is typed; the cursor goes behind it."""
+        """Replace the text, with the cursor at its end."""
         self._set_aside()
         self._show(sanitize(text))
 
     def put_away(self) -> None:
-        """Keep what is shown among the earlier inputs, where the up key finds it, before it is replaced."""
+        """Move the current text to the inputs, so that the up key recalls it, before it is replaced."""
         if self.text not in self._earlier:
             self._append(self.text)
 
     def _set_aside(self) -> None:
-        """Keep what was typed at other places among the earlier inputs, too."""
+        """Add edited inputs to the inputs."""
         for text in self._unsent.values():
             self._append(text)
         self._unsent.clear()
@@ -122,7 +122,7 @@ class PromptArea(TextField):
             (self._inputs if self._private is None else self._private).append(text)
 
     def render_line(self, y: int) -> Strip:
-        """Nothing in no columns, into which Textual cannot wrap the placeholder."""
+        """Return an empty line at width 0, where Textual cannot wrap the placeholder."""
         return super().render_line(y) if self.content_size.width else Strip.blank(0)
 
     def action_enter(self) -> None:
@@ -144,13 +144,13 @@ class PromptArea(TextField):
             await super()._on_paste(event)
 
     def action_clear(self) -> None:
-        """Take away all that is typed. Undo brings it back, and so does the up key."""
+        """Clear the prompt. Undo and the up key restore the text."""
         self.put_away()
         self._set_aside()
         self.clear()
 
     def action_cut(self) -> None:
-        """Cut what is selected; nothing else, and not without a word."""
+        """Cut the selection. Do nothing without one."""
         if self.selected_text:
             super().action_cut()
             self.app.notify("Cut. Ctrl+V pastes it, Ctrl+Z undoes it.", markup=False)
@@ -165,7 +165,9 @@ class PromptArea(TextField):
             self.post_message(self.DetachAsked())
 
     def action_complete(self) -> None:
-        """Complete a command, or indent a line. Tab leaves an empty prompt only: text in it may be half a sentence."""
+        """Complete a command, or indent the line. Tab leaves the prompt only if it is empty, because text may be half a
+        sentence.
+        """
         if not self.text:
             self.screen.focus_next()
         elif (completed := commands.complete(self.text)) != self.text:

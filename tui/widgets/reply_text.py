@@ -1,8 +1,8 @@
-"""The Markdown of a reply, shown while it comes and afterwards.
+"""The Markdown text of a reply, while it is generated and afterwards.
 
-A long text is shown as several documents. Those far from what is seen are folded to empty room of their height, so that
-a frame costs as much as what is near, however long the text. Knows that it is scrolled, not by whom.
-Every address is shown; a click on one is told as Textual's own `Markdown.LinkClicked`, and opens nothing.
+A long text is shown as several documents. Those far from the visible part are replaced by placeholders of the same
+height, so the cost of a frame does not depend on the length of the text. A click on a link posts Textual's
+`Markdown.LinkClicked` and opens nothing.
 """
 
 from collections.abc import Iterable
@@ -18,29 +18,30 @@ from tui.markdown import PIECE, Pieces, TextPart
 from tui.widgets.document import Document
 from tui.widgets.growing import Column, DocumentText, Placeholder, keep_position, release_reserve
 
-_TYPING = 0.3  # seconds between two keys of somebody who types on
-_REST = 25  # times the CPU time of a frame: 4 % of a core are used, for an engine may compute on all of them
+_TYPING = 0.3  # seconds between two keys while the user is typing
+_REST = 25  # pause in multiples of a frame's CPU time: uses 4 % of a core, because an engine may need all cores
 _LONGEST_REST = 0.3  # seconds
-_READ_AT_ONCE = 40 * PIECE  # characters that are cut into pieces in one frame
-_AT_ONCE = 2 * PIECE  # characters that are laid out in one frame
+_READ_AT_ONCE = 40 * PIECE  # characters that are split into pieces per frame
+_AT_ONCE = 2 * PIECE  # characters that are laid out per frame
 _AT_FIRST = 4  # pieces at the end of a text that are laid out at once
 
 
 class ReplyText(Column):
-    """All of it."""
+    """The whole text of one reply."""
 
     def __init__(self, text: str = "") -> None:
         super().__init__()
         self._pieces = Pieces()
         self._first = text
-        self._unread: list[str] = []  # what is to be added; joined, where it comes faster than it can be shown
-        self._unshown: list[TextPart] = []  # what was read of it
-        self._is_growing = False  # until what is added has been laid out
-        self._is_changing = False  # documents become room, or room a document
-        self._unfolded: tuple[Document, int] | None = None  # until it has its place; and its room's height
-        self._is_busy = False  # growing, or resting behind that
-        self._is_complete = False  # nothing will be added
-        self._is_held = False  # while somebody types
+        self._unread: list[str] = []  # text that is not split into pieces yet
+        self._unshown: list[TextPart] = []  # parts that are not shown yet
+        self._is_growing = False  # until the added text is laid out
+        self._is_changing = False  # documents and placeholders are being exchanged
+        # a document until it is laid out, and the height of its placeholder
+        self._unfolded: tuple[Document, int] | None = None
+        self._is_busy = False  # growing, or pausing after a frame
+        self._is_complete = False  # no more text will be added
+        self._is_held = False  # waiting until the user stops typing
         self._typed_at = -_TYPING
 
     def compose(self) -> ComposeResult:
@@ -57,31 +58,32 @@ class ReplyText(Column):
     def _scroll(self) -> VerticalScroll:
         return next(one for one in self.ancestors if isinstance(one, VerticalScroll))
 
-    # --- what is seen
+    # --- the visible part
 
     def on_resize(self) -> None:
         self._after_layout()
 
     def _after_layout(self) -> None:
-        """Called when everything has its place. What changes now gets its own in the layout after which this is called
-        again: there is one change at a time."""
+        """Called after each layout. Only one change is made at a time: the next layout calls this again."""
         if self._unfolded is not None:
             document, height = self._unfolded
             if not document.outer_size.width:
                 return
             self._unfolded = None
-            if self._screen_line(document) < 0:  # what is seen is below it
+            if self._screen_line(document) < 0:  # the visible part is below it
                 keep_position(self._scroll, document.outer_size.height - height)
         if len(self.children) > 1:
-            self.call_after_refresh(self._fold_far)  # an anchor may scroll only then
+            self.call_after_refresh(self._fold_far)  # an anchor can scroll only then
 
     def _screen_line(self, widget: Widget) -> int:
-        """Where it begins, by the last layout and what was scrolled since: 0 is the first line that is seen."""
+        """Return the first line of a widget relative to the screen, from the last layout and the scroll position."""
         return widget.region.y - self._scroll.children[0].region.y - round(self._scroll.scroll_y)
 
     def _fold_far(self) -> None:
-        """What is farther than a screen from what is seen becomes room, and of what comes near the nearest becomes a
-        document again. The last one stays, as it may grow."""
+        """Replace documents more than a screen away with placeholders, and the nearest placeholder with its document.
+
+        The last document stays, because it may grow.
+        """
         if self._is_growing or self._is_changing or self._unfolded is not None or not self.is_attached:
             return
         screen, top = self.screen.size.height, self._screen_line(self)
@@ -107,7 +109,7 @@ class ReplyText(Column):
         self._is_changing = False
 
     async def _fold(self, document: Document) -> None:
-        """It becomes room, of those beside it if there are some."""
+        """Replace a document with a placeholder, or extend an adjacent one."""
         if not document.is_attached:
             return
         piece = DocumentText(document.source, document.adjoined, document.outer_size)
@@ -123,7 +125,7 @@ class ReplyText(Column):
         await document.remove()
 
     def _adjacent_placeholders(self, child: Widget) -> tuple[Placeholder | None, Placeholder | None]:
-        """The room right above, and right below."""
+        """Return the placeholders directly above and below."""
         index = self.children.index(child)
         above, below = self.children[max(0, index - 1) : index], self.children[index + 1 : index + 2]
         return (
@@ -132,7 +134,7 @@ class ReplyText(Column):
         )
 
     async def _unfold(self, piece: DocumentText) -> None:
-        """It becomes a document, between the room of what is above it and of what is below."""
+        """Replace a part of a placeholder with its document, and keep placeholders for the rest."""
         holder = next((one for one in self.children if isinstance(one, Placeholder) and piece in one.pieces), None)
         if holder is None:
             return
@@ -149,21 +151,21 @@ class ReplyText(Column):
                 await holder.remove()
         self._unfolded = document, height
 
-    # --- what comes
+    # --- new text
 
     def add(self, text: str) -> None:
-        """Show more text behind what there is, soon."""
+        """Append text, which is shown soon."""
         self._unread.append(text)
         self._show_soon()
 
     def finish(self) -> None:
-        """Nothing will be added."""
+        """Mark the text as complete."""
         self._is_complete = True
         self._release_when_done()
 
     @property
     def has_pending(self) -> bool:
-        """Whether there is text that is not shown yet, or not laid out."""
+        """Whether there is text that is not shown or not laid out yet."""
         return self._is_busy or self._has_unshown
 
     @property
@@ -175,7 +177,7 @@ class ReplyText(Column):
             release_reserve(self)
 
     def yield_to_typing(self) -> None:
-        """A key was typed. What waits is shown right behind its echo, when the next key is farthest away."""
+        """Show waiting text right after the echo of a key, when the next key is farthest away."""
         self._typed_at = monotonic()
         self.call_after_refresh(self._show_soon, after_key=True)
 
@@ -194,11 +196,12 @@ class ReplyText(Column):
         self._show_soon()
 
     async def _show_waiting(self) -> None:
-        if not self.is_attached:  # another chat was reserve_lines
+        if not self.is_attached:  # another chat was opened
             return
         began = process_time()
         self._read()
-        with self.app.batch_update(), suppress(MountError):  # one layout for all of it; the chat may be left meanwhile
+        # one layout for all changes; the chat may be left meanwhile
+        with self.app.batch_update(), suppress(MountError):
             await self._skip_far()
             left = _AT_ONCE
             while self._unshown and left > 0:
@@ -212,7 +215,7 @@ class ReplyText(Column):
         self._unshown += self._pieces.feed(text[:_READ_AT_ONCE])
 
     async def _skip_far(self) -> None:
-        """What comes faster than it can be laid out becomes room, but for its end and what the last document lacks."""
+        """If text arrives faster than it can be laid out, replace all but its end with a placeholder."""
         begins = [index for index, part in enumerate(self._unshown) if part.begins]
         if len(begins) <= _AT_FIRST:
             return
@@ -224,7 +227,7 @@ class ReplyText(Column):
         del self._unshown[:end]
 
     async def _show(self, most: int) -> int:
-        """So many characters of what waits first, at most; how many those are."""
+        """Show at most `most` characters of the first waiting part. Returns how many were shown."""
         part = self._unshown[0]
         now, later = part.text[:most], part.text[most:]
         self._unshown[:1] = [TextPart(later)] if later else []
@@ -245,7 +248,7 @@ class ReplyText(Column):
                 last.close(adjoined=following.adjoins)
 
     def _pause(self, began: float) -> None:
-        """The frame is drawn. The next one comes once the program has idled for longer than this one took."""
+        """After a frame, idle for longer than it took before the next one."""
         self._is_growing = False
         self._after_layout()
         rest = _REST * (process_time() - began)

@@ -1,4 +1,4 @@
-"""The cells of a table in a reply. One widget draws all of them, so that a row costs no more than its text."""
+"""The cells of a table in a reply. One widget draws all of them, so a row costs no more than its text."""
 
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
@@ -15,7 +15,7 @@ Side: TypeAlias = Literal["left", "center", "right"]
 
 
 class Cells(DrawnBlock):
-    """The header and the rows. Columns are as wide as they must be; too wide ones share what there is."""
+    """Header and rows. Columns are as wide as their text; if that is too wide, they share the width."""
 
     DEFAULT_CSS = "Cells { width: auto; max-width: 100%; }"
 
@@ -24,7 +24,7 @@ class Cells(DrawnBlock):
         self._header, self._rows, self._sides = header, rows, sides
 
     def show(self, header: Sequence[Content], rows: Sequence[Sequence[Content]], sides: Sequence[Side]) -> None:
-        """Other cells."""
+        """Replace the cells."""
         self._header, self._rows, self._sides = header, rows, sides
         self.changed()
 
@@ -32,7 +32,7 @@ class Cells(DrawnBlock):
         return min(container.width, sum(self._widths(container.width)) + _around(len(self._header)))
 
     def _widths(self, width: int) -> list[int]:
-        """Of the columns, in all that is in between the lines."""
+        """Return the widths of the columns if the table may take `width` cells."""
         columns = [
             max([_NARROWEST, *(line.cell_length for cell in column for line in cell.split("\n"))])
             for column in zip(self._header, *(_filled(row, len(self._header)) for row in self._rows), strict=True)
@@ -52,8 +52,9 @@ class Cells(DrawnBlock):
 
 
 def shared(wanted: Sequence[int], width: int) -> list[int]:
-    """Widths of columns that are `width` together at most, if that can be: narrow ones have what they want, and the
-    others share the rest."""
+    """Reduce column widths to a total of `width` cells if possible. Narrow columns keep theirs, and the others share
+    the rest.
+    """
     left, widths = width, dict[int, int]()
     for rank, column in enumerate(sorted(range(len(wanted)), key=wanted.__getitem__)):
         fair = max(_NARROWEST, left // (len(wanted) - rank))
@@ -63,17 +64,17 @@ def shared(wanted: Sequence[int], width: int) -> list[int]:
 
 
 def _around(columns: int) -> int:
-    """Cells that lines and spaces take beside so many columns."""
+    """Return the cells that borders and padding take."""
     return 3 * columns + 1
 
 
 def _filled(row: Sequence[Content], columns: int) -> list[Content]:
-    """A row of so many cells: the last one may not have come yet."""
+    """Return a row of exactly `columns` cells. The last row may be incomplete while the reply grows."""
     return [*row, *[Content("")] * columns][:columns]
 
 
 def _row(cells: Sequence[Content], columns: Sequence[tuple[int, Side]]) -> list[Content]:
-    """The lines of one row, in columns of these widths."""
+    """Return the lines of one row."""
     wrapped = [cell.wrap(width) or [Content("")] for cell, (width, _) in zip(cells, columns, strict=True)]
     bar = Content.styled("│", _FRAME)
     lines = []

@@ -1,4 +1,4 @@
-"""Text fields that sanitize what is pasted, and lines with clickable words."""
+"""Text fields that sanitize pasted text, and lines with clickable words."""
 
 from textual.content import Content
 from textual.events import Key, Paste
@@ -10,9 +10,9 @@ from tui.plain_text import sanitize_paste
 
 
 async def run_binding(field: Widget, event: Key) -> None:
-    """Do at once what a key is bound to in `field` itself.
+    """Run the field's own binding of a key immediately.
 
-    Textual sends such a key round by the app before it does anything, and what is typed behind it overtakes it.
+    Textual passes such a key through the app first, and later keys would overtake it.
     """
     for binding in field._bindings.key_to_bindings.get(event.key, ()):
         if await field.app.run_action(binding.action, field):
@@ -35,7 +35,7 @@ class TextField(TextArea):
 
 
 class LineField(Input):
-    """One line; line breaks that are pasted into it are spaces."""
+    """One line. Pasted line breaks become spaces."""
 
     async def _on_key(self, event: Key) -> None:
         if not event.is_printable:
@@ -48,7 +48,7 @@ class LineField(Input):
 
 
 class WordButtons(Label):
-    """A line with such words; made with `word`."""
+    """A line with clickable words, made with `word`."""
 
     def __init__(self, content: Content | str = "", *, id: str | None = None, classes: str | None = None) -> None:  # noqa: A002
         super().__init__(content, id=id, classes=classes, markup=False)
@@ -58,5 +58,5 @@ class WordButtons(Label):
 
 
 def word(text: str, action: str) -> Content:
-    """A word that runs an action of the parent of its line."""
+    """Return a word that runs an action of its line's parent when it is clicked."""
     return Content.styled(text, Style.from_meta({"@click": f"ask({action!r})"}) + Style(underline=True))

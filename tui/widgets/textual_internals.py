@@ -1,8 +1,8 @@
-"""The private interface of Textual that the chat's Markdown builds on, in one module.
+"""All uses of Textual's private interface by the chat's Markdown.
 
-A list and a table are one widget each, instead of one widget per item and per cell: BENCHMARKS.md says what that saves.
-The screen's one private method is in tui/screens/steady.py, since a chat starts without the Markdown widgets.
-tests/tui/test_textual_internals.py fails when a version of Textual changes a name that is used in either.
+A list and a table are one widget each, instead of one widget per item and per cell: BENCHMARKS.md states the savings.
+tui/screens/steady.py uses one more private method, in its own module because a chat starts without Markdown widgets.
+tests/tui/test_textual_internals.py fails if a version of Textual changes a name that is used here or there.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ _SIDES: Mapping[str, Side] = {"text-align:center": "center", "text-align:right":
 
 
 class ListBlock(MarkdownList):
-    """A list with bullets or numbers. One widget draws it if its items are text and lists; with code or quotes in them,
-    each part is a widget."""
+    """A list with bullets or numbers. One widget draws it if its items are text and lists. If they contain code or
+    quotes, each part is a widget.
+    """
 
     DEFAULT_CSS = """
     ListBlock { margin: 0 0 1 0; }
@@ -62,7 +63,7 @@ class ListBlock(MarkdownList):
 
 
 def _items_of(block: MarkdownBlock) -> list[Item] | None:
-    """The items of a list that has only text and such lists in it; None for any other block."""
+    """Return the items of a list that contains only text and such lists, or None for other blocks."""
     if not isinstance(block, ListBlock):
         return None
     items = []
@@ -75,7 +76,7 @@ def _items_of(block: MarkdownBlock) -> list[Item] | None:
 
 
 def _with_bullets(block: ListBlock) -> list[tuple[str, MarkdownListItem]]:
-    """Numbers start with that of the first item and are aligned to the right."""
+    """Return the items with their bullets. Numbers start at that of the first item and are aligned to the right."""
     items = [item for item in block._blocks if isinstance(item, MarkdownListItem)]
     if not items or not isinstance(items[0], MarkdownOrderedListItem):
         return [(item.bullet, item) for item in items]
@@ -84,7 +85,7 @@ def _with_bullets(block: ListBlock) -> list[tuple[str, MarkdownListItem]]:
 
 
 class Table(MarkdownTable):
-    """A table, drawn by one widget. Its last line may turn out to be something else."""
+    """A table drawn by one widget. Its last line may turn out to be another block."""
 
     def compose(self) -> ComposeResult:
         self._headers, self._rows = self._get_headers_and_rows()
@@ -100,7 +101,7 @@ class Table(MarkdownTable):
 
 
 def _sides(block: MarkdownBlock) -> list[Side]:
-    """The alignment of each column, as the header's cells state it."""
+    """Return the alignment of each column, from the header's cells."""
     if isinstance(block, MarkdownTH):
         return [_SIDES.get(str(block._token.attrs.get("style")), "left")]
     return [side for inner in block._blocks for side in _sides(inner)]
@@ -110,11 +111,11 @@ class Fence(MarkdownFence):
     """Code that may grow. Subclasses show `code` in `lexer`'s colors."""
 
     def show_code(self, content: Content) -> None:
-        """The code has changed, or its colors have; `content` is all of it."""
+        """Called when the code or its colors have changed. `content` is all of it."""
         raise NotImplementedError
 
     def show_language(self) -> None:
-        """`lexer` has changed."""
+        """Called when `lexer` has changed."""
         raise NotImplementedError
 
     def set_content(self, content: Content) -> None:

@@ -1,4 +1,4 @@
-"""The first line: which chat, which model and how far its loading is, and where other programs reach the engine."""
+"""The top bar: chat title, activity, model or loading progress, and the engine's address."""
 
 from textual.content import Content
 from textual.reactive import reactive
@@ -10,12 +10,12 @@ from tui.plain_text import model_name, single_line
 
 
 class TopBar(Widget):
-    """One line. What does not fit is left out from the right."""
+    """One line. If space is short, the address is left out and the title is cut."""
 
     chat_title: reactive[str] = reactive("New chat")
     model: reactive[str] = reactive("")
     loading_model: reactive[Loading | None] = reactive(None)
-    activity: reactive[str] = reactive("")  # what the reply is at
+    activity: reactive[str] = reactive("")  # of the current reply
     address: reactive[str] = reactive("")
     is_saved: reactive[bool] = reactive(True)
 

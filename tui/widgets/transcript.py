@@ -1,4 +1,4 @@
-"""The messages of one branch, from top to bottom. Only those near to what is seen are mounted, however long it is."""
+"""The messages of the shown branch. Only those near the visible part are mounted."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -15,18 +15,18 @@ from tui.types import Message, MessageId
 from tui.widgets.growing import Column, keep_position, render_uniform, size_by_layout
 from tui.widgets.message_view import MessageView
 
-_SCREENS = 1.5  # heights of the screen that are mounted at once, estimated
-_WINDOW = "window"  # the workers that move it
-MAX_MOUNTED = 80  # messages that keep_position mounted, if no more are seen; then those that are farthest away go
+_SCREENS = 1.5  # estimated height to mount, in screens
+_WINDOW = "window"  # worker group that moves the window
+MAX_MOUNTED = 80  # mounted messages at most, unless more are visible; the farthest are removed first
 
-NOTHING: Mapping[MessageId, str] = MappingProxyType({})  # is left out
+NOTHING: Mapping[MessageId, str] = MappingProxyType({})  # no messages are left out
 Siblings = Callable[[MessageId], tuple[MessageId, ...]]
 
 
 class Transcript(VerticalScroll, can_focus=False):
-    """A window over the path: `_first` is the index of its first message that is mounted, `_end` is behind the last.
+    """A window over the branch: messages from index `_first` to before `_end` are mounted.
 
-    They are told before anything is waited for, so that who looks meanwhile sees the window that is to be.
+    Both are set before the first await, so that other code sees the new window at once.
     """
 
     virtual_size = size_by_layout()
@@ -37,12 +37,12 @@ class Transcript(VerticalScroll, can_focus=False):
         self._siblings: Siblings = lambda message: (message,)
         self._left_out: Mapping[MessageId, str] = NOTHING
         self._first = self._end = 0
-        self._arriving: MessageView | None = None  # mounted above what is seen, which has to be put back then
-        self._moving = False  # the window moves; scrolling starts no other move
-        self._changing = asyncio.Lock()  # one change of the path after the other
+        self._arriving: MessageView | None = None  # the topmost message while messages above are being mounted
+        self._moving = False  # the window is moving; scrolling starts no other move
+        self._changing = asyncio.Lock()  # changes of the branch run one at a time
 
     def compose(self) -> ComposeResult:
-        # As high as the screen at least: an anchor would scroll less than that to the bottom of it.
+        # At least as high as the screen, because an anchor could not scroll to the bottom otherwise.
         yield Column(id="messages")
 
     def render_lines(self, crop: Region) -> list[Strip]:
@@ -60,7 +60,9 @@ class Transcript(VerticalScroll, can_focus=False):
         left_out: Mapping[MessageId, str] = NOTHING,
         at: MessageId | None = None,
     ) -> None:
-        """Show a branch: its end, or the message `at`. Those that are `left_out` have the summary that ends there."""
+        """Show a branch at its end, or at the message `at`. `left_out`: messages with the summary that ends there, or
+        "".
+        """
         async with self._changing:
             await self._show(path, siblings, left_out, at)
 
@@ -89,7 +91,7 @@ class Transcript(VerticalScroll, can_focus=False):
             self.call_after_refresh(self.scroll_to_widget, view, animate=False, top=True)
 
     async def append(self, message: Message) -> None:
-        """A new message at the end, which is shown."""
+        """Append a message to the branch and scroll to it."""
         async with self._changing:
             if self._end < len(self._path):
                 await self._show([*self._path, message], self._siblings, self._left_out)
@@ -100,7 +102,7 @@ class Transcript(VerticalScroll, can_focus=False):
                 self.anchor()
 
     async def truncate_after(self, message: MessageId | None) -> None:
-        """Show the branch as far as `message`; behind None, nothing."""
+        """Show the branch only up to `message`; nothing for None."""
         async with self._changing:
             index = None if message is None else self._index_of(message)
             end = 0 if index is None else index + 1
@@ -112,7 +114,7 @@ class Transcript(VerticalScroll, can_focus=False):
                 await self._unmount_outside()
 
     def update_message(self, message: Message) -> None:
-        """Tell a message anew, whether it is mounted or not."""
+        """Replace a message of the branch, mounted or not."""
         index = self._index_of(message.id)
         if index is None:
             return
@@ -121,11 +123,11 @@ class Transcript(VerticalScroll, can_focus=False):
             view.update_message(message, self._siblings(message.id))
 
     def view(self, message: MessageId) -> MessageView | None:
-        """The widget of a message, if it is mounted."""
+        """Return the widget of a message, or None if it is not mounted."""
         return next((view for view in self._mounted() if view.message.id == message), None)
 
     def focus_beside(self, message: MessageId, step: int) -> bool:
-        """Focus the message so many places on; whether there is one."""
+        """Focus the message `step` positions after this one. Returns whether it is mounted."""
         index = self._index_of(message)
         target = None if index is None else index + step
         if target is None or not 0 <= target < len(self._path):
@@ -155,19 +157,19 @@ class Transcript(VerticalScroll, can_focus=False):
     # --- the window
 
     def _visible_indices(self) -> list[int]:
-        """The places of the messages that are seen."""
+        """Return the indices of the visible messages."""
         screen = Region(0, round(self.scroll_y), *self.size)
         return [
             index for index, view in enumerate(self._mounted(), self._first) if view.virtual_region.overlaps(screen)
         ]
 
     def _estimated_lines(self, message: Message) -> int:
-        """How high a message is, about."""
+        """Return the estimated height of a message in lines."""
         width = max(20, self.size.width or self.app.size.width)
         return 4 + message.text.count("\n") + len(message.text) // width
 
     def _window_start(self, index: int) -> int:
-        """Where the window begins that has enough in front of `index`."""
+        """Return the start of a window that has enough messages before `index`."""
         lines_left = _SCREENS * self.app.size.height
         while index > 0 and lines_left > 0:
             index -= 1
@@ -186,9 +188,7 @@ class Transcript(VerticalScroll, can_focus=False):
         if new_value >= self.max_scroll_y and not self._shows_end:
             self.anchor(False)
         elif new_value >= self.max_scroll_y:
-            self.call_next(
-                self._anchor_at_end
-            )  # now would be in the middle of a step of scrolling, which an anchor ends
+            self.call_next(self._anchor_at_end)  # later, because an anchor would end the scroll step that runs now
         if self._moving:
             return
         if new_value <= 2 and self._first > 0 and old_value > new_value:
@@ -200,16 +200,16 @@ class Transcript(VerticalScroll, can_focus=False):
 
     @property
     def _shows_end(self) -> bool:
-        """Whether the end of the window is that of the chat, and stays that."""
+        """Whether the window includes the end of the branch, and is not moving."""
         return self._end == len(self._path) and not self._moving
 
     def _anchor_at_end(self) -> None:
-        if self.scroll_y >= self.max_scroll_y and self._shows_end:  # still
+        if self.scroll_y >= self.max_scroll_y and self._shows_end:  # check again, because the user may have scrolled
             self.anchor()
 
     @work(group=_WINDOW, description="window")
     async def _move_up(self) -> None:
-        """Mount what is above, keep what is seen where it is, and let go of what is far below."""
+        """Mount messages above, keep the visible part in place, and unmount those far below."""
         above, seen = self._first, self._visible_indices()
         self._first = self._window_start(above)
         stays, *_ = self._mounted()
@@ -221,7 +221,7 @@ class Transcript(VerticalScroll, can_focus=False):
 
     @work(group=_WINDOW, description="window")
     async def _move_down(self) -> None:
-        """Mount what is below, and let go of what is far above."""
+        """Mount messages below, and unmount those far above."""
         below, seen = self._end, self._visible_indices()
         self._end = self._window_end(below)
         await self._mount(below, self._end)
@@ -234,7 +234,7 @@ class Transcript(VerticalScroll, can_focus=False):
             await self._messages.mount_all(self._views(first, end), before=before)
 
     async def _unmount_outside(self) -> None:
-        """Unmount what is outside of the window. What is seen stays where it is."""
+        """Unmount messages outside the window, and keep the visible part in place."""
         inside = {message.id for message in self._path[self._first : self._end]}
         views = self._mounted()
         kept = [view for view in views if view.message.id in inside]
@@ -247,11 +247,11 @@ class Transcript(VerticalScroll, can_focus=False):
 
     @property
     def is_unsettled(self) -> bool:
-        """Whether in the last layout something was moved that was seen, and is put back right after it."""
+        """Whether the last layout moved the visible part, which is moved back right after it."""
         return self._arriving is not None and bool(self._arriving.outer_size.width)
 
     async def _restore_position(self, view: MessageView) -> None:
-        """Scroll to where it is, once those above have their places."""
+        """Scroll back to `view` once the messages above it are laid out."""
         laid_out, done = self.screen.screen_layout_refresh_signal, asyncio.Event()
         arriving = self._arriving = self._mounted()[0]
 
@@ -260,7 +260,7 @@ class Transcript(VerticalScroll, can_focus=False):
                 laid_out.unsubscribe(arriving)
                 self._arriving = None
                 keep_position(self, view.virtual_region.y - view.styles.margin.top)
-                self.refresh()  # it may be there already
+                self.refresh()  # in case it was drawn already
                 done.set()
 
         laid_out.subscribe(arriving, look, immediate=True)
@@ -268,7 +268,7 @@ class Transcript(VerticalScroll, can_focus=False):
         await done.wait()
 
     def watch_virtual_size(self, size: Size) -> None:
-        """A window that does not fill the screen has nothing to scroll, so it grows by itself."""
+        """Move the window up if it does not fill the screen, because there is nothing to scroll."""
         if not self._moving and self._first > 0 and 0 < size.height <= self.size.height:
             self._moving = True
             self._move_up()

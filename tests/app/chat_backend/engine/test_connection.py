@@ -505,7 +505,7 @@ def test_listeners_of_a_loading_see_its_end_and_its_problem() -> None:
         assert await first == ["starting", "half"]
         assert await listen() == ["half"]
         failed = LoadingState("m")
-        failed.end(ClientError("no"))
+        failed.finish(ClientError("no"))
         with pytest.raises(ClientError, match="no"):
             [one async for one in failed.states()]
 
