@@ -120,8 +120,7 @@ class Chats(Protocol):
         """Find messages and titles that contain all words of `text`, best matches first, at most 50."""
 
     async def draft(self) -> str:
-        """Return the draft of the new chat that this window had when it was last closed, never that of another window.
-        """
+        """Return the draft of this window's new chat from when it was last closed, never that of another window."""
 
     async def save_draft(self, chat: ChatId | None, text: str) -> None:
         """Save the draft of a chat, or of this window's new chat if `chat` is None.

@@ -110,7 +110,7 @@ class Placeholder(Widget):
         return self._pieces
 
     def set_pieces(self, pieces: list[DocumentText]) -> None:
-        """Replace the documents that this widget stands in for."""
+        """Set the documents whose height this widget has."""
         self._pieces = pieces
         self.refresh(layout=True)
 
