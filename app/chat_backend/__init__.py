@@ -1,1 +1,1 @@
-"""The chat in the terminal, but for its screens: what `tui/client.py` asks for, the engine process, and the guard."""
+"""The backend of the terminal chat: implements the protocols of `tui/client.py`, and runs the engine process."""

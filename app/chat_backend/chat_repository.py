@@ -1,4 +1,4 @@
-"""The chats of the port: those of the history, and private ones, which are in memory alone."""
+"""The chats of the port: those of the history on disk, and private ones in memory."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -44,16 +44,16 @@ Title = Callable[[ChatId], Awaitable[str]]
 
 
 class ChatRepository:
-    """Implements `tui.client.Chats`. `coming` are the replies that are being written, by chat and message."""
+    """Implements `tui.client.Chats`. `coming` holds the replies being generated, as pairs of chat and message."""
 
     def __init__(self, history: History) -> None:
         self._history = history
         self._private = History(None)
         self.coming: set[tuple[ChatId, int]] = set()
-        self.make_title: Title | None = None  # how a chat gets a title; None: by its first words
+        self.make_title: Title | None = None  # how a chat gets a title; None: from its first words
 
     def locate(self, chat: ChatId) -> tuple[History, int]:
-        """Where a chat is kept, and its number there. Raises NoSuchChat."""
+        """Return the history that stores a chat, and its number there. Raises NoSuchChat."""
         history = self._private if self.is_private(chat) else self._history
         number = chat.removeprefix(PRIVATE)
         if not number.isdecimal():
@@ -61,11 +61,11 @@ class ChatRepository:
         return history, int(number)
 
     def is_private(self, chat: ChatId) -> bool:
-        """Whether nothing of it may be on a disk."""
+        """Whether the chat must never be written to disk."""
         return chat.startswith(PRIVATE)
 
     def conversations_to_forget(self) -> list[list[Mapping[str, object]]]:
-        """Every branch of each chat that was deleted, as the engine was told it."""
+        """Return all branches of deleted chats, as they were sent to the engine."""
         conversations = []
         for chat in self._history.deleted():
             messages = {message.id: message for message in self._history.messages.in_chat(chat)}
@@ -76,11 +76,11 @@ class ChatRepository:
         return conversations
 
     async def _do(self, chat: ChatId, work: Callable[[History, int], T]) -> T:
-        """The result of `work` on a chat, done on a thread."""
+        """Run `work` on a chat in a thread, and return its result."""
         return await to_thread(lambda: work(*self.locate(chat)))
 
     def close(self) -> None:
-        """Private chats are gone; what was deleted is erased."""
+        """Close both histories. Private chats are lost, and deleted ones are erased."""
         self._private.close()
         self._history.close()
 
@@ -205,7 +205,7 @@ class ChatRepository:
         loop, coming = asyncio.get_running_loop(), asyncio.Queue[HistoryNotice]()
 
         def on_notice(notice: HistoryNotice) -> None:
-            with suppress(RuntimeError):  # the chat has ended
+            with suppress(RuntimeError):  # the event loop was closed
                 loop.call_soon_threadsafe(coming.put_nowait, notice)
 
         for notice in self._history.subscribe(on_notice):

@@ -31,7 +31,7 @@ _FORGET_SECONDS = 3.0
 
 
 class TerminalClient:
-    """Implements `tui.client.Client`. `begin` it on the event loop that uses it, `close` it there."""
+    """Implements `tui.client.Client`. Call `start` and `close` on the event loop that uses it."""
 
     def __init__(
         self,
@@ -41,8 +41,9 @@ class TerminalClient:
         endpoint: str = "",
         key: str | None = None,
     ) -> None:
-        """`flags` are settings given on the command line, and `stay`: what an engine process is started with.
-        `endpoint` is another server's base URL, and `key` what it wants."""
+        """`flags` are settings from the command line, and `stay`, with which an engine process is started. `endpoint`
+        is the base URL of another server, and `key` its API key.
+        """
         self._connection = EngineConnection(settings, flags, endpoint, key)
         self.chats = ChatRepository(history)
         self.chats.make_title = Titles(self.chats, self._connection).make_title
@@ -53,11 +54,11 @@ class TerminalClient:
         self.preferences = ChatPreferences()
 
     def start(self) -> None:
-        """Load the model, in the background."""
+        """Load the model in the background."""
         self._connection.start()
 
     async def close(self) -> None:
-        """Leave the engine; chats are kept, but for those that were deleted."""
+        """Release the engine and close the history. Deleted chats are erased."""
         with suppress(ClientError, InglenookError, TimeoutError):
             await self._forget()
         await self.models.close()
@@ -65,7 +66,7 @@ class TerminalClient:
         self.chats.close()
 
     async def _forget(self) -> None:
-        """Have the engine forget what it computed of deleted chats, where it can be asked at once."""
+        """Delete the KV blocks of deleted chats from the engine, if one is loaded."""
         conversations = await to_thread(self.chats.conversations_to_forget)
         if not conversations or not self._connection.address:
             return

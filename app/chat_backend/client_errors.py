@@ -1,4 +1,4 @@
-"""Errors of this program as the chat in the terminal is told them."""
+"""Convert errors of this program to the ClientError that the screens show."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 @contextmanager
 def client_errors() -> Iterator[None]:
-    """What is raised inside becomes a ClientError, where the person can do something about it."""
+    """Convert InglenookError and OSError raised in the body to ClientError."""
     try:
         yield
     except InglenookError as problem:
@@ -24,7 +24,7 @@ def client_errors() -> Iterator[None]:
 
 
 async def to_thread(work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-    """The result of `work`, done on a thread; its errors as ClientError."""
+    """Run `work` in a thread and return its result. Its errors are raised as ClientError."""
     import asyncio
 
     with client_errors():

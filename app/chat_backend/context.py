@@ -1,4 +1,4 @@
-"""The context of the port: how much of it a chat takes, and how room is made where it is full."""
+"""The context of the port: how full a chat's context is, and how it is trimmed."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,10 +14,10 @@ from app.history.records import Role, StoredMessage, Trim, path_to
 from tui.client import ClientError
 from tui.types import Chat, ChatId, ContextBudget, FullContext, MessageId, TrimPlan
 
-_RESERVE = 1024  # tokens for a reply, unless the chat says how long one may be
-_RESERVED_SHARE = 4  # of the context: a quarter is kept for a reply at most
+_RESERVE = 1024  # tokens reserved for the reply if the chat sets no max_tokens
+_RESERVED_SHARE = 4  # the reserve is at most 1/4 of the context
 _SUMMARY_TOKENS = 300
-_SUMMARY_SHARE = 8  # of the context: a summary takes an eighth at most
+_SUMMARY_SHARE = 8  # a summary takes at most 1/8 of the context
 _SUMMARIZE = "Summarize what was said so far in a few sentences: facts, decisions and open questions. Write only that."
 
 
@@ -34,8 +34,10 @@ class ChatContext:
             return await self._budget(engine, found, branch, typed)
 
     async def plan(self, chat: ChatId, leaf: MessageId | None, how: FullContext, typed: str) -> TrimPlan:
-        """Leaves out the oldest messages, question and answer together, until as much is gone as `_wanted` says, and
-        there is room for what is typed; one of these in any case."""
+        """Leave out the oldest turns until `_wanted` tokens are free and `typed` fits; at least one turn.
+
+        A turn is a question with its answers.
+        """
         found, branch = await to_thread(self._branch, chat, leaf)
         async with self._connection.use() as engine:
             before = await self._budget(engine, found, branch, typed)
@@ -68,7 +70,7 @@ class ChatContext:
         return await self._chats.open(chat)
 
     async def _summary(self, chat: ChatId, last: int) -> str:
-        """What is to stand for the messages up to this one, and for what was left out before."""
+        """Let the model summarize the messages up to `last`, including what was left out before."""
         found, branch = await to_thread(self._branch, chat, message_id(last))
         asked = [*prompt_messages(found, branch, with_reasoning=False), {"role": "user", "content": _SUMMARIZE}]
         async with self._connection.use() as engine:
@@ -109,22 +111,26 @@ class ChatContext:
 
 
 def _summary_tokens(engine: ReadyEngine) -> int:
-    """How long a summary may be."""
+    """Return the maximum length of a summary in tokens."""
     limit = engine.context_length
     return _SUMMARY_TOKENS if limit is None else min(_SUMMARY_TOKENS, limit // _SUMMARY_SHARE)
 
 
 def _wanted(budget: ContextBudget, of_typed: int) -> int:
-    """How many tokens go: so many that half of the context is free without what is typed, and there is room for that.
-    Half of what was said, where nobody knows how long the context is."""
+    """Return how many tokens to free: half of the context without `typed`, and enough for `typed`.
+
+    If the context length is unknown, return half of the history.
+    """
     if budget.limit is None or budget.free is None:
         return (budget.history - of_typed) // 2
     return max(budget.limit // 2 - budget.free - of_typed, -budget.free)
 
 
 def _turns(chat: StoredChat, branch: Sequence[StoredMessage], *, is_answered: bool) -> list[list[StoredMessage]]:
-    """The messages of a branch that can be left out, each question with its answer; a question at the end where it
-    `is_answered` by nothing but a new message."""
+    """Return the turns of a branch that can be left out, each a question with its answers.
+
+    A question at the end is included only if it `is_answered`, that is, if a new message follows it.
+    """
     report = [message for message in branch if message.id not in chat.trim.left_out]
     if report and report[-1].role is Role.USER and not is_answered:
         report.pop()
@@ -137,7 +143,7 @@ def _turns(chat: StoredChat, branch: Sequence[StoredMessage], *, is_answered: bo
 
 
 async def _enough(engine: ReadyEngine, turns: Sequence[Sequence[StoredMessage]], wanted: int) -> int:
-    """How many turns have so many tokens, about; one at least, if there is any."""
+    """Return how many turns are needed to free about `wanted` tokens; at least one, if there are any."""
     for going, turn in enumerate(turns, 1):
         wanted -= sum([await engine.endpoint.count(text=prompt_text(message)) for message in turn])
         if wanted <= 0:
@@ -148,7 +154,7 @@ async def _enough(engine: ReadyEngine, turns: Sequence[Sequence[StoredMessage]],
 async def _shortened(
     engine: ReadyEngine, messages: Sequence[Mapping[str, object]], limit: int
 ) -> list[Mapping[str, object]]:
-    """Messages that have to fit a context: of what is too long, the longest lose their second halves."""
+    """Halve the longest messages until all fit into `limit` tokens."""
     fitting = list(messages)
     while await engine.endpoint.count(messages=fitting) > limit:
         longest = max(range(len(fitting)), key=lambda place: len(str(fitting[place]["content"])))

@@ -1,6 +1,6 @@
-"""The nouns of the history become those of the screens, and back.
+"""Convert records of the history to the types of the screens, and back.
 
-A chat's id tells where it is kept: a number, in the history; behind PRIVATE, in memory alone.
+A chat id is the chat's number in the history. PRIVATE before it means the history in memory.
 """
 
 from collections.abc import Container, Sequence
@@ -19,8 +19,8 @@ _FINISH = {
     records.State.STOPPED: types.Finish.STOPPED,
     records.State.FAILED: types.Finish.FAILED,
 }
-_WORDS = 8  # of its first message, that stand for the title of a chat
-_TITLE = 60  # characters of them
+_WORDS = 8  # words of the first message that serve as a title
+_TITLE = 60  # characters of such a title, at most
 
 
 def chat_id(chat: int, *, private: bool) -> types.ChatId:
@@ -52,7 +52,7 @@ def first_words(text: str) -> str:
 def chat_of(
     chat: records.Chat, messages: Sequence[records.StoredMessage], draft: str, *, private: bool, coming: Container[int]
 ) -> types.Chat:
-    """`coming` are the replies that are being written by this program."""
+    """`coming` are the replies that this program is generating."""
     known = {message.id for message in messages}
     return types.Chat(
         summary=summary_of(chat, private=private),
@@ -68,7 +68,7 @@ def chat_of(
 def message_of(
     message: records.StoredMessage, known: Container[int] | None = None, coming: Container[int] = ()
 ) -> types.Message:
-    """A parent that is not `known` was lost: the message begins a branch. `coming` as above."""
+    """If the parent is not `known`, it was lost, and the message starts a branch. `coming` as in `chat_of`."""
     parent = message.parent if message.parent is not None and (known is None or message.parent in known) else None
     is_reply = message.role is records.Role.ASSISTANT
     return types.Message(
@@ -88,7 +88,7 @@ def message_of(
 
 
 def usage_of(usage: records.StoredUsage | None) -> types.Usage | None:
-    """None for one that is not known: that of a reply that failed says why alone."""
+    """Return None if the usage is unknown. A failed reply stores only its error."""
     if usage is None or usage.error:
         return None
     return types.Usage(

@@ -1,4 +1,4 @@
-"""A server of the OpenAI API as a chat uses it: sends a conversation and yields the parts of the reply.
+"""A client of an OpenAI-compatible server: sends a conversation and yields the parts of the reply.
 
 Imports little, so that the screens appear early.
 """
@@ -25,7 +25,7 @@ from app.settings.settings import APP_NAME
 
 
 class ReplyClock:
-    """Runs from its making on."""
+    """Measures a reply, starting when it is created."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -33,24 +33,24 @@ class ReplyClock:
         self._last = self._began
 
     def token(self) -> None:
-        """Some came."""
+        """Note that tokens arrived."""
         self._last = time.monotonic()
         if self._first is None:
             self._first = self._last
 
     @property
     def has_begun(self) -> bool:
-        """Whether any came."""
+        """Whether tokens have arrived."""
         return self._first is not None
 
     @property
     def first_token_seconds(self) -> float:
-        """Until it came; until now, while none has."""
+        """Seconds until the first token, or until now if none has arrived."""
         return (self._first or time.monotonic()) - self._began
 
     @property
     def reply_seconds(self) -> float:
-        """From the first token to the last one."""
+        """Seconds from the first token to the last one."""
         return self._last - (self._first or self._last)
 
 
@@ -76,7 +76,7 @@ def checked_url(given: str) -> str:
 
 
 def _remedies(url: str, *, is_inglenook: bool) -> Remedies:
-    """Advice for errors of an endpoint."""
+    """Return the advice for errors of an endpoint."""
     if is_inglenook:
         return Remedies("Try again: the engine is started anew.")
     lacks_version = {} if url.endswith("/v1") else {httpx.codes.NOT_FOUND.value: NO_SENSE}
@@ -86,30 +86,33 @@ def _remedies(url: str, *, is_inglenook: bool) -> Remedies:
 Body: TypeAlias = Mapping[str, object]
 
 _ANSWER_SECONDS = 10.0
-_INTERVAL_MS = 100  # between two looks at a reply: whoever wakes up for each token interrupts an engine for each
-_CHARACTERS_PER_TOKEN = 4  # characters of a token, where the server does not count
+# between two chunks of a reply: a client that wakes up for each token takes CPU time from the engine
+_INTERVAL_MS = 100
+_CHARACTERS_PER_TOKEN = 4  # an estimate for servers that cannot count tokens
 
 
 class NotOffered(AppError):
-    """This server has no such route."""
+    """The server has no such route."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedName:
-    """A name that a server has for a model."""
+    """A model that a server offers."""
 
     name: str
-    context_length: int | None  # tokens; None: it does not say
-    is_inglenook: bool = False  # the server is one of this program, wherever it runs
-    sampling: Mapping[str, float] | None = None  # that applies where a request leaves it open; None: not told
+    context_length: int | None  # tokens; None: not reported
+    is_inglenook: bool = False  # whether the server is Inglenook
+    sampling: Mapping[str, float] | None = None  # its defaults for sampling; None: not reported
 
 
 class ChatEndpoint:
-    """One server. `close` it in the end."""
+    """One server. Call `close` at the end."""
 
     def __init__(self, url: str, key: str | None, *, is_inglenook: bool) -> None:
-        """`url` is what OpenAI's clients call the base URL, with /v1; `is_inglenook`: it is a server of this program.
-        Raises InvalidSetting for what is no URL."""
+        """`url` is the base URL for OpenAI clients, ending with /v1. Raises InvalidSetting if it is not a URL.
+
+        `is_inglenook`: whether the server is Inglenook.
+        """
         self.url = checked_url(url)
         self.is_inglenook = is_inglenook
         self._unhurried = {"interval_ms": _INTERVAL_MS} if is_inglenook else {}
@@ -126,22 +129,22 @@ class ChatEndpoint:
         await self._http.close()
 
     async def names(self) -> Sequence[ServedName]:
-        """Raises ServerUnreachable or ServerError."""
+        """Return the models of the server. Raises ServerUnreachable or ServerError."""
         answer = await self._http.ask("GET", f"{self.url}/models")
         with self._http.parsing_response():
             return [_served_name(model) for model in answer["data"]]
 
     async def call_inglenook(self, method: str, path: str, body: Body | None = None) -> Any:
-        """The answer of a route that only our servers have. Raises NotOffered from others."""
+        """Call a route that only Inglenook has, and return the answer. Raises NotOffered for other servers."""
         if not self.is_inglenook:
             raise NotOffered("this endpoint does not say that", "A server of ingle does.")
         return await self._http.ask(method, f"{self.url.removesuffix('/v1')}/inglenook/{path}", body)
 
     async def stream(self, body: Body) -> AsyncGenerator[ReplyPart]:
-        """The reply to a chat request. Nothing comes before the server has accepted it.
+        """Yield the parts of the reply to a chat request, starting when the server has accepted it.
 
-        Closing the generator closes the connection, which ends the reply. Raises ServerUnreachable, ServerError,
-        PromptTooLong or ModelNotFound.
+        Closing the generator closes the connection, which aborts the reply. Raises ServerUnreachable, ServerError,
+        PromptTooLong, or ModelNotFound.
         """
         clock = ReplyClock()
         fold = _Fold(clock)
@@ -157,12 +160,14 @@ class ChatEndpoint:
         yield ended
 
     async def stop(self, reply: str) -> None:
-        """Have the server end a reply in good order, which says what it used. Nothing if it has ended. Raises
-        NotOffered from others."""
+        """Let the server end a reply, so that it reports the usage. Does nothing if it has ended.
+
+        Raises NotOffered for servers other than Inglenook.
+        """
         await self.call_inglenook("POST", "stop", {"reply": reply})
 
     async def complete(self, body: Body) -> str:
-        """The text of a whole reply."""
+        """Return the text of a whole reply."""
         text = ""
         async with aclosing(self.stream(body)) as parts:
             async for part in parts:
@@ -170,8 +175,7 @@ class ChatEndpoint:
         return text
 
     async def count(self, *, text: str = "", messages: Sequence[Body] = ()) -> int:
-        """How many tokens a text, or the prompt of a conversation, has; about so many, where the server does not
-        count."""
+        """Count the tokens of a text, or of the prompt of a conversation. An estimate if the server cannot count."""
         if self.is_inglenook:
             answer = await self.call_inglenook("POST", "count", {"text": text, "messages": messages})
             with self._http.parsing_response():
@@ -188,14 +192,14 @@ def _served_name(model: Mapping[str, Any]) -> ServedName:
 
 
 def _context_length(model: Mapping[str, Any]) -> int | None:
-    """By the field of whichever engine it is."""
+    """Return the context length from the field that the server uses for it, or None."""
     meta = model.get("meta")
     found = model.get("context_length") or model.get("max_model_len") or (meta or {}).get("n_ctx")
     return int(found) if found else None
 
 
 class _Fold:
-    """From the chunks of a streamed completion to the parts of a reply."""
+    """Converts the chunks of a streamed completion to parts of a reply."""
 
     def __init__(self, clock: ReplyClock) -> None:
         self._clock = clock
@@ -205,7 +209,7 @@ class _Fold:
         self._timings: Mapping[str, Any] = {}
 
     def parts(self, chunk: Any) -> list[ReplyPart]:
-        """Raises ServerError for a chunk that says that the reply failed."""
+        """Raises ServerError if the chunk reports that the reply failed."""
         if chunk.get("error"):
             raise refusal(500, json.dumps(chunk).encode())
         self._usage = chunk.get("usage") or self._usage
@@ -237,11 +241,12 @@ class _Fold:
         return Ended(self._state, self._stored_usage(self._usage or {}) if is_known else None)
 
     def _stored_usage(self, usage: Mapping[str, Any]) -> StoredUsage:
-        """What the server says, and where it says nothing, what was measured here."""
+        """Return the usage that the server reports, with values measured here for what it does not report."""
         prompt = int(usage.get("prompt_tokens") or 0)
         details = _details(usage)
         cached = min(details.cached_tokens, prompt)
-        tells = "computed_tokens" in (usage.get("prompt_tokens_details") or ())  # a prompt may be read in part
+        # a stopped request may have computed only part of its prompt
+        tells = "computed_tokens" in (usage.get("prompt_tokens_details") or ())
         queue = float(self._timings.get("queue_ms") or 0.0) / 1000
         reply = float(self._timings.get("predicted_ms") or 0.0) / 1000
         return StoredUsage(
@@ -259,7 +264,7 @@ class _Fold:
 
 
 def _details(usage: Mapping[str, Any]) -> PromptTokensDetails:
-    """What is told of the prompt's tokens; of a server that says it in another way, nothing."""
+    """Return the report about the prompt's tokens; an empty one if the server uses another format."""
     try:
         return msgspec.convert(usage.get("prompt_tokens_details") or {}, PromptTokensDetails)
     except msgspec.ValidationError:
@@ -267,7 +272,7 @@ def _details(usage: Mapping[str, Any]) -> PromptTokensDetails:
 
 
 def _sentence(details: PromptTokensDetails) -> str:
-    """Why more than the new end of a prompt was computed; empty where nothing was missed."""
+    """Return why cached tokens of the prompt were not reused; empty if none were missed."""
     miss = details.report().miss
     if miss is None:
         return ""

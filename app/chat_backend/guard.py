@@ -1,8 +1,7 @@
-"""Keeps the terminal while the chat runs in a child process, and gives it back as it was, whatever becomes of that.
+"""Runs the chat in a child process and restores the terminal when the child ends in any way.
 
-A program that dies in the middle of a full screen leaves a terminal without echo, in another screen, that writes a line
-for every move of the mouse. The guard is small, so that it does not die; it does nothing but wait. It knows terminals
-and processes. Refuses to know what the chat is.
+A program that dies in full-screen mode leaves the terminal without echo, on the alternate screen, and with mouse
+reports. The guard only waits, so that it cannot fail itself.
 """
 
 import os
@@ -18,23 +17,23 @@ from app.process.signals import ending_signals
 Left = Callable[[], None]
 Work = Callable[[Left], int]
 
-# The other screen, mouse reports of every kind, focus reports, pasted text in brackets, synchronized output, reports of
-# size and colours, the keyboard protocol; then the cursor, wrapping and plain colours as they are at first.
+# Alternate screen, mouse reports of every kind, focus reports, bracketed paste, synchronized output, reports of size
+# and colors, and the keyboard protocol off; then cursor, wrapping, and colors as in a new terminal.
 RESET = (
     b"\x1b[?2026l\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?1015l\x1b[?1016l\x1b[?1004l\x1b[?2004l\x1b[?2031l"
     b"\x1b[?2048l\x1b[<u\x1b[>4;0m\x1b[?1049l\x1b[?25h\x1b[?7h\x1b[0m"
 )
-_SIGNALLED = 128  # and the signal: the status of whoever was ended by one
-_PATIENCE = 3.0  # seconds for the child to end when it is asked to
-_SET_PARENT_DEATH_SIGNAL = 1  # of prctl
-_IGNORED = ("SIGINT", "SIGQUIT", "SIGTTOU", "SIGTSTP")  # of the whole group: the child answers them
+_SIGNALLED = 128  # plus the signal: the exit status after a signal
+_PATIENCE = 3.0  # seconds for the child to exit after a signal
+_SET_PARENT_DEATH_SIGNAL = 1  # an operation of prctl
+_IGNORED = ("SIGINT", "SIGQUIT", "SIGTTOU", "SIGTSTP")  # sent to the whole process group; the child handles them
 
 
 def run_guarded(work: Work) -> int:
-    """Run `work` in a child of this process, which owns the terminal. Gives the exit status that is due.
+    """Run `work` in a child process, and return its exit status. This process owns the terminal.
 
-    `work` is given a function to call when it has left the terminal in order. In the child, this returns what `work`
-    does. Where there is no fork, or no terminal, `work` runs here.
+    `work` receives a function to call when it has restored the terminal itself. In the child, this returns the result
+    of `work`. Without fork or a terminal, `work` runs in this process.
     """
     terminal = _terminal()
     if sys.platform == "win32" or terminal is None:
@@ -60,7 +59,7 @@ def run_guarded(work: Work) -> int:
 
 
 def _terminal() -> int | None:
-    """A descriptor of the terminal; None where there is none."""
+    """Return a descriptor of the terminal, or None."""
     try:
         return os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
     except OSError:
@@ -73,7 +72,7 @@ def _signal_left(pipe: int) -> None:
 
 
 def _wait(child: int) -> int:
-    """Until the child has ended: its exit status, or the signal that ended it, negative."""
+    """Wait for the child. Returns its exit status, or the negative signal that ended it."""
     asked_at: list[float] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -95,32 +94,32 @@ def _wait(child: int) -> int:
         _, status = os.waitpid(child, os.WUNTRACED)
         if not os.WIFSTOPPED(status):
             return os.waitstatus_to_exitcode(status)
-        os.kill(os.getpid(), signal.SIGSTOP)  # the shell has its turn; it continues both of us
+        os.kill(os.getpid(), signal.SIGSTOP)  # let the shell stop the job; it will continue both processes
 
 
 def _restore(terminal: int, before: list[object], *, in_order: bool) -> None:
-    """The terminal as it was; of a child that left in order, its modes alone: nothing on the screen moves."""
+    """Restore the terminal. After an orderly exit, only its modes, so that the screen does not change."""
     import termios
 
     with suppress(OSError, termios.error):
         if not in_order:
             os.write(terminal, RESET)
-            termios.tcflush(terminal, termios.TCIFLUSH)  # what the mouse has written meanwhile
-        termios.tcsetattr(terminal, termios.TCSANOW, before)  # type: ignore[arg-type]  # what tcgetattr gave
+            termios.tcflush(terminal, termios.TCIFLUSH)  # mouse reports that arrived meanwhile
+        termios.tcsetattr(terminal, termios.TCSANOW, before)  # type: ignore[arg-type] # the value of tcgetattr
 
 
 def _give_up(terminal: int, before: list[object]) -> None:
-    """In the child, when the guard or the terminal has gone."""
+    """Called in the child when the guard or the terminal is gone."""
     _restore(terminal, before, in_order=False)
     os._exit(_SIGNALLED + signal.SIGHUP)
 
 
 def _die_with_parent(parent: int) -> None:
-    """Have this process told when the guard is killed. Linux can do that."""
+    """Send this process SIGHUP when the guard is killed. Linux only."""
     if sys.platform != "linux":
         return
     import ctypes
 
     ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, int(signal.SIGHUP), 0, 0, 0)
-    if os.getppid() != parent:  # it was faster
+    if os.getppid() != parent:  # the guard was killed before prctl
         os.kill(os.getpid(), signal.SIGHUP)

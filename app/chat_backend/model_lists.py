@@ -1,4 +1,4 @@
-"""The models that are here and those of the catalog, as the screens list them. Looks at files, and at no network."""
+"""The installed models and the catalog, as the screens list them. Reads files, and does not use the network."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,8 +18,10 @@ from tui.engine_types import ModelInfo
 
 
 def installed_models(store: ModelStore, loaded: str, fetching: str) -> list[ModelInfo]:
-    """What is stored, then what was begun to be fetched. `loaded` is the name of the model that answers, `fetching`
-    of the one that the engine fetches if it is not stored."""
+    """Return installed models, then unfinished downloads.
+
+    `loaded` is the name of the loaded model. `fetching` is the model that the engine downloads, or "".
+    """
     stored = store.entries()
     under_way = fetches(store.hub_models, store.models_dir)
     here = {one.name for one in stored}
@@ -34,8 +36,10 @@ def installed_models(store: ModelStore, loaded: str, fetching: str) -> list[Mode
 
 
 def catalog_models(store: ModelStore, loaded: str, fetching: str, memory: int | None) -> Iterator[ModelInfo]:
-    """What has a short name, by it. Sizes and fits of families are estimates where they are not here; `memory` is what
-    a model would find, None where nobody knows."""
+    """Yield all models with a short name. Sizes and fits of families are estimates unless installed.
+
+    `memory`: bytes available to a model; None if unknown.
+    """
     here = {stored.name: stored for stored in store.entries()}
     under_way = fetches(store.hub_models, store.models_dir)
     for entry in store.catalog:
@@ -53,7 +57,7 @@ def catalog_models(store: ModelStore, loaded: str, fetching: str, memory: int | 
 
 
 def named_model(name: str, store: ModelStore, loaded: str, fetching: str, memory: int | None) -> ModelInfo:
-    """What is known of the model of that name; of one that is neither here nor in the catalog, nothing."""
+    """Return what is known of a model. Only the name, if it is neither installed nor in the catalog."""
     known = store.known_name(name)
     listed = chain(installed_models(store, loaded, fetching), catalog_models(store, loaded, fetching, memory))
     for model in listed:
@@ -61,7 +65,7 @@ def named_model(name: str, store: ModelStore, loaded: str, fetching: str, memory
         if name == model.name or (known and known in (other, f"{other}:{model.quantization}")):
             return replace(model, name=name)
     with suppress(InglenookError):
-        store.resolve(name)  # of another tool, of the web, or at a path
+        store.resolve(name)  # from another tool, from the web, or a path
         return ModelInfo(name, installed=True)
     return ModelInfo(name)
 
@@ -114,7 +118,7 @@ def _is_of(name: str, known: KnownModel) -> bool:
 
 
 def _found(known: KnownModel, store: ModelStore) -> StoredModel | None:
-    with suppress(InglenookError):  # others have put several there, or one that is damaged
+    with suppress(InglenookError):  # another tool stored several files for it, or a damaged one
         return store.hub_models.find(known.repository)
     return None
 

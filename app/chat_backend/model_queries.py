@@ -1,4 +1,4 @@
-"""Questions about models for the screens, which `ingle search`, `ingle fit`, and a repository's listing answer."""
+"""Questions about models that need a child process or the Hub: search, fit, recommendation, and variants."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from tui.engine_types import Fit, ModelInfo, Recommendation, SearchResults
 
 
 class _SearchResult(Struct):
-    """One line of `ingle search --json`, as far as it is shown."""
+    """One line of `ingle search --json`, with the fields in use."""
 
     name: str
     size: int | None
@@ -25,8 +25,10 @@ class _SearchResult(Struct):
 
 
 async def search_models(words: str, memory: int) -> SearchResults:
-    """What fits comes first. `memory`: bytes that a model would find; 0: those that are free. Raises AppError with
-    what the search says."""
+    """Search the Hub; models that fit come first. `memory`: bytes available to a model; 0: what is free now.
+
+    Raises AppError with the message of the search.
+    """
     status, out, err = await run_ingle("search", "--json", *memory_option(memory), "--", *words.split())
     if status not in (EXIT_OK, EXIT_NOT_FOUND):
         raise AppError(error_message(err, "the search failed"))
@@ -37,7 +39,7 @@ async def search_models(words: str, memory: int) -> SearchResults:
 
 
 def _model(result: _SearchResult, *, is_known: bool) -> ModelInfo:
-    """`is_known`: it is one of those with a short name."""
+    """`is_known`: whether the model has a short name."""
     return ModelInfo(
         result.name,
         result.quantization or "",
@@ -50,15 +52,17 @@ def _model(result: _SearchResult, *, is_known: bool) -> ModelInfo:
 
 
 def _note(err: bytes) -> str:
-    """Why models with a short name were searched instead; empty where they were not."""
+    """Return why only models with short names were searched; empty if the Hub answered."""
     from app.models.hub_search import OF_FAMILIES
 
     return next((line for line in err.decode(errors="replace").splitlines() if OF_FAMILIES in line), "")
 
 
 def variants(name: str, settings: Settings, memory: int | None) -> Sequence[ModelInfo]:
-    """The quantizations of a repository, what fits first, and the largest of it. `memory`: bytes that a model would
-    find; None: nobody knows. Raises AppError."""
+    """Return the quantizations of a repository: those that fit first, larger ones before smaller ones.
+
+    `memory`: bytes available to a model; None if unknown. Raises AppError.
+    """
     from app.models.hub_listing import list_repository
     from app.models.remote_headers import choices_of
     from app.models.repository import RepositoryName
@@ -82,7 +86,7 @@ def variants(name: str, settings: Settings, memory: int | None) -> Sequence[Mode
 
 
 class _Fit(Struct):
-    """What `ingle fit --json` says, as far as it is shown."""
+    """The output of `ingle fit --json`, with the fields in use."""
 
     name: str
     verdict: str
@@ -90,7 +94,7 @@ class _Fit(Struct):
 
 
 async def recommended(settings: Settings) -> Recommendation | None:
-    """The best model for chats that fits this machine; None where none does, or the Hub cannot be asked."""
+    """Return the best chat model that fits this machine, or None if none fits or the Hub is unreachable."""
     from app.models.reachability import check_reachable
 
     try:
@@ -105,9 +109,9 @@ async def recommended(settings: Settings) -> Recommendation | None:
 
 
 async def check_fit(name: str, settings: Settings, memory: int) -> Fit:
-    """Of one model, with the context that was asked for. `memory`: bytes that it would find; 0: those that are free.
+    """Return whether a model fits with the context from the settings. `memory`: bytes available; 0: what is free now.
 
-    Raises AppError with what the command says.
+    Raises AppError with the command's message.
     """
     context = ("--context", str(settings.context)) if settings.context else ()
     _, out, err = await run_ingle("fit", "--json", *context, *memory_option(memory), "--", name)

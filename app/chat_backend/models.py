@@ -1,4 +1,4 @@
-"""The models of the port: those on this machine, those that could be, and how they come and go."""
+"""The models of the port: list, search, download, load, and delete them."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -29,7 +29,7 @@ class ChatModels:
         self._pulls_made: Pulls | None = None
 
     async def installed(self) -> Sequence[ModelInfo]:
-        """Of an endpoint of others, what that has."""
+        """Return the models on this machine, or those of the remote endpoint."""
         if self._connection.is_remote:
             offered = await self._connection.offered_models()
             return [
@@ -44,7 +44,7 @@ class ChatModels:
         return await to_thread(listed)
 
     async def catalog(self) -> Sequence[ModelInfo]:
-        """Nothing with an endpoint of others, where nothing can be fetched."""
+        """Return the catalog; empty with a remote endpoint, because it cannot download models."""
         if self._connection.is_remote:
             return ()
         memory = await self._memory()
@@ -76,7 +76,7 @@ class ChatModels:
         return await self._with_local_state(await to_thread(variants, name, self._settings, await self._memory()))
 
     async def _with_local_state(self, finds: Sequence[ModelInfo]) -> Sequence[ModelInfo]:
-        """SearchResults of the Hub; those of which something is here, as it is."""
+        """Mark results of the Hub that are installed, loaded, or partly downloaded."""
         here = {model.name: model for model in await self.installed()}
         return [
             replace(find, installed=one.installed, loaded=one.loaded, arrived=one.arrived)
@@ -119,7 +119,7 @@ class ChatModels:
             return await check_fit(name, self._settings, await self._connection.reclaimable_memory())
 
     async def _memory(self) -> int | None:
-        """Bytes that another model would find; None: nobody knows."""
+        """Return the bytes available to another model, or None if unknown."""
         return await self._connection.reclaimable_memory() or await to_thread(memory_without_gpu)
 
     async def pull(self, name: str) -> AsyncGenerator[Download, None]:
@@ -140,7 +140,7 @@ class ChatModels:
                     yield Download(now.done, now.total, rate.after(now.label, now.done), stage)
 
     def _is_awaited(self, name: str) -> bool:
-        """Whether the engine fetches this model, or would if that were not paused."""
+        """Whether the engine is loading this model, or is paused at it."""
         from app.models.transfer.download_queue import is_of
 
         store = self._store()
@@ -148,11 +148,11 @@ class ChatModels:
         return known is not None and awaited is not None and is_of(known, awaited)
 
     def _fetching(self) -> str:
-        """The name of the model that the engine fetches, if that is not here."""
+        """Return the name of the model that the engine is downloading, or ""."""
         return "" if self._connection.is_paused else self._store().known_name(self._connection.awaited) or ""
 
     async def _pulled_by_engine(self) -> AsyncGenerator[Download, None]:
-        """Until it is loaded. Another one who follows it may pause it, too."""
+        """Follow the engine's download until the model is loaded. Any follower may pause it."""
         self._connection.resume()
         rate = DownloadRate()
         try:
@@ -174,19 +174,19 @@ class ChatModels:
     async def delete(self, name: str) -> None:
         self._require_local()
         store = self._store()
-        if store.known_name(name) is None:  # of another tool, or of the web
+        if store.known_name(name) is None:  # from another tool or from the web
             await to_thread(store.remove, name)
             return
         with client_errors():
             await self._pulls().delete(name)
 
     def _require_local(self) -> None:
-        """Raises ClientError where an endpoint of others answers, whose models are its own."""
+        """Raises ClientError with a remote endpoint, which manages its own models."""
         if self._connection.is_remote:
             raise ClientError("this endpoint has models of its own", "Start ingle without --endpoint for others.")
 
     def _check_name(self, name: str) -> None:
-        """Raises ModelNotFound for what no model is called: nothing is unloaded for that."""
+        """Raises ModelNotFound if no model has this name, so that none is unloaded for it."""
         from app.models.web_models import WebName
 
         store = self._store()
@@ -199,7 +199,7 @@ class ChatModels:
         return ModelStore(self._settings)
 
     def _pulls(self) -> "Pulls":
-        """Those of this program, made on the event loop that uses them."""
+        """The download queue of this process, created on the event loop that uses it."""
         from app.models.pulls import Pulls
 
         if self._pulls_made is None:
@@ -207,7 +207,7 @@ class ChatModels:
         return self._pulls_made
 
     async def close(self) -> None:
-        """Stop what is being fetched; what has arrived is kept."""
+        """Stop all downloads. Partial downloads are kept."""
         if self._pulls_made is not None:
             await self._pulls_made.close()
 

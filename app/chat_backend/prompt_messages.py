@@ -1,7 +1,4 @@
-"""What a model is told of a chat: the messages of a branch as requests have them, and how the reply is to be sampled.
-
-Refuses to know servers and where chats are kept.
-"""
+"""The body of a request: the messages of a branch, and the sampling parameters."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,8 +10,11 @@ _IN_PLACE = "What was said before, in short:\n"
 
 
 def prompt_messages(chat: Chat, branch: Sequence[StoredMessage], *, with_reasoning: bool) -> list[Mapping[str, object]]:
-    """A branch, its first message first, in OpenAI's form: without what is left out, with the branch's newest summary
-    in its place and the texts of files in front of the messages that they came with."""
+    """Return the messages of a branch in OpenAI's format, oldest first.
+
+    Messages that are left out are replaced with the branch's newest summary. Attachments come before the message's
+    text.
+    """
     summaries = chat.trim.by_message
     newest = next((summaries[message.id] for message in reversed(branch) if message.id in summaries), "")
     summary = f"{_IN_PLACE}{newest}" if newest else ""
@@ -30,7 +30,7 @@ def prompt_messages(chat: Chat, branch: Sequence[StoredMessage], *, with_reasoni
 
 
 def prompt_text(message: StoredMessage) -> str:
-    """A message with the files that came with it."""
+    """Return a message's text with its attachments."""
     files = [f"File {file.name}:\n```\n{file.text}\n```" for file in message.attachments]
     return "\n\n".join([*files, message.text]) if message.role is Role.USER else message.text
 
@@ -38,8 +38,10 @@ def prompt_text(message: StoredMessage) -> str:
 def sampling_fields(
     chosen: SamplingChoice, default_sampling: Mapping[str, float | int], *, retry: bool = False
 ) -> dict[str, object]:
-    """The fields of a request: what was chosen, else what suits the model, where somebody knows that. `again`: for
-    another reply to the same message, which would be the same one if it were not drawn at random."""
+    """Return the sampling fields of a request: the chat's settings, else the model's defaults.
+
+    With `retry`, greedy decoding is replaced with sampling, because it would repeat the previous reply.
+    """
     names = [name for name in SamplingChoice.__struct_fields__ if name != "thinking"]
     given = {name: value for name in names if (value := getattr(chosen, name)) is not None}
     thinking = {} if chosen.thinking is None else {"chat_template_kwargs": {"enable_thinking": chosen.thinking}}

@@ -1,4 +1,4 @@
-"""The replies of the port: asked of the engine, told as they come, and kept in the history as they grow."""
+"""The replies of the port: requested from the engine, streamed to the screens, and saved while they grow."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ from quant.errors import InglenookError
 from tui import types
 from tui.client import ClientError
 
-SAVE_SECONDS = 0.5  # a reply that is being written is so far behind on the disk, at most
+SAVE_SECONDS = 0.5  # at most this much of a reply is lost if the program is killed
 
 _FINISH = {
     State.WHOLE: types.Finish.COMPLETE,
@@ -31,21 +31,21 @@ _FINISH = {
 
 @dataclass(slots=True)
 class _ReplyInProgress:
-    """A reply that is being written."""
+    """A reply that is being generated."""
 
     message: int
     chat: int
     history: History
     engine: ReadyEngine
-    reply: str = ""  # its id there
+    reply: str = ""  # its id at the server
     text: str = ""
     reasoning: str = ""
     reasoning_began: float | None = None
     reasoning_seconds: float = 0.0
     saved_at: float = field(default_factory=time.monotonic)
-    stopped: asyncio.Event = field(default_factory=asyncio.Event)  # nothing more is waited for
-    is_stopping: bool = False  # the engine was asked to end it
-    has_ended: bool = False  # and that is on the disk
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)  # set when the stream is no longer read
+    is_stopping: bool = False  # whether the engine was asked to stop it
+    has_ended: bool = False  # whether its final state is saved
 
     def add(self, part: ReasoningDelta | TextDelta) -> None:
         now = time.monotonic()
@@ -57,7 +57,7 @@ class _ReplyInProgress:
             self.text += part.text
 
     def save(self, state: State = State.COMING, usage: StoredUsage | None = None) -> None:
-        """On the disk, as far as it is."""
+        """Save the reply in its current state."""
         self.saved_at = time.monotonic()
         self.has_ended = state is not State.COMING
         self.history.messages.write_reply(
@@ -98,7 +98,7 @@ class ChatReplies:
                     async for event in events:
                         yield event
             finally:
-                if not growing.has_ended:  # whoever listened went away
+                if not growing.has_ended:  # the caller closed the generator
                     growing.save(State.STOPPED)
                 self._chats.coming.discard((chat, growing.message))
                 self._in_progress.pop(growing.message, None)
@@ -134,7 +134,7 @@ class ChatReplies:
     async def _reply_events(
         self, growing: _ReplyInProgress, first: ReplyPart, parts: AsyncGenerator[ReplyPart]
     ) -> AsyncGenerator[types.ReplyEvent, None]:
-        """The events of a reply, which is kept as they come; ends with a ReplyEnd, whatever happens."""
+        """Yield the events of a reply and save it as it grows. Always ends with a ReplyEnd."""
         part: ReplyPart | None = first
         try:
             while part is not None and not isinstance(part, Ended):
@@ -160,12 +160,12 @@ class ChatReplies:
         yield types.ReplyEnd(_FINISH[ended.state], usage_of(ended.usage))
 
     async def stop(self, message: types.MessageId) -> None:
-        """Ended by the engine a reply says what it used; of another server's, the connection is closed."""
+        """Stop a reply. Inglenook then reports its usage; the connection to another server is closed."""
         if (growing := self._in_progress.get(int(message))) is not None:
             await self._stop(growing)
 
     async def stop_by_id(self, reply: str) -> bool:
-        """The same by the engine's id of a reply; whether it is one of these."""
+        """Stop a reply by its id at the server. Returns whether it belongs to this chat."""
         growing = next((one for one in self._in_progress.values() if reply and one.reply == reply), None)
         if growing is not None:
             await self._stop(growing)
@@ -175,7 +175,7 @@ class ChatReplies:
         growing.is_stopping = True
         try:
             await growing.engine.endpoint.stop(growing.reply)
-        except InglenookError:  # no server of ours, or one that has gone
+        except InglenookError:  # another server, or one that has exited
             growing.stopped.set()
 
     async def count_tokens(self, text: str) -> int:
@@ -188,7 +188,7 @@ def _delta(part: ReasoningDelta | TextDelta) -> types.ReplyEvent:
 
 
 async def _next(parts: AsyncGenerator[ReplyPart], stopped: asyncio.Event) -> ReplyPart | None:
-    """The next part; None when somebody stops the reply before it comes."""
+    """Return the next part, or None if the reply is stopped first."""
     coming = asyncio.ensure_future(anext(parts))
     stopping = asyncio.ensure_future(stopped.wait())
     try:

@@ -1,4 +1,4 @@
-"""The parts of a reply, as an endpoint streams them."""
+"""The parts of a streamed reply."""
 
 from typing import NamedTuple, TypeAlias
 
@@ -7,7 +7,7 @@ from app.history.records import State, StoredUsage
 
 
 class Accepted(NamedTuple):
-    """The server has accepted the request. Servers that give replies no id send none of these."""
+    """The server accepted the request. Servers that give replies no id do not send it."""
 
     reply: str  # its id
 

@@ -1,4 +1,4 @@
-"""One run of the chat, from the history that is opened to the engine that is left: with screens, or in plain lines."""
+"""One run of the chat, with screens or in plain lines: opens the history and the engine, and closes both."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
@@ -16,26 +16,28 @@ from app.text.terminal_text import sanitize
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What was asked for on the command line. Its runs give an exit status."""
+    """A run with the options of the command line. The run methods return an exit status."""
 
     settings: Settings
-    flags: Mapping[str, object]  # settings that an engine process is started with, and `stay`
+    flags: Mapping[str, object]  # settings for an engine process, and `stay`
     endpoint: str = ""
-    key: str | None = None  # that the endpoint wants
+    key: str | None = None  # API key of the endpoint
     question: str = ""
 
     def run_plain(self) -> int:
-        """Raises what opening the history does."""
+        """Run in plain lines. Raises the errors of opening the history."""
         from app.chat_backend.plain.plain_chat import PlainChat
 
         history = History(self.settings.history_dir, _say)
         return asyncio.run(self._with_client(history, lambda client: PlainChat(client, self.question).run()))
 
     def run_screens(self, left: Callable[[], None]) -> int:
-        """`left` is called when the terminal was left in order. Raises what opening the history does, before it is
-        entered."""
+        """Run with screens. `left` is called after the terminal was restored.
+
+        Raises the errors of opening the history, before the screens appear.
+        """
         history = History(self.settings.history_dir, _say)
-        for notice in history.notices:  # the screens show it as well, and are gone when the chat ends
+        for notice in history.notices:  # also shown on the screens, which disappear when the chat ends
             _say(notice.sentences)
         from tui.app import ChatApp
 

@@ -1,4 +1,4 @@
-"""How a run of the chat ends that a signal asks to: in order at the first one, at once at the next."""
+"""Ends a run of the chat on a signal: in order after the first one, and at once after the second."""
 
 import asyncio
 import os
@@ -7,24 +7,24 @@ from contextlib import suppress
 
 from app.process.signals import heeded
 
-_SIGNALLED = 128  # and the signal: the status of whoever was ended by one
+_SIGNALLED = 128  # plus the signal: the exit status after a signal
 
 
 class Shutdown:
-    """`end` is told the exit status that is due, once. Used on one event loop."""
+    """Calls `end` once, with the exit status. Used on one event loop."""
 
     def __init__(self, end: Callable[[int], object]) -> None:
         self._end = end
         self._is_asked = False
 
     def listen(self, *names: str) -> None:
-        """Handle the signals of these names that this system has and this process does not ignore."""
+        """Handle the named signals that this system has and this process does not ignore."""
         for number in heeded(*names):
             with suppress(NotImplementedError):  # Windows
                 asyncio.get_running_loop().add_signal_handler(number, self.ask, number)
 
     def ask(self, number: int) -> None:
-        """For the end, as this signal does. Who asks a second time does not wait for what hangs."""
+        """End the run because of a signal. A second signal exits at once, in case something hangs."""
         if self._is_asked:
             os._exit(_SIGNALLED + number)
         self._is_asked = True

@@ -1,4 +1,4 @@
-"""Titles that chats get after their first reply, written by the model while it has nothing better to do."""
+"""Titles for chats after their first reply, written by the model at low priority."""
 
 from textwrap import shorten
 
@@ -18,15 +18,16 @@ _QUOTES = "\"'“”„«»`*# "
 
 
 class Titles:
-    """Over the chats that are kept. `make` one for a chat."""
+    """Writes titles for stored chats."""
 
     def __init__(self, chats: ChatRepository, connection: EngineConnection) -> None:
         self._chats = chats
         self._connection = connection
 
     async def make_title(self, chat: ChatId) -> str:
-        """The title that a chat has from now on: one that it has stays. Empty where the model wrote nothing that could
-        be one."""
+        """Return the chat's title. If it has none, let the model write one and store it; "" if the model's answer is
+        unusable.
+        """
         if found := await to_thread(self._title, chat):
             return found
         async with self._connection.use() as engine:
@@ -44,7 +45,7 @@ class Titles:
         return history.chats.get(number).title
 
     def _messages(self, chat: ChatId) -> list[object]:
-        """The chat as it was sent, so that nothing of it is computed again, and the question behind it."""
+        """Return the chat as it was sent before, so that its prefix is cached, and the request for a title."""
         history, number = self._chats.locate(chat)
         found = history.chats.get(number)
         branch: list[StoredMessage] = path_to({one.id: one for one in history.messages.in_chat(number)}, found.shown)
@@ -56,8 +57,10 @@ class Titles:
 
 
 def extract_title(text: str) -> str:
-    """What a model wrote, as a title: its first line that announces nothing, without quotation marks, cut at a word;
-    empty where that is none."""
+    """Return the first line that is a title: without quotation marks, cut at a word. "" if there is none.
+
+    A line that ends with a colon is skipped, because it announces the title.
+    """
     lines = [line for line in text.splitlines() if line.strip(_QUOTES) and not line.rstrip(_QUOTES).endswith(":")]
     title = single_line(lines[0]).removeprefix("Title:").strip(_QUOTES).rstrip(".") if lines else ""
     return shorten(title, _LONGEST, placeholder=_CUT).removeprefix(_CUT)

@@ -1,1 +1,1 @@
-"""The chats of this user in one file: kept whatever dies, searched, and taken from and given to other programs."""
+"""The user's chats in one SQLite file: crash-safe, repairable, searchable, with import and export."""

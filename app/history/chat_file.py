@@ -1,4 +1,4 @@
-"""A chat as a file: Markdown of the branch that is shown, for people; JSON of all branches, which can be read again."""
+"""Export a chat: Markdown of the shown branch, for people; JSON of all branches, which can be imported."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -15,7 +15,7 @@ _WHO = {Role.USER: "You", Role.ASSISTANT: "Assistant"}
 
 
 class FileMessage(Struct, kw_only=True, omit_defaults=True):
-    """A message. `parent` is the place of the one before it among the messages of the file."""
+    """A message. `parent` is the index of the previous message in the file."""
 
     role: Role
     text: str
@@ -29,7 +29,7 @@ class FileMessage(Struct, kw_only=True, omit_defaults=True):
 
 
 class FileChat(Struct, kw_only=True, omit_defaults=True):
-    """A chat, each of its messages behind its parent. `shown` is the place of the last one that was shown."""
+    """A chat, with each message after its parent. `shown` is the index of the last message of the shown branch."""
 
     title: str = ""
     settings: ChatSettings = ChatSettings()
@@ -39,14 +39,14 @@ class FileChat(Struct, kw_only=True, omit_defaults=True):
 
 
 class ChatFile(Struct, tag_field="format", tag=FORMAT):
-    """What is exported."""
+    """The exported file."""
 
     version: int
     chats: list[FileChat]
 
 
 def as_json(chat: Chat, messages: Sequence[StoredMessage]) -> bytes:
-    """All branches of a chat."""
+    """Return all branches of a chat as JSON."""
     indices = {message.id: index for index, message in enumerate(messages)}
     written = FileChat(
         title=chat.title,
@@ -73,7 +73,7 @@ def _file_message(message: StoredMessage, indices: dict[int, int]) -> FileMessag
 
 
 def as_markdown(chat: Chat, messages: Sequence[StoredMessage]) -> str:
-    """The branch that is shown."""
+    """Return the shown branch as Markdown."""
     branch = path_to({message.id: message for message in messages}, chat.shown)
     parts = [f"# {' '.join((chat.title or chat.beginning or 'Chat').split())}"]
     if chat.settings.system:
@@ -93,7 +93,7 @@ def _section(message: StoredMessage) -> str:
 
 
 def _fenced(text: str) -> str:
-    """As code, between fences that are longer than any in it."""
+    """Return text as a code block, with fences longer than any in the text."""
     fence = "```"
     while fence in text:
         fence += "`"

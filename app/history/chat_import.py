@@ -1,8 +1,8 @@
-"""Chats from files of this program and of others, as chats of this history.
+"""Import chats from files of this program and others.
 
-Known are our own JSON, ChatGPT's conversations.json, and conversations as requests hold them, which is how scripts keep
-chats with Ollama and OpenAI's API: {"model": ..., "messages": [{"role": ..., "content": ...}]}. A file is read as what
-no person has checked: every part is typed, and what is no text is left out.
+Three formats are known: Inglenook's JSON, ChatGPT's conversations.json, and request bodies as scripts store them for
+Ollama and OpenAI's API: {"model": ..., "messages": [{"role": ..., "content": ...}]}. Files are not trusted: every value
+is checked for its type, and content that is not text is left out.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ _KNOWN = (
 
 
 class UnreadableChats(AppError):
-    """A file holds no chats that can be read."""
+    """The file contains no readable chats."""
 
 
 class Author(Struct):
@@ -49,7 +49,7 @@ class Node(Struct):
 
 
 class ChatGPTConversation(Struct):
-    """One of conversations.json: a tree of nodes, some of which hold nothing."""
+    """One conversation of conversations.json: a tree of nodes, some without a message."""
 
     mapping: dict[str, Node]
     title: str | None = None
@@ -69,7 +69,7 @@ class RequestMessage(Struct):
 
 
 class RequestConversation(Struct):
-    """As Ollama's and OpenAI's requests have it."""
+    """A conversation in the format of Ollama's and OpenAI's requests."""
 
     messages: list[RequestMessage]
     model: str = ""
@@ -78,7 +78,7 @@ class RequestConversation(Struct):
 
 
 def read_chats(path: Path) -> list[FileChat]:
-    """The chats of a file. Raises UnreadableChats."""
+    """Read the chats of a file. Raises UnreadableChats."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise UnreadableChats(f"{path} is larger than {MAX_BYTES >> 30} GB", "Split it.")
@@ -94,7 +94,7 @@ def read_chats(path: Path) -> list[FileChat]:
 
 
 def add_chats(history: History, chats: Sequence[FileChat]) -> list[Chat]:
-    """New chats with what was read."""
+    """Create chats from those that were read."""
     return [_add_chat(history, chat) for chat in chats if chat.messages]
 
 
@@ -132,7 +132,9 @@ def _chatgpt(content: bytes) -> list[FileChat]:
 
 
 def _of_chatgpt(conversation: ChatGPTConversation) -> FileChat:
-    """Nodes that hold no text of the user or the model are left out; what follows them follows their parents."""
+    """Convert a conversation. Nodes without text of the user or the model are left out; their children get their
+    parents.
+    """
     messages: list[FileMessage] = []
     indices: dict[str, int | None] = {}
     system = ""
@@ -159,7 +161,7 @@ def _of_chatgpt(conversation: ChatGPTConversation) -> FileChat:
 
 
 def _in_order(mapping: Mapping[str, Node]) -> Iterator[tuple[str, Node]]:
-    """Every node behind its parent; those of a circle are left out."""
+    """Yield every node after its parent. Nodes in a cycle are left out."""
     children: dict[str | None, list[str]] = {}
     for name, node in mapping.items():
         parent = node.parent if node.parent in mapping else None
@@ -177,7 +179,7 @@ def _text_of(message: NodeMessage) -> str:
 
 
 def _requests(content: bytes) -> list[FileChat]:
-    """One conversation, several, or a list of messages alone."""
+    """Read one conversation, a list of them, or a list of messages."""
     raw = msgspec.json.decode(content)
     conversations = raw if isinstance(raw, list) else [raw]
     if conversations and all(isinstance(one, dict) and "role" in one for one in conversations):

@@ -1,4 +1,4 @@
-"""The chats of a history: made, named, listed, set up, deleted and brought back; without what is said in them."""
+"""The chats of a history without their messages: create, list, rename, configure, delete, and restore them."""
 
 import time
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ _SELECT = f"""
             (SELECT substr(text, 1, {_BEGINNING}) FROM drafts WHERE chat = chats.id)
         )
     FROM chats
-"""  # noqa: S608  # names and a number of ours
-# A chat in which nothing was written, sent or not, is in no list unless the user did something with it. One that is
-# changed since it was created had messages, even if damage has taken them.
+"""  # noqa: S608 # names and a number from this module
+# A chat without messages or a draft is not listed, unless the user pinned or named it. A chat that changed after it was
+# created had messages, even if they were lost to damage.
 _IS_LISTED = """
     deleted IS NULL AND is_archived = ? AND (
         is_pinned OR is_title_given OR changed > created
@@ -32,20 +32,23 @@ _IS_LISTED = """
 
 
 class Chats:
-    """The table of chats. Raises NoSuchChat for a number that no chat has, and what the database does."""
+    """The table of chats. Methods raise NoSuchChat for an unknown number, and the errors of Database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def listed(self, *, archived: bool = False) -> Sequence[Chat]:
-        """Those that are not deleted; the pinned ones first, then the newest first. One without messages is a draft."""
+        """Return chats that are not deleted: pinned ones first, then newest first.
+
+        A chat without messages is a draft.
+        """
         order = "ORDER BY is_pinned DESC, changed DESC, id DESC"
         with self._database.reading() as connection:
             rows = connection.execute(f"{_SELECT} WHERE {_IS_LISTED} {order}", (archived,))
             return [_chat(row) for row in rows]
 
     def get(self, chat: int, *, deleted: bool = False) -> Chat:
-        """`deleted`: one that waits to be erased is there, too."""
+        """Return one chat. With `deleted`, also if it is waiting to be erased."""
         with self._database.reading() as connection:
             row = connection.execute(f"{_SELECT} WHERE id = ? AND (? OR deleted IS NULL)", (chat, deleted)).fetchone()
             if row is None:
@@ -53,7 +56,7 @@ class Chats:
             return _chat(row)
 
     def create(self, settings: ChatSettings, title: str = "", *, created: float | None = None) -> Chat:
-        """`title` is one that somebody gave it; `created` is in seconds since the epoch, now by default."""
+        """Create a chat. `title` is set by the user. `created`: seconds since the epoch, by default now."""
         now = time.time() if created is None else created
         values = (storable(title), bool(title), storable(written(settings)), written(Trim()), now, now)
         with self._database.writing() as connection:
@@ -69,7 +72,7 @@ class Chats:
         self._set(chat, "title = ?, is_title_given = 1", storable(title))
 
     def give_title(self, chat: int, title: str) -> None:
-        """One that no person gave, and that gives way to one that a person did."""
+        """Set a generated title, unless the user has set one."""
         self._set(chat, "title = iif(is_title_given, title, ?)", storable(title))
 
     def configure(self, chat: int, settings: ChatSettings) -> None:
@@ -85,18 +88,18 @@ class Chats:
         self._set(chat, "is_archived = ?", archived)
 
     def show(self, chat: int, leaf: int) -> None:
-        """Remember which branch is shown."""
+        """Store which branch is shown."""
         self._set(chat, "shown = ?", leaf)
 
     def delete(self, chat: int) -> None:
-        """Out of all lists; its text stays until it is erased."""
+        """Remove a chat from all lists. Its text stays until it is erased."""
         self._set(chat, "deleted = ?", time.time())
 
     def undelete(self, chat: int) -> None:
         self._set(chat, "deleted = ?", None)
 
     def erase(self, chats: Sequence[int]) -> None:
-        """Remove deleted chats for good, and every trace of their texts. Nothing for those that came back."""
+        """Erase deleted chats and all traces of their text. Chats that were restored stay."""
         with self._database.writing() as connection:
             one = [(chat,) for chat in chats]
             connection.executemany("DELETE FROM chats WHERE id = ? AND deleted IS NOT NULL", one)
@@ -107,14 +110,14 @@ class Chats:
             self._database.erase_traces()
 
     def deleted_before(self, moment: float) -> Sequence[int]:
-        """Chats that wait to be erased since then, in seconds since the epoch."""
+        """Return chats that were deleted before `moment`, in seconds since the epoch."""
         with self._database.reading() as connection:
             rows = connection.execute("SELECT id FROM chats WHERE deleted < ?", (moment,))
             return [chat for (chat,) in rows]
 
     def _set(self, chat: int, change: str, value: object) -> None:
         with self._database.writing() as connection:
-            statement = f"UPDATE chats SET {change} WHERE id = ?"  # noqa: S608  # of this module
+            statement = f"UPDATE chats SET {change} WHERE id = ?"  # noqa: S608 # from this module
             if not connection.execute(statement, (value, chat)).rowcount:
                 raise _missing(chat)
             sign(connection, "chats", chat)
@@ -125,7 +128,7 @@ def _missing(chat: int) -> NoSuchChat:
 
 
 def _chat(row: Row) -> Chat:
-    """Raises Damaged."""
+    """Convert a row to a chat. Raises Damaged."""
     match (*checked("chats", row[:-2]), *row[-2:]):
         case (
             int(chat), str(title), int(given), str(settings), str(trim), int(pinned), int(archived), float(created),

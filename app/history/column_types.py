@@ -1,4 +1,4 @@
-"""Kinds of columns: which values a column may mark_open, and which value replaces a damaged one."""
+"""Types of columns: which values a column may hold, and how a damaged value is replaced."""
 
 import math
 from collections.abc import Callable
@@ -14,15 +14,15 @@ from app.history.records import Attachment, Attachments, ChatSettings, Role, Sta
 Value: TypeAlias = int | float | str | bytes | None
 Row: TypeAlias = tuple[Value, ...]
 
-_LAST_ID = 1 << 53  # far above any id that a program gives out
+_LAST_ID = 1 << 53  # far above any id in use
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnType:
-    """What a column may hold."""
+    """The valid values of a column."""
 
     holds: Callable[[Value], bool]
-    repair: Callable[[Value], Value]  # from a value that it may not hold to the nearest one that it may
+    repair: Callable[[Value], Value]  # from an invalid value to the closest valid one
 
     def repaired(self, value: Value) -> Value:
         return value if self.holds(value) else self.repair(value)
@@ -62,7 +62,7 @@ def _word(*words: str, default: str) -> ColumnType:
 
 
 def _part(kind: type[Struct], damaged: Callable[[str], str]) -> ColumnType:
-    """A structured part, in JSON; `damaged` makes one of what is none."""
+    """A JSON value of this type. `damaged` makes a valid one of a text that is invalid."""
 
     def holds(value: Value) -> bool:
         if not isinstance(value, str):
@@ -81,12 +81,13 @@ def _part(kind: type[Struct], damaged: Callable[[str], str]) -> ColumnType:
 
 
 def _attached(text: str) -> str:
-    """Attachments whose JSON is damaged, kept as one attachment that people can read."""
+    """Keep attachments whose JSON is damaged as one readable attachment."""
     return written(Attachments((Attachment("damaged attachments", text),) if text else ()))
 
 
 ID = ColumnType(is_id, lambda value: value)
-# A draft's chat, or a window's new chat, whose number is NEW - window of app/history/inputs.py: 0 or less.
+# A chat's id; for the new chat of a window, NEW minus the window's number (see app/history/inputs.py), which is at most
+# 0.
 DRAFT_OF = ColumnType(lambda value: isinstance(value, int) and abs(value) <= _LAST_ID, lambda value: value)
 REFERENCE = ColumnType(is_id, lambda value: 0)
 OPTIONAL_REFERENCE = _optional(REFERENCE)

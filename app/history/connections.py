@@ -1,4 +1,4 @@
-"""Connections to the file of a history: of this version, checked, with a log that is folded in often."""
+"""Open the database file of a history: check it, migrate it to this version, and checkpoint its log often."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -10,18 +10,18 @@ from app.history.schema import PAGE_SIZE, STEPS, VERSION
 from app.private_database import connect, make_private, write_ahead
 
 _BUSY_SECONDS = 0.2
-_LOG_PAGES = 100  # SQLite writes a longer log into the file
+_LOG_PAGES = 100  # a longer log is checkpointed by SQLite
 
 
 def open_checked(path: Path) -> sqlite3.Connection:
-    """A connection to a sound history, which is made if there is none. Nothing is written before it is examined.
+    """Open or create a history. It is checked before anything is written.
 
-    Raises sqlite3.Error, OverflowError, ValueError or HistoryTooNew for any other.
+    Raises sqlite3.Error, OverflowError, ValueError, or HistoryTooNew if it is damaged or too new.
     """
     make_private(path)
     connection = _connection(path)
     try:
-        unsigned = check_integrity(connection)  # which takes no text that is not UTF-8
+        unsigned = check_integrity(connection)  # which accepts only UTF-8
         connection.text_factory = lambda content: content.decode("utf-8", "replace")
         _migrate(connection)
         _sign_rows(connection, unsigned)
@@ -33,7 +33,7 @@ def open_checked(path: Path) -> sqlite3.Connection:
 
 
 def create_database(path: Path | None) -> sqlite3.Connection:
-    """A connection to a new history; without a path, in memory."""
+    """Create an empty history; without a path, in memory."""
     if path is not None:
         make_private(path)
     connection = _connection(path)
@@ -54,7 +54,7 @@ def _connection(path: Path | None) -> sqlite3.Connection:
 
 
 def _migrate(connection: sqlite3.Connection) -> None:
-    """Each step is a change of its own: if the process is killed in between, the next start goes on there."""
+    """Migrate step by step, one transaction each, so that an interrupted migration continues at the next start."""
     write_ahead(connection, "FULL")
     for number in range(version_of(connection) + 1, VERSION + 1):
         reached = f"UPDATE about SET version = {number}; PRAGMA user_version = {number};"  # noqa: S608  # a number

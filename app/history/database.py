@@ -1,7 +1,7 @@
-"""The connection to the history: every change is whole and on disk when `writing` is left.
+"""The connection to the history: a change is complete and on disk when the block `writing` ends.
 
-Changes go to a log first (WAL, synchronous=FULL), so that they are whole whenever the process or the machine dies. A
-history that turns out to be damaged is repaired at once. One that cannot be written is kept in memory until it can be.
+The write-ahead log (WAL, synchronous=FULL) makes changes atomic even if the process or the machine dies. A history that
+turns out to be damaged is repaired at once. One that cannot be written is kept in memory until it can be.
 """
 
 import os
@@ -23,52 +23,52 @@ from app.history.sqlite_errors import FAILURES, describe_damage, history_errors,
 from app.private_database import fold_log
 
 FILE_NAME = "history.sqlite"
-_AGAIN_SECONDS = 5.0  # between two attempts to write what could not be written
-_FOLD_MS = 100  # the longest wait for other processes that read
+_AGAIN_SECONDS = 5.0  # seconds between two attempts to write a read-only history
+_FOLD_MS = 100  # maximum wait for readers in other processes, in ms
 
 
 def quiet(sentence: str) -> None:
-    """Drop a sentence that no user waits for."""
+    """Ignore a message, because no user is waiting for it."""
 
 
 class Database:
-    """The file in `folder`, which is made for this user alone; without a folder, in memory. Safe for several threads
-    and processes.
+    """The database file in `folder`, readable only by this user; without a folder, in memory.
 
-    `tell` is called with sentences for a user who waits while it is opened. Raises HistoryTooNew, HistoryUnavailable or
-    NoSpace.
+    Safe for several threads and processes. `tell` is called with messages for a user who waits while the file is
+    opened. Raises HistoryTooNew, HistoryUnavailable, or NoSpace.
     """
 
     def __init__(self, folder: Path | None, tell: Tell = quiet) -> None:
-        # SQLite puts the log beside the file that a symbolic link points to
+        # SQLite creates the log next to the target of a symbolic link
         self._path = None if folder is None else Path(os.path.realpath(folder / FILE_NAME))
         self._lock = threading.RLock()
-        self._is_used = False  # by a body, within which there may be others
+        self._is_used = False  # whether a block is active; blocks may be nested
         self._notices: list[HistoryNotice] = []
         self._on_notice: Callable[[HistoryNotice], None] = self._notices.append
         with history_errors():
             self._adopt(in_memory() if self._path is None else open_history(self._path, tell))
 
     def subscribe(self, on_notice: Callable[[HistoryNotice], None]) -> Sequence[HistoryNotice]:
-        """Call `hear`, on any thread, with all news from now on. Returns the news that nobody has heard yet."""
+        """Call `on_notice`, on any thread, with further notices. Returns earlier notices without a subscriber."""
         with self._lock:
             self._on_notice, before, self._notices = on_notice, self._notices, []
         return before
 
     @property
     def notices(self) -> Sequence[HistoryNotice]:
-        """The news that nobody has heard yet."""
+        """Notices without a subscriber."""
         return tuple(self._notices)
 
     @property
     def rescue(self) -> Rescue | None:
-        """What became of a damaged history, if it was one when it was opened last."""
+        """The result of a repair, if the history was damaged when it was last opened."""
         return self._opened.rescue
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """The body's changes are on disk, all of them, when this is left; none, if it raises. Inside of another one,
-        they are a part of that one's."""
+        """A transaction: commits at the end of the block, or rolls back if it raises. A nested block joins the outer
+        one.
+        """
         with self._connected(to_write=True) as connection:
             if connection.in_transaction:
                 yield connection
@@ -84,7 +84,7 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """What the body reads was there at one moment."""
+        """A read transaction: the block sees one state of the database."""
         with self._connected() as connection:
             if connection.in_transaction:
                 yield connection
@@ -97,16 +97,16 @@ class Database:
                     connection.execute("ROLLBACK")
 
     def checkpoint(self) -> None:
-        """Write the log into the file, as far as other processes allow it, so that a damaged log costs little."""
+        """Checkpoint the log as far as other processes allow, so that a damaged log loses little."""
         with self._connected() as connection:
             [patience] = connection.execute("PRAGMA busy_timeout").fetchone()
             connection.execute(f"PRAGMA busy_timeout = {_FOLD_MS}").fetchall()
-            with suppress(sqlite3.OperationalError):  # on a full disk the log stays as it is
+            with suppress(sqlite3.OperationalError):  # the log stays as it is on a full disk
                 fold_log(connection)
             connection.execute(f"PRAGMA busy_timeout = {patience}").fetchall()
 
     def erase_traces(self) -> None:
-        """What was removed goes from the index of words and from the log of changes, too."""
+        """Remove deleted text from the search index and the log as well."""
         with self._connected() as connection:
             connection.execute("INSERT INTO words (words) VALUES ('optimize')")
             fold_log(connection)
@@ -136,7 +136,7 @@ class Database:
                     self._is_used = False
 
     def _reopen_if_replaced(self, to_write: bool) -> None:
-        """Open the file again if another process has replaced it, or if the disk may have room again."""
+        """Reopen the file if another process has replaced it, or if it may be writable again."""
         if self._path is None:
             return
         if self._opened.unsaved:
@@ -160,13 +160,13 @@ class Database:
             unmark(self._opened.mark)
 
     def _repair(self, path: Path, damage: str) -> None:
-        """Raises HistoryDamaged, for the change that was under way."""
+        """Repair the file, and raise HistoryDamaged for the change in progress."""
         self._close_file()
         self._adopt(open_history(path, quiet, damage))
         raise HistoryDamaged("the history of chats was damaged", "It was repaired as far as possible: do this again.")
 
     def _save_again(self) -> None:
-        """Write what is in memory to the file, if it can be written by now, and nobody else has written it."""
+        """Write the history in memory to the file, if that is writable now and no other process has changed it."""
         self._retry_at = time.monotonic() + _AGAIN_SECONDS
         if self._path is None or stamp_of(self._path) != self._opened.read_from:
             return
@@ -183,7 +183,7 @@ class Database:
             self._adopt(replace(opened, notices=[*opened.notices, HistoryNotice("Chats are saved again.")]))
 
     def _file_id(self) -> tuple[int, int] | None:
-        """Which file lies there now."""
+        """Return the device and inode of the current file, or None."""
         if self._path is not None:
             with suppress(OSError):
                 status = os.stat(self._path)

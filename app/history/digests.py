@@ -1,6 +1,6 @@
-"""Checksums of rows. A row that was changed outside this program does not match its checksum.
+"""Checksums of rows, which detect changes made outside this program.
 
-SQLite checks the structure of a file, not the bytes of a text: a bit that flips in one leaves a valid file.
+SQLite checks the structure of a file, not the bytes of a text: a flipped bit in a text leaves a valid file.
 """
 
 import sqlite3
@@ -16,12 +16,12 @@ CHANGED = "rows have changed since they were written"
 
 
 def digest_of(row: Row) -> int:
-    """The checksum of a row without its digest: CRC-32, which notices every change of up to 3 bits."""
+    """Return the CRC-32 of a row without its digest. It detects all changes of up to 3 bits."""
     return zlib.crc32(msgspec.msgpack.encode(row))
 
 
 def sign(connection: sqlite3.Connection, table: str, key: object) -> None:
-    """Store the digest of a row that has changed, in the same transaction. `key` is the row's id."""
+    """Store the digest of a changed row, in the same transaction. `key` is the row's id."""
     columns = COLUMNS[table]
     select = f"SELECT {', '.join(columns)} FROM {table} WHERE rowid = ?"  # noqa: S608  # names of the schema
     row = connection.execute(select, (key,)).fetchone()
@@ -31,14 +31,14 @@ def sign(connection: sqlite3.Connection, table: str, key: object) -> None:
 
 
 def is_sound(table: str, row: Row, digest: object) -> bool:
-    """Whether a row is as it was written: by its digest, or, if it has none, by the types of its values."""
+    """Whether a row is unchanged: by its digest, or, without one, by the types of its values."""
     if digest is None:
         return all(kind.holds(value) for kind, value in zip(COLUMNS[table].values(), row, strict=True))
     return digest == digest_of(row)
 
 
 def checked(table: str, row: Row) -> Row:
-    """A row without the digest, which is its last value. Raises Damaged."""
+    """Return a row without its last value, the digest. Raises Damaged if it does not match."""
     if not is_sound(table, row[:-1], row[-1]):
         raise Damaged(CHANGED)
     return row[:-1]

@@ -1,4 +1,4 @@
-"""The files of a history, looked at before SQLite opens them: it waits for a pipe, and drops a damaged log silently."""
+"""Checks of a history's files before SQLite opens them: it would block on a pipe, and silently drop a damaged log."""
 
 import stat
 import struct
@@ -30,13 +30,13 @@ def shm_path(path: Path) -> Path:
 
 
 def stamp_of(path: Path) -> Stamp:
-    """When the file and its log were written, and their sizes: another stamp, and another process has written them."""
+    """Return write times and sizes of the file and its log, which change when another process writes."""
     found = [file.stat() for file in (path, wal_path(path)) if file.exists()]
     return tuple((status.st_mtime_ns, status.st_size) for status in found)
 
 
 def require_files(path: Path) -> None:
-    """Raises HistoryUnavailable if something else than a file has the name of a file of the history, and OSError."""
+    """Raises HistoryUnavailable if one of the history's files is not a regular file, and OSError."""
     for file in (path, wal_path(path), shm_path(path), path.with_suffix(".lock")):
         kind = stat.S_IFMT(file.stat().st_mode) if file.exists() else stat.S_IFREG
         if kind != stat.S_IFREG:
@@ -45,12 +45,12 @@ def require_files(path: Path) -> None:
 
 
 def is_empty(path: Path) -> bool:
-    """Whether there is a file, without a byte in it or in its log."""
+    """Whether the file exists and is empty, without a log."""
     return path.exists() and not path.stat().st_size and not read_start(wal_path(path))
 
 
 def find_damage(path: Path) -> str:
-    """Why the header of the file, or the log, is damaged; empty if they are not. No process has them open.
+    """Return why the file's header or the log is damaged, or "". No process may have them open.
 
     Raises OSError.
     """
@@ -64,7 +64,7 @@ def find_damage(path: Path) -> str:
 
 
 def read_start(path: Path, most: int = -1) -> bytes:
-    """The first `most` bytes of a file, or all; nothing, if there is none. Raises OSError."""
+    """Return the first `most` bytes of a file, or all; empty if it does not exist. Raises OSError."""
     try:
         with open(path, "rb") as file:
             return file.read(most)
@@ -73,7 +73,7 @@ def read_start(path: Path, most: int = -1) -> bytes:
 
 
 def _is_header(header: bytes) -> bool:
-    """Whether SQLite, as this program uses it, wrote that."""
+    """Whether this is a header that SQLite writes with this program's settings."""
     if len(header) < 100 or not header.startswith(_MAGIC):
         return False
     page_size, *versions = struct.unpack_from(">H2B", header, 16)

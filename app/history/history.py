@@ -1,4 +1,4 @@
-"""The history of chats: its file, and everything that can be asked of it, as one object."""
+"""The history of chats as one object, with all operations on its file."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -16,53 +16,54 @@ from app.history.records import ChatSettings
 from app.history.search import Search
 from app.history.windows import Window
 
-_FORGOTTEN_SECONDS = 86_400.0  # since when a chat is deleted that nobody will bring back
+_FORGOTTEN_SECONDS = 86_400.0  # seconds after which a deleted chat is erased by any process
 
 
 class History:
-    """Chats that are kept in a folder; without one, in memory alone. Safe for several threads and processes.
+    """Chats stored in a folder; without one, in memory. Safe for several threads and processes.
 
-    Raises HistoryTooNew, HistoryUnavailable or NoSpace when it is opened.
+    Raises HistoryTooNew, HistoryUnavailable, or NoSpace when it is opened.
     """
 
     def __init__(self, folder: Path | None, tell: Tell = quiet) -> None:
-        """`tell` is called with sentences for a user who waits while the history is opened."""
+        """`tell` is called with messages for a user who waits while the history is opened."""
         self._database = Database(folder, tell)
         self.chats = Chats(self._database)
         self.messages = Messages(self._database)
         self.inputs = Inputs(self._database)
         self.search = Search(self._database, self.chats)
         self._window = Window(folder)
-        self._deleted: list[int] = []  # by us
+        self._deleted: list[int] = []  # by this process
 
     @property
     def rescue(self) -> Rescue | None:
-        """What became of a damaged history, if it was one when it was opened last."""
+        """The result of a repair, if the history was damaged when it was last opened."""
         return self._database.rescue
 
     @property
     def notices(self) -> Sequence[HistoryNotice]:
-        """The news that nobody has heard yet."""
+        """Notices without a subscriber."""
         return self._database.notices
 
     def subscribe(self, on_notice: Callable[[HistoryNotice], None]) -> Sequence[HistoryNotice]:
-        """Call `hear`, on any thread, with all news from now on. Returns the news that nobody has heard yet."""
+        """Call `on_notice`, on any thread, with further notices. Returns earlier notices without a subscriber."""
         return self._database.subscribe(on_notice)
 
     def deleted(self) -> Sequence[int]:
-        """What was deleted here and not brought back."""
+        """Return the chats that this process deleted and that were not restored."""
         waiting = set(self.chats.deleted_before(time.time()))
         return [chat for chat in self._deleted if chat in waiting]
 
     def delete(self, chat: int) -> None:
-        """Out of all lists, and erased when this history is closed, unless it is brought back before."""
+        """Remove a chat from all lists. It is erased when this history is closed, unless it is restored before."""
         self.chats.delete(chat)
         self._deleted.append(chat)
 
     def new_draft(self) -> str:
-        """The draft of a new chat that this window had when it ended. Those of other windows that ended become chats.
+        """Return the draft of this window's new chat from when it was last closed. Drafts of other closed windows
+        become chats.
 
-        Raises OSError if the window cannot have a lock.
+        Raises OSError if no lock can be created for the window.
         """
         own = self._window.number
         for window in self.inputs.windows():
@@ -71,7 +72,7 @@ class History:
         return self.inputs.draft(NEW - own)
 
     def save_new_draft(self, text: str) -> None:
-        """Keep the draft of this window's new chat; an empty one is gone."""
+        """Save the draft of this window's new chat. An empty text deletes it."""
         self.inputs.save_draft(text, NEW - self._window.number)
 
     def _adopt(self, window: int) -> None:
@@ -80,7 +81,7 @@ class History:
                 self.inputs.move_draft(window, self.chats.create(ChatSettings()).id)
 
     def close(self) -> None:
-        """Erase what was deleted here, and what was left by programs that did not come to that."""
+        """Close the history. Erase the chats that this process deleted, and old ones that other processes left."""
         try:
             old = self.chats.deleted_before(time.time() - _FORGOTTEN_SECONDS)
             self.chats.erase([*self._deleted, *old])

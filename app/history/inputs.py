@@ -1,4 +1,4 @@
-"""What was typed: drafts that were not sent, what was sent lately, and settings under a name."""
+"""User input: drafts, texts sent earlier, and presets of settings."""
 
 import time
 from collections.abc import Sequence
@@ -7,12 +7,12 @@ from app.history.database import Database
 from app.history.digests import sign
 from app.history.records import ChatSettings, Preset, read, storable, written
 
-NEW = 0  # stands for the new chat of the first window; lower numbers for those of others
+NEW = 0  # key of the draft of the first window's new chat; other windows use negative numbers
 MOST_INPUTS = 200
 
 
 class Inputs:
-    """The tables of drafts, inputs and presets."""
+    """The tables of drafts, inputs, and presets."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -23,7 +23,7 @@ class Inputs:
         return "" if row is None else str(row[0])
 
     def save_draft(self, text: str, chat: int = NEW) -> None:
-        """An empty one is gone."""
+        """Save the draft of a chat. An empty text deletes it."""
         with self._database.writing() as connection:
             if text:
                 values = (chat, storable(text), time.time())
@@ -33,19 +33,19 @@ class Inputs:
                 connection.execute("DELETE FROM drafts WHERE chat = ?", (chat,))
 
     def windows(self) -> Sequence[int]:
-        """The numbers of the windows whose new chats have a draft."""
+        """Return the numbers of the windows that have a draft of a new chat."""
         with self._database.reading() as connection:
             rows = connection.execute("SELECT chat FROM drafts WHERE chat <= ? ORDER BY chat DESC", (NEW,))
             return [NEW - chat for (chat,) in rows]
 
     def move_draft(self, window: int, chat: int) -> None:
-        """The draft of a window's new chat becomes that of a chat."""
+        """Assign the draft of a window's new chat to a chat."""
         with self._database.writing() as connection:
             connection.execute("UPDATE drafts SET chat = ? WHERE chat = ?", (chat, NEW - window))
             sign(connection, "drafts", chat)
 
     def recent(self) -> Sequence[str]:
-        """What was sent, in all chats that are not deleted; each text once, the newest first."""
+        """Return the texts sent in chats that are not deleted, newest first, each once."""
         select = (
             "SELECT text FROM inputs WHERE chat NOT IN (SELECT id FROM chats WHERE deleted IS NOT NULL)"
             " GROUP BY text ORDER BY max(id) DESC LIMIT ?"
@@ -54,13 +54,13 @@ class Inputs:
             return [text for (text,) in connection.execute(select, (MOST_INPUTS,))]
 
     def presets(self) -> Sequence[Preset]:
-        """By name."""
+        """Return the presets, sorted by name."""
         with self._database.reading() as connection:
             rows = connection.execute("SELECT name, settings FROM presets ORDER BY name")
             return [Preset(name, read(settings, ChatSettings)) for name, settings in rows]
 
     def save_preset(self, preset: Preset) -> None:
-        """One of the same name is replaced."""
+        """Save a preset. It replaces one of the same name."""
         now = time.time()
         with self._database.writing() as connection:
             [key] = connection.execute(

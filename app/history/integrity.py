@@ -1,6 +1,6 @@
-"""Checks of a history that is opened: that it is this program's, of a known version, and undamaged.
+"""Check a history when it is opened: format, version, and damage.
 
-The schema, every page and every row are read, which takes 3 ms a megabyte.
+Reads the schema, every page, and every row, which takes 3 ms per megabyte.
 """
 
 import sqlite3
@@ -13,9 +13,9 @@ from app.history.records import HistoryTooNew
 from app.history.schema import ABOUT, COLUMNS, DIGESTS_SINCE, STEPS, VERSION
 from app.history.sqlite_errors import Damaged
 
-Key = tuple[str, int]  # a table and the id of a row
+Key = tuple[str, int]  # table and row id
 
-_SEARCHED_BYTES = 8 << 20  # the search index of a larger file is not checked: that takes 8 ms a megabyte
+_SEARCHED_BYTES = 8 << 20  # size limit for checking the search index, which takes 8 ms per megabyte
 _TRIAL = (
     "INSERT INTO chats (title, is_title_given, settings, trim, is_pinned, is_archived, created, changed)"
     " VALUES ('', 0, '', '', 0, 0, 0, 0)",
@@ -26,7 +26,7 @@ _TRIAL = (
 
 
 def check_integrity(connection: sqlite3.Connection) -> list[Key]:
-    """Read everything. Returns the rows without a digest, which another program wrote.
+    """Check everything. Returns the rows without a digest, which another program wrote.
 
     Raises Damaged or another sqlite3.Error, and HistoryTooNew for a history of a newer program.
     """
@@ -49,7 +49,7 @@ def check_integrity(connection: sqlite3.Connection) -> list[Key]:
 
 
 def try_writing(connection: sqlite3.Connection) -> None:
-    """Write a message and undo it, which runs the triggers and the search index. Raises sqlite3.Error."""
+    """Write a message and roll back, which tests the triggers and the search index. Raises sqlite3.Error."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         if _bytes(connection) <= _SEARCHED_BYTES:
@@ -61,7 +61,7 @@ def try_writing(connection: sqlite3.Connection) -> None:
 
 
 def version_of(connection: sqlite3.Connection) -> int:
-    """The version of the history; 0: it is empty."""
+    """Return the version of the history; 0 if it is empty."""
     [version] = connection.execute("PRAGMA user_version").fetchone()
     return int(version)
 
@@ -79,7 +79,7 @@ def _require(holds: bool, otherwise: str) -> None:
 
 
 def _schema(connection: sqlite3.Connection) -> dict[str, str]:
-    """Each table, index, trigger and view, and how it is defined. SQLite's own statistics are left out."""
+    """Return the definition of each table, index, trigger, and view, without SQLite's own statistics."""
     rows = connection.execute("SELECT name, type, tbl_name, sql FROM sqlite_schema").fetchall()
     return {str(name): _entry(*entry) for name, *entry in rows if not str(name).startswith("sqlite_stat")}
 
@@ -90,7 +90,7 @@ def _entry(kind: object, table: object, sql: object) -> str:
 
 @cache
 def _expected(version: int) -> Mapping[str, str]:
-    """The schema of a history of that version."""
+    """Return the schema of a history of that version."""
     connection = sqlite3.connect(":memory:")
     try:
         for step in STEPS[:version]:
@@ -103,7 +103,8 @@ def _expected(version: int) -> Mapping[str, str]:
 def _compare(schema: Mapping[str, str], expected: Mapping[str, str]) -> None:
     for name, entry in schema.items():
         _require(name in expected, f"it has a {entry.partition(' ')[0]} that is not Inglenook's, {name}")
-        is_own = not name.startswith("words_") or entry.startswith("trigger")  # or SQLite's, by its own version
+        # other words_ tables belong to SQLite and depend on its version
+        is_own = not name.startswith("words_") or entry.startswith("trigger")
         _require(not is_own or entry == expected[name], f"the definition of {name} has changed")
     _require(schema.keys() == expected.keys(), "tables are missing")
 
@@ -120,7 +121,7 @@ def _check_rows(connection: sqlite3.Connection, *, has_digests: bool) -> list[Ke
 
 
 def _check_ids(connection: sqlite3.Connection, schema: Mapping[str, str]) -> None:
-    """New rows must get ids after those that there are."""
+    """Check that new rows get higher ids than existing ones."""
     last = dict(connection.execute("SELECT name, seq FROM sqlite_sequence"))
     for table in COLUMNS:
         if "AUTOINCREMENT" in schema[table]:

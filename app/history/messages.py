@@ -1,6 +1,4 @@
-"""What is said in the chats of a history: questions, which are on disk before anybody answers them, and replies, which
-are written as they come.
-"""
+"""The messages of chats: a question is on disk before it is sent, and a reply is saved while it is generated."""
 
 import time
 from collections.abc import Sequence
@@ -29,20 +27,20 @@ _COLUMNS = ", ".join(COLUMNS["messages"])
 
 
 class Messages:
-    """The table of messages. Raises NoSuchChat, and what the database does."""
+    """The table of messages. Methods raise NoSuchChat, and the errors of Database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def in_chat(self, chat: int) -> Sequence[StoredMessage]:
-        """All messages of a chat, each behind its parent."""
+        """Return all messages of a chat, each after its parent."""
         with self._database.reading() as connection:
             select = f"SELECT {_COLUMNS}, digest FROM messages WHERE chat = ? ORDER BY id"  # noqa: S608
             rows = connection.execute(select, (chat,))
             return [_message(row) for row in rows]
 
     def add(self, message: StoredMessage) -> StoredMessage:
-        """Keep a new message; its id is given here. It is the end of the branch that is shown from now on."""
+        """Store a new message and assign its id. It becomes the end of the shown branch."""
         with self._database.writing() as connection:
             known = connection.execute("SELECT 1 FROM chats WHERE id = ?", (message.chat,)).fetchone()
             if known is None:
@@ -60,7 +58,7 @@ class Messages:
     def add_user_message(
         self, chat: int, parent: int | None, text: str, attachments: Sequence[Attachment] = ()
     ) -> StoredMessage:
-        """Keep what the user says; it becomes the newest of the inputs, and the chat's draft is gone, all in one."""
+        """Store a message of the user, add it to the inputs, and delete the chat's draft, in one transaction."""
         message = StoredMessage(
             id=0,
             chat=chat,
@@ -80,7 +78,7 @@ class Messages:
         return kept
 
     def rewrite(self, chat: int, reply: int, text: str) -> StoredMessage:
-        """A reply as the user would have it, beside the one that there is."""
+        """Store the user's version of a reply as a sibling of that reply."""
         with self._database.writing():
             parent = next((message.parent for message in self.in_chat(chat) if message.id == reply), None)
             return self.add(
@@ -104,7 +102,7 @@ class Messages:
         state: State = State.COMING,
         usage: StoredUsage | None = None,
     ) -> None:
-        """All of a reply that there is by now."""
+        """Save the reply as it is now."""
         values = (storable(text), storable(reasoning), reasoning_seconds, state, storable(written(usage)), message)
         with self._database.writing() as connection:
             connection.execute(
@@ -133,7 +131,7 @@ def _values(message: StoredMessage) -> tuple[object, ...]:
 
 
 def _message(row: Row) -> StoredMessage:
-    """A word that is none of ours is an unknown state. Raises Damaged."""
+    """Convert a row to a message. An unknown state becomes FAILED. Raises Damaged."""
     match checked("messages", row):
         case (
             int(number), int(chat), int() | None as parent, str(role), str(text), str(attachments), str(reasoning),

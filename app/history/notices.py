@@ -1,4 +1,4 @@
-"""Events of the history that the user must know of, in sentences."""
+"""Notices about the history that the user must know, in sentences."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ _TITLE = 40  # characters
 
 @dataclass(frozen=True, slots=True)
 class HistoryNotice:
-    """Something that happened."""
+    """Something that happened to the history."""
 
     message: str
     remedy: str = ""
-    is_saved: bool = True  # what is said from now on
+    is_saved: bool = True  # whether further changes are saved
 
     @property
     def sentences(self) -> str:
@@ -33,16 +33,16 @@ class HistoryNotice:
 
 @dataclass(frozen=True, slots=True)
 class Rescue:
-    """What became of a damaged history. The counts are of rows, by table."""
+    """The result of repairing a damaged history. Counts are rows by table."""
 
     reason: str
-    aside: Path | None  # where the damaged file is now; None: where it was
+    aside: Path | None  # where the damaged file was moved; None: it stayed
     saved: Mapping[str, int]
     lost: Mapping[str, int]
     changed: Mapping[str, int]
-    unreadable: int  # rows of unknown tables that are lost
-    gaps: Sequence[str]  # parts of the files that are lost, whatever they had
-    titles: Sequence[str]  # of chats with messages that are lost or changed
+    unreadable: int  # lost rows of unknown tables
+    gaps: Sequence[str]  # lost parts of the files, with unknown contents
+    titles: Sequence[str]  # of chats with lost or changed messages
 
     @property
     def is_loss(self) -> bool:
@@ -64,7 +64,7 @@ class Rescue:
 
 
 def rescue_of(reason: str, aside: Path | None, left: Salvage, saved: Mapping[str, int]) -> Rescue:
-    """The account of a salvage, of which `saved` rows went into the new file."""
+    """Return the result of a salvage. `saved`: rows by table that are in the new file."""
     return Rescue(
         reason,
         aside,
@@ -78,7 +78,7 @@ def rescue_of(reason: str, aside: Path | None, left: Salvage, saved: Mapping[str
 
 
 def _hurt_chats(left: Salvage) -> set[int]:
-    """Chats that are damaged or have messages that are lost or damaged, as far as they are still there."""
+    """Return the remaining chats that are damaged, or have lost or damaged messages."""
     messages = {*left.lost["messages"], *left.changed["messages"]}
     kept = left.rows["messages"]
     chats = {kept[one][1] if one in kept else left.indexed.get(one) for one in messages}

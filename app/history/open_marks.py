@@ -1,6 +1,6 @@
-"""The processes that have a history open, each by a lock on a file of its own, which the system frees at any end.
+"""Lock files of the processes that have a history open. The system releases a lock when its process ends.
 
-Files of a history may be replaced, and its log may be judged, only while no other process has them open.
+A history's files may be replaced, and its log may be judged, only while no other process has them open.
 """
 
 import os
@@ -16,9 +16,9 @@ _SUFFIX = ".open"
 
 
 def is_open_elsewhere(folder: Path) -> bool:
-    """Whether anyone has the history open. Removes the files of processes that were killed.
+    """Whether another process has the history open. Removes the lock files of killed processes.
 
-    The caller holds the lock for opening the history, so that nobody opens it meanwhile. Raises OSError.
+    The caller holds the lock for opening the history, so no other process can open it meanwhile. Raises OSError.
     """
     from filelock import FileLock, Timeout
 
@@ -37,7 +37,7 @@ def is_open_elsewhere(folder: Path) -> bool:
 
 
 def mark_open(folder: Path) -> "BaseFileLock":
-    """Show that this process has the history open, until the lock is given to `leave`. Raises OSError."""
+    """Lock a file that shows that this process has the history open. Release it with `unmark`. Raises OSError."""
     from filelock import FileLock
 
     marks = (folder / f"{os.getpid()}-{number}{_SUFFIX}" for number in count())

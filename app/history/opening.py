@@ -1,6 +1,6 @@
-"""How a history is opened: one process at a time checks it, repairs it and brings it to this version.
+"""Open a history: one process at a time checks, repairs, and migrates it.
 
-A history that cannot be written is read into memory. Everything that the user must know of is returned as news.
+A history that cannot be written is read into memory. Notices for the user are returned.
 """
 
 import sqlite3
@@ -38,38 +38,40 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Tell = Callable[[str], None]
 
-_BUSY_MS = 10_000  # for another process to end its write, which takes milliseconds
-_LOCKED_SECONDS = 30.0  # for another program to unlock a history that is opened
-_REPAIR_SECONDS = 300.0  # for another ingle that repairs it
-_SOON_SECONDS = 1.0  # then a user who waits is told why
+_BUSY_MS = 10_000  # for a write of another process, which takes milliseconds
+_LOCKED_SECONDS = 30.0  # for another program to unlock the history
+_REPAIR_SECONDS = 300.0  # for another Inglenook process that repairs the history
+_SOON_SECONDS = 1.0  # until a waiting user gets a message
 _GLANCE_SECONDS = 0.05  # between two attempts
 
-_MAKE_ROOM = "Make room: saving goes on then. Until then old chats can be read, and new ones are lost when you leave."
+_MAKE_ROOM = (
+    "Free disk space: saving then resumes. Until then old chats can be read, and new ones are lost when you leave."
+)
 _READ_ONLY = "Old chats can be read; new ones are lost when you leave."
 _CLOSE_OTHERS = "Close the other chats, then start ingle again: it saves what can be read."
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A history that is open."""
+    """An open history."""
 
     connection: sqlite3.Connection
     notices: Sequence[HistoryNotice] = ()
     mark: "BaseFileLock | None" = None  # shows other processes that it is open; None: it is in memory
-    rescue: Rescue | None = None  # of a history that was damaged
-    unsaved: str = ""  # why nothing is saved
-    read_from: Stamp = ()  # the files that are in memory, if nothing is saved
+    rescue: Rescue | None = None  # result of a repair
+    unsaved: str = ""  # why nothing is saved, or ""
+    read_from: Stamp = ()  # state of the files that were read into memory, if nothing is saved
 
 
 def in_memory() -> Opened:
-    """An empty history that is never saved."""
+    """Return an empty history that is never saved."""
     return Opened(create_database(None))
 
 
 def open_history(path: Path, tell: Tell, damage: str = "") -> Opened:
-    """The history at `path`, which is made if there is none; read into memory, if it cannot be written.
+    """Open or create the history at `path`. If it cannot be written, read it into memory.
 
-    `tell` is called with a sentence when a user has to wait. `damage`: why the file is known to be damaged. Raises
+    `tell` is called with a message if the user has to wait. `damage`: why the file is known to be damaged. Raises
     HistoryTooNew, HistoryUnavailable, one of FAILURES, or OSError.
     """
     try:
@@ -84,7 +86,7 @@ def open_history(path: Path, tell: Tell, damage: str = "") -> Opened:
 
 
 def open_file(path: Path, tell: Tell, damage: str = "") -> Opened:
-    """The same, but a history that cannot be written, or repaired, raises its error."""
+    """Open the history as `open_history` does, but raise the error if it cannot be written or repaired."""
     require_files(path)
     private_folder(path.parent)
     with _opening_lock(path, tell):
@@ -113,7 +115,7 @@ def open_file(path: Path, tell: Tell, damage: str = "") -> Opened:
 
 
 def _read(path: Path, tell: Tell, why: str, remedy: str) -> Opened:
-    """What can be read of a history that cannot be written. Raises OSError."""
+    """Read what is readable of a history that cannot be written. Raises OSError."""
     tell("The history of chats cannot be written. Reading it into memory.")
     read_from, left = stamp_of(path), salvage(path)
     connection = create_database(None)
@@ -131,7 +133,7 @@ def _require(damage: str) -> None:
 
 @contextmanager
 def _opening_lock(path: Path, tell: Tell) -> Iterator[None]:
-    """No other process opens the history while the body runs."""
+    """Hold the lock that lets one process at a time open the history."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(path.with_suffix(".lock"), mode=0o600)
@@ -150,7 +152,7 @@ def _opening_lock(path: Path, tell: Tell) -> Iterator[None]:
 
 
 def _retry_while_locked(work: Callable[[], T], tell: Tell) -> T:
-    """The result of `work`, which is tried until no other program keeps the file locked."""
+    """Call `work` until no other program has the file locked, and return its result."""
     begun, is_told = time.monotonic(), False
     while True:
         try:

@@ -1,6 +1,6 @@
-"""Rows and index entries of single pages of an SQLite file, read without its trees and without its schema.
+"""Read rows and index entries from single pages of an SQLite file, without using its B-trees and schema.
 
-The format is https://sqlite.org/fileformat2.html#b_tree_pages. Nothing is trusted: what cannot be a row is left out.
+The format is https://sqlite.org/fileformat2.html#b_tree_pages. Pages are not trusted: invalid rows are left out.
 """
 
 import os
@@ -18,11 +18,13 @@ Pages = Sequence[bytes]
 
 
 class MalformedRow(Exception):
-    """What is read there cannot be a row."""
+    """The bytes are not a valid row."""
 
 
 def read_pages(path: Path) -> list[bytes]:
-    """The pages of a file; empty ones where the disk cannot be read. No file: none. Raises OSError."""
+    """Return the pages of a file, with empty ones where the disk cannot be read. None if no file exists. Raises
+    OSError.
+    """
     pages = []
     try:
         with open(path, "rb") as file:
@@ -38,20 +40,22 @@ def read_pages(path: Path) -> list[bytes]:
 
 
 def is_cut(pages: Pages) -> bool:
-    """Whether a file has fewer pages than its first one states, or ends within a page."""
+    """Whether a file has fewer pages than its header states, or ends within a page."""
     stated = int.from_bytes(pages[0][28:32], "big") if pages else 0
     return len(pages) < stated or any(len(page) % PAGE_SIZE for page in pages)
 
 
 def table_cells(page: bytes, number: int) -> list[int]:
-    """Where the rows of a page begin, if it is a leaf of a table. `number` counts from 0."""
+    """Return the offsets of the rows on a page, if it is a leaf of a table. `number` counts from 0."""
     head = 100 if number == 0 else 0
     return _cells(page, head, 8) if page[head : head + 1] == bytes([_TABLE_LEAF]) else []
 
 
 def row_at(pages: Pages, page: bytes, offset: int) -> tuple[int, Row]:
-    """The id and the columns of the row that begins at `offset`. Of a row that goes on in pages that are damaged, the
-    columns that can be read, and the beginning of the text that is cut. Raises MalformedRow."""
+    """Return the id and the columns of the row at `offset`. Raises MalformedRow.
+
+    If the row continues on damaged pages, the readable columns and the start of the cut text are returned.
+    """
     try:
         size, offset = _varint(page, offset)
         rowid, offset = _varint(page, offset)
@@ -63,12 +67,12 @@ def row_at(pages: Pages, page: bytes, offset: int) -> tuple[int, Row]:
 
 
 def index_entries(pages: Pages, number: int) -> Iterator[Row]:
-    """The entries of a page, if it belongs to an index."""
+    """Yield the entries of a page, if it belongs to an index."""
     page = pages[number]
     kind = page[0] if page else 0
     if kind not in (_INDEX_LEAF, _INDEX_INTERIOR) or number == 0:
         return
-    before = 4 if kind == _INDEX_INTERIOR else 0  # bytes of the page number of a child
+    before = 4 if kind == _INDEX_INTERIOR else 0  # bytes of a child's page number
     for cell in _cells(page, 0, 8 + before):
         try:
             size, offset = _varint(page, cell + before)
@@ -79,7 +83,7 @@ def index_entries(pages: Pages, number: int) -> Iterator[Row]:
 
 
 def is_suspect(page: bytes, number: int, num_pages: int) -> bool:
-    """Whether a page may hold more rows than `table_cells` finds: its head contradicts itself, or is of no kind."""
+    """Whether a page may contain more rows than `table_cells` finds: its header is inconsistent or of unknown type."""
     head = 100 if number == 0 else 0
     if len(page) < PAGE_SIZE:
         return bool(page.strip(b"\0"))
@@ -87,7 +91,7 @@ def is_suspect(page: bytes, number: int, num_pages: int) -> bool:
     if kind == _TABLE_LEAF:
         cells = _cells(page, head, 8)
         return len(cells) < count or start not in (min(cells, default=PAGE_SIZE), free)
-    # a page that continues a row, or is free, begins with the number of another page
+    # an overflow page or a free page starts with the number of another page
     return kind not in (_INDEX_LEAF, _INDEX_INTERIOR) and int.from_bytes(page[:4], "big") > num_pages
 
 
@@ -101,7 +105,7 @@ def _cells(page: bytes, head: int, head_size: int) -> list[int]:
 
 
 def _payload(pages: Pages, page: bytes, offset: int, size: int, most: int) -> bytes:
-    """The bytes of a row, and of the pages that it goes on in; fewer than `size` if one of those is damaged."""
+    """Return the bytes of a row, including overflow pages; fewer than `size` if one of them is damaged."""
     if size <= most:
         return page[offset : offset + size]
     least = (PAGE_SIZE - 12) * 32 // 255 - 23
@@ -117,7 +121,7 @@ def _payload(pages: Pages, page: bytes, offset: int, size: int, most: int) -> by
 
 
 def _values(payload: bytes) -> Row:
-    """The columns of a row, from its record format."""
+    """Return the columns of a row from its record format."""
     head_size, offset = _varint(payload, 0)
     if head_size > len(payload):
         raise MalformedRow
@@ -149,7 +153,7 @@ def _value(kind: int, content: bytes, size: int) -> Value:
 
 
 def _varint(content: bytes, offset: int) -> tuple[int, int]:
-    """A number of SQLite's variable length, and the offset after it."""
+    """Return a number in SQLite's variable-length format, and the offset after it."""
     number = 0
     for count in range(9):
         byte = content[offset + count]

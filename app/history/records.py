@@ -11,23 +11,23 @@ from engine.request import TokenSources
 
 
 class HistoryTooNew(AppError):
-    """A newer version of the program has written it."""
+    """A newer version of the program wrote the history."""
 
 
 class HistoryUnavailable(AppError):
-    """Its files cannot be opened or written."""
+    """The history's files cannot be opened or written."""
 
 
 class HistoryDamaged(AppError):
-    """Its file is damaged."""
+    """The history's file is damaged."""
 
 
 class HistoryInUse(HistoryDamaged):
-    """Its file is damaged and cannot be replaced while other processes have it open."""
+    """The history's file is damaged, and cannot be replaced while other processes have it open."""
 
 
 class NoSuchChat(AppError):
-    """There is no chat with that number."""
+    """No chat has that number."""
 
 
 PartT = TypeVar("PartT", bound=Struct)
@@ -39,17 +39,17 @@ class Role(enum.StrEnum):
 
 
 class State(enum.StrEnum):
-    """How complete a message is."""
+    """The state of a message."""
 
-    COMING = "coming"  # a reply that is being written, or whose writer was killed
+    COMING = "coming"  # a reply that is being generated, or whose process was killed
     WHOLE = "whole"
-    CUT = "cut"  # a limit of tokens ended it
-    STOPPED = "stopped"  # the user did
-    FAILED = "failed"  # an error did
+    CUT = "cut"  # the token limit ended it
+    STOPPED = "stopped"  # the user stopped it
+    FAILED = "failed"  # an error ended it
 
 
 class WhenFull(enum.StrEnum):
-    """What happens when a chat is longer than the context."""
+    """The action when a chat exceeds the context."""
 
     ASK = "ask"
     SUMMARIZE = "summarize"
@@ -58,7 +58,7 @@ class WhenFull(enum.StrEnum):
 
 
 class SamplingChoice(Struct, frozen=True, omit_defaults=True):
-    """How replies are sampled, as far as somebody chose; what is None is left to the model's own defaults."""
+    """Sampling parameters that the user chose. None: the model's default."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -70,7 +70,7 @@ class SamplingChoice(Struct, frozen=True, omit_defaults=True):
 
 
 class ChatSettings(Struct, frozen=True, omit_defaults=True):
-    """Of one chat, or under the name of a preset."""
+    """Settings of one chat or of a preset."""
 
     system: str = ""
     sampling: SamplingChoice = SamplingChoice()
@@ -78,15 +78,15 @@ class ChatSettings(Struct, frozen=True, omit_defaults=True):
 
 
 class Trim(Struct, frozen=True, omit_defaults=True):
-    """What of a chat the model is not told any more, and what it is told in its place."""
+    """Messages that are not sent to the model, and the summaries that replace them."""
 
-    left_out: tuple[int, ...] = ()  # messages
-    summary: str = ""  # as chats had one that belonged to no branch: of all that was left out then
-    summaries: dict[int, str] = {}  # by the last of the messages that each stands for
+    left_out: tuple[int, ...] = ()  # ids of messages
+    summary: str = ""  # of an older format: one summary of all messages left out until then, for all branches
+    summaries: dict[int, str] = {}  # by the last message that each replaces
 
     @property
     def by_message(self) -> dict[int, str]:
-        """The summaries, by the last of the messages that each stands for."""
+        """The summaries by the last message that each replaces, including one of the older format."""
         old = {self.left_out[-1]: self.summary} if self.summary and self.left_out else {}
         return {**old, **self.summaries}
 
@@ -103,9 +103,9 @@ class Attachments(Struct, frozen=True, omit_defaults=True):
 
 
 class StoredUsage(Struct, frozen=True, omit_defaults=True):
-    """What a reply cost, as far as whoever generated it said so. Tokens and seconds."""
+    """The cost of a reply, as far as the server reported it. Tokens and seconds."""
 
-    device_tokens: int = 0  # of the prompt, by where they were found
+    device_tokens: int = 0  # prompt tokens by where they were found
     host_tokens: int = field(default=0, name="ram_tokens")
     disk_tokens: int = 0
     computed_tokens: int = 0
@@ -113,9 +113,9 @@ class StoredUsage(Struct, frozen=True, omit_defaults=True):
     queue_seconds: float = 0.0
     prompt_seconds: float = 0.0
     reply_seconds: float = 0.0
-    miss: str = ""  # why more than the new end of the prompt was computed, in a sentence
-    error: str = ""  # of a reply that failed
-    is_detailed: bool = True  # False: nobody told where the prompt's tokens came from, or how long it waited
+    miss: str = ""  # why cached tokens of the prompt were not reused, in a sentence
+    error: str = ""  # why the reply failed
+    is_detailed: bool = True  # False: the server did not report cache sources and queue time
 
     @property
     def sources(self) -> TokenSources:
@@ -123,20 +123,20 @@ class StoredUsage(Struct, frozen=True, omit_defaults=True):
 
 
 class Chat(Struct, frozen=True, kw_only=True):
-    """A conversation without its messages. Times are seconds since the epoch."""
+    """A chat without its messages. Times are in seconds since the epoch."""
 
     id: int
     title: str = ""
-    is_title_given: bool = False  # by the user
+    is_title_given: bool = False  # set by the user
     settings: ChatSettings = ChatSettings()
     trim: Trim = Trim()
     is_pinned: bool = False
     is_archived: bool = False
     created: float = 0.0
     changed: float = 0.0
-    shown: int | None = None  # the last message of the branch that was shown last
+    shown: int | None = None  # last message of the shown branch
     num_messages: int = 0
-    beginning: str = ""  # the first words of its first message
+    beginning: str = ""  # first words of its first message
 
 
 class StoredMessage(Struct, frozen=True, kw_only=True):
@@ -144,27 +144,27 @@ class StoredMessage(Struct, frozen=True, kw_only=True):
 
     id: int
     chat: int
-    parent: int | None  # the message before it
+    parent: int | None  # the previous message
     role: Role
     text: str
     attachments: tuple[Attachment, ...] = ()
     reasoning: str = ""
     reasoning_seconds: float = 0.0
-    model: str = ""  # that wrote it
+    model: str = ""  # the model that wrote it
     state: State = State.WHOLE
     usage: StoredUsage | None = None
     created: float = 0.0
 
 
 class Preset(Struct, frozen=True):
-    """Settings under a name, for any chat."""
+    """Named settings, for any chat."""
 
     name: str
     settings: ChatSettings = ChatSettings()
 
 
 class Hit(Struct, frozen=True):
-    """A place where something was found."""
+    """A search match, with the text around it."""
 
     chat: Chat
     message: int
@@ -174,12 +174,12 @@ class Hit(Struct, frozen=True):
 
 
 def written(part: Struct | None) -> str:
-    """A structured part as it is stored; nothing for None."""
+    """Return a structured value as stored JSON; "" for None."""
     return "" if part is None else msgspec.json.encode(part).decode()
 
 
 def read(content: str, kind: type[PartT]) -> PartT:
-    """The part that was stored; where it is damaged, one that says nothing."""
+    """Decode a stored value. If it is damaged, return one with defaults."""
     try:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -187,12 +187,14 @@ def read(content: str, kind: type[PartT]) -> PartT:
 
 
 def storable(text: str) -> str:
-    """Text that SQLite and every reader of it takes: a lone surrogate and NUL become U+FFFD."""
+    """Replace lone surrogates and NUL with U+FFFD, so that SQLite and all readers accept the text."""
     return text.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def path_to(messages: dict[int, StoredMessage], leaf: int | None) -> list[StoredMessage]:
-    """The branch that ends in `leaf`, its first message first. A damaged tree gives what of it makes sense."""
+    """Return the branch that ends in `leaf`, oldest message first. In a damaged tree, stops at a missing or repeated
+    message.
+    """
     branch: list[StoredMessage] = []
     seen: set[int] = set()
     while leaf is not None and leaf in messages and leaf not in seen:

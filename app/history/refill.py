@@ -1,4 +1,4 @@
-"""Fresh tables, filled with the rows that were saved of a damaged history."""
+"""Fill a new database with the rows saved from a damaged history."""
 
 import sqlite3
 from collections.abc import Mapping
@@ -12,9 +12,9 @@ RESCUED_TITLE = "Recovered chat"
 
 
 def refill(connection: sqlite3.Connection, left: Salvage) -> Mapping[str, int]:
-    """Insert all rows in one transaction. Returns how many each table has; the others are noted as unreadable.
+    """Insert all rows in one transaction. Returns the number of rows per table, and counts the others as unreadable.
 
-    Messages whose chat is lost get a new one. A message whose parent is lost follows the message before it.
+    Messages whose chat is lost get a new chat. A message whose parent is lost follows the message before it.
     """
     rows = {**left.rows, "messages": _reattached(left.rows["messages"])}
     rows["chats"] = _chats(left.rows["chats"], rows["messages"])
@@ -41,7 +41,7 @@ def _reattached(messages: Mapping[int, Row]) -> Mapping[int, Row]:
 
 
 def _chats(chats: Mapping[int, Row], messages: Mapping[int, Row]) -> Mapping[int, Row]:
-    """The chats, and those that are made for messages without one. Each shows a message that is there."""
+    """Return the chats, with new ones for messages without a chat. Each shows a message that exists."""
     newest: dict[object, Row] = {row[1]: row for _, row in sorted(messages.items())}
     made = {int(chat): _new_chat(int(chat), row) for chat, row in newest.items() if isinstance(chat, int)}
     known = {**made, **chats}

@@ -1,7 +1,7 @@
-"""A damaged history is put aside, and a new one takes its offset with everything that could be read.
+"""Move a damaged history aside and replace it with a new one that contains everything readable.
 
-Its log goes with it. Files are only replaced while no other process has them open: SQLite removes the log of a file by
-its name. If the program is killed, the next start has either the old files or all of the new one.
+Files are replaced only while no other process has them open, because SQLite removes a log by its file name. If the
+program is killed, the next start finds either the old files or the complete new one.
 """
 
 import os
@@ -25,9 +25,9 @@ _SUFFIXES = ("", "-wal")
 
 
 def rescue(path: Path, reason: str, create: Callable[[Path], sqlite3.Connection]) -> Rescue:
-    """Replace the history at `path`, which is damaged for that `reason`. `create` makes an empty one.
+    """Replace the damaged history at `path`. `reason`: the damage. `create` creates an empty history.
 
-    Raises HistoryTooNew, sqlite3.Error or OSError; the files are then as they were.
+    Raises HistoryTooNew, sqlite3.Error, or OSError; the files are then unchanged.
     """
     refuse_newer(path)
     left = salvage(path)
@@ -48,7 +48,7 @@ def rescue(path: Path, reason: str, create: Callable[[Path], sqlite3.Connection]
 
 
 def finish_replacement(path: Path) -> None:
-    """Put a new history that is complete in the offset of the old one, unless that is done."""
+    """Replace the old history with a complete new one, unless that is done."""
     complete = _complete(path)
     if complete.exists():
         for suffix in ("-wal", "-shm"):
@@ -57,13 +57,13 @@ def finish_replacement(path: Path) -> None:
 
 
 def refuse_newer(path: Path) -> None:
-    """Raises HistoryTooNew for the work of a newer program, whose tables are not known here."""
+    """Raises HistoryTooNew for a history of a newer program, whose tables are unknown here."""
     stated = int.from_bytes(read_start(path, 64)[60:], "big")
     pages = read_pages(path) if stated > VERSION else []
     for number, page in enumerate(pages):
         for offset in table_cells(page, number):
             with suppress(MalformedRow):
-                if row_at(pages, page, offset)[1] == (stated,):  # of the table `about`
+                if row_at(pages, page, offset)[1] == (stated,):  # a row of the table `about`
                     raise too_new_error(stated)
 
 
@@ -72,7 +72,7 @@ def _complete(path: Path) -> Path:
 
 
 def _put_aside(path: Path) -> Path:
-    """Give the file and its log other names besides their own; copies, if the file system has no links."""
+    """Link the file and its log to additional names, or copy them if the file system has no links."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
     aside = path.with_name(f"{path.stem}-damaged-{stamp}{path.suffix}")
     for suffix in _SUFFIXES:

@@ -1,8 +1,8 @@
-"""Rows of a damaged history, read from its pages and its log, and an account of what is lost.
+"""Read the rows of a damaged history from its pages and its log, and report what is lost.
 
-A row belongs to the table whose columns its values fit. Its digest tells whether it is as it was written. The index of
-messages, and the rows that refer to others, tell which rows there were. Missing rows are looked for again: at every
-byte of damaged pages, and in the older versions of pages that a log holds.
+A row belongs to the table whose columns its values fit best, and its digest tells whether it is unchanged. The index of
+messages and references between rows tell which rows existed. Missing rows are searched at every byte of damaged pages,
+and in older versions of pages in the log.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,12 +18,12 @@ from app.history.records import State
 from app.history.schema import COLUMNS
 from app.history.wal import Frame, read_wal
 
-# Number of values -> the tables that have so many columns, and whether the last one is a digest.
+# Number of values -> tables with that number of columns, and whether the last value is a digest.
 _LAYOUTS: Mapping[int, Sequence[tuple[str, bool]]] = {
     count: [(table, count > len(names)) for table, names in COLUMNS.items() if count - len(names) in (0, 1)]
     for count in range(2 * max(map(len, COLUMNS.values())))
 }
-_FITTING = 2 / 3  # of the values of a row, at least, are of the kinds that its table's columns have
+_FITTING = 2 / 3  # share of a row's values that must have the types of the table's columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,23 +33,23 @@ class FoundRow:
     table: str
     id: int
     row: Row  # without its digest; damaged values are replaced
-    is_sound: bool  # it is as it was written
+    is_sound: bool  # whether it is unchanged
     has_digest: bool
 
 
 @dataclass(slots=True)
 class Salvage:
-    """What is left of a history."""
+    """The readable rows of a history, and what is lost."""
 
     rows: dict[str, dict[int, Row]] = field(default_factory=lambda: {table: {} for table in COLUMNS})
     changed: dict[str, set[int]] = field(default_factory=lambda: {table: set() for table in COLUMNS})
     lost: dict[str, set[int]] = field(default_factory=lambda: {table: set() for table in COLUMNS})
-    indexed: Mapping[int, int] = field(default_factory=dict)  # messages that the index names, each with its chat
-    unreadable: int = 0  # more rows that are lost, of unknown tables
-    gaps: list[str] = field(default_factory=list)  # parts of the files that are lost, whatever they had
+    indexed: Mapping[int, int] = field(default_factory=dict)  # chats by message, from the index
+    unreadable: int = 0  # more lost rows, of unknown tables
+    gaps: list[str] = field(default_factory=list)  # lost parts of the files, with unknown contents
 
     def take(self, found: FoundRow) -> None:
-        """Keep a row, unless its id already has a sound one."""
+        """Keep a row, unless a sound row has the same id."""
         if found.is_sound or found.id not in self.rows[found.table] or found.id in self.changed[found.table]:
             self.rows[found.table][found.id] = found.row
             self.changed[found.table].discard(found.id)
@@ -57,8 +57,10 @@ class Salvage:
                 self.changed[found.table].add(found.id)
 
     def restore_committed(self, before: Iterable[FoundRow]) -> None:
-        """Prefer rows as they were `before` the damaged part of the log, which may hold a change that was never
-        committed. A reply that was still being written is not taken back: it was shorter then."""
+        """Prefer rows from `before` the damaged part of the log, which may contain uncommitted changes.
+
+        A reply that was still being generated keeps its later, longer version.
+        """
         for found in before:
             if self.lacks(found):
                 self.take(found)
@@ -66,7 +68,7 @@ class Salvage:
                 self.rows[found.table][found.id] = found.row
 
     def assign_chats(self) -> None:
-        """Put damaged messages into the chats that the index names, or else into a chat of their own."""
+        """Put damaged messages into the chats that the index names, or into a new one."""
         messages, other = self.rows["messages"], max(self.rows["chats"], default=0) + 1
         for message in self.changed["messages"]:
             _, chat, *rest = messages[message]
@@ -77,7 +79,7 @@ class Salvage:
 
 
 def salvage(path: Path) -> Salvage:
-    """What can be read of the history at `path` and of the log beside it. Raises OSError."""
+    """Read the history at `path` and its log. Raises OSError."""
     log = read_wal(read_start(wal_path(path)), read_start(shm_path(path)))
     pages = read_pages(path)
     _apply(log.frames[: log.applied], pages)
@@ -102,7 +104,7 @@ def salvage(path: Path) -> Salvage:
 
 
 def _apply(frames: Sequence[Frame], pages: list[bytes]) -> Pages:
-    """Replace pages by those of the log. Returns the versions before, the latest first."""
+    """Replace pages with those of the log. Returns the replaced versions, latest first."""
     older: list[bytes] = []
     most = len(pages) + len(frames)
     for frame in frames:
@@ -118,7 +120,7 @@ def _all_rows(pages: Pages) -> Iterator[FoundRow | None]:
 
 
 def _rows(pages: Pages, page: bytes, number: int) -> Iterator[FoundRow | None]:
-    """The rows of a page that belong to tables of the history; None for one that cannot be read."""
+    """Yield the rows of a page that belong to the history's tables; None for an unreadable one."""
     for offset in table_cells(page, number):
         try:
             found = _found(*row_at(pages, page, offset))
@@ -130,15 +132,15 @@ def _rows(pages: Pages, page: bytes, number: int) -> Iterator[FoundRow | None]:
 
 
 def _found(rowid: int, values: Row) -> FoundRow | None:
-    """The row as that of the table that it fits best; None if it fits none."""
+    """Return the row of the table that fits best, or None if none fits."""
     layouts = _LAYOUTS.get(len(values), ())
-    if not layouts or values[0] is not None:  # SQLite leaves out the id, which is the row's own
+    if not layouts or values[0] is not None:  # SQLite stores NULL for the id, which is the rowid
         return None
     return max((_fitted(table, rowid, values, has_digest) for table, has_digest in layouts), key=lambda fit: fit[0])[1]
 
 
 def _fitted(table: str, rowid: int, values: Row, has_digest: bool) -> tuple[float, FoundRow | None]:
-    """How many of the values fit the columns of a table, as a share of 1, and the row if they are enough."""
+    """Return the share of values that fit the columns of a table, and the row if the share is high enough."""
     kinds = list(COLUMNS[table].values())
     if not kinds[0].holds(rowid):
         return 0.0, None
@@ -152,7 +154,7 @@ def _fitted(table: str, rowid: int, values: Row, has_digest: bool) -> tuple[floa
 
 
 def _real(kind: ColumnType, value: Value) -> Value:
-    """SQLite stores a whole number of a REAL column as an integer."""
+    """Convert an integer in a REAL column, as which SQLite stores whole numbers."""
     return float(value) if isinstance(value, int) and kind in (NUMBER, OPTIONAL_NUMBER) else value
 
 
@@ -162,7 +164,7 @@ def _indexed(pages: Pages) -> Mapping[int, int]:
 
 
 def _missing(left: Salvage) -> Mapping[str, set[int]]:
-    """Ids of messages and chats that must have been there, since rows and the index refer to them."""
+    """Return ids of messages and chats that other rows or the index refer to, but that were not found."""
     messages, chats = left.rows["messages"], left.rows["chats"]
     sound = [row for message, row in messages.items() if message not in left.changed["messages"]]
     parents = {row[2] for row in sound}
@@ -173,7 +175,7 @@ def _missing(left: Salvage) -> Mapping[str, set[int]]:
 
 
 def _look_again(left: Salvage, pages: Pages, older: Pages) -> None:
-    """Take missing rows from damaged pages, whatever their heads say, and from older versions of pages."""
+    """Search missing rows in damaged pages, ignoring their headers, and in older versions of pages."""
     for number, page in enumerate(pages):
         if is_suspect(page, number, len(pages)) or None in _rows(pages, page, number):
             for found in _carved(pages, page):
@@ -188,7 +190,7 @@ def _look_again(left: Salvage, pages: Pages, older: Pages) -> None:
 
 
 def _carved(pages: Pages, page: bytes) -> Iterator[FoundRow]:
-    """Rows with a digest that begin anywhere in a page."""
+    """Yield rows with a digest that start at any byte of a page."""
     for offset in range(len(page)):
         try:
             found = _found(*row_at(pages, page, offset))

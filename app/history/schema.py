@@ -1,7 +1,6 @@
-"""The tables of the history: the steps from each version to the next, and what each column holds.
+"""The schema of the history: the migration to each version, and the type of each column.
 
-app/history/salvage.py recognizes rows by how many values they have and of which kinds, without the schema that SQLite
-stores in the file.
+app/history/salvage.py recognizes rows by the number and types of their values, without the schema in the file.
 """
 
 from collections.abc import Mapping, Sequence
@@ -67,11 +66,11 @@ WORDS = """
         INSERT INTO words (rowid, text) VALUES (new.id, new.text);
     END;
 """
-# The version a second time: a bit that flips in the file's head must not look like the work of a newer program.
+# The version again, so that a flipped bit in the file's header does not look like a newer program.
 ABOUT = "CREATE TABLE about (version INTEGER NOT NULL)"
 FIRST_VERSION = f"{ABOUT}; INSERT INTO about VALUES (0);"  # noqa: S608  # no input
 
-# A row's checksum, by app/history/digests.py. NULL: another program wrote the row.
+# A row's checksum (app/history/digests.py). NULL: another program wrote the row.
 DIGESTS = """
     ALTER TABLE chats ADD COLUMN digest INTEGER;
     ALTER TABLE messages ADD COLUMN digest INTEGER;
@@ -80,11 +79,11 @@ DIGESTS = """
     ALTER TABLE presets ADD COLUMN digest INTEGER;
 """
 
-STEPS: Sequence[str] = (CHATS + MESSAGES + INPUTS + WORDS + FIRST_VERSION, DIGESTS)  # to version 1, to version 2
+STEPS: Sequence[str] = (CHATS + MESSAGES + INPUTS + WORDS + FIRST_VERSION, DIGESTS)  # to version 1, and to version 2
 VERSION = len(STEPS)
 DIGESTS_SINCE = 2
 
-# Table -> its columns, in the order of the rows on disk, without the digest, which is the last one.
+# Table -> its columns in the order on disk, without the digest, which is the last one.
 COLUMNS: Mapping[str, Mapping[str, ColumnType]] = {
     "chats": {
         "id": ID, "title": TEXT, "is_title_given": FLAG, "settings": SETTINGS, "trim": TRIM, "is_pinned": FLAG,

@@ -1,7 +1,7 @@
-"""Finds words in the messages and titles of all chats.
+"""Search for words in the messages and titles of all chats.
 
-All words must be in one message, each as the beginning of a word of it. Where that finds nothing, the text is looked
-for as it stands: scripts without spaces have no words that an index would know.
+A message matches if it contains words that start with the given ones. If none does, the text is searched as a
+substring, because scripts without spaces have no indexable words.
 """
 
 import re
@@ -13,7 +13,7 @@ from app.history.database import Database
 from app.history.records import Chat, Hit, storable
 
 MOST_HITS = 50
-_AROUND = 40  # characters before a match, and behind it
+_AROUND = 40  # characters before and after a match
 
 _BY_WORDS = """
     SELECT messages.chat, messages.id, messages.text FROM words JOIN messages ON messages.id = words.rowid
@@ -26,18 +26,18 @@ _AS_IT_STANDS = """
 """
 _WORD = re.compile(r"\w+")
 
-_Found = tuple[int, int, str]  # chat, message and its text
+_Found = tuple[int, int, str]  # chat, message, and its text
 
 
 class Search:
-    """Over one history."""
+    """Searches one history."""
 
     def __init__(self, database: Database, chats: Chats) -> None:
         self._database = database
         self._chats = chats
 
     def find(self, text: str) -> Sequence[Hit]:
-        """The best first: what is in titles, then what is in messages. At most MOST_HITS."""
+        """Return matches in titles, then in messages, best first; at most MOST_HITS."""
         words = _WORD.findall(storable(text))
         if not words:
             return []
@@ -61,7 +61,7 @@ class Search:
 
 
 def _beginning(word: str) -> re.Pattern[str]:
-    """A word that begins with this one."""
+    """Return a pattern for words that start with `word`."""
     return re.compile(rf"\b{re.escape(word)}", re.IGNORECASE)
 
 
@@ -76,7 +76,7 @@ def _as_it_stands(connection: sqlite3.Connection, text: str) -> list[_Found]:
 
 
 def _hit(chat: Chat, message: int, text: str, words: Sequence[str]) -> Hit:
-    """With what stands around the first word that is found as it is written, else the beginning of the text."""
+    """Return a hit with the text around the first word that occurs literally, or else the start of the text."""
     matches = (_beginning(word).search(text) or re.search(re.escape(word), text, re.IGNORECASE) for word in words)
     start, end = next((match.span() for match in matches if match), (0, 0))
     return Hit(chat, message, text[max(0, start - _AROUND) : start], text[start:end], text[end : end + _AROUND])

@@ -1,4 +1,4 @@
-"""Errors of SQLite and of the system: which mean damage, which mean that nothing can be written, and which pass."""
+"""Classify errors of SQLite and the system: damage, a read-only disk, or a lock that passes."""
 
 import errno
 import sqlite3
@@ -10,12 +10,12 @@ from shutil import disk_usage
 from app.errors import AppError, NoSpace
 from app.history.records import HistoryDamaged, HistoryUnavailable
 
-# SQLite quotes what it finds in a damaged file, which may be no UTF-8, or a number that Python cannot take.
+# SQLite quotes bytes of a damaged file, which may not be UTF-8 or fit a Python number.
 FAILURES = (sqlite3.Error, ValueError, OverflowError)
 
 
 class Damaged(sqlite3.DatabaseError):
-    """A file is not as this program left it."""
+    """A file differs from what this program wrote."""
 
 
 _LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
@@ -29,56 +29,56 @@ _UNREADABLE = (
 _CORRUPT = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _UNLOCK = "Close what has it open, a database browser or a backup, and try again."
 FULL = "the disk is full"
-_LITTLE = 1 << 18  # bytes that SQLite needs for a log and its index; without them it tells of an I/O error
+_LITTLE = 1 << 18  # bytes that SQLite needs for a log and its index; with fewer it reports an I/O error
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _NO_WRITING = (*_NO_SPACE, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def code_of(problem: BaseException) -> int:
-    """SQLite's primary code of an error; -1 for errors of Python's own."""
+    """Return SQLite's primary error code; -1 for Python's own errors."""
     code = _extended_code(problem)
     return code & 0xFF if code >= 0 else -1
 
 
 def _extended_code(problem: BaseException) -> int:
-    """SQLite's code of an error, with its details; -1 for errors of Python's own."""
+    """Return SQLite's extended error code; -1 for Python's own errors."""
     code: int = getattr(problem, "sqlite_errorcode", -1)
     return code
 
 
 def is_lock(problem: BaseException) -> bool:
-    """Another process keeps the file locked."""
+    """Whether another process has the file locked."""
     return code_of(problem) in _LOCKED
 
 
 def is_unwritable(problem: BaseException) -> bool:
-    """The disk is full, or the file or its folder cannot be written."""
+    """Whether the disk is full, or the file or its folder is read-only."""
     if isinstance(problem, OSError):
         return problem.errno in _NO_WRITING
     return code_of(problem) in _UNWRITABLE and _extended_code(problem) not in _UNREADABLE
 
 
 def is_damage(problem: BaseException) -> bool:
-    """Opening failed since the file is not as this program left it: every other failure."""
+    """Whether opening failed because of damage, that is, for any other reason."""
     return isinstance(problem, FAILURES) and not is_lock(problem) and not is_unwritable(problem)
 
 
 def is_corrupt(problem: BaseException) -> bool:
-    """SQLite, or a digest, found damage in a history that is open."""
-    # the index of words fails by a constraint of its own tables, of which SQLite tells no more
+    """Whether SQLite or a digest found damage in an open history."""
+    # a damaged search index violates a constraint of its tables, and SQLite reports no more
     is_index = _extended_code(problem) == sqlite3.SQLITE_CONSTRAINT
     return isinstance(problem, Damaged) or code_of(problem) in _CORRUPT or is_index
 
 
 def describe_damage(problem: BaseException) -> str:
-    """What is damaged, in a few words."""
+    """Describe the damage in a few words."""
     if isinstance(problem, Damaged):
         return str(problem)
     return f"SQLite cannot use it ({problem})" if isinstance(problem, sqlite3.Error) else "SQLite cannot use it"
 
 
 def unwritable_reason(problem: BaseException, folder: Path) -> str:
-    """Why nothing can be written to `folder`, in a few words."""
+    """Return why nothing can be written to `folder`, in a few words."""
     if isinstance(problem, OSError) and problem.errno in _NO_SPACE:
         return FULL
     if code_of(problem) == sqlite3.SQLITE_FULL or (folder.exists() and disk_usage(folder).free < _LITTLE):
@@ -90,7 +90,7 @@ def unwritable_reason(problem: BaseException, folder: Path) -> str:
 
 @contextmanager
 def history_errors() -> Iterator[None]:
-    """Errors of SQLite and of the system become ours, but for those of a wrong statement."""
+    """Convert errors of SQLite and the system to AppError, except programming errors in SQL."""
     try:
         yield
     except sqlite3.Error as problem:

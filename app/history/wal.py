@@ -1,10 +1,10 @@
-"""SQLite's write-ahead log: which of its frames SQLite applies, and whether it lost any.
+"""SQLite's write-ahead log: which frames SQLite applies, and whether frames were lost.
 
 A log (https://sqlite.org/fileformat2.html#walformat) is a header and frames. A frame is a page that a transaction
 changed, and the last frame of a transaction commits it. The checksums of frames form a chain: SQLite applies the frames
-up to the last commit before the first frame whose checksum is wrong, and drops the rest without an error. A process
-that is killed while it writes leaves such a rest, too; the shm of the log (the -shm file) tells the two cases apart,
-since it counts the frames of all transactions that were committed.
+up to the last commit before the first wrong checksum, and silently drops the rest. A process that is killed during a
+write also leaves such a rest. The index of the log (the -shm file) distinguishes the two cases, because it counts the
+frames of committed transactions.
 """
 
 import struct
@@ -17,7 +17,7 @@ from app.history.schema import PAGE_SIZE
 _HEADER, _FRAME_HEADER = 32, 24
 _FRAME = _FRAME_HEADER + PAGE_SIZE
 _MAGIC, _VERSION = 0x377F0682, 3007000
-_INDEX_HEADER = 48  # bytes; the shm begins with two copies of it
+_INDEX_HEADER = 48  # bytes; the index starts with two copies of it
 
 _FLIPS = 8  # bits of a salt that may be damaged
 
@@ -28,25 +28,25 @@ _Sums = tuple[int, int]
 class Frame:
     """One changed page."""
 
-    index: int  # of the frame in the file, from 1 on
-    page: int  # its number, from 1 on
+    index: int  # of the frame in the file, starting at 1
+    page: int  # page number, starting at 1
     is_commit: bool
     content: bytes
-    is_sound: bool  # salt and checksum are right, given the frame before it
+    is_sound: bool  # salt and checksum are right, given the previous frame
 
 
 @dataclass(frozen=True, slots=True)
 class Wal:
-    """The frames since the log was last begun anew, oldest first."""
+    """The frames since the log was last restarted, oldest first."""
 
     frames: Sequence[Frame] = ()
-    applied: int = 0  # frames that SQLite applies, from the first one on
-    is_damaged: bool = False  # SQLite would drop frames that were committed, or may have been
-    is_complete: bool = True  # no frame of those is missing, as far as that can be known
+    applied: int = 0  # number of frames that SQLite applies
+    is_damaged: bool = False  # SQLite would drop frames that were, or may have been, committed
+    is_complete: bool = True  # no frame is missing, as far as is known
 
     @property
     def damage(self) -> str:
-        """What is damaged, in a few words."""
+        """The damage in a few words, or ""."""
         if not self.is_damaged:
             return ""
         is_last = self.frames and not any(frame.is_commit for frame in self.frames[self.applied : -1])
@@ -55,8 +55,8 @@ class Wal:
 
 
 def read_wal(content: bytes, shm: bytes = b"") -> Wal:
-    """Judge the bytes of a log file. `shm` is the content of its -shm file, if there is one."""
-    if not content.strip(b"\0"):  # created, and never written
+    """Parse a log file. `shm` is the content of its -shm file, if any."""
+    if not content.strip(b"\0"):  # created but never written
         return Wal()
     has_header = _is_header(content)
     salt = content[16:24] if has_header else content[_HEADER + 8 : _HEADER + 16]
@@ -76,8 +76,10 @@ def read_wal(content: bytes, shm: bytes = b"") -> Wal:
 
 
 def _is_unwritten(content: bytes, salt: bytes, rest: Sequence[Frame], applied: int) -> bool:
-    """Whether the machine stopped while it wrote the last change, which was not committed: some frame of it is not
-    there at all. After a commit nothing is written before all is on the disk."""
+    """Whether the machine stopped while it wrote the last, uncommitted change: some of its frames are missing.
+
+    After a commit, nothing is written before all of it is on disk.
+    """
     there = {frame.index for frame in rest}
     absent = (index for index in range(applied + 1, rest[-1].index) if index not in there)
     salts = (content[_start(index) + 8 : _start(index) + 16] for index in absent)
@@ -90,7 +92,7 @@ def _start(index: int) -> int:
 
 
 def _distance(one: bytes, other: bytes) -> int:
-    """How many bits differ."""
+    """Return the number of different bits."""
     return (int.from_bytes(one, "big") ^ int.from_bytes(other, "big")).bit_count()
 
 
@@ -104,15 +106,15 @@ def _is_header(content: bytes) -> bool:
 
 
 def _order(content: bytes) -> str:
-    """The byte order of the words that are summed."""
+    """Return the byte order of the checksummed words."""
     return ">" if content.startswith((_MAGIC | 1).to_bytes(4, "big")) else "<"
 
 
 def _frames(content: bytes, salt: bytes) -> Iterator[Frame]:
-    """The frames of the current log. Those of an older one, which it is written over, have another salt."""
+    """Yield the frames of the current log. Remains of an older log, which it overwrites, have another salt."""
     order = _order(content)
     before: _Sums = struct.unpack_from(">2I", content, 24) if len(content) >= _HEADER else (0, 0)
-    is_next = True  # whether the frame before this one belongs to the current log
+    is_next = True  # whether the previous frame belongs to the current log
     for index in range(1, (len(content) - _HEADER) // _FRAME + 1):
         header = content[_start(index) : _start(index) + _FRAME_HEADER]
         has_salt = header[8:16] == salt
@@ -127,7 +129,7 @@ def _frames(content: bytes, salt: bytes) -> Iterator[Frame]:
 
 
 def _sums(order: str, content: bytes, before: _Sums) -> _Sums:
-    """The running checksum after `content`, whose length is a multiple of 8."""
+    """Return the running checksum after `content`, whose length is a multiple of 8."""
     first, second = before
     words = struct.unpack(f"{order}{len(content) // 4}I", content)
     for even, odd in zip(words[::2], words[1::2], strict=True):
@@ -143,7 +145,7 @@ def _is_cut(content: bytes, salt: bytes) -> bool:
 
 
 def _committed(shm: bytes, salt: bytes) -> int | None:
-    """How many frames were committed, by the shm of the log; None if it is of another log, or none."""
+    """Return the number of committed frames from the index; None if it is missing or belongs to another log."""
     header = shm[:_INDEX_HEADER]
     if len(header) < _INDEX_HEADER or header != shm[_INDEX_HEADER : 2 * _INDEX_HEADER] or header[32:40] != salt:
         return None

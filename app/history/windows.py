@@ -1,6 +1,6 @@
-"""The number of a program among those that use a history at the same time.
+"""Number the processes that use a history at the same time.
 
-A lock file for each number tells whether it is taken; the operating system releases the lock however the program ends.
+A lock file for each number shows that it is in use. The operating system releases the lock when the process ends.
 """
 
 from collections.abc import Iterator
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Window:
-    """This program's number: the lowest that is free when it is asked for. Raises OSError if no lock can be made."""
+    """This process's number: the lowest one free at the first use. Raises OSError if no lock file can be created."""
 
     def __init__(self, folder: Path | None) -> None:
-        """`folder`: that of the history; without one, in memory, there is one window."""
+        """`folder`: that of the history. A history in memory has one window."""
         self._folder = folder
         self._number = 0
         self._held: BaseFileLock | None = None
@@ -31,7 +31,7 @@ class Window:
 
     @contextmanager
     def reserve(self, number: int) -> Iterator[bool]:
-        """Whether another number is free; then no other program takes it while the body runs."""
+        """Reserve another number while the body runs. Yields whether it was free."""
         lock = None if self._folder is None else _taken(self._folder, number)
         try:
             yield lock is not None
@@ -46,7 +46,7 @@ class Window:
 
 
 def _taken(folder: Path, number: int) -> "BaseFileLock | None":
-    """The lock of a number; None if another program holds it."""
+    """Lock a number and return its lock; None if another process holds it."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(folder / f"window-{number}.lock", mode=0o600, thread_local=False)

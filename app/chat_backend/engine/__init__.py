@@ -1,1 +1,1 @@
-"""The engine of a chat: the process that runs it, its state while it loads, and who uses it."""
+"""The engine of a chat: its process, its state while it loads, and the connection to it."""

@@ -1,7 +1,7 @@
-"""The engine process that a chat starts: serves one model, and tells the chat on stdout how that comes along.
+"""The engine process that a chat starts: serves one model and reports its progress on stdout.
 
 Run as `python -m app.chat_backend.engine.child FLAGS`, where FLAGS is a JSON object of settings and `stay`. Each line
-that it writes is a `ChildMessage` in JSON. What goes wrong later goes to stderr, which the chat keeps in a file.
+on stdout is a `ChildMessage` in JSON. Later errors go to stderr, which the chat redirects to a file.
 """
 
 import contextlib
@@ -26,23 +26,23 @@ from app.progress import Progress, Report, Unit
 from app.settings.settings import Settings, load_settings
 from quant.errors import InglenookError
 
-_OFTEN = 0.1  # seconds between two lines about the same task
+_OFTEN = 0.1  # seconds between two messages about the same task
 
 
 class ChildMessage(Struct, omit_defaults=True):
-    """One line."""
+    """One line on stdout."""
 
-    stage: str = ""  # what it is doing
+    stage: str = ""  # what the process is doing
     done: int = 0
     total: int | None = None
     unit: Unit = "bytes"
-    note: str = ""  # something to be told
-    problem: str = ""  # why it ends
+    note: str = ""  # a message for the user
+    problem: str = ""  # why the process ends
     remedy: str = ""
 
 
 class StdoutProgress:
-    """A progress whose words go to stdout. Whoever reads them may be gone."""
+    """Writes progress to stdout. The reader may be gone."""
 
     def __init__(self) -> None:
         self._encoder = msgspec.json.Encoder()
@@ -70,7 +70,7 @@ class StdoutProgress:
 
 
 def main(flags: str) -> int:
-    """Serve until nobody needs it. Returns the exit status of the process."""
+    """Serve until no client needs the engine. Returns the exit status."""
     interrupt_on_signals()
     progress = StdoutProgress()
     given = json.loads(flags)
@@ -92,7 +92,7 @@ def main(flags: str) -> int:
 
 
 def _serve(settings: Settings, progress: Progress, *, stay: bool) -> None:
-    """On the port of the settings; on any that is free, where that one is taken."""
+    """Serve on the port of the settings, or on a free one if that is taken."""
     from app.server.host import run_host
 
     leases = None if stay else EngineLeases(settings)

@@ -1,9 +1,8 @@
-"""The engine that the chat talks to: found running, started as a process of its own, or somebody else's endpoint.
+"""The engine that the chat uses: a running server, a process started by the chat, or a remote endpoint.
 
-Loading goes on beside everything else; who needs the model waits for it with `use`, and an engine is left for another
-only when nobody uses it any more. Where a model cannot be loaded, the one that answered before it is loaded again. An
-engine process that has died is started again by whoever needs it next. The client of HTTP is imported when there is an
-engine to ask.
+Loading runs in the background; callers that need the model wait for it with `use`. The engine is replaced only when no
+caller uses it. If a model cannot be loaded, the previous one is loaded again. A dead engine process is restarted by the
+next caller. The HTTP client is imported when there is an engine to ask.
 """
 
 import asyncio
@@ -34,64 +33,65 @@ from tui.engine_types import Loading
 if TYPE_CHECKING:
     from app.chat_backend.endpoint import ChatEndpoint, ServedName
 
-_WAKE_SECONDS = 5.0  # that a server may take from its record to its first answer
-_TURN_SECONDS = 0.2  # between two looks whether another chat has started the engine
+_WAKE_SECONDS = 5.0  # between the record of a new server and its first answer, at most
+_TURN_SECONDS = 0.2  # between two checks whether another chat has started the engine
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyEngine:
-    """An engine that is ready."""
+    """An engine with a loaded model."""
 
     endpoint: "ChatEndpoint"
     model: str
-    context_length: int | None  # None: nobody says
-    default_sampling: Mapping[str, float] = field(default_factory=dict)  # sampling that suits the model
+    context_length: int | None  # None: unknown
+    default_sampling: Mapping[str, float] = field(default_factory=dict)  # the model's recommended sampling
 
 
 @dataclass(frozen=True, slots=True)
 class _TargetModel:
-    """A model that is to answer."""
+    """The model to load."""
 
     model: str
-    is_asked: bool  # it has to be this one; else any that is there will do
+    is_asked: bool  # only this model will do; else any loaded model
 
 
 class EngineConnection:
-    """Used on one event loop. `begin` it, `close` it."""
+    """Used on one event loop. Call `start` first and `close` at the end."""
 
     def __init__(
         self, settings: Settings, flags: Mapping[str, object], endpoint: str = "", key: str | None = None
     ) -> None:
-        """`flags` are the settings given on the command line, and `stay`; `endpoint` is the base URL of another
-        server, which wants `key`."""
+        """`flags` are settings from the command line, and `stay`. `endpoint` is the base URL of another server, and
+        `key` its API key.
+        """
         self._settings = settings
         self._flags = flags
         self._remote = endpoint
         self._key = key
         self._process: EngineProcess | None = None
         self._engine: ReadyEngine | None = None
-        self._leases = ExitStack()  # our lease on the engine
+        self._leases = ExitStack()  # this process's leases on the engine
         self._task: asyncio.Task[None] | None = None
         self._target = _TargetModel(settings.model, settings.origins["model"] != "default")
-        self._served: _TargetModel | None = None  # what was loaded last
-        self._previous: _TargetModel | None = None  # what was to be loaded before another was asked for
+        self._served: _TargetModel | None = None  # the target that was loaded last
+        self._previous: _TargetModel | None = None  # the target before the last switch
         self._uses = 0
         self._unused = asyncio.Event()
-        self._instance: Instance | None = None  # the server that is used
-        self.is_paused = False  # the loading, until somebody goes on with it
+        self._instance: Instance | None = None  # the record of the server in use
+        self.is_paused = False  # whether loading is paused until `resume`
         self.state = self._state_of(self._target)
 
     def start(self) -> None:
-        """Find or start the engine, in the background."""
+        """Find or start the engine in the background."""
         self._task = asyncio.create_task(self._load(self._target))
 
     async def close(self) -> None:
-        """Leave the engine, which ends by itself when nobody else needs it."""
+        """Release the engine. It exits when no other client needs it."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
-        if self._process is not None and self._engine is None:  # nobody can use it yet
+        if self._process is not None and self._engine is None:  # no client can use it yet
             await self._process.stop()
         if self._engine is not None:
             await self._engine.endpoint.close()
@@ -99,12 +99,12 @@ class EngineConnection:
 
     @property
     def is_remote(self) -> bool:
-        """Whether it is an endpoint that somebody named."""
+        """Whether the user named a remote endpoint."""
         return bool(self._remote)
 
     @property
     def is_chosen(self) -> bool:
-        """Whether somebody said which model is to answer, or whose."""
+        """Whether the user chose a model or an endpoint."""
         return self.is_remote or self._settings.origins["model"] != "default"
 
     @property
@@ -113,27 +113,27 @@ class EngineConnection:
 
     @property
     def model(self) -> str:
-        """That answers, or is to."""
+        """The loaded model, or the one to load."""
         return self._settings.model if self._engine is None else self._engine.model
 
     @property
     def answering(self) -> str:
-        """The model that answers; empty where none does."""
+        """The loaded model, or ""."""
         return "" if self._engine is None else self._engine.model
 
     @property
     def awaited(self) -> str:
-        """The model that an engine is to load, or is paused at; empty where there is none."""
+        """The model that the local engine is loading or is paused at, or ""."""
         is_loading = self._task is not None and not self.state.is_over
         return self._target.model if is_loading and not self._remote else ""
 
     @property
     def context_length(self) -> int | None:
-        """Of the model that answers; None where none does, or nobody says."""
+        """Context length of the loaded model in tokens, or None if unknown."""
         return None if self._engine is None else self._engine.context_length
 
     async def offered_models(self) -> "Sequence[ServedName]":
-        """What the endpoint that somebody named has, whether it answers or not. Raises ClientError."""
+        """Return the models of the remote endpoint. Raises ClientError."""
         from app.chat_backend.endpoint import ChatEndpoint
 
         with client_errors():
@@ -144,11 +144,11 @@ class EngineConnection:
                 await endpoint.close()
 
     async def reclaimable_memory(self) -> int:
-        """Bytes that another model would find once the engine has made room for it; 0: those that are free."""
+        """Return the bytes available to another model once this engine is unloaded. 0: only what is free now."""
         process, engine = self._process, self._engine
         if process is None or engine is None or await asyncio.to_thread(self._is_shared, process):
             return 0
-        with suppress(InglenookError):  # it is about to end
+        with suppress(InglenookError):  # the engine may be exiting
             report = await engine.endpoint.call_inglenook("GET", "engine")
             return int(report["room"])
         return 0
@@ -158,11 +158,10 @@ class EngineConnection:
 
     @asynccontextmanager
     async def use(self, *, retry: bool = False) -> AsyncIterator[ReadyEngine]:
-        """The engine, once its model is loaded: it stays for as long as the body runs. Raises ClientError, also for
-        what the body raises. A model that could not be loaded is tried `again` where somebody waits for its answer.
+        """Wait for the engine and keep it while the body runs. Raises ClientError, also for errors of the body.
 
-        Nobody uses it inside of another use: another model may be waiting for the end of the first, and the second for
-        that model.
+        With `retry`, a load that failed is tried again. Not reentrant: nested use would deadlock with a pending model
+        switch.
         """
         engine = await self._ready(retry)
         self._uses += 1
@@ -180,7 +179,7 @@ class EngineConnection:
         if self.state.is_over and await asyncio.to_thread(self._is_lost):
             self._start_target(self._target)
         state = None
-        while state is not self.state:  # another model may have been asked for meanwhile
+        while state is not self.state:  # because the user may switch the model meanwhile
             state = self.state
             await state.wait()
         if self._engine is None:
@@ -188,13 +187,13 @@ class EngineConnection:
         return self._engine
 
     def fetching(self) -> Running | None:
-        """How far the model is that the engine which is started fetches. Looks at files."""
+        """Return the download of the starting engine, or None. Reads files."""
         process = None if self.is_paused else self._process
         running = None if process is None else running_download(self._settings.models_dir)
         return running if process and running and running.pid == process.pid else None
 
     def pause(self) -> None:
-        """Load no further: what has arrived of a model is kept, and whoever waits for it goes on waiting."""
+        """Pause loading. A partial download is kept, and callers that wait for the model keep waiting."""
         if self.state.is_over or self.is_paused:
             return
         self.is_paused = True
@@ -207,7 +206,7 @@ class EngineConnection:
         state.update(state.model, "paused" if done is None else f"paused at {done:.0%}")
 
     def resume(self) -> None:
-        """With what was paused, or could not be loaded: what that failed for may be mended."""
+        """Resume a paused load, or retry one that failed."""
         if self.state.problem is not None:
             self._start_target(self._target)
         elif self.is_paused:
@@ -215,8 +214,10 @@ class EngineConnection:
             self._start_loading()
 
     async def loading(self, *, retry: bool = False) -> AsyncGenerator[Loading, None]:
-        """How the model loads that is to answer; and where it cannot, the one before it. Raises ClientError then, at
-        the end."""
+        """Yield the progress of loading, and of loading the previous model if this one fails.
+
+        Raises ClientError at the end if loading failed.
+        """
         if retry:
             self.resume()
         wanted = self.state
@@ -239,15 +240,14 @@ class EngineConnection:
         raise ClientError(reason.message, f"{remedy}{before.model} answers again.")
 
     def switch(self, model: str) -> LoadingState:
-        """Have replies come from this model from now on, those apart that are being written. Gives the state of its
-        loading."""
+        """Use another model for further replies, and return its loading state. Replies in progress are not affected."""
         if model != self._target.model or self.state.is_over or self.is_paused:
             self._previous = self._target
             self._switch_to(_TargetModel(model, is_asked=True))
         return self.state
 
     def cancel_switch(self, wanted: LoadingState) -> None:
-        """Load this no further, if it still loads: the model before it answers again. What has arrived is kept."""
+        """Stop loading `wanted` and return to the previous model. A partial download is kept."""
         if wanted.is_over or wanted is not self.state:
             return
         before = self._served or self._previous
@@ -267,7 +267,9 @@ class EngineConnection:
         self._start_loading()
 
     def _state_of(self, target: _TargetModel) -> LoadingState:
-        """Which model an endpoint answers with is unknown until it says so, unless the user asked for one."""
+        """Return the initial state. The model of a remote endpoint is unknown until it answers, unless the user chose
+        one.
+        """
         if self._remote:
             return LoadingState(target.model if target.is_asked else self._remote, "connecting")
         return LoadingState(target.model, "starting")
@@ -277,7 +279,7 @@ class EngineConnection:
         self._task = asyncio.create_task(self._load(self._target))
 
     def _cancel(self) -> None:
-        """Whoever does this says how the loading ends."""
+        """Cancel the loading task. The caller sets how the loading ends."""
         if self._task is not None:
             self._task.cancel()
 
@@ -293,7 +295,7 @@ class EngineConnection:
             if self._served is not None and self._served != target:
                 self._start_target(self._served)
             state.finish(problem)
-        except Exception:  # a mistake of ours: nobody is to wait for ever
+        except Exception:  # a bug; without this, callers would wait indefinitely
             state.finish(ClientError("the engine could not be started", "Run ingle doctor, and report what it says."))
             raise
         else:
@@ -301,7 +303,7 @@ class EngineConnection:
             state.succeed(self._engine.model, self._warning(self._engine))
 
     def _warning(self, engine: ReadyEngine) -> str:
-        """What a person who asked for a longer context has to know."""
+        """Return a warning if the engine's context is shorter than the user asked for, or ""."""
         held = engine.context_length
         if self._remote or held is None or held >= self._settings.context:
             return ""
@@ -309,18 +311,18 @@ class EngineConnection:
         return f"{holder} holds {held:,} tokens: {self._settings.stated('context')} is lowered to that"
 
     def _is_lost(self) -> bool:
-        """Whether the server that was used has ended."""
+        """Whether the server in use has exited."""
         return self._instance is not None and self._instance not in running_instances(self._settings)
 
     async def _answers(self, model: str) -> bool:
-        """Whether the engine that is used has this model, and still runs."""
+        """Whether the engine in use still runs and has this model."""
         if self._remote:
             return self.model == model
         found = await asyncio.to_thread(find_instance, replaced(self._settings, model=model))
         return found is not None and found == self._instance
 
     async def _release_engine(self, state: LoadingState) -> None:
-        """The engine that was used until now, once nobody uses it. One that only this chat needs makes room."""
+        """Release the current engine once no caller uses it. Stop its process if only this chat needs it."""
         while self._uses:
             state.update(state.model, "waiting for the end of a reply")
             self._unused.clear()
@@ -332,7 +334,7 @@ class EngineConnection:
             is_shared = await asyncio.to_thread(self._is_shared, process)
             self._process = None
             if not is_shared:
-                await asyncio.shield(process.stop())  # whole, whoever is asked for meanwhile
+                await asyncio.shield(process.stop())  # finish stopping it, even if this task is cancelled
         self._leases.close()
 
     async def _attach_remote(self, target: _TargetModel) -> ReadyEngine:
@@ -348,18 +350,18 @@ class EngineConnection:
                 there = ", ".join(one.name for one in names[:8])
                 raise AppError(f"{self._remote} has no model {wanted}".rstrip(), f"It has: {there}." if there else "")
             unless_used.pop_all()
-            # Servers of others may refuse any sampling but their own.
+            # Other servers may refuse sampling parameters, so only reported ones are sent.
             return ReadyEngine(endpoint, found.name, found.context_length, found.sampling or {})
 
     async def _find_or_start(self, target: _TargetModel, state: LoadingState) -> ReadyEngine:
-        """One chat at a time starts an engine: the next one finds it."""
+        """Attach to a running engine or start one. A lock lets one chat at a time start it; the others find it."""
         from filelock import FileLock, Timeout
 
         settings = replaced(self._settings, model=target.model)
         lock = FileLock(self._settings.state_dir / "engine.lock", mode=0o600, thread_local=False)
         while True:
             for instance in await asyncio.to_thread(self._running, settings, target):
-                with suppress(InglenookError):  # it gives embeddings, or is about to end
+                with suppress(InglenookError):  # it serves embeddings, or is exiting
                     return await self._attach(instance)
             try:
                 private_folder(self._settings.state_dir)
@@ -374,7 +376,7 @@ class EngineConnection:
             lock.release()
 
     def _running(self, settings: Settings, target: _TargetModel) -> Sequence[Instance]:
-        """The server of the model; where none was asked for, all there are, that one first."""
+        """Return the server of the model. If any model will do, return all servers, that one first."""
         found = find_instance(settings)
         others = [] if target.is_asked else [one for one in running_instances(settings) if one != found]
         return [*([found] if found else []), *others]
@@ -396,7 +398,7 @@ class EngineConnection:
         return await self._attach(instance)
 
     async def _attach(self, instance: Instance) -> ReadyEngine:
-        """Raises ServerUnreachable or ServerError for one that is no engine for chats."""
+        """Connect to a server. Raises ServerUnreachable or ServerError if it does not serve chats."""
         from app.chat_backend.endpoint import ChatEndpoint
 
         endpoint = ChatEndpoint(instance.api_url, own_key(self._settings), is_inglenook=True)
@@ -419,7 +421,7 @@ class EngineConnection:
 
 
 async def _wait_for_report(endpoint: "ChatEndpoint") -> Any:
-    """What a server says of itself, once it answers: its record is there a moment before."""
+    """Return the engine's status report. Retries, because a server is recorded shortly before it answers."""
     from app.client.http import ServerUnreachable
 
     patience = asyncio.get_running_loop().time() + _WAKE_SECONDS
@@ -433,7 +435,7 @@ async def _wait_for_report(endpoint: "ChatEndpoint") -> Any:
 
 
 def describe_stage(message: ChildMessage, rate: DownloadRate) -> tuple[str, float | None]:
-    """A stage in words, behind speed and time left where bytes are counted, and how much of it is done."""
+    """Return a stage in words, with speed and time left if it counts bytes, and the done share."""
     if not message.total:
         return message.stage, None
     stage = message.stage
@@ -446,6 +448,6 @@ def describe_stage(message: ChildMessage, rate: DownloadRate) -> tuple[str, floa
 
 
 def _absolute(model: str) -> str:
-    """A path without regard to the folder that this process is in."""
+    """Return an absolute path if `model` is a path, else the name."""
     path = Path(model).expanduser()
     return str(path.absolute()) if path.exists() else model

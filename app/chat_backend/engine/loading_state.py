@@ -1,4 +1,4 @@
-"""How far a model has loaded or downloaded: percent, bytes per second, and lines of text."""
+"""How far a model has loaded or downloaded, as a state, a rate, and lines of text."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ class DownloadRate:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._label = ""
-        self._marks: deque[tuple[float, int]] = deque()  # when how much was done
+        self._marks: deque[tuple[float, int]] = deque()  # (time, units done)
 
     def after(self, label: str, done: int) -> float:
         """Return units per second after `done` units; 0 if it is not known yet. Units that were there at the first call
@@ -33,7 +33,7 @@ class DownloadRate:
         return (done - before) / (now - begun) if now > begun else 0.0
 
 
-LINE_SECONDS = 5.0  # seconds between two lines about what is awaited
+LINE_SECONDS = 5.0  # seconds between two lines about one load
 
 
 class LoadingLines:
@@ -57,10 +57,10 @@ class LoadingLines:
 
 
 class LoadingState:
-    """Begins as loading; ends once, loaded or failed. Used on one event loop."""
+    """The state of one load, which ends once, loaded or failed. Used on one event loop."""
 
     def __init__(self, model: str, stage: str = "starting") -> None:
-        """`stage`: what is done first, in words."""
+        """`stage`: the first stage, in words."""
         self.model = model
         self.now = Loading(model, stage)
         self._changed = asyncio.Event()
@@ -72,26 +72,28 @@ class LoadingState:
         self._set(Loading(model, stage, fraction))
 
     def succeed(self, model: str, warning: str = "") -> None:
-        """By the name of the model that answers; the warning is for a person."""
+        """End as loaded. `model`: the name of the loaded model. `warning`: a message for the user."""
         self._set(Loading(model, "loaded", loaded=True, warning=warning))
         self.finish()
 
     def finish(self, problem: ClientError | None = None) -> None:
-        """Once: what comes later changes nothing."""
+        """End the load. Later changes have no effect."""
         if self.is_over:
             return
         self.is_over, self.problem = True, problem
         self._notify()
 
     async def wait(self) -> None:
-        """Wait for the end. Raises NotLoaded where the loading failed."""
+        """Wait for the end. Raises NotLoaded if loading failed."""
         while not self.is_over:
             await self._changed.wait()
         if self.problem is not None:
             raise NotLoaded(self.problem.message, self.problem.remedy) from self.problem
 
     async def states(self) -> AsyncGenerator[Loading, None]:
-        """The state now, each later one that there is time for, and the last. Raises why the loading failed."""
+        """Yield the current state, later ones as the consumer keeps up, and the last one. Raises the error of a failed
+        load.
+        """
         seen = -1
         while self._version != seen or not self.is_over:
             if self._version != seen:

@@ -1,6 +1,6 @@
 """The engine process of a chat, and other commands of this program in child processes.
 
-The process of the screens imports no torch, so whatever needs torch runs in a child.
+The process of the screens imports no torch, so code that needs torch runs in a child process.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ from engine.private_folder import private_folder
 
 
 def memory_option(memory: int) -> tuple[str, ...]:
-    """The option of a device that had so many bytes; none for 0, which is what it has."""
+    """Return the option --memory for a device with `memory` bytes; no option for 0, which means the real memory."""
     return ("--memory", f"{memory / 1e9:.6f}GB") if memory else ()
 
 
 async def run_ingle(*words: str) -> tuple[int | None, bytes, bytes]:
-    """The exit status, stdout and stderr of `ingle` with these words. Cancelling ends it."""
+    """Run `ingle` with these arguments. Returns exit status, stdout, and stderr. Cancelling kills it."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "app", *words,
         cwd=ROOT, env=child_environment(), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
@@ -39,20 +39,20 @@ async def run_ingle(*words: str) -> tuple[int | None, bytes, bytes]:
         out, err = await process.communicate()
     except asyncio.CancelledError:
         process.kill()
-        await process.communicate()  # to the end of the pipes, which closes them
+        await process.communicate()  # read the pipes to the end, which closes them
         raise
     return process.returncode, out, err
 
 
 def error_message(err: bytes, otherwise: str) -> str:
-    """Why a command failed, in its own words."""
+    """Return the error message from a command's stderr, or `otherwise`."""
     lines = err.decode(errors="replace").splitlines()
     errors = (line[len("error: ") :] for line in lines if line.lower().startswith("error: "))
     return next(errors, otherwise)
 
 
 def hardware() -> str:
-    """Such as "on 8 cores, with 23.1 GB of memory free". Whether a GPU can be used, the engine finds out."""
+    """Return a description such as "on 8 cores, with 23.1 GB of memory free". Only the engine checks if a GPU works."""
     from engine.backends.cuda.discovery import driver_version
     from engine.kv.budget import available_memory
 
@@ -63,20 +63,20 @@ def hardware() -> str:
     )
 
 
-ROOT = Path(__file__).parents[3]  # the folder that `app` is in, whether installed or not
-_GLANCE = 0.05  # seconds between two looks whether it serves
+ROOT = Path(__file__).parents[3]  # the folder that contains the package `app`
+_GLANCE = 0.05  # seconds between two checks whether it serves
 _STOP_SECONDS = 10.0
-_TAIL = 400  # bytes of what it said on stderr, where it ended without a word
+_TAIL = 400  # bytes of stderr to report if it ended without a message
 LOG = "engine.log"
-PREVIOUS_LOG = "engine.log.1"  # of the engine before: one that died has said there why
+PREVIOUS_LOG = "engine.log.1"  # of the previous engine, which may contain its last error
 
 
 class EngineFailed(AppError):
-    """An engine process ended before it served."""
+    """An engine process exited before it served."""
 
 
 class EngineProcess:
-    """One engine process, from its start on. Used on one event loop."""
+    """One engine process. Used on one event loop."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", settings: Settings, model: str) -> None:
         self._process = process
@@ -87,7 +87,7 @@ class EngineProcess:
 
     @classmethod
     def start(cls, settings: Settings, model: str, flags: Mapping[str, object]) -> "EngineProcess":
-        """`flags` are settings that were given on the command line, and `stay`. Raises OSError."""
+        """Start a process. `flags` are settings from the command line, and `stay`. Raises OSError."""
         given = json.dumps({**flags, "model": model})
         with _new_log(private_folder(settings.state_dir)) as log:
             process = subprocess.Popen(
@@ -110,9 +110,9 @@ class EngineProcess:
         return self._process.poll() is not None
 
     async def wait_until_serving(self, on_message: Callable[[ChildMessage], None]) -> Instance:
-        """Wait until it serves; `on_message` is given what it says meanwhile. Raises EngineFailed."""
+        """Wait until it serves. `on_message` receives its messages until then. Raises EngineFailed."""
         loop = asyncio.get_running_loop()
-        # The process may outlive this one, which does not wait for it at its end, as it would for the loop's threads.
+        # A daemon thread, because the process may outlive this one: a thread of the loop's pool would block the exit.
         self._listening = asyncio.wrap_future(start_uninterruptible(lambda: self._listen(loop, on_message)))
         while (instance := await asyncio.to_thread(self._found)) is None:
             if self.has_ended:
@@ -126,14 +126,14 @@ class EngineProcess:
         return next((instance for instance in instances if instance.pid == self.pid), None)
 
     def _listen(self, loop: asyncio.AbstractEventLoop, on_message: Callable[[ChildMessage], None]) -> None:
-        """On a thread of its own, up to the end of the process: nothing that it says may make it wait."""
+        """Read messages on a thread until the process exits, so that it never blocks on a full pipe."""
         self._last = ChildMessage()
         if self._process.stdout is None:
             return
         for line in self._process.stdout:
             with suppress(msgspec.DecodeError):
                 self._last = msgspec.json.decode(line, type=ChildMessage)
-                with suppress(RuntimeError):  # the loop has ended
+                with suppress(RuntimeError):  # the event loop was closed
                     loop.call_soon_threadsafe(on_message, self._last)
 
     def _failure(self) -> EngineFailed:
@@ -145,7 +145,7 @@ class EngineProcess:
         return EngineFailed(f"the engine ended with status {self._process.returncode}", "ingle doctor")
 
     async def stop(self) -> None:
-        """Ask it to end, and wait; then end it."""
+        """Terminate the process, wait, and kill it if it does not exit."""
         self._process.terminate()
         with suppress(subprocess.TimeoutExpired):
             await asyncio.to_thread(self._process.wait, _STOP_SECONDS)
@@ -155,7 +155,7 @@ class EngineProcess:
         await asyncio.to_thread(self._reap)
 
     def _reap(self) -> None:
-        """Wait for its end, and close its pipe."""
+        """Wait for its exit, and close its pipe."""
         with self._process:
             pass
 

@@ -1,1 +1,1 @@
-"""The chat without a screen, line by line."""
+"""The chat without screens, line by line."""

@@ -33,7 +33,7 @@ _FITS = {None: "", True: ", fits", False: ", too large"}
 
 
 class PlainModels:
-    """Over the port; `say` writes a line, and `agrees` asks a question, to which a pipe says yes."""
+    """Commands about models. `say` writes a line. `agrees` asks a question; a pipe always agrees."""
 
     def __init__(self, client: Client, say: Callable[[str], None], agrees: Callable[[str], Awaitable[bool]]) -> None:
         self._client = client
@@ -41,7 +41,7 @@ class PlainModels:
         self._agrees = agrees
 
     async def list(self, which: str) -> None:
-        """Those here, or those of the catalog."""
+        """List the installed models, or the catalog."""
         if which not in ("", _CATALOG):
             raise ClientError(f"there is no list {which}", "/models lists what is here, /models catalog what could be.")
         models = self._client.models
@@ -82,7 +82,7 @@ class PlainModels:
 
 
 def _line(model: ModelInfo) -> str:
-    """A model: "qwen3:4b, about 2.5 GB, fits"."""
+    """Describe a model in a line: "qwen3:4b, about 2.5 GB, fits"."""
     size = f", {'about ' * model.is_estimate}{figures.size(model.size)}" if model.size else ""
     if model.loaded:
         return f"{model.name}{size}, answers"
@@ -99,7 +99,10 @@ _QUESTION = "summarize: send a summary of the oldest messages; drop: send them n
 
 
 class PlainTrimming:
-    """`say` writes a line; `ask` does, too, and gives the answer, which is empty where nobody is there to give one."""
+    """Trims the context.
+
+    `say` writes a line. `ask` writes a question and returns the answer, which is empty in a pipe.
+    """
 
     def __init__(self, client: Client, say: Callable[[str], None], ask: Ask) -> None:
         self._context = client.context
@@ -108,15 +111,16 @@ class PlainTrimming:
         self._trimmer = ContextTrimmer(client.context, self._choose, self._tell_trimmed, self._tell)
 
     async def ensure_room(self, chat: Chat, leaf: MessageId | None, typed: str) -> bool:
-        """Whether what is typed and a reply fit behind `leaf`, once room was made. Raises ClientError where it cannot
-        be."""
+        """Whether `typed` and a reply fit after `leaf`, after trimming if necessary. Raises ClientError if they cannot
+        fit.
+        """
         try:
             return await self._trimmer.ensure_room(chat.summary.id, leaf, typed, chat.settings.full_context)
         except NotLoaded:
-            return True  # the reply tries once more, or tells why
+            return True  # requesting the reply tries again, or reports why
 
     async def trim(self, chat: Chat, how: str) -> None:
-        """What /room asks for."""
+        """Run the command /room."""
         if how not in _CHOICES:
             raise ClientError("it is to be said how room is made", "/room summarize, or /room drop.")
         plan = await self._context.plan(chat.summary.id, chat.leaf, _CHOICES[how], "")
@@ -147,7 +151,7 @@ _THINKING: dict[str, bool | None] = {"on": True, "off": False, "": None}
 
 
 class PlainSettings:
-    """Of the chat that is open; `say` writes a line."""
+    """Settings of the open chat. `say` writes a line."""
 
     def __init__(self, client: Client, say: Callable[[str], None], current: Callable[[], Awaitable[Chat]]) -> None:
         self._chats = client.chats
@@ -169,7 +173,7 @@ class PlainSettings:
             self._say(f"{name}: {value or 'what suits the model'}")
 
     async def set(self, rest: str) -> None:
-        """One by its name; without a value, what suits the model."""
+        """Set one setting by name. Without a value, reset it to the model's default."""
         name, _, value = rest.partition(" ")
         chat = await self._current()
         if name == "system":
@@ -188,14 +192,14 @@ class PlainSettings:
 
 
 def _texts(settings: ChatSettings) -> dict[str, str]:
-    """By the names that a person types."""
+    """Return the settings by the names that the user types."""
     thinking = next(text for text, value in _THINKING.items() if value is settings.sampling.thinking)
     full = next(text for text, how in _FULL.items() if how is settings.full_context)
     return {**sampling_fields.texts(settings.sampling), "thinking": thinking, "full": full}
 
 
 def _changed(settings: ChatSettings, name: str, value: str) -> ChatSettings:
-    """Raises ClientError for a name or a value that makes no sense."""
+    """Return settings with one value changed. Raises ClientError for an unknown name or an invalid value."""
     typed = _texts(settings)
     if name not in typed:
         raise ClientError(f"there is no setting {name}".rstrip(), f"There is: system, {', '.join(typed)}.")
@@ -216,16 +220,16 @@ Handler = Callable[[str], Awaitable[MessageId | None]]
 
 @dataclass(frozen=True, slots=True)
 class PlainCommand:
-    """A command, and its line in /help. It may give a message that is to be answered anew."""
+    """A command and its line in /help. `run` may return a message to answer again."""
 
     name: str
-    takes: str  # what may stand behind the name
+    takes: str  # the argument's name
     help: str
     run: Handler
 
 
 class PlainCommands:
-    """Over the port; keeps which chat is open. `say` writes a line, `agrees` asks a question."""
+    """Runs commands and keeps the open chat. `say` writes a line, and `agrees` asks a question."""
 
     def __init__(
         self,
@@ -237,7 +241,7 @@ class PlainCommands:
         self._client = client
         self._say = say
         self._chat: ChatId | None = None
-        self.is_private = False  # the chat that is open, or the new one
+        self.is_private = False  # of the open chat, or of the new one
         self._listed: Sequence[ChatSummary] = ()
         self._deleted: ChatId | None = None
         self.attached: list[Attachment] = []  # to the next message
@@ -280,7 +284,7 @@ class PlainCommands:
         )
 
     async def current(self) -> Chat:
-        """The chat that is open; a new one, where none is."""
+        """Return the open chat. Creates one if none is open."""
         if self._chat is None:
             made = await self._client.chats.create(ChatSettings(), private=self.is_private)
             self._chat = made.summary.id
@@ -288,7 +292,7 @@ class PlainCommands:
         return await self._client.chats.open(self._chat)
 
     async def do(self, name: str, rest: str) -> MessageId | None:
-        """A command. Gives the message that is to be answered anew, if it asks for that. Raises ClientError."""
+        """Run a command. Returns a message to answer again, or None. Raises ClientError."""
         if name not in self._table:
             raise ClientError(f"there is no command /{name} here", "/help lists those there are.")
         return await self._table[name].run(rest)

@@ -1,4 +1,4 @@
-"""The chat without a screen: reads lines, prints replies in whole words.
+"""The chat without screens: reads lines and prints replies in whole words.
 
 Screen readers speak each write as one unit, so a write must not end inside a word.
 """
@@ -21,17 +21,17 @@ from tui.drafts import Prompt
 from tui.plain_text import sanitize
 from tui.types import ChatId, Finish, MessageId, PromptProgress, ReplyEnd, ReplyStarted, TextDelta
 
-_LONG = 100  # characters that wait for the end of their line
+_LONG = 100  # characters to hold back for the end of a line
 
 
 class WholeWords:
-    """One text."""
+    """Holds text back until a word is complete."""
 
     def __init__(self) -> None:
         self._waiting = ""
 
     def add(self, text: str) -> str:
-        """What can be written now."""
+        """Add text, and return what can be written now."""
         self._waiting += text
         end = self._waiting.rfind("\n") + 1
         if not end and len(self._waiting) > _LONG:
@@ -40,7 +40,7 @@ class WholeWords:
         return ready
 
     def rest(self) -> str:
-        """What is left at the end."""
+        """Return the remaining text."""
         ready, self._waiting = self._waiting, ""
         return ready
 
@@ -49,7 +49,7 @@ _EXIT_OK, _EXIT_FAILURE = 0, 1
 
 
 class PlainChat:
-    """One chat at a time, with a person or a pipe. `run` it once."""
+    """A chat with a user at a terminal, or with a pipe. Call `run` once."""
 
     def __init__(self, client: Client, question: str = "") -> None:
         self._client = client
@@ -64,10 +64,10 @@ class PlainChat:
         self._shutdown = Shutdown(self._end)
         self._is_saved = True
         self._failed = False
-        self._ended_with = 0  # the status that a signal asked for
+        self._ended_with = 0  # exit status requested by a signal
 
     async def run(self) -> int:
-        """Until the end of the input, or /quit, or a signal. Gives the exit status."""
+        """Run until the end of input, /quit, or a signal. Returns the exit status."""
         loop = asyncio.get_running_loop()
         self._shutdown.listen("SIGTERM", "SIGHUP")
         with suppress(NotImplementedError):  # Windows
@@ -98,13 +98,13 @@ class PlainChat:
             await self._do(self._take(line.strip()))
 
     async def _do(self, work: Coroutine[None, None, None]) -> None:
-        """What Ctrl-C stops; as much as it has brought is kept."""
+        """Run one step, which Ctrl-C stops. A partial reply is kept."""
         self._doing = asyncio.create_task(work)
         try:
             await self._doing
         except asyncio.CancelledError:
             if (conversing := asyncio.current_task()) is None or conversing.cancelling():
-                raise  # all of the chat is to end
+                raise  # the whole chat is ending
             self._note("Stopped.")
         except ClientError as problem:
             self._complain(problem)
@@ -122,7 +122,7 @@ class PlainChat:
 
     async def _answer(self, text: str) -> None:
         chat, prompt = await self._commands.current(), Prompt(text, tuple(self._commands.attached))
-        await self._client.chats.save_draft(chat.summary.id, text)  # until it is sent
+        await self._client.chats.save_draft(chat.summary.id, text)  # kept in case it is not sent
         if await self._trimming.ensure_room(chat, chat.leaf, prompt.all_text):
             self._commands.attached.clear()
             message = await self._client.chats.add(chat.summary.id, chat.leaf, prompt.text, prompt.attachments)
@@ -133,7 +133,7 @@ class PlainChat:
             await self._write_reply(to)
 
     async def _write_reply(self, to: MessageId) -> None:
-        """As it comes."""
+        """Print a reply as it arrives."""
         chat = await self._commands.current()
         words, told_at = WholeWords(), time.monotonic()
         async with aclosing(self._client.replies.reply(chat.summary.id, to)) as events:
@@ -168,7 +168,7 @@ class PlainChat:
                     if line := lines.line(state):
                         self._note(line)
         except ClientError:
-            return  # whoever needs the model is told
+            return  # reported to the caller that needs the model
 
     async def _tell_notices(self) -> None:
         async with aclosing(self._client.chats.notices()) as notices:
@@ -177,7 +177,7 @@ class PlainChat:
                 self._note(f"{notice.message} {notice.remedy}".strip())
 
     async def _recommend(self) -> None:
-        """Tell a person who is new here of a better model."""
+        """Suggest a better model to a new user."""
         with suppress(ClientError):
             if self._is_person and (better := await self._client.models.recommended()) is not None:
                 self._note(f"A better model fits this machine: {better.model}. It {better.verdict}.")
@@ -190,26 +190,26 @@ class PlainChat:
         return await self._lines.get()
 
     async def _ask(self, question: str) -> str:
-        """The next line of a person; nobody else is there to answer."""
+        """Ask for a line. Returns "" in a pipe."""
         if not self._is_person:
             return ""
         self._say(question)
         line = await self._next_line()
         if line is None:
-            self._lines.put_nowait(None)  # that is the end of the chat, too
+            self._lines.put_nowait(None)  # so that the chat ends as well
         return line or ""
 
     async def _agrees(self, question: str) -> bool:
-        """Whether a person says yes. A pipe cannot be asked: what it says is meant."""
+        """Whether the user says yes. A pipe always agrees."""
         return not self._is_person or (await self._ask(question)).strip().lower() in ("y", "yes")
 
     async def _give_title(self, chat: ChatId) -> None:
-        """One that cannot be made is nobody's trouble: it may be after the next reply."""
+        """Give the chat a title. Errors are ignored: the next reply tries again."""
         with suppress(ClientError):
             await self._client.chats.title(chat)
 
     def _run_in_background(self, work: Coroutine[None, None, None]) -> None:
-        """What nobody waits for, and what ends with the chat."""
+        """Run a task in the background until the chat ends."""
         self._background.add(task := asyncio.create_task(work))
         task.add_done_callback(self._background.discard)
 
@@ -226,14 +226,14 @@ class PlainChat:
             self._conversing.cancel()
 
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
-        """On a thread of its own, which ends with the process. However it ends, nobody waits for more lines."""
+        """Read stdin on a daemon thread. At its end, put None into the queue in any case."""
         if isinstance(sys.stdin, io.TextIOWrapper):
             sys.stdin.reconfigure(errors="replace")
-        with suppress(RuntimeError):  # the loop has gone
+        with suppress(RuntimeError):  # the event loop was closed
             try:
                 for line in sys.stdin or ():
                     loop.call_soon_threadsafe(self._lines.put_nowait, line)
-            except (ValueError, OSError) as problem:  # stdin has gone
+            except (ValueError, OSError) as problem:  # stdin was closed
                 loop.call_soon_threadsafe(self._note, f"error: no more can be read: {problem}")
             finally:
                 loop.call_soon_threadsafe(self._lines.put_nowait, None)
@@ -248,7 +248,7 @@ class PlainChat:
         self._write(f"{sanitize(line)}\n")
 
     def _note(self, line: str) -> None:
-        """Narration."""
+        """Write a line to stderr, which is not part of the conversation."""
         sys.stderr.write(f"{sanitize(line)}\n")
         sys.stderr.flush()
 
