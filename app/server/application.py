@@ -93,7 +93,7 @@ class ServerContext:
     state_dir: Path | None = None  # where responses are kept; None: in memory
     machine: Machine = field(default_factory=Machine)  # what else it has
     keeps_lines: bool = False  # whether prompts keep lines that change with every request
-    also: Sequence[str] = ()  # further names of the served model
+    other_names: Sequence[str] = ()  # further names of the served model
     loaded_as: str = ""  # the name that it was loaded by; empty: the service's
 
 
@@ -144,7 +144,7 @@ def _served_model(service: ChatService | EmbeddingService, context: ServerContex
         service.vocab_size,
         context.aliases,
         context.describe,
-        also=context.also,
+        other_names=context.other_names,
         loaded_as=context.loaded_as,
     )
 

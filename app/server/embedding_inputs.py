@@ -22,45 +22,45 @@ async def read_inputs(
 
     Raises InvalidRequest naming one that it cannot.
     """
-    most = most_tokens(service, truncate)
-    named = {name: one for name, one in inputs.items() if isinstance(one, str)}
-    with naming_inputs(service, list(named)):
-        texts = iter(await service.encode(list(named.values()), most))
-    sequences = [next(texts) if isinstance(one, str) else one[:most] for one in inputs.values()]
+    limit = truncation_limit(service, truncate)
+    texts = {name: one for name, one in inputs.items() if isinstance(one, str)}
+    with convert_input_errors(service, list(texts)):
+        encoded = iter(await service.encode(list(texts.values()), limit))
+    sequences = [next(encoded) if isinstance(one, str) else one[:limit] for one in inputs.values()]
     for name, ids in zip(inputs, sequences, strict=True):
-        check_sequence(service, name, ids, most)
+        check_sequence(service, name, ids, limit)
     return sequences
 
 
-def most_tokens(service: EmbeddingService, truncate: int | None) -> int | None:
+def truncation_limit(service: EmbeddingService, truncate: int | None) -> int | None:
     """What a text is to be cut to; None: it is not."""
     longest = service.context_length
     return truncate if truncate is None else min(longest, longest if truncate == -1 else truncate)
 
 
-def check_sequence(service: EmbeddingService, name: str, ids: Sequence[int], most: int | None) -> None:
-    """Raise InvalidRequest for ids that the model cannot read, or that could not be cut to `most`."""
+def check_sequence(service: EmbeddingService, name: str, ids: Sequence[int], limit: int | None) -> None:
+    """Raise InvalidRequest for ids that the model cannot read, or that could not be cut to `limit`."""
     if not ids:
-        raise faulty(name, "nothing is left of it")
-    if most is not None and len(ids) > most:
-        raise faulty(name, f"the {len(ids)} tokens that cannot be cut are more than {most}")
+        raise invalid_input(name, "nothing is left of it")
+    if limit is not None and len(ids) > limit:
+        raise invalid_input(name, f"the {len(ids)} tokens that cannot be cut are more than {limit}")
     if len(ids) > service.context_length:
         problem = f"its {len(ids)} tokens are more than the {service.context_length} that the model reads"
-        raise faulty(name, problem, code="context_length_exceeded")
+        raise invalid_input(name, problem, code="context_length_exceeded")
     check_vocabulary(ids, service.vocab_size, name)
 
 
 @contextlib.contextmanager
-def naming_inputs(service: EmbeddingService, names: Sequence[str]) -> Iterator[None]:
+def convert_input_errors(service: EmbeddingService, names: Sequence[str]) -> Iterator[None]:
     """An InputTooLong that is raised inside becomes an InvalidRequest with the name of the input at its place."""
     try:
         yield
     except InputTooLong as error:
         problem = f"it has more than {error.least} tokens, and the model reads {service.context_length}"
-        raise faulty(names[error.place], problem, code="context_length_exceeded") from error
+        raise invalid_input(names[error.place], problem, code="context_length_exceeded") from error
 
 
-def faulty(name: str, problem: str, code: str = "") -> InvalidRequest:
+def invalid_input(name: str, problem: str, code: str = "") -> InvalidRequest:
     remedy = "Send it in pieces, or have it cut with truncate_prompt_tokens: -1." if code else ""
     return InvalidRequest(f"{name}: {problem}", remedy, parameter=name, code=code)
 

@@ -72,7 +72,7 @@ def run_host(settings: Settings, progress: Progress, leases: EngineLeases | None
         context = ServerContext(
             policy=policy,
             aliases=settings.model_aliases,
-            also=settings.alias[1:],
+            other_names=settings.alias[1:],
             loaded_as=stored.name,
             describe=partial(details_of, stored, store.catalog, store.hub_models, renderer),
             pulls=pulls,

@@ -14,7 +14,7 @@ from msgspec import Struct
 from app.models.machine_memory import memory_without_gpu, resident_bytes
 from engine.kv.disk.folder import resolve_limit, segment_files
 
-_LOOK_SECONDS = 5.0  # between two looks at the files
+_SCAN_SECONDS = 5.0  # between two looks at the files
 
 
 class AmountReport(Struct):
@@ -49,15 +49,15 @@ class Machine:
         self._limit = disk_limit
         self._gpu = gpu
         self._clock = clock
-        self._seen: tuple[float, AmountReport] | None = None  # and when
+        self._last_scan: tuple[float, AmountReport] | None = None  # and when
 
     def disk(self) -> AmountReport | None:
         if self._disk is None:
             return None
-        if self._seen is None or self._clock() - self._seen[0] >= _LOOK_SECONDS:
+        if self._last_scan is None or self._clock() - self._last_scan[0] >= _SCAN_SECONDS:
             used = sum(file.size for file in segment_files(self._disk))
-            self._seen = self._clock(), AmountReport(used, resolve_limit(self._disk, self._limit, used))
-        return self._seen[1]
+            self._last_scan = self._clock(), AmountReport(used, resolve_limit(self._disk, self._limit, used))
+        return self._last_scan[1]
 
     def gpu(self) -> AmountReport | None:
         """With what other programs take of it."""

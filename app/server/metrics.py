@@ -29,10 +29,10 @@ _MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX = "ingle:"
 
 Family: TypeAlias = GaugeMetricFamily | CounterMetricFamily
-Figure: TypeAlias = Callable[[EngineState], float]
+ReadState: TypeAlias = Callable[[EngineState], float]
 
 # What it is, its name, what it counts, and where it is found.
-_FIGURES: Sequence[tuple[type[Family], str, str, Figure]] = (
+_METRICS: Sequence[tuple[type[Family], str, str, ReadState]] = (
     (GaugeMetricFamily, "num_requests_running", "Requests that steps compute.", lambda state: state.running),
     (GaugeMetricFamily, "num_requests_waiting", "Requests that wait for a place.", lambda state: sum(state.waiting)),
     (
@@ -119,7 +119,7 @@ _FIGURES: Sequence[tuple[type[Family], str, str, Figure]] = (
 )
 
 # What it is, its name, what it counts, the label that tells its values apart, and where each of them is found.
-_SPLIT_FIGURES: Sequence[tuple[type[Family], str, str, str, Mapping[str, Figure]]] = (
+_LABELED_METRICS: Sequence[tuple[type[Family], str, str, str, Mapping[str, ReadState]]] = (
     (
         GaugeMetricFamily,
         "num_requests_waiting_by_class",
@@ -176,27 +176,27 @@ class _Collector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         streams, state = self._streams, self._streams.state()
-        for kind, name, meaning, figure in _FIGURES:
-            yield self._figure(kind, name, meaning, figure(state))
-        for kind, name, meaning, label, figures in _SPLIT_FIGURES:
-            values = {value: figure(state) for value, figure in figures.items()}
-            yield self._split_figure(kind, name, meaning, label, values)
-        yield from self._of_streams(streams)
-        yield from self._of_latencies(streams.latencies)
-        yield from self._of_cache(self._cache)
+        for kind, name, meaning, read in _METRICS:
+            yield self._metric(kind, name, meaning, read(state))
+        for kind, name, meaning, label, reads in _LABELED_METRICS:
+            values = {value: read(state) for value, read in reads.items()}
+            yield self._labeled_metric(kind, name, meaning, label, values)
+        yield from self._stream_metrics(streams)
+        yield from self._latency_metrics(streams.latencies)
+        yield from self._cache_metrics(self._cache)
 
-    def _of_streams(self, streams: TokenStreams) -> Iterator[Metric]:
+    def _stream_metrics(self, streams: TokenStreams) -> Iterator[Metric]:
         healthy = 0 if streams.problem() else 1
-        yield self._figure(GaugeMetricFamily, "healthy", "1 while the engine can serve, else 0.", healthy)
+        yield self._metric(GaugeMetricFamily, "healthy", "1 while the engine can serve, else 0.", healthy)
         of_class = streams.running_by_class()
         running = {name: of_class[service] for name, service in CLASS_NAMES.items()}
         name, meaning = "num_requests_running_by_class", "Requests that steps compute."
-        yield self._split_figure(GaugeMetricFamily, name, meaning, "service_class", running)
+        yield self._labeled_metric(GaugeMetricFamily, name, meaning, "service_class", running)
 
-    def _of_latencies(self, latencies: Latencies) -> Iterator[Metric]:
+    def _latency_metrics(self, latencies: Latencies) -> Iterator[Metric]:
         ends = {finish.value: count for finish, count in latencies.ends.items()}
         name, meaning = "request_success", "Requests that ended, by why."
-        yield self._split_figure(CounterMetricFamily, name, meaning, "finished_reason", ends)
+        yield self._labeled_metric(CounterMetricFamily, name, meaning, "finished_reason", ends)
         for name, meaning, histograms in (
             ("time_to_first_token_seconds", "From a request to its first token.", latencies.first_token),
             ("inter_token_latency_seconds", "From one token of a request to its next.", latencies.between_tokens),
@@ -204,19 +204,19 @@ class _Collector(Collector):
         ):
             yield self._histogram(name, meaning, histograms)
 
-    def _of_cache(self, cache: CacheTracker) -> Iterator[Metric]:
+    def _cache_metrics(self, cache: CacheTracker) -> Iterator[Metric]:
         misses = {reason.value: count for reason, count in cache.misses.items()}
         name, meaning = "cache_misses", "Prompts of which more than their new end was computed, by why."
-        yield self._split_figure(CounterMetricFamily, name, meaning, "reason", misses)
+        yield self._labeled_metric(CounterMetricFamily, name, meaning, "reason", misses)
         meaning = "Time to bring what was cached of a prompt from the host pool and from files, where some was there."
         yield self._histogram("cache_restore_seconds", meaning, cache.restores)
 
-    def _figure(self, kind: type[Family], name: str, meaning: str, value: float) -> Family:
+    def _metric(self, kind: type[Family], name: str, meaning: str, value: float) -> Family:
         family = kind(_PREFIX + name, meaning, labels=("model_name",))
         family.add_metric((self._model,), value)
         return family
 
-    def _split_figure(
+    def _labeled_metric(
         self, kind: type[Family], name: str, meaning: str, label: str, values: Mapping[str, float]
     ) -> Family:
         family = kind(_PREFIX + name, meaning, labels=("model_name", label))

@@ -27,11 +27,11 @@ class Purpose(enum.Enum):
 
 CLASS_NAMES: Mapping[str, ServiceClass] = {service.name.lower(): service for service in ServiceClass}
 
-_OF_TIER: Mapping[str, ServiceClass] = {  # the other tiers say nothing
+_CLASS_OF_TIER: Mapping[str, ServiceClass] = {  # the other tiers say nothing
     "flex": ServiceClass.BACKGROUND,
     "priority": ServiceClass.INTERACTIVE,
 }
-_OF_PURPOSE: Mapping[Purpose, ServiceClass] = {
+_CLASS_OF_PURPOSE: Mapping[Purpose, ServiceClass] = {
     Purpose.CHAT: ServiceClass.NORMAL,
     Purpose.COMPLETION: ServiceClass.NORMAL,
     Purpose.INSERTION: ServiceClass.INTERACTIVE,
@@ -76,16 +76,16 @@ def caller_of(request: Request) -> Caller:
 
 
 def _service_class(fields: OriginFields, headers: Mapping[str, str]) -> ServiceClass:
-    said = (
+    candidates = (
         CLASS_NAMES.get(fields.service_class or ""),
-        _of_header(headers),
-        _OF_TIER.get(fields.service_tier or ""),
-        _OF_PURPOSE[fields.purpose],
+        _header_class(headers),
+        _CLASS_OF_TIER.get(fields.service_tier or ""),
+        _CLASS_OF_PURPOSE[fields.purpose],
     )
-    return next(one for one in said if one is not None)
+    return next(one for one in candidates if one is not None)
 
 
-def _of_header(headers: Mapping[str, str]) -> ServiceClass | None:
+def _header_class(headers: Mapping[str, str]) -> ServiceClass | None:
     name = headers.get(CLASS_HEADER)
     if name is None:
         return None

@@ -142,7 +142,7 @@ class OwnEndpoints:
     async def report(self, request: Request) -> Response:
         streams, state = self._service.streams, self._service.streams.state()
         now = streams.now()
-        told = EngineReport(
+        report = EngineReport(
             model=self._service.name,
             context_length=self._service.context_length,
             requests=[_report(one, now) for one in streams.requests() if _may_see(request, one)],
@@ -158,17 +158,19 @@ class OwnEndpoints:
             computed_tokens=state.counters.computed_tokens,
             generated_tokens=state.counters.generated_tokens,
         )
-        return json_reply(told)
+        return json_reply(report)
 
     async def abort(self, request: Request) -> Response:
-        wanted = await read_body(request, self._abort_decoder)
-        return json_reply(Aborted(self._end(request, lambda one: str(one.id) == wanted.id, FinishReason.ABORT)))
+        body = await read_body(request, self._abort_decoder)
+        return json_reply(Aborted(self._end_requests(request, lambda one: str(one.id) == body.id, FinishReason.ABORT)))
 
     async def stop(self, request: Request) -> Response:
-        wanted = await read_body(request, self._stop_decoder)
-        return json_reply(Stopped(self._end(request, lambda one: one.origin.reply == wanted.reply, FinishReason.STOP)))
+        body = await read_body(request, self._stop_decoder)
+        return json_reply(
+            Stopped(self._end_requests(request, lambda one: one.origin.reply == body.reply, FinishReason.STOP))
+        )
 
-    def _end(self, request: Request, is_meant: Callable[[EngineRequest], bool], reason: FinishReason) -> bool:
+    def _end_requests(self, request: Request, is_meant: Callable[[EngineRequest], bool], reason: FinishReason) -> bool:
         """End what is meant, of what the caller may see; whether there was any."""
         streams = self._service.streams
         found = [one.id for one in streams.requests() if is_meant(one) and _may_see(request, one)]
@@ -178,19 +180,19 @@ class OwnEndpoints:
 
     async def count(self, request: Request) -> Response:
         """Of what no context holds, too. Raises InvalidMessage and TemplateError as a chat does."""
-        wanted = await read_body(request, self._count_decoder)
-        if wanted.messages:
-            messages = [message.to_message() for message in wanted.messages]
-            conversation = Conversation(messages, variables=dict(wanted.chat_template_kwargs or {}))
+        body = await read_body(request, self._count_decoder)
+        if body.messages:
+            messages = [message.to_message() for message in body.messages]
+            conversation = Conversation(messages, variables=dict(body.chat_template_kwargs or {}))
             tokens = await self._service.count_tokens(conversation)
         else:
-            tokens = len(await self._service.tokenize(wanted.text))
+            tokens = len(await self._service.tokenize(body.text))
         return json_reply(Count(tokens, self._service.context_length))
 
     async def forget(self, request: Request) -> Response:
-        wanted = await read_body(request, self._forget_decoder)
-        gone = [message.to_message() for message in wanted.messages]
-        staying = [[message.to_message() for message in other] for other in wanted.staying]
+        body = await read_body(request, self._forget_decoder)
+        gone = [message.to_message() for message in body.messages]
+        staying = [[message.to_message() for message in other] for other in body.staying]
         await self._service.forget(gone, staying, caller_origin(request))
         return json_reply(Forgotten())
 

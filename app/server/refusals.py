@@ -27,11 +27,11 @@ class Refusal:
     def endpoints(self, bodies: Mapping[str, type[Struct]], errors: ErrorFormat | None = None) -> list[Endpoint]:
         """One for each path, with the body that requests to it have; `errors` as of an endpoint."""
         return [
-            Endpoint("POST", path, self._answer, self.summary, takes=body, errors=errors)
+            Endpoint("POST", path, self._refuse, self.summary, takes=body, errors=errors)
             for path, body in bodies.items()
         ]
 
-    async def _answer(self, request: Request) -> NoReturn:
+    async def _refuse(self, request: Request) -> NoReturn:
         await read_body(request, _any_request)
         raise InvalidRequest(self.message, self.remedy, parameter="model")
 

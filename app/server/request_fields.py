@@ -82,11 +82,11 @@ class FieldTable(Generic[BodyT]):
         self.base = base
         self.fields = fields
         self._typed = msgspec.json.Decoder(kind)
-        self._acting: dict[str, list[Field]] = {}  # by the object that they are members of
+        self._active_rows: dict[str, list[Field]] = {}  # by the object that they are members of
         for field in fields:
             if field.handling in (Handling.ALIAS, Handling.REFUSED) and "[]" not in field.path:
-                self._acting.setdefault(field.parent, []).append(field)
-        self._parents = [tuple(parent.split(".")) for parent in self._acting if parent]
+                self._active_rows.setdefault(field.parent, []).append(field)
+        self._parents = [tuple(parent.split(".")) for parent in self._active_rows if parent]
 
     def decode(self, body: bytes) -> BodyT:
         """The request that `body` holds.
@@ -98,7 +98,7 @@ class FieldTable(Generic[BodyT]):
         try:
             return self._typed.decode(rewritten)
         except msgspec.ValidationError as error:
-            raise msgspec.ValidationError(_as_written(str(error), replaced)) from error
+            raise msgspec.ValidationError(_with_client_names(str(error), replaced)) from error
 
     def rewrite(self, body: bytes) -> tuple[bytes, Mapping[str, str]]:
         """The body with each alias replaced by its field's own name, and the replaced names by those of their fields.
@@ -130,7 +130,7 @@ class FieldTable(Generic[BodyT]):
             members[steps[0]] = msgspec.Raw(msgspec.json.encode(below))
 
     def _apply(self, parent: str, members: Members, replaced: dict[str, str]) -> None:
-        for field in self._acting.get(parent, ()):
+        for field in self._active_rows.get(parent, ()):
             raw = members.get(field.name)
             if raw is None or bytes(raw) == b"null":
                 continue
@@ -150,10 +150,10 @@ def _refuse(field: Field, raw: msgspec.Raw) -> None:
         raise InvalidRequest(f"{field.path}: it is not supported", field.note, parameter=field.path)
 
 
-def _as_written(message: str, replaced: Mapping[str, str]) -> str:
-    for written, meant in replaced.items():
-        if f"`$.{meant}" in message:
-            return message.replace(f"`$.{meant}", f"`$.{written}", 1)
+def _with_client_names(message: str, replaced: Mapping[str, str]) -> str:
+    for client_name, own_name in replaced.items():
+        if f"`$.{own_name}" in message:
+            return message.replace(f"`$.{own_name}", f"`$.{client_name}", 1)
     return message
 
 
@@ -164,7 +164,7 @@ PositiveCount: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Milliseconds: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Fraction: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
-Alternatives: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+LogprobCount: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 StopText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 

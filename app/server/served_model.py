@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from app.models.details import ModelDetails
 from app.server.http.errors import InvalidRequest
 
-ANY = "*"  # as what an alias stands for: the model that is served, whichever that is
+ANY_MODEL = "*"  # as what an alias stands for: the model that is served, whichever that is
 
 
 class ServedModel:
@@ -26,52 +26,55 @@ class ServedModel:
         aliases: Mapping[str, str],
         describe: Callable[[], ModelDetails] | None = None,
         *,
-        also: Sequence[str] = (),
+        other_names: Sequence[str] = (),
         loaded_as: str = "",
     ) -> None:
-        """`also` are further names that are listed after `name`. `loaded_as` is the name that the model was loaded by,
-        such as a path: requests may give it, and no list has it. `aliases` are other names and what each stands for: a
-        model's name, or ANY. Those of other models are no names here. With a * in it, an alias stands for all names
-        that begin and end so, and is not listed. `describe` takes a moment, and is called once, when it is needed."""
+        """Set the names of the model.
+
+        `other_names` are listed after `name`. `loaded_as` is the name that the model was loaded by, such as a path:
+        requests may use it, and no list contains it. `aliases` maps further names to the model that each stands for,
+        or to ANY_MODEL; aliases of other models are ignored. An alias with a * stands for every name that matches it
+        and is not listed. `describe` is slow; it is called once, when the details are needed.
+        """
         self.name = name
         self.loaded_as = loaded_as or name
         self.context_length = context_length  # tokens of a prompt and its reply together
         self.vocab_size = vocab_size
-        self.since = int(time.time())
-        own = (name, *also, self.loaded_as)
-        others = [alias for alias, meant in aliases.items() if meant in (*own, ANY)]
-        listed = (name, *also, *(alias for alias in others if "*" not in alias))
+        self.created = int(time.time())
+        own = (name, *other_names, self.loaded_as)
+        others = [alias for alias, meant in aliases.items() if meant in (*own, ANY_MODEL)]
+        listed = (name, *other_names, *(alias for alias in others if "*" not in alias))
         self.names: Sequence[str] = tuple(dict.fromkeys(listed))
         self._patterns = [alias for alias in others if "*" in alias]
-        self._describing = asyncio.Lock()  # the first to ask waits; others do not take a thread each
+        self._describe_lock = asyncio.Lock()  # the first to ask waits; others do not take a thread each
         self._describe = describe or functools.partial(ModelDetails.unknown, self.loaded_as)
         self._details: ModelDetails | None = None
 
-    def goes_by(self, name: str) -> bool:
-        return self._is_served(name) or name == self.loaded_as
+    def has_name(self, name: str) -> bool:
+        return self._is_listed(name) or name == self.loaded_as
 
-    def _is_served(self, name: str) -> bool:
+    def _is_listed(self, name: str) -> bool:
         return name in self.names or any(fnmatchcase(name, pattern) for pattern in self._patterns)
 
-    def named(self, asked: str | None) -> str:
-        """The name that a reply to a request for `asked` carries: the same, unless it is empty or a path. Raises
+    def reply_name(self, requested: str | None) -> str:
+        """The name that a reply to a request for `requested` carries: the same, unless it is empty or a path. Raises
         InvalidRequest for another model's name."""
-        self.check(asked)
-        return asked if asked and self._is_served(asked) else self.name
+        self.check(requested)
+        return requested if requested and self._is_listed(requested) else self.name
 
     def check(self, name: str | None) -> None:
         """Check that a request means this model, as one with no name or an empty one does.
 
         Raises InvalidRequest for the name of another model.
         """
-        if name and not self.goes_by(name):
+        if name and not self.has_name(name):
             message = f"The model {name!r} does not exist here"
             remedy = f"This server has {', '.join(map(repr, self.names))}."
             raise InvalidRequest(message, remedy, parameter="model", code="model_not_found", status=404)
 
     async def details(self) -> ModelDetails:
         """What its files say. Raises what `details_of` raises."""
-        async with self._describing:
+        async with self._describe_lock:
             if self._details is None:
                 self._details = await asyncio.to_thread(self._describe)
             return self._details

@@ -59,78 +59,78 @@ class StructuredOutputs(Struct):
         return WHITESPACE if self.whitespace_pattern is None else self.whitespace_pattern or None
 
 
-def of_response_format(wanted: ResponseFormat | None) -> Iterator[RequestedGrammar]:
+def response_format_grammars(given: ResponseFormat | None) -> Iterator[RequestedGrammar]:
     """At most one. Raises InvalidRequest for one that lacks its schema."""
-    if wanted is None or wanted.type == "text":
+    if given is None or given.type == "text":
         return
-    named = wanted.json_schema
-    if wanted.type == "json_schema" and named is not None and named.schema is not None:
-        yield of_schema(named.schema, "response_format.json_schema.schema")
-    elif wanted.schema is not None:
-        yield of_schema(wanted.schema, "response_format.schema")
-    elif wanted.type == "json_schema":
+    named = given.json_schema
+    if given.type == "json_schema" and named is not None and named.schema is not None:
+        yield schema_grammar(named.schema, "response_format.json_schema.schema")
+    elif given.schema is not None:
+        yield schema_grammar(given.schema, "response_format.schema")
+    elif given.type == "json_schema":
         missing = "response_format.json_schema" + (".schema" if named else "")
         raise InvalidRequest(f"{missing}: it is required", parameter=missing)
     else:
         yield RequestedGrammar(ANY_OBJECT, "response_format")
 
 
-def of_format(wanted: Literal["", "json"] | Schema | None) -> RequestedGrammar | None:
+def format_grammar(given: Literal["", "json"] | Schema | None) -> RequestedGrammar | None:
     """Ollama's `format`."""
-    if wanted is None or wanted == "":
+    if given is None or given == "":
         return None
-    return RequestedGrammar(ANY_OBJECT, "format") if wanted == "json" else of_schema(wanted, "format")
+    return RequestedGrammar(ANY_OBJECT, "format") if given == "json" else schema_grammar(given, "format")
 
 
-def of_json_schema(schema: Schema | str | None) -> RequestedGrammar | None:
+def json_schema_grammar(schema: Schema | str | None) -> RequestedGrammar | None:
     """llama.cpp's `json_schema`, which may be text."""
     if schema is None or schema == "":
         return None
-    return of_schema(_parsed(schema, "json_schema"), "json_schema")
+    return schema_grammar(_parse_schema(schema, "json_schema"), "json_schema")
 
 
-def of_gbnf(grammar: str | None) -> RequestedGrammar | None:
+def gbnf_grammar(grammar: str | None) -> RequestedGrammar | None:
     """llama.cpp's `grammar`, in its own form."""
     return RequestedGrammar(GrammarSource("gbnf", grammar), "grammar") if grammar else None
 
 
-def of_structured_outputs(wanted: StructuredOutputs | None, prefix: str) -> Iterator[RequestedGrammar]:
+def structured_outputs_grammars(given: StructuredOutputs | None, prefix: str) -> Iterator[RequestedGrammar]:
     """One for each of its fields; `prefix` is what their names begin with in the request. Raises InvalidRequest."""
-    if wanted is None:
+    if given is None:
         return
-    if wanted.json is not None:
-        schema = _parsed(wanted.json, f"{prefix}json")
-        yield of_schema(schema, f"{prefix}json", whitespace=wanted.whitespace)
-    if wanted.json_object:
-        yield of_schema({"type": "object"}, f"{prefix}json_object", whitespace=wanted.whitespace)
-    if wanted.regex is not None:
-        yield RequestedGrammar(GrammarSource("regex", wanted.regex), f"{prefix}regex")
-    if wanted.choice is not None:
-        yield RequestedGrammar(GrammarSource.choice(wanted.choice), f"{prefix}choice")
-    if wanted.grammar is not None:
-        kind: Literal["gbnf", "lark"] = "gbnf" if is_gbnf(wanted.grammar) else "lark"
-        yield RequestedGrammar(GrammarSource(kind, wanted.grammar), f"{prefix}grammar")
+    if given.json is not None:
+        schema = _parse_schema(given.json, f"{prefix}json")
+        yield schema_grammar(schema, f"{prefix}json", whitespace=given.whitespace)
+    if given.json_object:
+        yield schema_grammar({"type": "object"}, f"{prefix}json_object", whitespace=given.whitespace)
+    if given.regex is not None:
+        yield RequestedGrammar(GrammarSource("regex", given.regex), f"{prefix}regex")
+    if given.choice is not None:
+        yield RequestedGrammar(GrammarSource.choice(given.choice), f"{prefix}choice")
+    if given.grammar is not None:
+        kind: Literal["gbnf", "lark"] = "gbnf" if is_gbnf(given.grammar) else "lark"
+        yield RequestedGrammar(GrammarSource(kind, given.grammar), f"{prefix}grammar")
 
 
-def only(asked: Iterator[RequestedGrammar]) -> RequestedGrammar | None:
+def only_grammar(grammars: Iterator[RequestedGrammar]) -> RequestedGrammar | None:
     """The one grammar of a request. Raises InvalidRequest if there are several."""
-    several = list(asked)
-    if len(several) > 1:
-        first, second, *_ = (it.field for it in several)
+    found = list(grammars)
+    if len(found) > 1:
+        first, second, *_ = (it.field for it in found)
         raise InvalidRequest(f"{second}: a reply follows one grammar, and {first} is another.", parameter=second)
-    return several[0] if several else None
+    return found[0] if found else None
 
 
-def of_schema(schema: Schema, parameter: str, *, whitespace: str | None = WHITESPACE) -> RequestedGrammar:
+def schema_grammar(schema: Schema, parameter: str, *, whitespace: str | None = WHITESPACE) -> RequestedGrammar:
     """A schema that came in a field. Raises InvalidRequest for one that is nested too deeply, or that nothing fits."""
     try:
         return RequestedGrammar(GrammarSource.schema(schema, whitespace=whitespace), parameter)
     except InvalidGrammar as error:
-        place = f"{parameter}{error.path}"
-        raise InvalidRequest(f"{place}: {error.message}", parameter=place) from error
+        path = f"{parameter}{error.path}"
+        raise InvalidRequest(f"{path}: {error.message}", parameter=path) from error
 
 
-def _parsed(schema: Schema | str, parameter: str) -> Schema:
+def _parse_schema(schema: Schema | str, parameter: str) -> Schema:
     """A schema that may be JSON in a string."""
     if not isinstance(schema, str):
         return schema

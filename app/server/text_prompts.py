@@ -34,14 +34,16 @@ async def infill_prompt(service: ChatService, gap: Gap, field: str = "suffix") -
     return ids
 
 
-async def fitting_infill(service: ChatService, gap: Gap, room: int, field: str) -> tuple[tuple[int, ...], int]:
-    """The ids of such a prompt that leaves `room` tokens for the reply, and how many of its other files it leaves out,
+async def infill_prompt_that_fits(
+    service: ChatService, gap: Gap, reply_tokens: int, field: str
+) -> tuple[tuple[int, ...], int]:
+    """The ids of such a prompt that leaves `reply_tokens` for the reply, and how many of its other files it leaves out,
     the first ones, to fit. Raises what `infill_prompt` raises."""
     kept = gap
     while kept.others:
         with suppress(PromptTooLong):
             ids = await service.encode_infill(kept)
-            if ids is None or len(ids) + room <= service.context_length:
+            if ids is None or len(ids) + reply_tokens <= service.context_length:
                 break
         kept = replace(kept, others=kept.others[1 + len(kept.others) // 4 :])
     return await infill_prompt(service, kept, field), len(gap.others) - len(kept.others)

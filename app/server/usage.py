@@ -112,7 +112,7 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
     return tokenizer.token_bytes(token_id, show_control=True).decode(errors="replace")
 
 
-def finite(logprob: float) -> float:
+def finite_logprob(logprob: float) -> float:
     return max(logprob, LEAST_LOGPROB)
 
 
@@ -129,14 +129,14 @@ def reported_tokens(
 
 
 def _reported(tokenizer: Tokenizer, token: TokenLogprobs, text: TokenText) -> ReportedToken:
-    picked = _alternative(tokenizer, token.token_id, token.logprob, text)
+    sampled = _alternative(tokenizer, token.token_id, token.logprob, text)
     top = [_alternative(tokenizer, token_id, logprob, text) for token_id, logprob in token.top]
-    return ReportedToken(picked.token, picked.logprob, picked.bytes, top)
+    return ReportedToken(sampled.token, sampled.logprob, sampled.bytes, top)
 
 
 def _alternative(tokenizer: Tokenizer, token_id: int, logprob: float, text: TokenText) -> TokenAlternative:
     encoded = tokenizer.token_bytes(token_id, show_control=True)
-    return TokenAlternative(text(tokenizer, token_id), finite(logprob), list(encoded))
+    return TokenAlternative(text(tokenizer, token_id), finite_logprob(logprob), list(encoded))
 
 
 class RunningCounts:
@@ -160,12 +160,12 @@ class RunningCounts:
 
     def timings(self) -> Timings:
         """The times so far; those of the queue and of restored blocks are known at the end."""
-        read, since = self._progress, self._first_token_at
+        progress, since = self._progress, self._first_token_at
         predicted = 0.0 if since is None else self._clock() - since
         return timings_so_far(
-            cached=read.cached,
-            computed=read.done - read.cached,
-            prefill_seconds=read.seconds,
+            cached=progress.cached,
+            computed=progress.done - progress.cached,
+            prefill_seconds=progress.seconds,
             completion=self.completion,
             writing_seconds=predicted,
         )

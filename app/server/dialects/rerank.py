@@ -14,7 +14,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.generation.embedding_service import EmbeddingService
-from app.server.embedding_inputs import MAX_INPUTS, Truncation, check_sequence, most_tokens, naming_inputs, read_inputs
+from app.server.embedding_inputs import (
+    MAX_INPUTS,
+    Truncation,
+    check_sequence,
+    convert_input_errors,
+    read_inputs,
+    truncation_limit,
+)
 from app.server.http.endpoint import Endpoint
 from app.server.http.errors import raise_first
 from app.server.http.reply import json_reply_on_thread
@@ -53,11 +60,11 @@ class RerankRequest(Struct, kw_only=True):
         return self.texts is not None
 
     @property
-    def named(self) -> Mapping[str, str]:
+    def documents_by_path(self) -> Mapping[str, str]:
         """The text of each document, by its place in the request."""
         field = "texts" if self.is_bare else "documents"
         given: Sequence[str | TextDocument] = self.texts or self.documents or ()
-        return {f"{field}[{place}]": one if isinstance(one, str) else one.text for place, one in enumerate(given)}
+        return {f"{field}[{index}]": one if isinstance(one, str) else one.text for index, one in enumerate(given)}
 
     @property
     def truncation(self) -> int | None:
@@ -150,37 +157,37 @@ class RerankEndpoints:
         return [Endpoint("POST", path, self.rerank, summary, takes=RerankRequest, gives=gives) for path in PATHS]
 
     async def rerank(self, request: Request) -> Response:
-        wanted = await read_body(request, RERANK)
-        model = self._model.named(wanted.model)
-        wanted.check()
-        scores, tokens = await (self._by_pairs(wanted) if self._service.ranks else self._by_vectors(wanted))
-        return await json_reply_on_thread(self._service.texts, lambda _: _body(scores, wanted, model, tokens))
+        body = await read_body(request, RERANK)
+        model = self._model.reply_name(body.model)
+        body.check()
+        scores, tokens = await (self._by_pairs(body) if self._service.ranks else self._by_vectors(body))
+        return await json_reply_on_thread(self._service.texts, lambda _: _encode_ranking(scores, body, model, tokens))
 
-    async def _by_pairs(self, wanted: RerankRequest) -> tuple[list[float], int]:
+    async def _by_pairs(self, body: RerankRequest) -> tuple[list[float], int]:
         """The score of each document, and the tokens that were read for all."""
-        most, documents = most_tokens(self._service, wanted.truncation), wanted.named
-        with naming_inputs(self._service, ["query", *documents]):
-            pairs = await self._service.encode_pairs(wanted.query, list(documents.values()), most)
+        limit, documents = truncation_limit(self._service, body.truncation), body.documents_by_path
+        with convert_input_errors(self._service, ["query", *documents]):
+            pairs = await self._service.encode_pairs(body.query, list(documents.values()), limit)
         for name, pair in zip(documents, pairs, strict=True):
-            check_sequence(self._service, name, pair.ids, most)
-        scores = await self._service.scores(pairs, raw=bool(wanted.raw_scores))
+            check_sequence(self._service, name, pair.ids, limit)
+        scores = await self._service.scores(pairs, raw=bool(body.raw_scores))
         return scores, sum(len(pair.ids) for pair in pairs)
 
-    async def _by_vectors(self, wanted: RerankRequest) -> tuple[list[float], int]:
-        inputs = {"query": wanted.query, **wanted.named}
-        sequences = await read_inputs(self._service, inputs, wanted.truncation)
+    async def _by_vectors(self, body: RerankRequest) -> tuple[list[float], int]:
+        inputs = {"query": body.query, **body.documents_by_path}
+        sequences = await read_inputs(self._service, inputs, body.truncation)
         query, *documents = await self._service.embed(sequences)
         return [float(query @ document) for document in documents], sum(map(len, sequences))
 
 
-def _body(scores: Sequence[float], wanted: RerankRequest, model: str, tokens: int) -> bytes:
-    best = sorted(range(len(scores)), key=lambda place: (-scores[place], place))[: wanted.top_n]
+def _encode_ranking(scores: Sequence[float], body: RerankRequest, model: str, tokens: int) -> bytes:
+    best = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[: body.top_n]
     texts: Sequence[str | UnsetType] = [UNSET] * len(scores)
-    if wanted.return_documents or wanted.return_text:
-        texts = list(wanted.named.values())
-    if wanted.is_bare:
-        return msgspec.json.encode([BareRank(place, scores[place], texts[place]) for place in best])
-    results = [RankedDocument(place, scores[place], _document(texts[place])) for place in best]
+    if body.return_documents or body.return_text:
+        texts = list(body.documents_by_path.values())
+    if body.is_bare:
+        return msgspec.json.encode([BareRank(index, scores[index], texts[index]) for index in best])
+    results = [RankedDocument(index, scores[index], _document(texts[index])) for index in best]
     return msgspec.json.encode(Ranking(model, results, RerankUsage(tokens, tokens)))
 
 

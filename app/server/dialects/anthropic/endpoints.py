@@ -74,7 +74,7 @@ class AnthropicEndpoints:
         options = wanted.generation_options(self._service.sampling)
         counts = TokenCounts(cache=CacheReport(left_out=left_out))
         replies = self._service.reply(conversation, options, origin, counts)
-        events = messages.events(replies, self._model.named(wanted.model), counts)
+        events = messages.events(replies, self._model.reply_name(wanted.model), counts)
         if wanted.stream:
             return StreamedReply(events, error_body, messages.FRAMING)
         return WholeReply(events, messages.fold)

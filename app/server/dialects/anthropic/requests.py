@@ -13,11 +13,11 @@ from app.generation.grammars import RequestedGrammar
 from app.generation.options import API_DEFAULTS, DefaultSampling, GenerationOptions
 from app.server.dialects.anthropic.blocks import InputMessages, SystemPrompt, messages_of, system_texts
 from app.server.dialects.anthropic.changing_lines import ChangingLines
-from app.server.dialects.anthropic.tools import Thinking, ToolChoice, ToolDefinitions, calls_are_parallel, wanted_tools
+from app.server.dialects.anthropic.tools import Thinking, ToolChoice, ToolDefinitions, calls_are_parallel, tool_options
 from app.server.http.errors import InvalidRequest, raise_first
 from app.server.origin import OriginFields, Purpose
 from app.server.request_fields import Count, Fraction, ModelName, StopText, Temperature
-from app.server.structured_output import of_schema, only
+from app.server.structured_output import only_grammar, schema_grammar
 from engine.sampling_params import MAX_STOPS, SamplingParams
 
 
@@ -45,7 +45,7 @@ class TokenCountRequest(Struct, kw_only=True):
 
     def grammar(self) -> RequestedGrammar | None:
         """That the reply is to keep to. Raises InvalidRequest for a bad one, or two."""
-        return only(self._grammars())
+        return only_grammar(self._grammars())
 
     def conversation(self, lines: ChangingLines) -> tuple[Conversation, tuple[str, ...]]:
         """What the model is to go on with, and which `lines` were left out of it. Raises InvalidRequest naming what
@@ -53,7 +53,7 @@ class TokenCountRequest(Struct, kw_only=True):
         messages, reply_prefix = self._turns()
         first = [messages.pop(0).content] if messages and messages[0].role == "system" else []
         system = lines.without([*system_texts(self.system), *first])
-        tools = wanted_tools(self.tools or (), self.tool_choice)
+        tools = tool_options(self.tools or (), self.tool_choice)
         raise_first((*self._problems(), *tools.problems()))
         thinking = (self.thinking or Thinking()).wanted(self.output_config.effort if self.output_config else None)
         conversation = Conversation(
@@ -86,9 +86,9 @@ class TokenCountRequest(Struct, kw_only=True):
 
     def _grammars(self) -> Iterator[RequestedGrammar]:
         if self.output_config is not None and self.output_config.format is not None:
-            yield of_schema(self.output_config.format.schema, "output_config.format.schema")
+            yield schema_grammar(self.output_config.format.schema, "output_config.format.schema")
         if self.output_format is not None:
-            yield of_schema(self.output_format.schema, "output_format.schema")
+            yield schema_grammar(self.output_format.schema, "output_format.schema")
 
 
 class MessageRequest(TokenCountRequest, kw_only=True):

@@ -81,7 +81,7 @@ ToolDefinitions: TypeAlias = Annotated[list[ToolDefinition], Meta(max_length=MAX
 ToolChoice: TypeAlias = AutoChoice | AnyChoice | OneChoice | NoChoice
 
 
-def wanted_tools(definitions: Sequence[ToolDefinition], choice: ToolChoice | None) -> ToolOptions:
+def tool_options(definitions: Sequence[ToolDefinition], choice: ToolChoice | None) -> ToolOptions:
     """Raises InvalidRequest for a tool without a name or a schema."""
     told = (definition.to_tool(f"tools[{index}]") for index, definition in enumerate(definitions))
     tools = [tool for tool in told if tool is not None]

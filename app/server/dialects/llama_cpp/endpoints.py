@@ -24,7 +24,7 @@ from app.server.http.request_body import read_body
 from app.server.origin import origin_of
 from app.server.refusals import NO_VECTORS
 from app.server.served_model import ServedModel
-from app.server.text_prompts import fitting_infill, text_prompt
+from app.server.text_prompts import infill_prompt_that_fits, text_prompt
 
 
 async def encoded(service: ChatService, prompt: OnePrompt, field: str) -> tuple[int, ...]:
@@ -73,8 +73,8 @@ class LlamaCppEndpoints:
     async def infill(self, request: Request) -> StreamedReply[Completion] | WholeReply[Completion]:
         wanted = await read_body(request, INFILL)
         self._check(wanted)
-        room = max(1, wanted.n_predict or 1)
-        prompt, left_out = await fitting_infill(self._service, wanted.gap(), room, "input_prefix")
+        reply_tokens = max(1, wanted.n_predict or 1)
+        prompt, left_out = await infill_prompt_that_fits(self._service, wanted.gap(), reply_tokens, "input_prefix")
         return await self._reply(request, wanted, [prompt], truncated=left_out > 0)
 
     def _check(self, wanted: GeneratingRequest) -> None:
@@ -95,7 +95,7 @@ class LlamaCppEndpoints:
         origin = origin_of(request, wanted.origin_fields())
         settings = [GenerationSettings.of(one, service.context_length, wanted.reporting) for one in options.candidates]
         told = Told(
-            self._model.named(wanted.model),
+            self._model.reply_name(wanted.model),
             prompts,
             settings,
             truncated=truncated,

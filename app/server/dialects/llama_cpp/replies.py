@@ -19,7 +19,7 @@ from app.server.dialects.llama_cpp.settings import GenerationSettings
 from app.server.dialects.llama_cpp.tokens import shown
 from app.server.http.endpoint import BARE_EVENTS, Framing
 from app.server.http.errors import convert_errors
-from app.server.usage import ProgressReport, Timings, finite, timings_of, token_text
+from app.server.usage import ProgressReport, Timings, finite_logprob, timings_of, token_text
 from app.text.tokenizer import Tokenizer
 from engine.request import FinishReason, TokenLogprobs, TokenSources
 
@@ -249,5 +249,5 @@ def _probability(tokenizer: Tokenizer, token: TokenLogprobs, *, drawn: bool) -> 
 
 def _told(tokenizer: Tokenizer, token_id: int, logprob: float, *, drawn: bool) -> dict[str, Any]:
     encoded = list(tokenizer.token_bytes(token_id, show_control=True))
-    likely = {"prob": math.exp(logprob)} if drawn else {"logprob": finite(logprob)}
+    likely = {"prob": math.exp(logprob)} if drawn else {"logprob": finite_logprob(logprob)}
     return {"id": token_id, "token": token_text(tokenizer, token_id), "bytes": encoded, **likely}

@@ -27,8 +27,8 @@ from app.server.dialects.llama_cpp.settings import Reporting
 from app.server.dialects.openai.completion_requests import MAX_CHOICES
 from app.server.http.errors import InvalidRequest, raise_first
 from app.server.origin import OriginFields, Purpose
-from app.server.request_fields import DRY_BREAKERS, Alternatives, Fraction, Milliseconds, ModelName
-from app.server.structured_output import GbnfText, Schema, of_gbnf, of_json_schema, only
+from app.server.request_fields import DRY_BREAKERS, Fraction, LogprobCount, Milliseconds, ModelName
+from app.server.structured_output import GbnfText, Schema, gbnf_grammar, json_schema_grammar, only_grammar
 from app.text.infilling import Gap, OtherFile
 
 Amount: TypeAlias = Annotated[int, Meta(ge=-2, le=2**31 - 1)]
@@ -44,7 +44,7 @@ class GeneratingRequest(LlamaSampling, kw_only=True):
     stream: bool | None = None
     n_predict: Amount | None = None  # less than 0: what the context holds; 0: the prompt is read, and no more
     n_cmpl: Annotated[int, Meta(ge=1, le=16)] | None = None  # replies to each prompt
-    n_probs: Alternatives | None = None
+    n_probs: LogprobCount | None = None
     post_sampling_probs: bool | None = None  # they are of what tokens are drawn from
     samplers: SamplerNames | None = None
     ignore_eos: bool | None = None
@@ -94,7 +94,9 @@ class GeneratingRequest(LlamaSampling, kw_only=True):
             candidates(given, self.count, seed),
             self.count,
             reports_logprobs=reported is not None,
-            grammar=only(one for one in (of_gbnf(self.grammar), of_json_schema(self.json_schema)) if one is not None),
+            grammar=only_grammar(
+                one for one in (gbnf_grammar(self.grammar), json_schema_grammar(self.json_schema)) if one is not None
+            ),
             breakers=self.breakers(),
             limits=TimeLimits.of_milliseconds(self.t_max_prompt_ms, self.t_max_predict_ms),
             reply=self._options(),

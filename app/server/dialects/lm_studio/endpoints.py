@@ -112,7 +112,7 @@ class LMStudioEndpoints:
         self._model.check(wanted.model)
         kept = await self._responses.instructions_of(request, wanted.previous_response_id)
         reply, earlier = await self._responses.begun(request, wanted.response_request(kept))
-        chunks = chat.chat_events(reply, earlier, self._model.named(wanted.model))
+        chunks = chat.chat_events(reply, earlier, self._model.reply_name(wanted.model))
         return StreamedReply(chunks, chat.failure, NAMED_EVENTS) if wanted.stream else WholeReply(chunks, chat.fold)
 
     async def _capabilities(self) -> list[str]:

@@ -207,7 +207,7 @@ class ModelEndpoints:
         return "\n".join((f"num_ctx {self._model.context_length}", *told))
 
     def _modified_at(self, told: ModelDetails) -> str:
-        return told.stored_at or datetime.fromtimestamp(self._model.since, UTC).isoformat()
+        return told.stored_at or datetime.fromtimestamp(self._model.created, UTC).isoformat()
 
 
 def check_model(model: ServedModel, wanted: Named) -> None:
@@ -215,7 +215,7 @@ def check_model(model: ServedModel, wanted: Named) -> None:
     name = wanted.asked_for
     if not name:
         raise InvalidRequest("model: it is required", parameter="model")
-    model.check(name if model.goes_by(name) else name.removesuffix(LATEST))
+    model.check(name if model.has_name(name) else name.removesuffix(LATEST))
 
 
 def _details(told: ModelDetails) -> Details:

@@ -11,12 +11,12 @@ from msgspec import Meta, Raw, Struct
 from app.generation.conversation import Conversation, Message, ReasoningEffort, ThinkingOptions, ToolCall, ToolOptions
 from app.generation.options import API_DEFAULTS, PLAIN_REPLY, DefaultSampling, GenerationOptions, ReplyOptions
 from app.server.dialects.llama_cpp.sampling import LlamaSampling, reply_limit
-from app.server.dialects.openai.chat_requests import ToolChoice, ToolDefinitions, wanted_tools
+from app.server.dialects.openai.chat_requests import ToolChoice, ToolDefinitions, tool_options
 from app.server.embedding_inputs import MAX_INPUTS
 from app.server.http.errors import raise_first
 from app.server.origin import OriginFields, Purpose
-from app.server.request_fields import Alternatives, ModelName, PositiveCount, TokenId
-from app.server.structured_output import Schema, of_format
+from app.server.request_fields import LogprobCount, ModelName, PositiveCount, TokenId
+from app.server.structured_output import Schema, format_grammar
 from engine.sampling_params import SamplingParams
 
 
@@ -90,7 +90,7 @@ class GeneratingRequest(Named, kw_only=True):
     options: Options | None = None
     think: Thinking | None = None
     logprobs: bool | None = None
-    top_logprobs: Alternatives | None = None
+    top_logprobs: LogprobCount | None = None
 
     @property
     def streams(self) -> bool:
@@ -107,7 +107,7 @@ class GeneratingRequest(Named, kw_only=True):
         return GenerationOptions(
             [params],
             reports_logprobs=reported is not None,
-            grammar=of_format(self.format),
+            grammar=format_grammar(self.format),
             breakers=options.breakers(),
             context=options.num_ctx,
             reply=self._reply_options(),
@@ -175,7 +175,7 @@ class ChatRequest(GeneratingRequest, kw_only=True):
         return not self.messages
 
     def conversation(self) -> Conversation:
-        wanted, thinking = self._wanted_tools(), self.thinking()
+        wanted, thinking = self._tool_options(), self.thinking()
         return Conversation(
             [message.to_message() for message in self.messages or ()],
             wanted.tools,
@@ -185,12 +185,12 @@ class ChatRequest(GeneratingRequest, kw_only=True):
             variables=thinking.template_variables(),
         )
 
-    def _wanted_tools(self) -> ToolOptions:
-        return wanted_tools(self.tools or (), self.tool_choice)
+    def _tool_options(self) -> ToolOptions:
+        return tool_options(self.tools or (), self.tool_choice)
 
     def _problems(self) -> Iterator[tuple[str, str]]:
         yield from super()._problems()
-        yield from self._wanted_tools().problems()
+        yield from self._tool_options().problems()
         for place, message in enumerate(self.messages or ()):
             if message.images:
                 yield f"messages[{place}].images", "this version reads text only; send none."

@@ -88,7 +88,7 @@ class StoreEndpoints:
     async def delete(self, pulls: ModelPulls, request: Request) -> Response:
         wanted = await read_body(request, DELETE)
         name = _name(wanted)
-        if self._model.goes_by(name):
+        if self._model.has_name(name):
             problem, remedy = f"model: {name} is being served", "End the server first: ingle stop."
             raise InvalidRequest(problem, remedy, parameter="model", status=409)
         await pulls.delete(name)

@@ -166,7 +166,7 @@ class _Parts:
     """The chunks of one choice."""
 
     texts: list[str] = field(default_factory=list)
-    thoughts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
     calls: list[tuple[str, str, list[str]]] = field(default_factory=list)  # id, name, and pieces of the arguments
     reported: list[ReportedToken] = field(default_factory=list)
     has_logprobs: bool = False
@@ -178,7 +178,7 @@ class _Parts:
         if delta.content is not UNSET:
             self.texts.append(delta.content)
         if delta.reasoning is not UNSET:
-            self.thoughts.append(delta.reasoning)
+            self.reasoning.append(delta.reasoning)
         for call in delta.tool_calls or ():
             self._add_call(call)
         if choice.logprobs is not None:
@@ -196,33 +196,33 @@ class _Parts:
 
     def choice(self, index: int) -> Choice:
         logprobs = ChoiceLogprobs(self.reported) if self.has_logprobs else None
-        text, thought = "".join(self.texts), "".join(self.thoughts) or UNSET
+        text, reasoning = "".join(self.texts), "".join(self.reasoning) or UNSET
         content = None if self.calls and not text else text
         calls = [Call(call_id, CalledFunction(name, "".join(pieces))) for call_id, name, pieces in self.calls]
-        message = AssistantMessage(content, reasoning=thought, reasoning_content=thought, tool_calls=calls or UNSET)
+        message = AssistantMessage(content, reasoning=reasoning, reasoning_content=reasoning, tool_calls=calls or UNSET)
         return Choice(index, message, logprobs, self.finish, self.token_ids)
 
 
 async def chunks(
-    service: ChatService, wanted: ChatCompletionRequest, identity: Identity, origin: Origin, counts: TokenCounts
+    service: ChatService, body: ChatCompletionRequest, identity: Identity, origin: Origin, counts: TokenCounts
 ) -> AsyncGenerator[list[ChatCompletionChunk]]:
     """Yield the reply in batches as it comes; last, if wanted, a chunk that says what it used.
 
     The first batch is empty where the prompt is still being read: nothing with a choice comes before the first token.
     Adds to `counts`. Raises what `ChatService.reply` raises, with errors about the request as InvalidRequest.
     """
-    writer = _ChunkWriter(service, wanted, identity, counts)
-    options = wanted.generation_options(service)
-    replies = service.reply(wanted.conversation(), options, origin, counts)
-    has_begun = False
+    writer = _ChunkWriter(service, body, identity, counts)
+    options = body.generation_options(service)
+    replies = service.reply(body.conversation(), options, origin, counts)
+    has_started = False
     with convert_errors("messages"):
         async with aclosing(replies) as batches:
             async for batch in batches:
-                written = [chunk for index, event in batch for chunk in writer.write(index, event)]
-                if written or not has_begun:
-                    yield written
-                has_begun = True
-    if wanted.reports_usage:
+                chunks_of_batch = [chunk for index, event in batch for chunk in writer.write(index, event)]
+                if chunks_of_batch or not has_started:
+                    yield chunks_of_batch
+                has_started = True
+    if body.reports_usage:
         yield [writer.usage()]
 
 
@@ -232,25 +232,25 @@ class _ChunkWriter:
     def __init__(
         self,
         service: ChatService,
-        wanted: ChatCompletionRequest,
+        body: ChatCompletionRequest,
         identity: Identity,
         counts: TokenCounts,
     ) -> None:
-        self._wanted = wanted
+        self._body = body
         self._tokenizer = service.tokenizer
-        self._text: TokenText = id_text if wanted.return_tokens_as_token_ids else token_text
+        self._text: TokenText = id_text if body.return_tokens_as_token_ids else token_text
         self._identity = identity
         self._counts = counts
-        self._reports = ChunkReports(wanted, counts)
-        self._begun: set[int] = set()
+        self._reports = ChunkReports(body, counts)
+        self._started: set[int] = set()
         self._calling: set[int] = set()  # choices that have called a tool
         self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     def write(self, index: int, event: ChatEvent) -> Iterator[ChatCompletionChunk]:
-        self._reports.see(index, event)
+        self._reports.count_event(index, event)
         match event:
             case PromptProgress():
-                if self._wanted.return_progress and index == 0:
+                if self._body.return_progress and index == 0:
                     chunk = self._chunk()
                     chunk.prompt_progress = ProgressReport.of(event)
                     yield chunk
@@ -259,26 +259,26 @@ class _ChunkWriter:
             case GeneratedTokens() | ToolCallEnd():
                 pass
             case _:
-                if index not in self._begun:
-                    self._begun.add(index)
-                    yield self._beginning(index)
+                if index not in self._started:
+                    self._started.add(index)
+                    yield self._first_chunk(index)
                 if choice := self._choice(index, event):
                     chunk = self._chunk(choice)
-                    self._reports.add(chunk)
+                    self._reports.add_to_chunk(chunk)
                     yield chunk
 
-    def _beginning(self, index: int) -> ChatCompletionChunk:
+    def _first_chunk(self, index: int) -> ChatCompletionChunk:
         chunk = self._chunk(ChunkChoice(index, Delta("assistant", "")))
-        if self._wanted.return_token_ids and len(self._begun) == 1:
+        if self._body.return_token_ids and len(self._started) == 1:
             chunk.prompt_token_ids = [*self._counts.prompts[0]]
         return chunk
 
     def _choice(self, index: int, event: ChatEvent) -> ChunkChoice | None:
         match event:
             case TextDelta(text, logprobs):
-                told = reported_tokens(self._tokenizer, logprobs, self._text)
-                return ChunkChoice(index, Delta(content=text), ChoiceLogprobs(told) if logprobs else None)
-            case ReasoningDelta(text) if self._wanted.reports_thoughts:
+                reported = reported_tokens(self._tokenizer, logprobs, self._text)
+                return ChunkChoice(index, Delta(content=text), ChoiceLogprobs(reported) if logprobs else None)
+            case ReasoningDelta(text) if self._body.reports_reasoning:
                 return ChunkChoice(index, Delta(reasoning=text, reasoning_content=text))
             case ToolCallStart(number, call_id, name):
                 self._calling.add(index)
@@ -293,8 +293,8 @@ class _ChunkWriter:
 
     def usage(self) -> ChatCompletionChunk:
         chunk = self._chunk()
-        self._reports.end(chunk)
-        if self._wanted.prompt_logprobs is not None:
+        self._reports.add_totals(chunk)
+        if self._body.prompt_logprobs is not None:
             chunk.prompt_logprobs = prompt_logprobs(self._tokenizer, self._prompt_logprobs)
         return chunk
 

@@ -28,8 +28,8 @@ from app.generation.grammars import RequestedGrammar
 from app.server.dialects.openai.reports import ReportingRequest
 from app.server.http.errors import InvalidRequest
 from app.server.origin import Purpose
-from app.server.request_fields import Alternatives, PositiveCount
-from app.server.structured_output import ResponseFormat, of_response_format
+from app.server.request_fields import LogprobCount, PositiveCount
+from app.server.structured_output import ResponseFormat, response_format_grammars
 
 MAX_VARIABLES = 32
 # What our own part of the template's variables is called, so that no client fills it.
@@ -60,8 +60,8 @@ class ToolDefinition(Struct):
     function: FunctionDefinition
 
     def to_tool(self) -> Tool:
-        told = self.function
-        return function_tool(told.name, told.description, told.parameters, strict=told.strict)
+        function = self.function
+        return function_tool(function.name, function.description, function.parameters, strict=function.strict)
 
 
 class NamedFunction(Struct):
@@ -90,7 +90,7 @@ ToolDefinitions: TypeAlias = Annotated[list[ToolDefinition], Meta(max_length=MAX
 ToolChoice: TypeAlias = Literal["none", "auto", "required"] | NamedTool | AllowedTools
 
 
-def wanted_tools(definitions: Sequence[ToolDefinition], choice: ToolChoice | None) -> ToolOptions:
+def tool_options(definitions: Sequence[ToolDefinition], choice: ToolChoice | None) -> ToolOptions:
     tools = [definition.to_tool() for definition in definitions]
     match choice:
         case "none":
@@ -145,9 +145,9 @@ class ChatMessage(Struct):
         calls = [ToolCall.parse(c.function.name, c.function.arguments, c.id) for c in self.tool_calls or ()]
         if self.function_call is not None and not calls:
             calls = [ToolCall.parse(self.function_call.name, self.function_call.arguments)]
-        thought = self.reasoning_content if self.reasoning is None else self.reasoning
+        reasoning = self.reasoning_content if self.reasoning is None else self.reasoning
         role = _ROLES.get(self.role, self.role)
-        return Message(role, parts or "", thought, tuple(calls), self.tool_call_id, self.name)
+        return Message(role, parts or "", reasoning, tuple(calls), self.tool_call_id, self.name)
 
 
 class ChatCompletionRequest(ReportingRequest, kw_only=True):
@@ -156,7 +156,7 @@ class ChatCompletionRequest(ReportingRequest, kw_only=True):
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     max_completion_tokens: PositiveCount | None = None
     logprobs: bool | None = None
-    top_logprobs: Alternatives | None = None
+    top_logprobs: LogprobCount | None = None
     response_format: ResponseFormat | None = None
     tools: ToolDefinitions | None = None
     tool_choice: ToolChoice | None = None
@@ -172,7 +172,7 @@ class ChatCompletionRequest(ReportingRequest, kw_only=True):
 
     def conversation(self) -> Conversation:
         """Raises InvalidRequest naming the message that cannot be given to a model."""
-        wanted, thinking = self._wanted_tools(), self._thinking()
+        wanted, thinking = self._tool_options(), self._thinking()
         messages = self._messages()
         reply_prefix = messages.pop().content if self.continue_final_message else ""
         return Conversation(
@@ -188,16 +188,16 @@ class ChatCompletionRequest(ReportingRequest, kw_only=True):
         )
 
     @property
-    def reports_thoughts(self) -> bool:
+    def reports_reasoning(self) -> bool:
         return self.include_reasoning is not False and not (self.reasoning and self.reasoning.exclude)
 
-    def _wanted_tools(self) -> ToolOptions:
-        return wanted_tools(self.tools or (), self.tool_choice)
+    def _tool_options(self) -> ToolOptions:
+        return tool_options(self.tools or (), self.tool_choice)
 
     def _thinking(self) -> ThinkingOptions:
-        options = self.reasoning or ReasoningOptions()
-        budgets = (self.thinking_token_budget, options.max_tokens)
-        return ThinkingOptions.of(self.reasoning_effort or options.effort, budgets, options.enabled)
+        reasoning_options = self.reasoning or ReasoningOptions()
+        budgets = (self.thinking_token_budget, reasoning_options.max_tokens)
+        return ThinkingOptions.of(self.reasoning_effort or reasoning_options.effort, budgets, reasoning_options.enabled)
 
     def _messages(self) -> list[Message]:
         messages = []
@@ -205,20 +205,20 @@ class ChatCompletionRequest(ReportingRequest, kw_only=True):
             try:
                 messages.append(message.to_message())
             except InvalidMessage as error:
-                place = f"messages[{index}]"
-                raise InvalidRequest(f"{place}: {error.message}", error.remedy, parameter=place) from error
+                path = f"messages[{index}]"
+                raise InvalidRequest(f"{path}: {error.message}", error.remedy, parameter=path) from error
         return messages
 
     def _purpose(self) -> Purpose:
         return Purpose.CHAT
 
     def _grammars(self) -> Iterator[RequestedGrammar]:
-        yield from of_response_format(self.response_format)
+        yield from response_format_grammars(self.response_format)
         yield from super()._grammars()
 
     def _problems(self) -> Iterator[tuple[str, str]]:
         yield from super()._problems()
-        yield from self._wanted_tools().problems()
+        yield from self._tool_options().problems()
         if self.use_beam_search and self._thinking().budget is not None:
             yield "thinking_token_budget", "a beam search has none; leave one of them out."
         if taken := OWN_VARIABLES.intersection(self.chat_template_kwargs or ()):

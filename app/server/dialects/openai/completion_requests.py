@@ -15,8 +15,8 @@ from app.server.dialects.openai.reports import ReportingRequest
 from app.server.embedding_inputs import Truncation
 from app.server.http.errors import InvalidRequest
 from app.server.origin import Purpose
-from app.server.request_fields import Alternatives, TokenId
-from app.server.structured_output import ResponseFormat, of_response_format
+from app.server.request_fields import LogprobCount, TokenId
+from app.server.structured_output import ResponseFormat, response_format_grammars
 from engine.sampling_params import SamplingParams
 
 MAX_CHOICES = 256  # of one request: prompts times those that are generated for each
@@ -30,7 +30,7 @@ class CompletionRequest(ReportingRequest, kw_only=True):
     """POST /v1/completions."""
 
     prompt: Prompts
-    logprobs: Alternatives | None = None
+    logprobs: LogprobCount | None = None
     echo: bool | None = None
     suffix: str | None = None
     response_format: ResponseFormat | None = None
@@ -39,21 +39,21 @@ class CompletionRequest(ReportingRequest, kw_only=True):
 
     def prompts(self) -> list[str | tuple[int, ...]]:
         """The prompts, each a text or token ids. Raises InvalidRequest for too many of them."""
-        prompts = separate(self.prompt, "prompt")
+        prompts = split_prompts(self.prompt, "prompt")
         if len(prompts) * self._candidates > MAX_CHOICES:
             problem = f"{len(prompts)} prompts times n, or best_of, are more than {MAX_CHOICES} choices."
             raise InvalidRequest(f"prompt: {problem}", "Send several requests.", parameter="prompt")
         return prompts
 
-    def truncated(self, prompt: tuple[int, ...], context_length: int) -> tuple[int, ...]:
+    def truncate(self, prompt: tuple[int, ...], context_length: int) -> tuple[int, ...]:
         """The last tokens of a prompt, or its first, as many as the request lets stay; with -1, as leave room for the
         reply. Raises InvalidRequest for none."""
-        most = self.truncate_prompt_tokens
-        if most is None:
+        limit = self.truncate_prompt_tokens
+        if limit is None:
             return prompt
-        if most == 0:
+        if limit == 0:
             raise InvalidRequest("truncate_prompt_tokens: it is 0.", parameter="truncate_prompt_tokens")
-        kept = most if most > 0 else max(1, context_length - (self._max_tokens() or 1))
+        kept = limit if limit > 0 else max(1, context_length - (self._max_tokens() or 1))
         return prompt[:kept] if self.truncation_side == "right" else prompt[-kept:]
 
     def _purpose(self) -> Purpose:
@@ -65,12 +65,12 @@ class CompletionRequest(ReportingRequest, kw_only=True):
             yield "suffix", "the prompt that goes with it cannot be echoed; leave echo out."
 
     def _grammars(self) -> Iterator[RequestedGrammar]:
-        yield from of_response_format(self.response_format)
+        yield from response_format_grammars(self.response_format)
         yield from super()._grammars()
 
-    def _wanted(self, count: int, candidates: Sequence[SamplingParams], *, reports: bool) -> GenerationOptions:
-        wanted = super()._wanted(count, candidates, reports=reports)
-        return wanted if self.max_tokens != 0 else replace(wanted, returns_text=False)
+    def _make_options(self, count: int, candidates: Sequence[SamplingParams], *, reports: bool) -> GenerationOptions:
+        options = super()._make_options(count, candidates, reports=reports)
+        return options if self.max_tokens != 0 else replace(options, returns_text=False)
 
     def _max_tokens(self) -> int | None:
         if self.max_tokens == 0:
@@ -85,7 +85,7 @@ class CompletionRequest(ReportingRequest, kw_only=True):
         return self.logprobs if asked is None and self.echo else asked
 
 
-def separate(prompts: str | list[str | int | list[int]], parameter: str) -> list[str | tuple[int, ...]]:
+def split_prompts(prompts: str | list[str | int | list[int]], parameter: str) -> list[str | tuple[int, ...]]:
     """Each prompt, a text or token ids, of a field with one or several. Raises InvalidRequest for a list of token ids
     that holds anything else."""
     if isinstance(prompts, str):

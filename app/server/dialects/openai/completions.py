@@ -26,7 +26,16 @@ from app.server.dialects.openai.reports import (
 )
 from app.server.http.errors import InvalidRequest, convert_errors
 from app.server.text_prompts import infill_prompt, text_prompt
-from app.server.usage import FinishText, ProgressReport, Timings, TokenText, finish_text, finite, id_text, token_text
+from app.server.usage import (
+    FinishText,
+    ProgressReport,
+    Timings,
+    TokenText,
+    finish_text,
+    finite_logprob,
+    id_text,
+    token_text,
+)
 from app.text.infilling import Gap
 from app.text.tokenizer import Tokenizer
 from engine.request import Origin, TokenLogprobs
@@ -121,38 +130,38 @@ class _Parts:
 
 
 async def chunks(
-    service: ChatService, wanted: CompletionRequest, identity: Identity, origin: Origin, counts: TokenCounts
+    service: ChatService, body: CompletionRequest, identity: Identity, origin: Origin, counts: TokenCounts
 ) -> AsyncGenerator[list[Completion]]:
     """Yield the reply in batches as it comes; last, if wanted, a chunk that says what it used.
 
     The first batch is empty where a prompt is still being read: nothing with a choice comes before the first token.
     Adds to `counts`. Raises what `ChatService.reply` raises, with errors about the request as InvalidRequest.
     """
-    options = wanted.generation_options(service)
-    given = wanted.prompts()
-    prompts = [await _encode(service, prompt, wanted) for prompt in given]
-    echoes = [_echo(service.tokenizer, wanted, *prompt) for prompt in zip(given, prompts, strict=True)]
-    writer = _ChunkWriter(service, wanted, echoes, identity, counts)
+    options = body.generation_options(service)
+    given = body.prompts()
+    prompts = [await _encode(service, prompt, body) for prompt in given]
+    echoes = [_echo(service.tokenizer, body, *prompt) for prompt in zip(given, prompts, strict=True)]
+    writer = _ChunkWriter(service, body, echoes, identity, counts)
     replies = service.reply(prompts, options, origin, counts)
-    has_begun = False
+    has_started = False
     with convert_errors("prompt"):
         async with aclosing(replies) as batches:
             async for batch in batches:
-                written = [chunk for index, event in batch for chunk in writer.write(index, event)]
-                if written or not has_begun:
-                    yield written
-                has_begun = True
-    if wanted.reports_usage:
+                chunks_of_batch = [chunk for index, event in batch for chunk in writer.write(index, event)]
+                if chunks_of_batch or not has_started:
+                    yield chunks_of_batch
+                has_started = True
+    if body.reports_usage:
         yield [writer.usage()]
 
 
-async def _encode(service: ChatService, prompt: str | tuple[int, ...], wanted: CompletionRequest) -> tuple[int, ...]:
+async def _encode(service: ChatService, prompt: str | tuple[int, ...], body: CompletionRequest) -> tuple[int, ...]:
     """The ids of a prompt. Raises InvalidRequest."""
-    if not wanted.suffix:
-        return wanted.truncated(await text_prompt(service, prompt), service.context_length)
+    if not body.suffix:
+        return body.truncate(await text_prompt(service, prompt), service.context_length)
     if not isinstance(prompt, str):
         raise InvalidRequest("suffix: it goes with a prompt that is a text.", parameter="suffix")
-    return await infill_prompt(service, Gap(prompt, wanted.suffix))
+    return await infill_prompt(service, Gap(prompt, body.suffix))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,15 +174,15 @@ class _Echo:
 
 
 def _echo(
-    tokenizer: Tokenizer, wanted: CompletionRequest, given: str | tuple[int, ...], prompt: tuple[int, ...]
+    tokenizer: Tokenizer, body: CompletionRequest, given: str | tuple[int, ...], prompt: tuple[int, ...]
 ) -> _Echo:
-    if not wanted.echo:
+    if not body.echo:
         return _Echo()
-    first = None if wanted.logprobs is None else prompt[0]
-    if not isinstance(given, str) or wanted.truncate_prompt_tokens is not None:
+    first = None if body.logprobs is None else prompt[0]
+    if not isinstance(given, str) or body.truncate_prompt_tokens is not None:
         return _Echo(tokenizer.decode(prompt, show_control=True), first)
-    is_added = prompt[0] == tokenizer.bos_id and not given.startswith(token_text(tokenizer, prompt[0]))
-    return _Echo(given, first, has_first=not is_added)
+    is_bos_added = prompt[0] == tokenizer.bos_id and not given.startswith(token_text(tokenizer, prompt[0]))
+    return _Echo(given, first, has_first=not is_bos_added)
 
 
 class _ChunkWriter:
@@ -182,49 +191,49 @@ class _ChunkWriter:
     def __init__(
         self,
         service: ChatService,
-        wanted: CompletionRequest,
+        body: CompletionRequest,
         echoes: Sequence[_Echo],
         identity: Identity,
         counts: TokenCounts,
     ) -> None:
         """`echoes` are of the prompts, each of which has as many choices."""
-        self._wanted = wanted
+        self._body = body
         self._tokenizer = service.tokenizer
         self._identity = identity
         self._echoes = echoes
-        self._choices_each = wanted.n or 1
+        self._choices_each = body.n or 1
         self._counts = counts
-        self._reports = ChunkReports(wanted, counts)
+        self._reports = ChunkReports(body, counts)
         self._choices: dict[int, _ChoiceWriter] = {}
         self._prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}  # of each choice
 
     def write(self, index: int, event: ChatEvent) -> Iterator[Completion]:
-        self._reports.see(index, event)
+        self._reports.count_event(index, event)
         match event:
             case PromptProgress():
-                if self._wanted.return_progress and index % self._choices_each == 0:
+                if self._body.return_progress and index % self._choices_each == 0:
                     chunk = self._chunk()
                     chunk.prompt_progress = ProgressReport.of(event)
                     yield chunk
             case PromptLogprobs(logprobs):
                 self._prompt_logprobs[index] = (*self._prompt_logprobs.get(index, ()), *logprobs)
             case TextDelta() | ReplyEnd():
-                if index not in self._choices and (beginning := self._beginning(index)) != CompletionChoice(index, ""):
-                    yield self._chunk(beginning)
+                if index not in self._choices and (first := self._first_choice(index)) != CompletionChoice(index, ""):
+                    yield self._chunk(first)
                 chunk = self._chunk(self._choice(index, event))
-                self._reports.add(chunk)
+                self._reports.add_to_chunk(chunk)
                 yield chunk
 
-    def _beginning(self, index: int) -> CompletionChoice:
+    def _first_choice(self, index: int) -> CompletionChoice:
         """Return the part before a reply: the echo of its prompt, and the reports about it."""
-        text = id_text if self._wanted.return_tokens_as_token_ids else token_text
-        shown = self._wanted.skip_special_tokens is False
+        text = id_text if self._body.return_tokens_as_token_ids else token_text
+        shown = self._body.skip_special_tokens is False
         writer = self._choices[index] = _ChoiceWriter(self._tokenizer, index, text, shows_control=shown)
         prompt, reported = index // self._choices_each, self._prompt_logprobs.get(index, ())
-        choice = writer.beginning(self._echoes[prompt], reported)
-        if self._wanted.prompt_logprobs is not None:
+        choice = writer.first(self._echoes[prompt], reported)
+        if self._body.prompt_logprobs is not None:
             choice.prompt_logprobs = prompt_logprobs(self._tokenizer, reported)
-        if self._wanted.return_token_ids:
+        if self._body.return_token_ids:
             choice.prompt_token_ids = [*self._counts.prompts[prompt]]
         return choice
 
@@ -235,7 +244,7 @@ class _ChunkWriter:
 
     def usage(self) -> Completion:
         chunk = self._chunk()
-        self._reports.end(chunk)
+        self._reports.add_totals(chunk)
         return chunk
 
     def _chunk(self, *choices: CompletionChoice) -> Completion:
@@ -254,12 +263,12 @@ class _ChoiceWriter:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._offset = 0
 
-    def beginning(self, echo: _Echo, reported: Sequence[TokenLogprobs]) -> CompletionChoice:
+    def first(self, echo: _Echo, reported: Sequence[TokenLogprobs]) -> CompletionChoice:
         """Return the part before the reply; `reported` is of the prompt's tokens, from its second on."""
         if echo.first_token is None:
             return CompletionChoice(self._index, echo.text)
         columns = CompletionLogprobs()
-        self._begin_row(columns, echo.first_token, shown=echo.has_first)
+        self._start_row(columns, echo.first_token, shown=echo.has_first)
         columns.token_logprobs.append(None)  # nothing predicts it
         columns.top_logprobs.append(None)
         columns.extend(self._columns(reported, shown=True))
@@ -272,12 +281,12 @@ class _ChoiceWriter:
     def _columns(self, reported: Sequence[TokenLogprobs], *, shown: bool) -> CompletionLogprobs:
         columns = CompletionLogprobs()
         for token in reported:
-            self._begin_row(columns, token.token_id, shown=shown)
-            columns.token_logprobs.append(finite(token.logprob))
+            self._start_row(columns, token.token_id, shown=shown)
+            columns.token_logprobs.append(finite_logprob(token.logprob))
             columns.top_logprobs.append(self._alternatives(token))
         return columns
 
-    def _begin_row(self, columns: CompletionLogprobs, token_id: int, *, shown: bool) -> None:
+    def _start_row(self, columns: CompletionLogprobs, token_id: int, *, shown: bool) -> None:
         """`shown` if a control token is in the text."""
         columns.tokens.append(self._text(self._tokenizer, token_id))
         columns.text_offset.append(self._offset)
@@ -287,5 +296,5 @@ class _ChoiceWriter:
         """By text, the most likely where two tokens look the same; the picked one is always among them."""
         alternatives: dict[str, float] = {}
         for token_id, logprob in (*token.top, (token.token_id, token.logprob)):
-            alternatives.setdefault(self._text(self._tokenizer, token_id), finite(logprob))
+            alternatives.setdefault(self._text(self._tokenizer, token_id), finite_logprob(logprob))
         return alternatives

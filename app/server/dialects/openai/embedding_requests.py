@@ -4,8 +4,8 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from app.server.dialects.openai.completion_requests import Prompts, separate
-from app.server.embedding_inputs import MAX_INPUTS, Truncation, faulty
+from app.server.dialects.openai.completion_requests import Prompts, split_prompts
+from app.server.embedding_inputs import MAX_INPUTS, Truncation, invalid_input
 from app.server.http.errors import InvalidRequest
 from app.server.request_fields import ModelName, PositiveCount
 
@@ -24,11 +24,11 @@ class EmbeddingRequest(Struct, kw_only=True):
 
     def inputs(self) -> list[str | tuple[int, ...]]:
         """The inputs, each a text or token ids. Raises InvalidRequest."""
-        inputs = separate(self.input, "input")
+        inputs = split_prompts(self.input, "input")
         if len(inputs) > MAX_INPUTS:
             problem = f"{len(inputs)} inputs are more than {MAX_INPUTS}."
             raise InvalidRequest(f"input: {problem}", "Send several requests.", parameter="input")
-        for place, one in enumerate(inputs):
+        for index, one in enumerate(inputs):
             if not one:
-                raise faulty(f"input[{place}]", "it is empty")
+                raise invalid_input(f"input[{index}]", "it is empty")
         return inputs

@@ -14,7 +14,7 @@ from app.generation.embedding_service import EmbeddingService, shortened
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest
 from app.server.dialects.openai.completion_requests import CompletionRequest
 from app.server.dialects.openai.embedding_requests import EmbeddingRequest, Encoding
-from app.server.dialects.openai.fields import EMBEDDINGS as FIELDS
+from app.server.dialects.openai.fields import EMBEDDINGS as EMBEDDING_FIELDS
 from app.server.dialects.openai.models import ModelEndpoints
 from app.server.dialects.rerank import PATHS as RERANKING
 from app.server.dialects.rerank import RerankEndpoints, RerankRequest
@@ -26,7 +26,7 @@ from app.server.refusals import NO_TEXT, RANKS_ONLY
 from app.server.served_model import ServedModel
 
 EMBEDDINGS = "/v1/embeddings"
-BARE = "/embeddings"  # llama.cpp's, whose replies are lists; OpenAI's for requests that its libraries make
+BARE_EMBEDDINGS = "/embeddings"  # llama.cpp's, whose replies are lists; OpenAI's for requests that its libraries make
 GENERATING: Mapping[str, type[Struct]] = {
     "/v1/chat/completions": ChatCompletionRequest,
     "/chat/completions": ChatCompletionRequest,
@@ -61,7 +61,7 @@ class BareEmbedding(Struct):
 
 # What is asked of a model that gives vectors, for one that does not to refuse.
 VECTORS: Mapping[str, type[Struct]] = {
-    **dict.fromkeys((EMBEDDINGS, BARE), EmbeddingRequest),
+    **dict.fromkeys((EMBEDDINGS, BARE_EMBEDDINGS), EmbeddingRequest),
     **dict.fromkeys(RERANKING, RerankRequest),
 }
 
@@ -83,48 +83,51 @@ class EmbeddingEndpoints:
 
     def _embeddings(self) -> list[Endpoint]:
         if self._service.ranks:
-            return RANKS_ONLY.endpoints(dict.fromkeys((EMBEDDINGS, BARE), EmbeddingRequest))
-        summary, answers = "Texts become vectors", {EMBEDDINGS: self.create_embeddings, BARE: self.create_bare}
-        gives = {EMBEDDINGS: EmbeddingList, BARE: EmbeddingList | list[BareEmbedding]}
+            return RANKS_ONLY.endpoints(dict.fromkeys((EMBEDDINGS, BARE_EMBEDDINGS), EmbeddingRequest))
+        summary, answers = (
+            "Texts become vectors",
+            {EMBEDDINGS: self.create_embeddings, BARE_EMBEDDINGS: self.create_bare},
+        )
+        gives = {EMBEDDINGS: EmbeddingList, BARE_EMBEDDINGS: EmbeddingList | list[BareEmbedding]}
         return [
             Endpoint("POST", path, answer, summary, takes=EmbeddingRequest, gives=gives[path])
             for path, answer in answers.items()
         ]
 
     async def create_embeddings(self, request: Request) -> Response:
-        return await self._answer(request, await read_body(request, FIELDS), _listed)
+        return await self._answer(request, await read_body(request, EMBEDDING_FIELDS), _list_body)
 
     async def create_bare(self, request: Request) -> Response:
         """OpenAI's libraries always name an encoding, and llama.cpp's clients do not."""
-        wanted = await read_body(request, FIELDS)
-        return await self._answer(request, wanted, _bare if wanted.encoding_format is None else _listed)
+        body = await read_body(request, EMBEDDING_FIELDS)
+        return await self._answer(request, body, _bare_body if body.encoding_format is None else _list_body)
 
-    async def _answer(self, request: Request, wanted: EmbeddingRequest, write: "Write") -> Response:
-        model = self._model.named(wanted.model)
-        check_dimensions(self._service, wanted.dimensions)
-        named = {f"input[{place}]": one for place, one in enumerate(wanted.inputs())}
-        sequences = await read_inputs(self._service, named, wanted.truncate_prompt_tokens)
+    async def _answer(self, request: Request, body: EmbeddingRequest, write: "Write") -> Response:
+        model = self._model.reply_name(body.model)
+        check_dimensions(self._service, body.dimensions)
+        named = {f"input[{index}]": one for index, one in enumerate(body.inputs())}
+        sequences = await read_inputs(self._service, named, body.truncate_prompt_tokens)
         vectors, tokens = await self._service.embed(sequences), sum(map(len, sequences))
         return await json_reply_on_thread(
-            self._service.texts, lambda _: write(_written(vectors, wanted), model, tokens)
+            self._service.texts, lambda _: write(_encoded_vectors(vectors, body), model, tokens)
         )
 
 
-def _written(vectors: Sequence[Tensor], wanted: EmbeddingRequest) -> Iterator[Raw]:
-    write = _WRITERS[wanted.encoding_format or "float"]
-    return (Raw(write(shortened(one, wanted.dimensions))) for one in vectors)
+def _encoded_vectors(vectors: Sequence[Tensor], body: EmbeddingRequest) -> Iterator[Raw]:
+    write = _WRITERS[body.encoding_format or "float"]
+    return (Raw(write(shortened(one, body.dimensions))) for one in vectors)
 
 
 Write: TypeAlias = Callable[[Iterator[Raw], str, int], bytes]  # from vectors, the model and its tokens to a body
 
 
-def _listed(vectors: Iterator[Raw], model: str, tokens: int) -> bytes:
-    data = [Embedding(place, vector) for place, vector in enumerate(vectors)]
+def _list_body(vectors: Iterator[Raw], model: str, tokens: int) -> bytes:
+    data = [Embedding(index, vector) for index, vector in enumerate(vectors)]
     return msgspec.json.encode(EmbeddingList(data, model, EmbeddingUsage(tokens, tokens)))
 
 
-def _bare(vectors: Iterator[Raw], model: str, tokens: int) -> bytes:
-    return msgspec.json.encode([BareEmbedding(place, [vector]) for place, vector in enumerate(vectors)])
+def _bare_body(vectors: Iterator[Raw], model: str, tokens: int) -> bytes:
+    return msgspec.json.encode([BareEmbedding(index, [vector]) for index, vector in enumerate(vectors)])
 
 
 def _as_numbers(vector: Tensor) -> bytes:

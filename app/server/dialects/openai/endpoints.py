@@ -90,36 +90,36 @@ class OpenAIEndpoints:
         )
 
     async def create_chat_completion(self, request: Request) -> Reply[chat.ChatCompletionChunk]:
-        wanted, model = await self._read(request, CHAT)
-        identity, counts = Identity.new("chatcmpl", model, wanted.request_id), TokenCounts()
-        origin = origin_of(request, wanted.origin_fields(), identity.id)
-        chunks = chat.chunks(self._service, wanted, identity, origin, counts)
-        return _reply(wanted, chunks, chat.fold, counts)
+        body, model = await self._read(request, CHAT)
+        identity, counts = Identity.new("chatcmpl", model, body.request_id), TokenCounts()
+        origin = origin_of(request, body.origin_fields(), identity.id)
+        chunks = chat.chunks(self._service, body, identity, origin, counts)
+        return _reply(body, chunks, chat.fold, counts)
 
     async def count_input_tokens(self, request: Request) -> Response:
-        wanted, _ = await self._read(request, CHAT)
+        body, _ = await self._read(request, CHAT)
         with convert_errors("messages"):
-            return json_reply(InputTokens(await self._service.count_tokens(wanted.conversation())))
+            return json_reply(InputTokens(await self._service.count_tokens(body.conversation())))
 
     async def create_completion(self, request: Request) -> Reply[completions.Completion]:
-        wanted, model = await self._read(request, COMPLETION)
-        identity, counts = Identity.new("cmpl", model, wanted.request_id), TokenCounts()
-        origin = origin_of(request, wanted.origin_fields())
-        chunks = completions.chunks(self._service, wanted, identity, origin, counts)
-        return _reply(wanted, chunks, completions.fold, counts)
+        body, model = await self._read(request, COMPLETION)
+        identity, counts = Identity.new("cmpl", model, body.request_id), TokenCounts()
+        origin = origin_of(request, body.origin_fields())
+        chunks = completions.chunks(self._service, body, identity, origin, counts)
+        return _reply(body, chunks, completions.fold, counts)
 
     async def _read(self, request: Request, fields: FieldTable[RequestT]) -> tuple[RequestT, str]:
         """A checked request, and the name that its reply carries."""
-        wanted = await read_body(request, fields)
-        model = self._model.named(wanted.model)
-        wanted.check()
-        return wanted, model
+        body = await read_body(request, fields)
+        model = self._model.reply_name(body.model)
+        body.check()
+        return body, model
 
 
 def _reply(
-    wanted: GenerationRequest,
+    body: GenerationRequest,
     chunks: AsyncGenerator[list[ChunkT]],
     fold: Callable[[AsyncGenerator[ChunkT]], Awaitable[Struct]],
     counts: TokenCounts,
 ) -> Reply[ChunkT]:
-    return StreamedReply(chunks, error_body, counts=counts) if wanted.stream else WholeReply(chunks, fold)
+    return StreamedReply(chunks, error_body, counts=counts) if body.stream else WholeReply(chunks, fold)

@@ -178,7 +178,7 @@ REPORTING: Sequence[Field] = (
     ignored("return_mm_kwargs", "vLLM", True, _DEVELOPERS),
 )
 
-CHAT_ALONE: Sequence[Field] = (
+CHAT_ONLY: Sequence[Field] = (
     supported("messages", _OPENAI, [{"role": "user", "content": "Hello"}]),
     supported("messages[].role", _OPENAI, "system", "Any name: the chat template decides."),
     supported("messages[].content", _OPENAI, "Hello", "A text, or parts of type text."),
@@ -234,7 +234,7 @@ CHAT_ALONE: Sequence[Field] = (
     ignored("verbosity", "OpenAI", "low", "No chat template has a place for it."),
 )
 
-COMPLETION_ALONE: Sequence[Field] = (
+COMPLETION_ONLY: Sequence[Field] = (
     supported("prompt", _OPENAI, ["Hi", [1, 2]]),
     supported("logprobs", "OpenAI, vLLM", 2),
     alias("n_probs", "llama.cpp", 2, of="logprobs"),
@@ -278,9 +278,9 @@ EMBEDDING: Sequence[Field] = (
 CHAT = FieldTable(
     ChatCompletionRequest,
     {"messages": [{"role": "user", "content": "Hi"}]},
-    [*CHAT_ALONE, *REPORTING, *GENERATION],
+    [*CHAT_ONLY, *REPORTING, *GENERATION],
 )
-COMPLETION = FieldTable(CompletionRequest, {"prompt": "Hi"}, [*COMPLETION_ALONE, *REPORTING, *GENERATION])
+COMPLETION = FieldTable(CompletionRequest, {"prompt": "Hi"}, [*COMPLETION_ONLY, *REPORTING, *GENERATION])
 EMBEDDINGS = FieldTable(EmbeddingRequest, {"input": "Hi"}, EMBEDDING)
 
 TABLES: Mapping[str, FieldTable[Any]] = {

@@ -82,15 +82,17 @@ class ModelEndpoints:
 
     async def retrieve_model(self, request: Request) -> Response:
         name = request.path_params["model"]
-        return json_reply(self._model(self._served.named(name)))
+        return json_reply(self._model(self._served.reply_name(name)))
 
     def _model(self, name: str) -> Model:
         served = self._served
-        length, since = served.context_length, datetime.fromtimestamp(served.since, UTC)
+        length, created = served.context_length, datetime.fromtimestamp(served.created, UTC)
         meta = ModelMeta(length, served.vocab_size)
-        return Model(name, served.since, since, name, length, length, length, meta, served.name, self._told_sampling)
+        return Model(
+            name, served.created, created, name, length, length, length, meta, served.name, self._recommended_sampling
+        )
 
     @property
-    def _told_sampling(self) -> dict[str, float] | None:
+    def _recommended_sampling(self) -> dict[str, float] | None:
         recommended = self._sampling.recommended
         return None if recommended is None else dict(recommended)

@@ -16,8 +16,8 @@ from app.generation.cache_report import PromptTokensDetails
 from app.generation.events import ChatEvent, GeneratedTokens, TokenCounts
 from app.generation.options import GenerationOptions, ReplyOptions, TimeLimits
 from app.server.dialects.openai.requests import GenerationRequest
-from app.server.request_fields import Alternatives, Milliseconds
-from app.server.usage import RunningCounts, Timings, finite, timings_of, token_text
+from app.server.request_fields import LogprobCount, Milliseconds
+from app.server.usage import RunningCounts, Timings, finite_logprob, timings_of, token_text
 from app.settings.settings import APP_NAME
 from app.text.tokenizer import Tokenizer
 from engine.request import TokenLogprobs
@@ -92,7 +92,7 @@ def _by_id(tokenizer: Tokenizer, token: TokenLogprobs) -> dict[str, PromptLogpro
     ranks: Mapping[int, int] = {token_id: rank for rank, (token_id, _) in enumerate(token.top, 1)}
     several = dict(((token.token_id, token.logprob), *token.top))
     return {
-        str(token_id): PromptLogprob(finite(logprob), ranks.get(token_id), token_text(tokenizer, token_id))
+        str(token_id): PromptLogprob(finite_logprob(logprob), ranks.get(token_id), token_text(tokenizer, token_id))
         for token_id, logprob in several.items()
     }
 
@@ -103,7 +103,7 @@ RequestId: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
 class ReportingRequest(GenerationRequest, kw_only=True):
     """The fields of both kinds that the Responses API does not have."""
 
-    prompt_logprobs: Alternatives | None = None
+    prompt_logprobs: LogprobCount | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None  # in log-probabilities
     timings_per_token: bool | None = None  # each chunk of a stream has timings
@@ -117,9 +117,9 @@ class ReportingRequest(GenerationRequest, kw_only=True):
         options = self.stream_options
         return bool(self.reports_usage and self.stream and options and options.continuous_usage_stats)
 
-    def _wanted(self, count: int, candidates: Sequence[SamplingParams], *, reports: bool) -> GenerationOptions:
-        wanted = super()._wanted(count, candidates, reports=reports)
-        return replace(wanted, limits=TimeLimits.of_milliseconds(self.t_max_prompt_ms, self.t_max_predict_ms))
+    def _make_options(self, count: int, candidates: Sequence[SamplingParams], *, reports: bool) -> GenerationOptions:
+        body = super()._make_options(count, candidates, reports=reports)
+        return replace(body, limits=TimeLimits.of_milliseconds(self.t_max_prompt_ms, self.t_max_predict_ms))
 
     def _options(self) -> ReplyOptions:
         counts = self.reports_usage_continuously or bool(self.timings_per_token)
@@ -156,29 +156,29 @@ class ReportingChunk(Protocol):
 class ChunkReports:
     """Collects what one request reports, and adds it to the request's chunks."""
 
-    def __init__(self, wanted: ReportingRequest, counts: TokenCounts) -> None:
+    def __init__(self, body: ReportingRequest, counts: TokenCounts) -> None:
         """`counts` is added up elsewhere, while the replies end."""
-        self._wanted = wanted
+        self._body = body
         self._counts = counts
         self._running = RunningCounts()
         self._ids: dict[int, list[int]] = {}  # of each choice, those that no chunk has reported
 
-    def see(self, index: int, event: ChatEvent) -> None:
+    def count_event(self, index: int, event: ChatEvent) -> None:
         """Count an event of the choice at `index`."""
         self._running.add(event)
-        if isinstance(event, GeneratedTokens) and self._wanted.return_token_ids:
+        if isinstance(event, GeneratedTokens) and self._body.return_token_ids:
             self._ids.setdefault(index, []).extend(event.ids)
 
-    def add(self, chunk: ReportingChunk) -> None:
+    def add_to_chunk(self, chunk: ReportingChunk) -> None:
         """Add the reports that the request asks for to a chunk with choices."""
-        if self._wanted.return_token_ids:
+        if self._body.return_token_ids:
             for choice in chunk.choices:
                 choice.token_ids = self._ids.pop(choice.index, [])
-        if self._wanted.reports_usage_continuously:
+        if self._body.reports_usage_continuously:
             chunk.usage = usage_so_far(self._counts, self._running)
-        if self._wanted.timings_per_token:
+        if self._body.timings_per_token:
             chunk.timings = self._running.timings()
 
-    def end(self, chunk: ReportingChunk) -> None:
+    def add_totals(self, chunk: ReportingChunk) -> None:
         """Add the usage and the timings of all replies to the last chunk, after they have ended."""
         chunk.usage, chunk.timings = usage_of(self._counts), timings_of(self._counts)

@@ -39,10 +39,10 @@ from app.server.structured_output import (
     GrammarText,
     Schema,
     StructuredOutputs,
-    of_gbnf,
-    of_json_schema,
-    of_structured_outputs,
-    only,
+    gbnf_grammar,
+    json_schema_grammar,
+    only_grammar,
+    structured_outputs_grammars,
 )
 from engine.sampling_params import MAX_BIASES, MAX_STOPS, MAX_WIDTH, BeamParams, SamplingParams
 
@@ -53,7 +53,7 @@ Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
 Bias: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
 BiasPair: TypeAlias = Annotated[list[int | float | bool], Meta(min_length=2, max_length=2)]  # a token id and its bias
 BadWord: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
-MostTokens: TypeAlias = Annotated[int, Meta(ge=-2, le=2**31 - 1)]  # less than 0: as many as the context holds
+MaxTokens: TypeAlias = Annotated[int, Meta(ge=-2, le=2**31 - 1)]  # less than 0: as many as the context holds
 
 # Fields whose value, where there is one, is a field of SamplingParams as it stands.
 _SAME_IN_SAMPLING = (
@@ -99,7 +99,7 @@ class GenerationRequest(DryFields, kw_only=True):
         | Annotated[list[BiasPair], Meta(max_length=MAX_BIASES)]
         | None
     ) = None
-    max_tokens: MostTokens | None = None
+    max_tokens: MaxTokens | None = None
     stop: StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None = None
     user: str | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
@@ -145,7 +145,7 @@ class GenerationRequest(DryFields, kw_only=True):
     def generation_options(self, service: ChatService) -> GenerationOptions:
         """The options of the replies to each prompt by the model of `service`. Raises InvalidSampling, and
         InvalidRequest for a bad grammar, several of them, or a token id that is not in the vocabulary."""
-        grammar, options = self.requested_grammar(), self.choices(service.sampling)
+        grammar, options = self.requested_grammar(), self.sampling_options(service.sampling)
         if self.allowed_token_ids is None:
             return replace(options, grammar=grammar, bad_words=self.bad_words or ())
         allowed = frozenset(self.allowed_token_ids)
@@ -154,23 +154,23 @@ class GenerationRequest(DryFields, kw_only=True):
 
     def requested_grammar(self) -> RequestedGrammar | None:
         """The grammar that each reply follows. Raises InvalidRequest for a bad one, or several."""
-        return only(self._grammars())
+        return only_grammar(self._grammars())
 
-    def choices(self, sampling: DefaultSampling = API_DEFAULTS) -> GenerationOptions:
+    def sampling_options(self, sampling: DefaultSampling = API_DEFAULTS) -> GenerationOptions:
         """The same without the grammar and the token filter: with a seed, each candidate has the next one. `sampling`
         fills in what the request leaves open, unless it is a beam search. Raises InvalidSampling."""
         n, reports = self.n or 1, self._logprobs() is not None
         given = self._sampling() | {"dry": self.dry()}
         if self.use_beam_search:
-            return self._wanted(n, [SamplingParams(**given, beams=self._beams(n))], reports=reports)
+            return self._make_options(n, [SamplingParams(**given, beams=self._beams(n))], reports=reports)
         inserts = self._purpose() is Purpose.INSERTION
         given = only_named(self.samplers, sampling.fill(given, inserts=inserts, several=self._candidates > 1))
         if self._candidates > n:
             given = {"logprobs": 0, **given}  # they are ranked by it
         seed = None if self.seed == ANY_SEED else self.seed
-        return self._wanted(n, candidates(given, self._candidates, seed), reports=reports)
+        return self._make_options(n, candidates(given, self._candidates, seed), reports=reports)
 
-    def _wanted(self, count: int, candidates: Sequence[SamplingParams], *, reports: bool) -> GenerationOptions:
+    def _make_options(self, count: int, candidates: Sequence[SamplingParams], *, reports: bool) -> GenerationOptions:
         interval = self.stream_options.interval_ms if self.stream and self.stream_options else None
         return GenerationOptions(
             candidates,
@@ -257,9 +257,9 @@ class GenerationRequest(DryFields, kw_only=True):
         guided = StructuredOutputs(
             json=self.guided_json, regex=self.guided_regex, choice=self.guided_choice, grammar=self.guided_grammar
         )
-        yield from of_structured_outputs(self.structured_outputs, "structured_outputs.")
-        yield from of_structured_outputs(guided, "guided_")
-        yield from filter(None, (of_gbnf(self.grammar), of_json_schema(self.json_schema)))
+        yield from structured_outputs_grammars(self.structured_outputs, "structured_outputs.")
+        yield from structured_outputs_grammars(guided, "guided_")
+        yield from filter(None, (gbnf_grammar(self.grammar), json_schema_grammar(self.json_schema)))
 
     def _max_tokens(self) -> int | None:
         return None if self.max_tokens is None or self.max_tokens < 0 else self.max_tokens

@@ -139,7 +139,7 @@ class ResponseEndpoints:
         """The reply to a request that was checked, and the items that it goes on from. Raises InvalidRequest."""
         origin, owner = origin_of(request, wanted.origin_fields()), _owner(request)
         earlier = await self._earlier(wanted.previous_response_id, owner)
-        model = self._model.named(wanted.model)
+        model = self._model.reply_name(wanted.model)
         return ResponseReply(self._service, wanted, model, origin, owner, self._stored), earlier
 
     async def instructions_of(self, request: Request, response_id: str | None) -> str | None:

@@ -17,7 +17,7 @@ from app.server.dialects.responses.input_items import MAX_ITEMS, InputItem, item
 from app.server.dialects.responses.tools import OfferedTools, ToolChoice, ToolDefinitions, qualified
 from app.server.origin import Purpose
 from app.server.request_fields import PositiveCount
-from app.server.structured_output import Schema, of_schema
+from app.server.structured_output import Schema, schema_grammar
 
 LOGPROBS = "message.output_text.logprobs"  # as what is to be included
 
@@ -112,7 +112,7 @@ class ResponseRequest(GenerationRequest, kw_only=True, dict=True):
     def _grammars(self) -> Iterator[RequestedGrammar]:
         wanted = self._format
         if wanted is not None and wanted.type == "json_schema" and wanted.schema is not None:
-            yield of_schema(wanted.schema, "text.format.schema")
+            yield schema_grammar(wanted.schema, "text.format.schema")
         elif wanted is not None and wanted.type == "json_object":
             yield RequestedGrammar(ANY_OBJECT, "text.format")
         yield from super()._grammars()

@@ -84,7 +84,7 @@ class Response(Struct, kw_only=True):
     @classmethod
     def begun(cls, wanted: ResponseRequest, model: str, defaults: DefaultSampling) -> "Response":
         """What a request begins with: what it asked for, and `defaults` where it left the sampling open."""
-        sampling = wanted.choices(sampling=defaults).candidates[0]
+        sampling = wanted.sampling_options(sampling=defaults).candidates[0]
         return cls(
             id=f"resp_{uuid.uuid4().hex}",
             created_at=int(time.time()),

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from app.generation.embedding_service import STUCK_SECONDS, EmbeddingService
 from app.server.application import AccessPolicy, ServerContext, create_embedding_application
-from app.server.dialects.openai.embeddings import BARE, EMBEDDINGS, GENERATING
+from app.server.dialects.openai.embeddings import BARE_EMBEDDINGS, EMBEDDINGS, GENERATING
 from app.server.embedding_inputs import MAX_INPUTS
 from app.server.http.request_body import MAX_BODY_BYTES
 from app.text import long_texts
@@ -132,7 +132,7 @@ def test_a_request_that_names_no_model_means_the_served_one(server: EmbeddingSer
 
 @pytest.mark.parametrize("field", ["input", "content"])
 def test_the_path_without_v1_answers_llama_cpps_clients_with_a_list(server: EmbeddingServer, field: str) -> None:
-    answer = httpx.post(f"{server.url}{BARE}", json={field: ["a", "hello"]}, trust_env=False).json()
+    answer = httpx.post(f"{server.url}{BARE_EMBEDDINGS}", json={field: ["a", "hello"]}, trust_env=False).json()
     listed = httpx.post(f"{server.url}{EMBEDDINGS}", json={"input": ["a", "hello"]}, trust_env=False).json()["data"]
     assert answer == [{"index": one["index"], "embedding": [one["embedding"]]} for one in listed]
 

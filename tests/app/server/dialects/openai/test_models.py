@@ -53,19 +53,19 @@ def test_other_names_are_refused_with_those_that_are_served(model: ServedModel) 
 def test_a_request_without_a_name_means_the_served_model(model: ServedModel) -> None:
     for name in (None, ""):
         model.check(name)
-        assert model.named(name) == NAME
-    assert model.named("gpt-4o") == "gpt-4o"
+        assert model.reply_name(name) == NAME
+    assert model.reply_name("gpt-4o") == "gpt-4o"
 
 
 def test_the_name_of_a_path_is_never_listed() -> None:
     served = ServedModel(
-        "x", 4096, 1000, {"mine": "./x.gguf", "o": "y", "m*": "*"}, also=["y", "x"], loaded_as="./x.gguf"
+        "x", 4096, 1000, {"mine": "./x.gguf", "o": "y", "m*": "*"}, other_names=["y", "x"], loaded_as="./x.gguf"
     )
     assert served.names == ("x", "y", "mine", "o")
     for asked, told in (("./x.gguf", "x"), ("y", "y"), ("mine", "mine"), ("my-own", "my-own"), ("x", "x")):
-        assert served.named(asked) == told
+        assert served.reply_name(asked) == told
     with pytest.raises(InvalidRequest, match="does not exist here"):
-        served.named("./y.gguf")
+        served.reply_name("./y.gguf")
 
 
 def test_paths_without_v1_list_the_same(model: ServedModel) -> None:

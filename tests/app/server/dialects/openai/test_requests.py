@@ -29,7 +29,7 @@ def chat(**fields: Any) -> ChatCompletionRequest:
 
 
 def sampling(**fields: Any) -> SamplingParams:
-    return read(**fields).choices().with_grammar(None, frozenset({7})).candidates[0]
+    return read(**fields).sampling_options().with_grammar(None, frozenset({7})).candidates[0]
 
 
 def test_what_is_absent_or_null_has_the_defaults() -> None:
@@ -44,10 +44,10 @@ def test_any_number_of_tokens_may_be_asked_for() -> None:
 
 
 def test_a_completion_of_0_tokens_computes_its_prompt_alone() -> None:
-    wanted = read(max_tokens=0).choices()
+    wanted = read(max_tokens=0).sampling_options()
     assert (wanted.returns_text, wanted.candidates[0].max_tokens) == (False, 1)
     with pytest.raises(InvalidSampling, match="max_tokens"):
-        chat(max_tokens=0).choices()
+        chat(max_tokens=0).sampling_options()
 
 
 @pytest.mark.parametrize("temperature", [0, 2.5, 3, 100])
@@ -62,9 +62,9 @@ def test_repetitions_cost_what_llama_cpps_fields_say() -> None:
     assert sampling(dry_multiplier=0.5, dry_penalty_last_n=-1).dry == DryParams(0.5, breakers=frozenset({7}))
     for off in ({"dry_multiplier": 0}, {"dry_multiplier": 1, "dry_penalty_last_n": 0}, fields):
         assert sampling(**off).dry is None
-        assert read(**off).choices().breakers == ()
-    assert read(dry_multiplier=1).choices().breakers == DRY_BREAKERS
-    assert read(dry_multiplier=1, dry_sequence_breakers=["a"]).choices().breakers == ["a"]
+        assert read(**off).sampling_options().breakers == ()
+    assert read(dry_multiplier=1).sampling_options().breakers == DRY_BREAKERS
+    assert read(dry_multiplier=1, dry_sequence_breakers=["a"]).sampling_options().breakers == ["a"]
 
 
 def test_top_choices_are_left_out_as_often_as_told() -> None:
@@ -78,17 +78,17 @@ def test_what_a_developer_says_reaches_templates_that_know_the_system_alone() ->
 
 
 def test_the_smallest_of_several_caps_counts() -> None:
-    assert read().choices().context is None
-    assert read(num_ctx=100, options={"num_ctx": 50}).choices().context == 50
-    assert read(options={"num_ctx": 50, "mirostat": 2}).choices().context == 50
+    assert read().sampling_options().context is None
+    assert read(num_ctx=100, options={"num_ctx": 50}).sampling_options().context == 50
+    assert read(options={"num_ctx": 50, "mirostat": 2}).sampling_options().context == 50
 
 
 def test_llama_cpps_names_mean_the_same() -> None:
     assert sampling(repeat_penalty=1.9).repetition_penalty == 1.9
     assert sampling(repeat_penalty=1.9, repeat_last_n=0).repetition_penalty == 1.0
-    assert sampling(n_predict=5).max_tokens == chat(n_predict=5).choices().candidates[0].max_tokens == 5
+    assert sampling(n_predict=5).max_tokens == chat(n_predict=5).sampling_options().candidates[0].max_tokens == 5
     assert sampling().max_tokens == 16
-    assert read(n_probs=3).choices().reports_logprobs
+    assert read(n_probs=3).sampling_options().reports_logprobs
     assert sampling(logit_bias=[[5, -1.5], [6, False]]).logit_bias == ((5, -1.5), (6, -100.0))
     assert sampling(top_k=5, min_p=0.1, samplers=["top_k"]).min_p == 0
     assert sampling(top_k=5, samplers=["temperature"]).top_k == 0
@@ -96,13 +96,13 @@ def test_llama_cpps_names_mean_the_same() -> None:
 
 
 def test_a_seed_of_minus_one_draws_one() -> None:
-    drawn = {params.seed for _ in range(3) for params in read(seed=-1, n=2).choices().candidates}
+    drawn = {params.seed for _ in range(3) for params in read(seed=-1, n=2).sampling_options().candidates}
     assert len(drawn) == 6
-    assert read(seed=-2).choices().candidates[0].seed == 2**64 - 2
+    assert read(seed=-2).sampling_options().candidates[0].seed == 2**64 - 2
 
 
 def test_time_limits_are_llama_cpps() -> None:
-    assert chat(t_max_prompt_ms=1500, t_max_predict_ms=0).choices().limits == TimeLimits(1.5, None)
+    assert chat(t_max_prompt_ms=1500, t_max_predict_ms=0).sampling_options().limits == TimeLimits(1.5, None)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_message_of_the_assistant_is_continued_when_asked() -> None:
     ],
 )
 def test_a_prompt_is_cut_to_the_tokens_that_may_stay(asked: dict[str, Any], kept: tuple[int, ...]) -> None:
-    assert read(**asked).truncated((1, 2, 3, 4, 5), context_length=8) == kept
+    assert read(**asked).truncate((1, 2, 3, 4, 5), context_length=8) == kept
 
 
 def test_texts_and_lists_of_token_ids_may_be_mixed() -> None:
