@@ -1,1 +1,1 @@
-"""Measuring: how fast this program generates tokens on this machine."""
+"""`ingle bench`: how fast this program generates tokens on this machine."""

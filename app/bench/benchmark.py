@@ -1,4 +1,4 @@
-"""`ingle bench` without its command line: prepares this program, measures it, and reports."""
+"""`ingle bench` without its command line: load the model, measure, and report."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,22 +13,22 @@ from app.models.sources import pull
 from app.progress import Progress
 from app.settings.settings import Settings
 
-_DEVICE = "cpu"  # every backend of this version computes there
+_DEVICE = "cpu"  # reported for every engine
 _PEAK_VRAM_MB = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is to be measured."""
+    """What to measure."""
 
     rows: tuple[Row, ...]
-    load: Load | None  # of the one workload that was requested; None: each row has its own
+    load: Load | None  # the workload that the user requested; None: each row has its own
     repeat: int
     http: bool
 
 
 def benchmark(settings: Settings, plan: Plan, progress: Progress) -> Report:
-    """Fetch the model if need be, measure, and report. Raises AppError, EngineError or ModelFileError."""
+    """Download the model if it is not stored, measure, and report. Raises AppError, EngineError, or ModelFileError."""
     model = read_model(pull(settings.model, settings, progress))
     loads = loads_of(plan.rows)
     with own_competitor(model, settings, loads, progress, http=plan.http) as measured:
@@ -39,7 +39,7 @@ def benchmark(settings: Settings, plan: Plan, progress: Progress) -> Report:
 
 
 def own_report(plan: Plan, model: MeasuredModel, measured: OwnCompetitor, series: Series) -> Report:
-    """The report about this program. To be called while its process runs."""
+    """Return the report about this program. Call it while the process of the competitor runs."""
     conditions = Conditions(
         model=model.stored.name,
         device=_DEVICE,
@@ -53,14 +53,14 @@ def own_report(plan: Plan, model: MeasuredModel, measured: OwnCompetitor, series
 
 
 def remarks(series: Sequence[Series]) -> list[str]:
-    """A sentence for each load whose streams did not all decode together."""
+    """Return a sentence for each load whose streams did not all decode at the same time."""
     found = []
     for one in series:
         for load, samples in one.samples.items():
             together = min(sample.together for sample in samples)
             if together < load.streams and load.output_tokens > 1:
                 found.append(
-                    f"{one.competitor.name}: {load}: only {together} of them ever decoded together, which is what was "
-                    "measured. Longer replies help."
+                    f"{one.competitor.name}: {load}: at most {together} streams decoded at the same time, and the "
+                    "figures are of those. Use longer replies."
                 )
     return found

@@ -1,4 +1,4 @@
-"""A program that runs beside this one while it is measured, and ends with it: by its end, an error, or Ctrl-C."""
+"""A child process that runs during a measurement, and ends with the block that started it."""
 
 import subprocess
 import tempfile
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Child:
-    """A running program. Its output goes to a file, of which an error quotes the end."""
+    """A running program. Its output goes to a file, whose end error messages quote."""
 
     def __init__(self, name: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
         self.process = process
@@ -31,20 +31,22 @@ class Child:
         return self.process.pid
 
     def wait_for(self, ready: Callable[[], T | None]) -> T:
-        """Ask again and again until there is an answer. Raises CompetitorFailed when the child ends before."""
+        """Call `ready` repeatedly until it returns a true value, and return that. Raises CompetitorFailed if the child
+        ends first.
+        """
         deadline = time.monotonic() + _START_SECONDS
         while not (answer := ready()):
             if self.process.poll() is not None:
                 self.fail(f"ended with status {self.process.returncode}")
             if time.monotonic() > deadline:
-                self.fail("does not get ready")
+                self.fail(f"is not ready after {_START_SECONDS:.0f} s")
             time.sleep(_POLL_SECONDS)
         return answer
 
     def fail(self, what: str) -> NoReturn:
         """Raise CompetitorFailed with the end of the child's output."""
-        said = self._log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip()
-        raise CompetitorFailed(f"{self._name} {what}" + (f"; it said:\n{said}" if said else ""))
+        output = self._log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip()
+        raise CompetitorFailed(f"{self._name} {what}" + (f". Its output:\n{output}" if output else ""))
 
 
 @contextmanager
@@ -59,14 +61,14 @@ def child(
 ) -> Iterator[Child]:
     """Start a program, and end it after the body. Raises CompetitorFailed if it does not start.
 
-    `stdout`: where its output goes instead of the file.
+    `stdout`: where its output goes instead of the log file.
     """
     with tempfile.TemporaryDirectory(prefix="ingle-bench-") as folder:
         log = Path(folder, "log")
-        with log.open("wb") as said:
-            out = said if stdout is None else stdout
+        with log.open("wb") as output:
+            out = output if stdout is None else stdout
             try:
-                process = subprocess.Popen(command, stdin=stdin, stdout=out, stderr=said, cwd=cwd, env=environment)
+                process = subprocess.Popen(command, stdin=stdin, stdout=out, stderr=output, cwd=cwd, env=environment)
             except OSError as problem:
                 raise does_not_start(command, problem) from problem
             try:
@@ -76,7 +78,7 @@ def child(
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Ask the program to end, then kill it. A second Ctrl-C does not wait."""
+    """Ask the program to end, wait, then kill it. A second Ctrl-C skips the wait."""
     try:
         process.terminate()
         process.wait(_STOP_SECONDS)
@@ -84,10 +86,10 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
         pass
     finally:
         process.kill()
-        with suppress(BrokenPipeError), process:  # the pipe may hold what the child did not read before its end
+        with suppress(BrokenPipeError), process:  # the pipe may hold input that the child did not read
             pass
 
 
 def does_not_start(command: Sequence[str | Path], problem: OSError) -> CompetitorFailed:
-    """The error for a program that the system refuses to run."""
+    """Return the error for a program that the system cannot run."""
     return CompetitorFailed(f"{command[0]} does not start: {problem.strerror}")

@@ -9,37 +9,37 @@ from app.errors import AppError, InvalidSetting
 
 
 class CompetitorFailed(AppError):
-    """A program that is measured does not start, ended, or gave what makes no sense."""
+    """A measured program did not start, ended early, or returned invalid output."""
 
 
 class UnsuitableLoad(InvalidSetting):
-    """A load that the engine cannot run as it is asked for."""
+    """The engine cannot run this load as requested."""
 
 
 def check_context(load: Load, context: int) -> None:
-    """Raise UnsuitableLoad for a load whose streams are longer than a context; 0: not known."""
+    """Raise UnsuitableLoad if a stream of the load is longer than `context` tokens. 0: the context is unknown."""
     if 0 < context < load.context:
         raise UnsuitableLoad(
-            f"A prompt of {load.prompt_tokens:,} tokens and a reply of {load.output_tokens:,} do not fit the context, "
-            f"which holds {context:,}",
-            "Use fewer --prompt-tokens or --output-tokens, or raise --context as far as the model allows.",
+            f"A prompt of {load.prompt_tokens:,} tokens and a reply of {load.output_tokens:,} do not fit the context "
+            f"of {context:,} tokens",
+            "Lower --prompt-tokens or --output-tokens, or raise --context if the model supports it.",
         )
 
 
 class Competitor(Protocol):
-    """Someone who generates tokens, ready to do so, and idle until told."""
+    """An engine or server that is loaded, and idle until it is measured."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def build(self) -> str:
-        """Version, compiler, instruction sets: what its figures depend on."""
+        """Version, compiler, and instruction sets, on which the figures depend."""
         ...
 
     @property
     def pid(self) -> int | None:
-        """The process that stands by while others are measured; None where there is none."""
+        """The process of the competitor, which is idle while others are measured; None if there is none."""
         ...
 
     def warm_up(self, load: Load, prompts: Prompts) -> None:
@@ -47,7 +47,7 @@ class Competitor(Protocol):
         ...
 
     def measure(self, load: Load, prompts: Prompts) -> Sample:
-        """Run a load once. Greedy, every reply as long as asked for. Raises CompetitorFailed or EngineError."""
+        """Run a load once, with greedy replies of full length. Raises CompetitorFailed or EngineError."""
         ...
 
 
@@ -55,7 +55,7 @@ OWN_NAME = "ingle"
 
 
 def own_build(kernels: str) -> str:
-    """The version that is installed, and the kernels that it runs with."""
+    """Return the installed version and the kernels that it runs with."""
     try:
         return f"inglenook {version('inglenook')}, {kernels} kernels"
     except PackageNotFoundError:

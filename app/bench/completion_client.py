@@ -1,8 +1,8 @@
-"""A client that costs little: it shares the processor with the server that it measures.
+"""A cheap HTTP client: it shares the processor with the server that it measures.
 
-One connection a stream, HTTP by hand as far as a streamed completion needs it, no work on a token but to note when it
-came. The same for every server. The client of app/client/http.py would take two to four times the processor time: 70 to
-100 us a token of 16 streams, where this one takes 20 to 40. The reference of the wire: RFC 9112, section 7.1.
+It uses one connection per stream and only the HTTP that a streamed completion needs. Its only work per token is to
+record the time. It measures all servers in the same way. The client of app/client/http.py takes 70 to 100 us per token
+with 16 streams, this one 20 to 40. Reference: RFC 9112, section 7.1.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ _READ_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a server is, and what it wants to be asked."""
+    """Address of a server, and what its requests need."""
 
     host: str
     port: int
     model: str
-    extra: Mapping[str, object] = field(default_factory=dict)  # of the request, beside what all have in common
-    key: str | None = None  # that it may ask for
+    extra: Mapping[str, object] = field(default_factory=dict)  # fields of the request besides the common ones
+    key: str | None = None  # API key, if the server needs one
 
 
 class _Choice(msgspec.Struct):
@@ -49,7 +49,7 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 
 
 async def stream_all(endpoint: Endpoint, prompts: Sequence[Sequence[int]], output_tokens: int) -> list[Timeline]:
-    """Send the prompts at the same time, and read the replies to their end. Raises CompetitorFailed."""
+    """Send the prompts at the same time, and read the replies to the end. Raises CompetitorFailed."""
     try:
         replies = [stream(endpoint, prompt, output_tokens) for prompt in prompts]
         return await asyncio.gather(*replies)
@@ -59,7 +59,7 @@ async def stream_all(endpoint: Endpoint, prompts: Sequence[Sequence[int]], outpu
 
 
 async def stream(endpoint: Endpoint, prompt: Sequence[int], output_tokens: int) -> Timeline:
-    """Send one prompt, and read the reply to its end. Raises OSError, EOFError, ValueError or MsgspecError."""
+    """Send one prompt, and read the reply to the end. Raises OSError, EOFError, ValueError, or MsgspecError."""
     request = _request(endpoint, prompt, output_tokens)
     reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
     try:
@@ -73,17 +73,17 @@ async def stream(endpoint: Endpoint, prompt: Sequence[int], output_tokens: int) 
         while not reply.complete:
             part = await reader.read(_READ_BYTES)
             if not part:
-                raise EOFError("it ended a reply before it was complete")
+                raise EOFError("the connection closed before the reply was complete")
             reply.feed(body.feed(part), time.perf_counter())
     finally:
         writer.close()
     if reply.tokens != output_tokens:
-        raise ValueError(f"a reply had {reply.tokens} tokens, {output_tokens} were asked for")
+        raise ValueError(f"a reply had {reply.tokens} tokens instead of {output_tokens}")
     return Timeline(sent, reply.arrivals, reply.tokens)
 
 
 def _request(endpoint: Endpoint, prompt: Sequence[int], output_tokens: int) -> bytes:
-    wanted = {
+    fields = {
         "model": endpoint.model,
         "prompt": list(prompt),
         "max_tokens": output_tokens,
@@ -93,7 +93,7 @@ def _request(endpoint: Endpoint, prompt: Sequence[int], output_tokens: int) -> b
         "stream_options": {"include_usage": True},
         **endpoint.extra,
     }
-    body = json.dumps(wanted).encode()
+    body = json.dumps(fields).encode()
     lines = (
         "POST /v1/completions HTTP/1.1",
         f"Host: {endpoint.host}:{endpoint.port}",
@@ -106,13 +106,13 @@ def _request(endpoint: Endpoint, prompt: Sequence[int], output_tokens: int) -> b
 
 
 class _Dechunker:
-    """Takes the chunked transfer coding off a body, part by part."""
+    """Removes the chunked transfer coding from a body, part by part."""
 
     def __init__(self) -> None:
         self._unread = b""
 
     def feed(self, part: bytes) -> bytes:
-        """The content of the chunks that are complete now. Raises ValueError for what is no chunk."""
+        """Return the content of the chunks that are complete now. Raises ValueError for an invalid chunk."""
         data, at, content = self._unread + part, 0, []
         while (line_end := data.find(b"\r\n", at)) >= 0:
             start = line_end + 2
@@ -126,7 +126,7 @@ class _Dechunker:
 
 
 class _Reply:
-    """Notes when the parts of a reply came."""
+    """Records the arrival times of the parts of a reply."""
 
     def __init__(self) -> None:
         self.arrivals: list[float] = []
@@ -138,7 +138,7 @@ class _Reply:
         return self._events.ended
 
     def feed(self, content: bytes, now: float) -> None:
-        """Read events. Raises ValueError for an error of the server's."""
+        """Read events. Raises ValueError if the server sends an error."""
         for data in self._events.feed(content):
             self._note(_decode(data), now)
 
@@ -147,6 +147,6 @@ class _Reply:
             raise ValueError(json.dumps(chunk.error))
         if chunk.usage is not None:
             self.tokens = chunk.usage.completion_tokens
-        # Tokens may have no text of their own: a reply of such alone has come when its end has.
+        # Tokens can have no text. A reply of only such tokens counts as arrived when it ends.
         if any(choice.text for choice in chunk.choices) or (self.tokens and not self.arrivals):
             self.arrivals.append(now)

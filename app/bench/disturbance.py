@@ -1,6 +1,6 @@
 """Processor time that other programs use while a competitor is measured.
 
-Reads the system's own account of processor time. Linux has one; elsewhere all figures are 0.
+The figures come from the system's account of processor time. Only Linux has one; elsewhere all figures are 0.
 """
 
 import os
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from app.bench.processes import cpu_seconds, machine_cpu_seconds
 
-_SHARE = 0.1  # of a core: any machine uses less than that for itself
+_SHARE = 0.1  # of a core: below the usual background load of any machine
 _LEAST_SECONDS = 0.05  # of processor time, which the system reports in steps of 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Seconds: of the clock, and of processor time used up to then."""
+    """Wall-clock time, and processor time used up to then, in seconds."""
 
     clock: float
     machine: float
@@ -26,14 +26,14 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """The processor time that other programs took during a measurement."""
+    """Processor time that other programs used during a measurement."""
 
     cores: float
     serious: bool
 
 
 class Watch:
-    """Compares the processor time of the machine with that of the benchmark, from its construction until `end`."""
+    """Compares the processor time of the machine with that of the benchmark, from construction until `end`."""
 
     def __init__(self, pids: Collection[int]) -> None:
         """`pids`: the processes of all competitors."""
@@ -59,5 +59,5 @@ class Watch:
 
 
 def tolerated(seconds: float) -> float:
-    """Seconds of processor time that a program may use in an interval without disturbing it."""
+    """Return the seconds of processor time that other programs can use in an interval without disturbing it."""
     return max(_LEAST_SECONDS, _SHARE * seconds)

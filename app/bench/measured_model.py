@@ -1,4 +1,4 @@
-"""What a benchmark has to know of the model file that everyone runs: read from its header, by no engine."""
+"""Facts about the measured model, read from the header of its file."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +12,12 @@ _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 
 @dataclass(frozen=True, slots=True)
 class MeasuredModel:
-    """A model file, by its numbers."""
+    """A model file and its sizes."""
 
     stored: StoredModel
     vocab_size: int
-    context_length: int  # tokens it was made for; 0: the file does not say
-    weight_bytes: int  # read in a step that decodes one token
+    context_length: int  # tokens that the model supports; 0: the file does not say
+    weight_bytes: int  # bytes that a step reads to decode one token
 
     @property
     def path(self) -> Path:
@@ -25,7 +25,7 @@ class MeasuredModel:
 
 
 def read_model(stored: StoredModel) -> MeasuredModel:
-    """Raises ModelFileError."""
+    """Read the header of a model file. Raises ModelFileError."""
     with GGUFParts(stored.path) as file:
         if _EMBEDDING not in file.tensors:
             raise ModelFileError(f"{stored.path} has no {_EMBEDDING}", "Try another file of this model.")
@@ -36,7 +36,9 @@ def read_model(stored: StoredModel) -> MeasuredModel:
 
 
 def weight_bytes(file: GGUFParts) -> int:
-    """Bytes of all tensors, as the files have them. Of an embedding that is not the head too, a step reads one row."""
+    """Return the bytes of all tensors as stored. A separate embedding counts as one row, which is what a step reads of
+    it.
+    """
     total = sum(tensor.nbytes for tensor in file.tensors.values())
     if _HEAD in file.tensors:
         embedding = file.tensors[_EMBEDDING]

@@ -13,7 +13,7 @@ from app.settings.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class OwnCompetitor:
-    """This program as a competitor, with the facts that the report names."""
+    """This program as a competitor, with facts for the report."""
 
     competitor: Competitor
     backend: str
@@ -24,7 +24,9 @@ class OwnCompetitor:
 def own_competitor(
     model: MeasuredModel, settings: Settings, loads: Sequence[Load], progress: Progress, *, http: bool
 ) -> Iterator[OwnCompetitor]:
-    """The engine, or with `http` the server. Raises UnsuitableLoad, CompetitorFailed, and what `load_model` raises."""
+    """Yield the engine, or with `http` the server. Raises UnsuitableLoad, CompetitorFailed, and what `load_model`
+    raises.
+    """
     if http:
         with _server(model, settings, loads, progress) as served:
             yield served
@@ -36,13 +38,13 @@ def _engine(model: MeasuredModel, settings: Settings, loads: Sequence[Load], pro
     from app.bench.own_engine import OwnEngine
     from app.models.load.loaded_model import load_model
 
-    # The user's cache on disk is neither filled with random prompts nor any help with them.
+    # Random prompts would fill the user's on-disk cache, and would never be found in it.
     engine = load_model(model.stored, replace(settings, kv_disk_gb=0), progress).engine
     competitor = OwnEngine(engine)
     for load in loads:
         competitor.check_load(load)
         if competitor.overflows_cache(load):
-            progress.say(f"{load}: they do not fit the cache together, so that some will yield and start again.")
+            progress.say(f"{load}: the streams do not fit the KV cache together, so some will be preempted.")
     return OwnCompetitor(competitor, engine.config.backend, engine.config.threads)
 
 

@@ -1,4 +1,4 @@
-"""Our engine in this process, driven step by step: no thread, no text, no HTTP."""
+"""The engine in this process, driven step by step, without threads, text, or HTTP."""
 
 import os
 import time
@@ -15,7 +15,7 @@ from engine.sampling_params import SamplingParams
 
 
 class OwnEngine:
-    """A loaded engine that nobody else uses."""
+    """A loaded engine without other users."""
 
     name = OWN_NAME
 
@@ -31,17 +31,17 @@ class OwnEngine:
         return os.getpid()
 
     def check_load(self, load: Load) -> None:
-        """Raise UnsuitableLoad for what the engine cannot run at once, or not to the end."""
+        """Raise UnsuitableLoad if the load has too many streams, or streams that are too long."""
         config = self._engine.config
         if load.streams > config.max_running:
             raise UnsuitableLoad(
-                f"{load.streams} streams are more than the {config.max_running} that the engine runs at once",
+                f"{load.streams} streams are more than the engine runs at once, which is {config.max_running}",
                 f"Use --concurrency {config.max_running} or less.",
             )
         check_context(load, config.context_length)
 
     def overflows_cache(self, load: Load) -> bool:
-        """Whether the load's streams do not fit the cache together, so that some have to yield and start again."""
+        """Whether the streams of the load do not fit the KV cache together, so that some are preempted."""
         return load.streams * -(-load.context // BLOCK_SIZE) > self._engine.config.num_blocks - 1
 
     def warm_up(self, load: Load, prompts: Prompts) -> None:
@@ -66,4 +66,5 @@ class OwnEngine:
 
 def _check(event: TokenEvent) -> None:
     if event.finish is FinishReason.ERROR:
-        raise EngineError(f"The engine failed: {event.error}", "Run ingle doctor; if it finds nothing, report this.")
+        remedy = "Run ingle doctor. If it finds nothing, report this as a bug."
+        raise EngineError(f"The engine failed: {event.error}", remedy)

@@ -1,4 +1,4 @@
-"""`ingle serve` as a competitor: a child process on a port of its own, measured through its HTTP endpoint."""
+"""`ingle serve` as a competitor: a child process that is measured through its HTTP API."""
 
 import asyncio
 import sys
@@ -21,7 +21,7 @@ from app.settings.settings import Settings, child_environment
 
 
 class ServedCompetitor:
-    """A running server that no other client uses."""
+    """A running server without other clients."""
 
     def __init__(self, name: str, build: str, pid: int, endpoint: Endpoint) -> None:
         self.name = name
@@ -37,12 +37,12 @@ class ServedCompetitor:
         return sample_of(load, timelines)
 
 
-_ROOT = Path(__file__).parents[2]  # the folder that `app` is in, whether installed or not
+_ROOT = Path(__file__).parents[2]  # the folder that contains `app`, whether installed or not
 
 
 @contextmanager
 def own_server(model: Path, settings: Settings, threads: int) -> Iterator[ServedCompetitor]:
-    """Start a server with the settings of this command, but without files for its cache."""
+    """Start a server with the settings of this command, but without an on-disk cache."""
     command = [sys.executable, "-m", "app", "serve", "--quiet", "--model", str(model)]
     command += ["--host", "127.0.0.1", "--port", "0"]
     command += ["--threads", str(threads), "--kernels", settings.kernels, "--device", settings.device]

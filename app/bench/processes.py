@@ -1,4 +1,4 @@
-"""What processes and the machine use, as far as the system tells: Linux does, others little of it."""
+"""Processor time and memory of processes and of the machine. Most figures are available on Linux only."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time that a process has used, in steps of a hundredth; 0 where the system does not tell."""
+    """Return the processor time of a process in steps of 0.01 s; 0 if the system does not report it."""
     try:
         status = Path("/proc", str(pid), "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -16,7 +16,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def machine_cpu_seconds() -> float:
-    """Processor time that all programs together have used; 0 where the system does not tell."""
+    """Return the processor time of all programs together in seconds; 0 if the system does not report it."""
     try:
         total = Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0]
     except OSError:
@@ -26,7 +26,7 @@ def machine_cpu_seconds() -> float:
 
 
 def peak_rss_mb(pid: int) -> float | None:
-    """The most memory that a process has held at once, in units of 10^6 bytes."""
+    """Return the peak memory of a process in units of 10^6 bytes; None if the system does not report it."""
     try:
         lines = Path("/proc", str(pid), "status").read_text(encoding="utf-8", errors="replace").splitlines()
         peak = next(line for line in lines if line.startswith("VmHWM:"))
@@ -45,7 +45,7 @@ def _own_peak_rss_mb() -> float | None:
 
 
 def processor_name() -> str:
-    """What the processor calls itself; empty where the system does not tell."""
+    """Return the name of the processor; empty if the system does not report it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

@@ -9,19 +9,19 @@ from app.bench.rounds import Series
 from app.bench.sample import Percentiles, Spread, percentiles, spread
 from app.bench.workload import Load, Row
 
-_DIGITS = 4  # that mean anything
+_DIGITS = 4  # significant digits
 
-Figures = Mapping[str, Spread | None]  # by row name; None: not told
+Figures = Mapping[str, Spread | None]  # by row name; None: not reported
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """The circumstances of a measurement."""
+    """The conditions of a measurement."""
 
     model: str
     device: str
     processor: str
-    backend: str  # our kernels
+    backend: str  # kernels of the engine
     via: str  # "engine" or "http"
     threads: int
     repeat: int
@@ -29,25 +29,25 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """What a stream waits for, in milliseconds: over all streams and rounds of one load."""
+    """Latencies of all streams and rounds of one load, in milliseconds."""
 
     ttft_ms: Percentiles | None
     itl_ms: Percentiles | None
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """What was measured of one competitor."""
+class CompetitorResult:
+    """The results of one competitor."""
 
     name: str
     build: str
     figures: Figures
     latencies: Latencies
     peak_rss_mb: float | None
-    busy_elsewhere: Spread | None  # cores that programs used which take no part, while it was measured
+    busy_elsewhere: Spread | None  # cores that uninvolved programs used during the measurement
 
     def json(self) -> dict[str, Any]:
-        """Medians, latencies, and memory."""
+        """Return medians, latencies, and memory."""
         memory = {"peak_rss_mb": _rounded(self.peak_rss_mb)}
         return {**_medians(self.figures), **_latencies(self.latencies), **memory}
 
@@ -56,13 +56,13 @@ class Standing:
 class Report:
     conditions: Conditions
     rows: tuple[Row, ...]
-    load: Load | None  # the one that was asked for; None for the suite, where each row has its own
-    own: Standing
-    weight_gb_s: Spread | None  # weight bytes that one decoding stream reads in a second
+    load: Load | None  # the load that the user requested; None for the suite, in which each row has its own
+    own: CompetitorResult
+    weight_gb_s: Spread | None  # weight bytes that one decoding stream reads per second
     peak_vram_mb: float
 
     def json(self) -> dict[str, Any]:
-        """One object, with the names that scripts rely on."""
+        """Return one object, with the names that scripts rely on."""
         own = self.own
         return {
             **asdict(self.conditions),
@@ -89,18 +89,18 @@ def report_of(
     weight_bytes: int,
     peak_vram_mb: float,
 ) -> Report:
-    """The report of a series. To be called while the competitor runs: it reads the memory of its process."""
-    own = standing_of(series, rows, load)
+    """Return the report of a series. Call it while the competitor runs: it reads the memory of its process."""
+    own = result_of(series, rows, load)
     decode = own.figures.get("decode_tok_s")
     weights = None if decode is None else decode.times(weight_bytes / 1e9)
     return Report(conditions, rows, load, own, weights, peak_vram_mb)
 
 
-def standing_of(series: Series, rows: tuple[Row, ...], load: Load | None) -> Standing:
-    """The figures of one competitor. To be called while it runs: it reads the memory of its process."""
+def result_of(series: Series, rows: tuple[Row, ...], load: Load | None) -> CompetitorResult:
+    """Return the results of one competitor. Call it while it runs: it reads the memory of its process."""
     competitor = series.competitor
     figures = {row.name: spread(series.rates(row.load, row.rate)) for row in rows}
-    return Standing(
+    return CompetitorResult(
         competitor.name,
         competitor.build,
         figures,
@@ -133,7 +133,7 @@ def _medians(figures: Figures) -> dict[str, float | None]:
 
 
 def extremes_json(figures: Figures) -> dict[str, list[float | None] | None]:
-    """The smallest and the largest value of each figure."""
+    """Return the smallest and the largest value of each figure."""
     return {
         name: None if figure is None else [_rounded(figure.low), _rounded(figure.high)]
         for name, figure in figures.items()

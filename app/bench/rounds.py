@@ -1,4 +1,4 @@
-"""Rounds of measuring: each round runs every load once, and repeats a run that another program disturbed.
+"""Rounds of a benchmark: each round runs every load once, and repeats a run that another program disturbed.
 
 Threads that wait for each other all stop when one of them loses its core, so a disturbed run says little.
 """
@@ -11,39 +11,43 @@ from app.bench.disturbance import Watch
 from app.bench.sample import Sample
 from app.bench.workload import Load, Rate
 
-_ATTEMPTS = 3  # at an undisturbed run
-_WARM_UP_TOKENS = 8  # of the reply: its later steps are no different
+_ATTEMPTS = 3  # to get an undisturbed run
+_WARM_UP_TOKENS = 8  # of the reply, because its later steps are the same
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The results of one competitor: a sample a round for each load."""
+    """The results of one competitor: one sample per round for each load."""
 
     competitor: Competitor
     samples: dict[Load, list[Sample]]  # in the order of the rounds
-    elsewhere: list[float] = field(default_factory=list)  # cores that uninvolved programs used, of each run that counts
+    elsewhere: list[float] = field(default_factory=list)  # cores that uninvolved programs used in each run that counts
 
     def rates(self, load: Load, rate: Rate) -> list[float | None]:
-        """A figure of each round; None where the competitor did not report it."""
+        """Return a figure of each round; None if the competitor did not report it."""
         return [sample.rates.get(rate) for sample in self.samples[load]]
 
 
 def watch_one(measured: Competitor) -> Watch:
-    """A watch for a competitor that is measured alone."""
+    """Return a watch for a competitor that is measured alone."""
     return Watch([] if measured.pid is None else [measured.pid])
 
 
 class Rounds:
-    """Measures competitors in turn, with prompts of a vocabulary, so that a busy machine is equally busy for all."""
+    """Measures competitors in turn, so that a busy machine is equally busy for all."""
 
     def __init__(
         self, vocab_size: int, say: Callable[[str], None], watch: Callable[[Competitor], Watch] = watch_one
     ) -> None:
-        """`say` receives the progress. `watch` starts a watch before each run of a competitor."""
+        """Set the parameters.
+
+        `vocab_size`: number of token ids for random prompts. `say` receives progress lines. `watch` starts a watch
+        before each run of a competitor.
+        """
         self._vocab_size = vocab_size
         self._say = say
         self._watch = watch
-        self._hopeful = True  # that a disturbed run is worth repeating
+        self._hopeful = True  # whether a disturbed run is worth repeating
 
     def run(self, competitors: Sequence[Competitor], loads: Sequence[Load], rounds: int) -> list[Series]:
         """Warm up all competitors, then measure `rounds` times. Raises what the competitors raise."""
@@ -52,7 +56,7 @@ class Rounds:
         for turn in range(1, rounds + 1):
             for load in loads:
                 self._say(f"Round {turn} of {rounds}: {load}")
-                turns = range(turn, turn + _ATTEMPTS * rounds, rounds)  # no other round has any of them
+                turns = range(turn, turn + _ATTEMPTS * rounds, rounds)  # distinct numbers for all rounds and attempts
                 for one in series:
                     sample, cores = self._measure(one.competitor, load, turns)
                     one.samples[load].append(sample)
@@ -67,9 +71,10 @@ class Rounds:
                 competitor.warm_up(short, short.prompts(0, self._vocab_size))
 
     def _measure(self, competitor: Competitor, load: Load, turns: Sequence[int]) -> tuple[Sample, float]:
-        """The first undisturbed run, or the least disturbed one, and the cores that other programs used meanwhile.
+        """Return the first undisturbed run, or the least disturbed one, and the cores that other programs used
+        meanwhile.
 
-        Each attempt has prompts of its own.
+        Each attempt uses different prompts.
         """
         attempts = []
         for turn in turns if self._hopeful else turns[:1]:
@@ -81,6 +86,6 @@ class Rounds:
             if not disturbance.serious:
                 break
         if self._hopeful and disturbance.serious:
-            self._say("Other programs keep this machine busy: the figures are not what it can do.")
+            self._say("Other programs keep this machine busy, so the figures are lower than it can reach.")
         self._hopeful = not disturbance.serious
         return min(attempts, key=lambda attempt: attempt[1])

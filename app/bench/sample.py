@@ -1,4 +1,4 @@
-"""From the times of tokens to figures: the definition of each, and medians, spreads, and percentiles."""
+"""Figures from the arrival times of tokens: rates, medians, spreads, and percentiles."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from app.bench.workload import Load, Rate
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The median of some values, the smallest and the largest."""
+    """The median, the smallest, and the largest of some values."""
 
     median: float
     low: float
@@ -28,31 +28,31 @@ class Percentiles:
 
 def spread(values: Sequence[float | None]) -> Spread | None:
     """Return the spread of the values that are not None; None if there are none."""
-    there = [value for value in values if value is not None]
-    return Spread(median(there), min(there), max(there)) if there else None
+    present = [value for value in values if value is not None]
+    return Spread(median(present), min(present), max(present)) if present else None
 
 
 def percentiles(values: Sequence[float]) -> Percentiles | None:
-    """None when there are no values."""
+    """Return p50 and p99; None if there are no values."""
     return Percentiles(percentile(values, 0.5), percentile(values, 0.99)) if values else None
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` of them lie, on a straight line between the two nearest."""
+    """Return the value below which a `share` of the values is, interpolated linearly between the two nearest."""
     ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    below = int(place)
+    position = share * (len(ordered) - 1)
+    below = int(position)
     above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """When one stream was sent, and when the parts of its reply came: at least one."""
+    """The time at which one stream was sent, and the times at which the parts of its reply arrived (at least one)."""
 
     sent: float
     arrivals: Sequence[float]
-    tokens: int  # of the reply. A server holds half a character back, so that a part may be more than one token.
+    tokens: int  # of the reply. A part can have several tokens, because a server holds back incomplete characters.
 
     @property
     def first(self) -> float:
@@ -63,22 +63,22 @@ class Timeline:
         return self.arrivals[-1]
 
     def tokens_between(self, start: float, end: float) -> float:
-        """Tokens that came after `start`, up to `end`."""
+        """Return the number of tokens that arrived after `start`, up to and including `end`."""
         return sum(start < arrival <= end for arrival in self.arrivals) * self.tokens / len(self.arrivals)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one run of a load gave; what a competitor does not tell is left out."""
+    """The figures of one run of a load. Rates that a competitor does not report are missing."""
 
     rates: Mapping[Rate, float]
     together: int  # the most streams that decoded at the same time
-    first_token: tuple[float, ...] = ()  # seconds that each stream waited for it
-    between_tokens: tuple[float, ...] = ()  # seconds between any two that follow each other
+    first_token: tuple[float, ...] = ()  # seconds until the first token of each stream
+    between_tokens: tuple[float, ...] = ()  # seconds between consecutive tokens
 
 
 def sample_of(load: Load, timelines: Sequence[Timeline]) -> Sample:
-    """The figures of one run of `load`."""
+    """Return the figures of one run of `load`."""
     together, start, end = _busiest_span(timelines)
     waits = tuple(line.first - line.sent for line in timelines)
     seconds = max(line.last for line in timelines) - min(line.sent for line in timelines)
@@ -92,14 +92,15 @@ def sample_of(load: Load, timelines: Sequence[Timeline]) -> Sample:
 
 
 def _busiest_span(timelines: Sequence[Timeline]) -> tuple[int, float, float]:
-    """How many streams decode at most at the same time, and from when to when they do; the longest such span.
+    """Return how many streams decode at the same time, at most, and the start and end of the longest span in which they
+    do.
 
-    Mostly from the last stream's first token to the first stream's last one: prompts are still being read before, and
-    the batch is no longer full behind. A tool that decodes a fixed batch measures the same.
+    Usually that is from the first token of the last stream to the last token of the first stream. Before, prompts are
+    in prefill; after, the batch is no longer full. A tool that decodes a fixed batch measures the same.
     """
-    beginnings = [(line.first, 0, 1) for line in timelines]
-    ends = [(line.last, 1, -1) for line in timelines]  # of two things at the same time the beginning comes first
-    edges = sorted(beginnings + ends)
+    starts = [(line.first, 0, 1) for line in timelines]
+    ends = [(line.last, 1, -1) for line in timelines]  # of simultaneous events, a start comes before an end
+    edges = sorted(starts + ends)
     spans, active = [], 0
     for (start, _, change), (end, _, _) in pairwise(edges):
         active += change

@@ -1,6 +1,6 @@
-"""A report as a table for people: cells of text, and the lines below them."""
+"""A report as a text table, and the lines below it."""
 
-from app.bench.report import Report, Standing
+from app.bench.report import CompetitorResult, Report
 from app.bench.sample import Percentiles, Spread
 from app.bench.workload import counted
 
@@ -10,30 +10,30 @@ _UNKNOWN = "-"
 
 
 def table(report: Report) -> list[Cell]:
-    """Titles and figures; the first line has the name of the column."""
+    """Return titles and figures. The first line has the name of the column."""
     *figures, memory = column(report.own, report)
     weights = [] if report.weight_gb_s is None else [("weights read", f"{spread_text(report.weight_gb_s)} GB/s")]
     return [("", report.own.name), *figures, *weights, memory]
 
 
-def column(standing: Standing, report: Report) -> list[Cell]:
-    """Figures of one competitor, for the rows of a report. Peak memory is the last."""
-    cells = [(row.title, spread_text(standing.figures[row.name], " tok/s")) for row in report.rows]
+def column(result: CompetitorResult, report: Report) -> list[Cell]:
+    """Return the figures of one competitor for the rows of a report. Peak memory is the last one."""
+    cells = [(row.title, spread_text(result.figures[row.name], " tok/s")) for row in report.rows]
     if report.load is not None:
-        cells.append(("time to first token", _percentiles(standing.latencies.ttft_ms)))
-        cells.append(("time between tokens", _percentiles(standing.latencies.itl_ms)))
-    return [*cells, ("peak memory", _megabytes(standing.peak_rss_mb))]
+        cells.append(("time to first token", _percentiles(result.latencies.ttft_ms)))
+        cells.append(("time between tokens", _percentiles(result.latencies.itl_ms)))
+    return [*cells, ("peak memory", _megabytes(result.peak_rss_mb))]
 
 
 def conditions(report: Report) -> list[str]:
     """Describe what the table shows, one sentence per line."""
-    told, load = report.conditions, report.load
-    way = "over HTTP" if told.via == "http" else "without HTTP"
-    processor = told.processor or told.device
-    what = "" if load is None else f", {load}"
+    run, load = report.conditions, report.load
+    via = "over HTTP" if run.via == "http" else "without HTTP"
+    processor = run.processor or run.device
+    workload = "" if load is None else f", {load}"
     return [
-        f"{told.model}{what}, {way}, on {counted(told.threads, 'thread')} of {processor}.",
-        f"Each figure: the median of {told.repeat} runs (the smallest to the largest).",
+        f"{run.model}{workload}, {via}, on {counted(run.threads, 'thread')} of {processor}.",
+        f"Each figure is the median of {run.repeat} runs, with the smallest and the largest in parentheses.",
         f"{report.own.name}: {report.own.build}",
     ]
 
@@ -55,7 +55,7 @@ def _megabytes(amount: float | None) -> str:
 
 
 def _number(value: float) -> str:
-    """Three digits that mean something."""
+    """Return a number with three significant digits."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"

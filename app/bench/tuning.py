@@ -1,4 +1,4 @@
-"""The tiles of a GPU's kernels, measured for a model and kept for whoever loads it later."""
+"""Measure the kernel tiles of a GPU for a model, and save them for later loads."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What was found."""
+    """The result of tuning."""
 
     card: str
     file: Path
     tiles: "dict[ProductShape, ProductTile]"
-    faster: int  # of them, than those that a rule gives
+    faster: int  # number of tiles that are faster than those of the rule
 
 
 def tune(settings: Settings, progress: Progress, card: "Card | None" = None, timer: "Timer | None" = None) -> Tuned:
-    """Measure the tiles of the model's matrices. What was found is kept, too, where this is interrupted.
+    """Measure the tiles of the model's matrices. An interrupted run saves the tiles that it has measured.
 
-    Raises UnsupportedModel where there is no GPU, AppError or ModelFileError. `card` and `timer`: in place of a GPU and
-    of its clock.
+    `card` and `timer` replace a GPU and its clock in tests. Raises UnsupportedModel if there is no GPU, AppError, or
+    ModelFileError.
     """
     from engine.backends.device_choice import gpu_for
     from engine.errors import UnsupportedModel
@@ -37,7 +37,7 @@ def tune(settings: Settings, progress: Progress, card: "Card | None" = None, tim
 
     gpu = gpu_for(replace(common_options(settings), backend="cuda", card=card))
     if gpu is None:
-        raise UnsupportedModel("Tiles are those of a GPU's kernels, and no GPU is to be used", "Use --device cuda.")
+        raise UnsupportedModel("Only kernels of a GPU have tiles to tune, and no GPU is selected", "Use --device cuda.")
     from engine.backends.cuda.tile_file import write_tiles
     from engine.backends.cuda.tuning import Tuning
     from quant.kernels.tile_search import rule_tile

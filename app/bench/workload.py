@@ -1,13 +1,10 @@
-"""What is measured: loads, the rows of a table taken from them, and the prompts that they send.
-
-Knows numbers of tokens and of streams. Refuses to know who is measured, and how.
-"""
+"""Workloads: loads, their prompts, and the rows of a table that are measured with them."""
 
 import enum
 import random
 from dataclasses import dataclass
 
-Prompts = tuple[tuple[int, ...], ...]  # one of token ids for each stream
+Prompts = tuple[tuple[int, ...], ...]  # one sequence of token ids per stream
 
 _SEED = 20240229
 
@@ -17,28 +14,28 @@ class Rate(enum.Enum):
 
     PREFILL = enum.auto()  # tokens of a prompt, until the first token of its reply
     DECODE = enum.auto()  # tokens of the replies, while the most streams decode together
-    END_TO_END = enum.auto()  # tokens of the replies, from the first prompt's arrival to the last token
+    END_TO_END = enum.auto()  # tokens of the replies, from the arrival of the first prompt to the last token
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Streams that start together, each a prompt and a reply of fixed length."""
+    """Streams that start at the same time, each with a prompt and a reply of fixed length."""
 
     prompt_tokens: int
     output_tokens: int
     streams: int = 1
-    rates: frozenset[Rate] = frozenset(Rate)  # those that are wanted of it
+    rates: frozenset[Rate] = frozenset(Rate)  # the figures to measure
 
     @property
     def context(self) -> int:
-        """Tokens that a stream holds at its end."""
+        """Tokens of a stream at its end."""
         return self.prompt_tokens + self.output_tokens
 
     def __str__(self) -> str:
         return f"{self.prompt_tokens} + {self.output_tokens} tokens, {counted(self.streams, 'stream')}"
 
     def prompts(self, turn: int, vocab_size: int) -> Prompts:
-        """The prompts of one turn: the same for everyone, and no two of them alike, so that no cache can help."""
+        """Return the prompts of one turn: the same for all competitors, and no two alike, so that no cache helps."""
         return tuple(
             tuple(self._generator(turn, stream).choices(range(vocab_size), k=self.prompt_tokens))
             for stream in range(self.streams)
@@ -51,7 +48,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A figure of a load, with its name for scripts and its title for people."""
+    """A figure of a load, with its name in JSON and its title in the table."""
 
     name: str
     title: str
@@ -60,7 +57,7 @@ class Row:
 
 
 def rows_of(prompt_tokens: int, output_tokens: int, concurrency: int) -> tuple[Row, ...]:
-    """The figures of one workload: those of a single stream, and those of all streams together."""
+    """Return the figures of one workload: those of a single stream, and those of all streams together."""
     together = frozenset({Rate.DECODE, Rate.END_TO_END})
     single = Load(prompt_tokens, output_tokens)
     crowd = single if concurrency == 1 else Load(prompt_tokens, output_tokens, concurrency, together)
@@ -80,8 +77,8 @@ def _suite_row(name: str, title: str, load: tuple[int, int, int], rate: Rate) ->
     return Row(name, title, Load(*load, frozenset({rate})), rate)
 
 
-# What an editor, a chat and a few agents ask of a machine. The fourth is around 2,000 on average, so that a context of
-# 2,048 holds it; replies of sixteen are long enough for all of them to decode together on a slow machine.
+# Typical work of an editor, a chat, and a few agents. The fourth load has about 2,000 tokens on average, so that a
+# context of 2,048 holds it. Replies of 16 streams are long enough for all to decode together on a slow machine.
 SUITE = (
     _suite_row("prefill_512", "prefill, 512 tokens", (512, 1, 1), Rate.PREFILL),
     _suite_row("decode_128", "decode, context 128", (128, 96, 1), Rate.DECODE),
@@ -92,5 +89,5 @@ SUITE = (
 
 
 def loads_of(rows: tuple[Row, ...]) -> tuple[Load, ...]:
-    """The loads behind the rows, each once."""
+    """Return the distinct loads of the rows."""
     return tuple(dict.fromkeys(row.load for row in rows))

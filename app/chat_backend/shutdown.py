@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 
-from app.process.signals import heeded
+from app.process.signals import available_signals
 
 _SIGNALLED = 128  # plus the signal: the exit status after a signal
 
@@ -19,7 +19,7 @@ class Shutdown:
 
     def listen(self, *names: str) -> None:
         """Handle the named signals that this system has and this process does not ignore."""
-        for number in heeded(*names):
+        for number in available_signals(*names):
             with suppress(NotImplementedError):  # Windows
                 asyncio.get_running_loop().add_signal_handler(number, self.ask, number)
 

@@ -1,8 +1,8 @@
-"""Who keeps an engine running that a chat has started: chats in terminals, each by a lock, and other programs, by use.
+"""Leases on an engine that a chat has started: the engine keeps running while a chat or another program uses it.
 
-A chat holds a lock in the folder of the engine's process for as long as it lives, and the system takes it from the chat
-however that ends. The engine ends itself when no chat is left and no other program has used it lately. Refuses to know
-what a chat is, and what is asked of the engine.
+A chat holds a lease: a locked file in the folder of the engine's process. The system releases the lock when the chat
+ends, in whatever way. Requests of other programs count for a while after they end. The engine exits when no chat holds
+a lease and no other program has used it recently.
 """
 
 import os
@@ -21,17 +21,17 @@ from engine.private_folder import private_folder
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-CHAT_CLIENT = "ingle-chat"  # how chats name themselves in their requests
+CHAT_CLIENT = "ingle-chat"  # user agent of chats
 
-_CRASHED_SECONDS = 30.0  # that it stays for a chat that died, and will be started again
-_FIRST_SECONDS = 60.0  # for the chat that started it to come
-_LOCK_SECONDS = 5.0  # for the engine, which may be looking whether the lock is held
-_POLL_SECONDS = 0.5  # seconds between two looks
+_CRASHED_SECONDS = 30.0  # seconds that the engine waits for a chat that crashed to be restarted
+_FIRST_SECONDS = 60.0  # seconds that it waits for its first chat
+_LOCK_SECONDS = 5.0  # longest wait for a lock, which the engine may hold for a moment to test it
+_POLL_SECONDS = 0.5  # seconds between two checks
 
 
 @contextmanager
 def hold_lease(settings: Settings, engine_pid: int) -> Iterator[None]:
-    """This process needs the engine of that process while the body runs."""
+    """Hold a lease on the engine of process `engine_pid` while the body runs."""
     from filelock import FileLock
 
     folder = private_folder(_folder(settings, engine_pid))
@@ -41,31 +41,31 @@ def hold_lease(settings: Settings, engine_pid: int) -> Iterator[None]:
     try:
         yield
     finally:
-        mark.unlink(missing_ok=True)  # who leaves in this way will not come back
+        mark.unlink(missing_ok=True)  # a chat that ends in order does not come back, so it leaves no file behind
         lock.release()
 
 
 def count_other_leases(settings: Settings, engine_pid: int) -> int:
-    """How many chats other than this process's need the engine."""
+    """Return the number of chats, other than that of this process, that hold a lease on the engine."""
     own = f"{os.getpid()}.lock"
     marks = (mark for mark in _folder(settings, engine_pid).glob("*.lock") if mark.name != own)
     return sum(_is_held(mark) for mark in marks)
 
 
 class EngineLeases:
-    """Of this process, which is an engine that a chat has started."""
+    """The leases on the engine of this process."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` tells seconds that only grow."""
+        """Start the wait for the first chat. `clock` returns monotonic seconds."""
         self._clock = clock
         self._keep_alive = float(settings.keep_alive_s)
         self._folder = _folder(settings, os.getpid())
         self._stay_until = self._clock() + _FIRST_SECONDS
-        self._others = 0  # requests of other programs under way
-        self._was_used = False  # whether somebody has needed it yet
+        self._others = 0  # running requests of other programs
+        self._was_used = False  # whether a chat or another program has used the engine
 
     def track_requests(self, application: "ASGIApp") -> "ASGIApp":
-        """The application, whose use by other programs is noted."""
+        """Wrap the application so that requests of other programs keep the engine running."""
 
         async def tracked(scope: "Scope", receive: "Receive", send: "Send") -> None:
             if not _is_use_by_others(scope):
@@ -81,19 +81,21 @@ class EngineLeases:
         return tracked
 
     def exit_when_unused(self) -> None:
-        """Have this process end itself, as by Ctrl-C, when nobody needs it any more; looked after by a thread."""
+        """Start a thread that sends SIGTERM to this process when the leases have expired."""
         threading.Thread(target=self._watch, name="engine leases", daemon=True).start()
 
     def is_expired(self) -> bool:
-        """Whether nobody needs the engine. Asked again and again."""
+        """Whether no chat and no other program uses the engine. Call it repeatedly: it also removes the leases of dead
+        chats.
+        """
         needed = bool(self._others)
         for mark in self._folder.glob("*.lock"):
             if _is_held(mark):
                 needed = True
-            else:  # it died: it is gone from the folder, but may come back
+            else:  # the chat crashed, and may be restarted
                 mark.unlink(missing_ok=True)
                 self._stay(_CRASHED_SECONDS)
-        if needed and not self._was_used:  # from the first one on, nobody is waited for
+        if needed and not self._was_used:  # the wait for the first chat ends here
             self._was_used, self._stay_until = True, self._clock()
         return not needed and self._clock() >= self._stay_until
 
@@ -126,7 +128,7 @@ def _is_held(mark: Path) -> bool:
 
 
 def _is_use_by_others(scope: "Scope") -> bool:
-    """Whether a request asks for work, and does not come from a chat."""
+    """Whether a request needs the engine and does not come from a chat."""
     if scope["type"] != "http" or scope["method"] != "POST":
         return False
     return not any(name == b"user-agent" and value.startswith(CHAT_CLIENT.encode()) for name, value in scope["headers"])

@@ -1,8 +1,8 @@
-"""The record by which other commands find a running server, and how one is asked to stop.
+"""Records of running servers, by which other commands find and stop them.
 
-A server holds a lock beside its record for as long as it lives, and the system takes the lock from it however it ends:
-a record without a lock is stale, whoever has its process id by now, and is removed by whoever looks. The records lie in
-a folder of this user alone. Knows nothing of HTTP.
+A server holds a lock beside its record while it runs. The system releases the lock when the process ends, in whatever
+way. A record without a lock is stale, even if another process has its process id, and every reader removes it. The
+records are in a private folder of the user.
 """
 
 import json
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from filelock import FileLock
 
 
-_SUCCESSION_SECONDS = 5.0  # a server on its way out may still hold the lock of a port that it has left already
+_LOCK_SECONDS = 5.0  # longest wait for the lock of an ending server that no longer listens on the port
 _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.02
 
@@ -36,24 +36,24 @@ class Instance:
 
     pid: int
     port: int
-    url: str  # without a path: "http://127.0.0.1:4645"
-    model: str  # the catalog's name, or the path as it was given
+    url: str  # without a path, such as "http://127.0.0.1:4645"
+    model: str  # name in the catalog, or the path as the user gave it
     model_path: str  # absolute
     started_at: str  # ISO 8601 in UTC
 
     @property
     def api_url(self) -> str:
-        """What OpenAI clients call the base URL."""
+        """The base URL for OpenAI clients."""
         return f"{self.url}/v1"
 
 
 @contextmanager
 def recorded(instance: Instance, settings: Settings) -> Iterator[None]:
-    """Let others find this process while the body runs."""
+    """Write the record of this process, and remove it after the body."""
     record = _record(settings, instance.port)
-    private_folder(record.parent).chmod(0o700)  # fails if it is someone else's
+    private_folder(record.parent).chmod(0o700)  # fails if another user owns it
     lock = _lock(record)
-    lock.acquire(timeout=_SUCCESSION_SECONDS)
+    lock.acquire(timeout=_LOCK_SECONDS)
     try:
         write_whole(record, json.dumps(asdict(instance), indent=2).encode(), 0o600)
         yield
@@ -63,29 +63,30 @@ def recorded(instance: Instance, settings: Settings) -> Iterator[None]:
 
 
 def withdraw(instance: Instance, settings: Settings) -> None:
-    """Remove the record of this process. Only the holder of its lock may; harmless when it is gone already."""
+    """Remove the record of this process, if it still exists. Only the holder of its lock may call this."""
     _remove(_record(settings, instance.port))
 
 
 def running_instances(settings: Settings) -> list[Instance]:
-    """The servers of this user, by port. Stale records are removed on the way."""
+    """Return the servers of this user, sorted by port. Removes stale records."""
     records = sorted(_folder(settings).glob("*.json"))
-    found = (_read(record) for record in records if not _removed_as_stale(record))
+    found = (_read(record) for record in records if not _remove_if_stale(record))
     return sorted((instance for instance in found if instance), key=lambda instance: instance.port)
 
 
 def stop_instance(instance: Instance, settings: Settings) -> None:
-    """Ask a server to stop, and wait until it is gone. Raises AppError when it does not go."""
+    """Ask a server to stop, and wait until its process has ended. Raises AppError if that takes more than 10 s."""
     record = _record(settings, instance.port)
-    if _removed_as_stale(record):
+    if _remove_if_stale(record):
         return
     with suppress(ProcessLookupError):
         os.kill(instance.pid, signal.SIGTERM)
     deadline = time.monotonic() + _STOP_SECONDS
-    while _stands_behind(instance, record) or _exists(instance.pid):
+    while _is_alive(instance, record) or _exists(instance.pid):
         if time.monotonic() > deadline:
             raise AppError(
-                f"the server on port {instance.port} (pid {instance.pid}) does not stop", f"kill -9 {instance.pid}"
+                f"the server on port {instance.port} (pid {instance.pid}) did not stop within {_STOP_SECONDS:.0f} s",
+                f"kill -9 {instance.pid}",
             )
         time.sleep(_POLL_SECONDS)
 
@@ -104,8 +105,8 @@ def _lock(record: Path) -> "FileLock":
     return FileLock(record.with_suffix(".lock"), mode=0o600)
 
 
-def _removed_as_stale(record: Path) -> bool:
-    """Whether no server stands behind the record; what was left of it is removed then."""
+def _remove_if_stale(record: Path) -> bool:
+    """Remove the record if it is stale. Returns whether it is gone."""
     if not record.parent.exists():
         return True
     from filelock import Timeout
@@ -122,18 +123,19 @@ def _removed_as_stale(record: Path) -> bool:
     return True
 
 
-def _stands_behind(instance: Instance, record: Path) -> bool:
-    return not _removed_as_stale(record) and _read(record) == instance
+def _is_alive(instance: Instance, record: Path) -> bool:
+    return not _remove_if_stale(record) and _read(record) == instance
 
 
 def _remove(record: Path) -> None:
     record.unlink(missing_ok=True)
-    with suppress(PermissionError):  # Windows keeps an open file; it is empty, and the next server takes it
+    # Windows cannot delete an open file; it is empty, and the next server uses it again
+    with suppress(PermissionError):
         record.with_suffix(".lock").unlink(missing_ok=True)
 
 
 def _read(record: Path) -> Instance | None:
-    """The content of a record; None when it is gone, or was written by another version."""
+    """Return the content of a record; None if it is gone, or was written by another version."""
     try:
         content = json.loads(record.read_bytes())
         return Instance(**{**content, "pid": int(content["pid"]), "port": int(content["port"])})
@@ -142,8 +144,8 @@ def _read(record: Path) -> Instance | None:
 
 
 def _exists(pid: int) -> bool:
-    """Whether the process is there still, for the moment that it needs to end after it gave its lock back."""
-    if sys.platform == "win32":  # where a signal is no question
+    """Whether the process still runs. It ends a moment after it has released its lock."""
+    if sys.platform == "win32":  # os.kill would end the process there
         return False
     try:
         os.kill(pid, 0)
@@ -155,7 +157,7 @@ def _exists(pid: int) -> bool:
 
 
 def _is_zombie(pid: int) -> bool:
-    """Whether the process has ended, and only its parent has not asked for its status yet. Linux tells."""
+    """Whether the process has ended, and its parent has not read its status yet. False if the system is not Linux."""
     try:
         status = Path("/proc", str(pid), "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

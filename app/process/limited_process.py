@@ -1,4 +1,4 @@
-"""Starts a Python that runs one program of ours: isolated, without site packages but those that it is given."""
+"""Start an isolated Python process for one program, with only the libraries that it needs."""
 
 import importlib.util
 import json
@@ -17,15 +17,15 @@ def start_isolated(
     stdin: int | IO[bytes] = subprocess.PIPE,
     stdout: int | IO[bytes] = subprocess.PIPE,
 ) -> "subprocess.Popen[bytes]":
-    """The process of `program`, whose arguments are `options` as JSON and the folders to import from.
+    """Start `program`. Its arguments are `options` as JSON and the folders from which it can import.
 
-    No code of the user's environment runs in it. Raises OSError.
+    The process runs no code of the user's environment, such as site packages. Raises OSError.
     """
     command = [sys.executable, "-I", "-S", str(program), json.dumps(options), *folders]
     return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=subprocess.DEVNULL, bufsize=0)
 
 
 def library_folders(*names: str) -> list[str]:
-    """The folders that installed libraries are in, which may be outside an isolated Python's path."""
+    """Return the folders of installed libraries, which an isolated Python does not search."""
     specs = (importlib.util.find_spec(name) for name in names)
     return sorted({str(Path(spec.origin).parents[1]) for spec in specs if spec is not None and spec.origin})

@@ -1,7 +1,4 @@
-"""The listening sockets of the server: on which addresses, and who to suspect when a port is taken.
-
-Knows nothing of HTTP and of what is served.
-"""
+"""Listening sockets of the server, and error messages that name the program on a port that is in use."""
 
 import errno
 import socket
@@ -13,10 +10,10 @@ from pathlib import Path
 from app.errors import AppError
 
 _BACKLOG = 128
-_ATTEMPTS = 20  # to find a port that is free on both addresses
-_NOT_THERE = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT})
+_ATTEMPTS = 20  # to find a port that is free on all addresses
+_NO_ADDRESS = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT})
 _LISTENING = "0A"  # TCP state in /proc/net/tcp
-_CHOOSE_HOST = "Choose another one with --host."
+_CHOOSE_HOST = "Choose another address with --host."
 
 
 class PortTaken(AppError):
@@ -24,29 +21,29 @@ class PortTaken(AppError):
 
 
 class NoSuchAddress(AppError):
-    """This machine does not have the address that the server is to listen on."""
+    """The server cannot listen on this address, because this machine does not have it."""
 
 
-# Of each pair the second one may be missing, on a machine without IPv6.
+# The second address of each pair is skipped on a machine without IPv6.
 _LOOPBACK = ("127.0.0.1", "::1")
 EVERYWHERE = {"0.0.0.0": ("0.0.0.0", "::1"), "::": ("0.0.0.0", "::")}  # noqa: S104
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a server that listens there."""
+    """Whether a server that listens on `host` is reachable from this machine only."""
     return host == "localhost" or host in _LOOPBACK
 
 
 class ListeningSockets:
-    """Listening sockets on `host`, all on `port`, or on one that is free if it is 0.
+    """Listening sockets on all addresses of `host`, with the same port. Port 0 takes a free one.
 
-    Where that is this machine alone, or all of its addresses, they stand on 127.0.0.1 and on ::1, or on neither, so
-    that no one else can stand behind the other address; on 127.0.0.1 alone where there is no IPv6. Making them raises
-    PortTaken, NoSuchAddress, or OSError when the system forbids the port.
+    For loopback and for all addresses the sockets are on 127.0.0.1 and on ::1, or on neither, so that no other program
+    can answer on the second address. Without IPv6 they are on 127.0.0.1 only. The constructor raises PortTaken,
+    NoSuchAddress, or OSError if the system forbids the port.
     """
 
     def __init__(self, port: int, host: str = "127.0.0.1", *, option: str = "--port") -> None:
-        """`option` is where the user chooses another port."""
+        """Listen. `option`: the command-line option that errors name for another port."""
         addresses = _LOOPBACK if is_loopback(host) else EVERYWHERE.get(host) or _resolved(host)
         try:
             self.sockets = _listen_on_all(addresses, port) if port else _listen_anywhere(addresses)
@@ -56,11 +53,11 @@ class ListeningSockets:
         self.port: int = self.sockets[0].getsockname()[1]
 
     def add(self, others: "ListeningSockets") -> None:
-        """Have those stand for this one's, too; `port` stays what it is."""
+        """Take over the sockets of `others`. `port` does not change."""
         self.sockets += others.sockets
 
     def close(self) -> None:
-        """Close them; harmless where they are closed already."""
+        """Close all sockets. Closing them twice is harmless."""
         for one in self.sockets:
             one.close()
 
@@ -69,12 +66,12 @@ def _resolved(host: str) -> Sequence[str]:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as problem:
-        raise NoSuchAddress(f"{host} is no address of this machine: {problem}", _CHOOSE_HOST) from None
+        raise NoSuchAddress(f"{host} is not an address of this machine: {problem}", _CHOOSE_HOST) from None
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
 def _listen_anywhere(addresses: Sequence[str]) -> list[socket.socket]:
-    """The system chooses a port that is free on the first address, which may be taken on the second."""
+    """Listen on a port that the system chooses on the first address. Retry if it is in use on the second."""
     for _ in range(_ATTEMPTS - 1):
         with suppress(PortTaken):
             return _listen_on_all(addresses, 0)
@@ -88,10 +85,10 @@ def _listen_on_all(addresses: Sequence[str], port: int) -> list[socket.socket]:
             try:
                 sockets.append(opened.enter_context(_listen(_family(address), address, port)))
             except OSError as problem:
-                if problem.errno not in _NOT_THERE:
+                if problem.errno not in _NO_ADDRESS:
                     raise
                 if not sockets:
-                    raise NoSuchAddress(f"{address} is no address of this machine", _CHOOSE_HOST) from None
+                    raise NoSuchAddress(f"{address} is not an address of this machine", _CHOOSE_HOST) from None
                 continue
             port = sockets[0].getsockname()[1]
         opened.pop_all()
@@ -103,27 +100,27 @@ def _family(address: str) -> int:
 
 
 def _listen(family: int, address: str, port: int) -> socket.socket:
-    # Named as TCP, or asyncio leaves Nagle's algorithm on, and every reply waits 40 ms for the client's kernel.
+    # Without IPPROTO_TCP, asyncio leaves Nagle's algorithm on, which delays each reply by 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         if sys.platform == "win32":
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
-        else:  # a server that ended a moment ago leaves the port in TIME_WAIT
+        else:  # a server that ended a moment ago leaves its port in TIME_WAIT
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listener.bind((address, port))
-        listener.listen(_BACKLOG)  # at once: only a listening socket keeps others from the port
+        listener.listen(_BACKLOG)  # at once, because a bound socket alone does not keep other programs from the port
     except OSError as problem:
         listener.close()
         if problem.errno != errno.EADDRINUSE:
             raise
-        raise PortTaken(f"port {port} is taken by {_holder(port)}") from None
+        raise PortTaken(f"port {port} is in use by {_holder(port)}") from None
     return listener
 
 
 def _holder(port: int) -> str:
-    """Who listens on `port`, in words. Linux tells; elsewhere it is another program."""
+    """Describe the program that listens on `port`. On systems other than Linux it is "another program"."""
     for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
         try:
             rows = [line.split() for line in table.read_text(encoding="ascii").splitlines()[1:]]
@@ -136,14 +133,14 @@ def _holder(port: int) -> str:
 
 
 def _program_of(inode: str) -> str:
-    """The process that has the socket open; empty when it is not ours to look at."""
+    """Return the name and pid of the process that has the socket open; empty if this user may not see it."""
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         try:
             if str(link.readlink()) == f"socket:[{inode}]":
                 pid = link.parts[2]
                 return f"{Path('/proc', pid, 'comm').read_text(encoding='utf-8', errors='replace').strip()} (pid {pid})"
         except OSError:
-            continue  # it ended meanwhile, or it is someone else's
+            continue  # the process ended meanwhile, or belongs to another user
     return ""
 
 

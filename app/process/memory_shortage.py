@@ -1,4 +1,4 @@
-"""Whether an error means that there is not enough memory, as it comes from Python, the system, or a library."""
+"""Recognize errors of Python, the system, or a library that mean there is not enough memory."""
 
 import errno
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 MESSAGE = "There is not enough memory"
 REMEDY = "Close other programs, choose a smaller model or a shorter context, or raise the limit (ulimit -v)."
 
-# What the dynamic linker, Python, torch, and modules written in C say; the last where they could not even raise.
+# Messages of the dynamic linker, Python, torch, and C modules. The last one appears if a module could not raise at all.
 _WORDS = (
     "failed to map segment",
     "cannot allocate memory",
@@ -18,17 +18,17 @@ _KINDS = (ImportError, OSError, RuntimeError, SystemError)
 
 
 def is_memory_shortage(error: BaseException) -> bool:
-    """Whether `error`, or one that it came from, says so."""
+    """Whether `error`, or an error that caused it, means a shortage of memory."""
     return any(
         isinstance(one, MemoryError)
         or (isinstance(one, OSError) and one.errno == errno.ENOMEM)
         or (isinstance(one, _KINDS) and any(word in str(one).lower() for word in _WORDS))
-        for one in _line(error)
+        for one in _causes(error)
     )
 
 
-def _line(error: BaseException) -> Iterator[BaseException]:
-    """An error and those that it came from."""
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and the errors that caused it."""
     seen: list[BaseException] = []
     one: BaseException | None = error
     while one is not None and one not in seen:

@@ -1,4 +1,4 @@
-"""The signals that ask this process to end in order, besides Ctrl-C: SIGTERM, and SIGHUP when the terminal closes."""
+"""Signals that end this process in order, besides Ctrl-C: SIGTERM, and SIGHUP when the terminal closes."""
 
 import signal
 from types import FrameType
@@ -7,25 +7,24 @@ _NAMES = ("SIGTERM", "SIGHUP")
 
 
 def ending_signals() -> list[signal.Signals]:
-    """Those that this system has, without SIGHUP if it is ignored, as nohup asks."""
-    return heeded(*_NAMES)
+    """Return the signals that end this process. SIGHUP is missing if it is ignored, as with nohup."""
+    return available_signals(*_NAMES)
 
 
-def heeded(*names: str) -> list[signal.Signals]:
-    """The signals of these names that this system has and this process does not ignore."""
+def available_signals(*names: str) -> list[signal.Signals]:
+    """Return the signals with these names that this system has and this process does not ignore."""
     known = (signal.Signals[name] for name in names if name in signal.Signals.__members__)
     return [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def interrupt_on_signals() -> None:
-    """Have the first of these signals raise KeyboardInterrupt, as Ctrl-C does. Later ones do not disturb the end that
-    it has begun."""
-    is_asked = False
+    """Make the first of these signals raise KeyboardInterrupt, as Ctrl-C does. Later ones are ignored."""
+    is_ending = False
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        nonlocal is_asked
-        if not is_asked:
-            is_asked = True
+        nonlocal is_ending
+        if not is_ending:
+            is_ending = True
             raise KeyboardInterrupt
 
     for number in ending_signals():

@@ -1,7 +1,7 @@
-"""Work that Ctrl-C cannot or must not cut in two, on a thread of its own, so that nobody waits for it.
+"""Run work that Ctrl-C must not interrupt in a thread, so that the main thread stays interruptible.
 
-A compiler runs for seconds without a look at signals, and swallows the exception that a signal raises where it calls
-back; an event loop that is interrupted while it is made leaves half of one. Refuses to know what the work is.
+A compiler runs for seconds without handling signals, and swallows exceptions that a signal raises in its callbacks. An
+event loop that is interrupted while it starts is left half built.
 """
 
 import os
@@ -14,11 +14,11 @@ from typing import NoReturn, TypeVar
 T = TypeVar("T")
 
 _NAME = "uninterruptible work"
-_POLL_SECONDS = 0.1  # seconds between two looks for signals
+_POLL_SECONDS = 0.1  # interval at which pending signals are handled
 
 
 def run_uninterruptible(work: Callable[[], T]) -> T:
-    """The result of `work`, while this thread stays open for KeyboardInterrupt. Raises what `work` raises."""
+    """Return the result of `work`. KeyboardInterrupt can end the wait for it. Raises what `work` raises."""
     done = start_uninterruptible(work)
     while not done.done():
         wait({done}, _POLL_SECONDS)
@@ -26,14 +26,14 @@ def run_uninterruptible(work: Callable[[], T]) -> T:
 
 
 def start_uninterruptible(work: Callable[[], T]) -> "Future[T]":
-    """What will be the result of `work`, which does not hold up the end of the process."""
+    """Start `work` in a daemon thread, which does not delay the exit of the process. Returns its future result."""
     done: Future[T] = Future()
 
     def attempt() -> None:
         done.set_running_or_notify_cancel()
         try:
             result = work()
-        except BaseException as problem:  # noqa: BLE001  # told to whoever waits
+        except BaseException as problem:  # noqa: BLE001  # raised in the thread that reads the result
             done.set_exception(problem)
         else:
             done.set_result(result)
@@ -43,14 +43,14 @@ def start_uninterruptible(work: Callable[[], T]) -> "Future[T]":
 
 
 def exit_if_busy(status: int) -> int:
-    """The status for the end of the process; the end itself, at once, where such work is still going on."""
+    """Return `status`. If uninterruptible work still runs, exit the process at once with that status instead."""
     if any(thread.name == _NAME for thread in threading.enumerate()):
         _end(status)
     return status
 
 
 def _end(status: int) -> NoReturn:
-    """Without Python's own end, which would take the memory of the work from under it."""
+    """Exit without Python's shutdown, which would free memory that the work still uses."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(status)

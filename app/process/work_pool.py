@@ -1,6 +1,7 @@
-"""A pool of threads for work on texts, apart from the default pool that everything else shares.
+"""A thread pool for work on texts, apart from the default pool that everything else shares.
 
-Few jobs run at once; the others wait in order. A job whose caller is gone never begins, or ends at its next check.
+A limited number of jobs runs at once; the others wait in order. If the caller of a job is cancelled, the job does not
+start, or ends at its next check.
 """
 
 import asyncio
@@ -12,31 +13,31 @@ from typing import TypeAlias, TypeVar
 from app.errors import AppError
 from engine.errors import EngineError
 
-STUCK_SECONDS = 30.0  # without a job that begins, ends, or passes a check
-_POLL_SECONDS = 0.01  # seconds between two looks at jobs that are about to end
+STUCK_SECONDS = 30.0  # without a job that starts, ends, or passes a check
+_POLL_SECONDS = 0.01  # seconds between two checks of jobs that are ending
 
 T = TypeVar("T")
 Check: TypeAlias = Callable[[], None]
 
 
 class Abandoned(AppError):
-    """Nobody waits for the result of a job any more."""
+    """The caller of a job no longer waits for its result."""
 
 
 class WorkPool:
-    """Runs jobs on threads of its own. Used on one event loop; `problem` may be called from any thread."""
+    """Runs jobs in its own threads. Use it from one event loop; `problem` can be called from any thread."""
 
     def __init__(self, name: str, threads: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """`name` says in `problem` what the jobs do; `clock` tells seconds that only grow."""
+        """Create the threads. `name` describes the jobs in `problem`; `clock` returns monotonic seconds."""
         self._name = name
         self._clock = clock
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
-        self._jobs: set[_Job] = set()  # that have not ended
+        self._jobs: set[_Job] = set()  # not ended yet
         self._moved_at = clock()
         self._is_closed = False
 
     async def run(self, work: Callable[[Check], T]) -> T:
-        """Return the result of `work`, which calls its argument often: that raises when the caller has been cancelled.
+        """Return the result of `work`, which must often call its argument: that raises if the caller was cancelled.
 
         Raises what `work` raises, and EngineError after `close`.
         """
@@ -59,12 +60,12 @@ class WorkPool:
             raise
 
     def problem(self) -> str:
-        """Why jobs wait in vain, or an empty string while the pool works."""
+        """Return why jobs make no progress, or an empty string if they do."""
         silence = self._clock() - self._moved_at
         return f"{self._name}: no progress for {silence:.0f} s" if self._jobs and silence >= STUCK_SECONDS else ""
 
     async def close(self) -> None:
-        """End every job: those that wait at once, the others at their next check."""
+        """End all jobs: waiting ones at once, running ones at their next check."""
         self._is_closed = True
         for job in tuple(self._jobs):
             job.is_abandoned = True
@@ -91,10 +92,10 @@ class _Job:
             self._move()
 
     def check(self) -> None:
-        """Raise Abandoned if nobody waits for the result."""
+        """Raise Abandoned if the caller was cancelled."""
         self._move()
         if self.is_abandoned:
-            raise Abandoned("The client is gone")
+            raise Abandoned("The client has disconnected")
 
 
 def _closed() -> EngineError:

@@ -61,7 +61,7 @@ def test_a_child_that_died_is_quoted() -> None:
 def test_a_child_that_never_gets_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.bench.child._START_SECONDS", 0.1)
     with (
-        pytest.raises(CompetitorFailed, match="slow does not get ready"),
+        pytest.raises(CompetitorFailed, match="slow is not ready after"),
         child("slow", python("import time; time.sleep(600)")) as process,
     ):
         process.wait_for(lambda: None)

@@ -34,7 +34,7 @@ def test_streams_that_join_one_after_the_other_decode_together() -> None:
 
 def test_more_streams_than_the_engine_runs_at_once() -> None:
     engine, _ = hash_engine(running=8)
-    with pytest.raises(UnsuitableLoad, match="9 streams are more than the 8") as raised:
+    with pytest.raises(UnsuitableLoad, match="9 streams are more than the engine runs at once, which is 8") as raised:
         OwnEngine(engine).check_load(Load(4, 4, 9))
     assert exit_status(raised.value) == EXIT_USAGE
 
@@ -43,7 +43,7 @@ def test_a_load_that_does_not_fit_the_context() -> None:
     engine, _ = hash_engine(context=32)
     own = OwnEngine(engine)
     own.check_load(Load(30, 2))
-    with pytest.raises(UnsuitableLoad, match="30 tokens and a reply of 3 do not fit the context, which holds 32"):
+    with pytest.raises(UnsuitableLoad, match="30 tokens and a reply of 3 do not fit the context of 32 tokens"):
         own.check_load(Load(30, 3))
 
 

@@ -79,4 +79,4 @@ def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_it_runs_no_workload() -> None:
     result = CliRunner().invoke(bench, ["--tune", "--suite"])
     assert result.exit_code == 2
-    assert "leave --suite out" in result.output
+    assert "remove --suite" in result.output

@@ -82,7 +82,7 @@ def test_an_interrupt_leaves_no_process_behind(environment: dict[str, str]) -> N
         (["--concurrency", "0"], 2, "0 is not in the range"),
         (["--repeat", "0"], 2, "0 is not in the range"),
         (["--suite", "--concurrency", "4"], 2, "remove --concurrency"),
-        (["--http", "--context", "512", "--output-tokens", "1"], 2, "do not fit the context, which holds 512"),
+        (["--http", "--context", "512", "--output-tokens", "1"], 2, "do not fit the context of 512 tokens"),
         ([*ONE_THREAD, "--concurrency", "500", *SMALL], 2, "500 streams are more than the"),
         (["--model", "smolm2"], 3, "smollm2"),
     ],

@@ -168,7 +168,7 @@ def test_a_port_that_is_taken_by_another_program(server: Server) -> None:
         port = taken.getsockname()[1]
         done = server.ingle("serve", "--port", str(port))
     assert done.returncode == 1
-    assert f"error: port {port} is taken by" in done.stderr
+    assert f"error: port {port} is in use by" in done.stderr
     assert f"(pid {os.getpid()})" in done.stderr
     assert "--port" in done.stderr
     assert len(server.records()) == 2  # the record and the lock of the server that runs

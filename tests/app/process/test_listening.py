@@ -33,7 +33,7 @@ def test_both_addresses_are_bound_to_one_free_port() -> None:
 def test_a_port_that_is_taken_on_one_address_is_left_alone_on_the_other(family: int, address: str, other: str) -> None:
     with listener(family, address) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(PortTaken, match=f"port {port} is taken by .* \\(pid {os.getpid()}\\)"):
+        with pytest.raises(PortTaken, match=f"port {port} is in use by .* \\(pid {os.getpid()}\\)"):
             ListeningSockets(port)
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((other, port))
@@ -48,7 +48,7 @@ def test_ollamas_port_is_one_of_the_same_server() -> None:
         for one in (sockets.port, port):
             for address in ("127.0.0.1", "::1"):
                 socket.create_connection((address, one)).close()
-        with pytest.raises(PortTaken, match=f"port {port} is taken by") as refused:
+        with pytest.raises(PortTaken, match=f"port {port} is in use by") as refused:
             _listen(settings)
         assert refused.value.remedy == "Stop it, or choose another port with --ollama-port."
     assert load_settings().ollama_port == 0  # nothing that nobody asked for

@@ -9,7 +9,7 @@ from app.bench import table as own_table
 from app.bench.benchmark import Plan, own_report, remarks
 from app.bench.measured_model import read_model
 from app.bench.own_competitor import own_competitor
-from app.bench.report import Figures, Report, Standing, extremes_json, spread_json, standing_of
+from app.bench.report import CompetitorResult, Figures, Report, extremes_json, result_of, spread_json
 from app.bench.rounds import Rounds, Series
 from app.bench.sample import Spread, spread
 from app.bench.table import column, spread_text
@@ -25,17 +25,17 @@ from tests.bench.peers.competitors import Peers
 class Compared:
     """One peer."""
 
-    standing: Standing
+    result: CompetitorResult
     ratios: Figures  # ours over its own, of the same round
 
     def json(self) -> dict[str, Any]:
-        standing = self.standing
+        result = self.result
         return {
-            "peer": standing.name,
-            "build": standing.build,
-            "figures": standing.json(),
-            "busy_elsewhere_cores": spread_json(standing.busy_elsewhere),
-            "spread": extremes_json(standing.figures),
+            "peer": result.name,
+            "build": result.build,
+            "figures": result.json(),
+            "busy_elsewhere_cores": spread_json(result.busy_elsewhere),
+            "spread": extremes_json(result.figures),
             "ratios": {name: spread_json(ratio) for name, ratio in self.ratios.items()},
         }
 
@@ -53,14 +53,14 @@ class Comparison:
         """The table of `ingle bench`, with two columns for each peer."""
         lines: list[tuple[str, ...]] = [*own_table.table(self.report)]
         for peer in self.peers:
-            cells = {"": peer.standing.name, **dict(column(peer.standing, self.report))}
+            cells = {"": peer.result.name, **dict(column(peer.result, self.report))}
             ratios = {row.title: spread_text(peer.ratios[row.name]) for row in self.report.rows}
             over = {"": "ours/theirs", **ratios}
             lines = [(*line, cells.get(line[0], ""), over.get(line[0], "")) for line in lines]
         return lines
 
     def conditions(self) -> list[str]:
-        builds = [f"{peer.standing.name}: {peer.standing.build}" for peer in self.peers]
+        builds = [f"{peer.result.name}: {peer.result.build}" for peer in self.peers]
         return [*own_table.conditions(self.report), *builds]
 
 
@@ -88,7 +88,7 @@ def comparison_of(report: Report, series: Sequence[Series]) -> Comparison:
 
 def _compared(report: Report, ours: Series, theirs: Series) -> Compared:
     over = {row.name: ratios(ours.rates(row.load, row.rate), theirs.rates(row.load, row.rate)) for row in report.rows}
-    return Compared(standing_of(theirs, report.rows, report.load), over)
+    return Compared(result_of(theirs, report.rows, report.load), over)
 
 
 def ratios(ours: Sequence[float | None], theirs: Sequence[float | None]) -> Spread | None:
