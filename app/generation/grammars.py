@@ -22,7 +22,7 @@ from app.generation.conversation import Json
 from app.grammars.frames import WHITESPACE, GrammarLimits, GrammarText, Vocabulary
 from app.grammars.host import GrammarProcess
 from app.grammars.lark import literal
-from app.grammars.lines import ProcessStarter
+from app.grammars.process_streams import ProcessStarter
 from app.text.tokenizer import Tokenizer
 from engine.grammar import Grammar
 

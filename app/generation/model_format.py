@@ -27,7 +27,7 @@ from app.generation.tool_parsers.reply_grammar import (
     no_call_grammar,
 )
 from app.generation.tool_parsers.reply_parser import FormatMarkup, ReplyParser
-from app.generation.tool_parsers.response_template import format_of
+from app.generation.tool_parsers.response_template import parse_response_template
 from app.text.tokenizer import Tokenizer
 from engine.grammar import Grammar
 
@@ -176,7 +176,7 @@ class ModelFormat:
         model may still think."""
         compiled, tools = self._format_for(conversation), conversation.callable_tools
         written, parallel = compiled.format, self._allows_parallel_calls(conversation)
-        thinks = conversation.thinking_budget != 0 and not compiled.markup.has_thought(rendered)
+        thinks = conversation.thinking_budget != 0 and not compiled.markup.skips_reasoning(rendered)
         reply = (written, compiled.markup.opening(rendered), tools, self._tokenizer.control_tokens)
         if conversation.use is ToolUse.FORCED:
             return _lark(call_grammar(*reply, parallel=parallel, thinks=thinks)), True
@@ -210,7 +210,7 @@ class ModelFormat:
     ) -> Grammar | None:
         """A grammar of the reply, or none, with the limit that the conversation sets to thoughts."""
         budget, thinking, markup = conversation.thinking_budget, self._template.format.thinking, self._native.markup
-        if budget is None or thinking is None or markup.has_thought(rendered):
+        if budget is None or thinking is None or markup.skips_reasoning(rendered):
             return grammar
         begin, end = ([Markup(one).filled() for one in marks] for marks in (thinking.begin, thinking.end))
         marks = ReasoningMarks.of(self._tokenizer, begin, end)
@@ -260,7 +260,7 @@ def _stated(recognized: DetectedFormat, response_template: Mapping[str, object] 
     if response_template is None:
         return recognized
     try:
-        stated = format_of(response_template)
+        stated = parse_response_template(response_template)
     except UnsupportedPattern as problem:
         log.info(
             "the model's response template is not understood (%s): its chat template tells how it replies", problem

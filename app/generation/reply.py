@@ -84,7 +84,7 @@ class ReplyReader:
         if token_id not in self._control:
             return self._parse(self._detokenizer.push(token_id))
         shown = self._tokenizer.token_bytes(token_id, show_control=True).decode(errors="replace")
-        if not self._parser.may_hold(shown):
+        if not self._parser.may_contain(shown):
             return self._parse(self._detokenizer.push(token_id))
         return self._parse(self._detokenizer.finish() + shown)
 

@@ -16,9 +16,9 @@ import llguidance
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from app.grammars.frames import SIMPLIFY, GrammarProblem, GrammarText
-from app.grammars.lark import NotUnderstood, expanded, rules_of, tokens_of, with_schemas
+from app.grammars.lark import UnknownSyntax, expanded, rules_of, tokens_of, with_schemas
 from app.grammars.schema_keywords import Json, Schema
-from app.grammars.schemas import enforced
+from app.grammars.schemas import enforceable
 
 # Work that the library counts for one mask, and the size of what it builds. Exceeding one is an error of the grammar.
 LIMITS: Final = llguidance.LLParserLimits(
@@ -66,7 +66,7 @@ class Compiler:
 
     def _library_text(self, source: GrammarText) -> str:
         if source.kind == "json":
-            schema = enforced(json.loads(source.text), self._leaf_problem, lenient=source.lenient)
+            schema = enforceable(json.loads(source.text), self._leaf_problem, lenient=source.lenient)
             return _json_grammar(schema, source.guidance())
         if source.kind == "regex":
             return llguidance.LLMatcher.grammar_from_regex(source.text)
@@ -77,25 +77,26 @@ class Compiler:
             text = expanded(text, _lark_of)
             tokens = tokens_of(text)
             rules = rules_of(text, tokens)
-        except (NotUnderstood, RecursionError):
+        except (UnknownSyntax, RecursionError):
             return text
         definitions = "\n".join(rules.terminals.values())
-        way, is_empty = rules.endless(lambda name: self._is_empty(f"start: {name}\n{definitions}"))
+        cycle, is_empty = rules.find_endless(lambda name: self._is_empty(f"start: {name}\n{definitions}"))
         if is_empty:
-            raise GrammarProblem(f"No text fits it: nothing matches {way[-1]}.")
-        if way:
-            raise GrammarProblem(f"No finite text fits it: rule {way[-1]!r} needs itself to end ({' > '.join(way)}).")
+            raise GrammarProblem(f"No text fits it: nothing matches {cycle[-1]}.")
+        if cycle:
+            chain = " > ".join(cycle)
+            raise GrammarProblem(f"No finite text fits it: rule {cycle[-1]!r} needs itself to end ({chain}).")
         return with_schemas(text, tokens, self._rewritten)
 
     def _rewritten(self, schema: Json) -> Json:
         """A schema within a grammar. Its `x-guidance` says how JSON is written, and what errors call the schema."""
         guidance = schema.get("x-guidance") if isinstance(schema, Mapping) else None
         options: dict[str, Json] = dict(guidance) if isinstance(guidance, Mapping) else {}
-        lenient, place = bool(options.pop("lenient", False)), options.pop("place", "")
+        lenient, path = bool(options.pop("lenient", False)), options.pop("path", "")
         try:
-            rewritten = enforced(schema, self._leaf_problem, lenient=lenient)
+            rewritten = enforceable(schema, self._leaf_problem, lenient=lenient)
         except GrammarProblem as problem:
-            raise GrammarProblem(problem.message, f"{place}{problem.place}") from problem
+            raise GrammarProblem(problem.message, f"{path}{problem.path}") from problem
         return {**rewritten, "x-guidance": options} if options else rewritten
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019  # a process compiles one grammar

@@ -17,13 +17,13 @@ SIMPLIFY = "Use smaller counts, fewer alternatives, or fewer nested repetitions.
 class GrammarProblem(Exception):
     """A grammar or schema that cannot be compiled, enforced or completed.
 
-    `place` is the path of the part at fault, from the root of the schema.
+    `path` is the path of the part at fault, from the root of the schema.
     """
 
-    def __init__(self, message: str, place: str = "") -> None:
+    def __init__(self, message: str, path: str = "") -> None:
         super().__init__(message)
         self.message = message
-        self.place = place
+        self.path = path
 
 
 # Between the parts of JSON there may be nothing, a space, or a line break with its indentation. Without a bound, a
@@ -91,7 +91,7 @@ class Frame:
     payload: bytes = b""
 
 
-class Hangup(Exception):
+class ConnectionLost(Exception):
     """The other side is gone, or sends what no side of ours sends."""
 
 
@@ -105,17 +105,17 @@ class Channel:
         self._buffer = bytearray()
 
     def send(self, frame: Frame) -> None:
-        """Raises Hangup."""
+        """Raises ConnectionLost."""
         try:
             self._send(HEADER.pack(len(frame.payload), frame.kind, frame.reply) + frame.payload)
         except OSError as error:
-            raise Hangup from error
+            raise ConnectionLost from error
 
     def receive(self) -> Frame:
-        """Raises Hangup; TimeoutError if the stream has a time limit."""
+        """Raises ConnectionLost; TimeoutError if the stream has a time limit."""
         size, kind, reply = HEADER.unpack(self._take(HEADER.size))
         if size > MAX_PAYLOAD or kind not in _KINDS:
-            raise Hangup
+            raise ConnectionLost
         return Frame(Kind(kind), reply, self._take(size))
 
     def _take(self, size: int) -> bytes:
@@ -125,9 +125,9 @@ class Channel:
             except TimeoutError:
                 raise
             except OSError as error:
-                raise Hangup from error
+                raise ConnectionLost from error
             if not part:
-                raise Hangup
+                raise ConnectionLost
             self._buffer += part
         taken = bytes(self._buffer[:size])
         del self._buffer[:size]
@@ -184,12 +184,12 @@ class Problem:
     """Why a grammar is refused."""
 
     message: str
-    place: str = ""  # the path of the part at fault, from the root of a schema
+    path: str = ""  # the path of the part at fault, from the root of a schema
     trace: str = ""  # of a failure of the program itself
 
     def packed(self) -> bytes:
         """As the payload of a frame."""
-        return json.dumps([self.message, self.place, self.trace]).encode()
+        return json.dumps([self.message, self.path, self.trace]).encode()
 
     @classmethod
     def unpacked(cls, payload: bytes) -> "Problem":

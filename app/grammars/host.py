@@ -20,16 +20,16 @@ from app.grammars.frames import (
     ENDED,
     SIMPLIFY,
     Channel,
+    ConnectionLost,
     Frame,
     GrammarLimits,
     GrammarText,
-    Hangup,
     Kind,
     Problem,
     packed_ids,
     unpacked_ids,
 )
-from app.grammars.lines import START_SECONDS, Line
+from app.grammars.process_streams import START_SECONDS, ProcessStream
 from engine.grammar import Constraint, Words
 
 log = logging.getLogger(__name__)
@@ -48,20 +48,20 @@ class GrammarProcess:
     """See `engine.grammar.Grammar`. `tokenize` returns the ids of a text that continues another."""
 
     def __init__(
-        self, line: Line, tokenize: Callable[[bytes], Sequence[int]], limits: GrammarLimits, *, jumps: bool
+        self, stream: ProcessStream, tokenize: Callable[[bytes], Sequence[int]], limits: GrammarLimits, *, jumps: bool
     ) -> None:
-        self._line = line
+        self._stream = stream
         self._tokenize = tokenize
         self._limits = limits
         self._jumps = jumps
-        self._channel = Channel(line.receive, line.send)
+        self._channel = Channel(stream.receive, stream.send)
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._answers: dict[int, Frame] = {}  # to other replies than the one that waits
         self._ended: collections.deque[int] = collections.deque()  # replies that the process can forget
         self._numbers = itertools.count(1)
         self._problem = ""  # why it has ended
-        self.end = line.end
-        weakref.finalize(self, line.close)
+        self.end = stream.end
+        weakref.finalize(self, stream.close)
 
     @property
     def is_alive(self) -> bool:
@@ -69,51 +69,51 @@ class GrammarProcess:
 
     def compile(self, source: GrammarText) -> None:
         """Raises InvalidGrammar, and GrammarsUnavailable if the process did not start."""
-        self._line.limit(START_SECONDS)
+        self._stream.limit(START_SECONDS)
         try:
             self._channel.receive()
-        except (Hangup, TimeoutError) as error:
+        except (ConnectionLost, TimeoutError) as error:
             raise GrammarsUnavailable("No process for the grammar can start", "Try again.") from error
         wall = self._limits.compile_wall_seconds
-        self._line.limit(wall + _SLACK_SECONDS)
+        self._stream.limit(wall + _SLACK_SECONDS)
         try:
             self._send(Frame(Kind.COMPILE, payload=source.packed()))
             answer = self._answer(0)
-        except (Hangup, TimeoutError) as error:
+        except (ConnectionLost, TimeoutError) as error:
             most = f"{wall:g} seconds or {self._limits.memory_bytes >> 20} MB"
             raise InvalidGrammar(f"It is too complex: compiling it takes more than {most}. {SIMPLIFY}") from error
         if answer.payload:
             problem = Problem.unpacked(answer.payload)
             if problem.trace:
                 log.error("a grammar failed to compile:\n%s", problem.trace)
-            raise InvalidGrammar(problem.message, path=problem.place)
+            raise InvalidGrammar(problem.message, path=problem.path)
 
     def begin(self, *, jumps: bool) -> Constraint:
         return _GrammarConstraint(self, next(self._numbers), jumps=jumps and self._jumps)
 
-    def tell(self, frame: Frame) -> None:
+    def send(self, frame: Frame) -> None:
         """Send a frame about a reply. Raises GrammarFailed."""
         try:
             while self._ended:
                 self._send(Frame(Kind.END, self._ended.popleft()))
             self._send(frame)
-        except Hangup as error:
+        except ConnectionLost as error:
             raise self._failed("it exceeded its limits of time and memory") from error
 
-    def hear(self, reply: int, seconds: float) -> Frame:
+    def receive(self, reply: int, seconds: float) -> Frame:
         """The next frame about a reply. Raises GrammarFailed."""
         try:
-            self._line.limit(seconds)
+            self._stream.limit(seconds)
             answer = self._answer(reply)
         except TimeoutError as error:
             raise self._failed(f"a step took more than {STEP_SECONDS:g} s") from error
-        except (Hangup, OSError) as error:
+        except (ConnectionLost, OSError) as error:
             raise self._failed("it exceeded its limits of time and memory") from error
         if answer.kind is Kind.FAILED:
             raise GrammarFailed(answer.payload.decode())
         return answer
 
-    def forget(self, reply: int) -> None:
+    def release(self, reply: int) -> None:
         """Its reply has ended. Any thread may call it, even within another call."""
         self._ended.append(reply)
 
@@ -148,14 +148,14 @@ class _GrammarConstraint:
         self._asked_at: float | None = None  # what is not answered yet
         self._failure: GrammarFailed | None = None
         self.ended = False
-        weakref.finalize(self, process.forget, number).atexit = False
+        weakref.finalize(self, process.release, number).atexit = False
 
     def ask(self) -> None:
         if self._failure is not None:
             raise self._failure
         if self._asked_at is None:
             self._asked_at = time.monotonic()
-            self._process.tell(Frame(Kind.MASK, self._number))
+            self._process.send(Frame(Kind.MASK, self._number))
 
     def fill(self, words: Words) -> bool:
         self.ask()
@@ -168,7 +168,7 @@ class _GrammarConstraint:
         if self._failure is None and self._asked_at is None:
             self._asked_at = time.monotonic()
             try:
-                self._process.tell(Frame(Kind.ACCEPT, self._number, ACCEPT.pack(token_id, self._jumps)))
+                self._process.send(Frame(Kind.ACCEPT, self._number, ACCEPT.pack(token_id, self._jumps)))
             except GrammarFailed as failure:
                 self._failure = failure  # which the next mask raises
 
@@ -188,4 +188,4 @@ class _GrammarConstraint:
         """To what was asked, within the time that a step has for all of its replies together."""
         waited = time.monotonic() - (self._asked_at or 0.0)
         self._asked_at = None
-        return self._process.hear(self._number, max(0.01, STEP_SECONDS - waited))
+        return self._process.receive(self._number, max(0.01, STEP_SECONDS - waited))

@@ -45,7 +45,7 @@ def is_gbnf(text: str) -> bool:
     return any(found[1] for found in _GBNF.finditer(text))
 
 
-class NotUnderstood(Exception):
+class UnknownSyntax(Exception):
     """The grammar has something that this module does not know; the library may."""
 
 
@@ -61,7 +61,7 @@ class Token:
 
 
 def tokens_of(text: str) -> list[Token]:
-    """Raises NotUnderstood."""
+    """Raises UnknownSyntax."""
     return [token for token in _tokens(text) if token.kind != "skip"]
 
 
@@ -70,13 +70,13 @@ def _tokens(text: str) -> Iterator[Token]:
     while at < len(text):
         found = _TOKEN.match(text, at)
         if found is None:
-            raise NotUnderstood
+            raise UnknownSyntax
         end, value, word = found.end(), None, found[0]
         if word in _WITH_JSON:
             try:
                 value, end = _DECODER.raw_decode(text, re.compile(r"\s*").match(text, end).end())  # type: ignore[union-attr]
             except (ValueError, RecursionError) as error:
-                raise NotUnderstood from error
+                raise UnknownSyntax from error
         yield Token(str(found.lastgroup), word, at, end, value)
         at = end
 
@@ -117,7 +117,7 @@ class Any:
     needs: Sequence[Need]
 
 
-NOTHING: Final = All(())
+ALWAYS_ENDS: Final = All(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class Rules:
     terminals: Mapping[str, str]  # definitions, by name
     regexes: Sequence[str]  # which are their own names in `needs`
 
-    def endless(self, is_empty: Callable[[str], bool]) -> "tuple[list[str], bool]":
+    def find_endless(self, is_empty: Callable[[str], bool]) -> "tuple[list[str], bool]":
         """If no finite text fits the start: the way from there to what is at fault, and whether that fits no text at
         all; else it leads back to itself. `is_empty` compiles a terminal or a regex."""
         leaves = {**self.terminals, **{regex: regex for regex in self.regexes}}
@@ -136,12 +136,12 @@ class Rules:
         unmet = empty | self.needs.keys()
         while found := {name for name in unmet - empty if _blocker(self.needs[name], unmet) is None}:
             unmet -= found
-        way: list[str] = []
+        cycle: list[str] = []
         step: str | None = "start" if "start" in unmet else None
         while step is not None:
-            way.append(step)
-            step = None if step in empty or step in way[:-1] else _blocker(self.needs[step], unmet)
-        return way, bool(way) and way[-1] in empty
+            cycle.append(step)
+            step = None if step in empty or step in cycle[:-1] else _blocker(self.needs[step], unmet)
+        return cycle, bool(cycle) and cycle[-1] in empty
 
 
 def _blocker(need: Need, unmet: AbstractSet[str]) -> str | None:
@@ -155,7 +155,7 @@ def _blocker(need: Need, unmet: AbstractSet[str]) -> str | None:
 
 
 def rules_of(text: str, tokens: Sequence[Token]) -> Rules:
-    """Raises NotUnderstood."""
+    """Raises UnknownSyntax."""
     return _Parser(text, tokens).rules()
 
 
@@ -182,7 +182,7 @@ class _Parser:
             self._skip_line()
             return
         if token.kind != "name":
-            raise NotUnderstood
+            raise UnknownSyntax
         name = token.text.lstrip("?!")
         start = token.start
         if self._peek() == "[":
@@ -190,7 +190,7 @@ class _Parser:
         if self._take("."):
             self._next()
         if not self._take(":"):
-            raise NotUnderstood
+            raise UnknownSyntax
         need = self._alternatives()
         self._needs[name] = need
         if name.lstrip("_")[0].isupper():
@@ -234,18 +234,18 @@ class _Parser:
                 self._next()
         else:
             self._take("+")
-        return need if least else NOTHING
+        return need if least else ALWAYS_ENDS
 
     def _number(self) -> int:
         token = self._next()
         if token.kind != "number":
-            raise NotUnderstood
+            raise UnknownSyntax
         return int(float(token.text))
 
     def _atom(self) -> Need:
         if self._take("~"):
             self._atom()
-            return NOTHING
+            return ALWAYS_ENDS
         token = self._next()
         if token.text == "(":
             need = self._alternatives()
@@ -254,7 +254,7 @@ class _Parser:
         if token.text == "[":
             self._alternatives()
             self._close("]")
-            return NOTHING
+            return ALWAYS_ENDS
         if token.text == "%lark":
             return self._nested()
         if token.kind == "regex":
@@ -263,18 +263,18 @@ class _Parser:
         if token.kind == "string":
             if self._take(".."):
                 self._next()
-            return NOTHING
+            return ALWAYS_ENDS
         if token.kind == "name" and self._peek() != "::":
             return token.text.lstrip("?!")
         if token.kind == "special" or token.text in _WITH_JSON:
-            return NOTHING
-        raise NotUnderstood
+            return ALWAYS_ENDS
+        raise UnknownSyntax
 
     def _nested(self) -> Need:
         """A grammar within: its names are its own."""
         start = self._at
         if not self._take("{"):
-            raise NotUnderstood
+            raise UnknownSyntax
         depth, begin = 1, self._at
         while depth:
             depth += {"{": 1, "}": -1}.get(self._next().text, 0)
@@ -289,7 +289,7 @@ class _Parser:
         while self._take("\n"):
             pass
         if not self._take(sign):
-            raise NotUnderstood
+            raise UnknownSyntax
 
     def _skip_line(self) -> None:
         while self._peek() not in ("\n", ""):
@@ -313,7 +313,7 @@ class _Parser:
 
     def _next(self) -> Token:
         if self._at >= len(self._tokens):
-            raise NotUnderstood
+            raise UnknownSyntax
         self._at += 1
         return self._tokens[self._at - 1]
 

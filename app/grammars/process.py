@@ -39,11 +39,11 @@ from app.grammars.frames import (
     ACCEPT,
     ENDED,
     Channel,
+    ConnectionLost,
     Frame,
     GrammarLimits,
     GrammarProblem,
     GrammarText,
-    Hangup,
     Kind,
     Problem,
     Vocabulary,
@@ -76,18 +76,18 @@ class _Wrapper:
 
 
 @dataclass(slots=True)
-class _Line:
+class _ServerChannel:
     """The channel to the server, which tokenizes: each copy of the process has another."""
 
     channel: Channel
     _early: collections.deque[Frame] = field(default_factory=collections.deque)  # that came before token ids
 
     def receive(self) -> Frame:
-        """The next frame that asks for something. Raises Hangup."""
+        """The next frame that asks for something. Raises ConnectionLost."""
         return self._early.popleft() if self._early else self.channel.receive()
 
     def tokenize(self, text: bytes) -> list[int]:
-        """Raises Hangup. The server may ask about other replies before it answers."""
+        """Raises ConnectionLost. The server may ask about other replies before it answers."""
         self.channel.send(Frame(Kind.TOKENIZE, payload=text))
         while (frame := self.channel.receive()).kind is not Kind.TOKENIZED:
             self._early.append(frame)
@@ -161,11 +161,11 @@ class GrammarReplies:
         return Frame(Kind.ACCEPTED, frame.reply, ENDED.pack(ended) + packed_ids(forced))
 
 
-def serve(line: _Line, compiler: Compiler, limits: GrammarLimits) -> None:
+def serve(server: _ServerChannel, compiler: Compiler, limits: GrammarLimits) -> None:
     """Compile the grammar of the first frame, then follow replies until the channel ends, or they are too slow."""
-    channel = line.channel
+    channel = server.channel
     channel.send(Frame(Kind.READY))
-    source = GrammarText.unpacked(line.receive().payload)
+    source = GrammarText.unpacked(server.receive().payload)
     with _within(limits.compile_cpu_seconds, limits.compile_wall_seconds):
         outcome = _compiled(compiler, source)
     if isinstance(outcome, Problem):
@@ -174,7 +174,7 @@ def serve(line: _Line, compiler: Compiler, limits: GrammarLimits) -> None:
     channel.send(Frame(Kind.COMPILED))
     replies = GrammarReplies(outcome, limits)
     while not replies.are_slow:
-        frame = line.receive()
+        frame = server.receive()
         with _within(limits.mask_cpu_seconds):
             answer = replies.answer(frame)
         if answer is not None:
@@ -185,7 +185,7 @@ def _compiled(compiler: Compiler, source: GrammarText) -> llguidance.LLMatcher |
     try:
         return compiler.compile(source)
     except GrammarProblem as problem:
-        return Problem(problem.message, problem.place)
+        return Problem(problem.message, problem.path)
     except BaseException:  # noqa: BLE001  # a panic of the library is none of Exception; the server logs it
         return Problem("It cannot be compiled.", trace=traceback.format_exc())
 
@@ -210,7 +210,7 @@ def _within(cpu_seconds: float, wall_seconds: float | None = None) -> Iterator[N
             signal.setitimer(timer, 0)
 
 
-def _forever(control: socket.socket, compiler: Compiler, line: _Line, limits: GrammarLimits) -> None:
+def _forever(control: socket.socket, compiler: Compiler, server: _ServerChannel, limits: GrammarLimits) -> None:
     """Fork a copy for each socket that comes, until the server closes its end."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a copy ended
     gc.collect()
@@ -223,19 +223,19 @@ def _forever(control: socket.socket, compiler: Compiler, line: _Line, limits: Gr
             with socket.socket(fileno=descriptor) as served:
                 if os.fork() == 0:
                     control.close()
-                    _serve_alone(served, compiler, line, limits)
+                    _serve_alone(served, compiler, server, limits)
 
 
-def _serve_alone(served: socket.socket, compiler: Compiler, line: _Line, limits: GrammarLimits) -> None:
+def _serve_alone(served: socket.socket, compiler: Compiler, server: _ServerChannel, limits: GrammarLimits) -> None:
     """The life of a copy."""
     status = 1
     try:
-        line.channel = Channel(served.recv, served.sendall)
+        server.channel = Channel(served.recv, served.sendall)
         _limit_memory(limits.memory_bytes)
         threading.Thread(target=_end_with, args=(served,), daemon=True).start()
-        serve(line, compiler, limits)
+        serve(server, compiler, limits)
         status = 0
-    except Hangup:
+    except ConnectionLost:
         status = 0
     finally:
         os._exit(status)
@@ -273,15 +273,15 @@ def main(options: dict[str, float | bool]) -> None:
     limits = GrammarLimits(**options)  # type: ignore[arg-type]
     control = socket.socket(fileno=0) if forks else None
     receive, send = (partial(os.read, 0), _write) if control is None else (control.recv, control.sendall)
-    line = _Line(channel := Channel(receive, send))
+    server = _ServerChannel(channel := Channel(receive, send))
     vocabulary = Vocabulary.unpacked(channel.receive().payload)
-    compiler = Compiler(tokenizer_of(vocabulary, line.tokenize, SLICES), bytes_tokenizer(), limits.mask_cpu_seconds)
-    with contextlib.suppress(Hangup):
+    compiler = Compiler(tokenizer_of(vocabulary, server.tokenize, SLICES), bytes_tokenizer(), limits.mask_cpu_seconds)
+    with contextlib.suppress(ConnectionLost):
         if control is not None:
             channel.send(Frame(Kind.READY))  # until then the server sends nothing more
-            _forever(control, compiler, line, limits)
+            _forever(control, compiler, server, limits)
         else:
-            serve(line, compiler, limits)
+            serve(server, compiler, limits)
 
 
 if __name__ == "__main__":

@@ -33,10 +33,10 @@ class Disjointness:
     def __init__(self, definitions: dict[str, Json]) -> None:
         self._definitions = definitions
 
-    def resolve(self, root: Json, places: Mapping[int, str], *, lenient: bool) -> Json:
-        """The root with `anyOf` for each `oneOf`; the definitions are changed alike. `places` has the place of each
+    def resolve(self, root: Json, paths: Mapping[int, str], *, lenient: bool) -> Json:
+        """The root with `anyOf` for each `oneOf`; the definitions are changed alike. `paths` has the place of each
         oneOf, by the identity of its list. Raises GrammarProblem for one whose schemas overlap, unless lenient."""
-        if not places:
+        if not paths:
             return root
 
         def change(schema: Json) -> Json:
@@ -46,7 +46,7 @@ class Disjointness:
                     raise GrammarProblem(
                         "A value may fit several of its schemas, which cannot be ruled out. Use anyOf, or give each "
                         "schema a constant member that tells it apart.",
-                        places.get(id(branches), ""),
+                        paths.get(id(branches), ""),
                     )
                 schema = {("anyOf" if key == "oneOf" else key): value for key, value in schema.items()}
             return mapped(schema, change)
@@ -58,10 +58,10 @@ class Disjointness:
     def _are_disjoint(self, branches: Sequence[Json]) -> bool:
         count = len(branches)
         if count * (count - 1) // 2 > _MOST_PAIRS:
-            return self._told_apart(branches)
+            return self._have_discriminator(branches)
         return all(self._disjoint(*pair, _MOST_DEPTH) for pair in combinations(branches, 2))
 
-    def _told_apart(self, branches: Sequence[Json]) -> bool:
+    def _have_discriminator(self, branches: Sequence[Json]) -> bool:
         """Whether one member has another constant in each."""
         seen = [self._facts(branch) for branch in branches]
         names = set[str].intersection(*(facts.required for facts in seen)) if seen else set()

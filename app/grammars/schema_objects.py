@@ -42,34 +42,34 @@ class ObjectRewriter:
         self._refuse = refuse
         self._resolve = resolve
 
-    def rewrite(self, known: Schema, place: str, use: Use) -> dict[str, Json]:
+    def rewrite(self, known: Schema, path: str, use: Use) -> dict[str, Json]:
         """The keywords of objects among `known`."""
         required = list(dict.fromkeys(texts_in(known, "required")))
         members = _Members(
-            self._parts(known, "properties", place, use),
-            self._parts(known, "patternProperties", place, use),
-            self._others(known, place, use),
+            self._parts(known, "properties", path, use),
+            self._parts(known, "patternProperties", path, use),
+            self._others(known, path, use),
         )
         if "propertyNames" in known:
-            self._name(known, members, place)
+            self._name(known, members, path)
         if use.is_closed and members.others is None and not members.by_pattern:
             _close(known, members, required)
         counts = {key: value for key in _COUNTS if (value := number_in(known, key)) is not None}
         if use.is_closed:
-            counts = self._counted(counts, members, required, place)
+            counts = self._counted(counts, members, required, path)
         return _written(members, required, counts)
 
-    def _parts(self, known: Schema, key: str, place: str, use: Use) -> dict[str, Json]:
+    def _parts(self, known: Schema, key: str, path: str, use: Use) -> dict[str, Json]:
         parts = named_in(known, key).items()
-        return {name: self._rewrite(part, f"{place}.{key}.{name}", use.of_member(name)) for name, part in parts}
+        return {name: self._rewrite(part, f"{path}.{key}.{name}", use.of_member(name)) for name, part in parts}
 
-    def _others(self, known: Schema, place: str, use: Use) -> Json:
+    def _others(self, known: Schema, path: str, use: Use) -> Json:
         for key in ("additionalProperties", "unevaluatedProperties"):
             if key in known:
-                return self._rewrite(known[key], f"{place}.{key}", use.of_others)
+                return self._rewrite(known[key], f"{path}.{key}", use.of_others)
         return None
 
-    def _name(self, known: Schema, members: _Members, place: str) -> None:
+    def _name(self, known: Schema, members: _Members, path: str) -> None:
         """Apply `propertyNames`."""
         names = self._resolve(known["propertyNames"])
         any_value = True if members.others is None else members.others
@@ -85,11 +85,9 @@ class ObjectRewriter:
         elif rules.keys() == {"pattern"} and not members.by_pattern and not members.named:
             members.by_pattern, members.others = {str(rules["pattern"]): any_value}, False
         elif rules:
-            self._refuse(_NAMES, f"{place}.propertyNames")
+            self._refuse(_NAMES, f"{path}.propertyNames")
 
-    def _counted(
-        self, counts: dict[str, float], members: _Members, required: list[str], place: str
-    ) -> dict[str, float]:
+    def _counted(self, counts: dict[str, float], members: _Members, required: list[str], path: str) -> dict[str, float]:
         """The numbers of members, as far as they say more than the rest; the library enforces some of them."""
         least, most = (counts.get(key) for key in _COUNTS)
         optional = [name for name in members.named if name not in required]
@@ -104,7 +102,7 @@ class ObjectRewriter:
         at_most_one = (least or 0) <= len(required) + 1 and most in (None, len(required) + 1)
         if counts and optional and not (members.is_shut and at_most_one):
             for key in counts:
-                self._refuse(_COUNTED, f"{place}.{key}")
+                self._refuse(_COUNTED, f"{path}.{key}")
             return {}
         return counts
 

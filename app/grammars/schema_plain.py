@@ -50,16 +50,14 @@ class PlainRewriter:
         self._leaf_problem = leaf_problem
         self._objects = objects
 
-    def rewrite(self, known: Schema, place: str, use: Use) -> Json:
+    def rewrite(self, known: Schema, path: str, use: Use) -> Json:
         """`known` has keywords that are enforced, with values of the right kind."""
         types = _types(known, implied=use.is_closed)
-        written: dict[str, Json] = {
-            key: self._constants(known, key, place) for key in ("enum", "const") if key in known
-        }
+        written: dict[str, Json] = {key: self._constants(known, key, path) for key in ("enum", "const") if key in known}
         if "enum" in written and not list_in(written, "enum"):
-            self._note_empty(GrammarProblem("It lists no value, so no value fits.", f"{place}.enum"))
+            self._note_empty(GrammarProblem("It lists no value, so no value fits.", f"{path}.enum"))
         for kind in filter(types.__contains__, _WITH_KEYWORDS):
-            found = self._of_type(kind, known, place, use)
+            found = self._of_type(kind, known, path, use)
             if found is None:
                 types -= {kind}
             else:
@@ -68,30 +66,30 @@ class PlainRewriter:
             return False
         return written if types == _ALL else {"type": _named(types), **written}
 
-    def _of_type(self, kind: str, known: Schema, place: str, use: Use) -> dict[str, Json] | None:
+    def _of_type(self, kind: str, known: Schema, path: str, use: Use) -> dict[str, Json] | None:
         """The keywords of one type; None if no value of it fits."""
         match kind:
             case "integer" | "number":
-                return self._number(known, place, kind)
+                return self._number(known, path, kind)
             case "string":
-                return self._string(known, place)
+                return self._string(known, path)
             case "array":
-                return self._array(known, place, use)
-        return self._objects.rewrite(known, place, use)
+                return self._array(known, path, use)
+        return self._objects.rewrite(known, path, use)
 
-    def _constants(self, known: Schema, key: str, place: str) -> Json:
+    def _constants(self, known: Schema, key: str, path: str) -> Json:
         inexact = next(_inexact(known[key]), None)
         if inexact is not None:
-            self._refuse(f"{inexact} is beyond 2**53 and would be rounded. Use a string.", f"{place}.{key}")
+            self._refuse(f"{inexact} is beyond 2**53 and would be rounded. Use a string.", f"{path}.{key}")
         return known[key]
 
-    def _number(self, known: Schema, place: str, kind: str) -> dict[str, Json] | None:
+    def _number(self, known: Schema, path: str, kind: str) -> dict[str, Json] | None:
         written: dict[str, Json] = {}
         if any(key in known for key in _BOUNDS):
             try:
                 written |= integer_bounds(known) if kind == "integer" else number_bounds(known)
             except GrammarProblem as problem:
-                self._note_empty(GrammarProblem(problem.message, place))
+                self._note_empty(GrammarProblem(problem.message, path))
                 return None
         step = number_in(known, "multipleOf")
         if step is None:
@@ -99,44 +97,44 @@ class PlainRewriter:
         try:
             written["multipleOf"] = multiple(step)
         except GrammarProblem as problem:
-            self._refuse(problem.message, f"{place}.multipleOf")
+            self._refuse(problem.message, f"{path}.multipleOf")
             return written
-        return self._checked(kind, written, place, "multipleOf")
+        return self._checked(kind, written, path, "multipleOf")
 
-    def _string(self, known: Schema, place: str) -> dict[str, Json] | None:
+    def _string(self, known: Schema, path: str) -> dict[str, Json] | None:
         written = counts(known, "minLength", "maxLength")
         name = known.get("format")
         if name in UNENFORCED_FORMATS:
-            self._refuse(f"The format {name} cannot be enforced. Remove it, or use a pattern.", f"{place}.format")
+            self._refuse(f"The format {name} cannot be enforced. Remove it, or use a pattern.", f"{path}.format")
         elif name in FORMATS:
             written["format"] = name
         if "pattern" in known:
             written["pattern"] = known["pattern"]
         blamed = next((key for key in ("pattern", "format", "maxLength") if key in written), None)
-        return written if blamed is None else self._checked("string", written, place, blamed)
+        return written if blamed is None else self._checked("string", written, path, blamed)
 
-    def _checked(self, kind: str, keywords: dict[str, Json], place: str, blamed: str) -> dict[str, Json] | None:
+    def _checked(self, kind: str, keywords: dict[str, Json], path: str, blamed: str) -> dict[str, Json] | None:
         problem = self._leaf_problem({"type": kind, **keywords})
         if problem is None:
             return keywords
         what, message = problem
         if what == "empty":
-            self._note_empty(GrammarProblem(f"No {kind} fits it.", f"{place}.{blamed}"))
+            self._note_empty(GrammarProblem(f"No {kind} fits it.", f"{path}.{blamed}"))
             return None
-        self._refuse(message, f"{place}.{blamed}")
+        self._refuse(message, f"{path}.{blamed}")
         return {key: value for key, value in keywords.items() if key != blamed}
 
-    def _array(self, known: Schema, place: str, use: Use) -> dict[str, Json]:
+    def _array(self, known: Schema, path: str, use: Use) -> dict[str, Json]:
         written = counts(known, "minItems", "maxItems")
         first, rest = ("items", "additionalItems") if is_list(known.get("items")) else ("prefixItems", "items")
         rest = rest if rest in known else "unevaluatedItems"
         if first_items := list_in(known, first):
             written["prefixItems"] = [
-                self._rewrite(item, f"{place}.{first}[{number}]", use.of_items)
+                self._rewrite(item, f"{path}.{first}[{number}]", use.of_items)
                 for number, item in enumerate(first_items)
             ]
         if rest in known:
-            written["items"] = self._rewrite(known[rest], f"{place}.{rest}", use.of_items)
+            written["items"] = self._rewrite(known[rest], f"{path}.{rest}", use.of_items)
         return written
 
 

@@ -12,7 +12,7 @@ from app.grammars.schema_tree import conjuncts, definition_of, mapped
 _MOST_ITEMS: Final = 1000  # of prefixItems that are looked at
 
 
-def without_endless(root: Json, definitions: Mapping[str, Json]) -> tuple[Json, dict[str, Json]]:
+def without_infinite(root: Json, definitions: Mapping[str, Json]) -> tuple[Json, dict[str, Json]]:
     """Both, with `false` for every part that no finite value fits."""
     search = _Search(definitions)
 

@@ -16,23 +16,23 @@ class Document:
     def __init__(self, root: Json) -> None:
         self._root = root
 
-    def find(self, reference: str, place: str) -> tuple[Pointer, Json]:
-        """The part that a reference at `place` means. Raises GrammarProblem."""
+    def find(self, reference: str, path: str) -> tuple[Pointer, Json]:
+        """The part that a reference at `path` means. Raises GrammarProblem."""
         base, _, fragment = reference.partition("#")
         if base and base.rstrip("#") != self._id:
             raise GrammarProblem(
-                f"{reference!r} refers to another document, and none is fetched. Put the definition into $defs.", place
+                f"{reference!r} refers to another document, and none is fetched. Put the definition into $defs.", path
             )
         if fragment and not fragment.startswith("/"):
             if fragment not in self._anchors:
-                raise GrammarProblem(f"{reference!r} is not defined.", place)
+                raise GrammarProblem(f"{reference!r} is not defined.", path)
             return self._anchors[fragment]
         pointer = tuple(_unescaped(step) for step in fragment.split("/")[1:]) if fragment.strip("/") else ()
         part = self._root
         for step in pointer:
             found = _member(part, step)
             if found is None:
-                raise GrammarProblem(f"{reference!r} is not defined.", place)
+                raise GrammarProblem(f"{reference!r} is not defined.", path)
             part = found[0]
         return pointer, part
 
@@ -52,7 +52,7 @@ class Document:
         return found
 
 
-def place_of(pointer: Pointer) -> str:
+def path_of(pointer: Pointer) -> str:
     """A pointer as errors name it."""
     return "".join(f"[{step}]" if step.isdigit() else f".{step}" for step in pointer)
 

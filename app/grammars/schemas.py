@@ -34,8 +34,8 @@ from app.grammars.schema_keywords import (
 )
 from app.grammars.schema_objects import ObjectRewriter
 from app.grammars.schema_plain import LeafProblem, PlainRewriter
-from app.grammars.schema_productive import without_endless
-from app.grammars.schema_references import Document, Pointer, place_of
+from app.grammars.schema_productive import without_infinite
+from app.grammars.schema_references import Document, Pointer, path_of
 from app.grammars.schema_tree import DEFINITION, reachable
 
 _OBJECT_KEYS: Final = ("properties", "required", "patternProperties", "additionalProperties", "unevaluatedProperties")
@@ -46,7 +46,7 @@ _ELSEWHERE: Final = "It cannot be enforced here. Use additionalProperties in eac
 _Part: TypeAlias = tuple[Json, str]  # a schema and its place
 
 
-def enforced(schema: Json, leaf_problem: LeafProblem, *, lenient: bool) -> dict[str, Json]:
+def enforceable(schema: Json, leaf_problem: LeafProblem, *, lenient: bool) -> dict[str, Json]:
     """The schema as the library enforces it. `leaf_problem` compiles one string or number schema.
 
     Raises GrammarProblem for a keyword that cannot be enforced, and for a schema that no finite value fits.
@@ -54,7 +54,7 @@ def enforced(schema: Json, leaf_problem: LeafProblem, *, lenient: bool) -> dict[
     rewriter = _Rewriter(Document(schema), leaf_problem, lenient=lenient)
     root = rewriter.rewrite_all(schema)
     root = Disjointness(rewriter.definitions).resolve(root, rewriter.unions, lenient=lenient)
-    root, definitions = without_endless(root, rewriter.definitions)
+    root, definitions = without_infinite(root, rewriter.definitions)
     if root is False:
         raise rewriter.emptiness()
     used = reachable(root, definitions)
@@ -100,8 +100,8 @@ class _Rewriter:
         """The root; its definitions are in `definitions` then."""
         root = self.rewrite(schema, "", VALUE)
         while self._pending:
-            name, part, place, use = self._pending.popleft()
-            self.definitions[name] = self.rewrite(part, place, use)
+            name, part, path, use = self._pending.popleft()
+            self.definitions[name] = self.rewrite(part, path, use)
         return root
 
     def emptiness(self) -> GrammarProblem:
@@ -112,128 +112,128 @@ class _Rewriter:
             "No finite value fits it: it requires itself, or nothing is allowed. Make a part optional."
         )
 
-    def refuse(self, message: str, place: str) -> None:
+    def refuse(self, message: str, path: str) -> None:
         """Raise GrammarProblem, unless the schema is lenient: the caller then leaves the keyword out."""
         if not self._lenient:
-            raise GrammarProblem(message, place)
+            raise GrammarProblem(message, path)
 
-    def rewrite(self, schema: Json, place: str, use: Use) -> Json:
+    def rewrite(self, schema: Json, path: str, use: Use) -> Json:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, Mapping):
-            self.refuse("A schema is expected: an object, true or false.", place)
+            self.refuse("A schema is expected: an object, true or false.", path)
             return True
-        known = self._known(schema, place)
+        known = self._known(schema, path)
         if any(key in known for key in COMBINERS):
-            return self._combined(known, place, use)
-        return self._plain.rewrite(known, place, use)
+            return self._combined(known, path, use)
+        return self._plain.rewrite(known, path, use)
 
-    def _known(self, schema: Schema, place: str) -> dict[str, Json]:
+    def _known(self, schema: Schema, path: str) -> dict[str, Json]:
         """The keywords that are enforced, with values that make sense."""
         left = dict(schema)
         while (keyword := unenforced(left)) is not None:
             message = f"The keyword {keyword} cannot be enforced. Remove it, and check the reply yourself."
-            self.refuse(message, f"{place}.{keyword}")
+            self.refuse(message, f"{path}.{keyword}")
             del left[keyword]
         known = {}
         for key, value in left.items():
             expected = mistake(key, value) if key in ENFORCED else ""
             if expected:
-                self.refuse(f"{key} must be {expected}, not {_shown(value)}.", f"{place}.{key}")
+                self.refuse(f"{key} must be {expected}, not {_shown(value)}.", f"{path}.{key}")
             elif expected is None:
                 known[key] = value
         return known
 
     # -- schemas that are put together
 
-    def _combined(self, known: Schema, place: str, use: Use) -> Json:
-        parts = self._conjuncts(known, place)
+    def _combined(self, known: Schema, path: str, use: Use) -> Json:
+        parts = self._conjuncts(known, path)
         unions = [(key, list_in(known, key)) for key in ("anyOf", "oneOf") if key in known]
-        closes = self._closes_explicitly(known, place)
+        closes = self._closes_explicitly(known, path)
         if not use.is_closed and not closes:
-            return self._intersection(parts, unions, place, use)
+            return self._intersection(parts, unions, path, use)
         if len(unions) == 1:
-            return self._union(parts, unions[0], place, closes=closes)
+            return self._union(parts, unions[0], path, closes=closes)
         if len(parts) == 1 and not unions and not closes:
             return self._part(*parts[0], VALUE)
         survey = self._survey(part for part, _ in parts)
         if unions or not survey.can_close:
             if closes:
-                self.refuse(_ELSEWHERE, f"{place}.unevaluatedProperties")
-            return self._intersection(parts, unions, place, _part_use(survey))
+                self.refuse(_ELSEWHERE, f"{path}.unevaluatedProperties")
+            return self._intersection(parts, unions, path, _part_use(survey))
         shut = [_closing(survey.names)] if survey.names or closes else []
-        return self._intersection(parts, unions, place, _part_use(survey), shut)
+        return self._intersection(parts, unions, path, _part_use(survey), shut)
 
-    def _conjuncts(self, known: Schema, place: str) -> "list[_Part]":
+    def _conjuncts(self, known: Schema, path: str) -> "list[_Part]":
         """What must hold together, in the order in which it is written: that decides the order of members."""
         own = {key: value for key, value in known.items() if key not in (*COMBINERS, "unevaluatedProperties")}
         if own.pop("unevaluatedItems", True) is not True:
-            self.refuse("It cannot be enforced beside other schemas. Use items.", f"{place}.unevaluatedItems")
+            self.refuse("It cannot be enforced beside other schemas. Use items.", f"{path}.unevaluatedItems")
         parts: list[tuple[Json, str]] = []
         for key in known:
             if key == "$ref":
-                parts.append(({"$ref": known[key]}, place))
+                parts.append(({"$ref": known[key]}, path))
             elif key == "allOf":
                 members = enumerate(list_in(known, key))
-                parts += [(member, f"{place}.allOf[{number}]") for number, member in members]
+                parts += [(member, f"{path}.allOf[{number}]") for number, member in members]
             elif key in own and not any(part is own for part, _ in parts):
-                parts.append((own, place))
+                parts.append((own, path))
         return parts
 
-    def _closes_explicitly(self, known: Schema, place: str) -> bool:
+    def _closes_explicitly(self, known: Schema, path: str) -> bool:
         """Whether a schema that is put together says that its objects have no other members."""
         unevaluated = known.get("unevaluatedProperties", True)
         if unevaluated not in (True, False, {}):
-            self.refuse("It cannot be enforced beside other schemas.", f"{place}.unevaluatedProperties")
+            self.refuse("It cannot be enforced beside other schemas.", f"{path}.unevaluatedProperties")
         return unevaluated is False
 
     def _intersection(
         self,
         parts: Sequence[_Part],
         unions: Sequence[tuple[str, Sequence[Json]]],
-        place: str,
+        path: str,
         use: Use,
         more: Sequence[Json] = (),
     ) -> Json:
         members = [self._part(part, where, use) for part, where in parts]
-        members += [self._alternatives(key, branches, place, use) for key, branches in unions]
+        members += [self._alternatives(key, branches, path, use) for key, branches in unions]
         members += more
         return members[0] if len(members) == 1 else {"allOf": members}
 
-    def _part(self, part: Json, place: str, use: Use) -> Json:
+    def _part(self, part: Json, path: str, use: Use) -> Json:
         if isinstance(part, Mapping) and part.keys() == {"$ref"}:
-            return self._reference(str(part["$ref"]), place, use)
-        return self.rewrite(part, place, use)
+            return self._reference(str(part["$ref"]), path, use)
+        return self.rewrite(part, path, use)
 
-    def _alternatives(self, key: str, branches: Sequence[Json], place: str, use: Use) -> Json:
+    def _alternatives(self, key: str, branches: Sequence[Json], path: str, use: Use) -> Json:
         numbered = enumerate(branches)
-        return self._one_of(key, [self._part(it, f"{place}.{key}[{number}]", use) for number, it in numbered], place)
+        return self._one_of(key, [self._part(it, f"{path}.{key}[{number}]", use) for number, it in numbered], path)
 
-    def _one_of(self, key: str, branches: list[Json], place: str) -> Json:
+    def _one_of(self, key: str, branches: list[Json], path: str) -> Json:
         if key == "oneOf":
-            self.unions[id(branches)] = f"{place}.oneOf"
+            self.unions[id(branches)] = f"{path}.oneOf"
         return {key: branches}
 
-    def _union(self, parts: Sequence[_Part], union: tuple[str, Sequence[Json]], place: str, *, closes: bool) -> Json:
+    def _union(self, parts: Sequence[_Part], union: tuple[str, Sequence[Json]], path: str, *, closes: bool) -> Json:
         """Alternatives for an object whose other parts, if any, hold for each."""
         key, branches = union
         survey = self._survey(part for part, _ in parts)
         if not survey.names and not closes:
             members = [self._part(part, where, _part_use(survey)) for part, where in parts]
-            whole = self._alternatives(key, branches, place, VALUE)
+            whole = self._alternatives(key, branches, path, VALUE)
             return {"allOf": [*members, whole]} if members else whole
         surveys = [self._survey([branch]) for branch in branches]
         if closes and not all(one.can_close for one in (survey, *surveys)):
-            self.refuse(_ELSEWHERE, f"{place}.unevaluatedProperties")
+            self.refuse(_ELSEWHERE, f"{path}.unevaluatedProperties")
         use = _part_use(survey, *surveys)
         if not survey.can_close:
-            return self._intersection(parts, [union], place, use)
-        common = [self._define(self._intersection(parts, [], place, use))] if parts else []
+            return self._intersection(parts, [union], path, use)
+        common = [self._define(self._intersection(parts, [], path, use))] if parts else []
         closed: list[Json] = []
         for number, (branch, found) in enumerate(zip(branches, surveys, strict=True)):
             shut = [_closing({**survey.names, **found.names})] if found.can_close else []
-            closed.append({"allOf": [*common, self._part(branch, f"{place}.{key}[{number}]", use), *shut]})
-        return self._one_of(key, closed, place)
+            closed.append({"allOf": [*common, self._part(branch, f"{path}.{key}[{number}]", use), *shut]})
+        return self._one_of(key, closed, path)
 
     def _survey(self, parts: Iterable[Json]) -> _Survey:
         survey, left, seen = _Survey(), [*parts], set[str]()
@@ -273,15 +273,15 @@ class _Rewriter:
             schema = found[0]
         return schema
 
-    def _reference(self, reference: str, place: str, use: Use) -> Json:
+    def _reference(self, reference: str, path: str, use: Use) -> Json:
         try:
-            pointer, part = self._document.find(reference, f"{place}.$ref")
+            pointer, part = self._document.find(reference, f"{path}.$ref")
         except GrammarProblem as problem:
-            self.refuse(problem.message, problem.place)
+            self.refuse(problem.message, problem.path)
             return True
         if (pointer, use) not in self._names:
             self._names[pointer, use] = name = self._new_name()
-            self._pending.append((name, part, place_of(pointer), use))
+            self._pending.append((name, part, path_of(pointer), use))
         return {"$ref": DEFINITION + self._names[pointer, use]}
 
     def _define(self, body: Json) -> Json:

@@ -78,7 +78,7 @@ class _Reader:
         found = [""]
         while self._next not in ("", "|", ")"):
             piece = self._piece()
-            found = self._checked([before + behind for before in found for behind in piece])
+            found = self._checked([before + after for before in found for after in piece])
         return found
 
     def _piece(self) -> list[str]:

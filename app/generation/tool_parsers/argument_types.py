@@ -52,10 +52,10 @@ def _types(schema: Json, root: Mapping[str, Json], depth: int) -> Iterator[str]:
 
 
 def _referred(reference: str, root: Mapping[str, Json]) -> Json:
-    place: Json = root if reference.startswith("#") else None
+    node: Json = root if reference.startswith("#") else None
     for step in reference.split("/")[1:]:
-        place = place.get(step) if isinstance(place, Mapping) else None
-    return place
+        node = node.get(step) if isinstance(node, Mapping) else None
+    return node
 
 
 def type_of(value: Json) -> str:

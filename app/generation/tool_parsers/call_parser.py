@@ -60,7 +60,7 @@ class CallParser:
         self.certain, self.done, self.failed = candidate.certain, candidate.done, candidate.failed
         return candidate.events()
 
-    def take(self) -> int:
+    def consume(self) -> int:
         """How much of the text will not be fed again."""
         candidate = self._candidates[0]
         taken, candidate.position, self.position = candidate.position, 0, 0

@@ -47,13 +47,13 @@ def detect_format(
     Raises TemplateUnavailable where no template can be rendered."""
     probe = _Probe(template, variables, renderer)
     called, as_text = probe.reply(Message("assistant", "", None, (_CALL,)))
-    thought, _ = probe.reply(Message("assistant", "", _THOUGHT, (_CALL,)))
+    reasoning, _ = probe.reply(Message("assistant", "", _THOUGHT, (_CALL,)))
     answered, _ = probe.reply(Message("assistant", "Hello", _THOUGHT))
-    written = (called, thought, answered)
+    written = (called, reasoning, answered)
     known = "\n".join((template, *control_tokens))
     messages = next((one for one in MESSAGES if any(one.mark in text for text in (template, *written))), NO_MESSAGES)
     calls = _calls(known, called, ReplyFormat(messages=messages))
-    thinking = _thinking(template, (thought, answered), ReplyFormat(None, calls, messages))
+    thinking = _thinking(template, (reasoning, answered), ReplyFormat(None, calls, messages))
     return DetectedFormat(
         ReplyFormat(thinking, calls, messages), _CALLED in probe.prompt, probe.takes_system(), as_text
     )
@@ -71,7 +71,7 @@ class _Probe:
         for as_text in (False, True):
             whole = self._rendered([_USER, message], arguments_as_text=as_text)
             if whole is not None and (_CALLED in whole[len(self.prompt) // 2 :] or not message.tool_calls):
-                return _behind(self.prompt, whole), as_text
+                return _after_prompt(self.prompt, whole), as_text
         return "", False
 
     def takes_system(self) -> bool:
@@ -101,9 +101,9 @@ class _Probe:
             return None
 
 
-def _behind(prompt: str, whole: str) -> str:
+def _after_prompt(prompt: str, whole: str) -> str:
     """What `whole` says behind what it has in common with `prompt`."""
-    end = next((place for place, (was, now) in enumerate(zip(prompt, whole, strict=False)) if was != now), len(prompt))
+    end = next((start for start, (was, now) in enumerate(zip(prompt, whole, strict=False)) if was != now), len(prompt))
     return whole[end:]
 
 
@@ -111,13 +111,13 @@ def _calls(known: str, written: str, others: ReplyFormat) -> CallSyntax | None:
     for syntax in CALLS:
         for call in syntax.calls:
             others_of_it = [other for other in syntax.calls if other != call]
-            if _CALLED in written and _hears_call(replace(syntax, calls=(call,)), written, others):
+            if _CALLED in written and _parses_call(replace(syntax, calls=(call,)), written, others):
                 return replace(syntax, calls=(call, *others_of_it))
     return next((syntax for syntax in CALLS if not syntax.unmarked and _mentions(known, syntax)), None)
 
 
-def _hears_call(syntax: CallSyntax, written: str, others: ReplyFormat) -> bool:
-    parts = [written[place:] for place in _starts(written, syntax)]
+def _parses_call(syntax: CallSyntax, written: str, others: ReplyFormat) -> bool:
+    parts = [written[start:] for start in _starts(written, syntax)]
     for part in parts:
         parser = ReplyParser(FormatMarkup(replace(others, calls=syntax)), {_CALLED: _SCHEMA})
         events = [heard.event for heard in (*parser.push(part), *parser.finish())]

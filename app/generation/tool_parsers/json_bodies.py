@@ -7,7 +7,7 @@ import json
 import re
 
 from app.generation.tool_parsers.relaxed_json import RelaxedJson
-from app.generation.tool_parsers.tool_calls import CallWriter, behind_space, match_end
+from app.generation.tool_parsers.tool_calls import CallWriter, match_end, skip_space
 
 NAME_KEYS = ("name", "tool_name", "function")
 ARGUMENT_KEYS = ("arguments", "parameters", "args")
@@ -29,7 +29,7 @@ class ArgumentsBody:
 
     def feed(self, text: str, position: int, *, final: bool) -> int:
         if self._json is None:
-            position = behind_space(text, position)
+            position = skip_space(text, position)
             if position == len(text):
                 return position
             if text[position] != "{" or not self._writer.start(self._name, self._id):
@@ -72,23 +72,23 @@ class ObjectsBody:
         return position
 
     def _between(self, text: str, position: int, final: bool) -> int:
-        behind = behind_space(text, position) if self._calls == 0 else match_end(_BETWEEN_OBJECTS, text, position)
-        if behind == len(text):
+        after = skip_space(text, position) if self._calls == 0 else match_end(_BETWEEN_OBJECTS, text, position)
+        if after == len(text):
             self.done = final and self._calls > 0
-            return behind
-        if self._in_list is None and text[behind] == "[":
+            return after
+        if self._in_list is None and text[after] == "[":
             self._in_list = True
-            return self._between(text, behind + 1, final)
+            return self._between(text, after + 1, final)
         self._in_list = bool(self._in_list)
-        if text[behind] == "{":
+        if text[after] == "{":
             self._object = _CallObject(self._writer, keyed=self._keyed)
-            return behind
-        if self._in_list and text[behind] == "]":
+            return after
+        if self._in_list and text[after] == "]":
             self.done, self.failed = self._calls > 0, self._calls == 0
-            return behind + 1
+            return after + 1
         # Without a list, whatever comes next is what follows the calls.
         self.done, self.failed = self._calls > 0, self._calls == 0
-        return behind
+        return after
 
 
 class _CallObject:
@@ -128,15 +128,15 @@ class _CallObject:
             self._close()
             return position + 1
         if self._key is not None and character == ":":
-            return self._behind_colon(text, position + 1)
+            return self._after_colon(text, position + 1)
         if self._key is None and character in "\"'":
             self._value = RelaxedJson()
             return position
         self.failed = True
         return position
 
-    def _behind_colon(self, text: str, position: int) -> int:
-        start = behind_space(text, position)
+    def _after_colon(self, text: str, position: int) -> int:
+        start = skip_space(text, position)
         if start == len(text):
             return position - 1
         if self._key == _WRAPPER_KEY and text[start] == "{" and not self._keyed:
@@ -176,17 +176,17 @@ class _CallObject:
         if value.done:
             self._value = None
             written, self._written = "".join(self._written), []
-            self._take(written)
+            self._complete_member(written)
         return position
 
-    def _take(self, written: str) -> None:
+    def _complete_member(self, written: str) -> None:
         """A name or a value is complete."""
         key, self._key = self._key, None
         if key is None:
             self._key = str(json.loads(written))
         elif self._keyed or key in ARGUMENT_KEYS:
             if not self._started:
-                self._take_arguments(written)
+                self._complete_arguments(written)
         elif key in NAME_KEYS and written.startswith('"') and not self._name:
             self._name = str(json.loads(written))
             if self._held is not None:
@@ -194,12 +194,12 @@ class _CallObject:
         elif key == _ID_KEY and written.startswith('"'):
             self._id = str(json.loads(written))
 
-    def _take_arguments(self, written: str) -> None:
+    def _complete_arguments(self, written: str) -> None:
         """Arguments that could not be passed on while they came, perhaps written as a text that holds them."""
         if written.startswith('"'):
             inner = RelaxedJson()
             source = str(json.loads(written))
-            reached, written = inner.feed(source, behind_space(source, 0), final=True)
+            reached, written = inner.feed(source, skip_space(source, 0), final=True)
             self.failed = not inner.done or bool(source[reached:].strip())
         if written == "null":
             written = "{}"

@@ -38,33 +38,33 @@ class LarkRules:
         written = (f"<[{self._control[part]}]>" if part in self._control else literal(part) for part in parts)
         return " ".join(written) or '""'
 
-    def up_to(self, text: str) -> str:
+    def until(self, text: str) -> str:
         """Anything, up to and with a text."""
         if self._tokens.match(text):
             return f"{self.rule(_ANYTHING)} {self.text(text)}"
-        first, *rest = [part for part in self._tokens.split(text) if part]
-        ending = self.rule(f"{_ANYTHING[:-1]}{_escaped(first)}/", "[lazy]")
+        first_part, *rest = [part for part in self._tokens.split(text) if part]
+        ending = self.rule(f"{_ANYTHING[:-1]}{_escaped(first_part)}/", "[lazy]")
         return f"{ending} {self.text(''.join(rest))}"
 
-    def without(self, mark: str, behind: str, times: str) -> str:
-        """Anything, in which `behind` stands behind each `mark`, of which there may be several `times`."""
+    def marked_text(self, mark: str, follower: str, times: str) -> str:
+        """Anything, in which `follower` stands behind each `mark`, of which there may be several `times`."""
         if mark in self._control:
             anything = self.none_of(mark)
-            return f"({anything} {self.text(mark)} {behind}){times} {anything}"
+            return f"({anything} {self.text(mark)} {follower}){times} {anything}"
         up_to_mark = self.rule(f"{_ANYTHING[:-1]}{_escaped(mark)}/", "[lazy]")
-        return f"({up_to_mark} {behind}){times} {self.rule(_ANYTHING)}"
+        return f"({up_to_mark} {follower}){times} {self.rule(_ANYTHING)}"
 
     def none_of(self, mark: str) -> str:
         """Any tokens but a control token."""
         return self.rule(f"<[^{self._control[mark]}]>*")
 
-    def first(self, text: str) -> str:
+    def first_part(self, text: str) -> str:
         """The control token that a text begins with, or all in front of one."""
         return next((part for part in self._tokens.split(text) if part), "")
 
-    def json(self, schema: Mapping[str, Json], *, lenient: bool, place: str) -> str:
-        """A value that fits a schema; `place` is what errors call it."""
-        schema = {**schema, "x-guidance": {**_GUIDANCE, "lenient": lenient, "place": place}}
+    def json(self, schema: Mapping[str, Json], *, lenient: bool, path: str) -> str:
+        """A value that fits a schema; `path` is what errors call it."""
+        schema = {**schema, "x-guidance": {**_GUIDANCE, "lenient": lenient, "path": path}}
         return self.rule(f"%json {json.dumps(schema, ensure_ascii=False)}")
 
     def any_of(self, expressions: Sequence[str]) -> str:

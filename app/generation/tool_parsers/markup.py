@@ -117,8 +117,8 @@ def _part(hole: str | None, space: str | None, literal: str | None, rest: Sequen
 def _literal(text: str, position: int, literal: str, final: bool) -> int | NotYet | None:
     if text.startswith(literal, position):
         return position + len(literal)
-    begun = not final and len(text) - position < len(literal) and literal.startswith(text[position:])
-    return WAIT if begun else None
+    is_partial = not final and len(text) - position < len(literal) and literal.startswith(text[position:])
+    return WAIT if is_partial else None
 
 
 _SPACES = re.compile(r"\s*")

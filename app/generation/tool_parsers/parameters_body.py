@@ -61,14 +61,14 @@ def _members(text: str, parameter: ParameterMarkup) -> Iterator[tuple[str, str]]
 
 def _end(text: str, start: int, key: str, parameter: ParameterMarkup) -> tuple[int, int] | None:
     """Where the closing tag of `key` begins and ends, past those of equal tags inside."""
-    opening, closed, place = parameter.head.filled(key=key), 0, start
-    while (place := text.find(parameter.close.first, place)) >= 0:
-        found = parameter.close.match(text, place, final=True, known={"key": key})
+    opening, closed, position = parameter.head.filled(key=key), 0, start
+    while (position := text.find(parameter.close.first, position)) >= 0:
+        found = parameter.close.match(text, position, final=True, known={"key": key})
         if isinstance(found, Found):
-            if text.count(opening, start, place) == closed:
-                return place, found.end
+            if text.count(opening, start, position) == closed:
+                return position, found.end
             closed += 1
-        place += 1
+        position += 1
     return None
 
 
@@ -203,13 +203,13 @@ class _Value:
         while (start := text.find(first, position)) >= 0:
             end = self._close(text, start, final)
             if end is WAIT:
-                return self._take(text, position, start)
+                return self._append_before_tag(text, position, start)
             if isinstance(end, int):
                 return self._end(text, position, start, end)
-            position = self._take_all(text, position, start + 1)
+            position = self._append(text, position, start + 1)
         if final:
-            return self._take_all(text, position, len(text))
-        return self._take(text, position, len(text) - longest_overlap(text, position, first))
+            return self._append(text, position, len(text))
+        return self._append_before_tag(text, position, len(text) - longest_overlap(text, position, first))
 
     def _close(self, text: str, start: int, final: bool) -> int | NotYet | None:
         found = self._parameter.close.match(text, start, final=final, known=self._holes)
@@ -220,12 +220,12 @@ class _Value:
             return WAIT
         return found.end if follows else None
 
-    def _take(self, text: str, start: int, end: int) -> int:
+    def _append_before_tag(self, text: str, start: int, end: int) -> int:
         """The value's text up to `end`, where its closing tag may begin; a line break in front may belong to that."""
         end -= self._parameter.closes_line and end > start and text[end - 1] == "\n"
-        return self._take_all(text, start, end)
+        return self._append(text, start, end)
 
-    def _take_all(self, text: str, start: int, end: int) -> int:
+    def _append(self, text: str, start: int, end: int) -> int:
         if self._types == TEXT:
             self._writer.arguments(json.dumps(text[start:end], ensure_ascii=False)[1:-1])
         else:
@@ -233,7 +233,7 @@ class _Value:
         return end
 
     def _end(self, text: str, position: int, start: int, end: int) -> int:
-        self._take(text, position, start)
+        self._append_before_tag(text, position, start)
         if self._types == TEXT:
             self._writer.arguments('"')
         else:

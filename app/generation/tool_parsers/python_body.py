@@ -4,7 +4,7 @@ import json
 import re
 
 from app.generation.tool_parsers.relaxed_json import RelaxedJson
-from app.generation.tool_parsers.tool_calls import CallWriter, behind_space, match_end
+from app.generation.tool_parsers.tool_calls import CallWriter, match_end, skip_space
 
 _BETWEEN = re.compile(r"[\s,;]*")
 _NAME = re.compile(r"[^\W\d][\w.]*")
@@ -44,18 +44,18 @@ class PythonBody:
         return position
 
     def _between(self, text: str, position: int, final: bool) -> int:
-        behind = match_end(_BETWEEN, text, position) if self._calls else behind_space(text, position)
-        if behind == len(text):
+        after = match_end(_BETWEEN, text, position) if self._calls else skip_space(text, position)
+        if after == len(text):
             self.done = final and self._calls > 0
             return position
         if self._in_list is None:
-            self._in_list = text[behind] == "["
-            behind += self._in_list
+            self._in_list = text[after] == "["
+            after += self._in_list
             if self._in_list:
-                return behind
-        if text[behind] == "]" or not (name := _NAME.match(text, behind)):
+                return after
+        if text[after] == "]" or not (name := _NAME.match(text, after)):
             self.done, self.failed = self._calls > 0, self._calls == 0
-            return behind + (text[behind] == "]" and self._in_list)
+            return after + (text[after] == "]" and self._in_list)
         if name.end() == len(text) and not final:
             return position
         if not text.startswith("(", name.end()) or not self._writer.start(name.group().removesuffix(_METHOD)):
@@ -66,18 +66,18 @@ class PythonBody:
 
     def _argument(self, text: str, position: int) -> int:
         """Up to the value of the next argument, or behind the call."""
-        behind = match_end(_BETWEEN, text, position) if self._arguments else behind_space(text, position)
-        if behind == len(text):
+        after = match_end(_BETWEEN, text, position) if self._arguments else skip_space(text, position)
+        if after == len(text):
             return position
-        if text[behind] == ")":
+        if text[after] == ")":
             self._writer.arguments("}" if self._arguments else "{}")
             self._writer.end()
             self._in_call = False
             self._calls += 1
-            return behind + 1
-        name = _NAME.match(text, behind)
-        equals = behind_space(text, name.end()) if name else behind
-        value = behind_space(text, equals + 1)
+            return after + 1
+        name = _NAME.match(text, after)
+        equals = skip_space(text, name.end()) if name else after
+        value = skip_space(text, equals + 1)
         if name is not None and value >= len(text):
             return position
         if name is None or text[equals] != "=":

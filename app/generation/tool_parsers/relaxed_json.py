@@ -20,7 +20,7 @@ _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _WORDS = {"true": "true", "True": "true", "false": "false", "False": "false", "null": "null", "None": "null"}
 _SAME_ESCAPES = frozenset('"\\/bfnrt')
 _HEX_ESCAPES = {"u": 4, "x": 2}
-_BEHIND_STRING = frozenset(",)]}:")
+_AFTER_STRING = frozenset(",)]}:")
 _CLOSING = {"{": "}", "[": "]"}
 MAX_DEPTH = 64
 MAX_WORD = 512  # characters of a number, or of a name without quotes
@@ -93,7 +93,7 @@ class RelaxedJson:
         self._open.pop()
         self._out.append(self._comma[1:] + character)
         self._comma = ""
-        self._behind_value()
+        self._after_value()
         return position + 1
 
     def _member(self, text: str, position: int, final: bool) -> int:
@@ -143,7 +143,7 @@ class RelaxedJson:
         else:
             known = _WORDS.get(word) or (word if _NUMBER.fullmatch(word) else None)
             self._begin(json.dumps(word, ensure_ascii=False) if known is None else known)
-        self._behind_string()
+        self._after_string()
         return position + len(word)
 
     def _string(self, text: str, position: int, final: bool) -> int:
@@ -162,17 +162,17 @@ class RelaxedJson:
         if self._quote == "'":
             return self._single_quote(text, position, final)
         self._out.append('"')
-        self._behind_string()
+        self._after_string()
         return position + 1
 
     def _single_quote(self, text: str, position: int, final: bool) -> int:
         """The end of the string, or an apostrophe: these come without escapes, so that what follows decides."""
-        behind = _NOT_SPACE.search(text, position + 1)
-        if behind is None and not final:
+        after = _NOT_SPACE.search(text, position + 1)
+        if after is None and not final:
             return position
-        if behind is None or behind.group() in _BEHIND_STRING:
+        if after is None or after.group() in _AFTER_STRING:
             self._out.append('"')
-            self._behind_string()
+            self._after_string()
         else:
             self._out.append("'")
         return position + 1
@@ -185,7 +185,7 @@ class RelaxedJson:
             return len(text) - held
         self._out.append(json.dumps(text[position:end], ensure_ascii=False)[1:-1] + '"')
         end += len(self._quote)
-        self._behind_string()
+        self._after_string()
         return end
 
     def _escape(self, text: str, position: int) -> int:
@@ -214,14 +214,14 @@ class RelaxedJson:
         self._out.append(self._comma + out)
         self._comma = ""
 
-    def _behind_string(self) -> None:
+    def _after_string(self) -> None:
         self._quote = ""
         if self._expects is _Expects.KEY:
             self._expects = _Expects.COLON
         else:
-            self._behind_value()
+            self._after_value()
 
-    def _behind_value(self) -> None:
+    def _after_value(self) -> None:
         self._expects = _Expects.COMMA
         self.done = not self._open
 

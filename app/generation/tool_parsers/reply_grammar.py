@@ -38,7 +38,7 @@ def call_grammar(
     grammar = LarkRules(control)
     calls = _calls(grammar, written, tools, parallel=parallel, is_only=len(tools) == 1)
     return grammar.start(
-        _behind_thoughts(grammar, written, opening, calls.whole(""), calls.whole(opening), thinks=thinks)
+        _after_reasoning(grammar, written, opening, calls.whole(""), calls.whole(opening), thinks=thinks)
     )
 
 
@@ -60,7 +60,7 @@ def answer_grammar(
     if tools:
         calls = _calls(grammar, written, tools, parallel=parallel)
         later, first = f"({later} | {calls.whole('')})", f"({first} | {calls.whole(opening)})"
-    return grammar.start(_behind_thoughts(grammar, written, opening, later, first, thinks=thinks))
+    return grammar.start(_after_reasoning(grammar, written, opening, later, first, thinks=thinks))
 
 
 def free_grammar(
@@ -79,8 +79,8 @@ def free_grammar(
     mark = calls.mark
     if not mark or _begins_others(mark, written):
         return None
-    said = grammar.without(mark, calls.whole(mark), "*" if parallel else "?")
-    return grammar.start(_behind_thoughts(grammar, written, opening, said, said, thinks=thinks))
+    said = grammar.marked_text(mark, calls.whole(mark), "*" if parallel else "?")
+    return grammar.start(_after_reasoning(grammar, written, opening, said, said, thinks=thinks))
 
 
 def no_call_grammar(written: ReplyFormat, control: Mapping[str, int]) -> str | None:
@@ -92,8 +92,8 @@ def no_call_grammar(written: ReplyFormat, control: Mapping[str, int]) -> str | N
 
 
 def _begins_others(mark: str, written: ReplyFormat) -> bool:
-    thoughts = written.thinking.begin if written.thinking else ()
-    return any(mark in other for other in (*written.messages.silent, *written.messages.openings, *thoughts))
+    reasoning = written.thinking.begin if written.thinking else ()
+    return any(mark in other for other in (*written.messages.silent, *written.messages.openings, *reasoning))
 
 
 def _calls(
@@ -104,18 +104,18 @@ def _calls(
     return _Calls(grammar, written.calls, tools, parallel=parallel, is_only=is_only)
 
 
-def _behind_thoughts(
+def _after_reasoning(
     grammar: LarkRules, written: ReplyFormat, opening: str, later: str, first: str, *, thinks: bool
 ) -> str:
     """`later` is for behind thoughts; `first` for the beginning of the reply, some of which is in the prompt."""
     thinking = written.thinking
     if thinking is None:
         return first
-    thought = f"{grammar.up_to(Markup(thinking.end[0]).filled())} {_GAP} {later}"
+    reasoning = f"{grammar.until(Markup(thinking.end[0]).filled())} {_GAP} {later}"
     if opening in thinking.begin:
-        return thought
+        return reasoning
     begin = Markup(thinking.begin[0]).filled().removeprefix(opening)
-    return f"{grammar.text(begin)} {thought} | {first}" if thinks else first
+    return f"{grammar.text(begin)} {reasoning} | {first}" if thinks else first
 
 
 class _Calls:
@@ -138,7 +138,7 @@ class _Calls:
         if not self._markup.head.first:
             return ""
         around = self._syntax.around[:1] if not self._syntax.listed else ()
-        return self._grammar.first(next(iter(around), self._markup.head.filled(any=self._syntax.any))).rstrip()
+        return self._grammar.first_part(next(iter(around), self._markup.head.filled(any=self._syntax.any))).rstrip()
 
     def whole(self, opening: str) -> str:
         """All of them; the first without what `opening` has of it."""
@@ -168,8 +168,8 @@ class _Calls:
         expression = self._grammar.text(before.removeprefix(opening))
         if not rest:
             return expression
-        behind = Markup("".join(f"{{{part.name}}}" if isinstance(part, Hole) else part.text for part in rest[1:]))
-        return f"{expression} {_ID} {self._filled(behind, '', **holes)}"
+        after = Markup("".join(f"{{{part.name}}}" if isinstance(part, Hole) else part.text for part in rest[1:]))
+        return f"{expression} {_ID} {self._filled(after, '', **holes)}"
 
     def _listed(self) -> str:
         """Calls as JSON objects or in Python."""
@@ -181,8 +181,8 @@ class _Calls:
         return f'"[" {item} {more} "]"'
 
     def _object(self, tool: Tool) -> str:
-        before, _, behind = self._syntax.object.replace("{name}", tool.name).partition("{arguments}")
-        return f"{literal(before)} {self._arguments(tool)} {literal(behind)}"
+        before, _, after = self._syntax.object.replace("{name}", tool.name).partition("{arguments}")
+        return f"{literal(before)} {self._arguments(tool)} {literal(after)}"
 
     def _python(self, tool: Tool) -> str:
         required, optional = _members(tool.parameters)
@@ -197,7 +197,7 @@ class _Calls:
 
     def _arguments(self, tool: Tool) -> str:
         schema = tool.parameters if isinstance(tool.parameters, Mapping) else {}
-        return self._grammar.json({**schema, "type": "object"}, lenient=self._is_lenient(tool), place=f".{tool.name}")
+        return self._grammar.json({**schema, "type": "object"}, lenient=self._is_lenient(tool), path=f".{tool.name}")
 
     def _parameters(self, tool: Tool) -> str:
         required, optional = _members(tool.parameters)
@@ -223,7 +223,7 @@ class _Calls:
             texts = self._grammar.any_of([self._grammar.text(str(choice)) for choice in choices])
             value = f"{texts} {self._grammar.text(after)}"
         else:
-            value = self._grammar.up_to(after)
+            value = self._grammar.until(after)
         return self._grammar.rule(f"{self._grammar.text(before)} {value}")
 
     def _member(self, tool: Tool, key: str) -> str:
@@ -232,8 +232,8 @@ class _Calls:
         schema = member_schema(tool.parameters, key)
         shared = {name: root[name] for name in _SHARED if name in root}
         whole = {**shared, **(schema if isinstance(schema, Mapping) else {})}
-        place = f".{tool.name}.properties.{key}"
-        return self._grammar.json(whole, lenient=self._is_lenient(tool), place=place)
+        path = f".{tool.name}.properties.{key}"
+        return self._grammar.json(whole, lenient=self._is_lenient(tool), path=path)
 
     def _is_lenient(self, tool: Tool) -> bool:
         """Keywords that cannot be enforced are ignored: agents send many tools, and most schemas are only hints. A tool

@@ -39,27 +39,27 @@ class FormatMarkup:
 
     def __init__(self, written: ReplyFormat) -> None:
         thinking, calls = written.thinking, written.calls
-        self.begin_thinking = [Markup(one) for one in thinking.begin] if thinking else []
-        self.end_thinking = [Markup(one) for one in thinking.end] if thinking else []
+        self.reasoning_starts = [Markup(one) for one in thinking.begin] if thinking else []
+        self.reasoning_ends = [Markup(one) for one in thinking.end] if thinking else []
         self.calls: list[CallMarkup] = call_markups(calls) if calls else []
         heads = [call.head for call in self.calls]
         self.unmarked = [call for call in self.calls if not call.head.first]
         around = [Markup(one.strip()) for one in calls.around] if calls else []
-        self.silent = [*(Markup(one) for one in written.messages.silent), *around, *self.end_thinking]
+        self.silent = [*(Markup(one) for one in written.messages.silent), *around, *self.reasoning_ends]
         self.answer_marks = [Markup(written.messages.answer_mark)] if written.messages.answer_mark else []
-        self.is_plain = not (self.begin_thinking or self.calls or self.silent or self.answer_marks)
+        self.is_plain = not (self.reasoning_starts or self.calls or self.silent or self.answer_marks)
         tails = [*around, *(call.tail for call in self.calls)]
         self.call_literals = [text for markup in (*heads, *tails) for text in markup.literals[:1]]
-        self.openings = [*written.messages.openings, *(begin.written for begin in self.begin_thinking)]
-        self.in_text = _Watched([*self.begin_thinking, *heads, *self.silent, *self.answer_marks])
-        self.in_thoughts = _Watched([*self.end_thinking, *self.begin_thinking])
-        everything = [*self.begin_thinking, *self.silent, *self.answer_marks]
+        self.openings = [*written.messages.openings, *(begin.written for begin in self.reasoning_starts)]
+        self.in_text = _MarkupSearch([*self.reasoning_starts, *heads, *self.silent, *self.answer_marks])
+        self.in_reasoning = _MarkupSearch([*self.reasoning_ends, *self.reasoning_starts])
+        everything = [*self.reasoning_starts, *self.silent, *self.answer_marks]
         for call in self.calls:
             everything += [call.head, call.tail]
             everything += [markup for one in call.parameters for markup in (one.head, one.close)]
         self._literals = "\n".join(text for markup in everything for text in markup.literals)
 
-    def may_hold(self, control: str) -> bool:
+    def may_contain(self, control: str) -> bool:
         """Whether a control token may be a part of markup, or of what stands in it."""
         return bool(control) and (control in self._literals or control in _IN_ARGUMENTS)
 
@@ -70,18 +70,18 @@ class FormatMarkup:
 
     def thinks(self, opening: str) -> bool:
         """Whether thoughts have begun behind an opening."""
-        return any(opening == begin.written for begin in self.begin_thinking)
+        return any(opening == begin.written for begin in self.reasoning_starts)
 
-    def has_thought(self, prompt: str) -> bool:
+    def skips_reasoning(self, prompt: str) -> bool:
         """Whether a prompt ends with the end of thoughts, so that there are none."""
         end = prompt.rstrip()
-        return any(end.endswith(one.written) for one in self.end_thinking)
+        return any(end.endswith(one.written) for one in self.reasoning_ends)
 
 
 _IN_ARGUMENTS = '<|"|><escape>'
 
 
-class _Watched:
+class _MarkupSearch:
     """Where in a text one of several pieces of markup may begin."""
 
     def __init__(self, markups: Sequence[Markup]) -> None:
@@ -113,99 +113,99 @@ class ReplyParser:
         self._mode = _Mode.ANSWER if answers else _Mode.TEXT
         self._buffer = ""
         self._base = 0  # of the buffer, in the text of the reply
-        self._reader: CallParser | None = None
+        self._call: CallParser | None = None
         self._no_call = 0  # what the buffer begins with is no call, as far as this
         self._space = ""  # white space behind what was told: nothing, where markup follows
-        self._behind_markup = False  # white space there is not told
-        self._nothing_said = True
+        self._is_after_markup = False  # white space there is not told
+        self._is_at_start = True
         self._opened = self._read(opening, final=False)
         self._base = -len(self._buffer)
 
     @property
     def is_text(self) -> bool:
         """Whether what follows is text, if it is not markup."""
-        return self._mode is not _Mode.THINKING and self._reader is None
+        return self._mode is not _Mode.THINKING and self._call is None
 
     @property
     def is_thinking(self) -> bool:
         """Whether what follows is thought, if it is not markup."""
         return self._mode is _Mode.THINKING
 
-    def may_hold(self, control: str) -> bool:
-        return self._markup.may_hold(control)
+    def may_contain(self, control: str) -> bool:
+        return self._markup.may_contain(control)
 
     def push(self, text: str) -> list[ParsedEvent]:
         """What is certain now that `text` follows."""
-        heard, self._opened = self._opened, []
-        return heard + self._read(text, final=False)
+        events, self._opened = self._opened, []
+        return events + self._read(text, final=False)
 
     def finish(self, *, cut_off: bool = False) -> list[ParsedEvent]:
         """What was held back, now that nothing follows. Of a reply that was `cut_off` by its limit, the beginning of a
         closing mark is dropped: the rest of the mark would have made it no text."""
-        heard, self._opened = self._opened, []
+        events, self._opened = self._opened, []
         if cut_off:
             self._buffer = self._buffer[: len(self._buffer) - self._cut_mark()]
-        heard += self._read("", final=True)
+        events += self._read("", final=True)
         if self._space and not self.ended:
-            self._hear(heard, self._space, self._base - len(self._space))
+            self._emit_text(events, self._space, self._base - len(self._space))
             self._space = ""
-        return heard
+        return events
 
     def _cut_mark(self) -> int:
         """How many characters at the end of thoughts begin the mark that ends them."""
         if self._mode is not _Mode.THINKING:
             return 0
-        return max((longest_overlap(self._buffer, 0, end.written) for end in self._markup.end_thinking), default=0)
+        return max((longest_overlap(self._buffer, 0, end.written) for end in self._markup.reasoning_ends), default=0)
 
     def _read(self, text: str, *, final: bool) -> list[ParsedEvent]:
         self._buffer += text
-        heard: list[ParsedEvent] = []
+        events: list[ParsedEvent] = []
         while (self._buffer or final) and not self.ended:
             before = self._progress()
-            if self._reader is not None:
-                waits = self._read_call(self._reader, heard, final)
+            if self._call is not None:
+                waits = self._read_call(self._call, events, final)
             elif self._mode is _Mode.THINKING:
-                waits = self._read_thoughts(heard, final)
+                waits = self._read_reasoning(events, final)
             elif self._mode is _Mode.ANSWER:
-                self._say(heard, len(self._buffer))
+                self._emit_prefix(events, len(self._buffer))
                 break
             else:
-                waits = self._read_text(heard, final)
+                waits = self._read_text(events, final)
             if waits or before == self._progress():
                 break
-        return heard
+        return events
 
     def _progress(self) -> tuple[object, ...]:
-        return self._mode, self._reader, self._base, self._no_call
+        return self._mode, self._call, self._base, self._no_call
 
     # -- each returns whether it waits for more text
 
-    def _read_text(self, heard: list[ParsedEvent], final: bool) -> bool:
-        if self._markup.unmarked and self._nothing_said and not self._buffer.isspace():
-            self._nothing_said = False
+    def _read_text(self, events: list[ParsedEvent], final: bool) -> bool:
+        if self._markup.unmarked and self._is_at_start and not self._buffer.isspace():
+            self._is_at_start = False
             if self._buffer.lstrip()[:1] in ("{", "["):
                 self._begin_call(self._markup.unmarked, only_known=True)
                 return False
         if final and self._is_cut_off():
             self._drop(len(self._buffer))
             return True
-        self._say(heard, self._markup.in_text.search(self._buffer, final=final))
+        self._emit_prefix(events, self._markup.in_text.search(self._buffer, final=final))
         if not self._buffer:
             return True
-        for markup in self._markup.begin_thinking:
+        for markup in self._markup.reasoning_starts:
             found = markup.match(self._buffer, 0, final=final)
             if found is not None:
                 return self._enter(found, _Mode.THINKING)
-        begun = [call for call in self._markup.calls if call.head.first and _begins(self._buffer, call.head.first)]
-        if begun and not self._no_call:
-            self._begin_call(begun)
+        possible = [call for call in self._markup.calls if call.head.first and _begins(self._buffer, call.head.first)]
+        if possible and not self._no_call:
+            self._begin_call(possible)
             return False
         for markups, mode in ((self._markup.answer_marks, _Mode.ANSWER), (self._markup.silent, _Mode.TEXT)):
             for markup in markups:
                 found = markup.match(self._buffer, 0, final=final)
                 if found is not None:
                     return self._enter(found, mode)
-        self._say(heard, max(self._no_call, 1))
+        self._emit_prefix(events, max(self._no_call, 1))
         return False
 
     def _is_cut_off(self) -> bool:
@@ -213,40 +213,40 @@ class ReplyParser:
         a marked answer, or behind a call."""
         answers = [mark.first for mark in self._markup.answer_marks]
         rest, marks = self._buffer.strip(), [*answers, *self._markup.call_literals]
-        is_alone = self._nothing_said and bool(answers)
-        is_alone = is_alone or (self._behind_markup and self.num_calls > 0)
+        is_alone = self._is_at_start and bool(answers)
+        is_alone = is_alone or (self._is_after_markup and self.num_calls > 0)
         return is_alone and bool(rest) and any(mark.startswith(rest) for mark in marks)
 
-    def _read_thoughts(self, heard: list[ParsedEvent], final: bool) -> bool:
-        self._say(heard, self._markup.in_thoughts.search(self._buffer, final=final))
+    def _read_reasoning(self, events: list[ParsedEvent], final: bool) -> bool:
+        self._emit_prefix(events, self._markup.in_reasoning.search(self._buffer, final=final))
         if not self._buffer:
             return True
         for markups, mode in (
-            (self._markup.end_thinking, _Mode.TEXT),
-            (self._markup.begin_thinking, _Mode.THINKING),
+            (self._markup.reasoning_ends, _Mode.TEXT),
+            (self._markup.reasoning_starts, _Mode.THINKING),
         ):
             for markup in markups:
                 found = markup.match(self._buffer, 0, final=final)
                 if found is not None:
                     return self._enter(found, mode)
-        self._say(heard, 1)
+        self._emit_prefix(events, 1)
         return False
 
-    def _read_call(self, reader: CallParser, heard: list[ParsedEvent], final: bool) -> bool:
+    def _read_call(self, call: CallParser, events: list[ParsedEvent], final: bool) -> bool:
         start = self._base
-        events = reader.feed(self._buffer, final=final)
-        if reader.certain:
+        call_events = call.feed(self._buffer, final=final)
+        if call.certain:
             self._space = ""
-            self._drop(reader.take())
-            for event in events:
-                self._tell(heard, event, start)
-        elif reader.failed or final:
-            self._reader = None
-            self._no_call = max(reader.position, 1)
+            self._drop(call.consume())
+            for event in call_events:
+                self._emit_call(events, event, start)
+        elif call.failed or final:
+            self._call = None
+            self._no_call = max(call.position, 1)
             return False
-        if reader.done or reader.failed or final:
-            self._reader = None
-            self._behind_markup = True
+        if call.done or call.failed or final:
+            self._call = None
+            self._is_after_markup = True
             return False
         return True
 
@@ -254,12 +254,12 @@ class ReplyParser:
         def new_writer() -> CallWriter:
             return CallWriter(self._tools, self.num_calls, only_known=only_known)
 
-        self._reader = CallParser(markups, new_writer)
+        self._call = CallParser(markups, new_writer)
 
-    def _tell(self, heard: list[ParsedEvent], event: CallEvent, start: int) -> None:
+    def _emit_call(self, events: list[ParsedEvent], event: CallEvent, start: int) -> None:
         if self.ended:
             return
-        heard.append(ParsedEvent(event, start, self._base))
+        events.append(ParsedEvent(event, start, self._base))
         if isinstance(event, ToolCallStart):
             self.num_calls += 1
         elif isinstance(event, ToolCallEnd):
@@ -274,7 +274,7 @@ class ReplyParser:
         self._drop(found.end)
         self._mode = mode
         self._space = ""
-        self._behind_markup = True
+        self._is_after_markup = True
         return False
 
     def _drop(self, size: int) -> None:
@@ -282,33 +282,33 @@ class ReplyParser:
         self._base += size
         self._no_call = 0
 
-    def _say(self, heard: list[ParsedEvent], size: int) -> None:
+    def _emit_prefix(self, events: list[ParsedEvent], size: int) -> None:
         """The beginning of the buffer, as text or thoughts. White space at its end waits for what follows."""
         if not size:
             return
-        said = self._buffer[:size]
+        text = self._buffer[:size]
         self._drop(size)
-        if self._behind_markup:
-            said = said.lstrip()
-        if not said:
+        if self._is_after_markup:
+            text = text.lstrip()
+        if not text:
             return
-        self._behind_markup = False
-        said = self._space + said
-        body = said.rstrip()
-        self._space = said[len(body) :]
+        self._is_after_markup = False
+        text = self._space + text
+        body = text.rstrip()
+        self._space = text[len(body) :]
         if self._markup.is_plain:
-            body, self._space = said, ""
+            body, self._space = text, ""
         if body:
-            self._nothing_said = False
-            self._hear(heard, body, self._base - len(said))
+            self._is_at_start = False
+            self._emit_text(events, body, self._base - len(text))
 
-    def _hear(self, heard: list[ParsedEvent], text: str, start: int) -> None:
+    def _emit_text(self, events: list[ParsedEvent], text: str, start: int) -> None:
         text = text[max(0, -start) :]  # the prompt's part of it was said by nobody
         if not text:
             return
         start = max(0, start)
         event = ReasoningDelta(text) if self._mode is _Mode.THINKING else TextDelta(text)
-        heard.append(ParsedEvent(event, start, start + len(text)))
+        events.append(ParsedEvent(event, start, start + len(text)))
 
 
 def _begins(text: str, literal: str) -> bool:

@@ -61,7 +61,7 @@ class _Template(Struct, forbid_unknown_fields=True):
     version: int = 1
 
 
-def format_of(response_template: Mapping[str, object]) -> ReplyFormat:
+def parse_response_template(response_template: Mapping[str, object]) -> ReplyFormat:
     """Raises UnsupportedPattern."""
     try:
         template = msgspec.convert(response_template, _Template)
@@ -70,10 +70,10 @@ def format_of(response_template: Mapping[str, object]) -> ReplyFormat:
     unknown = template.fields.keys() - _FIELDS
     if template.version != 1 or unknown:
         raise UnsupportedPattern(f"version {template.version}, fields {sorted(unknown)}")
-    thoughts = next((template.fields[name] for name in _THINKING if name in template.fields), None)
+    reasoning = next((template.fields[name] for name in _THINKING if name in template.fields), None)
     calls = template.fields.get("tool_calls")
     return ReplyFormat(
-        None if thoughts is None else _thinking(thoughts),
+        None if reasoning is None else _thinking(reasoning),
         None if calls is None else _calls(calls),
         _messages(template),
     )

@@ -24,7 +24,7 @@ class CallBody(Protocol):
         ...
 
 
-def behind_space(text: str, position: int) -> int:
+def skip_space(text: str, position: int) -> int:
     return match_end(_SPACES, text, position)
 
 

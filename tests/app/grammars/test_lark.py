@@ -6,7 +6,7 @@ import pytest
 
 from app.grammars.compiling import Compiler
 from app.grammars.frames import GrammarKind, GrammarProblem, GrammarText
-from app.grammars.lark import NotUnderstood, is_gbnf, rules_of, tokens_of
+from app.grammars.lark import UnknownSyntax, is_gbnf, rules_of, tokens_of
 from app.grammars.process import bytes_tokenizer
 
 SQL_IN_GBNF = """
@@ -118,11 +118,11 @@ def test_schemas_in_a_grammar_are_enforced_like_others(compiler: Compiler) -> No
     unique = {"items": {"type": "array", "uniqueItems": True}}
     with pytest.raises(GrammarProblem, match="uniqueItems") as refused:
         compiler.compile(GrammarText("lark", f"start: %json {json.dumps(unique)}"))
-    assert refused.value.place == ".items.uniqueItems"
+    assert refused.value.path == ".items.uniqueItems"
     lenient = {**unique, "x-guidance": {"lenient": True, "whitespace_flexible": False}}
     assert lets_through(compiler, GrammarText("lark", f"start: %json {json.dumps(lenient)}"), "[[1,1]]")
 
 
 def test_words_of_the_library_that_are_unknown_here_are_left_to_it() -> None:
-    with pytest.raises(NotUnderstood):
+    with pytest.raises(UnknownSyntax):
         rules_of(text := "start: a{b}\na{x}: x", tokens_of(text))

@@ -15,9 +15,9 @@ import pytest
 
 from app.errors import GrammarsUnavailable, InvalidGrammar
 from app.generation.grammars import GrammarCompiler, GrammarSource, vocabulary_of
-from app.grammars.frames import Channel, Frame, GrammarLimits, GrammarText, Hangup, Kind, Vocabulary
+from app.grammars.frames import Channel, ConnectionLost, Frame, GrammarLimits, GrammarText, Kind, Vocabulary
 from app.grammars.host import GrammarFailed
-from app.grammars.lines import Line, ProcessStarter, SocketLine
+from app.grammars.process_streams import ProcessStarter, ProcessStream, SocketStream
 from app.text.tokenizer import Tokenizer
 from engine.grammar import Constraint, Grammar
 from engine.request import Request
@@ -39,10 +39,10 @@ class CountingStarter(ProcessStarter):
 
     def __init__(self, tokenizer: Tokenizer, limits: GrammarLimits | None = None, *, forks: bool = True) -> None:
         super().__init__(lambda: vocabulary_of(tokenizer), limits or GrammarLimits(), forks=forks)
-        self.lines: list[Line] = []
+        self.lines: list[ProcessStream] = []
         self.began = threading.Event()
 
-    def start(self) -> Line:
+    def start(self) -> ProcessStream:
         line = super().start()
         self.lines.append(line)
         self.began.set()
@@ -78,7 +78,7 @@ def made(tokenizer: Tokenizer) -> Iterator[Callable[..., tuple[GrammarCompiler, 
 
 def test_ended_stream_keeps_its_descriptor_until_it_is_closed() -> None:
     ours, theirs = socket.socketpair()
-    line = SocketLine(ours)
+    line = SocketStream(ours)
     with theirs:
         line.end()
         other, also = socket.socketpair()  # with the lowest free numbers
@@ -377,7 +377,7 @@ def test_frames_that_make_no_sense_end_the_line(sent: bytes) -> None:
         del left[:3]
         return part
 
-    with pytest.raises(Hangup):
+    with pytest.raises(ConnectionLost):
         Channel(receive, lambda data: None).receive()
     whole: list[bytes] = []
     Channel(receive, whole.append).send(Frame(Kind.MASK, 7, b"abc"))

@@ -11,7 +11,7 @@ from app.grammars.compiling import Compiler
 from app.grammars.frames import GrammarProblem, GrammarText
 from app.grammars.process import bytes_tokenizer
 from app.grammars.schema_keywords import Json
-from app.grammars.schemas import enforced
+from app.grammars.schemas import enforceable
 from tests.app.grammars.combined_schemas import closed, combined_schema
 
 TEXT = {"type": "string"}
@@ -23,7 +23,7 @@ def compiler() -> Compiler:
 
 
 def rewritten(schema: Json, *, lenient: bool = False) -> Json:
-    return enforced(schema, lambda leaf: None, lenient=lenient)
+    return enforceable(schema, lambda leaf: None, lenient=lenient)
 
 
 def members(*names: str, **more: Any) -> dict[str, Any]:
@@ -197,11 +197,11 @@ REFUSED: list[tuple[Json, str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("schema", "place", "problem"), REFUSED)
-def test_what_cannot_be_enforced_is_refused_by_keyword_and_place(schema: Json, place: str, problem: str) -> None:
+@pytest.mark.parametrize(("schema", "path", "problem"), REFUSED)
+def test_what_cannot_be_enforced_is_refused_by_keyword_and_place(schema: Json, path: str, problem: str) -> None:
     with pytest.raises(GrammarProblem, match=problem) as refused:
         rewritten(schema)
-    assert refused.value.place == place
+    assert refused.value.path == path
     assert refused.value.message.endswith(".")
 
 
@@ -211,7 +211,7 @@ def test_lenient_schemas_leave_it_out(schema: Json, compiler: Compiler) -> None:
 
 
 @pytest.mark.parametrize(
-    ("schema", "place"),
+    ("schema", "path"),
     [
         ({"$ref": "#"}, ""),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, ""),
@@ -230,17 +230,17 @@ def test_lenient_schemas_leave_it_out(schema: Json, compiler: Compiler) -> None:
         ({"anyOf": []}, ""),
     ],
 )
-def test_a_schema_that_no_finite_value_fits_is_refused(compiler: Compiler, schema: Json, place: str) -> None:
+def test_a_schema_that_no_finite_value_fits_is_refused(compiler: Compiler, schema: Json, path: str) -> None:
     with pytest.raises(GrammarProblem, match=r"[Nn]o .*(fits|lies)") as refused:
         compiler.compile(GrammarText("json", json.dumps(schema)))
-    assert refused.value.place == place
+    assert refused.value.path == path
 
 
 def test_a_pattern_that_is_no_regular_expression_is_refused_at_its_place(compiler: Compiler) -> None:
     schema = {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"type": "string", "pattern": "(a"}}}
     with pytest.raises(GrammarProblem, match="unclosed group") as refused:
         compiler.compile(GrammarText("json", json.dumps(schema)))
-    assert refused.value.place == ".$defs.x.pattern"
+    assert refused.value.path == ".$defs.x.pattern"
 
 
 def test_the_order_of_members_is_that_of_the_schema(compiler: Compiler) -> None:

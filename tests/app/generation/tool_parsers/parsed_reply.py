@@ -78,7 +78,7 @@ def cut(text: str, chance: random.Random) -> Iterator[str]:
 def tokens(rendered: str, markup: FormatMarkup) -> Iterator[str]:
     """A rendered reply as a tokenizer gives it: without control tokens that are no part of the format."""
     for piece in _CONTROL.split(rendered.partition(_NEXT_TURN)[0]):
-        if piece and (not _CONTROL.fullmatch(piece) or markup.may_hold(piece)):
+        if piece and (not _CONTROL.fullmatch(piece) or markup.may_contain(piece)):
             yield piece
 
 
@@ -87,9 +87,9 @@ def mutated(text: str, chance: random.Random) -> str:
     for _ in range(chance.randrange(1, 4)):
         start = chance.randrange(len(text) + 1)
         end = min(len(text), start + chance.choice((1, 1, 2, 5, 20)))
-        before, part, behind = text[:start], text[start:end], text[end:]
+        before, part, after = text[:start], text[start:end], text[end:]
         other = chance.choice((*"{}[]\"'<>\\/|\n :,0é🙂\x00", "\\ud800", part))
         text = chance.choice(
-            (before + behind, before, behind + part + before, before + other + behind, before + part + other + behind)
+            (before + after, before, after + part + before, before + other + after, before + part + other + after)
         )
     return text

@@ -73,7 +73,7 @@ def walk(made: llguidance.LLMatcher, chance: random.Random) -> str:
     return said.decode()
 
 
-def format_of(syntax: CallSyntax) -> ReplyFormat:
+def format_with(syntax: CallSyntax) -> ReplyFormat:
     messages = MESSAGES[0] if syntax.name == "harmony" else MessageSyntax("", ())
     return ReplyFormat(THINKING[0] if syntax.name == "harmony" else THINK, syntax, messages)
 
@@ -82,7 +82,7 @@ def format_of(syntax: CallSyntax) -> ReplyFormat:
 @pytest.mark.parametrize("syntax", CALLS, ids=lambda syntax: syntax.name)
 def test_what_it_lets_through_is_read_as_calls(syntax: CallSyntax, vocabulary: llguidance.LLTokenizer) -> None:
     chance = random.Random(f"walk {syntax.name}")
-    written = format_of(syntax)
+    written = format_with(syntax)
     opening = "<|start|>assistant" if syntax.name == "harmony" else ""
     several = 0
     for parallel in (False, True, True):
@@ -114,7 +114,7 @@ def check(name: str, arguments: dict[str, Json]) -> None:
 
 
 def test_thoughts_come_first_and_only_where_they_may(vocabulary: llguidance.LLTokenizer) -> None:
-    hermes = format_of(BY_NAME["hermes"])
+    hermes = format_with(BY_NAME["hermes"])
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     for opening, thinks, text in (
         ("<think>", True, f"Well,\n<tool_call> no.\n</think>\n\n{call}"),
@@ -131,7 +131,7 @@ def test_thoughts_come_first_and_only_where_they_may(vocabulary: llguidance.LLTo
 
 def test_a_text_argument_may_say_anything(vocabulary: llguidance.LLTokenizer) -> None:
     tool = Tool("say", {}, {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]})
-    coder = format_of(BY_NAME["qwen-coder"])
+    coder = format_with(BY_NAME["qwen-coder"])
     text = '<tool_call>\n<function=say>\n<parameter=text>\nif a < b: "é"\n\n</parameter>\n</function>\n</tool_call>'
     made = matcher(call_grammar(coder, "", [tool], {}, parallel=False, thinks=False), vocabulary)
     assert made.consume_tokens(list(text.encode()))
@@ -154,7 +154,7 @@ def test_an_answer_comes_behind_thoughts(vocabulary: llguidance.LLTokenizer) -> 
 
 
 def test_calls_may_come_in_place_of_an_answer(vocabulary: llguidance.LLTokenizer) -> None:
-    hermes, answer = format_of(BY_NAME["hermes"]), '%json {"type": "boolean"}'
+    hermes, answer = format_with(BY_NAME["hermes"]), '%json {"type": "boolean"}'
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     for opening, text in (
         ("", "true"),
@@ -174,7 +174,7 @@ def test_calls_may_come_in_place_of_an_answer(vocabulary: llguidance.LLTokenizer
 @pytest.mark.parametrize("syntax", CALLS, ids=lambda syntax: syntax.name)
 def test_what_begins_as_a_call_is_one(syntax: CallSyntax, vocabulary: llguidance.LLTokenizer) -> None:
     chance = random.Random(f"free {syntax.name}")
-    written = format_of(syntax)
+    written = format_with(syntax)
     grammar = free_grammar(written, "", TOOLS, {}, parallel=True, thinks=False)
     assert grammar is not None
     forced = walk(matcher(call_grammar(written, "", TOOLS, {}, parallel=True, thinks=False), vocabulary), chance)
@@ -189,15 +189,15 @@ def test_what_begins_as_a_call_is_one(syntax: CallSyntax, vocabulary: llguidance
 def test_where_answers_begin_as_calls_do_there_is_no_such_grammar() -> None:
     llama, functionary = (replace(BY_NAME[name], calls=BY_NAME[name].calls[-1:]) for name in ("llama", "functionary"))
     for written, control in (
-        (format_of(llama), {}),
+        (format_with(llama), {}),
         (ReplyFormat(None, functionary, next(one for one in MESSAGES if ">>>all\n" in one.silent)), {}),
-        (format_of(BY_NAME["harmony"]), {"<|start|>": 3, "<|channel|>": 4}),
+        (format_with(BY_NAME["harmony"]), {"<|start|>": 3, "<|channel|>": 4}),
     ):
         assert free_grammar(written, "", TOOLS, control, parallel=True, thinks=False) is None
 
 
 def test_a_schema_stands_in_it_once() -> None:
-    grammar = call_grammar(format_of(BY_NAME["hermes"]), "", TOOLS, {}, parallel=True, thinks=True)
+    grammar = call_grammar(format_with(BY_NAME["hermes"]), "", TOOLS, {}, parallel=True, thinks=True)
     assert grammar.count("San ") == 1
 
 
@@ -214,7 +214,7 @@ def test_no_call_begins_where_none_may(tokenizer: Tokenizer) -> None:
     allowed = np.unpackbits(words.view(np.uint8), bitorder="little")[: tokenizer.vocab_size]
     assert np.flatnonzero(allowed == 0).tolist() == [control[mark]]
     assert no_call_grammar(written, {}) is None
-    assert no_call_grammar(format_of(BY_NAME["harmony"]), {"<|start|>": 3}) is None
+    assert no_call_grammar(format_with(BY_NAME["harmony"]), {"<|start|>": 3}) is None
 
 
 def test_all_tokens_are_free_but_the_one_that_begins_a_call(tokenizer: Tokenizer) -> None:
@@ -236,7 +236,7 @@ def test_all_tokens_are_free_but_the_one_that_begins_a_call(tokenizer: Tokenizer
 
 def test_control_tokens_stand_by_their_ids() -> None:
     control = {"<tool_call>": 7, "</think>": 8, "</tool_call>": 9}
-    grammar = call_grammar(format_of(BY_NAME["hermes"]), "<think>", TOOLS, control, parallel=False, thinks=True)
+    grammar = call_grammar(format_with(BY_NAME["hermes"]), "<think>", TOOLS, control, parallel=False, thinks=True)
     assert "<[7]>" in grammar
     assert "<[8]>" in grammar
     assert 'tool_call>"' not in grammar

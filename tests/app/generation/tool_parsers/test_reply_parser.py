@@ -26,7 +26,7 @@ GENERIC = generic_format(ReplyFormat(THINK))
 HARMONY = ReplyFormat(THINKING[0], BY_NAME["harmony"], MESSAGES[0])
 
 
-def format_of(syntax: CallSyntax) -> ReplyFormat:
+def format_with(syntax: CallSyntax) -> ReplyFormat:
     return ReplyFormat(THINKING[0] if syntax.name == "harmony" else THINK, syntax, ALL_MESSAGES)
 
 
@@ -95,7 +95,7 @@ def fragments(syntax: CallSyntax) -> list[str]:
 @pytest.mark.parametrize("syntax", CALLS, ids=lambda syntax: syntax.name)
 def test_however_it_is_cut_it_says_the_same(syntax: CallSyntax) -> None:
     chance = random.Random(f"cut {syntax.name}")
-    markup, pieces = FormatMarkup(format_of(syntax)), fragments(syntax)
+    markup, pieces = FormatMarkup(format_with(syntax)), fragments(syntax)
     calls = 0
     for _ in range(12):
         text = "".join(chance.choice(pieces) for _ in range(chance.randrange(1, 16)))
@@ -139,11 +139,11 @@ def test_positions_are_those_of_the_text() -> None:
         (CODER, "<function=f> and <parameter=a>"),
         (CODER, "<function=>"),
         (HARMONY, "<|channel|> <|message|"),
-        (format_of(BY_NAME["mistral"]), "[TOOL_CALLS] of what?"),
-        (format_of(BY_NAME["llama"]), '{"name": "unknown", "parameters": {}}'),
-        (format_of(BY_NAME["llama"]), '{"answer": 42}'),
-        (format_of(BY_NAME["llama"]), 'Here: {"name": "f", "parameters": {}}'),
-        (format_of(BY_NAME["lfm"]), "<|tool_call_start|>[1, 2] and"),
+        (format_with(BY_NAME["mistral"]), "[TOOL_CALLS] of what?"),
+        (format_with(BY_NAME["llama"]), '{"name": "unknown", "parameters": {}}'),
+        (format_with(BY_NAME["llama"]), '{"answer": 42}'),
+        (format_with(BY_NAME["llama"]), 'Here: {"name": "f", "parameters": {}}'),
+        (format_with(BY_NAME["lfm"]), "<|tool_call_start|>[1, 2] and"),
     ],
 )
 def test_what_is_no_call_is_text(format_: ReplyFormat, text: str) -> None:
@@ -177,7 +177,7 @@ CALLED = [Call("f", "", '{"a": "x", "n": 2}', ended=True)]
     ],
 )
 def test_what_models_write_besides_their_templates_is_understood(name: str, text: str) -> None:
-    told = parsed(text, format_of(BY_NAME[name]), TOOLS)
+    told = parsed(text, format_with(BY_NAME[name]), TOOLS)
     assert told.text.strip() == ""
     assert [(call.name, json.loads(call.arguments), call.ended) for call in told.calls] == [
         ("f", {"a": "x", "n": 2}, True)
@@ -257,7 +257,7 @@ def test_an_opening_is_a_part_of_the_reply_that_is_not_said_again() -> None:
 
 
 def test_ids_are_the_models_own_where_it_writes_one() -> None:
-    mistral = format_of(BY_NAME["mistral"])
+    mistral = format_with(BY_NAME["mistral"])
     told = parsed('[TOOL_CALLS]f[CALL_ID]abcDEF123[ARGS]{"a": "x"}[TOOL_CALLS]f[ARGS]{}', mistral, TOOLS)
     assert told.calls[0].id == "abcDEF123"
     assert len(told.calls[1].id) == 9

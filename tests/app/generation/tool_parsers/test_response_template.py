@@ -11,7 +11,7 @@ from transformers.utils.chat_parsing import parse_response
 from app.generation.conversation import Json
 from app.generation.tool_parsers.anchor_pattern import MAX_PATTERN, UnsupportedPattern, markup_of
 from app.generation.tool_parsers.reply_parser import FormatMarkup, ReplyParser
-from app.generation.tool_parsers.response_template import format_of
+from app.generation.tool_parsers.response_template import parse_response_template
 from tests.app.generation.tool_parsers.parsed_reply import ParsedReply, cut, parse_pieces
 
 NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
@@ -189,7 +189,7 @@ def expected(text: str, template: dict[str, Any]) -> tuple[str, str, list[Any]]:
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_replies_are_read_as_transformers_reads_them(name: str) -> None:
     chance = random.Random(name)
-    markup = FormatMarkup(format_of(TEMPLATES[name]))
+    markup = FormatMarkup(parse_response_template(TEMPLATES[name]))
     opening = markup.opening("<|message_model|>" if name == "blocks" else "<|start|>assistant")
     calls = 0
     for _ in range(30):
@@ -244,4 +244,4 @@ def test_other_patterns_are_not_understood(pattern: str) -> None:
 )  # fmt: skip
 def test_what_is_not_understood_is_told(change: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedPattern):
-        format_of({**TEMPLATES["chatml"], **change})
+        parse_response_template({**TEMPLATES["chatml"], **change})

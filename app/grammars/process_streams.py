@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Final, Protocol, cast
 
 from app.errors import GrammarsUnavailable
-from app.grammars.frames import READ_BYTES, Channel, Frame, GrammarLimits, Hangup, Kind, Vocabulary
+from app.grammars.frames import READ_BYTES, Channel, ConnectionLost, Frame, GrammarLimits, Kind, Vocabulary
 from app.process.limited_process import library_folders, start_isolated
 
 START_SECONDS: Final = 60.0  # Python and the library load from a disk that may be slow
@@ -25,7 +25,7 @@ _ROOT: Final = Path(__file__).parents[2]
 _AGAIN: Final = "Try again; if it fails again, restart the server."
 
 
-class Line(Protocol):
+class ProcessStream(Protocol):
     """The stream to one process."""
 
     def send(self, data: bytes) -> object: ...
@@ -47,7 +47,7 @@ class Line(Protocol):
         ...
 
 
-class SocketLine:
+class SocketStream:
     """To a forked process, which ends with its socket."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -66,7 +66,7 @@ class SocketLine:
         self._connection.close()
 
 
-class PipeLine:
+class PipeStream:
     """To a process that was started for one grammar. A thread reads its pipe, which alone cannot be given a limit."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
@@ -125,19 +125,19 @@ class ProcessStarter:
             with self._lock:
                 self._control()
 
-    def start(self) -> Line:
+    def start(self) -> ProcessStream:
         """A process that will say that it is ready. Raises GrammarsUnavailable."""
         if not self._forks:
             return self._spawned()
         ours, theirs = socket.socketpair()
-        line = SocketLine(ours)
+        stream = SocketStream(ours)
         try:
             with theirs, self._lock:
                 self._hand_over(theirs)
         except BaseException:
-            line.close()
+            stream.close()
             raise
-        return line
+        return stream
 
     def close(self) -> None:
         with self._lock:
@@ -164,18 +164,18 @@ class ProcessStarter:
             try:
                 channel.send(Frame(Kind.VOCABULARY, payload=self._packed_vocabulary()))
                 channel.receive()
-            except (Hangup, TimeoutError) as error:
+            except (ConnectionLost, TimeoutError) as error:
                 self._drop()
                 raise GrammarsUnavailable("The process that compiles grammars does not start", _AGAIN) from error
         return self._first[1]
 
-    def _spawned(self) -> Line:
-        line = PipeLine(self._process(subprocess.PIPE, subprocess.PIPE))
+    def _spawned(self) -> ProcessStream:
+        stream = PipeStream(self._process(subprocess.PIPE, subprocess.PIPE))
         with self._lock:
             packed = self._packed_vocabulary()
-        with contextlib.suppress(OSError, Hangup):  # it is not ready then
-            Channel(line.receive, line.send).send(Frame(Kind.VOCABULARY, payload=packed))
-        return line
+        with contextlib.suppress(OSError, ConnectionLost):  # it is not ready then
+            Channel(stream.receive, stream.send).send(Frame(Kind.VOCABULARY, payload=packed))
+        return stream
 
     def _process(self, stdin: int, stdout: int) -> "subprocess.Popen[bytes]":
         options = {**asdict(self.limits), "forks": self._forks}
