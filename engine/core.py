@@ -101,7 +101,7 @@ class Engine(Generic[TicketT]):
             raise IndexError(f"a token id is not in the vocabulary of {self.vocab_size}")
         request = Request(next(self._ids), prompt_ids, params, end_ids, origin)
         if params.grammar is not None:
-            request.constraint = params.grammar.begin(jumps=params.logprobs is None)
+            request.constraint = params.grammar.start(jumps=params.logprobs is None)
         self._scheduler.check_fits(request)
         return request
 

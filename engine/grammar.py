@@ -21,7 +21,7 @@ class Constraint(Protocol):
         """Whether nothing can follow: the reply is over."""
         ...
 
-    def ask(self) -> None:
+    def prefetch_mask(self) -> None:
         """The next call is `fill`: what computes elsewhere may begin. Raises what `fill` raises."""
         ...
 
@@ -32,7 +32,7 @@ class Constraint(Protocol):
         """
         ...
 
-    def tell(self, token_id: int) -> None:
+    def prefetch_accept(self, token_id: int) -> None:
         """The next call is `accept` of this token: what computes elsewhere may begin. Raises nothing."""
         ...
 
@@ -44,6 +44,6 @@ class Constraint(Protocol):
 class Grammar(Protocol):
     """What a reply must be like. Immutable, and safe for several threads."""
 
-    def begin(self, *, jumps: bool) -> Constraint:
+    def start(self, *, jumps: bool) -> Constraint:
         """A constraint at its beginning; where it does not jump, `accept` gives no tokens."""
         ...

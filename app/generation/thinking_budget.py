@@ -48,8 +48,8 @@ class ThinkingBudget:
         self._reply = reply
         self._thinks = thinks
 
-    def begin(self, *, jumps: bool) -> Constraint:
-        reply = None if self._reply is None else self._reply.begin(jumps=jumps)
+    def start(self, *, jumps: bool) -> Constraint:
+        reply = None if self._reply is None else self._reply.start(jumps=jumps)
         return _BudgetConstraint(self._tokenizer, self._marks, self._tokens, reply, thinks=self._thinks)
 
 
@@ -74,9 +74,9 @@ class _BudgetConstraint:
     def ended(self) -> bool:
         return self._reply is not None and self._reply.ended
 
-    def ask(self) -> None:
+    def prefetch_mask(self) -> None:
         if self._reply is not None and not self._over:
-            self._reply.ask()
+            self._reply.prefetch_mask()
 
     def fill(self, words: Words) -> bool:
         if self._over:
@@ -85,9 +85,9 @@ class _BudgetConstraint:
             return True
         return self._reply is not None and self._reply.fill(words)
 
-    def tell(self, token_id: int) -> None:
+    def prefetch_accept(self, token_id: int) -> None:
         if self._reply is not None:
-            self._reply.tell(token_id)
+            self._reply.prefetch_accept(token_id)
 
     def accept(self, token_id: int) -> Sequence[int]:
         followed = () if self._reply is None else self._reply.accept(token_id)

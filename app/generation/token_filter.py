@@ -30,10 +30,10 @@ class TokenFilter:
         forbidden = sorted({tuple(sequence) for sequence in ids})
         return cls(allowed, forbidden) if allowed is not None or forbidden else None
 
-    def begin(self, *, jumps: bool) -> Constraint:
+    def start(self, *, jumps: bool) -> Constraint:
         # A jump could take tokens that are filtered out.
         return _FilterConstraint(
-            self.allowed, self.forbidden, None if self.reply is None else self.reply.begin(jumps=False)
+            self.allowed, self.forbidden, None if self.reply is None else self.reply.start(jumps=False)
         )
 
 
@@ -56,9 +56,9 @@ class _FilterConstraint:
     def ended(self) -> bool:
         return self._reply is not None and self._reply.ended
 
-    def ask(self) -> None:
+    def prefetch_mask(self) -> None:
         if self._reply is not None:
-            self._reply.ask()
+            self._reply.prefetch_mask()
 
     def fill(self, words: Words) -> bool:
         constrained = self._reply is not None and self._reply.fill(words)
@@ -71,9 +71,9 @@ class _FilterConstraint:
         words[:] = next((kept for kept in choices if kept.any()), held)
         return True
 
-    def tell(self, token_id: int) -> None:
+    def prefetch_accept(self, token_id: int) -> None:
         if self._reply is not None:
-            self._reply.tell(token_id)
+            self._reply.prefetch_accept(token_id)
 
     def accept(self, token_id: int) -> Sequence[int]:
         longest = max(self._lengths, default=0)

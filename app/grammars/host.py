@@ -88,7 +88,7 @@ class GrammarProcess:
                 log.error("a grammar failed to compile:\n%s", problem.trace)
             raise InvalidGrammar(problem.message, path=problem.path)
 
-    def begin(self, *, jumps: bool) -> Constraint:
+    def start(self, *, jumps: bool) -> Constraint:
         return _GrammarConstraint(self, next(self._numbers), jumps=jumps and self._jumps)
 
     def send(self, frame: Frame) -> None:
@@ -150,7 +150,7 @@ class _GrammarConstraint:
         self.ended = False
         weakref.finalize(self, process.release, number).atexit = False
 
-    def ask(self) -> None:
+    def prefetch_mask(self) -> None:
         if self._failure is not None:
             raise self._failure
         if self._asked_at is None:
@@ -158,13 +158,13 @@ class _GrammarConstraint:
             self._process.send(Frame(Kind.MASK, self._number))
 
     def fill(self, words: Words) -> bool:
-        self.ask()
+        self.prefetch_mask()
         answer = self._answer()
         mask = np.frombuffer(answer.payload, np.int32)[: len(words)]
         words[: len(mask)] = mask
         return True
 
-    def tell(self, token_id: int) -> None:
+    def prefetch_accept(self, token_id: int) -> None:
         if self._failure is None and self._asked_at is None:
             self._asked_at = time.monotonic()
             try:
@@ -173,7 +173,7 @@ class _GrammarConstraint:
                 self._failure = failure  # which the next mask raises
 
     def accept(self, token_id: int) -> Sequence[int]:
-        self.tell(token_id)
+        self.prefetch_accept(token_id)
         if self._failure is not None:
             return ()
         try:

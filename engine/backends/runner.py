@@ -78,7 +78,7 @@ class ModelRunner:
         blocks = self._model.kv.num_blocks
         batch = build_batch(plan, vocab_size=self._vocab_size, num_blocks=blocks, groups=self._groups)
         self._model.kv.copy(copy for part in plan.scheduled for copy in part.copies)
-        masks = self._masks.begin([it for part in plan.scheduled if part.samples for it in part.sampling_requests])
+        masks = self._masks.start([it for part in plan.scheduled if part.samples for it in part.sampling_requests])
         return Ticket(self._model.compute(batch), plan.scheduled, masks)
 
     def _collect(self, ticket: Ticket) -> list[SampledToken]:

@@ -70,7 +70,7 @@ class MaskThread:
         self._words = -(-vocab_size // 32)
         self._thread = ThreadPoolExecutor(1, "masks")  # which starts with the first of them
 
-    def begin(self, requests: Sequence[Request]) -> "Future[Masks] | None":
+    def start(self, requests: Sequence[Request]) -> "Future[Masks] | None":
         """The masks of those that are constrained; None if none is. Until it is done, they must not get a token."""
         constrained = [(it.id, it.constraint) for it in requests if it.constraint is not None]
         return self._thread.submit(self._masks, constrained) if constrained else None
@@ -78,7 +78,7 @@ class MaskThread:
     def _masks(self, constrained: Sequence[tuple[int, Constraint]]) -> Masks:
         masks = Masks(np.zeros((len(constrained), self._words), np.int32), {}, {})
         for request_id, constraint in constrained:  # those that other processes compute are computed at the same time
-            _attempt(masks, request_id, constraint.ask)
+            _attempt(masks, request_id, constraint.prefetch_mask)
         for place, (request_id, constraint) in enumerate(constrained):
             fill = partial(constraint.fill, masks.words[place])
             if request_id not in masks.problems and _attempt(masks, request_id, fill):

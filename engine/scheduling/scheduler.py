@@ -189,7 +189,7 @@ class Scheduler:
         for _, request in told:  # so that constraints that other processes follow are followed at the same time
             token = found.get(request.id)
             if request.constraint is not None and token is not None and token.token_id is not None:
-                request.constraint.tell(token.token_id)
+                request.constraint.prefetch_accept(token.token_id)
         return [
             event
             for part, request in told

@@ -71,7 +71,7 @@ def vocabulary(template: str) -> Tokenizer:
 
 def walked(grammar: Grammar, tokenizer: Tokenizer, chance: random.Random) -> list[int]:
     """Any tokens that a grammar lets through."""
-    constraint, ids = grammar.begin(jumps=True), list[int]()
+    constraint, ids = grammar.start(jumps=True), list[int]()
     while not constraint.ended and len(ids) < 5000:
         words = np.zeros(-(-tokenizer.vocab_size // 32), np.int32)
         assert constraint.fill(words)

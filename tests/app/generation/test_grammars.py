@@ -42,7 +42,7 @@ def compiled(compiler: GrammarCompiler, source: GrammarSource) -> Grammar:
 
 def written(compiler: GrammarCompiler, tokenizer: Tokenizer, source: GrammarSource, *, jumps: bool) -> str:
     """What somebody writes who knows nothing but the masks."""
-    chance, constraint = random.Random(), compiled(compiler, source).begin(jumps=jumps)
+    chance, constraint = random.Random(), compiled(compiler, source).start(jumps=jumps)
     ids: list[int] = []
     while not constraint.ended and len(ids) < 400:
         words = np.zeros(-(-(tokenizer.vocab_size + 64) // 32), np.int32)
@@ -74,7 +74,7 @@ def test_a_regular_expression_and_a_choice_are_kept(compiler: GrammarCompiler, t
 
 
 def test_what_must_follow_is_said(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
-    constraint = compiled(compiler, GrammarSource.choice(["alphabetically sorted", "numbered"])).begin(jumps=True)
+    constraint = compiled(compiler, GrammarSource.choice(["alphabetically sorted", "numbered"])).start(jumps=True)
     (first,) = tokenizer.encode_plain("alpha", at_start=False)
     assert tokenizer.decode(constraint.accept(first), continues_text=True) == "betically sorted"
     assert constraint.ended
@@ -111,7 +111,7 @@ def test_a_bad_schema_is_refused_with_the_place(
 @pytest.mark.parametrize("lenient", [False, True])
 def test_the_schemas_of_anything_and_of_nothing(compiler: GrammarCompiler, lenient: bool) -> None:
     words = np.zeros(2000, np.int32)
-    assert compiled(compiler, GrammarSource.schema(True, lenient=lenient)).begin(jumps=False).fill(words)
+    assert compiled(compiler, GrammarSource.schema(True, lenient=lenient)).start(jumps=False).fill(words)
     assert words.any()
     with pytest.raises(InvalidGrammar):
         compiled(compiler, GrammarSource.schema(False, lenient=lenient))

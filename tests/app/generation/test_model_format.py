@@ -59,7 +59,7 @@ def test_what_the_model_states_counts_where_it_is_understood(
 
 
 def lets_through(grammar: Grammar, tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
-    constraint = grammar.begin(jumps=False)
+    constraint = grammar.start(jumps=False)
     for token_id in ids:
         words = np.zeros(-(-tokenizer.vocab_size // 32), np.int32)
         assert constraint.fill(words)

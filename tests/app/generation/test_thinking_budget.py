@@ -18,7 +18,7 @@ def budget(
     tokenizer: Tokenizer, tokens: int, *, thinks: bool, end: str = "</think>", reply: Grammar | None = None
 ) -> Constraint:
     marks = ReasoningMarks.of(tokenizer, ["<think>", "<reason>"], [end, "</reason>"])
-    return ThinkingBudget(tokenizer, marks, tokens, reply, thinks=thinks).begin(jumps=False)
+    return ThinkingBudget(tokenizer, marks, tokens, reply, thinks=thinks).start(jumps=False)
 
 
 def allowed(constraint: Constraint, tokenizer: Tokenizer) -> Sequence[int] | None:

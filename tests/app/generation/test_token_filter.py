@@ -24,7 +24,7 @@ def allowed(constraint: Constraint, size: int = SIZE) -> Sequence[int] | None:
 
 
 def test_only_allowed_tokens_come() -> None:
-    constraint = TokenFilter(frozenset({0, 31, 64, 99})).begin(jumps=True)
+    constraint = TokenFilter(frozenset({0, 31, 64, 99})).start(jumps=True)
     assert allowed(constraint) == [0, 31, 64, 99]
     assert constraint.accept(31) == ()
     assert allowed(constraint) == [0, 31, 64, 99]
@@ -32,32 +32,32 @@ def test_only_allowed_tokens_come() -> None:
 
 
 def test_a_forbidden_sequence_is_never_completed() -> None:
-    constraint = TokenFilter(forbidden=[(5, 6, 7), (9,), (6, 8)]).begin(jumps=True)
+    constraint = TokenFilter(forbidden=[(5, 6, 7), (9,), (6, 8)]).start(jumps=True)
     for token_id, missing in ((5, {9}), (6, {9, 7, 8}), (5, {9}), (5, {9}), (6, {9, 7, 8}), (1, {9})):
         constraint.accept(token_id)
         assert set(range(SIZE)) - set(allowed(constraint) or ()) == missing
 
 
 def test_nothing_is_masked_while_no_forbidden_sequence_has_begun() -> None:
-    constraint = TokenFilter(forbidden=[(5, 6)]).begin(jumps=True)
+    constraint = TokenFilter(forbidden=[(5, 6)]).start(jumps=True)
     assert allowed(constraint) is None
     constraint.accept(5)
     assert allowed(constraint) == [one for one in range(SIZE) if one != 6]
 
 
 def test_allowed_tokens_that_are_all_forbidden_stay_allowed() -> None:
-    assert allowed(TokenFilter(frozenset({4}), [(4,)]).begin(jumps=True)) == [4]
+    assert allowed(TokenFilter(frozenset({4}), [(4,)]).start(jumps=True)) == [4]
 
 
 def test_a_filter_within_a_grammar_leaves_what_both_allow(tokenizer: Tokenizer) -> None:
     compiled = asyncio.run(GrammarCompiler(copy.copy(tokenizer)).compile(GrammarSource("regex", "[0-9]")))
     two, size = tokenizer.encode("2")[0], tokenizer.vocab_size
-    both = TokenFilter(frozenset({two, 5}), reply=compiled).begin(jumps=True)
+    both = TokenFilter(frozenset({two, 5}), reply=compiled).start(jumps=True)
     assert allowed(both, size) == [two]
     both.accept(two)
     assert both.ended
-    neither = TokenFilter(frozenset({5}), reply=compiled).begin(jumps=True)
-    assert allowed(neither, size) == allowed(compiled.begin(jumps=False), size)
+    neither = TokenFilter(frozenset({5}), reply=compiled).start(jumps=True)
+    assert allowed(neither, size) == allowed(compiled.start(jumps=False), size)
 
 
 def test_words_are_forbidden_with_and_without_a_space(tokenizer: Tokenizer) -> None:

@@ -25,7 +25,7 @@ def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
 
 def follow(grammar: Grammar, tokenizer: Tokenizer, chance: random.Random) -> None:
     """A few tokens of a reply, drawn from those that may come."""
-    constraint = grammar.begin(jumps=True)
+    constraint = grammar.start(jumps=True)
     words = np.zeros(-(-tokenizer.vocab_size // 32), np.int32)
     for _ in range(12):
         if constraint.ended or not constraint.fill(words):

@@ -97,7 +97,7 @@ def allowed(constraint: Constraint, tokenizer: Tokenizer) -> list[int]:
 
 def said(grammar: Grammar, tokenizer: Tokenizer, most: int = 400) -> int:
     """How many tokens a reply has that takes the longest one that may come each time."""
-    constraint, count = grammar.begin(jumps=True), 0
+    constraint, count = grammar.start(jumps=True), 0
     while not constraint.ended and count < most:
         best = max(allowed(constraint, tokenizer), key=lambda one: len(tokenizer.token_bytes(one)))
         count += 1 + len(constraint.accept(best))
@@ -201,10 +201,10 @@ def test_a_mask_that_takes_too_long_ends_its_own_reply_alone(
     slow, fast = asyncio.run(compiler.compile(SLOW_LATER)), asyncio.run(compiler.compile(FAST))
     requests = [Request(number, (1,), SamplingParams()) for number in range(3)]
     for request, grammar in zip(requests, (slow, fast, slow), strict=True):
-        request.constraint = grammar.begin(jumps=True)
+        request.constraint = grammar.start(jumps=True)
     masks, steps = MaskThread(tokenizer.vocab_size), 0
     while True:
-        under_way = masks.begin(requests)
+        under_way = masks.start(requests)
         assert under_way is not None
         found = under_way.result(HANGING_SECONDS)
         assert 1 not in found.problems
@@ -231,9 +231,9 @@ def test_replies_of_one_step_follow_a_grammar_that_forces_text(
     compiler, _ = made()
     grammar = asyncio.run(compiler.compile(GrammarSource("regex", "[ab] and a fixed text that follows.")))
     [first] = tokenizer.encode("a")
-    replies = [grammar.begin(jumps=True) for _ in range(8)]
+    replies = [grammar.start(jumps=True) for _ in range(8)]
     for reply in replies:
-        reply.tell(first)
+        reply.prefetch_accept(first)
     forced = {tuple(reply.accept(first)) for reply in replies}
     assert len(forced) == 1
     assert tokenizer.decode(forced.pop(), continues_text=True).startswith(" and a fixed")
@@ -246,7 +246,7 @@ def test_masks_that_are_slow_on_average_end_a_reply(
     grammar = asyncio.run(compiler.compile(GrammarSource("regex", "([a-z]+ ?){1,1000}end")))
     with pytest.raises(GrammarFailed, match="ms on average"):
         said(grammar, tokenizer)
-    constraint = grammar.begin(jumps=True)
+    constraint = grammar.start(jumps=True)
     assert constraint.accept(5) == ()
     with pytest.raises(GrammarFailed, match="too complex"):
         constraint.fill(np.zeros(2000, np.int32))
@@ -257,12 +257,12 @@ def test_a_grammar_that_allows_nothing_more_ends_the_reply(
 ) -> None:
     compiler, _ = made()
     grammar = asyncio.run(compiler.compile(GrammarSource("lark", 'start: "x" A | "y"\nA: /[a-z]/ & /[0-9]/')))
-    constraint = grammar.begin(jumps=False)
+    constraint = grammar.start(jumps=False)
     (x,) = tokenizer.encode_plain("x", at_start=False)
     constraint.accept(x)
     with pytest.raises(GrammarFailed, match="No text fits"):
         allowed(constraint, tokenizer)
-    other = grammar.begin(jumps=False)
+    other = grammar.start(jumps=False)
     assert x in allowed(other, tokenizer)  # which is no fault of the grammar's other replies
 
 
@@ -273,16 +273,16 @@ def test_replies_of_one_grammar_that_are_asked_at_once_are_answered_each(
     compiler, _ = made(forks=forks)
     words = ["alphabetically sorted", "numbered by hand", "randomly"]
     grammar = asyncio.run(compiler.compile(GrammarSource.choice(words)))
-    replies = [grammar.begin(jumps=True) for _ in words]
+    replies = [grammar.start(jumps=True) for _ in words]
     firsts = [tokenizer.encode_plain(word, at_start=False)[0] for word in words]
     masks = [np.zeros(-(-tokenizer.vocab_size // 32), np.int32) for _ in words]
     for reply in replies:
-        reply.ask()
+        reply.prefetch_mask()
     for reply, mask in reversed(list(zip(replies, masks, strict=True))):
         assert reply.fill(mask)
     assert all((mask == masks[0]).all() for mask in masks)
     for reply, first in zip(replies, firsts, strict=True):
-        reply.tell(first)
+        reply.prefetch_accept(first)
     followed = [reply.accept(first) for reply, first in zip(replies, firsts, strict=True)]
     told = [tokenizer.decode([first, *rest], continues_text=True) for first, rest in zip(firsts, followed, strict=True)]
     assert told == words
@@ -304,7 +304,7 @@ def test_processes_that_start_from_nothing_follow_grammars_alike(
     compiler, _ = made(GrammarLimits(compile_cpu_seconds=600, compile_wall_seconds=1), forks=False)
     asyncio.run(compiler.prepare())
     choices = GrammarSource.choice(["alphabetically sorted", "numbered"])
-    constraint = asyncio.run(compiler.compile(choices)).begin(jumps=True)
+    constraint = asyncio.run(compiler.compile(choices)).start(jumps=True)
     (first,) = tokenizer.encode_plain("alpha", at_start=False)
     assert tokenizer.decode(constraint.accept(first), continues_text=True) == "betically sorted"
     assert constraint.ended

@@ -33,7 +33,7 @@ class Steps:
     fails_at: int = -1
     begun: list[bool] = field(default_factory=list)
 
-    def begin(self, *, jumps: bool) -> Constraint:
+    def start(self, *, jumps: bool) -> Constraint:
         self.begun.append(jumps)
         return Walk(self, jumps)
 
@@ -48,7 +48,7 @@ class Walk:
     def ended(self) -> bool:
         return self.at >= len(self.grammar.steps)
 
-    def ask(self) -> None:
+    def prefetch_mask(self) -> None:
         pass
 
     def fill(self, words: Words) -> bool:
@@ -59,7 +59,7 @@ class Walk:
             words[token_id // 32] |= torch.tensor(1 << token_id % 32).int().item()
         return bool(allowed)
 
-    def tell(self, token_id: int) -> None:
+    def prefetch_accept(self, token_id: int) -> None:
         pass
 
     def accept(self, token_id: int) -> Sequence[int]:

@@ -206,7 +206,7 @@ def test_no_call_begins_where_none_may(tokenizer: Tokenizer) -> None:
     control = {mark: tokenizer.control_tokens[mark]}
     written = ReplyFormat(None, CallSyntax("control", (f"{mark}{{objects}}</call>",)))
     grammar = no_call_grammar(written, control)
-    constraint = asyncio.run(GrammarCompiler(tokenizer).compile(GrammarSource("lark", grammar or ""))).begin(jumps=True)
+    constraint = asyncio.run(GrammarCompiler(tokenizer).compile(GrammarSource("lark", grammar or ""))).start(jumps=True)
     for token_id in tokenizer.encode("Well <file_sep> é\n<b", parse_special=True):
         assert constraint.accept(token_id) == ()
     words = np.zeros(-(-tokenizer.vocab_size // 32), np.int32)
@@ -223,7 +223,7 @@ def test_all_tokens_are_free_but_the_one_that_begins_a_call(tokenizer: Tokenizer
     control = {mark: tokenizer.control_tokens[mark]}
     syntax = CallSyntax("control", (f"{mark}{{objects}}</call>",))
     grammar = free_grammar(ReplyFormat(None, syntax), "", TOOLS, control, parallel=True, thinks=False)
-    constraint = asyncio.run(GrammarCompiler(tokenizer).compile(GrammarSource("lark", grammar or ""))).begin(jumps=True)
+    constraint = asyncio.run(GrammarCompiler(tokenizer).compile(GrammarSource("lark", grammar or ""))).start(jumps=True)
     text = tokenizer.encode("Well <file_sep> é\n<b", parse_special=True)
     for token_id in text:
         assert constraint.accept(token_id) == ()
