@@ -14,7 +14,7 @@ from engine.step import ScheduledRequest, StepPlan
 
 Ids = Sequence[int]
 
-UNKNOWN = 0  # in place of a token that is still being sampled; it must be put in its place on the device
+PENDING_TOKEN = 0  # in place of a token that is still being sampled; it must be put in its place on the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def build_batch(
     for part in plan.scheduled:
         logit_rows += _logit_rows(part, len(token_ids))
         token_ids += part.request.token_ids(part.start, part.stop)
-        token_ids += [UNKNOWN] * part.needs_pending_token
+        token_ids += [PENDING_TOKEN] * part.needs_pending_token
         span = range(part.start, part.stop)
         positions += span
         for group, table, mapping in zip(groups, part.block_tables, slots, strict=True):

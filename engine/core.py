@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _UnderWay(Generic[TicketT]):
+class _LaunchedStep(Generic[TicketT]):
     """A launched step."""
 
     plan: StepPlan
@@ -51,7 +51,7 @@ class Engine(Generic[TicketT]):
         self.vocab_size = vocab_size
         self._scheduler = Scheduler(config, block_transfer, store, clock)
         self._runner = runner
-        self._under_way: deque[_UnderWay[TicketT]] = deque()
+        self._under_way: deque[_LaunchedStep[TicketT]] = deque()
         self._collected = 0.0  # when the last step was
         # Seconds that what is going on will take, by the steps before; inf: not known. Read by other threads.
         self.expected_seconds = 0.0
@@ -102,7 +102,7 @@ class Engine(Generic[TicketT]):
         request = Request(next(self._ids), prompt_ids, params, end_ids, origin)
         if params.grammar is not None:
             request.constraint = params.grammar.start(jumps=params.logprobs is None)
-        self._scheduler.check_fits(request)
+        self._scheduler.validate_request(request)
         return request
 
     def search(
@@ -118,7 +118,7 @@ class Engine(Generic[TicketT]):
         results = [self.request(prompt_ids, params, end_ids, origin) for _ in range(params.beams.results)]
         if params.beams.width + len(end_ids) + len(params.stop_token_ids) > self.vocab_size:
             raise InvalidSampling("width", f"too wide for a vocabulary of {self.vocab_size}")
-        self._scheduler.check_search_fits(results[0])
+        self._scheduler.validate_beam_search(results[0])
         return results
 
     def add(self, *requests: Request) -> None:
@@ -140,11 +140,11 @@ class Engine(Generic[TicketT]):
             self.expected_seconds = self._scheduler.costs.steps.expected(plan.num_tokens) or math.inf
             try:
                 began = time.monotonic()
-                self._under_way.append(_UnderWay(plan, self._runner.launch(plan), began))
+                self._under_way.append(_LaunchedStep(plan, self._runner.launch(plan), began))
             except OutOfMemory as error:
-                return self._short_of_memory(plan, error, launched=False)
+                return self._handle_out_of_memory(plan, error, launched=False)
             except Exception as error:  # noqa: BLE001  # whatever a kernel raises ends the requests it ran, and no others
-                return self._failed(plan, error)
+                return self._handle_failure(plan, error)
         if not self._under_way:
             self.expected_seconds = math.inf
             self._scheduler.wait()
@@ -153,26 +153,26 @@ class Engine(Generic[TicketT]):
         try:
             sampled = self._runner.collect(step.ticket)
         except OutOfMemory as error:
-            return self._short_of_memory(step.plan, error, launched=True)
+            return self._handle_out_of_memory(step.plan, error, launched=True)
         except Exception as error:  # noqa: BLE001
-            return self._failed(step.plan, error)
+            return self._handle_failure(step.plan, error)
         began, self._collected = max(step.began, self._collected), time.monotonic()
         self._scheduler.costs.steps.observe(step.plan.num_tokens, self._collected - began)
         self._limits.restore()
         return self._scheduler.update(step.plan, sampled)
 
-    def _short_of_memory(self, plan: StepPlan, error: OutOfMemory, *, launched: bool) -> list[TokenEvent]:
+    def _handle_out_of_memory(self, plan: StepPlan, error: OutOfMemory, *, launched: bool) -> list[TokenEvent]:
         """A step did not get its memory: a smaller one is tried next. Where it cannot be smaller, its request ends."""
         self._runner.recover()
         while launched and self._under_way:  # they were built on it
             self._scheduler.undo(self._under_way.pop().plan)
         if not self._limits.halve(plan):
-            return self._failed(plan, error)
+            return self._handle_failure(plan, error)
         log.warning("%s; a step of %d tokens is tried again, or a smaller one", error, plan.num_tokens)
         self._scheduler.undo(plan)
         return []
 
-    def _failed(self, plan: StepPlan, error: Exception) -> list[TokenEvent]:
+    def _handle_failure(self, plan: StepPlan, error: Exception) -> list[TokenEvent]:
         log.error("a step of %d requests failed", len(plan.scheduled), exc_info=error)
         return self._scheduler.fail(plan, f"{type(error).__name__}: {error}")
 
@@ -186,9 +186,9 @@ class Engine(Generic[TicketT]):
         self._under_way.clear()
         return self._scheduler.abort_all(forgotten)
 
-    def settle(self, seconds: float = 60.0) -> None:
+    def flush(self, seconds: float = 60.0) -> None:
         """Wait for the copies under way, and have what is due written to files, as far as that begins in that time."""
-        self._scheduler.settle(seconds)
+        self._scheduler.flush(seconds)
 
     def forget(self, token_ids: Sequence[int], origin: Origin = PROGRAM, *, kept: int = 0) -> None:
         """Make what was computed of some tokens unfindable, on the device, in memory and in files, but for the first

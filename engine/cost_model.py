@@ -12,12 +12,13 @@ FEW_TOKENS = 16  # a step of so many costs about what it costs anyway
 WEIGHT = 0.3  # of the latest step: what a token costs grows while a long prompt is read
 COPY_RATE = 4e9  # bytes a second, until a copy was measured
 READ_RATE = 1e9  # bytes a second from files, until they were read
-READ_BEGINS = 0.003  # seconds before the first byte is there
-FORGETS = 1.05  # what was slow once is tried again: the rate grows by so much whenever files are left alone for it
+READ_LATENCY = 0.003  # seconds before the first byte is there
+READ_RATE_GROWTH = 1.05  # factor on the read rate each time reading is skipped, so that reading is tried again
 RECENT = 8  # copies that the rate is the mean of, about
 OUTLIER = 4.0  # times the expected time: somebody else had the machine
-AIM = 0.5  # of the target: steps differ, and hardly any should take longer
-SPARED = 4.0  # a chunk takes at least this many times the fixed part of a step: a fifth of a prompt's time at most
+LATENCY_FRACTION = 0.5  # of the target: steps differ, and hardly any should take longer
+# Least compute time of a chunk, in fixed costs of a step, which are then at most a fifth of the prefill time.
+MIN_CHUNK_RATIO = 4.0
 
 
 @dataclass(slots=True)
@@ -31,9 +32,9 @@ class StepTimes:
         if 0 < OUTLIER * self.expected(tokens) < seconds:
             seconds = OUTLIER * self.expected(tokens)
         if tokens <= FEW_TOKENS:
-            self.fixed = _blend(self.fixed, seconds)
+            self.fixed = _moving_average(self.fixed, seconds)
         else:
-            self.per_token = _blend(self.per_token, max(0.0, seconds - self.fixed) / tokens)
+            self.per_token = _moving_average(self.per_token, max(0.0, seconds - self.fixed) / tokens)
 
     def expected(self, tokens: int) -> float:
         """Seconds of a step; 0 before there was one of about that size."""
@@ -42,7 +43,7 @@ class StepTimes:
         return self.fixed + self.per_token * tokens if self.per_token else 0.0
 
 
-def _blend(known: float, seen: float) -> float:
+def _moving_average(known: float, seen: float) -> float:
     return known + WEIGHT * (seen - known) if known else seen
 
 
@@ -65,20 +66,20 @@ class CostModel:
 
     def observe_read(self, num_bytes: int, seconds: float) -> None:
         """Blocks were read from files."""
-        if num_bytes and seconds > READ_BEGINS:
+        if num_bytes and seconds > READ_LATENCY:
             self.reads += 1
-            self.read_rate += (num_bytes / (seconds - READ_BEGINS) - self.read_rate) / min(self.reads, RECENT)
+            self.read_rate += (num_bytes / (seconds - READ_LATENCY) - self.read_rate) / min(self.reads, RECENT)
 
-    def prefers_reading(self, blocks: float, instead_of: int) -> bool:
+    def prefers_read(self, blocks: float, instead_of: int) -> bool:
         """Whether reading `blocks` from files takes less time than computing the tokens of `instead_of`."""
         if self.config.restore is Restore.ALWAYS or not self.steps.per_token:
             return True
-        reading = READ_BEGINS + blocks * self.config.block_bytes / self.read_rate
-        faster = reading < self._computing(instead_of)
-        self.read_rate *= 1.0 if faster else FORGETS
+        reading = READ_LATENCY + blocks * self.config.block_bytes / self.read_rate
+        faster = reading < self._compute_seconds(instead_of)
+        self.read_rate *= 1.0 if faster else READ_RATE_GROWTH
         return faster
 
-    def _computing(self, blocks: int) -> float:
+    def _compute_seconds(self, blocks: int) -> float:
         """Seconds."""
         return blocks * BLOCK_SIZE * (self.steps.per_token + self.steps.fixed / self.config.max_step_tokens)
 
@@ -87,9 +88,9 @@ class CostModel:
         if self.config.preemption is not Preemption.AUTO:
             return self.config.preemption is Preemption.SWAP
         copying = 2 * blocks * self.config.block_bytes / self.copy_rate
-        return copying < self._computing(blocks)
+        return copying < self._compute_seconds(blocks)
 
-    def budget(self, streams: int) -> int:
+    def token_budget(self, streams: int) -> int:
         """Tokens of the next step, of which each of `streams` waits for one.
 
         So many that they get it within the target; but never so few that reading a prompt would mostly be the fixed
@@ -99,5 +100,5 @@ class CostModel:
         fixed, per_token = self.steps.fixed, self.steps.per_token
         if not streams or not target or not per_token:
             return most
-        tokens = max((AIM * target - fixed) / per_token, SPARED * fixed / per_token)
+        tokens = max((LATENCY_FRACTION * target - fixed) / per_token, MIN_CHUNK_RATIO * fixed / per_token)
         return min(most, max(BLOCK_SIZE, int(tokens)) + streams)

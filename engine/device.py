@@ -99,7 +99,7 @@ class Device(Protocol):
         """What these weights, of which nothing has been read, will take."""
         ...
 
-    def kv_room(self, model: ModelConfig, weight_bytes: int) -> int:
+    def kv_memory(self, model: ModelConfig, weight_bytes: int) -> int:
         """Bytes that are there for caches, once weights of about so many bytes are loaded. Raises
         OutOfMemory where these alone do not fit."""
         ...

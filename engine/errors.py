@@ -61,12 +61,13 @@ class PromptTooLong(EngineError):
             longest_context=longest_context,
             is_exact=is_exact,
         )
-        raising = f", or start with a larger --context (at most {longest_context:,} here)" if error.can_raise else ""
-        error.remedy = f"Shorten the prompt{raising}."
+        error.remedy = "Shorten the prompt."
+        if error.fits_longer_context:
+            error.remedy = f"Shorten the prompt, or start with a larger --context (at most {longest_context:,} here)."
         return error
 
     @property
-    def can_raise(self) -> bool:
+    def fits_longer_context(self) -> bool:
         """Whether a larger --context makes room for it: the model and the memory allow that."""
         return max(self.tokens, self.context) < self.longest_context
 

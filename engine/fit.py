@@ -86,7 +86,7 @@ def _cache_fit(
 ) -> CacheFit:
     budget = cache_budget(model, device)
     try:
-        room = device.kv_room(model, sum(weight.nbytes for weight in stored.values()))
+        room = device.kv_memory(model, sum(weight.nbytes for weight in stored.values()))
     except OutOfMemory:
         room = 0
     context = budget.tokens(room, wanted)

@@ -52,7 +52,7 @@ def open_checkpoint(path: Path, quantize: str | None = None) -> Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class OutputStage:
     """What becomes of a decoder's last states: logits, of which a runner makes tokens, or something else."""
 
     config: Callable[[ModelConfig], ModelConfig]
@@ -60,36 +60,36 @@ class Ending:
     runner: Callable[[ModelRunner], Runner[Ticket]] | None = None  # around the plain one; None: the device's own
 
 
-NEXT_TOKEN = Ending(lambda model: model, Weights)
+NEXT_TOKEN = OutputStage(lambda model: model, Weights)
 
 
 def load_engine(
-    checkpoint: Checkpoint, options: LoadOptions, progress: LoadProgress | None = None, ending: Ending = NEXT_TOKEN
+    checkpoint: Checkpoint, options: LoadOptions, progress: LoadProgress | None = None, output: OutputStage = NEXT_TOKEN
 ) -> ModelEngine:
     """The engine for an open checkpoint.
 
     Raises UnsupportedModel, UnsupportedTier, ModelFileError or OutOfMemory; nothing stays allocated then.
     """
     with reporting_shortage():
-        return _load_engine(checkpoint, options, progress, ending)
+        return _load_engine(checkpoint, options, progress, output)
 
 
 def _load_engine(
-    checkpoint: Checkpoint, options: LoadOptions, progress: LoadProgress | None, ending: Ending
+    checkpoint: Checkpoint, options: LoadOptions, progress: LoadProgress | None, output: OutputStage
 ) -> ModelEngine:
-    model = ending.config(models.read_config(checkpoint.metadata))
+    model = output.config(models.read_config(checkpoint.metadata))
     stored = models.stored_weights(checkpoint)
     if gpu := gpu_for(options):
         try:
             with reporting_shortage():
-                return _load_on(cuda_device(gpu, options, model), model, checkpoint, options, progress, ending)
+                return _load_on(cuda_device(gpu, options, model), model, checkpoint, options, progress, output)
         except (UnsupportedModel, UnsupportedQuantization, OutOfMemory) as problem:
             if options.asks_for_gpu:
                 raise
             log.warning("%s is not used: %s", gpu.card.name, problem)
         gc.collect()
         gpu.drop_caches()
-    return _load_on(host_device(options, model, checkpoint.path, stored), model, checkpoint, options, progress, ending)
+    return _load_on(host_device(options, model, checkpoint.path, stored), model, checkpoint, options, progress, output)
 
 
 def _load_on(
@@ -98,22 +98,22 @@ def _load_on(
     checkpoint: Checkpoint,
     options: LoadOptions,
     progress: LoadProgress | None,
-    ending: Ending,
+    output: OutputStage,
 ) -> ModelEngine:
     stored = models.stored_weights(checkpoint)
     weight_bytes = sum(weight.nbytes for weight in stored.values())
     config = _resolve(model, device, options, (options.fingerprint, checkpoint.digest), weight_bytes)
-    weights = ending.weights(checkpoint.path, stored, progress, min(device.threads, MOST_LOADING_THREADS))
+    weights = output.weights(checkpoint.path, stored, progress, min(device.threads, MOST_LOADING_THREADS))
     loaded = device.load(model, weights, config)
     trim()
     config = config.with_pools([len(pool) for pool in loaded.kv.pools])
     store = _open_store(options, config, loaded.kv, str(device.kv_type).removeprefix("torch."))
     block_transfer = ThreadedTransfer(loaded.kv, store) if config.host_blocks or store else None
-    if ending.runner is None:
+    if output.runner is None:
         runner = device.runner(loaded, model.vocab_size, config.groups)
     else:  # it looks at logits when a step is collected, where the next one must not have overwritten them
         config = replace(config, step_depth=1)
-        runner = ending.runner(ModelRunner(loaded, model.vocab_size, config.groups))
+        runner = output.runner(ModelRunner(loaded, model.vocab_size, config.groups))
     return Engine(config, model.vocab_size, runner, block_transfer, store)
 
 
@@ -132,7 +132,7 @@ def _resolve(
 ) -> EngineConfig:
     """The knobs of a run, with every choice made. Raises UnsupportedModel for a context that memory cannot hold."""
     budget = cache_budget(model, device)
-    room = device.kv_room(model, weight_bytes)
+    room = device.kv_memory(model, weight_bytes)
     host_cache = device.host_cache if options.host_cache is None else options.host_cache
     context = budget.context(options.context_length, room)
     groups = budget.groups(budget.tokens(room, device.contexts * context))

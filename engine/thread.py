@@ -71,7 +71,7 @@ class EngineThread:
 
         Raises what `Engine.request` raises, and EngineError when the engine does not run.
         """
-        if problem := self._death():
+        if problem := self._fatal_problem():
             raise EngineError(f"The engine does not run: {problem}", "Start it again.")
         first, *others = several
         if first.beams is None:
@@ -95,23 +95,23 @@ class EngineThread:
 
     def problem(self) -> str:
         """Why the engine cannot serve, or empty while it can. From the step loop's own heartbeat."""
-        if death := self._death():
+        if death := self._fatal_problem():
             return death
         turn, now = self._turn, self._clock()
         if turn is None:
             return ""
         began, moved_at = turn
-        if now - began >= self._patience():
+        if now - began >= self._turn_limit():
             return f"a step has been running for {now - began:.0f} s"
         waiting = began - moved_at  # by turns that planned nothing
         return f"requests wait, and no step has run for {waiting:.0f} s" if waiting >= UNKNOWN_SECONDS else ""
 
-    def _patience(self) -> float:
+    def _turn_limit(self) -> float:
         """Seconds of one turn of the loop. Long steps of a large model on a slow machine are no problem."""
         expected = self._engine.expected_seconds
         return UNKNOWN_SECONDS if math.isinf(expected) else max(WEDGED_SECONDS, SLOW * expected)
 
-    def _death(self) -> str:
+    def _fatal_problem(self) -> str:
         """Why it will never serve again; a step that only takes long is no reason."""
         return self._failure or ("" if self._thread.is_alive() else "it is stopped")
 
@@ -120,31 +120,33 @@ class EngineThread:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                events = self._obey()
+                events = self._run_commands()
                 events += self._engine.step()
-                self._look_for_progress()
-                self._tell(events)
-            self._tell(self._engine.abort_all())  # what came in while it stopped
+                self._note_progress()
+                self._deliver_events(events)
+            self._deliver_events(self._engine.abort_all())  # what came in while it stopped
         except BaseException as error:  # whatever ends this thread, nobody may be left waiting for it
             log.exception("the engine failed")
             self._failure = f"{type(error).__name__}: {error}"
-            self._refuse_everything()
+            self._fail_all_requests()
 
-    def _tell(self, events: list[TokenEvent]) -> None:
+    def _deliver_events(self, events: list[TokenEvent]) -> None:
         self._live -= {event.request_id for event in events if event.finish is not None}
         if events:
             self._deliver(events)
 
-    def _refuse_everything(self) -> None:
+    def _fail_all_requests(self) -> None:
         """The life of a dead engine: whoever waits, or was on the way when it died, is told. It is not asked again."""
         while True:
-            self._tell([TokenEvent(i, None, finish=FinishReason.ERROR, error=self._failure) for i in self._live])
+            self._deliver_events(
+                [TokenEvent(i, None, finish=FinishReason.ERROR, error=self._failure) for i in self._live]
+            )
             if self._stopping:
                 return
             with contextlib.suppress(Exception):
                 self._commands.get()()
 
-    def _obey(self) -> list[TokenEvent]:
+    def _run_commands(self) -> list[TokenEvent]:
         """A turn's beginning: carry out every command there is; wait for one while nobody waits for anything else."""
         events: list[TokenEvent] = []
         if self._engine.has_requests:
@@ -163,7 +165,7 @@ class EngineThread:
             events += self._commands.get()()
         return events
 
-    def _look_for_progress(self) -> None:
+    def _note_progress(self) -> None:
         if self._engine.progress != self._progress:
             self._progress, self._moved_at = self._engine.progress, self._clock()
 

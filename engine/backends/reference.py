@@ -50,7 +50,7 @@ class ReferenceDevice:
     def needs(self, model: ModelConfig, stored: Mapping[str, StoredWeight]) -> Needs:
         return Needs(self._loaded(model, sum(weight.nbytes for weight in stored.values())), 0)
 
-    def kv_room(self, model: ModelConfig, weight_bytes: int) -> int:
+    def kv_memory(self, model: ModelConfig, weight_bytes: int) -> int:
         return host_room(self._loaded(model, weight_bytes), self._memory)
 
     def _loaded(self, model: ModelConfig, weight_bytes: int) -> int:

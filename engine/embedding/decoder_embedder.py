@@ -25,7 +25,7 @@ from engine.core import Engine
 from engine.counters import EngineState
 from engine.errors import EngineError
 from engine.load_options import LoadOptions
-from engine.loading import Ending, load_engine
+from engine.loading import OutputStage, load_engine
 from engine.request import Request, TokenEvent
 from engine.sampling_params import SamplingParams
 from engine.step import SampledToken
@@ -166,5 +166,5 @@ def load_decoder_embedder(
         made.append(EmbeddingRunner(runner))
         return made[0]
 
-    engine = load_engine(checkpoint, options, progress, Ending(_without_head, HeadlessWeights, wrapped))
+    engine = load_engine(checkpoint, options, progress, OutputStage(_without_head, HeadlessWeights, wrapped))
     return DecoderEmbedder(engine, made[0], models.read_config(checkpoint.metadata).hidden)

@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.sampling_rows import SampledColumns, SamplingRows
-from engine.sampling.drawing import Filters, drawn_logprobs
-from engine.sampling.filters import without_top_choices
+from engine.sampling.drawing import Filters, sampled_logprobs
+from engine.sampling.filters import xtc_logits
 
 EDITS = 256  # edits per program
 BLOCK = 4096  # logits that a program masks at a time
@@ -111,9 +111,9 @@ def edited_logits(logits: Tensor, rows: SamplingRows) -> Tensor:
 def apply_xtc(edited: Tensor, rows: SamplingRows) -> Filters:
     """Apply XTC in place to the rows that use it. Returns the filters that remain to be applied."""
     hit, filters = rows.columns.xtc_rows, rows.filters
-    left = without_top_choices(edited[hit], filters.rows(hit), rows.columns.xtc_thresholds[:, None])
+    left = xtc_logits(edited[hit], filters.rows(hit), rows.columns.xtc_thresholds[:, None])
     edited.index_copy_(0, hit, left)
-    return filters.lifted(hit, edited.shape[1])
+    return filters.without_filters(hit, edited.shape[1])
 
 
 def report_draw_logprobs(drawn_from: Tensor, filters: Filters, rows: SamplingRows, sampled: SampledColumns) -> None:
@@ -122,7 +122,7 @@ def report_draw_logprobs(drawn_from: Tensor, filters: Filters, rows: SamplingRow
     `drawn_from`: the logits of these rows, float32 [rows, vocabulary]. `filters`: the filters of these rows.
     """
     hit = rows.columns.drawn
-    logprobs, ids, top = drawn_logprobs(drawn_from, filters, sampled.token_ids[hit], rows.alternatives or 0)
+    logprobs, ids, top = sampled_logprobs(drawn_from, filters, sampled.token_ids[hit], rows.alternatives or 0)
     sampled.token_logprobs.index_copy_(0, hit, logprobs.float())
     sampled.top_ids.index_copy_(0, hit, ids.int())
     sampled.top.index_copy_(0, hit, top.float())

@@ -25,7 +25,7 @@ from engine.kernels.row_passes import (
 )
 from engine.kernels.sampling_rows import Sampled, SamplingRows
 from engine.kernels.token_draw import draw
-from engine.sampling.drawing import PREFIXES, SMALLEST_TEMPERATURE, TRIES, Filters
+from engine.sampling.drawing import ATTEMPTS, PREFIXES, SMALLEST_TEMPERATURE, Filters
 
 BLOCK = 4096  # logits that a program processes at a time, at least
 CHUNKS = 64  # chunks per row, at most
@@ -66,7 +66,7 @@ def _sample_kernel(
     uniforms: tl.tensor,
     shortlists: tl.tensor,
     COOLEST: tl.constexpr,
-    TRIES: tl.constexpr,
+    ATTEMPTS: tl.constexpr,
     PREFIX: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
@@ -94,7 +94,7 @@ def _sample_kernel(
         complete = (floor == -float("inf")) | (count == vocabulary)
         token = draw(
             row, vocabulary, peak, best_id, sums, shortlist, count, complete, scale, least, top_k, top_p,
-            uniforms + index * TRIES, TRIES, PREFIX, BLOCK, CHUNKS, CAPACITY, ID_BITS,
+            uniforms + index * ATTEMPTS, ATTEMPTS, PREFIX, BLOCK, CHUNKS, CAPACITY, ID_BITS,
         )  # fmt: skip
     tl.store(tokens + index, token.to(tl.int64))
 
@@ -194,7 +194,7 @@ def sample(logits: Tensor, rows: SamplingRows) -> Sampled:
     _sample_kernel[(count,)](
         drawn, sources, drawn.stride(0), vocabulary, tokens,
         columns.temperature, min_p, top_k, top_p, columns.uniforms, shortlists,
-        COOLEST=SMALLEST_TEMPERATURE, TRIES=TRIES, PREFIX=PREFIXES[0], **sizes,
+        COOLEST=SMALLEST_TEMPERATURE, ATTEMPTS=ATTEMPTS, PREFIX=PREFIXES[0], **sizes,
     )  # fmt: skip
     if rows.alternatives is not None:
         result = sampled.columns

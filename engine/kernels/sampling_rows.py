@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from engine.request import Request, TokenLogprobs
-from engine.sampling.drawing import TRIES, Filters
-from engine.sampling.filters import dry_penalties, known_ids, leaves_out
+from engine.sampling.drawing import ATTEMPTS, Filters
+from engine.sampling.filters import dry_penalties, token_array, xtc_applies
 from engine.sampling.masks import NO_MASKS, Masks
 from engine.sampling.sampler import NOT_NUMBERS, uniform
 from engine.step import SampledToken
@@ -40,7 +40,7 @@ class Columns(NamedTuple):
     are as in `engine.sampling.masks.Masks`.
     """
 
-    uniforms: Tensor  # float64 [R, TRIES], in [0, 1)
+    uniforms: Tensor  # float64 [R, ATTEMPTS], in [0, 1)
     temperature: Tensor  # float32 [R]; 0: greedy
     min_p: Tensor  # float32 [R]
     top_k: Tensor  # int32 [R], 1 .. vocabulary
@@ -159,7 +159,7 @@ def build_rows(targets: Sequence[SampleTarget], vocabulary: int, masks: Masks = 
     """
     params = [target.request.params for target in targets]
     edits = [_edits(row, target, vocabulary) for row, target in enumerate(targets)]
-    xtc_rows = [row for row, target in enumerate(targets) if leaves_out(target.request.params, target.index)]
+    xtc_rows = [row for row, target in enumerate(targets) if xtc_applies(target.request.params, target.index)]
     alternatives = [-1 if p.logprobs is None else p.logprobs for p in params]
     drawn = [row for row, p in enumerate(params) if p.drawn_logprobs and p.logprobs is not None]
     columns = Columns(
@@ -173,18 +173,18 @@ def build_rows(targets: Sequence[SampleTarget], vocabulary: int, masks: Masks = 
         frequency=torch.tensor([p.frequency_penalty for p in params]),
         alternatives=torch.tensor(alternatives, dtype=torch.int32),
         sources=torch.tensor([target.source for target in targets], dtype=torch.int32),
-        mask_rows=torch.tensor([masks.places.get(target.request.id, -1) for target in targets], dtype=torch.int32),
+        mask_rows=torch.tensor([masks.mask_rows.get(target.request.id, -1) for target in targets], dtype=torch.int32),
         edit_rows=torch.cat([edit.rows for edit in edits]),
         edit_ids=torch.cat([edit.ids for edit in edits]),
         bias=torch.cat([edit.bias for edit in edits]),
         counts=torch.cat([edit.counts for edit in edits]),
         xtc_rows=torch.tensor(xtc_rows, dtype=torch.int64),
         xtc_thresholds=torch.tensor([params[row].xtc_threshold for row in xtc_rows]),
-        words=torch.from_numpy(masks.words if masks.places else NO_MASKS.words),
+        words=torch.from_numpy(masks.words if masks.mask_rows else NO_MASKS.words),
         drawn=torch.tensor(drawn, dtype=torch.int64),
     )
     most = max(alternatives)
-    plain = most < 0 and not masks.places and not len(columns.edit_ids) and all(p.temperature == 0 for p in params)
+    plain = most < 0 and not masks.mask_rows and not len(columns.edit_ids) and all(p.temperature == 0 for p in params)
     return _packed(columns, plain, None if most < 0 else most)
 
 
@@ -233,8 +233,8 @@ def _top(ids: Sequence[int], logprobs: Sequence[float]) -> tuple[tuple[int, floa
 def _uniforms(target: SampleTarget) -> list[float]:
     params = target.request.params
     if params.temperature == 0:
-        return [0.0] * TRIES
-    return [uniform(params.seed, target.index, attempt) for attempt in range(TRIES)]
+        return [0.0] * ATTEMPTS
+    return [uniform(params.seed, target.index, attempt) for attempt in range(ATTEMPTS)]
 
 
 class _Edits(NamedTuple):
@@ -280,7 +280,7 @@ def _reply_counts(target: SampleTarget, vocabulary: int) -> "np.ndarray[tuple[in
     """Return the count of each token of the vocabulary as in `Columns.counts`."""
     counts = np.full(vocabulary, UNSEEN, np.int32)
     if target.request.params.penalizes:
-        known = np.frombuffer(known_ids(target.request), np.int64)
+        known = np.frombuffer(token_array(target.request), np.int64)
         counts[known] = 0
         reply = known[len(target.request.prompt_ids) :]
         counts[reply] = np.bincount(reply, minlength=vocabulary)[reply]

@@ -146,7 +146,7 @@ def draw(
     top_k: tl.tensor,
     top_p: tl.tensor,
     uniforms: tl.tensor,
-    TRIES: tl.constexpr,
+    ATTEMPTS: tl.constexpr,
     PREFIX: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
@@ -168,7 +168,7 @@ def draw(
             PREFIX, CAPACITY, ID_BITS,
         )  # fmt: skip
     attempt = 0
-    while unlimited & (token < 0) & (attempt < TRIES):
+    while unlimited & (token < 0) & (attempt < ATTEMPTS):
         drawn = draw_in_id_order(row, vocabulary, peak, scale, least, sums, tl.load(uniforms + attempt), BLOCK, CHUNKS)
         if filtered & (drawn >= 0):
             rank = rank_of(tl.load(row + drawn), drawn, ID_BITS)

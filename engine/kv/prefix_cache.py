@@ -69,7 +69,7 @@ class PrefixCache:
             return whole
         rest = self._match(held, most, files=False)
         blocks = whole.blocks - rest.blocks
-        if self._costs.prefers_reading(whole.disk_blocks / len(self._groups), blocks):
+        if self._costs.prefers_read(whole.disk_blocks / len(self._groups), blocks):
             return whole
         return replace(rest, skipped=blocks)
 

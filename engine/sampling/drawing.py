@@ -19,8 +19,8 @@ from engine.grammar import Words
 from engine.sampling_params import SamplingParams
 
 PREFIXES = (64, 1024)  # tokens sorted before all: finding them takes 0.1 and 0.4 ms of 49,152, a sort 3.5 ms
-TRIES = 4  # draws from the whole vocabulary before it is sorted: 0.2 ms each, and top-p drops few
-NOTHING = -1
+ATTEMPTS = 4  # draws from the whole vocabulary before it is sorted: 0.2 ms each, and top-p drops few
+NO_TOKEN = -1
 SMALLEST_TEMPERATURE = 1e-30  # that float32 divides by without a NaN; all but the best are nothing long before
 
 
@@ -32,12 +32,12 @@ class Draw(Protocol):
         logits: Tensor,
         rows: Sequence[int],
         words: Words,
-        places: Sequence[int],
+        mask_rows: Sequence[int],
         temperatures: Sequence[float],
         uniforms: Sequence[float],
     ) -> list[int]:
         """One token for each of some `rows` of float32 [rows, vocabulary], of what has a bit in the row of `words` at
-        its place, -1: of all. Less than 0 where nothing of that is likely, or infinitely so."""
+        its mask row, -1: of all. Less than 0 where nothing of that is likely, or infinitely so."""
         ...
 
 
@@ -77,7 +77,7 @@ class Filters:
     def rows(self, index: Tensor | slice | int) -> "Filters":
         return Filters(self.temperature[index], self.min_p[index], self.top_k[index], self.top_p[index])
 
-    def lifted(self, index: Tensor, vocab_size: int) -> "Filters":
+    def without_filters(self, index: Tensor, vocab_size: int) -> "Filters":
         """The same, but that those of the rows at `index`, int64, keep every token."""
         return Filters(
             self.temperature,
@@ -91,13 +91,13 @@ def kept_weights(values: Tensor, filters: Filters) -> Tensor:
     """The weights of logits that are sorted from the most likely token down, float32 [rows, vocabulary]; 0 for what the
     filters drop. Returns float64 of the same shape."""
     weights = ((values.double() - values[:, :1]) / filters.temperature).exp()
-    places = torch.arange(values.shape[1], device=values.device)
-    weights = torch.where((weights >= filters.min_p) & (places < filters.top_k), weights, 0.0)
+    positions = torch.arange(values.shape[1], device=values.device)
+    weights = torch.where((weights >= filters.min_p) & (positions < filters.top_k), weights, 0.0)
     before = (weights.cumsum(-1) - weights) / weights.sum(-1, keepdim=True)
-    return torch.where((before < filters.top_p) | (places == 0), weights, 0.0)
+    return torch.where((before < filters.top_p) | (positions == 0), weights, 0.0)
 
 
-def drawn_logprobs(logits: Tensor, filters: Filters, token_ids: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+def sampled_logprobs(logits: Tensor, filters: Filters, token_ids: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """The distributions that rows are drawn from, as natural-log probabilities; -inf for what the filters drop.
 
     logits float32 [rows, vocabulary], token_ids int64 [rows]. Returns those of the tokens, float64 [rows]; the ids of
@@ -113,32 +113,32 @@ def drawn_logprobs(logits: Tensor, filters: Filters, token_ids: Tensor, count: i
     )
     weights = kept_weights(values, one)
     logprobs = (weights / weights.sum(-1, keepdim=True)).log()
-    places = (ids == token_ids[:, None]).int().argmax(-1, keepdim=True)
-    return logprobs.gather(-1, places).squeeze(-1), ids[:, :count], logprobs[:, :count]
+    positions = (ids == token_ids[:, None]).int().argmax(-1, keepdim=True)
+    return logprobs.gather(-1, positions).squeeze(-1), ids[:, :count], logprobs[:, :count]
 
 
 def draw(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
-    """One token a row of `logits` (float32 [rows, vocabulary]) at `uniforms` (float64 [rows, TRIES], in [0, 1)).
+    """One token a row of `logits` (float32 [rows, vocabulary]) at `uniforms` (float64 [rows, ATTEMPTS], in [0, 1)).
 
     Returns int64 [rows]. What a row draws depends on nothing but the row.
     """
     vocabulary = logits.shape[1]
-    drawn = torch.full((len(logits),), NOTHING)
+    drawn = torch.full((len(logits),), NO_TOKEN)
     unsorted = ((filters.top_k >= vocabulary) & (filters.top_p >= 1)).flatten()
     for prefix in (*(p for p in PREFIXES if p < vocabulary), vocabulary):
-        if (drawn != NOTHING).all():
+        if (drawn != NO_TOKEN).all():
             break
-        left = ((drawn == NOTHING) & ~unsorted).nonzero().flatten()
+        left = ((drawn == NO_TOKEN) & ~unsorted).nonzero().flatten()
         if len(left):
             rows = left if len(left) < len(logits) else slice(None)  # which copies nothing
             drawn[left] = draw_among(logits[rows], filters.rows(rows), uniforms[rows, :1], prefix)
-        for row in ((drawn == NOTHING) & (filters.top_k >= vocabulary).flatten()).nonzero().flatten().tolist():
-            drawn[row] = _draw_as_it_lies(logits[row], filters.rows(row), uniforms[row])
+        for row in ((drawn == NO_TOKEN) & (filters.top_k >= vocabulary).flatten()).nonzero().flatten().tolist():
+            drawn[row] = _draw_unsorted(logits[row], filters.rows(row), uniforms[row])
     return drawn
 
 
 def draw_among(logits: Tensor, filters: Filters, uniforms: Tensor, prefix: int) -> Tensor:
-    """What each row draws, int64 [rows]; NOTHING where its `prefix` most likely tokens do not hold all that is kept.
+    """What each row draws, int64 [rows]; NO_TOKEN where its `prefix` most likely tokens do not hold all that is kept.
 
     With the whole vocabulary as the prefix they do, or with all of it that is possible.
     """
@@ -158,21 +158,21 @@ def draw_among(logits: Tensor, filters: Filters, uniforms: Tensor, prefix: int) 
     within[:, 0] = True
     counts = within.sum(-1, keepdim=True)
     cumulative = torch.where(within, weights, 0.0).cumsum(-1)
-    place = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
-    token_ids = ids.gather(-1, torch.minimum(place, counts - 1))
-    return torch.where(settled & (ended | (counts < found)), token_ids, NOTHING).squeeze(-1)
+    position = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
+    token_ids = ids.gather(-1, torch.minimum(position, counts - 1))
+    return torch.where(settled & (ended | (counts < found)), token_ids, NO_TOKEN).squeeze(-1)
 
 
-def _draw_as_it_lies(logits: Tensor, filters: Filters, uniforms: Tensor) -> int:
-    """What one row draws without top-k; NOTHING where top-p drops all tries."""
+def _draw_unsorted(logits: Tensor, filters: Filters, uniforms: Tensor) -> int:
+    """What one row draws without top-k; NO_TOKEN where top-p drops all tries."""
     weights = _weights(logits, filters)
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     total = cumulative[-1]
     # A number below 1 times the total rounds to less than the total: what it falls on weighs something.
-    for place in torch.searchsorted(cumulative, uniforms * total, right=True).tolist():
-        if filters.top_p >= 1 or _weight_before(weights, place) / total < filters.top_p:
-            return int(place)
-    return NOTHING
+    for position in torch.searchsorted(cumulative, uniforms * total, right=True).tolist():
+        if filters.top_p >= 1 or _weight_before(weights, position) / total < filters.top_p:
+            return int(position)
+    return NO_TOKEN
 
 
 def _weight_before(weights: Tensor, token_id: int) -> Tensor:

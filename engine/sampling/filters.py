@@ -17,12 +17,13 @@ from engine.sampling_params import DryParams, SamplingParams
 MAX_MATCH = 50  # tokens of a repetition that count, as its author has it: the penalty is beyond all logits long before
 
 
-_known_ids: "WeakKeyDictionary[Request, array[int]]" = WeakKeyDictionary()  # so that no step converts a whole context
+# Kept between steps, so that each step converts the new tokens only.
+_token_arrays: "WeakKeyDictionary[Request, array[int]]" = WeakKeyDictionary()
 
 
-def known_ids(request: Request) -> "array[int]":
+def token_array(request: Request) -> "array[int]":
     """All known tokens of a request, prompt and reply, int64. Drop views of the result before the next call."""
-    ids = _known_ids.setdefault(request, array("q"))
+    ids = _token_arrays.setdefault(request, array("q"))
     ids.extend(request.token_ids(len(ids), request.num_tokens))
     return ids
 
@@ -32,7 +33,7 @@ def dry_penalties(request: Request) -> dict[int, float]:
     dry = request.params.dry
     if dry is None:
         return {}
-    known = np.frombuffer(known_ids(request), np.int64)
+    known = np.frombuffer(token_array(request), np.int64)
     return _penalties(known if dry.last_n is None else known[max(0, len(known) - dry.last_n) :], dry)
 
 
@@ -40,16 +41,16 @@ def _penalties(ids: NDArray[np.int64], dry: DryParams) -> dict[int, float]:
     counted = _unbroken(ids, dry.breakers)
     if not counted:
         return {}
-    places = np.flatnonzero(ids[:-1] == ids[-1])
-    lengths = np.ones(len(places), np.int64)
-    for length in range(1, counted):  # places[lengths >= length] end a match of that many tokens
-        going = np.flatnonzero((lengths == length) & (places >= length))
-        going = going[ids[places[going] - length] == ids[-1 - length]]
+    positions = np.flatnonzero(ids[:-1] == ids[-1])
+    lengths = np.ones(len(positions), np.int64)
+    for length in range(1, counted):  # positions[lengths >= length] end a match of that many tokens
+        going = np.flatnonzero((lengths == length) & (positions >= length))
+        going = going[ids[positions[going] - length] == ids[-1 - length]]
         if not len(going):
             break
         lengths[going] += 1
     longest: dict[int, int] = {}
-    for token, length in zip(ids[places + 1].tolist(), lengths.tolist(), strict=True):
+    for token, length in zip(ids[positions + 1].tolist(), lengths.tolist(), strict=True):
         if length >= dry.allowed_length and token not in dry.breakers:
             longest[token] = max(length, longest.get(token, 0))
     return {token: dry.multiplier * dry.base ** (n - dry.allowed_length) for token, n in longest.items()}
@@ -61,22 +62,22 @@ def _unbroken(ids: NDArray[np.int64], breakers: Collection[int]) -> int:
     return next((n for n, token in enumerate(reversed(last)) if token in breakers), len(last))
 
 
-MOST = 0.5  # above it no two tokens are as likely as the threshold
+MAX_THRESHOLD = 0.5  # above it no two tokens are as likely as the threshold
 
 
-def leaves_out(params: SamplingParams, index: int) -> bool:
+def xtc_applies(params: SamplingParams, index: int) -> bool:
     """Whether top choices are left out for token `index` of a reply. Where nothing is drawn, none are."""
-    if params.temperature == 0 or params.xtc_probability == 0 or params.xtc_threshold > MOST:
+    if params.temperature == 0 or params.xtc_probability == 0 or params.xtc_threshold > MAX_THRESHOLD:
         return False
     digest = hashlib.sha256(b"xtc" + params.seed.to_bytes(8, "little") + index.to_bytes(8, "little")).digest()
     return (int.from_bytes(digest[:8], "little") >> 11) / (1 << 53) < params.xtc_probability
 
 
-def without_top_choices(logits: Tensor, filters: Filters, thresholds: Tensor) -> Tensor:
+def xtc_logits(logits: Tensor, filters: Filters, thresholds: Tensor) -> Tensor:
     """The logits of what is left of each row by its filters and its threshold, float32 [rows, 1]; all else is
     impossible, so that no filter is needed any more. float32 [rows, vocabulary], on the device of the logits."""
     values, ids = logits.sort(dim=-1, descending=True, stable=True)
-    weights, places = kept_weights(values, filters), torch.arange(logits.shape[1], device=logits.device)
+    weights, positions = kept_weights(values, filters), torch.arange(logits.shape[1], device=logits.device)
     likely = (weights >= thresholds * weights.sum(-1, keepdim=True)) & (weights > 0)
-    left = (weights > 0) & (places >= likely.sum(-1, keepdim=True) - 1)
+    left = (weights > 0) & (positions >= likely.sum(-1, keepdim=True) - 1)
     return torch.full_like(logits, -torch.inf).scatter(-1, ids, torch.where(left, values, -torch.inf))

@@ -24,14 +24,14 @@ T = TypeVar("T")
 class Masks:
     """The tokens that may come next, of the constrained requests of a step."""
 
-    words: Words  # [places, ceil(vocabulary / 32)]
-    places: dict[int, int]  # by request id; who is in none of the two may go on with any token
+    words: Words  # [constrained requests, ceil(vocabulary / 32)]
+    mask_rows: dict[int, int]  # by request id; who is in none of the two may go on with any token
     problems: dict[int, str]  # by request id: why its grammar cannot go on
 
-    def allow(self, request_id: int, token_id: int) -> bool:
+    def allows(self, request_id: int, token_id: int) -> bool:
         """A token less than 0 is none, and nobody's to forbid."""
-        place = None if token_id < 0 else self.places.get(request_id)
-        return place is None or bool(self.words[place, token_id // 32] >> (token_id % 32) & 1)
+        mask_row = None if token_id < 0 else self.mask_rows.get(request_id)
+        return mask_row is None or bool(self.words[mask_row, token_id // 32] >> (token_id % 32) & 1)
 
     def failure(self, request_id: int) -> SampledToken | None:
         """The end of a request whose grammar cannot continue."""
@@ -40,10 +40,10 @@ class Masks:
             return None
         return SampledToken(request_id, None, problem=problem, reason=FinishReason.GRAMMAR)
 
-    def few(self, request_id: int, vocab_size: int, most: int) -> "NDArray[np.int64] | None":
+    def allowed_ids(self, request_id: int, vocab_size: int, most: int) -> "NDArray[np.int64] | None":
         """The tokens that one of the constrained requests may go on with, in order: int64, at least one; None for
         more than `most`."""
-        words = self.words[self.places[request_id]]
+        words = self.words[self.mask_rows[request_id]]
         held = np.flatnonzero(words)  # so that the others, which are nearly all then, are looked at once
         if len(held) > most:
             return None
@@ -55,8 +55,8 @@ class Masks:
         """Which tokens each of these requests may go on with, constrained or not: [requests, vocabulary]."""
         words = np.full((len(request_ids), self.words.shape[1]), -1, np.int32)
         for row, request_id in enumerate(request_ids):
-            if (place := self.places.get(request_id)) is not None:
-                words[row] = self.words[place]
+            if (mask_row := self.mask_rows.get(request_id)) is not None:
+                words[row] = self.words[mask_row]
         return np.unpackbits(words.view(np.uint8), axis=1, count=vocab_size, bitorder="little").view(np.bool_)
 
 
@@ -79,10 +79,10 @@ class MaskThread:
         masks = Masks(np.zeros((len(constrained), self._words), np.int32), {}, {})
         for request_id, constraint in constrained:  # those that other processes compute are computed at the same time
             _attempt(masks, request_id, constraint.prefetch_mask)
-        for place, (request_id, constraint) in enumerate(constrained):
-            fill = partial(constraint.fill, masks.words[place])
+        for mask_row, (request_id, constraint) in enumerate(constrained):
+            fill = partial(constraint.fill, masks.words[mask_row])
             if request_id not in masks.problems and _attempt(masks, request_id, fill):
-                masks.places[request_id] = place
+                masks.mask_rows[request_id] = mask_row
         return masks
 
 

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.request import Request, TokenLogprobs
-from engine.sampling.drawing import TRIES, Draw, Filters, Logits, draw, drawn_logprobs
-from engine.sampling.filters import dry_penalties, known_ids, leaves_out, without_top_choices
+from engine.sampling.drawing import ATTEMPTS, Draw, Filters, Logits, draw, sampled_logprobs
+from engine.sampling.filters import xtc_logits, dry_penalties, token_array, xtc_applies
 from engine.sampling.masks import NO_MASKS, Masks
 from engine.step import SampledToken
 
-FEW = 512  # tokens that a grammar allows, which are looked at without all others
+SMALL_MASK = 512  # tokens that a grammar allows, which are looked at without all others
 NOT_NUMBERS = (
     "The model computed values that are not numbers: its weights may be damaged. "
     "Pull the model again; if that does not help, try another file of it."
@@ -36,16 +36,16 @@ def next_tokens(
     Where the device has found the most likely tokens already, and nobody wants more than those, no logits are read.
     """
     greedy = logits.greedy
-    if greedy is not None and not masks.problems and all(map(_plain, requests)):
-        picked = [greedy[row] for row in rows]
-        if all(masks.allow(request.id, token_id) for request, token_id in zip(requests, picked, strict=True)):
-            return [_sampled(request, token_id) for request, token_id in zip(requests, picked, strict=True)]
+    if greedy is not None and not masks.problems and all(map(_is_plain, requests)):
+        found = list(zip(requests, (greedy[row] for row in rows), strict=True))
+        if all(masks.allows(request.id, token_id) for request, token_id in found):
+            return [_sampled(request, token_id) for request, token_id in found]
     together = list(rows) == list(range(len(rows)))  # mostly: nothing is copied then
     values = logits.values[: len(rows)] if together else logits.values[list(rows)]
     return sample(values, requests, masks, logits.draw)
 
 
-def _plain(request: Request) -> bool:
+def _is_plain(request: Request) -> bool:
     """Whether the request's next token is the most likely one by the model's own distribution, and nothing else."""
     params = request.params
     early = len(request.output_ids) < params.min_tokens
@@ -62,7 +62,7 @@ def _sampled(request: Request, token_id: int, report: TokenLogprobs | None = Non
 
 @torch.inference_mode()
 def sample(
-    logits: Tensor, requests: Sequence[Request], masks: Masks = NO_MASKS, draw_freely: Draw | None = None
+    logits: Tensor, requests: Sequence[Request], masks: Masks = NO_MASKS, draw_unfiltered: Draw | None = None
 ) -> list[SampledToken]:
     """Pick the next token of each request. logits float32 [rows, vocabulary], row r for requests[r].
 
@@ -71,29 +71,29 @@ def sample(
     """
     numbers = logits.amax(-1) < torch.inf  # a maximum with NaN is NaN, and found in a tenth of the time
     if masks.problems or not numbers.all():
-        return _sample_around(numbers.tolist(), logits, requests, masks, draw_freely)
+        return _sample_around(numbers.tolist(), logits, requests, masks, draw_unfiltered)
     shaped = logits
     for step in (apply_bias, forbid_early_end, apply_penalties):
         shaped = step(shaped, requests)
-    picked = _drawn_freely(draw_freely, shaped, requests, masks) if draw_freely is not None else {}
-    left = [row for row in range(len(requests)) if row not in picked]
+    sampled = _sample_unfiltered(draw_unfiltered, shaped, requests, masks) if draw_unfiltered is not None else {}
+    left = [row for row in range(len(requests)) if row not in sampled]
     if left:
-        rows = left if picked else slice(None)  # which copies nothing
-        others = pick_allowed(shaped[rows], logits[rows], [requests[row] for row in left], masks)
-        picked |= zip(left, others, strict=True)
-    token_ids = [picked[row] for row in range(len(requests))]
+        rows = left if sampled else slice(None)  # which copies nothing
+        others = sample_allowed(shaped[rows], logits[rows], [requests[row] for row in left], masks)
+        sampled |= zip(left, others, strict=True)
+    token_ids = [sampled[row] for row in range(len(requests))]
     reports = report_logprobs(logits, shaped, token_ids, requests, masks)
     return [_sampled(*found) for found in zip(requests, token_ids, reports, strict=True)]
 
 
 def _sample_around(
-    numbers: Sequence[bool], logits: Tensor, requests: Sequence[Request], masks: Masks, draw_freely: Draw | None
+    numbers: Sequence[bool], logits: Tensor, requests: Sequence[Request], masks: Masks, draw_unfiltered: Draw | None
 ) -> list[SampledToken]:
     """`sample` where some rows hold no numbers, or some grammars cannot go on."""
     fine = [row for row, it in enumerate(requests) if numbers[row] and it.id not in masks.problems]
-    told = {it.id: masks.failure(it.id) or SampledToken(it.id, None, problem=NOT_NUMBERS) for it in requests}
-    rest = sample(logits[fine], [requests[row] for row in fine], replace(masks, problems={}), draw_freely)
-    return [(told | {it.request_id: it for it in rest})[request.id] for request in requests]
+    results = {it.id: masks.failure(it.id) or SampledToken(it.id, None, problem=NOT_NUMBERS) for it in requests}
+    rest = sample(logits[fine], [requests[row] for row in fine], replace(masks, problems={}), draw_unfiltered)
+    return [(results | {it.request_id: it for it in rest})[request.id] for request in requests]
 
 
 # -- shaping logits: each returns new logits, or the same object when no request asks for anything
@@ -132,12 +132,12 @@ def apply_penalties(logits: Tensor, requests: Sequence[Request]) -> Tensor:
     for row in penalized:
         request, params = requests[row], requests[row].params
         if params.repetition_penalty != 1.0:
-            seen = torch.frombuffer(known_ids(request), dtype=torch.int64)
+            seen = torch.frombuffer(token_array(request), dtype=torch.int64)
             values, factor = logits[row, seen], params.repetition_penalty
             logits[row, seen] = torch.where(values > 0, values / factor, values * factor)
         if request.output_ids and (params.presence_penalty or params.frequency_penalty):
-            told = torch.frombuffer(known_ids(request), dtype=torch.int64, offset=8 * len(request.prompt_ids))
-            ids, counts = torch.unique(told, return_counts=True)
+            reply = torch.frombuffer(token_array(request), dtype=torch.int64, offset=8 * len(request.prompt_ids))
+            ids, counts = torch.unique(reply, return_counts=True)
             logits[row, ids] -= params.frequency_penalty * counts + params.presence_penalty
     return logits
 
@@ -145,61 +145,63 @@ def apply_penalties(logits: Tensor, requests: Sequence[Request]) -> Tensor:
 # -- picking tokens
 
 
-def _drawn_freely(draw_freely: Draw, shaped: Tensor, requests: Sequence[Request], masks: Masks) -> dict[int, int]:
+def _sample_unfiltered(
+    draw_unfiltered: Draw, shaped: Tensor, requests: Sequence[Request], masks: Masks
+) -> dict[int, int]:
     """What the rows draw whose requests have no filters, by row; not of those in which nothing is likely."""
-    rows = [row for row, request in enumerate(requests) if _unfiltered(request)]
+    rows = [row for row, request in enumerate(requests) if _is_unfiltered(request)]
     if not rows:
         return {}
     free = [requests[row] for row in rows]
-    drawn = draw_freely(
+    drawn = draw_unfiltered(
         shaped,
         rows,
         masks.words,
-        [masks.places.get(request.id, -1) for request in free],
+        [masks.mask_rows.get(request.id, -1) for request in free],
         [request.params.temperature for request in free],
         [uniform(request.params.seed, len(request.output_ids)) for request in free],
     )
     return {row: token_id for row, token_id in zip(rows, drawn, strict=True) if token_id >= 0}
 
 
-def _unfiltered(request: Request) -> bool:
+def _is_unfiltered(request: Request) -> bool:
     """Whether every token may be drawn, by its probability alone."""
     params = request.params
-    filtered = params.top_k or params.top_p < 1 or params.min_p or leaves_out(params, len(request.output_ids))
+    filtered = params.top_k or params.top_p < 1 or params.min_p or xtc_applies(params, len(request.output_ids))
     return params.temperature > 0 and not filtered
 
 
-def pick_allowed(shaped: Tensor, logits: Tensor, requests: Sequence[Request], masks: Masks) -> list[int]:
-    """What `pick` gives, of what each request's grammar allows; where that is nothing of `shaped`, of `logits`."""
-    if not masks.places:
-        return pick(shaped, requests)
+def sample_allowed(shaped: Tensor, logits: Tensor, requests: Sequence[Request], masks: Masks) -> list[int]:
+    """What `sample_ids` gives, of the tokens that each grammar allows; if `shaped` has none of them, of `logits`."""
+    if not masks.mask_rows:
+        return sample_ids(shaped, requests)
     vocabulary = logits.shape[1]
-    held = {row: it.id for row, it in enumerate(requests) if it.id in masks.places}
-    counted = {row: masks.few(request_id, vocabulary, FEW) for row, request_id in held.items()}
+    held = {row: it.id for row, it in enumerate(requests) if it.id in masks.mask_rows}
+    counted = {row: masks.allowed_ids(request_id, vocabulary, SMALL_MASK) for row, request_id in held.items()}
     few = {row: ids for row, ids in counted.items() if ids is not None}
-    picked = dict(zip(few, _pick_of_few(shaped, logits, requests, few), strict=True))
+    sampled = dict(zip(few, _sample_small_masks(shaped, logits, requests, few), strict=True))
     rest = [row for row in range(len(requests)) if row not in few]
     if rest:
         others = [requests[row] for row in rest]
         possible = torch.from_numpy(masks.rows([it.id for it in others], vocabulary))
-        picked |= zip(rest, pick(masked(shaped[rest], logits[rest], possible), others), strict=True)
-    return [picked[row] for row in range(len(requests))]
+        sampled |= zip(rest, sample_ids(masked(shaped[rest], logits[rest], possible), others), strict=True)
+    return [sampled[row] for row in range(len(requests))]
 
 
-def _pick_of_few(
+def _sample_small_masks(
     shaped: Tensor, logits: Tensor, requests: Sequence[Request], few: Mapping[int, NDArray[np.int64]]
 ) -> list[int]:
     """Rows of few possible tokens, drawn from as a small vocabulary of their own: of one size, so that what a row draws
     does not depend on its neighbours."""
     if not few:
         return []
-    values = np.full((len(few), FEW), -np.inf, np.float32)
+    values = np.full((len(few), SMALL_MASK), -np.inf, np.float32)
     first, second = shaped.numpy(), logits.numpy()  # views, which pick a few numbers sooner than tensors do
-    for place, (row, ids) in enumerate(few.items()):
+    for index, (row, ids) in enumerate(few.items()):
         possible = first[row, ids]
-        values[place, : len(ids)] = possible if possible.max() > -np.inf else second[row, ids]
-    places = pick(torch.from_numpy(values), [requests[row] for row in few])
-    return [int(ids[place]) for ids, place in zip(few.values(), places, strict=True)]
+        values[index, : len(ids)] = possible if possible.max() > -np.inf else second[row, ids]
+    positions = sample_ids(torch.from_numpy(values), [requests[row] for row in few])
+    return [int(ids[position]) for ids, position in zip(few.values(), positions, strict=True)]
 
 
 def masked(shaped: Tensor, logits: Tensor, possible: Tensor) -> Tensor:
@@ -212,7 +214,7 @@ def masked(shaped: Tensor, logits: Tensor, possible: Tensor) -> Tensor:
     return held
 
 
-def pick(logits: Tensor, requests: Sequence[Request]) -> list[int]:
+def sample_ids(logits: Tensor, requests: Sequence[Request]) -> list[int]:
     """The most likely token where the temperature is 0, else a draw from the filtered distribution."""
     drawing = [row for row, request in enumerate(requests) if request.params.temperature > 0]
     if not drawing:
@@ -220,25 +222,25 @@ def pick(logits: Tensor, requests: Sequence[Request]) -> list[int]:
     drawers = [requests[row] for row in drawing]
     filters = Filters.of([request.params for request in drawers], logits.shape[1])
     drawn_from = logits if len(drawing) == len(requests) else logits[drawing]
-    drawn_from, filters = _without_top_choices(drawn_from, filters, drawers)
-    numbers = [[uniform(r.params.seed, len(r.output_ids), attempt) for attempt in range(TRIES)] for r in drawers]
+    drawn_from, filters = _apply_xtc(drawn_from, filters, drawers)
+    numbers = [[uniform(r.params.seed, len(r.output_ids), attempt) for attempt in range(ATTEMPTS)] for r in drawers]
     uniforms = torch.tensor(numbers, dtype=torch.float64)
     if len(drawing) == len(requests):
         return draw(drawn_from, filters, uniforms).tolist()
-    picked = logits.argmax(-1)
-    picked[drawing] = draw(drawn_from, filters, uniforms)
-    return picked.tolist()
+    sampled = logits.argmax(-1)
+    sampled[drawing] = draw(drawn_from, filters, uniforms)
+    return sampled.tolist()
 
 
-def _without_top_choices(logits: Tensor, filters: Filters, requests: Sequence[Request]) -> tuple[Tensor, Filters]:
+def _apply_xtc(logits: Tensor, filters: Filters, requests: Sequence[Request]) -> tuple[Tensor, Filters]:
     """The rows with what XTC leaves of them, and their filters, which have nothing left to do where it has."""
-    hit = [row for row, request in enumerate(requests) if leaves_out(request.params, len(request.output_ids))]
+    hit = [row for row, request in enumerate(requests) if xtc_applies(request.params, len(request.output_ids))]
     if not hit:
         return logits, filters
     thresholds = torch.tensor([[requests[row].params.xtc_threshold] for row in hit])
     logits = logits.clone()
-    logits[hit] = without_top_choices(logits[hit], filters.rows(torch.tensor(hit)), thresholds)
-    return logits, filters.lifted(torch.tensor(hit), logits.shape[1])
+    logits[hit] = xtc_logits(logits[hit], filters.rows(torch.tensor(hit)), thresholds)
+    return logits, filters.without_filters(torch.tensor(hit), logits.shape[1])
 
 
 def uniform(seed: int, index: int, attempt: int = 0) -> float:
@@ -268,14 +270,14 @@ def report_logprobs(
 
 
 def _drawn_logprobs(shaped: Tensor, logits: Tensor, token_id: int, request: Request, masks: Masks) -> TokenLogprobs:
-    """Of one row, float32 [1, vocabulary], as `pick_allowed` draws from it."""
+    """Of one row, float32 [1, vocabulary], as `sample_allowed` draws from it."""
     params, vocabulary = request.params, logits.shape[1]
-    if request.id in masks.places:
+    if request.id in masks.mask_rows:
         shaped = masked(shaped, logits, torch.from_numpy(masks.rows([request.id], vocabulary)))
-    drawn_from, filters = _without_top_choices(shaped, Filters.of([params], vocabulary), [request])
-    told = drawn_logprobs(drawn_from, filters, torch.tensor([token_id]), params.logprobs or 0)
-    picked, ids, top = (one.tolist()[0] for one in told)
-    return TokenLogprobs(token_id, picked, tuple(zip(ids, top, strict=True)))
+    drawn_from, filters = _apply_xtc(shaped, Filters.of([params], vocabulary), [request])
+    found = sampled_logprobs(drawn_from, filters, torch.tensor([token_id]), params.logprobs or 0)
+    logprob, ids, top = (one.tolist()[0] for one in found)
+    return TokenLogprobs(token_id, logprob, tuple(zip(ids, top, strict=True)))
 
 
 @torch.inference_mode()

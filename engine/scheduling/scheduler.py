@@ -33,7 +33,7 @@ from engine.scheduling.running_set import RunningSet
 from engine.step import SampledToken, ScheduledRequest, StepLimits, StepPlan
 
 NO_LIMITS = StepLimits()
-SETTLE_SECONDS = 1.0  # at the end, for what is due to be written
+FLUSH_SECONDS = 1.0  # at the end, for what is due to be written
 
 
 class Scheduler:
@@ -94,7 +94,7 @@ class Scheduler:
             counters=replace(self._counters),
         )
 
-    def check_fits(self, request: Request) -> None:
+    def validate_request(self, request: Request) -> None:
         """Raise PromptTooLong, with the numbers, for a request that cannot run even alone."""
         prompt = len(request.prompt_ids)
         if not prompt:
@@ -102,15 +102,15 @@ class Scheduler:
         if prompt >= self._memory.context:
             raise PromptTooLong.of(prompt, self._memory.context, self._config.longest_context)
 
-    def check_search_fits(self, result: Request) -> None:
+    def validate_beam_search(self, result: Request) -> None:
         """Raise InvalidSampling or PromptTooLong for a beam search that never fits, by one of its results."""
         if result.params.beams is not None:
             self._groups.max_tokens(result, result.params.beams)
 
     def add(self, *requests: Request) -> None:
-        """Queue a request that `check_fits` let pass; further ones share its prompt, which is read once.
+        """Queue a request that `validate_request` let pass; further ones share its prompt, which is read once.
 
-        The results of a beam search are added together, after `check_search_fits`.
+        The results of a beam search are added together, after `validate_beam_search`.
         """
         for request in requests:
             request.queue.arrival = self._clock()
@@ -124,7 +124,7 @@ class Scheduler:
         scheduled: list[ScheduledRequest] = []
         preempted: list[Request] = []
         running = sorted(self._requests.running.values(), key=priority_key)
-        budget = min(limits.tokens, self.costs.budget(sum(bool(request.output_ids) for request in running)))
+        budget = min(limits.tokens, self.costs.token_budget(sum(bool(request.output_ids) for request in running)))
         share = self._token_shares(running, budget)
         for request in running:
             if len(scheduled) >= limits.requests:
@@ -167,7 +167,7 @@ class Scheduler:
         if self.has_requests:
             self._memory.transfers.wait()
 
-    def settle(self, seconds: float) -> None:
+    def flush(self, seconds: float) -> None:
         """Wait for the copies under way, and have what is due written, as far as that begins within some seconds."""
         until = self._clock() + seconds
         while self._memory.transfers or (self._memory.disk.has_dirty and self._clock() < until):
@@ -238,7 +238,7 @@ class Scheduler:
         for request in (*self._requests.running.values(), *self._requests.waiting):
             if request.status is not RequestStatus.FINISHED:  # as a beam of a group that was just ended
                 events += self._end(request, FinishReason.ABORT)
-        self.settle(SETTLE_SECONDS)
+        self.flush(FLUSH_SECONDS)
         return events
 
     def assert_empty(self) -> None:

@@ -81,7 +81,7 @@ def main() -> None:
             for number in range(wanted.rounds):
                 for engine in (on, off) if number % 2 else (off, on):
                     rates[engine].append(rate(engine))
-                on.settle()
+                on.flush()
             show_ratio(name, rates[on], rates[off])
         for length in LENGTHS:
             show_restores(wanted.model, folder, length, wanted)
@@ -93,7 +93,7 @@ def show_restores(model: Path, folder: Path, length: int, wanted: argparse.Names
     first = load(model, folder, wanted.threads, wanted.code_cache)
     run(first, some_prompt(200), 2)
     _, (computed, *_) = run(first, prompt, 1)
-    first.settle()
+    first.flush()
     second = load(model, folder, wanted.threads, wanted.code_cache)
     run(second, some_prompt(200), 2)
     request, (restored, *_) = run(second, prompt, 1)

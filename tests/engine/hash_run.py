@@ -70,7 +70,7 @@ class Run:
             self.step()
             idle = idle + 1 if before == (sum(map(len, self.outputs.values())), len(self.finished)) else 0
             assert idle < 10_000, self.engine.state()
-        self.engine.settle()
+        self.engine.flush()
         self.engine.assert_empty()
 
     def check(self) -> None:

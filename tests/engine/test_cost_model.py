@@ -3,7 +3,7 @@ import random
 import pytest
 
 from engine.config import EngineConfig, Preemption
-from engine.cost_model import AIM, SPARED, CostModel, StepTimes
+from engine.cost_model import LATENCY_FRACTION, MIN_CHUNK_RATIO, CostModel, StepTimes
 
 
 def config(**options: object) -> EngineConfig:
@@ -50,21 +50,21 @@ def test_one_step_that_somebody_held_up_is_forgotten() -> None:
 
 def test_nobody_waits_longer_than_the_target() -> None:
     costs = CostModel(config(target_latency=0.05), learned(0.002, 0.0005))
-    budget = costs.budget(streams=3)
-    assert 0.9 * AIM * 0.05 < costs.steps.expected(budget) < 0.65 * 0.05
+    budget = costs.token_budget(streams=3)
+    assert 0.9 * LATENCY_FRACTION * 0.05 < costs.steps.expected(budget) < 0.65 * 0.05
 
 
 @pytest.mark.parametrize(("streams", "target"), [(0, 0.05), (3, 0.0)])
 def test_a_step_is_as_large_as_it_may_be_where_nobody_waits_or_cares(streams: int, target: float) -> None:
-    assert CostModel(config(target_latency=target), learned(0.002, 0.0005)).budget(streams) == 256
+    assert CostModel(config(target_latency=target), learned(0.002, 0.0005)).token_budget(streams) == 256
 
 
 def test_a_prompt_is_not_read_in_crumbs() -> None:
     """Where a step takes long, whatever it does, the target is missed rather than the prompt made much slower."""
     fixed, per_token = 0.09, 0.008
     costs = CostModel(config(target_latency=0.05), learned(fixed, per_token))
-    chunk = costs.budget(streams=1) - 1
-    assert chunk == int(SPARED * fixed / per_token)
+    chunk = costs.token_budget(streams=1) - 1
+    assert chunk == int(MIN_CHUNK_RATIO * fixed / per_token)
     slower = (fixed + per_token * chunk) / chunk / ((fixed + per_token * 256) / 256)
     assert slower < 1.3
 

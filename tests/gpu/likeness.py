@@ -9,7 +9,7 @@ from torch import Tensor
 from engine.backends.runner import ModelRunner, Ticket
 from engine.config import ModelConfig
 from engine.load_options import LoadOptions
-from engine.loading import NEXT_TOKEN, Ending, load_engine
+from engine.loading import NEXT_TOKEN, OutputStage, load_engine
 from engine.sampling_params import SamplingParams
 from engine.step import SampledToken, StepPlan
 from tests.gpu.engine import BF16, FP8, INT4, options_of, random_checkpoint
@@ -66,8 +66,8 @@ def _logits(checkpoint: RandomCheckpoint, model: ModelConfig, tokens: int, optio
         runners.append(Listening(runner))
         return runners[-1]
 
-    ending = Ending(NEXT_TOKEN.config, NEXT_TOKEN.weights, listen)
-    engine = load_engine(checkpoint, options, ending=ending)
+    ending = OutputStage(NEXT_TOKEN.config, NEXT_TOKEN.weights, listen)
+    engine = load_engine(checkpoint, options, output=ending)
     generator = torch.Generator().manual_seed(tokens)
     prompt = torch.randint(model.vocab_size, (tokens,), generator=generator).tolist()
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, prompt_logprobs=0)

@@ -84,7 +84,7 @@ class CpuDevice:
     def needs(self, model: ModelConfig, stored: Mapping[str, StoredWeight]) -> Needs:
         return Needs(packed_bytes(stored), self._step_bytes(model))
 
-    def kv_room(self, model: ModelConfig, weight_bytes: int) -> int:
+    def kv_memory(self, model: ModelConfig, weight_bytes: int) -> int:
         return host_room(weight_bytes + self._step_bytes(model), self._memory)
 
     def _step_bytes(self, model: ModelConfig) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.backends.cpu.floats import each_vector, load_some, store_some
 from engine.grammar import Words
-from engine.sampling.drawing import NOTHING, SMALLEST_TEMPERATURE
+from engine.sampling.drawing import NO_TOKEN, SMALLEST_TEMPERATURE
 from quant.cpu.kernel import jit, kernel
 from quant.cpu.native import Entry
 from quant.cpu.vector import F32, I16, LANES, Emit
@@ -71,7 +71,7 @@ def _draw_row(x: int, words: int, count: int, temperature: float, uniform: float
     sums_at, settings_at = weights_at + 4 * count, weights_at + 4 * (count + len(sums))
     largest_allowed(x, words, count, settings_at)
     if settings[0] == -np.inf:
-        return NOTHING
+        return NO_TOKEN
     settings[1] = 1 / temperature
     total = 0.0
     for block in range(len(sums)):
@@ -80,7 +80,7 @@ def _draw_row(x: int, words: int, count: int, temperature: float, uniform: float
         weigh_allowed(x + 4 * first, words + first // 8, size, settings_at, weights_at + 4 * first, sums_at + 4 * block)
         total += sums[block]
     if not total > 0:  # the largest was no number that others can be told from
-        return NOTHING
+        return NO_TOKEN
     block, before = _hit(sums, uniform * total)  # a number below 1 times the total rounds to less than the total
     inside = weights[block * BLOCK : (block + 1) * BLOCK]
     share, total = (uniform * total - before) / sums[block], 0.0
@@ -92,11 +92,11 @@ def _draw_row(x: int, words: int, count: int, temperature: float, uniform: float
 @jit
 def _hit(weights: Any, number: float) -> tuple[int, float]:
     """On which of some weights a number below their sum falls, and the sum of those before it."""
-    place, before = 0, 0.0
-    while place < len(weights) - 1 and before + weights[place] <= number:
-        before += weights[place]
-        place += 1
-    return place, before
+    index, before = 0, 0.0
+    while index < len(weights) - 1 and before + weights[index] <= number:
+        before += weights[index]
+        index += 1
+    return index, before
 
 
 def draw_rows(
@@ -110,7 +110,7 @@ def draw_rows(
     scratch: Any,
     drawn: Any,
 ) -> None:
-    """drawn[i] = what row rows[i] of the logits draws of what has a bit at words[i], an address; NOTHING where nothing
+    """drawn[i] = what row rows[i] of the logits draws of what has a bit at words[i], an address; NO_TOKEN where nothing
     of that is likely, or infinitely so.
 
     `scratch` has room for `count` weights, the sum of each block, and two settings.
@@ -139,11 +139,11 @@ class CompiledDraw:
         logits: Tensor,
         rows: Sequence[int],
         words: Words,
-        places: Sequence[int],
+        mask_rows: Sequence[int],
         temperatures: Sequence[float],
         uniforms: Sequence[float],
     ) -> list[int]:
-        self._check(logits, rows, words, places)
+        self._check(logits, rows, words, mask_rows)
         start, stride, anything = words.ctypes.data, words.strides[0], self._anything.ctypes.data
         drawn = np.empty(len(rows), np.int64)
         self._draw_rows(
@@ -151,7 +151,7 @@ class CompiledDraw:
             4 * logits.stride(0),
             self._vocabulary,
             np.array(rows),
-            np.array([anything if place < 0 else start + stride * place for place in places]),
+            np.array([anything if mask_row < 0 else start + stride * mask_row for mask_row in mask_rows]),
             np.maximum(temperatures, SMALLEST_TEMPERATURE),
             np.array(uniforms),
             self._scratch,
@@ -159,11 +159,11 @@ class CompiledDraw:
         )
         return drawn.tolist()
 
-    def _check(self, logits: Tensor, rows: Sequence[int], words: Words, places: Sequence[int]) -> None:
+    def _check(self, logits: Tensor, rows: Sequence[int], words: Words, mask_rows: Sequence[int]) -> None:
         """What compiled code reads is there: else ValueError, or IndexError."""
         if logits.dtype != torch.float32 or logits.stride(1) != 1 or logits.shape[1] != self._vocabulary:
             raise ValueError(f"{logits.dtype} {tuple(logits.shape)} are not of a vocabulary of {self._vocabulary}")
         if len(words) and words.shape[1] != len(self._anything):
             raise ValueError(f"masks of {words.shape[1]} words, and a vocabulary of {self._vocabulary}")
-        if not 0 <= min(rows) <= max(rows) < len(logits) or max(places) >= len(words):
-            raise IndexError(f"rows {rows} of {len(logits)} and places {places} of {len(words)}")
+        if not 0 <= min(rows) <= max(rows) < len(logits) or max(mask_rows) >= len(words):
+            raise IndexError(f"rows {rows} of {len(logits)} and mask rows {mask_rows} of {len(words)}")

@@ -85,7 +85,7 @@ class CudaDevice:
         weight_bytes = sum(weight.nbytes for weight in stored.values())
         return self._memory.needs(model, weight_bytes, self.step_tokens(model), self.max_running)
 
-    def kv_room(self, model: ModelConfig, weight_bytes: int) -> int:
+    def kv_memory(self, model: ModelConfig, weight_bytes: int) -> int:
         return self._memory.room_before(model, weight_bytes, self.step_tokens(model), self.max_running)
 
     def load(self, model: ModelConfig, weights: Weights, config: EngineConfig) -> LoadedModel:

@@ -206,6 +206,6 @@ def test_the_refusal_of_a_long_prompt_carries_its_numbers(longest: int) -> None:
     error = refused.value
     assert (error.status, error.code, error.parameter) == (400, "context_length_exceeded", "messages")
     assert (error.too_long.tokens, error.too_long.context, error.too_long.is_exact) == (5000, 2048, False)
-    assert error.too_long.can_raise == (longest > 5000)
+    assert error.too_long.fits_longer_context == (longest > 5000)
     assert error.message == "The prompt has more than 5,000 tokens, and the context holds 2,048 including the reply"
     assert ("--context" in error.remedy) == (longest > 5000)

@@ -20,7 +20,7 @@ from engine.kernels.sampling_rows import (
     to_sampled_tokens,
 )
 from engine.request import Request
-from engine.sampling.drawing import TRIES, Filters
+from engine.sampling.drawing import ATTEMPTS, Filters
 from engine.sampling.drawing import draw as draw_on_host
 from engine.sampling.masks import Masks
 from engine.sampling.sampler import NOT_NUMBERS, apply_bias, apply_penalties, forbid_early_end, masked
@@ -114,9 +114,9 @@ def test_drops_of_top_p_are_drawn_again_and_in_the_end_found_by_order(device: to
     params: list[Params] = [{"top_p": 0.5}] * 5
     order = logits[0].argsort(descending=True)
     unlikely, likely = sorted(order[200:].tolist()), int(order[20])
-    numbers = torch.rand(5, TRIES, dtype=torch.float64)
+    numbers = torch.rand(5, ATTEMPTS, dtype=torch.float64)
     cumulative = torch.softmax(logits[0].double(), -1).cumsum(0)
-    numbers[:4] = cumulative[unlikely[: 4 * TRIES]].view(4, TRIES) - 1e-4
+    numbers[:4] = cumulative[unlikely[: 4 * ATTEMPTS]].view(4, ATTEMPTS) - 1e-4
     for row in range(1, 4):
         numbers[row, row] = cumulative[likely] - 1e-4
     rows = build_rows([SampleTarget(0, target.request, 0) for target in targets_of(params)], 300)
@@ -139,7 +139,7 @@ def test_every_token_has_the_interval_that_it_is_due(params: Params, device: tor
     edges = probabilities[order].cumsum(0) / probabilities[order].sum()
     grid = (torch.arange(10, dtype=torch.float64) + 0.5) / 10
     rows = build_rows([SampleTarget(0, target.request, 0) for target in targets_of([params] * 10)], 11)
-    rows.columns.uniforms.copy_(grid[:, None].expand(10, TRIES))
+    rows.columns.uniforms.copy_(grid[:, None].expand(10, ATTEMPTS))
     got = run(logits, rows, device).columns.token_ids.tolist()
     for number, token in zip(grid, got, strict=True):
         near = {order[int((edges <= number + nudge).sum())] for nudge in (-CLOSE, 0, CLOSE)}

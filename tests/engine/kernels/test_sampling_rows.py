@@ -5,7 +5,7 @@ import torch
 
 from engine.kernels.sampling_rows import UNSEEN, SampleTarget, build_rows, needs_reply
 from engine.request import Request
-from engine.sampling.drawing import TRIES
+from engine.sampling.drawing import ATTEMPTS
 from engine.sampling.sampler import uniform
 from engine.sampling_params import DryParams, SamplingParams
 
@@ -20,7 +20,7 @@ def test_one_copy_of_the_buffer_is_all_of_it() -> None:
     copied = rows.over(torch.nn.functional.pad(rows.buffer, (0, 40)))
     rows.buffer.fill_(255)
     columns = copied.columns
-    assert columns.uniforms[0].tolist() == [uniform(7, 0, attempt) for attempt in range(TRIES)]
+    assert columns.uniforms[0].tolist() == [uniform(7, 0, attempt) for attempt in range(ATTEMPTS)]
     assert columns.top_k.tolist() == [10, 10]
     assert columns.sources.tolist() == [3, 3]
     assert columns.alternatives.tolist() == [-1, 4]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.sampling.drawing import NOTHING, PREFIXES, TRIES, Filters, draw, draw_among, most_likely
+from engine.sampling.drawing import ATTEMPTS, NO_TOKEN, PREFIXES, Filters, draw, draw_among, most_likely
 from engine.sampling_params import SamplingParams
 
 VOCABULARY = 5000
@@ -21,7 +21,7 @@ FILTERS = [
 
 
 def numbers(rows: int, generator: torch.Generator) -> Tensor:
-    return torch.rand(rows, TRIES, dtype=torch.float64, generator=generator)
+    return torch.rand(rows, ATTEMPTS, dtype=torch.float64, generator=generator)
 
 
 def spread_numbers(count: int, generator: torch.Generator) -> Tensor:
@@ -59,7 +59,7 @@ def test_draws_follow_what_the_filters_keep(params: dict[str, float], spread: fl
     logits = (torch.randn(VOCABULARY, generator=generator) * spread).mul(8).round() / 8  # with ties
     expected = kept(logits, SamplingParams(**params))  # type: ignore[arg-type]
     count = 1000
-    rows = spread_numbers(count, generator).view(-1, 50, TRIES)
+    rows = spread_numbers(count, generator).view(-1, 50, ATTEMPTS)
     drawn = torch.cat([draw(logits.repeat(50, 1), filters_of(params, 50), uniforms) for uniforms in rows])
     assert (expected[drawn] > 0).all()
     cumulative = expected.cumsum(0)
@@ -75,10 +75,10 @@ def test_a_prefix_that_tells_agrees_with_the_whole_vocabulary(params: dict[str, 
     logits = (torch.randn(200, VOCABULARY, generator=generator) * 3).mul(8).round() / 8
     uniforms, filters = numbers(200, generator)[:, :1], filters_of(params, 200)
     whole = draw_among(logits, filters, uniforms, VOCABULARY)
-    assert (whole != NOTHING).all()
+    assert (whole != NO_TOKEN).all()
     for prefix in PREFIXES:
         tokens = draw_among(logits, filters, uniforms, prefix)
-        told = tokens != NOTHING
+        told = tokens != NO_TOKEN
         assert torch.equal(tokens[told], whole[told])
 
 
@@ -91,8 +91,8 @@ def test_a_prefix_tells_where_no_more_is_possible(params: dict[str, float], poss
     logits.scatter_(-1, ids, torch.randn(50, possible, generator=generator))
     uniforms, filters = numbers(50, generator)[:, :1], filters_of(params, 50)
     found, whole = (draw_among(logits, filters, uniforms, prefix) for prefix in (PREFIXES[0], VOCABULARY))
-    assert possible >= PREFIXES[0] or (found != NOTHING).all()
-    assert torch.equal(found[found != NOTHING], whole[found != NOTHING])
+    assert possible >= PREFIXES[0] or (found != NO_TOKEN).all()
+    assert torch.equal(found[found != NO_TOKEN], whole[found != NO_TOKEN])
 
 
 @pytest.mark.parametrize("size", [65, 127, 128, 1025, 4097, 9999])
@@ -119,7 +119,7 @@ def test_what_cannot_be_picked_is_not() -> None:
     logits = torch.full((1, VOCABULARY), -torch.inf)
     logits[0, 7], logits[0, 9] = 1.0, 1.0
     for params in FILTERS:
-        edge = torch.full((1, TRIES), 1 - 2**-53, dtype=torch.float64)
+        edge = torch.full((1, ATTEMPTS), 1 - 2**-53, dtype=torch.float64)
         assert int(draw(logits, filters_of(params, 1), edge)) in (7, 9)
 
 

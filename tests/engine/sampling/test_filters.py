@@ -9,7 +9,7 @@ import torch
 from engine.errors import InvalidSampling
 from engine.request import Request
 from engine.sampling.drawing import Filters
-from engine.sampling.filters import MAX_MATCH, dry_penalties, leaves_out, without_top_choices
+from engine.sampling.filters import MAX_MATCH, xtc_logits, dry_penalties, xtc_applies
 from engine.sampling.sampler import apply_bias, sample
 from engine.sampling_params import DryParams, SamplingParams
 
@@ -116,7 +116,7 @@ def test_what_is_left_is_what_the_definition_leaves() -> None:
     ]
     logits = torch.randn(len(wanted), VOCABULARY)
     thresholds = torch.tensor([[it.xtc_threshold] for it in wanted])
-    left = without_top_choices(logits, Filters.of(wanted, VOCABULARY), thresholds)
+    left = xtc_logits(logits, Filters.of(wanted, VOCABULARY), thresholds)
     for row, it in enumerate(wanted):
         assert set((left[row] > -torch.inf).nonzero().flatten().tolist()) == plainly_left(logits[row].tolist(), it)
         assert torch.equal(torch.where(left[row] > -torch.inf, logits[row], -torch.inf), left[row])
@@ -133,12 +133,12 @@ def test_tokens_are_drawn_from_what_is_left_beside_rows_that_keep_all() -> None:
 
 
 def test_chance_is_as_often_as_told_and_the_same_for_the_same_seed() -> None:
-    hits = [leaves_out(params(xtc_probability=0.3, seed=7), index) for index in range(4000)]
-    assert hits == [leaves_out(params(xtc_probability=0.3, seed=7), index) for index in range(4000)]
+    hits = [xtc_applies(params(xtc_probability=0.3, seed=7), index) for index in range(4000)]
+    assert hits == [xtc_applies(params(xtc_probability=0.3, seed=7), index) for index in range(4000)]
     assert abs(sum(hits) / len(hits) - 0.3) < 0.04
-    assert hits != [leaves_out(params(xtc_probability=0.3, seed=8), index) for index in range(4000)]
+    assert hits != [xtc_applies(params(xtc_probability=0.3, seed=8), index) for index in range(4000)]
 
 
 def test_it_never_happens_where_it_means_nothing() -> None:
     for given in ({"temperature": 0}, {"xtc_probability": 0.0}, {"xtc_threshold": 0.51}):
-        assert not any(leaves_out(params(**given), index) for index in range(100))
+        assert not any(xtc_applies(params(**given), index) for index in range(100))

@@ -203,13 +203,13 @@ def test_a_reply_fills_the_context_and_not_one_token_more(prompt: int) -> None:
 def test_what_can_never_fit_is_refused_with_the_numbers(prompt: int, blocks: int) -> None:
     scheduler = Scheduler(config(context=64, blocks=blocks))
     with pytest.raises(PromptTooLong) as caught:
-        scheduler.check_fits(request(1, prompt))
+        scheduler.validate_request(request(1, prompt))
     assert prompt == 0 or str(prompt) in str(caught.value)
     scheduler.assert_empty()
 
 
 @pytest.mark.parametrize(
-    ("prompt", "longest", "can_raise", "remedy"),
+    ("prompt", "longest", "fits_longer_context", "remedy"),
     [
         (64, 0, False, "Shorten the prompt."),
         (64, 64, False, "Shorten the prompt."),
@@ -218,14 +218,14 @@ def test_what_can_never_fit_is_refused_with_the_numbers(prompt: int, blocks: int
     ],
 )
 def test_a_larger_context_is_advised_only_where_it_helps(
-    prompt: int, longest: int, can_raise: bool, remedy: str
+    prompt: int, longest: int, fits_longer_context: bool, remedy: str
 ) -> None:
     scheduler = Scheduler(replace(config(context=64), longest_context=longest))
     with pytest.raises(PromptTooLong) as caught:
-        scheduler.check_fits(request(1, prompt))
+        scheduler.validate_request(request(1, prompt))
     error = caught.value
     assert (error.tokens, error.context, error.longest_context, error.is_exact) == (prompt, 64, longest, True)
-    assert (error.can_raise, error.remedy) == (can_raise, remedy)
+    assert (error.fits_longer_context, error.remedy) == (fits_longer_context, remedy)
 
 
 def finish_of(token_id: int, **params: object) -> FinishReason | None:

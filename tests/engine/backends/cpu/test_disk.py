@@ -29,7 +29,7 @@ def say(engine: ModelEngine, prompt: tuple[int, ...], **params: object) -> Reque
     engine.add(request)
     while engine.has_requests:
         engine.step()
-    engine.settle()
+    engine.flush()
     engine.assert_empty()
     return request
 

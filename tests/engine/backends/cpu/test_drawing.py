@@ -11,7 +11,7 @@ from engine.backends.cpu.code_cache import load_draw
 from engine.backends.cpu.drawing import BLOCK, CompiledDraw
 from engine.grammar import Words
 from engine.request import Request
-from engine.sampling.drawing import NOTHING
+from engine.sampling.drawing import NO_TOKEN
 from engine.sampling.masks import Masks
 from engine.sampling.sampler import sample
 from engine.sampling_params import SamplingParams
@@ -63,11 +63,11 @@ def test_what_cannot_be_picked_is_not(cpu_kernels: Path) -> None:
     words[0, 0] = 1 << 3 | 1 << 5
     ones = [1.0] * 5
     numbers = [0.0, NEXT_TO_ONE, 0.0, NEXT_TO_ONE, 0.5]
-    assert draw(logits, [0, 0, 0, 0, 1], words, [-1, -1, 0, 0, -1], ones, numbers) == [300, 300, 3, 3, NOTHING]
+    assert draw(logits, [0, 0, 0, 0, 1], words, [-1, -1, 0, 0, -1], ones, numbers) == [300, 300, 3, 3, NO_TOKEN]
     words[:] = 0
-    assert draw(logits, [0], words, [0], [1.0], [0.5]) == [NOTHING]
+    assert draw(logits, [0], words, [0], [1.0], [0.5]) == [NO_TOKEN]
     logits[0, 7] = torch.inf
-    assert draw(logits, [0], words, [-1], [1.0], [0.5]) == [NOTHING]
+    assert draw(logits, [0], words, [-1], [1.0], [0.5]) == [NO_TOKEN]
 
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e-30, 1e-40, 5e-324])
