@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine.request import Request, TokenLogprobs
 from engine.sampling.drawing import ATTEMPTS, Draw, Filters, Logits, draw, sampled_logprobs
-from engine.sampling.filters import xtc_logits, dry_penalties, token_array, xtc_applies
+from engine.sampling.filters import dry_penalties, token_array, xtc_applies, xtc_logits
 from engine.sampling.masks import NO_MASKS, Masks
 from engine.step import SampledToken
 

@@ -9,7 +9,7 @@ import torch
 from engine.errors import InvalidSampling
 from engine.request import Request
 from engine.sampling.drawing import Filters
-from engine.sampling.filters import MAX_MATCH, xtc_logits, dry_penalties, xtc_applies
+from engine.sampling.filters import MAX_MATCH, dry_penalties, xtc_applies, xtc_logits
 from engine.sampling.sampler import apply_bias, sample
 from engine.sampling_params import DryParams, SamplingParams
 
