@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.generation.embedding_service import EmbeddingService
 from app.generation.service import ChatService
 from app.models.details import ModelDetails
-from app.server.dialects.anthropic.endpoints import PROMPTED, AnthropicEndpoints
+from app.server.dialects.anthropic.endpoints import MESSAGE_ROUTES, AnthropicEndpoints
 from app.server.dialects.anthropic.errors import ERRORS as MESSAGE_ERRORS
 from app.server.dialects.llama_cpp.embeddings import LlamaCppEmbeddingEndpoints
 from app.server.dialects.llama_cpp.endpoints import LlamaCppEndpoints
@@ -30,7 +30,7 @@ from app.server.dialects.ollama.store import ModelPulls, StoreEndpoints
 from app.server.dialects.openai.embeddings import EmbeddingEndpoints
 from app.server.dialects.openai.endpoints import OpenAIEndpoints
 from app.server.dialects.openai.errors import ERRORS as OPENAI_ERRORS
-from app.server.dialects.responses.endpoints import RESPONDING, ResponseEndpoints
+from app.server.dialects.responses.endpoints import RESPONSE_ROUTES, ResponseEndpoints
 from app.server.dialects.responses.stored_responses import StoredResponses
 from app.server.http.access import HEALTH_PATHS, Authenticator, RequestLimits
 from app.server.http.access_middleware import LOOPBACK_NAMES, AccessMiddleware, AllowedOrigins
@@ -128,10 +128,10 @@ def create_embedding_application(service: EmbeddingService, context: ServerConte
         *openai.endpoints(),
         *OllamaEmbeddingEndpoints(service, model).endpoints(),
         *StoreEndpoints(model, context.pulls).endpoints(),
-        *lm_studio.of_embedding(model, openai, ranks=service.ranks),
+        *lm_studio.embedding_endpoints(model, openai, ranks=service.ranks),
         *LlamaCppEmbeddingEndpoints(service, model).endpoints(),
-        *NO_TEXT.endpoints(PROMPTED, MESSAGE_ERRORS),
-        *NO_TEXT.endpoints(RESPONDING),
+        *NO_TEXT.endpoints(MESSAGE_ROUTES, MESSAGE_ERRORS),
+        *NO_TEXT.endpoints(RESPONSE_ROUTES),
         *_health_endpoints(lambda: _embedding_health(service)),
     ]
     return _application(endpoints, model, context.policy)

@@ -15,7 +15,7 @@ from app.generation.conversation import Message, ToolCall
 from app.server.http.errors import InvalidRequest
 
 # Kept with a model's words by the API's own models; a model here has no use for them.
-_UNREAD = frozenset(("redacted_thinking",))
+_IGNORED_TYPES = frozenset(("redacted_thinking",))
 # Few templates know a system that speaks again later. Where it does, stays in place, so that nothing before it is
 # computed anew; it is a part of the user's message, in the marks that Claude Code has for that.
 _REMINDER = "<system-reminder>\n{}\n</system-reminder>"
@@ -58,19 +58,19 @@ InputMessages: TypeAlias = Annotated[list[InputMessage], Meta(min_length=1)]
 
 
 @dataclass(frozen=True, slots=True)
-class _Placed:
+class _LocatedBlock:
     """A block, and where it stands in the request."""
 
     block: ContentBlock
-    place: str
-    marked: bool = False  # the system said it in the middle of the conversation
+    path: str
+    is_reminder: bool = False  # the system said it in the middle of the conversation
 
     @property
     def text(self) -> str:
         if self.block.type != "text":
-            raise unreadable(self.block.type, self.place)
-        text = _required(self.block.text, f"{self.place}.text")
-        return _REMINDER.format(text) if self.marked else text
+            raise unsupported_block(self.block.type, self.path)
+        text = _required(self.block.text, f"{self.path}.text")
+        return _REMINDER.format(text) if self.is_reminder else text
 
 
 def system_texts(system: SystemPrompt | None) -> Iterator[str]:
@@ -79,101 +79,111 @@ def system_texts(system: SystemPrompt | None) -> Iterator[str]:
         yield system
         return
     for index, block in enumerate(system or ()):
-        yield _Placed(ContentBlock(block.type, block.text), f"system[{index}]").text
+        yield _LocatedBlock(ContentBlock(block.type, block.text), f"system[{index}]").text
 
 
-def messages_of(given: Sequence[InputMessage]) -> list[Message]:
+def messages_of(input_messages: Sequence[InputMessage]) -> list[Message]:
     """The messages, of which several in a row of one role are one. Raises InvalidRequest naming the block that cannot
     be given to a model."""
     messages: list[Message] = []
     names: dict[str, str] = {}  # of the tools that were called, by the call's id
-    first = next((index for index, message in enumerate(given) if message.role != "system"), len(given))
+    first = next(
+        (index for index, message in enumerate(input_messages) if message.role != "system"), len(input_messages)
+    )
     if first:
-        blocks = [placed for index in range(first) for placed in _placed(given[index], index)]
-        messages.append(Message("system", "\n".join(placed.text for placed in blocks)))
-    for is_said, several in groupby(range(first, len(given)), key=lambda index: given[index].role == "assistant"):
-        blocks = [placed for index in several for placed in _placed(given[index], index, reminds=True)]
-        if is_said:
-            said = _of_assistant(blocks)
-            names |= {call.id: call.name for call in said.tool_calls if call.id is not None}
-            messages.append(said)
+        blocks = [located for index in range(first) for located in _located_blocks(input_messages[index], index)]
+        messages.append(Message("system", "\n".join(located.text for located in blocks)))
+    for is_assistant, indices in groupby(
+        range(first, len(input_messages)), key=lambda index: input_messages[index].role == "assistant"
+    ):
+        blocks = [
+            located for index in indices for located in _located_blocks(input_messages[index], index, as_reminders=True)
+        ]
+        if is_assistant:
+            parts = _assistant_message(blocks)
+            names |= {call.id: call.name for call in parts.tool_calls if call.id is not None}
+            messages.append(parts)
         else:
-            messages += _of_user(blocks, names)
+            messages += _user_messages(blocks, names)
     return messages
 
 
-def _placed(message: InputMessage, index: int, *, reminds: bool = False) -> Iterator[_Placed]:
-    """The blocks of a message. If it `reminds`, what the system says is marked as such."""
-    content, place, marked = message.content, f"messages[{index}].content", reminds and message.role == "system"
+def _located_blocks(message: InputMessage, index: int, *, as_reminders: bool = False) -> Iterator[_LocatedBlock]:
+    """The blocks of a message. If it `as_reminders`, what the system says is marked as such."""
+    content, path, is_reminder = (
+        message.content,
+        f"messages[{index}].content",
+        as_reminders and message.role == "system",
+    )
     if isinstance(content, str):
-        yield _Placed(ContentBlock("text", content), place, marked)
+        yield _LocatedBlock(ContentBlock("text", content), path, is_reminder)
         return
     for number, block in enumerate(content):
-        yield _Placed(block, f"{place}[{number}]", marked)
+        yield _LocatedBlock(block, f"{path}[{number}]", is_reminder)
 
 
 @dataclass(slots=True)
-class _Said:
+class _AssistantParts:
     """What the blocks of an assistant's message say."""
 
     texts: list[str] = field(default_factory=list)
-    thoughts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
 
-    def add(self, placed: _Placed) -> None:
-        block = placed.block
+    def add(self, located: _LocatedBlock) -> None:
+        block = located.block
         if block.type == "thinking":
-            self.thoughts.append(block.thinking or "")
+            self.reasoning.append(block.thinking or "")
         elif block.type == "tool_use":
-            name = _required(block.name, f"{placed.place}.name")
+            name = _required(block.name, f"{located.path}.name")
             self.calls.append(ToolCall(name, block.input or {}, block.id))
-        elif block.type not in _UNREAD:
-            self.texts.append(placed.text)
+        elif block.type not in _IGNORED_TYPES:
+            self.texts.append(located.text)
 
 
-def _of_assistant(blocks: Sequence[_Placed]) -> Message:
+def _assistant_message(blocks: Sequence[_LocatedBlock]) -> Message:
     """Without a sign between its texts: they are those of a reply, which was one."""
-    said = _Said()
-    for placed in blocks:
-        said.add(placed)
-    return Message("assistant", "".join(said.texts), "".join(said.thoughts) or None, tuple(said.calls))
+    parts = _AssistantParts()
+    for located in blocks:
+        parts.add(located)
+    return Message("assistant", "".join(parts.texts), "".join(parts.reasoning) or None, tuple(parts.calls))
 
 
-def _of_user(blocks: Sequence[_Placed], names: Mapping[str, str]) -> Iterator[Message]:
-    for is_result, several in groupby(blocks, key=lambda placed: placed.block.type == "tool_result"):
+def _user_messages(blocks: Sequence[_LocatedBlock], names: Mapping[str, str]) -> Iterator[Message]:
+    for is_result, indices in groupby(blocks, key=lambda located: located.block.type == "tool_result"):
         if is_result:
-            yield from (_result(placed, names) for placed in several)
+            yield from (_tool_message(located, names) for located in indices)
         else:
-            yield Message("user", "\n".join(placed.text for placed in several))
+            yield Message("user", "\n".join(located.text for located in indices))
 
 
-def _result(placed: _Placed, names: Mapping[str, str]) -> Message:
-    block = placed.block
-    call_id = _required(block.tool_use_id, f"{placed.place}.tool_use_id")
+def _tool_message(located: _LocatedBlock, names: Mapping[str, str]) -> Message:
+    block = located.block
+    call_id = _required(block.tool_use_id, f"{located.path}.tool_use_id")
     content = block.content or ""
     if not isinstance(content, str):
-        texts = (_result_text(one, f"{placed.place}.content[{index}]") for index, one in enumerate(content))
+        texts = (_result_text(one, f"{located.path}.content[{index}]") for index, one in enumerate(content))
         content = "\n".join(texts)
     if block.is_error:
         content = f"Error: {content}"
     return Message("tool", content, tool_call_id=call_id, name=names.get(call_id))
 
 
-def _result_text(block: ResultBlock, place: str) -> str:
+def _result_text(block: ResultBlock, path: str) -> str:
     if block.type == "tool_reference":
-        return _required(block.tool_name, f"{place}.tool_name")
+        return _required(block.tool_name, f"{path}.tool_name")
     if block.type != "text":
-        raise unreadable(block.type, place)
-    return _required(block.text, f"{place}.text")
+        raise unsupported_block(block.type, path)
+    return _required(block.text, f"{path}.text")
 
 
-def unreadable(kind: str, place: str) -> InvalidRequest:
+def unsupported_block(kind: str, path: str) -> InvalidRequest:
     """The refusal of a block that is no text."""
-    problem = f"{place}: a block of type {kind!r} cannot be read; this version reads text only"
-    return InvalidRequest(problem, "Send it as text, without images, documents or audio.", parameter=place)
+    problem = f"{path}: a block of type {kind!r} cannot be read; this version reads text only"
+    return InvalidRequest(problem, "Send it as text, without images, documents or audio.", parameter=path)
 
 
-def _required(value: str | None, place: str) -> str:
+def _required(value: str | None, path: str) -> str:
     if value is None:
-        raise InvalidRequest(f"{place}: it is required", parameter=place)
+        raise InvalidRequest(f"{path}: it is required", parameter=path)
     return value

@@ -14,7 +14,7 @@ _TABLE: Final[Sequence[tuple[str, str]]] = (("x-anthropic-billing-header", r"x-a
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class RemainingTexts:
     """What stays of some texts."""
 
     texts: Sequence[str]
@@ -27,18 +27,18 @@ class ChangingLines:
     def __init__(self, table: Sequence[tuple[str, str]] = _TABLE) -> None:
         self._patterns = [(name, re.compile(rf"^(?:{line})(?:\n|\Z)", re.MULTILINE)) for name, line in table]
 
-    def without(self, texts: Iterable[str]) -> Kept:
+    def remove_from(self, texts: Iterable[str]) -> RemainingTexts:
         """Texts without these lines; one of which nothing is left is left out, too."""
-        kept, found = [], set[str]()
+        remaining, found = [], set[str]()
         for text in texts:
             rest = text
             for name, pattern in self._patterns:
                 rest, count = pattern.subn("", rest)
                 found |= {name} if count else set()
             if rest or not text:
-                kept.append(rest)
-        return Kept(kept, tuple(name for name, _ in self._patterns if name in found))
+                remaining.append(rest)
+        return RemainingTexts(remaining, tuple(name for name, _ in self._patterns if name in found))
 
 
 CHANGING_LINES: Final = ChangingLines()
-NONE: Final = ChangingLines(())  # all is kept
+KEEP_ALL_LINES: Final = ChangingLines(())  # all is kept

@@ -11,7 +11,7 @@ from app.generation.cache_report import CacheReport
 from app.generation.events import TokenCounts
 from app.generation.service import ChatService
 from app.server.dialects.anthropic import messages
-from app.server.dialects.anthropic.changing_lines import CHANGING_LINES, NONE
+from app.server.dialects.anthropic.changing_lines import CHANGING_LINES, KEEP_ALL_LINES
 from app.server.dialects.anthropic.errors import ERRORS, error_body
 from app.server.dialects.anthropic.fields import MESSAGES, TOKEN_COUNT
 from app.server.dialects.anthropic.requests import MessageRequest, TokenCountRequest
@@ -27,7 +27,10 @@ RequestT = TypeVar("RequestT", bound=TokenCountRequest)
 Reply: TypeAlias = StreamedReply[messages.Event] | WholeReply[messages.Event]
 
 
-PROMPTED: Mapping[str, type[Struct]] = {"/v1/messages": MessageRequest, "/v1/messages/count_tokens": TokenCountRequest}
+MESSAGE_ROUTES: Mapping[str, type[Struct]] = {
+    "/v1/messages": MessageRequest,
+    "/v1/messages/count_tokens": TokenCountRequest,
+}
 
 
 class TokenCount(Struct):
@@ -41,7 +44,7 @@ class AnthropicEndpoints:
         """With `keeps_lines`, prompts keep lines that change with every request."""
         self._service = service
         self._model = model
-        self._lines = NONE if keeps_lines else CHANGING_LINES
+        self._changing_lines = KEEP_ALL_LINES if keeps_lines else CHANGING_LINES
 
     def endpoints(self) -> list[Endpoint]:
         return [
@@ -68,25 +71,25 @@ class AnthropicEndpoints:
         ]
 
     async def create_message(self, request: Request) -> Reply:
-        wanted = await self._read(request, MESSAGES)
-        origin = origin_of(request, wanted.origin_fields())
-        conversation, left_out = wanted.conversation(self._lines)
-        options = wanted.generation_options(self._service.sampling)
+        body = await self._read(request, MESSAGES)
+        origin = origin_of(request, body.origin_fields())
+        conversation, left_out = body.conversation(self._changing_lines)
+        options = body.generation_options(self._service.sampling)
         counts = TokenCounts(cache=CacheReport(left_out=left_out))
         replies = self._service.reply(conversation, options, origin, counts)
-        events = messages.events(replies, self._model.reply_name(wanted.model), counts)
-        if wanted.stream:
+        events = messages.events(replies, self._model.reply_name(body.model), counts)
+        if body.stream:
             return StreamedReply(events, error_body, messages.FRAMING)
         return WholeReply(events, messages.fold)
 
     async def count_tokens(self, request: Request) -> Response:
-        wanted = await self._read(request, TOKEN_COUNT)
-        conversation, _ = wanted.conversation(self._lines)
+        body = await self._read(request, TOKEN_COUNT)
+        conversation, _ = body.conversation(self._changing_lines)
         with convert_errors("messages"):
             prompt = await self._service.prompt(conversation)
         return json_reply(TokenCount(len(prompt.ids)))
 
     async def _read(self, request: Request, table: FieldTable[RequestT]) -> RequestT:
-        wanted = await read_body(request, table)
-        self._model.check(wanted.model)
-        return wanted
+        body = await read_body(request, table)
+        self._model.check(body.model)
+        return body

@@ -197,14 +197,14 @@ class _EventWriter:
         """`counts` are complete when the reply ends."""
         self._model = model
         self._counts = counts
-        self._begun = False
-        self._blocks = 0
+        self._has_started = False
+        self._num_blocks = 0
         self._open: Content | None = None
-        self._called = False
+        self._has_called_tool = False
 
     def write(self, event: ChatEvent) -> Iterator[Event]:
-        if not self._begun:
-            self._begun = True
+        if not self._has_started:
+            self._has_started = True
             message_id = f"msg_{uuid.uuid4().hex}"
             yield MessageStart(
                 MessageReply(
@@ -213,48 +213,48 @@ class _EventWriter:
             )
         match event:
             case TextDelta(text):
-                yield from self._more(TextContent(""), TextPiece(text)) if text else ()
+                yield from self._append(TextContent(""), TextPiece(text)) if text else ()
             case ReasoningDelta(text):
-                yield from self._more(ThinkingContent("", ""), ThinkingPiece(text)) if text else ()
+                yield from self._append(ThinkingContent("", ""), ThinkingPiece(text)) if text else ()
             case ToolCallStart(_, call_id, name):
-                yield from self._begin(ToolUseContent(call_id, name, {}))
+                yield from self._open_block(ToolUseContent(call_id, name, {}))
             case ToolCallDelta(_, arguments):
                 yield self._delta(InputPiece(arguments))
             case ToolCallEnd():
-                self._called = True
-                yield from self._end()
+                self._has_called_tool = True
+                yield from self._close_block()
             case ReplyEnd():
-                yield from self._end()
+                yield from self._close_block()
                 yield MessageDelta(self._outcome(event), MessageUsage.of(self._counts))
                 yield MessageStop()
             case PromptProgress() | PromptLogprobs():
                 pass
 
-    def _more(self, kind: Content, piece: Piece) -> Iterator[Event]:
+    def _append(self, kind: Content, piece: Piece) -> Iterator[Event]:
         """A piece of a block of that kind, which begins with it if none is there."""
         if type(self._open) is not type(kind):
-            yield from self._begin(kind)
+            yield from self._open_block(kind)
         yield self._delta(piece)
 
-    def _begin(self, content: Content) -> Iterator[Event]:
-        yield from self._end()
+    def _open_block(self, content: Content) -> Iterator[Event]:
+        yield from self._close_block()
         self._open = content
-        yield ContentBlockStart(self._blocks, content)
+        yield ContentBlockStart(self._num_blocks, content)
 
-    def _end(self) -> Iterator[Event]:
+    def _close_block(self) -> Iterator[Event]:
         if self._open is None:
             return
         if isinstance(self._open, ThinkingContent):
             yield self._delta(SignaturePiece(_SIGNATURE))
-        yield ContentBlockStop(self._blocks)
+        yield ContentBlockStop(self._num_blocks)
         self._open = None
-        self._blocks += 1
+        self._num_blocks += 1
 
     def _delta(self, piece: Piece) -> ContentBlockDelta:
-        return ContentBlockDelta(self._blocks, piece)
+        return ContentBlockDelta(self._num_blocks, piece)
 
     def _outcome(self, end: ReplyEnd) -> MessageOutcome:
-        reason: StopReason = "tool_use" if self._called else "end_turn"
+        reason: StopReason = "tool_use" if self._has_called_tool else "end_turn"
         if end.finish is FinishReason.LENGTH:
             reason = "max_tokens"
         elif end.stop is not None:
@@ -266,7 +266,7 @@ class _EventWriter:
 class _Block:
     """The events of one block of content."""
 
-    begun: Content
+    start: Content
     pieces: list[str] = field(default_factory=list)
     signature: str = ""
 
@@ -279,18 +279,18 @@ class _Block:
 
     def content(self) -> Content | None:
         """All of it; None for a call whose input was cut off."""
-        said = "".join(self.pieces)
-        match self.begun:
+        text = "".join(self.pieces)
+        match self.start:
             case TextContent():
-                return TextContent(said)
+                return TextContent(text)
             case ThinkingContent():
-                return ThinkingContent(said, self.signature)
+                return ThinkingContent(text, self.signature)
             case ToolUseContent(call_id, name):
-                arguments = _object(said)
+                arguments = _parse_object(text)
                 return None if arguments is None else ToolUseContent(call_id, name, arguments)
 
 
-def _object(written: str) -> dict[str, Any] | None:
+def _parse_object(written: str) -> dict[str, Any] | None:
     """Of a JSON text; None if it is none."""
     try:
         return msgspec.json.decode(written or "{}", type=dict[str, Any])

@@ -50,12 +50,12 @@ class TokenCountRequest(Struct, kw_only=True):
     def conversation(self, lines: ChangingLines) -> tuple[Conversation, tuple[str, ...]]:
         """What the model is to go on with, and which `lines` were left out of it. Raises InvalidRequest naming what
         cannot be given to a model."""
-        messages, reply_prefix = self._turns()
-        first = [messages.pop(0).content] if messages and messages[0].role == "system" else []
-        system = lines.without([*system_texts(self.system), *first])
+        messages, reply_prefix = self._messages_and_reply_start()
+        first_system = [messages.pop(0).content] if messages and messages[0].role == "system" else []
+        system = lines.remove_from([*system_texts(self.system), *first_system])
         tools = tool_options(self.tools or (), self.tool_choice)
         raise_first((*self._problems(), *tools.problems()))
-        thinking = (self.thinking or Thinking()).wanted(self.output_config.effort if self.output_config else None)
+        thinking = (self.thinking or Thinking()).options(self.output_config.effort if self.output_config else None)
         conversation = Conversation(
             [*([Message("system", "\n".join(system.texts))] if system.texts else ()), *messages],
             tools.tools,
@@ -68,7 +68,7 @@ class TokenCountRequest(Struct, kw_only=True):
         )
         return conversation, system.left_out
 
-    def _turns(self) -> tuple[list[Message], str]:
+    def _messages_and_reply_start(self) -> tuple[list[Message], str]:
         """The messages, and the beginning of the reply, where the last of them is the assistant's."""
         messages = messages_of(self.messages)
         if not messages or messages[-1].role != "assistant":

@@ -33,18 +33,18 @@ class ToolDefinition(Struct):
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
 
-    def to_tool(self, place: str) -> Tool | None:
+    def to_tool(self, path: str) -> Tool | None:
         """None for a tool that the API's servers run. Raises InvalidRequest for one without a name or a schema."""
         known = client_tool(self.type or "")
         schema, description = self.input_schema, self.description
         if schema is None and known is not None:
             schema, description = dict(known.parameters), known.description
         if schema is None and self.type in (None, "custom"):
-            raise InvalidRequest(f"{place}.input_schema: it is required", parameter=f"{place}.input_schema")
+            raise InvalidRequest(f"{path}.input_schema: it is required", parameter=f"{path}.input_schema")
         if schema is None:
             return None
         if self.name is None:
-            raise InvalidRequest(f"{place}.name: it is required", parameter=f"{place}.name")
+            raise InvalidRequest(f"{path}.name: it is required", parameter=f"{path}.name")
         return function_tool(self.name, description, schema, strict=self.strict)
 
 
@@ -71,7 +71,7 @@ class Thinking(Struct):
     type: Literal["enabled", "adaptive", "between_tools", "disabled"] = "disabled"
     budget_tokens: PositiveCount | None = None
 
-    def wanted(self, effort: ReasoningEffort | None) -> ThinkingOptions:
+    def options(self, effort: ReasoningEffort | None) -> ThinkingOptions:
         if self.type == "disabled":
             return ThinkingOptions.of(None, enabled=False)
         return ThinkingOptions.of(effort, [self.budget_tokens], enabled=True)
@@ -83,8 +83,8 @@ ToolChoice: TypeAlias = AutoChoice | AnyChoice | OneChoice | NoChoice
 
 def tool_options(definitions: Sequence[ToolDefinition], choice: ToolChoice | None) -> ToolOptions:
     """Raises InvalidRequest for a tool without a name or a schema."""
-    told = (definition.to_tool(f"tools[{index}]") for index, definition in enumerate(definitions))
-    tools = [tool for tool in told if tool is not None]
+    converted = (definition.to_tool(f"tools[{index}]") for index, definition in enumerate(definitions))
+    tools = [tool for tool in converted if tool is not None]
     match choice:
         case AnyChoice():
             return ToolOptions(tools, use=ToolUse.FORCED)

@@ -19,7 +19,7 @@ Biases: TypeAlias = (
 )
 
 
-def problems(given: Biases | None) -> Iterator[tuple[str, str]]:
+def bias_problems(given: Biases | None) -> Iterator[tuple[str, str]]:
     """What the types of biases cannot say, with the field."""
     for token, amount in _pairs(given):
         if isinstance(token, bool | float) or (isinstance(token, int) and token < 0):
@@ -31,7 +31,7 @@ def problems(given: Biases | None) -> Iterator[tuple[str, str]]:
 async def token_biases(service: ChatService, given: Biases | None) -> tuple[tuple[int, float], ...]:
     """Pairs of (token id, bias). A text stands for each of its tokens."""
 
-    def resolved(check: Check) -> tuple[tuple[int, float], ...]:
+    def resolve(check: Check) -> tuple[tuple[int, float], ...]:
         found: list[tuple[int, float]] = []
         for token, amount in _pairs(given):
             check()
@@ -40,7 +40,7 @@ async def token_biases(service: ChatService, given: Biases | None) -> tuple[tupl
             found += ((token_id, bias) for token_id in ids)
         return tuple(found)
 
-    return await service.texts.run(resolved) if given else ()
+    return await service.texts.run(resolve) if given else ()
 
 
 def _pairs(given: Biases | None) -> Iterator[tuple[int | float | str | bool, int | float | str | bool]]:

@@ -59,9 +59,9 @@ class LlamaCppEmbeddingEndpoints:
         ]
 
     async def embed(self, request: Request) -> Response:
-        wanted = await read_body(request, EMBEDDING)
-        self._model.check(wanted.model)
-        norm, inputs = EUCLIDEAN if wanted.embd_normalize is None else wanted.embd_normalize, wanted.inputs()
+        body = await read_body(request, EMBEDDING)
+        self._model.check(body.model)
+        norm, inputs = EUCLIDEAN if body.embd_normalize is None else body.embd_normalize, body.inputs()
         if norm == NONE:
             problem = "embd_normalize: the vectors of this version are normalized"
             raise InvalidRequest(problem, "Send 0 or more, or leave it out.", parameter="embd_normalize")
@@ -69,11 +69,11 @@ class LlamaCppEmbeddingEndpoints:
             problem = f"content: {len(inputs)} inputs are more than {MAX_INPUTS}"
             raise InvalidRequest(problem, "Send several requests.", parameter="content")
         vectors = await self._service.embed(await read_inputs(self._service, inputs, None))
-        return await json_reply_on_thread(self._service.texts, lambda _: _body(vectors, norm))
+        return await json_reply_on_thread(self._service.texts, lambda _: _encode_vectors(vectors, norm))
 
 
-def _body(vectors: Sequence[Tensor], norm: int) -> bytes:
-    return msgspec.json.encode([Vector(place, [normalized(one, norm).tolist()]) for place, one in enumerate(vectors)])
+def _encode_vectors(vectors: Sequence[Tensor], norm: int) -> bytes:
+    return msgspec.json.encode([Vector(index, [normalized(one, norm).tolist()]) for index, one in enumerate(vectors)])
 
 
 def normalized(vector: Tensor, norm: int) -> Tensor:

@@ -13,7 +13,7 @@ from app.server.dialects.llama_cpp.errors import ERRORS, error_body
 from app.server.dialects.llama_cpp.fields import COMPLETION, INFILL
 from app.server.dialects.llama_cpp.prompts import OnePrompt
 from app.server.dialects.llama_cpp.properties import PropertyEndpoints
-from app.server.dialects.llama_cpp.replies import Completion, Told, Writer, fold, framing
+from app.server.dialects.llama_cpp.replies import ChunkWriter, Completion, ReportOptions, fold, framing
 from app.server.dialects.llama_cpp.requests import CompletionRequest, GeneratingRequest, InfillRequest
 from app.server.dialects.llama_cpp.settings import GenerationSettings
 from app.server.dialects.llama_cpp.tokens import TokenEndpoints
@@ -27,7 +27,7 @@ from app.server.served_model import ServedModel
 from app.server.text_prompts import infill_prompt_that_fits, text_prompt
 
 
-async def encoded(service: ChatService, prompt: OnePrompt, field: str) -> tuple[int, ...]:
+async def encode_prompt(service: ChatService, prompt: OnePrompt, field: str) -> tuple[int, ...]:
     """The ids of a prompt, with a token in front that begins a text if the prompt begins with text.
 
     Raises InvalidRequest for a prompt that is empty, too long, or not of the vocabulary.
@@ -36,8 +36,8 @@ async def encoded(service: ChatService, prompt: OnePrompt, field: str) -> tuple[
         return await text_prompt(service, prompt, field)
     first, *rest = prompt
     with convert_errors(field):
-        begun = (first,) if isinstance(first, int) else await service.encode_text(first)
-    return await text_prompt(service, (*begun, *await service.encode_mixed(rest)), field)
+        first_ids = (first,) if isinstance(first, int) else await service.encode_text(first)
+    return await text_prompt(service, (*first_ids, *await service.encode_mixed(rest)), field)
 
 
 COMPLETIONS = ("/completion", "/completions")
@@ -65,46 +65,48 @@ class LlamaCppEndpoints:
         ]
 
     async def complete(self, request: Request) -> StreamedReply[Completion] | WholeReply[Completion]:
-        wanted = await read_body(request, COMPLETION)
-        self._check(wanted)
-        prompts = [await encoded(self._service, prompt, path) for path, prompt in wanted.prompts().items()]
-        return await self._reply(request, wanted, prompts)
+        body = await read_body(request, COMPLETION)
+        self._check(body)
+        prompts = [await encode_prompt(self._service, prompt, path) for path, prompt in body.prompts().items()]
+        return await self._reply(request, body, prompts)
 
     async def infill(self, request: Request) -> StreamedReply[Completion] | WholeReply[Completion]:
-        wanted = await read_body(request, INFILL)
-        self._check(wanted)
-        reply_tokens = max(1, wanted.n_predict or 1)
-        prompt, left_out = await infill_prompt_that_fits(self._service, wanted.gap(), reply_tokens, "input_prefix")
-        return await self._reply(request, wanted, [prompt], truncated=left_out > 0)
+        body = await read_body(request, INFILL)
+        self._check(body)
+        reply_tokens = max(1, body.n_predict or 1)
+        prompt, left_out = await infill_prompt_that_fits(self._service, body.gap(), reply_tokens, "input_prefix")
+        return await self._reply(request, body, [prompt], truncated=left_out > 0)
 
-    def _check(self, wanted: GeneratingRequest) -> None:
-        self._model.check(wanted.model)
-        wanted.check()
+    def _check(self, body: GeneratingRequest) -> None:
+        self._model.check(body.model)
+        body.check()
 
     async def _reply(
         self,
         request: Request,
-        wanted: GeneratingRequest,
+        body: GeneratingRequest,
         prompts: Sequence[tuple[int, ...]],
         *,
         truncated: bool = False,
     ) -> StreamedReply[Completion] | WholeReply[Completion]:
         service = self._service
-        biases = await token_biases(service, wanted.logit_bias)
-        options = wanted.generation_options(service.sampling, biases)
-        origin = origin_of(request, wanted.origin_fields())
-        settings = [GenerationSettings.of(one, service.context_length, wanted.reporting) for one in options.candidates]
-        told = Told(
-            self._model.reply_name(wanted.model),
+        biases = await token_biases(service, body.logit_bias)
+        options = body.generation_options(service.sampling, biases)
+        origin = origin_of(request, body.origin_fields())
+        settings = [
+            GenerationSettings.of(one, service.context_length, body.echoed_fields) for one in options.candidates
+        ]
+        reports = ReportOptions(
+            self._model.reply_name(body.model),
             prompts,
             settings,
             truncated=truncated,
-            progress=bool(wanted.return_progress),
-            timings=bool(wanted.timings_per_token),
+            progress=bool(body.return_progress),
+            timings=bool(body.timings_per_token),
         )
         counts = TokenCounts()
-        chunks = Writer(service, told).chunks(service.reply(prompts, options, origin, counts))
-        fields = wanted.response_fields or ()
-        if wanted.stream:
+        chunks = ChunkWriter(service, reports).chunks(service.reply(prompts, options, origin, counts))
+        fields = body.response_fields or ()
+        if body.stream:
             return StreamedReply(chunks, error_body, framing(fields), counts)
-        return WholeReply(chunks, fold(tells_tokens=bool(wanted.return_tokens), fields=fields))
+        return WholeReply(chunks, fold(reports_tokens=bool(body.return_tokens), fields=fields))

@@ -33,7 +33,7 @@ Prompts: TypeAlias = (
 )
 
 
-def separate(given: Prompts, field: str) -> dict[str, OnePrompt]:
+def split_prompts(given: Prompts, field: str) -> dict[str, OnePrompt]:
     """The prompts that were sent in `field`, by their paths. A list with a token id in it is one prompt.
 
     Raises InvalidRequest for a list or an object among token ids, and for data other than text.
@@ -50,7 +50,7 @@ def separate(given: Prompts, field: str) -> dict[str, OnePrompt]:
         return {field: parts}
     if len(given) == 1:
         return {field: _prompt(given[0], field)}
-    return {(path := f"{field}[{place}]"): _prompt(item, path) for place, item in enumerate(given)}
+    return {(path := f"{field}[{index}]"): _prompt(item, path) for index, item in enumerate(given)}
 
 
 def _prompt(item: str | int | PromptObject | list[str | int], field: str) -> OnePrompt:

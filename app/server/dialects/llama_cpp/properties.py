@@ -72,12 +72,12 @@ class PropertyEndpoints:
         return [
             endpoint("GET", "/props", self.properties, "What the server is and has", gives=Properties),
             endpoint("GET", "/slots", self.slots, listed, gives=list[Slot]),
-            endpoint("POST", "/slots/{id}", self.keep, kept),
+            endpoint("POST", "/slots/{id}", self.refuse_slot_action, kept),
         ]
 
     async def properties(self, request: Request) -> Response:
         service, special = self._service, self._service.tokenizer.special_tokens
-        told = Properties(
+        properties = Properties(
             default_generation_settings=DefaultSettings(service.context_length, self._default_settings()),
             total_slots=service.streams.max_running,
             model_alias=service.name,
@@ -90,12 +90,12 @@ class PropertyEndpoints:
             build_info="inglenook",
             tool_support=(await service.capabilities()).tool_support.value,
         )
-        return json_reply(told)
+        return json_reply(properties)
 
     def _default_settings(self) -> GenerationSettings:
-        silent, service = CompletionRequest(prompt=""), self._service
-        options = silent.generation_options(service.sampling)
-        settings = GenerationSettings.of(options.candidates[0], service.context_length, silent.reporting)
+        default_request, service = CompletionRequest(prompt=""), self._service
+        options = default_request.generation_options(service.sampling)
+        settings = GenerationSettings.of(options.candidates[0], service.context_length, default_request.echoed_fields)
         settings.seed = ANY_SEED
         return settings
 
@@ -108,19 +108,19 @@ class PropertyEndpoints:
             raise InvalidRequest("No slot is free", "Try again later.", status=503)
         slots = [
             Slot(
-                id=place,
+                id=index,
                 id_task=it.id,
                 n_ctx=context,
                 is_processing=True,
-                next_token=NextToken(len(it.output_ids), _left(it.params.max_tokens, len(it.output_ids))),
+                next_token=NextToken(len(it.output_ids), _tokens_left(it.params.max_tokens, len(it.output_ids))),
             )
-            for place, it in enumerate(running)
+            for index, it in enumerate(running)
         ]
         idle = partial(Slot, id_task=-1, n_ctx=context, is_processing=False, next_token=NextToken(0, -1))
-        slots += [idle(id=len(running) + place) for place in range(free)]
+        slots += [idle(id=len(running) + index) for index in range(free)]
         return json_reply(slots)
 
-    async def keep(self, request: Request) -> NoReturn:
+    async def refuse_slot_action(self, request: Request) -> NoReturn:
         raise InvalidRequest(
             "Slots are not saved, restored or erased: prompts of all requests share one cache",
             "Leave it out; the server keeps its cache on disk by itself.",
@@ -128,5 +128,5 @@ class PropertyEndpoints:
         )
 
 
-def _left(most: int | None, told: int) -> int:
-    return -1 if most is None else max(0, most - told)
+def _tokens_left(limit: int | None, num_tokens: int) -> int:
+    return -1 if limit is None else max(0, limit - num_tokens)

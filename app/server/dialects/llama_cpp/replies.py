@@ -16,7 +16,7 @@ from app.generation.cache_report import CacheReport
 from app.generation.events import Batch, ChatEvent, GeneratedTokens, PromptProgress, ReplyEnd, TextDelta, TokenCounts
 from app.generation.service import ChatService
 from app.server.dialects.llama_cpp.settings import GenerationSettings
-from app.server.dialects.llama_cpp.tokens import shown
+from app.server.dialects.llama_cpp.tokens import decode_ids
 from app.server.http.endpoint import BARE_EVENTS, Framing
 from app.server.http.errors import convert_errors
 from app.server.usage import ProgressReport, Timings, finite_logprob, timings_of, token_text
@@ -65,7 +65,7 @@ class Completion(Struct, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ReportOptions:
     """What the chunks of a request tell."""
 
     model: str
@@ -84,16 +84,16 @@ class _ReplyState:
     predicted: int = 0
     first_token_at: float = 0.0
     has_line_break: bool = False
-    read: PromptProgress | None = None
+    prompt_progress: PromptProgress | None = None
 
 
-class Writer:
+class ChunkWriter:
     """Writes the chunks of one request."""
 
-    def __init__(self, service: ChatService, told: Told) -> None:
+    def __init__(self, service: ChatService, reports: ReportOptions) -> None:
         self._service = service
-        self._told = told
-        self._began = time.monotonic()
+        self._reports = reports
+        self._started_at = time.monotonic()
         self._replies: dict[int, _ReplyState] = {}
         self._prompt_texts: dict[int, str] = {}  # by the index of the prompt
 
@@ -120,8 +120,8 @@ class Writer:
                 reply.tokens += ids
                 reply.predicted += len(ids)
             case PromptProgress():
-                reply.read = event
-                if self._told.progress:
+                reply.prompt_progress = event
+                if self._reports.progress:
                     chunk = self._chunk(index, reply)
                     chunk.prompt_progress = ProgressReport.of(event)
                     yield chunk
@@ -129,8 +129,8 @@ class Writer:
                 reply.has_line_break = reply.has_line_break or "\n" in text
                 chunk = self._chunk(index, reply, text)
                 chunk.completion_probabilities = self._probabilities(logprobs) or UNSET
-                if self._told.timings and reply.read is not None:
-                    chunk.timings = self._timings_so_far(reply, reply.read)
+                if self._reports.timings and reply.prompt_progress is not None:
+                    chunk.timings = self._timings_so_far(reply, reply.prompt_progress)
                 yield chunk
             case ReplyEnd():
                 yield self._end(index, reply, event)
@@ -148,12 +148,12 @@ class Writer:
         counts.add(end, first_of_prompt=True)
         chunk = self._chunk(index, reply)
         chunk.stop = True
-        chunk.model = self._told.model
+        chunk.model = self._reports.model
         chunk.tokens_predicted = end.completion_tokens
         chunk.tokens_cached = end.cached_tokens
-        chunk.generation_settings = self._told.settings[index % len(self._told.settings)]
+        chunk.generation_settings = self._reports.settings[index % len(self._reports.settings)]
         chunk.has_new_line = reply.has_line_break
-        chunk.truncated = self._told.truncated
+        chunk.truncated = self._reports.truncated
         is_cut = end.finish is FinishReason.LENGTH
         chunk.stop_type = "word" if end.stop is not None else "limit" if is_cut else "eos"
         chunk.stopping_word = end.stop or ""
@@ -161,59 +161,61 @@ class Writer:
         return chunk
 
     def _prompt(self, index: int) -> tuple[int, ...]:
-        return self._told.prompts[index // len(self._told.settings)]
+        return self._reports.prompts[index // len(self._reports.settings)]
 
     async def _prompt_text(self, index: int) -> str:
         """Return the prompt as the model read it, decoded once for all replies to it."""
-        prompt = index // len(self._told.settings)
+        prompt = index // len(self._reports.settings)
         if prompt not in self._prompt_texts:
-            self._prompt_texts[prompt] = await shown(self._service, self._told.prompts[prompt])
+            self._prompt_texts[prompt] = await decode_ids(self._service, self._reports.prompts[prompt])
         return self._prompt_texts[prompt]
 
     def _probabilities(self, reported: Sequence[TokenLogprobs]) -> list[Probability]:
-        drawn = self._told.settings[0].post_sampling_probs
+        drawn = self._reports.settings[0].post_sampling_probs
         return [_probability(self._service.tokenizer, one, drawn=drawn) for one in reported]
 
-    def _timings_so_far(self, reply: _ReplyState, read: PromptProgress) -> Timings:
-        first = reply.first_token_at - self._began
+    def _timings_so_far(self, reply: _ReplyState, prompt_progress: PromptProgress) -> Timings:
+        first = reply.first_token_at - self._started_at
         counts = TokenCounts(
-            cache=CacheReport(TokenSources(device=read.cached, computed=read.total - read.cached)),
+            cache=CacheReport(
+                TokenSources(device=prompt_progress.cached, computed=prompt_progress.total - prompt_progress.cached)
+            ),
             completion=reply.predicted,
             replies=1,
             first_token_seconds=first,
-            total_seconds=time.monotonic() - self._began,
-            queue_seconds=max(0.0, first - read.seconds),
-            prefill_seconds=read.seconds,
+            total_seconds=time.monotonic() - self._started_at,
+            queue_seconds=max(0.0, first - prompt_progress.seconds),
+            prefill_seconds=prompt_progress.seconds,
         )
         return timings_of(counts)
 
 
-def fold(*, tells_tokens: bool, fields: Sequence[str] = ()) -> Callable[[AsyncGenerator[Completion]], Any]:
+def fold(*, reports_tokens: bool, fields: Sequence[str] = ()) -> Callable[[AsyncGenerator[Completion]], Any]:
     """What makes the whole reply of its chunks: one completion, or a list of several.
 
-    It has the ids of its tokens if it `tells_tokens`; with `fields`, it has those alone (see `selected`).
+    It has the ids of its tokens if it `reports_tokens`; with `fields`, it has those alone (see `select_fields`).
     """
 
     async def folded(chunks: AsyncGenerator[Completion]) -> Any:
         parts: dict[int, list[Completion]] = {}
         async for chunk in chunks:
             parts.setdefault(chunk.index, []).append(chunk)
-        wholes = [_whole(parts[index], tells_tokens=tells_tokens) for index in sorted(parts)]
-        told = [selected(whole, fields) if fields else whole for whole in wholes]
-        return told[0] if len(told) == 1 else told
+        wholes = [_merge(parts[index], reports_tokens=reports_tokens) for index in sorted(parts)]
+        replies = [select_fields(whole, fields) if fields else whole for whole in wholes]
+        return replies[0] if len(replies) == 1 else replies
 
     return folded
 
 
-def _whole(parts: Sequence[Completion], *, tells_tokens: bool) -> Completion:
+def _merge(parts: Sequence[Completion], *, reports_tokens: bool) -> Completion:
     whole = parts[-1]
     whole.content = "".join(part.content for part in parts)
-    whole.tokens = [token_id for part in parts for token_id in part.tokens] if tells_tokens else []
+    whole.tokens = [token_id for part in parts for token_id in part.tokens] if reports_tokens else []
     whole.completion_probabilities = [it for part in parts for it in part.completion_probabilities or ()] or UNSET
     return whole
 
 
-def selected(whole: Completion, fields: Sequence[str]) -> dict[str, Any]:
+def select_fields(whole: Completion, fields: Sequence[str]) -> dict[str, Any]:
     """The fields of a completion at some paths, such as `generation_settings/n_predict`, each under its path. Paths
     that lead nowhere are left out."""
     fields_of: Any = msgspec.to_builtins(whole)
@@ -231,15 +233,15 @@ def framing(fields: Sequence[str]) -> Framing:
     """Of a stream whose last chunk has those `fields` alone, if any are named."""
 
     def frame(chunk: Struct) -> bytes:
-        told = selected(chunk, fields) if isinstance(chunk, Completion) and chunk.stop else chunk
-        return BARE_EVENTS.frame(told)
+        reply = select_fields(chunk, fields) if isinstance(chunk, Completion) and chunk.stop else chunk
+        return BARE_EVENTS.frame(reply)
 
     return replace(BARE_EVENTS, frame=frame) if fields else BARE_EVENTS
 
 
 def _probability(tokenizer: Tokenizer, token: TokenLogprobs, *, drawn: bool) -> Probability:
-    top = [Alternative(**_told(tokenizer, *one, drawn=drawn)) for one in token.top]
-    picked = Probability(**_told(tokenizer, token.token_id, token.logprob, drawn=drawn))
+    top = [Alternative(**_alternative_fields(tokenizer, *one, drawn=drawn)) for one in token.top]
+    picked = Probability(**_alternative_fields(tokenizer, token.token_id, token.logprob, drawn=drawn))
     if drawn:
         picked.top_probs = top
     else:
@@ -247,7 +249,7 @@ def _probability(tokenizer: Tokenizer, token: TokenLogprobs, *, drawn: bool) -> 
     return picked
 
 
-def _told(tokenizer: Tokenizer, token_id: int, logprob: float, *, drawn: bool) -> dict[str, Any]:
+def _alternative_fields(tokenizer: Tokenizer, token_id: int, logprob: float, *, drawn: bool) -> dict[str, Any]:
     encoded = list(tokenizer.token_bytes(token_id, show_control=True))
     likely = {"prob": math.exp(logprob)} if drawn else {"logprob": finite_logprob(logprob)}
     return {"id": token_id, "token": token_text(tokenizer, token_id), "bytes": encoded, **likely}

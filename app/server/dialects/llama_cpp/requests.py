@@ -21,9 +21,9 @@ from app.generation.options import (
     only_named,
 )
 from app.server.dialects.llama_cpp import biases
-from app.server.dialects.llama_cpp.prompts import OnePrompt, Prompts, separate
+from app.server.dialects.llama_cpp.prompts import OnePrompt, Prompts, split_prompts
 from app.server.dialects.llama_cpp.sampling import LlamaSampling, reply_limit
-from app.server.dialects.llama_cpp.settings import Reporting
+from app.server.dialects.llama_cpp.settings import EchoedFields
 from app.server.dialects.openai.completion_requests import MAX_CHOICES
 from app.server.http.errors import InvalidRequest, raise_first
 from app.server.origin import OriginFields, Purpose
@@ -61,14 +61,14 @@ class GeneratingRequest(LlamaSampling, kw_only=True):
     response_fields: Annotated[list[FieldPath], Meta(max_length=64)] | None = None
 
     @property
-    def count(self) -> int:
+    def num_replies(self) -> int:
         """Replies to each prompt."""
         return self.n_cmpl or 1
 
     @property
-    def reporting(self) -> Reporting:
+    def echoed_fields(self) -> EchoedFields:
         named = named_samplers(self.samplers)
-        return Reporting(
+        return EchoedFields(
             tuple(SAMPLERS) if named is None else tuple(named),
             self.grammar or "",
             DRY_BREAKERS if self.dry_sequence_breakers is None else self.dry_sequence_breakers,
@@ -84,15 +84,15 @@ class GeneratingRequest(LlamaSampling, kw_only=True):
         what the request leaves open, `logit_bias` is that of the request by token ids. Raises InvalidSampling, and
         InvalidRequest for a bad grammar, or two."""
         length, reported, purpose = self.n_predict, self.n_probs or None, self._purpose()
-        inserts, several = purpose is Purpose.INSERTION, self.count > 1
+        inserts, several = purpose is Purpose.INSERTION, self.num_replies > 1
         filled = sampling.fill(self.sampling(), _DEFAULTS, inserts=inserts, several=several)
         given = only_named(self.samplers, filled | {"dry": self.dry()})
         given |= {"max_tokens": reply_limit(length), "logprobs": reported, "ignore_eos": bool(self.ignore_eos)}
         given |= {"drawn_logprobs": bool(self.post_sampling_probs), "logit_bias": tuple(logit_bias)}
         seed = given.pop("seed", None)
         return GenerationOptions(
-            candidates(given, self.count, seed),
-            self.count,
+            candidates(given, self.num_replies, seed),
+            self.num_replies,
             reports_logprobs=reported is not None,
             grammar=only_grammar(
                 one for one in (gbnf_grammar(self.grammar), json_schema_grammar(self.json_schema)) if one is not None
@@ -126,7 +126,7 @@ class GeneratingRequest(LlamaSampling, kw_only=True):
         return Purpose.COMPLETION
 
     def _problems(self) -> Iterator[tuple[str, str]]:
-        yield from biases.problems(self.logit_bias)
+        yield from biases.bias_problems(self.logit_bias)
 
 
 class CompletionRequest(GeneratingRequest, kw_only=True):
@@ -136,9 +136,9 @@ class CompletionRequest(GeneratingRequest, kw_only=True):
 
     def prompts(self) -> dict[str, OnePrompt]:
         """The prompts by their paths in the request. Raises InvalidRequest."""
-        prompts = separate(self.prompt, "prompt")
-        if len(prompts) * self.count > MAX_CHOICES:
-            problem = f"prompt: {len(prompts)} prompts with {self.count} replies each are more than {MAX_CHOICES}"
+        prompts = split_prompts(self.prompt, "prompt")
+        if len(prompts) * self.num_replies > MAX_CHOICES:
+            problem = f"prompt: {len(prompts)} prompts with {self.num_replies} replies each are more than {MAX_CHOICES}"
             raise InvalidRequest(problem, "Send several requests.", parameter="prompt")
         return prompts
 

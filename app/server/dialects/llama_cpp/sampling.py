@@ -37,9 +37,9 @@ class LlamaSampling(DryFields, kw_only=True):
         given |= {"top_k": None if self.top_k is None else max(0, self.top_k)}
         given |= {"repetition_penalty": 1.0 if self.repeat_last_n == 0 else self.repeat_penalty}
         given |= {"seed": None if self.seed is None or self.seed < 0 or self.seed == ANY_SEED else self.seed}
-        known = {name: value for name, value in given.items() if value is not None}
+        given_values = {name: value for name, value in given.items() if value is not None}
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        return {**known, "stop": stop}
+        return {**given_values, "stop": stop}
 
 
 def reply_limit(length: int | None) -> int | None:

@@ -10,7 +10,7 @@ from engine.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class Reporting:
+class EchoedFields:
     """Fields of a request that are reported as they were sent."""
 
     samplers: Sequence[str]
@@ -70,7 +70,7 @@ class GenerationSettings(Struct, kw_only=True):
     lora: list[Any] = []
 
     @classmethod
-    def of(cls, params: SamplingParams, context_length: int, told: Reporting) -> "GenerationSettings":
+    def of(cls, params: SamplingParams, context_length: int, echoed: EchoedFields) -> "GenerationSettings":
         """Those of a reply in a context of `context_length` tokens."""
         length = -1 if params.max_tokens is None else params.max_tokens
         dry = params.dry
@@ -90,16 +90,16 @@ class GenerationSettings(Struct, kw_only=True):
             dry_base=1.75 if dry is None else dry.base,
             dry_allowed_length=2 if dry is None else dry.allowed_length,
             dry_penalty_last_n=-1 if dry is None or dry.last_n is None else dry.last_n,
-            dry_sequence_breakers=list(told.breakers),
+            dry_sequence_breakers=list(echoed.breakers),
             stop=list(params.stop),
             max_tokens=length,
             n_predict=length,
             ignore_eos=params.ignore_eos,
-            stream=told.stream,
+            stream=echoed.stream,
             logit_bias=[TokenBias(bias, token) for token, bias in params.logit_bias],
             n_probs=params.logprobs or 0,
-            grammar=told.grammar,
-            samplers=list(told.samplers),
-            timings_per_token=told.timings_per_token,
-            post_sampling_probs=told.post_sampling_probs,
+            grammar=echoed.grammar,
+            samplers=list(echoed.samplers),
+            timings_per_token=echoed.timings_per_token,
+            post_sampling_probs=echoed.post_sampling_probs,
         )

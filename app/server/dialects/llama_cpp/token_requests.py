@@ -7,7 +7,7 @@ from msgspec import Meta, Struct
 
 from app.generation.conversation import Conversation, ReasoningEffort
 from app.generation.template import MAX_TEXT_CHARS
-from app.server.dialects.llama_cpp.prompts import Prompts, separate
+from app.server.dialects.llama_cpp.prompts import Prompts, split_prompts
 from app.server.dialects.openai.chat_requests import (
     ChatCompletionRequest,
     ChatMessage,
@@ -100,7 +100,7 @@ class EmbeddingRequest(Struct, kw_only=True):
     def inputs(self) -> dict[str, str | tuple[int, ...]]:
         """Texts and token ids by their paths. Raises InvalidRequest for a list with both."""
         inputs: dict[str, str | tuple[int, ...]] = {}
-        for path, given in separate(self.content, "content").items():
+        for path, given in split_prompts(self.content, "content").items():
             ids = [item for item in given if isinstance(item, int)] if not isinstance(given, str) else []
             if not isinstance(given, str) and len(ids) < len(given):
                 raise InvalidRequest(f"{path}: one input is a text or token ids, not both", parameter=path)

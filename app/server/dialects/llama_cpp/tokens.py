@@ -62,39 +62,39 @@ class TokenEndpoints:
         return [
             endpoint("/tokenize", self.tokenize, ids, takes=TokenizeRequest, gives=Tokens),
             endpoint("/detokenize", self.detokenize, texts, takes=DetokenizeRequest, gives=Text),
-            endpoint("/apply-template", self.apply, prompt, takes=TemplateRequest, gives=Prompt),
+            endpoint("/apply-template", self.apply_template, prompt, takes=TemplateRequest, gives=Prompt),
         ]
 
     async def tokenize(self, request: Request) -> Response:
-        wanted = await read_body(request, TOKENIZE)
-        self._model.check(wanted.model)
-        wanted.check()
-        if wanted.messages is not None:
+        body = await read_body(request, TOKENIZE)
+        self._model.check(body.model)
+        body.check()
+        if body.messages is not None:
             with convert_errors("messages"):
-                ids: Sequence[int] = (await self._service.prompt(wanted.conversation_of(wanted.messages))).ids
-            return await self._told(lambda check: self._counted(wanted, ids, check))
-        if wanted.prompt is not None:
-            starts = wanted.add_special_tokens is not False
-            ids = await self._ids("prompt", wanted.prompt, parse_special=True, starts=starts)
-            return await self._told(lambda check: self._counted(wanted, ids, check))
-        content = wanted.content or ""
-        ids = await self._ids("content", content, parse_special=wanted.parse_special, starts=wanted.add_special)
-        return await self._told(lambda check: self._tokens(wanted, ids, check))
+                ids: Sequence[int] = (await self._service.prompt(body.conversation_of(body.messages))).ids
+            return await self._write_reply(lambda check: self._vllm_tokens(body, ids, check))
+        if body.prompt is not None:
+            starts = body.add_special_tokens is not False
+            ids = await self._encode_field("prompt", body.prompt, parse_special=True, starts=starts)
+            return await self._write_reply(lambda check: self._vllm_tokens(body, ids, check))
+        content = body.content or ""
+        ids = await self._encode_field("content", content, parse_special=body.parse_special, starts=body.add_special)
+        return await self._write_reply(lambda check: self._llama_cpp_tokens(body, ids, check))
 
-    async def _told(self, write: Callable[[Check], Tokens]) -> Response:
+    async def _write_reply(self, write: Callable[[Check], Tokens]) -> Response:
         return await json_reply_on_thread(self._service.texts, lambda check: msgspec.json.encode(write(check)))
 
-    def _tokens(self, wanted: TokenizeRequest, ids: Sequence[int], check: Check) -> Tokens:
-        if not wanted.with_pieces:
+    def _llama_cpp_tokens(self, body: TokenizeRequest, ids: Sequence[int], check: Check) -> Tokens:
+        if not body.with_pieces:
             return Tokens([*ids])
         return Tokens([*map(Piece, ids, map(_piece, self._service.tokenizer.shown_bytes(ids, check)))])
 
-    def _counted(self, wanted: TokenizeRequest, ids: Sequence[int], check: Check) -> Tokens:
+    def _vllm_tokens(self, body: TokenizeRequest, ids: Sequence[int], check: Check) -> Tokens:
         check()
-        texts = [self._service.tokenizer.written(one) for one in ids] if wanted.return_token_strs else None
+        texts = [self._service.tokenizer.written(one) for one in ids] if body.return_token_strs else None
         return Tokens([*ids], len(ids), self._service.context_length, texts)
 
-    async def _ids(self, field: str, text: str, *, parse_special: bool, starts: bool) -> list[int]:
+    async def _encode_field(self, field: str, text: str, *, parse_special: bool, starts: bool) -> list[int]:
         """The ids of the text of a field, with what begins a prompt if that `starts`. Raises InvalidRequest."""
         with convert_errors(field):
             ids = await self._service.tokenize(text, parse_special=parse_special)
@@ -102,20 +102,20 @@ class TokenEndpoints:
         return [tokenizer.bos_id, *ids] if starts and tokenizer.add_bos and tokenizer.bos_id is not None else ids
 
     async def detokenize(self, request: Request) -> Response:
-        wanted = await read_body(request, DETOKENIZE)
-        self._model.check(wanted.model)
-        text = await shown(self._service, wanted.tokens)
-        return json_reply(Text(prompt=text) if wanted.model else Text(content=text))
+        body = await read_body(request, DETOKENIZE)
+        self._model.check(body.model)
+        text = await decode_ids(self._service, body.tokens)
+        return json_reply(Text(prompt=text) if body.model else Text(content=text))
 
-    async def apply(self, request: Request) -> Response:
-        wanted = await read_body(request, TEMPLATE)
-        self._model.check(wanted.model)
+    async def apply_template(self, request: Request) -> Response:
+        body = await read_body(request, TEMPLATE)
+        self._model.check(body.model)
         with convert_errors("messages"):
-            prompt = await self._service.prompt(wanted.conversation())
-        return json_reply(Prompt(await shown(self._service, prompt.ids)))
+            prompt = await self._service.prompt(body.conversation())
+        return json_reply(Prompt(await decode_ids(self._service, prompt.ids)))
 
 
-async def shown(service: ChatService, ids: Sequence[int]) -> str:
+async def decode_ids(service: ChatService, ids: Sequence[int]) -> str:
     """The text of ids, control tokens included. Raises InvalidRequest."""
     check_vocabulary(ids, service.vocab_size, "tokens")
     return await service.detokenize(ids)

@@ -130,7 +130,7 @@ class _Writer:
     def __init__(self, model: str, counts: TokenCounts) -> None:
         self._model = model
         self._counts = counts
-        self._is_read = False  # the prompt
+        self._has_finished_prompt = False  # the prompt
 
     def write(self, event: events.Event) -> Iterator[Event]:
         match event:
@@ -138,10 +138,10 @@ class _Writer:
                 yield ChatStart(model_instance_id=self._model)
                 yield PromptStart()
             case events.ItemAdded(item=output_items.Reasoning()):
-                yield from self._read()
+                yield from self._finish_prompt()
                 yield ReasoningStart()
             case events.ItemAdded(item=output_items.OutputMessage()):
-                yield from self._read()
+                yield from self._finish_prompt()
                 yield MessageStart()
             case events.ReasoningDelta(delta=delta):
                 yield ReasoningDelta(content=delta)
@@ -152,13 +152,13 @@ class _Writer:
             case events.ItemDone(item=output_items.OutputMessage()):
                 yield MessageEnd()
             case events.Completed(response=response) | events.Incomplete(response=response):
-                yield from self._read()
+                yield from self._finish_prompt()
                 yield ChatEnd(result=self._result(response))
 
-    def _read(self) -> Iterator[Event]:
+    def _finish_prompt(self) -> Iterator[Event]:
         """Report, once, that the prompt has been read."""
-        if not self._is_read:
-            self._is_read = True
+        if not self._has_finished_prompt:
+            self._has_finished_prompt = True
             yield PromptEnd()
 
     def _result(self, response: Response) -> ChatReply:
@@ -170,14 +170,16 @@ class _Writer:
             tokens_per_second=timings_of(counts).predicted_per_second if counts.replies else 0.0,
             time_to_first_token_seconds=round(counts.first_token_seconds, 6) if counts.replies else 0.0,
         )
-        kept = response.id if response.store else UNSET
-        return ChatReply(model_instance_id=self._model, output=[*_told(response)], stats=stats, response_id=kept)
+        response_id = response.id if response.store else UNSET
+        return ChatReply(
+            model_instance_id=self._model, output=[*_output_items(response)], stats=stats, response_id=response_id
+        )
 
 
-def _told(response: Response) -> Iterator[Message | Reasoning]:
+def _output_items(response: Response) -> Iterator[Message | Reasoning]:
     for item in response.output:
         match item:
             case output_items.OutputMessage(content=parts):
                 yield Message("".join(part.text for part in parts))
-            case output_items.Reasoning(content=[*thoughts]):
-                yield Reasoning("".join(part.text for part in thoughts))
+            case output_items.Reasoning(content=[*reasoning]):
+                yield Reasoning("".join(part.text for part in reasoning))

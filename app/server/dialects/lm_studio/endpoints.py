@@ -13,9 +13,9 @@ from app.generation.service import ChatService
 from app.server.dialects.lm_studio import chat
 from app.server.dialects.lm_studio.errors import ERRORS
 from app.server.dialects.lm_studio.fields import CHAT
-from app.server.dialects.lm_studio.figures import MeasuredChat, MeasuredCompletion, measured
 from app.server.dialects.lm_studio.models import ModelEndpoints
 from app.server.dialects.lm_studio.requests import ChatRequest
+from app.server.dialects.lm_studio.stats import ChatWithStats, CompletionWithStats, with_stats
 from app.server.dialects.openai.chat import ChatCompletionChunk
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest
 from app.server.dialects.openai.completion_requests import CompletionRequest
@@ -88,19 +88,19 @@ class LMStudioEndpoints:
             Endpoint(
                 "POST",
                 CHAT_COMPLETIONS,
-                measured(self._openai.create_chat_completion, self._model, MeasuredChat),
+                with_stats(self._openai.create_chat_completion, self._model, ChatWithStats),
                 turn,
                 takes=ChatCompletionRequest,
-                gives=MeasuredChat,
+                gives=ChatWithStats,
                 streams=ChatCompletionChunk,
             ),
             Endpoint(
                 "POST",
                 COMPLETIONS,
-                measured(self._openai.create_completion, self._model, MeasuredCompletion),
+                with_stats(self._openai.create_completion, self._model, CompletionWithStats),
                 goes_on,
                 takes=CompletionRequest,
-                gives=MeasuredCompletion,
+                gives=CompletionWithStats,
                 streams=Completion,
             ),
             *NO_VECTORS.endpoints(VECTORS),
@@ -108,18 +108,18 @@ class LMStudioEndpoints:
         ]
 
     async def chat(self, request: Request) -> StreamedReply[chat.Event] | WholeReply[chat.Event]:
-        wanted = await read_body(request, CHAT)
-        self._model.check(wanted.model)
-        kept = await self._responses.instructions_of(request, wanted.previous_response_id)
-        reply, earlier = await self._responses.begun(request, wanted.response_request(kept))
-        chunks = chat.chat_events(reply, earlier, self._model.reply_name(wanted.model))
-        return StreamedReply(chunks, chat.failure, NAMED_EVENTS) if wanted.stream else WholeReply(chunks, chat.fold)
+        body = await read_body(request, CHAT)
+        self._model.check(body.model)
+        previous_instructions = await self._responses.instructions_of(request, body.previous_response_id)
+        reply, earlier = await self._responses.start_reply(request, body.response_request(previous_instructions))
+        chunks = chat.chat_events(reply, earlier, self._model.reply_name(body.model))
+        return StreamedReply(chunks, chat.failure, NAMED_EVENTS) if body.stream else WholeReply(chunks, chat.fold)
 
     async def _capabilities(self) -> list[str]:
         return ["tool_use"] if (await self._service.capabilities()).tools else []
 
 
-def of_embedding(model: ServedModel, openai: EmbeddingEndpoints, *, ranks: bool) -> list[Endpoint]:
+def embedding_endpoints(model: ServedModel, openai: EmbeddingEndpoints, *, ranks: bool) -> list[Endpoint]:
     """Of a model that gives vectors, or `ranks`."""
 
     async def capabilities() -> list[str]:

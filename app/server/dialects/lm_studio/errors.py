@@ -27,10 +27,10 @@ class ErrorBody(Struct):
 
 def error_body(error: Exception) -> ErrorBody:
     """What a client is told about `error`; the cap of a request goes by its name here."""
-    status, told = http_status(error), openai_body(error).error
+    status, written = http_status(error), openai_body(error).error
     kind = _KINDS.get(status, "invalid_request" if status < 500 else "internal_error")
-    message = told.message.replace("num_ctx", "context_length")
-    detail = ErrorDetail(type=kind, message=message, code=told.code or UNSET, param=told.param or UNSET)
+    message = written.message.replace("num_ctx", "context_length")
+    detail = ErrorDetail(type=kind, message=message, code=written.code or UNSET, param=written.param or UNSET)
     return ErrorBody(detail)
 
 

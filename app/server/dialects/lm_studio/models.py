@@ -119,34 +119,34 @@ class ModelEndpoints:
         ]
 
     async def list_models(self, request: Request) -> Response:
-        context = await self._about()
-        return json_reply(ModelList([self._listed(name, *context) for name in self._model.names]))
+        details = await self._details_and_capabilities()
+        return json_reply(ModelList([self._listed(name, *details) for name in self._model.names]))
 
     async def retrieve_model(self, request: Request) -> Response:
         name = request.path_params["model"]
         self._model.check(name)
-        return json_reply(self._listed(name, *await self._about()))
+        return json_reply(self._listed(name, *await self._details_and_capabilities()))
 
     async def list_stored(self, request: Request) -> Response:
-        context = await self._about()
-        return json_reply(StoredModels([self._stored(name, *context) for name in self._model.names]))
+        details = await self._details_and_capabilities()
+        return json_reply(StoredModels([self._stored(name, *details) for name in self._model.names]))
 
     async def load(self, request: Request) -> Response:
-        wanted = await read_body(request, LOAD)
-        held = self._model.context_length
-        self._model.check(wanted.model)
-        if wanted.context_length is not None and wanted.context_length > held:
-            problem = f"context_length: the model is loaded with {held}, and stays so"
+        body = await read_body(request, LOAD)
+        loaded_context = self._model.context_length
+        self._model.check(body.model)
+        if body.context_length is not None and body.context_length > loaded_context:
+            problem = f"context_length: the model is loaded with {loaded_context}, and stays so"
             remedy = "Start the server with a larger --context."
             raise InvalidRequest(problem, remedy, parameter="context_length")
-        config = LoadConfig(held) if wanted.echo_load_config else UNSET
+        config = LoadConfig(loaded_context) if body.echo_load_config else UNSET
         kind: Literal["llm", "embedding"] = "llm" if self._kind == "llm" else "embedding"
-        return json_reply(Loaded(type=kind, instance_id=wanted.model, load_config=config))
+        return json_reply(Loaded(type=kind, instance_id=body.model, load_config=config))
 
     async def unload(self, request: Request) -> NoReturn:
-        wanted = await read_body(request, UNLOAD)
-        self._model.check(wanted.instance_id)
-        problem = f"instance_id: {wanted.instance_id} is being served, and stays loaded"
+        body = await read_body(request, UNLOAD)
+        self._model.check(body.instance_id)
+        problem = f"instance_id: {body.instance_id} is being served, and stays loaded"
         raise InvalidRequest(problem, "End the server: ingle stop.", parameter="instance_id", status=409)
 
     async def download(self, request: Request) -> NoReturn:
@@ -154,40 +154,40 @@ class ModelEndpoints:
         remedy = "Use POST /api/pull, or ingle pull."
         raise InvalidRequest("model: models are not fetched by this path", remedy, parameter="model")
 
-    async def _about(self) -> tuple[ModelDetails, Sequence[str]]:
+    async def _details_and_capabilities(self) -> tuple[ModelDetails, Sequence[str]]:
         """Return the details and the capabilities of the model, which are the same under all its names."""
         return await self._model.details(), await self._capabilities()
 
-    def _listed(self, name: str, told: ModelDetails, capabilities: Sequence[str]) -> Model:
+    def _listed(self, name: str, details: ModelDetails, capabilities: Sequence[str]) -> Model:
         model = self._model
         return Model(
             id=name,
             type=self._kind,
             publisher=_publisher(model),
-            arch=told.architecture or UNKNOWN,
-            compatibility_type=told.format,
-            quantization=told.quantization or UNKNOWN,
-            max_context_length=_most(model, told),
+            arch=details.architecture or UNKNOWN,
+            compatibility_type=details.format,
+            quantization=details.quantization or UNKNOWN,
+            max_context_length=_max_context_length(model, details),
             loaded_context_length=model.context_length,
             capabilities=list(capabilities),
         )
 
-    def _stored(self, name: str, told: ModelDetails, capabilities: Sequence[str]) -> StoredModel:
+    def _stored(self, name: str, details: ModelDetails, capabilities: Sequence[str]) -> StoredModel:
         model = self._model
-        writes, quantization = self._kind == "llm", told.quantization
+        is_llm, quantization = self._kind == "llm", details.quantization
         return StoredModel(
-            type="llm" if writes else "embedding",
+            type="llm" if is_llm else "embedding",
             publisher=_publisher(model),
             key=name,
             display_name=name.rpartition("/")[2],
-            architecture=told.architecture,
-            quantization=None if quantization is None else Quantization(quantization, _bits(quantization)),
-            size_bytes=told.size,
-            params_string=_in_words(told.parameters),
+            architecture=details.architecture,
+            quantization=None if quantization is None else Quantization(quantization, _bits_per_weight(quantization)),
+            size_bytes=details.size,
+            params_string=_parameter_count_text(details.parameters),
             loaded_instances=[Instance(name, LoadConfig(model.context_length))],
-            max_context_length=_most(model, told),
-            format=told.format,
-            capabilities=Abilities("tool_use" in capabilities) if writes else UNSET,
+            max_context_length=_max_context_length(model, details),
+            format=details.format,
+            capabilities=Abilities("tool_use" in capabilities) if is_llm else UNSET,
         )
 
 
@@ -196,16 +196,16 @@ def _publisher(model: ServedModel) -> str:
     return str(repository).partition("/")[0] if repository else "inglenook"
 
 
-def _most(model: ServedModel, told: ModelDetails) -> int:
-    return max(model.context_length, told.context_length or 0)
+def _max_context_length(model: ServedModel, details: ModelDetails) -> int:
+    return max(model.context_length, details.context_length or 0)
 
 
-def _bits(quantization: str) -> int | None:
+def _bits_per_weight(quantization: str) -> int | None:
     found = _BITS.search(quantization)
     return None if found is None else int(found[1])
 
 
-def _in_words(parameters: int) -> str | None:
+def _parameter_count_text(parameters: int) -> str | None:
     """As LM Studio has it: 135M, 8B."""
     if not parameters:
         return None

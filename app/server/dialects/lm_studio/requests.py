@@ -52,14 +52,15 @@ class ChatRequest(Struct, kw_only=True):
     store: bool | None = None  # true, if not given
     previous_response_id: ResponseId | None = None
 
-    def response_request(self, kept_prompt: str | None) -> ResponseRequest:
-        """The same, as the Responses API has it. `kept_prompt` is the system prompt of the chat that it goes on with.
+    def response_request(self, earlier_prompt: str | None) -> ResponseRequest:
+        """Return the same for the Responses API. `earlier_prompt` is the system prompt of the chat that it continues.
+
         Raises InvalidRequest for input that is no text."""
         effort = None if self.reasoning is None else _EFFORTS[self.reasoning]
-        wanted = ResponseRequest(
+        request = ResponseRequest(
             model=self.model,
             input=self._text(),
-            instructions=self.system_prompt or kept_prompt,
+            instructions=self.system_prompt or earlier_prompt,
             stream=self.stream,
             temperature=self.temperature,
             top_p=self.top_p,
@@ -72,15 +73,15 @@ class ChatRequest(Struct, kw_only=True):
             store=self.store,
             previous_response_id=self.previous_response_id,
         )
-        wanted.check()
-        return wanted
+        request.check()
+        return request
 
     def _text(self) -> str:
         if isinstance(self.input, str):
             return self.input
-        for place, part in enumerate(self.input):
+        for index, part in enumerate(self.input):
             if part.content is None:
-                path = f"input[{place}]"
+                path = f"input[{index}]"
                 raise InvalidRequest(f"{path}: this version reads text only", "Send its content.", parameter=path)
         return "\n".join(part.content or "" for part in self.input)
 

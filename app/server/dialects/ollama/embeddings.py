@@ -68,18 +68,20 @@ class OllamaEmbeddingEndpoints:
         ]
 
     async def embed(self, request: Request) -> Response:
-        wanted = await read_body(request, EMBED)
-        check_model(self._model, wanted)
-        check_dimensions(self._service, wanted.dimensions)
-        began = time.monotonic()
-        vectors, tokens = await self._vectors(wanted.inputs(), None if wanted.truncate is False else WHOLE_TEXT)
-        seconds = time.monotonic() - began
-        return await json_reply_on_thread(self._service.texts, lambda _: _body(wanted, vectors, tokens, seconds))
+        body = await read_body(request, EMBED)
+        check_model(self._model, body)
+        check_dimensions(self._service, body.dimensions)
+        started_at = time.monotonic()
+        vectors, tokens = await self._vectors(body.inputs(), None if body.truncate is False else WHOLE_TEXT)
+        seconds = time.monotonic() - started_at
+        return await json_reply_on_thread(
+            self._service.texts, lambda _: _encode_embeddings(body, vectors, tokens, seconds)
+        )
 
     async def embed_one(self, request: Request) -> Response:
-        wanted = await read_body(request, EMBEDDINGS)
-        check_model(self._model, wanted)
-        vectors, _ = await self._vectors({"prompt": wanted.prompt} if wanted.prompt else {}, WHOLE_TEXT)
+        body = await read_body(request, EMBEDDINGS)
+        check_model(self._model, body)
+        vectors, _ = await self._vectors({"prompt": body.prompt} if body.prompt else {}, WHOLE_TEXT)
         return json_reply(Embedding([number for one in vectors for number in one.tolist()]))
 
     async def _vectors(self, inputs: Mapping[str, str], truncate: int | None) -> tuple[list[Tensor], int]:
@@ -91,9 +93,9 @@ class OllamaEmbeddingEndpoints:
         return ["embedding"]
 
 
-def _body(wanted: EmbedRequest, vectors: Sequence[Tensor], tokens: int, seconds: float) -> bytes:
-    numbers = [shortened(vector, wanted.dimensions).tolist() for vector in vectors]
-    told = Embedded(
-        model=wanted.asked_for, embeddings=numbers, total_duration=round(1e9 * seconds), prompt_eval_count=tokens
+def _encode_embeddings(body: EmbedRequest, vectors: Sequence[Tensor], tokens: int, seconds: float) -> bytes:
+    numbers = [shortened(vector, body.dimensions).tolist() for vector in vectors]
+    reply = Embedded(
+        model=body.model_name, embeddings=numbers, total_duration=round(1e9 * seconds), prompt_eval_count=tokens
     )
-    return msgspec.json.encode(told)
+    return msgspec.json.encode(reply)

@@ -19,7 +19,7 @@ from app.server.dialects.ollama.replies import (
     GenerateWriter,
     fold_chat,
     fold_generate,
-    written,
+    reply_chunks,
 )
 from app.server.dialects.ollama.requests import ChatRequest, GenerateRequest
 from app.server.http.endpoint import LINES, Endpoint
@@ -69,47 +69,47 @@ class OllamaEndpoints:
         ]
 
     async def chat(self, request: Request) -> StreamedReply[ChatReply] | WholeReply[ChatReply] | Response:
-        wanted = await read_body(request, CHAT)
-        check_model(self._model, wanted)
-        wanted.check()
-        writer, counts = ChatWriter(wanted.asked_for, self._service.tokenizer), TokenCounts()
-        if wanted.is_probe:
+        body = await read_body(request, CHAT)
+        check_model(self._model, body)
+        body.check()
+        writer, counts = ChatWriter(body.model_name, self._service.tokenizer), TokenCounts()
+        if body.only_loads:
             return json_reply(writer.end("load"))
-        origin = origin_of(request, wanted.origin_fields())
-        conversation, options = wanted.conversation(), wanted.generation_options(self._service.sampling)
-        chunks = written(self._service.reply(conversation, options, origin, counts), writer, counts, "messages")
-        return StreamedReply(chunks, error_body, writer.framing()) if wanted.streams else WholeReply(chunks, fold_chat)
+        origin = origin_of(request, body.origin_fields())
+        conversation, options = body.conversation(), body.generation_options(self._service.sampling)
+        chunks = reply_chunks(self._service.reply(conversation, options, origin, counts), writer, counts, "messages")
+        return StreamedReply(chunks, error_body, writer.framing()) if body.streams else WholeReply(chunks, fold_chat)
 
     async def generate(self, request: Request) -> StreamedReply[GenerateReply] | WholeReply[GenerateReply] | Response:
-        wanted = await read_body(request, GENERATE)
-        check_model(self._model, wanted)
-        wanted.check()
-        tells_context, counts = not wanted.continues_text, TokenCounts()
-        writer = GenerateWriter(wanted.asked_for, self._service.tokenizer, tells_context=tells_context)
-        if wanted.is_probe:
+        body = await read_body(request, GENERATE)
+        check_model(self._model, body)
+        body.check()
+        reports_context, counts = not body.continues_text, TokenCounts()
+        writer = GenerateWriter(body.model_name, self._service.tokenizer, reports_context=reports_context)
+        if body.only_loads:
             return json_reply(writer.end("load"))
-        origin = origin_of(request, wanted.origin_fields())
-        options = wanted.generation_options(self._service.sampling)
+        origin = origin_of(request, body.origin_fields())
+        options = body.generation_options(self._service.sampling)
         remedy = "Send the one of this model's reply."
-        check_vocabulary(wanted.context or (), self._service.vocab_size, "context", remedy)
-        asked = [await self._prompt(wanted)] if wanted.continues_text else wanted.conversation()
-        replies = self._service.reply(asked, options, origin, counts)
-        chunks = written(replies, writer, counts, "context" if wanted.context else "prompt")
+        check_vocabulary(body.context or (), self._service.vocab_size, "context", remedy)
+        prompt = [await self._prompt(body)] if body.continues_text else body.conversation()
+        replies = self._service.reply(prompt, options, origin, counts)
+        chunks = reply_chunks(replies, writer, counts, "context" if body.context else "prompt")
         return (
-            StreamedReply(chunks, error_body, writer.framing()) if wanted.streams else WholeReply(chunks, fold_generate)
+            StreamedReply(chunks, error_body, writer.framing()) if body.streams else WholeReply(chunks, fold_generate)
         )
 
-    async def _prompt(self, wanted: GenerateRequest) -> tuple[int, ...]:
-        if wanted.suffix:
-            return await infill_prompt(self._service, Gap(wanted.prompt, wanted.suffix))
-        return await text_prompt(self._service, wanted.prompt)
+    async def _prompt(self, body: GenerateRequest) -> tuple[int, ...]:
+        if body.suffix:
+            return await infill_prompt(self._service, Gap(body.prompt, body.suffix))
+        return await text_prompt(self._service, body.prompt)
 
     async def _capabilities(self) -> list[str]:
         capabilities = await self._service.capabilities()
-        able = {
+        abilities_by_name = {
             "tools": capabilities.tools,
             "insert": capabilities.insertion,
             "thinking": capabilities.thinking,
             "generic_tools": capabilities.tool_support is ToolSupport.GENERIC,  # ours alone: tools are told as text
         }
-        return ["completion", *(name for name, is_able in able.items() if is_able)]
+        return ["completion", *(name for name, is_able in abilities_by_name.items() if is_able)]

@@ -15,7 +15,7 @@ from app.generation.options import API_DEFAULTS, DefaultSampling
 from app.models.details import ModelDetails
 from app.server.dialects.ollama.errors import ERRORS
 from app.server.dialects.ollama.fields import SHOW
-from app.server.dialects.ollama.requests import Named, ShowRequest
+from app.server.dialects.ollama.requests import ModelRequest, ShowRequest
 from app.server.http.endpoint import TEXT, Endpoint
 from app.server.http.errors import InvalidRequest
 from app.server.http.reply import json_reply
@@ -93,7 +93,7 @@ class RunningModels(Struct):
     models: list[RunningModel]
 
 
-class Shown(Struct, kw_only=True):
+class ModelDescription(Struct, kw_only=True):
     """What there is to know of a model."""
 
     modelfile: str
@@ -133,7 +133,7 @@ class ModelEndpoints:
             endpoint("GET", "/api/version", self.version, "Of Ollama's API", gives=Version),
             endpoint("GET", "/api/tags", self.list_models, "The models there are", gives=ModelList),
             endpoint("GET", "/api/ps", self.list_running, "Those that are loaded", gives=RunningModels),
-            endpoint("POST", "/api/show", self.show, shown, takes=ShowRequest, gives=Shown),
+            endpoint("POST", "/api/show", self.show, shown, takes=ShowRequest, gives=ModelDescription),
         ]
 
     async def greet(self, request: Request) -> Response:
@@ -146,29 +146,29 @@ class ModelEndpoints:
         return json_reply(Version(VERSION))
 
     async def list_models(self, request: Request) -> Response:
-        told = await self._model.details()
+        details = await self._model.details()
         models = [
             ListedModel(
                 name=name,
                 model=name,
-                modified_at=self._modified_at(told),
-                size=told.size,
-                digest=_digest(told),
-                details=_details(told),
+                modified_at=self._modified_at(details),
+                size=details.size,
+                digest=_digest(details),
+                details=_details(details),
             )
             for name in self._model.names
         ]
         return json_reply(ModelList(models))
 
     async def list_running(self, request: Request) -> Response:
-        told = await self._model.details()
+        details = await self._model.details()
         models = [
             RunningModel(
                 name=name,
                 model=name,
-                size=told.size,
-                digest=_digest(told),
-                details=_details(told),
+                size=details.size,
+                digest=_digest(details),
+                details=_details(details),
                 expires_at=NEVER,
                 size_vram=0,
                 context_length=self._model.context_length,
@@ -178,62 +178,62 @@ class ModelEndpoints:
         return json_reply(RunningModels(models))
 
     async def show(self, request: Request) -> Response:
-        wanted = await read_body(request, SHOW)
-        check_model(self._model, wanted)
-        told, capabilities = await self._model.details(), list(await self._capabilities())
-        architecture = told.architecture or UNKNOWN
-        shown = Shown(
+        body = await read_body(request, SHOW)
+        check_model(self._model, body)
+        details, capabilities = await self._model.details(), list(await self._capabilities())
+        architecture = details.architecture or UNKNOWN
+        shown = ModelDescription(
             modelfile=f"FROM {self._model.name}",
             parameters=self._parameters(),
             template=self._template + (_INSERTS if "insert" in capabilities else ""),
-            details=_details(told),
+            details=_details(details),
             model_info={
                 "general.architecture": architecture,
                 "general.basename": self._model.name.rpartition("/")[2],
-                "general.parameter_count": told.parameters,
+                "general.parameter_count": details.parameters,
                 f"{architecture}.context_length": self._model.context_length,
                 f"{architecture}.vocab_size": self._model.vocab_size,
             },
             capabilities=capabilities,
-            modified_at=self._modified_at(told),
-            license=told.license or UNSET,
+            modified_at=self._modified_at(details),
+            license=details.license or UNSET,
         )
         return json_reply(shown)
 
     def _parameters(self) -> str:
         """One a line, by Ollama's names."""
         recommended = self._sampling.recommended or {}
-        told = (f"{_PARAMETER_NAMES.get(name, name)} {value:.7g}" for name, value in recommended.items())
-        return "\n".join((f"num_ctx {self._model.context_length}", *told))
+        lines = (f"{_PARAMETER_NAMES.get(name, name)} {value:.7g}" for name, value in recommended.items())
+        return "\n".join((f"num_ctx {self._model.context_length}", *lines))
 
-    def _modified_at(self, told: ModelDetails) -> str:
-        return told.stored_at or datetime.fromtimestamp(self._model.created, UTC).isoformat()
+    def _modified_at(self, details: ModelDetails) -> str:
+        return details.stored_at or datetime.fromtimestamp(self._model.created, UTC).isoformat()
 
 
-def check_model(model: ServedModel, wanted: Named) -> None:
+def check_model(model: ServedModel, body: ModelRequest) -> None:
     """Raises InvalidRequest for the name of another model."""
-    name = wanted.asked_for
+    name = body.model_name
     if not name:
         raise InvalidRequest("model: it is required", parameter="model")
     model.check(name if model.has_name(name) else name.removesuffix(LATEST))
 
 
-def _details(told: ModelDetails) -> Details:
-    family = told.architecture or UNKNOWN
+def _details(details: ModelDetails) -> Details:
+    family = details.architecture or UNKNOWN
     return Details(
-        format=told.format,
+        format=details.format,
         family=family,
         families=[family],
-        parameter_size=_in_words(told.parameters),
-        quantization_level=told.quantization or UNKNOWN,
+        parameter_size=_parameter_count_text(details.parameters),
+        quantization_level=details.quantization or UNKNOWN,
     )
 
 
-def _in_words(parameters: int) -> str:
+def _parameter_count_text(parameters: int) -> str:
     """As Ollama has it: 134.52M, 8.03B."""
     return f"{parameters / 1e9:.2f}B" if parameters >= 1e9 else f"{parameters / 1e6:.2f}M"
 
 
-def _digest(told: ModelDetails) -> str:
+def _digest(details: ModelDetails) -> str:
     """By which clients tell models apart: of the file, or where that is not known, of the name."""
-    return told.sha256 or hashlib.sha256(told.name.encode()).hexdigest()
+    return details.sha256 or hashlib.sha256(details.name.encode()).hexdigest()

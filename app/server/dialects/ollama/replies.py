@@ -91,17 +91,17 @@ class _Writer(ABC, Generic[ReplyT]):
     def write(self, event: ChatEvent) -> Iterator[ReplyT]:
         match event:
             case TextDelta(text, logprobs):
-                yield self._reported(self._text(text), logprobs)
+                yield self._with_logprobs(self._text(text), logprobs)
             case ReasoningDelta(text, logprobs):
-                yield self._reported(self._thought(text), logprobs)
+                yield self._with_logprobs(self._thinking(text), logprobs)
             case ToolCallStart():
                 self._call, self._arguments = event, []
             case ToolCallDelta(_, arguments):
                 self._arguments.append(arguments)
             case ToolCallEnd() if self._call is not None:
                 arguments = "".join(self._arguments) or "{}"
-                called = CalledFunction(self._call.index, self._call.name, Raw(arguments))
-                yield self._called(Call(self._call.id, called))
+                function = CalledFunction(self._call.index, self._call.name, Raw(arguments))
+                yield self._tool_call(Call(self._call.id, function))
 
     def framing(self) -> Framing:
         """Lines. Where none comes for long, there is one that says nothing, so that no client gives up."""
@@ -112,10 +112,10 @@ class _Writer(ABC, Generic[ReplyT]):
         reply = self._text("")
         reply.done, reply.done_reason = True, reason
         if counts is not None:
-            _add_figures(reply, counts)
+            _add_stats(reply, counts)
         return reply
 
-    def _reported(self, reply: ReplyT, logprobs: Sequence[TokenLogprobs]) -> ReplyT:
+    def _with_logprobs(self, reply: ReplyT, logprobs: Sequence[TokenLogprobs]) -> ReplyT:
         if logprobs:
             reply.logprobs = reported_tokens(self._tokenizer, logprobs)
         return reply
@@ -130,28 +130,28 @@ class _Writer(ABC, Generic[ReplyT]):
     def _text(self, text: str) -> ReplyT: ...
 
     @abstractmethod
-    def _thought(self, text: str) -> ReplyT: ...
+    def _thinking(self, text: str) -> ReplyT: ...
 
     @abstractmethod
-    def _called(self, call: Call) -> ReplyT: ...
+    def _tool_call(self, call: Call) -> ReplyT: ...
 
 
 class ChatWriter(_Writer[ChatReply]):
     def _text(self, text: str) -> ChatReply:
         return ChatReply(**self._identity(), message=ReplyMessage(content=text))
 
-    def _thought(self, text: str) -> ChatReply:
+    def _thinking(self, text: str) -> ChatReply:
         return ChatReply(**self._identity(), message=ReplyMessage(thinking=text))
 
-    def _called(self, call: Call) -> ChatReply:
+    def _tool_call(self, call: Call) -> ChatReply:
         return ChatReply(**self._identity(), message=ReplyMessage(tool_calls=[call]))
 
 
 class GenerateWriter(_Writer[GenerateReply]):
-    def __init__(self, model: str, tokenizer: Tokenizer, *, tells_context: bool) -> None:
-        """If it `tells_context`, the last chunk has the ids of the prompt and of the reply, which must be reported."""
+    def __init__(self, model: str, tokenizer: Tokenizer, *, reports_context: bool) -> None:
+        """With `reports_context`, the last chunk has the ids of the prompt and of the reply."""
         super().__init__(model, tokenizer)
-        self._tells_context = tells_context
+        self._reports_context = reports_context
         self._ids: list[int] = []  # of the reply
 
     def write(self, event: ChatEvent) -> Iterator[GenerateReply]:
@@ -160,37 +160,37 @@ class GenerateWriter(_Writer[GenerateReply]):
                 ends = self._tokenizer.end_of_generation_ids
                 self._ids += [token_id for token_id in ids if token_id not in ends]
             case ReplyEnd(stop=str(stop)):
-                self._ids = _in_front_of(stop, self._ids, self._tokenizer)
+                self._ids = _ids_before(stop, self._ids, self._tokenizer)
         yield from super().write(event)
 
     def end(self, reason: DoneReason, counts: TokenCounts | None = None) -> GenerateReply:
         reply = super().end(reason, counts)
-        if self._tells_context and counts is not None:
+        if self._reports_context and counts is not None:
             reply.context = [*counts.prompts[0], *self._ids]
         return reply
 
     def _text(self, text: str) -> GenerateReply:
         return GenerateReply(**self._identity(), response=text)
 
-    def _thought(self, text: str) -> GenerateReply:
+    def _thinking(self, text: str) -> GenerateReply:
         return GenerateReply(**self._identity(), thinking=text)
 
-    def _called(self, call: Call) -> GenerateReply:
+    def _tool_call(self, call: Call) -> GenerateReply:
         raise ValueError("a prompt without tools was answered with a call of one")
 
 
-def _in_front_of(stop: str, ids: list[int], tokenizer: Tokenizer) -> list[int]:
+def _ids_before(stop: str, ids: list[int], tokenizer: Tokenizer) -> list[int]:
     """The tokens that end before the stop string begins."""
     pieces = [tokenizer.token_bytes(token_id) for token_id in ids]
-    begin, end = b"".join(pieces).find(stop.encode()), 0
+    start, end = b"".join(pieces).find(stop.encode()), 0
     for count, piece in enumerate(pieces):
         end += len(piece)
-        if begin >= 0 and end > begin:
+        if start >= 0 and end > start:
             return ids[:count]
     return ids
 
 
-async def written(
+async def reply_chunks(
     replies: AsyncGenerator[Batch], writer: _Writer[ReplyT], counts: TokenCounts, field: str
 ) -> AsyncGenerator[list[ReplyT]]:
     """The reply, in batches as it comes. The prompt came in `field` of the request, which errors name."""
@@ -232,7 +232,7 @@ async def _folded(chunks: AsyncGenerator[ReplyT]) -> tuple[ReplyT, list[ReplyT]]
     return whole, parts
 
 
-def _add_figures(reply: Reply, counts: TokenCounts) -> None:
+def _add_stats(reply: Reply, counts: TokenCounts) -> None:
     timings = timings_of(counts)
     reply.total_duration = round(1e9 * counts.total_seconds)
     reply.load_duration = round(1e9 * (counts.queue_seconds + counts.cache.sources.restore_seconds))

@@ -20,32 +20,32 @@ from app.server.structured_output import Schema, format_grammar
 from engine.sampling_params import SamplingParams
 
 
-class Named(Struct, kw_only=True):
+class ModelRequest(Struct, kw_only=True):
     """A request about a model."""
 
     model: ModelName = ""
     name: ModelName = ""  # the same by its older name
 
     @property
-    def asked_for(self) -> str:
+    def model_name(self) -> str:
         return self.model or self.name
 
 
-class ShowRequest(Named, kw_only=True):
+class ShowRequest(ModelRequest, kw_only=True):
     """POST /api/show."""
 
 
-class PullRequest(Named, kw_only=True):
+class PullRequest(ModelRequest, kw_only=True):
     """POST /api/pull."""
 
     stream: bool | None = None  # true, if not given
 
 
-class DeleteRequest(Named, kw_only=True):
+class DeleteRequest(ModelRequest, kw_only=True):
     """DELETE /api/delete."""
 
 
-class EmbedRequest(Named, kw_only=True):
+class EmbedRequest(ModelRequest, kw_only=True):
     """POST /api/embed."""
 
     input: str | Annotated[list[str], Meta(max_length=MAX_INPUTS)] | None = None
@@ -55,11 +55,11 @@ class EmbedRequest(Named, kw_only=True):
     def inputs(self) -> Mapping[str, str]:
         """The texts by their places. An empty text alone is none."""
         if isinstance(self.input, list):
-            return {f"input[{place}]": text for place, text in enumerate(self.input)}
+            return {f"input[{index}]": text for index, text in enumerate(self.input)}
         return {"input": self.input} if self.input else {}
 
 
-class EmbeddingsRequest(Named, kw_only=True):
+class EmbeddingsRequest(ModelRequest, kw_only=True):
     """POST /api/embeddings, the older one."""
 
     prompt: str = ""
@@ -82,7 +82,7 @@ class Options(LlamaSampling, kw_only=True):
     num_predict: Annotated[int, Meta(ge=-2, le=2**31 - 1)] | None = None  # less than 0: what the context holds
 
 
-class GeneratingRequest(Named, kw_only=True):
+class GeneratingRequest(ModelRequest, kw_only=True):
     """What both kinds of request have in common."""
 
     stream: bool | None = None  # true, if not given
@@ -170,17 +170,17 @@ class ChatRequest(GeneratingRequest, kw_only=True):
     tool_choice: ToolChoice | None = None  # not in Ollama's API, but in OpenAI's
 
     @property
-    def is_probe(self) -> bool:
+    def only_loads(self) -> bool:
         """It asks for nothing, but to have the model loaded."""
         return not self.messages
 
     def conversation(self) -> Conversation:
-        wanted, thinking = self._tool_options(), self.thinking()
+        tools, thinking = self._tool_options(), self.thinking()
         return Conversation(
             [message.to_message() for message in self.messages or ()],
-            wanted.tools,
-            wanted.allowed,
-            wanted.use,
+            tools.tools,
+            tools.allowed,
+            tools.use,
             thinking_budget=thinking.budget,
             variables=thinking.template_variables(),
         )
@@ -191,9 +191,9 @@ class ChatRequest(GeneratingRequest, kw_only=True):
     def _problems(self) -> Iterator[tuple[str, str]]:
         yield from super()._problems()
         yield from self._tool_options().problems()
-        for place, message in enumerate(self.messages or ()):
+        for index, message in enumerate(self.messages or ()):
             if message.images:
-                yield f"messages[{place}].images", "this version reads text only; send none."
+                yield f"messages[{index}].images", "this version reads text only; send none."
 
 
 class GenerateRequest(GeneratingRequest, kw_only=True):
@@ -206,7 +206,7 @@ class GenerateRequest(GeneratingRequest, kw_only=True):
     raw: bool | None = None
 
     @property
-    def is_probe(self) -> bool:
+    def only_loads(self) -> bool:
         """Whether it asks only for the model to be loaded."""
         return not self.prompt and not self.suffix
 
@@ -216,8 +216,8 @@ class GenerateRequest(GeneratingRequest, kw_only=True):
         return bool(self.raw or self.suffix)
 
     def conversation(self) -> Conversation:
-        thinking, told = self.thinking(), [Message("system", self.system)] if self.system else []
-        messages = [*told, Message("user", self.prompt)]
+        thinking, system_messages = self.thinking(), [Message("system", self.system)] if self.system else []
+        messages = [*system_messages, Message("user", self.prompt)]
         return Conversation(
             messages,
             thinking_budget=thinking.budget,

@@ -16,7 +16,7 @@ from app.models.pulls import PullProgress, PullState
 from app.models.stored_model import Removal
 from app.server.dialects.ollama.errors import ERRORS, error_body
 from app.server.dialects.ollama.fields import DELETE, PULL
-from app.server.dialects.ollama.requests import DeleteRequest, Named, PullRequest
+from app.server.dialects.ollama.requests import DeleteRequest, ModelRequest, PullRequest
 from app.server.http.endpoint import LINES, Endpoint
 from app.server.http.errors import InvalidRequest
 from app.server.http.reply import StreamedReply, WholeReply
@@ -42,17 +42,17 @@ class Progress(Struct, kw_only=True):
     completed: int | UnsetType = UNSET
 
 
-NOT_MADE = Refusal(
+NO_MODEL_CREATION = Refusal(
     "Refused: this server makes, copies and sends no models",
     "This server makes, copies and sends no models",
     "Serve another one: ingle serve --model NAME; another name for one is a model alias of config.toml.",
 )
-NOT_FETCHED = Refusal(
+NO_DOWNLOADS = Refusal(
     "Refused: this server fetches and removes no models",
     "This server fetches and removes no models",
     "Use ingle pull and ingle rm.",
 )
-NEVER_DONE: Mapping[str, type[Struct]] = dict.fromkeys(("/api/create", "/api/copy", "/api/push"), AnyRequest)
+REFUSED_ROUTES: Mapping[str, type[Struct]] = dict.fromkeys(("/api/create", "/api/copy", "/api/push"), AnyRequest)
 
 
 class StoreEndpoints:
@@ -63,9 +63,9 @@ class StoreEndpoints:
         self._pulls = pulls
 
     def endpoints(self) -> list[Endpoint]:
-        refused = NOT_MADE.endpoints(NEVER_DONE, ERRORS)
+        refused = NO_MODEL_CREATION.endpoints(REFUSED_ROUTES, ERRORS)
         if self._pulls is None:
-            return [*refused, *NOT_FETCHED.endpoints({"/api/pull": PullRequest}, ERRORS)]
+            return [*refused, *NO_DOWNLOADS.endpoints({"/api/pull": PullRequest}, ERRORS)]
         endpoint, removed = partial(Endpoint, errors=ERRORS), "A stored model is removed"
         pulled = partial(endpoint, takes=PullRequest, gives=Progress, streams=Progress, framing=LINES)
         return [
@@ -81,13 +81,13 @@ class StoreEndpoints:
         ]
 
     async def pull(self, pulls: ModelPulls, request: Request) -> StreamedReply[Progress] | WholeReply[Progress]:
-        wanted = await read_body(request, PULL)
-        chunks = _told(pulls, _name(wanted))
-        return WholeReply(chunks, _fold) if wanted.stream is False else StreamedReply(chunks, error_body, LINES)
+        body = await read_body(request, PULL)
+        chunks = _pull_chunks(pulls, _required_name(body))
+        return WholeReply(chunks, _fold) if body.stream is False else StreamedReply(chunks, error_body, LINES)
 
     async def delete(self, pulls: ModelPulls, request: Request) -> Response:
-        wanted = await read_body(request, DELETE)
-        name = _name(wanted)
+        body = await read_body(request, DELETE)
+        name = _required_name(body)
         if self._model.has_name(name):
             problem, remedy = f"model: {name} is being served", "End the server first: ingle stop."
             raise InvalidRequest(problem, remedy, parameter="model", status=409)
@@ -95,13 +95,13 @@ class StoreEndpoints:
         return Response()
 
 
-def _name(wanted: Named) -> str:
-    if not wanted.asked_for:
+def _required_name(body: ModelRequest) -> str:
+    if not body.model_name:
         raise InvalidRequest("model: it is required", parameter="model")
-    return wanted.asked_for
+    return body.model_name
 
 
-async def _told(pulls: ModelPulls, name: str) -> AsyncGenerator[list[Progress]]:
+async def _pull_chunks(pulls: ModelPulls, name: str) -> AsyncGenerator[list[Progress]]:
     async with aclosing(pulls.pull(name)) as events:
         async for event in events:
             yield [_progress(event)]

@@ -172,14 +172,14 @@ class ChatCompletionRequest(ReportingRequest, kw_only=True):
 
     def conversation(self) -> Conversation:
         """Raises InvalidRequest naming the message that cannot be given to a model."""
-        wanted, thinking = self._tool_options(), self._thinking()
+        tools, thinking = self._tool_options(), self._thinking()
         messages = self._messages()
         reply_prefix = messages.pop().content if self.continue_final_message else ""
         return Conversation(
             messages,
-            wanted.tools,
-            wanted.allowed,
-            wanted.use,
+            tools.tools,
+            tools.allowed,
+            tools.use,
             parallel_calls=self.parallel_tool_calls,
             thinking_budget=thinking.budget,
             variables=thinking.template_variables(self.chat_template_kwargs),

@@ -81,8 +81,8 @@ class CompletionRequest(ReportingRequest, kw_only=True):
         return self.logprobs
 
     def _prompt_logprobs(self) -> int | None:
-        asked = super()._prompt_logprobs()
-        return self.logprobs if asked is None and self.echo else asked
+        requested = super()._prompt_logprobs()
+        return self.logprobs if requested is None and self.echo else requested
 
 
 def split_prompts(prompts: str | list[str | int | list[int]], parameter: str) -> list[str | tuple[int, ...]]:

@@ -32,13 +32,13 @@ class EventLog:
         self._ended = True
         self._notify()
 
-    async def after(self, number: int) -> AsyncGenerator[list[Event]]:
+    async def follow(self, number: int) -> AsyncGenerator[list[Event]]:
         """The events behind the one of that sequence number, in batches as they come, to the end of the response."""
-        told = number + 1
+        num_sent = number + 1
         while True:
             changed = self._changed
-            if fresh := self._events[told:]:
-                told += len(fresh)
+            if fresh := self._events[num_sent:]:
+                num_sent += len(fresh)
                 yield fresh
             elif self._ended:
                 return
@@ -67,7 +67,7 @@ class BackgroundReplies:
         log.add([*reply.writer.queue()])
         task = asyncio.create_task(reply.run(earlier, log.add))
         self._running[key] = (reply, task)
-        task.add_done_callback(lambda _: self._ended(key))
+        task.add_done_callback(lambda _: self._on_end(key))
         return log
 
     def find(self, owner: str, response_id: str) -> Response | None:
@@ -93,7 +93,7 @@ class BackgroundReplies:
     def forget(self, owner: str, response_id: str) -> None:
         self._logs.pop((owner, response_id), None)
 
-    def _ended(self, key: tuple[str, str]) -> None:
+    def _on_end(self, key: tuple[str, str]) -> None:
         del self._running[key]
         if log := self._logs.get(key):
             log.end()

@@ -49,28 +49,28 @@ class Compaction(Struct, kw_only=True):
 
 
 async def compaction(
-    service: ChatService, wanted: CompactRequest, earlier: Sequence[InputItem], origin: Origin
+    service: ChatService, body: CompactRequest, earlier: Sequence[InputItem], origin: Origin
 ) -> AsyncGenerator[list[Compaction]]:
     """Yields one: the conversation of `earlier` items and those of the request. Raises what
     `ChatService.reply` raises, with errors about the request as InvalidRequest."""
-    items = items_of(wanted.input)
-    messages = messages_of(wanted.instructions, earlier, items, qualified)
+    items = items_of(body.input)
+    messages = messages_of(body.instructions, earlier, items, qualified)
     summary, counts = await _summary(service, messages, origin)
-    kept = [item.kept() for item in (*earlier, *items) if item.kind == "message" and item.role == "user"]
+    kept = [item.to_stored() for item in (*earlier, *items) if item.kind == "message" and item.role == "user"]
     output = [*kept, compaction_item(summary)]
     yield [
         Compaction(id=f"resp_{uuid.uuid4().hex}", created_at=int(time.time()), output=output, usage=Usage.of(counts))
     ]
 
 
-async def only(compactions: AsyncGenerator[Compaction]) -> Compaction:
+async def single_compaction(compactions: AsyncGenerator[Compaction]) -> Compaction:
     return await anext(compactions)
 
 
 async def _summary(service: ChatService, messages: Sequence[Message], origin: Origin) -> tuple[str, TokenCounts]:
     counts = TokenCounts()
     options = GenerationOptions([SamplingParams(temperature=0.0, max_tokens=MAX_SUMMARY_TOKENS)])
-    replies = service.reply(Conversation(_asking(messages), thinking_budget=0), options, origin, counts)
+    replies = service.reply(Conversation(_with_task(messages), thinking_budget=0), options, origin, counts)
     texts: list[str] = []
     with convert_errors("input"):
         async with aclosing(replies) as batches:
@@ -79,7 +79,7 @@ async def _summary(service: ChatService, messages: Sequence[Message], origin: Or
     return "".join(texts).strip(), counts
 
 
-def _asking(messages: Sequence[Message]) -> list[Message]:
+def _with_task(messages: Sequence[Message]) -> list[Message]:
     """The conversation with the task behind it, in the user's last message if nothing follows that."""
     if messages and messages[-1].role == "user":
         return [*messages[:-1], Message("user", f"{messages[-1].content}\n\n{_TASK}")]

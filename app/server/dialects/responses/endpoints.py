@@ -14,7 +14,7 @@ from app.generation.service import ChatService
 from app.server.dialects.openai.errors import error_body
 from app.server.dialects.responses import stored_responses
 from app.server.dialects.responses.background import FROM_START, BackgroundReplies
-from app.server.dialects.responses.compaction import Compaction, CompactRequest, compaction, only
+from app.server.dialects.responses.compaction import Compaction, CompactRequest, compaction, single_compaction
 from app.server.dialects.responses.events import Event
 from app.server.dialects.responses.fields import COMPACT, RESPONSE
 from app.server.dialects.responses.input_items import InputItem
@@ -30,7 +30,7 @@ from app.server.origin import OriginFields, Purpose, caller_of, caller_origin, o
 from app.server.served_model import ServedModel
 
 RESPONSES = "/v1/responses"
-RESPONDING: Mapping[str, type[Struct]] = {RESPONSES: ResponseRequest}
+RESPONSE_ROUTES: Mapping[str, type[Struct]] = {RESPONSES: ResponseRequest}
 
 QueryT = TypeVar("QueryT", bound=Struct)
 Reply: TypeAlias = StreamedReply[Event] | WholeReply[Event] | HTTPResponse
@@ -123,24 +123,24 @@ class ResponseEndpoints:
         ]
 
     async def create(self, request: Request) -> Reply:
-        wanted = await self._read(request)
-        reply, earlier = await self.begun(request, wanted)
-        if wanted.background:
+        body = await self._read(request)
+        reply, earlier = await self.start_reply(request, body)
+        if body.background:
             log = self._background.start(_owner(request), reply, earlier)
-            if not wanted.stream:
+            if not body.stream:
                 return json_reply(reply.writer.response)
-            return StreamedReply(log.after(FROM_START), reply.writer.error, NAMED_EVENTS)
+            return StreamedReply(log.follow(FROM_START), reply.writer.error, NAMED_EVENTS)
         events = reply.events(earlier, list)
-        if wanted.stream:
+        if body.stream:
             return StreamedReply(events, reply.writer.error, NAMED_EVENTS, reply.writer.counts)
         return WholeReply(events, fold)
 
-    async def begun(self, request: Request, wanted: ResponseRequest) -> tuple[ResponseReply, Sequence[InputItem]]:
+    async def start_reply(self, request: Request, body: ResponseRequest) -> tuple[ResponseReply, Sequence[InputItem]]:
         """The reply to a request that was checked, and the items that it goes on from. Raises InvalidRequest."""
-        origin, owner = origin_of(request, wanted.origin_fields()), _owner(request)
-        earlier = await self._earlier(wanted.previous_response_id, owner)
-        model = self._model.reply_name(wanted.model)
-        return ResponseReply(self._service, wanted, model, origin, owner, self._stored), earlier
+        origin, owner = origin_of(request, body.origin_fields()), _owner(request)
+        earlier = await self._earlier(body.previous_response_id, owner)
+        model = self._model.reply_name(body.model)
+        return ResponseReply(self._service, body, model, origin, owner, self._stored), earlier
 
     async def instructions_of(self, request: Request, response_id: str | None) -> str | None:
         """Those of a response that is kept, if there is one and it had any."""
@@ -149,31 +149,31 @@ class ResponseEndpoints:
 
     async def count(self, request: Request) -> HTTPResponse:
         """The tokens of a prompt that is not given to the model."""
-        wanted = await self._read(request)
-        conversation = wanted.conversation_behind(await self._earlier(wanted.previous_response_id, _owner(request)))
+        body = await self._read(request)
+        conversation = body.conversation_after(await self._earlier(body.previous_response_id, _owner(request)))
         with convert_errors("input"):
             prompt = await self._service.prompt(conversation)
         return json_reply(InputTokens(len(prompt.ids)))
 
     async def compact(self, request: Request) -> WholeReply[Compaction]:
-        wanted = await read_body(request, COMPACT)
-        self._model.check(wanted.model)
-        earlier = await self._earlier(wanted.previous_response_id, _owner(request))
+        body = await read_body(request, COMPACT)
+        self._model.check(body.model)
+        earlier = await self._earlier(body.previous_response_id, _owner(request))
         origin = origin_of(request, OriginFields(Purpose.CHAT))
-        return WholeReply(compaction(self._service, wanted, earlier, origin), only)
+        return WholeReply(compaction(self._service, body, earlier, origin), single_compaction)
 
     async def retrieve(self, request: Request) -> Reply:
         """The response, or the events of one in the background behind the one that the client names."""
-        owner, response_id, asked = _owner(request), request.path_params["id"], _query(request, _Retrieval)
-        if asked.stream:
-            return await self._follow(request, asked.starting_after)
+        owner, response_id, query = _owner(request), request.path_params["id"], _query(request, _Retrieval)
+        if query.stream:
+            return await self._follow(request, query.starting_after)
         running = self._background.find(owner, response_id)
-        return json_reply(running) if running is not None else _told((await self._find(request)).body)
+        return json_reply(running) if running is not None else _json_response((await self._find(request)).body)
 
     async def _follow(self, request: Request, after: int) -> Reply:
         log = self._background.log(_owner(request), request.path_params["id"])
         if log is not None:
-            return StreamedReply(log.after(after), error_body, NAMED_EVENTS)
+            return StreamedReply(log.follow(after), error_body, NAMED_EVENTS)
         await self._find(request)
         raise InvalidRequest(
             "stream: the events of this response are not kept", "Retrieve it whole, without stream.", parameter="stream"
@@ -201,24 +201,26 @@ class ResponseEndpoints:
         body = (await self._find(request)).body
         if not msgspec.json.decode(body)["background"]:
             raise InvalidRequest("Only responses in the background can be cancelled", "Close the connection of others.")
-        return _told(body)
+        return _json_response(body)
 
     async def list_items(self, request: Request) -> HTTPResponse:
         page = _query(request, _Page)
-        items = stored_responses.brought(await self._find(request))
+        items = stored_responses.request_items(await self._find(request))
         if page.order == "desc":
             items.reverse()
         ids = [item.id for item in items]
-        begin = ids.index(page.after) + 1 if page.after in ids else 0
-        told = items[begin : begin + page.limit]
-        first, last = (told[0].id, told[-1].id) if told else (None, None)
-        return json_reply(ItemList(data=told, first_id=first, last_id=last, has_more=begin + len(told) < len(items)))
+        start = ids.index(page.after) + 1 if page.after in ids else 0
+        listed = items[start : start + page.limit]
+        first, last = (listed[0].id, listed[-1].id) if listed else (None, None)
+        return json_reply(
+            ItemList(data=listed, first_id=first, last_id=last, has_more=start + len(listed) < len(items))
+        )
 
     async def _read(self, request: Request) -> ResponseRequest:
-        wanted = await read_body(request, RESPONSE)
-        self._model.check(wanted.model)
-        wanted.check()
-        return wanted
+        body = await read_body(request, RESPONSE)
+        self._model.check(body.model)
+        body.check()
+        return body
 
     async def _earlier(self, previous: str | None, owner: str) -> Sequence[InputItem]:
         """The items of a response and of all that it goes on from."""
@@ -258,5 +260,5 @@ def _raise_unknown(response_id: str) -> NoReturn:
     raise InvalidRequest(f"The response {response_id!r} is not kept here", status=404, code="response_not_found")
 
 
-def _told(body: bytes) -> HTTPResponse:
+def _json_response(body: bytes) -> HTTPResponse:
     return HTTPResponse(body, media_type="application/json")

@@ -20,7 +20,7 @@ from app.server.http.errors import InvalidRequest
 MAX_ITEMS = 1 << 14
 ITEM_REFERENCE = "item_reference"
 COMPACTION = "compaction"  # stands for earlier items, of which its content has a summary
-_OURS = "inglenook:"  # what the content of our compaction items begins with
+_CONTENT_PREFIX = "inglenook:"  # what the content of our compaction items begins with
 _SUMMARY = "Summary of the conversation so far:\n\n{}"
 # The text of content parts, and the key each kind keeps it under.
 _TEXTS = {
@@ -31,7 +31,7 @@ _TEXTS = {
     "summary_text": "text",
     "refusal": "refusal",
 }
-_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
+_ID_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 
 
 class ContentPart(Struct, omit_defaults=True):
@@ -64,9 +64,9 @@ class InputItem(Struct, omit_defaults=True):
     def kind(self) -> str:
         return self.type or ("message" if self.role else ITEM_REFERENCE if self.id else "")
 
-    def kept(self) -> "InputItem":
+    def to_stored(self) -> "InputItem":
         """With all that it has where it is told again."""
-        given = self.id or f"{_PREFIXES.get(self.kind, 'item')}_{uuid.uuid4().hex}"
+        given = self.id or f"{_ID_PREFIXES.get(self.kind, 'item')}_{uuid.uuid4().hex}"
         content = self.content
         if self.kind == "message" and isinstance(content, str):
             content = [ContentPart("output_text" if self.role == "assistant" else "input_text", content)]
@@ -75,7 +75,7 @@ class InputItem(Struct, omit_defaults=True):
 
 def compaction_item(summary: str) -> InputItem:
     """The item for a summary. Its content is opaque to clients and not encrypted: it is their own conversation."""
-    content = base64.urlsafe_b64encode(f"{_OURS}{summary}".encode()).decode()
+    content = base64.urlsafe_b64encode(f"{_CONTENT_PREFIX}{summary}".encode()).decode()
     return InputItem(COMPACTION, f"cmp_{uuid.uuid4().hex}", encrypted_content=content)
 
 
@@ -85,11 +85,11 @@ def _summary_of(item: InputItem) -> str:
         content = base64.urlsafe_b64decode((item.encrypted_content or "").encode()).decode()
     except (binascii.Error, UnicodeError):
         content = ""
-    if not content.startswith(_OURS):
+    if not content.startswith(_CONTENT_PREFIX):
         raise InvalidMessage(
             "This compaction item was made by another server", "Compact the conversation here, or send its items."
         )
-    return content.removeprefix(_OURS)
+    return content.removeprefix(_CONTENT_PREFIX)
 
 
 def items_of(given: str | Sequence[InputItem] | None) -> list[InputItem]:
@@ -107,65 +107,65 @@ def messages_of(
 ) -> list[Message]:
     """The conversation of `earlier` items, which were read before, and those of a request. `tool_name` is what a model
     calls a tool, by its name and namespace. Raises InvalidRequest naming the item that no model can be given."""
-    dialogue = _Dialogue(tool_name)
+    builder = _MessageBuilder(tool_name)
     if instructions:
-        dialogue.instruct(instructions)
+        builder.add_instructions(instructions)
     for item in earlier:
-        dialogue.add(item)
+        builder.add_item(item)
     for index, item in enumerate(items):
         try:
-            dialogue.add(item)
+            builder.add_item(item)
         except InvalidMessage as error:
-            place = f"input[{index}]"
-            raise InvalidRequest(f"{place}: {error.message}", error.remedy, parameter=place) from error
-    return dialogue.end()
+            path = f"input[{index}]"
+            raise InvalidRequest(f"{path}: {error.message}", error.remedy, parameter=path) from error
+    return builder.finish()
 
 
 @dataclass(slots=True)
-class _Said:
+class _AssistantParts:
     """By an assistant, in one go."""
 
-    thoughts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
 
     def message(self) -> Message:
-        return Message("assistant", "".join(self.texts), "".join(self.thoughts) or None, tuple(self.calls))
+        return Message("assistant", "".join(self.texts), "".join(self.reasoning) or None, tuple(self.calls))
 
 
-class _Dialogue:
+class _MessageBuilder:
     """Messages, made of items one after the other."""
 
     def __init__(self, tool_name: Callable[[str, str | None], str]) -> None:
         self._tool_name = tool_name
         self._messages: list[Message] = []
-        self._said: _Said | None = None
+        self._assistant: _AssistantParts | None = None
 
-    def end(self) -> list[Message]:
-        self._close()
+    def finish(self) -> list[Message]:
+        self._close_assistant()
         return self._messages
 
-    def instruct(self, text: str) -> None:
+    def add_instructions(self, text: str) -> None:
         """By the system or the developer. Most templates know the first of them alone, and in the first place: what
         comes before everything else is one message of the system, and what comes later a part of what the user says."""
-        self._close()
+        self._close_assistant()
         if not self._messages or (len(self._messages) == 1 and self._messages[0].role == "system"):
             self._join("system", text)
         else:
             self._join("user", text)
 
-    def add(self, item: InputItem) -> None:
+    def add_item(self, item: InputItem) -> None:
         """Raises InvalidMessage."""
         match item.kind:
             case "message":
                 self._add_message(item)
             case "reasoning":
-                self._speaking().thoughts.append(_text(item.content) or _text(item.summary))
+                self._open_assistant().reasoning.append(_text(item.content) or _text(item.summary))
             case "function_call" | "custom_tool_call" if item.status != "incomplete":
-                self._speaking().calls.append(self._call(item))
+                self._open_assistant().calls.append(self._tool_call(item))
             case "function_call_output" | "custom_tool_call_output":
-                self._close()
-                self._messages.append(Message("tool", _output(item), tool_call_id=_needed(item, "call_id")))
+                self._close_assistant()
+                self._messages.append(Message("tool", _output(item), tool_call_id=_required(item, "call_id")))
             case kind if kind == COMPACTION:
                 self._add_message(InputItem(role="assistant", content=_SUMMARY.format(_summary_of(item))))
             case kind if kind == ITEM_REFERENCE:
@@ -180,16 +180,16 @@ class _Dialogue:
         if role is None:
             raise InvalidMessage("A message needs a role", "Say whose it is.")
         if role == "assistant":
-            said = self._speaking()
-            if said.texts and not said.calls:  # another time
-                self._close()
-                said = self._speaking()
-            said.texts.append(text)
+            assistant = self._open_assistant()
+            if assistant.texts and not assistant.calls:  # another time
+                self._close_assistant()
+                assistant = self._open_assistant()
+            assistant.texts.append(text)
         elif role == "user":
-            self._close()
+            self._close_assistant()
             self._join("user", text)
         else:
-            self.instruct(text)
+            self.add_instructions(text)
 
     def _join(self, role: Literal["system", "user"], text: str) -> None:
         """Behind what the same one said just before, since many templates want roles to take turns."""
@@ -197,17 +197,17 @@ class _Dialogue:
             text = f"{self._messages.pop().content}\n\n{text}"
         self._messages.append(Message(role, text))
 
-    def _speaking(self) -> _Said:
-        self._said = self._said or _Said()
-        return self._said
+    def _open_assistant(self) -> _AssistantParts:
+        self._assistant = self._assistant or _AssistantParts()
+        return self._assistant
 
-    def _close(self) -> None:
-        if self._said is not None:
-            self._messages.append(self._said.message())
-            self._said = None
+    def _close_assistant(self) -> None:
+        if self._assistant is not None:
+            self._messages.append(self._assistant.message())
+            self._assistant = None
 
-    def _call(self, item: InputItem) -> ToolCall:
-        name, call_id = self._tool_name(_needed(item, "name"), item.namespace), _needed(item, "call_id")
+    def _tool_call(self, item: InputItem) -> ToolCall:
+        name, call_id = self._tool_name(_required(item, "name"), item.namespace), _required(item, "call_id")
         if item.kind == "custom_tool_call":
             return ToolCall(name, {"input": item.input or ""}, call_id)
         if isinstance(item.arguments, Mapping):
@@ -215,7 +215,7 @@ class _Dialogue:
         return ToolCall.parse(name, item.arguments or "", call_id)
 
 
-def _needed(item: InputItem, name: Literal["name", "call_id"]) -> str:
+def _required(item: InputItem, name: Literal["name", "call_id"]) -> str:
     value = item.name if name == "name" else item.call_id
     if not value:
         raise InvalidMessage(f"An item of type {item.kind} needs its {name}", "Send the item as it was told.")

@@ -46,11 +46,11 @@ from app.server.usage import ReportedToken
 class OpenItem(Protocol):
     """Of any kind."""
 
-    def begin(self) -> Iterator[ItemEvent]: ...
+    def start(self) -> Iterator[ItemEvent]: ...
 
-    def add(self, text: str, logprobs: Sequence[ReportedToken]) -> Iterator[ItemEvent]: ...
+    def add_text(self, text: str, logprobs: Sequence[ReportedToken]) -> Iterator[ItemEvent]: ...
 
-    def end(self, status: ItemStatus) -> Iterator[ItemEvent]:
+    def finish(self, status: ItemStatus) -> Iterator[ItemEvent]:
         """The last of these events has the whole item."""
 
 
@@ -61,23 +61,23 @@ class OpenMessage:
         self._texts: list[str] = []
         self._logprobs: list[ReportedToken] = []
 
-    def begin(self) -> Iterator[ItemEvent]:
+    def start(self) -> Iterator[ItemEvent]:
         yield ItemAdded(output_index=self._index, item=OutputMessage(self._id))
         yield PartAdded(output_index=self._index, item_id=self._id, part=OutputText())
 
-    def add(self, text: str, logprobs: Sequence[ReportedToken]) -> Iterator[ItemEvent]:
+    def add_text(self, text: str, logprobs: Sequence[ReportedToken]) -> Iterator[ItemEvent]:
         self._texts.append(text)
         self._logprobs += logprobs
         yield TextDelta(output_index=self._index, item_id=self._id, delta=text, logprobs=list(logprobs))
 
-    def end(self, status: ItemStatus) -> Iterator[ItemEvent]:
+    def finish(self, status: ItemStatus) -> Iterator[ItemEvent]:
         part = OutputText("".join(self._texts), logprobs=self._logprobs)
         yield TextDone(output_index=self._index, item_id=self._id, text=part.text, logprobs=part.logprobs)
         yield PartDone(output_index=self._index, item_id=self._id, part=part)
         yield ItemDone(output_index=self._index, item=OutputMessage(self._id, status, content=[part]))
 
 
-class OpenThoughts:
+class OpenReasoning:
     """Told as they are."""
 
     def __init__(self, index: int) -> None:
@@ -85,15 +85,15 @@ class OpenThoughts:
         self._id = new_id("rs")
         self._texts: list[str] = []
 
-    def begin(self) -> Iterator[ItemEvent]:
+    def start(self) -> Iterator[ItemEvent]:
         yield ItemAdded(output_index=self._index, item=Reasoning(self._id, content=[]))
         yield PartAdded(output_index=self._index, item_id=self._id, part=ReasoningText())
 
-    def add(self, text: str, logprobs: Sequence[ReportedToken]) -> Iterator[ItemEvent]:
+    def add_text(self, text: str, logprobs: Sequence[ReportedToken]) -> Iterator[ItemEvent]:
         self._texts.append(text)
         yield ReasoningDelta(output_index=self._index, item_id=self._id, delta=text)
 
-    def end(self, status: ItemStatus) -> Iterator[ItemEvent]:
+    def finish(self, status: ItemStatus) -> Iterator[ItemEvent]:
         part = ReasoningText("".join(self._texts))
         yield ReasoningDone(output_index=self._index, item_id=self._id, text=part.text)
         yield PartDone(output_index=self._index, item_id=self._id, part=part)
@@ -108,15 +108,15 @@ class OpenSummary:
         self._id = new_id("rs")
         self._texts: list[str] = []
 
-    def begin(self) -> Iterator[ItemEvent]:
+    def start(self) -> Iterator[ItemEvent]:
         yield ItemAdded(output_index=self._index, item=Reasoning(self._id))
         yield SummaryPartAdded(output_index=self._index, item_id=self._id, part=SummaryText())
 
-    def add(self, text: str, logprobs: Sequence[ReportedToken]) -> Iterator[ItemEvent]:
+    def add_text(self, text: str, logprobs: Sequence[ReportedToken]) -> Iterator[ItemEvent]:
         self._texts.append(text)
         yield SummaryDelta(output_index=self._index, item_id=self._id, delta=text)
 
-    def end(self, status: ItemStatus) -> Iterator[ItemEvent]:
+    def finish(self, status: ItemStatus) -> Iterator[ItemEvent]:
         part = SummaryText("".join(self._texts))
         yield SummaryDone(output_index=self._index, item_id=self._id, text=part.text)
         yield SummaryPartDone(output_index=self._index, item_id=self._id, part=part)
@@ -131,14 +131,14 @@ class OpenCall:
         self._item = FunctionCall(new_id("fc"), call_id, name, namespace=namespace or UNSET)
         self._texts: list[str] = []
 
-    def begin(self) -> Iterator[ItemEvent]:
+    def start(self) -> Iterator[ItemEvent]:
         yield ItemAdded(output_index=self._index, item=self._item)
 
-    def add(self, text: str, logprobs: Sequence[ReportedToken]) -> Iterator[ItemEvent]:
+    def add_text(self, text: str, logprobs: Sequence[ReportedToken]) -> Iterator[ItemEvent]:
         self._texts.append(text)
         yield ArgumentsDelta(output_index=self._index, item_id=self._item.id, delta=text)
 
-    def end(self, status: ItemStatus) -> Iterator[ItemEvent]:
+    def finish(self, status: ItemStatus) -> Iterator[ItemEvent]:
         item = replace(self._item, arguments="".join(self._texts), status=status)
         yield ArgumentsDone(output_index=self._index, item_id=item.id, name=item.name, arguments=item.arguments)
         yield ItemDone(output_index=self._index, item=item)
@@ -152,15 +152,15 @@ class OpenCustomCall:
         self._item = CustomToolCall(new_id("ctc"), call_id, name, namespace=namespace or UNSET)
         self._texts: list[str] = []
 
-    def begin(self) -> Iterator[ItemEvent]:
+    def start(self) -> Iterator[ItemEvent]:
         yield ItemAdded(output_index=self._index, item=self._item)
 
-    def add(self, text: str, logprobs: Sequence[ReportedToken]) -> Iterator[ItemEvent]:
+    def add_text(self, text: str, logprobs: Sequence[ReportedToken]) -> Iterator[ItemEvent]:
         self._texts.append(text)
         yield from ()
 
-    def end(self, status: ItemStatus) -> Iterator[ItemEvent]:
-        item = replace(self._item, input=_input("".join(self._texts)), status=status)
+    def finish(self, status: ItemStatus) -> Iterator[ItemEvent]:
+        item = replace(self._item, input=_input_text("".join(self._texts)), status=status)
         if item.input:
             yield CustomInputDelta(output_index=self._index, item_id=item.id, delta=item.input)
         yield CustomInputDone(output_index=self._index, item_id=item.id, input=item.input)
@@ -171,7 +171,7 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{uuid.uuid4().hex}"
 
 
-def _input(arguments: str) -> str:
+def _input_text(arguments: str) -> str:
     """The one text of a call; all that there is, where that is something else."""
     try:
         match json.loads(arguments):

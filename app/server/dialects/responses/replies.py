@@ -30,7 +30,7 @@ class ResponseReply:
     def __init__(
         self,
         service: ChatService,
-        wanted: ResponseRequest,
+        body: ResponseRequest,
         model: str,
         origin: Origin,
         owner: str,
@@ -39,12 +39,12 @@ class ResponseReply:
         """`model` is the name that the reply carries. `stored` is where it is kept for its `owner`, unless it is not to
         be."""
         self._service = service
-        self._wanted = wanted
+        self._body = body
         self._origin = origin
         self._owner = owner
         self._stored = stored
-        begun = Response.begun(wanted, model, service.sampling)
-        self.writer = ResponseWriter(begun, wanted.offered, service.tokenizer, tells_summary=wanted.tells_summary)
+        response = Response.create(body, model, service.sampling)
+        self.writer = ResponseWriter(response, body.offered, service.tokenizer, reports_summary=body.reports_summary)
 
     async def events(
         self, earlier: Sequence[InputItem], translate: Callable[[list[Event]], list[EventT]]
@@ -54,51 +54,51 @@ class ResponseReply:
         Raises what `ChatService.reply` raises, with errors about the request as InvalidRequest. If the response has
         begun, a failed response comes first.
         """
-        if not earlier and not self._wanted.items:  # an empty conversation
-            events = [*self.writer.begin(), *self.writer.end()]
-            await self._keep()
+        if not earlier and not self._body.items:  # an empty conversation
+            events = [*self.writer.start(), *self.writer.finish()]
+            await self._store_if_ended()
             yield translate(events)
             return
         try:
-            options = self._wanted.generation_options(self._service)
-            conversation = self._wanted.conversation_behind(earlier)
+            options = self._body.generation_options(self._service)
+            conversation = self._body.conversation_after(earlier)
             replies = self._service.reply(conversation, options, self._origin, self.writer.counts)
             with convert_errors("input"):
                 async with aclosing(replies) as batches:
                     async for batch in batches:
                         if events := self.writer.write(batch):
-                            await self._keep()
+                            await self._store_if_ended()
                             if translated := translate(events):
                                 yield translated
         except Exception as error:
-            if self.writer.has_begun and (translated := translate(self.writer.fail(error))):
+            if self.writer.has_started and (translated := translate(self.writer.fail(error))):
                 yield translated
             raise
 
-    async def run(self, earlier: Sequence[InputItem], tell: Callable[[list[Event]], None]) -> None:
-        """Make it to its end and `tell` its events. It is kept however it ends."""
+    async def run(self, earlier: Sequence[InputItem], publish: Callable[[list[Event]], None]) -> None:
+        """Make it to its end and `publish` its events. It is kept however it ends."""
         try:
             async with aclosing(self.events(earlier, list)) as batches:
                 async for batch in batches:
-                    tell(batch)
+                    publish(batch)
         except asyncio.CancelledError:
             self.writer.cancel()
-            await self._keep()
+            await self._store_if_ended()
             raise
         except Exception as error:  # noqa: BLE001  # whatever it is, the response tells
             if not self.writer.response.has_ended:
-                tell(self.writer.fail(error))
+                publish(self.writer.fail(error))
             kind = type(error).__name__ if isinstance(error, InglenookError) else traceback_without_message(error)
             log.warning("a response in the background failed: %s", kind)
-            await self._keep()
+            await self._store_if_ended()
 
-    async def _keep(self) -> None:
+    async def _store_if_ended(self) -> None:
         """If it is to be, and has ended."""
         response = self.writer.response
         if response.store and response.has_ended:
-            body, items = msgspec.json.encode(response), [item.kept() for item in self._wanted.items]
-            previous, brought = response.previous_response_id, msgspec.json.encode(items)
-            await self._stored.put(StoredResponse(response.id, self._owner, previous, body, brought))
+            body, items = msgspec.json.encode(response), [item.to_stored() for item in self._body.items]
+            previous, request_items = response.previous_response_id, msgspec.json.encode(items)
+            await self._stored.put(StoredResponse(response.id, self._owner, previous, body, request_items))
 
 
 async def fold(events: AsyncGenerator[Event]) -> Response:

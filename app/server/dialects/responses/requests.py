@@ -74,29 +74,29 @@ class ResponseRequest(GenerationRequest, kw_only=True, dict=True):
         return OfferedTools(self.tools or ())
 
     @property
-    def tells_summary(self) -> bool:
+    def reports_summary(self) -> bool:
         """Whether thoughts are told as their summary."""
         return self.reasoning is not None and self.reasoning.summary not in (None, "none")
 
     @property
-    def told_text(self) -> TextOptions:
+    def reported_text(self) -> TextOptions:
         given = self.text or TextOptions()
         return TextOptions(given.format or TextFormat("text"), given.verbosity or "medium")
 
     @property
-    def told_choice(self) -> Any:
+    def reported_choice(self) -> Any:
         return msgspec.to_builtins(self.tool_choice or "auto")
 
-    def conversation_behind(self, earlier: Sequence[InputItem]) -> Conversation:
+    def conversation_after(self, earlier: Sequence[InputItem]) -> Conversation:
         """What the model goes on with, behind the items of earlier responses. Raises InvalidRequest naming the item
         that cannot be given to a model."""
-        wanted = self.offered.wanted(self.tool_choice)
+        options = self.offered.options(self.tool_choice)
         thinking = ThinkingOptions.of(self.reasoning.effort if self.reasoning else None)
         return Conversation(
             messages_of(self.instructions, earlier, self.items, qualified),
-            wanted.tools,
-            wanted.allowed,
-            wanted.use,
+            options.tools,
+            options.allowed,
+            options.use,
             parallel_calls=self.parallel_tool_calls,
             thinking_budget=thinking.budget,
             variables=thinking.template_variables(),
@@ -110,10 +110,10 @@ class ResponseRequest(GenerationRequest, kw_only=True, dict=True):
         return Purpose.CHAT
 
     def _grammars(self) -> Iterator[RequestedGrammar]:
-        wanted = self._format
-        if wanted is not None and wanted.type == "json_schema" and wanted.schema is not None:
-            yield schema_grammar(wanted.schema, "text.format.schema")
-        elif wanted is not None and wanted.type == "json_object":
+        text_format = self._format
+        if text_format is not None and text_format.type == "json_schema" and text_format.schema is not None:
+            yield schema_grammar(text_format.schema, "text.format.schema")
+        elif text_format is not None and text_format.type == "json_object":
             yield RequestedGrammar(ANY_OBJECT, "text.format")
         yield from super()._grammars()
 
@@ -124,11 +124,11 @@ class ResponseRequest(GenerationRequest, kw_only=True, dict=True):
         if self.background and self.store is False:
             yield "background", "a response in the background is stored; leave store out."
         yield from self.offered.problems()
-        yield from self.offered.wanted(self.tool_choice).problems()
+        yield from self.offered.options(self.tool_choice).problems()
 
     def _max_tokens(self) -> int | None:
         return self.max_tokens if self.max_output_tokens is None else self.max_output_tokens
 
     def _logprobs(self) -> int | None:
-        wanted = LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
-        return self.top_logprobs or 0 if wanted else None
+        included = LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
+        return self.top_logprobs or 0 if included else None

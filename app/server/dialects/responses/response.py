@@ -34,8 +34,8 @@ class Usage(Struct):
     def of(cls, counts: TokenCounts) -> "Usage":
         details = InputTokensDetails.of(counts.cache)
         details.cache_write_tokens = details.computed_tokens
-        thought = CompletionTokensDetails(counts.reasoning)
-        return cls(counts.prompt, details, counts.completion, thought, counts.prompt + counts.completion)
+        reasoning = CompletionTokensDetails(counts.reasoning)
+        return cls(counts.prompt, details, counts.completion, reasoning, counts.prompt + counts.completion)
 
 
 class IncompleteDetails(Struct):
@@ -82,35 +82,35 @@ class Response(Struct, kw_only=True):
     user: str | None
 
     @classmethod
-    def begun(cls, wanted: ResponseRequest, model: str, defaults: DefaultSampling) -> "Response":
+    def create(cls, body: ResponseRequest, model: str, defaults: DefaultSampling) -> "Response":
         """What a request begins with: what it asked for, and `defaults` where it left the sampling open."""
-        sampling = wanted.sampling_options(sampling=defaults).candidates[0]
+        sampling = body.sampling_options(sampling=defaults).candidates[0]
         return cls(
             id=f"resp_{uuid.uuid4().hex}",
             created_at=int(time.time()),
-            status="queued" if wanted.background else "in_progress",
-            background=bool(wanted.background),
-            instructions=wanted.instructions,
-            max_output_tokens=wanted.max_output_tokens,
-            max_tool_calls=wanted.max_tool_calls,
-            metadata=wanted.metadata or {},
+            status="queued" if body.background else "in_progress",
+            background=bool(body.background),
+            instructions=body.instructions,
+            max_output_tokens=body.max_output_tokens,
+            max_tool_calls=body.max_tool_calls,
+            metadata=body.metadata or {},
             model=model,
             output=[],
-            parallel_tool_calls=wanted.parallel_tool_calls is not False,
+            parallel_tool_calls=body.parallel_tool_calls is not False,
             presence_penalty=sampling.presence_penalty,
             frequency_penalty=sampling.frequency_penalty,
-            previous_response_id=wanted.previous_response_id,
-            prompt_cache_key=wanted.prompt_cache_key,
-            reasoning=wanted.reasoning or ReasoningOptions(),
-            safety_identifier=wanted.safety_identifier,
-            store=wanted.store is not False,
+            previous_response_id=body.previous_response_id,
+            prompt_cache_key=body.prompt_cache_key,
+            reasoning=body.reasoning or ReasoningOptions(),
+            safety_identifier=body.safety_identifier,
+            store=body.store is not False,
             temperature=sampling.temperature,
-            text=wanted.told_text,
-            tool_choice=wanted.told_choice,
-            tools=wanted.offered.told,
-            top_logprobs=wanted.top_logprobs or 0,
+            text=body.reported_text,
+            tool_choice=body.reported_choice,
+            tools=body.offered.reported,
+            top_logprobs=body.top_logprobs or 0,
             top_p=sampling.top_p,
-            user=wanted.user,
+            user=body.user,
         )
 
     @property

@@ -144,26 +144,26 @@ class _Continuation(Struct):
 
 
 _items = msgspec.json.Decoder(list[InputItem])
-_said = msgspec.json.Decoder(_Continuation)
+_continuation = msgspec.json.Decoder(_Continuation)
 
 
-def brought(stored: StoredResponse) -> list[InputItem]:
+def request_items(stored: StoredResponse) -> list[InputItem]:
     """The items of its request."""
     return _items.decode(stored.input)
 
 
 def instructions_of(stored: StoredResponse) -> str | None:
     """Those of its request."""
-    return _said.decode(stored.body).instructions
+    return _continuation.decode(stored.body).instructions
 
 
 def items_of(chain: Sequence[StoredResponse]) -> list[InputItem]:
     """All of them, oldest first."""
-    return [item for one in chain for item in (*brought(one), *_said.decode(one.body).output)]
+    return [item for one in chain for item in (*request_items(one), *_continuation.decode(one.body).output)]
 
 
 def conversation_of(chain: Sequence[StoredResponse]) -> tuple[list[Message], list[Message]]:
     """What was said up to the last one, and up to the one before, as the last one's model was told it but for tools."""
-    instructions = _said.decode(chain[-1].body).instructions
+    instructions = _continuation.decode(chain[-1].body).instructions
     whole, before = (messages_of(instructions, items_of(some), (), qualified) for some in (chain, chain[:-1]))
     return whole, before

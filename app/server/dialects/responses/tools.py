@@ -85,7 +85,7 @@ class OfferedTools:
         """By the name that the model knows."""
         return self._by_name.get(name)
 
-    def wanted(self, choice: ToolChoice | None) -> ToolOptions:
+    def options(self, choice: ToolChoice | None) -> ToolOptions:
         tools = [offered.tool for offered in self._all]
         match choice:
             case "none":
@@ -94,12 +94,12 @@ class OfferedTools:
                 return ToolOptions(tools, use=ToolUse.FORCED)
             case ChosenTools("allowed_tools", _, mode, several):
                 use = ToolUse.FORCED if mode == "required" else ToolUse.FREE
-                return ToolOptions(tools, [name for one in several or () for name in self._meant(one)], use)
+                return ToolOptions(tools, [name for one in several or () for name in self._chosen_names(one)], use)
             case ChosenTools(kind, name):
-                return ToolOptions(tools, self._meant(NamedTool(kind, name)), ToolUse.FORCED)
+                return ToolOptions(tools, self._chosen_names(NamedTool(kind, name)), ToolUse.FORCED)
         return ToolOptions(tools)
 
-    def _meant(self, chosen: NamedTool) -> list[str]:
+    def _chosen_names(self, chosen: NamedTool) -> list[str]:
         """The names that the model knows for what a choice names; a type, where that has no name."""
         name = chosen.name or chosen.type
         found = [offered.tool.name for offered in self._all if name in (offered.name, offered.tool.name)]
@@ -115,16 +115,16 @@ class OfferedTools:
                     yield f"tools[{index}].tools[{inner}].name", "it is required."
 
     @property
-    def told(self) -> list[dict[str, Any]]:
+    def reported(self) -> list[dict[str, Any]]:
         """As responses tell them: with every field that functions have there."""
-        told: list[dict[str, Any]] = []
+        reported: list[dict[str, Any]] = []
         for definition in self._definitions:
             if definition.type == "function":
                 parts = definition.name, definition.description, definition.parameters, bool(definition.strict)
-                told.append({"type": "function", **dict(zip(_FUNCTION, parts, strict=True))})
+                reported.append({"type": "function", **dict(zip(_FUNCTION, parts, strict=True))})
             elif definition.type in ("custom", "namespace"):
-                told.append(msgspec.to_builtins(definition))
-        return told
+                reported.append(msgspec.to_builtins(definition))
+        return reported
 
 
 def qualified(name: str, namespace: str | None) -> str:
@@ -136,12 +136,12 @@ def _offered(definitions: Sequence[ToolDefinition]) -> Iterator[OfferedTool]:
     for definition in definitions:
         if definition.type == "namespace":
             for one in definition.tools or ():
-                yield from _single(one, definition.name)
+                yield from _offered_tool(one, definition.name)
         else:
-            yield from _single(definition, None)
+            yield from _offered_tool(definition, None)
 
 
-def _single(definition: SingleTool, namespace: str | None) -> Iterator[OfferedTool]:
+def _offered_tool(definition: SingleTool, namespace: str | None) -> Iterator[OfferedTool]:
     """None, where a server would have to run it."""
     name = definition.name or ""
     if definition.type == "function":
@@ -149,13 +149,13 @@ def _single(definition: SingleTool, namespace: str | None) -> Iterator[OfferedTo
         tool = function_tool(qualified(name, namespace), *parts, strict=definition.strict)
         yield OfferedTool(tool, name, namespace, is_custom=False)
     elif definition.type == "custom":
-        tool = function_tool(qualified(name, namespace), definition.description, _one_text(definition.format))
+        tool = function_tool(qualified(name, namespace), definition.description, _text_schema(definition.format))
         yield OfferedTool(tool, name, namespace, is_custom=True)
 
 
-def _one_text(kept_to: CustomFormat | None) -> dict[str, Any]:
+def _text_schema(custom_format: CustomFormat | None) -> dict[str, Any]:
     """The schema of a custom tool's input, with the grammar that the client says it has to keep to."""
     text = {"type": "string"}
-    if kept_to is not None and kept_to.definition:
-        text["description"] = f"In this {kept_to.syntax or 'grammar'}:\n{kept_to.definition}"
+    if custom_format is not None and custom_format.definition:
+        text["description"] = f"In this {custom_format.syntax or 'grammar'}:\n{custom_format.definition}"
     return {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}

@@ -11,7 +11,7 @@ import httpx
 import msgspec
 import pytest
 
-from app.server.dialects.anthropic.changing_lines import CHANGING_LINES, NONE, ChangingLines
+from app.server.dialects.anthropic.changing_lines import CHANGING_LINES, KEEP_ALL_LINES, ChangingLines
 from app.server.dialects.anthropic.requests import MessageRequest
 from tests.app.server.scripted_server import ScriptedServer
 
@@ -70,7 +70,7 @@ def test_a_line_that_changes_does_not_keep_the_rest_from_being_found(
     assert found >= 0.99 * (found + computed)
 
 
-@pytest.mark.parametrize(("lines", "left_out"), [(CHANGING_LINES, True), (NONE, False)])
+@pytest.mark.parametrize(("lines", "left_out"), [(CHANGING_LINES, True), (KEEP_ALL_LINES, False)])
 def test_lines_are_kept_where_that_is_wanted(asked: dict[str, Any], lines: ChangingLines, left_out: bool) -> None:
     conversation, told = msgspec.convert(asked, MessageRequest).conversation(lines)
     first = conversation.messages[0].content
@@ -80,7 +80,7 @@ def test_lines_are_kept_where_that_is_wanted(asked: dict[str, Any], lines: Chang
 
 def test_lines_are_found_wherever_they_begin_and_nothing_else_is() -> None:
     line = "x-anthropic-billing-header: a"
-    kept = CHANGING_LINES.without([f"One\n{line}\nTwo", line, "", f"No {line}"])
+    kept = CHANGING_LINES.remove_from([f"One\n{line}\nTwo", line, "", f"No {line}"])
     assert kept.texts == ["One\nTwo", "", f"No {line}"]
     assert kept.left_out == ("x-anthropic-billing-header",)
-    assert CHANGING_LINES.without(["Hello"]).left_out == ()
+    assert CHANGING_LINES.remove_from(["Hello"]).left_out == ()

@@ -102,7 +102,7 @@ def test_a_compaction_is_read_as_what_the_assistant_said() -> None:
 
 
 def test_what_is_kept_is_told_whole() -> None:
-    [kept] = [item.kept() for item in items_of("Hi")]
+    [kept] = [item.to_stored() for item in items_of("Hi")]
     told = msgspec.to_builtins(kept)
     assert told.pop("id").startswith("msg_")
     content = [{"type": "input_text", "text": "Hi"}]

@@ -18,7 +18,7 @@ from app.server.usage import Timings
 from app.settings.settings import APP_NAME
 
 StopReason: TypeAlias = Literal["maxPredictedTokensReached", "toolCalls"]
-Answer: TypeAlias = Callable[[Request], Awaitable[StreamedReply[Any] | WholeReply[Any]]]
+Handler: TypeAlias = Callable[[Request], Awaitable[StreamedReply[Any] | WholeReply[Any]]]
 
 # Of the reasons that OpenAI's API has. A stop may be an end token or a stop string.
 _STOP_REASONS: Mapping[str | None, StopReason] = {"length": "maxPredictedTokensReached", "tool_calls": "toolCalls"}
@@ -44,30 +44,30 @@ class Runtime(Struct):
     supported_formats: tuple[str, ...] = ("gguf", "safetensors")
 
 
-class MeasuredChat(ChatCompletion, kw_only=True):
+class ChatWithStats(ChatCompletion, kw_only=True):
     stats: Stats | UnsetType = UNSET
     model_info: ModelInfo
     runtime: Runtime
 
 
-class MeasuredCompletion(Completion, kw_only=True):
+class CompletionWithStats(Completion, kw_only=True):
     stats: Stats | UnsetType = UNSET
     model_info: ModelInfo
     runtime: Runtime
 
 
-def measured(answer: Answer, model: ServedModel, kind: type[MeasuredChat | MeasuredCompletion]) -> Answer:
-    """`answer`, but that a whole reply is of that `kind`. Streams are OpenAI's."""
+def with_stats(handler: Handler, model: ServedModel, kind: type[ChatWithStats | CompletionWithStats]) -> Handler:
+    """`handler`, but that a whole reply is of that `kind`. Streams are OpenAI's."""
 
     async def reply(request: Request) -> StreamedReply[Any] | WholeReply[Any]:
-        plain = await answer(request)
+        plain = await handler(request)
         if isinstance(plain, StreamedReply):
             return plain
-        told = await model.details()
+        details = await model.details()
 
         async def fold(chunks: AsyncGenerator[Any]) -> Struct:
             whole = await plain.fold(chunks)
-            info = _info(told, model.context_length)
+            info = _info(details, model.context_length)
             return kind(**asdict(whole), stats=_stats(whole), model_info=info, runtime=Runtime())
 
         return replace(plain, fold=fold)
@@ -88,5 +88,7 @@ def _stats(whole: ChatCompletion | Completion) -> Stats | UnsetType:
     )
 
 
-def _info(told: ModelDetails, context_length: int) -> ModelInfo:
-    return ModelInfo(told.architecture or "unknown", told.quantization or "unknown", told.format, context_length)
+def _info(details: ModelDetails, context_length: int) -> ModelInfo:
+    return ModelInfo(
+        details.architecture or "unknown", details.quantization or "unknown", details.format, context_length
+    )
