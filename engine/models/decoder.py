@@ -135,9 +135,9 @@ def rotary_tables(
     config: ModelConfig, weights: Weights, operations: Operations, context_length: int
 ) -> tuple[RotaryTable, ...]:
     """One table for each of the model's ropes."""
-    factors, place = _stored_factors(config, weights, context_length), operations.weights.place
+    factors, to_device = _stored_factors(config, weights, context_length), operations.weights.to_device
     tables = (rotary_table(rope, factors, context_length) for rope in config.ropes)
-    return tuple(replace(table, cos=place(table.cos), sin=place(table.sin)) for table in tables)
+    return tuple(replace(table, cos=to_device(table.cos), sin=to_device(table.sin)) for table in tables)
 
 
 def _stored_factors(config: ModelConfig, weights: Weights, context_length: int) -> Tensor | None:
