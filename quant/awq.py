@@ -24,7 +24,7 @@ from quant.quantization_section import QuantizationSection
 from quant.tensor import GroupedTensor, GroupScale
 
 BITS = 4
-PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of rows 0 to 7 in a word
+POSITIONS = (0, 4, 1, 5, 2, 6, 3, 7)  # of rows 0 to 7 in a word
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,5 +68,5 @@ def decode(layer: str, tensors: Mapping[str, Tensor], config: AWQ) -> GroupedTen
 
 def _rows(words: Tensor, some: slice) -> Bytes:
     """Words [n, rows / 8] to the integers of some rows, whole words of them, uint8 [rows, n]."""
-    places = unpack(words[:, some.start // 8 : some.stop // 8], BITS).reshape(len(words), -1, 8)
-    return places[:, :, list(PLACES)].reshape(len(words), -1).T
+    codes = unpack(words[:, some.start // 8 : some.stop // 8], BITS).reshape(len(words), -1, 8)
+    return codes[:, :, list(POSITIONS)].reshape(len(words), -1).T

@@ -38,7 +38,9 @@ def _parse(raw: bytes) -> object:
     if raw.count(b",") + raw.count(b"[") + raw.count(b"{") > MAX_VALUES:
         raise JSONProblem(f"it has more than {MAX_VALUES} values")
     try:
-        value: object = json.loads(raw.decode("utf-8"), object_pairs_hook=_without_twins, parse_constant=_refuse)
+        value: object = json.loads(
+            raw.decode("utf-8"), object_pairs_hook=_reject_duplicate_keys, parse_constant=_refuse
+        )
     except UnicodeDecodeError as error:
         raise JSONProblem(f"byte {error.start} of its text is not UTF-8") from None
     except json.JSONDecodeError as error:
@@ -50,7 +52,7 @@ def _parse(raw: bytes) -> object:
     return value
 
 
-def _without_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _reject_duplicate_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     values = dict(pairs)
     if len(values) != len(pairs):
         seen: set[str] = set()

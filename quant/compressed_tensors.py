@@ -32,7 +32,7 @@ from quant.tensor import GroupedTensor, GroupScale, Integers
 
 # Only an order by group is in the file, as g_idx; one that calibration alone followed leaves no trace.
 ORDERED, UNORDERED = ("group", "dynamic"), ("weight", "static", "none")
-BESIDE = ("bias", "input_scale", "input_zero_point", "output_scale", "output_zero_point")
+UNUSED_TENSORS = ("bias", "input_scale", "input_zero_point", "output_scale", "output_zero_point")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def _scheme(section: QuantizationSection, layer: str) -> QuantizationSection:
 def decode(layer: str, tensors: Mapping[str, Tensor], config: PackQuantized) -> GroupedTensor:
     """The weight of `layer`, from its tensors by their names in the layer. Copies. Raises ModelFileError."""
     bits, per_word = config.bits, 32 // config.bits
-    given = LayerTensors(layer, tensors, beside=BESIDE)
+    given = LayerTensors(layer, tensors, unused=UNUSED_TENSORS)
     rows, columns = (int(size) for size in given.take("weight_shape", (torch.int64, torch.int32), 2))
     if rows <= 0 or columns <= 0:
         raise given.damaged("weight_shape", f"is {rows} by {columns}")

@@ -41,9 +41,9 @@ class Codes:
     def words(self, blocks: Bytes) -> Words:
         mask = np.uint32(((1 << self.bits) - 1) * 0x01010101)
         out = np.empty((*blocks.shape[:2], 4 * len(self.runs)), np.uint32)
-        for place, (at, bit) in enumerate(self.runs):
+        for index, (at, bit) in enumerate(self.runs):
             run = np.ascontiguousarray(blocks[:, :, at : at + 16]).view("<u4")
-            target = out[:, :, 4 * place : 4 * place + 4]
+            target = out[:, :, 4 * index : 4 * index + 4]
             np.bitwise_and(run >> np.uint32(bit) if bit else run, mask, out=target)
         return out ^ np.uint32(self.flip) if self.flip else out
 
@@ -84,8 +84,8 @@ def _halves(at: int) -> tuple[tuple[int, int], ...]:
 
 def _spread(at: int, bits: int, spans: int) -> tuple[tuple[int, int], ...]:
     """32 bytes hold 32 columns in their lowest bits, the next 32 above, and so on; then the next 32 bytes."""
-    places = [(at + 32 * span, bit) for span in range(spans) for bit in range(0, 8, bits)]
-    return tuple((first + 16 * half, bit) for first, bit in places[:8] for half in (0, 1))
+    runs = [(at + 32 * span, bit) for span in range(spans) for bit in range(0, 8, bits)]
+    return tuple((first + 16 * half, bit) for first, bit in runs[:8] for half in (0, 1))
 
 
 # -- scales: each function gives small integers, [rows, blocks, groups of a block]
@@ -239,8 +239,8 @@ def _plane(bits: int, slabs: Iterable[tuple[slice, Words]], blocks: Bytes) -> Pl
             out = np.empty((len(blocks), fours.shape[1]), np.uint32)
         packed = out[rows]
         packed[:] = fours[:, :, 0]
-        for place in range(1, 8 // bits):
-            packed |= fours[:, :, place] << np.uint32(bits * place)
+        for index in range(1, 8 // bits):
+            packed |= fours[:, :, index] << np.uint32(bits * index)
     data = np.empty((len(blocks), 0), np.uint32) if out is None else out
     return Plane(bits, torch.from_numpy(data.view(np.uint8)))
 

@@ -219,7 +219,7 @@ class _Header:
                 raise self._error(f"{tensor.name!r} appears twice", field=f"name of tensor {index}", offset=start)
             names.add(tensor.name)
             found.append((tensor, start))
-        return self._place(found, -(-self._at // self._alignment) * self._alignment)
+        return self._locate(found, -(-self._at // self._alignment) * self._alignment)
 
     def _read_tensor(self, index: int) -> GGUFTensor:
         name = self._string(f"name of tensor {index}", MAX_NAME_BYTES)
@@ -253,10 +253,10 @@ class _Header:
             )
         return kind.nbytes(elements)
 
-    def _place(self, found: list[tuple[GGUFTensor, int]], data_start: int) -> dict[str, GGUFTensor]:
+    def _locate(self, found: list[tuple[GGUFTensor, int]], data_start: int) -> dict[str, GGUFTensor]:
         """Check offsets against each other and the file, and make them absolute."""
         end, previous = data_start, "the header"
-        placed: dict[str, GGUFTensor] = {}
+        located: dict[str, GGUFTensor] = {}
         for tensor, at in sorted(found, key=lambda item: item[0].offset):
             start, field = data_start + tensor.offset, f"offset of {printable(tensor.name)}"
             if tensor.offset % self._alignment:
@@ -270,5 +270,5 @@ class _Header:
             if start < end:
                 raise self._error(f"its bytes at {start} overlap {previous}", field=field, offset=at)
             end, previous = start + tensor.nbytes, printable(tensor.name)
-            placed[tensor.name] = GGUFTensor(tensor.name, tensor.type, tensor.shape, start, tensor.nbytes)
-        return {tensor.name: placed[tensor.name] for tensor, _ in found}
+            located[tensor.name] = GGUFTensor(tensor.name, tensor.type, tensor.shape, start, tensor.nbytes)
+        return {tensor.name: located[tensor.name] for tensor, _ in found}

@@ -21,7 +21,7 @@ Section = Mapping[str, object]  # `quantization_config` of a config.json
 LayerNames = Mapping[str, str]  # from the name of a tensor within its layer ("weight_scale") to its whole name
 
 # What quantized layers have besides their weight: scales of activations and of caches, which nothing here reads.
-BESIDE = frozenset({"bias", *compressed_tensors.BESIDE, "k_scale", "v_scale"})
+UNUSED_TENSORS = frozenset({"bias", *compressed_tensors.UNUSED_TENSORS, "k_scale", "v_scale"})
 
 
 def _alike(_layer: str) -> Hashable:
@@ -40,7 +40,9 @@ class LayerFormat:
 def is_quantized(tensors: Mapping[str, SafetensorsTensor]) -> bool:
     """Whether a layer, of these tensors by their names in it, is more than floats."""
     weight = tensors.get("weight")
-    return bool(tensors.keys() - BESIDE - {"weight"}) or (weight is not None and weight.type.name not in PLAIN_TYPES)
+    return bool(tensors.keys() - UNUSED_TENSORS - {"weight"}) or (
+        weight is not None and weight.type.name not in PLAIN_TYPES
+    )
 
 
 def read_format(section: object) -> LayerFormat:

@@ -16,13 +16,13 @@ SCALE_TYPES = (torch.float16, torch.bfloat16, torch.float32)
 class LayerTensors:
     """`tensors` of `layer`, by their names without the layer's: "qweight", "weight.absmax".
 
-    Names in `beside` belong to the layer but not to its weight, and are let alone.
+    Names in `unused` belong to the layer but not to its weight, and are let alone.
     """
 
-    def __init__(self, layer: str, tensors: Mapping[str, Tensor], *, beside: Collection[str] = ("bias",)) -> None:
+    def __init__(self, layer: str, tensors: Mapping[str, Tensor], *, unused: Collection[str] = ("bias",)) -> None:
         self.layer = layer
         self._tensors = tensors
-        self._beside = beside
+        self._unused = unused
         self._taken: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
@@ -50,7 +50,7 @@ class LayerTensors:
 
     def finish(self) -> None:
         """Raises ModelFileError where there is a tensor that nobody took: the layer would not be what it says."""
-        unknown = sorted(self._tensors.keys() - self._taken - set(self._beside))
+        unknown = sorted(self._tensors.keys() - self._taken - set(self._unused))
         if unknown:
             raise self.damaged(unknown[0], "does not belong to a layer of this format")
 

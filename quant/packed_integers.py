@@ -24,8 +24,8 @@ def unpack(words: Tensor, bits: int) -> Bytes:
     data = np.ascontiguousarray(words.numpy()).astype("<i4", copy=False).view(np.uint8)
     per_byte = 8 // bits
     out = np.empty((*data.shape[:-1], data.shape[-1] * per_byte), np.uint8)
-    for place in range(per_byte):
-        np.bitwise_and(data >> np.uint8(bits * place), np.uint8((1 << bits) - 1), out=out[..., place::per_byte])
+    for index in range(per_byte):
+        np.bitwise_and(data >> np.uint8(bits * index), np.uint8((1 << bits) - 1), out=out[..., index::per_byte])
     return out
 
 
@@ -34,8 +34,8 @@ def words(values: Bytes, bits: int) -> Tensor:
     per_byte = 8 // bits
     padded = np.pad(values, ((0, 0), (0, -values.shape[1] % (32 // bits))))
     data = np.zeros((len(values), padded.shape[1] // per_byte), np.uint8)
-    for place in range(per_byte):
-        data |= padded[:, place::per_byte] << np.uint8(bits * place)
+    for index in range(per_byte):
+        data |= padded[:, index::per_byte] << np.uint8(bits * index)
     return torch.from_numpy(data.view("<i4").astype(np.int32, copy=False))
 
 

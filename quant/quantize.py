@@ -67,7 +67,7 @@ def group_size(columns: Iterable[int]) -> int:
     )
 
 
-def check_whole(columns: Iterable[int], group: int) -> None:
+def check_divisible(columns: Iterable[int], group: int) -> None:
     """Raises UnsupportedQuantization where `group` does not divide a matrix of so many columns."""
     for count in columns:
         if count % group:
@@ -99,7 +99,7 @@ def int4(weight: PlainTensor, group: int | None = None, importance: Tensor | Non
     """
     rows, columns = _shape(weight)
     group = group or group_size([columns])
-    check_whole([columns], group)
+    check_divisible([columns], group)
     groups = columns // group
     counts = None if importance is None else _relative(importance.view(groups, group))
     found = np.empty((rows, columns), np.uint8)
@@ -132,7 +132,7 @@ def _relative(importance: Tensor) -> Floats:
 def nf4(weight: PlainTensor, *, nested: bool = False) -> GroupedTensor:
     """Raises ModelFileError for what is no matrix of usable numbers, or not one of whole blocks."""
     rows, columns = _shape(weight)
-    check_whole([columns], NF4_BLOCK)
+    check_divisible([columns], NF4_BLOCK)
     found = np.empty((rows, columns), np.uint8)
     largest = np.empty((rows, columns // NF4_BLOCK), np.float32)
     for some, numbers in _slabs(weight):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from quant import bitsandbytes, compressed_tensors
-from quant.quantize import NF4_BLOCK, check_whole, fp8, group_size, int4, nf4
+from quant.quantize import NF4_BLOCK, check_divisible, fp8, group_size, int4, nf4
 from quant.tensor import PlainTensor
 
 SECTION = "quantization_config"  # of config.json
@@ -55,7 +55,7 @@ def _fp8(method: Method, columns: Sequence[int]) -> Storage:
 
 def _int4(method: Method, columns: Sequence[int]) -> Storage:
     group = method.group or group_size(columns)
-    check_whole(columns, group)
+    check_divisible(columns, group)
     scheme = {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": group}
     return Storage(
         group,
@@ -66,7 +66,7 @@ def _int4(method: Method, columns: Sequence[int]) -> Storage:
 
 
 def _nf4(method: Method, columns: Sequence[int]) -> Storage:
-    check_whole(columns, NF4_BLOCK)
+    check_divisible(columns, NF4_BLOCK)
     return Storage(
         NF4_BLOCK,
         4.75,

@@ -20,7 +20,7 @@ from quant.errors import ModelFileError, SafetensorsError, printable
 from quant.mapped_file import TensorFiles, regular_file
 from quant.safetensors import SafetensorsFile, SafetensorsTensor
 
-WHOLE = "model.safetensors"
+SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 WEIGHT_MAP = "weight_map"
 
@@ -55,10 +55,12 @@ def _open(path: Path, opened: contextlib.ExitStack) -> dict[str, SafetensorsFile
     """The files by name, each closed by `opened`."""
     if not os.path.isdir(path):
         return {path.name: opened.enter_context(SafetensorsFile(path))}
-    if os.path.lexists(path / WHOLE):
-        return {WHOLE: opened.enter_context(SafetensorsFile(member(path, WHOLE)))}
+    if os.path.lexists(path / SINGLE_FILE):
+        return {SINGLE_FILE: opened.enter_context(SafetensorsFile(member(path, SINGLE_FILE)))}
     if not os.path.lexists(path / INDEX):
-        raise ModelFileError(f"{path} has neither {WHOLE} nor {INDEX}", "Pull the model again, or name another folder.")
+        raise ModelFileError(
+            f"{path} has neither {SINGLE_FILE} nor {INDEX}", "Pull the model again, or name another folder."
+        )
     index = member(path, INDEX)
     files: dict[str, SafetensorsFile] = {}
     for shard, names in sorted(read_index(index).items()):
@@ -70,8 +72,8 @@ def _open(path: Path, opened: contextlib.ExitStack) -> dict[str, SafetensorsFile
 
 def weight_files(folder: Path) -> list[Path]:
     """The files of a folder that hold its weights, none opened; [] for a folder without. Raises SafetensorsError."""
-    if os.path.lexists(folder / WHOLE):
-        return [member(folder, WHOLE)]
+    if os.path.lexists(folder / SINGLE_FILE):
+        return [member(folder, SINGLE_FILE)]
     if not os.path.lexists(folder / INDEX):
         return []
     index = member(folder, INDEX)
@@ -138,9 +140,9 @@ def member(folder: Path, name: str) -> Path:
     itself, and a folder of blobs that was moved elsewhere, may be links: their owner made those.
     """
     path = folder / name
-    for place in (path, *(folder / parent for parent in Path(name).parents[:-1])):
-        if os.path.islink(place) and not _is_blob(place, folder):
-            raise SafetensorsError(place, "it leads out of the checkpoint's folder", field="link")
+    for link in (path, *(folder / parent for parent in Path(name).parents[:-1])):
+        if os.path.islink(link) and not _is_blob(link, folder):
+            raise SafetensorsError(link, "it leads out of the checkpoint's folder", field="link")
     return path
 
 

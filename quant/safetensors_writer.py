@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import BinaryIO, Self
 
 from quant.safetensors import LENGTH_BYTES, METADATA, SAFETENSORS_TYPES
-from quant.safetensors_shards import INDEX, WEIGHT_MAP, WHOLE
+from quant.safetensors_shards import INDEX, SINGLE_FILE, WEIGHT_MAP
 
 HEADER_BYTES = 1 << 18  # of about 1,700 tensors
 ALIGNMENT = 8
@@ -84,7 +84,7 @@ class SafetensorsWriter:
             self._shards[-1].finish()
         count = len(self._shards)
         for number, shard in enumerate(self._shards, 1):
-            name = WHOLE if count == 1 else f"model-{number:05}-of-{count:05}.safetensors"
+            name = SINGLE_FILE if count == 1 else f"model-{number:05}-of-{count:05}.safetensors"
             self.written.append(shard.path.replace(self._folder / name))
         if count > 1:
             self._write_index()

@@ -182,7 +182,7 @@ def pytest_configure(config: pytest.Config) -> None:
     drawn_cases.choose_seed(config)
     name = config.getoption("--cpu-tier")
     tiers.choose(name)  # an error where it cannot be executed
-    needs = {tier.name: tier.needs for tier in tiers.TIERS}
+    needs = {tier.name: tier.required for tier in tiers.TIERS}
     if name in needs:
         tiers.host_features = lambda: needs[name]
 

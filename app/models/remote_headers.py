@@ -32,7 +32,7 @@ from quant.gguf import MAX_HEADER_BYTES as MOST_GGUF
 from quant.gguf import GGUFFile
 from quant.safetensors import LENGTH_BYTES, SafetensorsFile
 from quant.safetensors import MAX_HEADER_BYTES as MOST_SAFETENSORS
-from quant.safetensors_shards import INDEX, WHOLE, read_index
+from quant.safetensors_shards import INDEX, SINGLE_FILE, read_index
 
 if TYPE_CHECKING:
     import httpx
@@ -95,8 +95,8 @@ async def _fetch(
             await _together([parts_of(file).gguf_header() for file in model.files])
             return model.files
         await parts_of(CONFIG).whole()
-        if WHOLE in model.files:
-            weights = [WHOLE]
+        if SINGLE_FILE in model.files:
+            weights = [SINGLE_FILE]
         else:
             await parts_of(INDEX).whole()
             weights = sorted(read_index(folder / INDEX))

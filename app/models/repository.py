@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from app.errors import ModelNotFound
-from quant.safetensors_shards import INDEX, WHOLE
+from quant.safetensors_shards import INDEX, SINGLE_FILE
 
 CONFIG = "config.json"
 DESCRIPTIONS = (
@@ -89,7 +89,7 @@ def models_among(names: Collection[str]) -> list[ModelFiles]:
         if not any(word in name.lower() for word in _BESIDE):
             parts.setdefault(_PART.sub("", name[: -len(".gguf")]), []).append(name)
     models = [ModelFiles(quantization_of(stem), tuple(files)) for stem, files in parts.items()]
-    weights = [name for name in (WHOLE, INDEX) if name in names]
+    weights = [name for name in (SINGLE_FILE, INDEX) if name in names]
     if weights and CONFIG in names:
         described = [name for name in DESCRIPTIONS if name in names]
         models.insert(0, ModelFiles("", (*described, weights[0])))

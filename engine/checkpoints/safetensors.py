@@ -18,7 +18,7 @@ from engine.checkpoints.metadata import Metadata
 from engine.errors import UnsupportedModel
 from quant.checkpoint_files import as_object, read_bytes
 from quant.errors import ModelFileError
-from quant.layer_format import BESIDE, NOT_QUANTIZED, LayerNames, is_quantized, read_format
+from quant.layer_format import NOT_QUANTIZED, UNUSED_TENSORS, LayerNames, is_quantized, read_format
 from quant.mapped_file import Closing
 from quant.safetensors import SafetensorsTensor
 from quant.safetensors_shards import SafetensorsShards
@@ -71,7 +71,7 @@ class SafetensorsCheckpoint(Closing):
         if not is_quantized(tensors):
             return {f"{stem}.{rest}": self._plain(tensor) for rest, tensor in tensors.items()}
         stored = {f"{stem}.bias": self._plain(tensors["bias"])} if "bias" in tensors else {}
-        parts = {rest: name for rest, name in names.items() if rest not in BESIDE}
+        parts = {rest: name for rest, name in names.items() if rest not in UNUSED_TENSORS}
         name = min(parts.values())
         layer = name.removesuffix(f".{next(rest for rest, whole in parts.items() if whole == name)}")
         decode = partial(self._decode, layer, parts)

@@ -36,20 +36,20 @@ GROUP = 32  # columns
 SUPER_BLOCK_GROUPS = 8  # groups of a super-block
 ZERO = 32  # the zero point that sums are multiplied by
 GROUP_SUMS_BYTES = 2 * 4 + 2 * 2 + 2  # of a group of a row in super-blocks
-ONE_PLANE_STEPS, TWO_PLANES_STEPS = 127, 127 * 128  # of a scale that the largest number has
+STEPS_8, STEPS_14 = 127, 127 * 128  # of a scale that the largest number has
 
 
 class Form(IntEnum):
     """What a row is made of. The value is a word of recorded programs."""
 
     FLOAT = 0
-    ONE_PLANE = 1
-    TWO_PLANES = 2
+    BITS_8 = 1
+    BITS_14 = 2
     SUPER_BLOCKS = 3
 
     @property
     def planes(self) -> int:
-        return 2 if self is Form.TWO_PLANES else int(self is not Form.FLOAT)
+        return 2 if self is Form.BITS_14 else int(self is not Form.FLOAT)
 
     @property
     def columns(self) -> int:
@@ -82,7 +82,7 @@ def _rounded(e: Emit, pair: Vectors, inverse: Any) -> list[Any]:
 def _quantize_group(e: Emit, pair: Vectors, row: Any, groups: Any, g: Any, planes: int) -> None:
     """Write group `g` of a quantized row."""
     b = e.b
-    scale, inverse = _scale(e, e.largest_magnitude(*pair), TWO_PLANES_STEPS if planes == 2 else ONE_PLANE_STEPS)
+    scale, inverse = _scale(e, e.largest_magnitude(*pair), STEPS_14 if planes == 2 else STEPS_8)
     numbers = _rounded(e, pair, inverse)
     for half, v in enumerate(numbers):
         at = e.at(e.at(row, g, GROUP), 16 * half)
@@ -94,7 +94,7 @@ def _quantize_group(e: Emit, pair: Vectors, row: Any, groups: Any, g: Any, plane
     e.store(scale_at, scale)
     sums = b.add(*numbers), numbers[0]
     for index, lanes in enumerate(sums):
-        total = e.tree(lanes, b.add)
+        total = e.reduce(lanes, b.add)
         e.store(e.at(scale_at, groups, 4 * (1 + index)), b.fmul(scale, b.sitofp(total, F32)))
         e.store(e.at(scale_at, groups, 4 * (3 + index)), total)
 
@@ -115,11 +115,11 @@ def _quantize_super_block(e: Emit, read: Callable[[Any], Vectors], row: Any, gro
     b.store(e.i(0), top)
     with block.each_group() as group:
         b.store(e.larger_bits(b.load(top), e.magnitude_bits(*read(group.g))), top)
-    scale, inverse = _scale(e, b.bitcast(e.tree(b.load(top), e.larger_bits), F32), ONE_PLANE_STEPS)
+    scale, inverse = _scale(e, b.bitcast(e.reduce(b.load(top), e.larger_bits), F32), STEPS_8)
     e.store(block.scale_at, scale)
     with block.each_group() as group:
         numbers = _rounded(e, read(group.g), inverse)
-        sums = [e.tree(lanes, b.add) for lanes in numbers]
+        sums = [e.reduce(lanes, b.add) for lanes in numbers]
         for half in range(2):
             e.store(e.at(group.numbers_at, GROUP // 2 * half), b.trunc(numbers[half], I8x16))
             e.store(e.at(group.starts_at, 4 * half), b.mul(sums[half], I32(-ZERO)))

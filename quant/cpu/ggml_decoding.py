@@ -20,19 +20,19 @@ def load_codes(e: Emit, layout: GGMLFormat, at: Any, chunk: int) -> Any:
         return _load_packed6(e, e.at(at, 64 * 3 * (chunk // 4)), chunk % 4)
     codes, shift = None, 0
     for plane, bits in enumerate(layout.planes):
-        vector, place = divmod(chunk, 8 // bits)
+        vector, index = divmod(chunk, 8 // bits)
         part = e.load(e.at(at, 64 * (sum(layout.planes[:plane]) + vector)), I8x64)
         if bits < 8:
-            part = _move(e, part, bits * place - shift, ((1 << bits) - 1) << shift)
+            part = _move(e, part, bits * index - shift, ((1 << bits) - 1) << shift)
         codes, shift = part if codes is None else e.b.or_(codes, part), shift + bits
     return codes if layout.table is None else e.lookup(codes, layout.table)
 
 
-def _load_packed6(e: Emit, at: Any, place: int) -> Any:
+def _load_packed6(e: Emit, at: Any, index: int) -> Any:
     """One of four chunks of codes of six bits: those of a vector, or what is left over in each of the three."""
     vectors = [e.load(e.at(at, 64 * vector), I8x64) for vector in range(3)]
-    if place < 3:
-        return _move(e, vectors[place], 0, 0x3F)
+    if index < 3:
+        return _move(e, vectors[index], 0, 0x3F)
     codes = vectors[0]
     for vector in vectors[1:]:
         codes = e.b.or_(_move(e, codes, 2, 0x3F), e.b.and_(vector, ir.Constant(I8x64, [0xC0] * 64)))
@@ -73,7 +73,7 @@ def load_scales(e: Emit, layout: GGMLFormat, at: Any, head: Any, g: Any) -> list
 def load_block_scales(e: Emit, layout: GGMLFormat, at: Any) -> list[Any]:
     """The float16 scales of 16 rows at an address as floats, and the minimums where there are some."""
     scale, *minimum = (
-        e.widen(e.load(e.at(at, HALF_BYTES * place), F16x16)) for place in range(1 + layout.scales.minimum)
+        e.widen(e.load(e.at(at, HALF_BYTES * index), F16x16)) for index in range(1 + layout.scales.minimum)
     )
     return [_in_units(e, layout, scale), *minimum]
 

@@ -69,11 +69,11 @@ class _Fields:
         words = words.reshape(*words.shape[:-1], layout.bits, TILE)
         return [words[..., end - bits : end, :] for bits, end in zip(planes, ends, strict=True)]
 
-    def block_scales(self, place: int) -> Bytes:
+    def block_scales(self, index: int) -> Bytes:
         """The scales (0) or minimums (1) themselves, [tiles, blocks, TILE * bytes]"""
         size = self.layout.scales.block_scale_bytes // (1 + self.layout.scales.minimum)
         start = 0 if self.layout.head_bytes else self.layout.codes_bytes
-        return self.blocks[:, :, start + size * place : start + size * (place + 1)]
+        return self.blocks[:, :, start + size * index : start + size * (index + 1)]
 
     @property
     def sub_scales(self) -> Bytes:
@@ -112,12 +112,12 @@ def pack(weight: BlockTensor, out: Bytes) -> None:
     fields = _fields(layout, out, rows, columns)
     tiles = len(fields.blocks)
     _pack_codes(weight.codes, fields)
-    for place, scale in enumerate((weight.scale, weight.minimum) if weight.minimum else (weight.scale,)):
+    for index, scale in enumerate((weight.scale, weight.minimum) if weight.minimum else (weight.scale,)):
         stored = scale.block_scales.numpy() if layout.scales.exponent else scale.block_scales.view(torch.int16).numpy()
-        if place:
+        if index:
             stored = stored ^ SIGN  # kernels add
-        fields.block_scales(place).view(stored.dtype)[:] = row_tiles(stored, tiles).transpose(0, 2, 1)
-        if scale.sub_scales and place:
+        fields.block_scales(index).view(stored.dtype)[:] = row_tiles(stored, tiles).transpose(0, 2, 1)
+        if scale.sub_scales and index:
             _pack_sub_minimums(scale.sub_scales, layout.scales, fields.sub_minimums)
         elif scale.sub_scales:
             _pack_sub_scales(scale.sub_scales, layout.scales, fields.sub_scales)
@@ -155,7 +155,7 @@ def _unpack6(packed: Words) -> list[Words]:
     first, second, third = np.moveaxis(packed.reshape(*packed.shape[:-2], 2, 3, TILE), -2, 0)
     fourth = first >> 6 & LOW_TWO | (second >> 6 & LOW_TWO) << 2 | (third >> 6 & LOW_TWO) << 4
     even, odd = first & LOW_FOUR | (second & LOW_FOUR) << 4, third & LOW_FOUR | (fourth & LOW_FOUR) << 4
-    high = [(code >> 4 & LOW_TWO) << 2 * place for place, code in enumerate((first, second, third, fourth))]
+    high = [(code >> 4 & LOW_TWO) << 2 * index for index, code in enumerate((first, second, third, fourth))]
     return [np.stack([even, odd], -2).reshape(*packed.shape[:-2], 4, TILE), np.bitwise_or.reduce(high)]
 
 
@@ -253,7 +253,7 @@ def unpack(weight: Bytes, layout: GGMLFormat, shape: tuple[int, int]) -> BlockTe
         Plane(bits, torch.from_numpy(rows_of(plane, rows).view(np.uint8)))
         for bits, plane in zip(layout.planes, words, strict=True)
     ]
-    scales = [_unpack_scale(fields, place, rows) for place in range(1 + layout.scales.minimum)]
+    scales = [_unpack_scale(fields, index, rows) for index in range(1 + layout.scales.minimum)]
     table = tuple(number - layout.zero for number in layout.table) if layout.table else None
     return CodedTensor(
         shape=shape,
@@ -272,16 +272,16 @@ def rows_of(tiled: NDArray[Any], rows: int) -> NDArray[Any]:
     return np.ascontiguousarray(np.moveaxis(tiled, -1, 1).reshape(len(tiled) * TILE, -1)[:rows])
 
 
-def _unpack_scale(fields: _Fields, place: int, rows: int) -> Scale:
+def _unpack_scale(fields: _Fields, index: int, rows: int) -> Scale:
     scales = fields.layout.scales
-    stored = rows_of(fields.block_scales(place).view(np.uint8 if scales.exponent else np.int16), rows)
-    if place:
+    stored = rows_of(fields.block_scales(index).view(np.uint8 if scales.exponent else np.int16), rows)
+    if index:
         stored = stored ^ SIGN
     values = torch.from_numpy(stored if scales.exponent else stored.view(np.float16))
-    unit = 1.0 if place else scales.unit
+    unit = 1.0 if index else scales.unit
     if scales.sub_scales is None:
         return Scale(values, unit=unit)
-    if place:
+    if index:
         small = _unpack_sub_minimums(fields.sub_minimums, scales)
     else:
         small = _unpack_sub_scales(fields.sub_scales, scales, scales.sub_scales)

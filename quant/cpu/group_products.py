@@ -16,8 +16,18 @@ port, and 2 more in 34 for each group.
 from collections.abc import Callable
 from typing import Any
 
+from quant.cpu.accumulators import (
+    Accumulators,
+    Cell,
+    Prefetch,
+    TileCall,
+    integer_sums,
+    prefetch_group,
+    register_blocks,
+    slots_of_block,
+    tile_kernel,
+)
 from quant.cpu.activations import Form, RowGroup
-from quant.cpu.cells import Cell, Cells, Prefetch, TileCall, block_of, blocks, integer_sums, prefetch_group, tile_kernel
 from quant.cpu.ggml_formats import GROUP
 from quant.cpu.group_decoding import columns_of_vector, each_scale_group, load_floats, tile_size
 from quant.cpu.group_formats import GroupFormat
@@ -29,9 +39,9 @@ Slots = dict[Cell, Any]
 def make_group_tile(layout: GroupFormat, tiles: int, tokens: int, form: Form) -> Callable[..., None]:
     """`tiles` tiles by up to `tokens` rows of activations in a form."""
 
-    def group_tile(e: Emit, cells: Cells, call: TileCall) -> None:
+    def group_tile(e: Emit, acc: Accumulators, call: TileCall) -> None:
         b = e.b
-        totals = {cell: e.variable(value) for cell, value in cells.initial(call.add, call.rows).items()}
+        totals = {cell: e.variable(value) for cell, value in acc.initial(call.add, call.rows).items()}
         size = tile_size(e, layout, call.groups, call.w)
         starts = [e.at(call.w, b.mul(size, I64(t))) if t else call.w for t in range(tiles)]
         ahead = Prefetch.spread(e, call.fetch, call.lines, call.groups)
@@ -42,15 +52,15 @@ def make_group_tile(layout: GroupFormat, tiles: int, tokens: int, form: Form) ->
                     prefetch_group(e, layout, at[0])
                 else:
                     ahead.emit(g)
-                for block in blocks(e, tiles, tokens):
+                for block in register_blocks(e, tiles, tokens):
                     here = at[block[0]], scales[block[0]], zeros[block[0]]
-                    x_rows = cells.x[block[1]]
+                    x_rows = acc.x[block[1]]
                     if layout.floats:
-                        _add_floats(e, layout, here[0], here[1], x_rows, g, block_of(totals, block))
+                        _add_floats(e, layout, here[0], here[1], x_rows, g, slots_of_block(totals, block))
                     else:
                         x_groups = [RowGroup(e, row, call.groups, g) for row in x_rows]
-                        _add_integers(e, layout, *here, x_groups, form.planes, block_of(totals, block))
-        cells.store({cell: b.load(slot) for cell, slot in totals.items()}, call.rows)
+                        _add_integers(e, layout, *here, x_groups, form.planes, slots_of_block(totals, block))
+        acc.store({cell: b.load(slot) for cell, slot in totals.items()}, call.rows)
 
     kind = "float" if layout.floats else "coded"
     named = f"{kind}_group_tile_{layout.number}_{tiles}x{tokens}_{form.planes}"

@@ -61,10 +61,10 @@ class Part:
 class CpuLinear:
     """A QLinear in tiles. `planes` is how its activations are quantized: see `quant.cpu.activations`."""
 
-    def __init__(self, segments: Sequence[QTensor], arena: Arena, planes: Form) -> None:
+    def __init__(self, segments: Sequence[QTensor], arena: Arena, activations: Form) -> None:
         self.outputs = sum(segment.shape[0] for segment in segments)
         self.inputs = segments[0].shape[1]
-        self._planes = planes
+        self._activations = activations
         if self.inputs % GROUP:
             raise UnsupportedQuantization(
                 f"A weight of {self.inputs} columns, not a multiple of {GROUP}, has no CPU kernel",
@@ -78,7 +78,7 @@ class CpuLinear:
         Where one plane is asked for, super-blocks of weights meet super-blocks.
         """
         coarse = forms_of(part.layout)[0]
-        return self._planes if self._planes is Form.TWO_PLANES and coarse is not Form.FLOAT else coarse
+        return self._activations if self._activations is Form.BITS_14 and coarse is not Form.FLOAT else coarse
 
     def source(self, part: Part) -> tuple[Form, int]:
         """What parts have in common that read the same rows: the form, and where the order of columns is."""
@@ -96,7 +96,7 @@ class CpuLinear:
             form = self.form(part)
             stride = row_bytes(form, self.inputs)
             rows = torch.empty(len(x), stride, dtype=torch.uint8)
-            write, taken = address_of(FORM_KERNELS[form].write_row), _taken(x, part)
+            write, taken = address_of(FORM_KERNELS[form].write_row), _in_column_order(x, part)
             _write_rows(write, taken.data_ptr(), len(x), groups, rows.data_ptr(), stride)
             at = out.data_ptr() + 4 * part.first
             _multiply(
@@ -108,32 +108,32 @@ class CpuLinear:
     def rows(self, ids: Tensor) -> Tensor:
         (part,) = self.parts
         out = torch.empty(len(ids), self.inputs)
-        for place, row in enumerate(ids.tolist()):
+        for index, row in enumerate(ids.tolist()):
             if not 0 <= row < self.outputs:
                 raise IndexError(f"row {row} of a weight of {self.outputs}")
-            _read_row(part.row_kernel, part.region.address, part.tile_bytes, part.groups, row, out[place].data_ptr())
-        return _placed(out, part)
+            _read_row(part.row_kernel, part.region.address, part.tile_bytes, part.groups, row, out[index].data_ptr())
+        return _in_input_order(out, part)
 
     def dequantize(self) -> Tensor:
         values = [
-            _placed(dequantize(part.unpack(part.region.bytes, shape=(part.rows, self.inputs))), part)
+            _in_input_order(dequantize(part.unpack(part.region.bytes, shape=(part.rows, self.inputs))), part)
             for part in self.parts
         ]
         return values[0] if len(values) == 1 else torch.cat(values)
 
 
-def _taken(x: Tensor, part: Part) -> Tensor:
+def _in_column_order(x: Tensor, part: Part) -> Tensor:
     """Rows of activations in the order of a part's columns."""
     return x if part.order is None else x[:, part.order.view(np.int32, x.shape[1])]
 
 
-def _placed(rows: Tensor, part: Part) -> Tensor:
+def _in_input_order(rows: Tensor, part: Part) -> Tensor:
     """Rows of a part's weight in the order of inputs."""
     if part.order is None:
         return rows
-    placed = torch.empty_like(rows)
-    placed[:, part.order.view(np.int32, rows.shape[1])] = rows
-    return placed
+    restored = torch.empty_like(rows)
+    restored[:, part.order.view(np.int32, rows.shape[1])] = rows
+    return restored
 
 
 def _pack_parts(segments: Sequence[QTensor], arena: Arena) -> Iterator[Part]:
@@ -193,12 +193,12 @@ class CpuBackend:
 
     name = "cpu"
 
-    def __init__(self, arena: Arena, planes: Form = Form.TWO_PLANES) -> None:
+    def __init__(self, arena: Arena, activations: Form = Form.BITS_14) -> None:
         self._arena = arena
-        self._planes = planes
+        self._activations = activations
 
     def linear(self, segments: Sequence[QTensor]) -> CpuLinear:
-        return CpuLinear(segments, self._arena, self._planes)
+        return CpuLinear(segments, self._arena, self._activations)
 
     def to_device(self, values: Tensor) -> Tensor:
         return values

@@ -18,8 +18,18 @@ from typing import Any
 
 from numba.core import cgutils
 
+from quant.cpu.accumulators import (
+    Accumulators,
+    Cell,
+    Prefetch,
+    TileCall,
+    integer_sums,
+    prefetch_group,
+    register_blocks,
+    slots_of_block,
+    tile_kernel,
+)
 from quant.cpu.activations import GROUP, Form, RowGroup
-from quant.cpu.cells import Cell, Cells, Prefetch, TileCall, block_of, blocks, integer_sums, prefetch_group, tile_kernel
 from quant.cpu.ggml_decoding import each_group, load_scales
 from quant.cpu.ggml_formats import HALF, SINGLE, TILE, GGMLFormat
 from quant.cpu.group_formats import GroupFormat
@@ -35,11 +45,11 @@ def _make_coded_tile(layout: GGMLFormat, tiles: int, tokens: int, planes: int) -
     halves = layout.scales.halves
 
     def add_group(
-        e: Emit, places: list[tuple[Any, Any]], g: Any, rows: list[RowGroup], half: int, totals: dict[Cell, Any]
+        e: Emit, addresses: list[tuple[Any, Any]], g: Any, rows: list[RowGroup], half: int, totals: dict[Cell, Any]
     ) -> None:
-        """Add the products of group `g`, or of half of it. A place: the addresses of a tile's group and of its head."""
-        b, sums = e.b, integer_sums(e, layout, [at for at, _ in places], rows, planes, half)
-        scales = [load_scales(e, layout, at, head, g)[half] for at, head in places]
+        """Add the products of group `g`, or of half of it. An address pair: those of a tile's group and of its head."""
+        b, sums = e.b, integer_sums(e, layout, [at for at, _ in addresses], rows, planes, half)
+        scales = [load_scales(e, layout, at, head, g)[half] for at, head in addresses]
         x_scales = [row.scale() for row in rows]
         x_sums = [row.sum(half, halves) for row in rows] if layout.scales.minimum else []
         for (t, m), found in sums.items():
@@ -49,9 +59,9 @@ def _make_coded_tile(layout: GGMLFormat, tiles: int, tokens: int, planes: int) -
                 total = e.fma(minimum, x_sums[m], total)
             b.store(total, totals[t, m])
 
-    def coded_tile(e: Emit, cells: Cells, call: TileCall) -> None:
+    def coded_tile(e: Emit, acc: Accumulators, call: TileCall) -> None:
         b = e.b
-        totals = {cell: e.variable(value) for cell, value in cells.initial(call.add, call.rows).items()}
+        totals = {cell: e.variable(value) for cell, value in acc.initial(call.add, call.rows).items()}
         tile_bytes = b.sdiv(b.mul(call.groups, I64(layout.block_bytes)), I64(layout.scales.block_groups))
         starts = [e.at(call.w, tile_bytes, t) if t else call.w for t in range(tiles)]
         ahead = Prefetch.spread(e, call.fetch, call.lines, call.groups)
@@ -60,11 +70,11 @@ def _make_coded_tile(layout: GGMLFormat, tiles: int, tokens: int, planes: int) -
                 prefetch_group(e, layout, at[0])
             else:
                 ahead.emit(g)
-            for half, block in product(range(halves), blocks(e, tiles, tokens)):
-                rows_here = [RowGroup(e, row, call.groups, g) for row in cells.x[block[1]]]
-                places = list(zip(at, heads, strict=True))[block[0]]
-                add_group(e, places, g, rows_here, half, block_of(totals, block))
-        cells.store({cell: b.load(slot) for cell, slot in totals.items()}, call.rows)
+            for half, block in product(range(halves), register_blocks(e, tiles, tokens)):
+                rows_here = [RowGroup(e, row, call.groups, g) for row in acc.x[block[1]]]
+                addresses = list(zip(at, heads, strict=True))[block[0]]
+                add_group(e, addresses, g, rows_here, half, slots_of_block(totals, block))
+        acc.store({cell: b.load(slot) for cell, slot in totals.items()}, call.rows)
 
     named = f"coded_tile_{layout.number}_{tiles}x{tokens}_{planes}"
     return tile_kernel(named, tiles, tokens, layout.part, coded_tile)
@@ -82,9 +92,9 @@ def _make_plain_tile(layout: GGMLFormat, tiles: int, tokens: int) -> Callable[..
         wide = e.b.zext(e.load(at, I16x16), I32x16)
         return e.b.bitcast(e.b.shl(wide, e.i(16)), F32x16)
 
-    def plain_tile(e: Emit, cells: Cells, call: TileCall) -> None:
+    def plain_tile(e: Emit, acc: Accumulators, call: TileCall) -> None:
         b = e.b
-        chains = {(odd, *cell): e.variable(e.f(0)) for odd in range(2) for cell in cells.cells}
+        chains = {(odd, *cell): e.variable(e.f(0)) for odd in range(2) for cell in acc.cells}
         starts = [e.at(call.w, call.groups, layout.group_bytes * t) if t else call.w for t in range(tiles)]
         with cgutils.for_range(b, b.mul(call.groups, I64(GROUP // 4))) as loop:
             for column in range(4):
@@ -93,16 +103,16 @@ def _make_plain_tile(layout: GGMLFormat, tiles: int, tokens: int) -> Callable[..
                     for start in starts
                 ]
                 for m in range(tokens):
-                    value = e.splat(e.load(e.at(e.at(cells.x[m], loop.index, 16), 4 * column), F32))
+                    value = e.splat(e.load(e.at(e.at(acc.x[m], loop.index, 16), 4 * column), F32))
                     for t in range(tiles):
                         slot = chains[column % 2, t, m]
                         b.store(e.fma(weights[t], value, b.load(slot)), slot)
-        initial = cells.initial(call.add, call.rows)
+        initial = acc.initial(call.add, call.rows)
         sums = {
             (t, m): b.fadd(b.fadd(b.load(chains[0, t, m]), b.load(chains[1, t, m])), initial[t, m])
-            for t, m in cells.cells
+            for t, m in acc.cells
         }
-        cells.store(sums, call.rows)
+        acc.store(sums, call.rows)
 
     named = f"plain_tile_{layout.number}_{tiles}x{tokens}"
     return tile_kernel(named, tiles, tokens, layout.part, plain_tile)
@@ -121,10 +131,10 @@ class TileKernels:
 def forms_of(layout: Layout) -> tuple[Form, ...]:
     """What activations can be, the coarsest first."""
     if isinstance(layout, GroupFormat):
-        return (Form.FLOAT,) if layout.floats else (Form.ONE_PLANE, Form.TWO_PLANES)
+        return (Form.FLOAT,) if layout.floats else (Form.BITS_8, Form.BITS_14)
     if layout.plain:
         return (Form.FLOAT,)
-    return Form.SUPER_BLOCKS if layout.super_blocks else Form.ONE_PLANE, Form.TWO_PLANES
+    return Form.SUPER_BLOCKS if layout.super_blocks else Form.BITS_8, Form.BITS_14
 
 
 def _make_kernels(layout: Layout, form: Form) -> TileKernels:

@@ -77,7 +77,7 @@ class CodeFolder:
         if not code:
             code = compile_kernels(kernels.values(), self._target)
             if path:
-                _write_whole(path, hashlib.sha256(code).digest() + code)
+                _write_atomically(path, hashlib.sha256(code).digest() + code)
         _load(code, self._target, part, kernels)
 
     def _file_name(self, part: str, kernels: str) -> str:
@@ -103,7 +103,7 @@ class CodeFolder:
             _close_to_others(folder)
         return entry
 
-    def forget_old(self) -> None:
+    def remove_old_versions(self) -> None:
         """Remove what other versions kept, but for the last few."""
         if self.path and self.path.exists() and not self.problem:
             os.utime(self.path)
@@ -193,7 +193,7 @@ def _machine(target: Target) -> Any:
     )
 
 
-def _write_whole(path: Path, data: bytes) -> None:
+def _write_atomically(path: Path, data: bytes) -> None:
     """Another process sees the whole file or none."""
     unfinished = path.with_suffix(f".{os.getpid()}")
     try:

@@ -16,7 +16,7 @@ def _total(e: Emit, x: Any, groups: Any, add: Any) -> Any:
         for half, total in enumerate(sums):
             v = e.load(e.at(e.at(x, loop.index, 4 * GROUP), 64 * half))
             b.store(add(v, b.load(total)), total)
-    return e.tree(b.fadd(b.load(sums[0]), b.load(sums[1])), b.fadd)
+    return e.reduce(b.fadd(b.load(sums[0]), b.load(sums[1])), b.fadd)
 
 
 def _inverse_root(e: Emit, squares: Any, count: Any, epsilon: Any) -> Any:

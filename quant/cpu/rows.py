@@ -23,10 +23,10 @@ def _numbers_of(e: Emit, layout: GGMLFormat, at: Any, lane: Any) -> list[Any]:
     halves = []
     for half in range(2):
         four = ir.Constant(ir.VectorType(I32, 4), ir.Undefined)
-        for place in range(4):
+        for index in range(4):
             # The lane's word of a whole vector: slow, and as the products see it.
-            codes = e.b.bitcast(load_codes(e, layout, at, 4 * half + place), I32x16)
-            four = e.b.insert_element(four, e.b.extract_element(codes, lane), I32(place))
+            codes = e.b.bitcast(load_codes(e, layout, at, 4 * half + index), I32x16)
+            four = e.b.insert_element(four, e.b.extract_element(codes, lane), I32(index))
         halves.append(e.b.zext(e.b.bitcast(four, I8x16), I32x16))
     return halves
 
@@ -58,9 +58,9 @@ def _make_group_row(layout: GroupFormat) -> Callable[..., None]:
     def write_floats(e: Emit, at: Any, lane: Any, scale: Any, out: Any) -> None:
         width = columns_of_vector(layout)
         for vector in range(GROUP // width):
-            for place, column in enumerate(load_floats(e, layout, at, vector)):
+            for index, column in enumerate(load_floats(e, layout, at, vector)):
                 value = e.b.fmul(scale, e.b.extract_element(column, lane))
-                e.store(e.at(out, 4 * (width * vector + place)), value)
+                e.store(e.at(out, 4 * (width * vector + index)), value)
 
     def group_row(e: Emit, w: Any, groups: Any, lane: Any, out: Any) -> None:
         b, lane = e.b, e.b.trunc(lane, I32)

@@ -18,8 +18,18 @@ from typing import Any
 
 from numba.core import cgutils
 
+from quant.cpu.accumulators import (
+    Accumulators,
+    Cell,
+    Prefetch,
+    TileCall,
+    integer_sums,
+    prefetch_group,
+    register_blocks,
+    slots_of_block,
+    tile_kernel,
+)
 from quant.cpu.activations import SUPER_BLOCK_GROUPS, SuperBlock, SuperGroup
-from quant.cpu.cells import Cell, Cells, Prefetch, TileCall, block_of, blocks, integer_sums, prefetch_group, tile_kernel
 from quant.cpu.ggml_decoding import load_block_scales, load_sub_minimums, load_sub_scales
 from quant.cpu.ggml_formats import GGMLFormat
 from quant.cpu.vector import I64, Emit, F32x16
@@ -30,10 +40,10 @@ Slots = dict[Cell, Any]
 def make_super_block_tile(layout: GGMLFormat, tiles: int, tokens: int) -> Callable[..., None]:
     """`tiles` tiles by up to `tokens` rows in super-blocks."""
 
-    def super_block_tile(e: Emit, cells: Cells, call: TileCall) -> None:
+    def super_block_tile(e: Emit, acc: Accumulators, call: TileCall) -> None:
         b = e.b
-        totals = {cell: e.variable(value) for cell, value in cells.initial(call.add, call.rows).items()}
-        sums = {cell: e.variable(e.i(0)) for cell in cells.cells}
+        totals = {cell: e.variable(value) for cell, value in acc.initial(call.add, call.rows).items()}
+        sums = {cell: e.variable(e.i(0)) for cell in acc.cells}
         count = b.sdiv(call.groups, I64(SUPER_BLOCK_GROUPS))
         tile_bytes = b.mul(count, I64(layout.block_bytes))
         starts = [e.at(call.w, tile_bytes, t) if t else call.w for t in range(tiles)]
@@ -41,9 +51,9 @@ def make_super_block_tile(layout: GGMLFormat, tiles: int, tokens: int) -> Callab
         with cgutils.for_range(b, count) as loop:
             first = b.mul(loop.index, I64(SUPER_BLOCK_GROUPS + 1))
             heads = [e.at(start, loop.index, layout.block_bytes) for start in starts]
-            for number, block in enumerate(blocks(e, tiles, tokens)):
-                here = block_of(sums, block)
-                there = [SuperBlock(e, row, call.groups, loop.index) for row in cells.x[block[1]]]
+            for number, block in enumerate(register_blocks(e, tiles, tokens)):
+                here = slots_of_block(sums, block)
+                there = [SuperBlock(e, row, call.groups, loop.index) for row in acc.x[block[1]]]
                 for slot in here.values():
                     b.store(e.i(0), slot)
                 with cgutils.for_range(b, I64(SUPER_BLOCK_GROUPS)) as inner:
@@ -55,8 +65,8 @@ def make_super_block_tile(layout: GGMLFormat, tiles: int, tokens: int) -> Callab
                     _add_group(e, layout, at, [it.group(inner.index) for it in there], here)
                 if number == 0 and tokens > 1:
                     ahead.emit(b.add(first, I64(SUPER_BLOCK_GROUPS)))
-                _add_super_block(e, layout, heads[block[0]], there, here, block_of(totals, block))
-        cells.store({cell: b.load(slot) for cell, slot in totals.items()}, call.rows)
+                _add_super_block(e, layout, heads[block[0]], there, here, slots_of_block(totals, block))
+        acc.store({cell: b.load(slot) for cell, slot in totals.items()}, call.rows)
 
     named = f"super_block_tile_{layout.number}_{tiles}x{tokens}"
     return tile_kernel(named, tiles, tokens, layout.part, super_block_tile)

@@ -35,17 +35,17 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """A processor must have all of `needs`; of `takes`, code uses what is there."""
+    """A processor must have all of `required`; of `optional`, code uses what is there."""
 
     name: str
-    needs: frozenset[str] = frozenset()
-    takes: frozenset[str] = frozenset()
+    required: frozenset[str] = frozenset()
+    optional: frozenset[str] = frozenset()
     cpu: str = ""  # "": the plainest one of the architecture
 
     def target(self, triple: str, there: frozenset[str]) -> Target:
         """What its code is compiled for on a processor with the features `there`."""
         cpu, always = _PLAINEST.get(_architecture(triple), ("", frozenset[str]()))
-        return Target(self.name, triple, self.cpu or cpu, always | self.needs | self.takes & there)
+        return Target(self.name, triple, self.cpu or cpu, always | self.required | self.optional & there)
 
 
 _AVX2 = frozenset({"sse2", "ssse3", "sse4.1", "avx2", "fma", "f16c"})
@@ -56,7 +56,7 @@ TIERS = (
     Tier("avx512", _AVX512, cpu="x86-64-v4"),
     Tier("avx2-vnni", _AVX2 | {"avxvnni"}, cpu="x86-64-v3"),
     Tier("avx2", _AVX2, cpu="x86-64-v3"),
-    Tier("portable", takes=frozenset({"ssse3", "sse4.1", "dotprod"})),
+    Tier("portable", optional=frozenset({"ssse3", "sse4.1", "dotprod"})),
 )
 CHOICES = ("auto", *(tier.name for tier in TIERS))
 
@@ -90,7 +90,7 @@ def host_features() -> frozenset[str]:
 def available() -> tuple[Tier, ...]:
     """The tiers that this processor can execute, the fastest first."""
     there = host_features()
-    return tuple(tier for tier in TIERS if tier.needs <= there)
+    return tuple(tier for tier in TIERS if tier.required <= there)
 
 
 def choose(name: str) -> Target:
@@ -98,7 +98,7 @@ def choose(name: str) -> Target:
     able = {tier.name: tier for tier in available()}
     if name != "auto" and name not in able:
         (wanted,) = (tier for tier in TIERS if tier.name == name)
-        lacking = ", ".join(sorted(wanted.needs - host_features()))
+        lacking = ", ".join(sorted(wanted.required - host_features()))
         raise UnsupportedTier(
             f"This processor cannot execute the {name} kernels: it has no {lacking}",
             f"Set cpu_tier to one of: {', '.join(('auto', *able))}.",

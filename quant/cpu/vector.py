@@ -387,7 +387,7 @@ class Emit:
 
     def largest_magnitude(self, x: ir.Value, y: ir.Value) -> ir.Value:
         """The largest magnitude in two vectors, one float32; NaN where there is one."""
-        return self.b.bitcast(self.tree(self.magnitude_bits(x, y), self.larger_bits), F32)
+        return self.b.bitcast(self.reduce(self.magnitude_bits(x, y), self.larger_bits), F32)
 
     def magnitude_bits(self, x: ir.Value, y: ir.Value) -> ir.Value:
         """The larger magnitudes, lane by lane, as int32: these have the same order, and NaN is larger than all."""
@@ -396,7 +396,7 @@ class Emit:
     def larger_bits(self, x: ir.Value, y: ir.Value) -> ir.Value:
         return self.b.select(self.b.icmp_signed(">", x, y), x, y)
 
-    def tree(self, vector: ir.Value, combine: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
+    def reduce(self, vector: ir.Value, combine: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
         """All lanes combined into one value, always in the same order: lane i with lane i + 8, then 4, 2, 1."""
         for half in (8, 4, 2, 1):
             turned = ir.Constant(I32x16, [(lane + half) % LANES for lane in range(LANES)])

@@ -44,9 +44,9 @@ def _grouped(weight: GroupedTensor) -> Tensor:
     values = _spread(weight.scale.values(), weight.group, columns) * numbers
     if weight.order is None:
         return values
-    placed = torch.empty_like(values)
-    placed[:, weight.order] = values
-    return placed
+    restored = torch.empty_like(values)
+    restored[:, weight.order] = values
+    return restored
 
 
 def _spread(parts: Tensor, group: int, columns: int) -> Tensor:

@@ -108,7 +108,7 @@ def main() -> None:
     print("type                planes       1 token    4 tokens   128 tokens")
     for name, weight in weights.items():
         for form in reversed(forms_of(packing_of(weight).layout)):
-            made = CpuBackend(Arena(), form if form is Form.TWO_PLANES else Form.ONE_PLANE).linear([weight])
+            made = CpuBackend(Arena(), form if form is Form.BITS_14 else Form.BITS_8).linear([weight])
             print(f"{name:20}{form.planes:5}   {measure(made)}", flush=True)
     print(f"read ceiling: {read_ceiling():.1f} GB/s")
 

@@ -37,7 +37,7 @@ def words(values: Array, bits: int) -> Tensor:
     """int32 [rows, n]: each row of integers as one long number, the first in its lowest bits, cut into words."""
     rows = []
     for row in values.tolist():
-        number = sum(value << (bits * place) for place, value in enumerate(row))
+        number = sum(value << (bits * index) for index, value in enumerate(row))
         size = -(-len(row) * bits // 32)
         rows.append(np.frombuffer(number.to_bytes(4 * size, "little"), "<i4"))
     return torch.from_numpy(np.stack(rows).copy())

@@ -226,18 +226,18 @@ def change_tensor(tensors: dict[str, Tensor], rng: random.Random) -> None:
 
 def change_config(config: dict[str, object], rng: random.Random) -> None:
     """A value anywhere in it is another, or gone."""
-    place, names = config, sorted(config)
+    section, names = config, sorted(config)
     name = rng.choice(names)
-    inner = place[name]
+    inner = section[name]
     while isinstance(inner, dict) and inner and rng.random() < 0.9:
-        place, name = inner, rng.choice(sorted(inner))
-        inner = place[name]
+        section, name = inner, rng.choice(sorted(inner))
+        inner = section[name]
     if rng.random() < 0.2:
-        del place[name]
+        del section[name]
     elif rng.random() < 0.2:
-        place[rng.choice(["dynamic", "pack_dtype", "format", "version", "actorder"])] = rng.choice(ODD_VALUES)
+        section[rng.choice(["dynamic", "pack_dtype", "format", "version", "actorder"])] = rng.choice(ODD_VALUES)
     else:
-        place[name] = rng.choice(ODD_VALUES)
+        section[name] = rng.choice(ODD_VALUES)
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -12,7 +12,7 @@ import transformers
 import quant.safetensors_shards
 from quant.errors import ModelFileError, SafetensorsError
 from quant.safetensors import SafetensorsFile
-from quant.safetensors_shards import INDEX, WHOLE, SafetensorsShards
+from quant.safetensors_shards import INDEX, SINGLE_FILE, SafetensorsShards
 from quant.safetensors_values import decode_plain
 from tests.quant.opened_files import opened_files
 from tests.quant.safetensors_bytes import build, small_file, write_index, write_shards
@@ -92,7 +92,7 @@ def test_one_file_is_a_checkpoint(tmp_path: Path) -> None:
     elsewhere.write_bytes(small_file())
     link = tmp_path / "link.safetensors"
     link.symlink_to(elsewhere)
-    (tmp_path / WHOLE).write_bytes(small_file())
+    (tmp_path / SINGLE_FILE).write_bytes(small_file())
     with SafetensorsFile(elsewhere) as file:
         for path in (elsewhere, link, tmp_path):
             with SafetensorsShards(path) as checkpoint:
@@ -241,19 +241,24 @@ def test_a_snapshot_of_the_cache_is_read(snapshot: Path, tmp_path: Path) -> None
     assert contents(snapshot) == expected
 
 
-@pytest.mark.parametrize("name", [ONE, TWO, INDEX, WHOLE])
+@pytest.mark.parametrize("name", [ONE, TWO, INDEX, SINGLE_FILE])
 def test_a_link_leads_to_a_blob_or_nowhere(snapshot: Path, name: str, opens: list[str]) -> None:
     """To whatever else it leads, nothing is opened."""
     repository, hub = snapshot.parent.parent, snapshot.parent.parent.parent
     other = hub / "models--org--other" / "blobs"
     below = repository / "blobs" / "below"
-    places = [hub, repository, snapshot, snapshot.parent, other, below]
-    for place in places:
-        place.mkdir(parents=True, exist_ok=True)
-        (place / "file").write_bytes(build({"a": ("U8", [3], b"abc")}))
+    folders = [hub, repository, snapshot, snapshot.parent, other, below]
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "file").write_bytes(build({"a": ("U8", [3], b"abc")}))
     (repository / "blobs" / "escape").symlink_to(hub / "file")
     link = snapshot / name
-    for target in [*(place / "file" for place in places), repository / "blobs" / "escape", repository / "blobs", link]:
+    for target in [
+        *(folder / "file" for folder in folders),
+        repository / "blobs" / "escape",
+        repository / "blobs",
+        link,
+    ]:
         for spelled in (str(target), os.path.relpath(target, snapshot)):
             link.unlink(missing_ok=True)
             link.symlink_to(spelled)

@@ -160,7 +160,7 @@ def _emit_soften(e: Emit, kv: Elements, rows: int, _: int, piece: Piece) -> None
                 v = b.fmul(v, b.select(capped, e.f(1), scales(loop.index)[0]))
                 e.store(at, v)
             b.store(e.larger(b.select(live, v, e.f(LEAST)), b.load(top)), top)
-    peaks = [e.tree(b.load(top), e.larger) for top in tops]
+    peaks = [e.reduce(b.load(top), e.larger) for top in tops]
     with cgutils.for_range(b, piece.blocks) as loop:
         for (at, live), peak, total in zip(places(loop.index), peaks, totals, strict=True):
             weights = b.select(live, e.exp(b.fsub(e.load(at), e.splat(peak))), e.f(0))
@@ -171,7 +171,7 @@ def _emit_soften(e: Emit, kv: Elements, rows: int, _: int, piece: Piece) -> None
     for row, (peak, total) in enumerate(zip(peaks, totals, strict=True)):
         tail = e.at(piece.row(e, row), piece.dim, 4)
         e.store(tail, peak, 4)
-        e.store(e.at(tail, 4), e.tree(b.load(total), b.fadd), 4)
+        e.store(e.at(tail, 4), e.reduce(b.load(total), b.fadd), 4)
 
 
 def _emit_gather(e: Emit, kv: Elements, rows: int, most: int, piece: Piece) -> None:

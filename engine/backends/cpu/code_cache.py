@@ -51,7 +51,7 @@ def _load_loops(cache_dir: Path | None, target: Target) -> tuple[Entry, Entry]:
     folder.load_kernels()
     entry = folder.load_function(interpreter.enter, interpreter.ENTER_SIGNATURE)
     draw = folder.load_function(drawing.draw_rows, drawing.SIGNATURE)
-    folder.forget_old()
+    folder.remove_old_versions()
     return entry, draw
 
 

@@ -41,7 +41,7 @@ from quant.tensor import QTensor
 NUMERICS_VERSION = "3"  # raised when a change of the kernels changes bits: what was cached before is not used then
 STEP_OPERATIONS = 80_000_000_000  # that one thread computes in a fifth of a second
 LEAST_HEAD_DIM = 32  # smaller ones are those of toys, which are read before kernels are compiled
-ACTIVATION_FORMS = {8: Form.ONE_PLANE, 14: Form.TWO_PLANES}  # by the bits to which activations are rounded
+ACTIVATION_FORMS = {8: Form.BITS_8, 14: Form.BITS_14}  # by the bits to which activations are rounded
 LOCAL_PIECES = 16  # pieces of context that every thread merges for itself rather than wait for the others
 
 

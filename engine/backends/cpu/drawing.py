@@ -43,7 +43,7 @@ def largest_allowed(e: Emit, x: Any, words: Any, count: Any, out: Any) -> None:
         b.store(e.larger(value, b.load(best)), best)
 
     each_vector(e, count, compare)
-    e.store(out, e.tree(b.load(best), e.larger))
+    e.store(out, e.reduce(b.load(best), e.larger))
 
 
 @kernel
@@ -61,7 +61,7 @@ def weigh_allowed(e: Emit, x: Any, words: Any, count: Any, settings: Any, out: A
         b.store(b.fadd(b.load(totals), weights), totals)
 
     each_vector(e, count, weigh)
-    e.store(total, e.tree(b.load(totals), b.fadd))
+    e.store(total, e.reduce(b.load(totals), b.fadd))
 
 
 @jit

@@ -131,7 +131,7 @@ def _scale(e: Emit, x: Any, dim: Any) -> tuple[Any, Any]:
     with cgutils.for_range(b, b.sdiv(dim, I64(LANES))) as loop:
         v = e.load(e.at(x, loop.index, 64))
         b.store(e.larger_bits(b.load(top), e.magnitude_bits(v, v)), top)
-    largest = b.bitcast(e.tree(b.load(top), e.larger_bits), F32)
+    largest = b.bitcast(e.reduce(b.load(top), e.larger_bits), F32)
     some = b.fcmp_ordered(">", largest, F32(LEAST_MAGNITUDE))
     inverse = b.select(some, b.fdiv(F32(CODES), largest), F32(0))
     return b.fmul(largest, F32(1 / CODES)), e.splat(inverse)

@@ -138,9 +138,9 @@ def _largest(e: Emit, x: Any, count: Any, first: Any, out: Any) -> None:
         more = b.fcmp_ordered(">", v, b.load(best))
         b.store(b.select(more, v, b.load(best)), best)
         b.store(b.select(more, b.add(e.splat(b.trunc(start, I32)), LANE_NUMBERS), b.load(where)), where)
-    top = e.tree(b.load(best), e.larger)
+    top = e.reduce(b.load(best), e.larger)
     tied = b.select(b.fcmp_ordered("==", b.load(best), e.splat(top)), b.load(where), e.i(2**31 - 1))
-    index = e.tree(tied, lambda p, q: b.select(b.icmp_signed("<", p, q), p, q))
+    index = e.reduce(tied, lambda p, q: b.select(b.icmp_signed("<", p, q), p, q))
     e.store(out, top)
     e.store(e.at(out, 4), b.add(index, b.trunc(first, I32)))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save
 
-from quant.safetensors_shards import INDEX, WHOLE
+from quant.safetensors_shards import INDEX, SINGLE_FILE
 
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 SMALL: dict[str, bytes] = {
@@ -29,7 +29,7 @@ OTHERS: dict[str, bytes] = {
 
 
 def whole_files() -> dict[str, bytes]:
-    return {**SMALL, WHOLE: save({"a": torch.arange(40.0)})}
+    return {**SMALL, SINGLE_FILE: save({"a": torch.arange(40.0)})}
 
 
 def sharded_files() -> dict[str, bytes]:

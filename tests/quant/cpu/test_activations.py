@@ -18,12 +18,12 @@ from quant.cpu.activations import (
     take_columns,
 )
 from quant.cpu.norms import norm_factor
-from tests.quant.cpu.integer_twin import Floats, quantize
+from tests.quant.cpu.integer_reference import Floats, quantize
 from tests.quant.cpu.kernel_call import bits_float, call, float_bits
 
 SEED = 6
 GUARD = 64
-QUANTIZED = [Form.ONE_PLANE, Form.TWO_PLANES, Form.SUPER_BLOCKS]
+QUANTIZED = [Form.BITS_8, Form.BITS_14, Form.SUPER_BLOCKS]
 SHARED = {form: form.columns for form in QUANTIZED}  # columns that share a scale
 WIDTHS = [32, 64, 96, 576, 1056]
 SIZES = [(form, width // 32 * form.columns) for form in QUANTIZED for width in WIDTHS[:4]]
@@ -105,7 +105,7 @@ def test_quantized_rows_are_the_twins(form: Form, width: int) -> None:
         row = written(x, form)
         check_quantized(row, x)
         groups = x.reshape(-1, SHARED[form])
-        step = np.abs(groups).max(-1, keepdims=True) / (127 * 128 if form is Form.TWO_PLANES else 127)
+        step = np.abs(groups).max(-1, keepdims=True) / (127 * 128 if form is Form.BITS_14 else 127)
         values = row.numbers * row.scales[:, None].astype(np.float64)
         assert (np.abs(values - groups) <= 0.501 * step).all()
 
@@ -137,9 +137,9 @@ def test_odd_groups_are_the_twins_and_leave_their_neighbours_alone(form: Form, g
     row = written(x, form)
     check_quantized(row, x)
     assert (np.abs(row.part(0, 3 * size, np.int8).astype(int)) <= 127).all()
-    for place in (0, 2):
-        assert np.array_equal(row.numbers[place], alone.numbers[place])
-        assert row.scales[place] == alone.scales[place]
+    for index in (0, 2):
+        assert np.array_equal(row.numbers[index], alone.numbers[index])
+        assert row.scales[index] == alone.scales[index]
 
 
 @pytest.mark.parametrize("form", QUANTIZED)
@@ -174,14 +174,14 @@ def test_columns_are_taken_in_an_order(width: int) -> None:
 def test_a_nan_does_not_become_a_number(form: Form) -> None:
     """A value that is none makes its whole group none, wherever it stands: a broken model must not go on quietly."""
     rng, size = np.random.default_rng(SEED), SHARED.get(form, GROUP)
-    for place in range(size, 2 * size):
+    for index in range(size, 2 * size):
         x = rng.standard_normal(3 * size).astype(np.float32)
-        x[place] = np.nan
+        x[index] = np.nan
         row = written(x, form)
         if form is Form.FLOAT:
-            assert np.isnan(row.floats[place])
+            assert np.isnan(row.floats[index])
         else:
-            assert np.isnan(row.scales[1]), place
+            assert np.isnan(row.scales[1]), index
             assert np.isfinite(row.scales[[0, 2]]).all()
 
 

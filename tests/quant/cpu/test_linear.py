@@ -32,8 +32,8 @@ SEED = 5
 pytestmark = pytest.mark.usefixtures("every_layout")
 
 
-def layer(*segments: QTensor, planes: Form = Form.TWO_PLANES) -> CpuLinear:
-    return CpuBackend(Arena(), planes).linear(segments)
+def layer(*segments: QTensor, form: Form = Form.BITS_14) -> CpuLinear:
+    return CpuBackend(Arena(), form).linear(segments)
 
 
 def same_bits(ours: Tensor, theirs: Tensor) -> bool:
@@ -103,14 +103,14 @@ MIXES = [
 
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("tokens", [1, 2, 3, 5])
-@pytest.mark.parametrize("planes", [Form.ONE_PLANE, Form.TWO_PLANES])
-def test_segments_lie_side_by_side(mix: list[tuple[str, int]], tokens: int, planes: Form) -> None:
+@pytest.mark.parametrize("form", [Form.BITS_8, Form.BITS_14])
+def test_segments_lie_side_by_side(mix: list[tuple[str, int]], tokens: int, form: Form) -> None:
     rng = np.random.default_rng(SEED)
     columns = max(width(name, 96) for name, _ in mix)
     segments = [random_weight(name, rows, columns, rng) for name, rows in mix]
     x = torch.from_numpy(rng.standard_normal((tokens, columns), np.float32))
-    fused = layer(*segments, planes=planes)
-    apart = torch.cat([layer(segment, planes=planes).forward(x) for segment in segments], dim=1)
+    fused = layer(*segments, form=form)
+    apart = torch.cat([layer(segment, form=form).forward(x) for segment in segments], dim=1)
     assert torch.equal(bits(fused.forward(x)), bits(apart))
     assert (fused.inputs, fused.outputs) == (columns, apart.shape[1])
     assert torch.equal(bits(fused.dequantize()), bits(torch.cat([dequantize(segment) for segment in segments])))
@@ -141,11 +141,11 @@ def test_columns_that_are_no_whole_groups_are_refused(columns: int) -> None:
 
 def test_floats_meet_floats_and_integers_meet_planes() -> None:
     rng = np.random.default_rng(SEED)
-    for planes in (Form.ONE_PLANE, Form.TWO_PLANES):
+    for form in (Form.BITS_8, Form.BITS_14):
         for name in EVERY:
-            made = CpuBackend(Arena(), planes).linear([random_weight(name, 8, width(name, 32), rng)])
-            coarse = Form.SUPER_BLOCKS if width(name, 32) == 256 else Form.ONE_PLANE
-            quantized = coarse if planes is Form.ONE_PLANE else planes
+            made = CpuBackend(Arena(), form).linear([random_weight(name, 8, width(name, 32), rng)])
+            coarse = Form.SUPER_BLOCKS if width(name, 32) == 256 else Form.BITS_8
+            quantized = coarse if form is Form.BITS_8 else form
             assert made.form(made.parts[0]) is (Form.FLOAT if name in (*PLAIN, *FLOAT_GROUP_TYPES) else quantized)
 
 

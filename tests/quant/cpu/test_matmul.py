@@ -14,7 +14,7 @@ from quant.cpu.linear import CpuBackend, CpuLinear
 from quant.ggml_blocks import BLOCKS, decode
 from quant.kernels import reference
 from quant.tensor import QTensor
-from tests.quant.cpu.integer_twin import product
+from tests.quant.cpu.integer_reference import product
 from tests.quant.cpu.random_weights import (
     CODED_GROUP_TYPES,
     EVERY,
@@ -49,8 +49,8 @@ def poisoned(every_layout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty", poisoned_empty)
 
 
-def layer(*segments: QTensor, planes: Form = Form.TWO_PLANES) -> CpuLinear:
-    return CpuBackend(Arena(), planes).linear(segments)
+def layer(*segments: QTensor, form: Form = Form.BITS_14) -> CpuLinear:
+    return CpuBackend(Arena(), form).linear(segments)
 
 
 def form_of(made: CpuLinear) -> Form:
@@ -72,18 +72,18 @@ def example(name: str, shape: tuple[int, int]) -> tuple[QTensor, Tensor]:
     return random_weight(name, rows, columns, rng), activations(TOKENS, columns, rng)
 
 
-@pytest.mark.share(2, "name", "planes")
-@pytest.mark.parametrize("planes", [Form.ONE_PLANE, Form.TWO_PLANES])
+@pytest.mark.share(2, "name", "form")
+@pytest.mark.parametrize("form", [Form.BITS_8, Form.BITS_14])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", EVERY)
-def test_every_bit_is_the_twins(name: str, shape: tuple[int, int], planes: Form) -> None:
+def test_every_bit_equals_the_integer_reference(name: str, shape: tuple[int, int], form: Form) -> None:
     weight, x = example(name, shape)
-    made = layer(weight, planes=planes)
+    made = layer(weight, form=form)
     assert torch.equal(bits(made.forward(x)), bits(torch.from_numpy(product(weight, x.numpy(), form_of(made)))))
 
 
 @pytest.mark.parametrize("name", [name for name in QUANTIZED if width(name, 32) == 256])
-def test_the_largest_sums_of_super_blocks_are_the_twins(name: str) -> None:
+def test_largest_super_block_sums_equal_the_integer_reference(name: str) -> None:
     """All codes and parts at either end, with numbers at either end: in no order do integers overflow."""
     kind, block, rng = KINDS[name], BLOCKS[name], np.random.default_rng(SEED)
     raw = rng.choice([0, 255], (48, 2, kind.block_bytes)).astype(np.uint8)
@@ -94,7 +94,7 @@ def test_the_largest_sums_of_super_blocks_are_the_twins(name: str) -> None:
     weight = decode(kind, memoryview(raw.tobytes()), (48, 512))
     x = rng.choice([-1, 1], (9, 512)).astype(np.float32)
     x[0], x[1], x[2] = 1, -1, np.sign(reference.dequantize(weight)[0].numpy() + 1e-9)
-    made = layer(weight, planes=Form.ONE_PLANE)
+    made = layer(weight, form=Form.BITS_8)
     assert form_of(made) is Form.SUPER_BLOCKS
     out = made.forward(torch.from_numpy(x))
     assert out.abs().max() > 500
@@ -111,22 +111,22 @@ def test_floats_are_multiplied_as_floats(name: str, shape: tuple[int, int]) -> N
     assert ((layer(weight).forward(x) - expected).abs() <= 2e-6 * size).all()
 
 
-@pytest.mark.share(2, "name", "planes")
-@pytest.mark.parametrize("planes", [Form.ONE_PLANE, Form.TWO_PLANES])
+@pytest.mark.share(2, "name", "form")
+@pytest.mark.parametrize("form", [Form.BITS_8, Form.BITS_14])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", INTEGERS)
-def test_the_error_is_that_of_quantized_activations(name: str, shape: tuple[int, int], planes: Form) -> None:
+def test_the_error_is_that_of_quantized_activations(name: str, shape: tuple[int, int], form: Form) -> None:
     """At most half a step of the activations that share a scale, times the magnitudes of the weights that meet them."""
     weight, x = example(name, shape)
-    values, made = reference.dequantize(weight), layer(weight, planes=planes)
-    steps = 127 if planes is Form.ONE_PLANE else 127 * 128
+    values, made = reference.dequantize(weight), layer(weight, form=form)
+    steps = 127 if form is Form.BITS_8 else 127 * 128
     size = 256 if form_of(made) is Form.SUPER_BLOCKS else 32
     half_steps = x.view(TOKENS, -1, size).abs().amax(-1) / steps / 2
     bound = half_steps @ values.view(len(values), -1, size).abs().sum(-1).T
     rounding = 4e-6 * (x.abs() @ values.abs().T)
     error = (made.forward(x) - reference.matmul(x, values)).abs()
     assert (error <= 1.001 * bound + rounding).all()
-    if planes is Form.ONE_PLANE:
+    if form is Form.BITS_8:
         assert (error / bound).max() > 0.02  # the bound is not idle
 
 
@@ -136,13 +136,13 @@ def slices(tokens: int) -> Sequence[tuple[int, int]]:
     return [*first, (3, 4), (5, 7), (2, 11), (4, 8), (126, 131), (127, 130), (1, tokens), (tokens - 1, tokens)]
 
 
-@pytest.mark.share(1, "name", "planes")
-@pytest.mark.parametrize("planes", [Form.ONE_PLANE, Form.TWO_PLANES])
+@pytest.mark.share(1, "name", "form")
+@pytest.mark.parametrize("form", [Form.BITS_8, Form.BITS_14])
 @pytest.mark.parametrize("shape", [(75, 160), (32, 64), (17, 32), (200, 576)])
 @pytest.mark.parametrize("name", EVERY)
-def test_a_row_has_the_same_bits_alone_and_among_others(name: str, shape: tuple[int, int], planes: Form) -> None:
+def test_a_row_has_the_same_bits_alone_and_among_others(name: str, shape: tuple[int, int], form: Form) -> None:
     rng = np.random.default_rng(SEED)
-    multiply = layer(random_weight(name, shape[0], width(name, shape[1]), rng), planes=planes).forward
+    multiply = layer(random_weight(name, shape[0], width(name, shape[1]), rng), form=form).forward
     x = activations(133, width(name, shape[1]), rng)
     together = multiply(x)
     assert together.isfinite().all()
@@ -159,8 +159,8 @@ def test_a_row_of_a_weight_has_the_same_bits_alone_and_among_others(name: str) -
     rows = [random_weight(name, 1, columns, np.random.default_rng(row)) for row in range(3)]
     together = layer(whole, *rows).forward(x)
     assert torch.equal(bits(layer(whole).forward(x)), bits(together[:, :96]))
-    for place, row in enumerate(rows):
-        assert torch.equal(bits(layer(row).forward(x)), bits(together[:, 96 + place : 97 + place]))
+    for index, row in enumerate(rows):
+        assert torch.equal(bits(layer(row).forward(x)), bits(together[:, 96 + index : 97 + index]))
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -69,7 +69,7 @@ folder = native.CodeFolder(Path(sys.argv[1]), [Path(__file__).with_name("source.
 print("filled" if folder.holds(kernel.CORE) else "empty", end=" ")
 folder.load_kernels()
 function = folder.load_function(entry, types.int64(types.int64))
-folder.forget_old()
+folder.remove_old_versions()
 if "read-only" in sys.argv:
     print("loaded" if function.stats.cache_hits else "compiled", end=" ")
 print(function(int(sys.argv[2])))
@@ -281,7 +281,7 @@ def test_where_no_folder_can_be_made_none_is_used(tmp_path: Path, source: Path) 
     nowhere = CodeFolder(None, [source], TARGET)
     assert nowhere.path is None
     assert not nowhere.holds(CORE)
-    nowhere.forget_old()
+    nowhere.remove_old_versions()
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC])
@@ -298,7 +298,7 @@ def test_a_folder_says_why_nothing_can_be_kept(
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     folder = CodeFolder(cache, [source], TARGET)
     assert folder.problem == os.strerror(number)
-    folder.forget_old()
+    folder.remove_old_versions()
 
 
 def old_version(cache: Path, name: str, age: int) -> Path:
@@ -312,7 +312,7 @@ def old_version(cache: Path, name: str, age: int) -> Path:
 def test_old_versions_are_removed_but_for_the_last_used(cache: Path, source: Path) -> None:
     old = [old_version(cache, f"version {age}", age) for age in range(KEPT + 2)]
     folder = CodeFolder(cache, [source], TARGET)
-    folder.forget_old()
+    folder.remove_old_versions()
     assert {path for path in old if path.exists()} == set(old[: KEPT - 1])
     assert folder.path is not None
     assert folder.path.exists()
@@ -333,7 +333,7 @@ def test_a_version_that_another_process_removes_meanwhile_is_no_error(
         return there
 
     monkeypatch.setattr(Path, "iterdir", listing)
-    folder.forget_old()
+    folder.remove_old_versions()
     assert not gone.exists()
 
 

@@ -28,30 +28,30 @@ def on_a_processor_with(monkeypatch: pytest.MonkeyPatch, features: frozenset[str
 
 @pytest.mark.parametrize("tier", TIERS, ids=lambda tier: tier.name)
 def test_auto_is_the_fastest_that_can_be_executed(monkeypatch: pytest.MonkeyPatch, tier: tiers.Tier) -> None:
-    on_a_processor_with(monkeypatch, tier.needs | {"bmi2"})
+    on_a_processor_with(monkeypatch, tier.required | {"bmi2"})
     assert choose("auto") == choose(tier.name)
     assert choose("auto").tier == tier.name
-    for feature in tier.needs:
-        on_a_processor_with(monkeypatch, tier.needs - {feature})
+    for feature in tier.required:
+        on_a_processor_with(monkeypatch, tier.required - {feature})
         assert choose("auto").tier != tier.name
 
 
 @pytest.mark.parametrize("tier", TIERS, ids=lambda tier: tier.name)
 def test_code_may_use_what_the_tier_has_and_no_more(monkeypatch: pytest.MonkeyPatch, tier: tiers.Tier) -> None:
-    everything = frozenset().union(*(it.needs | it.takes for it in TIERS), {"avx512bf16"})
+    everything = frozenset().union(*(it.required | it.optional for it in TIERS), {"avx512bf16"})
     on_a_processor_with(monkeypatch, everything)
-    assert choose(tier.name).features == tier.needs | tier.takes | {"sse2"}
-    on_a_processor_with(monkeypatch, tier.needs)
-    assert choose(tier.name).features == tier.needs | {"sse2"}
+    assert choose(tier.name).features == tier.required | tier.optional | {"sse2"}
+    on_a_processor_with(monkeypatch, tier.required)
+    assert choose(tier.name).features == tier.required | {"sse2"}
 
 
 def test_every_processor_can_execute_the_last() -> None:
-    assert TIERS[-1].needs == NOTHING
+    assert TIERS[-1].required == NOTHING
     assert CHOICES == ("auto", "avx512", "avx2-vnni", "avx2", "portable")
 
 
 def test_what_cannot_be_executed_is_refused_with_what_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    on_a_processor_with(monkeypatch, BY_NAME["avx2"].needs)
+    on_a_processor_with(monkeypatch, BY_NAME["avx2"].required)
     with pytest.raises(UnsupportedTier, match="avxvnni") as refused:
         choose("avx2-vnni")
     assert refused.value.remedy == "Set cpu_tier to one of: auto, avx2, portable."
@@ -82,7 +82,7 @@ TARGETS = {
     "avx512": BY_NAME["avx512"].target(LINUX, NOTHING),
     "avx2-vnni": BY_NAME["avx2-vnni"].target(LINUX, NOTHING),
     "avx2": BY_NAME["avx2"].target(LINUX, NOTHING),
-    "portable": BY_NAME["portable"].target(LINUX, BY_NAME["portable"].takes - {"dotprod"}),
+    "portable": BY_NAME["portable"].target(LINUX, BY_NAME["portable"].optional - {"dotprod"}),
     "sse2": BY_NAME["portable"].target(LINUX, NOTHING),
     "arm with dot products": BY_NAME["portable"].target(ARM, frozenset({"dotprod"})),
     "arm": BY_NAME["portable"].target(ARM, NOTHING),
@@ -110,12 +110,12 @@ def operations(e: Emit, x: Any, out: Any) -> None:
         *(e.dot(total, codes, e.load(x, I32x16), bits) for bits in (7, 8)),
         e.dot_of_words(total, e.load(x, I32x16), e.load(e.at(x, 64), I32x16)),
         e.lookup(codes, range(16)),
-        e.lookup_floats(total, [place / 3 for place in range(16)]),
+        e.lookup_floats(total, [index / 3 for index in range(16)]),
         e.narrow(e.fma(e.widen(e.load(x, F16x16)), e.nearest(e.load(x)), e.load(out))),
         e.narrow(e.widen(e.load(x, F16))),
     )
-    for place, value in enumerate(values):
-        e.store(e.at(out, 64 * place), value)
+    for index, value in enumerate(values):
+        e.store(e.at(out, 64 * index), value)
     e.pause()
 
 

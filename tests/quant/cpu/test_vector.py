@@ -16,7 +16,7 @@ from quant.cpu.kernel import KERNELS, Kernel, kernel
 from quant.cpu.native import compile_kernels, link
 from quant.cpu.tiers import TIERS, Target, available, choose, host_triple
 from quant.cpu.vector import F16, F32, I8, I32, I64, Emit, F16x16, I8x64, I32x16
-from tests.quant.cpu.integer_twin import fused, rounded_twice
+from tests.quant.cpu.integer_reference import fused, rounded_twice
 
 SEED = 11
 TABLE = (0, 1, 255, 128, 127, 3, 200, 77, 90, 11, 12, 13, 254, 15, 16, 17)
@@ -70,9 +70,9 @@ def dot_of_words(e: Emit, total: Any, x: Any, y: Any) -> Any:
     return e.dot_of_words(e.load(total, I32x16), e.load(x, I32x16), e.load(y, I32x16))
 
 
-def gather(e: Emit, places: Any, numbers: Any) -> Any:
-    """Of 16 numbers those at 16 places."""
-    return e.gather([e.at(numbers, e.b.zext(e.load(e.at(places, 4 * lane), I32), I64), 4) for lane in range(16)])
+def gather(e: Emit, indices: Any, numbers: Any) -> Any:
+    """Of 16 numbers those at 16 indices."""
+    return e.gather([e.at(numbers, e.b.zext(e.load(e.at(indices, 4 * lane), I32), I64), 4) for lane in range(16)])
 
 
 BUILDS: dict[str, Build] = {
@@ -164,9 +164,9 @@ def test_floats_are_looked_up_by_the_lowest_four_bits(compiled: Compiled, rng: n
 
 
 def test_gather(compiled: Compiled, rng: np.random.Generator) -> None:
-    places, numbers = rng.integers(0, 16, (50, 16), np.uint32), rng.standard_normal((50, 16), np.float32)
-    found = compiled.run("gather", np.empty(numbers.shape, np.float32), places, numbers)
-    assert np.array_equal(found, np.take_along_axis(numbers, places.astype(np.int64), 1))
+    indices, numbers = rng.integers(0, 16, (50, 16), np.uint32), rng.standard_normal((50, 16), np.float32)
+    found = compiled.run("gather", np.empty(numbers.shape, np.float32), indices, numbers)
+    assert np.array_equal(found, np.take_along_axis(numbers, indices.astype(np.int64), 1))
 
 
 def check_floats(found: NDArray[Any], expected: NDArray[Any]) -> None:

@@ -133,7 +133,7 @@ def record(
     forward: Forward,
     *,
     groups: Sequence[KVGroup] = (KVGroup((0,), 1, 32),),
-    form: Form = Form.TWO_PLANES,
+    form: Form = Form.BITS_14,
     tokens: int = 40,
     context: int = 320,
     threads: int = 2,

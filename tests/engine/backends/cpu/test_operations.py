@@ -29,7 +29,7 @@ from quant.kernels.reference import dequantize, matmul
 from quant.linear import ReferenceBackend
 from quant.tensor import QTensor
 from tests.engine.backends.cpu.recorded import Forward, Recorded, compute, layer, plain, record, sequence
-from tests.quant.cpu.integer_twin import product
+from tests.quant.cpu.integer_reference import product
 from tests.quant.cpu.random_weights import TYPES, bits, random_weight, width
 
 SEED = 8
@@ -116,7 +116,7 @@ def test_a_norm_is_added_to_rows(cpu_kernels: Path, norm: Norm) -> None:
     out = every_row(record(cpu_kernels, lambda ops, batch, kv: added(ops, batch)))
     torch.testing.assert_close(out, Y + reference.normalize(X, norm), rtol=2e-6, atol=2e-6)
     read = every_row(record(cpu_kernels, lambda ops, batch, kv: ops.linear(added(ops, batch), layer(ops, weight))))
-    assert torch.equal(read, CpuBackend(Arena(), Form.TWO_PLANES).linear([weight]).forward(out))
+    assert torch.equal(read, CpuBackend(Arena(), Form.BITS_14).linear([weight]).forward(out))
 
 
 @KINDS
@@ -146,7 +146,7 @@ def test_a_product_reads_normalized_rows(cpu_kernels: Path, norm: Norm) -> None:
     read = every_row(
         record(cpu_kernels, lambda ops, batch, kv: ops.linear(ops.norm(rows(ops, batch, X), norm), layer(ops, weight)))
     )
-    assert torch.equal(read, CpuBackend(Arena(), Form.TWO_PLANES).linear([weight]).forward(out))
+    assert torch.equal(read, CpuBackend(Arena(), Form.BITS_14).linear([weight]).forward(out))
 
 
 @KINDS
@@ -174,7 +174,7 @@ SEGMENTS = [
 ]
 
 
-@pytest.mark.parametrize("form", [Form.ONE_PLANE, Form.TWO_PLANES])
+@pytest.mark.parametrize("form", [Form.BITS_8, Form.BITS_14])
 @pytest.mark.parametrize("names", SEGMENTS)
 def test_linear_is_the_layers_own_product(cpu_kernels: Path, names: Sequence[str], form: Form) -> None:
     """Of rows that a norm writes in every form that a segment wants."""
@@ -195,7 +195,7 @@ def test_linear_adds_to_what_is_there(cpu_kernels: Path, names: Sequence[str]) -
         return ops.linear(rows(ops, batch, X), layer(ops, *segments), add_to=rows(ops, batch, Y))
 
     there = np.split(Y.numpy(), np.cumsum(outputs)[:-1], axis=1)
-    parts = [product(segment, X.numpy(), Form.TWO_PLANES, y) for segment, y in zip(segments, there, strict=True)]
+    parts = [product(segment, X.numpy(), Form.BITS_14, y) for segment, y in zip(segments, there, strict=True)]
     assert torch.equal(every_row(record(cpu_kernels, forward)), torch.from_numpy(np.hstack(parts)))
 
 
@@ -211,7 +211,7 @@ def test_a_bias_is_added_once(cpu_kernels: Path, names: Sequence[str], adding: b
         return ops.linear(rows(ops, batch, X), layer(ops, *segments), add_to, bias)
 
     there = np.split((Y + bias if adding else bias.expand(ROWS, -1)).numpy(), np.cumsum(outputs)[:-1], axis=1)
-    parts = [product(segment, X.numpy(), Form.TWO_PLANES, y) for segment, y in zip(segments, there, strict=True)]
+    parts = [product(segment, X.numpy(), Form.BITS_14, y) for segment, y in zip(segments, there, strict=True)]
     assert torch.equal(every_row(record(cpu_kernels, forward)), torch.from_numpy(np.hstack(parts)))
 
 
@@ -226,7 +226,7 @@ def test_a_norm_of_what_is_added_to_is_written_before_anything_is_added(cpu_kern
 
     before = every_row(record(cpu_kernels, lambda ops, batch, kv: normed(ops, batch))).numpy()
     there = np.split(X.numpy(), [33], 1)
-    parts = [product(segment, before, Form.TWO_PLANES, x) for segment, x in zip(segments, there, strict=True)]
+    parts = [product(segment, before, Form.BITS_14, x) for segment, x in zip(segments, there, strict=True)]
     it = record(cpu_kernels, forward)
     together = every_row(it)
     assert torch.equal(together, torch.from_numpy(np.hstack(parts)))
@@ -280,7 +280,7 @@ def test_a_gated_mlp_of_super_blocks(cpu_kernels: Path, gate: str, up: str, down
 
     hidden = reference.gated(matmul(x, torch.cat([dequantize(weight) for weight in gate_up])), Gate.GELU)
     added = matmul(hidden, dequantize(last))
-    out = every_row(record(cpu_kernels, forward, form=Form.ONE_PLANE))
+    out = every_row(record(cpu_kernels, forward, form=Form.BITS_8))
     torch.testing.assert_close(out, added, rtol=0, atol=0.03 * float(added.abs().max()))
 
 
@@ -431,7 +431,7 @@ def test_rows_that_are_no_whole_groups_are_refused_where_they_would_be_quantized
     ops, batch, _ = recording()
     narrow = ops.linear(rows(ops, batch, X), layer(ops, *weights(["F32"], [33])))
     with pytest.raises(UnsupportedModel, match="33 columns"):
-        narrow.rows(Form.ONE_PLANE)
+        narrow.rows(Form.BITS_8)
     with pytest.raises(UnsupportedQuantization, match="33 columns"):
         layer(ops, *weights(["F32"], [8], 33))
 

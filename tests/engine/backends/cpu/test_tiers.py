@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[4]
 # Every kind of kernel, and a small model's logits.
 TESTS = (
     "tests/quant/cpu/test_activations.py",
-    "tests/quant/cpu/test_matmul.py::test_every_bit_is_the_twins",
-    "tests/quant/cpu/test_matmul.py::test_the_largest_sums_of_super_blocks_are_the_twins",
+    "tests/quant/cpu/test_matmul.py::test_every_bit_equals_the_integer_reference",
+    "tests/quant/cpu/test_matmul.py::test_largest_super_block_sums_equal_the_integer_reference",
     "tests/engine/backends/cpu/test_operations.py",
     "tests/engine/backends/cpu/test_attention.py",
     "tests/engine/backends/cpu/test_drawing.py",

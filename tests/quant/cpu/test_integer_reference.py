@@ -6,7 +6,7 @@ import numpy as np
 
 from quant.cpu.activations import Form
 from quant.kernels.reference import dequantize
-from tests.quant.cpu.integer_twin import fused, product, quantize
+from tests.quant.cpu.integer_reference import fused, product, quantize
 from tests.quant.cpu.random_weights import QUANTIZED, random_weight, width
 
 SEED = 3
@@ -37,7 +37,7 @@ def test_the_twin_multiplies_what_it_quantized() -> None:
         columns = width(name, 96) + width(name, 32)
         x = rng.standard_normal((5, columns), np.float32)
         weight = random_weight(name, 20, columns, rng)
-        for form in (Form.ONE_PLANE, Form.TWO_PLANES, *[Form.SUPER_BLOCKS] * (columns % 256 == 0)):
+        for form in (Form.BITS_8, Form.BITS_14, *[Form.SUPER_BLOCKS] * (columns % 256 == 0)):
             rows = quantize(x, form)
             values = (rows.numbers * rows.scales[..., None].astype(np.float64)).reshape(x.shape)
             exact = values @ dequantize(weight).double().numpy().T

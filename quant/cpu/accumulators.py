@@ -24,7 +24,7 @@ FEW = (1, 2)  # tiles and tokens whose sums fit into 16 registers of 32 bytes
 Cell = tuple[int, int]  # tile, token
 
 
-class Cells:
+class Accumulators:
     """The sums of some tiles by some tokens: where they come from, and where they go.
 
     Tokens behind `count` are computed as copies of the last one, so that nothing outside of its rows is touched.
@@ -72,7 +72,7 @@ class TileCall:
 
 
 def tile_kernel(
-    name: str, tiles: int, tokens: int, part: str, emit: Callable[[Emit, Cells, TileCall], None]
+    name: str, tiles: int, tokens: int, part: str, emit: Callable[[Emit, Accumulators, TileCall], None]
 ) -> Callable[..., None]:
     """The kernel of some tiles by up to some tokens, as all callers call it, whatever the tiles hold."""
 
@@ -80,8 +80,8 @@ def tile_kernel(
         e: Emit, w: Any, groups: Any, x: Any, x_stride: Any, count: Any, out: Any, out_stride: Any,
         add: Any, rows: Any, fetch: Any, lines: Any,
     ) -> None:  # fmt: skip
-        cells = Cells(e, tiles, tokens, x, x_stride, count, out, out_stride)
-        emit(e, cells, TileCall(w, groups, add, rows, fetch, lines))
+        acc = Accumulators(e, tiles, tokens, x, x_stride, count, out, out_stride)
+        emit(e, acc, TileCall(w, groups, add, rows, fetch, lines))
 
     tile.__name__ = name
     return kernel(tile, part)
@@ -120,7 +120,7 @@ def integer_sums(
     return {cell: b.add(sums[1, *cell], b.shl(sums[0, *cell], e.i(7))) for cell in cells}
 
 
-def blocks(e: Emit, tiles: int, tokens: int) -> list[tuple[slice, slice]]:
+def register_blocks(e: Emit, tiles: int, tokens: int) -> list[tuple[slice, slice]]:
     """Tiles and tokens, cut into what fits into registers."""
     few = FEW if e.has_few_registers else (tiles, tokens)
     return [
@@ -129,8 +129,8 @@ def blocks(e: Emit, tiles: int, tokens: int) -> list[tuple[slice, slice]]:
     ]
 
 
-def block_of(slots: dict[Cell, Any], block: tuple[slice, slice]) -> dict[Cell, Any]:
-    """Those of a block, by their places in it."""
+def slots_of_block(slots: dict[Cell, Any], block: tuple[slice, slice]) -> dict[Cell, Any]:
+    """Those of a block, by their indices in it."""
     tiles, tokens = block
     return {
         (t - tiles.start, m - tokens.start): slot
@@ -147,18 +147,18 @@ def prefetch_group(e: Emit, layout: GGMLFormat | GroupFormat, at: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Some lines from an address on, asked for in as many places: few at a time, evenly, or what is read waits."""
+    """Some lines from an address on, asked for in as many count: few at a time, evenly, or what is read waits."""
 
     e: Emit
     address: Any
     each: Any  # lines
 
     @classmethod
-    def spread(cls, e: Emit, address: Any, lines: Any, places: Any) -> Self:
-        return cls(e, address, e.b.sdiv(e.b.add(lines, e.b.sub(places, I64(1))), places))
+    def spread(cls, e: Emit, address: Any, lines: Any, count: Any) -> Self:
+        return cls(e, address, e.b.sdiv(e.b.add(lines, e.b.sub(count, I64(1))), count))
 
-    def emit(self, place: Any) -> None:
-        e, at = self.e, self.e.at(self.address, self.e.b.mul(place, self.each), 64)
+    def emit(self, index: Any) -> None:
+        e, at = self.e, self.e.at(self.address, self.e.b.mul(index, self.each), 64)
         e.prefetch(at)  # mostly there is but one, and a loop around it would cost as much again
         with cgutils.for_range(e.b, self.each, start=I64(1)) as loop:
             e.prefetch(e.at(at, loop.index, 64))

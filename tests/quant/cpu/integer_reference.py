@@ -57,7 +57,7 @@ def quantize(x: Floats, form: Form) -> QuantizedRows:
     Groups are of 32 columns, in super-blocks of 256.
     """
     groups = x.reshape(len(x), -1, SUPER_BLOCK if form is Form.SUPER_BLOCKS else GROUP)
-    steps = 127 * 128 if form is Form.TWO_PLANES else 127
+    steps = 127 * 128 if form is Form.BITS_14 else 127
     top = np.abs(groups).max(-1)
     with np.errstate(divide="ignore"):
         inverse = np.where(top > 0, np.float32(steps) / top, np.float32(0))
