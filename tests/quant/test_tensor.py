@@ -39,6 +39,7 @@ def test_parts_that_do_not_fit_together_are_refused(weight: GroupedTensor, chang
 
 
 def test_counts_every_byte() -> None:
+    assert isinstance(WEIGHT.scale, GroupScale)
     assert WEIGHT.nbytes == 16 * 96 // 2 + 16 * 3 * WEIGHT.scale.stored.itemsize + 16 * 4 + 4 * 96
     assert NESTED.nbytes == 6 * 64 // 2 + 6 * 4 + 256 * 4 + 4
 
