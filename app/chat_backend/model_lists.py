@@ -6,13 +6,13 @@ from dataclasses import replace
 from itertools import chain
 
 from app.models.catalog import CatalogEntry
-from app.models.details import told_license
+from app.models.details import known_license
 from app.models.families import KnownModel
 from app.models.machine_memory import is_likely_to_fit
 from app.models.repository import PREFERRED
 from app.models.store import ModelStore
 from app.models.stored_model import StoredModel
-from app.models.transfer.download_queue import Fetch, FetchState, fetches, is_of
+from app.models.transfer.download_queue import Download, DownloadState, downloads, is_same_model
 from quant.errors import InglenookError
 from tui.engine_types import ModelInfo
 
@@ -23,16 +23,19 @@ def installed_models(store: ModelStore, loaded: str, fetching: str) -> list[Mode
     `loaded` is the name of the loaded model. `fetching` is the model that the engine downloads, or "".
     """
     stored = store.entries()
-    under_way = fetches(store.hub_models, store.models_dir)
+    under_way = downloads(store.hub_models, store.models_dir)
     here = {one.name for one in stored}
     missing = (entry for entry in store.catalog if entry.name not in here)
-    begun = [_of_catalog(entry, store, under_way, fetching, None) for entry in missing]
-    begun += [
-        ModelInfo(one.name, size=one.total, arrived=one.done) for one in under_way if one.state is FetchState.STOPPED
+    unfinished = [_of_catalog(entry, store, under_way, fetching, None) for entry in missing]
+    unfinished += [
+        ModelInfo(one.name, size=one.total, arrived=one.done) for one in under_way if one.state is DownloadState.STOPPED
     ]
-    if fetching and not any(is_of(name, fetching) for name in here | {one.name for one in begun}):
-        begun.append(ModelInfo(fetching, fetching=True))
-    return [*(_stored(one, store, loaded) for one in stored), *(one for one in begun if one.arrived or one.fetching)]
+    if fetching and not any(is_same_model(name, fetching) for name in here | {one.name for one in unfinished}):
+        unfinished.append(ModelInfo(fetching, fetching=True))
+    return [
+        *(_stored(one, store, loaded) for one in stored),
+        *(one for one in unfinished if one.arrived or one.fetching),
+    ]
 
 
 def catalog_models(store: ModelStore, loaded: str, fetching: str, memory: int | None) -> Iterator[ModelInfo]:
@@ -41,7 +44,7 @@ def catalog_models(store: ModelStore, loaded: str, fetching: str, memory: int | 
     `memory`: bytes available to a model; None if unknown.
     """
     here = {stored.name: stored for stored in store.entries()}
-    under_way = fetches(store.hub_models, store.models_dir)
+    under_way = downloads(store.hub_models, store.models_dir)
     for entry in store.catalog:
         stored = here.get(entry.name)
         yield (
@@ -75,14 +78,14 @@ def _stored(stored: StoredModel, store: ModelStore, loaded: str) -> ModelInfo:
         name=stored.name,
         quantization=stored.quantization or "",
         size=stored.size,
-        license=told_license(stored, store.catalog, store.hub_models) or "",
+        license=known_license(stored, store.catalog, store.hub_models) or "",
         installed=True,
         loaded=stored.name == loaded,
     )
 
 
 def _of_catalog(
-    entry: CatalogEntry, store: ModelStore, under_way: list[Fetch], fetching: str, memory: int | None
+    entry: CatalogEntry, store: ModelStore, under_way: list[Download], fetching: str, memory: int | None
 ) -> ModelInfo:
     is_left = all(one.name != entry.name for one in under_way)
     return ModelInfo(
@@ -96,10 +99,10 @@ def _of_catalog(
     )
 
 
-def _of_family(known: KnownModel, under_way: list[Fetch], fetching: str, memory: int | None) -> ModelInfo:
-    left = (one for one in under_way if one.state is FetchState.STOPPED and _is_of(one.name, known))
-    begun = next(left, None)
-    size = begun.total if begun is not None else None
+def _of_family(known: KnownModel, under_way: list[Download], fetching: str, memory: int | None) -> ModelInfo:
+    left = (one for one in under_way if one.state is DownloadState.STOPPED and _is_of(one.name, known))
+    unfinished = next(left, None)
+    size = unfinished.total if unfinished is not None else None
     is_gguf = known.repository.repo.lower().endswith("gguf")
     return ModelInfo(
         name=known.name,
@@ -108,7 +111,7 @@ def _of_family(known: KnownModel, under_way: list[Fetch], fetching: str, memory:
         license=known.license,
         fits=_fits(size or known.usual_size, memory),
         is_estimate=size is None,
-        arrived=None if begun is None else begun.done,
+        arrived=None if unfinished is None else unfinished.done,
         fetching=bool(fetching) and _is_of(fetching, known),
     )
 

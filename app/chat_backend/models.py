@@ -141,11 +141,11 @@ class ChatModels:
 
     def _is_awaited(self, name: str) -> bool:
         """Whether the engine is loading this model, or is paused at it."""
-        from app.models.transfer.download_queue import is_of
+        from app.models.transfer.download_queue import is_same_model
 
         store = self._store()
         known, awaited = store.known_name(name), store.known_name(self._connection.awaited)
-        return known is not None and awaited is not None and is_of(known, awaited)
+        return known is not None and awaited is not None and is_same_model(known, awaited)
 
     def _fetching(self) -> str:
         """Return the name of the model that the engine is downloading, or ""."""

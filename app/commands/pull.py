@@ -7,7 +7,7 @@ from app.commands.output import as_json, echo_table
 from app.errors import AppError
 from app.models.sources import pull as pull_model
 from app.models.store import ModelStore
-from app.models.transfer.download_queue import Fetch, fetches, queue_note
+from app.models.transfer.download_queue import Download, downloads, queue_note
 from app.models.transfer.download_turn import ask_to_stop, running_download
 from app.progress import Progress, format_bytes, progress_on_stderr
 from app.settings.settings import Settings, load_settings
@@ -80,7 +80,7 @@ def _pull(settings: Settings, progress: Progress, *, as_object: bool) -> None:
 
 
 def _list(settings: Settings, *, as_array: bool) -> None:
-    found = fetches(ModelStore(settings).hub_models, settings.models_dir)
+    found = downloads(ModelStore(settings).hub_models, settings.models_dir)
     if as_array:
         click.echo(as_json(found))
     elif found:
@@ -89,7 +89,7 @@ def _list(settings: Settings, *, as_array: bool) -> None:
         click.echo("There are no downloads.", err=True)
 
 
-def _row(fetch: Fetch) -> tuple[object, ...]:
+def _row(fetch: Download) -> tuple[object, ...]:
     whole = format_bytes(fetch.total) if fetch.total else "-"
     return fetch.name, fetch.state, format_bytes(fetch.done), whole
 

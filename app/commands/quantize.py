@@ -63,7 +63,7 @@ def quantize(
         raise click.UsageError("--double-quant needs --to nf4.")
     import torch
 
-    from app.models.lock import only_one
+    from app.models.lock import model_lock
     from app.models.quantized_copy import measure, save_quantized
     from app.models.store import ModelStore
     from quant.quantized_storage import Method
@@ -74,7 +74,7 @@ def quantize(
     settings = load_settings()
     model = ModelStore(settings).resolve(source, progress)
     key = f"copy-{sha256(os.fsencode(os.path.realpath(target))).hexdigest()}"
-    with only_one(settings.models_dir, key, str(target), progress):
+    with model_lock(settings.models_dir, key, str(target), progress):
         calibrated = method == "int4" and not no_calibration
         measured = partial(measure, model.path, progress) if calibrated else dict
         copy = save_quantized(model.path, target.absolute(), chosen, progress, measure=measured)

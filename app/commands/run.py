@@ -137,9 +137,9 @@ async def _by_server(
     async with Client(server, key) as client:
         recommended = await client.default_sampling()
         if not recommended:
-            from app.models.sampling_defaults import files_sampling
+            from app.models.sampling_defaults import sampling_from_files
 
-            recommended = files_sampling(server)
+            recommended = sampling_from_files(server)
         async with aclosing(client.stream_chat(messages, params(recommended))) as events:
             async for event in events:
                 yield event

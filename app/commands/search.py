@@ -5,7 +5,7 @@ import click
 from app.commands.options import read_by
 from app.commands.output import as_json, echo_table
 from app.errors import EXIT_NOT_FOUND, Offline
-from app.models.hub_search import FORMATS, OF_FAMILIES, Find, search_families, search_hub
+from app.models.hub_search import FORMATS, OF_FAMILIES, SearchResult, search_families, search_hub
 from app.models.store import ModelStore
 from app.progress import format_bytes, progress_on_stderr
 from app.settings.settings import load_settings
@@ -65,7 +65,7 @@ def search(
         ctx.exit(EXIT_NOT_FOUND)
 
 
-def _echo(found: list[Find], *, as_array: bool) -> None:
+def _echo(found: list[SearchResult], *, as_array: bool) -> None:
     if as_array:
         click.echo(as_json(found))
     elif found:
@@ -74,7 +74,7 @@ def _echo(found: list[Find], *, as_array: bool) -> None:
         click.echo("No model was found.\ntry: other words, or fewer", err=True)
 
 
-def _row(find: Find) -> tuple[object, ...]:
+def _row(find: SearchResult) -> tuple[object, ...]:
     size = format_bytes(find.size) if find.size else "-"
     downloads = "-" if find.downloads is None else f"{find.downloads:,}"
     return find.name, find.format, size, "yes" if find.fits else "no", downloads, find.license or "-"

@@ -87,7 +87,7 @@ def details_of(
         template=_features(header.chat_template, header.bos_token, renderer),
         fills_in_the_middle=header.fills_in_the_middle,
         sampling=catalogued_sampling(stored.name, catalog) or header.sampling,
-        license=told_license(stored, catalog, models) or header.license,
+        license=known_license(stored, catalog, models) or header.license,
         tensors=classes,
         problem=header.problem,
     )
@@ -100,7 +100,7 @@ def _features(template: str | None, bos_token: str, renderer: ChatTemplateRender
         return probe_template(template, bos_token, one)
 
 
-def told_license(stored: StoredModel, catalog: Catalog, models: HubModels) -> str | None:
+def known_license(stored: StoredModel, catalog: Catalog, models: HubModels) -> str | None:
     """As it was told where the model came from; None where nobody has."""
     if entry := catalog.find(stored.name):
         return entry.license

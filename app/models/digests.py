@@ -50,7 +50,7 @@ def remembered_sha256(path: Path, records: Path, progress: Progress) -> str:
     return digest
 
 
-def holds(path: Path, digest: str, records: Path, progress: Progress) -> bool:
+def has_digest(path: Path, digest: str, records: Path, progress: Progress) -> bool:
     """Whether a file has the bytes of a digest in hex: a sha256, which is remembered, or git's sha1 of a small file.
 
     Raises OSError where the file cannot be read.

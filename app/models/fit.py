@@ -165,7 +165,7 @@ def in_thousands(tokens: int) -> str:
 
 
 @contextmanager
-def checked_against(plan: Fit, name: str, progress: Progress) -> Iterator[None]:
+def compare_with_plan(plan: Fit, name: str, progress: Progress) -> Iterator[None]:
     """Tell where the body, which loads the model in the host's memory, takes another amount of it than was planned."""
     before = resident_bytes()
     yield

@@ -14,9 +14,9 @@ from urllib.parse import quote, urlsplit
 from app.errors import AppError, IntegrityError, Offline
 from app.models.catalog import HubSource
 from app.models.reachability import check_reachable
-from app.models.transfer.attempts import BRIEFLY, TryAgain, asked_wait, insist, is_busy
+from app.models.transfer.attempts import SHORT_WAITS, TryAgain, is_busy, retry, retry_after
 from app.models.transfer.incoming import Incoming
-from app.models.transfer.transfer import AGAIN, WebFile, answer, bring, host_of, web_client
+from app.models.transfer.transfer import AGAIN, WebFile, download_files, host_of, open_response, web_client
 from app.progress import Progress
 from app.settings.settings import Settings
 
@@ -38,17 +38,17 @@ _REFUSALS: Mapping[str, str] = {
 def fetch(source: HubSource, incoming: Incoming, progress: Progress, settings: Settings) -> None:
     """Write the file to `incoming`. Raises Offline if the Hub cannot be reached, AppError if it refuses."""
     check_reachable(settings.hub_endpoint)
-    file = file_of(source, incoming.digest, lambda: nullcontext(incoming), settings)
-    bring([file], f"Downloading {source.file} from {host(settings)}", incoming.size, progress)
+    file = web_file(source, incoming.digest, lambda: nullcontext(incoming), settings)
+    download_files([file], f"Downloading {source.file} from {host(settings)}", incoming.size, progress)
 
 
-def file_of(
+def web_file(
     source: HubSource, digest: str, receiving: Callable[[], AbstractContextManager[Incoming]], settings: Settings
 ) -> WebFile:
     """The file with this digest, as something that can be fetched."""
 
     def check(response: "httpx.Response") -> None:
-        check_answer(response, settings, repo=source.repo, revision=source.revision, file=source.file)
+        check_response(response, settings, repo=source.repo, revision=source.revision, file=source.file)
         _check_identity(response, digest, source.file)
 
     return WebFile(source.file, settings.hub_endpoint + resolve_path(source), headers_for(settings), receiving, check)
@@ -59,7 +59,7 @@ def resolve_path(source: HubSource) -> str:
     return f"/{source.repo}/resolve/{source.revision}/{quote(source.file)}"
 
 
-def ask(path: str, repo: str, limit: int, settings: Settings, progress: Progress) -> bytes:
+def get(path: str, repo: str, limit: int, settings: Settings, progress: Progress) -> bytes:
     """The Hub's answer to a question about a repository, of at most `limit` bytes.
 
     Raises Offline if the Hub cannot be reached, AppError if it refuses or says more than that.
@@ -67,18 +67,21 @@ def ask(path: str, repo: str, limit: int, settings: Settings, progress: Progress
 
     async def attempt() -> bytes:
         raw = bytearray()
-        async with web_client() as client, answer(client, settings.hub_endpoint + path, headers_for(settings)) as reply:
-            check_answer(reply, settings, repo=repo)
+        async with (
+            web_client() as client,
+            open_response(client, settings.hub_endpoint + path, headers_for(settings)) as reply,
+        ):
+            check_response(reply, settings, repo=repo)
             async for chunk in reply.aiter_bytes():
                 raw += chunk
                 if len(raw) > limit:
                     raise AppError(f"the Hub's answer about {repo} has more than {limit} bytes")
         return bytes(raw)
 
-    return asyncio.run(insist(attempt, progress.say, waits=BRIEFLY))
+    return asyncio.run(retry(attempt, progress.say, waits=SHORT_WAITS))
 
 
-def check_answer(
+def check_response(
     response: "httpx.Response", settings: Settings, *, repo: str, revision: str = "", file: str = ""
 ) -> None:
     """Raises TryAgain for a Hub in trouble, IntegrityError for a file without the part asked for, else AppError."""
@@ -86,7 +89,7 @@ def check_answer(
     if response.is_success:
         return
     if is_busy(status):
-        wait = asked_wait(response.headers)
+        wait = retry_after(response.headers)
         asks = f", and asks to be left alone for {wait:.0f} s" if wait else ""
         trouble = Offline(f"{host(settings)} is busy or in trouble (it answered {status}{asks})", AGAIN)
         raise TryAgain(trouble, wait)

@@ -47,7 +47,7 @@ def find(cache: Path, source: HubSource) -> Path | None:
     return path if path.is_file() else None
 
 
-def promised(path: Path) -> str | None:
+def expected_digest(path: Path) -> str | None:
     """The digest, in hex, that the bytes of a snapshot's file are named by; None where the file itself lies there."""
     blob = Path(os.path.realpath(path))
     return blob.name if blob.parent.name == "blobs" and DIGEST.fullmatch(blob.name) else None

@@ -33,7 +33,7 @@ class Listing:
 
 def list_repository(repo: str, settings: Settings, progress: Progress) -> Listing:
     """The files of the main branch. Raises Offline if the Hub cannot be reached, AppError if it refuses."""
-    raw = hub.ask(f"/api/models/{repo}/revision/main?blobs=true", repo, MAX_BYTES, settings, progress)
+    raw = hub.get(f"/api/models/{repo}/revision/main?blobs=true", repo, MAX_BYTES, settings, progress)
     try:
         answer = parse_object(raw)
     except JSONProblem as problem:

@@ -14,10 +14,10 @@ from pathlib import Path
 from app.errors import AppError, IntegrityError, ModelNotFound
 from app.models import hub_cache
 from app.models.catalog import HubSource
-from app.models.digests import DIGESTS, holds, remember_sha256
+from app.models.digests import DIGESTS, has_digest, remember_sha256
 from app.models.hub_cache import ListedFile
-from app.models.lock import only_one
-from app.models.repository import DESCRIPTIONS, ModelFiles, RepositoryName, choose, meant, models_among
+from app.models.lock import model_lock
+from app.models.repository import DESCRIPTIONS, ModelFiles, RepositoryName, choose, matching_models, models_among
 from app.models.stored_model import Removal, StoredModel, stored_model
 from app.models.transfer.incoming import Incoming, arrived, discard, receive
 from app.progress import Progress
@@ -29,7 +29,7 @@ _PULLED = ".pulled"
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
+class PullRecord:
     """What was fetched by the name of a repository, or is on its way."""
 
     revision: str
@@ -40,7 +40,7 @@ class Pulled:
 
 
 @dataclass(frozen=True, slots=True)
-class Unfinished:
+class UnfinishedPull:
     """What was begun to be fetched."""
 
     name: str
@@ -62,7 +62,7 @@ class HubModels:
         """
         folder = hub_cache.snapshot(self._cache, name.repo)
         names = hub_cache.files(folder) if folder else []
-        if folder is None or not meant(name, models_among(names)):
+        if folder is None or not matching_models(name, models_among(names)):
             return None
         return self._stored(name.repo, folder, choose(name, names))
 
@@ -74,30 +74,30 @@ class HubModels:
                     if stored := self._stored(repo, folder, model):
                         yield stored
 
-    def pulled(self, name: RepositoryName) -> Pulled | None:
+    def pulled(self, name: RepositoryName) -> PullRecord | None:
         """What ingle has fetched by this name."""
         try:
             content = json.loads(self._record_path(name).read_bytes())
             files, size = tuple(content["files"]), content.get("size")
-            return Pulled(content["revision"], files, content["stored_at"], content["license"], size and int(size))
+            return PullRecord(content["revision"], files, content["stored_at"], content["license"], size and int(size))
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def unfinished(self) -> Iterator[Unfinished]:
+    def unfinished(self) -> Iterator[UnfinishedPull]:
         """What ingle has begun to fetch and has not ended, by name."""
         for record in sorted((self._models_dir / _PULLED).glob("*.json")):
             name = _name_in(record)
             if name and (pulled := self.pulled(name)) and self._lacks_a_file(name.repo, pulled):
                 arrived = hub_cache.arrived(self._cache, name.repo, pulled.revision, pulled.files)
-                yield Unfinished(str(name), arrived, pulled.size)
+                yield UnfinishedPull(str(name), arrived, pulled.size)
 
-    def _lacks_a_file(self, repo: str, pulled: Pulled) -> bool:
+    def _lacks_a_file(self, repo: str, pulled: PullRecord) -> bool:
         folder = hub_cache.snapshot_folder(self._cache, repo, pulled.revision)
         return not all((folder / file).is_file() for file in pulled.files)
 
     def lock(self, name: RepositoryName, progress: Progress | None = None) -> AbstractContextManager[None]:
         """Keep other processes from pulling or removing models of the same repository meanwhile."""
-        return only_one(self._models_dir, self._record_path(RepositoryName(name.repo)).stem, str(name), progress)
+        return model_lock(self._models_dir, self._record_path(RepositoryName(name.repo)).stem, str(name), progress)
 
     def path(self, file: ListedFile) -> Path:
         """Where a file is, or will be."""
@@ -107,32 +107,32 @@ class HubModels:
         """Whether the file is there, with the right bytes; those that another commit has too are made its own."""
         path, blob = self.path(file), self._blob(file)
         if path.is_file():
-            return path.stat().st_size == file.size and self._holds(path, file.digest, progress)
-        if not (blob.is_file() and self._holds(blob, file.digest, progress)):
+            return path.stat().st_size == file.size and self._has_digest(path, file.digest, progress)
+        if not (blob.is_file() and self._has_digest(blob, file.digest, progress)):
             return False
         hub_cache.link(self._cache, file.source, blob)
         self.remember_digest(file)
         return True
 
-    def check(self, stored: StoredModel, progress: Progress) -> None:
+    def verify(self, stored: StoredModel, progress: Progress) -> None:
         """Raise IntegrityError where a file of a model in the cache has other bytes than it is named for.
 
         Each large file is read once, and again only when it has changed.
         """
         described = (stored.path / name for name in DESCRIPTIONS) if stored.is_folder else ()
         for path in (*stored.weights(), *(path for path in described if path.is_file())):
-            digest = hub_cache.promised(path)
-            if digest and not self._holds(path, digest, progress):
+            digest = hub_cache.expected_digest(path)
+            if digest and not self._has_digest(path, digest, progress):
                 raise IntegrityError(f"{path} is damaged: its bytes are not those of {stored.name}")
 
-    def _holds(self, path: Path, digest: str, progress: Progress) -> bool:
-        return holds(path, digest, self._models_dir / DIGESTS, progress)
+    def _has_digest(self, path: Path, digest: str, progress: Progress) -> bool:
+        return has_digest(path, digest, self._models_dir / DIGESTS, progress)
 
     def missing(self, file: ListedFile) -> int:
         """How many bytes of a file, which is not there, have to be fetched yet."""
         return max(0, file.size - arrived(self._blob(file)))
 
-    def forget(self, file: ListedFile) -> None:
+    def discard_partial(self, file: ListedFile) -> None:
         """Remove what an interrupted download has left of a file."""
         if arrived(self._blob(file)):
             with self.lock(RepositoryName(file.source.repo)):
@@ -154,7 +154,7 @@ class HubModels:
         if file.is_sha256:
             remember_sha256(self.path(file), self._models_dir / DIGESTS, file.digest)
 
-    def remember(self, name: RepositoryName, files: Sequence[ListedFile], licence: str) -> None:
+    def record_pull(self, name: RepositoryName, files: Sequence[ListedFile], licence: str) -> None:
         """Record what is fetched by this name, all of one commit, before it is: so that `remove` finds it, whatever
         has arrived of it."""
         record = {

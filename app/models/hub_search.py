@@ -18,7 +18,7 @@ from app.models.reachability import check_reachable
 from app.models.remote_headers import choices_of
 from app.models.repository import PREFERRED, RepositoryName, choose
 from app.models.store import ModelStore
-from app.models.transfer.transfer import AT_ONCE
+from app.models.transfer.transfer import MAX_PARALLEL
 from app.progress import Progress
 from app.settings.settings import Settings
 from quant.bounded_json import JSONProblem, parse_list
@@ -30,7 +30,7 @@ _MOST = 200  # finds of one answer that are looked at
 
 
 @dataclass(frozen=True, slots=True)
-class Find:
+class SearchResult:
     """A model that was found, in the largest of the usual quantizations that fits."""
 
     name: str  # to pull it by
@@ -53,7 +53,7 @@ class _Repository:
 
 def search_hub(
     words: str, formats: tuple[str, ...], limit: int, settings: Settings, progress: Progress, memory: int = 0
-) -> list[Find]:
+) -> list[SearchResult]:
     """What fits first; among the same, what is fetched most. `memory`: bytes of the device, had it so many.
 
     Raises Offline, or AppError where the Hub refuses.
@@ -66,12 +66,12 @@ def search_hub(
                 found.setdefault(repository.repo, repository)
         chosen = sorted(found.values(), key=lambda it: -it.downloads)[:limit]
         memory = memory or machine_memory(settings)
-        with ThreadPoolExecutor(AT_ONCE) as threads:
+        with ThreadPoolExecutor(MAX_PARALLEL) as threads:
             looked_at = threads.map(lambda it: _look(it, memory, settings, progress), chosen)
             return _ranked([find for find in looked_at if find])
 
 
-def search_families(words: str, store: ModelStore, settings: Settings, memory: int = 0) -> list[Find]:
+def search_families(words: str, store: ModelStore, settings: Settings, memory: int = 0) -> list[SearchResult]:
     """The same among the models that have a short name, without the network: sizes are estimates."""
     memory = memory or machine_memory(settings)
     return _ranked([_known(model, memory) for model in store.families if _matches(words, model)])
@@ -79,7 +79,7 @@ def search_families(words: str, store: ModelStore, settings: Settings, memory: i
 
 def _ask(words: str, kind: str, limit: int, settings: Settings, progress: Progress) -> Iterator[_Repository]:
     path = f"/api/models?search={quote(words, safe='')}&filter={kind}&sort=downloads&direction=-1&limit={limit}"
-    raw = hub.ask(path, words, MAX_BYTES, settings, progress)
+    raw = hub.get(path, words, MAX_BYTES, settings, progress)
     try:
         entries = parse_list(raw)
     except JSONProblem as problem:
@@ -91,7 +91,7 @@ def _ask(words: str, kind: str, limit: int, settings: Settings, progress: Progre
                     yield _Repository(name.repo, kind, downloads)
 
 
-def _look(found: _Repository, memory: int, settings: Settings, progress: Progress) -> Find | None:
+def _look(found: _Repository, memory: int, settings: Settings, progress: Progress) -> SearchResult | None:
     """None for a repository that cannot be had, or has no model that can run here."""
     try:
         listing = list_repository(found.repo, settings, progress)
@@ -99,7 +99,9 @@ def _look(found: _Repository, memory: int, settings: Settings, progress: Progres
     except AppError:
         return None
     name = str(RepositoryName(found.repo, kind))
-    return Find(name, found.format, kind, size, is_likely_to_fit(size, memory), found.downloads, listing.license)
+    return SearchResult(
+        name, found.format, kind, size, is_likely_to_fit(size, memory), found.downloads, listing.license
+    )
 
 
 def _best(found: _Repository, listing: Listing, memory: int) -> tuple[str | None, int]:
@@ -125,17 +127,17 @@ def _matches(words: str, model: KnownModel) -> bool:
     return all(word in described for word in words.lower().split())
 
 
-def _known(model: KnownModel, memory: int) -> Find:
+def _known(model: KnownModel, memory: int) -> SearchResult:
     size = model.usual_size
     fits = is_likely_to_fit(size, memory)
     is_gguf = model.repository.repo.lower().endswith("gguf")
-    return Find(model.name, "gguf" if is_gguf else "safetensors", None, size, fits, None, model.license)
+    return SearchResult(model.name, "gguf" if is_gguf else "safetensors", None, size, fits, None, model.license)
 
 
-def _ranked(finds: list[Find]) -> list[Find]:
+def _ranked(finds: list[SearchResult]) -> list[SearchResult]:
     """Among those without downloads the larger first where they fit, and the smaller where they do not."""
 
-    def rank(find: Find) -> tuple[bool, int, int]:
+    def rank(find: SearchResult) -> tuple[bool, int, int]:
         size = find.size or 0
         return not find.fits, -(find.downloads or 0), -size if find.fits else size
 

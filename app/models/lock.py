@@ -9,7 +9,7 @@ from engine.private_folder import private_folder
 
 
 @contextmanager
-def only_one(folder: Path, key: str, name: str, progress: Progress | None = None) -> Iterator[None]:
+def model_lock(folder: Path, key: str, name: str, progress: Progress | None = None) -> Iterator[None]:
     """Hold the lock of a model while the body runs; wait for whoever holds it, and say so.
 
     `folder` is that of all models, `key` a file name that is the model's own, `name` what people call it.

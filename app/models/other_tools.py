@@ -10,8 +10,8 @@ from typing import Protocol
 
 from app.errors import IntegrityError
 from app.models import hub_cache
-from app.models.digests import DIGESTS, digest_of, holds
-from app.models.repository import COMPONENT, RepositoryName, choose, meant, models_among
+from app.models.digests import DIGESTS, digest_of, has_digest
+from app.models.repository import COMPONENT, RepositoryName, choose, matching_models, models_among
 from app.models.stored_model import StoredModel, stored_model
 from app.progress import Progress
 from app.settings.settings import Settings
@@ -34,7 +34,7 @@ class LMStudioModels:
         if wanted is None or folder is None or not folder.is_dir():
             return None
         names = hub_cache.files(folder)
-        if not meant(wanted, models_among(names)):
+        if not matching_models(wanted, models_among(names)):
             return None
         model = choose(wanted, names)
         return self._stored(wanted.repo, model.quantization, folder / model.files[0] if model.is_gguf else folder)
@@ -48,7 +48,7 @@ class LMStudioModels:
                     if model.is_whole and (stored := self._stored(repo, model.quantization, path)):
                         yield stored
 
-    def checked(self, stored: StoredModel, progress: Progress) -> StoredModel:
+    def verified(self, stored: StoredModel, progress: Progress) -> StoredModel:
         """Nobody says which bytes they should be: they are known by their digest from now on."""
         return replace(stored, sha256=digest_of(stored.weights(), self.records, progress))
 
@@ -90,9 +90,9 @@ class OllamaModels:
         manifests = sorted(islice((self.folder / "manifests").glob("*/*/*/*"), MAX_MANIFESTS))
         return (stored for path in manifests if (stored := self._stored(path)))
 
-    def checked(self, stored: StoredModel, progress: Progress) -> StoredModel:
+    def verified(self, stored: StoredModel, progress: Progress) -> StoredModel:
         digest = stored.path.name.removeprefix("sha256-")
-        if not holds(stored.path, digest, self.records, progress):
+        if not has_digest(stored.path, digest, self.records, progress):
             raise IntegrityError(f"{stored.path} is damaged: its bytes are not those of {stored.name}")
         return replace(stored, sha256=digest)
 
@@ -151,7 +151,7 @@ class OtherTool(Protocol):
 
     def entries(self) -> Iterator[StoredModel]: ...
 
-    def checked(self, stored: StoredModel, progress: Progress) -> StoredModel:
+    def verified(self, stored: StoredModel, progress: Progress) -> StoredModel:
         """With the digest of its bytes, each of which has been read. Raises IntegrityError, OSError."""
         ...
 

@@ -26,7 +26,7 @@ from app.progress import Report, Unit
 from app.settings.settings import Settings
 from quant.errors import InglenookError
 
-_GLANCE = 0.1  # seconds between two events about the same task
+_EVENT_SECONDS = 0.1  # seconds between two events about the same task
 
 
 class PullState(enum.StrEnum):
@@ -54,7 +54,7 @@ class Pulls:
         self._settings = settings
         self._store = store or ModelStore(settings)
         self._turn = asyncio.Lock()  # fair: who asked first goes first
-        self._looking = asyncio.Lock()  # fair, too: no look that takes longer changes the order
+        self._lookup = asyncio.Lock()  # fair, too: no look that takes longer changes the order
         self._pulls: dict[str, _Pull] = {}
 
     async def pull(self, name: str) -> AsyncGenerator[PullProgress]:
@@ -66,7 +66,7 @@ class Pulls:
         known = self.known_name(name)
         pull = self._pulls.get(known)
         if pull is None or pull.is_stopped:
-            pull = self._begin(known)
+            pull = self._start(known)
         with pull.followed():
             async for progress in pull.events():
                 yield progress
@@ -103,16 +103,16 @@ class Pulls:
         remedy = f"Did you mean {near[0]}?" if near else "Give a short name of the catalog, or org/repo:QUANTIZATION."
         raise ModelNotFound(f"no model is called {name}", remedy)
 
-    def _begin(self, name: str) -> "_Pull":
+    def _start(self, name: str) -> "_Pull":
         pull = _Pull(name, asyncio.get_running_loop())
         self._pulls.pop(name, None)  # of one that is being stopped
         self._pulls[name] = pull
-        pull.begin(self._run(pull))
+        pull.start(self._run(pull))
         return pull
 
     async def _run(self, pull: "_Pull") -> StoredModel:
         try:
-            async with self._looking:
+            async with self._lookup:
                 is_there = await asyncio.to_thread(self._is_there, pull.name)
             if is_there:
                 return await self._fetch(pull)
@@ -125,7 +125,7 @@ class Pulls:
 
     async def _fetch(self, pull: "_Pull") -> StoredModel:
         pull.is_running = True
-        shown = _Shown(pull, self._is_waiting)
+        shown = _EventProgress(pull, self._is_waiting)
         return await asyncio.wrap_future(start_uninterruptible(lambda: sources.pull(pull.name, self._settings, shown)))
 
     def _is_there(self, name: str) -> bool:
@@ -154,9 +154,9 @@ class _Pull:
         self._stopped = threading.Event()
         self._followers = 0
 
-    def begin(self, work: Coroutine[Any, Any, StoredModel]) -> None:
+    def start(self, work: Coroutine[Any, Any, StoredModel]) -> None:
         self._task = self._loop.create_task(work)
-        self._task.add_done_callback(_look)
+        self._task.add_done_callback(_ignore_error)
 
     @property
     def is_stopped(self) -> bool:
@@ -213,13 +213,13 @@ class _Pull:
         await asyncio.wait({self._task})
 
 
-def _look(task: asyncio.Task[StoredModel]) -> None:
+def _ignore_error(task: asyncio.Task[StoredModel]) -> None:
     """What went wrong is no surprise where nobody follows any more."""
     if not task.cancelled():
         task.exception()
 
 
-class _Shown:
+class _EventProgress:
     """The progress of a pull as events. It looks whether to go on whenever something is reported."""
 
     def __init__(self, pull: _Pull, is_waiting: Callable[[str], bool]) -> None:
@@ -233,7 +233,7 @@ class _Shown:
         def tell(done: int) -> None:
             nonlocal last
             self._pull.check()
-            if (now := time.monotonic()) - last >= _GLANCE or done == total:
+            if (now := time.monotonic()) - last >= _EVENT_SECONDS or done == total:
                 last = now
                 self._pull.tell(PullProgress(self._pull.name, state, label, done, total))
 

@@ -7,7 +7,7 @@ import queue
 import threading
 
 from app.errors import Offline
-from app.models.transfer.transfer import AGAIN, host_of, tls, words
+from app.models.transfer.transfer import AGAIN, error_text, host_of, tls
 
 PATIENCE = 3.0  # seconds until a host that says nothing counts as unreachable
 
@@ -19,7 +19,7 @@ def check_reachable(address: str) -> None:
     the host, and not at all while the name is looked up. Hence the thread, which is left to itself when time is up.
     """
     answers: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=lambda: answers.put(_knock(address)), daemon=True).start()
+    threading.Thread(target=lambda: answers.put(_probe(address)), daemon=True).start()
     try:
         problem = answers.get(timeout=PATIENCE)
     except queue.Empty:
@@ -28,12 +28,12 @@ def check_reachable(address: str) -> None:
         raise Offline(f"{host_of(address)} cannot be reached ({problem})", AGAIN)
 
 
-def _knock(address: str) -> str:
+def _probe(address: str) -> str:
     """Ask for anything. Returns what went wrong, or nothing."""
     import httpx
 
     try:
         httpx.head(address, timeout=PATIENCE, verify=tls())
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ImportError, ValueError) as problem:  # incl. proxy settings
-        return words(problem)
+        return error_text(problem)
     return ""

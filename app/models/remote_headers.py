@@ -22,8 +22,8 @@ from app.models.hub_cache import ListedFile
 from app.models.hub_listing import Listing, list_repository
 from app.models.reachability import check_reachable
 from app.models.repository import CONFIG, ModelFiles, RepositoryName, choose, models_among
-from app.models.transfer.attempts import BRIEFLY, TryAgain, insist
-from app.models.transfer.transfer import AT_ONCE, answer, web_client
+from app.models.transfer.attempts import SHORT_WAITS, TryAgain, retry
+from app.models.transfer.transfer import MAX_PARALLEL, open_response, web_client
 from app.progress import Progress
 from app.settings.settings import Settings
 from quant.checkpoint_files import MAX_BYTES
@@ -104,12 +104,12 @@ async def _fetch(
                 raise IntegrityError(f"{INDEX} names {missing[0]}, which the repository does not have")
         parts = [parts_of(file) for file in weights]
         await _together([part.safetensors_header() for part in parts])
-        if layers := await asyncio.to_thread(_looked_at, folder):
+        if layers := await asyncio.to_thread(_sampled_layers, folder):
             await _together([part.small_tensors(layers) for part in parts])
         return weights
 
 
-def _looked_at(folder: Path) -> set[str]:
+def _sampled_layers(folder: Path) -> set[str]:
     """The layers of which samples are taken, one of each kind of quantization; of what cannot be opened, none."""
     from engine.checkpoints.weights import smallest_matrices
     from engine.loading import open_checkpoint  # and torch with it, which a search has no use for
@@ -122,7 +122,7 @@ def _looked_at(folder: Path) -> set[str]:
 
 async def _together(reads: Sequence[Coroutine[None, None, None]]) -> None:
     """A few at a time."""
-    slots = asyncio.Semaphore(AT_ONCE)
+    slots = asyncio.Semaphore(MAX_PARALLEL)
 
     async def read(one: Coroutine[None, None, None]) -> None:
         async with slots:
@@ -185,7 +185,7 @@ class _GrowingFile:
             small = [tensor for tensor in file.tensors.values() if tensor.nbytes <= _SMALL]
         wanted = [tensor for tensor in small if any(tensor.name.startswith(f"{layer}.") for layer in layers)]
         for begin, end in _spans((it.offset, it.offset + it.nbytes) for it in wanted):
-            content = await insist(partial(self._read, begin, end), self._say, waits=BRIEFLY)
+            content = await retry(partial(self._read, begin, end), self._say, waits=SHORT_WAITS)
             with self._path.open("r+b") as opened:
                 opened.seek(begin)
                 opened.write(content)
@@ -194,7 +194,7 @@ class _GrowingFile:
         """Have the first `end` bytes, in a file as long as the whole."""
         if self._there >= end:
             return
-        more = await insist(lambda: self._read(self._there, end), self._say, waits=BRIEFLY)
+        more = await retry(lambda: self._read(self._there, end), self._say, waits=SHORT_WAITS)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("r+b" if self._there else "wb") as file:
             file.seek(self._there)
@@ -207,8 +207,8 @@ class _GrowingFile:
         source = self._file.source
         address = f"{self._settings.hub_endpoint}{hub.resolve_path(source)}"
         headers = {**hub.headers_for(self._settings), "Range": f"bytes={begin}-{end - 1}"}
-        async with answer(self._client, address, headers) as reply:
-            hub.check_answer(reply, self._settings, repo=source.repo, revision=source.revision, file=source.file)
+        async with open_response(self._client, address, headers) as reply:
+            hub.check_response(reply, self._settings, repo=source.repo, revision=source.revision, file=source.file)
             skipped = 0
             if reply.status_code == HTTPStatus.PARTIAL_CONTENT:
                 if not reply.headers.get("Content-Range", "").startswith(f"bytes {begin}-"):

@@ -102,7 +102,7 @@ def quantization_of(name: str) -> str:
     return found[-1].upper() if found else ""
 
 
-def meant(name: RepositoryName, models: Iterable[ModelFiles]) -> list[ModelFiles]:
+def matching_models(name: RepositoryName, models: Iterable[ModelFiles]) -> list[ModelFiles]:
     """Those that the name can mean. Where it has no quantization: the checkpoint, or the first one of PREFERRED that
     there is, or any."""
     models = list(models)
@@ -116,7 +116,7 @@ def meant(name: RepositoryName, models: Iterable[ModelFiles]) -> list[ModelFiles
 def choose(name: RepositoryName, names: Collection[str]) -> ModelFiles:
     """The model that is meant. Raises ModelNotFound, with what there is to choose from."""
     models = models_among(names)
-    wanted = meant(name, models)
+    wanted = matching_models(name, models)
     if len(wanted) == 1:
         return wanted[0]
     choices = {str(RepositoryName(name.repo, model.quantization)) for model in models}

@@ -14,7 +14,7 @@ from app.models.machine_memory import is_likely_to_fit, machine_memory
 from app.models.reachability import check_reachable
 from app.models.repository import RepositoryName, choose
 from app.models.transfer.incoming import Incoming, check_space
-from app.models.transfer.transfer import bring
+from app.models.transfer.transfer import download_files
 from app.progress import Progress, format_bytes
 from app.settings.settings import Settings
 from quant.safetensors_shards import INDEX, read_index
@@ -43,7 +43,7 @@ def download_repository(name: RepositoryName, models: HubModels, settings: Setti
         progress.say(
             f"That is much for the {format_bytes(memory)} of memory that are free: ingle fit {name} tells more."
         )
-    models.remember(name, files, listing.license)
+    models.record_pull(name, files, listing.license)
     _fetch(files, models, settings, progress)
     models.complete(name, listing.revision)
 
@@ -62,9 +62,9 @@ def _fetch(files: Sequence[ListedFile], models: HubModels, settings: Settings, p
         return
     check_space(settings.hub_cache, sum(models.missing(file) for file in missing))
     what = missing[0].source.file if len(missing) == 1 else f"{len(missing)} files"
-    wanted = [hub.file_of(file.source, file.digest, partial(_receiving, file, models), settings) for file in missing]
+    wanted = [hub.web_file(file.source, file.digest, partial(_receiving, file, models), settings) for file in missing]
     size = sum(file.size for file in missing)
-    bring(wanted, f"Downloading {what} from {hub.host(settings)}", size, progress)
+    download_files(wanted, f"Downloading {what} from {hub.host(settings)}", size, progress)
 
 
 @contextmanager

@@ -50,7 +50,7 @@ def suitable_sampling(name: str, path: Path) -> Sampling:
         return read_sampling(path, checkpoint.metadata) or DEFAULT_SAMPLING
 
 
-def files_sampling(server: "Instance") -> Mapping[str, float]:
+def sampling_from_files(server: "Instance") -> Mapping[str, float]:
     """The sampling that the files of a server's model recommend, for a server that has no defaults of its own."""
     return suitable_sampling(server.model, Path(server.model_path)).values
 

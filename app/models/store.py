@@ -22,7 +22,7 @@ from app.models.digests import sha256_of
 from app.models.families import Families, load_families
 from app.models.hub_cache import ListedFile
 from app.models.hub_models import HubModels
-from app.models.lock import only_one
+from app.models.lock import model_lock
 from app.models.other_tools import OtherTool, other_tools
 from app.models.repository import CONFIG, RepositoryName
 from app.models.stored_model import LOCAL_FILE, LOCAL_FOLDER, Removal, StoredModel, is_model, stored_model
@@ -107,9 +107,9 @@ class ModelStore:
         if record := self._read_record(entry):
             return record
         damaged = None
-        for path, source in self._places(entry):
+        for path, source in self._copies(entry):
             if sha256_of(path, f"Checking {path.name}", progress or SilentProgress()) == entry.sha256:
-                return self._remember(entry, path, str(source))
+                return self._record(entry, path, str(source))
             damaged = path
         if damaged:
             raise IntegrityError(
@@ -119,7 +119,7 @@ class ModelStore:
 
     def entries(self) -> list[StoredModel]:
         """All stored models, those of the catalog first. Reads no weights: a digest not known yet stays None."""
-        known = [stored for entry in self.catalog if (stored := self._glance(entry))]
+        known = [stored for entry in self.catalog if (stored := self._find_quickly(entry))]
         paths = {stored.path for stored in known}
         others = chain(*(tool.entries() for tool in self._other_tools.values()))
         fetched = (stored for stored in self.hub_models.entries() if stored.path not in paths)
@@ -136,9 +136,9 @@ class ModelStore:
             return self._remove_named(name, really)
         with self.lock(entry):
             begun = self.arrived(entry)
-            removals = [self._remove_copy(path, source, really) for path, source in self._places(entry)]
+            removals = [self._remove_copy(path, source, really) for path, source in self._copies(entry)]
             if really:
-                self._forget_partials(entry)
+                self._discard_partials(entry)
                 self._record_path(entry).unlink(missing_ok=True)
         if not removals and not begun:
             raise ModelNotFound(f"{entry.name} is not on this machine", "ingle ls shows what is.")
@@ -164,7 +164,7 @@ class ModelStore:
 
     def lock(self, entry: CatalogEntry, progress: Progress | None = None) -> AbstractContextManager[None]:
         """Keep other processes from pulling or removing the same model meanwhile; waits for them, and says so."""
-        return only_one(self.models_dir, entry.file, entry.name, progress)
+        return model_lock(self.models_dir, entry.file, entry.name, progress)
 
     @contextmanager
     def receiving(self, entry: CatalogEntry, source: Source, progress: Progress | None = None) -> Iterator[Incoming]:
@@ -187,8 +187,8 @@ class ModelStore:
             private_folder(self.models_dir)
             with receive(final, entry.size, entry.sha256) as incoming:
                 yield incoming
-            self._forget_partials(entry)
-        self._remember(entry, final, str(source))
+            self._discard_partials(entry)
+        self._record(entry, final, str(source))
 
     def arrived(self, entry: CatalogEntry) -> int:
         """Bytes that an interrupted download has left of what is not there."""
@@ -196,13 +196,13 @@ class ModelStore:
         most = max((entry.size - self.hub_models.missing(file) for file in hub), default=0)
         return max(most, arrived(self.models_dir / entry.file))
 
-    def _forget_partials(self, entry: CatalogEntry) -> None:
+    def _discard_partials(self, entry: CatalogEntry) -> None:
         """Nobody goes on with a download from the Hub when the file has come from elsewhere."""
         for source in entry.sources:
             if isinstance(source, HubSource):
-                self.hub_models.forget(ListedFile(source, entry.size, entry.sha256))
+                self.hub_models.discard_partial(ListedFile(source, entry.size, entry.sha256))
 
-    def _places(self, entry: CatalogEntry) -> Iterator[tuple[Path, Source | str]]:
+    def _copies(self, entry: CatalogEntry) -> Iterator[tuple[Path, Source | str]]:
         """The files that are there for `entry`, with where each came from."""
         own = self.models_dir / entry.file
         if own.is_file():
@@ -211,11 +211,11 @@ class ModelStore:
             if isinstance(source, HubSource) and (path := hub_cache.find(self._hub_cache, source)):
                 yield path, source
 
-    def _glance(self, entry: CatalogEntry) -> StoredModel | None:
+    def _find_quickly(self, entry: CatalogEntry) -> StoredModel | None:
         if record := self._read_record(entry):
             return record
-        place = next(self._places(entry), None)
-        return _stored(entry, place[0], str(place[1])) if place else None
+        copy = next(self._copies(entry), None)
+        return _stored(entry, copy[0], str(copy[1])) if copy else None
 
     def _remove_copy(self, path: Path, source: Source | str, really: bool) -> Removal:
         if isinstance(source, HubSource):
@@ -255,7 +255,7 @@ class ModelStore:
             return None  # no record, or no file, or a record that another program wrote: the file is hashed again
         return replace(_stored(entry, path, source), sha256=entry.sha256, stored_at=stored_at) if unchanged else None
 
-    def _remember(self, entry: CatalogEntry, path: Path, source: str) -> StoredModel:
+    def _record(self, entry: CatalogEntry, path: Path, source: str) -> StoredModel:
         """Record a file whose digest was just found right."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         stored = replace(_stored(entry, path, source), sha256=entry.sha256, stored_at=now)

@@ -101,7 +101,7 @@ def _quantization(folder: Path) -> str | None:
 _FOLDER = ".used"
 
 
-def note_use(stored: StoredModel, models_dir: Path) -> None:
+def record_use(stored: StoredModel, models_dir: Path) -> None:
     """The model is used now."""
     with suppress(OSError):  # a folder that cannot be written to keeps no one from loading
         private_folder(models_dir / _FOLDER)

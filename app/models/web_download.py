@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from app.errors import AppError, IntegrityError, Offline
 from app.models.reachability import check_reachable
-from app.models.transfer.attempts import BRIEFLY, TryAgain, asked_wait, insist, is_busy
-from app.models.transfer.transfer import AGAIN, WebFile, answer, bring, host_of, web_client
+from app.models.transfer.attempts import SHORT_WAITS, TryAgain, is_busy, retry, retry_after
+from app.models.transfer.transfer import AGAIN, WebFile, download_files, host_of, open_response, web_client
 from app.models.web_models import WebModels, WebName
 from app.progress import Progress
 
@@ -23,18 +23,18 @@ def download_from_web(name: WebName, models: WebModels, progress: Progress) -> N
     """
     with progress.task(f"Asking {host_of(name.address)} for {name.file}", None):
         check_reachable(name.address)
-        size = asyncio.run(insist(lambda: _size(name), progress.say, waits=BRIEFLY))
+        size = asyncio.run(retry(lambda: _size(name), progress.say, waits=SHORT_WAITS))
 
     def check(response: "httpx.Response") -> None:
         _check_answer(response, name)
 
     file = WebFile(name.file, name.address, {}, lambda: models.receiving(name, size), check)
-    bring([file], f"Downloading {name.file} from {host_of(name.address)}", size, progress)
+    download_files([file], f"Downloading {name.file} from {host_of(name.address)}", size, progress)
 
 
 async def _size(name: WebName) -> int:
     """Of the file, in bytes, by an answer that is asked to bring its first byte alone."""
-    async with web_client() as client, answer(client, name.address, {"Range": "bytes=0-0"}) as response:
+    async with web_client() as client, open_response(client, name.address, {"Range": "bytes=0-0"}) as response:
         _check_answer(response, name)
         whole = response.headers.get("Content-Range", "").rpartition("/")[2]
         text = (
@@ -54,7 +54,7 @@ def _check_answer(response: "httpx.Response", name: WebName) -> None:
         return
     if is_busy(status):
         raise TryAgain(
-            Offline(f"{host} is busy or in trouble (it answered {status})", AGAIN), asked_wait(response.headers)
+            Offline(f"{host} is busy or in trouble (it answered {status})", AGAIN), retry_after(response.headers)
         )
     if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
         raise IntegrityError(f"{name.file} is shorter than it was")

@@ -16,7 +16,7 @@ from typing import Self
 from urllib.parse import unquote, urlsplit
 
 from app.errors import AppError, IntegrityError, ModelNotFound
-from app.models.digests import DIGESTS, holds, remember_sha256
+from app.models.digests import DIGESTS, has_digest, remember_sha256
 from app.models.repository import COMPONENT, quantization_of
 from app.models.stored_model import Removal, StoredModel
 from app.models.transfer.incoming import Incoming, arrived, check_space, receive
@@ -65,23 +65,23 @@ class WebModels:
 
     def find(self, name: WebName) -> StoredModel | None:
         """The file of that digest, wherever it came from."""
-        place = self._place(name.sha256)
-        return self._stored(place) if place.is_dir() else None
+        folder = self._folder_of(name.sha256)
+        return self._stored(folder) if folder.is_dir() else None
 
     def entries(self) -> Iterator[StoredModel]:
-        for place in sorted(self._folder.glob("*/")):
-            if stored := self._stored(place):
+        for folder in sorted(self._folder.glob("*/")):
+            if stored := self._stored(folder):
                 yield stored
 
-    def check(self, stored: StoredModel, name: WebName, progress: Progress) -> None:
+    def verify(self, stored: StoredModel, name: WebName, progress: Progress) -> None:
         """Raise IntegrityError where the file has other bytes than it is named for. It is read once."""
-        if not holds(stored.path, name.sha256, self._records, progress):
+        if not has_digest(stored.path, name.sha256, self._records, progress):
             raise IntegrityError(f"{stored.path} is damaged: its bytes are not those of {stored.name}")
 
     @contextmanager
     def receiving(self, name: WebName, size: int) -> Iterator[Incoming]:
         """Store a file of `size` bytes as the body writes it: verified and whole, or not at all. Hold the turn."""
-        final = self._place(name.sha256) / name.file
+        final = self._folder_of(name.sha256) / name.file
         check_space(final.parent, size - arrived(final))
         private_folder(final.parent)
         now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -93,28 +93,28 @@ class WebModels:
 
     def remove(self, name: WebName, *, really: bool = True) -> Removal:
         """Remove it, or tell what that would free. Raises ModelNotFound."""
-        place = self._place(name.sha256)
-        if not place.is_dir():
+        folder = self._folder_of(name.sha256)
+        if not folder.is_dir():
             raise ModelNotFound(f"{name} is not on this machine", "ingle ls shows what is.")
-        final = place / name.file
+        final = folder / name.file
         freed = arrived(final) + (final.stat().st_size if final.is_file() else 0)
         if really:
-            shutil.rmtree(place)
+            shutil.rmtree(folder)
         return Removal(final, freed, shared=False)
 
-    def _place(self, digest: str) -> Path:
+    def _folder_of(self, digest: str) -> Path:
         return self._folder / digest
 
-    def _stored(self, place: Path) -> StoredModel | None:
+    def _stored(self, folder: Path) -> StoredModel | None:
         """None where it has not arrived yet."""
         try:
-            record = json.loads((place / _RECORD).read_bytes())
+            record = json.loads((folder / _RECORD).read_bytes())
             address, file, stored_at = str(record["address"]), str(record["file"]), str(record["stored_at"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        path = place / Path(file).name
+        path = folder / Path(file).name
         if not path.is_file():
             return None
         quantization = quantization_of(file) or None
-        name = f"{address}#sha256={place.name}"
+        name = f"{address}#sha256={folder.name}"
         return StoredModel(name, path, path.stat().st_size, None, "web", quantization, stored_at)

@@ -413,9 +413,9 @@ class EngineConnection:
                 (one.sampling for one in names if one.name == instance.model and one.sampling), None
             )
             if default_sampling is None:
-                from app.models.sampling_defaults import files_sampling
+                from app.models.sampling_defaults import sampling_from_files
 
-                default_sampling = await asyncio.to_thread(files_sampling, instance)
+                default_sampling = await asyncio.to_thread(sampling_from_files, instance)
             unless_used.pop_all()
             return ReadyEngine(endpoint, instance.model, int(report["context_length"]), default_sampling)
 

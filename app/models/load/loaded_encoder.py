@@ -10,7 +10,7 @@ from gguf.constants import Keys
 from app.errors import UnsupportedTokenizer
 from app.generation.embedding_service import InputTokenizer
 from app.models.load.kernel_preparation import common_options, loading, lowered_context, prepare_kernels
-from app.models.stored_model import StoredModel, note_use
+from app.models.stored_model import StoredModel, record_use
 from app.progress import Progress
 from app.settings.settings import Settings
 from app.text import encoder_tokenizer, marked_tokenizer
@@ -51,7 +51,7 @@ def load_encoder_model(stored: StoredModel, settings: Settings, progress: Progre
         tokenizer = _tokenizer(checkpoint)
         with loading(stored, progress) as report:
             encoder = embedders.load_embedder(checkpoint, options, report)
-    note_use(stored, settings.models_dir)
+    record_use(stored, settings.models_dir)
     if settings.context > encoder.context_length + 1:  # a decoder has room for a token that nobody asks for
         progress.say(lowered_context(settings, encoder.context_length))
     if tokenizer.vocab_size > encoder.vocab_size:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from app.models.catalog import Sampling, load_catalog
 from app.models.digests import DIGESTS, digest_of
-from app.models.fit import checked_against, plan_loading
+from app.models.fit import compare_with_plan, plan_loading
 from app.models.load.kernel_preparation import common_options, loading, lowered_context, prepare_kernels
 from app.models.sampling_defaults import DEFAULT_SAMPLING, catalogued_sampling, read_sampling
-from app.models.stored_model import StoredModel, note_use
+from app.models.stored_model import StoredModel, record_use
 from app.progress import Progress
 from app.settings.settings import Settings
 from app.text.folder_tokenizer import from_folder
@@ -55,9 +55,9 @@ def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> C
         sampling = catalogued_sampling(stored.name, load_catalog()) or read_sampling(stored.path, values)
         prepare_kernels(layouts_to_compile(checkpoint, options), options, progress)
         options = _keeping_on_disk(options, stored, settings, progress)
-        with checked_against(plan, stored.name, progress), loading(stored, progress) as report:
+        with compare_with_plan(plan, stored.name, progress), loading(stored, progress) as report:
             engine = load_engine(checkpoint, options, report)
-    note_use(stored, settings.models_dir)
+    record_use(stored, settings.models_dir)
     if tokenizer.vocab_size > engine.vocab_size:
         raise UnsupportedModel(
             f"{stored.path} names {tokenizer.vocab_size} tokens, and its model knows {engine.vocab_size}",

@@ -17,7 +17,7 @@ from app.errors import AppError
 T = TypeVar("T")
 
 WAITS = (0.2, 1.0, 3.0, 10.0, 30.0, 60.0)  # seconds after the first attempt in vain, the second, ...
-BRIEFLY = WAITS[:3]  # for what nobody wants to wait for
+SHORT_WAITS = WAITS[:3]  # for what nobody wants to wait for
 LONGEST_WAIT = 300.0  # seconds that a server may ask for
 _BUSY = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 _SILENTLY = 2.0  # seconds that need no word
@@ -32,7 +32,7 @@ class TryAgain(Exception):
         self.wait = wait
 
 
-async def insist(
+async def retry(
     attempt: Callable[[], Awaitable[T]],
     say: Callable[[str], None],
     *,
@@ -65,7 +65,7 @@ def is_busy(status: int) -> bool:
     return status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _BUSY
 
 
-def asked_wait(headers: Mapping[str, str]) -> float | None:
+def retry_after(headers: Mapping[str, str]) -> float | None:
     """Seconds, by the Retry-After of an answer (RFC 9110, section 10.2.3); None where it makes no sense."""
     text = headers.get("Retry-After", "").strip()
     if text.isascii() and text.isdecimal() and len(text) < 10:

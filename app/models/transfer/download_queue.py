@@ -19,18 +19,18 @@ from engine.private_folder import private_folder
 _FOLDER = ".downloads/waiting"
 
 
-class FetchState(enum.StrEnum):
+class DownloadState(enum.StrEnum):
     RUNNING = "running"
     WAITING = "waiting"  # for others that go first
     STOPPED = "stopped"  # nobody fetches it, and a part of it is there
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
+class Download:
     """A model that is not whole yet."""
 
     name: str
-    state: FetchState
+    state: DownloadState
     done: int  # bytes that are there
     total: int | None  # None: not known
 
@@ -80,19 +80,19 @@ def queue_note(models_dir: Path, names: Sequence[str] = ()) -> Iterator[QueueNot
             path.with_suffix(".lock").unlink(missing_ok=True)
 
 
-def fetches(models: HubModels, models_dir: Path) -> list[Fetch]:
+def downloads(models: HubModels, models_dir: Path) -> list[Download]:
     """What is being fetched, what waits, in the order in which it was asked for, and what was left."""
-    begun, running = [*models.unfinished()], running_download(models_dir)
-    found = [Fetch(running.name, FetchState.RUNNING, running.done, running.total)] if running else []
+    unfinished, running = [*models.unfinished()], running_download(models_dir)
+    found = [Download(running.name, DownloadState.RUNNING, running.done, running.total)] if running else []
     for name in _queued(models_dir):
-        if not any(is_of(name, fetch.name) for fetch in found):
-            there = sum(one.arrived for one in begun if is_of(one.name, name))
-            found.append(Fetch(name, FetchState.WAITING, there, None))
-    left = [one for one in begun if not any(is_of(one.name, fetch.name) for fetch in found)]
-    return [*found, *(Fetch(one.name, FetchState.STOPPED, one.arrived, one.size) for one in left)]
+        if not any(is_same_model(name, fetch.name) for fetch in found):
+            there = sum(one.arrived for one in unfinished if is_same_model(one.name, name))
+            found.append(Download(name, DownloadState.WAITING, there, None))
+    left = [one for one in unfinished if not any(is_same_model(one.name, fetch.name) for fetch in found)]
+    return [*found, *(Download(one.name, DownloadState.STOPPED, one.arrived, one.size) for one in left)]
 
 
-def is_of(name: str, asked: str) -> bool:
+def is_same_model(name: str, asked: str) -> bool:
     """Whether a name, which has a quantization once one is chosen, is what was asked for."""
     return name == asked or name.startswith(f"{asked}:")
 

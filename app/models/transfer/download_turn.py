@@ -21,9 +21,9 @@ from engine.private_folder import private_folder
 if TYPE_CHECKING:
     from filelock import FileLock
 
-_FOLDER, _LOCK, _STATE, _WISH = ".downloads", "turn.lock", "now.json", "stop.json"
+_FOLDER, _LOCK, _STATE, _STOP = ".downloads", "turn.lock", "now.json", "stop.json"
 _ON = "What has arrived is kept: pull it again to go on."
-_GLANCE = 0.25  # seconds between two looks, and two words about how it goes
+_POLL_SECONDS = 0.25  # seconds between two looks, and two words about how it goes
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class DownloadTurn:
         self._since = time.time()
 
     @contextmanager
-    def taken(self, progress: Progress) -> Iterator[Progress]:
+    def hold(self, progress: Progress) -> Iterator[Progress]:
         """Wait until nobody else downloads; then the body may, and reports to the progress that it gets.
 
         Raises DownloadStopped, from what the body reports too, when it is asked to stop.
@@ -60,8 +60,8 @@ class DownloadTurn:
             self._watch(lock, progress)
         try:
             (self._folder / _STATE).unlink(missing_ok=True)  # of one that was killed
-            self._check_wish()  # before the first word about how it goes, too
-            yield _Published(progress, self._publish, self._check_wish)
+            self._check_stop()  # before the first word about how it goes, too
+            yield _SharedProgress(progress, self._publish, self._check_stop)
         finally:
             (self._folder / _STATE).unlink(missing_ok=True)
             lock.release()
@@ -78,17 +78,17 @@ class DownloadTurn:
                 if running and (running.label, running.total) != shown:
                     display.close()
                     if shown is None:
-                        progress.say(self._words(running))
+                        progress.say(self._describe(running))
                     shown = running.label, running.total
                     report = display.enter_context(progress.task(running.label, running.total))
                 if running:
                     report(running.done)
-                self._check_wish()
+                self._check_stop()
                 with suppress(Timeout):
-                    lock.acquire(timeout=_GLANCE, poll_interval=_GLANCE / 2)
+                    lock.acquire(timeout=_POLL_SECONDS, poll_interval=_POLL_SECONDS / 2)
                     return
 
-    def _words(self, running: Running) -> str:
+    def _describe(self, running: Running) -> str:
         if running.name == self._name:
             return f"Another ingle (pid {running.pid}) is fetching {running.name}; this is how it goes."
         return f"{self._name} is next: another ingle (pid {running.pid}) is fetching {running.name}."
@@ -100,10 +100,10 @@ class DownloadTurn:
             partial.write_text(json.dumps(asdict(Running(os.getpid(), self._name, label, done, total))))
             os.replace(partial, self._folder / _STATE)
 
-    def _check_wish(self) -> None:
+    def _check_stop(self) -> None:
         with suppress(OSError, ValueError, KeyError, TypeError):
-            wish = json.loads((self._folder / _WISH).read_bytes())
-            if wish["name"] == self._name and float(wish["at"]) >= self._since:
+            request = json.loads((self._folder / _STOP).read_bytes())
+            if request["name"] == self._name and float(request["at"]) >= self._since:
                 raise DownloadStopped(f"{self._name} is not fetched any further: somebody asked for that", _ON)
 
 
@@ -124,9 +124,9 @@ def running_download(models_dir: Path) -> Running | None:
 def ask_to_stop(models_dir: Path, name: str) -> None:
     """Ask whoever downloads a model, or waits for his turn, to leave it. Raises OSError."""
     folder = private_folder(models_dir / _FOLDER)
-    partial = folder / f"{_WISH}.{os.getpid()}"
+    partial = folder / f"{_STOP}.{os.getpid()}"
     partial.write_text(json.dumps({"name": name, "at": time.time()}))
-    os.replace(partial, folder / _WISH)
+    os.replace(partial, folder / _STOP)
 
 
 def _read(folder: Path) -> Running | None:
@@ -143,13 +143,13 @@ def _ignore(done: int) -> None:
     """For a display that is not there yet."""
 
 
-class _Published:
+class _SharedProgress:
     """A progress that others can follow. It looks for a wish to stop whenever it says something."""
 
     def __init__(
         self, inner: Progress, publish: Callable[[str, int | None, int], None], check_wish: Callable[[], None]
     ) -> None:
-        self._inner, self._publish, self._check_wish = inner, publish, check_wish
+        self._inner, self._publish, self._check_stop = inner, publish, check_wish
 
     @contextmanager
     def task(self, label: str, total: int | None, *, unit: Unit = "bytes") -> Iterator[Report]:
@@ -158,10 +158,10 @@ class _Published:
         def tell(done: int) -> None:
             nonlocal last
             report(done)
-            if (now := time.monotonic()) - last >= _GLANCE:
+            if (now := time.monotonic()) - last >= _POLL_SECONDS:
                 last = now
                 self._publish(label, total, done)
-                self._check_wish()
+                self._check_stop()
 
         with self._inner.task(label, total, unit=unit) as report:
             tell(0)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from app.errors import IntegrityError, Offline
-from app.models.transfer.attempts import TryAgain, insist
+from app.models.transfer.attempts import TryAgain, retry
 from app.models.transfer.incoming import Incoming
 from app.progress import Progress
 
@@ -31,7 +31,7 @@ AGAIN = "Check the network and try again: what has arrived is kept. Or give the 
 CONNECT = 10.0  # seconds until a connection is there
 STALL = 30.0  # seconds without a byte
 _WINDOW, _CRAWL = 30.0, 30_000  # seconds, and the bytes that should come in them
-AT_ONCE = 4  # files
+MAX_PARALLEL = 4  # files
 _RANGE = re.compile(r"bytes (?P<begin>\d{1,20})-\d+/(?P<size>\d+|\*)")
 
 
@@ -46,18 +46,18 @@ class WebFile:
     check: "Callable[[httpx.Response], None]"  # raises for an answer that does not bring the file
 
 
-def bring(files: Sequence[WebFile], label: str, size: int, progress: Progress) -> None:
+def download_files(files: Sequence[WebFile], label: str, size: int, progress: Progress) -> None:
     """Receive the files, which are `size` bytes together. What has arrived before is not asked for again.
 
     Raises Offline where a connection cannot be had or kept, IntegrityError for wrong bytes, NoSpace, and what `check`
     raises; the other files are left as they are then.
     """
     with progress.task(label, size) as report:
-        asyncio.run(_bring(files, report, progress))
+        asyncio.run(_download_all(files, report, progress))
 
 
-async def _bring(files: Sequence[WebFile], report: Callable[[int], None], progress: Progress) -> None:
-    slots = asyncio.Semaphore(AT_ONCE)
+async def _download_all(files: Sequence[WebFile], report: Callable[[int], None], progress: Progress) -> None:
+    slots = asyncio.Semaphore(MAX_PARALLEL)
     on_their_way: list[Incoming] = []
 
     def tell() -> None:
@@ -95,7 +95,7 @@ async def web_client() -> "AsyncIterator[httpx.AsyncClient]":
         ) as client:
             yield client
     except (httpx.HTTPError, httpx.InvalidURL) as problem:  # the broken connections among them were tried again
-        raise Offline(f"the answer cannot be followed ({words(problem)})", AGAIN) from problem
+        raise Offline(f"the answer cannot be followed ({error_text(problem)})", AGAIN) from problem
 
 
 @cache
@@ -107,7 +107,7 @@ def tls() -> "ssl.SSLContext":
 
 
 @asynccontextmanager
-async def answer(
+async def open_response(
     client: "httpx.AsyncClient", address: str, headers: Mapping[str, str]
 ) -> "AsyncIterator[httpx.Response]":
     """What is answered to a GET, not read yet. Raises TryAgain where the connection breaks or stalls, then too."""
@@ -119,7 +119,7 @@ async def answer(
     except httpx.UnsupportedProtocol:  # a redirect to no web address: it would be the same another time
         raise
     except httpx.TransportError as problem:
-        reason = f"the connection to {host_of(address)} broke ({words(problem)})"
+        reason = f"the connection to {host_of(address)} broke ({error_text(problem)})"
         raise TryAgain(Offline(reason, AGAIN)) from problem
 
 
@@ -150,16 +150,16 @@ class _Transfer:
     async def _all_bytes(self) -> None:
         incoming = self._incoming
         while incoming.received < incoming.size:
-            await insist(self._attempt, self._say, amount=lambda: incoming.received)
+            await retry(self._attempt, self._say, amount=lambda: incoming.received)
         incoming.check()
 
     async def _attempt(self) -> None:
         before = self._incoming.received
         if before == self._incoming.size:
             return  # the connection broke behind the last byte
-        async with answer(self._client, self._file.address, self._headers()) as response:
+        async with open_response(self._client, self._file.address, self._headers()) as response:
             self._file.check(response)
-            self._find_place(response)
+            self._find_position(response)
             await self._read(response)
         if self._incoming.received == before:
             raise TryAgain(Offline(f"{host_of(self._file.address)} sent nothing of {self._file.name}", AGAIN))
@@ -185,7 +185,7 @@ class _Transfer:
                 headers["If-Range"] = self._validator
         return headers
 
-    def _find_place(self, response: "httpx.Response") -> None:
+    def _find_position(self, response: "httpx.Response") -> None:
         """Where the answer goes on: behind what there is, or at the beginning. Raises IntegrityError for all else."""
         incoming, etag = self._incoming, response.headers.get("ETag", "")
         if response.status_code == HTTPStatus.PARTIAL_CONTENT:
@@ -215,6 +215,6 @@ def host_of(address: str) -> str:
     return urlsplit(address).hostname or ""
 
 
-def words(problem: Exception) -> str:
+def error_text(problem: Exception) -> str:
     """What went wrong, for people."""
     return re.sub(r"^\[Errno -?\d+\] ", "", str(problem)) or type(problem).__name__

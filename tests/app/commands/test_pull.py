@@ -34,7 +34,7 @@ def test_the_running_download_is_asked_to_stop(invoke: Callable[..., Result], tm
     assert isinstance(invoke("--stop").exception, AppError)  # there is none
 
     def download() -> None:
-        with DownloadTurn(tmp_path / "models", "org/repo").taken(SilentProgress()) as progress:
+        with DownloadTurn(tmp_path / "models", "org/repo").hold(SilentProgress()) as progress:
             with progress.task("Downloading it", 100):
                 assert "The download of org/repo (pid " in invoke("--stop").stderr
             with progress.task("Downloading more", 100):  # the next word about it

@@ -9,4 +9,4 @@ from app.models.transfer import attempts
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempts, "WAITS", (0.0,) * len(attempts.WAITS))
-    monkeypatch.setattr(hub, "BRIEFLY", (0.0,) * len(attempts.BRIEFLY))
+    monkeypatch.setattr(hub, "SHORT_WAITS", (0.0,) * len(attempts.SHORT_WAITS))

@@ -9,7 +9,7 @@ import pytest
 from app.errors import IntegrityError, ModelNotFound, Offline
 from app.models import fit as module
 from app.models import remote_headers
-from app.models.fit import checked_against, fit_model, in_thousands, verdict
+from app.models.fit import compare_with_plan, fit_model, in_thousands, verdict
 from app.models.load.loaded_model import load_model
 from app.models.sources import pull
 from app.models.store import ModelStore
@@ -157,7 +157,7 @@ def test_what_was_not_expected_is_told(monkeypatch: pytest.MonkeyPatch, taken: i
     progress = Said()
     cache = CacheFit("f16", {None: 1}, 512, 300_000_000, 100_000_000)
     plan = Fit("cpu", PLENTY, Needs(900_000_000, 0), (cache,), 512, 512)
-    with checked_against(plan, "It", progress):
+    with compare_with_plan(plan, "It", progress):
         pass
     expected = f"It takes {taken / 1000 if taken >= 1000 else taken:.1f} "
     assert bool(progress.lines) == told

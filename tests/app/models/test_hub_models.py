@@ -92,7 +92,7 @@ def test_an_interrupted_download_goes_on_with_the_file_it_was_at(
     fake_hub.repositories[REPO][SHARDS[1]] = second[:-1] + b"!"
     honest = fake_hub._list({**fake_hub.repositories[REPO], SHARDS[1]: second})
     fake_hub.listing = honest
-    monkeypatch.setattr(transfer, "AT_ONCE", 1)
+    monkeypatch.setattr(transfer, "MAX_PARALLEL", 1)
     with pytest.raises(IntegrityError, match=f"{SHARDS[1]}: the file has sha256"):
         pull(REPO, settings)
     there = set(contents(hub_cache.snapshot_folder(settings.hub_cache, REPO, REVISION)))

@@ -256,7 +256,7 @@ def test_a_host_that_refuses_connections_or_says_nothing_is_unreachable(monkeypa
 
 def test_a_name_server_that_says_nothing_does_not_hold_us(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reachability, "PATIENCE", 0.2)
-    monkeypatch.setattr(reachability, "_knock", lambda address: time.sleep(5))
+    monkeypatch.setattr(reachability, "_probe", lambda address: time.sleep(5))
     with pytest.raises(Offline, match="no answer within"):
         check_reachable("http://127.0.0.1:9")
 

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
-from app.models.stored_model import last_use, note_use, stored_model
+from app.models.stored_model import last_use, record_use, stored_model
 
 
 def test_a_use_is_known_by_the_model_that_was_used(tmp_path: Path) -> None:
@@ -12,7 +12,7 @@ def test_a_use_is_known_by_the_model_that_was_used(tmp_path: Path) -> None:
         path.touch()
     used, unused = (stored_model(path.name, path, "local file") for path in (one, other))
     before = datetime.now(UTC).replace(microsecond=0)
-    note_use(used, tmp_path / "models")
+    record_use(used, tmp_path / "models")
     moment = last_use(used, tmp_path / "models")
     assert moment is not None
     assert before <= datetime.fromisoformat(moment) <= datetime.now(UTC)
@@ -22,5 +22,5 @@ def test_a_use_is_known_by_the_model_that_was_used(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_to_keeps_no_one_from_loading(tmp_path: Path) -> None:
     path = tmp_path / "one.gguf"
     path.touch()
-    note_use(stored_model("one", path, "local file"), path / "models")  # below a file
+    record_use(stored_model("one", path, "local file"), path / "models")  # below a file
     assert last_use(stored_model("one", path, "local file"), path / "models") is None

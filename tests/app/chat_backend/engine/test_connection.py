@@ -473,7 +473,7 @@ def test_what_the_engine_fetches_is_listed_as_that_and_paused(settings: Settings
         models = ChatModels(settings, connection)
         await until(lambda: bool(held))
         turn = DownloadTurn(settings.models_dir, "smollm2:135m")
-        with turn.taken(SilentProgress()) as shown, shown.task("Downloading", 100):
+        with turn.hold(SilentProgress()) as shown, shown.task("Downloading", 100):
             for there in (await models.installed(), await models.catalog()):
                 [one] = [model for model in there if model.name == "smollm2:135m"]
                 assert (one.fetching, one.loaded, one.installed) == (True, False, False)

@@ -8,7 +8,7 @@ from app.errors import Offline
 from app.models.sources import pull
 from app.models.store import ModelStore
 from app.models.transfer import attempts
-from app.models.transfer.download_queue import Fetch, FetchState, fetches, queue_note
+from app.models.transfer.download_queue import Download, DownloadState, downloads, queue_note
 from app.models.transfer.download_turn import DownloadTurn
 from app.progress import SilentProgress
 from app.settings.settings import Settings
@@ -21,8 +21,8 @@ def settings(tmp_path: Path) -> Settings:
     return settings_in(tmp_path)
 
 
-def seen(settings: Settings) -> list[Fetch]:
-    return fetches(ModelStore(settings).hub_models, settings.models_dir)
+def seen(settings: Settings) -> list[Download]:
+    return downloads(ModelStore(settings).hub_models, settings.models_dir)
 
 
 def test_they_are_in_the_order_of_asking(settings: Settings) -> None:
@@ -30,14 +30,14 @@ def test_they_are_in_the_order_of_asking(settings: Settings) -> None:
     with queue_note(settings.models_dir, ["org/a", "org/b"]) as first, queue_note(settings.models_dir) as second:
         second.add("org/c")
         with (
-            DownloadTurn(settings.models_dir, "org/a").taken(SilentProgress()) as progress,
+            DownloadTurn(settings.models_dir, "org/a").hold(SilentProgress()) as progress,
             progress.task("Downloading it", 100) as report,
         ):
             report(0)
             assert seen(settings) == [
-                Fetch("org/a", FetchState.RUNNING, 0, 100),
-                Fetch("org/b", FetchState.WAITING, 0, None),
-                Fetch("org/c", FetchState.WAITING, 0, None),
+                Download("org/a", DownloadState.RUNNING, 0, 100),
+                Download("org/b", DownloadState.WAITING, 0, None),
+                Download("org/c", DownloadState.WAITING, 0, None),
             ]
         first.done("org/a")
         second.done("what was never there")
@@ -65,10 +65,10 @@ def test_what_was_left_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         hub.mishaps.extend([Mishap(cut_at=1000), Mishap(status=503)])
         with pytest.raises(Offline):
             pull("org/Tiny", settings)
-    left = Fetch("org/Tiny:Q4_0", FetchState.STOPPED, 1000, 5000)
+    left = Download("org/Tiny:Q4_0", DownloadState.STOPPED, 1000, 5000)
     assert seen(settings) == [left]
     with queue_note(settings.models_dir, ["org/Other", "org/Tiny"]):
         assert [(fetch.name, fetch.state) for fetch in seen(settings)] == [
-            ("org/Other", FetchState.WAITING),
-            ("org/Tiny", FetchState.WAITING),
+            ("org/Other", DownloadState.WAITING),
+            ("org/Tiny", DownloadState.WAITING),
         ]

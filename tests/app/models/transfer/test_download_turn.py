@@ -17,7 +17,7 @@ from app.progress import Report, SilentProgress, Unit
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download_turn, "_GLANCE", 0.005)
+    monkeypatch.setattr(download_turn, "_POLL_SECONDS", 0.005)
 
 
 class Display(SilentProgress):
@@ -47,7 +47,7 @@ def another(folder: Path, name: str, display: Display) -> "Future[None]":
     """Somebody who takes a turn, and shows what he waits for."""
 
     def take() -> None:
-        with DownloadTurn(folder, name).taken(display):
+        with DownloadTurn(folder, name).hold(display):
             pass
 
     return _apart(take)
@@ -71,7 +71,7 @@ def _apart(work: Callable[[], None]) -> "Future[None]":
 def test_who_waits_sees_how_it_goes_and_is_next(tmp_path: Path, name: str) -> None:
     display = Display()
     with (
-        DownloadTurn(tmp_path, "mine").taken(SilentProgress()) as progress,
+        DownloadTurn(tmp_path, "mine").hold(SilentProgress()) as progress,
         progress.task("Downloading it", 100) as report,
     ):
         turn = another(tmp_path, name, display)
@@ -90,13 +90,13 @@ def test_who_waits_sees_how_it_goes_and_is_next(tmp_path: Path, name: str) -> No
 
 @pytest.mark.parametrize("state", ["", "{}", '{"pid": 1, "name": "x", "label": "y", "done": 3, "total": null}'])
 def test_of_a_download_that_was_killed_nothing_is_shown(tmp_path: Path, state: str) -> None:
-    with DownloadTurn(tmp_path, "mine").taken(SilentProgress()):
+    with DownloadTurn(tmp_path, "mine").hold(SilentProgress()):
         pass
     [folder] = tmp_path.iterdir()
     (folder / "now.json").write_text(state)
     assert running_download(tmp_path) is None
     display = Display()
-    with DownloadTurn(tmp_path, "mine").taken(display):
+    with DownloadTurn(tmp_path, "mine").hold(display):
         assert display.seen == []
 
 
@@ -105,7 +105,7 @@ def test_a_download_can_be_asked_to_stop_and_so_can_those_that_wait_for_it(tmp_p
 
     def download() -> None:
         with (
-            DownloadTurn(tmp_path, "mine").taken(SilentProgress()) as progress,
+            DownloadTurn(tmp_path, "mine").hold(SilentProgress()) as progress,
             progress.task("Downloading it", 100) as report,
         ):
             started.set()
@@ -121,5 +121,5 @@ def test_a_download_can_be_asked_to_stop_and_so_can_those_that_wait_for_it(tmp_p
         with pytest.raises(DownloadStopped, match="mine is not fetched any further"):
             asked.result()
     other.result()
-    with DownloadTurn(tmp_path, "mine").taken(SilentProgress()) as progress, progress.task("Again", 1) as report:
+    with DownloadTurn(tmp_path, "mine").hold(SilentProgress()) as progress, progress.task("Again", 1) as report:
         report(1)  # what was asked for before is done with

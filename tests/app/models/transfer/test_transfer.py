@@ -15,7 +15,7 @@ from app.errors import IntegrityError, Offline
 from app.models.sources import pull
 from app.models.stored_model import StoredModel
 from app.models.transfer import attempts, transfer
-from app.models.transfer.attempts import asked_wait
+from app.models.transfer.attempts import retry_after
 from app.progress import Report, SilentProgress, Unit
 from app.settings.settings import Settings
 from tests.app.models.fake_hub import FakeHub, Mishap, serve
@@ -156,7 +156,7 @@ def test_a_hub_that_asks_for_too_much_patience_is_left_alone(hub: FakeHub, setti
     [("120", 120.0), ("", None), ("-5", None), ("soon", None), ("9" * 400, None), (formatdate(0, usegmt=True), 0.0)],
 )
 def test_what_a_server_asks_for(text: str, wait: float | None) -> None:
-    assert asked_wait({"Retry-After": text}) == wait
+    assert retry_after({"Retry-After": text}) == wait
 
 
 def test_files_are_fetched_at_once(hub: FakeHub, settings: Settings) -> None:
