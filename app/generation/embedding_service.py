@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from app.errors import AppError, TextTooLong
 from app.process.work_pool import Check, WorkPool
-from app.text.long_texts import NO_LIMIT, Limit
+from app.text.long_texts import NO_LIMIT, TextLimit
 from engine.embedding.encoder import Embedder
 from engine.errors import EngineError
 
@@ -28,9 +28,9 @@ STUCK_SECONDS = 60.0  # without a text that is computed, while some wait
 class InputTooLong(AppError):
     """The text at a place of a request has more tokens than the model reads: `least` or more."""
 
-    def __init__(self, place: int, least: int) -> None:
-        super().__init__(f"Text {place + 1} has more than {least:,} tokens", "Send it in pieces.")
-        self.place = place
+    def __init__(self, index: int, least: int) -> None:
+        super().__init__(f"Text {index + 1} has more than {least:,} tokens", "Send it in pieces.")
+        self.index = index
         self.least = least
 
 
@@ -40,8 +40,8 @@ class InputTokenizer(Protocol):
     vocab_size: int
     markers_before: int  # a text: how many of its ids are there
 
-    def encode(self, text: str, most: int | None = None, limit: Limit = NO_LIMIT) -> tuple[int, ...]:
-        """The ids of `text` with the model's markers; where `most` is given, the text is cut to fit into so many.
+    def encode(self, text: str, max_ids: int | None = None, limit: TextLimit = NO_LIMIT) -> tuple[int, ...]:
+        """The ids of `text` with the model's markers; where `max_ids` is given, the text is cut to fit into so many.
         Raises TextTooLong beyond the `limit`, but for a text that is cut."""
         ...
 
@@ -92,33 +92,33 @@ class EmbeddingService:
         """Of a whole vector."""
         return self._embedder.hidden
 
-    async def encode(self, texts: Sequence[str], most: int | None = None) -> list[tuple[int, ...]]:
-        """The ids of texts with the model's markers; where `most` is given, each is cut to fit into so many. Raises
+    async def encode(self, texts: Sequence[str], max_ids: int | None = None) -> list[tuple[int, ...]]:
+        """The ids of texts with the model's markers; where `max_ids` is given, each is cut to fit into so many. Raises
         InputTooLong."""
-        return await self.texts.run(lambda check: self._encoded(texts, most, check))
+        return await self.texts.run(lambda check: self._encoded(texts, max_ids, check))
 
-    async def encode_pairs(self, first: str, seconds: Sequence[str], most: int | None = None) -> list[TextPair]:
-        """A text with each of others behind it; where `most` is given, those are cut to fit into so many ids. Raises
+    async def encode_pairs(self, first: str, seconds: Sequence[str], max_ids: int | None = None) -> list[TextPair]:
+        """A text with each of others behind it; where `max_ids` is given, those are cut to fit into so many ids. Raises
         InputTooLong, in which the first text is at place 0."""
 
         def encode(check: Check) -> list[TextPair]:
             [ids], before = self._encoded([first], None, check), self.tokenizer.markers_before
-            room = None if most is None else max(0, most - len(ids)) + before
-            found = self._encoded(seconds, room, check, first_place=1)
+            room = None if max_ids is None else max(0, max_ids - len(ids)) + before
+            found = self._encoded(seconds, room, check, first_index=1)
             return [TextPair((*ids, *second[before:]), len(ids)) for second in found]
 
         return await self.texts.run(encode)
 
     def _encoded(
-        self, texts: Sequence[str], most: int | None, check: Check, first_place: int = 0
+        self, texts: Sequence[str], max_ids: int | None, check: Check, first_index: int = 0
     ) -> list[tuple[int, ...]]:
-        limit, found = Limit.of_context(self.context_length, check), []
-        for place, text in enumerate(texts, first_place):
+        limit, found = TextLimit.of_context(self.context_length, check), []
+        for index, text in enumerate(texts, first_index):
             check()
             try:
-                found.append(self.tokenizer.encode(text, most, limit))
+                found.append(self.tokenizer.encode(text, max_ids, limit))
             except TextTooLong as error:
-                raise InputTooLong(place, error.least) from error
+                raise InputTooLong(index, error.least) from error
         return found
 
     def problem(self) -> str:
@@ -128,16 +128,16 @@ class EmbeddingService:
 
     async def embed(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
         """The vector of each, float32 [dimensions], of length 1. Raises what `scores` raises."""
-        return await self._computed([partial(self._embedder.submit, ids) for ids in sequences])
+        return await self._run_all([partial(self._embedder.submit, ids) for ids in sequences])
 
     async def scores(self, pairs: Sequence[TextPair], *, raw: bool = False) -> list[float]:
         """How well the second text of each pair suits the first: from 0 to 1, or raw, the model's logit. Raises
         PromptTooLong; IndexError for ids that are not in the vocabulary; EngineError when the model is being
         stopped."""
-        found = await self._computed([partial(self._embedder.submit, pair.ids, pair.second) for pair in pairs])
+        found = await self._run_all([partial(self._embedder.submit, pair.ids, pair.second) for pair in pairs])
         return [float(score if raw else score.sigmoid()) for score in found]
 
-    async def _computed(self, submits: Sequence[Callable[[], "Future[Tensor]"]]) -> list[Tensor]:
+    async def _run_all(self, submits: Sequence[Callable[[], "Future[Tensor]"]]) -> list[Tensor]:
         """What each gives.
 
         Leaving early gives up what is not computed yet.
@@ -146,9 +146,9 @@ class EmbeddingService:
         left = iter(enumerate(submits))
 
         async def work() -> None:
-            for place, submit in left:
+            for index, submit in left:
                 self._check_running()
-                found[place] = await asyncio.wrap_future(submit())
+                found[index] = await asyncio.wrap_future(submit())
                 self._moved_at = self._clock()
 
         if not self.requests:
@@ -164,7 +164,7 @@ class EmbeddingService:
             self.requests -= 1
             for worker in workers:
                 worker.cancel()
-        return [found[place] for place in range(len(submits))]
+        return [found[index] for index in range(len(submits))]
 
     async def stop(self) -> None:
         """Give up what waits; what is being computed is waited for."""
@@ -176,6 +176,6 @@ class EmbeddingService:
             raise EngineError("The model is being stopped")
 
 
-def shortened(vector: Tensor, dimensions: int | None) -> Tensor:
+def truncate(vector: Tensor, dimensions: int | None) -> Tensor:
     """The first elements of a vector, as one of length 1 again (arXiv:2205.13147)."""
     return vector if dimensions in (None, len(vector)) else F.normalize(vector[:dimensions], dim=0)

@@ -52,8 +52,8 @@ def generic_format(known: ReplyFormat) -> ReplyFormat:
 def generic_messages(messages: Sequence[Message], definitions: Sequence[Mapping[str, Json]]) -> list[Message]:
     """The messages of a conversation without roles and fields for tools, and with `definitions` described in front."""
     marked = bool(definitions)
-    told = [_as_text(message, marked=marked) for message in _with_results_as_users(messages)]
-    return _with_instructions(told, definitions) if definitions else told
+    converted = [_as_text(message, marked=marked) for message in _with_results_as_users(messages)]
+    return _with_instructions(converted, definitions) if definitions else converted
 
 
 def _as_text(message: Message, *, marked: bool) -> Message:

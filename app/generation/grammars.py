@@ -28,9 +28,9 @@ from engine.grammar import Grammar
 
 MAX_SOURCE: Final = 1 << 18  # characters
 MAX_DEPTH: Final = 64
-MAX_KEPT: Final = 8  # grammars that no reply follows at the moment; each is a process
-KEPT_SECONDS: Final = 60.0
-_AT_ONCE: Final = 8  # grammars that are compiled at the same time
+MAX_CACHED: Final = 8  # grammars that no reply follows at the moment; each is a process
+CACHED_SECONDS: Final = 60.0
+_MAX_PARALLEL: Final = 8  # grammars that are compiled at the same time
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class GrammarSource(GrammarText):
         """
         if schema is False:
             raise InvalidGrammar("No value fits it.")
-        if _depth(schema) > MAX_DEPTH:
+        if _nesting(schema) > MAX_DEPTH:
             raise InvalidGrammar(f"It is nested deeper than {MAX_DEPTH} levels.")
         return cls("json", json.dumps({} if schema is True else schema, ensure_ascii=False), lenient, whitespace)
 
@@ -97,9 +97,9 @@ class GrammarCompiler:
         self._tokenize = partial(_tokenized, tokenizer)  # not a method: processes must not hold their compiler
         self._starter = starter or ProcessStarter(partial(vocabulary_of, tokenizer), GrammarLimits())
         self._jumps = tokenizer.encode_continuation("a") is not None  # else what must follow is drawn token by token
-        self._threads = ThreadPoolExecutor(_AT_ONCE, "grammars")
-        self._kept: collections.OrderedDict[GrammarText, tuple[GrammarProcess, float]] = collections.OrderedDict()
-        self._flights: dict[GrammarText, _Flight] = {}
+        self._threads = ThreadPoolExecutor(_MAX_PARALLEL, "grammars")
+        self._cache: collections.OrderedDict[GrammarText, tuple[GrammarProcess, float]] = collections.OrderedDict()
+        self._compilations: dict[GrammarText, _Compilation] = {}
         weakref.finalize(self, self._starter.close)
 
     async def prepare(self) -> None:
@@ -112,41 +112,41 @@ class GrammarCompiler:
 
     async def compile(self, source: GrammarText) -> Grammar:
         """Raises InvalidGrammar, which names the place of a schema that is at fault, and GrammarsUnavailable."""
-        process = self._known(source)
+        process = self._cached(source)
         if process is None:
             if len(source.text) > MAX_SOURCE:
                 raise InvalidGrammar(f"It has {len(source.text):,} characters; at most {MAX_SOURCE:,} are compiled.")
             process = await self._compiled(source)
-        self._kept[source] = process, time.monotonic()
-        self._kept.move_to_end(source)
-        if len(self._kept) > MAX_KEPT:
-            self._kept.popitem(last=False)
-        asyncio.get_running_loop().call_later(KEPT_SECONDS, self._expire)
+        self._cache[source] = process, time.monotonic()
+        self._cache.move_to_end(source)
+        if len(self._cache) > MAX_CACHED:
+            self._cache.popitem(last=False)
+        asyncio.get_running_loop().call_later(CACHED_SECONDS, self._expire)
         return process
 
-    def _known(self, source: GrammarText) -> GrammarProcess | None:
-        process, _ = self._kept.get(source, (None, 0.0))
+    def _cached(self, source: GrammarText) -> GrammarProcess | None:
+        process, _ = self._cache.get(source, (None, 0.0))
         return process if process is not None and process.is_alive else None
 
     async def _compiled(self, source: GrammarText) -> GrammarProcess:
         """The same process for all who wait for it. Compiling ends when nobody waits any more."""
-        flight = self._flights.get(source)
-        if flight is None:
-            flight = self._flights[source] = _Flight(self._new_process, source, self._threads)
-        flight.waiting += 1
+        compilation = self._compilations.get(source)
+        if compilation is None:
+            compilation = self._compilations[source] = _Compilation(self._new_process, source, self._threads)
+        compilation.waiting += 1
         try:
-            return await asyncio.shield(asyncio.wrap_future(flight.process))
+            return await asyncio.shield(asyncio.wrap_future(compilation.process))
         finally:
-            flight.waiting -= 1
-            if not flight.waiting:
-                del self._flights[source]
-                flight.stop()
+            compilation.waiting -= 1
+            if not compilation.waiting:
+                del self._compilations[source]
+                compilation.stop()
 
     def _expire(self) -> None:
         """Let go of grammars that nobody has asked for lately."""
-        oldest = time.monotonic() - KEPT_SECONDS
-        for source in [source for source, (_, used) in self._kept.items() if used <= oldest]:
-            del self._kept[source]
+        oldest = time.monotonic() - CACHED_SECONDS
+        for source in [source for source, (_, used) in self._cache.items() if used <= oldest]:
+            del self._cache[source]
 
     def _new_process(self) -> GrammarProcess:
         return GrammarProcess(self._starter.start(), self._tokenize, self._starter.limits, jumps=self._jumps)
@@ -165,7 +165,7 @@ def _tokenized(tokenizer: Tokenizer, text: bytes) -> Sequence[int]:
     return tokenizer.encode_continuation(text.decode()) or ()
 
 
-class _Flight:
+class _Compilation:
     """A grammar that is being compiled, and how many requests wait for it."""
 
     def __init__(self, start: Callable[[], GrammarProcess], source: GrammarText, threads: ThreadPoolExecutor) -> None:
@@ -203,15 +203,15 @@ class _Flight:
         return process
 
 
-def _depth(value: Json) -> int:
+def _nesting(value: Json) -> int:
     """How deeply objects and lists are nested."""
     level, depth = [value], 0
     while level:
-        members = [list(it.values()) if isinstance(it, Mapping) else it for it in level if _holds(it)]
+        members = [list(it.values()) if isinstance(it, Mapping) else it for it in level if _is_container(it)]
         level = [member for several in members if isinstance(several, Sequence) for member in several]
         depth += 1
     return depth
 
 
-def _holds(value: Json) -> bool:
+def _is_container(value: Json) -> bool:
     return isinstance(value, Mapping | Sequence) and not isinstance(value, str)

@@ -51,24 +51,24 @@ class Latencies:
 class ReplyTimer:
     """The times of one reply, told as its tokens arrive."""
 
-    __slots__ = ("_begun", "_between", "_last", "_latencies", "_next", "_service")
+    __slots__ = ("_between", "_last", "_latencies", "_next_histogram", "_service", "_started")
 
     def __init__(self, latencies: Latencies, service: ServiceClass, now: float) -> None:
         self._latencies = latencies
         self._service = service
-        self._begun = self._last = now
-        self._next = latencies.first_token[service]  # where the next token's time belongs
+        self._started = self._last = now
+        self._next_histogram = latencies.first_token[service]  # where the next token's time belongs
         self._between = latencies.between_tokens[service]
 
-    def token(self, now: float) -> None:
-        self._next.observe(now - self._last)
-        self._next = self._between
+    def record_token(self, now: float) -> None:
+        self._next_histogram.observe(now - self._last)
+        self._next_histogram = self._between
         self._last = now
 
-    def end(self, finish: FinishReason, now: float) -> None:
+    def record_end(self, finish: FinishReason, now: float) -> None:
         self._latencies.ends[finish] += 1
         if finish in _WHOLE:
-            self._latencies.whole_reply[self._service].observe(now - self._begun)
+            self._latencies.whole_reply[self._service].observe(now - self._started)
 
 
 def by_class(bounds: Sequence[float]) -> Mapping[ServiceClass, Histogram]:

@@ -25,7 +25,7 @@ from app.generation.remembered_replies import GeneratedReply, RememberedReplies
 from app.generation.reply_token_cache import ReplyTokenCache
 from app.generation.template import ChatTemplateRenderer, check_characters
 from app.text.infilling import Gap, Infilling
-from app.text.long_texts import NO_LIMIT, Limit
+from app.text.long_texts import NO_LIMIT, TextLimit
 from app.text.tokenizer import Tokenizer
 
 _ASKED, _REPLIED = "zxqasked", "zxqreplied"  # in no template
@@ -83,12 +83,14 @@ class PromptEncoder:
         self._remembered = RememberedReplies(tokenizer, reply_tokens)
         self.format = ModelFormat(tokenizer, renderer, generic_tools=generic_tools)
 
-    def encode(self, messages: Sequence[Message], limit: Limit = NO_LIMIT) -> tuple[int, ...]:
+    def encode(self, messages: Sequence[Message], limit: TextLimit = NO_LIMIT) -> tuple[int, ...]:
         """The prompt for the assistant's next turn; what people wrote stays text. Raises TemplateError, and TextTooLong
         beyond the `limit`."""
         return self.encode_conversation(Conversation(messages), limit)[0]
 
-    def encode_conversation(self, conversation: Conversation, limit: Limit = NO_LIMIT) -> tuple[tuple[int, ...], str]:
+    def encode_conversation(
+        self, conversation: Conversation, limit: TextLimit = NO_LIMIT
+    ) -> tuple[tuple[int, ...], str]:
         """The same with all that a conversation says, and the text that was encoded. Also raises ToolsUnsupported, and
         TextTooLong beyond the `limit`."""
         # Every template writes what users say, so that the longest conversations need not be rendered to be refused.
@@ -103,7 +105,7 @@ class PromptEncoder:
         return self._encoded(self._tokenizer.split(rendered, rendered=True), limit), rendered
 
     def encode_next_turn(
-        self, before: Sequence[int], conversation: Conversation, limit: Limit = NO_LIMIT
+        self, before: Sequence[int], conversation: Conversation, limit: TextLimit = NO_LIMIT
     ) -> tuple[tuple[int, ...], str]:
         """A prompt that begins with the ids `before`, which end with a reply, and goes on with a conversation.
 
@@ -122,13 +124,13 @@ class PromptEncoder:
         limit.check_count(len(ids))
         return ids, added
 
-    def encode_text(self, text: str, limit: Limit = NO_LIMIT) -> tuple[int, ...]:
+    def encode_text(self, text: str, limit: TextLimit = NO_LIMIT) -> tuple[int, ...]:
         """A prompt that is no conversation: its text as it stands, control tokens in it included. Raises TextTooLong
         beyond the `limit`."""
         self._check_length(len(text), limit)
         return self._encoded(self._tokenizer.split(text), limit)
 
-    def encode_mixed(self, parts: Sequence[str | int], limit: Limit = NO_LIMIT) -> tuple[int, ...]:
+    def encode_mixed(self, parts: Sequence[str | int], limit: TextLimit = NO_LIMIT) -> tuple[int, ...]:
         """A prompt of texts, with the control tokens in them, and of ids, one after the other; nothing is put in front.
         Raises TextTooLong beyond the `limit`."""
         ids: list[int] = []
@@ -137,7 +139,7 @@ class PromptEncoder:
             limit.check_count(len(ids))
         return tuple(ids)
 
-    def encode_infill(self, infilling: Infilling, gap: Gap, limit: Limit = NO_LIMIT) -> tuple[int, ...]:
+    def encode_infill(self, infilling: Infilling, gap: Gap, limit: TextLimit = NO_LIMIT) -> tuple[int, ...]:
         """A prompt for what is missing between two texts, which stay text whatever they spell. Raises TextTooLong
         beyond the `limit`."""
         self._check_length(gap.characters, limit)
@@ -147,11 +149,11 @@ class PromptEncoder:
         """Replace the text of `reply` by its ids in later prompts. Returns at once."""
         self._remembered.remember(reply)
 
-    def forget(self, messages: Sequence[Message], limit: Limit = NO_LIMIT) -> None:
+    def forget(self, messages: Sequence[Message], limit: TextLimit = NO_LIMIT) -> None:
         """Forget, on disk as well, what was generated in a conversation."""
         self._remembered.forget(self._turns(messages, limit))
 
-    def _turns(self, messages: Sequence[Message], limit: Limit) -> Iterator[Iterable[int | str]]:
+    def _turns(self, messages: Sequence[Message], limit: TextLimit) -> Iterator[Iterable[int | str]]:
         """The parts of each prompt that a reply in a conversation was generated for, and of the whole conversation."""
         for end in range(1, len(messages) + 1):
             if end == len(messages) or messages[end].role == "assistant":
@@ -159,7 +161,7 @@ class PromptEncoder:
                     rendered = self._render(Conversation(messages[:end]), limit)
                     yield self._tokenizer.split(rendered, rendered=True)
 
-    def _render(self, conversation: Conversation, limit: Limit) -> str:
+    def _render(self, conversation: Conversation, limit: TextLimit) -> str:
         """A model without a template does not know turns: it continues the text of the conversation."""
         check_characters([*conversation.messages, Message("assistant", conversation.reply_prefix)])
 
@@ -205,7 +207,7 @@ class PromptEncoder:
             arguments_as_text=has_calls and self.format.arguments_as_text,
         )
 
-    def _check_length(self, characters: int, limit: Limit) -> None:
+    def _check_length(self, characters: int, limit: TextLimit) -> None:
         limit.check_characters(characters, self._tokenizer.longest_token)
 
     def _with_bos(self, ids: list[int]) -> tuple[int, ...]:
@@ -214,7 +216,7 @@ class PromptEncoder:
         missing = self._tokenizer.add_bos and bos_id is not None and ids[:1] != [bos_id]
         return (bos_id, *ids) if missing and bos_id is not None else tuple(ids)
 
-    def _encoded(self, parts: Iterable[int | str], limit: Limit) -> tuple[int, ...]:
+    def _encoded(self, parts: Iterable[int | str], limit: TextLimit) -> tuple[int, ...]:
         ids, end = self._remembered.encode(parts, limit)
         prompt_ids = self._with_bos(ids)
         self._remembered.note_prompt(prompt_ids, end)

@@ -21,8 +21,8 @@ def common_prefix_len(one: Items, other: Items, start: int = 0) -> int:
 
 
 ID_BYTES = array("i").itemsize
-MOST_EXCHANGES = 64
-MOST_TOKENS = 2_000_000  # 8 MB
+MAX_EXCHANGES = 64
+MAX_TOKENS = 2_000_000  # 8 MB
 
 
 def packed(ids: Iterable[int]) -> bytes:
@@ -57,22 +57,23 @@ class Earlier:
 
 
 class RecentPrompts:
-    def __init__(self, most_exchanges: int = MOST_EXCHANGES, most_tokens: int = MOST_TOKENS) -> None:
-        self._most_exchanges = most_exchanges
-        self._most_tokens = most_tokens
+    def __init__(self, max_exchanges: int = MAX_EXCHANGES, max_tokens: int = MAX_TOKENS) -> None:
+        self._max_exchanges = max_exchanges
+        self._max_tokens = max_tokens
         self._exchanges: list[Exchange] = []  # the latest last; none begins with all of another
         self._tokens = 0
 
     def nearest(self, prompt: bytes, salt: str) -> Earlier | None:
         """Of several that share as much, the latest, even where that is nothing. None where there is none."""
         best, common = None, 0
-        further = prompt[:ID_BYTES]  # what one has to begin with to have more in common than the best
+        longer_prefix = prompt[:ID_BYTES]  # what one has to begin with to have more in common than the best
         for exchange in reversed(self._exchanges):
             if exchange.salt != salt:
                 continue
-            if exchange.ids.startswith(further):
-                best, common = exchange, common_prefix_len(exchange.ids, prompt, len(further)) // ID_BYTES * ID_BYTES
-                further = prompt[: common + ID_BYTES]
+            if exchange.ids.startswith(longer_prefix):
+                best, common = exchange, common_prefix_len(exchange.ids, prompt, len(longer_prefix))
+                common -= common % ID_BYTES
+                longer_prefix = prompt[: common + ID_BYTES]
                 if common == len(prompt):
                     break
             best = best or exchange
@@ -80,15 +81,15 @@ class RecentPrompts:
 
     def remember(self, exchange: Exchange) -> None:
         """An exchange takes the place of those that it goes on from. The longest ago is forgotten first."""
-        for known in tuple(self._exchanges):
-            if known.salt == exchange.salt:
-                longer, shorter = (exchange, known) if exchange.tokens >= known.tokens else (known, exchange)
+        for other in tuple(self._exchanges):
+            if other.salt == exchange.salt:
+                longer, shorter = (exchange, other) if exchange.tokens >= other.tokens else (other, exchange)
                 if longer.ids.startswith(shorter.ids):
-                    self._forget(known)
+                    self._forget(other)
                     exchange = replace(longer, computed=max(longer.computed, shorter.computed))
         self._exchanges.append(exchange)
         self._tokens += exchange.tokens
-        while len(self._exchanges) > self._most_exchanges or self._tokens > self._most_tokens:
+        while len(self._exchanges) > self._max_exchanges or self._tokens > self._max_tokens:
             self._forget(self._exchanges[0])
 
     def _forget(self, exchange: Exchange) -> None:

@@ -17,7 +17,7 @@ from operator import attrgetter
 from app.generation.recent_prompts import common_prefix_len
 from app.generation.reply_token_cache import ReplyTokenCache
 from app.generation.reply_token_file import TokenSpan
-from app.text.long_texts import Limit
+from app.text.long_texts import TextLimit
 from app.text.tokenizer import SPACE_SYMBOL, Tokenizer
 
 PROMPTS = 4096  # that replies are remembered for, the latest ones
@@ -83,10 +83,10 @@ class RememberedReplies:
         self._lock = threading.Lock()
         self._prompts: OrderedDict[int, TextPosition] = OrderedDict()  # by hash: where the reply to each begins
 
-    def encode(self, parts: Iterable[int | str], limit: Limit) -> tuple[list[int], TextPosition]:
+    def encode(self, parts: Iterable[int | str], limit: TextLimit) -> tuple[list[int], TextPosition]:
         """The ids of a text, given as parts, and the position after it. Raises TextTooLong beyond the `limit`."""
         ids: list[int] = []
-        last: tuple[int | str, bytes, bytes] = (0, b"", self._tokenizer.identity)
+        last: tuple[int | str, bytes, bytes] = (0, b"", self._tokenizer.fingerprint)
         for last in self._walk(parts):
             part, before, _ = last
             if isinstance(part, int):
@@ -121,13 +121,13 @@ class RememberedReplies:
 
     def _walk(self, parts: Iterable[int | str]) -> Iterator[tuple[int | str, bytes, bytes]]:
         """Each part with the digests before and after it."""
-        after = self._tokenizer.identity
+        after = self._tokenizer.fingerprint
         for part in parts:
             before = after
             after = _key_after_control(before, part) if isinstance(part, int) else _prefix_hash(before, part).digest()
             yield part, before, after
 
-    def _plain(self, part_key: bytes, text: str, limit: Limit, *, at_start: bool) -> Sequence[int]:
+    def _plain(self, part_key: bytes, text: str, limit: TextLimit, *, at_start: bool) -> Sequence[int]:
         """The ids of a plain text."""
         ids, done = array("I"), 0
         for splice in (*self._splices(part_key, text, at_start=at_start), _Splice(len(text), len(text), ())):
@@ -141,7 +141,7 @@ class RememberedReplies:
             done = splice.stop
         return ids
 
-    def _encoded_between(self, text: str, limit: Limit, *, at_start: bool, continues: bool) -> Sequence[int] | None:
+    def _encoded_between(self, text: str, limit: TextLimit, *, at_start: bool, continues: bool) -> Sequence[int] | None:
         if continues:
             return self._tokenizer.encode_continuation(text, limit)
         return self._tokenizer.encode_plain(text, at_start=at_start, limit=limit)

@@ -16,7 +16,7 @@ from engine.request import Origin
 
 log = logging.getLogger(__name__)
 
-_MOST_UNWRITTEN = 1000  # lines; what comes when so many wait is left out
+_MAX_UNWRITTEN = 1000  # lines; what comes when so many wait is left out
 _END_SECONDS = 1.0  # for the last lines to be written
 LONG_PROMPT = 4096  # tokens to be computed, from which on a line says that they are
 PREFILL_LOG_SECONDS = 10.0  # between two lines about a prompt
@@ -115,7 +115,7 @@ def _one_line(name: str) -> str:
 @contextlib.contextmanager
 def write_request_log(say: Callable[[str], None]) -> Iterator[None]:
     """`say` is given each line while the body runs, on a thread of its own: who reads slowly holds nothing up."""
-    unwritten: queue.Queue[str | None] = queue.Queue(_MOST_UNWRITTEN)
+    unwritten: queue.Queue[str | None] = queue.Queue(_MAX_UNWRITTEN)
     handler, level, propagate = _Unwritten(unwritten), log.level, log.propagate
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     writer = threading.Thread(target=_write, args=(unwritten, say), name="request log", daemon=True)

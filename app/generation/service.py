@@ -26,7 +26,7 @@ from app.generation.token_filter import TokenFilter
 from app.generation.token_streams import TokenStreams
 from app.process.work_pool import Check, WorkPool
 from app.text.infilling import Gap, Infilling
-from app.text.long_texts import Limit
+from app.text.long_texts import TextLimit
 from app.text.sequence_breakers import SequenceBreakers
 from app.text.tokenizer import Tokenizer
 from engine.errors import PromptTooLong
@@ -121,13 +121,13 @@ class ChatService:
 
     async def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The prompt for the assistant's next turn; what users wrote stays text. Raises TemplateError."""
-        return await self._encoding.run(lambda check: self._prompts.encode(messages, Limit(check=check)))
+        return await self._encoding.run(lambda check: self._prompts.encode(messages, TextLimit(check=check)))
 
     async def prompt(self, conversation: Conversation) -> ChatPrompt:
         """The prompt for the assistant's next turn, after the conversation's context if it has one. Raises
         PromptTooLong, TemplateError, and ToolsUnsupported for tools that the model's template leaves out."""
 
-        def make(limit: Limit) -> ChatPrompt:
+        def make(limit: TextLimit) -> ChatPrompt:
             if conversation.context:
                 ids, rendered = self._prompts.encode_next_turn(conversation.context, conversation, limit)
             else:
@@ -136,11 +136,11 @@ class ChatService:
 
         return await self._within_context(make)
 
-    async def _within_context(self, encode: Callable[[Limit], T]) -> T:
+    async def _within_context(self, encode: Callable[[TextLimit], T]) -> T:
         """Encode a prompt on a thread. Raises PromptTooLong for one that certainly does not fit the context."""
         length = self.context_length
         try:
-            return await self._encoding.run(lambda check: encode(Limit.of_context(length, check)))
+            return await self._encoding.run(lambda check: encode(TextLimit.of_context(length, check)))
         except TextTooLong as error:
             raise PromptTooLong.of(error.least, length, self.streams.longest_context, is_exact=False) from error
 
@@ -149,7 +149,7 @@ class ChatService:
         and TemplateError and ToolsUnsupported as `prompt` does."""
 
         def count(check: Check) -> int:
-            return len(self._prompts.encode_conversation(conversation, Limit(MAX_COUNTED, check=check))[0])
+            return len(self._prompts.encode_conversation(conversation, TextLimit(MAX_COUNTED, check=check))[0])
 
         return await self.texts.run(count)
 
@@ -165,7 +165,7 @@ class ChatService:
         """The ids of a text, regardless of the context length. Raises TextTooLong beyond MAX_COUNTED."""
 
         def encode(check: Check) -> list[int]:
-            return self.tokenizer.encode(text, parse_special=parse_special, limit=Limit(MAX_COUNTED, check=check))
+            return self.tokenizer.encode(text, parse_special=parse_special, limit=TextLimit(MAX_COUNTED, check=check))
 
         return await self.texts.run(encode)
 
@@ -210,7 +210,7 @@ class ChatService:
         ids = await self.encode(messages)
         others = [await self.encode(other) for other in staying]
         self.streams.forget(ids, origin, kept=max((common_prefix_len(ids, other) for other in others), default=0))
-        await self.texts.run(lambda check: self._prompts.forget(messages, Limit(check=check)))
+        await self.texts.run(lambda check: self._prompts.forget(messages, TextLimit(check=check)))
 
     async def reply(
         self,

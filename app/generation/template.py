@@ -31,8 +31,8 @@ _PROGRAM = Path(__file__).with_name("template_child.py")
 _LENGTH = struct.Struct(">I")
 
 _OTHER_FILE = "Try another file of this model, or another model."
-_LIGHTEN = "Shorten the conversation or the tools; if a short one fails too, try another file of this model."
-_AGAIN = "Try again; if it fails again, try another file of this model."
+_SHORTEN = "Shorten the conversation or the tools; if a short one fails too, try another file of this model."
+_RETRY = "Try again; if it fails again, try another file of this model."
 
 # kind of failure, as the child names it: (what happened, what to do next)
 _FAILURES: Mapping[str, tuple[str, str]] = {
@@ -40,8 +40,8 @@ _FAILURES: Mapping[str, tuple[str, str]] = {
     "raised": ("The chat template refuses this conversation", "Change the messages or tools as it asks."),
     "security": ("The chat template tried something that is not allowed", _OTHER_FILE),
     "undefined": ("The chat template uses something that is not defined", _OTHER_FILE),
-    "memory": ("The chat template needs more memory than it may use", _LIGHTEN),
-    "costly": ("The chat template does more than it may", _LIGHTEN),
+    "memory": ("The chat template needs more memory than it may use", _SHORTEN),
+    "costly": ("The chat template does more than it may", _SHORTEN),
     "failed": ("The chat template failed", _OTHER_FILE),
 }
 
@@ -145,7 +145,7 @@ class ChatTemplateRenderer:
             self._child = None
 
 
-class _Broken(Exception):
+class _BrokenChild(Exception):
     """The child ended, or sent what no child of ours sends."""
 
 
@@ -163,7 +163,7 @@ class _Child:
             self._process = start_isolated(program, limits, library_folders("jinja2", "markupsafe"))
         except OSError as error:
             raise TemplateUnavailable(
-                f"The process that renders chat templates cannot start: {error}", _AGAIN
+                f"The process that renders chat templates cannot start: {error}", _RETRY
             ) from error
         self._stdin, self._stdout = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
         self._ready = False
@@ -192,7 +192,7 @@ class _Child:
         broken = None
         try:
             yield
-        except _Broken as error:
+        except _BrokenChild as error:
             broken = error
         except BaseException:
             self.kill()  # a frame may be on its way still: the next render must not take it for its own
@@ -203,14 +203,14 @@ class _Child:
         if expired.is_set() or broken:
             self.kill()
             problem = f"took longer than {seconds:g} s" if expired.is_set() else f"failed: {broken}"
-            raise TemplateUnavailable(f"{what} {problem}.", _AGAIN) from broken
+            raise TemplateUnavailable(f"{what} {problem}.", _RETRY) from broken
 
     def wait_ready(self) -> None:
         """Wait until the child has started, which is no part of the deadline of a render."""
         if not self._ready:
             with self.killed_after(_START_SECONDS, "Starting the process that renders chat templates"):
                 if self._receive() != {"ready": True}:
-                    raise _Broken("it is not the program that was expected")
+                    raise _BrokenChild("it is not the program that was expected")
             self._ready = True
 
     def ask(self, frame: bytes) -> dict[str, object]:
@@ -220,19 +220,19 @@ class _Child:
             while unsent:
                 unsent = unsent[self._stdin.write(unsent) :]
         except OSError as error:
-            raise _Broken("the process ended") from error
+            raise _BrokenChild("the process ended") from error
         return self._receive()
 
     def _receive(self) -> dict[str, object]:
         (size,) = _LENGTH.unpack(self._read(_LENGTH.size))
         if size > MAX_FRAME_BYTES:
-            raise _Broken("its answer is too large")
+            raise _BrokenChild("its answer is too large")
         try:
             reply = json.loads(self._read(size))
         except (ValueError, RecursionError) as error:
-            raise _Broken("its answer cannot be read") from error
+            raise _BrokenChild("its answer cannot be read") from error
         if not isinstance(reply, dict):
-            raise _Broken("its answer cannot be read")
+            raise _BrokenChild("its answer cannot be read")
         return reply
 
     def _read(self, size: int) -> bytes:
@@ -240,7 +240,7 @@ class _Child:
         while len(read) < size:
             part = self._stdout.read(size - len(read))
             if not part:
-                raise _Broken("the process ended")
+                raise _BrokenChild("the process ended")
             read += part
         return bytes(read)
 
@@ -266,7 +266,7 @@ def check_characters(messages: Sequence[Message]) -> None:
     characters = sum(len(message.content) + len(message.reasoning or "") for message in messages)
     if characters > MAX_TEXT_CHARS:
         raise TemplateError(
-            f"The conversation has {characters:,} characters; the limit is {MAX_TEXT_CHARS:,}.", _LIGHTEN
+            f"The conversation has {characters:,} characters; the limit is {MAX_TEXT_CHARS:,}.", _SHORTEN
         )
 
 
@@ -274,9 +274,9 @@ def _encoded(request: Mapping[str, object]) -> bytes:
     try:
         frame = json.dumps(request, ensure_ascii=False, default=_as_json).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise TemplateError(f"The conversation cannot be given to a chat template: {error}", _LIGHTEN) from error
+        raise TemplateError(f"The conversation cannot be given to a chat template: {error}", _SHORTEN) from error
     if len(frame) > MAX_FRAME_BYTES:
-        raise TemplateError(f"The conversation has {len(frame):,} bytes; the limit is {MAX_FRAME_BYTES:,}.", _LIGHTEN)
+        raise TemplateError(f"The conversation has {len(frame):,} bytes; the limit is {MAX_FRAME_BYTES:,}.", _SHORTEN)
     return frame
 
 
@@ -298,5 +298,5 @@ def _text(reply: Mapping[str, object]) -> str:
             raise TemplateError(f"{what}{where}: {shown}" if shown else f"{what}{where}.", remedy)
         case _:
             raise TemplateUnavailable(
-                "The process that renders chat templates gave an answer that makes no sense.", _AGAIN
+                "The process that renders chat templates gave an answer that makes no sense.", _RETRY
             )

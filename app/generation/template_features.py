@@ -11,12 +11,12 @@ from app.errors import TemplateError, TemplateUnavailable
 from app.generation.conversation import Json, Message
 from app.generation.template import ChatTemplateRenderer
 
-_SAID, _NAMED = "zxqsaid", "zxqnamed"  # in no template
+_SYSTEM_TEXT, _TOOL_NAME = "zxqsaid", "zxqnamed"  # in no template
 _THINKS = re.compile(r"think>|\[THINK\]|reasoning_effort")
 _USER = Message("user", "Hello")
 _TOOL: Mapping[str, Json] = {
     "type": "function",
-    "function": {"name": _NAMED, "description": "Probes", "parameters": {"type": "object", "properties": {}}},
+    "function": {"name": _TOOL_NAME, "description": "Probes", "parameters": {"type": "object", "properties": {}}},
 }
 
 
@@ -42,10 +42,11 @@ def probe_template(template: str, bos_token: str, renderer: ChatTemplateRenderer
         except TemplateError:
             return ""
 
-    told = Message("system", _SAID), _USER
+    messages = Message("system", _SYSTEM_TEXT), _USER
     switched = rendered(_USER, enable_thinking=True) != rendered(_USER, enable_thinking=False)
     return TemplateFeatures(
-        system=_SAID in rendered(*told) + rendered(*told, tools=True),  # some templates are for tools alone
-        tools=_NAMED in rendered(_USER, tools=True),
+        # Some templates render a system message only together with tools.
+        system=_SYSTEM_TEXT in rendered(*messages) + rendered(*messages, tools=True),
+        tools=_TOOL_NAME in rendered(_USER, tools=True),
         thinking=switched or _THINKS.search(template) is not None,
     )

@@ -75,11 +75,11 @@ class _BudgetConstraint:
         return self._reply is not None and self._reply.ended
 
     def prefetch_mask(self) -> None:
-        if self._reply is not None and not self._over:
+        if self._reply is not None and not self._must_end:
             self._reply.prefetch_mask()
 
     def fill(self, words: Words) -> bool:
-        if self._over:
+        if self._must_end:
             token_id = self._marks.end_ids[self._forced]
             words.view(np.uint32)[token_id // 32] = 1 << token_id % 32
             return True
@@ -92,23 +92,23 @@ class _BudgetConstraint:
     def accept(self, token_id: int) -> Sequence[int]:
         followed = () if self._reply is None else self._reply.accept(token_id)
         for one in (token_id, *followed):
-            self._take(one)
+            self._advance(one)
         return followed
 
     @property
-    def _over(self) -> bool:
+    def _must_end(self) -> bool:
         """Whether thoughts must end here, which is not in the middle of a character."""
         used_up = self._thinks and self._left <= 0 and self._forced < len(self._marks.end_ids)
         return used_up and (self._forced > 0 or not self._decoder.getstate()[0])
 
-    def _take(self, token_id: int) -> None:
-        self._forced += self._over
+    def _advance(self, token_id: int) -> None:
+        self._forced += self._must_end
         self._left -= self._thinks
         self._text += self._decoder.decode(self._tokenizer.token_bytes(token_id, show_control=True))
         if self._reply is not None and not self._thinks:
             self._answers = self._answers or not self._may_begin_thoughts()
-        while not self._answers and (behind := self._behind_mark()) is not None:
-            self._text = self._text[behind:]
+        while not self._answers and (end := self._after_mark()) is not None:
+            self._text = self._text[end:]
             self._thinks = not self._thinks
             self._answers = self._reply is not None and not self._thinks
         self._text = self._text[max(0, len(self._text) - self._kept) :]
@@ -117,7 +117,7 @@ class _BudgetConstraint:
         said = self._text.lstrip()
         return any(mark.startswith(said) or said.startswith(mark) for mark in self._marks.begin)
 
-    def _behind_mark(self) -> int | None:
+    def _after_mark(self) -> int | None:
         """Where the first mark ends that changes whether the model thinks."""
         marks = self._marks.end if self._thinks else self._marks.begin
         found = ((self._text.find(mark), len(mark)) for mark in marks)

@@ -47,10 +47,10 @@ class _FilterConstraint:
         self._allowed_words: Words | None = None  # the same, once the size of the vocabulary is known
         self._reply = reply
         self._last: dict[tuple[int, ...], list[int]] = {}  # of forbidden sequences, by what comes before
-        for *begun, last in forbidden:
-            self._last.setdefault(tuple(begun), []).append(last)
-        self._lengths = sorted({len(begun) for begun in self._last})
-        self._said: list[int] = []  # the last tokens, in which a forbidden sequence may have begun
+        for *prefix, last in forbidden:
+            self._last.setdefault(tuple(prefix), []).append(last)
+        self._lengths = sorted({len(prefix) for prefix in self._last})
+        self._recent: list[int] = []  # the last tokens, in which a forbidden sequence may have begun
 
     @property
     def ended(self) -> bool:
@@ -77,14 +77,14 @@ class _FilterConstraint:
 
     def accept(self, token_id: int) -> Sequence[int]:
         longest = max(self._lengths, default=0)
-        self._said = [*self._said, token_id][-longest:] if longest else []
+        self._recent = [*self._recent, token_id][-longest:] if longest else []
         return () if self._reply is None else self._reply.accept(token_id)
 
     def _completing(self) -> list[int]:
         """The tokens that would complete a forbidden sequence."""
-        count = len(self._said)
-        begun = (tuple(self._said[count - length :]) for length in self._lengths if length <= count)
-        return [last for one in begun for last in self._last.get(one, ())]
+        count = len(self._recent)
+        prefix = (tuple(self._recent[count - length :]) for length in self._lengths if length <= count)
+        return [last for one in prefix for last in self._last.get(one, ())]
 
     def _within_allowed(self, words: Words) -> Words:
         if self._allowed is None:

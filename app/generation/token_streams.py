@@ -21,11 +21,11 @@ from engine.request import PROGRAM, FinishReason, Origin, Request, ServiceClass,
 from engine.sampling_params import SamplingParams
 from engine.thread import EngineThread
 
-MOST_AT_ONCE = 32  # events that a reader takes before it is another's turn, where it has fallen behind
+MAX_BATCH = 32  # events that a reader takes before it is another's turn, where it has fallen behind
 
 
 @dataclass(frozen=True, slots=True)
-class _Live:
+class _LiveRequest:
     """A request whose last event is not here."""
 
     request: Request
@@ -41,9 +41,9 @@ class TokenStreams:
         self.latencies = Latencies()
         self._engine = engine
         self._clock = clock
-        self._thread = EngineThread(engine, self._cross, clock)
+        self._thread = EngineThread(engine, self._post_events, clock)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._live: dict[int, _Live] = {}  # by request
+        self._live: dict[int, _LiveRequest] = {}  # by request
         self._stopping = False
 
     async def start(self) -> None:
@@ -84,7 +84,7 @@ class TokenStreams:
 
         def register(request: Request) -> None:
             timer = self.latencies.timer(origin.service, self._clock())
-            self._live[request.id] = _Live(request, stream, timer)
+            self._live[request.id] = _LiveRequest(request, stream, timer)
 
         return self._thread.submit(prompt_ids, several, end_ids, origin, before=register)
 
@@ -92,7 +92,7 @@ class TokenStreams:
         """End a request and forget it, if it still runs."""
         live = self._live.pop(request_id, None)
         if live is not None:
-            live.timer.end(reason, self._clock())
+            live.timer.record_end(reason, self._clock())
             self._thread.abort(request_id)
 
     def end(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> None:
@@ -158,7 +158,7 @@ class TokenStreams:
         running = Counter(one.origin.service for one in requests if one.has_slot)
         return {service: running[service] for service in ServiceClass}
 
-    def _cross(self, events: Sequence[TokenEvent]) -> None:
+    def _post_events(self, events: Sequence[TokenEvent]) -> None:
         """On the engine's thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._route, events)
@@ -171,10 +171,10 @@ class TokenStreams:
                 continue
             # All tokens of a search come at once, at its end: they say nothing of the time between tokens.
             if event.token_id is not None and (live.request.params.beams is None or event.finish is not None):
-                live.timer.token(now)
+                live.timer.record_token(now)
             if event.finish is not None:
                 del self._live[event.request_id]
-                live.timer.end(event.finish, now)
+                live.timer.record_end(event.finish, now)
             live.stream.put(event)
 
 
@@ -252,7 +252,7 @@ class TokenStream:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
             self._taken_at = self._reader.get_loop().time()
-        return [self._arrived.popleft() for _ in range(min(MOST_AT_ONCE, len(self._arrived)))]
+        return [self._arrived.popleft() for _ in range(min(MAX_BATCH, len(self._arrived)))]
 
     def __enter__(self) -> Self:
         return self

@@ -11,8 +11,8 @@ from app.grammars.frames import GrammarProblem
 from app.grammars.schema_keywords import Json, named_in, number_in, texts_in, types_in
 from app.grammars.schema_tree import conjuncts, definition_of, mapped
 
-_MOST_PAIRS = 2000
-_MOST_DEPTH = 8
+_MAX_PAIRS = 2000
+_MAX_DEPTH = 8
 _ALL = frozenset(("null", "boolean", "number", "string", "array", "object"))
 _TYPES: Mapping[type, str] = {
     type(None): "null",
@@ -57,9 +57,9 @@ class Disjointness:
 
     def _are_disjoint(self, branches: Sequence[Json]) -> bool:
         count = len(branches)
-        if count * (count - 1) // 2 > _MOST_PAIRS:
+        if count * (count - 1) // 2 > _MAX_PAIRS:
             return self._have_discriminator(branches)
-        return all(self._disjoint(*pair, _MOST_DEPTH) for pair in combinations(branches, 2))
+        return all(self._disjoint(*pair, _MAX_DEPTH) for pair in combinations(branches, 2))
 
     def _have_discriminator(self, branches: Sequence[Json]) -> bool:
         """Whether one member has another constant in each."""

@@ -9,7 +9,7 @@ from typing import Final
 from app.grammars.schema_keywords import Json, Schema, list_in, named_in, number_in, texts_in, types_in
 from app.grammars.schema_tree import conjuncts, definition_of, mapped
 
-_MOST_ITEMS: Final = 1000  # of prefixItems that are looked at
+_MAX_ITEMS: Final = 1000  # of prefixItems that are looked at
 
 
 def without_infinite(root: Json, definitions: Mapping[str, Json]) -> tuple[Json, dict[str, Json]]:
@@ -73,7 +73,7 @@ def _needed_items(schema: Schema) -> Sequence[Json]:
     """The items that the shortest array has."""
     least = int(number_in(schema, "minItems") or 0)
     first = list_in(schema, "prefixItems")
-    return [*first[: min(least, _MOST_ITEMS)], *([schema.get("items", True)] if least > len(first) else ())]
+    return [*first[: min(least, _MAX_ITEMS)], *([schema.get("items", True)] if least > len(first) else ())]
 
 
 def _member(schema: Schema, name: str) -> Json:

@@ -57,7 +57,7 @@ def convert_input_errors(service: EmbeddingService, names: Sequence[str]) -> Ite
         yield
     except InputTooLong as error:
         problem = f"it has more than {error.least} tokens, and the model reads {service.context_length}"
-        raise invalid_input(names[error.place], problem, code="context_length_exceeded") from error
+        raise invalid_input(names[error.index], problem, code="context_length_exceeded") from error
 
 
 def invalid_input(name: str, problem: str, code: str = "") -> InvalidRequest:

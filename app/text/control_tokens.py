@@ -74,14 +74,14 @@ class ControlTokens:
         A mark character of the content's own becomes U+FFFD.
         """
         content = content.replace(MARK, "\ufffd")
-        places = {start + 1 for start, _ in self._occurrences(content)}
+        cuts = {start + 1 for start, _ in self._occurrences(content)}
         tail = max(0, len(content) - self._longest + 1)
-        places.update(start + 1 for start in range(tail, len(content)) if _begins_one(content[start:], self._sorted))
-        if self._goes_on(content):
-            places.add(0)
-        if not places:
+        cuts.update(start + 1 for start in range(tail, len(content)) if _is_partial(content[start:], self._sorted))
+        if self._may_continue_token(content):
+            cuts.add(0)
+        if not cuts:
             return content
-        ends = sorted(places)
+        ends = sorted(cuts)
         return MARK.join(content[start:end] for start, end in zip([0, *ends], [*ends, len(content)], strict=True))
 
     def _occurrences(self, text: str) -> Iterator[tuple[int, str]]:
@@ -94,15 +94,15 @@ class ControlTokens:
                     yield start, candidate
                     break
 
-    def _goes_on(self, content: str) -> bool:
+    def _may_continue_token(self, content: str) -> bool:
         """Whether `content` could be the end or the middle of a token begun in front of it."""
         if content and content in self._all_ends:
             return True
         backwards = content[: max(0, self._longest - 1)][::-1]
-        return any(_begins_one(backwards[start:], self._sorted_backwards) for start in range(len(backwards)))
+        return any(_is_partial(backwards[start:], self._sorted_backwards) for start in range(len(backwards)))
 
 
-def _begins_one(text: str, sorted_texts: list[str]) -> bool:
+def _is_partial(text: str, sorted_texts: list[str]) -> bool:
     """Whether one of `sorted_texts` begins with `text` and goes on."""
     following = bisect.bisect_right(sorted_texts, text)
     return following < len(sorted_texts) and sorted_texts[following].startswith(text)

@@ -33,7 +33,7 @@ class IncrementalDetokenizer:
             raise ValueError("a stop string is empty")
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
-        self._stop_beginnings = tuple({text[0] for text in stop})
+        self._first_characters = tuple({text[0] for text in stop})
         self._longest_stop = max(map(len, stop), default=0)
         self._include_stop = include_stop
         self._show_control = show_control
@@ -70,8 +70,8 @@ class IncrementalDetokenizer:
 
     def _first_stop(self, text: str) -> tuple[int, str] | None:
         """Where the stop string begins that is complete first, and which it is."""
-        places = [(text.find(stop), stop) for stop in self._stop]
-        ends = [(start + len(stop), start, stop) for start, stop in places if start >= 0]
+        starts = [(text.find(stop), stop) for stop in self._stop]
+        ends = [(start + len(stop), start, stop) for start, stop in starts if start >= 0]
         if not ends:
             return None
         _, start, stop = min(ends)
@@ -80,6 +80,6 @@ class IncrementalDetokenizer:
     def _certain(self, text: str) -> int:
         """The length of `text` in front of the first place where an unfinished stop string may have begun."""
         for start in range(max(0, len(text) - self._longest_stop + 1), len(text)):
-            if text[start] in self._stop_beginnings and any(stop.startswith(text[start:]) for stop in self._stop):
+            if text[start] in self._first_characters and any(stop.startswith(text[start:]) for stop in self._stop):
                 return start
         return len(text)

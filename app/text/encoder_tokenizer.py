@@ -16,7 +16,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from app.errors import UnsupportedTokenizer
 from app.text.checked_fields import CheckedFields, malformed
-from app.text.long_texts import NO_LIMIT, Limit, cuts_exactly, encode_beginning, encode_long
+from app.text.long_texts import NO_LIMIT, TextLimit, encode_long, encode_prefix, splits_exactly
 from app.text.text_growth import check_growth
 from app.text.tokenizer import SPACE_SYMBOL, library_errors
 from quant.bounded_json import JSONProblem, parse_object
@@ -54,15 +54,15 @@ class EncoderTokenizer:
         self.vocab_size = 1 + max((*vocab.values(), *markers))  # ids are below this
         self.longest_token = max(MAX_WORD, *map(len, vocab))  # characters, but for words that become an unknown token
 
-    def encode(self, text: str, most: int | None = None, limit: Limit = NO_LIMIT) -> tuple[int, ...]:
-        """The ids of `text` with the markers around it; where `most` is given, the text is cut to fit into so many.
+    def encode(self, text: str, max_ids: int | None = None, limit: TextLimit = NO_LIMIT) -> tuple[int, ...]:
+        """The ids of `text` with the markers around it; where `max_ids` is given, the text is cut to fit into so many.
         Raises TextTooLong beyond the `limit`, but for a text that is cut."""
         text = _without_surrogates(text)
-        if most is None:
+        if max_ids is None:
             ids = encode_long(self, text, at_start=True, limit=limit)
         else:
-            room = max(0, most - len(self._begin) - len(self._end))
-            ids = encode_beginning(self, text, room, limit.check)[:room]
+            room = max(0, max_ids - len(self._begin) - len(self._end))
+            ids = encode_prefix(self, text, room, limit.check)[:room]
         return (*self._begin, *ids, *self._end)
 
     def encode_piece(self, text: str, *, at_start: bool) -> Sequence[int]:
@@ -78,16 +78,16 @@ class EncoderTokenizer:
         return self.encode_piece(text, at_start=False)
 
     @functools.cached_property
-    def cuts_at_words(self) -> bool:
+    def splits_at_words(self) -> bool:
         """See `PieceEncoder`."""
         with library_errors("reading its vocabulary"):
             texts = self._backend.get_vocab(with_added_tokens=True)
-        return cuts_exactly(texts, self)
+        return splits_exactly(texts, self)
 
 
 def _around(ids: list[int], special: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The markers before and behind a text, from the ids of one."""
-    texts = [place for place, mark in enumerate(special) if not mark]
+    texts = [index for index, mark in enumerate(special) if not mark]
     if not texts:
         raise malformed("The tokenizer finds nothing in a text of one letter")
     return tuple(ids[: texts[0]]), tuple(ids[texts[-1] + 1 :])
@@ -192,7 +192,7 @@ def from_json(content: bytes) -> EncoderTokenizer:
 def _added_tokens(fields: CheckedFields) -> list[dict[str, Any]]:
     """The entries of `added_tokens`, each with an id, a text, and whether it is special: what no text becomes."""
     added = fields.array("added_tokens", dict) if "added_tokens" in fields else ()
-    for place, entry in enumerate(added):
-        token = CheckedFields(entry, f"added_tokens[{place}].")
+    for index, entry in enumerate(added):
+        token = CheckedFields(entry, f"added_tokens[{index}].")
         token.require("content", str), token.require("id", int), token.require("special", bool)
     return list(added)

@@ -52,8 +52,9 @@ def _rows(folder: Path) -> int | None:
 
 def _ending_ids(folder: Path) -> frozenset[int]:
     """The ids after which generation ends: of generation_config.json, or as it was before there was one."""
-    told = [ids for name in ("generation_config.json", "config.json") if (ids := _listed_ids(folder, name)) is not None]
-    return told[0] if told else frozenset()
+    files = ("generation_config.json", "config.json")
+    listed = [ids for name in files if (ids := _listed_ids(folder, name)) is not None]
+    return listed[0] if listed else frozenset()
 
 
 def _listed_ids(folder: Path, name: str) -> frozenset[int] | None:

@@ -34,13 +34,13 @@ class OtherFile:
 class Gap:
     """What is missing between two texts."""
 
-    before: str
-    behind: str
+    prefix: str
+    suffix: str
     others: Sequence[OtherFile] = ()
 
     @property
     def characters(self) -> int:
-        return len(self.before) + len(self.behind) + sum(len(other.text) for other in self.others)
+        return len(self.prefix) + len(self.suffix) + sum(len(other.text) for other in self.others)
 
 
 MARKS = (
@@ -93,7 +93,7 @@ class Infilling:
         """The prompt as control tokens and non-empty plain texts."""
         if gap.others:
             yield from self._others(gap.others)
-        halves = [(self.prefix, gap.before), (self.suffix, gap.behind)]
+        halves = [(self.prefix, gap.prefix), (self.suffix, gap.suffix)]
         for token_id, text in reversed(halves) if self.suffix_first else halves:
             yield token_id
             if text:

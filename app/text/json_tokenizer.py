@@ -263,9 +263,9 @@ def _named_id(config: CheckedFields, name: str, ids: Mapping[str, int]) -> int |
 
 
 def _adds_bos(config: CheckedFields, backend: tokenizers.Tokenizer, bos_id: int) -> bool:
-    told = config.get("add_bos_token", bool)
-    if told is not None:
-        return told
+    named = config.get("add_bos_token", bool)
+    if named is not None:
+        return named
     with library_errors("encoding text"):
         return backend.encode("", add_special_tokens=True).ids[:1] == [bos_id]
 

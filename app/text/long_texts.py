@@ -20,25 +20,25 @@ _REACHES_ACROSS = re.compile("[A-Za-z0-9,.][ \u0120\u2581]")  # a space as vocab
 _SAMPLE = ("Two words", " and 3", " more, or", " 25.", " End1", " x")
 
 
-def _go_on() -> None:
+def _no_check() -> None:
     """The check of work that nobody stops."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class TextLimit:
     """What encoding may take."""
 
     tokens: int | None = None  # texts that certainly have more are refused
     counted: int | None = None  # tokens after which encoding stops; None: `tokens`
-    check: Callable[[], None] = _go_on  # called between pieces; raises to end the work
+    check: Callable[[], None] = _no_check  # called between pieces; raises to end the work
 
     @classmethod
-    def of_context(cls, tokens: int, check: Callable[[], None] = _go_on) -> "Limit":
+    def of_context(cls, tokens: int, check: Callable[[], None] = _no_check) -> "TextLimit":
         """For a prompt that has to fit into a context of so many tokens."""
         return cls(tokens, max(2 * tokens, COUNTED), check)
 
     @property
-    def most(self) -> int | None:
+    def stop_after(self) -> int | None:
         """Tokens beyond which encoding stops; None: it never does."""
         return self.tokens if self.counted is None else self.counted
 
@@ -51,11 +51,11 @@ class Limit:
     def check_count(self, tokens: int) -> None:
         """Raise TextTooLong for a text whose first part has so many tokens, and call `check`."""
         self.check()
-        if self.most is not None and tokens > self.most:
+        if self.stop_after is not None and tokens > self.stop_after:
             raise TextTooLong(tokens)
 
 
-NO_LIMIT = Limit()
+NO_LIMIT = TextLimit()
 
 
 class PieceEncoder(Protocol):
@@ -67,8 +67,8 @@ class PieceEncoder(Protocol):
         ...
 
     @property
-    def cuts_at_words(self) -> bool:
-        """Whether the ids of a text are those of its pieces: see `cuts_exactly`."""
+    def splits_at_words(self) -> bool:
+        """Whether the ids of a text are those of its pieces: see `splits_exactly`."""
         ...
 
     def encode_piece(self, text: str, *, at_start: bool) -> Sequence[int]:
@@ -80,11 +80,11 @@ class PieceEncoder(Protocol):
         ...
 
 
-def encode_long(encoder: PieceEncoder, text: str, *, at_start: bool, limit: Limit = NO_LIMIT) -> Sequence[int]:
+def encode_long(encoder: PieceEncoder, text: str, *, at_start: bool, limit: TextLimit = NO_LIMIT) -> Sequence[int]:
     """The ids of `text`. Raises TextTooLong and what `limit.check` raises."""
     ids = array("I")
     for piece in _pieces(encoder, text):
-        if limit.most is not None and len(piece) > 2 * PIECE:
+        if limit.stop_after is not None and len(piece) > 2 * PIECE:
             _estimate(encoder, piece, len(ids), limit)
         found = encoder.continue_piece(piece) if ids else encoder.encode_piece(piece, at_start=at_start)
         if found is None:
@@ -94,7 +94,7 @@ def encode_long(encoder: PieceEncoder, text: str, *, at_start: bool, limit: Limi
     return ids
 
 
-def encode_beginning(encoder: PieceEncoder, text: str, enough: int, check: Callable[[], None]) -> Sequence[int]:
+def encode_prefix(encoder: PieceEncoder, text: str, enough: int, check: Callable[[], None]) -> Sequence[int]:
     """The first `enough` ids of `text`, or more. Raises what `check` raises."""
     ids = array("I")
     for piece in _pieces(encoder, text):
@@ -109,7 +109,7 @@ def encode_beginning(encoder: PieceEncoder, text: str, enough: int, check: Calla
     return ids
 
 
-def cuts_exactly(texts: Iterable[str], encoder: PieceEncoder) -> bool:
+def splits_exactly(texts: Iterable[str], encoder: PieceEncoder) -> bool:
     """Whether a vocabulary with tokens of these texts has none that reaches across a cut; tried out as well, since
     files may ask for a prefix on every text."""
     if any(map(_REACHES_ACROSS.search, texts)):
@@ -122,14 +122,14 @@ def cuts_exactly(texts: Iterable[str], encoder: PieceEncoder) -> bool:
 def _pieces(encoder: PieceEncoder, text: str) -> Iterator[str]:
     """Pieces of at least PIECE characters, but for the last; all of `text` where it cannot be cut exactly."""
     start = 0
-    if len(text) > PIECE and encoder.cuts_at_words:
+    if len(text) > PIECE and encoder.splits_at_words:
         while (word := _WORD.search(text, start + PIECE)) is not None:
             yield text[start : word.start()]
             start = word.start()
     yield text[start:]
 
 
-def _estimate(encoder: PieceEncoder, text: str, before: int, limit: Limit) -> None:
+def _estimate(encoder: PieceEncoder, text: str, before: int, limit: TextLimit) -> None:
     """Raise TextTooLong for a stretch that is too long by the tokens of its parts. To cut it anywhere changes some
     tokens beside each cut."""
     least = before

@@ -9,7 +9,7 @@ from gguf.constants import Keys
 
 from app.text.checked_fields import CheckedFields
 from app.text.gguf_tokenizer import from_gguf as chat_tokenizer
-from app.text.long_texts import NO_LIMIT, Limit, encode_beginning
+from app.text.long_texts import NO_LIMIT, TextLimit, encode_prefix
 from app.text.tokenizer import Tokenizer, without_surrogates
 
 
@@ -22,15 +22,15 @@ class MarkedTokenizer:
         self._begin, self._end = begin, end
         self.markers_before = len(begin)
 
-    def encode(self, text: str, most: int | None = None, limit: Limit = NO_LIMIT) -> tuple[int, ...]:
-        """The ids of `text` with the markers around it; where `most` is given, the text is cut to fit into so many.
+    def encode(self, text: str, max_ids: int | None = None, limit: TextLimit = NO_LIMIT) -> tuple[int, ...]:
+        """The ids of `text` with the markers around it; where `max_ids` is given, the text is cut to fit into so many.
         Raises TextTooLong beyond the `limit`, but for a text that is cut."""
         ids: Sequence[int] = ()
-        if most is None:
+        if max_ids is None:
             ids = self._tokenizer.encode(text, limit=limit)
         elif text:
-            room = max(0, most - len(self._begin) - len(self._end))
-            ids = encode_beginning(self._tokenizer, without_surrogates(text), room, limit.check)[:room]
+            room = max(0, max_ids - len(self._begin) - len(self._end))
+            ids = encode_prefix(self._tokenizer, without_surrogates(text), room, limit.check)[:room]
         return (*self._begin, *ids, *self._end)
 
 

@@ -23,7 +23,7 @@ import tokenizers
 from app.errors import UnsupportedTokenizer
 from app.text import long_texts
 from app.text.control_tokens import ControlTokens
-from app.text.long_texts import NO_LIMIT, Limit, cuts_exactly, encode_long
+from app.text.long_texts import NO_LIMIT, TextLimit, encode_long, splits_exactly
 
 # Characters of text whose ids are remembered: about a million tokens, 4 MB of ids. As many of contents are, marked.
 REMEMBERED_CHARACTERS = 4_000_000
@@ -96,7 +96,7 @@ def library_errors(doing: str) -> Iterator[None]:
         ) from error
 
 
-class _Remembered(Generic[V]):
+class _TextCache(Generic[V]):
     """What was found out about the texts seen last, so that a chat's history costs next to nothing per turn.
 
     Safe for several threads.
@@ -133,7 +133,7 @@ class TextEncoder:
         self._backend = backend
         self._start_prefix = start_prefix
         self._unprefixed = (" ", SPACE_SYMBOL, *verbatim)
-        self._remembered: _Remembered[array.array[int]] = _Remembered()
+        self._remembered: _TextCache[array.array[int]] = _TextCache()
         self.characters_encoded = 0  # by the library; all others were remembered
 
     def encode(self, text: str, *, at_start: bool) -> Sequence[int]:
@@ -170,9 +170,9 @@ class Tokenizer:
         # The texts that chat templates know by name, of those that the model has.
         self.special_tokens = {name: vocabulary.texts[id_] for name, id_ in named.items() if id_ is not None}
         self._no_text = vocabulary.hidden | frozenset(vocabulary.control.ids.values())
-        self._protected: _Remembered[str] = _Remembered()
+        self._protected: _TextCache[str] = _TextCache()
 
-    def encode(self, text: str, *, parse_special: bool = False, limit: Limit = NO_LIMIT) -> list[int]:
+    def encode(self, text: str, *, parse_special: bool = False, limit: TextLimit = NO_LIMIT) -> list[int]:
         """The ids of `text`. Without `parse_special`, what looks like a control token is text like any other. Raises
         TextTooLong beyond the `limit`."""
         text = without_surrogates(text)
@@ -187,7 +187,7 @@ class Tokenizer:
         self._protected.put(content, protected)
         return protected
 
-    def encode_rendered(self, rendered: str, limit: Limit = NO_LIMIT) -> list[int]:
+    def encode_rendered(self, rendered: str, limit: TextLimit = NO_LIMIT) -> list[int]:
         """The ids of a rendered chat: control tokens of the template, and of nothing that went through `protect`.
         Raises TextTooLong beyond the `limit`."""
         return self._encode_parts(self.split(rendered, rendered=True), limit)
@@ -197,7 +197,7 @@ class Tokenizer:
         in which what went through `protect` is plain."""
         return self._vocabulary.control.split(without_surrogates(text), marked=rendered)
 
-    def encode_plain(self, text: str, *, at_start: bool, limit: Limit = NO_LIMIT) -> Sequence[int]:
+    def encode_plain(self, text: str, *, at_start: bool, limit: TextLimit = NO_LIMIT) -> Sequence[int]:
         """The ids of one plain text, not empty, as `split` gives it; `at_start` if no token stands before it. Raises
         TextTooLong beyond the `limit`."""
         limit.check()
@@ -205,7 +205,7 @@ class Tokenizer:
             return self.encode_piece(text, at_start=at_start)
         return encode_long(self, text, at_start=at_start, limit=limit)
 
-    def encode_continuation(self, text: str, limit: Limit = NO_LIMIT) -> Sequence[int] | None:
+    def encode_continuation(self, text: str, limit: TextLimit = NO_LIMIT) -> Sequence[int] | None:
         """The ids of `text` that goes on in the middle of a plain text; None where the vocabulary has no way to say it,
         since it begins every text with a space. Raises TextTooLong beyond the `limit`."""
         return self._continuation(text, functools.partial(self.encode_plain, at_start=False, limit=limit))
@@ -219,10 +219,10 @@ class Tokenizer:
         return self._continuation(text, functools.partial(self.encode_piece, at_start=False))
 
     @functools.cached_property
-    def cuts_at_words(self) -> bool:
+    def splits_at_words(self) -> bool:
         """See `PieceEncoder`."""
         texts = (text for text in self._vocabulary.texts if text not in self.control_tokens)
-        return cuts_exactly(texts, self)
+        return splits_exactly(texts, self)
 
     def _continuation(self, text: str, encode: Callable[[str], Sequence[int]]) -> Sequence[int] | None:
         """The ids of `text` after another text. If the vocabulary begins every text with a space, `text` is encoded
@@ -237,7 +237,7 @@ class Tokenizer:
         """Also those that stand behind others."""
         return self.token_bytes(self.encode_piece("a", at_start=False)[0]).startswith(b" ")
 
-    def _encode_parts(self, parts: Iterable[int | str], limit: Limit = NO_LIMIT) -> list[int]:
+    def _encode_parts(self, parts: Iterable[int | str], limit: TextLimit = NO_LIMIT) -> list[int]:
         ids: list[int] = []
         for part in parts:
             if isinstance(part, int):
@@ -264,19 +264,19 @@ class Tokenizer:
     def longest_token(self) -> int:
         """Characters that one token stands for at most: as many as it has bytes."""
         longest = 0
-        written = [*map(len, map(str.encode, self._vocabulary.texts))]  # never less than the bytes it stands for
-        for token_id in sorted(range(self.vocab_size), key=written.__getitem__, reverse=True):
-            if written[token_id] <= longest:
+        lengths = [*map(len, map(str.encode, self._vocabulary.texts))]  # never less than the bytes it stands for
+        for token_id in sorted(range(self.vocab_size), key=lengths.__getitem__, reverse=True):
+            if lengths[token_id] <= longest:
                 break
             longest = max(longest, len(self.token_bytes(token_id, show_control=True)))
         return longest
 
     @functools.cached_property
-    def identity(self) -> bytes:
+    def fingerprint(self) -> bytes:
         """Two vocabularies that have it in common give every id the same meaning."""
         vocabulary = self._vocabulary
-        written = repr((tuple(vocabulary.texts), sorted(vocabulary.verbatim), sorted(self._no_text)))
-        return hashlib.sha256(written.encode()).digest()
+        meaning = repr((tuple(vocabulary.texts), sorted(vocabulary.verbatim), sorted(self._no_text)))
+        return hashlib.sha256(meaning.encode()).digest()
 
     @property
     def characters_encoded(self) -> int:
@@ -300,7 +300,7 @@ class Tokenizer:
         text = vocabulary.texts[token_id]
         return text.encode() if token_id in vocabulary.verbatim else vocabulary.to_bytes(text)
 
-    def written(self, token_id: int) -> str:
+    def raw_text(self, token_id: int) -> str:
         """A token as the vocabulary's file writes it, such as `Ġthe`; empty for an id past the vocabulary."""
         return self._vocabulary.texts[token_id] if 0 <= token_id < self.vocab_size else ""
 

@@ -134,7 +134,7 @@ def test_what_is_too_large_is_refused(compiler: GrammarCompiler) -> None:
 def test_a_grammar_is_compiled_once_and_evicted_after_many_others(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.generation.grammars.MAX_KEPT", 3)
+    monkeypatch.setattr("app.generation.grammars.MAX_CACHED", 3)
     compiler = GrammarCompiler(tokenizer)
     first = compiled(compiler, ANY_OBJECT)
     assert compiled(compiler, ANY_OBJECT) is first
@@ -146,7 +146,7 @@ def test_a_grammar_is_compiled_once_and_evicted_after_many_others(
 def test_a_grammar_that_nobody_asks_for_is_evicted_after_a_while(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.generation.grammars.KEPT_SECONDS", 0.05)
+    monkeypatch.setattr("app.generation.grammars.CACHED_SECONDS", 0.05)
     compiler = GrammarCompiler(tokenizer)
 
     async def main() -> None:

@@ -40,8 +40,8 @@ def test_the_times_of_one_reply() -> None:
     latencies = Latencies()
     timer = latencies.timer(BACKGROUND, 100.0)
     for now in (103.0, 103.025, 103.75):
-        timer.token(now)
-    timer.end(FinishReason.LENGTH, 104.0)
+        timer.record_token(now)
+    timer.record_end(FinishReason.LENGTH, 104.0)
     assert latencies.first_token[BACKGROUND].counts == observed(REPLY_BOUNDS, 3.0)
     assert latencies.between_tokens[BACKGROUND].counts == observed(GAP_BOUNDS, 0.025, 0.725)
     assert latencies.whole_reply[BACKGROUND].counts == observed(REPLY_BOUNDS, 4.0)
@@ -53,7 +53,7 @@ def test_the_times_of_one_reply() -> None:
 @pytest.mark.parametrize("finish", list(FinishReason))
 def test_only_replies_that_end_by_themselves_tell_how_long_replies_take(finish: FinishReason) -> None:
     latencies = Latencies()
-    latencies.timer(NORMAL, 0.0).end(finish, 2.0)
+    latencies.timer(NORMAL, 0.0).record_end(finish, 2.0)
     assert latencies.ends == {reason: reason is finish for reason in FinishReason}
     whole = finish in (FinishReason.STOP, FinishReason.LENGTH)
     assert sum(latencies.whole_reply[NORMAL].counts) == whole

@@ -53,7 +53,7 @@ def test_of_several_with_as_much_in_common_the_latest_is_found() -> None:
 
 
 def test_a_conversation_takes_one_place_while_it_grows() -> None:
-    recent = RecentPrompts(most_exchanges=2)
+    recent = RecentPrompts(max_exchanges=2)
     recent.remember(exchange([9] * 20, computed=20))
     for turn in range(1, 30):
         recent.remember(exchange([1] * 10 * turn, computed=10 * turn if turn < 20 else 0))
@@ -64,7 +64,7 @@ def test_a_conversation_takes_one_place_while_it_grows() -> None:
 
 
 def test_one_that_is_asked_again_is_the_latest_and_keeps_its_reply() -> None:
-    recent = RecentPrompts(most_exchanges=2)
+    recent = RecentPrompts(max_exchanges=2)
     recent.remember(Exchange("", packed([1, 2, 3, 4]), 2, computed=3))
     recent.remember(exchange([5, 6]))
     recent.remember(exchange([1, 2], computed=0))
@@ -78,7 +78,7 @@ def test_one_that_is_asked_again_is_the_latest_and_keeps_its_reply() -> None:
 
 
 def test_no_more_is_remembered_than_there_is_room_for() -> None:
-    recent = RecentPrompts(most_exchanges=3, most_tokens=100)
+    recent = RecentPrompts(max_exchanges=3, max_tokens=100)
     for first in range(10):
         recent.remember(exchange([first] * 10))
     assert [first for first in range(10) if (it := recent.nearest(packed([first]), "")) and it.common] == [7, 8, 9]

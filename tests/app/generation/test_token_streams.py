@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from app.generation.token_streams import MOST_AT_ONCE, TokenStream, TokenStreams
+from app.generation.token_streams import MAX_BATCH, TokenStream, TokenStreams
 from engine.errors import PromptTooLong
 from engine.request import FinishReason, Request, RequestStatus, TokenEvent
 from engine.sampling_params import SamplingParams
@@ -45,7 +45,7 @@ def test_a_reader_takes_what_has_come_at_once_in_its_order() -> None:
                 await finished(streams, request)
                 batches = await read(stream)
         assert tokens_of(batches, request) == expected_output(request.prompt_ids, 100)
-        assert [len(batch) for batch in batches] == [MOST_AT_ONCE] * (100 // MOST_AT_ONCE) + [100 % MOST_AT_ONCE]
+        assert [len(batch) for batch in batches] == [MAX_BATCH] * (100 // MAX_BATCH) + [100 % MAX_BATCH]
         assert [event.finish for batch in batches for event in batch][-2:] == [None, FinishReason.LENGTH]
 
     asyncio.run(main())

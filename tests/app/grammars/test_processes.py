@@ -320,7 +320,7 @@ def test_a_process_ends_when_nobody_holds_its_grammar(
     compiler, starter = made()
     asyncio.run(compiler.compile(FAST))
     assert starter.children() == 1
-    compiler._kept.clear()
+    compiler._cache.clear()
     gc.collect()
     until(lambda: starter.children() == 0)
 

@@ -10,7 +10,7 @@ import pytest
 
 from app.generation.conversation import Message
 from app.generation.template import ChatTemplateRenderer
-from app.generation.token_streams import MOST_AT_ONCE
+from app.generation.token_streams import MAX_BATCH
 from app.text.tokenizer import Tokenizer
 from tests.app.server.live_server import LiveServer, controlled_engine
 from tests.app.server.test_disconnects import message, read_all
@@ -83,10 +83,10 @@ def test_what_a_client_does_not_read_is_bounded_and_holds_up_nobody(server: Live
         until(lambda: is_held_up(server))
         quick = asyncio.run(read_all(server, message("Quickly", max_tokens=100, stream=True)))
         until(lambda: not server.engine.has_work)  # the reply is generated to its end, and its blocks are free
-        assert bytes_unsent(server) <= WRITE_LIMIT + MOST_AT_ONCE * LARGEST_EVENT
+        assert bytes_unsent(server) <= WRITE_LIMIT + MAX_BATCH * LARGEST_EVENT
         assert texts(quick) == expected(server, "Quickly", 100)
         late = b"".join(iter(lambda: slow.recv(1 << 16), b""))
-    assert len(late) > 2 * (WRITE_LIMIT + MOST_AT_ONCE * LARGEST_EVENT)
+    assert len(late) > 2 * (WRITE_LIMIT + MAX_BATCH * LARGEST_EVENT)
     assert texts(late) == expected(server, "Slowly", TOKENS)
 
 

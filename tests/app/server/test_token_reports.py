@@ -10,7 +10,7 @@ import pytest
 from app.generation.cache_report import CacheReport
 from app.generation.events import ReplyEnd, TokenCounts
 from app.generation.template import ChatTemplateRenderer
-from app.generation.token_streams import MOST_AT_ONCE
+from app.generation.token_streams import MAX_BATCH
 from app.server.usage import timings_of
 from app.text.tokenizer import Tokenizer
 from engine.request import FinishReason, TokenSources
@@ -75,7 +75,7 @@ def test_who_wants_to_be_told_seldom_is_told_the_same_in_few_chunks(server: Live
     seldom = texts(chunks(server, path, **asked, stream_options={"interval_ms": 60_000}))
     assert "".join(seldom) == "".join(every)
     # The first one, and all that had come when it ended, as many at once as a reader takes.
-    assert len(seldom) <= 2 + 300 // MOST_AT_ONCE < len(every)
+    assert len(seldom) <= 2 + 300 // MAX_BATCH < len(every)
 
 
 def texts(told: list[dict[str, Any]]) -> list[str]:

@@ -49,8 +49,8 @@ def test_text_never_becomes_a_marker(small: EncoderTokenizer) -> None:
 
 
 def test_a_text_is_cut_between_its_markers(small: EncoderTokenizer) -> None:
-    assert small.encode("hello hello hello", most=4) == ids("hello", "hello")
-    assert small.encode("hello", most=1) == ids()
+    assert small.encode("hello hello hello", max_ids=4) == ids("hello", "hello")
+    assert small.encode("hello", max_ids=1) == ids()
 
 
 def test_ids_are_below_the_vocabularys_size(small: EncoderTokenizer) -> None:
@@ -139,7 +139,7 @@ def test_byte_pairs_end_as_the_file_says() -> None:
     library.post_processor = tokenizers.processors.TemplateProcessing("$A <end>", special_tokens=[("<end>", 3)])
     tokenizer = from_json(library.to_str().encode())
     assert tokenizer.encode("aba") == (2, 0, 3)
-    assert tokenizer.encode("aba", most=2) == (2, 3)
+    assert tokenizer.encode("aba", max_ids=2) == (2, 3)
     assert (tokenizer.encode(""), tokenizer.vocab_size) == ((3,), 4)
 
 

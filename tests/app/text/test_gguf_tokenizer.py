@@ -72,7 +72,7 @@ def test_a_long_text_has_the_same_ids_in_pieces(
     vocabulary: tuple[str, Tokenizer], seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, tokenizer = vocabulary
-    assert tokenizer.cuts_at_words
+    assert tokenizer.splits_at_words
     monkeypatch.setattr(long_texts, "PIECE", 40)
     chance = random.Random(seed)
     for at_start in (True, False):

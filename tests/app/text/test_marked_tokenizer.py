@@ -14,6 +14,6 @@ def test_the_file_says_which_markers_stand_around_a_text(bos: bool, eos: bool) -
     begin, end = (chat.bos_id,) * bos, (chat.eos_id,) * eos
     tokenizer = from_gguf(fields)
     assert tokenizer.encode("hello w") == (*begin, *chat.encode("hello w"), *end)
-    assert tokenizer.encode("hello w", most=len(begin) + len(end) + 1) == (*begin, *chat.encode("hello"), *end)
+    assert tokenizer.encode("hello w", max_ids=len(begin) + len(end) + 1) == (*begin, *chat.encode("hello"), *end)
     assert tokenizer.encode("<|im_end|>")[len(begin) : -1 if eos else None] == tuple(chat.encode("<|im_end|>"))
     assert tokenizer.vocab_size == chat.vocab_size

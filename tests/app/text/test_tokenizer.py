@@ -70,7 +70,7 @@ def test_vocabularies_are_told_apart() -> None:
     first = metadata()["tokenizer.ggml.tokens"]
     assert isinstance(first, tuple)
     swapped = metadata(tokens=(first[1], first[0], *first[2:]))
-    identities = [from_gguf(one).identity for one in (metadata(), metadata(chat_template="other"), swapped)]
+    identities = [from_gguf(one).fingerprint for one in (metadata(), metadata(chat_template="other"), swapped)]
     assert identities[0] == identities[1] != identities[2]
 
 

@@ -91,7 +91,7 @@ class TokenEndpoints:
 
     def _vllm_tokens(self, body: TokenizeRequest, ids: Sequence[int], check: Check) -> Tokens:
         check()
-        texts = [self._service.tokenizer.written(one) for one in ids] if body.return_token_strs else None
+        texts = [self._service.tokenizer.raw_text(one) for one in ids] if body.return_token_strs else None
         return Tokens([*ids], len(ids), self._service.context_length, texts)
 
     async def _encode_field(self, field: str, text: str, *, parse_special: bool, starts: bool) -> list[int]:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from torch import Tensor
 
-from app.generation.embedding_service import EmbeddingService, shortened
+from app.generation.embedding_service import EmbeddingService, truncate
 from app.server.dialects.ollama.errors import ERRORS
 from app.server.dialects.ollama.fields import EMBED, EMBEDDINGS
 from app.server.dialects.ollama.models import ModelEndpoints, check_model
@@ -94,7 +94,7 @@ class OllamaEmbeddingEndpoints:
 
 
 def _encode_embeddings(body: EmbedRequest, vectors: Sequence[Tensor], tokens: int, seconds: float) -> bytes:
-    numbers = [shortened(vector, body.dimensions).tolist() for vector in vectors]
+    numbers = [truncate(vector, body.dimensions).tolist() for vector in vectors]
     reply = Embedded(
         model=body.model_name, embeddings=numbers, total_duration=round(1e9 * seconds), prompt_eval_count=tokens
     )

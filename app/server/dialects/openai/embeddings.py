@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from torch import Tensor
 
-from app.generation.embedding_service import EmbeddingService, shortened
+from app.generation.embedding_service import EmbeddingService, truncate
 from app.server.dialects.openai.chat_requests import ChatCompletionRequest
 from app.server.dialects.openai.completion_requests import CompletionRequest
 from app.server.dialects.openai.embedding_requests import EmbeddingRequest, Encoding
@@ -115,7 +115,7 @@ class EmbeddingEndpoints:
 
 def _encoded_vectors(vectors: Sequence[Tensor], body: EmbeddingRequest) -> Iterator[Raw]:
     write = _WRITERS[body.encoding_format or "float"]
-    return (Raw(write(shortened(one, body.dimensions))) for one in vectors)
+    return (Raw(write(truncate(one, body.dimensions))) for one in vectors)
 
 
 Write: TypeAlias = Callable[[Iterator[Raw], str, int], bytes]  # from vectors, the model and its tokens to a body
