@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from engine import models
 from engine.backends.reference import ReferenceDevice, ReferenceOperations
-from engine.backends.runner import reporting_shortage
+from engine.backends.runner import raising_out_of_memory
 from engine.batch import Batch, build_batch
 from engine.checkpoints.checkpoint import Checkpoint, StoredWeight
 from engine.checkpoints.weights import Weights
@@ -41,7 +41,7 @@ def input_squares(checkpoint: Checkpoint, ids: Sequence[int], report: Report) ->
     `ids` is one text; what lies behind the model's context is left out. Raises UnsupportedModel, ModelFileError,
     OutOfMemory, or EngineError where the model computes what is no number.
     """
-    with reporting_shortage(), torch.inference_mode():
+    with raising_out_of_memory(), torch.inference_mode():
         config, stored = models.read_config(checkpoint.metadata), models.stored_weights(checkpoint)
         ids = _readable(checkpoint.path, config, ids)
         if sum(weight.nbytes for weight in stored.values()) > MEMORY_SHARE * available_memory():

@@ -12,7 +12,7 @@ from typing import Any
 
 from engine import models
 from engine.backends.device_choice import cuda_device, gpu_for, host_device
-from engine.backends.runner import ModelRunner, Ticket, reporting_shortage
+from engine.backends.runner import ModelRunner, Ticket, raising_out_of_memory
 from engine.checkpoints.checkpoint import Checkpoint
 from engine.checkpoints.gguf import GGUFCheckpoint
 from engine.checkpoints.quantizing import QuantizedCheckpoint
@@ -70,7 +70,7 @@ def load_engine(
 
     Raises UnsupportedModel, UnsupportedTier, ModelFileError or OutOfMemory; nothing stays allocated then.
     """
-    with reporting_shortage():
+    with raising_out_of_memory():
         return _load_engine(checkpoint, options, progress, output)
 
 
@@ -81,7 +81,7 @@ def _load_engine(
     stored = models.stored_weights(checkpoint)
     if gpu := gpu_for(options):
         try:
-            with reporting_shortage():
+            with raising_out_of_memory():
                 return _load_on(cuda_device(gpu, options, model), model, checkpoint, options, progress, output)
         except (UnsupportedModel, UnsupportedQuantization, OutOfMemory) as problem:
             if options.asks_for_gpu:

@@ -1,1 +1,1 @@
-"""What computes a step: the plain reference, the CPU engine, and the GPU engine."""
+"""Backends compute a step: the reference in torch, the CPU engine, and the GPU engine."""

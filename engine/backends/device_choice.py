@@ -1,7 +1,4 @@
-"""Which device a model runs on, with which kernels: by what is asked for, what the machine has, and what they can do.
-
-The one place where these choices are made. Refuses to know how a model is loaded then.
-"""
+"""Choose the device and kernels for a model, from the options, the hardware, and what the kernels support."""
 
 import logging
 import os
@@ -31,14 +28,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "cuda", "cpu", "reference")
-SMALL_MODEL = 500_000_000  # matrix elements: smaller models get the more precise activations
+SMALL_MODEL = 500_000_000  # matrix elements; smaller models get 14-bit activations
 KV_TYPES = {"auto": torch.float16, "f16": torch.float16, "int8": torch.int8}  # of the CPU kernels
 AUTO_KV_TYPE = "Set kv_type to auto: INGLE_KV_TYPE=auto."
 DEVICE_NAME = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 
 
 def gpu_for(options: LoadOptions) -> "Gpu | None":
-    """The GPU that is used if the model allows. Raises UnsupportedModel where one is asked for that is not usable."""
+    """Return the GPU to use if its kernels support the model, or None.
+
+    Raises UnsupportedModel if the options require a GPU and none is usable.
+    """
     check_backend(options)
     if options.backend not in ("auto", "cuda") or options.device == "cpu":
         return None
@@ -52,7 +52,7 @@ def gpu_for(options: LoadOptions) -> "Gpu | None":
     if not isinstance(found, Unusable):
         return found
     if options.asks_for_gpu:
-        raise UnsupportedModel(f"There is no GPU to use: {found.reason}", found.remedy or "Use --device auto.")
+        raise UnsupportedModel(f"No GPU can be used: {found.reason}", found.remedy or "Use --device auto.")
     if found.is_there:
         log.warning("the GPU is not used: %s. %s", found.reason, found.remedy)
     return None
@@ -64,7 +64,7 @@ def cuda_device(gpu: "Gpu", options: LoadOptions, model: ModelConfig) -> Device:
     from engine.backends.cuda.tile_file import read_tiles
 
     if options.kv_type not in GPU_KV_TYPES:
-        raise UnsupportedModel(f"The GPU kernels do not keep keys and values as {options.kv_type}", AUTO_KV_TYPE)
+        raise UnsupportedModel(f"The GPU kernels do not support the KV cache type {options.kv_type}", AUTO_KV_TYPE)
     if problem := why_unsupported(model):
         raise UnsupportedModel(f"The GPU kernels cannot run this model: {problem}", "Use --device cpu.")
     tiles = read_tiles(options.code_cache, gpu.card)
@@ -73,7 +73,8 @@ def cuda_device(gpu: "Gpu", options: LoadOptions, model: ModelConfig) -> Device:
 
 
 def layouts_are_compiled(layouts: frozenset[Layout] | None, options: LoadOptions) -> bool:
-    """Whether loading starts at once, because these kernels were compiled on this machine before. None: it needs none.
+    """Whether loading starts without compiling, because these kernels are in the code cache. None: no CPU kernels are
+    used.
 
     Raises UnsupportedTier.
     """
@@ -84,18 +85,18 @@ def layouts_are_compiled(layouts: frozenset[Layout] | None, options: LoadOptions
     return code_cache.is_compiled(options.code_cache, tiers.choose(options.cpu_tier), layouts)
 
 
-def why_code_is_unkept(options: LoadOptions) -> str:
-    """Why compiled kernels cannot be kept, with the folder; an empty string where they can, or are not to be."""
+def why_code_is_not_cached(options: LoadOptions) -> str:
+    """Return the code cache folder and why it cannot be written; an empty string if it can, or if there is none."""
     if options.code_cache is None:
         return ""
     from engine.backends.cpu import code_cache
 
-    problem = code_cache.why_unkept(options.code_cache, tiers.choose(options.cpu_tier))
+    problem = code_cache.why_not_cached(options.code_cache, tiers.choose(options.cpu_tier))
     return f"{options.code_cache} ({problem})" if problem else ""
 
 
 def compile_layouts(layouts: frozenset[Layout] | None, options: LoadOptions) -> None:
-    """What loading would do first, for whoever wants to tell the user about it. Raises UnsupportedTier."""
+    """Compile the kernels that loading will need, so that the caller can report progress. Raises UnsupportedTier."""
     if layouts is not None:
         from engine.backends.cpu.code_cache import load_code
 
@@ -103,9 +104,9 @@ def compile_layouts(layouts: frozenset[Layout] | None, options: LoadOptions) -> 
 
 
 def layouts_to_compile(checkpoint: Checkpoint, options: LoadOptions) -> frozenset[Layout] | None:
-    """Those of the checkpoint's matrices; None where other kernels will be taken.
+    """Return the layouts of the checkpoint's matrices, or None if the CPU kernels will not be used.
 
-    Raises UnsupportedModel, UnsupportedQuantization or ModelFileError.
+    Raises UnsupportedModel, UnsupportedQuantization, or ModelFileError.
     """
     if not wants_cpu_kernels(options):
         return None
@@ -124,14 +125,14 @@ def wants_cpu_kernels(options: LoadOptions) -> bool:
 @cache
 def _has_compiler() -> bool:
     try:
-        import numba  # noqa: F401  # there is no build of it for every platform
+        import numba  # noqa: F401 # numba has no wheels for some platforms
     except ImportError:
         return False
     return True
 
 
 def check_backend(options: LoadOptions) -> None:
-    """Raises UnsupportedModel where the backend that is asked for is not there."""
+    """Raise UnsupportedModel if the options name an unknown or unavailable backend or device."""
     if options.backend not in BACKENDS:
         raise UnsupportedModel(f"There is no kernel backend {options.backend!r}", "Use --kernels auto.")
     if options.backend == "cpu" and not _has_compiler():
@@ -147,7 +148,7 @@ def check_backend(options: LoadOptions) -> None:
 def host_device(options: LoadOptions, model: ModelConfig, path: Path, stored: Mapping[str, StoredWeight]) -> Device:
     check_backend(options)
     if options.kv_type not in KV_TYPES:
-        raise UnsupportedModel(f"There is no KV type {options.kv_type!r}", AUTO_KV_TYPE)
+        raise UnsupportedModel(f"There is no KV cache type {options.kv_type!r}", AUTO_KV_TYPE)
     if wants_cpu_kernels(options):
         from engine.backends.cpu.device import CpuDevice, why_unsupported
 
@@ -163,10 +164,10 @@ def host_device(options: LoadOptions, model: ModelConfig, path: Path, stored: Ma
             )
         if options.backend == "cpu":
             raise UnsupportedModel(f"The fast CPU kernels cannot run {path}: {problem}", "Use --kernels auto.")
-        log.warning("the plain kernels are used, which are slow: %s", problem)
+        log.warning("falling back to the slow reference kernels: %s", problem)
     if options.kv_type != "auto":
         raise UnsupportedModel(
-            f"The plain kernels keep keys and values as float32 alone, and not as {options.kv_type}", AUTO_KV_TYPE
+            f"The reference kernels store keys and values as float32 only, not as {options.kv_type}", AUTO_KV_TYPE
         )
     keep = float32_bytes(model) <= host_memory(options.host_memory) // 2
     return ReferenceDevice(
@@ -175,12 +176,12 @@ def host_device(options: LoadOptions, model: ModelConfig, path: Path, stored: Ma
 
 
 def _spare_threads() -> int:
-    """Half of the cores: torch's threads wait for each other, so one that shares its core stops them all."""
+    """Return half of the cores: torch's threads wait for each other, so a single busy core delays all of them."""
     return max(1, (os.cpu_count() or 1) // 2)
 
 
 def physical_cores() -> int:
-    """Cores this process may use, hyperthreads of one core counted once: they share its vector units."""
+    """Return the number of physical cores that this process may use. Hyperthreads of a core share its vector units."""
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     siblings = set()
     for number in usable:
@@ -202,5 +203,5 @@ def default_activation_bits(matrix_elements: int) -> int:
 
 
 def float32_bytes(model: ModelConfig) -> int:
-    """About how many bytes the model's matrices take as float32."""
+    """Return the approximate number of bytes that the model's matrices take as float32."""
     return 4 * model.matrix_elements

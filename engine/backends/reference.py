@@ -1,6 +1,7 @@
-"""The reference device: plain torch on the CPU, correct by reading. The oracle, and the last resort.
+"""The reference device: plain torch on the CPU.
 
-Knows which plain function does what. Refuses to know how a product or an attention is computed (`kernels.reference`).
+It is the oracle of tests, and the fallback for models and platforms that the fast kernels do not support. Products and
+attention are in `engine.kernels.reference`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,11 +32,11 @@ class ReferenceDevice:
     contexts = step_depth = 1
     host_cache = 0
     kv_type = torch.float32
-    numerics = ("reference", "2")  # the number is raised when a change of the kernels changes bits
+    numerics = ("reference", "2")  # increase the number when a change of the kernels changes bits
 
     def __init__(self, *, keep_dequantized: bool, threads: int, memory: int = 0) -> None:
         self.threads = threads
-        self._memory = memory  # bytes; 0: what is free
+        self._memory = memory  # bytes; 0: all free memory
         self._keep_dequantized = keep_dequantized
 
     def layer_shape(self, kv_heads: int, head_dim: int) -> tuple[int, ...]:
@@ -57,7 +58,7 @@ class ReferenceDevice:
         return 4 * model.matrix_elements if self._keep_dequantized else weight_bytes
 
     def load(self, model: ModelConfig, weights: Weights, config: EngineConfig) -> LoadedModel:
-        # Tensors are small: more threads gain little, and lose much while another program has a core.
+        # Tensors are small here: more threads gain little, and lose much while another program uses a core.
         torch.set_num_threads(1)
         loaded = models.load(
             model, weights, ReferenceOperations(keep_dequantized=self._keep_dequantized), config.context_length
@@ -76,7 +77,7 @@ class ReferenceDevice:
 
 
 class ReferenceOperations:
-    """One operation at a time. Activations are tensors, float32 [tokens, width]."""
+    """Compute each operation at once. Activations are tensors, float32 [tokens, width]."""
 
     def __init__(self, *, keep_dequantized: bool) -> None:
         self.weights: LinearBackend = ReferenceBackend(keep_dequantized=keep_dequantized)

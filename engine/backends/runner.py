@@ -1,4 +1,4 @@
-"""The runner of devices that compute one step at a time: builds the batch of a plan, computes it, and samples."""
+"""The runner of devices that compute one step at a time: build the batch of a plan, compute it, and sample."""
 
 import gc
 from collections.abc import Iterator, Sequence
@@ -21,15 +21,18 @@ from engine.step import SampledToken, ScheduledRequest, StepPlan
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A launched step: its parts, and the logits of their rows, one part's behind another's (see `build_batch`)."""
+    """A launched step: its parts, and the logits of their rows in the same order (see `build_batch`)."""
 
     logits: Logits
     parts: tuple[ScheduledRequest, ...]
-    masks: "Future[Masks] | None" = None  # of the tokens that its requests pick from, where some are constrained
+    masks: "Future[Masks] | None" = None  # grammar masks for the tokens to sample, if any are constrained
 
 
 def first_rows(parts: Sequence[ScheduledRequest]) -> Iterator[tuple[int, ScheduledRequest]]:
-    """Where the logit rows of each part begin: those that are reported, then the one to pick from, if it samples."""
+    """Yield each part with the index of its first logit row.
+
+    The rows of a part are those that report log-probabilities, then the row to sample from if the part samples.
+    """
     row = 0
     for part in parts:
         yield row, part
@@ -37,14 +40,14 @@ def first_rows(parts: Sequence[ScheduledRequest]) -> Iterator[tuple[int, Schedul
 
 
 @contextmanager
-def reporting_shortage() -> Iterator[None]:
-    """Whatever says here that memory has run out says it as OutOfMemory."""
+def raising_out_of_memory() -> Iterator[None]:
+    """Convert all errors about exhausted memory to OutOfMemory."""
     try:
         yield
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise OutOfMemory(f"There is not enough memory: {error}", FREE_MEMORY) from error
     except RuntimeError as error:
-        if "can't allocate memory" not in str(error):  # as torch says it of the host's memory
+        if "can't allocate memory" not in str(error):  # torch's message for host memory
             raise
         raise OutOfMemory("There is not enough memory", FREE_MEMORY) from error
 
@@ -53,7 +56,7 @@ FREE_MEMORY = "Close other programs, or choose a shorter context."
 
 
 class ModelRunner:
-    """Runs plans on one device, one step at a time (depth 1)."""
+    """Runs plans on one device, one step at a time."""
 
     def __init__(self, model: LoadedModel, vocab_size: int, groups: Sequence[GroupConfig] = (GroupConfig(),)) -> None:
         self._model = model
@@ -67,11 +70,11 @@ class ModelRunner:
         torch.cuda.empty_cache()
 
     def launch(self, plan: StepPlan) -> Ticket:
-        with reporting_shortage():
+        with raising_out_of_memory():
             return self._launch(plan)
 
     def collect(self, ticket: Ticket) -> list[SampledToken]:
-        with reporting_shortage():
+        with raising_out_of_memory():
             return self._collect(ticket)
 
     def _launch(self, plan: StepPlan) -> Ticket:

@@ -19,7 +19,7 @@ from engine.backends.device_choice import (
     physical_cores,
     wants_cpu_kernels,
 )
-from engine.backends.runner import reporting_shortage
+from engine.backends.runner import raising_out_of_memory
 from engine.checkpoints.checkpoint import Checkpoint, Names, StoredWeight
 from engine.checkpoints.metadata import Metadata
 from engine.checkpoints.weights import LoadProgress, Weights, matrix_samples
@@ -102,7 +102,7 @@ def load_encoder(checkpoint: Checkpoint, options: LoadOptions, progress: LoadPro
 
     Raises UnsupportedModel, UnsupportedTier, ModelFileError or OutOfMemory; nothing stays allocated then.
     """
-    with reporting_shortage():
+    with raising_out_of_memory():
         family = _family(checkpoint)
         config = family.read_config(checkpoint.metadata)
         ranks = asks_for_ranking(checkpoint.metadata)
@@ -176,7 +176,7 @@ def _backend(
             raise UnsupportedModel(
                 f"The fast CPU kernels cannot run {checkpoint.path}: {problem}", "Use --kernels auto."
             )
-        log.warning("the plain kernels are used, which are slow: %s", problem)
+        log.warning("falling back to the slow reference kernels: %s", problem)
     return ReferenceBackend(keep_dequantized=4 * config.matrix_elements <= available_memory() // 2)
 
 

@@ -206,5 +206,5 @@ def ggml_format_of(weight: BlockTensor) -> GGMLFormat:
     except KeyError:
         raise UnsupportedQuantization(
             f"The CPU kernels have no layout for {weight.type_name} weights",
-            "Use the plain kernels: --kernels reference.",
+            "Use the reference kernels: --kernels reference.",
         ) from None

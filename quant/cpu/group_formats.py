@@ -141,5 +141,5 @@ def group_format_of(weight: GroupTensor) -> GroupFormat:
 def _unsupported(weight: GroupTensor, what: str) -> UnsupportedQuantization:
     return UnsupportedQuantization(
         f"The CPU kernels have no layout for {weight.type_name} weights {what}",
-        "Use the plain kernels: --kernels reference.",
+        "Use the reference kernels: --kernels reference.",
     )

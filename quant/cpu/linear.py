@@ -53,7 +53,7 @@ class Part:
         if (row - self.first) % PAIR:
             raise UnsupportedQuantization(
                 f"A fused projection with {row - self.first} rows, not a multiple of {PAIR}, has no CPU kernel",
-                "Use the plain kernels: --kernels reference.",
+                "Use the reference kernels: --kernels reference.",
             )
         return self.region.address + (row - self.first) // TILE * self.tile_bytes
 
@@ -68,7 +68,7 @@ class CpuLinear:
         if self.inputs % GROUP:
             raise UnsupportedQuantization(
                 f"A weight of {self.inputs} columns, not a multiple of {GROUP}, has no CPU kernel",
-                "Use the plain kernels: --kernels reference.",
+                "Use the reference kernels: --kernels reference.",
             )
         self.parts = tuple(_pack_parts(segments, arena))
 

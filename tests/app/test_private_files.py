@@ -8,7 +8,7 @@ import pytest
 
 from app.generation.reply_token_cache import ReplyTokenCache
 from app.settings.config_file import write_setting
-from engine.backends.cpu.code_cache import why_unkept
+from engine.backends.cpu.code_cache import why_not_cached
 from engine.backends.cuda.tile_file import write_tiles
 from quant.cpu.tiers import choose
 from tests.app.generation.test_reply_token_cache import generated, remember
@@ -20,7 +20,7 @@ def test_files_and_folders_are_private_under_any_umask(tmp_path: Path, monkeypat
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     before = os.umask(0)
     try:
-        assert why_unkept(tmp_path / "cache" / "inglenook", choose("auto")) == ""
+        assert why_not_cached(tmp_path / "cache" / "inglenook", choose("auto")) == ""
         write_tiles(tmp_path / "tiles" / "inglenook", CARD, TILES)
         write_setting("threads", "2")
         reply_tokens = ReplyTokenCache(tmp_path / "kv" / "inglenook")

@@ -24,7 +24,7 @@ from tests.engine.models.tiny_llama import MIXES, make
 WHOLE = 512  # tokens of context that the tiny models were made for
 
 
-@pytest.mark.parametrize("head_dim", [16, 32], ids=["plain kernels", "CPU kernels"])
+@pytest.mark.parametrize("head_dim", [16, 32], ids=["reference kernels", "CPU kernels"])
 def test_the_context_is_the_one_that_loading_comes_to(tmp_path: Path, head_dim: int, cpu_kernels: Path) -> None:
     """In memory that is enough, in some that is not quite, and as it is asked for."""
     with open_checkpoint(make(tmp_path, head_dim=head_dim).path) as checkpoint:

@@ -11,7 +11,7 @@ from app.models.stored_model import StoredModel
 from app.process.uninterruptible import run_uninterruptible
 from app.progress import Progress
 from app.settings.settings import Settings
-from engine.backends.device_choice import compile_layouts, layouts_are_compiled, why_code_is_unkept
+from engine.backends.device_choice import compile_layouts, layouts_are_compiled, why_code_is_not_cached
 from engine.checkpoints.weights import LoadProgress
 from engine.load_options import LoadOptions
 from quant.cpu.layouts import Layout
@@ -41,7 +41,7 @@ def prepare_kernels(layouts: frozenset[Layout] | None, options: LoadOptions, pro
     """Compile what loading needs and this machine has not compiled before. None: loading needs no CPU kernels."""
     if not layouts_are_compiled(layouts, options):
         label = "Preparing the CPU engine"
-        if problem := why_code_is_unkept(options):
+        if problem := why_code_is_not_cached(options):
             progress.say(
                 f"Compiled kernels cannot be kept in {problem}, and are compiled at each start. "
                 "Choose another folder with INGLE_CACHE_DIR."

@@ -1,1 +1,1 @@
-"""The CPU engine: a step recorded as a program once, and run by a team of threads in one call."""
+"""The CPU engine: a step is recorded once as a program, and a thread pool runs it in one call."""

@@ -1,6 +1,6 @@
-"""Compiled code of the CPU engine: compiled once on a machine, then read back.
+"""The cache of compiled code for the CPU engine, which is compiled once per machine.
 
-Knows which sources it is made of. Refuses to know how code is kept (`quant.cpu.native`).
+The storage format is in `quant.cpu.native`. The cache key covers the sources of this package and of `quant.cpu`.
 """
 
 import contextlib
@@ -18,19 +18,20 @@ from quant.cpu.tiers import Target
 
 
 def is_compiled(cache_dir: Path, target: Target, layouts: Iterable[Layout] = ()) -> bool:
-    """Whether there is nothing to compile for weights of these layouts."""
+    """Whether everything that weights of these layouts need is already compiled."""
     return _folder(cache_dir, target).holds(CORE, *(layout.part for layout in layouts))
 
 
-def why_unkept(cache_dir: Path, target: Target) -> str:
-    """Why compiled code cannot be kept there; an empty string where it can."""
+def why_not_cached(cache_dir: Path, target: Target) -> str:
+    """Return why compiled code cannot be stored there; an empty string if it can."""
     return _folder(cache_dir, target).problem
 
 
 def load_code(cache_dir: Path | None, target: Target, layouts: Iterable[Layout]) -> Entry:
-    """The interpreter's entry point, with kernels for `target` and for weights of these layouts.
+    """Return the entry point of the interpreter, compiled for `target`, with kernels for weights of these layouts.
 
-    They are read back, or compiled and kept; None keeps nothing. A process has one target.
+    Code is loaded from the cache, or compiled and stored; if cache_dir is None, nothing is stored. A process uses only
+    one target.
     """
     (entry, _), folder = _load_loops(cache_dir, target), _folder(cache_dir, target)
     for layout in layouts:
@@ -39,25 +40,25 @@ def load_code(cache_dir: Path | None, target: Target, layouts: Iterable[Layout])
 
 
 def load_draw(cache_dir: Path | None, target: Target) -> Entry:
-    """`engine.backends.cpu.drawing.draw_rows`, in the same way."""
+    """Return `engine.backends.cpu.token_draw.draw_rows`, loaded or compiled in the same way."""
     return _load_loops(cache_dir, target)[1]
 
 
 @cache
 def _load_loops(cache_dir: Path | None, target: Target) -> tuple[Entry, Entry]:
-    from engine.backends.cpu import drawing, interpreter
+    from engine.backends.cpu import interpreter, token_draw
 
     folder = _folder(cache_dir, target)
     folder.load_kernels()
     entry = folder.load_function(interpreter.enter, interpreter.ENTER_SIGNATURE)
-    draw = folder.load_function(drawing.draw_rows, drawing.SIGNATURE)
+    draw = folder.load_function(token_draw.draw_rows, token_draw.SIGNATURE)
     folder.remove_old_versions()
     return entry, draw
 
 
 def _folder(cache_dir: Path | None, target: Target) -> CodeFolder:
     if cache_dir is not None:
-        with contextlib.suppress(OSError):  # the folder itself says so
+        with contextlib.suppress(OSError):  # CodeFolder reports the problem
             private_folder(cache_dir / CODE)
     return CodeFolder(cache_dir, _sources(), target)
 

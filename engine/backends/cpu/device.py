@@ -1,7 +1,4 @@
-"""The CPU device: a model recorded as a program, and the function that runs it for a batch.
-
-Knows how a batch becomes the words of the step header. Refuses to know what instructions do with them.
-"""
+"""The CPU device: records a model as a program, and runs it for each batch."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,11 +11,11 @@ from numpy.typing import NDArray
 from engine import models
 from engine.backends.cpu.attention import PIECE, QUERIES
 from engine.backends.cpu.code_cache import load_code, load_draw
-from engine.backends.cpu.drawing import CompiledDraw
 from engine.backends.cpu.memory import packed_bytes, step_bytes
 from engine.backends.cpu.operations import CpuOperations, LogitRows, block_shape
 from engine.backends.cpu.program import COUNTS, HEADER, Limits, Program
 from engine.backends.cpu.thread_pool import MAX_POOL_THREADS, WorkerPool
+from engine.backends.cpu.token_draw import CompiledDraw
 from engine.backends.runner import ModelRunner
 from engine.batch import Batch, placeholder_batch
 from engine.checkpoints.checkpoint import StoredWeight
@@ -38,11 +35,11 @@ from quant.cpu.vector import LANES
 from quant.errors import UnsupportedQuantization
 from quant.tensor import QTensor
 
-NUMERICS_VERSION = "3"  # raised when a change of the kernels changes bits: what was cached before is not used then
-STEP_OPERATIONS = 80_000_000_000  # that one thread computes in a fifth of a second
-LEAST_HEAD_DIM = 32  # smaller ones are those of toys, which are read before kernels are compiled
-ACTIVATION_FORMS = {8: Form.BITS_8, 14: Form.BITS_14}  # by the bits to which activations are rounded
-LOCAL_PIECES = 16  # pieces of context that every thread merges for itself rather than wait for the others
+NUMERICS_VERSION = "3"  # increase when a change of the kernels changes bits: it invalidates KV caches on disk
+STEP_OPERATIONS = 80_000_000_000  # operations that one thread computes in 0.2 s
+MIN_HEAD_DIM = 32  # smaller heads only occur in test models, which are read before kernels are compiled
+ACTIVATION_FORMS = {8: Form.BITS_8, 14: Form.BITS_14}  # by bits of activations
+LOCAL_PIECES = 16  # pieces of context that every thread merges for itself instead of waiting for the others
 
 
 class CpuDevice:
@@ -60,7 +57,7 @@ class CpuDevice:
         target: Target,
         code_cache: Path | None,
         kv_type: torch.dtype = torch.float16,
-        memory: int = 0,  # bytes; 0: what is free
+        memory: int = 0,  # bytes; 0: all free memory
     ) -> None:
         self.threads = min(threads, MAX_POOL_THREADS)
         self._form = ACTIVATION_FORMS[activation_bits]
@@ -74,7 +71,7 @@ class CpuDevice:
         return block_shape(self.kv_type, kv_heads, head_dim)
 
     def step_tokens(self, model: ModelConfig) -> int:
-        """What takes about a fifth of a second; a power of two. Longer steps are hardly faster."""
+        """Return the power of two of tokens that takes about 0.2 s. Longer steps are hardly more efficient."""
         tokens = self.threads * STEP_OPERATIONS // (2 * model.matrix_elements)
         return min(max(1 << tokens.bit_length() - 1, 32), 512) if tokens else 32
 
@@ -91,7 +88,7 @@ class CpuDevice:
         return step_bytes(model, self.step_tokens(model), self.max_running)
 
     def load(self, model: ModelConfig, weights: Weights, config: EngineConfig) -> LoadedModel:
-        torch.set_num_threads(1)  # it only samples here, and its other threads would spin on the team's cores
+        torch.set_num_threads(1)  # torch only samples here; its other threads would spin on the cores of the pool
         enter, arena = load_code(self._code_cache, self._target, layouts_of(weights.matrix_samples())), Arena()
         limits = Limits(
             tokens=config.max_step_tokens,
@@ -114,7 +111,7 @@ class CpuDevice:
 
 
 class CpuStep:
-    """Computes batches: fills the step header, has the team run the program, reads the logits in place."""
+    """Computes batches: fills the step header, runs the program on the thread pool, and returns views of the logits."""
 
     def __init__(
         self, enter: Entry, program: Program, kv: KVCache, logits: LogitRows, draw: Draw | None = None
@@ -158,13 +155,15 @@ class CpuStep:
         return self.logits(len(batch.logit_rows))
 
     def fill(self, batch: Batch) -> None:
-        """The header of a batch. Raises IndexError for one that is larger than what was recorded for."""
+        """Write a batch into the header. Raises IndexError if it is larger than the recorded limits."""
         tokens, outputs, requests = len(batch.token_ids), len(batch.logit_rows), len(batch.context_lengths)
         limits = self._limits
         if tokens > limits.tokens or requests > limits.requests or max(batch.context_lengths) > limits.context:
-            raise IndexError(f"{tokens} tokens of {requests} requests are more than the program was recorded for")
+            raise IndexError(
+                f"{tokens} tokens of {requests} requests exceed the batch that the program was recorded for"
+            )
         if max(len(table) for tables in batch.block_tables for table in tables) > self._tables.shape[2]:
-            raise IndexError("a block table is longer than what the program was recorded for")
+            raise IndexError("a block table is longer than the program was recorded for")
         self._token_ids[:tokens] = batch.token_ids
         self._positions[:tokens] = batch.positions
         self._outputs[:outputs] = batch.logit_rows
@@ -172,7 +171,7 @@ class CpuStep:
             slots[:tokens] = mapping
         for there, rows, tables in zip(self._tables_there, self._tables, batch.block_tables, strict=True):
             for number, table in enumerate(tables):
-                if there[number] != table:  # most are the same from step to step
+                if there[number] != table:  # most tables do not change from step to step
                     there[number] = list(table)
                     rows[number, : len(table)] = table
         tiles = _tiles(batch)
@@ -181,12 +180,12 @@ class CpuStep:
         self._counts[:] = tokens, outputs, len(tiles), local
 
     def logits(self, rows: int) -> Logits:
-        """What the last step computed; valid until the next one."""
+        """Return the logits of the last step. They are valid until the next step."""
         return Logits(self._values, self._best[:rows].tolist(), rows, self._draw)
 
 
 def _tiles(batch: Batch) -> list[tuple[int, int, int]]:
-    """Up to QUERIES tokens of one request that are attended together: the first of them, how many, which request."""
+    """Return (first token, number of tokens, request) of each tile: up to QUERIES tokens of one request."""
     spans = zip(batch.query_starts, batch.query_starts[1:], strict=False)
     return [
         (first, min(QUERIES, stop - first), request)
@@ -196,9 +195,9 @@ def _tiles(batch: Batch) -> list[tuple[int, int, int]]:
 
 
 def why_unsupported(model: ModelConfig, samples: Iterable[QTensor]) -> str | None:
-    """What in a checkpoint has no kernel here, or None."""
-    if model.head_dim < LEAST_HEAD_DIM:
-        return f"its head dimension is {model.head_dim}, less than {LEAST_HEAD_DIM}"
+    """Return what in a checkpoint has no CPU kernel, or None."""
+    if model.head_dim < MIN_HEAD_DIM:
+        return f"its head dimension is {model.head_dim}, less than {MIN_HEAD_DIM}"
     for name, width, of in _widths(model):
         if width % of:
             return f"its {name} is {width}, not a multiple of {of}"
@@ -210,7 +209,7 @@ def why_unsupported(model: ModelConfig, samples: Iterable[QTensor]) -> str | Non
 
 
 def _widths(model: ModelConfig) -> Iterator[tuple[str, int, int]]:
-    """What a model has so and so many of, and what kernels have at a time."""
+    """Yield (name, width, required multiple) for the widths of a model."""
     yield "head dimension", model.head_dim, LANES
     yield "hidden size", model.hidden, GROUP
     yield "MLP", model.mlp_hidden, GROUP

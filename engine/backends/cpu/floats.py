@@ -1,6 +1,6 @@
-"""Some float32 one behind another, any number of them: the last vector may be a part of one.
+"""Loops over float32 arrays of any length, whose last vector may be partial.
 
-Refuses to know what they are. Counts are those of numbers, addresses need no alignment.
+Counts are numbers of elements. Addresses need no alignment.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from quant.cpu.vector import I64, LANES, Emit
 
 
 def each_vector(e: Emit, count: Any, emit: Callable[[Any, Any], None]) -> None:
-    """emit(number, live) for each vector of `count` numbers; `live` is None, or which lanes the last one has."""
+    """Call emit(index, live) for each vector of `count` numbers; `live`: None, or the lanes in use of the last one."""
     b, whole = e.b, e.b.sdiv(count, I64(LANES))
     with cgutils.for_range(b, whole) as loop:
         emit(loop.index, None)
@@ -32,7 +32,7 @@ def store_some(e: Emit, at: Any, value: Any, live: Any) -> None:
 
 @kernel
 def multiply_floats(e: Emit, x: Any, count: Any, factor: Any) -> None:
-    """x times a factor (bits), in place."""
+    """x *= factor, given as bits of a float32."""
     factors = e.splat(e.float_from_bits(factor))
 
     def multiply(number: Any, live: Any) -> None:

@@ -1,9 +1,9 @@
-"""Runs a recorded program with a team of threads: the only code of ours that runs within a step.
+"""Runs a recorded program on a thread pool. Within a step, no Python code runs.
 
-Work is claimed from one atomic counter an instruction, in ranges that get smaller towards the end, so that a slow core
-takes less of it. Between instructions the threads meet in a barrier that spins shortly and then yields. Which thread
-computed something never shows in the result. `enter` is the one compiled entry point: everything else is compiled into
-it, so that there is one piece of machine code to keep. Nothing is checked here: the recorder did.
+Threads claim units of an instruction from atomic counters, in ranges of a quarter of a thread's share, so that a slow
+core takes less of the work. Between instructions they meet in a barrier that spins briefly and then yields the core.
+Results do not depend on which thread computes a unit. `enter` is the only compiled entry point, so one piece of machine
+code is cached. Nothing is checked here: `program` checks every address when the program is recorded.
 """
 
 import os
@@ -22,42 +22,42 @@ from quant.cpu.vector import I64, Emit
 
 
 class Command(IntEnum):
-    """What `enter` is called for."""
+    """The operations of `enter`."""
 
-    ANNOUNCE = 0  # tell the team about a step -> bit mask of the workers that sleep and must be woken
+    ANNOUNCE = 0  # publish a step -> bit mask of the sleeping workers to wake
     RUN = 1  # compute a step as thread 0
-    SERVE = 2  # a worker's life -> the number of the last job when it should sleep, -1 when it should end
+    SERVE = 2  # run a worker -> number of the last job if the worker should sleep, -1 if it should exit
 
 
 class Shared(IntEnum):
-    """Byte offsets of what the threads share, a cache line each. Read from and written to by compiled code alone."""
+    """Byte offsets of the variables that threads share, one cache line each. Only compiled code accesses them."""
 
     ARRIVED = 0
     GENERATION = 64
-    JOB = 128  # number of the step times MAX_THREADS, plus how many threads take part
+    JOB = 128  # step number times MAX_THREADS, plus the number of threads that take part
     STOP = 192
-    PARKED = 256  # + 64 * thread: 1 when it sleeps
+    PARKED = 256  # + 64 * thread: 1 while it sleeps
 
 
 MAX_THREADS = 1024
-SPINS = 2000  # before a waiting thread yields its core
-CHUNKS = 4  # of a thread's share of an instruction
-IDLE_SPINS = 20_000  # spins without a job before a worker sleeps: about a millisecond
+SPINS = 2000  # before a thread in a barrier yields its core
+CHUNKS = 4  # claims per thread and instruction
+IDLE_SPINS = 20_000  # spins without a job before a worker sleeps, about 1 ms
 
 _ARRIVED, _GENERATION, _JOB = int(Shared.ARRIVED), int(Shared.GENERATION), int(Shared.JOB)
 _STOP, _PARKED = int(Shared.STOP), int(Shared.PARKED)
 _ANNOUNCE, _RUN = int(Command.ANNOUNCE), int(Command.RUN)
 
-# Found by name when the cached machine code is loaded; an address would not be the same in the next process.
+# Resolved by name when cached machine code is loaded: an address differs between processes.
 _yield_core = types.ExternalFunction("SwitchToThread" if os.name == "nt" else "sched_yield", types.int32())
 
 
-# -- the smallest pieces
+# -- atomics
 
 
 @inlined
 def _add(e: Emit, address: Any, value: Any) -> ir.Value:
-    """Atomically add -> what was there before."""
+    """Atomically add. Returns the previous value."""
     return e.b.atomic_rmw("add", e.b.inttoptr(address, I64.as_pointer()), value, "seq_cst")
 
 
@@ -78,7 +78,7 @@ def _pause(e: Emit) -> None:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _pointer(typing_context: Any, address: Any) -> Any:
-    """An address as a pointer to anything, which `carray` takes."""
+    """Convert an address to a void pointer for `carray`."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: list[ir.Value]) -> ir.Value:
         return builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
@@ -91,10 +91,10 @@ def _pointer(typing_context: Any, address: Any) -> Any:
 
 @jit
 def _claim(tickets: int, i: int, count: int, units: int, thread: int, threads: int) -> tuple[int, int]:
-    """The next range of instruction i's units, first and last; empty when all are taken.
+    """Return the next range of units of instruction i, first and last; empty if all are taken.
 
-    Every thread has a share of its own, side by side so that memory is read in order, and takes it in CHUNKS; then it
-    helps others with theirs.
+    Each thread has a contiguous share of the units, so that memory is read in order, and claims it in CHUNKS ranges.
+    Afterwards it claims from the shares of other threads.
     """
     for k in range(threads):
         owner = (thread + k) % threads
@@ -125,7 +125,7 @@ def _barrier(shared: int, threads: int) -> None:
 
 @jit
 def _replay(program: Records, h: Record, tickets: int, shared: int, thread: int, threads: int) -> None:
-    """Thread `thread`'s part of a step."""
+    """Compute the part of a step that falls to `thread`."""
     for i in range(len(program)):
         a = program[i]
         units = count_units(a, h)
@@ -143,7 +143,7 @@ def _replay(program: Records, h: Record, tickets: int, shared: int, thread: int,
 
 @jit
 def _announce(tickets: int, count: int, shared: int, job: int, threads: int) -> int:
-    """Tell about a job, then look who sleeps. `_serve` does it the other way round, so that no wake-up is lost."""
+    """Publish a job, then look for sleeping workers. `_serve` does this in reverse order, so no wake-up is lost."""
     for i in range(threads * count):
         _set(tickets + 8 * i, 0)
     _set(shared + _JOB, job * MAX_THREADS + threads)
@@ -188,7 +188,7 @@ def enter(
     threads: int,
     job: int,
 ) -> int:
-    """Everything compiled, behind one door: see Command. `job` is a step's number, or the last one a worker saw."""
+    """The compiled entry point; see Command. `job` is the number of a step, or the last one that a worker has seen."""
     program = numba.carray(_pointer(program_address), count, INSTRUCTION)
     header = numba.carray(_pointer(header_address), 1, HEADER)[0]
     if command == _ANNOUNCE:

@@ -1,9 +1,9 @@
-"""Rotary embedding, and keys and values on their way into the blocks of the cache.
+"""Rotary embedding, and writing keys and values into KV cache blocks.
 
-One KV head of one block is K as [head_dim][16 tokens], then V as [16 tokens][head_dim]: scores of 16 positions need no
-sum across lanes, and to everyone else a block is opaque bytes. Integers are followed by the float32 scales of the 16
-keys, then those of the 16 values: x = scale * code, one scale for each token and head. The twins are `rope` and
-`store_kv` in `engine.kernels.reference`.
+One KV head of one block holds K as [head_dim][16 tokens], then V as [16 tokens][head_dim], so that scores of 16
+positions need no sum across lanes. Other code treats a block as opaque bytes. For int8, float32 scales of the 16 keys
+follow, then those of the 16 values: x = scale * code, one scale per token and head. Reference implementations: `rope`
+and `store_kv` in `engine.kernels.reference`.
 """
 
 from collections.abc import Callable
@@ -19,12 +19,12 @@ from engine.config import BLOCK_SIZE
 from quant.cpu.kernel import inlined, jit, kernel
 from quant.cpu.vector import F32, I32, I64, LANES, Emit, F16x16, F32x8, F32x16, I8x16, I32x16
 
-CODES = 127  # the largest code of an integer
-LEAST_MAGNITUDE = 1e-30  # 127 divided by anything much smaller is infinite
+CODES = 127  # the largest int8 code
+MIN_MAGNITUDE = 1e-30  # below it, 127 / x may overflow to infinity
 
 
 class KVType(IntEnum):
-    """What keys and values are kept as. The value is a word of recorded programs."""
+    """Storage type of keys and values. The value is a word of recorded programs."""
 
     FLOAT16 = 0
     INT8 = 1
@@ -32,16 +32,16 @@ class KVType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Elements:
-    """How 16 elements of a cache are read and written."""
+    """How 16 elements of a cache type are loaded and stored."""
 
     vector: ir.Type
-    size: int  # bytes of one
+    size: int  # bytes per element
     scaled: bool
     widen: Callable[[Emit, Any], Any]  # to float32
-    narrow: Callable[[Emit, Any], Any]  # from float32, what is scaled already divided by its scale
+    narrow: Callable[[Emit, Any], Any]  # from float32, already divided by the scale if there is one
 
     def load(self, e: Emit, address: Any) -> Any:
-        """float32, to be multiplied by its scale where there are scales."""
+        """Load elements as float32, without their scale."""
         return self.widen(e, e.load(address, self.vector))
 
 
@@ -60,47 +60,47 @@ ELEMENTS = {
 
 
 def head_bytes(kv_type: KVType, head_dim: int) -> int:
-    """Bytes of one KV head of one block."""
+    """Return the bytes of one KV head of one block."""
     elements = ELEMENTS[kv_type]
     return 2 * BLOCK_SIZE * (elements.size * head_dim + (4 if elements.scaled else 0))
 
 
 def scales_at(e: Emit, elements: Elements, block: Any, dim: Any) -> tuple[Any, Any]:
-    """Where the scales of the keys and those of the values of one KV head of a block are."""
+    """Return the addresses of the key scales and of the value scales of one KV head of a block."""
     keys = e.at(block, dim, 2 * BLOCK_SIZE * elements.size)
     return keys, e.at(keys, 4 * BLOCK_SIZE)
 
 
 @kernel
-def _rotate_neighbours(e: Emit, x: Any, cosine: Any, sine: Any, count: Any, scale: Any) -> None:
-    """Turn the pairs (2i, 2i + 1) of `count` elements in place, times a scale (bits)."""
+def _rotate_interleaved(e: Emit, x: Any, cosine: Any, sine: Any, count: Any, scale: Any) -> None:
+    """Rotate the pairs (2i, 2i + 1) of `count` elements in place, times a scale (bits of a float32)."""
     b, factor = e.b, e.splat(e.float_from_bits(scale))
     twice = ir.Constant(I32x16, [lane // 2 for lane in range(LANES)])
     swap = ir.Constant(I32x16, [lane ^ 1 for lane in range(LANES)])
     signs = ir.Constant(F32x16, [-1.0, 1.0] * (LANES // 2))
 
     def angles(table: Any, number: Any, live: Any) -> Any:
-        """A number for each pair, twice."""
+        """Load one number per pair and repeat each twice."""
         at = e.at(table, number, 32)
         pairs = b.sdiv(b.srem(count, I64(LANES)), I64(2))
         few = e.load(at, F32x8) if live is None else e.load_some(at, e.first_lanes(pairs))
         return b.shuffle_vector(few, few, twice)
 
-    def turn(number: Any, live: Any) -> None:
+    def rotate_vector(number: Any, live: Any) -> None:
         at, (cos, sin) = e.at(x, number, 64), (angles(table, number, live) for table in (cosine, sine))
         v = b.fmul(load_some(e, at, live), factor)
-        turned = b.fmul(b.shuffle_vector(v, v, swap), b.fmul(sin, signs))
-        store_some(e, at, e.fma(v, cos, turned), live)
+        rotated = b.fmul(b.shuffle_vector(v, v, swap), b.fmul(sin, signs))
+        store_some(e, at, e.fma(v, cos, rotated), live)
 
-    each_vector(e, count, turn)
+    each_vector(e, count, rotate_vector)
 
 
 @kernel
 def _rotate_halves(e: Emit, x: Any, cosine: Any, sine: Any, count: Any, scale: Any) -> None:
-    """Turn the pairs (i, i + count / 2) of `count` elements in place, times a scale (bits)."""
+    """Rotate the pairs (i, i + count / 2) of `count` elements in place, times a scale (bits of a float32)."""
     b, factor = e.b, e.splat(e.float_from_bits(scale))
 
-    def turn(number: Any, live: Any) -> None:
+    def rotate_vector(number: Any, live: Any) -> None:
         near = e.at(x, number, 64)
         far = b.add(near, b.mul(count, I64(2)))
         cos, sin = (load_some(e, e.at(table, number, 64), live) for table in (cosine, sine))
@@ -108,31 +108,31 @@ def _rotate_halves(e: Emit, x: Any, cosine: Any, sine: Any, count: Any, scale: A
         store_some(e, near, e.fma(first, cos, b.fmul(second, b.fsub(e.f(0), sin))), live)
         store_some(e, far, e.fma(second, cos, b.fmul(first, sin)), live)
 
-    each_vector(e, b.sdiv(count, I64(2)), turn)
+    each_vector(e, b.sdiv(count, I64(2)), rotate_vector)
 
 
 @jit
-def rotate(x: int, cosine: int, sine: int, dim: int, turning: int, scale: int, neighbours: int) -> None:
-    """One head at x, in place: its first `turning` elements turn, and all of them are multiplied by the scale.
+def rotate(x: int, cosine: int, sine: int, dim: int, rotary_dim: int, scale: int, interleaved: int) -> None:
+    """Rotate the first `rotary_dim` elements of the head at x in place, and multiply all `dim` elements by the scale.
 
-    cosine and sine are the rows [turning / 2] of its position.
+    cosine and sine: the table rows [rotary_dim / 2] of its position.
     """
-    if neighbours:
-        _rotate_neighbours(x, cosine, sine, turning, scale)
+    if interleaved:
+        _rotate_interleaved(x, cosine, sine, rotary_dim, scale)
     else:
-        _rotate_halves(x, cosine, sine, turning, scale)
-    if turning < dim:
-        multiply_floats(x + 4 * turning, dim - turning, scale)
+        _rotate_halves(x, cosine, sine, rotary_dim, scale)
+    if rotary_dim < dim:
+        multiply_floats(x + 4 * rotary_dim, dim - rotary_dim, scale)
 
 
 def _scale(e: Emit, x: Any, dim: Any) -> tuple[Any, Any]:
-    """The scale of float32 [dim], and 1 / scale or 0 in all lanes. NaN has the scale NaN."""
+    """Return the scale of float32 [dim], and 1 / scale (or 0) in all lanes. If an element is NaN, the scale is NaN."""
     b, top = e.b, e.variable(e.i(0))
     with cgutils.for_range(b, b.sdiv(dim, I64(LANES))) as loop:
         v = e.load(e.at(x, loop.index, 64))
         b.store(e.larger_bits(b.load(top), e.magnitude_bits(v, v)), top)
     largest = b.bitcast(e.reduce(b.load(top), e.larger_bits), F32)
-    some = b.fcmp_ordered(">", largest, F32(LEAST_MAGNITUDE))
+    some = b.fcmp_ordered(">", largest, F32(MIN_MAGNITUDE))
     inverse = b.select(some, b.fdiv(F32(CODES), largest), F32(0))
     return b.fmul(largest, F32(1 / CODES)), e.splat(inverse)
 
@@ -141,18 +141,18 @@ def _make_store(kv_type: KVType) -> Callable[..., None]:
     elements = ELEMENTS[kv_type]
     size, narrow = elements.size, elements.narrow
 
-    def store(e: Emit, key: Any, value: Any, block: Any, place: Any, dim: Any) -> None:
-        """Write k and v, float32 [dim] each, at place 0..15 of one KV head of a block."""
+    def store(e: Emit, key: Any, value: Any, block: Any, offset: Any, dim: Any) -> None:
+        """Write k and v, float32 [dim] each, at `offset` 0..15 of one KV head of a block."""
         b, inverses = e.b, [e.f(1), e.f(1)]
         if elements.scaled:
             for n, (x, at) in enumerate(zip((key, value), scales_at(e, elements, block, dim), strict=True)):
                 scale, inverses[n] = _scale(e, x, dim)
-                e.store(e.at(at, place, 4), scale, 4)
-        row = b.add(e.at(block, dim, size * BLOCK_SIZE), b.mul(place, b.mul(dim, I64(size))))
+                e.store(e.at(at, offset, 4), scale, 4)
+        row = b.add(e.at(block, dim, size * BLOCK_SIZE), b.mul(offset, b.mul(dim, I64(size))))
         with cgutils.for_range(b, b.sdiv(dim, I64(LANES))) as loop:
             k, v = (e.load(e.at(x, loop.index, 64)) for x in (key, value))
             k, v = (narrow(e, b.fmul(x, inverse)) for x, inverse in zip((k, v), inverses, strict=True))
-            column = e.at(e.at(block, loop.index, size * BLOCK_SIZE * LANES), place, size)
+            column = e.at(e.at(block, loop.index, size * BLOCK_SIZE * LANES), offset, size)
             for lane in range(LANES):
                 e.store(e.at(column, size * BLOCK_SIZE * lane), b.extract_element(k, I32(lane)), size)
             e.store(e.at(row, loop.index, size * LANES), v, size)
@@ -165,6 +165,6 @@ STORE_KERNELS = {kv_type: _make_store(kv_type) for kv_type in KVType}
 
 
 @inlined
-def store_key_value(e: Emit, kernel: Any, key: Any, value: Any, block: Any, place: Any, dim: Any) -> None:
+def store_key_value(e: Emit, kernel: Any, key: Any, value: Any, block: Any, offset: Any, dim: Any) -> None:
     """Call one of STORE_KERNELS by its address."""
-    e.call_address(kernel, key, value, block, place, dim)
+    e.call_address(kernel, key, value, block, offset, dim)

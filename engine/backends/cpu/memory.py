@@ -1,7 +1,4 @@
-"""What a model takes of the host's memory besides its caches, told before anything of it is loaded.
-
-Knows sizes. Refuses to know how much memory there is, and what is done with it.
-"""
+"""Estimate the host memory that a model needs besides its KV cache, before anything is loaded."""
 
 import math
 from collections.abc import Hashable, Mapping
@@ -15,54 +12,54 @@ from quant.cpu.layouts import packing_of
 from quant.errors import InglenookError
 
 FLOAT = 4  # bytes
-PACKED = 1.03  # bytes for each of the file, where a sample cannot be looked at: what packing adds at most
-PREPARED = 32 << 20  # bytes that compiled kernels, the recorded program and what torch samples with take; measured
+PACKED_RATIO = 1.03  # bytes per byte of the file if no sample can be packed: an upper bound
+FIXED_BYTES = 32 << 20  # bytes for compiled kernels, the recorded program, and torch's sampling; measured
 
 
 @dataclass(frozen=True, slots=True)
 class _Rates:
-    """What a matrix of one kind takes once it is packed."""
+    """Memory that packed matrices of one kind take."""
 
-    an_element: float  # bytes, of whole pairs of tiles
-    a_byte: float  # bytes for each of the file
+    bytes_per_element: float  # for whole pairs of tiles
+    bytes_per_stored_byte: float  # relative to the file
 
 
 def packed_bytes(stored: Mapping[str, StoredWeight]) -> int:
-    """About what all weights take once they are loaded: matrices in tiles, all others as float32."""
+    """Return the approximate size of all loaded weights: matrices packed into tiles, others as float32."""
     rates = {kind: _rates(weight) for kind, weight in smallest_matrices(stored).items()}
     return sum(_packed(weight, rates) for weight in stored.values())
 
 
 def _packed(weight: StoredWeight, rates: Mapping[Hashable, _Rates]) -> int:
     if weight.shape is None:
-        return int(weight.nbytes * rates[weight.kind].a_byte)
+        return int(weight.nbytes * rates[weight.kind].bytes_per_stored_byte)
     if len(weight.shape) != 2:
         return FLOAT * math.prod(weight.shape)
     rows, columns = weight.shape
-    return int(-(-rows // PAIR) * PAIR * columns * rates[weight.kind].an_element)
+    return int(-(-rows // PAIR) * PAIR * columns * rates[weight.kind].bytes_per_element)
 
 
 def _rates(weight: StoredWeight) -> _Rates:
-    """By a small matrix of the same layout."""
+    """Return the rates of a kind, measured by packing a small matrix of it."""
     try:
         sample = weight.sample()
         rows, columns = sample.shape
         packing = packing_of(sample)
         tile = packing.tile_bytes
         whole = -(-rows // PAIR) * 2 * tile + packing.shared_bytes
-    except (InglenookError, ValueError, RuntimeError):  # of a header alone, whose values are not there
+    except (InglenookError, ValueError, RuntimeError):  # only the header is available, without values
         elements = math.prod(weight.shape) if weight.shape else weight.nbytes
-        return _Rates(PACKED * weight.nbytes / elements, PACKED)
+        return _Rates(PACKED_RATIO * weight.nbytes / elements, PACKED_RATIO)
     return _Rates(tile / (TILE * columns), whole / weight.nbytes)
 
 
 def step_bytes(model: ModelConfig, tokens: int, rows: int) -> int:
-    """About what steps of so many tokens, with so many rows of logits, compute with.
+    """Return the approximate working memory of steps with at most `tokens` tokens and `rows` rows of logits.
 
-    Of each token: the stream and what is normalized of it, q, k and v, what is attended, and the MLP between its two
-    products; what products read is quantized, to two bytes at most.
+    Per token: the residual stream and its normalized copy, q, k, and v, the attention output, and the MLP activations.
+    Inputs of products are quantized, to at most two bytes per element.
     """
     qkv, attended = (model.heads + 2 * model.kv_heads) * model.head_dim, model.heads * model.head_dim
     floats = 2 * model.hidden + qkv + attended
     quantized = model.hidden + attended + model.mlp_hidden
-    return tokens * (FLOAT * floats + 2 * quantized) + FLOAT * rows * model.vocab_size + PREPARED
+    return tokens * (FLOAT * floats + 2 * quantized) + FLOAT * rows * model.vocab_size + FIXED_BYTES

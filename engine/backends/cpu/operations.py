@@ -1,9 +1,9 @@
-"""Operations that record: running model code on them once writes the program of every step.
+"""Operations that record: running the model code once on them writes the program of every step.
 
-A value between operations is an `Activation`: rows in a buffer, or the promise of rows that are written in whatever
-form their first reader wants. So a norm quantizes what it hands to a quantized product, and model code need not know.
-A buffer is used again as soon as model code has let go of the value in it, and its last readers with it.
-Knows shapes and addresses. Refuses to know values: none exist while recording.
+A value between operations is an `Activation`: rows in a buffer, or rows that are written later in the form that their
+first reader needs. A norm can therefore write quantized rows for a quantized product, without changes to the model
+code. A buffer is reused as soon as the model code has released its value and the last reader is recorded. No values
+exist while recording: this module only handles shapes and addresses.
 """
 
 import weakref
@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.backends.cpu.attention import ALL, ATTENTION_KERNELS
-from engine.backends.cpu.buffers import PLAIN_KERNELS, Buffers, Rows, check_multiple
+from engine.backends.cpu.attention import ATTENTION_KERNELS, UNLIMITED
+from engine.backends.cpu.buffers import USE_REFERENCE, Buffers, Rows, check_multiple
 from engine.backends.cpu.kv_store import STORE_KERNELS, KVType, head_bytes
 from engine.backends.cpu.program import SEGMENT, Op, Program, float_bits
 from engine.batch import Batch
@@ -35,15 +35,19 @@ from quant.linear import QLinear
 
 @dataclass(eq=False)
 class Activation:
-    """A value of model code. `write` puts its rows down in a form, and `pick` only those that are wanted, where that is
-    no more work; `picked_from` is what `select` picks rows of."""
+    """A value in the model code.
+
+    `write` records how to write its rows in a form. `pick` does the same for output rows only, if that saves work.
+    `selected_from` is the value that `select` took rows from.
+    """
 
     width: int
     selected: bool
     write: Callable[[Form], Rows]
-    pick: Callable[[Form], Rows] | None = None
-    picked_from: "Activation | None" = None
-    added_to: bool = False  # its reader adds to rows that this may be made of: nobody reads on before all have written
+    pick_rows: Callable[[Form], Rows] | None = None
+    selected_from: "Activation | None" = None
+    # its reader adds to rows that it may depend on: all threads must finish writing it before any reads it
+    added_to: bool = False
     _written: dict[Form, Rows] = field(default_factory=dict)
 
     def rows(self, form: Form) -> Rows:
@@ -54,11 +58,11 @@ class Activation:
 
 @dataclass(frozen=True, slots=True)
 class LogitRows:
-    """Where a step leaves its logits, float32 [outputs, vocabulary], and the id of the largest in each row."""
+    """The logits of a step, float32 [outputs, vocabulary], and the id of the largest logit in each row."""
 
     logits: Region
     vocabulary: int
-    best: Region  # int64 [outputs]; -1 where there is no number
+    best: Region  # int64 [outputs]; -1 if no logit is above -inf
 
 
 PRODUCTS = {Gate.SILU: SILU_PRODUCTS, Gate.GELU: GELU_PRODUCTS}
@@ -75,7 +79,7 @@ class CpuOperations:
     def embed(self, batch: Batch, table: QLinear, scale: float = 1.0) -> Activation:
         (part,) = _packed(table).parts
         if part.order is not None:
-            raise UnsupportedModel("Embeddings in an order of their own have no CPU kernel", PLAIN_KERNELS)
+            raise UnsupportedModel("Embeddings with permuted columns have no CPU kernel", USE_REFERENCE)
         out = self._buffers.take(Form.FLOAT, table.inputs)
         self._program.append(
             Op.EMBED, kernel=part.row_kernel, weight=part.region.address, tile_bytes=part.tile_bytes,
@@ -85,9 +89,9 @@ class CpuOperations:
 
     def select(self, x: Activation, batch: Batch) -> Activation:
         def write(form: Form) -> Rows:
-            return x.pick(form) if x.pick else self._rewrite(x.rows(Form.FLOAT), form, gather=True)
+            return x.pick_rows(form) if x.pick_rows else self._rewrite(x.rows(Form.FLOAT), form, gather=True)
 
-        return Activation(x.width, selected=True, write=write, picked_from=x)
+        return Activation(x.width, selected=True, write=write, selected_from=x)
 
     def norm(self, x: Activation, norm: Norm, add_to: Activation | None = None) -> Activation:
         if add_to:
@@ -96,8 +100,8 @@ class CpuOperations:
             return self._floats(out)
 
         def write(form: Form) -> Rows:
-            gather = x.picked_from is not None
-            source = (x.picked_from or x).rows(Form.FLOAT)
+            gather = x.selected_from is not None
+            source = (x.selected_from or x).rows(Form.FLOAT)
             normed = itself()
             added_to = normed is not None and normed.added_to
             local = not (added_to or form is Form.FLOAT)
@@ -108,14 +112,14 @@ class CpuOperations:
             return out
 
         normed = Activation(x.width, x.selected, write)
-        itself = weakref.ref(normed)  # a circle of references would keep its buffers taken
+        itself = weakref.ref(normed)  # a weak reference: a reference cycle would keep the buffers alive
         return normed
 
     def linear(
         self, x: Activation, weight: QLinear, add_to: Activation | None = None, bias: Tensor | None = None
     ) -> Activation:
         packed = _packed(weight)
-        # In place, where there is something to add to: nobody may read that from here on.
+        # Add in place if there is something to add to. Later operations must not read `add_to` again.
         out = add_to.rows(Form.FLOAT) if add_to else self._buffers.take(Form.FLOAT, weight.outputs, selected=x.selected)
         self._multiply(x, packed, out, add=add_to is not None, bias=bias)
         return self._floats(out)
@@ -127,11 +131,11 @@ class CpuOperations:
         outputs, segments = self._program.limits.outputs, -(-head.outputs // SEGMENT)
         largest = self._program.arena.allocate("largest logits", 8 * outputs * segments)
         self._program.append(
-            Op.ARGMAX, selected=1, rows=head.outputs, x=out.buffer.region.address, x_stride=out.buffer.stride,
+            Op.ARGMAX_SEGMENTS, selected=1, rows=head.outputs, x=out.buffer.region.address, x_stride=out.buffer.stride,
             out=largest.address, softcap=float_bits(softcap),
         )  # fmt: skip
         best = self._program.arena.allocate("best logits", 8 * outputs)
-        self._program.append(Op.PICK, selected=1, rows=head.outputs, x=largest.address, out=best.address)
+        self._program.append(Op.ARGMAX_ROWS, selected=1, rows=head.outputs, x=largest.address, out=best.address)
         return LogitRows(out.buffer.region, head.outputs, best)
 
     def gated_mlp(
@@ -159,7 +163,9 @@ class CpuOperations:
     def _gated_product(
         self, x: Activation, gates: CpuLinear, gate: Part, up: Part, products: dict[Form, Any]
     ) -> Activation:
-        """Both products and theirs in one instruction, which hands over 32 columns as soon as it has them."""
+        """Record one instruction for both products and the gate, which emits each group of 32 columns when it is
+        complete.
+        """
         width, form = gates.outputs // 2, gates.form(gate)
         one, two, four, six = gate.tile_kernels(form)
         up_one, up_two, up_four, up_six = up.tile_kernels(form)
@@ -182,7 +188,7 @@ class CpuOperations:
     def _product(
         self, width: int, selected: bool, products: Container[Form], write: Callable[[Form], Rows]
     ) -> Activation:
-        """Written by `write` in the forms that products come in, and from floats in others."""
+        """Return a value that `write` writes in the forms of `products`. Other forms are converted from floats."""
         direct = Activation(width, selected, write)
 
         def rows(form: Form) -> Rows:
@@ -197,8 +203,8 @@ class CpuOperations:
         angles, norms = {}, {}
         if rotary:
             cosine, sine = (self._buffers.constant(table).address for table in (rotary.cos, rotary.sin))
-            turning = 2 * rotary.cos.shape[-1]
-            angles = {"rotary": turning, "neighbours": rotary.interleaved, "cosine": cosine, "sine": sine}
+            rotary_dim = 2 * rotary.cos.shape[-1]
+            angles = {"rotary_dim": rotary_dim, "interleaved": rotary.interleaved, "cosine": cosine, "sine": sine}
         if attention.norms:
             norms = self._head_norms(rows, heads, attention.norms)
         self._program.append(
@@ -208,7 +214,9 @@ class CpuOperations:
         return self._floats(rows)
 
     def _head_norms(self, rows: Rows, heads: dict[str, int], norms: HeadNorms) -> dict[str, int]:
-        """Words that have every head normalized before it turns. All heads of a token are normalized before that."""
+        """Return the instruction words that normalize each head before rotation. Norms over all heads are recorded
+        before it.
+        """
         q, k, width = norms.q, norms.k, norms.q.weight.shape[-1]
         if width == heads["head_dim"]:
             check_multiple(f"A normalized head of {width} elements", width, GROUP)
@@ -221,22 +229,22 @@ class CpuOperations:
                 "epsilon": float_bits(q.epsilon),
             }
         for norm, first in ((q, 0), (k, width)):
-            places = {**rows.words("x"), **rows.words("out")}
-            places["x"] = places["out"] = rows.buffer.region.address + 4 * first
-            self._normalize(norm, Form.FLOAT, barrier=norm is k, **places)
+            words = {**rows.words("x"), **rows.words("out")}
+            words["x"] = words["out"] = rows.buffer.region.address + 4 * first
+            self._normalize(norm, Form.FLOAT, barrier=norm is k, **words)
         return {}
 
     def attend(self, q: Activation, batch: Batch, kv: LayerKV, attention: Attention) -> Activation:
         rows, heads, limits = q.rows(Form.FLOAT), _heads(q, kv), self._program.limits
         width = kv.kv_heads * heads["heads"] * kv.head_dim
-        parts = self._buffers.parts(kv, heads["heads"])
+        partials = self._buffers.partials(kv, heads["heads"])
         out = self._buffers.take(Form.FLOAT, width)
-        window = min(attention.window or ALL, ALL)
-        words = {"parts": parts.address, "max_pieces": limits.pieces, "window": window, **heads}
+        window = min(attention.window or UNLIMITED, UNLIMITED)
+        words = {"partials": partials.address, "max_pieces": limits.pieces, "window": window, **heads}
         kernels = ATTENTION_KERNELS[_kv_type(kv)]
         self._program.append(
-            Op.ATTEND, scores=address_of(kernels.scores), soften=address_of(kernels.soften),
-            gather_values=address_of(kernels.gather), softcap=float_bits(attention.softcap),
+            Op.ATTEND, scores=address_of(kernels.scores), softmax=address_of(kernels.softmax),
+            weighted_sum=address_of(kernels.weighted_sum), softcap=float_bits(attention.softcap),
             **rows.words("x"), **out.words("out"), **words, **_cache_words(kv),
         )  # fmt: skip
 
@@ -251,10 +259,10 @@ class CpuOperations:
 
         return Activation(width, False, write, partial(write, gather=True))
 
-    # -- pieces of instructions
+    # -- parts of instructions
 
     def _normalize(self, norm: Norm, form: Form, *, add: int = 0, **words: int) -> None:
-        """Rows of the width of the norm's weight, written in `form`, or added to the floats that are there."""
+        """Record a norm of rows as wide as its weight, written in `form` or added to existing floats."""
         width, kernels, op = len(norm.weight), FORM_KERNELS[form], Op.NORM
         check_multiple(f"A norm of {width} elements", width, GROUP)
         kernel = add_scaled_row if add else kernels.scale_row
@@ -269,22 +277,22 @@ class CpuOperations:
     def _multiply(self, x: Activation, weight: CpuLinear, out: Rows, *, add: bool, bias: Tensor | None = None) -> None:
         x.added_to = x.added_to or add
         biases = 0 if bias is None else self._buffers.constant(bias).address
-        # All forms are written first: x may be made of what the first part's product is added to.
+        # Write all forms first: x may depend on the buffer that the product of the first part is added to.
         readers = {weight.source(part): part for part in weight.parts}
         sources = {key: self._rows_for(x, weight.form(part), part.order) for key, part in readers.items()}
         for part in weight.parts:
             form = weight.form(part)
-            place = {**out.words("out"), "out": out.buffer.region.address + 4 * part.first}
+            target = {**out.words("out"), "out": out.buffer.region.address + 4 * part.first}
             source, (one, two, four, six) = sources[weight.source(part)], part.tile_kernels(form)
             self._program.append(
                 Op.MATMUL, barrier=part is weight.parts[-1], selected=x.selected, form=form, add=add,
                 one=one, two=two, four=four, six=six, weight=part.region.address, tile_bytes=part.tile_bytes,
                 groups=part.groups, rows=part.rows, bias=biases and biases + 4 * part.first,
-                **source.words("x"), **place,
+                **source.words("x"), **target,
             )  # fmt: skip
 
     def _rows_for(self, x: Activation, form: Form, order: Region | None) -> Rows:
-        """Rows of x in the form and the order of columns of a weight's part."""
+        """Return the rows of x in the form and column order of a part of a weight."""
         return x.rows(form) if order is None else self._rewrite(x.rows(Form.FLOAT), form, order=order)
 
     def _rewrite(
@@ -313,7 +321,7 @@ def _packed(weight: QLinear) -> CpuLinear:
 
 
 def _heads(qkv: Activation, kv: LayerKV) -> dict[str, int]:
-    """How the columns of a row of q, k and v divide into heads."""
+    """Return how the columns of a qkv row divide into heads."""
     return {
         "kv_heads": kv.kv_heads,
         "heads": qkv.width // kv.head_dim // kv.kv_heads - 2,
@@ -336,13 +344,13 @@ def _cache_words(kv: LayerKV) -> dict[str, int]:
     }
 
 
-KV_TYPES = {torch.float16: KVType.FLOAT16, torch.int8: KVType.INT8}  # by the type of the pool
+KV_TYPES = {torch.float16: KVType.FLOAT16, torch.int8: KVType.INT8}  # by dtype of the pool
 
 
 def block_shape(dtype: torch.dtype, kv_heads: int, head_dim: int) -> tuple[int, ...]:
-    """One layer of one block, in elements of the pool: each KV head as `engine.backends.cpu.kv_store` lays it out.
+    """Return the shape of one layer in one block, in elements of the pool, with the layout of `kv_store`.
 
-    Raises UnsupportedModel for heads that are no whole vectors.
+    Raises UnsupportedModel if a head is not a whole number of vectors.
     """
     check_multiple(f"A head dimension of {head_dim}", head_dim, LANES)
     return kv_heads, head_bytes(KV_TYPES[dtype], head_dim) // dtype.itemsize

@@ -1,7 +1,4 @@
-"""Soft caps: scores and logits that stay within a bound.
-
-Knows floats in memory and in vectors. Refuses to know what they are.
-"""
+"""Soft caps, which bound scores and logits (arXiv:2408.00118)."""
 
 from typing import Any
 
@@ -9,14 +6,14 @@ from engine.backends.cpu.floats import each_vector, load_some, store_some
 from quant.cpu.kernel import kernel
 from quant.cpu.vector import Emit
 
-FLAT = 9.02  # behind it, tanh is 1 in float32
-# tanh(x) = x * P(x * x) / Q(x * x), fitted for the least relative error up to FLAT; the highest powers first
+FLAT = 9.02  # above it, tanh is 1 in float32
+# tanh(x) = x * P(x * x) / Q(x * x), fitted for the smallest relative error up to FLAT. Highest powers first.
 ABOVE = (1.33191129e-08, 2.05835586e-05, 0.00349404151, 0.133797243, 1.0)
 BELOW = (7.76204956e-07, 0.000328310241, 0.0258711018, 0.467130393, 1.0)
 
 
 def tanh(e: Emit, x: Any) -> Any:
-    """The hyperbolic tangent, relative error 4e-7. NaN stays NaN."""
+    """Return the hyperbolic tangent, with a relative error of 4e-7. NaN stays NaN."""
     x = e.larger(e.f(-FLAT), e.smaller(e.f(FLAT), x))
     square = e.b.fmul(x, x)
     above, below = (e.f(coefficients[0]) for coefficients in (ABOVE, BELOW))
@@ -26,13 +23,13 @@ def tanh(e: Emit, x: Any) -> Any:
 
 
 def soft_cap(e: Emit, x: Any, cap: Any) -> Any:
-    """cap * tanh(x / cap) of a vector, `cap` in all lanes (arXiv:2408.00118)."""
+    """Return cap * tanh(x / cap) of a vector; `cap` is in all lanes."""
     return e.b.fmul(cap, tanh(e, e.b.fdiv(x, cap)))
 
 
 @kernel
 def cap_floats(e: Emit, x: Any, count: Any, cap: Any) -> None:
-    """`count` float32 at x, in place; the cap as bits."""
+    """Apply a soft cap to `count` float32 at x in place. `cap` is given as bits."""
     caps = e.splat(e.float_from_bits(cap))
 
     def bound(number: Any, live: Any) -> None:

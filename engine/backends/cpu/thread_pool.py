@@ -1,9 +1,9 @@
-"""The team: threads that run a program together, step after step.
+"""The thread pool that runs a program, step after step.
 
-Workers are plain threads that live inside one compiled call without the GIL: they spin shortly for the next step, then
-sleep until they are woken. Thread 0 is whoever calls `run`. A thread that shares its core with another program holds
-its part of a step for a whole time slice, and everyone waits; fewer threads are faster then, so that the number is
-chosen by measurement. The bits do not depend on it. Refuses to know what is computed.
+Workers are Python threads that stay inside one compiled call without the GIL: they spin briefly for the next step, then
+sleep until they are woken. The caller of `run` computes as thread 0. A thread that shares its core with another program
+delays its part of a step by a whole time slice, and all others wait for it. Fewer threads are faster in that case, so
+the number of threads is chosen by measurement. Results do not depend on it.
 """
 
 import statistics
@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from engine.backends.cpu.interpreter import Command, Shared
 from quant.cpu.native import Entry
 
-ANNOUNCE, RUN, SERVE = (int(command) for command in Command)  # numba takes plain integers much faster
-MAX_POOL_THREADS = 62  # the bits of a mask of sleeping workers
+ANNOUNCE, RUN, SERVE = (int(command) for command in Command)  # numba converts plain integers much faster
+MAX_POOL_THREADS = 62  # bits of the mask of sleeping workers
 
 
 class WorkerPool:
-    """Runs one program over one header. Used from one thread at a time."""
+    """Runs one program with one header. Only one thread may use it at a time."""
 
     def __init__(self, enter: Entry, program: NDArray[np.void], header: NDArray[np.void], threads: int) -> None:
         self.threads = threads
@@ -39,7 +39,7 @@ class WorkerPool:
         )  # fmt: skip
         self._job = 0
         self._wake = [threading.Semaphore(0) for _ in range(threads)]
-        kept = (self._keep, self._shared, self._tickets)  # a worker may outlive the team for a moment
+        kept = (self._keep, self._shared, self._tickets)  # a worker may briefly outlive the pool
         for number in range(1, threads):
             worker = threading.Thread(
                 target=_work, args=(enter, self._words, number, threads, self._wake[number], kept), daemon=True
@@ -49,9 +49,9 @@ class WorkerPool:
         self.close = weakref.finalize(self, _stop, enter, self._words, threads, self._wake, self._shared, stop_at)
 
     def run(self, tokens: int, threads: int | None = None) -> None:
-        """Compute the step that the header describes, with `threads` or as many as are fastest for `tokens` tokens.
+        """Compute the step in the header, with `threads` threads or the fastest number for steps of `tokens` tokens.
 
-        Raises ValueError for more than there are: the others would never come.
+        Raises ValueError if the pool has fewer threads: a barrier would wait forever.
         """
         if threads is not None:
             if not 1 <= threads <= self.threads:
@@ -77,7 +77,8 @@ class WorkerPool:
         return self._tuners[size]
 
 
-Words = tuple[int, int, int, int, int]  # program, its length, header, tickets, shared: what every call is given
+# program, its length, header, tickets, shared: arguments of every call of `enter`
+Words = tuple[int, int, int, int, int]
 
 
 def _announce(enter: Entry, words: Words, threads: int, job: int, wake: list[threading.Semaphore]) -> None:
@@ -100,20 +101,21 @@ def _stop(
     _announce(enter, words, threads, (1 << 40), wake)
 
 
-LARGEST_PROBED = 32  # tokens: longer steps lose little to a busy neighbour, and a probe of them costs much
-WINDOW = 12  # steps whose median stands for the number of threads in use
-PROBE_STEPS = 6  # steps of one probe
-PROBE_CHECK_STEPS = 2  # steps of it after which it ends where all took ABORT_RATIO times as long
+LARGEST_PROBED = 32  # tokens; longer steps suffer little from busy cores, and probing them is expensive
+WINDOW = 12  # recent steps whose median is the time of a number of threads
+PROBE_STEPS = 6  # steps per probe
+PROBE_CHECK_STEPS = 2  # steps after which a probe ends if each took ABORT_RATIO times the current median
 ABORT_RATIO = 1.3
-SWITCH_RATIO = 0.9  # of the time: what another number of threads must reach to be taken
-SHORTEST_PAUSE, LONGEST_PAUSE = 32, 256  # steps between probes; doubled whenever a probe changes nothing
+SWITCH_RATIO = 0.9  # another number of threads must take less than this share of the current time to replace it
+SHORTEST_PAUSE, LONGEST_PAUSE = 32, 256  # steps between probes; doubled each time that a probe changes nothing
 
 
 class ThreadTuner:
-    """How many threads to use for steps of one size: the number in use, and from time to time a neighbour of it.
+    """Chooses the number of threads for steps of one size: mostly the current one, and now and then a neighboring one.
 
-    A busy neighbour makes every other step of too many threads long, so that the median shows it, and a single long
-    step does not. More threads have to convince by the mean: a neighbour's time slices let a few steps pass unharmed.
+    If a core is busy, every other step with too many threads is long, which shows in the median; a single long step
+    does not. A probe of more threads is judged by the mean instead: the other program's time slices leave some steps
+    undisturbed.
     """
 
     def __init__(self, threads: int, *, probing: bool = True) -> None:
@@ -124,7 +126,7 @@ class ThreadTuner:
         self._upcoming = self._schedule() if probing and threads > 1 else None
 
     def next(self) -> int:
-        """The number of threads for the next step."""
+        """Return the number of threads for the next step."""
         return self.current if self._upcoming is None else next(self._upcoming)
 
     def record(self, threads: int, seconds: float) -> None:
@@ -150,7 +152,7 @@ class ThreadTuner:
             self._decide(other)
 
     def _much_slower(self) -> bool:
-        """Whether a neighbour was clearly faster when it was tried last: then it is tried again."""
+        """Whether a neighboring number was clearly faster when it was last tried. It is then probed again."""
         now = self._times[self.current]
         beside = {self._neighbor(self.current, above) for above in (False, True)}
         others = [statistics.median(self._times[number]) for number in beside if self._times[number]]

@@ -1,8 +1,8 @@
-"""What instructions do: each is cut into units that anyone may compute, in any order.
+"""Instructions divided into units of work, which threads may compute in any order.
 
-`count_units` says how many an instruction has in this step, `compute` does a range of them. Everything here is compiled
-and takes the words of an instruction and of the step header; nothing is checked. Refuses to know about threads, but for
-the scratch memory and the copies that each has of its own.
+`count_units` returns the number of units of an instruction in this step; `compute` runs a range of them. Everything
+here is compiled and takes the words of an instruction and of the step header. Nothing is checked here: `program` did
+that.
 """
 
 from typing import Any
@@ -22,9 +22,20 @@ from quant.cpu.norms import layer_norm_row, norm_factor
 from quant.cpu.rows import read_row
 from quant.cpu.vector import F32, I32, I64, LANE_NUMBERS, LANES, Emit
 
-_EMBED, _NORM, _LAYER_NORM, _WRITE, _MATMUL, _GATED, _GATE, _ROPE_STORE, _ATTEND, _MERGE, _ARGMAX, _PICK = (
-    int(op) for op in Op
-)
+(
+    _EMBED,
+    _NORM,
+    _LAYER_NORM,
+    _WRITE,
+    _MATMUL,
+    _GATED,
+    _GATE,
+    _ROPE_STORE,
+    _ATTEND,
+    _MERGE,
+    _ARGMAX_SEGMENTS,
+    _ARGMAX_ROWS,
+) = (int(op) for op in Op)
 
 
 @jit
@@ -71,8 +82,8 @@ def _embed(a: Record, h: Record, first: int, last: int) -> None:
 
 
 @jit
-def _begin_with_bias(bias: int, rows: int, add: int, count: int, out: int, stride: int) -> None:
-    """Write the bias where the products of `count` tokens are about to be added, or add it to what is there."""
+def _init_with_bias(bias: int, rows: int, add: int, count: int, out: int, stride: int) -> None:
+    """Write the bias into the output of `count` tokens before products are added, or add it to the existing values."""
     for m in range(count):
         if add:
             add_floats(bias, rows, out + m * stride)
@@ -89,7 +100,7 @@ def _matmul(a: Record, n: int, first: int, last: int, copy: int) -> None:
         w, rows, count = a.weight + 2 * pair * a.tile_bytes, min(PAIR, a.rows - PAIR * pair), min(TOKENS, n - block)
         add = a.add
         if a.bias != 0:
-            _begin_with_bias(a.bias + 4 * PAIR * pair, rows, add, count, out, a.out_stride)
+            _init_with_bias(a.bias + 4 * PAIR * pair, rows, add, count, out, a.out_stride)
             add = 1
         multiply_pair(
             a.one, a.two, a.four, a.six, w, a.tile_bytes, a.groups, x, a.x_stride, count, out, a.out_stride, add, rows
@@ -98,7 +109,7 @@ def _matmul(a: Record, n: int, first: int, last: int, copy: int) -> None:
 
 @jit
 def _gated(a: Record, n: int, first: int, last: int, copy: int, scratch: int) -> None:
-    """A unit is 32 rows of gate and of up: together one group of 32 columns of the product."""
+    """Compute units of GATED. A unit is 32 rows of gate and of up: one group of 32 columns of the product."""
     units, half = a.rows // PAIR, 4 * PAIR
     for unit in range(first, last):
         block, pair = unit // units * TOKENS, unit % units
@@ -127,7 +138,7 @@ def _gate(a: Record, first: int, last: int) -> None:
 
 @kernel
 def _largest(e: Emit, x: Any, count: Any, first: Any, out: Any) -> None:
-    """The largest of `count` float32 at x, the first of equals: its value at out, and first + its index behind it."""
+    """out = the largest of `count` float32 at x and, as int32 after it, first + its index; ties: the first."""
     b = e.b
     best, where = e.variable(e.f(-np.inf)), e.variable(e.splat(I32(0)))
     vectors = b.sdiv(b.add(count, I64(LANES - 1)), I64(LANES))
@@ -146,19 +157,19 @@ def _largest(e: Emit, x: Any, count: Any, first: Any, out: Any) -> None:
 
 
 @jit
-def _argmax(a: Record, first: int, last: int) -> None:
+def _argmax_segments(a: Record, first: int, last: int) -> None:
     segments = (a.rows + SEGMENT - 1) // SEGMENT
     for unit in range(first, last):
         start = unit % segments * SEGMENT
         x, count = a.x + unit // segments * a.x_stride + 4 * start, min(SEGMENT, a.rows - start)
-        if a.softcap != 0:  # before the search: what differed may be equal behind it
+        if a.softcap != 0:  # before the search: different logits may be equal after the cap
             cap_floats(x, count, a.softcap)
         _largest(x, count, start, a.out + 8 * unit)
 
 
 @kernel
-def _pick(e: Emit, largest: Any, count: Any, out: Any) -> None:
-    """The id of the largest of `count` pairs of value and id, the first of equals; -1 where none is a number."""
+def _largest_pair(e: Emit, largest: Any, count: Any, out: Any) -> None:
+    """out = the id of the largest of `count` (value, id) pairs; ties: the first; -1 if no value is above -inf."""
     b = e.b
     best, where = e.variable(F32(-np.inf)), e.variable(I64(-1))
     with cgutils.for_range(b, count) as loop:
@@ -171,10 +182,10 @@ def _pick(e: Emit, largest: Any, count: Any, out: Any) -> None:
 
 
 @jit
-def _pick_rows(a: Record, first: int, last: int) -> None:
+def _argmax_rows(a: Record, first: int, last: int) -> None:
     segments = (a.rows + SEGMENT - 1) // SEGMENT
     for m in range(first, last):
-        _pick(a.x + 8 * segments * m, segments, a.out + 8 * m)
+        _largest_pair(a.x + 8 * segments * m, segments, a.out + 8 * m)
 
 
 @jit
@@ -188,14 +199,14 @@ def count_units(a: Record, h: Record) -> int:
         return count_attend_units(a, h)
     if a.op == _MERGE:
         return n if a.gather else h.tiles
-    if a.op == _ARGMAX:
+    if a.op == _ARGMAX_SEGMENTS:
         return n * ((a.rows + SEGMENT - 1) // SEGMENT)
     return n
 
 
 @jit
 def compute(a: Record, h: Record, first: int, last: int, thread: int) -> None:
-    """Units first..last. `thread` picks the scratch memory."""
+    """Compute units first..last. `thread` selects the scratch memory and the copy of local rows."""
     n, copy = h.outputs if a.selected else h.tokens, thread if h.local else 0
     scratch = h.scratch + thread * h.scratch_stride
     if a.op == _MATMUL:
@@ -216,9 +227,9 @@ def compute(a: Record, h: Record, first: int, last: int, thread: int) -> None:
         attend(a, h, first, last, scratch)
     elif a.op == _MERGE:
         merge(a, h, first, last, copy, scratch)
-    elif a.op == _ARGMAX:
-        _argmax(a, first, last)
-    elif a.op == _PICK:
-        _pick_rows(a, first, last)
+    elif a.op == _ARGMAX_SEGMENTS:
+        _argmax_segments(a, first, last)
+    elif a.op == _ARGMAX_ROWS:
+        _argmax_rows(a, first, last)
     elif a.op == _EMBED:
         _embed(a, h, first, last)

@@ -18,7 +18,7 @@ from torch import Tensor
 from engine.backends.cuda.batch_tensors import PendingTokens
 from engine.backends.cuda.gpu import Gpu, Mark
 from engine.backends.cuda.step import CudaStep
-from engine.backends.runner import first_rows, reporting_shortage
+from engine.backends.runner import first_rows, raising_out_of_memory
 from engine.batch import Batch, build_batch
 from engine.config import GroupConfig
 from engine.kernels.sampling import sample
@@ -56,12 +56,12 @@ class CudaRunner:
         self._last: CudaTicket | None = None  # that was launched
 
     def launch(self, plan: StepPlan) -> CudaTicket:
-        with reporting_shortage(), torch.inference_mode(), self._gpu.current():
+        with raising_out_of_memory(), torch.inference_mode(), self._gpu.current():
             self._last = self._launch(plan)
             return self._last
 
     def collect(self, ticket: CudaTicket) -> list[SampledToken]:
-        with reporting_shortage(), torch.inference_mode(), self._gpu.current():
+        with raising_out_of_memory(), torch.inference_mode(), self._gpu.current():
             ticket.mark.wait()
             return self._collect(ticket)
 

@@ -73,7 +73,7 @@ def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     result = CliRunner().invoke(bench, ["--tune", "-m", str(tmp_path / "none.gguf")])
     assert isinstance(result.exception, UnsupportedModel)
-    assert "There is no GPU to use" in str(result.exception)
+    assert "No GPU can be used" in str(result.exception)
 
 
 def test_it_runs_no_workload() -> None:

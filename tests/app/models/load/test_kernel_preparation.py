@@ -44,7 +44,7 @@ def test_kernels_that_cannot_be_kept_are_told_of_once(monkeypatch: pytest.Monkey
     monkeypatch.setattr(progress, "say", said.append)
     monkeypatch.setattr(kernel_preparation, "layouts_are_compiled", lambda layouts, options: False)
     monkeypatch.setattr(kernel_preparation, "compile_layouts", lambda layouts, options: None)
-    monkeypatch.setattr(kernel_preparation, "why_code_is_unkept", lambda options: problem)
+    monkeypatch.setattr(kernel_preparation, "why_code_is_not_cached", lambda options: problem)
     prepare_kernels(frozenset(), LoadOptions(), progress)
     if problem:
         [line] = said

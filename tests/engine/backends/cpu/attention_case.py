@@ -43,7 +43,7 @@ class Shape:
     group: int  # query heads that share a KV head
     head_dim: int
     interleaved: bool = True
-    turning: int | None = None  # elements of a head that turn; None: all; 0: heads do not turn
+    rotary_dim: int | None = None  # elements of a head that turn; None: all; 0: heads do not turn
     head_norm: HeadNorm | None = None
     norm_kind: NormKind = NormKind.RMS
     softcap: float = 0.0
@@ -59,9 +59,9 @@ class Shape:
 
     @property
     def rotary(self) -> RotaryTable | None:
-        if self.turning == 0:
+        if self.rotary_dim == 0:
             return None
-        return rotary_table(RopeConfig(10000.0, self.turning or self.head_dim, self.interleaved), None, CONTEXT + 20)
+        return rotary_table(RopeConfig(10000.0, self.rotary_dim or self.head_dim, self.interleaved), None, CONTEXT + 20)
 
     @property
     def norms(self) -> HeadNorms | None:
@@ -84,7 +84,7 @@ class Shape:
             heads[:, self.heads + self.kv_heads :],
         )
 
-    def turned(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def rotated(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """q and k as they are attended with, by the twins; row t is at position t."""
         q, k, _ = self.split(rows)
         if self.norms:
@@ -147,7 +147,7 @@ class Case:
         for place, block in enumerate(request.block_table):
             gone = self.released.get((request.id, place))
             pool[place, 0], pool[place, 1] = gone or self.it.pool(LAYER, block)
-        q, _ = shape.turned(self.rows[list(request.prompt_ids)])
+        q, _ = shape.rotated(self.rows[list(request.prompt_ids)])
         rule = reference.ScoreRule(shape.head_dim**-0.5, shape.softcap, shape.window)
         return reference.paged_attention(q, torch.arange(CONTEXT), pool, table, CONTEXT, rule).flatten(1)
 

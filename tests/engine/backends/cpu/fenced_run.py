@@ -60,14 +60,14 @@ def main(path: Path, code_cache: Path, side: str, kv_type: torch.dtype) -> None:
         torch.from_numpy(fenced(math.prod(shape) * dtype.itemsize, side)).view(dtype).view(shape)
     )
     step, rng, block = load_step(path, code_cache, CONFIG, kv_type=kv_type), random.Random(1), 1
-    everyone = []
+    requests = []
     for number in range(16):
         ids = [rng.randrange(300) for _ in range(160)]
-        everyone.append(sequence(number, ids, range(block, block := block + 10)))
-    everyone[-1].block_table[-1] = CONFIG.num_blocks - 1  # the last one of the pool
-    while left := [it for it in everyone if it.num_computed < 160]:
+        requests.append(sequence(number, ids, range(block, block := block + 10)))
+    requests[-1].block_table[-1] = CONFIG.num_blocks - 1  # the last one of the pool
+    while left := [it for it in requests if it.num_computed < 160]:
         # At the end all of them come together, each with its whole context.
-        last = min(it.num_computed for it in everyone) >= 150
+        last = min(it.num_computed for it in requests) >= 150
         chosen = left if last else rng.sample(left, rng.randint(1, len(left)))
         budget, parts = CONFIG.max_step_tokens - len(chosen), []
         for it in chosen:

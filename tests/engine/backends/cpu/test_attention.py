@@ -50,7 +50,7 @@ def test_heads_of_other_widths(cpu_kernels: Path, shape: Shape, kv_type: torch.d
 @pytest.mark.share(5)
 @pytest.mark.parametrize("window", [1, 2, 7, 8, 9, 16, 33, 128, 129, 200, 299, 300, 5000])
 def test_a_window_hides_what_lies_before_it(cpu_kernels: Path, window: int) -> None:
-    """Blocks that nobody sees any more are given back at once, and are NaN from then on."""
+    """Blocks that nobody visible any more are given back at once, and are NaN from then on."""
     kv_type, group = ((torch.float16, 1), (torch.float16, 8), (torch.int8, 3))[window % 3]
     check_however_a_prompt_is_cut(Shape(2, group, 32, window=window), cpu_kernels, kv_type)
 
@@ -87,19 +87,19 @@ def held(case: Case, request: HeldRequest) -> tuple[Tensor, Tensor]:
 
 def turned_keys(shape: Shape, rows: Tensor) -> tuple[Tensor, Tensor]:
     """What is to be stored: keys and values [STORED, kv_heads, head_dim]."""
-    return shape.turned(rows[:STORED])[1], shape.split(rows[:STORED])[2]
+    return shape.rotated(rows[:STORED])[1], shape.split(rows[:STORED])[2]
 
 
-@pytest.mark.parametrize("interleaved", [True, False], ids=["neighbours", "halves"])
+@pytest.mark.parametrize("interleaved", [True, False], ids=["interleaved", "halves"])
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 128])
 def test_keys_are_turned_and_stored_where_they_belong(cpu_kernels: Path, head_dim: int, interleaved: bool) -> None:
     shape = Shape(3, 2, head_dim, interleaved)
     rows = made_up(shape)
     request, _ = two_requests(random.Random(SEED))
     k, v = held(Case.recorded(shape, rows, cpu_kernels), request)
-    turned, values = turned_keys(shape, rows)
+    rotated, values = turned_keys(shape, rows)
     assert torch.equal(v, values.half().float())
-    torch.testing.assert_close(k, turned, rtol=2**-11, atol=1e-6)  # half a unit of float16
+    torch.testing.assert_close(k, rotated, rtol=2**-11, atol=1e-6)  # half a unit of float16
 
 
 def as_int8(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,12 +109,16 @@ def as_int8(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 PREPARED = [
-    *(Shape(2, 2, head_dim, interleaved, turning) for interleaved in (True, False) for head_dim, turning in TURNING),
+    *(
+        Shape(2, 2, head_dim, interleaved, rotary_dim)
+        for interleaved in (True, False)
+        for head_dim, rotary_dim in TURNING
+    ),
     *(Shape(3, 2, head_dim, False, head_norm=norm) for norm in HeadNorm for head_dim in (32, 64, 256)),
     *(Shape(3, 2, 64, head_norm=norm, norm_kind=NormKind.LAYER) for norm in HeadNorm),
-    Shape(2, 1, 128, head_norm=HeadNorm.ALL, turning=0),
-    Shape(1, 1, 64, head_norm=HeadNorm.ALL, turning=6),
-    Shape(1, 4, 96, head_norm=HeadNorm.EACH, turning=48),
+    Shape(2, 1, 128, head_norm=HeadNorm.ALL, rotary_dim=0),
+    Shape(1, 1, 64, head_norm=HeadNorm.ALL, rotary_dim=6),
+    Shape(1, 4, 96, head_norm=HeadNorm.EACH, rotary_dim=48),
 ]
 
 
@@ -123,9 +127,9 @@ def test_heads_are_normalized_and_some_of_their_elements_turned(cpu_kernels: Pat
     rows = made_up(shape)
     case, (request, _) = Case.recorded(shape, rows, cpu_kernels), two_requests(random.Random(SEED))
     k, v = held(case, request)
-    turned, values = turned_keys(shape, rows)
+    rotated, values = turned_keys(shape, rows)
     assert torch.equal(v, values.half().float())
-    torch.testing.assert_close(k, turned, rtol=2**-10, atol=1e-6)
+    torch.testing.assert_close(k, rotated, rtol=2**-10, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [PREPARED[1], *PREPARED[-9::2]], ids=str)
@@ -142,11 +146,11 @@ def test_integers_have_a_scale_for_each_token_and_head(cpu_kernels: Path, head_d
     rows[5] = 0
     request, _ = two_requests(random.Random(SEED))
     k, v = held(Case.recorded(shape, rows, cpu_kernels, torch.int8), request)
-    turned, values = turned_keys(shape, rows)
+    rotated, values = turned_keys(shape, rows)
     codes, scales = as_int8(values)
     assert codes[6:].abs().amax(-1).eq(127).all()
     assert torch.equal(v, codes * scales)
-    assert ((k - turned).abs() <= 0.501 * as_int8(turned)[1]).all()
+    assert ((k - rotated).abs() <= 0.501 * as_int8(rotated)[1]).all()
 
 
 @pytest.mark.parametrize("size", [0, 1e-38])
@@ -160,7 +164,7 @@ def test_what_is_too_small_for_a_scale_is_zero(cpu_kernels: Path, size: float) -
 
 @pytest.mark.parametrize("spoiled", [torch.nan, torch.inf])
 def test_a_value_that_is_not_a_number_does_not_become_one_as_an_integer(cpu_kernels: Path, spoiled: float) -> None:
-    """Whoever sees that token sees it, and nobody before it."""
+    """Whoever visible that token visible it, and nobody before it."""
     shape = Shape(1, 2, 32)
     rows = made_up(shape)
     rows[6, -3] = spoiled

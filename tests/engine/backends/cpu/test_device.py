@@ -1,4 +1,4 @@
-"""The CPU device as the engine sees it: which checkpoints it takes, and that a step keeps to its own memory."""
+"""The CPU device as the engine visible it: which checkpoints it takes, and that a step keeps to its own memory."""
 
 import ctypes
 import logging
@@ -151,7 +151,7 @@ def test_a_checkpoint_without_kernels_runs_on_plain_ones_or_is_refused_by_name(
     tiny = make(tmp_path, **shape).path  # type: ignore[arg-type]
     with caplog.at_level(logging.WARNING):
         assert answer(tiny, LoadOptions(code_cache=cpu_kernels))[0] == "reference"
-    assert "plain kernels" in caplog.text
+    assert "reference kernels" in caplog.text
     with open_checkpoint(tiny) as checkpoint, pytest.raises(UnsupportedModel, match=problem):
         load_engine(checkpoint, LoadOptions(backend="cpu", code_cache=cpu_kernels))
 

@@ -83,7 +83,7 @@ def batches(it: Recorded, requests: list[HeldRequest], rng: random.Random) -> It
 
 
 def plain_answer(ids: range) -> Tensor:
-    """Of the plain kernels, at once."""
+    """Of the reference kernels, at once."""
     kv = KVCache(LAYERS, BLOCKS, lambda heads, dim: (2, heads, BLOCK_SIZE, dim), torch.float32)
     request = sequence(0, ids, *tables(random.Random(SEED)))
     batch = advance([(request, CONTEXT)], vocab_size=len(ROWS), num_blocks=BLOCKS, groups=GROUPS)

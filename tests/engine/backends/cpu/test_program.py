@@ -209,8 +209,8 @@ def test_words_that_no_instruction_has_are_refused() -> None:
 def test_what_is_not_said_is_zero_except_for_the_barrier() -> None:
     program = Program(Arena(), Limits(tokens=0, outputs=0, requests=0, context=0, num_blocks=(0,), threads=1))
     region = program.arena.allocate("out", 256)
-    program.append(Op.ARGMAX, out=region.address, x=region.address)
+    program.append(Op.ARGMAX_SEGMENTS, out=region.address, x=region.address)
     (row,) = program.finish()
     assert {name: int(row[name]) for name in INSTRUCTION.names or () if row[name]} == {
-        "op": Op.ARGMAX, "barrier": 1, "out": region.address, "x": region.address,
+        "op": Op.ARGMAX_SEGMENTS, "barrier": 1, "out": region.address, "x": region.address,
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Whole checkpoints of every quantized format on the CPU device, next to the plain kernels."""
+"""Whole checkpoints of every quantized format on the CPU device, next to the reference kernels."""
 
 import logging
 from pathlib import Path

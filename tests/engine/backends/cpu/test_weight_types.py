@@ -1,4 +1,4 @@
-"""Whole models of every block type, and of several mixed as files have them, next to the plain kernels."""
+"""Whole models of every block type, and of several mixed as files have them, next to the reference kernels."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ VOCABULARY = SIZES["tiny"].vocabulary
 IDS = [(7 * place + 3) % VOCABULARY for place in range(40)]
 
 
-MOST = {8: 0.03, 14: 0.003}  # by bits of activations: largest distance to the plain kernels
+MOST = {8: 0.03, 14: 0.003}  # by bits of activations: largest distance to the reference kernels
 
 
 @pytest.fixture(scope="module", params=[*TYPES, Q4_K_M])
@@ -29,7 +29,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def plain(path: Path) -> Tensor:
-    """What the plain kernels say to IDS."""
+    """What the reference kernels say to IDS."""
     return logprobs(reference(path), IDS, VOCABULARY)
 
 

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.backends.cpu.code_cache import load_draw
-from engine.backends.cpu.drawing import BLOCK, CompiledDraw
+from engine.backends.cpu.token_draw import BLOCK, CompiledDraw
 from engine.grammar import Words
 from engine.request import Request
 from engine.sampling.drawing import NO_TOKEN
@@ -83,7 +83,7 @@ def test_however_small_the_temperature_it_is_the_most_likely_token(cpu_kernels: 
 def test_what_is_not_there_is_not_read(cpu_kernels: Path) -> None:
     draw = compiled(cpu_kernels, 100)
     for vocabulary, words in ((101, 4), (100, 3)):
-        with pytest.raises(ValueError, match="a vocabulary of 100"):
+        with pytest.raises(ValueError, match=r"rows of 100|not 4"):
             draw(torch.zeros(1, vocabulary), [0], np.zeros((1, words), np.int32), [0], [1.0], [0.5])
     for row, place in ((1, 0), (-1, 0), (0, 1)):
         with pytest.raises(IndexError):

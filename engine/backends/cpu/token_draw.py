@@ -1,8 +1,9 @@
-"""The compiled draw: a token for each of some rows from all that may come, by a temperature and nothing else.
+"""Draw tokens from rows of logits without filters, compiled.
 
-The twin is `drawing.draw` for rows without filters: the same number falls on the same token, but where it lies
-within a rounding of the next. Weights are summed by blocks, so that the tokens of one block alone are looked at one by
-one; every sum has one order, and a row's token depends on nothing but the row. Refuses to know requests.
+Reference implementation: `engine.sampling.drawing.draw` for rows without filters. The same uniform number gives the
+same token, unless it is within rounding of the boundary between two tokens. Weights are summed by blocks, so that only
+the tokens of one block are searched one by one. Every sum has a fixed order, and the token of a row depends on the row
+only.
 """
 
 from collections.abc import Sequence
@@ -26,14 +27,14 @@ LARGEST_SHARE = 1 - 2**-53
 
 
 def _allowed(e: Emit, words: Any, number: Any, live: Any) -> Any:
-    """Which tokens of vector `number` have a bit in `words`."""
+    """Return which tokens of vector `number` have a bit in `words`."""
     bits = e.b.bitcast(e.load(e.at(words, number, LANES // 8), I16), ir.VectorType(ir.IntType(1), LANES))
     return bits if live is None else e.b.and_(bits, live)
 
 
 @kernel
 def largest_allowed(e: Emit, x: Any, words: Any, count: Any, out: Any) -> None:
-    """out[0] = the largest of x where there is a bit in words, -inf where there is none."""
+    """out[0] = the largest x with a bit in words, -inf if there is none."""
     b = e.b
     best = e.variable(e.f(-np.inf))
 
@@ -48,14 +49,15 @@ def largest_allowed(e: Emit, x: Any, words: Any, count: Any, out: Any) -> None:
 
 @kernel
 def weigh_allowed(e: Emit, x: Any, words: Any, count: Any, settings: Any, out: Any, total: Any) -> None:
-    """out = exp((x - settings[0]) * settings[1]) where there is a bit in words, else 0; total[0] = the sum of that."""
+    """out = exp((x - settings[0]) * settings[1]) where words has a bit, else 0; total[0] = sum(out)."""
     b = e.b
     best, factor = (e.splat(e.load(e.at(settings, number, 4), F32)) for number in (0, 1))
     totals = e.variable(e.f(0))
 
     def weigh(number: Any, live: Any) -> None:
         distance = b.fmul(b.fsub(load_some(e, e.at(x, number, 64), live), best), factor)
-        weighs = b.and_(_allowed(e, words, number, live), b.fcmp_ordered(">", distance, e.f(-87)))  # as far as exp goes
+        # exp underflows below -87
+        weighs = b.and_(_allowed(e, words, number, live), b.fcmp_ordered(">", distance, e.f(-87)))
         weights = b.select(weighs, e.exp(distance), e.f(0))
         store_some(e, e.at(out, number, 64), weights, live)
         b.store(b.fadd(b.load(totals), weights), totals)
@@ -79,19 +81,20 @@ def _draw_row(x: int, words: int, count: int, temperature: float, uniform: float
         size = min(BLOCK, count - first)
         weigh_allowed(x + 4 * first, words + first // 8, size, settings_at, weights_at + 4 * first, sums_at + 4 * block)
         total += sums[block]
-    if not total > 0:  # the largest was no number that others can be told from
+    if not total > 0:  # the largest logit was NaN or infinite
         return NO_TOKEN
-    block, before = _hit(sums, uniform * total)  # a number below 1 times the total rounds to less than the total
+    # uniform < 1, so the product rounds to less than the total
+    block, before = _find_bucket(sums, uniform * total)
     inside = weights[block * BLOCK : (block + 1) * BLOCK]
     share, total = (uniform * total - before) / sums[block], 0.0
     for weight in inside:
         total += weight
-    return block * BLOCK + _hit(inside, min(share, LARGEST_SHARE) * total)[0]
+    return block * BLOCK + _find_bucket(inside, min(share, LARGEST_SHARE) * total)[0]
 
 
 @jit
-def _hit(weights: Any, number: float) -> tuple[int, float]:
-    """On which of some weights a number below their sum falls, and the sum of those before it."""
+def _find_bucket(weights: Any, number: float) -> tuple[int, float]:
+    """Return the index of the weight in whose range `number` falls, and the sum of the weights before it."""
     index, before = 0, 0.0
     while index < len(weights) - 1 and before + weights[index] <= number:
         before += weights[index]
@@ -110,10 +113,10 @@ def draw_rows(
     scratch: Any,
     drawn: Any,
 ) -> None:
-    """drawn[i] = what row rows[i] of the logits draws of what has a bit at words[i], an address; NO_TOKEN where nothing
-    of that is likely, or infinitely so.
+    """Set drawn[i] to a token drawn from row rows[i] of the logits, among the tokens with a bit at address words[i].
 
-    `scratch` has room for `count` weights, the sum of each block, and two settings.
+    drawn[i] is NO_TOKEN if no allowed logit is above -inf, or the largest is infinite or NaN. `scratch` has space for
+    `count` weights, the sum of each block, and two settings.
     """
     for i in range(len(rows)):
         drawn[i] = _draw_row(logits + stride * rows[i], words[i], count, temperatures[i], uniforms[i], scratch)
@@ -126,13 +129,13 @@ SIGNATURE = types.void(
 
 
 class CompiledDraw:
-    """See `engine.sampling.drawing.Draw`. Used by one thread at a time."""
+    """See `engine.sampling.drawing.Draw`. Only one thread may use it at a time."""
 
     def __init__(self, draw_rows: Entry, vocabulary: int) -> None:
         self._draw_rows = draw_rows
         self._vocabulary = vocabulary
         self._scratch = np.empty(vocabulary + -(-vocabulary // BLOCK) + 2, np.float32)
-        self._anything = np.full(-(-vocabulary // 32), -1, np.int32)
+        self._all_allowed = np.full(-(-vocabulary // 32), -1, np.int32)
 
     def __call__(
         self,
@@ -143,15 +146,15 @@ class CompiledDraw:
         temperatures: Sequence[float],
         uniforms: Sequence[float],
     ) -> list[int]:
-        self._check(logits, rows, words, mask_rows)
-        start, stride, anything = words.ctypes.data, words.strides[0], self._anything.ctypes.data
+        self._check_bounds(logits, rows, words, mask_rows)
+        start, stride, all_allowed = words.ctypes.data, words.strides[0], self._all_allowed.ctypes.data
         drawn = np.empty(len(rows), np.int64)
         self._draw_rows(
             logits.data_ptr(),
             4 * logits.stride(0),
             self._vocabulary,
             np.array(rows),
-            np.array([anything if mask_row < 0 else start + stride * mask_row for mask_row in mask_rows]),
+            np.array([all_allowed if row < 0 else start + stride * row for row in mask_rows]),
             np.maximum(temperatures, SMALLEST_TEMPERATURE),
             np.array(uniforms),
             self._scratch,
@@ -159,11 +162,13 @@ class CompiledDraw:
         )
         return drawn.tolist()
 
-    def _check(self, logits: Tensor, rows: Sequence[int], words: Words, mask_rows: Sequence[int]) -> None:
-        """What compiled code reads is there: else ValueError, or IndexError."""
+    def _check_bounds(self, logits: Tensor, rows: Sequence[int], words: Words, mask_rows: Sequence[int]) -> None:
+        """Check everything that compiled code reads. Raises ValueError or IndexError."""
         if logits.dtype != torch.float32 or logits.stride(1) != 1 or logits.shape[1] != self._vocabulary:
-            raise ValueError(f"{logits.dtype} {tuple(logits.shape)} are not of a vocabulary of {self._vocabulary}")
-        if len(words) and words.shape[1] != len(self._anything):
-            raise ValueError(f"masks of {words.shape[1]} words, and a vocabulary of {self._vocabulary}")
+            raise ValueError(f"logits are {logits.dtype} {tuple(logits.shape)}, not float32 rows of {self._vocabulary}")
+        if len(words) and words.shape[1] != len(self._all_allowed):
+            raise ValueError(f"masks have {words.shape[1]} words, not {len(self._all_allowed)}")
         if not 0 <= min(rows) <= max(rows) < len(logits) or max(mask_rows) >= len(words):
-            raise IndexError(f"rows {rows} of {len(logits)} and mask rows {mask_rows} of {len(words)}")
+            raise IndexError(
+                f"rows {rows} of {len(logits)}, or mask rows {mask_rows} of {len(words)}, are out of range"
+            )

@@ -1,0 +1,61 @@
+"""Partial attention results over a part of the context, which can be combined in order of position (arXiv:2205.14135).
+
+A partial result is the sum of exp(score - peak) * value, float32 [head_dim], then the peak (the largest score) and the
+total (the sum of exp(score - peak)).
+"""
+
+from typing import Any
+
+from numba.core import cgutils
+
+from quant.cpu.kernel import jit, kernel
+from quant.cpu.vector import F32, I32, I64, LANES, Emit
+
+PARTIAL_TAIL = 64  # bytes after the values: peak, total, padding
+
+
+def partial_bytes(head_dim: int) -> int:
+    """Return the bytes of one partial result."""
+    return 4 * head_dim + PARTIAL_TAIL
+
+
+@kernel
+def combine(e: Emit, partial: Any, later: Any, dim: Any, out: Any) -> None:
+    """out = a partial result combined with that of the positions after it; out may be `partial`."""
+    b = e.b
+    tails = [e.at(base, dim, 4) for base in (partial, later)]
+    peaks = [e.load(tail, F32, 4) for tail in tails]
+    totals = [e.load(e.at(tail, 4), F32, 4) for tail in tails]
+    peak = e.larger(peaks[0], peaks[1])
+    kept, added = (e.exp(e.splat(b.fsub(old, peak))) for old in peaks)
+    with cgutils.for_range(b, b.sdiv(dim, I64(LANES))) as loop:
+        scaled = b.fmul(e.load(e.at(later, loop.index, 64)), added)
+        e.store(e.at(out, loop.index, 64), e.fma(e.load(e.at(partial, loop.index, 64)), kept, scaled))
+    first, tail = I32(0), e.at(out, dim, 4)
+    total = b.fadd(
+        b.fmul(totals[0], b.extract_element(kept, first)), b.fmul(totals[1], b.extract_element(added, first))
+    )
+    e.store(tail, peak, 4)
+    e.store(e.at(tail, 4), total, 4)
+
+
+@kernel
+def finish(e: Emit, partial: Any, dim: Any, out: Any) -> None:
+    """out [dim] = the values of a partial result divided by its total."""
+    b = e.b
+    total = e.splat(e.load(e.at(e.at(partial, dim, 4), 4), F32, 4))
+    with cgutils.for_range(b, b.sdiv(dim, I64(LANES))) as loop:
+        e.store(e.at(out, loop.index, 64), b.fdiv(e.load(e.at(partial, loop.index, 64)), total))
+
+
+@jit
+def merge_partials(partials: int, stride: int, pieces: int, dim: int, total: int, out: int) -> None:
+    """Combine the partial results of one head, `stride` bytes apart, in order. Writes out [dim].
+
+    `total` is scratch memory for one partial result.
+    """
+    before = partials
+    for piece in range(1, pieces):
+        combine(before, partials + piece * stride, dim, total)
+        before = total
+    finish(before, dim, out)
