@@ -1,7 +1,4 @@
-"""What kernels of products share: the sums of some tiles by some tokens, and their integer parts.
-
-Knows where sums come from and go. Refuses to know scales.
-"""
+"""Code that all product kernels share: accumulators for tiles by tokens, integer dot products, and prefetches."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,16 +15,16 @@ from quant.cpu.group_formats import GroupFormat
 from quant.cpu.kernel import kernel
 from quant.cpu.vector import I64, Emit, I32x16
 
-AHEAD = 4096  # bytes that the kernel of one token prefetches in advance: 1024 and 16384 are slower
+AHEAD = 4096  # bytes that the kernel of one token prefetches ahead: 1024 and 16384 are slower
 FEW = (1, 2)  # tiles and tokens whose sums fit into 16 registers of 32 bytes
 
 Cell = tuple[int, int]  # tile, token
 
 
 class Accumulators:
-    """The sums of some tiles by some tokens: where they come from, and where they go.
+    """The sums of `tiles` tiles by `tokens` tokens: read from memory or zeroed, and written back.
 
-    Tokens behind `count` are computed as copies of the last one, so that nothing outside of its rows is touched.
+    Tokens at or above `count` are computed as copies of the last token, so that no other memory is accessed.
     """
 
     def __init__(
@@ -45,7 +42,7 @@ class Accumulators:
         return [self.e.first_lanes(self.e.b.sub(rows, I64(TILE * t))) for t in range(tiles)]
 
     def initial(self, add: Any, rows: Any) -> dict[Cell, Any]:
-        """What is there already where `add` is not 0, else zeros."""
+        """Return the values at the output if `add` is not 0, else zeros."""
         masks, keep = self.masks(rows), self.e.b.icmp_signed("!=", add, I64(0))
         off = ir.Constant(masks[0].type, [0] * TILE)
         return {
@@ -61,20 +58,20 @@ class Accumulators:
 
 @dataclass(frozen=True, slots=True)
 class TileCall:
-    """What else a tile's kernel is told, all int64."""
+    """Further arguments of a tile kernel, all int64."""
 
-    w: Any  # the address of the first tile
-    groups: Any  # of a row
-    add: Any  # 1: to what is there
-    rows: Any  # of the tiles, that there are
-    fetch: Any  # the address of what is needed next
-    lines: Any  # of it
+    w: Any  # address of the first tile
+    groups: Any  # groups in a row
+    add: Any  # 1: add to the values at the output
+    rows: Any  # rows of the tiles that exist; the others are padding
+    fetch: Any  # address to prefetch
+    lines: Any  # cache lines to prefetch
 
 
 def tile_kernel(
     name: str, tiles: int, tokens: int, part: str, emit: Callable[[Emit, Accumulators, TileCall], None]
 ) -> Callable[..., None]:
-    """The kernel of some tiles by up to some tokens, as all callers call it, whatever the tiles hold."""
+    """Make the kernel for `tiles` tiles by up to `tokens` tokens. All layouts have the same signature."""
 
     def tile(
         e: Emit, w: Any, groups: Any, x: Any, x_stride: Any, count: Any, out: Any, out_stride: Any,
@@ -96,14 +93,14 @@ def integer_sums(
     half: int = 0,
     zeros: Sequence[Any] = (),
 ) -> dict[Cell, Any]:
-    """The exact dot products of one group of some tiles and rows, or of one half of it.
+    """Return the exact dot products of one group, or one half of a group, of some tiles and rows.
 
-    `zeros` are the zero points of each tile, int32, where the layout has not the same for all.
+    `zeros` are the zero points of each tile, int32, if the layout does not have one zero point for all.
     """
     b, cells = e.b, list(product(range(len(tiles_at)), range(len(rows))))
     halves, chunks = layout.scales.halves, 8 // layout.scales.halves
     sums = {(plane, *cell): e.i(0) for plane in range(planes) for cell in cells}
-    if layout.zero:  # what the zero point adds is taken away beforehand, which costs nothing
+    if layout.zero:  # subtract the zero point's share first, which costs nothing
         less = [row.integer_sum(half, halves, -layout.zero) for row in rows]
         sums.update({(planes - 1, t, m): less[m] for t, m in cells})
     if zeros:
@@ -121,7 +118,7 @@ def integer_sums(
 
 
 def register_blocks(e: Emit, tiles: int, tokens: int) -> list[tuple[slice, slice]]:
-    """Tiles and tokens, cut into what fits into registers."""
+    """Divide tiles and tokens into blocks whose accumulators fit into registers."""
     few = FEW if e.has_few_registers else (tiles, tokens)
     return [
         (slice(t, t + few[0]), slice(m, m + few[1]))
@@ -130,7 +127,7 @@ def register_blocks(e: Emit, tiles: int, tokens: int) -> list[tuple[slice, slice
 
 
 def slots_of_block(slots: dict[Cell, Any], block: tuple[slice, slice]) -> dict[Cell, Any]:
-    """Those of a block, by their indices in it."""
+    """Return the slots of a block, keyed by their indices in the block."""
     tiles, tokens = block
     return {
         (t - tiles.start, m - tokens.start): slot
@@ -140,18 +137,18 @@ def slots_of_block(slots: dict[Cell, Any], block: tuple[slice, slice]) -> dict[C
 
 
 def prefetch_group(e: Emit, layout: GGMLFormat | GroupFormat, at: Any) -> None:
-    """Ask for a group further on in the tile."""
+    """Prefetch a group further on in the tile."""
     for line in range((layout.group_bytes + 63) // 64):
         e.prefetch(e.at(at, AHEAD + 64 * line))
 
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Some lines from an address on, asked for in as many count: few at a time, evenly, or what is read waits."""
+    """A range of cache lines, prefetched evenly over `count` steps: many at once would delay other loads."""
 
     e: Emit
     address: Any
-    each: Any  # lines
+    each: Any  # lines for each step
 
     @classmethod
     def spread(cls, e: Emit, address: Any, lines: Any, count: Any) -> Self:
@@ -159,6 +156,6 @@ class Prefetch:
 
     def emit(self, index: Any) -> None:
         e, at = self.e, self.e.at(self.address, self.e.b.mul(index, self.each), 64)
-        e.prefetch(at)  # mostly there is but one, and a loop around it would cost as much again
+        e.prefetch(at)  # usually the only line of a step: a loop around one line would double its cost
         with cgutils.for_range(e.b, self.each, start=I64(1)) as loop:
             e.prefetch(e.at(at, loop.index, 64))

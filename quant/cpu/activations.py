@@ -1,24 +1,22 @@
-"""Activations as a matmul reads them: a row of floats, or of integers in groups of 32 columns.
+"""Activations as products read them: rows of floats, or of integers in groups of 32 columns.
 
-A quantized row is x = scale * (128 * high + low), with one scale for each group: two planes of signed bytes, about 14
-bits. With one plane it is x = scale * high. The sum of a group and that of its first 16 columns travel along, as
-integers and times the scale: they are what a weight's zero point or minimum is multiplied by.
+A row of 14 bits is x = scale * (128 * high + low), with one scale for each group and two planes of signed bytes. A row
+of 8 bits is x = scale * high. Each group also stores its sum and the sum of its first 16 columns, as integers and times
+the scale. A weight's zero point or minimum is multiplied by these sums. For K columns:
 
     [high: K bytes] [low: K bytes] then, K / 32 words each:
     [scale] [scale * sum] [scale * first sum] as float32, [sum] [first sum] as int32
 
-One plane is what most integer engines use (ggml's Q8_1): with 4-bit weights it moves log-probabilities by about 0.12
-(root mean square), the second plane brings that to 0.002 for about a fifth of the time of a long prompt.
+Most integer engines use 8 bits (ggml's Q8_1). With 4-bit weights that changes log-probabilities by about 0.12 (root
+mean square). 14 bits reduce it to 0.002, for about a fifth of the time of a long prompt.
 
-For weights in super-blocks of 256 columns there is one plane with a scale for each 256 (ggml's Q8_K), so that all that
-lies between is integers: x = scale * number.
+For weights in super-blocks of 256 columns, rows of 8 bits have one scale for 256 columns (ggml's Q8_K), so that a
+product stays in integers up to the end of a super-block: x = scale * number.
 
     [numbers: K bytes] [sums of 16 columns, times -32: K / 16 int32] [sums of 16: K / 16 int16]
     [sums of 32: K / 32 int16] [scales: K / 256 float32]
 
-The first sums are what a product of 16 columns begins with in place of 0 where the zero point is 32 (Q6_K).
-
-Knows rows. Refuses to know weights.
+The sums times -32 are the initial value of a product of 16 columns if the zero point is 32 (Q6_K).
 """
 
 from collections.abc import Callable, Iterator
@@ -33,14 +31,14 @@ from quant.cpu.kernel import inlined, kernel
 from quant.cpu.vector import F32, I16, I32, I64, LANES, Emit, I8x16, I32x16
 
 GROUP = 32  # columns
-SUPER_BLOCK_GROUPS = 8  # groups of a super-block
-ZERO = 32  # the zero point that sums are multiplied by
-GROUP_SUMS_BYTES = 2 * 4 + 2 * 2 + 2  # of a group of a row in super-blocks
-STEPS_8, STEPS_14 = 127, 127 * 128  # of a scale that the largest number has
+SUPER_BLOCK_GROUPS = 8  # groups in a super-block
+ZERO = 32  # the zero point that the stored sums are multiplied by
+GROUP_SUMS_BYTES = 2 * 4 + 2 * 2 + 2  # sums of one group, in rows of super-blocks
+STEPS_8, STEPS_14 = 127, 127 * 128  # the largest number of a row, in units of its scale
 
 
 class Form(IntEnum):
-    """What a row is made of. The value is a word of recorded programs."""
+    """How a row is stored. The value is a word of recorded programs."""
 
     FLOAT = 0
     BITS_8 = 1
@@ -53,12 +51,12 @@ class Form(IntEnum):
 
     @property
     def columns(self) -> int:
-        """Of which a row has a multiple."""
+        """The row width must be a multiple of this."""
         return {Form.FLOAT: 1, Form.SUPER_BLOCKS: SUPER_BLOCK_GROUPS * GROUP}.get(self, GROUP)
 
 
 def row_bytes(form: Form, width: int) -> int:
-    """Bytes of a row of `width` columns, a multiple of those of the form."""
+    """Return the bytes of a row of `width` columns, which is a multiple of `form.columns`."""
     if form is Form.SUPER_BLOCKS:
         return width + (GROUP_SUMS_BYTES * SUPER_BLOCK_GROUPS + 4) * (width // (SUPER_BLOCK_GROUPS * GROUP))
     return 4 * width if form is Form.FLOAT else 2 * width + 5 * width // 8
@@ -68,19 +66,19 @@ Vectors = tuple[Any, Any]  # columns 0 to 15 of a group, and 16 to 31
 
 
 def _scale(e: Emit, top: Any, steps: int) -> Vectors:
-    """What `top`, the largest magnitude, gives: the scale, and 1 / scale in all lanes."""
+    """Return the scale for the largest magnitude `top`, and 1 / scale in all lanes."""
     b = e.b
     inverse = b.select(b.fcmp_ordered(">", top, F32(0)), b.fdiv(F32(steps), top), F32(0))
     return b.fmul(top, F32(1 / steps)), e.splat(inverse)
 
 
 def _rounded(e: Emit, pair: Vectors, inverse: Any) -> list[Any]:
-    """The numbers of a group, int32."""
+    """Return the integers of a group, int32."""
     return [e.b.fptosi(e.nearest(e.b.fmul(v, inverse)), I32x16) for v in pair]
 
 
 def _quantize_group(e: Emit, pair: Vectors, row: Any, groups: Any, g: Any, planes: int) -> None:
-    """Write group `g` of a quantized row."""
+    """Write group `g` of a row of 8 or 14 bits."""
     b = e.b
     scale, inverse = _scale(e, e.largest_magnitude(*pair), STEPS_14 if planes == 2 else STEPS_8)
     numbers = _rounded(e, pair, inverse)
@@ -109,7 +107,7 @@ def _write_group(e: Emit, form: Form, pair: Vectors, row: Any, groups: Any, g: A
 
 
 def _quantize_super_block(e: Emit, read: Callable[[Any], Vectors], row: Any, groups: Any, s: Any) -> None:
-    """Write super-block `s` of a row. Its groups are read twice: sixteen vectors are more than some registers hold."""
+    """Write super-block `s` of a row. The groups are read twice, because some targets cannot hold sixteen vectors."""
     b, block = e.b, SuperBlock(e, row, groups, s)
     top = e.variable(e.i(0))
     b.store(e.i(0), top)
@@ -128,7 +126,7 @@ def _quantize_super_block(e: Emit, read: Callable[[Any], Vectors], row: Any, gro
 
 
 def _write_row(e: Emit, form: Form, read: Callable[[Any], Vectors], row: Any, groups: Any) -> None:
-    """Write a row of which `read` gives the groups."""
+    """Write a row. `read` returns the values of a group."""
     super_blocks = form is Form.SUPER_BLOCKS
     with cgutils.for_range(e.b, e.b.sdiv(groups, I64(SUPER_BLOCK_GROUPS)) if super_blocks else groups) as loop:
         if super_blocks:
@@ -139,7 +137,7 @@ def _write_row(e: Emit, form: Form, read: Callable[[Any], Vectors], row: Any, gr
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Group `g` of a quantized row, as a matmul reads it: each value in all lanes."""
+    """Reads group `g` of a row of 8 or 14 bits. Each value is returned in all lanes."""
 
     e: Emit
     row: Any
@@ -147,7 +145,7 @@ class RowGroup:
     g: Any
 
     def columns(self, plane: int, chunk: int) -> Any:
-        """Columns 4 * chunk to 4 * chunk + 3 of a plane, in each lane."""
+        """Return columns 4 * chunk to 4 * chunk + 3 of a plane, in each lane."""
         at = self.e.at(self.row, self.groups, GROUP * plane) if plane else self.row
         return self.e.splat(self.e.load(self.e.at(self.e.at(at, self.g, GROUP), 4 * chunk), I32))
 
@@ -155,12 +153,12 @@ class RowGroup:
         return self.e.splat(self._word(0, F32))
 
     def sum(self, half: int, halves: int) -> Any:
-        """scale * sum of the columns of a half, or of all where there is one `half`; float32."""
+        """Return scale * sum of the columns of a half, or of the group if `halves` is 1; float32."""
         both, first = self._word(1, F32), self._word(2, F32)
         return self.e.splat(both if halves == 1 else self.e.b.fsub(both, first) if half else first)
 
     def integer_sum(self, half: int, halves: int, factor: int) -> Any:
-        """The same without the scale, as integers times `factor`."""
+        """Return the sum of `sum` without the scale, as integers times `factor`."""
         b, both, first = self.e.b, self._word(3, I32), self._word(4, I32)
         total = both if halves == 1 else b.sub(both, first) if half else first
         return self.e.splat(b.mul(total, I32(factor)))
@@ -172,7 +170,7 @@ class RowGroup:
 
 @dataclass(frozen=True, slots=True)
 class SuperGroup:
-    """Group `g` of a row in super-blocks: where it is, and what a matmul reads of it, each value in all lanes."""
+    """Addresses and values of group `g` of a row in super-blocks. Each value is returned in all lanes."""
 
     e: Emit
     row: Any
@@ -196,11 +194,11 @@ class SuperGroup:
         return self.e.at(self.e.at(self.row, self.groups, GROUP + 8 + 4), self.g, 2)
 
     def columns(self, plane: int, chunk: int) -> Any:
-        """Columns 4 * chunk to 4 * chunk + 3, in each lane."""
+        """Return columns 4 * chunk to 4 * chunk + 3, in each lane."""
         return self.e.splat(self.e.load(self.e.at(self.numbers_at, 4 * chunk), I32))
 
     def integer_sum(self, half: int, halves: int, factor: int) -> Any:
-        """The sum of the columns of a half, or of all where there is one `half`, times `factor`."""
+        """Return the sum of the columns of a half, or of the group if `halves` is 1, times `factor`."""
         e, b = self.e, self.e.b
         if halves == 1:
             return e.splat(b.mul(b.sext(e.load(self.sum_at, I16), I32), I32(factor)))
@@ -209,7 +207,7 @@ class SuperGroup:
 
 @dataclass(frozen=True, slots=True)
 class SuperBlock:
-    """Super-block `s` of such a row."""
+    """Super-block `s` of a row in super-blocks."""
 
     e: Emit
     row: Any
@@ -224,7 +222,7 @@ class SuperBlock:
         return self.e.splat(self.e.load(self.scale_at, F32))
 
     def group(self, number: Any) -> SuperGroup:
-        """One of SUPER_BLOCK_GROUPS."""
+        """Return one of its SUPER_BLOCK_GROUPS groups."""
         return SuperGroup(
             self.e, self.row, self.groups, self.e.b.add(self.e.b.mul(self.s, I64(SUPER_BLOCK_GROUPS)), number)
         )
@@ -235,15 +233,17 @@ class SuperBlock:
             yield self.group(loop.index)
 
     def two_sums(self, number: int, halves: int) -> Any:
-        """The sums 2 * number and 2 * number + 1 of halves, or of groups where there is one `half`: int16 side by side
-        in each lane."""
+        """Return the sums 2 * number and 2 * number + 1 of halves, or of groups if `halves` is 1.
+
+        Each lane has both sums, as adjacent int16.
+        """
         at = self.group(I64(number)).half_sums_at if halves == 2 else self.group(I64(2 * number)).sum_at
         return self.e.splat(self.e.load(at, I32))
 
 
 @kernel
 def take_columns(e: Emit, x: Any, order: Any, groups: Any, out: Any) -> None:
-    """The columns of a float row in an order, int32."""
+    """Write the columns of a float row to `out`, in the order of the int32 indices at `order`."""
     with cgutils.for_range(e.b, e.b.mul(groups, I64(GROUP // LANES))) as loop:
         at = e.at(order, loop.index, 4 * LANES)
         columns = [e.b.zext(e.load(e.at(at, 4 * lane), I32), I64) for lane in range(LANES)]
@@ -252,7 +252,7 @@ def take_columns(e: Emit, x: Any, order: Any, groups: Any, out: Any) -> None:
 
 def _make_scale_row(form: Form) -> Callable[..., None]:
     def scale_row(e: Emit, x: Any, factor: Any, weight: Any, groups: Any, out: Any) -> None:
-        """A float row times `factor` (bits) and times the float vector at `weight`, written in `form`."""
+        """Multiply a float row by `factor` (bits) and by the float vector at `weight`, and write it in `form`."""
         b, factors = e.b, e.splat(e.float_from_bits(factor))
 
         def read(g: Any) -> Vectors:
@@ -270,7 +270,7 @@ def _make_scale_row(form: Form) -> Callable[..., None]:
 
 def _make_write_row(form: Form) -> Callable[..., None]:
     def write_row(e: Emit, x: Any, groups: Any, out: Any) -> None:
-        """A float row, written in `form`."""
+        """Write a float row in `form`."""
 
         def read(g: Any) -> Vectors:
             at = e.at(x, g, 4 * GROUP)
@@ -284,7 +284,9 @@ def _make_write_row(form: Form) -> Callable[..., None]:
 
 @kernel
 def add_scaled_row(e: Emit, x: Any, factor: Any, weight: Any, groups: Any, out: Any) -> None:
-    """What `scale_row` gives as floats, added to the float row at out."""
+    """Multiply a float row by `factor` (bits) and by the float vector at `weight`, and add it to the float row at
+    `out`.
+    """
     b, factors = e.b, e.splat(e.float_from_bits(factor))
     with cgutils.for_range(b, b.mul(groups, I64(GROUP // LANES))) as loop:
         v, w, there = (e.load(e.at(base, loop.index, 64)) for base in (x, weight, out))
@@ -292,15 +294,17 @@ def add_scaled_row(e: Emit, x: Any, factor: Any, weight: Any, groups: Any, out: 
 
 
 def _gelu_exponent(e: Emit, x: Any) -> Any:
-    """Twice what the approximation takes the tanh of: sqrt(8 / pi) * (x + 0.044715 * x ** 3) (arXiv:1606.08415)."""
+    """Return the exponent of GELU's tanh approximation: sqrt(8 / pi) * (x + 0.044715 * x ** 3) (arXiv:1606.08415)."""
     b = e.b
     return b.fmul(x, e.fma(b.fmul(x, x), e.f(0.0713548163), e.f(1.5957691216)))
 
 
 def _make_gated_product(name: str, exponent: Callable[[Emit, Any], Any], form: Form) -> Callable[..., None]:
     def gated_product(e: Emit, gate: Any, up: Any, group: Any, groups: Any, out: Any) -> None:
-        """gate / (1 + exp(-exponent(gate))) * up of 32 columns each (arXiv:2002.05202) -> group `group` of the row at
-        out, in `form`. Relative error 1e-5, before it is quantized."""
+        """Write gate / (1 + exp(-exponent(gate))) * up of 32 columns as group `group` of the row at `out`, in `form`.
+
+        See arXiv:2002.05202. The relative error is 1e-5, before quantization.
+        """
 
         def product(half: int) -> Any:
             b, g, u = e.b, e.load(e.at(gate, 64 * half)), e.load(e.at(up, 64 * half))
@@ -314,7 +318,7 @@ def _make_gated_product(name: str, exponent: Callable[[Emit, Any], Any], form: F
 
 
 def _make_gated_products(name: str, exponent: Callable[[Emit, Any], Any]) -> dict[Form, Any]:
-    """A product comes 32 columns at a time, which is too early for the scale of a super-block."""
+    """Make the kernels for all forms except super-blocks, whose scale needs more than the 32 columns of a call."""
     return {form: _make_gated_product(name, exponent, form) for form in Form if form is not Form.SUPER_BLOCKS}
 
 
@@ -333,17 +337,17 @@ GELU_PRODUCTS = _make_gated_products("gelu", _gelu_exponent)
 
 @inlined
 def scale_row(e: Emit, kernel: Any, x: Any, factor: Any, weight: Any, groups: Any, out: Any) -> None:
-    """Call a `scale_row` of FORM_KERNELS by its address."""
+    """Call a `scale_row` of FORM_KERNELS by address."""
     e.call_address(kernel, x, factor, weight, groups, out)
 
 
 @inlined
 def write_row(e: Emit, kernel: Any, x: Any, groups: Any, out: Any) -> None:
-    """Call a `write_row` of FORM_KERNELS by its address."""
+    """Call a `write_row` of FORM_KERNELS by address."""
     e.call_address(kernel, x, groups, out)
 
 
 @inlined
 def gated_product(e: Emit, kernel: Any, gate: Any, up: Any, group: Any, groups: Any, out: Any) -> None:
-    """Call one of SILU_PRODUCTS or GELU_PRODUCTS by its address."""
+    """Call one of SILU_PRODUCTS or GELU_PRODUCTS by address."""
     e.call_address(kernel, gate, up, group, groups, out)

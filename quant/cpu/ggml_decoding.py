@@ -1,6 +1,6 @@
-"""One group of a tile in registers: its codes as bytes, its scales as floats. Generated from the row of a format.
+"""Decode one group of a GGML tile in registers: codes to bytes, and scales to floats.
 
-Knows how `quant.cpu.ggml_tiles` lays bits out. Refuses to know what they are multiplied by.
+The code is generated from the format's row in `quant.cpu.ggml_formats`, for the layout of `quant.cpu.ggml_tiles`.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from quant.cpu.vector import I32, I64, Emit, F16x16, F32x16, I8x16, I8x32, I8x64
 
 
 def load_codes(e: Emit, layout: GGMLFormat, at: Any, chunk: int) -> Any:
-    """The numbers of 16 rows by the columns 4 * chunk to 4 * chunk + 3 of the group, unsigned, one byte each."""
+    """Return the numbers of 16 rows by columns 4 * chunk to 4 * chunk + 3 of the group, as unsigned bytes."""
     if layout.is_packed6:
         return _load_packed6(e, e.at(at, 64 * 3 * (chunk // 4)), chunk % 4)
     codes, shift = None, 0
@@ -29,7 +29,7 @@ def load_codes(e: Emit, layout: GGMLFormat, at: Any, chunk: int) -> Any:
 
 
 def _load_packed6(e: Emit, at: Any, index: int) -> Any:
-    """One of four chunks of codes of six bits: those of a vector, or what is left over in each of the three."""
+    """Return one of four chunks of packed 6-bit codes: a vector's low bits, or the top bits of all three vectors."""
     vectors = [e.load(e.at(at, 64 * vector), I8x64) for vector in range(3)]
     if index < 3:
         return _move(e, vectors[index], 0, 0x3F)
@@ -40,8 +40,8 @@ def _load_packed6(e: Emit, at: Any, index: int) -> Any:
 
 
 def _move(e: Emit, codes: Any, right: int, mask: int) -> Any:
-    """Bytes shifted by up to 7 bits, negative numbers to the left, and what `mask` keeps of them."""
-    pairs = e.b.bitcast(codes, I16x32)  # there is no shift of single bytes: the mask drops what comes from neighbours
+    """Shift bytes right by up to 7 bits, or left if negative, and apply `mask`."""
+    pairs = e.b.bitcast(codes, I16x32)  # there is no shift of single bytes: the mask drops bits from adjacent bytes
     if right > 0:
         pairs = e.b.lshr(pairs, ir.Constant(I16x32, [right] * 32))
     elif right < 0:
@@ -50,9 +50,9 @@ def _move(e: Emit, codes: Any, right: int, mask: int) -> Any:
 
 
 def load_scales(e: Emit, layout: GGMLFormat, at: Any, head: Any, g: Any) -> list[tuple[Any, Any]]:
-    """For each half of the group, or for all of it: the scales of 16 rows, and their minimums, subtracted, or None.
+    """Return the scales of 16 rows and their negated minimums (or None), for each half of the group or for the group.
 
-    `at` is the address of group `g`, `head` that of what it shares with others.
+    `at` is the address of group `g`, and `head` the address of the block scales.
     """
     scales, after = layout.scales, e.at(at, layout.codes_bytes)
     if scales.exponent:
@@ -71,7 +71,7 @@ def load_scales(e: Emit, layout: GGMLFormat, at: Any, head: Any, g: Any) -> list
 
 
 def load_block_scales(e: Emit, layout: GGMLFormat, at: Any) -> list[Any]:
-    """The float16 scales of 16 rows at an address as floats, and the minimums where there are some."""
+    """Return the float16 block scales of 16 rows at an address as floats, and the block's minimums if there are any."""
     scale, *minimum = (
         e.widen(e.load(e.at(at, HALF_BYTES * index), F16x16)) for index in range(1 + layout.scales.minimum)
     )
@@ -84,7 +84,7 @@ def _in_units(e: Emit, layout: GGMLFormat, scale: Any) -> Any:
 
 
 def load_sub_scales(e: Emit, layout: GGMLFormat, at: Any) -> list[Any]:
-    """The parts of the scales of 16 rows as int32, for each half of the group at `at` or for all of it."""
+    """Return the sub-scales of 16 rows as int32, for each half of the group at `at` or for the group."""
     scales, at = layout.scales, e.at(at, layout.codes_bytes)
     b, sub_scales, found, shift = e.b, scales.sub_scales or SubScales(), [e.i(0)] * scales.halves, 0
     if sub_scales.signed:
@@ -104,7 +104,7 @@ def load_sub_scales(e: Emit, layout: GGMLFormat, at: Any) -> list[Any]:
 
 
 def load_sub_minimums(e: Emit, layout: GGMLFormat, head: Any, pair: Any) -> Any:
-    """The parts of two minimums of each of 16 rows, int16 side by side: of two halves, or of two groups."""
+    """Return two sub-minimums of each of 16 rows, of two halves or two groups, as adjacent int16."""
     scales = layout.scales
     at = e.at(e.at(head, scales.block_scale_bytes), pair, 2 // scales.halves * scales.sub_scale_bytes)
     if scales.halves == 1:
@@ -114,7 +114,7 @@ def load_sub_minimums(e: Emit, layout: GGMLFormat, head: Any, pair: Any) -> Any:
 
 
 def _sub_minimums_of(e: Emit, layout: GGMLFormat, head: Any, number: Any) -> list[Any]:
-    """The parts of the minimums of one of the groups behind a head, int32, of each half or of all of it."""
+    """Return the sub-minimums of one group of a block, int32, for each half or for the group."""
     b, low = e.b, e.i(0xFFFF)
     if layout.scales.halves == 2:
         pair = load_sub_minimums(e, layout, head, number)
@@ -125,7 +125,7 @@ def _sub_minimums_of(e: Emit, layout: GGMLFormat, head: Any, number: Any) -> lis
 
 
 def _powers(e: Emit, exponents: Any) -> Any:
-    """2 ** (e - 128) of 16 bytes e, the two smallest as subnormals."""
+    """Return 2 ** (e - 128) of 16 bytes e; the two smallest results are subnormal."""
     b, wide = e.b, e.b.zext(exponents, I32x16)
     small = b.shl(e.i(0x00200000), b.and_(wide, e.i(1)))
     bits = b.select(b.icmp_signed("<", wide, e.i(2)), small, b.shl(b.sub(wide, e.i(1)), e.i(23)))
@@ -134,7 +134,7 @@ def _powers(e: Emit, exponents: Any) -> Any:
 
 @contextmanager
 def each_group(e: Emit, layout: GGMLFormat, groups: Any, starts: list[Any]) -> Iterator[tuple[Any, list[Any], Any]]:
-    """A loop over groups: number of the group, and for each tile the address of the group and that of its head."""
+    """Loop over groups. Yields the index, and for each tile the addresses of the group and of its block scales."""
     if layout.scales.block_groups == 1:
         with cgutils.for_range(e.b, groups) as loop:
             at = [e.at(start, loop.index, layout.group_bytes) for start in starts]

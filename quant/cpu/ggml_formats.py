@@ -1,7 +1,7 @@
-"""The layouts of packed tiles, as a table: which planes a code has, and what its scales are made of.
+"""Table of the tile layouts for GGML formats: the bit planes of a code, and the structure of the scales.
 
-Adding a format is a row here and one in `quant.ggml_blocks` or its like; kernels are made from the row. Knows sizes.
-Refuses to know how bytes get into their places (`quant.cpu.ggml_tiles`) and what is computed with them.
+To add a format, add a row here and one in `quant.ggml_blocks`. Kernels are generated from the row.
+`quant.cpu.ggml_tiles` packs weights in these layouts.
 """
 
 from dataclasses import dataclass, replace
@@ -16,16 +16,17 @@ from quant.tensor import BlockTensor, CodedTensor, PlainTensor, Scale
 TILE = 16  # rows
 PAIR = 2 * TILE
 GROUP = 32  # columns
-SUPER_BLOCK_GROUPS = 8  # groups of a super-block
-HALF_BYTES = 2 * TILE  # a float16 for each row
+SUPER_BLOCK_GROUPS = 8  # groups in a super-block
+HALF_BYTES = 2 * TILE  # one float16 for each row
 
 
 @dataclass(frozen=True, slots=True)
 class SubScales:
-    """The small integers that whole scales are multiplied by, one or two for each 32 columns: how they are stored.
+    """How sub-scales are stored: small integers that block scales are multiplied by, one or two for each 32 columns.
 
-    `planes` are their bits, the lowest first. 8: a byte for each row. 4: one byte for both, the first columns in
-    its low half. 2: a word of 32 bits for each, row r at bit 2 r.
+    `planes` are the bits of each plane, the low bits first. A plane of 8 bits has a byte for each row. A plane of 4
+    bits has one byte for two sub-scales, the first in the low half. A plane of 2 bits has a word of 32 bits for each
+    sub-scale, with row r at bit 2 r.
     """
 
     planes: tuple[int, ...] = (8,)
@@ -33,20 +34,20 @@ class SubScales:
 
     @property
     def signed(self) -> bool:
-        """Whether the offset is taken off already, which leaves a signed byte."""
+        """Whether the zero point is subtracted when packing, which leaves a signed byte."""
         return self.planes == (8,) and self.zero == 128
 
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """What a group's scales are made of, and how many columns share them."""
+    """The structure of a format's scales."""
 
-    columns: int = GROUP  # that share one: 16 or 32; 256 where `span` is 8 and there are no parts
-    exponent: bool = False  # a byte e for each row that says 2 ** (e - 128), in place of a float16
-    minimum: bool = False  # a minimum follows each scale; its parts lie behind the whole ones of a span
+    columns: int = GROUP  # that share a scale: 16 or 32; 256 in super-blocks without sub-scales
+    exponent: bool = False  # a byte e for each row in place of a float16, for a scale of 2 ** (e - 128)
+    minimum: bool = False  # each scale has a minimum; sub-minimums are stored after the block scales
     sub_scales: SubScales | None = None
-    block_groups: int = 1  # groups that share the whole scales, which lie before the first of them
-    unit: float = 1.0  # that whole scales are multiplied by, and minimums are not
+    block_groups: int = 1  # groups in a block; the block scales are stored before the first group
+    unit: float = 1.0  # factor of the block scales, but not of minimums
 
     @property
     def halves(self) -> int:
@@ -55,44 +56,44 @@ class Scales:
 
     @property
     def block_scale_bytes(self) -> int:
-        """Bytes of the scales and minimums that stand alone or are multiplied by parts."""
+        """Bytes of the block scales and block minimums."""
         return (TILE if self.exponent else HALF_BYTES) * (1 + self.minimum)
 
     @property
     def sub_scale_bytes(self) -> int:
-        """Bytes of the parts of one group's scales, and of its minimums'."""
+        """Bytes of the sub-scales of one group; its sub-minimums take the same."""
         return TILE * sum(self.sub_scales.planes) // 8 * self.halves if self.sub_scales else 0
 
 
 @dataclass(frozen=True, slots=True)
 class GGMLFormat:
-    """A row of the table of layouts. `number` is part of the names of its kernels."""
+    """A row of the table. `number` is part of the names of its kernels."""
 
     number: int
-    planes: tuple[int, ...] = ()  # bits of a code, the lowest first
-    zero: int = 0  # the code of 0, where there is no minimum
-    table: tuple[int, ...] | None = None  # what is looked up for a code: the number + zero
+    planes: tuple[int, ...] = ()  # bits of a code in each plane, the low bits first
+    zero: int = 0  # zero point, if there is no minimum
+    table: tuple[int, ...] | None = None  # number + zero for each code
     scales: Scales = Scales()
     plain: torch.dtype | None = None
 
     @property
     def part(self) -> str:
-        """The part of the machine code that its kernels are in."""
+        """The part of the machine code with its kernels."""
         return f"layout{self.number}"
 
     @property
     def bits(self) -> int:
-        """Of one code, or of one float."""
+        """Bits of one code, or of one float."""
         return 8 * self.plain.itemsize if self.plain else sum(self.planes)
 
     @property
     def dot_bits(self) -> int:
-        """Of the numbers that are multiplied."""
+        """Bits of the numbers that are multiplied."""
         return max(self.table).bit_length() if self.table else self.bits
 
     @property
     def is_packed6(self) -> bool:
-        """Whether codes of six bits lie whole in their bytes, three vectors for what four would take."""
+        """Whether 6-bit codes are packed without planes: three vectors hold four vectors of codes."""
         return self.planes == (4, 2)
 
     @property
@@ -102,7 +103,7 @@ class GGMLFormat:
 
     @property
     def head_bytes(self) -> int:
-        """Bytes before each `span` groups."""
+        """Bytes of block scales and sub-minimums before the groups of a block."""
         scales = self.scales
         return (
             scales.block_scale_bytes + scales.minimum * scales.block_groups * scales.sub_scale_bytes
@@ -112,7 +113,7 @@ class GGMLFormat:
 
     @property
     def group_bytes(self) -> int:
-        """Bytes of one group of one tile, without the head."""
+        """Bytes of one group of one tile, without the block scales."""
         if self.plain:
             return self.codes_bytes
         return self.codes_bytes + (
@@ -121,12 +122,12 @@ class GGMLFormat:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes from one head to the next."""
+        """Bytes of one block of one tile."""
         return self.head_bytes + self.scales.block_groups * self.group_bytes
 
     @property
     def super_blocks(self) -> bool:
-        """Whether SUPER_BLOCK_GROUPS groups share one float scale, and what is between them is integers."""
+        """Whether a block is a super-block, in which products are integers."""
         return self.scales.block_groups == SUPER_BLOCK_GROUPS
 
     def tile_bytes(self, groups: int) -> int:
@@ -134,7 +135,7 @@ class GGMLFormat:
 
 
 def _lifted(table: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
-    """A table without negative numbers, and what was added to each."""
+    """Return the table without negative numbers, and what was added to each number."""
     return tuple(number - min(table) for number in table), -min(table)
 
 
@@ -174,10 +175,10 @@ def _stored_sub_scales(scale: Scale) -> SubScales | None:
 
 
 def _layout(weight: CodedTensor) -> GGMLFormat:
-    """What a coded tensor would be stored as, but for the number."""
+    """Return the layout for a coded tensor, with number 0."""
     table, zero = _lifted(weight.table) if weight.table else (None, weight.zero)
     block_scales = weight.scale.block_scales
-    spread = weight.shape[1] // max(1, block_scales.shape[1])  # columns that share a whole scale
+    spread = weight.shape[1] // max(1, block_scales.shape[1])  # columns that share a block scale
     return GGMLFormat(
         0,
         tuple(plane.bits for plane in weight.codes.planes),
@@ -198,7 +199,7 @@ _BY_LAYOUT = {replace(layout, number=0): layout for layout in GGML_FORMATS if no
 
 
 def ggml_format_of(weight: BlockTensor) -> GGMLFormat:
-    """The layout that holds `weight` exactly. Raises UnsupportedQuantization, naming what does not fit."""
+    """Return the layout that holds `weight` exactly. Raises UnsupportedQuantization, naming the weight's type."""
     if isinstance(weight, PlainTensor):
         return next(f for f in GGML_FORMATS if f.plain is weight.values.dtype)
     try:

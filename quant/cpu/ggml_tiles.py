@@ -1,19 +1,19 @@
-"""Packed tiles: a weight in the order in which its kernel reads it, one sequential stream of bytes a tile.
+"""Packed tiles of GGML formats: a weight in the order in which its kernel reads it, one sequential stream per tile.
 
-A tile is 16 rows, stored group by group of 32 columns. Two streams (codes here, scales there) would halve what the
-processor's prefetcher delivers. Of one group:
+A tile is 16 rows, stored group by group of 32 columns. Separate streams for codes and scales would halve the bandwidth
+of the processor's prefetcher. A group has:
 
 - codes: for each plane of `bits` bits, `bits` vectors of 64 bytes. Byte 4 row + k of vector v has, at bit bits * j,
-  column 4 * (8 / bits * v + j) + k: one word of the canonical form for each row. So one load of 64 bytes, shifted,
-  meets four bytes of activations in every lane.
-- codes of six bits: three vectors for each four of columns. The first three of these are the low six bits of a vector
-  each, and bits 2 v and 2 v + 1 of the fourth are the top of vector v: three of four cost one instruction, not three.
-- then the group's scales, 16 rows side by side: see `Scales`. What several groups share lies before the first of them,
-  and so do parts of minimums, since they are needed once: two halves or two groups side by side.
+  column 4 * (8 / bits * v + j) + k: one word of the canonical form for each row. So one load of 64 bytes, shifted, is
+  multiplied by four bytes of activations in every lane.
+- codes of 6 bits: three vectors for each four vectors of columns. Their low six bits are the first three. Their top two
+  bits are the fourth: bits 2 v and 2 v + 1 of the fourth are the top of vector v. So three of four vectors take one
+  instruction to decode, not three.
+- scales of 16 rows, see `Scales`. Block scales are stored before the first group of a block, and so are sub-minimums,
+  two halves or two groups together, since they are read once per block.
 - plain floats: 32 columns of 16 values each.
 
-Rows are padded with zeros to an even number of tiles. Nothing is rounded: packing moves bits, and flips sign bits.
-Knows layouts. Refuses to know how to multiply.
+Rows are padded with zeros to an even number of tiles. Nothing is rounded: packing moves bits and flips sign bits.
 """
 
 from collections.abc import Callable
@@ -30,23 +30,24 @@ from quant.cpu.ggml_formats import GROUP, PAIR, TILE, GGMLFormat, Scales, SubSca
 from quant.ggml_blocks import integers
 from quant.tensor import BlockTensor, CodedTensor, Integers, PlainTensor, Plane, Scale
 
-SIGN = np.int16(-0x8000)  # of a float16
+SIGN = np.int16(-0x8000)  # sign bit of a float16
 SIGN_OF_BYTE = np.uint8(0x80)
-LOW_TWO, LOW_FOUR, HIGH_TWO = np.uint32(0x03030303), np.uint32(0x0F0F0F0F), np.uint32(0x30303030)  # of six bits
+# masks for 6-bit codes
+LOW_TWO, LOW_FOUR, HIGH_TWO = np.uint32(0x03030303), np.uint32(0x0F0F0F0F), np.uint32(0x30303030)
 
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint32]
 
 
 def packed_bytes(weight: BlockTensor) -> int:
-    """Bytes that `pack` fills for a weight of 32 * n columns."""
+    """Return the bytes that `pack` writes for a weight whose columns are a multiple of 32."""
     rows, columns = weight.shape
     return -(-rows // PAIR) * 2 * ggml_format_of(weight).tile_bytes(columns // GROUP)
 
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """Views of the fields of packed tiles, each [tiles, blocks, ...]: whoever writes or reads them says so once."""
+    """Views of the fields of packed tiles, each [tiles, blocks, ...], for both packing and unpacking."""
 
     layout: GGMLFormat
     blocks: Bytes  # [tiles, blocks, block_bytes]
@@ -62,7 +63,7 @@ class _Fields:
 
     @property
     def words(self) -> list[Words]:
-        """Codes of each plane, or of both if packed to six bits: [tiles, blocks, groups, words of a row, TILE]"""
+        """Codes of each plane, or of both if packed to six bits: [tiles, blocks, groups, words of a row, TILE]."""
         layout, words = self.layout, self._groups[..., : self.layout.codes_bytes].view(np.uint32)
         planes = (layout.bits,) if layout.is_packed6 else layout.planes
         ends = list(accumulate(planes))
@@ -70,19 +71,19 @@ class _Fields:
         return [words[..., end - bits : end, :] for bits, end in zip(planes, ends, strict=True)]
 
     def block_scales(self, index: int) -> Bytes:
-        """The scales (0) or minimums (1) themselves, [tiles, blocks, TILE * bytes]"""
+        """Return the block scales (index 0) or block minimums (index 1), [tiles, blocks, TILE * bytes]."""
         size = self.layout.scales.block_scale_bytes // (1 + self.layout.scales.minimum)
         start = 0 if self.layout.head_bytes else self.layout.codes_bytes
         return self.blocks[:, :, start + size * index : start + size * (index + 1)]
 
     @property
     def sub_scales(self) -> Bytes:
-        """The parts of scales, [tiles, blocks, groups, bytes]"""
+        """Sub-scales, [tiles, blocks, groups, bytes]."""
         return self._groups[..., self.layout.codes_bytes :]
 
     @property
     def sub_minimums(self) -> Bytes:
-        """The parts of minimums, [tiles, blocks, pairs, bytes]"""
+        """Sub-minimums, [tiles, blocks, pairs, bytes]."""
         tiles, blocks, _ = self.blocks.shape
         scales = self.layout.scales
         field = self.blocks[:, :, scales.block_scale_bytes : self.layout.head_bytes]
@@ -95,7 +96,7 @@ def _fields(layout: GGMLFormat, memory: Bytes, rows: int, columns: int) -> _Fiel
 
 
 def row_tiles(values: NDArray[Any], tiles: int) -> NDArray[Any]:
-    """[rows, ...] -> [tiles, TILE, ...], zeros behind the last row."""
+    """Reshape [rows, ...] to [tiles, TILE, ...], with zeros after the last row."""
     if len(values) != tiles * TILE:
         padded = np.zeros((tiles * TILE, *values.shape[1:]), values.dtype)
         padded[: len(values)] = values
@@ -104,7 +105,7 @@ def row_tiles(values: NDArray[Any], tiles: int) -> NDArray[Any]:
 
 
 def pack(weight: BlockTensor, out: Bytes) -> None:
-    """Fill `out`, `packed_bytes` long, with the tiles of a matrix."""
+    """Write the tiles of a matrix to `out`, which has `packed_bytes` bytes."""
     layout, (rows, columns) = ggml_format_of(weight), weight.shape
     if isinstance(weight, PlainTensor):
         _pack_plain(weight.values, out.reshape(-1, columns // GROUP, layout.group_bytes))
@@ -115,7 +116,7 @@ def pack(weight: BlockTensor, out: Bytes) -> None:
     for index, scale in enumerate((weight.scale, weight.minimum) if weight.minimum else (weight.scale,)):
         stored = scale.block_scales.numpy() if layout.scales.exponent else scale.block_scales.view(torch.int16).numpy()
         if index:
-            stored = stored ^ SIGN  # kernels add
+            stored = stored ^ SIGN  # kernels add the minimum, so its sign is flipped
         fields.block_scales(index).view(stored.dtype)[:] = row_tiles(stored, tiles).transpose(0, 2, 1)
         if scale.sub_scales and index:
             _pack_sub_minimums(scale.sub_scales, layout.scales, fields.sub_minimums)
@@ -131,7 +132,7 @@ def _pack_codes(codes: Integers, fields: _Fields) -> None:
         for plane in codes.planes
     ]
     if fields.layout.is_packed6:
-        for target, low, high in zip(fields.words[0], *planes, strict=True):  # a tile at a time stays in the cache
+        for target, low, high in zip(fields.words[0], *planes, strict=True):  # one tile at a time stays in the cache
             target[:] = _pack6(low, high)
     else:
         for target, plane in zip(fields.words, planes, strict=True):
@@ -139,7 +140,7 @@ def _pack_codes(codes: Integers, fields: _Fields) -> None:
 
 
 def _pack6(low: Words, high: Words) -> Words:
-    """Words of four and of two bits of codes, [..., 4, TILE] and [..., 2, TILE], as words of six, [..., 6, TILE]."""
+    """Pack words of 4 and of 2 bits of codes, [..., 4, TILE] and [..., 2, TILE], to words of 6 bits, [..., 6, TILE]."""
     even, odd, top = (np.ascontiguousarray(plane) for plane in (low[..., ::2, :], low[..., 1::2, :], high))
     fourth = odd >> 4 & LOW_FOUR | top >> 2 & HIGH_TWO
     packed = (
@@ -151,7 +152,7 @@ def _pack6(low: Words, high: Words) -> Words:
 
 
 def _unpack6(packed: Words) -> list[Words]:
-    """What `_pack6` was given."""
+    """Return the words that `_pack6` was called with."""
     first, second, third = np.moveaxis(packed.reshape(*packed.shape[:-2], 2, 3, TILE), -2, 0)
     fourth = first >> 6 & LOW_TWO | (second >> 6 & LOW_TWO) << 2 | (third >> 6 & LOW_TWO) << 4
     even, odd = first & LOW_FOUR | (second & LOW_FOUR) << 4, third & LOW_FOUR | (fourth & LOW_FOUR) << 4
@@ -173,7 +174,7 @@ def _pack_sub_scales(sub_scales: Integers, scales: Scales, target: Bytes) -> Non
 
 @dataclass(frozen=True, slots=True)
 class _Codec:
-    """How parts of some bits are stored, [..., halves, TILE] -> [..., bytes], and read back."""
+    """Stores one plane of sub-scales, [..., halves, TILE] -> [..., bytes], and reads it back."""
 
     write: Callable[[Bytes], Bytes]
     read: Callable[[Bytes], Bytes]
@@ -188,7 +189,7 @@ def _read_bytes(stored: Bytes) -> Bytes:
 
 
 def _write_nibbles(part: Bytes) -> Bytes:
-    """Two halves in one byte of each row."""
+    """Store two halves in one byte for each row."""
     both: Bytes = part[..., 0, :] | part[..., 1, :] << np.uint8(4)
     return both
 
@@ -198,7 +199,7 @@ def _read_nibbles(stored: Bytes) -> Bytes:
 
 
 def _write_words(part: Bytes) -> Bytes:
-    """A word of 32 bits for each half: row r at bit 2 r."""
+    """Store a word of 32 bits for each half, with row r at bit 2 r."""
     words = np.bitwise_or.reduce(part.astype("<u4") << np.arange(0, 32, 2, dtype=np.uint32), axis=-1)
     return np.ascontiguousarray(words, "<u4").view(np.uint8)
 
@@ -225,7 +226,7 @@ def _pack_sub_minimums(sub_scales: Integers, scales: Scales, target: Bytes) -> N
 
 
 def _unpack_sub_minimums(stored: Bytes, scales: Scales) -> Bytes:
-    """[tiles, blocks, groups, halves, TILE]"""
+    """Return the sub-minimums, [tiles, blocks, groups, halves, TILE]."""
     tiles, blocks, pairs, _ = stored.shape
     if scales.halves == 2:
         return _read_nibbles(stored)
@@ -240,7 +241,7 @@ def _pack_plain(values: Tensor, target: Bytes) -> None:
 
 
 def unpack(weight: Bytes, layout: GGMLFormat, shape: tuple[int, int]) -> BlockTensor:
-    """The canonical form of packed tiles: what `pack` was given."""
+    """Return the canonical form of packed tiles: the inverse of `pack`."""
     rows, columns = shape
     if layout.plain is not None:
         kind = torch.int16 if layout.bits == 16 else torch.int32
@@ -289,7 +290,7 @@ def _unpack_scale(fields: _Fields, index: int, rows: int) -> Scale:
 
 
 def _unpack_sub_scales(stored: Bytes, scales: Scales, sub_scales: SubScales) -> Bytes:
-    """[tiles, blocks, groups, halves, TILE]"""
+    """Return the sub-scales, [tiles, blocks, groups, halves, TILE]."""
     at, shift = 0, 0
     small = np.zeros((*stored.shape[:-1], scales.halves, TILE), np.uint8)
     for bits in sub_scales.planes:

@@ -1,6 +1,7 @@
-"""A span of a tile in registers: its scales and zero points, and the elements of a group as floats.
+"""Decode a scale group of a tile in registers: scales, zero points, and small floats.
 
-Generated from the row of a format. Knows how `quant.cpu.group_tiles` lays bits out. Refuses to know what is multiplied.
+A scale group is the columns that share a scale, one or more groups of 32. The code is generated from the format's row
+in `quant.cpu.group_formats`, for the layout of `quant.cpu.group_tiles`.
 """
 
 from collections.abc import Iterator
@@ -18,12 +19,12 @@ from quant.cpu.vector import F32, I8, I32, I64, Emit, F16x16, F32x16, I8x16, I16
 
 I8x8 = ir.VectorType(I8, 8)
 TABLE_BYTES = 4 * 256
-E4M3_UNIT = 256.0  # what float16 has, whose exponents begin 8 lower, where the bits of an e4m3 stand in it
+E4M3_UNIT = 256.0  # correction for e4m3 bits in the fields of a float16: the exponent bias differs by 8
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleGroup:
-    """ScaleGroup `number` of some tiles, `count` groups from group `first` on."""
+    """Scale group `number` of some tiles: `count` groups, starting at group `first`."""
 
     e: Emit
     layout: GroupFormat
@@ -35,18 +36,20 @@ class ScaleGroup:
 
     @contextmanager
     def each_group(self) -> Iterator[tuple[Any, list[Any]]]:
-        """A loop over the groups: number of the group in its row, and the address of the group in each tile."""
+        """Loop over the groups. Yields the group's index in its row, and its address in each tile."""
         e = self.e
         with cgutils.for_range(e.b, self.count) as loop:
             at = [e.at(e.at(it, self.layout.head_bytes), loop.index, self.layout.group_bytes) for it in self.heads]
             yield e.b.add(self.first, loop.index), at
 
     def scales(self) -> list[Any]:
-        """For each tile, those of 16 rows."""
+        """Return the scales of 16 rows, for each tile."""
         return [self._scale(tile, head) for tile, head in zip(self.tiles, self.heads, strict=True)]
 
     def zeros(self) -> list[Any]:
-        """For each tile, the zero points of 16 rows, int32; none where the layout has one for all."""
+        """Return the zero points of 16 rows, int32, for each tile; an empty list if the layout has one zero point for
+        all.
+        """
         return [self._zeros(head) for head in self.heads] if self.layout.zeros else []
 
     def _scale(self, tile: Any, head: Any) -> Any:
@@ -65,7 +68,9 @@ class ScaleGroup:
         return e.b.fmul(scale, e.f(E4M3_UNIT)) if layout.float8 is torch.float8_e4m3fn else scale
 
     def _nested(self, tile: Any, head: Any) -> Any:
-        """table[code] * whole + offset, rounded twice, of scales that are counted through all rows of a weight."""
+        """Return table[code] * block scale + offset, rounded twice. Nested scales are counted through all rows of a
+        weight.
+        """
         e, b = self.e, self.e.b
         table = b.add(tile, _word(e, tile, Word.SHARED))
         first, per_row, shift = (_word(e, tile, word) for word in (Word.FIRST, Word.PER_ROW, Word.SHIFT))
@@ -90,7 +95,7 @@ class ScaleGroup:
 
 @contextmanager
 def each_scale_group(e: Emit, layout: GroupFormat, groups: Any, tiles: list[Any]) -> Iterator[ScaleGroup]:
-    """A loop over the spans of tiles at these addresses."""
+    """Loop over the scale groups of the tiles at these addresses."""
     b = e.b
     length = _word(e, tiles[0], Word.GROUPS_PER_SCALE)
     size = b.add(I64(layout.head_bytes), b.mul(length, I64(layout.group_bytes)))
@@ -107,23 +112,23 @@ def _word(e: Emit, tile: Any, word: Word) -> Any:
 
 
 def count_scale_groups(e: Emit, groups: Any, length: Any) -> Any:
-    """How many spans of a length there are, the last one perhaps shorter."""
+    """Return the number of scale groups of `length` groups, including a shorter last one."""
     return e.b.sdiv(e.b.add(groups, e.b.sub(length, I64(1))), length)
 
 
 def tile_size(e: Emit, layout: GroupFormat, groups: Any, tile: Any) -> Any:
-    """Bytes of the tile at an address."""
+    """Return the bytes of the tile at an address."""
     heads = e.b.mul(count_scale_groups(e, groups, _word(e, tile, Word.GROUPS_PER_SCALE)), I64(layout.head_bytes))
     return e.b.add(e.b.add(I64(HEADER_BYTES), heads), e.b.mul(groups, I64(layout.group_bytes)))
 
 
 def columns_of_vector(layout: GroupFormat) -> int:
-    """Columns of which 64 bytes have 16 rows."""
+    """Return the number of columns in 64 bytes of 16 rows."""
     return 32 // layout.codes.bits
 
 
 def load_floats(e: Emit, layout: GroupFormat, at: Any, vector: int) -> list[Any]:
-    """Vector `vector` of the group at an address: 16 rows of each of its columns, to be multiplied by the scale."""
+    """Return the columns of vector `vector` of the group at an address, 16 rows each, before scaling."""
     at = e.at(at, 64 * vector)
     if layout.numbers is None:
         return _load_float8(e, layout.float8 is torch.float8_e4m3fn, at)
@@ -133,10 +138,12 @@ def load_floats(e: Emit, layout: GroupFormat, at: Any, vector: int) -> list[Any]
 
 
 def _load_float8(e: Emit, e4m3: bool, at: Any) -> list[Any]:
-    """Four columns: 16 words hold the first in their low bytes and the second in the high ones, 16 more the others."""
+    """Return four columns. 16 words hold the first in their low bytes and the second in the high bytes; 16 more the
+    others.
+    """
     b, words = e.b, e.load(at, I16x32)
     pairs = [b.shl(words, e.constant(I16x32, 8)), b.and_(words, e.constant(I16x32, -0x100))]
-    if e4m3:  # one bit of exponent less
+    if e4m3:  # e4m3 has one exponent bit less than float16
         pairs = [b.and_(b.ashr(pair, e.constant(I16x32, 1)), e.constant(I16x32, -0x4080)) for pair in pairs]
     halves = [b.bitcast(e.half_of(pair, half), F16x16) for half in range(2) for pair in pairs]
     return [e.widen(half) for half in halves]

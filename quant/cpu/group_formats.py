@@ -1,8 +1,7 @@
-"""The layouts of weights of safetensors checkpoints, as a table: integers or small floats, and scales of spans.
+"""Table of the tile layouts for safetensors checkpoints: integers or small floats, in scale groups.
 
-A span is as many groups of 32 columns as share a scale, up to a whole row. How many is no part of a layout: files have
-any number, and so each tile says it (`quant.cpu.group_tiles`). Knows sizes. Refuses to know how bytes get into their
-places, and what is computed with them.
+A scale group is the columns that share a scale: one or more groups of 32 columns, up to a whole row. Its length is not
+part of the layout, since files have any length: each tile's header has it (`quant.cpu.group_tiles`).
 """
 
 from dataclasses import dataclass, replace
@@ -16,19 +15,19 @@ from quant.cpu.ggml_formats import GGML_FORMATS, GROUP, TILE, GGMLFormat
 from quant.errors import UnsupportedQuantization
 from quant.tensor import Float8Tensor, GroupedTensor, Integers, NestedScale
 
-HEADER_BYTES = 64  # at the beginning of a tile; the codes of whole rows stay aligned
+HEADER_BYTES = 64  # at the start of a tile; keeps the codes aligned
 SCALE_TYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 class Word(IntEnum):
-    """The words of a tile's header, int64, by their places; all but the first are for nested scales."""
+    """Indices of the int64 words in a tile's header. All except the first are for nested scales."""
 
     GROUPS_PER_SCALE = 0  # groups that share a scale
-    SHARED = 1  # bytes from the tile to what all rows of the weight share
-    FIRST = 2  # number of the first scale of the tile's first row
-    PER_ROW = 3  # scales of a row
-    SHIFT = 4  # of the number of a scale, which gives that of its whole one
-    OFFSET = 5  # bits of a float32
+    SHARED = 1  # bytes from the tile to the data that all rows of the weight share
+    FIRST = 2  # index of the first scale of the tile's first row
+    PER_ROW = 3  # scales in a row
+    SHIFT = 4  # right shift of a scale's index that gives the index of its block scale
+    OFFSET = 5  # offset of the scales, the bits of a float32
 
 
 GroupTensor = GroupedTensor | Float8Tensor
@@ -39,16 +38,16 @@ class GroupFormat:
     """A row of the table. `number` is part of the names of its kernels."""
 
     number: int
-    codes: GGMLFormat  # their bits, and the code of 0 where it is the same everywhere
-    scale: torch.dtype = torch.float32  # uint8: the number of a float in a table that the rows of a weight share
-    rows: int = TILE  # scales of a span: one for each row, or 1 for all of them
-    zeros: bool = False  # a zero point for each scale, in as many bits as a code
-    numbers: tuple[float, ...] | None = None  # what is looked up for a code
-    float8: torch.dtype | None = None  # what a code is
+    codes: GGMLFormat  # their bits, and the zero point if all groups have the same
+    scale: torch.dtype = torch.float32  # uint8: an index of a table that all rows of a weight share
+    rows: int = TILE  # scales in a scale group: one for each row, or 1 for all rows
+    zeros: bool = False  # whether each scale has a zero point, with the bits of a code
+    numbers: tuple[float, ...] | None = None  # the number for each code
+    float8: torch.dtype | None = None  # type of the codes, if they are floats
 
     @property
     def part(self) -> str:
-        """The part of the machine code that its kernels are in."""
+        """The part of the machine code with its kernels."""
         return f"layout{self.number}"
 
     @property
@@ -62,12 +61,12 @@ class GroupFormat:
 
     @property
     def scale_bytes(self) -> int:
-        """Bytes of one span's scales."""
+        """Bytes of the scales of one scale group."""
         return self.rows * self.scale.itemsize
 
     @property
     def head_bytes(self) -> int:
-        """Bytes before the groups of a span."""
+        """Bytes before the groups of a scale group: scales and zero points."""
         return self.scale_bytes + (TILE * self.codes.bits // 8 if self.zeros else 0)
 
     @property
@@ -102,7 +101,7 @@ _BY_LAYOUT = {replace(layout, number=0): layout for layout in GROUP_FORMATS}
 
 
 def _layout(weight: GroupTensor) -> GroupFormat:
-    """What a weight would be stored as, but for the number."""
+    """Return the layout for a weight, with number 0."""
     if isinstance(weight, Float8Tensor):
         height = weight.block[0]
         tiles_share = height % TILE == 0 or height == weight.shape[0]
@@ -110,7 +109,7 @@ def _layout(weight: GroupTensor) -> GroupFormat:
         return GroupFormat(0, GGMLFormat(0, (8,)), rows=rows, float8=weight.values.dtype)
     codes = GGMLFormat(0, tuple(plane.bits for plane in weight.codes.planes))
     if isinstance(weight.scale, NestedScale) and weight.scale.block_size.bit_count() != 1:
-        raise _unsupported(weight, f"whose scales share one for {weight.scale.block_size}, not a power of two")
+        raise _unsupported(weight, f"with nested scales in blocks of {weight.scale.block_size}, not a power of two")
     scale = torch.uint8 if isinstance(weight.scale, NestedScale) else weight.scale.factors().dtype
     if weight.table is not None:
         return GroupFormat(0, codes, scale, numbers=weight.table)
@@ -121,7 +120,10 @@ def _layout(weight: GroupTensor) -> GroupFormat:
 
 
 def groups_per_scale_of(weight: GroupTensor) -> int:
-    """Groups of 32 columns that share a scale. Raises UnsupportedQuantization where they are no whole groups."""
+    """Return the number of groups of 32 columns that share a scale.
+
+    Raises UnsupportedQuantization if a scale does not cover whole groups.
+    """
     columns = weight.shape[1]
     width = min(weight.group if isinstance(weight, GroupedTensor) else weight.block[1], columns)
     if width % GROUP:
@@ -130,7 +132,7 @@ def groups_per_scale_of(weight: GroupTensor) -> int:
 
 
 def group_format_of(weight: GroupTensor) -> GroupFormat:
-    """The layout that holds `weight` exactly. Raises UnsupportedQuantization, naming what does not fit."""
+    """Return the layout that holds `weight` exactly. Raises UnsupportedQuantization, naming the weight's type."""
     groups_per_scale_of(weight)
     try:
         return _BY_LAYOUT[_layout(weight)]

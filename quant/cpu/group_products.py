@@ -1,16 +1,16 @@
-"""Tiles of spans times rows of activations: integers by integers, and small floats by floats.
+"""Products of tiles in scale groups and rows of activations: integers by integers, and small floats by floats.
 
-Integers are multiplied as all are (`quant.cpu.matmul`): exactly within 32 columns, zero points taken off by the sums
-that rows of activations carry. Numbers of a table and floats of 8 bits become float32 in registers: 4 bits of any 16
-numbers are looked up with one instruction for 16 rows where there is AVX-512, which costs as much as looking up two
-bytes of an integer would, rounds nothing, and needs no second product for the second byte. A group of 32 columns has
-two chains of its own, even and odd columns, so that groups do not wait for each other; then
+Integers are multiplied as in `quant.cpu.matmul`: exactly within 32 columns, with zero points subtracted by means of the
+sums that rows of activations store. Table numbers and 8-bit floats become float32 in registers. With AVX-512 one
+instruction looks up 4-bit codes of 16 rows in a table of 16 floats. The cost is that of looking up two bytes of an
+integer, rounds nothing, and needs no second product for the second byte. Each group of 32 columns has two chains, of
+even and of odd columns, so that groups do not wait for each other:
 
     total = total + scale * (even + odd)
 
-One token is bound by memory: the floor is the weight's bytes at the machine's read rate. Many tokens are bound by
-`vpdpbusd` as other integers are, or by fused multiply-adds: 2 * tokens * rows * columns operations at 32 a cycle and
-port, and 2 more in 34 for each group.
+One token is bound by memory: the lower bound is the weight's bytes divided by the machine's read rate. Many tokens are
+bound by `vpdpbusd`, as other integers are, or by fused multiply-adds: 2 * tokens * rows * columns operations at 32 per
+cycle and port, and 2 more in 34 for each group.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ Slots = dict[Cell, Any]
 
 
 def make_group_tile(layout: GroupFormat, tiles: int, tokens: int, form: Form) -> Callable[..., None]:
-    """`tiles` tiles by up to `tokens` rows of activations in a form."""
+    """Make the kernel for `tiles` tiles by up to `tokens` rows of activations in `form`."""
 
     def group_tile(e: Emit, acc: Accumulators, call: TileCall) -> None:
         b = e.b
@@ -77,7 +77,7 @@ def _add_integers(
     planes: int,
     totals: Slots,
 ) -> None:
-    """Add the products of one group by rows of quantized activations."""
+    """Add the products of one group and rows of integers."""
     b, sums = e.b, integer_sums(e, layout.codes, at, rows, planes, zeros=zeros)
     x_scales = [row.scale() for row in rows]
     for (t, m), found in sums.items():
@@ -88,7 +88,7 @@ def _add_integers(
 def _add_floats(
     e: Emit, layout: GroupFormat, at: list[Any], scales: list[Any], rows: list[Any], g: Any, totals: Slots
 ) -> None:
-    """Add the products of group `g` by rows of floats, whose addresses are `rows`."""
+    """Add the products of group `g` and rows of floats, whose addresses are `rows`."""
     b, chains = e.b, dict[tuple[int, int, int], Any]()
     x_at, width = [e.at(row, g, 4 * GROUP) for row in rows], columns_of_vector(layout)
     for vector in range(GROUP // width):

@@ -1,16 +1,16 @@
-"""Packed tiles of weights whose scales belong to scale_groups of any length: from canonical form, and back.
+"""Packed tiles of weights in scale groups of any length: from the canonical form, and back.
 
-A tile is 16 rows, one sequential stream of bytes like any other tile (`cpu.ggml_tiles`), but for a header of its own:
+A tile is 16 rows in one sequential stream, like the tiles of `quant.cpu.ggml_tiles`, with a header:
 
-    [header: 64 bytes] then for each groups_per_scale [scales] [zero points] and its groups of 32 columns, codes alone
+    [header: 64 bytes] then for each scale group [scales] [zero points] and its groups of 32 columns, codes alone
 
 - header: see `Word`.
-- scales: of 16 rows side by side, or one that all have.
-- zero points: of 16 rows, in a byte each; four bits of row r and of row r + 8 in byte r; two bits of row r at bit 2 r.
-- codes: as in other tiles. Floats of 8 bits: word 16 h + r of vector v has columns 4 v + 2 h and the next one of row r.
+- scales: one for each of 16 rows, or one for all rows.
+- zero points of 16 rows: a byte each; four bits of rows r and r + 8 in byte r; or two bits of row r at bit 2 r.
+- codes: as in other tiles. 8-bit floats: word 16 h + r of vector v has columns 4 v + 2 h and 4 v + 2 h + 1 of row r.
 
-What nested scales share lies behind the tiles of a weight: their table, then the whole scales, float32. Rows are padded
-with zeros to an even number of tiles. Nothing is rounded. Refuses to know how to multiply.
+The data that nested scales share is stored after the tiles of a weight: their table, then the block scales, float32.
+Rows are padded with zeros to an even number of tiles. Nothing is rounded.
 """
 
 from collections.abc import Iterator
@@ -30,21 +30,21 @@ from quant.ggml_blocks import integers
 from quant.tensor import Float8Tensor, GroupedTensor, GroupScale, Integers, NestedScale, Plane
 
 _PAIRS = GROUP // 2  # words of two columns
-_TABLE = 256  # numbers of nested scales
+_TABLE = 256  # entries in the table of nested scales
 
 
 @dataclass(frozen=True, slots=True)
 class _ScaleGroups:
-    """Neighbouring scale_groups of as many groups each: views of packed tiles, [tiles, scale_groups, ...]."""
+    """Adjacent scale groups of equal length, as views of packed tiles, [tiles, scale groups, ...]."""
 
     layout: GroupFormat
-    first: int  # groups_per_scale
+    first: int  # index of the first scale group
     first_group: int
-    bytes: Bytes  # [tiles, scale_groups, bytes of a groups_per_scale]
+    bytes: Bytes  # [tiles, scale groups, bytes of a scale group]
 
     @property
     def scales(self) -> NDArray[Any]:
-        """[tiles, scale_groups, rows], as integers of their width"""
+        """Scales, [tiles, scale groups, rows], as integers of their width."""
         field = self.bytes[..., : self.layout.scale_bytes]
         return field.view(f"u{self.layout.scale.itemsize}")
 
@@ -54,17 +54,17 @@ class _ScaleGroups:
 
     @property
     def groups(self) -> Bytes:
-        """[tiles, scale_groups, groups, bytes]"""
+        """Codes, [tiles, scale groups, groups, bytes]."""
         field = self.bytes[..., self.layout.head_bytes :]
         return field.reshape(*field.shape[:2], -1, self.layout.group_bytes)
 
     def share_of(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Of [tiles, TILE, scale_groups of a row, ...] those of these scale_groups."""
+        """Return the values of these scale groups, out of [tiles, TILE, scale groups of a row, ...]."""
         return values[:, :, self.first : self.first + self.bytes.shape[1]]
 
 
 def _scale_groups(layout: GroupFormat, memory: Bytes, groups: int, groups_per_scale: int) -> Iterator[_ScaleGroups]:
-    """All scale groups of tiles [tiles, bytes of a tile]. The last one may be shorter."""
+    """Yield all scale groups of tiles [tiles, bytes of a tile]. The last one may be shorter."""
     full, rest = divmod(groups, groups_per_scale)
     size, body = layout.head_bytes + groups_per_scale * layout.group_bytes, memory[:, HEADER_BYTES:]
     if full:
@@ -78,7 +78,7 @@ def _tile_count(rows: int) -> int:
 
 
 def shared_bytes(weight: GroupTensor) -> int:
-    """Bytes of what the tiles of a weight share: whole scales of rows that are not there are zeros."""
+    """Return the bytes of the data that the tiles of a weight share. Block scales of padding rows are zeros."""
     if isinstance(weight, GroupedTensor) and isinstance(weight.scale, NestedScale):
         scales = _tile_count(weight.shape[0]) * TILE * weight.groups
         return 4 * (_TABLE + -(-scales // weight.scale.block_size))
@@ -86,9 +86,9 @@ def shared_bytes(weight: GroupTensor) -> int:
 
 
 def pack(weight: GroupTensor, out: Bytes, shared: Bytes) -> None:
-    """Fill `out` with the tiles of a matrix, an even number of them, and `shared` (zeros) with what they share.
+    """Write the tiles of a matrix, an even number of them, to `out`, and the data that they share to `shared`.
 
-    Raises UnsupportedQuantization for an e4m3 that is not a number: kernels read it as one.
+    `shared` must be zeros. Raises UnsupportedQuantization for NaN in e4m3, which kernels would read as a number.
     """
     layout, groups_per_scale, (rows, columns) = group_format_of(weight), groups_per_scale_of(weight), weight.shape
     memory = out.reshape(_tile_count(rows), -1)
@@ -109,7 +109,7 @@ def pack(weight: GroupTensor, out: Bytes, shared: Bytes) -> None:
 
 
 def _share(scale: NestedScale, header: NDArray[np.int64], shared: Bytes) -> None:
-    """Write what all tiles share, and into the header of each how to find it."""
+    """Write the shared data, and the fields of each tile's header that locate it."""
     values, groups = shared.view(np.float32), scale.codes.shape[1]
     values[:_TABLE] = scale.table.numpy()
     values[_TABLE : _TABLE + len(scale.block_scales)] = scale.block_scales.numpy()
@@ -133,7 +133,7 @@ def _pack_codes(codes: Integers, scale_groups: list[_ScaleGroups], tiles: int) -
 
 
 def _pack_scales(values: Tensor, scale_groups: list[_ScaleGroups], tiles: int) -> None:
-    """Scales [rows, scale_groups], or one for each tile [tiles, scale_groups]."""
+    """Pack scales [rows, scale groups], or [tiles, scale groups] if a tile's rows share them."""
     bits = values.contiguous().view(_INTEGERS[values.itemsize]).numpy()
     for some in scale_groups:
         width = some.layout.rows
@@ -162,7 +162,7 @@ def _pack_floats(weight: Float8Tensor, scale_groups: list[_ScaleGroups], tiles: 
     values, layout = weight.values.view(torch.uint8).numpy(), scale_groups[0].layout
     if layout.float8 is torch.float8_e4m3fn and (values & 0x7F == 0x7F).any():
         raise UnsupportedQuantization(
-            f"A {weight.type_name} weight has elements that are no numbers", "The file is damaged: pull it again."
+            f"A {weight.type_name} weight has NaN elements", "The file is damaged: pull it again."
         )
     words = row_tiles(values.view(np.uint16), tiles)
     for some in scale_groups:
@@ -177,11 +177,11 @@ def _pack_floats(weight: Float8Tensor, scale_groups: list[_ScaleGroups], tiles: 
     _pack_scales(scale, scale_groups, tiles)
 
 
-# -- and back
+# -- unpacking
 
 
 def unpack(memory: Bytes, layout: GroupFormat, shape: tuple[int, int]) -> GroupTensor:
-    """The canonical form of what `pack` made, with the same values: nested scales are multiplied out."""
+    """Return the canonical form with the values that were packed. Nested scales are multiplied out."""
     rows, groups = shape[0], shape[1] // GROUP
     groups_per_scale = int(memory[:8].view(np.int64)[0])
     count, size = _tile_count(rows), layout.tile_bytes(groups, groups_per_scale)
@@ -210,7 +210,7 @@ def unpack(memory: Bytes, layout: GroupFormat, shape: tuple[int, int]) -> GroupT
 
 
 def _joined(parts: list[NDArray[Any]], rows: int) -> NDArray[Any]:
-    """[tiles, ..., TILE] of all scale_groups -> [rows, n]"""
+    """Join [tiles, ..., TILE] of all scale groups to [rows, n]."""
     return np.ascontiguousarray(np.concatenate([rows_of(part, rows) for part in parts], axis=1))
 
 
@@ -232,7 +232,7 @@ def _unpack_zeros(scale_groups: list[_ScaleGroups], rows: int) -> Integers:
 
 
 def _nested_values(memory: Bytes, tile: int, codes: Bytes) -> NDArray[np.float32]:
-    """The scales of the tile at byte `tile`, float32 [rows, scale_groups]."""
+    """Return the scales of the tile at byte `tile`, float32 [rows, scale groups]."""
     header = memory[tile : tile + HEADER_BYTES].view(np.int64)
     numbers = header[Word.FIRST] + np.arange(codes.size).reshape(codes.shape) >> header[Word.SHIFT]
     end = _TABLE + int(numbers.max()) + 1

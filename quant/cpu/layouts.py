@@ -1,4 +1,4 @@
-"""Every layout that a weight may have in tiles, and how one weight is packed: callers need not know the two tables."""
+"""All tile layouts, and the packing of one weight: one interface for GGML and group formats."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,14 +16,13 @@ LAYOUTS: tuple[Layout, ...] = (*GGML_FORMATS, *GROUP_FORMATS)
 
 
 class Unpack(Protocol):
-    """Makes a weight of `shape` from its tiles and what lies behind them, with the values that were packed."""
+    """Restores a weight of `shape` from its tiles and shared data, with the values that were packed."""
 
     def __call__(self, memory: Bytes, *, shape: tuple[int, int]) -> QTensor: ...
 
 
 class Packing(Protocol):
-    """How one weight of 32 * n columns is packed. Its properties raise UnsupportedQuantization, naming what does not
-    fit."""
+    """Packs one weight whose columns are a multiple of 32. The properties raise UnsupportedQuantization."""
 
     @property
     def layout(self) -> Layout:
@@ -32,7 +31,7 @@ class Packing(Protocol):
 
     @property
     def groups_per_scale(self) -> int:
-        """Groups of 32 columns that share a scale, where the layout does not say it; else 1."""
+        """Groups of 32 columns that share a scale, if the layout does not define it; else 1."""
         ...
 
     @property
@@ -42,11 +41,11 @@ class Packing(Protocol):
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of what all tiles share, apart from them."""
+        """Bytes of the data that all tiles share, stored after them."""
         ...
 
     def pack(self, out: Bytes, shared: Bytes) -> None:
-        """Fill `out` with the tiles, an even number of them, and `shared`, zeros so far, with what they share.
+        """Write the tiles, an even number of them, to `out`, and the data that they share to `shared`, which is zeros.
 
         Raises UnsupportedQuantization for values that kernels cannot read.
         """
@@ -54,13 +53,13 @@ class Packing(Protocol):
 
     @property
     def unpack(self) -> Unpack:
-        """What reads weights of this layout back. Holds no weight."""
+        """A function that reads weights of this layout back. It holds no reference to the weight."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class GGMLPacking:
-    """A weight of a GGUF file, or a plain one. See `Packing`."""
+    """A weight of a GGUF file, or a plain weight. See `Packing`."""
 
     weight: BlockTensor
 
@@ -123,5 +122,5 @@ def packing_of(weight: QTensor) -> Packing:
 
 
 def layouts_of(samples: Iterable[QTensor]) -> frozenset[Layout]:
-    """The layouts that hold these matrices. Raises UnsupportedQuantization."""
+    """Return the layouts that hold these matrices. Raises UnsupportedQuantization."""
     return frozenset(packing_of(sample).layout for sample in samples)

@@ -1,7 +1,7 @@
 """Linear layers over packed tiles.
 
-A layer's segments of equal layout lie one behind another, so that q, k and v of one type are one multiplication. Knows
-tiles and activations. Refuses to know threads and programs: those read `parts`, and `forward` is for everyone else.
+Adjacent segments of equal layout are joined to one part, so that q, k, and v of one type take one product. Recorded
+programs read `parts`; `forward` computes a layer with one thread.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,19 +27,19 @@ from quant.tensor import GroupedTensor, QTensor
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some rows of a weight, of one layout."""
+    """Consecutive rows of a weight in one layout."""
 
     layout: Layout
     region: Region
-    first: int  # the first of these rows among the layer's outputs
+    first: int  # index of the first row among the layer's outputs
     rows: int
-    groups: int  # of 32 columns
+    groups: int  # groups of 32 columns
     tile_bytes: int
     unpack: Unpack
-    order: Region | None = None  # int32: the input that each column is multiplied by; None: they are in order
+    order: Region | None = None  # int32: index of the input that each column is multiplied by; None: in order
 
     def tile_kernels(self, form: Form) -> tuple[int, int, int, int]:
-        """Addresses of the kernels for one token, two, four and six; 0 where there is none."""
+        """Return the addresses of the kernels for one, two, four, and six tokens; 0 if there is none."""
         kernels = TILE_KERNELS[self.layout, form]
         six = address_of(kernels.six) if kernels.six else 0
         return address_of(kernels.one), address_of(kernels.two), address_of(kernels.four), six
@@ -49,7 +49,7 @@ class Part:
         return address_of(ROW_KERNELS[self.layout])
 
     def address(self, row: int) -> int:
-        """Where the tiles from output row `row` on begin; row - first is a multiple of PAIR."""
+        """Return the address of the tile with output row `row`; row - first must be a multiple of PAIR."""
         if (row - self.first) % PAIR:
             raise UnsupportedQuantization(
                 f"A fused projection with {row - self.first} rows, not a multiple of {PAIR}, has no CPU kernel",
@@ -59,7 +59,7 @@ class Part:
 
 
 class CpuLinear:
-    """A QLinear in tiles. `planes` is how its activations are quantized: see `quant.cpu.activations`."""
+    """A QLinear in tiles. `activations` is their form for quantized weights, see `quant.cpu.activations`."""
 
     def __init__(self, segments: Sequence[QTensor], arena: Arena, activations: Form) -> None:
         self.outputs = sum(segment.shape[0] for segment in segments)
@@ -73,23 +73,23 @@ class CpuLinear:
         self.parts = tuple(_pack_parts(segments, arena))
 
     def form(self, part: Part) -> Form:
-        """What activations have to be for a part: floats meet floats, and integers meet planes of integers.
+        """Return the form of activations for a part: floats for weights of floats, and integers for integers.
 
-        Where one plane is asked for, super-blocks of weights meet super-blocks.
+        With 8 bits, weights in super-blocks need activations in super-blocks.
         """
         coarse = forms_of(part.layout)[0]
         return self._activations if self._activations is Form.BITS_14 and coarse is not Form.FLOAT else coarse
 
     def source(self, part: Part) -> tuple[Form, int]:
-        """What parts have in common that read the same rows: the form, and where the order of columns is."""
+        """Return a key of parts that read the same rows: the form, and the address of the order of columns."""
         return self.form(part), part.order.address if part.order else 0
 
     def part_of(self, row: int) -> Part:
-        """The part that holds an output row."""
+        """Return the part that holds an output row."""
         return next(part for part in self.parts if part.first <= row < part.first + part.rows)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [tokens, inputs] float32 -> [tokens, outputs] float32, by one thread."""
+        """Multiply x [tokens, inputs] float32 -> [tokens, outputs] float32, with one thread."""
         x, out = x.contiguous(), torch.empty(len(x), self.outputs)
         groups = self.inputs // GROUP
         for part in self.parts:
@@ -123,12 +123,12 @@ class CpuLinear:
 
 
 def _in_column_order(x: Tensor, part: Part) -> Tensor:
-    """Rows of activations in the order of a part's columns."""
+    """Return rows of activations in the order of a part's columns."""
     return x if part.order is None else x[:, part.order.view(np.int32, x.shape[1])]
 
 
 def _in_input_order(rows: Tensor, part: Part) -> Tensor:
-    """Rows of a part's weight in the order of inputs."""
+    """Return rows of a part's weight in the order of the inputs."""
     if part.order is None:
         return rows
     restored = torch.empty_like(rows)
@@ -145,7 +145,7 @@ def _pack_parts(segments: Sequence[QTensor], arena: Arena) -> Iterator[Part]:
         sizes = [-(-segment.shape[0] // PAIR) * 2 * size for segment in members]
         shared = [packing.shared_bytes for packing in packings]
         region = arena.allocate("weight", sum(sizes) + sum(shared))
-        ends = list(accumulate([*sizes, *shared]))  # tiles side by side, and behind them what those of each share
+        ends = list(accumulate([*sizes, *shared]))  # the tiles of all segments, then the shared data of each
         fields = [region.bytes[end - length : end] for length, end in zip([*sizes, *shared], ends, strict=True)]
         for packing, tiles, behind in zip(packings, fields, fields[len(members) :], strict=False):
             packing.pack(tiles, behind)
@@ -155,7 +155,7 @@ def _pack_parts(segments: Sequence[QTensor], arena: Arena) -> Iterator[Part]:
 
 
 class _Orders:
-    """The orders of columns of a layer's segments: equal ones have the same number, and the same memory."""
+    """The orders of columns of a layer's segments. Equal orders have the same number and the same memory."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
@@ -180,7 +180,9 @@ Key = tuple[Layout, int, int, int]
 
 
 def _joinable(segments: Sequence[QTensor], orders: _Orders) -> Iterator[tuple[Key, QTensor]]:
-    """Each segment with a key that it shares with those it can be packed behind: pairs of tiles must not straddle."""
+    """Yield each segment with a key; adjacent segments with equal keys are joined. Pairs of tiles must not straddle
+    segments.
+    """
     break_number = 0
     for segment in segments:
         packing = packing_of(segment)
@@ -189,7 +191,7 @@ def _joinable(segments: Sequence[QTensor], orders: _Orders) -> Iterator[tuple[Ke
 
 
 class CpuBackend:
-    """Makes `CpuLinear` layers, all of their weights in one arena."""
+    """Makes `CpuLinear` layers, all with their weights in one arena."""
 
     name = "cpu"
 

@@ -1,14 +1,14 @@
-"""Weights in tiles times rows of activations: kernels for one token, two, four and six, for each layout.
+"""Products of tiles and rows of activations: kernels for one, two, four, and six tokens, for each layout.
 
-One token is bound by memory: the floor is the weight's bytes at the machine's read rate, and its kernel walks one tile
-at a time with a prefetch well ahead. Many tokens are bound by `vpdpbusd`: 2 x 16 rows meet 4 or 6 tokens, so that each
-load of codes is used as often; the floor is 2 * tokens * rows * columns * planes operations at 128 a cycle and port.
+One token is bound by memory: the lower bound is the weight's bytes divided by the machine's read rate. Its kernel reads
+one tile at a time and prefetches well ahead. Many tokens are bound by `vpdpbusd`: each load of codes of 2 x 16 rows is
+used for 4 or 6 tokens. The lower bound is 2 * tokens * rows * columns * planes operations at 128 per cycle and port.
 
-Both reduce in the same order, so that the bits of an output depend neither on the number of tokens nor on who computes
-it: integers within a group are exact (within half of one, where halves have scales of their own), and groups are added
-one after another from the first on, in float32 with fused multiply-adds. So are whole super-blocks where activations
-come in these (`quant.cpu.super_blocks`). Weights of floats are multiplied in two chains, even and odd columns, which
-are added at the end.
+All kernels reduce in the same order, so that the bits of an output depend neither on the number of tokens nor on the
+thread. Integers within a group are exact, or within half a group if halves have separate scales. Groups are added in
+order, in float32 with fused multiply-adds. So are super-blocks, if activations are in super-blocks
+(`quant.cpu.super_blocks`). Weights of floats are multiplied in two chains, even and odd columns, which are added at the
+end.
 """
 
 from collections.abc import Callable
@@ -41,13 +41,13 @@ from quant.cpu.vector import F32, I64, Emit, F16x16, F32x16, I16x16, I32x16
 
 
 def _make_coded_tile(layout: GGMLFormat, tiles: int, tokens: int, planes: int) -> Callable[..., None]:
-    """`tiles` tiles by up to `tokens` rows of quantized activations."""
+    """Make the kernel for `tiles` tiles by up to `tokens` rows of integers."""
     halves = layout.scales.halves
 
     def add_group(
         e: Emit, addresses: list[tuple[Any, Any]], g: Any, rows: list[RowGroup], half: int, totals: dict[Cell, Any]
     ) -> None:
-        """Add the products of group `g`, or of half of it. An address pair: those of a tile's group and of its head."""
+        """Add the products of group `g`, or of a half. `addresses` are those of each tile's group and block scales."""
         b, sums = e.b, integer_sums(e, layout, [at for at, _ in addresses], rows, planes, half)
         scales = [load_scales(e, layout, at, head, g)[half] for at, head in addresses]
         x_scales = [row.scale() for row in rows]
@@ -81,7 +81,7 @@ def _make_coded_tile(layout: GGMLFormat, tiles: int, tokens: int, planes: int) -
 
 
 def _make_plain_tile(layout: GGMLFormat, tiles: int, tokens: int) -> Callable[..., None]:
-    """`tiles` tiles of floats by up to `tokens` rows of floats."""
+    """Make the kernel for `tiles` tiles of floats by up to `tokens` rows of floats."""
     column_bytes = TILE * layout.bits // 8
 
     def load_column(e: Emit, at: Any) -> Any:
@@ -125,11 +125,11 @@ class TileKernels:
     one: Any  # one tile by one token
     two: Any  # two tiles by up to two tokens
     four: Any  # two tiles by up to four tokens
-    six: Any = None  # two tiles by up to six, where their sums fit into registers
+    six: Any = None  # two tiles by up to six tokens, if their sums fit into registers
 
 
 def forms_of(layout: Layout) -> tuple[Form, ...]:
-    """What activations can be, the coarsest first."""
+    """Return the forms that activations can have, the coarsest first."""
     if isinstance(layout, GroupFormat):
         return (Form.FLOAT,) if layout.floats else (Form.BITS_8, Form.BITS_14)
     if layout.plain:
@@ -144,7 +144,7 @@ def _make_kernels(layout: Layout, form: Form) -> TileKernels:
     if form is Form.FLOAT:
         return TileKernels(*(_make_plain_tile(layout, *shape) for shape in shapes))
     if form is Form.SUPER_BLOCKS:
-        # With two scales for each group, what decodes them takes the registers that two more tokens would need.
+        # With two scales for each group, decoding them takes the registers that two more tokens would need.
         shapes += ((2, 6),) if layout.scales.halves == 1 else ()
         return TileKernels(*(make_super_block_tile(layout, *shape) for shape in shapes))
     return TileKernels(*(_make_coded_tile(layout, *shape, form.planes) for shape in shapes))
@@ -168,16 +168,16 @@ def multiply_pair(
     one: int, two: int, four: int, six: int, w: int, tile_bytes: int, groups: int, x: int, x_stride: int, n: int,
     out: int, out_stride: int, add: int, rows: int,
 ) -> None:  # fmt: skip
-    """Up to PAIR rows of a weight, two tiles at address w, times n rows of activations at x.
+    """Multiply up to PAIR rows of a weight, two tiles at address w, by n rows of activations at x.
 
-    Writes `rows` float32 at `out` for each token, added to what is there where `add` is 1. `one`, `two`, `four` and
-    `six` are addresses of TILE_KERNELS, 0 where there is none; strides are bytes.
+    Writes `rows` float32 at `out` for each token, or adds them there if `add` is 1. `one`, `two`, `four`, and `six` are
+    addresses of TILE_KERNELS, 0 if there is none; strides are bytes.
     """
     if n == 1:
         for t in range(0, rows, TILE):
             _call_tile(one, w + t // TILE * tile_bytes, groups, x, x_stride, 1, out + 4 * t, 0, add, rows - t, 0, 0)
         return
-    # While a pair is multiplied, the next one comes from memory: each pass asks for its share of it.
+    # While a pair is multiplied, the next one is prefetched: each pass prefetches its share.
     block = 6 if six != 0 else 4
     passes = (n + block - 1) // block
     lines = (2 * tile_bytes // 64 + passes) // passes

@@ -1,10 +1,10 @@
-"""Machine code on this machine: kernels compiled by LLVM, loops compiled by numba, both kept in a folder.
+"""Native code of this machine: kernels compiled by LLVM and loops compiled by numba, both cached in a folder.
 
-The folder's name is a digest of every source that goes into the code, of the compilers' versions and of the processor:
-numba's own key of a cached function does not see edits in other modules. Kernels are compiled for a target, in parts
-that have a file each, since a model needs those of its own weights only. Loops are the same for all targets and call
-the core's kernels by name, so that a process has those of one target only. Since it holds machine code, a folder is
-used only where nobody else can write to it. Refuses to know what is compiled.
+The folder's name is a digest of every source of the code, of the compilers' versions, and of the processor; numba's
+cache key does not see edits in other modules. Kernels are compiled for a target, in parts with a file each, since a
+model needs only the kernels of its weights. Loops are the same for all targets and call the core's kernels by name, so
+that a process can load one target only. A folder is used only if no other user can write to it, since it holds machine
+code.
 """
 
 import contextlib
@@ -31,17 +31,17 @@ from quant.cpu.tiers import Target
 
 log = logging.getLogger(__name__)
 
-CODE = "cpu-code"  # the name of the folder of all versions
-KEPT = 4  # versions of the code that stay when a new one is compiled
-NEEDED = 1 << 20  # bytes that there has to be room for
+CODE = "cpu-code"  # folder of all versions
+KEPT = 4  # versions that are kept when a new one is compiled
+NEEDED = 1 << 20  # bytes that must be free
 
 Entry = Callable[..., int]
 
 
 class CodeFolder:
-    """Where the code that `sources` describe lies, for this processor and these compilers; None: nowhere.
+    """The folder of the code that `sources` describe, for this processor and these compilers. None: nothing is cached.
 
-    Its kernels are those for `target`.
+    Its kernels are compiled for `target`.
     """
 
     def __init__(self, cache_dir: Path | None, sources: Iterable[Path], target: Target) -> None:
@@ -52,7 +52,7 @@ class CodeFolder:
 
     @cached_property
     def problem(self) -> str:
-        """Why nothing can be kept here; an empty string where it can, or is not to be."""
+        """The reason why code cannot be saved here; an empty string if it can, or if nothing is cached."""
         if self._problem or self.path is None:
             return self._problem
         try:
@@ -63,12 +63,12 @@ class CodeFolder:
         return ""
 
     def holds(self, *parts: str) -> bool:
-        """Whether kernels of these parts, and the loops, were kept here before."""
+        """Whether kernels of these parts, and the loops, are in the folder."""
         names = [self._file_name(part, "*") for part in parts]
         return self.path is not None and all(any(self.path.glob(name)) for name in (*names, "**/*.nbc"))
 
     def load_kernels(self, part: str = CORE) -> None:
-        """Make every kernel of a part callable from compiled code. Compiles them when they are not kept here."""
+        """Make every kernel of a part callable from compiled code. Compiles those that are not in the folder."""
         if self._target in _engines and part in _engines[self._target]:
             return
         kernels = {name: made for name, made in KERNELS.items() if made.part == part}
@@ -81,30 +81,32 @@ class CodeFolder:
         _load(code, self._target, part, kernels)
 
     def _file_name(self, part: str, kernels: str) -> str:
-        """Kernels are told apart by a digest of their names: a process that imported fewer modules knows fewer."""
+        """Return a part's file name. It has a digest of the kernels' names, as a process may have imported fewer
+        modules.
+        """
         return f"kernels-{self._target.tier}-{_digest(self._target.cpu, self._target.flags)}-{part}-{kernels}.o"
 
     def load_function(self, function: Callable[..., Any], signature: Any) -> Entry:
-        """A function compiled by numba for one signature, without the GIL. Its kernels have to be loaded before."""
+        """Compile a function with numba for one signature, without the GIL. Its kernels must be loaded before."""
         if self.path:
             try:
                 return self._load_kept(function, signature, self.path)
             except Exception as problem:  # noqa: BLE001  # a damaged file can raise anything; it is only a cache
-                log.warning("compiled code in %s cannot be used, and is made anew: %s", self.path, problem)
+                log.warning("cannot use the compiled code in %s, compiling it again: %s", self.path, problem)
                 shutil.rmtree(self.path, ignore_errors=True)
         return _compiled(numba.njit(nogil=True, error_model="numpy")(function), signature)
 
     def _load_kept(self, function: Callable[..., Any], signature: Any, path: Path) -> Entry:
         dispatcher = numba.njit(nogil=True, error_model="numpy")(function)
         with _writable(path, is_writable=not self.problem) as folder:
-            numba_config.CACHE_DIR = str(folder)  # read when caching is switched on, and nowhere else
+            numba_config.CACHE_DIR = str(folder)  # numba reads it when caching is enabled
             dispatcher.enable_caching()
             entry = _compiled(dispatcher, signature)
             _close_to_others(folder)
         return entry
 
     def remove_old_versions(self) -> None:
-        """Remove what other versions kept, but for the last few."""
+        """Remove the folders of other versions, except the most recently used."""
         if self.path and self.path.exists() and not self.problem:
             os.utime(self.path)
             versions = sorted(self.path.parent.iterdir(), key=_last_used, reverse=True)
@@ -116,7 +118,7 @@ def _last_used(version: Path) -> float:
     try:
         return version.stat().st_mtime
     except OSError:
-        return 0.0  # another process has removed it meanwhile
+        return 0.0  # another process has removed it
 
 
 def _digest(*words: str) -> str:
@@ -130,7 +132,7 @@ def _compiled(dispatcher: Any, signature: Any) -> Entry:
 
 
 def _read_checked(path: Path) -> bytes | None:
-    """The code in a file that starts with its digest; None where it is damaged or not there."""
+    """Return the code in a file that starts with its digest; None if it is damaged or missing."""
     try:
         data = path.read_bytes()
     except OSError:
@@ -140,7 +142,7 @@ def _read_checked(path: Path) -> bytes | None:
 
 
 def compile_kernels(kernels: Iterable[Kernel], target: Target) -> bytes:
-    """Kernels as one object file."""
+    """Compile kernels to one object file."""
     code: bytes = _machine(target).emit_object(_optimized(kernels, target))
     return code
 
@@ -157,17 +159,17 @@ def _optimized(kernels: Iterable[Kernel], target: Target) -> Any:
     return parsed
 
 
-_engines: dict[Target, dict[str, Any]] = {}  # by part; keep the code they hold mapped while the process lives
+_engines: dict[Target, dict[str, Any]] = {}  # by part; they keep the loaded code mapped while the process lives
 _addresses: dict[str, int] = {}
 
 
 def address_of(called: Any) -> int:
-    """Where a kernel lies in memory. Kernels have to be loaded before."""
+    """Return the address of a kernel, which must be loaded."""
     return _addresses[called.symbol]
 
 
 def link(code: bytes, target: Target) -> Any:
-    """Map an object file into memory -> the engine that holds it, and that knows where its functions are."""
+    """Map an object file into memory, and return the engine that owns it and has the addresses of its functions."""
     engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine(target))
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
@@ -175,7 +177,7 @@ def link(code: bytes, target: Target) -> Any:
 
 
 def _load(code: bytes, target: Target, part: str, names: Iterable[str]) -> None:
-    """Tell compiled Python where the kernels in an object file are."""
+    """Register the addresses of the kernels in an object file, for compiled Python."""
     if _engines.keys() - {target}:
         raise RuntimeError(f"this process has other kernels than those for {target.tier}")
     engine = link(code, target)
@@ -194,7 +196,7 @@ def _machine(target: Target) -> Any:
 
 
 def _write_atomically(path: Path, data: bytes) -> None:
-    """Another process sees the whole file or none."""
+    """Write a file so that other processes see all of it or none."""
     unfinished = path.with_suffix(f".{os.getpid()}")
     try:
         with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
@@ -207,7 +209,7 @@ def _write_atomically(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _writable(path: Path, *, is_writable: bool) -> Iterator[Path]:
-    """A folder that numba may write to: `path`, or a copy of it. Numba reads from no other."""
+    """Yield a folder that numba can write to: `path`, or a copy. Numba reads its cache only from a writable folder."""
     if is_writable:
         yield path
         return
@@ -216,7 +218,7 @@ def _writable(path: Path, *, is_writable: bool) -> Iterator[Path]:
 
 
 def _close_to_others(folder: Path) -> None:
-    """Numba leaves it to the umask who can read and write its files."""
+    """Remove access for other users: numba creates its files by the umask."""
     for path in folder.rglob("*"):
         mode = path.stat().st_mode
         if stat.S_IMODE(mode) & 0o077:
@@ -224,7 +226,7 @@ def _close_to_others(folder: Path) -> None:
 
 
 def _make_private(folder: Path) -> str:
-    """Make the folder; why it cannot be used where it cannot be made, or others could put code into it."""
+    """Make the folder. Returns the reason if that fails, or if others could put code into it; else an empty string."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         owner = folder.stat()

@@ -1,4 +1,4 @@
-"""Normalization of float rows on the CPU: by the root mean square, or by mean and standard deviation."""
+"""Normalization of float rows on the CPU: RMS norm and layer norm."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from quant.cpu.vector import F32, I32, I64, LANES, Emit
 
 
 def _total(e: Emit, x: Any, groups: Any, add: Any) -> Any:
-    """The sum of add(v, sum so far) over all vectors v of a float row of 32 * groups columns."""
+    """Return the sum of add(v, sum so far) over all vectors v of a float row of 32 * groups columns."""
     b, sums = e.b, [e.variable(e.f(0)) for _ in range(2)]
     with cgutils.for_range(b, groups) as loop:
         for half, total in enumerate(sums):
@@ -20,7 +20,7 @@ def _total(e: Emit, x: Any, groups: Any, add: Any) -> Any:
 
 
 def _inverse_root(e: Emit, squares: Any, count: Any, epsilon: Any) -> Any:
-    """1 / sqrt(squares / count + epsilon)"""
+    """Return 1 / sqrt(squares / count + epsilon)."""
     mean = e.b.fdiv(squares, count)
     root = e.call("llvm.sqrt.f32", F32, e.b.fadd(mean, e.float_from_bits(epsilon)))
     return e.b.fdiv(F32(1), root)
@@ -32,7 +32,7 @@ def _count(e: Emit, groups: Any) -> Any:
 
 @kernel
 def norm_factor(e: Emit, x: Any, groups: Any, epsilon: Any) -> Any:
-    """1 / the root mean square of a float row of 32 * groups columns (arXiv:1910.07467), as bits; so is epsilon."""
+    """Return 1 / root mean square of a row of 32 * groups floats (arXiv:1910.07467), as bits; epsilon is bits."""
     squares = _total(e, x, groups, lambda v, total: e.fma(v, v, total))
     factor = _inverse_root(e, squares, _count(e, groups), epsilon)
     return e.b.zext(e.b.bitcast(factor, I32), I64)
@@ -40,8 +40,10 @@ def norm_factor(e: Emit, x: Any, groups: Any, epsilon: Any) -> Any:
 
 @kernel
 def layer_norm_row(e: Emit, x: Any, weight: Any, groups: Any, epsilon: Any, out: Any) -> None:
-    """A float row less its mean, divided by its standard deviation, times the float vector at `weight`
-    (arXiv:1607.06450). Epsilon is bits. out may be x."""
+    """Write (x - mean) / standard deviation of a float row, times the float vector at `weight` (arXiv:1607.06450).
+
+    `epsilon` is bits. `out` may be x.
+    """
     b, count = e.b, _count(e, groups)
     mean = e.splat(b.fdiv(_total(e, x, groups, b.fadd), count))
 

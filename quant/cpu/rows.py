@@ -1,6 +1,7 @@
-"""One row of a weight in tiles as float32, rounded as the canonical form is: an embedding look-up.
+"""Dequantize one row of a weight in tiles to float32, rounded as `quant.kernels.reference` does: for embedding
+look-ups.
 
-Knows layouts. Refuses to know products; a row is small, and nothing here is tuned.
+A row is small, so nothing here is tuned.
 """
 
 from collections.abc import Callable
@@ -19,12 +20,12 @@ from quant.cpu.vector import F16, F32, I32, I64, Emit, F32x16, I8x16, I32x16
 
 
 def _numbers_of(e: Emit, layout: GGMLFormat, at: Any, lane: Any) -> list[Any]:
-    """The numbers of columns 0 to 15 and 16 to 31 of the group, 16 integers each."""
+    """Return the numbers of columns 0 to 15 and 16 to 31 of the group, 16 integers each."""
     halves = []
     for half in range(2):
         four = ir.Constant(ir.VectorType(I32, 4), ir.Undefined)
         for index in range(4):
-            # The lane's word of a whole vector: slow, and as the products see it.
+            # Decode the whole vector and take the lane's word: slow, but it decodes as the products do.
             codes = e.b.bitcast(load_codes(e, layout, at, 4 * half + index), I32x16)
             four = e.b.insert_element(four, e.b.extract_element(codes, lane), I32(index))
         halves.append(e.b.zext(e.b.bitcast(four, I8x16), I32x16))
@@ -110,5 +111,5 @@ def _call_row(e: Emit, address: Any, w: Any, groups: Any, lane: Any, out: Any) -
 
 @jit
 def read_row(row_kernel: int, w: int, tile_bytes: int, groups: int, row: int, out: int) -> None:
-    """Row `row` of the weight at address w as float32 at `out`; the kernel is the address of one of ROW_KERNELS."""
+    """Write row `row` of the weight at address w as float32 to `out`. `row_kernel` is an address of ROW_KERNELS."""
     _call_row(row_kernel, w + row // TILE * tile_bytes, groups, row % TILE, out)

@@ -1,16 +1,16 @@
-"""Products of super-blocks: 256 columns of a weight by 256 of a row are integers up to one multiplication by floats.
+"""Products of super-blocks: 256 columns of a weight by 256 of a row, in integers until one multiplication by floats.
 
-    sum = whole * sum of (part of the scale * (codes . numbers)) + minimum * sum of (part of it * sum of the numbers)
+    sum = block scale * sum of (sub-scale * (codes . numbers)) + block minimum * sum of (sub-minimum * sum of numbers)
     total = total + scale of the row * sum
 
-where the inner sums go over the 8 groups, or 16 halves of them, and are exact. So a group costs one multiplication
-besides its dot products, in place of a conversion and two or three of them in floats, and only sums stay in registers
-while codes are read: 2 x 6 cells' worth, of which the minimums are counted afterwards, two groups at a time.
+The inner sums are over the 8 groups, or their 16 halves, and are exact. So a group costs one multiplication besides its
+dot products, in place of a conversion and two or three multiplications of floats. Only sums stay in registers while
+codes are read: 2 tiles by 6 tokens. Minimums are added afterwards, two groups at a time.
 
-Integers hold it: codes and their zero are below 2^d, numbers are at most 127, and parts at most 2^p, so that a sum is
-below 256 * 2^d * 127 * 2^p, which is less than 2^31 where d + p is at most 16. The most have IQ4_XS, d = 8 for what is
-looked up and p = 5, and Q6_K, d = 6 and p = 7. A sum for minimums is at most 256 * 127 * 2^6, and one of numbers, which
-is kept as int16, 32 * 127.
+The sums fit into int32: codes and their zero point are below 2^d, numbers are at most 127, and sub-scales at most 2^p,
+so that a sum is below 256 * 2^d * 127 * 2^p, which is less than 2^31 if d + p is at most 16. The largest are IQ4_XS,
+with d = 8 for table numbers and p = 5, and Q6_K, with d = 6 and p = 7. A sum for minimums is at most 256 * 127 * 2^6. A
+sum of numbers, which is stored as int16, is at most 32 * 127.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ Slots = dict[Cell, Any]
 
 
 def make_super_block_tile(layout: GGMLFormat, tiles: int, tokens: int) -> Callable[..., None]:
-    """`tiles` tiles by up to `tokens` rows in super-blocks."""
+    """Make the kernel for `tiles` tiles by up to `tokens` rows in super-blocks."""
 
     def super_block_tile(e: Emit, acc: Accumulators, call: TileCall) -> None:
         b = e.b
@@ -73,7 +73,7 @@ def make_super_block_tile(layout: GGMLFormat, tiles: int, tokens: int) -> Callab
 
 
 def _group(e: Emit, layout: GGMLFormat, head: Any, number: Any) -> Any:
-    """The address of one of the groups behind a head."""
+    """Return the address of one group of the super-block at `head`."""
     return e.at(e.at(head, layout.head_bytes), number, layout.group_bytes)
 
 
@@ -90,7 +90,7 @@ def _add_group(e: Emit, layout: GGMLFormat, at: list[Any], rows: list[SuperGroup
 def _add_super_block(
     e: Emit, layout: GGMLFormat, heads: list[Any], rows: list[SuperBlock], sums: Slots, totals: Slots
 ) -> None:
-    """Add the sums of a super-block, less its minimums, in floats."""
+    """Add the sums of a super-block and its minimums, in floats."""
     b, halves = e.b, layout.scales.halves
     block_scales = [load_block_scales(e, layout, head) for head in heads]
     pairs = range(SUPER_BLOCK_GROUPS * halves // 2 if layout.scales.minimum else 0)

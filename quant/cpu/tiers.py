@@ -1,8 +1,8 @@
-"""Tiers: which instructions kernels are made of, and which of them this processor can execute.
+"""Tiers: sets of instructions that kernels are compiled for, and the choice of one that this processor can execute.
 
-A tier is what a processor must have. What code is compiled for, a `Target`, is that and no more, whatever the machine
-that compiles it has besides: so that every tier can be tried on a machine that has a higher one. Features are LLVM's
-words. Refuses to know what kernels do with them.
+A tier lists the features that a processor must have. Code is compiled for a `Target`, which has exactly the tier's
+features even if the machine has more, so that every tier can be tested on a machine with a higher one. Feature names
+are LLVM's.
 """
 
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from quant.errors import UnsupportedTier
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What code is compiled for."""
+    """The processor and features that code is compiled for."""
 
     tier: str
     triple: str
-    cpu: str  # the plainest processor of its kind; what it has, code may use
+    cpu: str  # LLVM's name of the baseline processor, whose features code may use
     features: frozenset[str]
 
     @property
@@ -25,25 +25,25 @@ class Target:
 
     @property
     def flags(self) -> str:
-        """The features as LLVM reads them."""
+        """The features in LLVM's notation."""
         return ",".join(f"+{name}" for name in sorted(self.features))
 
     def has(self, *features: str) -> bool:
-        """Whether there is any of these."""
+        """Whether the target has any of these features."""
         return not self.features.isdisjoint(features)
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """A processor must have all of `required`; of `optional`, code uses what is there."""
+    """A processor must have all features in `required`. Code uses those in `optional` that it has."""
 
     name: str
     required: frozenset[str] = frozenset()
     optional: frozenset[str] = frozenset()
-    cpu: str = ""  # "": the plainest one of the architecture
+    cpu: str = ""  # "": the baseline of the architecture
 
     def target(self, triple: str, there: frozenset[str]) -> Target:
-        """What its code is compiled for on a processor with the features `there`."""
+        """Return the target for a processor with the features `there`."""
         cpu, always = _PLAINEST.get(_architecture(triple), ("", frozenset[str]()))
         return Target(self.name, triple, self.cpu or cpu, always | self.required | self.optional & there)
 
@@ -60,14 +60,14 @@ TIERS = (
 )
 CHOICES = ("auto", *(tier.name for tier in TIERS))
 
-_PLAINEST = {  # of an architecture: LLVM's name of it, and what it always has
+_PLAINEST = {  # by architecture: LLVM's name of the baseline, and its features
     "x86_64": ("x86-64", frozenset({"sse2"})),
     "aarch64": ("generic", frozenset({"neon"})),
 }
 
 
 def host_triple() -> str:
-    # Not at the top: names of tiers are wanted where no compiler is.
+    # Not at the top: modules need the names of tiers without importing a compiler.
     from llvmlite import binding
 
     triple: str = binding.get_process_triple()
@@ -75,26 +75,26 @@ def host_triple() -> str:
 
 
 def host_features() -> frozenset[str]:
-    """What this processor and its operating system have."""
+    """Return the features of this processor and its operating system."""
     from llvmlite import binding
 
     try:
         found = {name for name, there in binding.get_host_cpu_features().items() if there}
-    except RuntimeError:  # LLVM cannot tell on every system
+    except RuntimeError:  # LLVM cannot detect them on every system
         found = set()
     if host_triple().startswith(("arm64-apple", "aarch64-apple")):
-        found.add("dotprod")  # in every processor that macOS runs on
+        found.add("dotprod")  # every processor that macOS runs on has it
     return frozenset(found)
 
 
 def available() -> tuple[Tier, ...]:
-    """The tiers that this processor can execute, the fastest first."""
+    """Return the tiers that this processor can execute, the fastest first."""
     there = host_features()
     return tuple(tier for tier in TIERS if tier.required <= there)
 
 
 def choose(name: str) -> Target:
-    """One of CHOICES on this machine. Raises UnsupportedTier for one that this processor cannot execute."""
+    """Return the target of one of CHOICES. Raises UnsupportedTier if this processor cannot execute it."""
     able = {tier.name: tier for tier in available()}
     if name != "auto" and name not in able:
         (wanted,) = (tier for tier in TIERS if tier.name == name)

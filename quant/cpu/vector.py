@@ -1,10 +1,10 @@
-"""Vector code in LLVM's intermediate language: what kernels are written with.
+"""Vector code in LLVM's intermediate language, in which kernels are written.
 
-numba's own vectorizer gives 50 to 100 times less on quantized weights, so kernels spell their vectors out, for 16 lanes
-of float32, which LLVM cuts into what a processor has. `Emit` knows the few operations that need other instructions on
-each (`tiers`), and all of them give the same bits but for one: without fused multiply-adds, `fma` rounds twice. There
-is no fast-math: a sum has one order, which is written down here, so that bits depend neither on threads nor on how
-work is cut. Refuses to know what is computed.
+numba's own vectorizer is 50 to 100 times slower on quantized weights. So kernels are written for vectors of 16 lanes of
+float32, which LLVM divides into the registers of the processor. `Emit` has the operations that need different
+instructions on each tier. All tiers give the same bits, with one exception: without fused multiply-adds, `fma` rounds
+twice. There is no fast-math: a sum has one order, which is defined here, so that bits depend neither on threads nor on
+the division of work.
 """
 
 import struct
@@ -32,9 +32,9 @@ I16x16, I32x16, F16x16, F32x16 = (ir.VectorType(kind, LANES) for kind in (I16, I
 F32x8 = ir.VectorType(F32, 8)
 LANE_NUMBERS = ir.Constant(I32x16, list(range(LANES)))
 
-# Instructions of which a target takes the first that it has: a feature, bytes at a time, a name.
+# Alternative instructions: a feature, bytes per instruction, a name. The first that the target has is used.
 Table = tuple[tuple[str, int, str], ...]
-_SHUFFLES: Table = (  # 16 bytes chosen by bytes 0..15
+_SHUFFLES: Table = (  # selects among 16 bytes by bytes 0..15
     ("avx512bw", 64, "llvm.x86.avx512.pshuf.b.512"),
     ("avx2", 32, "llvm.x86.avx2.pshuf.b"),
     ("ssse3", 16, "llvm.x86.ssse3.pshuf.b.128"),
@@ -71,7 +71,7 @@ class Emit:
         return not self.target.has("avx512f")
 
     def at(self, base: ir.Value, index: ir.Value | int, stride: int = 1) -> ir.Value:
-        """base + index * stride, an address."""
+        """Return the address base + index * stride."""
         index = I64(index) if isinstance(index, int) else index
         return self.b.add(base, self.b.mul(index, I64(stride)) if stride != 1 else index)
 
@@ -84,11 +84,11 @@ class Emit:
         self.b.store(value, self.b.inttoptr(address, value.type.as_pointer())).align = align
 
     def first_lanes(self, count: ir.Value) -> ir.Value:
-        """A mask of the lanes below `count`, an i64."""
+        """Return a mask of the lanes below `count`, an i64."""
         return self.b.icmp_signed("<", LANE_NUMBERS, self.splat(self.b.trunc(count, I32)))
 
     def load_some(self, address: ir.Value, mask: ir.Value) -> ir.Value:
-        """16 float32; memory of lanes outside of the mask is not touched, and they are 0."""
+        """Load 16 float32. Lanes outside of the mask are 0, and their memory is not accessed."""
         pointer = self.b.inttoptr(address, F32x16.as_pointer())
         return self.call("llvm.masked.load.v16f32.p0", F32x16, pointer, I32(4), mask, self.f(0))
 
@@ -97,14 +97,14 @@ class Emit:
         self.call("llvm.masked.store.v16f32.p0", ir.VoidType(), value, pointer, I32(4), mask)
 
     def pause(self) -> None:
-        """Let another thread of this core go ahead, for a moment."""
+        """Let another hardware thread of this core run for a moment."""
         if self.target.architecture == "x86_64":
             self.call("llvm.x86.sse2.pause", ir.VoidType())
         elif self.target.architecture == "aarch64":
             self.call("llvm.aarch64.isb", ir.VoidType(), I32(15))
 
     def constant(self, kind: ir.Type, value: float) -> ir.Constant:
-        """A scalar, or a vector with the same value in all lanes."""
+        """Return a scalar constant, or a vector with the value in all lanes."""
         return ir.Constant(kind, [value] * kind.count if isinstance(kind, ir.VectorType) else value)
 
     def f(self, value: float) -> ir.Constant:
@@ -119,11 +119,11 @@ class Emit:
         return self.b.shuffle_vector(one, one, self.i(0))
 
     def float_from_bits(self, bits: ir.Value) -> ir.Value:
-        """The float32 whose bits are the low half of an i64."""
+        """Return the float32 whose bits are the low half of an i64."""
         return self.b.bitcast(self.b.trunc(bits, I32), F32)
 
     def variable(self, value: ir.Value) -> ir.Value:
-        """A stack slot, which LLVM turns into a register."""
+        """Return a stack slot, which LLVM turns into a register."""
         return cgutils.alloca_once_value(self.b, value)
 
     def call(self, name: str, kind: ir.Type, *args: ir.Value) -> ir.Value:
@@ -137,15 +137,15 @@ class Emit:
         self.b.call(self.b.inttoptr(address, kind.as_pointer()), args)
 
     def fma(self, x: ir.Value, y: ir.Value, z: ir.Value) -> ir.Value:
-        """x * y + z, rounded once where the target can."""
+        """Return x * y + z, rounded once if the target has fused multiply-adds."""
         if self.target.has("fma", "neon"):
             return self.call("llvm.fma.v16f32", F32x16, x, y, z)
         return self.b.fadd(self.b.fmul(x, y), z)
 
     def dot(self, total: ir.Value, codes: ir.Value, x: ir.Value, bits: int = 8) -> ir.Value:
-        """total + the dot products of four codes and four signed bytes in each int32 lane, exactly.
+        """Return total + the dot products of four codes and four signed bytes in each int32 lane, exactly.
 
-        Codes are unsigned bytes below 2 to the `bits`, and x is nowhere -128.
+        Codes are unsigned bytes below 2 ** bits, and no byte of x is -128.
         """
         codes, x = self.b.bitcast(codes, I32x16), self.b.bitcast(x, I32x16)
         if self._has(_DOTS):
@@ -159,12 +159,12 @@ class Emit:
         return self.b.add(total, self._apply("dot_words", I32x16, Emit._dot_words, codes, x))
 
     def _dot_whole(self, total: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
-        """`dot` where it is an instruction."""
+        """Compute `dot` on targets where it is one instruction."""
         size, name = self._instruction(_DOTS)
         return self.in_parts(size, lambda t, c, v: self.call(name, t.type, t, c, v), total, codes, x)
 
     def _dot_signed(self, total: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
-        """`dot` where an instruction has both sides signed."""
+        """Compute `dot` with an instruction for signed bytes on both sides."""
 
         def part(t: ir.Value, *bytes_: ir.Value) -> ir.Value:
             c, v = (self.b.bitcast(it, I8x16) for it in bytes_)
@@ -173,13 +173,13 @@ class Emit:
         return self.in_parts(16, part, total, codes, x)
 
     def _dot_wide(self, total: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
-        """The same with codes of eight bits: the highest one apart from the others."""
+        """Compute `dot` for 8-bit codes with signed bytes: the top bit is multiplied separately."""
         b, codes = self.b, self.b.bitcast(codes, I8x64)
         low, top = b.and_(codes, self.constant(I8x64, 127)), b.lshr(codes, self.constant(I8x64, 7))
         return b.add(self._dot_signed(total, low, x), b.shl(self._dot_signed(self.i(0), top, x), self.i(7)))
 
     def _dot_bytes(self, codes: ir.Value, x: ir.Value) -> ir.Value:
-        """Sums of four products: two at a time are at most 2 * 127 * 127, which int16 holds."""
+        """Return sums of four products. Sums of two are at most 2 * 127 * 127, which fits into int16."""
         size, name = self._instruction(_BYTE_PAIRS)
         kind, pairs = ir.VectorType(I8, size), ir.VectorType(I16, size // 2)
 
@@ -190,7 +190,7 @@ class Emit:
         return self.in_parts(size, part, codes, x)
 
     def _word_pairs(self, x: ir.Value, y: ir.Value) -> ir.Value:
-        """int32 lanes of x[2i] * y[2i] + x[2i + 1] * y[2i + 1], of int16 whose products are int16 too."""
+        """Return int32 lanes of x[2i] * y[2i] + x[2i + 1] * y[2i + 1], of int16 whose products fit into int16."""
         b, kind = self.b, ir.VectorType(I32, x.type.count // 2)
         if self._has(_WORD_PAIRS):
             size, name = self._instruction(_WORD_PAIRS)
@@ -199,14 +199,14 @@ class Emit:
         return b.add(b.ashr(b.shl(products, sixteen), sixteen), b.ashr(products, sixteen))
 
     def _dot_words(self, codes: ir.Value, x: ir.Value) -> ir.Value:
-        """Sums of four products by way of int16: of the bytes with even numbers, and of those with odd ones."""
+        """Return sums of four products by way of int16, from the even and the odd bytes."""
         b, eight = self.b, self.constant(I16x32, 8)
         codes, x = b.bitcast(codes, I16x32), b.bitcast(x, I16x32)
         even = self._word_pairs(b.and_(codes, self.constant(I16x32, 255)), b.ashr(b.shl(x, eight), eight))
         return b.add(even, self._word_pairs(b.lshr(codes, eight), b.ashr(x, eight)))
 
     def dot_of_words(self, total: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
-        """total + the dot products of two and two int16 in each int32 lane, exactly where they are small enough."""
+        """Return total + the dot products of two and two int16 in each int32 lane, exactly if they fit into int32."""
         if self._has(_WORD_DOTS):
             return self._apply("dot_of_words", I32x16, Emit._dot_of_words, total, x, y)
         if self._has(_WORD_PAIRS):
@@ -216,12 +216,12 @@ class Emit:
         return b.add(b.add(total, b.mul(*low)), b.mul(*high))
 
     def _dot_of_words(self, total: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
-        """`dot_of_words` where it is an instruction."""
+        """Compute `dot_of_words` on targets where it is one instruction."""
         size, name = self._instruction(_WORD_DOTS)
         return self.in_parts(size, lambda t, p, q: self.call(name, t.type, t, p, q), total, x, y)
 
     def lookup(self, codes: ir.Value, table: Sequence[int]) -> ir.Value:
-        """table[code] for bytes 0..15, 16 or more of them; the table has 16 bytes."""
+        """Return table[code] for at least 16 bytes 0..15; the table has 16 bytes."""
         b = self.b
         if self._has(_SHUFFLES):
             size, name = self._instruction(_SHUFFLES, at_most=codes.type.count)
@@ -234,7 +234,7 @@ class Emit:
         return level[0]
 
     def lookup_floats(self, codes: ir.Value, table: Sequence[float]) -> ir.Value:
-        """table[code] of 16 float32, for the lowest four bits of int32 lanes, whatever is above them."""
+        """Return table[code] of 16 float32, for the low four bits of int32 lanes; higher bits are ignored."""
         name = f"lookup {' '.join(map(float.hex, map(float, table)))}"
         return self._apply(name, F32x16, partial(Emit._lookup_floats, table=table), codes)
 
@@ -256,17 +256,17 @@ class Emit:
         return b.bitcast(self._interleave(*pairs), F32x16)
 
     def _interleave(self, x: ir.Value, y: ir.Value) -> ir.Value:
-        """x[0], y[0], x[1], y[1] and so on, of 16 lanes each."""
+        """Return x[0], y[0], x[1], y[1] and so on, for vectors of 16 lanes."""
         lanes = [lane + LANES * side for lane in range(LANES) for side in range(2)]
         return self.b.shuffle_vector(x, y, ir.Constant(ir.VectorType(I32, 2 * LANES), lanes))
 
     def half_of(self, vector: ir.Value, half: int) -> ir.Value:
-        """The first or the last 16 of 32 lanes."""
+        """Return the first or the last 16 of 32 lanes."""
         lanes = list(range(LANES * half, LANES * (half + 1)))
         return self.b.shuffle_vector(vector, vector, ir.Constant(I32x16, lanes))
 
     def gather(self, addresses: Sequence[ir.Value]) -> ir.Value:
-        """The float32 at each of 16 addresses."""
+        """Load the float32 at each of 16 addresses."""
         found = ir.Constant(F32x16, ir.Undefined)
         for lane, address in enumerate(addresses):
             found = self.b.insert_element(found, self.load(address, F32), I32(lane))
@@ -275,13 +275,13 @@ class Emit:
     # -- float16
 
     def widen(self, half: ir.Value) -> ir.Value:
-        """float16, a vector or a scalar, as float32."""
+        """Convert float16, a vector or a scalar, to float32."""
         if self.target.has("f16c", "neon"):
             return self.b.fpext(half, _shaped(F32, half.type))
         return self._apply(f"widen {half.type}", _shaped(F32, half.type), Emit._widen_bits, half)
 
     def _widen_bits(self, half: ir.Value) -> ir.Value:
-        """`widen` by integer arithmetic. Below the normal numbers, a float16 is a whole number times 2 to the -24."""
+        """Compute `widen` with integers. A subnormal float16 is an integer times 2 ** -24."""
         b, kind = self.b, _shaped(I32, half.type)
 
         def i(value: int) -> ir.Constant:
@@ -299,13 +299,13 @@ class Emit:
         return b.bitcast(b.or_(moved, sign), floats)
 
     def narrow(self, single: ir.Value) -> ir.Value:
-        """float32, a vector or a scalar, as the nearest float16, ties to even."""
+        """Convert float32, a vector or a scalar, to the nearest float16, ties to even."""
         if self.target.has("f16c", "neon"):
             return self.b.fptrunc(single, _shaped(F16, single.type))
         return self._apply(f"narrow {single.type}", _shaped(F16, single.type), Emit._narrow_bits, single)
 
     def _narrow_bits(self, single: ir.Value) -> ir.Value:
-        """`narrow` by integer arithmetic; where the result is not normal, adding 1/2 rounds to its last place."""
+        """Compute `narrow` with integers. For subnormal results, adding 1/2 rounds at the last bit."""
         b, kind = self.b, _shaped(I32, single.type)
 
         def i(value: int) -> ir.Constant:
@@ -324,10 +324,10 @@ class Emit:
         signed = b.or_(rounded, b.and_(b.lshr(bits, i(16)), i(0x8000)))
         return b.bitcast(b.trunc(signed, _shaped(I16, single.type)), _shaped(F16, single.type))
 
-    # -- pieces of vectors
+    # -- division of vectors
 
     def _apply(self, name: str, kind: ir.Type, build: Callable[..., ir.Value], *args: ir.Value) -> ir.Value:
-        """build(emit, *args), written once as a function, however often it is used; LLVM puts it in its place."""
+        """Call build(emit, *args) as a function that is emitted once per module and that LLVM inlines."""
         module = self.b.module
         function = module.globals.get(name)
         if function is None:
@@ -339,7 +339,7 @@ class Emit:
         return self.b.call(function, args)
 
     def in_parts(self, size: int, compute: Callable[..., ir.Value], *vectors: ir.Value) -> ir.Value:
-        """`compute` of as many bytes of each vector at a time, and its results side by side."""
+        """Apply `compute` to `size` bytes of each vector at a time, and join the results."""
         parts = [self._split(vector, size) for vector in vectors]
         done = [compute(*part) for part in zip(*parts, strict=True)]
         while len(done) > 1:
@@ -361,17 +361,17 @@ class Emit:
         return self.target.has(*(feature for feature, _, _ in table))
 
     def _instruction(self, table: Table, at_most: int = 64) -> tuple[int, str]:
-        """The bytes and the name of the first instruction of a table that the target has."""
+        """Return the bytes and the name of the first instruction in a table that the target has."""
         return next((size, name) for feature, size, name in table if self.target.has(feature) and size <= at_most)
 
     def prefetch(self, address: ir.Value) -> None:
         self.call("llvm.prefetch.p0", ir.VoidType(), self.b.inttoptr(address, I8.as_pointer()), I32(0), I32(3), I32(1))
 
     def nearest(self, x: ir.Value) -> ir.Value:
-        """Rounded to whole numbers, halves to even; magnitudes are below 2 to the 22."""
+        """Round to integers, halves to even; magnitudes must be below 2 ** 22."""
         if self.target.has("sse4.1", "neon"):
             return self.call("llvm.rint.v16f32", F32x16, x)
-        whole = self.f(1.5 * 2**23)  # numbers of this size are whole
+        whole = self.f(1.5 * 2**23)  # floats of this size are integers
         return self.b.fsub(self.b.fadd(x, whole), whole)
 
     def larger(self, x: ir.Value, y: ir.Value) -> ir.Value:
@@ -381,32 +381,34 @@ class Emit:
         return self.b.select(self.b.fcmp_ordered("<", x, y), x, y)
 
     def within(self, value: ir.Value, most: int) -> ir.Value:
-        """An i64, but at least 0 and at most `most`."""
+        """Clamp an i64 to 0..`most`."""
         value = self.b.select(self.b.icmp_signed("<", value, I64(most)), value, I64(most))
         return self.b.select(self.b.icmp_signed(">", value, I64(0)), value, I64(0))
 
     def largest_magnitude(self, x: ir.Value, y: ir.Value) -> ir.Value:
-        """The largest magnitude in two vectors, one float32; NaN where there is one."""
+        """Return the largest magnitude in two vectors, one float32; NaN if there is one."""
         return self.b.bitcast(self.reduce(self.magnitude_bits(x, y), self.larger_bits), F32)
 
     def magnitude_bits(self, x: ir.Value, y: ir.Value) -> ir.Value:
-        """The larger magnitudes, lane by lane, as int32: these have the same order, and NaN is larger than all."""
+        """Return the larger magnitudes in each lane as int32. These have the same order as floats, and NaN is the
+        largest.
+        """
         return self.larger_bits(*(self.b.bitcast(self.call("llvm.fabs.v16f32", F32x16, v), I32x16) for v in (x, y)))
 
     def larger_bits(self, x: ir.Value, y: ir.Value) -> ir.Value:
         return self.b.select(self.b.icmp_signed(">", x, y), x, y)
 
     def reduce(self, vector: ir.Value, combine: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
-        """All lanes combined into one value, always in the same order: lane i with lane i + 8, then 4, 2, 1."""
+        """Combine all lanes into one value, always in the same order: lane i with lane i + 8, then 4, 2, 1."""
         for half in (8, 4, 2, 1):
             turned = ir.Constant(I32x16, [(lane + half) % LANES for lane in range(LANES)])
             vector = combine(vector, self.b.shuffle_vector(vector, vector, turned))
         return self.b.extract_element(vector, I32(0))
 
     def exp(self, x: ir.Value) -> ir.Value:
-        """e to the x, relative error 7e-6 for x up to 87; below -87 it is e to the -87.
+        """Return e ** x, with a relative error of 7e-6 for x up to 87; below -87 it is e ** -87.
 
-        2 to the n times a polynomial (the coefficients minimize the error over half a unit either side of 0).
+        It is 2 ** n times a polynomial, whose coefficients minimize the error over half a unit either side of 0.
         """
         t = self.b.fmul(self.larger(x, self.f(-87)), self.f(1.4426950408889634))
         n = self.nearest(t)
@@ -418,5 +420,5 @@ class Emit:
 
 
 def _shaped(element: ir.Type, like: ir.Type) -> ir.Type:
-    """A vector of as many elements, or a scalar where `like` is one."""
+    """Return a vector type with as many elements as `like`, or the element type if `like` is a scalar."""
     return ir.VectorType(element, like.count) if isinstance(like, ir.VectorType) else element

@@ -117,7 +117,7 @@ def odd_nested() -> GroupedTensor:
         (make(Float8(block=(24, 64))), "FLOAT8 weights of this kind"),
         (replace(Coded().make(48, 192, np.random.default_rng(SEED)), zero=7), "CODED weights of this kind"),
         (make(Coded(table=(*NF4[1:], 2.0))), "CODED weights of this kind"),
-        (odd_nested(), "CODED weights whose scales share one for 24"),
+        (odd_nested(), "CODED weights with nested scales in blocks of 24"),
     ],
 )
 def test_what_has_no_layout_is_refused_by_name(weight: GroupTensor, what: str) -> None:
@@ -131,5 +131,5 @@ def test_a_float_that_is_no_number_is_refused() -> None:
     for code in (0x7F, 0xFF):
         values = weight.values.view(torch.uint8).clone()
         values[47, 191] = code
-        with pytest.raises(UnsupportedQuantization, match="no numbers"):
+        with pytest.raises(UnsupportedQuantization, match="NaN elements"):
             packed(replace(weight, values=values.view(torch.float8_e4m3fn)))
