@@ -66,7 +66,7 @@ class Group(Protocol):
         ...
 
     def undo(self, held: RequestBlocks, copy: BlockCopy) -> None:
-        """Put the source of a copy that was not made back into its place."""
+        """Put the source of a copy that was not made back into its index."""
         ...
 
     def limit_step(self, held: RequestBlocks, stop: int) -> int:
@@ -79,11 +79,11 @@ class Group(Protocol):
         ...
 
     def sees(self, block: int, blocks: int) -> bool:
-        """Whether tokens behind the first `blocks` full ones see the block with that place."""
+        """Whether tokens behind the first `blocks` full ones see the block with that index."""
         ...
 
     def live_blocks(self, held: RequestBlocks) -> list[tuple[int, int]]:
-        """(place, block) of what has to be kept for the request to go on where it is."""
+        """(index, block) of what has to be kept for the request to go on where it is."""
         ...
 
 
@@ -109,18 +109,18 @@ class PagedGroup:
     def allocate(self, held: RequestBlocks, stop: int) -> list[BlockCopy]:
         table, copies = held.tables[self._number], []
         if self._writes_shared(held):
-            place = held.request.num_scheduled // BLOCK_SIZE
+            index = held.request.num_scheduled // BLOCK_SIZE
             (own,) = self.pool.allocate(1)
-            copies.append(BlockCopy(self._number, table[place], own))
-            table[place] = own
+            copies.append(BlockCopy(self._number, table[index], own))
+            table[index] = own
         table.extend(self.pool.allocate(self._missing(held, stop)))
         return copies
 
     def _writes_shared(self, held: RequestBlocks) -> bool:
         """Whether the request's next token goes into a block that others hold, too."""
-        place, offset = divmod(held.request.num_scheduled, BLOCK_SIZE)
+        index, offset = divmod(held.request.num_scheduled, BLOCK_SIZE)
         table = held.tables[self._number]
-        return bool(offset) and place < len(table) and self.pool.is_shared(table[place])
+        return bool(offset) and index < len(table) and self.pool.is_shared(table[index])
 
     def undo(self, held: RequestBlocks, copy: BlockCopy) -> None:
         table = held.tables[self._number]
@@ -133,14 +133,14 @@ class PagedGroup:
     def publish(self, held: RequestBlocks) -> Sequence[int]:
         table = held.tables[self._number]
         filled = range(held.num_published, held.request.num_computed // BLOCK_SIZE)
-        for place in filled:
-            if table[place] != NULL_BLOCK:
-                self.pool.publish(table[place], *held.content(place))
-        for place in range(self._first(held.request.num_computed) - 1, -1, -1):
-            if table[place] == NULL_BLOCK:
+        for index in filled:
+            if table[index] != NULL_BLOCK:
+                self.pool.publish(table[index], *held.content(index))
+        for index in range(self._first(held.request.num_computed) - 1, -1, -1):
+            if table[index] == NULL_BLOCK:
                 break
-            self.pool.release([table[place]])
-            table[place] = NULL_BLOCK
+            self.pool.release([table[index]])
+            table[index] = NULL_BLOCK
         return filled
 
     def sees(self, block: int, blocks: int) -> bool:
@@ -153,9 +153,9 @@ class PagedGroup:
     def live_blocks(self, held: RequestBlocks) -> list[tuple[int, int]]:
         table = held.tables[self._number]
         return [
-            (place, table[place])
-            for place in range(blocks_for(held.request.num_computed))
-            if table[place] != NULL_BLOCK
+            (index, table[index])
+            for index in range(blocks_for(held.request.num_computed))
+            if table[index] != NULL_BLOCK
         ]
 
 
@@ -171,7 +171,7 @@ class RecurrentGroup:
     def __init__(self, number: int, pool: BlockPool) -> None:
         self.pool = pool
         self._number = number
-        self._places: dict[int, int] = {}  # of the older states: the block that they stand behind
+        self._state_indices: dict[int, int] = {}  # of the older states: the block that they stand behind
 
     def num_needed(self, held: RequestBlocks, stop: int) -> int:
         return 1
@@ -181,7 +181,7 @@ class RecurrentGroup:
         (own,) = self.pool.allocate(1)
         before = table[0] if table else NULL_BLOCK  # whose content is the state before the first token
         if self._is_checkpoint(held, held.request.num_scheduled) and not self.pool.is_findable(before):
-            self._places[before] = held.request.num_scheduled // BLOCK_SIZE - 1
+            self._state_indices[before] = held.request.num_scheduled // BLOCK_SIZE - 1
             self.pool.hold(before)
             table.append(before)
         table[:1] = [own]
@@ -190,7 +190,7 @@ class RecurrentGroup:
     def undo(self, held: RequestBlocks, copy: BlockCopy) -> None:
         table = held.tables[self._number]
         if copy.source in table[1:]:
-            self._places.pop(copy.source, None)
+            self._state_indices.pop(copy.source, None)
             table.remove(copy.source)
             self.pool.release([copy.source])
         table[:1] = [copy.source] if copy.source != NULL_BLOCK else []
@@ -208,11 +208,11 @@ class RecurrentGroup:
         table, computed = held.tables[self._number], held.request.num_computed
         filled = []
         for state in table[1:]:
-            place = self._places.get(state)  # None: another one that went on from it has published it
-            if place is None or (place + 1) * BLOCK_SIZE <= computed:
-                if place is not None:
-                    self.pool.publish(state, *held.content(self._places.pop(state)))
-                    filled.append(place)
+            index = self._state_indices.get(state)  # None: another one that went on from it has published it
+            if index is None or (index + 1) * BLOCK_SIZE <= computed:
+                if index is not None:
+                    self.pool.publish(state, *held.content(self._state_indices.pop(state)))
+                    filled.append(index)
                 self.pool.release([state])
                 table.remove(state)
         if computed == held.request.num_scheduled and self._is_checkpoint(held, computed):

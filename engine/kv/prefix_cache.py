@@ -24,12 +24,12 @@ class Prefix:
     """What is cached of a request's beginning."""
 
     blocks: int
-    sources: Sequence[dict[int, Source]]  # of each group, by place: what tokens behind it look at
+    sources: Sequence[dict[int, Source]]  # of each group, by index: what tokens behind it look at
     skipped: int = 0  # further blocks, which lie in files and are faster computed
 
     @property
     def disk_blocks(self) -> int:
-        return sum(isinstance(source, DiskBlock) for places in self.sources for source in places.values())
+        return sum(isinstance(source, DiskBlock) for by_index in self.sources for source in by_index.values())
 
     def use(self, device: Sequence[BlockPool]) -> TokenSources:
         """Its tokens by where they were found, as the group that looks at the most of them tells it. What no token
@@ -37,8 +37,8 @@ class Prefix:
         found = {"device": 0, "host": 0, "disk": 0}
         widest = max(self.sources, key=len)
         here: Source | None = None
-        for place in range(self.blocks - 1, -1, -1):
-            here = widest.get(place, here)
+        for index in range(self.blocks - 1, -1, -1):
+            here = widest.get(index, here)
             found[_tier(here, device)] += BLOCK_SIZE
         return TokenSources(**found, skipped=self.skipped * BLOCK_SIZE)
 
@@ -77,8 +77,8 @@ class PrefixCache:
         """Make sure that the keys of a request's first `blocks` blocks are known."""
         keys = held.keys
         parent = keys[-1] if keys else root_key(*self._config.cache_salt, held.request.origin.cache_salt)
-        for place in range(len(keys), blocks):
-            parent = block_key(parent, held.request.token_ids(place * BLOCK_SIZE, (place + 1) * BLOCK_SIZE))
+        for index in range(len(keys), blocks):
+            parent = block_key(parent, held.request.token_ids(index * BLOCK_SIZE, (index + 1) * BLOCK_SIZE))
             keys.append(parent)
 
     def keys_of(self, token_ids: Sequence[int], origin: Origin) -> list[BlockKey]:
@@ -95,11 +95,13 @@ class PrefixCache:
             found.append(self._find(number, held, blocks, files=files))
             while not _has_all_seen(self._groups[number], found[-1], blocks):
                 blocks -= 1
-        while not all(_has_all_seen(group, places, blocks) for group, places in zip(self._groups, found, strict=True)):
+        while not all(
+            _has_all_seen(group, by_index, blocks) for group, by_index in zip(self._groups, found, strict=True)
+        ):
             blocks -= 1
         seen = [
-            {place: source for place, source in places.items() if place < blocks and group.sees(place, blocks)}
-            for group, places in zip(self._groups, found, strict=True)
+            {index: source for index, source in by_index.items() if index < blocks and group.sees(index, blocks)}
+            for group, by_index in zip(self._groups, found, strict=True)
         ]
         return Prefix(blocks, seen)
 
@@ -107,23 +109,23 @@ class PrefixCache:
         """Where the request's first blocks are. Up to the first that is missing, if all are needed."""
         found: dict[int, Source] = {}
         group, pools = self._groups[number], self._pools[number]
-        for place in range(most):
-            key, token_ids = held.content(place)
+        for index in range(most):
+            key, token_ids = held.content(index)
             here: Source | None = next(((pool, block) for pool in pools if (block := pool.find(key, token_ids))), None)
             if here is None and files:
-                here = self._disk.find(number, held, place, token_ids)
+                here = self._disk.find(number, held, index, token_ids)
             if here is not None:
-                found[place] = here
-            elif group.sees(place, most):
+                found[index] = here
+            elif group.sees(index, most):
                 return found
         return found
 
 
 def _has_all_seen(group: Group, found: dict[int, Source], blocks: int) -> bool:
     """Whether everything that tokens behind the first `blocks` blocks look at is among what was found."""
-    for place in range(blocks - 1, -1, -1):
-        if not group.sees(place, blocks):
+    for index in range(blocks - 1, -1, -1):
+        if not group.sees(index, blocks):
             return True
-        if place not in found:
+        if index not in found:
             return False
     return True

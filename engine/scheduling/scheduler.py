@@ -185,14 +185,14 @@ class Scheduler:
         for part in plan.scheduled:
             self._finish_part(part)
         found = {token.request_id: token for token in sampled}
-        told = [(part, request) for part in plan.scheduled for request in part.sampling_requests]
-        for _, request in told:  # so that constraints that other processes follow are followed at the same time
+        sampling = [(part, request) for part in plan.scheduled for request in part.sampling_requests]
+        for _, request in sampling:  # so that constraints that other processes follow are followed at the same time
             token = found.get(request.id)
             if request.constraint is not None and token is not None and token.token_id is not None:
                 request.constraint.prefetch_accept(token.token_id)
         return [
             event
-            for part, request in told
+            for part, request in sampling
             if request.id in self._requests.running
             for event in self._extend(request, part.stop, found.get(request.id))
         ]

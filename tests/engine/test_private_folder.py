@@ -17,7 +17,7 @@ def test_private_folders_belong_to_the_user_alone_whatever_the_umask(tmp_path: P
     finally:
         os.umask(before)
     assert folder == tmp_path / "a" / "b"
-    assert [stat.S_IMODE(place.stat().st_mode) for place in (folder, folder.parent)] == [0o700, 0o700]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, folder.parent)] == [0o700, 0o700]
 
 
 def test_a_folder_that_is_there_stays_as_it_is(tmp_path: Path) -> None:

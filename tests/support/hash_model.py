@@ -89,21 +89,21 @@ class Seen:
 
     groups: Sequence[GroupConfig]
     chain: tuple[bytes, ...] = ()
-    places: tuple[bytes, ...] = ()
+    slots_by_position: tuple[bytes, ...] = ()
     state: bytes = INITIAL
 
     def behind(self, *token_ids: int) -> "Seen":
-        chain, places, state = list(self.chain), list(self.places), self.state
+        chain, slots_by_position, state = list(self.chain), list(self.slots_by_position), self.state
         for position, token_id in enumerate(token_ids, len(chain)):
             chain.append(slot(token_id, position, chain[-1] if chain else b""))
-            places.append(slot(token_id, position))
+            slots_by_position.append(slot(token_id, position))
             state = digest(state, token_id)
-        return Seen(self.groups, tuple(chain), tuple(places), state)
+        return Seen(self.groups, tuple(chain), tuple(slots_by_position), state)
 
     def slots(self) -> list[Sequence[bytes]]:
         """Of each group."""
         return [
-            [self.state] if group.recurrent else self.places[-group.window :] if group.window else self.chain
+            [self.state] if group.recurrent else self.slots_by_position[-group.window :] if group.window else self.chain
             for group in self.groups
         ]
 

@@ -39,7 +39,7 @@ MIN_PREFIX = 4  # characters of a fingerprint that stand for it
 
 _NAME_DIGITS = 32  # of the fingerprint, in hex
 _FOLDER_NAME = re.compile(rf"[0-9a-f]{{{_NAME_DIGITS}}}")
-_BUCKET_NAME = re.compile(r"[0-9a-f]{2}")
+_SHARD_NAME = re.compile(r"[0-9a-f]{2}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def resolve_limit(root: Path, limit: int | None, kept: int) -> int:
     """Bytes that the files of all models may take: `limit`, or what is chosen while so many are kept."""
     if limit is not None:
         return limit
-    existing = next(place for place in (root, *root.parents) if place.exists())
+    existing = next(path for path in (root, *root.parents) if path.exists())
     return automatic_limit(shutil.disk_usage(existing).free, kept)
 
 
@@ -134,12 +134,12 @@ def find_damage(path: Path) -> str:
 def clear(folder: Path) -> ClearResult:
     """Delete all blocks of a sub-folder. What it is about stays: a process that runs may go on writing there."""
     done = ClearResult()
-    for bucket in subfolders(folder, _BUCKET_NAME):
-        for entry in dir_entries(bucket):
+    for shard in subfolders(folder, _SHARD_NAME):
+        for entry in dir_entries(shard):
             if entry.name.endswith((SUFFIX, UNFINISHED)):
                 done += delete(Path(entry.path))
         with contextlib.suppress(OSError):
-            bucket.rmdir()
+            shard.rmdir()
     return done
 
 
@@ -158,8 +158,8 @@ def delete(path: Path) -> ClearResult:
 def _cached_model(folder: Path) -> CachedModel:
     files, size, used = 0, 0, 0
     blocks: Counter[int] = Counter()  # by KV group
-    for bucket in subfolders(folder, _BUCKET_NAME):
-        for entry in dir_entries(bucket):
+    for shard in subfolders(folder, _SHARD_NAME):
+        for entry in dir_entries(shard):
             if entry.name.endswith(SUFFIX):
                 with contextlib.suppress(OSError):
                     status = entry.stat(follow_symlinks=False)

@@ -94,5 +94,5 @@ class Quota:
 
 def _files(root: Path, suffix: str) -> Iterator[Path]:
     for model in subfolders(root):
-        for bucket in subfolders(model):
-            yield from (Path(entry.path) for entry in dir_entries(bucket) if entry.name.endswith(suffix))
+        for shard in subfolders(model):
+            yield from (Path(entry.path) for entry in dir_entries(shard) if entry.name.endswith(suffix))

@@ -2,7 +2,7 @@
 
     header   what the blocks are of: model, group, size of a block, first key of their segment; with a checksum
     table    SEGMENT_BLOCKS entries: key and token ids of a block, checksum of its data, checksum of the entry;
-             both fit at this place of this file alone
+             both fit at this position of this file alone
     data     the blocks, in the order of their entries, from DATA_START on
 
 All numbers are little-endian. A block's data is written before its entry, so that a file is whole at any moment: what
@@ -114,7 +114,7 @@ class Entry:
 
 
 def _seed(index: int, identity: bytes) -> int:
-    """What the checksums of one place of one file begin with, so that they fit nowhere else."""
+    """What the checksums of one position of one file begin with, so that they fit nowhere else."""
     return zlib.crc32(index.to_bytes(4, "little"), zlib.crc32(identity))
 
 
@@ -194,7 +194,7 @@ def _entries(head: bytes, header: SegmentHeader) -> tuple[dict[int, Entry], list
 
 
 def read_blocks(file: FileIO, head: Head, indexes: Sequence[int], into: Callable[[int, memoryview], None]) -> None:
-    """Read some blocks, those next to each other at once, and give each to `into` with its place in `indexes`; the
+    """Read some blocks, those next to each other at once, and give each to `into` with its position in `indexes`; the
     memory is used again afterwards.
 
     Raises BadSegment at the first that does not fit its entry, or OSError.
@@ -209,11 +209,11 @@ def read_blocks(file: FileIO, head: Head, indexes: Sequence[int], into: Callable
             count += 1
         file.seek(DATA_START + indexes[done] * size)
         content = _read(file, buffer[: count * size])
-        for place in range(done, done + count):
-            data, index = content[(place - done) * size :][:size], indexes[place]
+        for position in range(done, done + count):
+            data, index = content[(position - done) * size :][:size], indexes[position]
             if zlib.crc32(data, _seed(index, head.header.identity)) != head.entries[index].checksum:
                 raise BadSegment(f"block {index} is damaged")
-            into(place, data)
+            into(position, data)
         done += count
 
 
@@ -222,7 +222,7 @@ def verify(path: Path) -> str:
     try:
         with open_segment(path) as file:
             head = read_head(file)
-            read_blocks(file, head, sorted(head.entries), lambda place, data: None)
+            read_blocks(file, head, sorted(head.entries), lambda position, data: None)
     except (BadSegment, OSError) as problem:
         return str(problem) or type(problem).__name__
     return ""

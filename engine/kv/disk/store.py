@@ -121,19 +121,19 @@ class DiskStore:
 
     def _all_paths(self, group: int, first_key: BlockKey) -> list[Path]:
         segment = segment_name(group, first_key)
-        bucket = shard_name(segment)
+        shard = shard_name(segment)
         try:
-            changed = os.stat(self.folder / bucket).st_mtime_ns
-            listing = self._listings.get(bucket)
+            changed = os.stat(self.folder / shard).st_mtime_ns
+            listing = self._listings.get(shard)
             if listing is None or listing.changed != changed:
-                listing = self._listings[bucket] = self._list(bucket, changed)
+                listing = self._listings[shard] = self._list(shard, changed)
         except OSError:
             return []
-        return [self.folder / bucket / name for name in listing.names.get(segment, ())]
+        return [self.folder / shard / name for name in listing.names.get(segment, ())]
 
-    def _list(self, bucket: str, changed: int) -> _Listing:
+    def _list(self, shard: str, changed: int) -> _Listing:
         listing = _Listing(changed if time.time_ns() - changed > _SETTLED else 0)
-        for name in sorted(os.listdir(self.folder / bucket)):
+        for name in sorted(os.listdir(self.folder / shard)):
             if name.endswith(SUFFIX):
                 listing.names.setdefault(segment_of(name), []).append(name)
         return listing
@@ -183,7 +183,7 @@ class DiskStore:
     # -- reading
 
     def read(self, blocks: Sequence[DiskBlock], into: Callable[[int, memoryview], None]) -> int:
-        """Read blocks of one group, those next to each other in a file at once, and give each to `into` with its place
+        """Read blocks of one group, those next to each other in a file at once, and give each to `into` with its index
         in `blocks`. Returns bytes. Raises DiskMiss at the first that is not what it was; its file is found no more."""
         num_bytes = 0
         for start, stop in _of_one_file(blocks):
@@ -206,7 +206,7 @@ class DiskStore:
                 if entry is None or (entry.key, entry.token_ids) != (block.key, block.token_ids):
                     raise BadSegment(f"entry {block.index} is damaged")
             indexes = [block.index for block in blocks]
-            read_blocks(file, head, indexes, lambda place, data: into(start + place, data))
+            read_blocks(file, head, indexes, lambda position, data: into(start + position, data))
             return len(blocks) * head.header.block_bytes
 
     # -- writing

@@ -119,9 +119,9 @@ class DiskTier:
     def _next_batch(self) -> list[_QueuedWrite]:
         """Of one segment."""
         first = self._dirty[0]
-        place = first.group, first.first_key
+        segment = first.group, first.first_key
         some = islice(self._dirty, self._most_at_once(first.group))
-        return list(takewhile(lambda due: (due.group, due.first_key) == place, some))
+        return list(takewhile(lambda due: (due.group, due.first_key) == segment, some))
 
     def _most_at_once(self, group: int) -> int:
         by_bytes = WRITTEN_AT_ONCE // max(1, self._config.block_bytes)

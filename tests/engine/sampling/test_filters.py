@@ -21,14 +21,14 @@ def request(ids: Sequence[int], dry: DryParams | None, prompt: int = 1, **params
 
 
 def plain_penalties(ids: Sequence[int], dry: DryParams) -> dict[int, float]:
-    """Every earlier place, and how many of the tokens up to it are those at the end."""
+    """Every earlier index, and how many of the tokens up to it are those at the end."""
     ids = list(ids if dry.last_n is None else ids[max(0, len(ids) - dry.last_n) :])
     longest: dict[int, int] = {}
-    for place in range(len(ids) - 1):
+    for index in range(len(ids) - 1):
         length = 0
-        while length < min(place + 1, MAX_MATCH) and ids[place - length] == ids[-1 - length] not in dry.breakers:
+        while length < min(index + 1, MAX_MATCH) and ids[index - length] == ids[-1 - length] not in dry.breakers:
             length += 1
-        follower = ids[place + 1]
+        follower = ids[index + 1]
         if length and length >= dry.allowed_length and follower not in dry.breakers:
             longest[follower] = max(length, longest.get(follower, 0))
     return {token: dry.multiplier * dry.base ** (n - dry.allowed_length) for token, n in longest.items()}

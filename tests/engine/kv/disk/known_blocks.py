@@ -42,8 +42,8 @@ def read_back(store: DiskStore, group: int, first_key: BlockKey) -> set[BlockKey
     blocks = list(store.find(group, first_key).values())
     read: list[bytes] = [b""] * len(blocks)
 
-    def into(place: int, data: memoryview) -> None:
-        read[place] = bytes(data)
+    def into(position: int, data: memoryview) -> None:
+        read[position] = bytes(data)
 
     assert store.read(blocks, into) == SIZES[group] * len(blocks)
     for block, data in zip(blocks, read, strict=True):

@@ -141,8 +141,8 @@ def swap_blocks(chance: random.Random, path: Path, other: Path) -> list[Damaged]
     if block_size(other) != size:
         return swap_files(chance, path, other)
     contents = [bytearray(it.read_bytes()) for it in (path, other)]
-    place = chance.randrange(min(num_blocks(path), num_blocks(other)))
-    part = slice(DATA_START + place * size, DATA_START + (place + 1) * size)
+    index = chance.randrange(min(num_blocks(path), num_blocks(other)))
+    part = slice(DATA_START + index * size, DATA_START + (index + 1) * size)
     contents[0][part], contents[1][part] = contents[1][part], contents[0][part]
     for it, content in zip((path, other), contents, strict=True):
         it.write_bytes(content)

@@ -41,7 +41,7 @@ def store(root: Path, fingerprint: bytes = b"\x01" * 32, about: About = TINY) ->
 def write(store: DiskStore, segment: int, count: int, group: int = 0) -> int:
     """Blocks of a segment whose first key is that number; in the bucket that the number's high byte names."""
     data = memoryview(bytes([segment % 255 + 1]) * BLOCK_BYTES[group])
-    blocks = [(key(segment + place), tuple(range(BLOCK_SIZE)), data) for place in range(count)]
+    blocks = [(key(segment + number), tuple(range(BLOCK_SIZE)), data) for number in range(count)]
     return store.write(group, key(segment), blocks)
 
 
@@ -60,7 +60,7 @@ def test_a_folder_is_private_whatever_the_umask_is(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert folder == tmp_path / "cache" / "kv" / ("01" * 16)
-    assert [mode(place) for place in (folder.parent, folder, folder / ABOUT)] == [0o700, 0o700, 0o600]
+    assert [mode(path) for path in (folder.parent, folder, folder / ABOUT)] == [0o700, 0o700, 0o600]
     assert all_below(folder) == {ABOUT}
 
 

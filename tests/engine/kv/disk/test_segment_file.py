@@ -62,7 +62,7 @@ def contents(path: Path, indexes: list[int] | None = None) -> list[bytes]:
     with open_segment(path) as file:
         head = read_head(file)
         indexes = sorted(head.entries) if indexes is None else indexes
-        read_blocks(file, head, indexes, lambda place, data: read.update({place: bytes(data)}))
+        read_blocks(file, head, indexes, lambda position, data: read.update({position: bytes(data)}))
     assert list(read) == list(range(len(indexes)))
     return list(read.values())
 
@@ -200,8 +200,8 @@ def test_data_and_entries_fit_their_place_alone(tmp_path: Path) -> None:
     for path in paths:
         new_file(path, 4)
     first, second = (path.read_bytes() for path in paths)
-    for start, size, place in ((entry_start(1), ENTRY_BYTES, entry_start(2)), (DATA_START, SIZE, DATA_START + SIZE)):
-        change(paths[0], place, first[start : start + size])
+    for start, size, end in ((entry_start(1), ENTRY_BYTES, entry_start(2)), (DATA_START, SIZE, DATA_START + SIZE)):
+        change(paths[0], end, first[start : start + size])
         assert bad(paths[0]).endswith("is damaged")
         paths[0].write_bytes(first)
     for start, stop in ((entry_start(1), entry_start(2)), (entry_start(0), DATA_START)):
@@ -349,9 +349,9 @@ def test_what_cannot_be_begun_leaves_nothing(tmp_path: Path, monkeypatch: pytest
     def full(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "no space left")
 
-    for place in ((segment_file, "_write"), (os, "replace")):
+    for target in ((segment_file, "_write"), (os, "replace")):
         with monkeypatch.context() as broken:
-            broken.setattr(*place, full)
+            broken.setattr(*target, full)
             with pytest.raises(OSError, match="no space"):
                 create(tmp_path / "one.run", header_of(keys_of("chain")[0]))
         assert not list(tmp_path.iterdir())

@@ -220,7 +220,7 @@ def test_files_of_two_groups_that_changed_places(tmp_path: Path, warnings: Warni
     for group in GROUPS:
         if found_before:
             with pytest.raises(DiskMiss):
-                new[1].read(blocks[group], lambda place, data: pytest.fail("this is of the other group"))
+                new[1].read(blocks[group], lambda position, data: pytest.fail("this is of the other group"))
         assert not new[1].find(group, keys[0])
     assert len(warnings()) == 2
     assert not files(tmp_path)
@@ -238,7 +238,7 @@ def test_an_entry_that_is_another_one_than_it_was(tmp_path: Path, warnings: Warn
         file.seek(segment_file._entry_starts()[2])
         file.write(replace(known, token_ids=(0,) * len(known.token_ids)).to_bytes(seed))
     with pytest.raises(DiskMiss):
-        one.read(blocks, lambda place, data: None)
+        one.read(blocks, lambda position, data: None)
     assert len(warnings()) == 1
 
 
@@ -260,7 +260,7 @@ def test_a_bad_file_that_cannot_be_deleted_is_told_once(
     monkeypatch.setattr(Path, "unlink", refuse)
     for _ in range(2):
         with pytest.raises(DiskMiss):
-            one.read(blocks, lambda place, data: None)
+            one.read(blocks, lambda position, data: None)
         assert not one.find(0, keys[0])
     assert len(warnings()) == 1
 
@@ -273,7 +273,7 @@ def test_a_file_that_made_room_is_no_bad_file(tmp_path: Path, warnings: Warnings
     for path in files(tmp_path):
         path.unlink()
     with pytest.raises(DiskMiss):
-        one.read(blocks, lambda place, data: None)
+        one.read(blocks, lambda position, data: None)
     assert not one.find(0, keys[0])
     assert write_all(one, keys) == 5 * sum(SIZES)
     assert_holds(one, keys)
