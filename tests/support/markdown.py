@@ -62,3 +62,10 @@ def links(text: str) -> list[str]:
 
 def inline_code(text: str) -> list[str]:
     return [code for line in lines_outside_fences(text) for code in _INLINE.findall(line)]
+
+
+def table_rows(text: str) -> list[list[str]]:
+    """The cells of each row of each table, without the line below the head."""
+    rows = [line.strip().strip("|") for line in lines_outside_fences(text) if line.startswith("|")]
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)] for row in rows]
+    return [row for row in cells if set("".join(row)) - set("-: ")]
