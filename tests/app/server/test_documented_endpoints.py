@@ -1,0 +1,73 @@
+"""The documents name only routes, metrics, and request fields that exist, and the pages that list them are complete."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.server.application import create_application
+from tests.app.server.live_server import LiveServer
+from tests.request_tables import TABLES
+from tests.support.markdown import inline_code, table_rows
+
+ROOT = Path(__file__).parents[3]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]
+SLASH_COMMANDS = {"CHANGELOG.md", "chat.md", "security.md", "settings.md"}  # also name commands of the chat
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def routes(hash_server: LiveServer) -> set[tuple[str, str]]:
+    """(method, path) of each route. A server that downloads models has one more."""
+    found: Any = create_application(hash_server.service).routes
+    return {("DELETE", "/api/delete"), *((route.method, route.path.replace(":path", "")) for route in found)}
+
+
+def section(page: str, heading: str) -> str:
+    return page.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+
+
+def paths_in(text: str) -> Iterator[tuple[str, str]]:
+    """(method, path) of each path in inline code; the method is empty if the code has none."""
+    for code in inline_code(text):
+        if match := re.fullmatch(r"(?:(GET|POST|DELETE) )?(/[\w/.{}-]*)(?:\?.*)?", code):
+            yield match[1] or "", match[2]
+
+
+def test_api_page_lists_every_route(routes: set[tuple[str, str]]) -> None:
+    listed = paths_in(section(read("docs/api.md"), "Endpoints"))
+    assert {entry for entry in listed if entry[0]} == routes
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_paths_within_sentences_exist(path: Path, routes: set[tuple[str, str]]) -> None:
+    for method, named in paths_in(path.read_text(encoding="utf-8")):
+        if path.name in SLASH_COMMANDS and not method and named.count("/") == 1:
+            continue
+        below = any(route.startswith(f"{named}/") for _, route in routes)
+        assert any(route == named and method in ("", other) for other, route in routes) or (not method and below), named
+
+
+def test_server_page_lists_every_metric(hash_server: LiveServer) -> None:
+    scraped = httpx.get(f"{hash_server.url}/metrics", trust_env=False).text
+    kinds = dict(re.findall(r"^# TYPE (\S+?)(?:_total)? (\w+)$", scraped, re.MULTILINE))
+    rows = [row for row in table_rows(read("docs/server.md")) if row[0].startswith("`ingle:")]
+    assert {row[0].strip("`"): row[1] for row in rows} == kinds
+    samples = re.findall(r"^(ingle:\w+?)(?:_total|_bucket)?\{(.*?)\}", scraped, re.MULTILINE)
+    labels = {name: set(re.findall(r"(\w+)=", text)) - {"model_name", "le"} for name, text in samples}
+    for row in rows:
+        assert labels[row[0].strip("`")] == set(re.findall(r"`(\w+)`", row[2])), row[0]
+
+
+def test_fields_of_the_api_page_are_in_the_tables() -> None:
+    rows = table_rows(section(read("docs/api.md"), "Fields beyond OpenAI's"))[1:]
+    fields = {code for row in rows for code in re.findall(r"`([^`]+)`", row[0])}
+    known = {field.path for field in TABLES["POST /v1/chat/completions"].fields}
+    assert fields
+    assert fields <= known
