@@ -1,5 +1,6 @@
-"""The documents name only routes, metrics, and request fields that exist, and the pages that list them are complete."""
+"""Routes, metrics, fields, and log lines that the documents show exist, and pages that list them are complete."""
 
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,10 +9,14 @@ from typing import Any
 import httpx
 import pytest
 
+from app.generation.cache_report import CacheReport
+from app.generation.events import PromptProgress, TokenCounts
+from app.generation.request_log import log, log_request
 from app.server.application import create_application
+from engine.request import Origin, TokenSources
 from tests.app.server.live_server import LiveServer
 from tests.request_tables import TABLES
-from tests.support.markdown import inline_code, table_rows
+from tests.support.markdown import fenced_blocks, inline_code, table_rows
 
 ROOT = Path(__file__).parents[3]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]
@@ -71,3 +76,19 @@ def test_fields_of_the_api_page_are_in_the_tables() -> None:
     known = {field.path for field in TABLES["POST /v1/chat/completions"].fields}
     assert fields
     assert fields <= known
+
+
+def test_log_lines_of_the_server_page(caplog: pytest.LogCaptureFixture) -> None:
+    sources = TokenSources(device=4192, computed=20)
+    counts = TokenCounts(
+        prompt=4212, cache=CacheReport(sources), completion=180, replies=1,
+        first_token_seconds=0.061, total_seconds=0.061 + 179 / 92.4,
+    )  # fmt: skip
+    with caplog.at_level(logging.INFO, log.name), log_request("smollm2:135m", Origin(), counts) as prefill:
+        prefill.log_progress(0, PromptProgress(7693, 21_979, 0, 97.0))
+    shown = [
+        block.strip().partition(" ")[2]
+        for language, block in fenced_blocks(read("docs/server.md"))
+        if language == "text"
+    ]
+    assert sorted(caplog.messages) == sorted(shown)
