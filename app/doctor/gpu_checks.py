@@ -92,7 +92,7 @@ def card(settings: Settings, progress: Progress) -> CheckResult:
     if not isinstance(found, Unusable):
         there = found.card
         return CheckResult("GPU", "ok", f"{there.name}, {format_bytes(there.memory_bytes)}, sm_{there.architecture}")
-    if not found.is_there:
+    if not found.is_present:
         return CheckResult("GPU", "ok", "none found: the CPU engine will be used")
     return CheckResult("GPU", "warn", f"{found.reason}: the CPU engine will be used", found.remedy)
 

@@ -53,7 +53,7 @@ def gpu_for(options: LoadOptions) -> "Gpu | None":
         return found
     if options.asks_for_gpu:
         raise UnsupportedModel(f"No GPU can be used: {found.reason}", found.remedy or "Use --device auto.")
-    if found.is_there:
+    if found.is_present:
         log.warning("the GPU is not used: %s. %s", found.reason, found.remedy)
     return None
 

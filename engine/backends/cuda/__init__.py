@@ -1,1 +1,1 @@
-"""The engine on a GPU: a step launches its kernels one by one, or replays a recorded graph."""
+"""The GPU engine: a step launches its kernels one by one, or replays a captured CUDA graph."""

@@ -1,11 +1,11 @@
-"""The KV cache of a GPU: pools in its memory, host pools that it copies from and to by itself.
+"""The KV cache of a GPU: pools in GPU memory, and host pools that it copies from and to asynchronously.
 
-Copies run on streams of their own, beside the steps. No step is waited for on either side of a copy: whoever asks for
-one knows that the steps which wrote its source have been collected, and holds its target until it has ended (see
-`engine.kv.transfers`). Blocks that are neighbours on both sides are copied at once.
+Copies run on separate streams, in parallel with steps, and do not wait for steps. The caller must ensure that the
+steps that wrote the source have been collected, and must hold the target until the copy has ended (see
+`engine.kv.transfers`). Blocks that are adjacent on both sides are copied together.
 
-A host pool is pinned piece by piece, when it is first copied to: the system cannot take back what is pinned, and most
-of it may never be used.
+A host pool is pinned in parts, when a part is first copied to: pinned memory cannot be swapped out by the system, and
+most of a pool may never be used.
 """
 
 import logging
@@ -25,12 +25,12 @@ from engine.kv.transfers import MoveBlock
 log = logging.getLogger(__name__)
 
 PAGE = 4096
-PINNED_AT_ONCE = 256 << 20  # bytes, about
+PIN_BYTES = 256 << 20  # bytes pinned at a time, approximately
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """Neighbouring blocks that become neighbouring blocks."""
+class BlockRange:
+    """Adjacent blocks that are copied to adjacent blocks."""
 
     group: int
     to_host: bool
@@ -39,29 +39,31 @@ class Run:
     count: int
 
 
-def runs(moves: Iterable[MoveBlock], piece: Sequence[int]) -> Iterator[Run]:
-    """The same copies, in as few as possible; none reaches over the end of a piece of a host pool, of which group g has
-    piece[g] blocks."""
-    run: Run | None = None
+def merge_ranges(moves: Iterable[MoveBlock], piece: Sequence[int]) -> Iterator[BlockRange]:
+    """Merge copies into as few ranges as possible.
+
+    No range crosses the end of a pinned part of a host pool; those of group g have piece[g] blocks.
+    """
+    part: BlockRange | None = None
     for move in sorted(moves, key=lambda it: (it.group, it.to_host, it.source)):
         host = move.target if move.to_host else move.source
         if (
-            run is not None
-            and (run.group, run.to_host) == (move.group, move.to_host)
-            and (run.source + run.count, run.target + run.count) == (move.source, move.target)
+            part is not None
+            and (part.group, part.to_host) == (move.group, move.to_host)
+            and (part.source + part.count, part.target + part.count) == (move.source, move.target)
             and host % piece[move.group]
         ):
-            run = Run(run.group, run.to_host, run.source, run.target, run.count + 1)
+            part = BlockRange(part.group, part.to_host, part.source, part.target, part.count + 1)
             continue
-        if run is not None:
-            yield run
-        run = Run(move.group, move.to_host, move.source, move.target, 1)
-    if run is not None:
-        yield run
+        if part is not None:
+            yield part
+        part = BlockRange(move.group, move.to_host, move.source, move.target, 1)
+    if part is not None:
+        yield part
 
 
 class GpuBlocks(KVCache):
-    """See `KVCache`. Threads may copy at the same time, each on a stream of its own."""
+    """See `KVCache`. Threads may copy at the same time, each on its own stream."""
 
     def __init__(
         self,
@@ -79,18 +81,20 @@ class GpuBlocks(KVCache):
         self._gpu = gpu
         self._streams = threading.local()
         self._pieces = [_piece_blocks(size) for size in self.block_bytes]
-        self._pinned: set[tuple[int, int]] = set()  # pieces of host pools, by group
+        self._pinned: set[tuple[int, int]] = set()  # (group, part of the host pool)
         self._registered: list[Tensor] = []
         weakref.finalize(self, _unpin, gpu, self._registered)
 
     def move(self, moves: Iterable[MoveBlock]) -> None:
-        """Returns when all is copied."""
+        """Copy blocks. Returns when all copies have ended."""
         with self._stream() as stream:
-            for run in runs(moves, self._pieces):
-                here, there = self.pools[run.group], self.host_pools[run.group]
-                self._pin(run.group, (run.target if run.to_host else run.source) // self._pieces[run.group])
-                source, target = (here, there) if run.to_host else (there, here)
-                stream.copy(source[run.source : run.source + run.count], target[run.target : run.target + run.count])
+            for part in merge_ranges(moves, self._pieces):
+                here, there = self.pools[part.group], self.host_pools[part.group]
+                self._pin(part.group, (part.target if part.to_host else part.source) // self._pieces[part.group])
+                source, target = (here, there) if part.to_host else (there, here)
+                stream.copy(
+                    source[part.source : part.source + part.count], target[part.target : part.target + part.count]
+                )
 
     def contents(self, group: int, blocks: Sequence[int]) -> list[memoryview]:
         pool = bytes_of(self.pools[group])
@@ -107,7 +111,7 @@ class GpuBlocks(KVCache):
             stream.copy(staging, bytes_of(self.pools[group])[block])
 
     def _stream(self) -> CopyStream:
-        """This thread's."""
+        """Return the copy stream of the calling thread."""
         if not hasattr(self._streams, "mine"):
             self._streams.mine = self._gpu.copy_stream()
         mine: CopyStream = self._streams.mine
@@ -122,7 +126,7 @@ class GpuBlocks(KVCache):
         if self._gpu.pin(memory):
             self._registered.append(memory)
         else:
-            log.warning("memory of the host could not be pinned: copies are slower")
+            log.warning("host memory could not be pinned, so copies are slower")
 
 
 def _unpin(gpu: Gpu, registered: Sequence[Tensor]) -> None:
@@ -131,13 +135,13 @@ def _unpin(gpu: Gpu, registered: Sequence[Tensor]) -> None:
 
 
 def _piece_blocks(block_bytes: int) -> int:
-    """Whole pages: no two pieces share one."""
+    """Return the blocks per pinned part: a whole number of pages, so that no two parts share a page."""
     step = PAGE // math.gcd(PAGE, block_bytes)
-    return -(-PINNED_AT_ONCE // (block_bytes * step)) * step
+    return -(-PIN_BYTES // (block_bytes * step)) * step
 
 
 def _reserve_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Memory of the host that begins at a page."""
+    """Reserve page-aligned host memory."""
     size = math.prod(shape) * dtype.itemsize
     memory = reserve((size + PAGE,), torch.uint8)
     first = -memory.data_ptr() % PAGE

@@ -1,10 +1,8 @@
-"""The C compiler that Triton needs: a kernel is launched by a small Python module that Triton builds on the machine.
+"""Find a C compiler for Triton, which launches kernels through a small Python module that it builds on the machine.
 
-Most machines of users have no compiler. Found in this order: the one that CC names, gcc, clang, cc, and the one in the
-`ziglang` package, which `pip` brings. Whichever it is builds a module once, which Python then loads, before any kernel
-is launched: there is no other way to know that it can. Triton keeps what was built, and so does this.
-
-Refuses to know GPUs, and what happens where there is no compiler: whoever asks is told what is missing and what to do.
+Most users' machines have no compiler. These are tried in order: the one named by CC, gcc, clang, cc, and the one in the
+`ziglang` package from PyPI. Each builds a module that Python then loads, before any kernel is launched, because there
+is no other way to know whether it works. Triton caches what was built, including this test module.
 """
 
 import shlex
@@ -21,8 +19,8 @@ from pathlib import Path
 from engine.errors import NoCompiler
 
 NAMES = ("gcc", "clang", "cc")
-PATIENCE = 300  # seconds; the first module that ziglang builds takes some, on a slow disk many
-GET_ONE = "Run `pipx inject inglenook ziglang`, or install the system's: `sudo apt install gcc`."
+TIMEOUT = 300  # seconds; the first build with ziglang is slow, especially on a slow disk
+INSTALL_COMPILER = "Run `pipx inject inglenook ziglang`, or install the system's: `sudo apt install gcc`."
 MODULE = "inglenook_trial"
 SOURCE = """
 #include <Python.h>
@@ -35,7 +33,7 @@ PyMODINIT_FUNC PyInit_inglenook_trial(void) { return PyModule_Create(&definition
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """How one is called."""
+    """A compiler command."""
 
     command: tuple[str, ...]
 
@@ -48,49 +46,52 @@ class Compiler:
         include_dirs: list[str],
         libraries: list[str],
     ) -> str:
-        """The path of the Python module `name`, built from the C file `source` in `folder`: Triton's build hook.
+        """Build the Python module `name` from the C file `source` in `folder`, and return its path. This is Triton's
+        build hook.
 
-        Raises NoCompiler with what the compiler says.
+        Raises NoCompiler with the compiler's error.
         """
         target = str(Path(folder, name + sysconfig.get_config_var("EXT_SUFFIX")))
         includes = [f"-I{path}" for path in (*include_dirs, folder, python_headers())]
         linked = [*(f"-L{path}" for path in library_dirs), *(_linked(name, library_dirs) for name in libraries)]
         command = [*self.command, source, "-O3", "-shared", "-fPIC", *includes, *linked, "-o", target]
         try:
-            subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=True)
+            subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT, check=True)
         except subprocess.CalledProcessError as error:
-            raise self._failed(_complaint(error.stderr)) from None
+            raise self._failed(_first_error(error.stderr)) from None
         except (OSError, subprocess.TimeoutExpired) as error:
             raise self._failed(str(error)) from None
         return target
 
     def _failed(self, why: str) -> NoCompiler:
-        return NoCompiler(f"The C compiler `{shlex.join(self.command)}` builds nothing: {why}", GET_ONE)
+        return NoCompiler(f"The C compiler `{shlex.join(self.command)}` failed: {why}", INSTALL_COMPILER)
 
 
 def _linked(library: str, folders: list[str]) -> str:
-    """A library as compilers take it. One that is a file in a folder by its path, which all compilers know."""
+    """Return the argument that links a library. A library file in one of the folders is given by path, which all
+    compilers accept.
+    """
     paths = (Path(folder, library) for folder in folders)
     named = f"-l:{library}" if ".so" in library else f"-l{library}"
     return next((str(path) for path in paths if path.is_file()), named)
 
 
-def _complaint(text: str) -> str:
-    """The first line that tells an error, of all that a compiler says."""
+def _first_error(text: str) -> str:
+    """Return the first line of a compiler's output that contains an error."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    last = lines[-1] if lines else "it does not say why"
+    last = lines[-1] if lines else "no error message"
     return next((line for line in lines if "error" in line.lower()), last)
 
 
 def python_headers() -> str:
-    """The folder of Python.h."""
+    """Return the folder of Python.h."""
     scheme = sysconfig.get_default_scheme()
-    # Debian's own scheme leads into /usr/local, where no package puts headers.
+    # Debian's default scheme points to /usr/local, where no package installs headers.
     return sysconfig.get_paths("posix_prefix" if scheme == "posix_local" else scheme)["include"]
 
 
 def compilers(named: str | None) -> Iterator[Compiler]:
-    """All there are, the best first. `named`: the one that the user names, with arguments or without."""
+    """Yield all available compilers, best first. `named`: the user's choice, a command with optional arguments."""
     if named:
         yield Compiler(tuple(shlex.split(named)))
     for name in NAMES:
@@ -101,15 +102,15 @@ def compilers(named: str | None) -> Iterator[Compiler]:
 
 
 def prepare_compiler() -> None:
-    """To be called before the first kernel is launched: has Triton build with a compiler that works.
+    """Make Triton use a compiler that works. Call this before the first kernel is launched.
 
-    Takes a second where Triton has built nothing yet, and no time later. Raises NoCompiler.
+    Takes about a second if Triton has built nothing yet, and no time otherwise. Raises NoCompiler.
     """
     if not find_spec("triton"):
-        raise NoCompiler("Kernels for GPUs need Triton, which is not installed", "Install torch's build for CUDA.")
+        raise NoCompiler("GPU kernels need Triton, which is not installed", "Install torch with CUDA.")
     from triton import knobs
 
-    if not _nothing_is_left_to_build():
+    if not _launcher_is_built():
         knobs.build.impl = _working_compiler(knobs.build.cc).build
 
 
@@ -117,12 +118,12 @@ def _working_compiler(named: str | None) -> Compiler:
     headers = Path(python_headers(), "Python.h")
     if not headers.is_file():
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
-        remedy = f"Run `sudo apt install python{version}-dev`, or install with uv, whose Pythons have them."
+        remedy = f"Run `sudo apt install python{version}-dev`, or install with uv, whose Python has them."
         raise NoCompiler(f"Triton needs Python's header files, and there is no {headers}", remedy)
-    problem = NoCompiler("Triton needs a C compiler, and this machine has none", GET_ONE)
+    problem = NoCompiler("Triton needs a C compiler, and this machine has none", INSTALL_COMPILER)
     for compiler in compilers(named):
         try:
-            _try(compiler)
+            _build_trial(compiler)
         except NoCompiler as error:
             problem = error
         else:
@@ -130,8 +131,8 @@ def _working_compiler(named: str | None) -> Compiler:
     raise problem
 
 
-def _nothing_is_left_to_build() -> bool:
-    """Whether Triton's cache has the module that launches kernels. Up to 3.6 each kernel had one of its own."""
+def _launcher_is_built() -> bool:
+    """Whether Triton's cache has the module that launches kernels. Before Triton 3.7 each kernel had its own module."""
     import triton
     from triton.runtime.build import platform_key
     from triton.runtime.cache import get_cache_manager
@@ -144,15 +145,15 @@ def _nothing_is_left_to_build() -> bool:
     return get_cache_manager(key).get_file(module) is not None
 
 
-def _try(compiler: Compiler) -> None:
-    """Have Triton build a module and load it, or only load it, where it is in Triton's cache."""
+def _build_trial(compiler: Compiler) -> None:
+    """Make Triton build a module and load it, or only load it if it is in Triton's cache."""
     from triton import knobs
     from triton.runtime.build import compile_module_from_src
 
     knobs.build.impl = compiler.build
     try:
-        compile_module_from_src(f"{SOURCE}// {compiler.command}\n", MODULE)  # the cache goes by the source
+        compile_module_from_src(f"{SOURCE}// {compiler.command}\n", MODULE)  # Triton's cache key is the source
     except (OSError, ImportError, RuntimeError) as error:
-        raise NoCompiler(f"Triton cannot build what launches kernels: {error}", GET_ONE) from None
+        raise NoCompiler(f"Triton cannot build the module that launches kernels: {error}", INSTALL_COMPILER) from None
     finally:
         knobs.build.impl = None

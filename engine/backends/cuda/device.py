@@ -1,7 +1,4 @@
-"""The CUDA device: a model on one GPU.
-
-Knows which parts there are, and how large each is made. Refuses to know what kernels do, and how a GPU is found.
-"""
+"""The CUDA device: loads a model on one GPU and sizes its caches."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +9,7 @@ from engine import models
 from engine.backends.cuda.batch_tensors import BatchLimits
 from engine.backends.cuda.blocks import GpuBlocks
 from engine.backends.cuda.gpu import Gpu
-from engine.backends.cuda.memory import LESS, GpuMemory
+from engine.backends.cuda.memory import USE_LESS, GpuMemory
 from engine.backends.cuda.operations import CudaOperations
 from engine.backends.cuda.runner import CudaRunner
 from engine.backends.cuda.step import CudaStep, largest_batch
@@ -27,38 +24,38 @@ from engine.models import Model
 from quant.cuda.linear import CudaBackend
 from quant.kernels.tiles import MeasuredTiles
 
-NUMERICS_VERSION = "1"  # raised when a change of the kernels changes bits: what was cached before is not used then
+NUMERICS_VERSION = "1"  # increase when a change of the kernels changes bits: it invalidates KV caches on disk
 KV_TYPES = {"auto": torch.bfloat16, "bf16": torch.bfloat16, "f16": torch.float16, "fp8": torch.uint8}
 MAX_RUNNING = 128
 HEAD_DIMS = range(16, 257)
-WIDTH = 16  # what widths are a multiple of
+WIDTH = 16  # widths must be a multiple of this
 STEP_SECONDS = 0.2
-STEP_OPERATIONS = 1_500_000_000_000  # that a multiprocessor computes in a second
-MOST_STEP_TOKENS = 4096
-LEAST_STEP_TOKENS = 256
+STEP_OPERATIONS = 1_500_000_000_000  # operations per multiprocessor and second
+MAX_STEP_TOKENS = 4096
+MIN_STEP_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class CudaOptions:
-    """How a GPU is used."""
+    """Options for using a GPU."""
 
     kv_type: torch.dtype = torch.bfloat16
     deterministic: bool = False
     memory: MemoryLimit = ALL_FREE
-    tiles: MeasuredTiles = field(default_factory=dict)  # in place of what a rule says
+    tiles: MeasuredTiles = field(default_factory=dict)  # tiles that replace the default ones
 
 
 class CudaDevice:
     """See `engine.device.Device`."""
 
     name = "cuda"
-    threads = 4  # of the host, while it loads
+    threads = 4  # host threads for loading
     max_running = contexts = MAX_RUNNING
     step_depth = 2
 
     def __init__(self, gpu: Gpu, options: CudaOptions) -> None:
         order = "deterministic" if options.deterministic else "any order"
-        # The architecture says which kernels there are, and which tiles they are launched with.
+        # The architecture determines the kernels and their tiles.
         self.numerics = ("cuda", NUMERICS_VERSION, f"sm_{gpu.card.architecture}", order, repr(options.tiles))
         self._tiles = options.tiles
         self.kv_type = options.kv_type
@@ -70,9 +67,9 @@ class CudaDevice:
         return 2, kv_heads, BLOCK_SIZE, head_dim  # k, v
 
     def step_tokens(self, model: ModelConfig) -> int:
-        """What takes about STEP_SECONDS; a power of two."""
+        """Return the power of two of tokens that takes about STEP_SECONDS."""
         tokens = int(STEP_SECONDS * STEP_OPERATIONS) * self._gpu.card.multiprocessors // (2 * model.matrix_elements)
-        return min(max(1 << tokens.bit_length() - 1, LEAST_STEP_TOKENS), MOST_STEP_TOKENS)
+        return min(max(1 << tokens.bit_length() - 1, MIN_STEP_TOKENS), MAX_STEP_TOKENS)
 
     @property
     def host_cache(self) -> int:
@@ -86,7 +83,7 @@ class CudaDevice:
         return self._memory.needs(model, weight_bytes, self.step_tokens(model), self.max_running)
 
     def kv_memory(self, model: ModelConfig, weight_bytes: int) -> int:
-        return self._memory.room_before(model, weight_bytes, self.step_tokens(model), self.max_running)
+        return self._memory.kv_bytes_before_loading(model, weight_bytes, self.step_tokens(model), self.max_running)
 
     def load(self, model: ModelConfig, weights: Weights, config: EngineConfig) -> LoadedModel:
         with self._gpu.current():
@@ -100,7 +97,7 @@ class CudaDevice:
 
     def runner(self, loaded: LoadedModel, vocab_size: int, groups: Sequence[GroupConfig]) -> CudaRunner:
         if not isinstance(loaded.compute, CudaStep):
-            raise TypeError("the model is on another device")
+            raise TypeError("the model was loaded by another device")
         runner = CudaRunner(loaded.compute, vocab_size, groups)
         if not self._gpu.card.interpreted:
             runner.prepare()
@@ -122,25 +119,25 @@ class CudaDevice:
         return CudaStep(self._gpu, loaded, kv, limits, queries)
 
     def _fitting_pools(self, loaded: Model, config: EngineConfig) -> list[int]:
-        """Blocks of each group, as many as fit beside the largest step, which is computed once to see what it takes."""
+        """Return the blocks per group that fit beside the largest step, which is run once to measure its memory."""
         model, requests = loaded.config, min(config.max_running, config.max_step_tokens)
         step = self._step(loaded, config.with_pools([1] * len(config.groups)).without_host_pools())
         batch = largest_batch(config.max_step_tokens, requests, len(config.groups))
-        room = self._memory.room_after(self._gpu.peak_memory(lambda: step(batch)))
+        room = self._memory.kv_bytes_after_loading(self._gpu.peak_memory(lambda: step(batch)))
         shape = self.layer_shape(model.kv_heads, model.head_dim)
         budget = KVBudget(model, shape, self.kv_type, config.max_step_tokens, config.max_running)
         tokens = budget.tokens(room, self.contexts * config.context_length)
         if tokens < config.context_length:
             raise OutOfMemory(
                 f"A context of {config.context_length:,} tokens needs {budget.bytes(config.context_length) / 1e9:.1f} "
-                f"GB of the GPU's memory, and beside the model there are {max(0, room) / 1e9:.1f} GB",
-                LESS,
+                f"GB of GPU memory, and {max(0, room) / 1e9:.1f} GB are free beside the model",
+                USE_LESS,
             )
         return [group.num_blocks for group in budget.groups(tokens)]
 
 
 def why_unsupported(model: ModelConfig) -> str | None:
-    """What in a model has no kernel here, or None."""
+    """Return what in a model has no GPU kernel, or None."""
     if model.head_dim not in HEAD_DIMS:
         return f"its head dimension is {model.head_dim}, not from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}"
     for name, width in (("hidden size", model.hidden), ("MLP", model.mlp_hidden)):

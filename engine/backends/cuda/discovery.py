@@ -1,4 +1,4 @@
-"""Which GPUs and drivers this machine has."""
+"""Find a usable GPU, and the version of the NVIDIA driver."""
 
 import re
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _VERSION = re.compile(r"\b(\d{3}\.\d+(?:\.\d+)?)\b")
 
 
 def driver_version() -> str | None:
-    """Such as 550.54.14; empty where it does not say; None where no driver is loaded."""
+    """Return the driver version, such as 550.54.14; "" if it is unknown; None if no driver is loaded."""
     try:
         found = _VERSION.search(DRIVER.read_text(encoding="utf-8", errors="replace"))
     except OSError:
@@ -24,42 +24,42 @@ def driver_version() -> str | None:
     return found[1] if found else ""
 
 
-LEAST_CAPABILITY = (8, 0)  # kernels multiply bfloat16
+MIN_CAPABILITY = (8, 0)  # the kernels need bfloat16 matrix instructions
 
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """There is none, or what there is cannot be used."""
+    """Why no GPU can be used."""
 
     reason: str
     remedy: str = ""
-    is_there: bool = True  # a GPU, of which this is said
+    is_present: bool = True  # whether the machine seems to have a GPU
 
 
 @cache
 def find_gpu(index: int | None = None) -> Gpu | Unusable:
-    """The GPU of a number, or the first that can be used."""
+    """Return the GPU with this index, or the first usable one."""
     if torch.version.cuda is None:
         remedy = "Install torch for CUDA: https://pytorch.org/get-started/locally/"
         return Unusable(f"torch {torch.__version__} is not built for CUDA", remedy, driver_version() is not None)
     if not torch.cuda.is_available():
-        return Unusable("no GPU is there, or its driver is too old", "Update the driver.", driver_version() is not None)
+        return Unusable("there is no GPU, or its driver is too old", "Update the driver.", driver_version() is not None)
     count = torch.cuda.device_count()
     if index is not None and index >= count:
-        return Unusable(f"there is no GPU {index}: there are {count}, from 0 on")
+        return Unusable(f"there is no GPU {index}: {count} GPUs are numbered from 0")
     problem: Unusable | None = _toolchain_problem()
     for number in range(count) if index is None else [index]:
         if problem is not None:
             return problem
         card = read_card(number)
-        if card.capability >= LEAST_CAPABILITY:
+        if card.capability >= MIN_CAPABILITY:
             return Gpu(card, number)
-    capability = ".".join(map(str, LEAST_CAPABILITY))
+    capability = ".".join(map(str, MIN_CAPABILITY))
     return Unusable(f"{card.name} is too old: kernels need compute capability {capability}")
 
 
 def _toolchain_problem() -> Unusable | None:
-    """What kernels are compiled and launched with."""
+    """Return why kernels cannot be compiled and launched, or None."""
     try:
         prepare_compiler()
     except NoCompiler as problem:

@@ -1,7 +1,7 @@
-"""One GPU as torch drives it; or, where its card is interpreted, the CPU in its place.
+"""One GPU, driven through torch; or the CPU instead, if the card is interpreted.
 
-The one module that knows of the difference: without a GPU nothing is asynchronous, so that there is nothing to wait
-for. Refuses to know what is computed."""
+Only this module handles the difference: without a GPU nothing is asynchronous, so nothing has to be waited for.
+"""
 
 import contextlib
 from collections.abc import Callable
@@ -16,27 +16,29 @@ from quant.kernels.card import Card
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """A place in the order of what a GPU does."""
+class GpuEvent:
+    """A point in the work of a GPU stream."""
 
     _event: torch.cuda.Event | None
 
     def wait(self) -> None:
-        """Return when the GPU has got there."""
+        """Return when the GPU has reached the event."""
         if self._event is not None:
             self._event.synchronize()
 
 
 class CopyStream:
-    """Copies in their order, beside everything else that the GPU does. As a context: what was begun in it has ended
-    when it is left."""
+    """A stream for copies, which runs in parallel with other streams.
+
+    As a context manager it waits at exit for the copies that were started inside.
+    """
 
     def __init__(self, gpu: "Gpu") -> None:
         self._gpu = gpu
         self._stream = None if gpu.card.interpreted else torch.cuda.Stream(gpu.index)  # type: ignore[no-untyped-call]
 
     def copy(self, source: Tensor, target: Tensor) -> None:
-        """Memory of the host must be pinned, or the thread waits for each."""
+        """Copy asynchronously. Host memory must be pinned; otherwise the thread waits."""
         target.copy_(source, non_blocking=True)
 
     def __enter__(self) -> Self:
@@ -53,7 +55,7 @@ class CopyStream:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """What launches go to."""
+    """A GPU as the target of launches."""
 
     card: Card
     index: int = 0
@@ -63,44 +65,49 @@ class Gpu:
         return torch.device("cpu") if self.card.interpreted else torch.device("cuda", self.index)
 
     def current(self) -> AbstractContextManager[object]:
-        """Within it, kernels are launched on this GPU: every thread has one of its own that it launches on."""
+        """Return a context in which this thread launches kernels on this GPU. The current GPU is set per thread."""
         return contextlib.nullcontext() if self.card.interpreted else torch.cuda.device(self.index)
 
     def make_current(self) -> None:
-        """The same, for all that this thread will do."""
+        """Make this the current GPU of the calling thread."""
         if not self.card.interpreted:
             torch.cuda.set_device(self.index)
 
     def staging(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        """Memory of the host that copies from and to the GPU need not wait for. Whoever lets go of it may do so while
-        a copy is under way: it is given to nobody else before that has ended."""
+        """Allocate pinned host memory for asynchronous copies.
+
+        The tensor may be dropped while a copy is running: the memory is not reused before the copy has ended.
+        """
         return torch.empty(shape, dtype=dtype, pin_memory=not self.card.interpreted)
 
-    def mark(self) -> Mark:
-        """Here and now, behind all that this thread has launched on its stream."""
+    def record_event(self) -> GpuEvent:
+        """Return an event after everything that this thread has launched on its stream so far."""
         if self.card.interpreted:
-            return Mark(None)
+            return GpuEvent(None)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
-        return Mark(event)
+        return GpuEvent(event)
 
-    def recordings_pool(self) -> Any:
-        """Memory that recordings share which are replayed one after another."""
+    def graph_pool(self) -> Any:
+        """Return a memory pool that graphs share if they never run at the same time."""
         return None if self.card.interpreted else torch.cuda.graph_pool_handle()
 
-    def record(self, work: Callable[[], None], pool: Any) -> Callable[[], None]:
-        """What does again, at once, all that `work` launches, on the tensors that it launches it on. The work is done
-        before: kernels are compiled then, and libraries take their memory. Raises RuntimeError."""
+    def capture(self, work: Callable[[], None], pool: Any) -> Callable[[], None]:
+        """Capture the kernels that `work` launches as a CUDA graph, and return a function that replays them.
+
+        The graph always uses the same tensors. `work` runs once before the capture, so that kernels are compiled and
+        libraries allocate their memory. Raises RuntimeError.
+        """
         if self.card.interpreted:
             return work
-        aside: Any = torch.cuda.Stream(self.index)  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream(self.index))
-        with torch.cuda.stream(aside):
+        side_stream: Any = torch.cuda.Stream(self.index)  # type: ignore[no-untyped-call]
+        side_stream.wait_stream(torch.cuda.current_stream(self.index))
+        with torch.cuda.stream(side_stream):
             work()
-        torch.cuda.current_stream(self.index).wait_stream(aside)
+        torch.cuda.current_stream(self.index).wait_stream(side_stream)
         graph: Any = torch.cuda.CUDAGraph()
-        # Other threads go on to copy blocks meanwhile.
-        with torch.cuda.graph(graph, pool=pool, stream=aside, capture_error_mode="thread_local"):
+        # thread_local: other threads may copy blocks during the capture
+        with torch.cuda.graph(graph, pool=pool, stream=side_stream, capture_error_mode="thread_local"):
             work()
         replay: Callable[[], None] = graph.replay
         return replay
@@ -109,8 +116,7 @@ class Gpu:
         return CopyStream(self)
 
     def pin(self, memory: Tensor) -> bool:
-        """Have the system leave memory of the host in its place, so that the GPU copies from and to it by itself. False
-        where it does not."""
+        """Pin host memory, so that the GPU can copy from and to it asynchronously. Returns whether it succeeded."""
         if self.card.interpreted:
             return True
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
@@ -122,16 +128,16 @@ class Gpu:
             runtime.cudaHostUnregister(memory.data_ptr())
 
     def free_memory(self) -> int:
-        """Bytes that nobody has, what this process keeps for later included."""
+        """Return the free bytes, including those that this process's allocator caches."""
         free, _ = torch.cuda.mem_get_info(self.index)
         return free + torch.cuda.memory_reserved(self.index) - torch.cuda.memory_allocated(self.index)
 
     def own_memory(self) -> int:
-        """Bytes that this process has taken."""
+        """Return the bytes that this process has allocated."""
         return torch.cuda.memory_allocated(self.index)
 
     def peak_memory(self, work: Callable[[], object]) -> int:
-        """Bytes that some work takes for itself, at most."""
+        """Return the peak of additional bytes that `work` allocates."""
         before = self.own_memory()
         torch.cuda.reset_peak_memory_stats(self.index)
         work()
@@ -139,19 +145,19 @@ class Gpu:
         return torch.cuda.max_memory_allocated(self.index) - before
 
     def drop_caches(self) -> None:
-        """Give back what is only kept for later."""
+        """Return cached memory to the driver."""
         if not self.card.interpreted:
             torch.cuda.empty_cache()
 
     def synchronize(self) -> None:
-        """Return when all that was launched has ended."""
+        """Wait for everything that was launched."""
         if not self.card.interpreted:
             torch.cuda.synchronize(self.index)
 
 
 def read_card(index: int) -> Card:
-    """What there is at this place of torch's list."""
-    found: Any = torch.cuda.get_device_properties(index)  # whose hints leave some out
+    """Return the properties of the GPU with this index in torch's list."""
+    found: Any = torch.cuda.get_device_properties(index)  # torch's type hints lack some attributes
     return Card(
         name=found.name,
         capability=(found.major, found.minor),
@@ -162,13 +168,13 @@ def read_card(index: int) -> Card:
     )
 
 
-# What a card of the middle has: how many tokens a step takes depends on it, and little else of a plan.
+# Values of a mid-range card. They determine the number of tokens per step, and little else in an estimate.
 CAPABILITY, MULTIPROCESSORS, SHARED_MEMORY, L2_BYTES = (8, 9), 46, 99 << 10, 36 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedGpu(Gpu):
-    """Nobody else uses it."""
+    """A GPU for estimates, all of whose memory is free."""
 
     def free_memory(self) -> int:
         return self.card.memory_bytes
@@ -178,5 +184,5 @@ class PlannedGpu(Gpu):
 
 
 def planned_gpu(memory: int) -> PlannedGpu:
-    """One of so many bytes."""
+    """Return a GPU for estimates with this many bytes of memory."""
     return PlannedGpu(Card("a GPU", CAPABILITY, MULTIPROCESSORS, SHARED_MEMORY, L2_BYTES, memory))

@@ -1,8 +1,7 @@
-"""Operations on a GPU: each launches kernels on tensors, and none waits.
+"""Operations on a GPU. Each launches kernels on tensors, and none waits.
 
-Between layers activations are float32 [tokens, hidden], and matrices add to them in place; what norms, attention and
-the gate give, and what is split into q, k and v, is bfloat16. Refuses to know how a product is computed, and whether
-the launches are recorded.
+Between layers, activations are float32 [tokens, hidden], and products are added to them in place. The results of norms,
+attention, gates, and the q, k, v projection are bfloat16.
 """
 
 import torch
@@ -38,7 +37,7 @@ class CudaOperations:
         return normalize(x, norm) if add_to is None else normalize_add(x, norm, add_to)
 
     def linear(self, x: Tensor, weight: QLinear, add_to: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-        return _multiplied(weight).multiply(x, bias=bias, add_to=add_to)
+        return _cuda_layer(weight).multiply(x, bias=bias, add_to=add_to)
 
     def rope_and_store(self, qkv: Tensor, batch: BatchTensors, kv: LayerKV, attention: Attention) -> Tensor:
         return rope_and_store(
@@ -57,16 +56,16 @@ class CudaOperations:
     def gated_mlp(
         self, x: Tensor, gate_up: QLinear, down: QLinear, add_to: Tensor | None = None, gate: Gate = Gate.SILU
     ) -> Tensor:
-        return _multiplied(down).multiply(gated(_multiplied(gate_up).multiply(x), gate), add_to=add_to)
+        return _cuda_layer(down).multiply(gated(_cuda_layer(gate_up).multiply(x), gate), add_to=add_to)
 
     def select(self, x: Tensor, batch: BatchTensors) -> Tensor:
         return x if batch.logit_rows is None else x.index_select(0, batch.logit_rows)
 
     def logits(self, x: Tensor, head: QLinear, softcap: float = 0.0) -> Tensor:
-        return reference.soft_cap(_multiplied(head).multiply(x, out_dtype=torch.float32), softcap)
+        return reference.soft_cap(_cuda_layer(head).multiply(x, out_dtype=torch.float32), softcap)
 
 
-def _multiplied(layer: QLinear) -> CudaLinear:
+def _cuda_layer(layer: QLinear) -> CudaLinear:
     if not isinstance(layer, CudaLinear):
-        raise TypeError(f"{type(layer).__name__} is no layer of this backend")
+        raise TypeError(f"{type(layer).__name__} is not a layer of the CUDA backend")
     return layer

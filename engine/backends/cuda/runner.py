@@ -1,11 +1,11 @@
-"""The runner of a GPU: a step is launched while the one before it is under way, and its tokens are sampled there.
+"""The runner of a GPU. A step is launched while the previous one is still running, and is sampled on the GPU.
 
-Nothing in a launch waits. The last token of a request that goes on is still being sampled then; it is put into the
-batch on the GPU, out of what the step before has sampled. What was sampled comes to the host in one small copy, behind
-which a mark is set, and to collect a step is to wait for its mark.
+A launch never waits. The last token of a continuing request may still be pending then: it is copied into the batch on
+the GPU from the previous step's samples. Sampled tokens are copied to the host in one small transfer, after which an
+event is recorded; collecting a step waits for its event.
 
-Which tokens may follow in a grammar is found out by a thread while the step computes. Who needs to know a token before
-the next is picked is no part of a step that is launched ahead. Refuses to know how a step is computed.
+Grammar masks are computed by a thread while the step runs. A request whose next token depends on the previous one on
+the host (see `needs_reply`) is not launched ahead.
 """
 
 import gc
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.backends.cuda.batch_tensors import PendingTokens
-from engine.backends.cuda.gpu import Gpu, Mark
+from engine.backends.cuda.gpu import Gpu, GpuEvent
 from engine.backends.cuda.step import CudaStep
 from engine.backends.runner import first_rows, raising_out_of_memory
 from engine.batch import Batch, build_batch
@@ -36,12 +36,12 @@ class CudaTicket:
     """A launched step."""
 
     parts: tuple[ScheduledRequest, ...]
-    logits: Tensor | None  # on the GPU; of steps that report on prompts
+    logits: Tensor | None  # on the GPU; only if the step reports log-probabilities of a prompt
     targets: list[SampleTarget]
     masks: Masks
     sampled: Tensor  # int64 [targets], on the GPU
-    found: Sampled  # the same, on its way to the host
-    mark: Mark  # behind all of it
+    on_host: Sampled  # the same, being copied to the host
+    event: GpuEvent  # recorded after the copy
 
 
 class CudaRunner:
@@ -53,7 +53,7 @@ class CudaRunner:
         self._vocab_size = vocab_size
         self._groups = groups
         self._masks = MaskThread(vocab_size)
-        self._last: CudaTicket | None = None  # that was launched
+        self._last: CudaTicket | None = None  # the last launched step
 
     def launch(self, plan: StepPlan) -> CudaTicket:
         with raising_out_of_memory(), torch.inference_mode(), self._gpu.current():
@@ -62,7 +62,7 @@ class CudaRunner:
 
     def collect(self, ticket: CudaTicket) -> list[SampledToken]:
         with raising_out_of_memory(), torch.inference_mode(), self._gpu.current():
-            ticket.mark.wait()
+            ticket.event.wait()
             return self._collect(ticket)
 
     def recover(self) -> None:
@@ -71,8 +71,10 @@ class CudaRunner:
         self._gpu.drop_caches()
 
     def prepare(self) -> None:
-        """Have compiled what first replies need: a recorded step of one token, and how tokens are picked of it. Before
-        any request: a block is written that nobody has yet."""
+        """Compile what first replies need: a captured step of one token, with greedy and with random sampling.
+
+        Call it before any request exists, because it writes to block 1.
+        """
         for params in (SamplingParams(temperature=0), SamplingParams(temperature=1, top_k=20, top_p=0.9)):
             tables = tuple([NULL_BLOCK + 1] for _ in self._groups)
             part = ScheduledRequest(Request(0, (0,), params), 0, 1, samples=True, block_tables=tables)
@@ -99,12 +101,12 @@ class CudaRunner:
             targets=targets,
             masks=masks,
             sampled=sampled.columns.token_ids,
-            found=self._found(sampled),
-            mark=self._gpu.mark(),
+            on_host=self._copy_to_host(sampled),
+            event=self._gpu.record_event(),
         )
 
     def _pending_tokens(self, plan: StepPlan, batch: Batch) -> PendingTokens:
-        """The tokens that the step before samples, each the last one of its request."""
+        """Return the tokens that the previous step is sampling. Each is the last token of its request."""
         pending = [
             (batch.query_starts[number + 1] - 1, part)
             for number, part in enumerate(plan.scheduled)
@@ -113,7 +115,7 @@ class CudaRunner:
         if not pending:
             return PendingTokens([], [])
         if self._last is None:
-            raise RuntimeError("a step takes tokens from one before it, and there is none")
+            raise RuntimeError("a step needs pending tokens, and no previous step is running")
         rows = {target.request.id: row for row, target in enumerate(self._last.targets)}
         return PendingTokens(
             [index for index, _ in pending], [rows[part.request.id] for _, part in pending], self._last.sampled
@@ -127,12 +129,12 @@ class CudaRunner:
         staging.copy_(rows.buffer)
         return sample(logits, rows.over(staging.to(self._gpu.device, non_blocking=True)))
 
-    def _found(self, sampled: Sampled) -> Sampled:
+    def _copy_to_host(self, sampled: Sampled) -> Sampled:
         staging = self._gpu.staging(len(sampled.buffer), dtype=torch.uint8)
         return sampled.over(staging.copy_(sampled.buffer, non_blocking=True))
 
     def _collect(self, ticket: CudaTicket) -> list[SampledToken]:
-        tokens = to_sampled_tokens(ticket.found, ticket.targets, ticket.masks)
+        tokens = to_sampled_tokens(ticket.on_host, ticket.targets, ticket.masks)
         reports = self._reports(ticket)
         if not reports:
             return tokens

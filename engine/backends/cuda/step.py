@@ -1,7 +1,6 @@
-"""CudaStep: the function that computes batches on a GPU, launched one after another and never waited for.
+"""Compute batches of a model on a GPU, asynchronously.
 
-Steps in which every request has one token are recorded and replayed, all others launched kernel by kernel. Refuses to
-know requests, and what becomes of the logits.
+Steps in which every request has one token are replayed as CUDA graphs; others are launched kernel by kernel.
 """
 
 from itertools import pairwise
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from engine.backends.cuda.batch_tensors import NO_PENDING_TOKENS, BatchLimits, BatchTensors, PendingTokens, StepBuffers
 from engine.backends.cuda.gpu import Gpu
-from engine.backends.cuda.graphs import Size, StepGraphs
+from engine.backends.cuda.graphs import GraphSize, StepGraphs
 from engine.batch import Batch
 from engine.config import BLOCK_SIZE
 from engine.kernels.attention_tiles import TileQueries, query_tiles
@@ -22,7 +21,7 @@ from engine.sampling.drawing import Logits
 
 
 class CudaStep:
-    """A model over its caches. Launches go to the stream of the thread, which is the same for all of them."""
+    """A model with its KV cache. All launches must come from threads with the same current stream."""
 
     def __init__(self, gpu: Gpu, model: Model, kv: KVCache, limits: BatchLimits, queries: TileQueries) -> None:
         self.gpu = gpu
@@ -30,17 +29,19 @@ class CudaStep:
         self._model = model
         self._queries = queries
         self._buffers = StepBuffers(limits, gpu)
-        most = Size(limits.requests, limits.table_blocks * BLOCK_SIZE)
-        self._graphs = StepGraphs(gpu, self._compute, queries, most, model.config.vocab_size)
+        largest = GraphSize(limits.requests, limits.table_blocks * BLOCK_SIZE)
+        self._graphs = StepGraphs(gpu, self._compute, queries, largest, model.config.vocab_size)
 
     def __call__(self, batch: Batch) -> Logits:
         return Logits(self.launch(batch))
 
     def launch(self, batch: Batch, pending: PendingTokens = NO_PENDING_TOKENS, *, kept: bool = False) -> Tensor:
-        """Float32 [logit rows, vocabulary], computed some time. Valid until the next launch, or, if they are to be
-        kept, for as long as somebody has them."""
+        """Launch a step. Returns its logits, float32 [logit rows, vocabulary], before they are computed.
+
+        The logits are valid until the next launch. With `kept` they stay valid, and no graph is used.
+        """
         with torch.inference_mode(), self.gpu.current():
-            size = None if kept else self._graphs.size_of(batch)
+            size = None if kept else self._graphs.fitting_size(batch)
             if size is not None:
                 tensors = self._buffers.fill(batch, self._graphs.tiles(size), pending, size.requests)
                 return self._graphs.run(size, tensors)[: len(batch.logit_rows)]
@@ -48,11 +49,11 @@ class CudaStep:
             return self._compute(self._buffers.fill(batch, tiles, pending))
 
     def recover(self) -> None:
-        """Memory has run out: wait for what was launched, and give back what is only kept for speed."""
+        """Recover after memory has run out: wait for launched work, and release memory that only serves speed."""
         with self.gpu.current():
             self.gpu.synchronize()
-            self._graphs.forget()
-            self._buffers.forget()
+            self._graphs.clear()
+            self._buffers.invalidate_tables()
             self.gpu.drop_caches()
 
     def _compute(self, tensors: BatchTensors) -> Tensor:
@@ -61,7 +62,9 @@ class CudaStep:
 
 
 def largest_batch(tokens: int, requests: int, groups: int) -> Batch:
-    """As many tokens and requests as a step can have, all of them in the null block: to see what a step takes."""
+    """Return a batch with the largest number of tokens and requests, all in the null block, to measure the memory of a
+    step.
+    """
     starts = [number * tokens // requests for number in range(requests + 1)]
     counts = [stop - start for start, stop in pairwise(starts)]
     slots = [place % BLOCK_SIZE for place in range(tokens)]

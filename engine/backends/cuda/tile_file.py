@@ -1,6 +1,6 @@
-"""The tiles that were measured on a card, in a file of their own for each card and each version of the kernels.
+"""Tile sizes measured on a card, in one file per card and version of the kernels.
 
-A file that is damaged is as none: the rule's tiles are always good enough. Refuses to know how tiles are measured.
+A damaged file is ignored: the default tiles always work.
 """
 
 import json
@@ -27,24 +27,24 @@ CHOICES = {"rows": ROWS, "warps": WARPS, "tokens": TILE_TOKENS, "splits": SPLITS
 
 
 def tile_file(folder: Path, card: Card) -> Path:
-    """Where tiles of a card lie in the cache folder."""
+    """Return the path of a card's file in the cache folder."""
     name = re.sub(r"[^a-z0-9]+", "-", card.name.lower()).strip("-")
     return folder / "tiles" / f"{name}-{_kernel_version()}.json"
 
 
 def read_tiles(folder: Path | None, card: Card) -> MeasuredTiles:
-    """None are known where there is no file, or where it makes no sense."""
+    """Return the measured tiles, none if the file is missing or invalid."""
     if folder is None or not (file := tile_file(folder, card)).exists():
         return {}
     try:
         return {_shape(entry): _tile(entry["tile"]) for entry in json.loads(file.read_bytes())}
     except (OSError, ValueError, KeyError, TypeError) as problem:
-        log.warning("the measured tiles in %s are not used: %s. Measure again: ingle bench --tune", file, problem)
+        log.warning("ignoring the measured tiles in %s: %s. Measure again with ingle bench --tune", file, problem)
         return {}
 
 
 def write_tiles(folder: Path, card: Card, found: Mapping[ProductShape, ProductTile]) -> Path:
-    """Beside those of other models, which stay."""
+    """Add tiles to a card's file, and return its path. Tiles of other models are kept."""
     file = tile_file(folder, card)
     private_folder(file.parent)
     all_tiles = {**read_tiles(folder, card), **found}
@@ -58,7 +58,7 @@ def write_tiles(folder: Path, card: Card, found: Mapping[ProductShape, ProductTi
 
 @cache
 def _kernel_version() -> str:
-    """Changes with whatever could make another tile the fastest."""
+    """Return a hash of everything that may change which tile is fastest."""
     sources = [Path(str(module.__file__)).read_bytes() for module in (packed_matmul, packed_values, tiles)]
     return sha256(b"".join([triton.__version__.encode(), *sources])).hexdigest()[:16]
 
@@ -66,7 +66,7 @@ def _kernel_version() -> str:
 def _shape(entry: Any) -> ProductShape:
     numbers = [entry[name] for name in ("outputs", "inputs", "tokens")]
     if not isinstance(entry["kind"], str) or not all(type(number) is int and number > 0 for number in numbers):
-        raise ValueError(f"a shape is {entry!r:.80}")
+        raise ValueError(f"invalid shape {entry!r:.80}")
     return ProductShape(entry["kind"], *numbers)
 
 

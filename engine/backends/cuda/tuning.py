@@ -1,7 +1,4 @@
-"""The fastest tiles for a model's matrices, measured on the GPU that will run it.
-
-Refuses to know what is done with them (`engine.backends.cuda.tile_file` keeps them).
-"""
+"""Measure the fastest tile sizes for a model's matrices on a GPU. `engine.backends.cuda.tile_file` stores them."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -25,14 +22,14 @@ from quant.linear import QLinear
 from quant.tensor import QTensor
 
 Call = Callable[[], object]
-Timer = Callable[[Sequence[Call]], float]  # seconds of one call, where all are made in turn
-MOST_CONTEXT = 64  # of tables that nobody looks at
+Timer = Callable[[Sequence[Call]], float]  # seconds per call, when all calls run in turn
+CONTEXT = 64  # tokens; the rotary tables are not used
 REPLAYS = 7
 
 
 @dataclass(frozen=True)
-class _Remembering(CudaBackend):
-    """Knows the layers that it made."""
+class _RecordingBackend(CudaBackend):
+    """A backend that records the layers it makes."""
 
     made: list[CudaLinear] = field(default_factory=list)
 
@@ -44,9 +41,9 @@ class _Remembering(CudaBackend):
 
 
 class Tuning:
-    """A model's packed matrices on a GPU, and a clock for products with them. Raises what loading raises.
+    """A model's packed matrices on a GPU, with a timer for products. Raises the same errors as loading a model.
 
-    `timer`: in place of the GPU's clock.
+    `timer`: replaces the GPU timer.
     """
 
     def __init__(self, checkpoint: Checkpoint, gpu: Gpu, progress: LoadProgress, timer: Timer | None = None) -> None:
@@ -58,16 +55,19 @@ class Tuning:
 
     @property
     def shapes(self) -> list[ProductShape]:
-        """Whatever there is to measure."""
+        """Return all products to measure."""
         return [ProductShape(*key, tokens) for key in self._matrices for tokens in TOKENS]
 
     def fastest(self, shape: ProductShape) -> ProductTile:
-        """The rule's, where none is clearly faster."""
+        """Return the fastest tile, or the default one if no other is clearly faster."""
         with self._gpu.current(), torch.inference_mode():
             return fastest_tile(shape, self._gpu.card, partial(self._seconds, shape))
 
     def _seconds(self, shape: ProductShape, tile: ProductTile) -> float | None:
-        """Of a product with one of the matrices, all in turn, so that little of the next one is found in the cache."""
+        """Return the seconds per product, or None if the tile does not fit.
+
+        All matrices of the shape are used in turn, so that little of the next one is in the cache.
+        """
         matrices = self._matrices[shape.kind, shape.outputs, shape.inputs]
         x = torch.randn(shape.tokens, shape.inputs, device=self._gpu.device).bfloat16()
         out = torch.empty(shape.tokens, shape.outputs, dtype=torch.bfloat16, device=self._gpu.device)
@@ -78,17 +78,17 @@ class Tuning:
 
 
 def _matrices(checkpoint: Checkpoint, gpu: Gpu, progress: LoadProgress) -> list[PackedMatrix]:
-    """All packed ones of a model, as its layers have them."""
+    """Load a model, and return all packed matrices as its layers have them."""
     config = models.read_config(checkpoint.metadata)
-    backend = _Remembering(gpu.device, gpu.card, deterministic=False)
+    backend = _RecordingBackend(gpu.device, gpu.card, deterministic=False)
     weights = Weights(checkpoint.path, models.stored_weights(checkpoint), progress)
-    models.load(config, weights, CudaOperations(backend, gpu.card, deterministic=False), MOST_CONTEXT)
+    models.load(config, weights, CudaOperations(backend, gpu.card, deterministic=False), CONTEXT)
     return [it for layer in backend.made for it in layer.matrices if isinstance(it, PackedMatrix)]
 
 
 def _recorded_seconds(gpu: Gpu, calls: Sequence[Call]) -> float:
-    """In a CUDA graph, the median of some replays."""
-    calls[0]()  # compiles what it launches
+    """Return the median seconds per call over several replays of a CUDA graph."""
+    calls[0]()  # compiles the kernels
     gpu.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

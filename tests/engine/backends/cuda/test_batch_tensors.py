@@ -84,13 +84,13 @@ def test_tables_are_those_of_the_batch_whatever_was_there(device: torch.device) 
                 assert row[: len(table)] == table
         rng.shuffle(tables[0])
         if rng.random() < 0.1:
-            buffers.forget()
+            buffers.invalidate_tables()
 
 
 def test_more_entries_than_there_is_room_for_go_by_themselves(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_tensors, "SENT_ENTRIES", 0)
+    monkeypatch.setattr(batch_tensors, "STAGED_ENTRIES", 0)
     limits = BatchLimits(tokens=2, requests=2, table_blocks=3000, groups=1)
     buffers = StepBuffers(limits, gpu(device))
     tables = [[list(range(3000)), list(range(3000, 6000))]]

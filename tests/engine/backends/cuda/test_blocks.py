@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine.backends.cuda import blocks
-from engine.backends.cuda.blocks import GpuBlocks, Run, runs
+from engine.backends.cuda.blocks import BlockRange, GpuBlocks, merge_ranges
 from engine.kv.cache import KVGroup, bytes_of
 from engine.kv.transfers import MoveBlock
 from tests.engine.backends.cuda.two_devices import gpu
@@ -28,25 +28,25 @@ def cache(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> GpuBlock
 def test_neighbours_are_copied_at_once() -> None:
     moves = [MoveBlock(0, source, source + 10, to_host=True) for source in (5, 3, 4, 7)]
     moves += [MoveBlock(0, 8, 19, to_host=True), MoveBlock(1, 8, 20, to_host=True), MoveBlock(1, 9, 21, to_host=False)]
-    assert list(runs(moves, [100, 100])) == [
-        Run(0, True, 3, 13, 3),
-        Run(0, True, 7, 17, 1),
-        Run(0, True, 8, 19, 1),
-        Run(1, False, 9, 21, 1),
-        Run(1, True, 8, 20, 1),
+    assert list(merge_ranges(moves, [100, 100])) == [
+        BlockRange(0, True, 3, 13, 3),
+        BlockRange(0, True, 7, 17, 1),
+        BlockRange(0, True, 8, 19, 1),
+        BlockRange(1, False, 9, 21, 1),
+        BlockRange(1, True, 8, 20, 1),
     ]
 
 
 def test_no_copy_reaches_over_the_end_of_a_piece() -> None:
     out = [MoveBlock(0, number, number + 2, to_host=True) for number in range(1, 9)]
     back = [MoveBlock(0, number, number + 3, to_host=False) for number in range(1, 9)]
-    assert [(run.target, run.count) for run in runs(out, [4])] == [(3, 1), (4, 4), (8, 3)]
-    assert [(run.source, run.count) for run in runs(back, [4])] == [(1, 3), (4, 4), (8, 1)]
+    assert [(run.target, run.count) for run in merge_ranges(out, [4])] == [(3, 1), (4, 4), (8, 3)]
+    assert [(run.source, run.count) for run in merge_ranges(back, [4])] == [(1, 3), (4, 4), (8, 1)]
 
 
 @pytest.mark.parametrize("pinned", [1, 256 << 20])
 def test_what_goes_out_comes_back_elsewhere(device: torch.device, monkeypatch: pytest.MonkeyPatch, pinned: int) -> None:
-    monkeypatch.setattr(blocks, "PINNED_AT_ONCE", pinned)
+    monkeypatch.setattr(blocks, "PIN_BYTES", pinned)
     kv, rng = cache(device), random.Random(pinned)
     for group, pool in enumerate(kv.pools):
         before = pool.cpu().view(torch.uint8).clone()

@@ -119,7 +119,7 @@ def test_what_it_builds_is_loaded(script: Script) -> None:
     script("gcc", WRITES)
     line = why_no_compiler()
     assert line is not None
-    assert "cannot build what launches kernels" in line
+    assert "cannot build the module that launches kernels" in line
 
 
 def test_one_that_cannot_be_started(script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from engine.backends.cuda.gpu import Gpu
-from engine.backends.cuda.memory import MOST_RESERVE, UNMEASURED, GpuMemory, step_bytes
+from engine.backends.cuda.memory import MAX_RESERVE, UNMEASURED_BYTES, GpuMemory, step_bytes
 from engine.config import ALL_FREE, MemoryLimit, ModelConfig, NormRule, RopeConfig
 from engine.errors import OutOfMemory
 from quant.kernels.card import Card
@@ -38,22 +38,24 @@ def memory(limit: MemoryLimit = ALL_FREE, free: int = 24 * GIB, own: int = 0, ca
 
 
 def test_what_others_have_and_the_reserve_are_left() -> None:
-    assert memory().room_after(5 * GIB) == 24 * GIB - MOST_RESERVE - 5 * GIB - UNMEASURED
-    assert memory(free=20 * GIB).room_after(0) == memory().room_after(0) - 4 * GIB
+    assert memory().kv_bytes_after_loading(5 * GIB) == 24 * GIB - MAX_RESERVE - 5 * GIB - UNMEASURED_BYTES
+    assert memory(free=20 * GIB).kv_bytes_after_loading(0) == memory().kv_bytes_after_loading(0) - 4 * GIB
     small = replace(CARD, memory_bytes=8 * GIB)
-    assert 8 * GIB - memory(free=8 * GIB, card=small).room_after(0) - UNMEASURED == int(0.06 * 8 * GIB)
+    assert 8 * GIB - memory(free=8 * GIB, card=small).kv_bytes_after_loading(0) - UNMEASURED_BYTES == int(
+        0.06 * 8 * GIB
+    )
 
 
 def test_a_limit_counts_what_the_engine_has_already_and_gives_no_more_than_there_is() -> None:
-    assert memory(MemoryLimit(num_bytes=10 * GIB), own=4 * GIB).room_after(0) == 6 * GIB - UNMEASURED
-    assert memory(MemoryLimit(share=0.5), own=4 * GIB).room_after(0) == 8 * GIB - UNMEASURED
-    assert memory(MemoryLimit(share=1.0), free=3 * GIB).room_after(0) == 3 * GIB - UNMEASURED
+    assert memory(MemoryLimit(num_bytes=10 * GIB), own=4 * GIB).kv_bytes_after_loading(0) == 6 * GIB - UNMEASURED_BYTES
+    assert memory(MemoryLimit(share=0.5), own=4 * GIB).kv_bytes_after_loading(0) == 8 * GIB - UNMEASURED_BYTES
+    assert memory(MemoryLimit(share=1.0), free=3 * GIB).kv_bytes_after_loading(0) == 3 * GIB - UNMEASURED_BYTES
 
 
 def test_a_model_that_does_not_fit_is_refused_with_the_numbers() -> None:
-    assert 0 < memory().room_before(MODEL, 8 * GIB, 2048, 128) < 24 * GIB - MOST_RESERVE - 8 * GIB
+    assert 0 < memory().kv_bytes_before_loading(MODEL, 8 * GIB, 2048, 128) < 24 * GIB - MAX_RESERVE - 8 * GIB
     with pytest.raises(OutOfMemory, match=r"needs 3\d\.\d GB .* there are 24\.7 GB") as refusal:
-        memory().room_before(MODEL, 32 * GIB, 2048, 128)
+        memory().kv_bytes_before_loading(MODEL, 32 * GIB, 2048, 128)
     assert "--context" in str(refusal.value.remedy)
 
 
