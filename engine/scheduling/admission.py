@@ -1,8 +1,8 @@
 """Admission: which waiting requests get a slot, and with which cached blocks they start.
 
-A request joins after its longest cached prefix, or with what was saved of it, if its tokens and one more fit the free
-blocks; requests of a lower class may be preempted for that. If another request is computing its next block, it waits
-until it can share it.
+A request starts after its longest cached prefix, or with the blocks that were saved when it was preempted. Its tokens
+and one more must fit the free blocks; requests of a lower class may be preempted to free some. While another request
+computes the next block that it needs, it waits to share that block.
 """
 
 import enum
@@ -17,15 +17,15 @@ from engine.scheduling.running_set import RunningSet
 
 
 class Verdict(enum.Enum):
-    """The answer to a request that waits for a slot."""
+    """The result of `Admission.admit` for a waiting request."""
 
     STARTED = enum.auto()
-    DEFERRED = enum.auto()  # another request is computing what it needs next; those behind it may go first
-    BLOCKED = enum.auto()  # for a slot or for blocks, which no request behind it may take first
+    DEFERRED = enum.auto()  # another request is computing its next block; requests after it may start first
+    BLOCKED = enum.auto()  # it waits for a slot or for blocks, which no request after it may take first
 
 
 class Admission:
-    """Admits waiting requests, one at a time."""
+    """Starts waiting requests, one at a time."""
 
     def __init__(self, requests: RunningSet, preemption: Preemption, memory: KVMemory) -> None:
         self._requests = requests
@@ -33,8 +33,9 @@ class Admission:
         self._memory = memory
 
     def admit(self, request: Request, preempted: list[Request]) -> Verdict:
-        """Give a waiting request a slot and what is cached or saved of it, if its tokens and one more fit the free
-        blocks. If they do not, requests of a lower class are preempted, and added to `preempted`.
+        """Give a waiting request a slot and its cached or saved blocks, if its tokens and one more fit the free blocks.
+
+        If they do not fit, requests of a lower class are preempted and added to `preempted`.
         """
         if not self._may_start(request):
             return Verdict.BLOCKED
@@ -48,21 +49,25 @@ class Admission:
             if victim.origin.service <= request.origin.service or not self._preemption.preempt(victim, request):
                 return Verdict.BLOCKED
             preempted.append(victim)
-            # The prefix may have been evicted for what the victim saved.
+            # Saving the victim's blocks may have evicted the prefix.
             prefix = self._memory.match(request, _most_cached(request))
         return Verdict.STARTED
 
     def takes_all_blocks(self, request: Request) -> bool:
-        """Whether it starts only with all blocks that it can ever need. An urgent beam group runs alone instead."""
+        """Whether the request starts only with all blocks that it can ever need. A pinned beam group runs alone
+        instead.
+        """
         return is_pinned(request) and self._requests.group_of(request) is None
 
     def _may_start(self, request: Request) -> bool:
-        """Whether there is a slot, or one of a lower class has it: else its prefix need not be looked up."""
+        """Whether a slot is free, or could be taken from a lower class. If not, matching its prefix would be wasted
+        work.
+        """
         running = self._requests.running.values()
         return bool(self._requests.free_slots) or any(it.origin.service > request.origin.service for it in running)
 
     def _is_being_computed(self, request: Request, prefix: Prefix) -> bool:
-        """Whether a request that goes before it is computing the block after its cached prefix."""
+        """Whether a request of the same or a higher class is computing the block after the cached prefix."""
         return prefix.blocks < _most_cached(request) and any(
             other.origin.service <= request.origin.service and self._memory.is_computing(other, request, prefix.blocks)
             for other in self._requests.running.values()
@@ -79,9 +84,9 @@ class Admission:
 
 
 def _most_cached(request: Request) -> int:
-    """Blocks of a request that need not be computed if they are cached.
+    """Number of a request's blocks that need not be computed if they are cached.
 
-    The last token is always computed: the next one is picked from its logits. A prompt whose log-probabilities are
-    reported is computed whole, since cached keys and values yield no logits.
+    The last token is always computed, because the next token is sampled from its logits. A prompt whose
+    log-probabilities were requested is computed in full, because cached keys and values yield no logits.
     """
     return (request.num_tokens - 1) // BLOCK_SIZE if request.params.prompt_logprobs is None else 0

@@ -1,9 +1,9 @@
-"""Beam search: which sequences go on, which have ended, and when to stop. Pure policy.
+"""Beam search: which beams survive a round, which sequences have ended, and when the search stops.
 
-In each round every live beam delivers its most likely next tokens. The best `width` continuations of all of them go on,
-and those that end among the best `width` are kept as hypotheses. Scores, hypotheses and the end of a search are what
-they are in transformers' `generate(num_beams=...)`; a score is the sum of log-probabilities, divided by the length of
-the reply to the power of `length_penalty`. Refuses to know who computes the beams and what they hold.
+In each round every live beam delivers its most likely next tokens. The best `width` continuations of all beams survive.
+Continuations that end the reply and rank among the best `width` become hypotheses. Scores, hypotheses, and the stopping
+rule equal those of transformers' `generate(num_beams=...)`: a score is the sum of log-probabilities, divided by the
+length of the reply to the power of `length_penalty`.
 """
 
 from collections.abc import Sequence
@@ -15,20 +15,20 @@ from engine.sampling_params import BeamParams, SamplingParams
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Beam:
-    """A sequence, as its last token behind the sequence before it: what beams have in common is there once."""
+    """A sequence: its last token and a link to the sequence before it, so that beams share common prefixes."""
 
     before: "Beam | None" = None  # None: the empty reply
     token_id: int = -1
-    logprobs: TokenLogprobs | None = None  # of the token, where they were asked for
+    logprobs: TokenLogprobs | None = None  # of the token, if they were requested
     score: float = 0.0  # sum of the log-probabilities
     length: int = 0
 
     def token_ids(self, start: int = 0) -> list[int]:
-        """From the one at `start` on."""
+        """Return the token ids of the sequence from index `start` on."""
         return [beam.token_id for beam in self.path(start)]
 
     def path(self, start: int = 0) -> "list[Beam]":
-        """The sequences of start + 1, start + 2, ... tokens that lead here."""
+        """Return the beams of start + 1, start + 2, ... tokens that lead to this one, which is the last."""
         path: list[Beam] = []
         beam: Beam | None = self
         while beam is not None and beam.length > start:
@@ -42,12 +42,12 @@ class Hypothesis:
     """A sequence that has ended."""
 
     beam: Beam
-    score: float  # by its length
+    score: float  # normalized by length
     finish: FinishReason
 
 
 class BeamSearch:
-    """One search. `max_tokens` is the longest that a reply may get."""
+    """The state of one search. `max_tokens` limits the length of a reply."""
 
     def __init__(self, beams: BeamParams, params: SamplingParams, end_ids: frozenset[int], max_tokens: int) -> None:
         self.live: list[Beam] = [Beam()]
@@ -60,7 +60,9 @@ class BeamSearch:
 
     @property
     def alternatives(self) -> int:
-        """How many of a beam's most likely tokens it takes: `width` that go on, whichever of the others end a reply."""
+        """Number of likely tokens to request of each beam: enough for `width` to survive, however many of the others
+        end.
+        """
         return max(self._beams.width + len(self._ends), self._params.logprobs or 0)
 
     @property
@@ -68,16 +70,18 @@ class BeamSearch:
         return not self.live
 
     def collect(self, beam: Beam, most_likely: Sequence[tuple[int, float]]) -> bool:
-        """Take a live beam's next tokens with log-probabilities, most likely first. Whether all have delivered now."""
+        """Add a live beam's next tokens with log-probabilities, most likely first. Returns whether all beams have
+        delivered.
+        """
         self._delivered[beam] = most_likely
         return len(self._delivered) == len(self.live)
 
     def discard_round(self) -> None:
-        """The live beams will deliver anew."""
+        """Drop what was delivered in this round; the live beams will deliver again."""
         self._delivered.clear()
 
     def advance(self) -> None:
-        """All have delivered: find those that live on, none if the search has ended."""
+        """End the round, once all beams have delivered: choose the survivors, or none if the search has ended."""
         width, length = self._beams.width, self.live[0].length + 1
         live: list[Beam] = []
         for rank, beam in enumerate(self._candidates(length)):
@@ -91,15 +95,15 @@ class BeamSearch:
         self.live = live if live and self._may_improve(live[0]) else []
 
     def common(self) -> Beam:
-        """What all live beams begin with."""
+        """Return the longest common prefix of all live beams."""
         beams = set(self.live)
         while len(beams) > 1:
-            beams = {beam.before for beam in beams if beam.before is not None}  # they are all of one length
+            beams = {beam.before for beam in beams if beam.before is not None}  # all have the same length
         (beam,) = beams
         return beam
 
     def _candidates(self, length: int) -> list[Beam]:
-        """Every continuation that is allowed, best first."""
+        """Return every allowed continuation, best first."""
         too_early = self._ends if length <= self._params.min_tokens else frozenset()
         found = [
             Beam(beam, token_id, self._token_logprobs(beam, token_id, logprob), beam.score + logprob, length)
@@ -125,7 +129,7 @@ class BeamSearch:
         return score / penalty
 
     def _may_improve(self, best: Beam) -> bool:
-        """Whether it is worth to go on with the best live beam, and those behind it."""
+        """Whether the best live beam, and so any beam, can still produce a hypothesis that is good enough."""
         if len(self.hypotheses) < self._beams.width:
             return True
         if self._beams.early_stopping is True:
@@ -137,13 +141,14 @@ class BeamSearch:
 
 @dataclass(slots=True, eq=False)
 class BeamGroup:
-    """The requests of one beam search. No step runs `results`: each takes one of the best sequences at the end."""
+    """The requests of one beam search. `results` never run: each gets one of the best sequences at the end."""
 
     results: tuple[Request, ...]
     beams: BeamParams
     policy: BeamSearch
     max_tokens: int  # of a reply
-    live: dict[Request, Beam] = field(default_factory=dict)  # what each computes; or one request for their common part
+    # the beam that each request computes; or one request for their common prefix
+    live: dict[Request, Beam] = field(default_factory=dict)
 
     @property
     def requests(self) -> list[Request]:

@@ -1,10 +1,10 @@
-"""Beam groups: the requests that compute the beams of one search, from their common prompt to the results.
+"""Beam groups: the requests that compute the beams of one search, from the prompt to the results.
 
-A group starts as one request, which reads the prompt. When all its beams have delivered and several continue from one
-of them, the first does so in that beam's request and the others fork from it, so that they share its blocks. A
-preempted group keeps what its beams have in common: one request again, from which they fork when that is computed.
+A group starts as one request, which prefills the prompt. In each round, once all beams have delivered, the first
+survivor of a beam continues in that beam's request. Its other survivors are forks that share its blocks. A preempted
+group is reduced to one request for the common prefix of its beams, from which they fork again later.
 
-Requests of beams have ids below zero; those of results are the caller's.
+Requests that compute beams have negative ids. The results have the ids that the caller chose.
 """
 
 import itertools
@@ -23,7 +23,7 @@ from engine.step import SampledToken
 
 
 class BeamGroups:
-    """Starts beam groups, advances them with what steps have found, folds them for preemption, and ends them."""
+    """Starts beam groups, advances them after each step, collapses them for preemption, and ends them."""
 
     def __init__(self, config: EngineConfig, requests: RunningSet, memory: KVMemory, counters: Counters) -> None:
         self._config = config
@@ -32,42 +32,44 @@ class BeamGroups:
         self._counters = counters
         self._ids = itertools.count(-1, -1)
 
-    # -- what fits
+    # -- limits
 
     def max_tokens(self, result: Request, beams: BeamParams) -> int:
-        """The longest reply that a search may get. Any thread may call it.
+        """Return the longest reply, in tokens, that a search can produce. Any thread may call it.
 
-        Raises InvalidSampling or PromptTooLong, with the numbers, for a search that never fits.
+        Raises InvalidSampling or PromptTooLong, with the numbers, if the search can never fit.
         """
         prompt, most = len(result.prompt_ids), self._memory.max_tokens(result)
         if beams.width > self._config.max_running:
-            problem = f"a search this wide needs {beams.width} slots, and there are {self._config.max_running}"
+            problem = f"a beam search of this width needs {beams.width} slots, and there are {self._config.max_running}"
             raise InvalidSampling("width", problem)
         fits = min(self._most_tokens(number, prompt, beams.width) for number in range(len(self._memory.groups)))
         if fits <= prompt or (result.params.max_tokens is not None and fits < most):
             raise PromptTooLong(
-                f"A search {beams.width} wide behind a prompt of {prompt:,} tokens has room for "
+                f"A beam search of width {beams.width} after a prompt of {prompt:,} tokens has room for "
                 f"{max(0, fits - prompt):,} tokens of reply",
                 "Choose a smaller width or max_tokens, or shorten the prompt.",
             )
         return min(fits, most) - prompt
 
     def _most_tokens(self, number: int, prompt: int, width: int) -> int:
-        """How long all beams can get at once, by the memory of one KV group."""
+        """Return the length, in tokens, that all beams can reach at once with the memory of one KV group."""
         group, window = self._memory.groups[number], self._config.groups[number].window
         blocks = group.pool.num_usable
         shared = prompt // BLOCK_SIZE
         if group.is_state:
-            # One at a time has a second state while it takes a step.
+            # The beams take their steps one at a time, and that beam needs a second state meanwhile.
             return self._config.context_length if blocks > width else 0
         if window and width * (blocks_for(window + self._config.max_step_tokens) + 1) <= blocks:
             return self._config.context_length
         return BLOCK_SIZE * (shared + max(0, blocks - shared) // width)
 
-    # -- from start to end
+    # -- lifecycle
 
     def start(self, results: Sequence[Request], beams: BeamParams) -> Request:
-        """Start the search that `max_tokens` let pass. Returns the request that reads its prompt, to be queued."""
+        """Start a search that `max_tokens` accepts. Returns the request that prefills its prompt, for the waiting
+        queue.
+        """
         first, max_tokens = results[0], self.max_tokens(results[0], beams)
         policy = BeamSearch(beams, first.params, first.end_ids, max_tokens)
         params = BeamSampling(
@@ -83,7 +85,7 @@ class BeamGroups:
         return root
 
     def update(self, group: BeamGroup, request: Request, computed: int, found: SampledToken | None) -> list[TokenEvent]:
-        """Advance a group by what a step has found for one of its requests."""
+        """Advance a group with the result of a step for one of its requests, and return the events."""
         events = []
         if found is not None and found.problem:
             return self.end(group, found.reason, found.problem)
@@ -110,7 +112,7 @@ class BeamGroups:
             self._continue(group, {it: [new for new in live if new.before is old] for it, old in group.live.items()})
 
     def _continue(self, group: BeamGroup, children: dict[Request, list[Beam]]) -> None:
-        """Have each request continue as the first of its children, and the others fork after its computed tokens."""
+        """Let each request continue as the first of its survivors, and fork the others after its computed tokens."""
         forked: dict[Request, Beam] = {}
         for parent, beams in children.items():
             for beam in beams[1:]:
@@ -126,7 +128,7 @@ class BeamGroups:
         group.live = {parent: beams[0] for parent, beams in children.items() if beams} | forked
 
     def collapse(self, group: BeamGroup) -> Request:
-        """Replace the requests of a group, none of which is in a step under way, by one for their common part."""
+        """Replace the requests of a group by one for their common prefix. None may be part of a step under way."""
         requests = group.requests
         if len(requests) > 1:
             common = group.policy.common()
@@ -139,12 +141,12 @@ class BeamGroups:
         return group.requests[0]
 
     def end(self, group: BeamGroup, finish: FinishReason, error: str = "") -> list[TokenEvent]:
-        """End a running group before its time."""
+        """End a running group early, and return the events of its results."""
         self._requests.drop_group(group)
         return [TokenEvent(result.id, None, finish=finish, error=error) for result in group.results]
 
     def _finish(self, group: BeamGroup) -> list[TokenEvent]:
-        """Every result gets its sequence."""
+        """End a finished search: give every result its sequence, and return the events."""
         self._requests.drop_group(group)
         events = []
         for result, hypothesis in zip(group.results, group.policy.hypotheses, strict=False):
@@ -157,7 +159,7 @@ class BeamGroups:
 
 
 def _fork_of(parent: Request, request_id: int, beam: Beam) -> Request:
-    """A request for another beam of the group, without blocks."""
+    """Return a request without blocks for another beam of the group."""
     return Request(
         request_id,
         parent.prompt_ids,

@@ -1,7 +1,7 @@
-"""Preemption: pick a victim, and have it give up its slot and its blocks.
+"""Preemption: pick a victim and make it give up its slot and its blocks.
 
-The last in order of priority is preempted, never the first: so one request always proceeds. Its blocks are copied to
-the host pools, or dropped and computed again, whichever is measured to be faster (`KVMemory.swap_out`).
+The victim is the last request in order of priority, never the first, so one request always makes progress. Its blocks
+are swapped out to the host pools or dropped and recomputed, whichever is measured to be faster (`KVMemory.swap_out`).
 """
 
 from engine.kv.memory import KVMemory
@@ -12,7 +12,7 @@ from engine.scheduling.running_set import RunningSet
 
 
 class Preemption:
-    """Preempts running requests, a beam group as a whole."""
+    """Preempts running requests; a beam group is preempted as a whole."""
 
     def __init__(self, requests: RunningSet, groups: BeamGroups, memory: KVMemory) -> None:
         self._requests = requests
@@ -20,17 +20,17 @@ class Preemption:
         self._memory = memory
 
     def victim(self) -> Request:
-        """The running request that is preempted next: the last, but never the oldest of the highest class there is."""
+        """Return the running request to preempt next: the last, but never the oldest of the highest class present."""
         running = self._requests.running.values()
         first = min(running, key=lambda it: (it.origin.service, it.queue.arrival, it.id))
         others = (it for it in running if not self._requests.same_group(it, first))
         return max(others, key=priority_key, default=first)
 
     def preempt(self, request: Request, to: Request) -> bool:
-        """Preempt a running request with its whole group in favor of another, or of itself if it lacks blocks.
+        """Preempt a running request, with its whole beam group, in favor of request `to`.
 
-        False if it cannot be preempted now, or never. An urgent group has all memory there is, and only ever waits for
-        steps and copies.
+        `to` may be the request itself if it lacks blocks. Returns False if the request cannot be preempted now or ever.
+        A pinned beam group is never preempted: it runs alone, with all the memory, and waits only for steps and copies.
         """
         own = self._requests.same_group(request, to)
         group = self._requests.group_of(request)

@@ -1,4 +1,4 @@
-"""Priority: the order of requests, their shares of a step's tokens, and the queue of those that wait."""
+"""Priority: the order of requests, their shares of a step's tokens, and the waiting queue."""
 
 from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -6,30 +6,32 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from engine.request import Request, ServiceClass
 
 CLASS_DELAY = {ServiceClass.INTERACTIVE: 0.0, ServiceClass.NORMAL: 60.0, ServiceClass.BACKGROUND: 600.0}  # seconds
-PREEMPTION_BONUS = 60.0  # seconds that a request is put forward for each time it was preempted
-PRIORITY_STEP = 0.1  # seconds for each unit of `Origin.priority`: a hundred do not reach the next class
-MOST_PREEMPTIONS = 8  # of one request
+PREEMPTION_BONUS = 60.0  # seconds that a request moves ahead for each preemption
+PRIORITY_STEP = 0.1  # seconds per unit of `Origin.priority`; 100 units do not reach the next class
+MOST_PREEMPTIONS = 8  # per request
 PINNED = float("-inf")
 WEIGHTS = {ServiceClass.INTERACTIVE: 16, ServiceClass.NORMAL: 4, ServiceClass.BACKGROUND: 1}
 
 
 def is_pinned(request: Request) -> bool:
-    """Whether it was preempted so often that it restarts only once more, with all blocks that it can ever need."""
+    """Whether the request was preempted so often that it restarts only once more, with all blocks that it can ever
+    need.
+    """
     return request.num_preemptions >= MOST_PREEMPTIONS - 1
 
 
 def priority_key(request: Request) -> tuple[float, float, int]:
-    """The sort key of every queue, lowest first; no two requests have the same."""
+    """Return the sort key of every queue, lowest first. No two requests have the same key."""
     rank = request.queue.arrival + CLASS_DELAY[request.origin.service] - PRIORITY_STEP * request.origin.priority
     rank -= PREEMPTION_BONUS * request.num_preemptions
     return (PINNED if is_pinned(request) else 0.0), rank, request.id
 
 
 def split_token_budget(wanted: Sequence[tuple[Request, int]], budget: int) -> Mapping[int, int]:
-    """Tokens of each request by its id: together at most `budget`, and all of it where so much is wanted.
+    """Split a step's token budget among requests, given the tokens that each could use. Returns tokens by request id.
 
-    Weighted max-min fairness (Bertsekas and Gallager, Data Networks, 1992, section 6.5.2); first come, first served
-    for what does not divide evenly.
+    The split is weighted max-min fair (Bertsekas and Gallager, Data Networks, 1992, section 6.5.2). The whole budget is
+    used if the requests can use it. Tokens that do not divide evenly go to the requests that are listed first.
     """
     given: dict[int, int] = {}
     weight = sum(WEIGHTS[request.origin.service] for request, _ in wanted)
@@ -42,7 +44,7 @@ def split_token_budget(wanted: Sequence[tuple[Request, int]], budget: int) -> Ma
 
 
 class WaitingQueue:
-    """Every request that waits, each once: in line, or as a follower of a request with the same prompt."""
+    """All waiting requests, each either in the queue or a follower of a request with the same prompt."""
 
     def __init__(self) -> None:
         self._queue: list[Request] = []  # in order of priority
@@ -61,18 +63,18 @@ class WaitingQueue:
         return self._queue[:count]
 
     def add(self, leader: Request, *followers: Request) -> None:
-        """Put a request in line, and others behind it that have the same prompt."""
+        """Queue a request, and let `followers` with the same prompt wait for it."""
         self.follow(leader, followers)
         insort(self._queue, leader, key=priority_key)
 
     def follow(self, leader: Request, followers: Iterable[Request]) -> None:
-        """Have requests wait for the prompt of one that is in line or runs."""
+        """Let requests wait for the prompt of a leader that is queued or runs."""
         for follower in followers:
             self._followers.setdefault(leader.id, []).append(follower)
             self._leaders[follower.id] = leader
 
     def remove(self, request_id: int) -> Request | None:
-        """Take a request out, if it waits. Its followers then follow the first of them."""
+        """Remove and return a request if it waits. Its followers then follow the first of them."""
         if leader := self._leaders.pop(request_id, None):
             followers = self._followers[leader.id]
             request = next(follower for follower in followers if follower.id == request_id)
@@ -85,18 +87,18 @@ class WaitingQueue:
         return found
 
     def dequeue(self, request: Request) -> None:
-        """Take a request out that has a slot now; its followers go on following it."""
+        """Remove a queued request that has got a slot. Its followers keep following it."""
         self._queue.remove(request)
 
     def pop_followers(self, leader: Request, slots: int) -> tuple[Request, ...]:
-        """The followers that get a slot now; the others get in line."""
+        """Remove a leader's followers. Returns those that get a slot; the others are queued."""
         followers = self._remove_followers(leader)
         for follower in followers[slots:]:
             self.add(follower)
         return followers[:slots]
 
     def promote_followers(self, leader: Request) -> None:
-        """Have the followers of a request that has ended follow the first of them."""
+        """Queue the first follower of a request that has ended; the others follow it."""
         if followers := self._remove_followers(leader):
             self.add(*followers)
 

@@ -1,6 +1,6 @@
-"""RunningSet: the one owner of a scheduler's requests, those that wait, run, and end, and of the slots they take.
+"""RunningSet: owns the scheduler's requests, whether they wait, run, or end, and the slots that they hold.
 
-A beam group takes a slot for each of its beams from its first to its last step, also while fewer of them run.
+A beam group holds one slot per beam from its first step to its last, even while fewer of its beams run.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,17 +14,17 @@ from engine.step import SampledToken, ScheduledRequest
 
 
 class RunningSet:
-    """Callers read `waiting`, `running`, and `ending`; the methods change them."""
+    """Callers read `waiting`, `running`, and `ending`, and change them through the methods only."""
 
     def __init__(self, max_running: int, memory: KVMemory, counters: Counters, clock: Callable[[], float]) -> None:
         self.max_running = max_running
         self.waiting = WaitingQueue()
-        self.running: dict[int, Request] = {}  # by id: the requests that have a slot
-        self.ending: dict[int, Request] = {}  # by id: finished, but part of a step under way
+        self.running: dict[int, Request] = {}  # requests that have a slot, by id
+        self.ending: dict[int, Request] = {}  # finished requests that are part of a step under way, by id
         self._memory = memory
         self._counters = counters
         self._clock = clock
-        self._parts: dict[int, list[ScheduledRequest]] = {}  # by request id: launched and not collected
+        self._parts: dict[int, list[ScheduledRequest]] = {}  # launched but not collected, by request id
         self._groups: dict[int, BeamGroup] = {}  # by the id of a result, or of a request that computes a beam
 
     def __bool__(self) -> bool:
@@ -33,7 +33,7 @@ class RunningSet:
     # -- slots
 
     def slots(self, request: Request) -> int:
-        """Slots that a request takes. A beam group that was preempted often runs alone: it then has all memory."""
+        """Return the number of slots that a request needs. A pinned beam group takes all slots and all memory."""
         group = self.group_of(request)
         if group is None:
             return 1
@@ -41,13 +41,13 @@ class RunningSet:
 
     @property
     def free_slots(self) -> int:
-        """Slots that no request has and that are not reserved for beams to come."""
+        """Number of slots that are neither held nor reserved for the beams of running groups."""
         groups = {group for group in self._groups.values() if group.requests[0].id in self.running}
         reserved = sum(self.slots(group.requests[0]) - len(group.requests) for group in groups)
         return max(0, self.max_running - len(self.running) - reserved)
 
     def start(self, request: Request) -> None:
-        """Give a waiting request its slot. It runs once its blocks are on the device."""
+        """Give a waiting request a slot. It runs once its blocks are on the device."""
         self.waiting.dequeue(request)
         self.running[request.id] = request
         if request.queue.started is None:
@@ -56,7 +56,7 @@ class RunningSet:
         self.set_status(request, RequestStatus.ARRIVING if arriving else RequestStatus.RUNNING)
 
     def requeue(self, request: Request) -> None:
-        """Take the slot of a request that has lost its blocks: it waits again."""
+        """Take the slot from a request that has lost its blocks, and queue it again."""
         del self.running[request.id]
         self.set_status(request, RequestStatus.WAITING)
         self.waiting.add(request)
@@ -72,7 +72,7 @@ class RunningSet:
         self._release(request)
 
     def set_status(self, request: Request, status: RequestStatus) -> None:
-        """Change a request's status, and that of the results if it computes their beams."""
+        """Set a request's status, and that of its results if it computes a beam."""
         request.status = status
         if group := self.group_of(request):
             for result in group.results:
@@ -81,7 +81,7 @@ class RunningSet:
     # -- replies
 
     def extend(self, request: Request, computed: int, found: SampledToken | None) -> list[TokenEvent]:
-        """What a step means for one of its requests: a token, or that a part of the prompt was computed."""
+        """Extend a request by what a step sampled, and return the events: tokens, or progress of its prefill."""
         prompt = () if found is None else found.prompt_logprobs
         if found is None or (found.token_id is None and not found.problem):
             return [TokenEvent(request.id, None, num_computed=computed, prompt_logprobs=prompt)]
@@ -95,7 +95,7 @@ class RunningSet:
         return events
 
     def end(self, request: Request, finish: FinishReason, error: str = "") -> list[TokenEvent]:
-        """End a request in any state, with an event that carries the reason."""
+        """End a request in any state, and return an event with the reason."""
         self.finish(request)
         return [TokenEvent(request.id, None, finish=finish, error=error)]
 
@@ -108,7 +108,9 @@ class RunningSet:
         *,
         last: bool,
     ) -> TokenEvent:
-        """The reply goes on with a token, the `last` of those that its constraint knows of."""
+        """Append a token to a reply and return its event. `last` is false if the grammar has forced more tokens after
+        it.
+        """
         request.output_ids.append(token_id)
         self._counters.generated_tokens += 1
         finish = self._finish_reason(request, token_id, last=last)
@@ -124,10 +126,10 @@ class RunningSet:
             return FinishReason.STOP
         return FinishReason.LENGTH if request.num_tokens >= self._memory.max_tokens(request) else None
 
-    # -- requests that wait for the prompt of another
+    # -- requests that share the prompt of a leader
 
     def start_followers(self, leader: Request) -> tuple[Request, ...]:
-        """Give slots to requests that pick their first token with their leader; the others join later by the cache."""
+        """Give slots to followers, which sample their first token from the leader's logits. The others are queued."""
         followers = self.waiting.pop_followers(leader, self.free_slots)
         for follower in followers:
             follower.status = RequestStatus.FOLLOWING
@@ -137,7 +139,7 @@ class RunningSet:
         return followers
 
     def undo_followers(self, leader: Request, followers: Iterable[Request]) -> None:
-        """The step that `start_followers` was for has not happened."""
+        """Undo `start_followers` for a step that did not happen."""
         back = [self.running.pop(it.id) for it in followers if it.id in self.running]
         for follower in back:
             follower.status = RequestStatus.WAITING
@@ -151,20 +153,20 @@ class RunningSet:
     # -- steps under way
 
     def parts_of(self, request: Request) -> list[ScheduledRequest]:
-        """A request's parts in steps that are launched and not collected, oldest first."""
+        """Return a request's parts of steps that are launched but not collected, oldest first."""
         return self._parts.get(request.id, [])
 
     def launch(self, part: ScheduledRequest) -> None:
-        """A part is under way: its request's blocks must not be reused before it is collected."""
+        """Record a launched part. The blocks of its request must not be reused before it is collected."""
         self._parts.setdefault(part.request.id, []).append(part)
 
     def collect(self, part: ScheduledRequest) -> None:
-        """A part is not under way any more. If its request has finished, its blocks may be released now."""
+        """Remove a part whose step has been collected. The blocks of a finished request may be released now."""
         self._parts[part.request.id].remove(part)
         self._release(part.request)
 
     def forget_parts(self) -> None:
-        """No step under way will be collected."""
+        """Forget all launched parts, whose steps will not be collected."""
         self._parts.clear()
         for request in list(self.ending.values()):
             self._release(request)
@@ -178,7 +180,7 @@ class RunningSet:
     # -- beam groups
 
     def group_of(self, request: Request) -> BeamGroup | None:
-        """The group that a request computes a beam of, or is a result of."""
+        """Return the beam group that a request computes a beam of, or is a result of."""
         return self._groups.get(request.id)
 
     def same_group(self, one: Request, other: Request) -> bool:
@@ -187,7 +189,7 @@ class RunningSet:
         return one is other or (group is not None and group is self.group_of(other))
 
     def group_of_result(self, result_id: int) -> BeamGroup | None:
-        """The group of a result that has not ended."""
+        """Return the running beam group of a result, or None."""
         return self._groups.get(result_id)
 
     def add_group(self, group: BeamGroup) -> None:
@@ -195,17 +197,17 @@ class RunningSet:
         self._groups.update((request.id, group) for request in (*group.results, *group.requests))
 
     def add_beam(self, group: BeamGroup, request: Request) -> None:
-        """Run another request of a running group, in one of the slots that are reserved for it."""
+        """Run another request of a running group, in a slot that is reserved for it."""
         self._groups[request.id] = group
         self.running[request.id] = request
 
     def drop_beam(self, request: Request) -> None:
-        """End a request whose beam ends, without an event."""
+        """End a request whose beam has ended, without an event."""
         self._groups.pop(request.id, None)
         self.finish(request)
 
     def drop_group(self, group: BeamGroup) -> None:
-        """End a group with all its requests."""
+        """End a group and all its requests, without events."""
         self.set_status(group.requests[0], RequestStatus.FINISHED)
         for result in group.results:
             del self._groups[result.id]

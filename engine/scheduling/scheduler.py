@@ -1,16 +1,17 @@
 """The scheduler: which requests run in the next step, and how many tokens of each.
 
-Continuous batching under one token budget: running requests catch up first, in order of priority, then waiting ones
-join while budget, slots, and KV blocks last. A long prompt takes several steps, smaller ones while others stream; a
-request starts after its longest cached prefix. Several requests of one prompt read it once and share its blocks; so do
-the beams of a search, which are preempted and end together (`engine.scheduling.beam_groups`).
+Continuous batching under one token budget: running requests come first, in order of priority, then waiting requests
+start while budget, slots, and KV blocks last. A long prompt takes several steps, which are smaller while other requests
+stream. A request starts after its longest cached prefix. Requests with the same prompt prefill it once and share its
+blocks. The beams of a search do the same, and are preempted and ended together (`beam_groups`).
 
-Blocks are taken as they are needed. When none is free, the last in order is preempted: its blocks are copied to the
-host pools, or dropped and computed again. The first in order is never preempted, so one request always proceeds; and
-none is preempted more than MOST_PREEMPTIONS times. A request may also lose its slot to one of a higher class.
+Blocks are allocated as they are needed. When none is free, the last request in order of priority is preempted: its
+blocks are swapped out to the host pools, or dropped and recomputed. The first request is never preempted, so one
+request always makes progress. No request is preempted more than MOST_PREEMPTIONS times. A request can also lose its
+slot to a request of a higher class.
 
-Steps may be under way while the next is planned. Blocks and counters of a request change hands only when every step
-that it is part of has been collected.
+The next step may be planned while steps are under way. The blocks and counters of a request change hands only when
+every step that it is part of has been collected.
 """
 
 import time
@@ -33,11 +34,11 @@ from engine.scheduling.running_set import RunningSet
 from engine.step import SampledToken, ScheduledRequest, StepLimits, StepPlan
 
 NO_LIMITS = StepLimits()
-FLUSH_SECONDS = 1.0  # at the end, for what is due to be written
+FLUSH_SECONDS = 1.0  # when all requests are aborted, for dirty blocks to be written
 
 
 class Scheduler:
-    """Owns every request from `add` until the event that carries its finish reason."""
+    """Owns every request from `add` until the event with its finish reason."""
 
     def __init__(
         self,
@@ -55,7 +56,7 @@ class Scheduler:
         self._groups = BeamGroups(config, self._requests, self._memory, self._counters)
         self._preemption = Preemption(self._requests, self._groups, self._memory)
         self._admission = Admission(self._requests, self._preemption, self._memory)
-        self._num_steps = 0  # that were planned
+        self._num_steps = 0  # planned so far
 
     @property
     def has_work(self) -> bool:
@@ -63,12 +64,12 @@ class Scheduler:
 
     @property
     def has_requests(self) -> bool:
-        """Whether a caller waits for something."""
+        """Whether a caller waits for a request."""
         return bool(self._requests)
 
     @property
     def progress(self) -> int:
-        """Grows with each step that is planned and each copy that ends."""
+        """Number of steps planned and copies ended so far."""
         return self._num_steps + self._memory.transfers.num_ended
 
     @property
@@ -95,7 +96,7 @@ class Scheduler:
         )
 
     def validate_request(self, request: Request) -> None:
-        """Raise PromptTooLong, with the numbers, for a request that cannot run even alone."""
+        """Raise PromptTooLong, with the numbers, if the request cannot run even alone."""
         prompt = len(request.prompt_ids)
         if not prompt:
             raise PromptTooLong("The prompt is empty", "Send at least one token.")
@@ -103,12 +104,12 @@ class Scheduler:
             raise PromptTooLong.of(prompt, self._memory.context, self._config.longest_context)
 
     def validate_beam_search(self, result: Request) -> None:
-        """Raise InvalidSampling or PromptTooLong for a beam search that never fits, by one of its results."""
+        """Raise InvalidSampling or PromptTooLong if the beam search of this result can never fit."""
         if result.params.beams is not None:
             self._groups.max_tokens(result, result.params.beams)
 
     def add(self, *requests: Request) -> None:
-        """Queue a request that `validate_request` let pass; further ones share its prompt, which is read once.
+        """Queue a request that passed `validate_request`, and others with the same prompt, which is prefilled once.
 
         The results of a beam search are added together, after `validate_beam_search`.
         """
@@ -118,8 +119,9 @@ class Scheduler:
         self._requests.waiting.add(*(requests if beams is None else (self._groups.start(requests, beams),)))
 
     def schedule(self, limits: StepLimits = NO_LIMITS) -> StepPlan:
-        """The next step. Empty if nothing can be done before a step under way is collected or a copy has ended, or
-        nothing is to do."""
+        """Plan the next step. The plan is empty if there is nothing to compute, or nothing can be computed before a
+        step under way is collected or a copy ends.
+        """
         self._resume_arrived()
         scheduled: list[ScheduledRequest] = []
         preempted: list[Request] = []
@@ -130,11 +132,12 @@ class Scheduler:
             if len(scheduled) >= limits.requests:
                 break
             if request.status is not RequestStatus.RUNNING:
-                continue  # it was just preempted by one before it, or its blocks are not there yet
-            # Always at least 1 token: a request that holds blocks could otherwise stall those that wait for them.
+                continue  # an earlier request just preempted it, or its blocks have not arrived yet
+            # Always at least 1 token: a request that holds blocks could otherwise stall the requests that wait for
+            # them.
             most = min(budget, max(1, share[request.id]))
             if not self._reserve(request, most, preempted):
-                break  # it waits for blocks, and no request behind it takes them first
+                break  # it waits for blocks, and no request after it may take them first
             budget -= self._schedule(request, most, scheduled)
         else:
             self._admit(budget, limits.requests, share, scheduled, preempted)
@@ -163,12 +166,12 @@ class Scheduler:
                 budget -= self._schedule(newcomer, min(budget, max(1, share.get(newcomer.id, budget))), scheduled)
 
     def wait(self) -> None:
-        """Nothing can be planned and no step is under way: return when a copy may have ended, if somebody waits."""
+        """Return when a copy may have ended. For a caller that has nothing to plan and no step under way."""
         if self.has_requests:
             self._memory.transfers.wait()
 
     def flush(self, seconds: float) -> None:
-        """Wait for the copies under way, and have what is due written, as far as that begins within some seconds."""
+        """Wait for the copies under way, and write dirty blocks to files; no write starts after `seconds`."""
         until = self._clock() + seconds
         while self._memory.transfers or (self._memory.disk.has_dirty and self._clock() < until):
             self._memory.transfers.wait()
@@ -181,12 +184,14 @@ class Scheduler:
         self._memory.forget(token_ids, origin, kept)
 
     def update(self, plan: StepPlan, sampled: Iterable[SampledToken]) -> list[TokenEvent]:
-        """Record what a completed step computed and picked. Tokens of requests that ended meanwhile are dropped."""
+        """Record what a completed step computed and sampled, and return the events. Tokens of ended requests are
+        dropped.
+        """
         for part in plan.scheduled:
             self._finish_part(part)
         found = {token.request_id: token for token in sampled}
         sampling = [(part, request) for part in plan.scheduled for request in part.sampling_requests]
-        for _, request in sampling:  # so that constraints that other processes follow are followed at the same time
+        for _, request in sampling:  # all at once, so that grammar processes work in parallel
             token = found.get(request.id)
             if request.constraint is not None and token is not None and token.token_id is not None:
                 request.constraint.prefetch_accept(token.token_id)
@@ -198,7 +203,7 @@ class Scheduler:
         ]
 
     def fail(self, plan: StepPlan, error: str) -> list[TokenEvent]:
-        """A step failed: the requests it ran end with `error`, and what it computed is not used."""
+        """End the requests of a failed step with `error`, and return the events. Nothing that it computed is used."""
         events: list[TokenEvent] = []
         self._counters.failed_steps += 1
         for part in plan.scheduled:
@@ -210,7 +215,7 @@ class Scheduler:
         return events
 
     def undo(self, plan: StepPlan) -> None:
-        """A step has not happened, nor any after it: its requests are where they were before."""
+        """Undo a step that did not happen. The steps after it must have been undone first."""
         for part in reversed(plan.scheduled):
             request = part.request
             request.num_scheduled = part.start
@@ -221,28 +226,29 @@ class Scheduler:
             self._requests.collect(part)
 
     def abort(self, request_id: int) -> list[TokenEvent]:
-        """End a request in any state, with its whole group if it is a result of a beam search. Does nothing if there is
-        no such request any more."""
+        """End a request in any state, and the whole group if it is a result of a beam search. Returns the events: none
+        if no such request exists.
+        """
         if group := self._requests.group_of_result(request_id):
             return self._groups.end(group, FinishReason.ABORT)
         request = self._requests.running.get(request_id) or self._requests.waiting.remove(request_id)
         return [] if request is None else self._end(request, FinishReason.ABORT)
 
     def abort_all(self, forgotten: Iterable[StepPlan] = ()) -> list[TokenEvent]:
-        """End every request. Steps under way, `forgotten`, will not be collected; copies are waited for."""
+        """End every request and return the events. Steps `forgotten` will not be collected. Waits for copies."""
         events: list[TokenEvent] = []
         for plan in forgotten:
             for part in plan.scheduled:
                 self._memory.release_sources(part.copies)
         self._requests.forget_parts()
         for request in (*self._requests.running.values(), *self._requests.waiting):
-            if request.status is not RequestStatus.FINISHED:  # as a beam of a group that was just ended
+            if request.status is not RequestStatus.FINISHED:  # a beam of a group that was just ended has this status
                 events += self._end(request, FinishReason.ABORT)
         self.flush(FLUSH_SECONDS)
         return events
 
     def assert_empty(self) -> None:
-        """Raise RuntimeError when a request or a block is still held."""
+        """Raise RuntimeError if a request or a block is still held."""
         self._memory.check_pools()
         if self.has_work or not self._memory.is_empty:
             raise RuntimeError(
@@ -251,7 +257,7 @@ class Scheduler:
             )
 
     def _resume_arrived(self) -> None:
-        """Run the requests whose blocks have been copied to the device; requeue those whose copies have failed."""
+        """Run the requests whose blocks have arrived on the device; requeue those whose copies failed."""
         for arrived in self._memory.poll():
             if arrived.ok:
                 self._requests.set_status(arrived.request, RequestStatus.RUNNING)
@@ -265,16 +271,18 @@ class Scheduler:
             self._counters.prompt_tokens += len(request.prompt_ids)
             self._counters.prompts += request.cache
 
-    # -- running
+    # -- planning
 
     def _token_shares(self, running: Iterable[Request], budget: int) -> Mapping[int, int]:
-        """Tokens of the step for the requests that run, and for those that may join."""
+        """Return the token shares of running requests and of waiting requests that may start, by request id."""
         missing = [(request, self._num_missing(request)) for request in running]
         newcomers = self._requests.waiting.head(self._requests.free_slots)
         return split_token_budget([*missing, *((request, request.num_tokens) for request in newcomers)], budget)
 
     def _num_missing(self, request: Request) -> int:
-        """Tokens that the request has to catch up on. None once its last token is being sampled."""
+        """Return the number of known tokens that no step has computed or is computing; 0 if the last token is being
+        sampled.
+        """
         if request.status is RequestStatus.LEADING:
             return 0  # its blocks are about to be shared as they are
         target, parts = request.num_tokens, self._requests.parts_of(request)
@@ -283,9 +291,10 @@ class Scheduler:
         return 0 if target >= self._memory.max_tokens(request) else target - request.num_scheduled
 
     def _reserve(self, request: Request, budget: int, preempted: list[Request]) -> bool:
-        """Make sure there are blocks for the request's next tokens: those behind it are preempted, or else it is.
+        """Free blocks for the request's next tokens: preempt later requests, or the request itself if it is last.
 
-        False if it was preempted, or must wait for a step under way: the victim's, or one that holds its blocks.
+        Returns False if the request was preempted, or must wait for a step under way: one of the victim's, or one that
+        holds the request's blocks.
         """
         count = min(budget, self._num_missing(request))
         while count and not self._memory.can_allocate(request, request.num_scheduled + count):
@@ -301,7 +310,7 @@ class Scheduler:
         return True
 
     def _schedule(self, request: Request, budget: int, scheduled: list[ScheduledRequest]) -> int:
-        """Add a request's next tokens to the step, at most `budget`. Returns how many."""
+        """Add at most `budget` of a request's next tokens to the step. Returns how many."""
         start, known = request.num_scheduled, request.num_tokens
         missing = self._num_missing(request)
         count = self._memory.limit_step(request, start + min(budget, missing)) - start
@@ -309,7 +318,7 @@ class Scheduler:
             return 0
         samples = count == missing
         room = self._memory.max_tokens(request)
-        # Other requests may have been given blocks meanwhile.
+        # Requests that were admitted earlier may have taken blocks.
         has_all = self._admission.takes_all_blocks(request) and self._memory.can_allocate(request, room)
         copies = self._memory.allocate(request, room if has_all else start + count)
         positions = request.logprob_positions(start, start + count)
@@ -333,13 +342,13 @@ class Scheduler:
     # -- after a step
 
     def _extend(self, request: Request, computed: int, found: SampledToken | None) -> list[TokenEvent]:
-        """The events that a step means for one of its requests, or for the beam group that it belongs to."""
+        """Return the events of a step for one of its requests, or for its beam group."""
         if group := self._requests.group_of(request):
             return self._groups.update(group, request, computed, found)
         return self._requests.extend(request, computed, found)
 
     def _end(self, request: Request, finish: FinishReason, error: str = "") -> list[TokenEvent]:
-        """End a request in any state, with its whole beam group if it computes a beam of one."""
+        """End a request in any state, with its whole beam group if it computes a beam, and return the events."""
         if group := self._requests.group_of(request):
             return self._groups.end(group, finish, error)
         return self._requests.end(request, finish, error)

@@ -230,7 +230,7 @@ def test_a_search_that_never_fits_is_refused_with_the_numbers(small: LiveServer)
     with httpx.Client(base_url=small.url, timeout=HANGING_SECONDS) as http:
         wide = http.post(COMPLETION, json={**asked, "n": 5}).json()["error"]
         assert wide["param"] == "best_of"
-        assert wide["message"].startswith("best_of: a search this wide needs 5 slots, and there are 4")
+        assert wide["message"].startswith("best_of: a beam search of this width needs 5 slots, and there are 4")
         long = http.post(COMPLETION, json={**asked, "n": 4, "max_tokens": 1000}).json()["error"]
         assert (long["param"], long["code"]) == ("prompt", "context_length_exceeded")
         assert "4 wide" in long["message"]
