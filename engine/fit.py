@@ -14,7 +14,7 @@ from engine.checkpoints.checkpoint import Checkpoint, Names, StoredWeight
 from engine.config import ModelConfig
 from engine.device import Device, Needs
 from engine.errors import OutOfMemory, UnsupportedModel
-from engine.kv.budget import LEAST_CONTEXT, host_memory
+from engine.kv.budget import MIN_CONTEXT, host_memory
 from engine.load_options import LoadOptions
 from engine.loading import cache_budget
 from engine.models import ENCODERS
@@ -53,7 +53,7 @@ class Fit:
     @property
     def has_room(self) -> bool:
         """For a context that is of some use, whatever was asked for."""
-        return self._has(min(self.wanted, LEAST_CONTEXT))
+        return self._has(min(self.wanted, MIN_CONTEXT))
 
     def _has(self, context: int) -> bool:
         return self.caches[0].context >= context if self.caches else self.needs.total < self.memory
@@ -74,7 +74,7 @@ def fit(checkpoint: Checkpoint, options: LoadOptions, memory: int = 0) -> Fit:
         return _encoder_fit(checkpoint, memory)
     model, stored = models.read_config(checkpoint.metadata), models.stored_weights(checkpoint)
     wanted = min(options.context_length or model.context_length, model.context_length)
-    least = wanted if options.context_length else min(wanted, LEAST_CONTEXT)
+    least = wanted if options.context_length else min(wanted, MIN_CONTEXT)
     devices = dict(_devices(checkpoint, options, model, stored, memory))
     device = next(iter(devices.values()))
     caches = tuple(_cache_fit(name, it, model, stored, wanted, least) for name, it in devices.items())

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 ModelEngine = Engine[Any]
 
-MOST_LOADING_THREADS = 4  # more would wait for memory
+MAX_LOADING_THREADS = 4  # more would wait for memory
 
 
 def open_checkpoint(path: Path, quantize: str | None = None) -> Checkpoint:
@@ -103,7 +103,7 @@ def _load_on(
     stored = models.stored_weights(checkpoint)
     weight_bytes = sum(weight.nbytes for weight in stored.values())
     config = _resolve(model, device, options, (options.fingerprint, checkpoint.digest), weight_bytes)
-    weights = output.weights(checkpoint.path, stored, progress, min(device.threads, MOST_LOADING_THREADS))
+    weights = output.weights(checkpoint.path, stored, progress, min(device.threads, MAX_LOADING_THREADS))
     loaded = device.load(model, weights, config)
     trim()
     config = config.with_pools([len(pool) for pool in loaded.kv.pools])

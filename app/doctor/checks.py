@@ -27,7 +27,7 @@ from app.process.listening import ListeningSockets
 from app.progress import Progress, format_bytes
 from app.settings.settings import Settings
 from engine.kv.disk.folder import resolve_limit, segment_files
-from engine.kv.disk.quota import SLACK
+from engine.kv.disk.quota import SWEEP_FRACTION
 from engine.private_folder import private_folder
 from quant.cpu import tiers
 from quant.errors import UnsupportedTier
@@ -159,7 +159,7 @@ def _cache(settings: Settings, progress: Progress) -> CheckResult:
         found = f"disabled ({settings.origins['kv_disk_gb']}), {format_bytes(kept)} in {folder}"
         return CheckResult(name, "warn" if kept else "ok", found, remedy)
     found = f"{format_bytes(kept)} of at most {format_bytes(limit)} in {folder}"
-    if kept > limit + limit // SLACK:  # the slack is what may be written between two checks of the size
+    if kept > limit + limit // SWEEP_FRACTION:  # the slack is what may be written between two checks of the size
         remedy = "It shrinks the next time a model is used. ingle cache clear deletes it now."
         return CheckResult(name, "warn", found, remedy)
     return CheckResult(name, "ok", found)

@@ -17,7 +17,7 @@ from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE, EngineConfig, Gate, GroupConfig, ModelConfig
 from engine.device import LoadedModel, Needs
 from engine.kernels import reference
-from engine.kv.budget import MAX_RUNNING, host_memory, host_room
+from engine.kv.budget import MAX_RUNNING, host_kv_memory, host_memory
 from engine.kv.cache import KVCache, LayerKV
 from engine.operations import Attention, Norm
 from engine.sampling.drawing import Logits
@@ -52,7 +52,7 @@ class ReferenceDevice:
         return Needs(self._loaded(model, sum(weight.nbytes for weight in stored.values())), 0)
 
     def kv_memory(self, model: ModelConfig, weight_bytes: int) -> int:
-        return host_room(self._loaded(model, weight_bytes), self._memory)
+        return host_kv_memory(self._loaded(model, weight_bytes), self._memory)
 
     def _loaded(self, model: ModelConfig, weight_bytes: int) -> int:
         return 4 * model.matrix_elements if self._keep_dequantized else weight_bytes

@@ -30,7 +30,7 @@ from engine.embedding.pooling import PoolingConfig, asks_for_ranking, names_pool
 from engine.errors import UnsupportedModel
 from engine.kv.budget import available_memory
 from engine.load_options import LoadOptions
-from engine.loading import MOST_LOADING_THREADS
+from engine.loading import MAX_LOADING_THREADS
 from engine.models import ENCODERS
 from quant.cpu import tiers
 from quant.cpu.ggml_formats import GROUP
@@ -109,7 +109,7 @@ def load_encoder(checkpoint: Checkpoint, options: LoadOptions, progress: LoadPro
         pooling = PoolingConfig() if ranks else read_pooling(checkpoint.path, checkpoint.metadata)
         stored = checkpoint.weights(_names(family, checkpoint))
         threads = options.threads or physical_cores()
-        weights = Weights(checkpoint.path, stored, progress, min(threads, MOST_LOADING_THREADS))
+        weights = Weights(checkpoint.path, stored, progress, min(threads, MAX_LOADING_THREADS))
         gpu = _gpu(options, config)
         backend = _backend(checkpoint, options, config, stored) if gpu is None else _gpu_backend(gpu, options)
         model = family.Model.load(config, weights, backend)

@@ -1,4 +1,4 @@
-"""Arrivals: the blocks of requests on their way to the device, from the host pools and from files."""
+"""Arrivals: blocks of requests that are being copied to the device from the host pools and from files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,22 +13,23 @@ from engine.kv.prefix_cache import Source
 from engine.kv.transfers import Arriving, MoveBlock, ReadBlocks, TransferHandle, Transfers
 from engine.request import Request
 
-Coming = Sequence[tuple[int, int | DiskBlock]]  # of one group: (index, block of the host pool or in a file)
+# of one group: (index in the block table, host pool block or block in a file)
+Incoming = Sequence[tuple[int, int | DiskBlock]]
 
 
 @dataclass(slots=True)
 class Arrival:
-    """The blocks of one request on their way. It is complete when all its copies have ended."""
+    """The incoming blocks of one request. It is complete when all its copies have ended."""
 
     held: RequestBlocks
     parts: int  # copies under way: at most one from the host pools and one from files
     reads: Sequence[ReadBlocks]
     failed: bool = False
-    seconds: float = 0.0  # of all copies
+    seconds: float = 0.0  # total time of all copies
 
 
 class Arrivals:
-    """Starts the copies that bring a request's blocks, and reports when the last of them has ended."""
+    """Starts the copies that bring a request's blocks to the device, and reports when the last one has ended."""
 
     def __init__(
         self, groups: Sequence[Group], transfers: Transfers, host: HostTier, costs: CostModel, counters: Counters
@@ -44,37 +45,38 @@ class Arrivals:
         return request.id in self._under_way
 
     def bring(self, held: RequestBlocks, blocks: int, sources: Sequence[Mapping[int, Source]], stop: int) -> bool:
-        """Fill a request's tables with `blocks` blocks from their sources, by index; the others are not looked at.
+        """Fill a request's tables with `blocks` blocks from their sources, by index. Other table entries stay null.
 
-        False, if the pools lack free blocks for these and for the tokens up to `stop`: the tables are to be emptied.
+        Returns False if the pools lack free blocks for these and for the tokens up to `stop`. The caller must then
+        empty the tables.
         """
-        coming: list[list[tuple[int, int | DiskBlock]]] = []
+        incoming: list[list[tuple[int, int | DiskBlock]]] = []
         for group, table, of_group in zip(self._groups, held.tables, sources, strict=True):
             table[:] = [NULL_BLOCK] * (len(of_group) if group.is_state else blocks)
-            coming.append([])
+            incoming.append([])
             for index, source in of_group.items():
                 at = 0 if group.is_state else index
                 if isinstance(source, DiskBlock):
-                    coming[-1].append((at, source))
+                    incoming[-1].append((at, source))
                 elif source[0] is group.pool:
                     group.pool.hold(source[1])
                     table[at] = source[1]
                 else:
-                    coming[-1].append((at, source[1]))
+                    incoming[-1].append((at, source[1]))
         if not all(
             len(new) + group.num_needed(held, stop) <= group.pool.num_free
-            for group, new in zip(self._groups, coming, strict=True)
+            for group, new in zip(self._groups, incoming, strict=True)
         ):
             return False
-        self._fetch(held, coming)
+        self._fetch(held, incoming)
         return True
 
     def finish(self, part: Arriving, handle: TransferHandle) -> Arrival | None:
-        """One copy has ended. Returns the arrival if that was the last one, and the request was not ended meanwhile."""
+        """Handle the end of one copy. Returns the arrival if it was the last copy and its request has not ended."""
         if part.reads:
             self._observe_read(handle)
         elif not self._host.observe(part.moves, handle):
-            for move in part.moves:  # else it would be tried again and again
+            for move in part.moves:  # otherwise the copy would be retried again and again
                 self._host.pools[move.group].unpublish(move.source)
         arrival = self._under_way.get(part.held.request.id)
         if arrival is None:
@@ -87,14 +89,14 @@ class Arrivals:
         return None if arrival.parts else self._under_way.pop(part.held.request.id)
 
     def drop(self, request: Request) -> None:
-        """The request has ended: its copies go on, and their end means nothing."""
+        """Forget the arrival of a request that has ended. Its copies continue, and their results are ignored."""
         self._under_way.pop(request.id, None)
 
-    def _fetch(self, held: RequestBlocks, coming: Sequence[Coming]) -> None:
-        """Copy blocks of the host pools and of files into fresh ones of the request's tables."""
+    def _fetch(self, held: RequestBlocks, incoming: Sequence[Incoming]) -> None:
+        """Allocate blocks for the request's tables, and start copying into them from the host pools and from files."""
         moves: list[MoveBlock] = []
         reads: list[ReadBlocks] = []
-        for number, (group, table, blocks) in enumerate(zip(self._groups, held.tables, coming, strict=True)):
+        for number, (group, table, blocks) in enumerate(zip(self._groups, held.tables, incoming, strict=True)):
             files: list[tuple[DiskBlock, int]] = []
             for at, source in blocks:
                 (table[at],) = group.pool.allocate(1)

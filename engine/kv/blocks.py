@@ -1,13 +1,13 @@
-"""BlockPool: which KV blocks are free, who shares the others, and which hold a prefix that may be used again. No torch.
+"""BlockPool: reference counts of KV blocks, and lookup of cached blocks by content. Imports no torch.
 
-A full block can be found by its key, a digest of everything its keys and values depend on: the key of the block before
-it, its token ids, and what the pool's owner says of model and cache (`salt`). It is published only after the step that
-filled it has completed. A look-up compares the stored token ids, so that no digest is trusted alone; whoever made it
-holds what it found before anything else is allocated.
+A full block is found by its key, a digest of everything that its keys and values depend on: the key of the block before
+it, its token ids, and a salt for the model and the cache. It is published only after the step that filled it has
+completed. A lookup also compares the stored token ids, so it does not rely on the digest alone. The caller must hold
+the blocks that it found before it allocates others.
 
-A block that nobody holds keeps its content, and stays findable, until it is the least recently used one and its memory
-is needed; of one chain the deeper blocks go first. Block 0 is the null block: never handed out, it stands wherever a
-block id is needed and none is meant.
+A block without references keeps its content and can be found until it is evicted. Eviction takes the least recently
+used block; within a chain, the deeper blocks first. Block 0 is the null block: it is never allocated, and marks table
+entries without a block.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ BlockKey = NewType("BlockKey", bytes)
 
 
 def root_key(*salt: str) -> BlockKey:
-    """The key before the first block. Every part of `salt` is tagged with its length: no two lists meet in one key."""
+    """Return the key before the first block. Each part of `salt` is tagged with its length, so lists cannot collide."""
     digest = hashlib.sha256()
     for part in salt:
         raw = part.encode()
@@ -34,18 +34,18 @@ def root_key(*salt: str) -> BlockKey:
 
 
 def block_key(parent: BlockKey, token_ids: Sequence[int]) -> BlockKey:
-    """The key of a full block of `token_ids` behind `parent`."""
+    """Return the key of a full block of `token_ids` that follows the block with key `parent`."""
     return BlockKey(hashlib.sha256(parent + array("q", token_ids).tobytes()).digest())
 
 
 @dataclass(slots=True)
 class Content:
-    """What a findable block holds."""
+    """The content of a findable block."""
 
     key: BlockKey
     token_ids: tuple[int, ...]
-    on_host: bool = False  # to another pool, so that giving it up here costs little
-    on_disk: bool = False  # in a file, or due to be
+    on_host: bool = False  # a copy is in the host pool, so that evicting the block here costs little
+    on_disk: bool = False  # stored in a file, or queued to be written
 
 
 class BlockPool:
@@ -57,8 +57,8 @@ class BlockPool:
         self.num_blocks = num_blocks
         self._references = [0] * num_blocks
         self._contents: list[Content | None] = [None] * num_blocks
-        self._empty = deque(range(1, num_blocks))  # free, without content; the next to be taken first
-        self._cached: OrderedDict[int, None] = OrderedDict()  # free, with content; taken when no other is left
+        self._empty = deque(range(1, num_blocks))  # free, without content; allocated from the left
+        self._cached: OrderedDict[int, None] = OrderedDict()  # free, with content; evicted when no empty block is left
         self._by_key: dict[BlockKey, int] = {}
 
     @property
@@ -67,16 +67,16 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        """Free blocks whose content may be used again."""
+        """Number of free blocks whose content can be reused."""
         return len(self._cached)
 
     @property
     def num_usable(self) -> int:
-        """Blocks there are to hand out when nothing is held."""
+        """Number of blocks that can be allocated when none is held."""
         return self.num_blocks - 1
 
     def allocate(self, count: int) -> list[int]:
-        """`count` blocks with one reference each. The caller has checked `num_free`; ValueError otherwise."""
+        """Allocate blocks with one reference each. Raises ValueError if fewer than `count` are free."""
         if count > self.num_free:
             raise ValueError(f"{count} blocks asked for, {self.num_free} free")
         blocks = [self._empty.popleft() if self._empty else self._evict() for _ in range(count)]
@@ -85,8 +85,10 @@ class BlockPool:
         return blocks
 
     def release(self, table: Sequence[int], *, cold: bool = False) -> None:
-        """Drop one reference of each block of a chain; a block without any is free. Its content is the last to be given
-        up, or with `cold` the first. ValueError for a block that is not held."""
+        """Drop one reference to each block of a chain. Blocks without references become free.
+
+        Their content is evicted last, or first if `cold`. Raises ValueError if a block is not held.
+        """
         for block in reversed(table):
             if not 0 < block < self.num_blocks or self._references[block] == 0:
                 raise ValueError(f"block {block} is not held")
@@ -98,7 +100,7 @@ class BlockPool:
                 self._cached.move_to_end(block, last=not cold)
 
     def publish(self, block: int, key: BlockKey, token_ids: Sequence[int]) -> None:
-        """Make a held block findable: the step that filled it has completed. The first block of a key stays the one."""
+        """Make a held block findable once the step that filled it has completed. The first block of a key is kept."""
         if self._references[block] == 0:
             raise ValueError(f"block {block} is not held")
         if len(token_ids) != BLOCK_SIZE:
@@ -108,7 +110,7 @@ class BlockPool:
             self._by_key[key] = block
 
     def unpublish(self, block: int) -> None:
-        """What a block is said to hold is of no use: nobody finds it any more."""
+        """Make a block unfindable, because its content is of no use."""
         content, self._contents[block] = self._contents[block], None
         if content is not None:
             del self._by_key[content.key]
@@ -117,17 +119,17 @@ class BlockPool:
             self._empty.appendleft(block)
 
     def find(self, key: BlockKey, token_ids: Sequence[int]) -> int:
-        """The block with this content, or NULL_BLOCK. Nobody holds it on that account: see `hold`."""
+        """Return the block with this content, or NULL_BLOCK. Adds no reference: see `hold`."""
         block = self._by_key.get(key, NULL_BLOCK)
         content = self._contents[block]
         return block if content is not None and content.token_ids == tuple(token_ids) else NULL_BLOCK
 
     def block_of(self, key: BlockKey) -> int:
-        """The findable block of a key, or NULL_BLOCK."""
+        """Return the findable block with this key, or NULL_BLOCK."""
         return self._by_key.get(key, NULL_BLOCK)
 
     def hold(self, block: int) -> None:
-        """Take one more reference of a block that is held, or findable."""
+        """Add a reference to a block that is held or findable."""
         if self._references[block] == 0:
             if self._contents[block] is None:
                 raise ValueError(f"block {block} is neither held nor findable")
@@ -135,18 +137,18 @@ class BlockPool:
         self._references[block] += 1
 
     def in_eviction_order(self) -> Iterator[int]:
-        """Free blocks with content, in the order in which they will be taken."""
+        """Iterate over the free blocks with content, in the order of their eviction."""
         return iter(self._cached)
 
     def content(self, block: int) -> tuple[BlockKey, tuple[int, ...]]:
-        """The key and the tokens of a findable block."""
+        """Return the key and the token ids of a findable block."""
         content = self._contents[block]
         if content is None:
             raise ValueError(f"block {block} is not findable")
         return content.key, content.token_ids
 
     def mark_on_host(self, block: int) -> None:
-        """The content of a findable block is in another pool, or on its way there."""
+        """Record that the content of a findable block is in the host pool, or is being copied there."""
         if content := self._contents[block]:
             content.on_host = True
 
@@ -155,7 +157,7 @@ class BlockPool:
         return content is not None and content.on_host
 
     def mark_on_disk(self, block: int, *, on_disk: bool = True) -> None:
-        """The content of a block, if it is findable, is in a file, or due to be; or it is not."""
+        """Record whether the content of a findable block is in a file, or queued to be written."""
         if content := self._contents[block]:
             content.on_disk = on_disk
 
@@ -164,15 +166,17 @@ class BlockPool:
         return content is not None and content.on_disk
 
     def is_shared(self, block: int) -> bool:
-        """Whether more than one holds it, so that none of them may write to it."""
+        """Whether the block has several references, so that no holder may write to it."""
         return self._references[block] > 1
 
     def is_findable(self, block: int) -> bool:
-        """Whether its content was published, so that nobody may write to it."""
+        """Whether the content was published, so that no holder may write to it."""
         return self._contents[block] is not None
 
     def check(self) -> None:
-        """Raise RuntimeError unless every block is free or held, and every findable block is the one its key names."""
+        """Raise RuntimeError unless each block is either free or held, and each findable block is the one its key maps
+        to.
+        """
         empty = set(self._empty)
         for block in range(self.num_blocks):
             held, free = self._references[block] > 0, block in empty or block in self._cached
@@ -189,7 +193,7 @@ class BlockPool:
             raise RuntimeError("a key names a block without that content")
 
     def _evict(self) -> int:
-        """Give up the content that was least recently used."""
+        """Drop the least recently used content and return its block."""
         block, _ = self._cached.popitem(last=False)
         del self._by_key[self.content(block)[0]]
         self._contents[block] = None

@@ -1,7 +1,4 @@
-"""KVBudget: how long a context fits into memory, and how many blocks the pool of each KV group has.
-
-Knows shapes, and how much of the host's memory is free. Refuses to know devices.
-"""
+"""KVBudget: the context length that fits into memory, and the number of blocks in the pool of each KV group."""
 
 import math
 from collections.abc import Iterable
@@ -13,12 +10,12 @@ from engine.errors import OutOfMemory, UnsupportedModel
 if TYPE_CHECKING:
     import torch
 
-ASSUMED_MEMORY = 8 << 30  # bytes, where the system does not tell how much is free
-KV_SHARE = 0.5  # of the host's free memory: the most that the cache may grow to
+ASSUMED_MEMORY = 8 << 30  # bytes, if the system does not report free memory
+KV_SHARE = 0.5  # of the host's free memory: the limit of the KV cache
 LESS_MEMORY = "Choose a smaller model or fewer bits a weight (ingle fit tells which fit), or close other programs."
-LEAST_CONTEXT = 512  # tokens
+MIN_CONTEXT = 512  # tokens
 MAX_RUNNING = 16  # requests that hold blocks at the same time
-KEPT_WINDOWS = 2  # for each window that a running request looks at, those that are kept for later ones
+CACHED_WINDOWS = 2  # windows kept for later requests, for each window of a running request
 
 
 class KVBudget:
@@ -41,29 +38,28 @@ class KVBudget:
 
     @property
     def token_bytes(self) -> dict[int | None, int]:
-        """What a token takes in the layers of each window."""
+        """Bytes that one token takes in the layers of each window."""
         return {window: layers * self._layer_bytes // BLOCK_SIZE for window, layers in self._layers.items()}
 
     @property
     def block_bytes(self) -> int:
-        """That one block of every group takes together."""
+        """Bytes that one block of every group takes."""
         return self._model.layers * self._layer_bytes
 
     def groups(self, tokens: int) -> tuple[GroupConfig, ...]:
-        """Pools that hold so many tokens, of one request or of several: one for each window, in the order of
-        `ModelConfig.windows`."""
+        """Return pools for `tokens` tokens of one or several requests, one per window in `ModelConfig.windows`."""
         return tuple(GroupConfig(window, num_blocks=self._blocks(window, tokens)) for window in self._layers)
 
     def context(self, asked: int, limit: int) -> int:
-        """What is asked for, else what the model was made for, as far as `limit` bytes hold its cache.
+        """Return the context length to use: `asked` or the model's own, reduced to what fits into `limit` bytes.
 
-        Raises UnsupportedModel where they do not hold what was asked for, or next to nothing.
+        Raises UnsupportedModel if `asked` does not fit, or if fewer than MIN_CONTEXT tokens fit.
         """
         wanted = min(asked or self._model.context_length, self._model.context_length)
         fits = self.tokens(limit, wanted)
         if fits == wanted:
             return wanted
-        if asked or fits < LEAST_CONTEXT:
+        if asked or fits < MIN_CONTEXT:
             raise UnsupportedModel(
                 f"A context of {wanted:,} tokens needs {self.bytes(wanted) / 1e9:.1f} GB of memory for its cache; "
                 f"there is room for {fits:,} tokens",
@@ -72,18 +68,18 @@ class KVBudget:
         return fits
 
     def bytes(self, tokens: int) -> int:
-        """Of the pools, and of the rotary tables, which have a row for every position."""
+        """Return the bytes of the pools and of the rotary tables, which have a row for each position."""
         pools = sum(
             layers * self._layer_bytes * self._blocks(window, tokens) for window, layers in self._layers.items()
         )
         return pools + self.table_bytes(tokens)
 
     def table_bytes(self, tokens: int) -> int:
-        """Of the rotary tables."""
+        """Return the bytes of the rotary tables."""
         return len(self._model.ropes) * 4 * self._model.head_dim * min(tokens, self._model.context_length)
 
     def tokens(self, limit: int, most: int) -> int:
-        """Of how many tokens, up to `most`, the pools take no more than `limit` bytes."""
+        """Return how many tokens fit into `limit` bytes, at most `most`."""
         if self.bytes(most) <= limit:
             return most
         low, high = 0, most
@@ -93,25 +89,24 @@ class KVBudget:
         return low
 
     def _blocks(self, window: int | None, tokens: int) -> int:
-        """Of one group's pool, the null block included."""
+        """Return the number of blocks in one group's pool, including the null block."""
         whole = -(-tokens // BLOCK_SIZE)
         if window is None:
             return 1 + whole
-        # A step's tokens, and what the first of them looks back on, which may begin anywhere in a block.
+        # The tokens of a step and the window before the first of them, which can start anywhere in a block.
         running = 1 + -(-(window + self._step_tokens) // BLOCK_SIZE)
-        return 1 + min(whole, self._max_running * running * (1 + KEPT_WINDOWS))
+        return 1 + min(whole, self._max_running * running * (1 + CACHED_WINDOWS))
 
 
 def host_share() -> int:
-    """Bytes that caches in the host's memory may take, whatever else is there."""
+    """Return the bytes that caches in the host's memory may take, apart from weights."""
     return int(available_memory() * KV_SHARE)
 
 
-def host_room(needed: int, memory: int = 0) -> int:
-    """Bytes that caches may take of the host's memory beside `needed` ones, for weights and steps. `memory`: how much
-    there is; 0: what is free.
+def host_kv_memory(needed: int, memory: int = 0) -> int:
+    """Return the bytes that caches may take in the host's memory beside `needed` bytes for weights and steps.
 
-    Raises OutOfMemory where there is no room for those.
+    `memory` is the memory of the host in bytes; 0: what is free. Raises OutOfMemory if `needed` bytes do not fit.
     """
     free = host_memory(memory)
     if needed >= free:
@@ -122,14 +117,14 @@ def host_room(needed: int, memory: int = 0) -> int:
 
 
 def host_memory(given: int) -> int:
-    """Bytes that there are: those that are given, else those that are free."""
+    """Return `given` bytes, or the free memory of the host if it is 0."""
     return given or available_memory()
 
 
 def available_memory() -> int:
-    """Bytes of memory that can be taken without swapping, as far as the system tells."""
+    """Return the bytes of memory that can be taken without swapping, if the system reports them."""
     try:
-        # What the kernel would give to a new program: page cache counts, unlike in sysconf's free pages.
+        # The kernel's estimate for a new program. It includes the page cache, unlike the free pages of sysconf.
         with open("/proc/meminfo", encoding="ascii") as table:
             kibibytes = next(line.split()[1] for line in table if line.startswith("MemAvailable:"))
         return int(kibibytes) << 10

@@ -1,9 +1,8 @@
-"""KVCache: the paged pools that hold the keys and values of every request.
+"""KVCache: the paged pools with the keys and values of every request.
 
-Layers of equal KV shape form a group, and a group has one pool, block-major: everything a block holds, for every layer
-of its group, is one contiguous piece of memory, so that moving a block is one copy.
-
-Knows shapes and memory. Refuses to know which block belongs to whom (`engine.kv.blocks` does).
+Layers with the same KV shape form a group, and each group has one pool. Pools are block-major: the content of a block,
+for all layers of its group, is contiguous, so that moving a block is one copy. `engine.kv.blocks` records which blocks
+are in use.
 """
 
 import math
@@ -29,7 +28,7 @@ class KVGroup:
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """One layer's part of its group's pool: a view [blocks, ...], the rest as the device lays a layer out."""
+    """One layer's part of its group's pool: a view [blocks, ...] in the device's own layout."""
 
     group: int  # index into the batch's block tables and slot mappings
     pool: Tensor
@@ -37,22 +36,25 @@ class LayerKV:
     head_dim: int
 
 
-LayerShape = Callable[[int, int], tuple[int, ...]]  # of one layer of one block, from KV heads and head dimension
+# from KV heads and head dimension: the shape of one layer of one block
+LayerShape = Callable[[int, int], tuple[int, ...]]
 Reserve = Callable[[tuple[int, ...], torch.dtype], Tensor]
 
 
 def reserve(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Memory of the host: in huge pages where the system has them, which numpy asks for and torch does not. Reserved,
-    not filled: the operating system hands a page over when it is first written."""
+    """Allocate host memory, in huge pages if the system has them: numpy requests those, torch does not.
+
+    The memory is not filled. The operating system provides each page when it is first written.
+    """
     size = math.prod(shape) * dtype.itemsize
     return torch.from_numpy(np.empty(size, np.uint8)).view(dtype).view(shape)
 
 
 class KVCache:
-    """One pool for each group, [blocks, layers, ...], and one of `host_blocks` in the host's memory where there is one.
+    """One pool per group, [blocks, layers, ...], and with `host_blocks` a second pool per group in the host's memory.
 
-    `num_blocks` is that of each group, or of all.
-    This is the cache of a device that computes in the host's memory; those of others have it elsewhere.
+    `num_blocks` is one number for all groups or a sequence with one per group. This class serves devices that compute
+    in the host's memory; other devices pass `reserve_pool` and `reserve_host`.
     """
 
     def __init__(
@@ -82,13 +84,13 @@ class KVCache:
         return self._layers[layer]
 
     def copy(self, copies: Iterable[BlockCopy]) -> None:
-        """Copy blocks within their pools, one after another."""
+        """Copy blocks within their pools, in order."""
         for copy in copies:
             pool = self.pools[copy.group]
             pool[copy.target].copy_(pool[copy.source])
 
     def move(self, moves: Iterable[MoveBlock]) -> None:
-        """Copy blocks between the pools."""
+        """Copy blocks between the device pools and the host pools."""
         for move in moves:
             here, there = self.pools[move.group], self.host_pools[move.group]
             source, target = (here, there) if move.to_host else (there, here)
@@ -96,19 +98,19 @@ class KVCache:
 
     @property
     def block_bytes(self) -> list[int]:
-        """That a block of each group takes."""
+        """Bytes of one block of each group."""
         return [math.prod(pool.shape[1:]) * pool.itemsize for pool in self.pools]
 
     def contents(self, group: int, blocks: Sequence[int]) -> list[memoryview]:
-        """Everything that each of some blocks holds; to be read before they are written again."""
+        """Return views of the content of blocks, to be read before the blocks are written again."""
         pool = bytes_of(self.pools[group])
         return [pool[block].numpy().data for block in blocks]
 
     def fill(self, group: int, block: int, content: memoryview) -> None:
-        """Write everything that a block holds."""
+        """Overwrite the content of a block."""
         bytes_of(self.pools[group])[block].numpy().data[:] = content
 
 
 def bytes_of(pool: Tensor) -> Tensor:
-    """A pool as uint8 [blocks, bytes of one]."""
+    """Return a view of a pool as uint8 [blocks, bytes per block]."""
     return pool.view(torch.uint8).view(len(pool), -1)

@@ -1,10 +1,10 @@
-"""Block tables of requests, and how each kind of KV group fills them, writes to them, and frees blocks early.
+"""KV groups: the block tables of requests, and how each kind of layer allocates, shares, and frees blocks.
 
-A group of attention layers holds one block for each BLOCK_SIZE tokens, all of them or those within its window. A group
-of recurrent layers holds one state: a block in which the whole past is folded up. A block that others hold, or that can
-be found, is never written: whoever has to write takes a block of its own, and a copy is made before the step.
+A group of attention layers holds one block per BLOCK_SIZE tokens: all of them, or those within its window. A group of
+recurrent layers holds one state, a block that summarizes all past tokens. A block that is shared or findable is never
+written. The writer gets a new block instead, and the content is copied before the step.
 
-Tables belong to requests, pools to groups.
+Tables belong to requests; pools belong to groups.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,24 +25,25 @@ class SavedBlocks:
     """The blocks of a preempted request in the host pools, from which it can resume."""
 
     num_computed: int
-    blocks: tuple[list[tuple[int, int]], ...]  # of each KV group: (block index, block of the host pool)
+    blocks: tuple[list[tuple[int, int]], ...]  # per KV group: (block index, host pool block)
     is_there: bool = False  # the copy has completed
     is_lost: bool = False  # the copy has failed
 
 
 @dataclass(slots=True, eq=False)
 class RequestBlocks:
-    """Block tables and block keys of a request, and its copies in the other tiers."""
+    """The block tables and block keys of a request, and its copies in the other tiers."""
 
     request: Request
-    tables: tuple[list[int], ...]  # of each KV group: block ids in order
+    tables: tuple[list[int], ...]  # per KV group: block ids in order
     keys: list[BlockKey] = field(default_factory=list)  # of its leading full blocks, as far as they were needed
     num_published: int = 0  # leading blocks that are computed and findable
     saved: SavedBlocks | None = None
-    files: dict[tuple[int, int], Mapping[BlockKey, DiskBlock]] = field(default_factory=dict)  # by group and segment
+    # blocks in files, by group and segment
+    files: dict[tuple[int, int], Mapping[BlockKey, DiskBlock]] = field(default_factory=dict)
 
     def content(self, index: int) -> tuple[BlockKey, Sequence[int]]:
-        """The key and the token ids of a full block."""
+        """Return the key and the token ids of a full block."""
         return self.keys[index], self.request.token_ids(index * BLOCK_SIZE, (index + 1) * BLOCK_SIZE)
 
 
@@ -55,40 +56,42 @@ class Group(Protocol):
 
     pool: BlockPool
     needs_all: bool  # a request holds every block from its first token on
-    is_state: bool  # the table is one state, and not a block for each BLOCK_SIZE tokens
+    is_state: bool  # the table is one state, not one block per BLOCK_SIZE tokens
 
     def num_needed(self, held: RequestBlocks, stop: int) -> int:
-        """Blocks to allocate before the request's tokens up to `stop` can be computed."""
+        """Return the number of blocks to allocate before the request's tokens up to `stop` can be computed."""
         ...
 
     def allocate(self, held: RequestBlocks, stop: int) -> list[BlockCopy]:
-        """Allocate them. The source of a copy stays held; whoever collects the step releases it."""
+        """Allocate these blocks. The source of each copy stays held until the step has been collected."""
         ...
 
     def undo(self, held: RequestBlocks, copy: BlockCopy) -> None:
-        """Put the source of a copy that was not made back into its index."""
+        """Put the source of a copy back into the table, because the copy was not made."""
         ...
 
     def limit_step(self, held: RequestBlocks, stop: int) -> int:
-        """How far the request's next step may go, at most to `stop`."""
+        """Return the token, at most `stop`, at which the request's next step must end."""
         ...
 
     def publish(self, held: RequestBlocks) -> Sequence[int]:
-        """Make findable what completed steps filled, and let go what nobody will look at again. The places of what is
-        findable now."""
+        """Make the blocks that completed steps filled findable, and free those that are no longer needed.
+
+        Returns the indices of the findable blocks.
+        """
         ...
 
     def sees(self, block: int, blocks: int) -> bool:
-        """Whether tokens behind the first `blocks` full ones see the block with that index."""
+        """Whether tokens after the first `blocks` full blocks attend to the block at index `block`."""
         ...
 
     def live_blocks(self, held: RequestBlocks) -> list[tuple[int, int]]:
-        """(index, block) of what has to be kept for the request to go on where it is."""
+        """Return (block index, block id) pairs that must be saved so that the request can resume."""
         ...
 
 
 class PagedGroup:
-    """Attention layers."""
+    """A group of attention layers."""
 
     is_state = False
 
@@ -97,7 +100,7 @@ class PagedGroup:
         self._number = number
         self._window = window
         self.needs_all = window is None
-        self._most = None if window is None else blocks_for(window + step) + 1  # that are held at a time
+        self._most = None if window is None else blocks_for(window + step) + 1  # blocks held at a time, at most
 
     def num_needed(self, held: RequestBlocks, stop: int) -> int:
         return self._missing(held, stop) + self._writes_shared(held)
@@ -117,7 +120,7 @@ class PagedGroup:
         return copies
 
     def _writes_shared(self, held: RequestBlocks) -> bool:
-        """Whether the request's next token goes into a block that others hold, too."""
+        """Whether the request's next token goes into a block that other requests hold."""
         index, offset = divmod(held.request.num_scheduled, BLOCK_SIZE)
         table = held.tables[self._number]
         return bool(offset) and index < len(table) and self.pool.is_shared(table[index])
@@ -147,7 +150,7 @@ class PagedGroup:
         return block >= self._first(blocks * BLOCK_SIZE)
 
     def _first(self, position: int) -> int:
-        """The first block that the token at a position sees."""
+        """Return the index of the first block that the token at a position attends to."""
         return 0 if self._window is None else max(0, position - self._window + 1) // BLOCK_SIZE
 
     def live_blocks(self, held: RequestBlocks) -> list[tuple[int, int]]:
@@ -160,9 +163,9 @@ class PagedGroup:
 
 
 class RecurrentGroup:
-    """Recurrent layers. The table is the state, and behind it older ones that wait for their step to be collected.
+    """A group of recurrent layers. A table holds the state, then older states whose steps are not yet collected.
 
-    A step starts from one state and leaves another, so that it can be undone, and tried again.
+    A step reads one state and writes another, so that it can be undone and tried again.
     """
 
     is_state = True
@@ -171,7 +174,7 @@ class RecurrentGroup:
     def __init__(self, number: int, pool: BlockPool) -> None:
         self.pool = pool
         self._number = number
-        self._state_indices: dict[int, int] = {}  # of the older states: the block that they stand behind
+        self._state_indices: dict[int, int] = {}  # index of the block that each older state follows
 
     def num_needed(self, held: RequestBlocks, stop: int) -> int:
         return 1
@@ -179,7 +182,7 @@ class RecurrentGroup:
     def allocate(self, held: RequestBlocks, stop: int) -> list[BlockCopy]:
         table = held.tables[self._number]
         (own,) = self.pool.allocate(1)
-        before = table[0] if table else NULL_BLOCK  # whose content is the state before the first token
+        before = table[0] if table else NULL_BLOCK  # the null block's content is the state before the first token
         if self._is_checkpoint(held, held.request.num_scheduled) and not self.pool.is_findable(before):
             self._state_indices[before] = held.request.num_scheduled // BLOCK_SIZE - 1
             self.pool.hold(before)
@@ -208,7 +211,7 @@ class RecurrentGroup:
         table, computed = held.tables[self._number], held.request.num_computed
         filled = []
         for state in table[1:]:
-            index = self._state_indices.get(state)  # None: another one that went on from it has published it
+            index = self._state_indices.get(state)  # None: another request that continued from it has published it
             if index is None or (index + 1) * BLOCK_SIZE <= computed:
                 if index is not None:
                     self.pool.publish(state, *held.content(self._state_indices.pop(state)))
@@ -228,7 +231,7 @@ class RecurrentGroup:
 
 
 def _prompt_end(request: Request) -> int:
-    """Tokens up to the last full block behind which the same prompt can go on: at least one is always computed."""
+    """Return the number of prompt tokens in full blocks that can be reused: at least one token is always computed."""
     return (len(request.prompt_ids) - 1) // BLOCK_SIZE * BLOCK_SIZE
 
 

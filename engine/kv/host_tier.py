@@ -1,8 +1,8 @@
-"""The host pools: a second tier for the blocks of preempted requests, and for cached prefixes that no request holds.
+"""HostTier: the host pools, which hold blocks of preempted requests and cached prefixes that were evicted.
 
-A preempted request's blocks are copied here, full ones under their keys, so that other requests find them as well.
-Cached blocks that the device pools are about to evict are copied ahead, at most DEMOTED_AT_ONCE of a group at a time.
-A device without a host pool has no pools here, and nothing is copied.
+When a request is preempted, its blocks are copied here. Full blocks are published under their keys, so that other
+requests find them. Cached blocks that the device pools are about to evict are copied ahead of time, at most
+DEMOTED_AT_ONCE per group in one copy. A device without host pools copies nothing.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,13 @@ from engine.kv.blocks import NULL_BLOCK, BlockPool
 from engine.kv.groups import Group, RequestBlocks, SavedBlocks
 from engine.kv.transfers import Demoting, MoveBlock, PoolBlock, Saving, TransferHandle, Transfers
 
-DEMOTED_AT_ONCE = 8  # cold blocks of a group that are copied together
-READY = 4  # one in so many blocks of a device pool should be ready to be taken, without content or with a copy of it
+DEMOTED_AT_ONCE = 8  # cold blocks per group in one copy, at most
+# 1 / READY_FRACTION of a device pool should be ready to be allocated: empty, or with a copy in the host pool.
+READY_FRACTION = 4
 
 
 class HostTier:
-    """One pool for each group, and the copies to and from them."""
+    """One pool per group, and the copies to and from the pools."""
 
     def __init__(
         self, groups: Sequence[Group], pools: Sequence[BlockPool], transfers: Transfers, costs: CostModel
@@ -31,16 +32,16 @@ class HostTier:
         self._is_demoting = False
 
     def save(self, held: RequestBlocks) -> bool:
-        """Copy what a request needs to resume; its blocks on the device may be released at once.
+        """Start copying the blocks that a request needs to resume. Its device blocks may be released at once.
 
-        False, and nothing has changed, if the host pools have no room.
+        Returns False and changes nothing if the host pools lack free blocks.
         """
         live = [group.live_blocks(held) for group in self._groups]
         if not self.pools or any(len(it) > pool.num_free for it, pool in zip(live, self.pools, strict=True)):
             return False
         computed = held.request.num_computed
         moves: list[MoveBlock] = []
-        indices: list[int] = []  # in the block table, one for each move
+        indices: list[int] = []  # in the block table, one per move
         saved: list[list[tuple[int, int]]] = []
         for number, (blocks, pool) in enumerate(zip(live, self.pools, strict=True)):
             saved.append([])
@@ -59,7 +60,7 @@ class HostTier:
         return True
 
     def finish_saving(self, saving: Saving, handle: TransferHandle) -> None:
-        """A request's blocks have been copied here, or could not be."""
+        """Handle the end of a copy of a preempted request's blocks to the host pools."""
         ok = self.observe(saving.moves, handle)
         saving.saved.is_there, saving.saved.is_lost = ok, not ok
         for move, index in zip(saving.moves, saving.indices, strict=True) if ok else ():
@@ -67,7 +68,9 @@ class HostTier:
                 self.pools[move.group].publish(move.target, *saving.held.content(index))
 
     def sources(self, held: RequestBlocks, saved: SavedBlocks) -> list[dict[int, PoolBlock]]:
-        """For each group, by block index: where a saved block is now, on the device if it is still cached there."""
+        """Return, per group and by block index, where each saved block is now: on the device if it is still cached
+        there.
+        """
         found: list[dict[int, PoolBlock]] = []
         for number, (group, blocks, pool) in enumerate(zip(self._groups, saved.blocks, self.pools, strict=True)):
             found.append({})
@@ -77,14 +80,14 @@ class HostTier:
         return found
 
     def drop(self, held: RequestBlocks) -> None:
-        """Release what was saved of a request."""
+        """Release the saved blocks of a request."""
         if held.saved is not None:
             for pool, blocks in zip(self.pools, held.saved.blocks, strict=True):
                 pool.release([block for _, block in blocks])
             held.saved = None
 
     def demote(self) -> None:
-        """Copy cached blocks that the device pools are about to evict, a few at a time, each once."""
+        """Start copying cached blocks that the device pools are about to evict. Each block is copied once."""
         if not self.pools or self._is_demoting:
             return
         moves: list[MoveBlock] = []
@@ -98,10 +101,10 @@ class HostTier:
             self._is_demoting = True
             self._transfers.move(moves, Demoting(moves), cold=True)
         for move in moves:
-            self.pools[move.group].release([move.target])  # the copy holds it now
+            self.pools[move.group].release([move.target])  # the copy holds the block now
 
     def finish_demoting(self, demoting: Demoting, handle: TransferHandle) -> None:
-        """Cached blocks have been copied here, or could not be."""
+        """Handle the end of a copy of cached blocks to the host pools."""
         self._is_demoting = False
         for move in demoting.moves if self.observe(demoting.moves, handle) else ():
             source = self._groups[move.group].pool
@@ -109,23 +112,23 @@ class HostTier:
                 self.pools[move.group].publish(move.target, *source.content(move.source))
 
     def observe(self, moves: Sequence[MoveBlock], handle: TransferHandle) -> bool:
-        """Record what a copy between the pools cost. Returns whether it succeeded."""
+        """Record the cost of a copy between the pools. Returns whether it succeeded."""
         if not handle.failed:
             self._costs.observe_copy(len(moves), handle.seconds)
         return not handle.failed
 
     def _known(self, pool: BlockPool, number: int, held: RequestBlocks, index: int, computed: int) -> int:
-        """The block of a pool that has the content of a request's block, or NULL_BLOCK."""
+        """Return the block of a pool with the content of a request's block, or NULL_BLOCK."""
         return pool.find(*held.content(index)) if self._has_key(number, held, index, computed) else NULL_BLOCK
 
     def _has_key(self, number: int, held: RequestBlocks, index: int, computed: int) -> bool:
-        """Whether the block at an index of a request is full, so that it can be found by its key."""
+        """Whether the block at an index of a request is full and has a key."""
         full = (index + 1) * BLOCK_SIZE <= computed and index < len(held.keys)
         return full and not self._groups[number].is_state
 
 
 def _to_demote(pool: BlockPool) -> list[int]:
-    """The in_eviction_order blocks whose content has no copy, where too few are ready to be taken."""
-    missing = pool.num_usable // READY - (pool.num_free - pool.num_cached)
+    """Return the next blocks to be evicted that have no copy, if too few blocks are ready."""
+    missing = pool.num_usable // READY_FRACTION - (pool.num_free - pool.num_cached)
     next_taken = islice(pool.in_eviction_order(), max(0, missing))
     return list(islice((block for block in next_taken if not pool.is_on_host(block)), DEMOTED_AT_ONCE))

@@ -1,11 +1,11 @@
 """KVMemory: the blocks of every request, in all groups and tiers: device pools, host pools, and files.
 
-A request joins with the longest prefix that every group has, takes blocks as it goes on, shares them with requests that
-fork from it, and releases them together. Blocks in the host pools or in files are copied to the device on the way in.
-A preempted request may have its blocks saved to the host pools, full ones under their keys, so that other requests find
-them as well. Every block that a step has filled is written to a file soon after.
+A request attaches the longest cached prefix that every group has, allocates blocks as it grows, shares them with
+requests that fork from it, and releases all of them together. Blocks in the host pools or in files are copied to the
+device first. The blocks of a preempted request may be saved to the host pools; full ones are published there under
+their keys, so that other requests find them. Each block that a step has filled is soon written to a file.
 
-Copies are under way while steps run: both sides are held until `poll` has handled their end.
+Copies run during steps. The blocks on both sides of a copy are held until `poll` has handled its end.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,14 +29,14 @@ from engine.step import BlockCopy
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A request whose blocks have been brought to the device."""
+    """The result of bringing a request's blocks to the device."""
 
     request: Request
     ok: bool  # False: a copy has failed, and the request holds no blocks
 
 
 class KVMemory:
-    """Finds the blocks of a request by its id, from its first look-up until its release."""
+    """Maps request ids to their blocks, from the first match until the release."""
 
     def __init__(
         self,
@@ -60,31 +60,31 @@ class KVMemory:
         self._counters = counters
         self._held: dict[int, RequestBlocks] = {}  # by request id
         blocks = min((it.pool.num_usable for it in self.groups if it.needs_all), default=config.num_blocks - 1)
-        self.context = min(config.context_length, blocks * BLOCK_SIZE)  # tokens that a request can ever hold, alone
+        self.context = min(config.context_length, blocks * BLOCK_SIZE)  # limit of a request that runs alone, in tokens
 
     def blocks_of(self, request: Request) -> RequestBlocks:
-        """The blocks of a request: none where it has not been seen before, or has been released."""
+        """Return the blocks of a request; none if it is new or has been released."""
         held = self._held.get(request.id)
         if held is None:
             held = self._held[request.id] = RequestBlocks(request, tuple([] for _ in self.groups))
         return held
 
-    # -- what there is
+    # -- state
 
     @property
     def pools(self) -> tuple[BlockPool, ...]:
-        """Of both tiers."""
+        """The pools of the device and of the host."""
         return (*(group.pool for group in self.groups), *self.host.pools)
 
     def max_tokens(self, request: Request) -> int:
-        """The most tokens that a request can ever hold."""
+        """Return the largest number of tokens that a request can ever hold."""
         if request.params.max_tokens is None:
             return self.context
         return min(self.context, len(request.prompt_ids) + request.params.max_tokens)
 
     @property
     def is_busy(self) -> bool:
-        """Whether copies are under way or due."""
+        """Whether copies are under way, or blocks are queued to be written."""
         return bool(self.transfers) or self.disk.has_dirty
 
     @property
@@ -93,12 +93,12 @@ class KVMemory:
         return not self._held and all(pool.num_free == pool.num_usable for pool in self.pools)
 
     def can_allocate(self, request: Request, stop: int) -> bool:
-        """Whether the request's tokens up to `stop` can get their blocks now."""
+        """Whether enough blocks are free for the request's tokens up to `stop`."""
         held = self.blocks_of(request)
         return all(group.num_needed(held, stop) <= group.pool.num_free for group in self.groups)
 
     def can_allocate_later(self, request: Request, stop: int) -> bool:
-        """Whether they can get them once the copies under way have ended."""
+        """Whether enough blocks will be free once the copies under way have ended."""
         held = self.blocks_of(request)
         return all(
             group.num_needed(held, stop) <= group.pool.num_free + self.transfers.num_returning(number)
@@ -110,12 +110,12 @@ class KVMemory:
         for pool in self.pools:
             pool.check()
 
-    # -- joining and going on
+    # -- from the first match to the release
 
     def match(self, request: Request, most: int) -> Prefix | None:
-        """The longest prefix of a request that is cached, at most `most` blocks of it; None if more was saved of it.
+        """Return the longest cached prefix of a request, at most `most` blocks; None if its saved blocks hold more.
 
-        The blocks are not held: `attach` before anything else is allocated.
+        The blocks of the prefix are not held: call `attach` before anything else allocates.
         """
         held = self.blocks_of(request)
         if held.saved is not None and not held.saved.is_lost:
@@ -123,10 +123,10 @@ class KVMemory:
         return self._prefix_cache.match(held, most)
 
     def attach(self, request: Request, prefix: Prefix | None, stop: int) -> bool:
-        """Give a request the prefix that was just looked up, or else what was saved of it. False, and nothing has
-        changed, if the blocks that it still needs up to `stop` are not free, or are still being saved.
+        """Give a request the prefix that `match` returned, or its saved blocks if that was None.
 
-        If some of them are not on the device, `is_arriving` is true until `poll` reports the request.
+        Returns False and changes nothing if the blocks needed up to `stop` are not free, or are still being saved. If
+        some of them are not on the device, `is_arriving` is true until `poll` reports the request.
         """
         held = self.blocks_of(request)
         if prefix is None:
@@ -136,10 +136,11 @@ class KVMemory:
         if not self._bring(held, prefix.blocks, prefix.sources, stop):
             return False
         if not request.num_preemptions:
-            request.cache = prefix.use([group.pool for group in self.groups])
+            request.cache = prefix.token_sources([group.pool for group in self.groups])
         self.disk.touch(held, prefix.blocks)
         for number, indices in enumerate(prefix.sources):
-            self.disk.mark_dirty(number, held, indices)  # the request that computed them may have been private
+            # they are not written yet if the request that computed them was not `stored`
+            self.disk.mark_dirty(number, held, indices)
         return True
 
     def is_computing(self, other: Request, request: Request, index: int) -> bool:
@@ -148,28 +149,31 @@ class KVMemory:
         return theirs.num_published <= index < len(theirs.keys) and theirs.keys[index] == own.keys[index]
 
     def allocate(self, request: Request, stop: int) -> tuple[BlockCopy, ...]:
-        """Allocate blocks for the request's tokens up to `stop`: there is room. The copies precede the step."""
+        """Allocate blocks for the request's tokens up to `stop`. The returned copies must be made before the step.
+
+        Requires that `can_allocate` is true.
+        """
         held = self.blocks_of(request)
         return tuple(copy for group in self.groups for copy in group.allocate(held, stop))
 
     def limit_step(self, request: Request, stop: int) -> int:
-        """How far the request's next step may go, at most to `stop`."""
+        """Return the token, at most `stop`, at which the request's next step must end."""
         held = self.blocks_of(request)
         return min(group.limit_step(held, stop) for group in self.groups)
 
     def release_sources(self, copies: Sequence[BlockCopy]) -> None:
-        """The step that these copies preceded has completed."""
+        """Release the sources of copies whose step has completed."""
         for copy in copies:
             if copy.source != NULL_BLOCK:
                 self.groups[copy.group].pool.release([copy.source])
 
     def undo(self, request: Request, copies: Sequence[BlockCopy]) -> None:
-        """The step that these copies would have preceded has not happened."""
+        """Undo the copies of a step that did not happen."""
         for copy in reversed(copies):
             self.groups[copy.group].undo(self.blocks_of(request), copy)
 
     def publish(self, request: Request, *, on_disk: Sequence[ReadBlocks] = ()) -> None:
-        """Make full blocks findable, and have them written to files unless they were `on_disk` there already."""
+        """Make full blocks findable, and queue them to be written unless `on_disk` reads show that files have them."""
         held, full = self.blocks_of(request), request.num_computed // BLOCK_SIZE
         self._prefix_cache.extend_keys(held, full)
         published = [group.publish(held) for group in self.groups]
@@ -181,7 +185,7 @@ class KVMemory:
             self.disk.mark_dirty(number, held, indices)
 
     def fork(self, parent: Request, child: Request, tokens: int) -> None:
-        """Let `child` continue after the first `tokens` computed tokens of `parent`, whose blocks they share."""
+        """Let `child` share the first `tokens` computed tokens of `parent` and continue from there."""
         held, own = self.blocks_of(parent), self.blocks_of(child)
         for group, theirs, table in zip(self.groups, held.tables, own.tables, strict=True):
             table[:] = theirs[: 1 if group.is_state else blocks_for(tokens)]
@@ -193,14 +197,16 @@ class KVMemory:
         child.num_computed = child.num_scheduled = tokens
 
     def release(self, request: Request) -> None:
-        """Release what a request holds in any tier. No step under way uses it; copies hold their blocks themselves."""
+        """Release the blocks of a request in all tiers. No step under way may use them; copies hold their blocks
+        themselves.
+        """
         if held := self._held.pop(request.id, None):
             self._arrivals.drop(request)
             self._empty_tables(held)
             self.host.drop(held)
 
     def forget(self, token_ids: Sequence[int], origin: Origin, kept: int) -> None:
-        """Make the blocks of some tokens unfindable in every tier, but for the first `kept` tokens."""
+        """Make the blocks of these tokens unfindable in all tiers, except for the first `kept` tokens."""
         keys, first = self._prefix_cache.keys_of(token_ids, origin), kept // BLOCK_SIZE
         for pool in self.pools:
             for key in keys[first:]:
@@ -211,8 +217,10 @@ class KVMemory:
     # -- preemption
 
     def swap_out(self, request: Request) -> bool:
-        """Give up the blocks of a request on the device: copied to the host pools if that is faster than computing
-        them again and they have room, which the result says."""
+        """Release a request's device blocks. Returns whether they were saved to the host pools.
+
+        They are saved if the host pools have free blocks and copying is faster than computing the tokens again.
+        """
         held, blocks = self.blocks_of(request), blocks_for(request.num_computed)
         if blocks and self._costs.prefers_swap(blocks) and self.host.save(held):
             self._empty_tables(held)
@@ -223,17 +231,19 @@ class KVMemory:
         return False
 
     def is_swapped_out(self, request: Request) -> bool:
-        """Whether its blocks are in the host pools, or on their way there."""
+        """Whether its blocks are in the host pools, or are being copied there."""
         held = self._held.get(request.id)
         return held is not None and held.saved is not None
 
     def is_being_saved(self, request: Request) -> bool:
-        """Whether its blocks are on their way to the host pools."""
+        """Whether its blocks are being copied to the host pools."""
         saved = self.blocks_of(request).saved
         return saved is not None and not (saved.is_there or saved.is_lost)
 
     def _restore(self, held: RequestBlocks, stop: int) -> bool:
-        """Bring the blocks of a preempted request back. False if there is no room, or they are still being saved."""
+        """Bring saved blocks back to the device. Returns False if too few blocks are free or they are still being
+        saved.
+        """
         saved, request = held.saved, held.request
         if saved is None or not saved.is_there:
             return False
@@ -241,7 +251,7 @@ class KVMemory:
         held.num_published = min(len(held.keys), saved.num_computed // BLOCK_SIZE)
         return self._bring(held, blocks_for(saved.num_computed), self.host.sources(held, saved), stop)
 
-    # -- arriving
+    # -- arrivals
 
     def is_arriving(self, request: Request) -> bool:
         """Whether its blocks are being copied to the device."""

@@ -1,7 +1,7 @@
-"""What is cached of a request's beginning: the longest prefix that every KV group has, in the pools or in files.
+"""PrefixCache: finds the longest cached prefix of a request that every KV group has, in the pools or in files.
 
-Found, not taken: nobody holds it yet. Files are left alone where computing is measured to be faster than reading. Knows
-where blocks are. Refuses to know who joins, and what becomes of the blocks. No torch.
+The blocks that it finds are not held. Files are skipped if computing is measured to be faster than reading. Imports no
+torch.
 """
 
 from collections.abc import Sequence
@@ -21,19 +21,21 @@ Source = PoolBlock | DiskBlock
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """What is cached of a request's beginning."""
+    """The cached prefix of a request."""
 
     blocks: int
-    sources: Sequence[dict[int, Source]]  # of each group, by index: what tokens behind it look at
-    skipped: int = 0  # further blocks, which lie in files and are faster computed
+    sources: Sequence[dict[int, Source]]  # per group, by block index: the blocks that later tokens attend to
+    skipped: int = 0  # further blocks that are in files, but are faster to compute
 
     @property
     def disk_blocks(self) -> int:
         return sum(isinstance(source, DiskBlock) for by_index in self.sources for source in by_index.values())
 
-    def use(self, device: Sequence[BlockPool]) -> TokenSources:
-        """Its tokens by where they were found, as the group that looks at the most of them tells it. What no token
-        looks at any more counts as what comes behind it."""
+    def token_sources(self, device: Sequence[BlockPool]) -> TokenSources:
+        """Return the tokens of the prefix by the tier of their blocks, in the group that needs the most blocks.
+
+        A block that no later token attends to counts for the tier of the block after it.
+        """
         found = {"device": 0, "host": 0, "disk": 0}
         widest = max(self.sources, key=len)
         here: Source | None = None
@@ -50,7 +52,7 @@ def _tier(source: Source | None, device: Sequence[BlockPool]) -> str:
 
 
 class PrefixCache:
-    """Looks in the device pools first, then in the host pools, then in files."""
+    """Searches the device pools first, then the host pools, then files."""
 
     def __init__(
         self, config: EngineConfig, groups: Sequence[Group], host: Sequence[BlockPool], disk: DiskTier, costs: CostModel
@@ -62,7 +64,7 @@ class PrefixCache:
         self._costs = costs
 
     def match(self, held: RequestBlocks, most: int) -> Prefix:
-        """The longest prefix of a request that every group has, at most `most` blocks of it."""
+        """Return the longest prefix of a request that every group has, at most `most` blocks."""
         self.extend_keys(held, held.request.num_tokens // BLOCK_SIZE)
         whole = self._match(held, most, files=True)
         if not whole.disk_blocks:
@@ -74,7 +76,7 @@ class PrefixCache:
         return replace(rest, skipped=blocks)
 
     def extend_keys(self, held: RequestBlocks, blocks: int) -> None:
-        """Make sure that the keys of a request's first `blocks` blocks are known."""
+        """Compute the keys of a request's first `blocks` blocks that are not known yet."""
         keys = held.keys
         parent = keys[-1] if keys else root_key(*self._config.cache_salt, held.request.origin.cache_salt)
         for index in range(len(keys), blocks):
@@ -82,7 +84,7 @@ class PrefixCache:
             keys.append(parent)
 
     def keys_of(self, token_ids: Sequence[int], origin: Origin) -> list[BlockKey]:
-        """The keys of all full blocks of some tokens."""
+        """Return the keys of all full blocks of these tokens."""
         key, keys = root_key(*self._config.cache_salt, origin.cache_salt), []
         for stop in range(BLOCK_SIZE, len(token_ids) + 1, BLOCK_SIZE):
             key = block_key(key, token_ids[stop - BLOCK_SIZE : stop])
@@ -93,11 +95,9 @@ class PrefixCache:
         found, blocks = [], most
         for number in range(len(self._groups)):
             found.append(self._find(number, held, blocks, files=files))
-            while not _has_all_seen(self._groups[number], found[-1], blocks):
+            while not _has_all(self._groups[number], found[-1], blocks):
                 blocks -= 1
-        while not all(
-            _has_all_seen(group, by_index, blocks) for group, by_index in zip(self._groups, found, strict=True)
-        ):
+        while not all(_has_all(group, by_index, blocks) for group, by_index in zip(self._groups, found, strict=True)):
             blocks -= 1
         seen = [
             {index: source for index, source in by_index.items() if index < blocks and group.sees(index, blocks)}
@@ -106,7 +106,7 @@ class PrefixCache:
         return Prefix(blocks, seen)
 
     def _find(self, number: int, held: RequestBlocks, most: int, *, files: bool) -> dict[int, Source]:
-        """Where the request's first blocks are. Up to the first that is missing, if all are needed."""
+        """Return the sources of a request's first `most` blocks, by index, until a needed block is missing."""
         found: dict[int, Source] = {}
         group, pools = self._groups[number], self._pools[number]
         for index in range(most):
@@ -121,8 +121,8 @@ class PrefixCache:
         return found
 
 
-def _has_all_seen(group: Group, found: dict[int, Source], blocks: int) -> bool:
-    """Whether everything that tokens behind the first `blocks` blocks look at is among what was found."""
+def _has_all(group: Group, found: dict[int, Source], blocks: int) -> bool:
+    """Whether all blocks that tokens after the first `blocks` blocks attend to were found."""
     for index in range(blocks - 1, -1, -1):
         if not group.sees(index, blocks):
             return True

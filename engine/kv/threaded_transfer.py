@@ -1,7 +1,7 @@
 """ThreadedTransfer: copies, reads, and writes blocks on threads while the engine computes the next steps.
 
-One thread for each kind of work, so that a slow disk keeps nobody from the host pool, and nothing that is read waits
-for what is written. See `engine.kv.transfers` for the contract. Refuses to know what is in a block.
+Each kind of work has one thread, so that a slow disk does not delay copies to the host pools, and reads do not wait for
+writes. See `engine.kv.transfers` for the contract.
 """
 
 import logging
@@ -17,12 +17,12 @@ from engine.kv.transfers import MoveBlock, ReadBlocks, WriteBlocks
 
 log = logging.getLogger(__name__)
 
-WRITE_RATE = 500e6  # bytes a second at most: files are written beside steps that need the memory
+WRITE_RATE = 500e6  # bytes per second, at most: steps need the memory bandwidth at the same time
 
 
 @dataclass(frozen=True, slots=True)
 class _Timed:
-    """How long some work took, and how many bytes of files it was about."""
+    """The time that some work took, and how many bytes it read or wrote."""
 
     seconds: float
     num_bytes: int
@@ -30,10 +30,10 @@ class _Timed:
 
 @dataclass(frozen=True, slots=True)
 class ThreadedHandle:
-    """Work on a thread that says how long it took."""
+    """Work that was submitted to a thread."""
 
     _copied: Future[_Timed]
-    _unseen: set[Future[_Timed]]  # whose end nobody has seen
+    _unseen: set[Future[_Timed]]  # futures whose end the caller has not seen
 
     @property
     def done(self) -> bool:
@@ -55,8 +55,10 @@ class ThreadedHandle:
 
 
 class ThreadedTransfer:
-    """Copies between the pools of one cache and the files of one store, each kind in the order in which it is asked
-    to. Its threads end with it."""
+    """Copies between the pools of one cache and the files of one store.
+
+    Work of the same kind runs in the order of its submission.
+    """
 
     def __init__(self, kv: KVCache, store: DiskStore | None = None) -> None:
         self._kv = kv
@@ -119,7 +121,7 @@ def _timed(work: Callable[[], int]) -> _Timed:
     began = time.perf_counter()
     try:
         num_bytes = work()
-    except DiskMiss:  # whose reason was logged
+    except DiskMiss:  # the store has logged the reason
         raise
     except Exception:
         log.exception("blocks were not copied")

@@ -1,8 +1,8 @@
 """Transfers: copies of blocks between the device pools, the host pools, and files.
 
-`BlockTransfer` is the interface of what copies, `Transfers` the list of the copies under way. Copies are asynchronous
-and may be made in any order. The blocks on both sides of a copy are held from its start until its end has been handled,
-whatever happens to the requests that they belong to, and no step computes with them meanwhile.
+`BlockTransfer` is the interface of a backend that copies, and `Transfers` tracks the copies under way. Copies are
+asynchronous and may complete in any order. The blocks on both sides of a copy are held from its start until its end has
+been handled, even if their request ends earlier. No step computes with them meanwhile.
 """
 
 from collections.abc import Collection, Sequence
@@ -16,7 +16,7 @@ from engine.kv.groups import RequestBlocks, SavedBlocks
 
 @dataclass(frozen=True, slots=True)
 class MoveBlock:
-    """One block of one group, from one pool to the other."""
+    """One block of one group, from the device pool to the host pool or back."""
 
     group: int
     source: int
@@ -26,7 +26,7 @@ class MoveBlock:
 
 @dataclass(frozen=True, slots=True)
 class ReadBlocks:
-    """Blocks of one group in files, into its device pool, in this order."""
+    """Blocks of one group, from files into the device pool, in this order."""
 
     group: int
     sources: tuple[DiskBlock, ...]
@@ -35,7 +35,7 @@ class ReadBlocks:
 
 @dataclass(frozen=True, slots=True)
 class DirtyBlock:
-    """A block of a device pool that is to be in a file, too."""
+    """A block of a device pool that is queued to be written."""
 
     block: int
     key: BlockKey
@@ -44,7 +44,7 @@ class DirtyBlock:
 
 @dataclass(frozen=True, slots=True)
 class WriteBlocks:
-    """Blocks of one segment of one group, from its device pool into a file."""
+    """Blocks of one segment of one group, from the device pool into a file."""
 
     group: int
     first_key: BlockKey  # of the segment
@@ -52,38 +52,38 @@ class WriteBlocks:
 
 
 class TransferHandle(Protocol):
-    """Something on its way."""
+    """A transfer under way."""
 
     @property
     def done(self) -> bool:
-        """Whether all of it has ended; asking costs nothing."""
+        """Whether all of it has ended. Cheap to ask."""
         ...
 
     @property
     def failed(self) -> bool:
-        """Whether a part of it was not copied. Known once it is done."""
+        """Whether a part of it failed. Valid once it is done."""
         ...
 
     @property
     def seconds(self) -> float:
-        """That copying took. Known once it is done."""
+        """Duration of the transfer. Valid once it is done."""
         ...
 
     @property
     def num_bytes(self) -> int:
-        """That were copied, of what goes from and to files. Known once it is done."""
+        """Number of bytes read from or written to files. Valid once it is done."""
         ...
 
 
 class BlockTransfer(Protocol):
-    """Copies blocks. Sources were written by steps that have completed."""
+    """Copies blocks. The steps that wrote the sources have completed."""
 
     def move(self, moves: Sequence[MoveBlock]) -> TransferHandle:
         """Copy between the pools."""
         ...
 
     def read(self, reads: Sequence[ReadBlocks]) -> TransferHandle:
-        """Copy from files. Fails where a file is not what it was; it is found no more then."""
+        """Copy from files. Fails if a file has changed since it was found; the file is not found again then."""
         ...
 
     def write(self, write: WriteBlocks) -> TransferHandle:
@@ -91,41 +91,41 @@ class BlockTransfer(Protocol):
         ...
 
     def touch(self, group: int, first_keys: Sequence[BlockKey]) -> None:
-        """Segments were used: they are the last to be given up. Nobody waits for it."""
+        """Mark segments as recently used, so that they are deleted last. Asynchronous."""
         ...
 
     def forget(self, keys: Collection[BlockKey], first_keys: Sequence[BlockKey]) -> None:
-        """Delete blocks of some segments from the files, behind everything that is being written. Nobody waits."""
+        """Delete the files of segments that hold these blocks, after the writes already submitted. Asynchronous."""
         ...
 
     def wait(self) -> None:
-        """Return when something that is under way may have ended; at once where nothing is."""
+        """Return when a transfer under way may have ended; at once if there is none."""
         ...
 
 
-PoolBlock = tuple[BlockPool, int]  # a block of either pool
+PoolBlock = tuple[BlockPool, int]  # a block of a device or host pool
 
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """A preempted request's blocks, on their way to the host pools."""
+    """A preempted request's blocks are copied to the host pools."""
 
     held: RequestBlocks
     saved: SavedBlocks
     moves: Sequence[MoveBlock]
-    indices: Sequence[int]  # in the block table, one for each move
+    indices: Sequence[int]  # in the block table, one per move
 
 
 @dataclass(frozen=True, slots=True)
 class Demoting:
-    """Cached blocks that the device pools are about to evict, on their way to the host pools."""
+    """Cached blocks that the device pools are about to evict are copied to the host pools."""
 
     moves: Sequence[MoveBlock]
 
 
 @dataclass(frozen=True, slots=True)
 class Arriving:
-    """A request's blocks, on their way to the device from the host pools or from files."""
+    """A request's blocks are copied to the device from the host pools or from files."""
 
     held: RequestBlocks
     moves: Sequence[MoveBlock] = ()
@@ -134,7 +134,7 @@ class Arriving:
 
 @dataclass(frozen=True, slots=True)
 class WritingBack:
-    """Blocks on their way to a file."""
+    """Blocks are written to a file."""
 
     write: WriteBlocks
     first_keys: Sequence[BlockKey]  # of the chain's segments, up to the one that is written
@@ -144,18 +144,18 @@ Purpose: TypeAlias = Saving | Demoting | Arriving | WritingBack
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Transfer:
-    """One copy under way, and the blocks that are held for it."""
+class PendingTransfer:
+    """A copy under way, and the blocks that are held for it."""
 
     purpose: Purpose
     handle: TransferHandle
     held: Sequence[PoolBlock]
-    frees_device: bool  # waiting requests may use the device blocks once it ends
-    cold: bool  # its device blocks are the first to be evicted afterwards
+    frees_device: bool  # waiting requests may use its device blocks once it ends
+    cold: bool  # its device blocks are evicted first afterwards
 
 
 class Transfers:
-    """Starts copies and reports which have ended. Without a block_transfer, callers have nothing to copy."""
+    """Starts copies and reports which have ended. Without a block transfer, no copy may be started."""
 
     def __init__(
         self, block_transfer: BlockTransfer | None, device: Sequence[BlockPool], host: Sequence[BlockPool]
@@ -163,7 +163,7 @@ class Transfers:
         self._block_transfer = block_transfer
         self._device = device
         self._host = host
-        self._under_way: list[Transfer] = []
+        self._under_way: list[PendingTransfer] = []
         self.num_ended = 0
 
     def __bool__(self) -> bool:
@@ -171,25 +171,25 @@ class Transfers:
 
     @property
     def block_transfer(self) -> BlockTransfer:
-        """Raises RuntimeError where nothing can be copied."""
+        """The backend that copies. Raises RuntimeError if there is none."""
         if self._block_transfer is None:
             raise RuntimeError("no block transfer, so no blocks can be copied")
         return self._block_transfer
 
     def move(self, moves: Sequence[MoveBlock], purpose: Purpose, *, cold: bool = False) -> None:
-        """Copy held blocks between the pools: at least one."""
+        """Start copying held blocks, at least one, between the pools."""
         held = [side for move in moves for side in self._sides(move)]
         self._start(
             self.block_transfer.move(moves), purpose, held, frees_device=moves[0].to_host and not cold, cold=cold
         )
 
     def read(self, reads: Sequence[ReadBlocks], purpose: Purpose) -> None:
-        """Copy from files into held blocks of the device pools."""
+        """Start copying from files into held blocks of the device pools."""
         held = [(self._device[read.group], block) for read in reads for block in read.targets]
         self._start(self.block_transfer.read(reads), purpose, held)
 
     def write(self, write: WriteBlocks, purpose: Purpose) -> None:
-        """Copy findable blocks of a device pool into a file."""
+        """Start copying findable blocks of a device pool into a file."""
         held = [(self._device[write.group], due.block) for due in write.blocks]
         self._start(self.block_transfer.write(write), purpose, held, frees_device=True)
 
@@ -202,19 +202,19 @@ class Transfers:
         self.block_transfer.forget(keys, first_keys)
 
     def num_returning(self, group: int) -> int:
-        """Number of a group's device blocks that become free when the copies under way end."""
+        """Return the number of a group's device blocks that become free when the copies under way end."""
         pool = self._device[group]
         held = [side for transfer in self._under_way if transfer.frees_device for side in transfer.held]
         return sum(its_pool is pool and not pool.is_shared(block) for its_pool, block in held)
 
-    def poll(self) -> list[Transfer]:
-        """The copies that have ended since the last call. Their blocks stay held until `release`."""
+    def poll(self) -> list[PendingTransfer]:
+        """Return the copies that have ended since the last call. Their blocks stay held until `release`."""
         ended = [transfer for transfer in self._under_way if transfer.handle.done]
         self._under_way = [transfer for transfer in self._under_way if transfer not in ended]
         self.num_ended += len(ended)
         return ended
 
-    def release(self, transfer: Transfer) -> None:
+    def release(self, transfer: PendingTransfer) -> None:
         """Release the blocks of a copy whose end has been handled."""
         for pool, block in reversed(transfer.held):
             pool.release([block], cold=transfer.cold and pool in self._device)
@@ -235,7 +235,7 @@ class Transfers:
     ) -> None:
         for pool, block in held:
             pool.hold(block)
-        self._under_way.append(Transfer(purpose, handle, held, frees_device, cold))
+        self._under_way.append(PendingTransfer(purpose, handle, held, frees_device, cold))
 
     def _sides(self, move: MoveBlock) -> tuple[PoolBlock, PoolBlock]:
         device, host = (move.source, move.target) if move.to_host else (move.target, move.source)

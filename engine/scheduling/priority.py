@@ -8,7 +8,7 @@ from engine.request import Request, ServiceClass
 CLASS_DELAY = {ServiceClass.INTERACTIVE: 0.0, ServiceClass.NORMAL: 60.0, ServiceClass.BACKGROUND: 600.0}  # seconds
 PREEMPTION_BONUS = 60.0  # seconds that a request moves ahead for each preemption
 PRIORITY_STEP = 0.1  # seconds per unit of `Origin.priority`; 100 units do not reach the next class
-MOST_PREEMPTIONS = 8  # per request
+MAX_PREEMPTIONS = 8  # per request
 PINNED = float("-inf")
 WEIGHTS = {ServiceClass.INTERACTIVE: 16, ServiceClass.NORMAL: 4, ServiceClass.BACKGROUND: 1}
 
@@ -17,7 +17,7 @@ def is_pinned(request: Request) -> bool:
     """Whether the request was preempted so often that it restarts only once more, with all blocks that it can ever
     need.
     """
-    return request.num_preemptions >= MOST_PREEMPTIONS - 1
+    return request.num_preemptions >= MAX_PREEMPTIONS - 1
 
 
 def priority_key(request: Request) -> tuple[float, float, int]:

@@ -7,7 +7,7 @@ blocks. The beams of a search do the same, and are preempted and ended together 
 
 Blocks are allocated as they are needed. When none is free, the last request in order of priority is preempted: its
 blocks are swapped out to the host pools, or dropped and recomputed. The first request is never preempted, so one
-request always makes progress. No request is preempted more than MOST_PREEMPTIONS times. A request can also lose its
+request always makes progress. No request is preempted more than MAX_PREEMPTIONS times. A request can also lose its
 slot to a request of a higher class.
 
 The next step may be planned while steps are under way. The blocks and counters of a request change hands only when

@@ -13,7 +13,7 @@ from engine.config import BLOCK_SIZE, GroupConfig, Preemption
 from engine.kv.groups import CHECKPOINT
 from engine.request import FinishReason, Origin, ServiceClass
 from engine.sampling_params import SamplingParams
-from engine.scheduling.priority import MOST_PREEMPTIONS
+from engine.scheduling.priority import MAX_PREEMPTIONS
 from tests.engine.hash_run import Run
 from tests.support.hash_model import hash_engine
 
@@ -79,7 +79,7 @@ def test_everything_at_once_has_no_wrong_token(groups: str, preemption: Preempti
         run.step()
     run.run_out()
     run.check()
-    assert max(request.num_preemptions for request in run.requests.values()) <= MOST_PREEMPTIONS
+    assert max(request.num_preemptions for request in run.requests.values()) <= MAX_PREEMPTIONS
 
 
 @pytest.mark.share(1, "num_blocks")

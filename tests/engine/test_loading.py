@@ -83,7 +83,7 @@ def test_the_context_fits_the_memory(tiny: Path, monkeypatch: pytest.MonkeyPatch
         config = models.read_config(checkpoint.metadata)
         needed = budget_of(config, ReferenceDevice(keep_dequantized=True, threads=1)).bytes(511)
         monkeypatch.setattr(budget, "available_memory", lambda: 2 * needed)
-        monkeypatch.setattr(budget, "LEAST_CONTEXT", 100)
+        monkeypatch.setattr(budget, "MIN_CONTEXT", 100)
         engine = load_engine(checkpoint, LoadOptions())
         assert (engine.config.context_length, engine.config.model_context_length) == (511, 512)
         assert engine.config.longest_context == 511
@@ -91,7 +91,7 @@ def test_the_context_fits_the_memory(tiny: Path, monkeypatch: pytest.MonkeyPatch
         assert (shorter.context_length, shorter.longest_context) == (300, 511)
         with pytest.raises(UnsupportedModel, match="room for 511 tokens"):
             load_engine(checkpoint, LoadOptions(context_length=512))
-        monkeypatch.setattr(budget, "LEAST_CONTEXT", 512)
+        monkeypatch.setattr(budget, "MIN_CONTEXT", 512)
         with pytest.raises(UnsupportedModel, match="room for 511 tokens"):
             load_engine(checkpoint, LoadOptions())
 

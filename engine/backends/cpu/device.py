@@ -22,7 +22,7 @@ from engine.checkpoints.checkpoint import StoredWeight
 from engine.checkpoints.weights import Weights
 from engine.config import BLOCK_SIZE, EngineConfig, GroupConfig, HeadNorm, ModelConfig
 from engine.device import LoadedModel, Needs
-from engine.kv.budget import MAX_RUNNING, host_memory, host_room
+from engine.kv.budget import MAX_RUNNING, host_kv_memory, host_memory
 from engine.kv.cache import KVCache
 from engine.sampling.drawing import Draw, Logits
 from quant.cpu.activations import GROUP, Form
@@ -82,7 +82,7 @@ class CpuDevice:
         return Needs(packed_bytes(stored), self._step_bytes(model))
 
     def kv_memory(self, model: ModelConfig, weight_bytes: int) -> int:
-        return host_room(weight_bytes + self._step_bytes(model), self._memory)
+        return host_kv_memory(weight_bytes + self._step_bytes(model), self._memory)
 
     def _step_bytes(self, model: ModelConfig) -> int:
         return step_bytes(model, self.step_tokens(model), self.max_running)

@@ -1,9 +1,9 @@
-"""The root folder of the disk tier: which model has which sub-folder, what is in each, and how to be rid of it.
+"""The root folder of the disk tier: which model has which subfolder, what each one holds, and how to delete it.
 
-A sub-folder is named by the engine's fingerprint of everything that keys and values depend on. Beside the files of a
-`DiskStore` it holds `about.json`, which says in plain words what they are of, for people alone: nothing depends on it.
-Only what is named as our own files are is counted or deleted, so that a root folder that holds other things keeps them.
-Safe beside processes that read and write: they find less.
+A subfolder is named after the fingerprint of everything that keys and values depend on. Beside the files of a
+`DiskStore` it holds `about.json`, a description for people that no code depends on. Only files with the names of this
+cache are counted or deleted, so other files in the root folder are kept. All functions are safe while other processes
+read and write: those find fewer blocks.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from engine.kv.disk.segment_file import (
 from engine.private_folder import private_folder
 
 ABOUT = "about.json"
-MIN_PREFIX = 4  # characters of a fingerprint that stand for it
+MIN_PREFIX = 4  # characters of a fingerprint that are enough to name it
 
 _NAME_DIGITS = 32  # of the fingerprint, in hex
 _FOLDER_NAME = re.compile(rf"[0-9a-f]{{{_NAME_DIGITS}}}")
@@ -44,36 +44,36 @@ _SHARD_NAME = re.compile(r"[0-9a-f]{2}")
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What the files of a sub-folder are of. What is not known is empty."""
+    """The description of a subfolder. Unknown fields are empty."""
 
-    model: str = ""  # what people call it
+    model: str = ""  # name for people
     sha256: str = ""  # of the model file, in hex
     backend: str = ""
     kv_type: str = ""
-    made: str = ""  # when the sub-folder was, ISO 8601 in UTC
+    made: str = ""  # creation time of the subfolder, ISO 8601 in UTC
 
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """What is kept of one model, as computed by one backend with one KV type."""
+    """The cache of one model, as computed by one backend with one KV type."""
 
     folder: Path
     about: About
     files: int
     size: int  # bytes
-    blocks: int  # in files that can be read
+    blocks: int  # in readable files
     tokens: int
-    used: int  # ns of Unix time when any of it was used last; 0: there is none
+    used: int  # time of the last use in ns of Unix time; 0: no files
 
     @property
     def fingerprint(self) -> str:
-        """Its first digits, by which the sub-folder is named."""
+        """The leading hex digits of the fingerprint, which name the subfolder."""
         return self.folder.name
 
 
 @dataclass(frozen=True, slots=True)
 class ClearResult:
-    """What `clear` did."""
+    """The result of `clear` and `delete`."""
 
     freed: int = 0  # bytes
     left: int = 0  # files that could not be deleted
@@ -83,9 +83,9 @@ class ClearResult:
 
 
 def model_folder(root: Path, fingerprint: bytes, about: About) -> Path:
-    """The sub-folder of an engine fingerprint, created for its user alone, and told what it is about.
+    """Return the subfolder of an engine fingerprint. Creates it, private to the user, with its description.
 
-    Where it cannot be written, it is named all the same: whoever stores blocks there tells of it.
+    Returns the path even if it cannot be written: `DiskStore` logs that when it writes blocks.
     """
     folder = root / fingerprint.hex()[:_NAME_DIGITS]
     with contextlib.suppress(OSError):
@@ -99,21 +99,20 @@ def model_folder(root: Path, fingerprint: bytes, about: About) -> Path:
 
 
 def cached_models(root: Path) -> list[CachedModel]:
-    """All models of which something is kept, the last used first. Reads the head of every file."""
+    """Return the models with a cache, the most recently used first. Reads the head of every file."""
     models = [_cached_model(folder) for folder in subfolders(root, _FOLDER_NAME)]
     return sorted((model for model in models if model.files), key=lambda model: model.used, reverse=True)
 
 
 def find_cached_models(models: Sequence[CachedModel], name: str, sha256: str = "") -> list[CachedModel]:
-    """Those of a model by its name, or by the digest of its file if one is given, else those whose fingerprints begin
-    with the name."""
+    """Return the models with this name or file digest, or else those whose fingerprint starts with the name."""
     by_name = [model for model in models if model.about.model == name or model.about.sha256 == (sha256 or None)]
     prefix = name.lower()
     return by_name or [model for model in models if len(name) >= MIN_PREFIX and model.fingerprint.startswith(prefix)]
 
 
 def resolve_limit(root: Path, limit: int | None, kept: int) -> int:
-    """Bytes that the files of all models may take: `limit`, or what is chosen while so many are kept."""
+    """Return the size limit for the files of all models: `limit`, or a default that depends on the free space."""
     if limit is not None:
         return limit
     existing = next(path for path in (root, *root.parents) if path.exists())
@@ -121,18 +120,21 @@ def resolve_limit(root: Path, limit: int | None, kept: int) -> int:
 
 
 def segment_files(root: Path) -> list[CachedFile]:
-    """The run files of all models."""
+    """Return the segment files of all models."""
     return [file for file in cached_files(root) if _FOLDER_NAME.fullmatch(file.path.parent.parent.name)]
 
 
 def find_damage(path: Path) -> str:
-    """What is wrong with a run file or with where it lies; empty where nothing is, or it is gone. Reads all of it."""
+    """Return what is wrong with the content or the path of a segment file; empty if it is fine or gone.
+
+    Reads the whole file.
+    """
     problem = verify(path) or _misplaced(path)
     return problem if os.path.lexists(path) else ""
 
 
 def clear(folder: Path) -> ClearResult:
-    """Delete all blocks of a sub-folder. What it is about stays: a process that runs may go on writing there."""
+    """Delete all blocks of a subfolder. Its description stays, because a running process may still write there."""
     done = ClearResult()
     for shard in subfolders(folder, _SHARD_NAME):
         for entry in dir_entries(shard):
@@ -144,7 +146,7 @@ def clear(folder: Path) -> ClearResult:
 
 
 def delete(path: Path) -> ClearResult:
-    """Delete a file, or try to."""
+    """Try to delete a file."""
     try:
         size = path.lstat().st_size
         path.unlink()
@@ -167,7 +169,7 @@ def _cached_model(folder: Path) -> CachedModel:
                 with contextlib.suppress(OSError, BadSegment), open_segment(Path(entry.path)) as file:
                     head = read_head(file)
                     blocks[head.header.group] += len(head.entries)
-    # A token has a block of every group.
+    # A token has a block in every group.
     tokens = BLOCK_SIZE * max(blocks.values(), default=0)
     return CachedModel(folder, _read_about(folder), files, size, blocks.total(), tokens, used)
 
@@ -179,14 +181,14 @@ def _misplaced(path: Path) -> str:
     except (BadSegment, OSError) as problem:
         return str(problem)
     if header.fingerprint.hex()[:_NAME_DIGITS] != path.parent.parent.name:
-        return "it is of another model"
+        return "it belongs to another model"
     segment = segment_name(header.group, header.first_key)
     is_right = segment_of(path.name) == segment and path.parent.name == shard_name(segment)
-    return "" if is_right else "it is of another segment"
+    return "" if is_right else "it belongs to another segment"
 
 
 def _read_about(folder: Path) -> About:
-    """Whatever of it makes sense."""
+    """Read `about.json`. Fields that are missing or of another type stay empty."""
     try:
         content = json.loads((folder / ABOUT).read_bytes())
     except (OSError, ValueError):

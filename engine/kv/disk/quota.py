@@ -1,7 +1,6 @@
-"""How much all files of all models may take, and which of them go first: those that were used longest ago.
+"""Quota: the size limit of the files of all models, and the deletion of the least recently used ones.
 
-Looked at now and then, by whoever writes; several processes may do so at once, over the same folder. Refuses to know
-what is in a file.
+A writer enforces the limit after each share of new bytes. Several processes may do so in the same folder.
 """
 
 import contextlib
@@ -16,23 +15,23 @@ from pathlib import Path
 from engine.kv.disk.segment_file import SUFFIX, UNFINISHED, dir_entries, subfolders
 
 GIB = 1 << 30
-LEAST, MOST = 8 * GIB, 100 * GIB  # of a limit that is chosen here
+MIN_LIMIT, MAX_LIMIT = 8 * GIB, 100 * GIB  # bounds of the automatic limit
 SHARE = 0.1  # of the free space
-SLACK = 32  # one in so many bytes of the limit: between two looks, and what is free afterwards
-UNFINISHED_SECONDS = 3600.0  # after which what was begun will not be finished
+SWEEP_FRACTION = 32  # 1 / SWEEP_FRACTION of the limit is written between two sweeps, and freed by a sweep
+UNFINISHED_MAX_AGE = 3600.0  # seconds after which an unfinished file is deleted
 
 
 @dataclass(frozen=True, slots=True)
 class CachedFile:
-    """One run file."""
+    """One segment file."""
 
     path: Path
     size: int  # bytes
-    used: int  # ns of Unix time
+    used: int  # time of the last use in ns of Unix time
 
 
 def cached_files(root: Path) -> Iterator[CachedFile]:
-    """Every run file of every model."""
+    """Iterate over the segment files of all models."""
     for path in _files(root, SUFFIX):
         with contextlib.suppress(OSError):
             status = os.lstat(path)
@@ -40,24 +39,27 @@ def cached_files(root: Path) -> Iterator[CachedFile]:
 
 
 def automatic_limit(free: int, kept: int) -> int:
-    """Bytes: a tenth of what is free, what is kept already included, within bounds; never more than half of it."""
+    """Return the automatic limit in bytes: a tenth of the space that is free or already used by the cache.
+
+    It is kept between MIN_LIMIT and MAX_LIMIT, but is at most half of that space.
+    """
     there = free + kept
-    return min(max(LEAST, min(MOST, int(SHARE * there))), there // 2)
+    return min(max(MIN_LIMIT, min(MAX_LIMIT, int(SHARE * there))), there // 2)
 
 
 class Quota:
-    """Of one root folder. Safe for several threads."""
+    """Enforces the limit of one root folder. Safe for several threads."""
 
     def __init__(self, root: Path, limit: int | None) -> None:
-        """`limit` in bytes; None: chosen by what is free."""
+        """`limit` is in bytes; None: an automatic limit by the free space."""
         self._root = root
         self._limit = limit
         self._lock = threading.Lock()
-        self._written: int | None = None  # since it was looked at; None: it never was
-        self._step = 0  # bytes between two looks
+        self._written: int | None = None  # bytes since the last sweep; None: there was none
+        self._step = 0  # bytes between two sweeps
 
     def charge(self, num_bytes: int) -> None:
-        """So many bytes were written. Deletes what is too much."""
+        """Count bytes that were written, and delete files if that exceeds the limit."""
         with self._lock:
             if self._written is not None:
                 self._written += num_bytes
@@ -65,7 +67,7 @@ class Quota:
                 self._sweep()
 
     def enforce(self) -> None:
-        """Delete what is too much, however little was written."""
+        """Delete files over the limit now, however few bytes were written."""
         with self._lock:
             self._sweep()
 
@@ -75,7 +77,7 @@ class Quota:
         limit = self._limit
         if limit is None:
             limit = automatic_limit(shutil.disk_usage(self._root).free, kept)
-        self._written, self._step = 0, limit // SLACK
+        self._written, self._step = 0, limit // SWEEP_FRACTION
         if kept > limit:
             for file in files:
                 if kept <= limit - self._step:
@@ -88,7 +90,7 @@ class Quota:
     def _sweep_unfinished(self) -> None:
         for path in _files(self._root, UNFINISHED):
             with contextlib.suppress(OSError):
-                if time.time() - path.lstat().st_mtime > UNFINISHED_SECONDS:
+                if time.time() - path.lstat().st_mtime > UNFINISHED_MAX_AGE:
                     path.unlink()
 
 

@@ -1,13 +1,16 @@
-"""One run file: a bag of up to SEGMENT_BLOCKS blocks of one KV group, each checked by itself.
+"""One segment file: up to SEGMENT_BLOCKS blocks of one KV group, each with a checksum.
 
-    header   what the blocks are of: model, group, size of a block, first key of their segment; with a checksum
+    header   model, group, size of a block, first key of the segment; with a checksum
     table    SEGMENT_BLOCKS entries: key and token ids of a block, checksum of its data, checksum of the entry;
-             both fit at this position of this file alone
+             both checksums are valid only at this index of this file
     data     the blocks, in the order of their entries, from DATA_START on
 
-All numbers are little-endian. A block's data is written before its entry, so that a file is whole at any moment: what
-was torn has no entry, or a last one whose last byte is still zero, which counts as none. Nothing that is read is
-believed before it is checked. Knows one open file. Refuses to know where it lies and what else there is.
+All numbers are little-endian. The data of a block is written before its entry, so that a file is consistent at any
+moment. After an interrupted write a block has no entry, or a last entry whose last byte is zero, which is ignored.
+Everything that is read is checked before it is used.
+
+The path of a file is MODEL/SHARD/KEY-GROUP-RANDOM.run in the root folder. MODEL is the fingerprint, KEY the start of
+the segment's first key, and SHARD the first byte of KEY, all in hex.
 """
 
 import contextlib
@@ -26,15 +29,15 @@ from pathlib import Path
 from engine.config import BLOCK_SIZE
 from engine.kv.blocks import BlockKey
 
-SEGMENT_BLOCKS = 64  # that a segment has, and that a file holds at most
-SUFFIX, UNFINISHED = ".run", ".tmp"  # of names
+SEGMENT_BLOCKS = 64  # blocks of a segment, and of one file at most
+SUFFIX, UNFINISHED = ".run", ".tmp"  # of file names
 
 MAGIC = b"INGLEKV\0"
 VERSION = 1
 KEY_BYTES = 32
-DATA_START = 8192  # behind header and table, at the beginning of a page
-READ_AT_ONCE = 1 << 20  # bytes, about: checked and handed on while the processor still has them near
-LOOKS, BETWEEN_LOOKS = 3, 2e-3  # seconds: at a table that may be just being written, before it counts as damaged
+DATA_START = 8192  # after header and table, at the start of a page
+READ_BATCH_BYTES = 1 << 20  # bytes read at once, about: they are checked while they are in the processor's cache
+MAX_READS, READ_INTERVAL = 3, 2e-3  # reads of a table that another process may be writing, and seconds between them
 
 _HEADER = struct.Struct(f"<8sIIIQ{KEY_BYTES}s{KEY_BYTES}s16s")
 _CHECKSUM = struct.Struct("<I")
@@ -43,23 +46,23 @@ _ENTRY_BYTES = _ENTRY.size + _CHECKSUM.size
 _TABLE_START = _HEADER.size + _CHECKSUM.size
 _ABSENT = bytes(_ENTRY_BYTES)
 
-# Where the system has them: links are not followed, pipes not waited for, bytes not translated.
+# If the system supports it: do not follow links, wait for pipes, or translate bytes.
 _FLAGS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 class BadSegment(Exception):
-    """A file is not what its name says; the text says why."""
+    """A file does not match its name or its checksums. The message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
-    """What the blocks of a file are of."""
+    """Describes the blocks of a file."""
 
-    fingerprint: bytes  # of the model, and all else that keys and values depend on; KEY_BYTES
+    fingerprint: bytes  # KEY_BYTES: the model, and everything else that keys and values depend on
     group: int
     block_bytes: int
     first_key: BlockKey  # of the segment
-    identity: bytes  # 16 random bytes, so that an entry belongs to this file alone
+    identity: bytes  # 16 random bytes, which make an entry valid in this file only
 
     def to_bytes(self) -> bytes:
         fields = MAGIC, VERSION, SEGMENT_BLOCKS, self.group, self.block_bytes, self.fingerprint, self.first_key
@@ -67,23 +70,23 @@ class SegmentHeader:
 
     @classmethod
     def from_bytes(cls, head: bytes) -> "SegmentHeader":
-        """Raises BadSegment."""
+        """Decode a header. Raises BadSegment."""
         raw = _without_checksum(head[:_TABLE_START])
         magic, version, blocks, group, block_bytes, fingerprint, first_key, identity = _HEADER.unpack(
             raw if raw is not None else head[: _HEADER.size]
         )
         if magic != MAGIC:
-            raise BadSegment("it is no run file")
+            raise BadSegment("not a segment file")
         if (version, blocks) != (VERSION, SEGMENT_BLOCKS):
-            raise BadSegment(f"it has version {version}, and not {VERSION}")
+            raise BadSegment(f"version {version} instead of {VERSION}")
         if raw is None or not block_bytes:
-            raise BadSegment("its header is damaged")
+            raise BadSegment("the header is damaged")
         return cls(fingerprint, group, block_bytes, BlockKey(first_key), identity)
 
 
 @dataclass(frozen=True, slots=True)
 class DiskBlock:
-    """Where one block lies."""
+    """The location of one block."""
 
     path: Path
     header: SegmentHeader  # of the file
@@ -94,7 +97,7 @@ class DiskBlock:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What the table says of one block."""
+    """The table's entry for one block."""
 
     key: BlockKey
     token_ids: tuple[int, ...]
@@ -105,7 +108,7 @@ class Entry:
 
     @classmethod
     def from_bytes(cls, raw: bytes, seed: int) -> "Entry | None":
-        """None where it does not fit its checksum."""
+        """Decode an entry; None if its checksum does not match."""
         fields = _without_checksum(raw, seed)
         if fields is None:
             return None
@@ -114,7 +117,7 @@ class Entry:
 
 
 def _seed(index: int, identity: bytes) -> int:
-    """What the checksums of one position of one file begin with, so that they fit nowhere else."""
+    """Return the start value of the checksums at one index of one file, so that they match nowhere else."""
     return zlib.crc32(index.to_bytes(4, "little"), zlib.crc32(identity))
 
 
@@ -123,7 +126,7 @@ def _with_checksum(raw: bytes, seed: int = 0) -> bytes:
 
 
 def _without_checksum(raw: bytes, seed: int = 0) -> bytes | None:
-    """None where it does not fit."""
+    """Return the content; None if its checksum does not match."""
     content, checksum = raw[: -_CHECKSUM.size], raw[-_CHECKSUM.size :]
     return content if _CHECKSUM.pack(zlib.crc32(content, seed)) == checksum else None
 
@@ -133,7 +136,7 @@ def _without_checksum(raw: bytes, seed: int = 0) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Header and table of a file."""
+    """The header and the table of a file."""
 
     header: SegmentHeader
     entries: Mapping[int, Entry]  # by index
@@ -141,22 +144,22 @@ class Head:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every block in the file has its entry, so that nothing is just being written, as far as one sees."""
+        """Whether every block in the file has an entry, so that no write seems to be under way."""
         return self.size == DATA_START + len(self.entries) * self.header.block_bytes
 
 
 @contextmanager
 def open_segment(path: Path) -> Iterator[FileIO]:
-    """A file of ours and of nobody else, for reading. Raises BadSegment or OSError."""
+    """Open a regular file that only this user can read, for reading. Raises BadSegment or OSError."""
     if path.is_symlink():
-        raise BadSegment("it is a link")
+        raise BadSegment("a symbolic link")
     descriptor = os.open(path, os.O_RDONLY | _FLAGS)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise BadSegment("it is no plain file")
+            raise BadSegment("not a regular file")
         if hasattr(os, "geteuid") and (status.st_uid != os.geteuid() or status.st_mode & 0o077):
-            raise BadSegment("others may read or write it")
+            raise BadSegment("other users can read or write it")
         with FileIO(descriptor, "rb", closefd=False) as file:
             yield file
     finally:
@@ -164,12 +167,13 @@ def open_segment(path: Path) -> Iterator[FileIO]:
 
 
 def read_head(file: FileIO) -> Head:
-    """Raises BadSegment or OSError."""
-    for look in range(LOOKS):
-        time.sleep(BETWEEN_LOOKS * bool(look))
+    """Read the header and the table of a file. Raises BadSegment or OSError."""
+    for look in range(MAX_READS):
+        time.sleep(READ_INTERVAL * bool(look))
         file.seek(0)
         head = bytes(_read(file, memoryview(bytearray(DATA_START))))
-        size = os.fstat(file.fileno()).st_size  # not before: the file may grow, and its data goes first
+        # after the table was read: the file may grow, and data is written before entries
+        size = os.fstat(file.fileno()).st_size
         header = SegmentHeader.from_bytes(head[:_TABLE_START])
         entries, damaged = _entries(head, header)
         if not damaged:
@@ -177,30 +181,29 @@ def read_head(file: FileIO) -> Head:
     else:
         raise BadSegment(f"entry {damaged[0]} is damaged")
     if entries and size < DATA_START + (max(entries) + 1) * header.block_bytes:
-        raise BadSegment("it is cut off")
+        raise BadSegment("truncated")
     return Head(header, entries, size)
 
 
 def _entries(head: bytes, header: SegmentHeader) -> tuple[dict[int, Entry], list[int]]:
-    """The entries of a table by their index, and which are damaged."""
+    """Return the entries of a table by index, and the indices of damaged entries."""
     raws = [head[start : start + _ENTRY_BYTES] for start in _entry_starts()]
     there = [index for index, raw in enumerate(raws) if raw != _ABSENT]
     known = {index: Entry.from_bytes(raws[index], _seed(index, header.identity)) for index in there}
     entries = {index: entry for index, entry in known.items() if entry is not None}
     damaged = [index for index in there if index not in entries]
     if damaged and damaged == there[-1:] and raws[there[-1]].endswith(b"\0"):
-        return entries, []  # it was torn
+        return entries, []  # its write was interrupted
     return entries, damaged
 
 
 def read_blocks(file: FileIO, head: Head, indexes: Sequence[int], into: Callable[[int, memoryview], None]) -> None:
-    """Read some blocks, those next to each other at once, and give each to `into` with its position in `indexes`; the
-    memory is used again afterwards.
+    """Read blocks, adjacent ones at once, and pass each to `into` with its position in `indexes`.
 
-    Raises BadSegment at the first that does not fit its entry, or OSError.
+    The memory is reused afterwards. Raises BadSegment at the first block that does not match its entry, or OSError.
     """
     size = head.header.block_bytes
-    most = min(max(1, READ_AT_ONCE // size), len(indexes))
+    most = min(max(1, READ_BATCH_BYTES // size), len(indexes))
     buffer = memoryview(bytearray(most * size))
     done = 0
     while done < len(indexes):
@@ -218,7 +221,7 @@ def read_blocks(file: FileIO, head: Head, indexes: Sequence[int], into: Callable
 
 
 def verify(path: Path) -> str:
-    """What is wrong with a file; empty where nothing is. Reads all of it."""
+    """Read a whole file and return what is wrong with it; empty if nothing is."""
     try:
         with open_segment(path) as file:
             head = read_head(file)
@@ -233,7 +236,7 @@ def _read(file: FileIO, buffer: memoryview) -> memoryview:
     while done < len(buffer):
         count = file.readinto(buffer[done:])
         if not count:
-            raise BadSegment("it is cut off")
+            raise BadSegment("truncated")
         done += count
     return buffer
 
@@ -246,14 +249,14 @@ def _entry_starts() -> range:
 
 
 def create(path: Path, header: SegmentHeader) -> None:
-    """A new file without blocks. Its name appears when it has a head, so that whoever sees it sees a whole file.
+    """Create a file without blocks. It appears under its name only when its header is complete.
 
-    Raises OSError, and there is nothing then.
+    Raises OSError and leaves no file.
     """
     unfinished = path.with_suffix(UNFINISHED)
     try:
         with FileIO(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY | _FLAGS, 0o600), "wb") as file:
-            os.chmod(unfinished, 0o600)  # whatever the umask takes away
+            os.chmod(unfinished, 0o600)  # regardless of the umask
             _write(file, 0, [header.to_bytes().ljust(DATA_START, b"\0")])
         os.replace(unfinished, path)
     except OSError:
@@ -265,7 +268,7 @@ def create(path: Path, header: SegmentHeader) -> None:
 def append(
     path: Path, header: SegmentHeader, count: int, blocks: Sequence[tuple[BlockKey, Sequence[int], memoryview]]
 ) -> None:
-    """Write blocks behind the first `count` of a file. Raises OSError."""
+    """Write blocks after the first `count` blocks of a file. Raises OSError."""
     raws = []
     for index, (key, token_ids, data) in enumerate(blocks, count):
         seed = _seed(index, header.identity)
@@ -283,29 +286,29 @@ def _write(file: FileIO, start: int, parts: Sequence[bytes | memoryview]) -> Non
             view = view[file.write(view) :]
 
 
-# -- where files are
+# -- paths
 
 
 ANY_NAME = re.compile(".*", re.DOTALL)
 
 
 def segment_name(group: int, first_key: BlockKey) -> str:
-    """What the names of a segment's files begin with, up to the last dash."""
+    """Return the prefix of the names of a segment's files, up to the last dash."""
     return f"{first_key[:16].hex()}-{group}"
 
 
 def segment_of(name: str) -> str:
-    """The same, of a file's name."""
+    """Return this prefix of a file name."""
     return name.rpartition("-")[0]
 
 
 def shard_name(segment: str) -> str:
-    """The name of the folder that these files lie in."""
+    """Return the name of the folder of a segment's files."""
     return segment[:2]
 
 
 def subfolders(parent: Path, name: re.Pattern[str] = ANY_NAME) -> Iterator[Path]:
-    """The folders in a folder, those that can be seen, by the whole of their names."""
+    """Iterate over the readable folders in `parent` whose whole names match."""
     for entry in dir_entries(parent):
         with contextlib.suppress(OSError):
             if name.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
@@ -313,7 +316,7 @@ def subfolders(parent: Path, name: re.Pattern[str] = ANY_NAME) -> Iterator[Path]
 
 
 def dir_entries(folder: Path) -> list["os.DirEntry[str]"]:
-    """What is in a folder; nothing where it cannot be read."""
+    """Return the entries of a folder; none if it cannot be read."""
     with contextlib.suppress(OSError), os.scandir(folder) as found:
         return list(found)
     return []

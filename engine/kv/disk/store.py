@@ -1,12 +1,12 @@
-"""The files of one model: blocks found by the key of their segment, read with all checks, and written.
+"""DiskStore: the files of one model. Finds blocks by the key of their segment, reads them with all checks, and writes.
 
-The file system is the index. A segment is SEGMENT_BLOCKS consecutive places of a chain, and the key of its first block
-stands for everything before it; a file is named by that key and its KV group, and lies in the folder of the key's first
-byte. So to find a segment is to list one folder and to read the heads of few files, what other processes write is seen
-at once, and there is no index to load or to lose. A process appends to files that it made itself, to no others.
+The file system is the index. A segment is SEGMENT_BLOCKS consecutive blocks of a chain, identified by the key of its
+first block, which depends on everything before it. The file name contains this key and the KV group, and the folder is
+named after the key's first byte. Finding a segment lists one folder and reads the heads of a few files. Blocks that
+other processes write are found at once, and there is no index to load or to lose. A process appends only to files that
+it created.
 
-Whatever is wrong with a file, it is a miss: one line in the log, and it is gone. What cannot be written is not. Refuses
-to know what is in a block, and which request it is of.
+A damaged file is logged once, deleted, and counts as a miss. If writing fails, the blocks are not stored.
 """
 
 import contextlib
@@ -45,21 +45,23 @@ from engine.private_folder import private_folder
 
 log = logging.getLogger(__name__)
 
-MOST_OWN_FILES = 4096  # files that are appended to
-MOST_HEADS = 512  # that are remembered, at 50 KB each
-PAUSE = 60.0  # seconds without writing, after it failed
-_SETTLED = 100_000_000  # ns since a folder changed: a change within the same tick of its clock would not be seen
+MAX_OWN_FILES = 4096  # files that this process appends to
+MAX_HEADS = 512  # heads kept in memory, 50 KB each
+WRITE_PAUSE = 60.0  # seconds without writing after a failure
+# A listing is reused only if the folder had not changed for this long (ns) when it was read. Otherwise a change in the
+# same clock tick would be missed.
+_LISTING_MIN_AGE = 100_000_000
 
-FilledBlock = tuple[BlockKey, Sequence[int], memoryview]  # with the token ids and the data
+FilledBlock = tuple[BlockKey, Sequence[int], memoryview]  # key, token ids, and data of a block
 
 
 class DiskMiss(EngineError):
-    """Blocks that were found cannot be read any more."""
+    """Blocks that were found can no longer be read."""
 
 
 @dataclass(slots=True)
 class _OwnFile:
-    """A file that is appended to."""
+    """A file that this process created and appends to."""
 
     path: Path
     header: SegmentHeader
@@ -68,14 +70,14 @@ class _OwnFile:
 
 @dataclass(slots=True)
 class _Listing:
-    """The files of one folder, by the beginning of their names."""
+    """The files of one folder, by segment."""
 
-    changed: int  # when the folder was, in ns
+    changed: int  # modification time of the folder in ns
     names: dict[str, list[str]] = field(default_factory=dict)
 
 
 class DiskStore:
-    """Safe for several threads, and for several processes over one folder."""
+    """Safe for several threads, and for several processes with the same folder."""
 
     def __init__(
         self,
@@ -85,17 +87,17 @@ class DiskStore:
         quota: Quota,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`block_bytes` are those of one block of each KV group. Touches nothing yet."""
+        """`block_bytes` is the size of one block of each KV group. Does not access the folder yet."""
         self.folder = folder
         self._fingerprint = fingerprint
         self._block_bytes = tuple(block_bytes)
         self._quota = quota
         self._clock = clock
-        self._writing = threading.Lock()  # held while files are written: nobody who looks for blocks waits for that
-        self._lock = threading.RLock()  # what is remembered of the folder
+        self._writing = threading.Lock()  # held while files are written; lookups do not take it
+        self._lock = threading.RLock()  # guards what is remembered of the folder
         self._listings: dict[str, _Listing] = {}
         self._heads: OrderedDict[Path, Head] = OrderedDict()
-        self._bad: dict[Path, float] = {}  # and until when
+        self._bad: dict[Path, float] = {}  # until when each file is not read; inf: for good
         self._own_files: OrderedDict[tuple[int, BlockKey], _OwnFile] = OrderedDict()
         self._paused_until = 0.0
         self._has_warned = False
@@ -103,7 +105,7 @@ class DiskStore:
     # -- finding
 
     def find(self, group: int, first_key: BlockKey) -> Mapping[BlockKey, DiskBlock]:
-        """All blocks of a segment that can be read, as it seems."""
+        """Return all blocks of a segment whose entries are valid. Their data is not read yet."""
         found: dict[BlockKey, DiskBlock] = {}
         for path, head in self._heads_of(group, first_key):
             for index, entry in head.entries.items():
@@ -111,7 +113,7 @@ class DiskStore:
         return found
 
     def _heads_of(self, group: int, first_key: BlockKey) -> list[tuple[Path, Head]]:
-        """The files of a segment, and what they hold."""
+        """Return the files of a segment with their heads."""
         with self._lock:
             paths = self._paths(group, first_key)
             return [(path, head) for path in paths if (head := self._head(path, group, first_key))]
@@ -132,14 +134,14 @@ class DiskStore:
         return [self.folder / shard / name for name in listing.names.get(segment, ())]
 
     def _list(self, shard: str, changed: int) -> _Listing:
-        listing = _Listing(changed if time.time_ns() - changed > _SETTLED else 0)
+        listing = _Listing(changed if time.time_ns() - changed > _LISTING_MIN_AGE else 0)
         for name in sorted(os.listdir(self.folder / shard)):
             if name.endswith(SUFFIX):
                 listing.names.setdefault(segment_of(name), []).append(name)
         return listing
 
     def _head(self, path: Path, group: int, first_key: BlockKey) -> Head | None:
-        """What a file says it holds; files only grow, so that one of the same length says the same."""
+        """Return the head of a file. Files only grow, so a remembered head is valid while the length is the same."""
         try:
             known = self._heads.get(path)
             if known is not None and known.size == os.lstat(path).st_size:
@@ -148,31 +150,31 @@ class DiskStore:
             with open_segment(path) as file:
                 head = read_head(file)
             self._check(head.header, group, first_key)
-        except FileNotFoundError:  # it made room for others
+        except FileNotFoundError:  # another process deleted it to free space
             return None
         except (BadSegment, OSError) as problem:
             self._quarantine(path, problem)
             return None
         if head.is_complete:
             self._heads[path] = head
-            while len(self._heads) > MOST_HEADS:
+            while len(self._heads) > MAX_HEADS:
                 self._heads.popitem(last=False)
         return head
 
     def _check(self, header: SegmentHeader, group: int, first_key: BlockKey) -> None:
         if header.fingerprint != self._fingerprint:
-            raise BadSegment("it is of another model")
+            raise BadSegment("it belongs to another model")
         if (header.group, header.block_bytes) != (group, self._block_bytes[group]):
-            raise BadSegment("its blocks are of another kind")
+            raise BadSegment("its blocks have another group or size")
         if header.first_key != first_key:
-            raise BadSegment("it is of another segment")
+            raise BadSegment("it belongs to another segment")
 
     def _quarantine(self, path: Path, problem: Exception) -> None:
-        """A file is bad: it is deleted, and found no more; or it cannot be read, and is not for a while. Told once."""
+        """Delete a damaged file, or ignore an unreadable one for a while. Logged once per file."""
         is_bad = isinstance(problem, BadSegment)
         with self._lock:
             is_news = path not in self._bad
-            self._bad[path] = math.inf if is_bad else self._clock() + PAUSE
+            self._bad[path] = math.inf if is_bad else self._clock() + WRITE_PAUSE
             self._heads.pop(path, None)
         if is_news:
             log.warning("%s is left out of the cache: %s", path, problem)
@@ -183,15 +185,17 @@ class DiskStore:
     # -- reading
 
     def read(self, blocks: Sequence[DiskBlock], into: Callable[[int, memoryview], None]) -> int:
-        """Read blocks of one group, those next to each other in a file at once, and give each to `into` with its index
-        in `blocks`. Returns bytes. Raises DiskMiss at the first that is not what it was; its file is found no more."""
+        """Read blocks of one group, adjacent ones at once, and pass each to `into` with its index in `blocks`.
+
+        Returns the number of bytes. Raises DiskMiss at the first block that has changed; its file is not found again.
+        """
         num_bytes = 0
         for start, stop in _of_one_file(blocks):
             part = blocks[start:stop]
             try:
                 num_bytes += self._read_file(part, start, into)
             except (BadSegment, OSError) as problem:
-                if not isinstance(problem, FileNotFoundError):  # it made room for others
+                if not isinstance(problem, FileNotFoundError):  # another process deleted it to free space
                     self._quarantine(part[0].path, problem)
                 raise DiskMiss(f"{part[0].path} cannot be used: {problem}") from problem
         return num_bytes
@@ -200,7 +204,7 @@ class DiskStore:
         with open_segment(blocks[0].path) as file:
             head = read_head(file)
             if head.header != blocks[0].header:
-                raise BadSegment("it is another one than it was")
+                raise BadSegment("it was replaced")
             for block in blocks:
                 entry = head.entries.get(block.index)
                 if entry is None or (entry.key, entry.token_ids) != (block.key, block.token_ids):
@@ -213,12 +217,14 @@ class DiskStore:
 
     @property
     def is_paused(self) -> bool:
-        """Whether nothing is written for now, since that failed."""
+        """Whether writing is suspended after a failure."""
         return self._clock() < self._paused_until
 
     def write(self, group: int, first_key: BlockKey, blocks: Sequence[FilledBlock]) -> int:
-        """Append blocks of a segment, those that are not there yet. Returns bytes; fewer than asked where it fails,
-        which is told once."""
+        """Append the blocks of a segment that are not stored yet.
+
+        Returns the number of bytes written: fewer than requested if writing fails, which is logged once.
+        """
         num_bytes = 0
         try:
             with self._writing:
@@ -230,18 +236,18 @@ class DiskStore:
                     num_bytes += self._append(own, part)
             self._quota.charge(num_bytes)
         except OSError as problem:
-            # What is gone was deleted just now, by a process that makes room or by the user: a later miss.
+            # A file was just deleted, by the user or by a process that frees space: this is only a later miss.
             if not isinstance(problem, FileNotFoundError) or not self.folder.parent.is_dir():
                 self._pause(problem)
         return num_bytes
 
     def _own_file(self, group: int, first_key: BlockKey) -> _OwnFile:
-        """A file with room for at least one block more."""
+        """Return a file with space for at least one more block."""
         own = self._own_files.pop((group, first_key), None)
         if own is None or own.count == SEGMENT_BLOCKS or own.path in self._bad or not own.path.exists():
             own = self._new_file(group, first_key)
         self._own_files[group, first_key] = own
-        while len(self._own_files) > MOST_OWN_FILES:
+        while len(self._own_files) > MAX_OWN_FILES:
             self._own_files.popitem(last=False)
         return own
 
@@ -256,30 +262,30 @@ class DiskStore:
         try:
             append(own.path, own.header, own.count, blocks)
         except OSError as problem:
-            del self._own_files[own.header.group, own.header.first_key]  # where it ends is not known any more
-            if isinstance(problem, FileNotFoundError):  # it just made room for others
+            del self._own_files[own.header.group, own.header.first_key]  # its length is no longer known
+            if isinstance(problem, FileNotFoundError):  # another process just deleted it to free space
                 return 0
             raise
         own.count += len(blocks)
         return len(blocks) * own.header.block_bytes
 
     def _pause(self, problem: OSError) -> None:
-        self._paused_until = self._clock() + PAUSE
+        self._paused_until = self._clock() + WRITE_PAUSE
         with contextlib.suppress(OSError):
-            self._quota.enforce()  # where others took the room, there may be less for us
+            self._quota.enforce()  # if other programs took the space, the limit may be lower now
         if not self._has_warned:
             self._has_warned = True
             log.warning(
-                "nothing is kept in %s for now: %s. What is computed is computed again after a restart; "
-                "make room there, or choose another folder (kv_disk_dir).",
+                "the KV cache in %s is not written for now: %s. Its tokens are computed again after a restart; "
+                "free some space there, or choose another folder (kv_disk_dir).",
                 self.folder,
                 problem,
             )
 
-    # -- keeping and giving up
+    # -- use and deletion
 
     def touch(self, group: int, first_keys: Sequence[BlockKey]) -> None:
-        """Segments of a chain were used: they are given up last, the end of the chain before its beginning."""
+        """Mark segments of a chain as used now. Later segments are deleted before earlier ones."""
         now = time.time_ns()
         for depth, first_key in enumerate(first_keys):
             when = now - depth * 1_000_000
@@ -290,8 +296,10 @@ class DiskStore:
                     os.utime(path, ns=(when, when), follow_symlinks=os.utime not in os.supports_follow_symlinks)
 
     def forget(self, keys: Collection[BlockKey], first_keys: Sequence[BlockKey]) -> int:
-        """Delete every file of these segments that holds one of the keys, or may hold it, with whatever else is in it.
-        How many."""
+        """Delete the files of these segments that hold or may hold one of the keys, with all their blocks.
+
+        Returns the number of files.
+        """
         deleted = 0
         with self._writing, self._lock:
             for group, first_key in itertools.product(range(len(self._block_bytes)), first_keys):
@@ -305,7 +313,7 @@ class DiskStore:
 
 
 def _of_one_file(blocks: Sequence[DiskBlock]) -> Iterator[tuple[int, int]]:
-    """Where consecutive blocks of one file start and stop."""
+    """Yield (start, stop) of each run of blocks that are in the same file."""
     start = 0
     for stop in range(1, len(blocks) + 1):
         if stop == len(blocks) or blocks[stop].path != blocks[start].path:

@@ -1,8 +1,8 @@
-"""The files as a third home for blocks: which blocks are due to be written, and what the files hold of a request.
+"""DiskTier: the write-back queue of blocks, and the lookup of blocks in files.
 
-Blocks are written behind: as soon as a step has filled them they are due, and a few at a time are written while further
-steps run. What is due is a list of keys, so that nothing is held but the blocks under way: one that is given up before
-its turn is a later miss. Refuses to know what a file looks like (`engine.kv.disk.store`) and who reads from it.
+A block is queued as soon as a step has filled it. Batches are written while further steps run. The queue contains only
+keys, and only the blocks of a write under way are held: a block that is evicted before it is written is a later miss.
+`engine.kv.disk.store` reads and writes the files.
 """
 
 import logging
@@ -21,15 +21,15 @@ from engine.kv.transfers import DirtyBlock, TransferHandle, Transfers, WriteBloc
 
 log = logging.getLogger(__name__)
 
-WRITTEN_AT_ONCE = 8 << 20  # bytes, about
-HELD_AT_ONCE = 8  # one in so many blocks of a pool, at most, is held because it is written
+WRITE_BATCH_BYTES = 8 << 20  # bytes per write, about
+MAX_HELD_FRACTION = 8  # 1 / MAX_HELD_FRACTION of a pool's blocks, at most, is held by a write
 
 
 @dataclass(frozen=True, slots=True)
 class _QueuedWrite:
     group: int
     key: BlockKey
-    first_keys: tuple[BlockKey, ...]  # of its chain's segments, up to its own
+    first_keys: tuple[BlockKey, ...]  # of its chain's segments, up to its own segment
 
     @property
     def first_key(self) -> BlockKey:
@@ -37,7 +37,7 @@ class _QueuedWrite:
 
 
 class DiskTier:
-    """Without a store, nothing is found and nothing is written. With one, `transfers` need a block_transfer."""
+    """Without a store, it finds and writes nothing. With one, `transfers` needs a block transfer."""
 
     def __init__(
         self,
@@ -55,18 +55,20 @@ class DiskTier:
         self._counters = counters
         self._store = store
         self._dirty: deque[_QueuedWrite] = deque()
-        self._dirty_since = 0.0  # the first of them
+        self._dirty_since = 0.0  # when the queue was last empty
         self._is_writing = False
 
     @property
     def has_dirty(self) -> bool:
         return bool(self._dirty)
 
-    # -- what the files hold
+    # -- lookup
 
     def find(self, group: int, held: RequestBlocks, index: int, token_ids: Sequence[int]) -> DiskBlock | None:
-        """Where the full block of a request with these token ids is stored. The files are asked once for each segment:
-        see `invalidate_lookup`."""
+        """Return the location of a request's full block in a file, or None.
+
+        Each segment is looked up once per request, until `invalidate_lookup`.
+        """
         if self._store is None:
             return None
         segment = index // SEGMENT_BLOCKS
@@ -78,19 +80,19 @@ class DiskTier:
 
     @staticmethod
     def invalidate_lookup(held: RequestBlocks) -> None:
-        """What the files hold of a request may have changed."""
+        """Forget what was found in files for a request, because they may have changed."""
         held.files.clear()
 
     def touch(self, held: RequestBlocks, blocks: int) -> None:
-        """A request continues after its first `blocks` blocks: their segments are the last to be evicted."""
+        """Mark the segments of a request's first `blocks` blocks as used."""
         if self._store is not None and blocks:
             for group in range(len(self._device)):
                 self._transfers.touch(group, held.keys[:blocks:SEGMENT_BLOCKS])
 
-    # -- what is written
+    # -- write-back
 
     def mark_dirty(self, group: int, held: RequestBlocks, indices: Iterable[int]) -> None:
-        """The blocks at these indices of a request are findable: they are due, unless they were before."""
+        """Queue a request's blocks at these indices, which are findable, unless they are stored or queued already."""
         if self._store is None or not held.request.origin.stored:
             return
         pool, keys = self._device[group], held.keys
@@ -102,8 +104,10 @@ class DiskTier:
                 self._dirty.append(_QueuedWrite(group, keys[index], tuple(keys[: index + 1 : SEGMENT_BLOCKS])))
 
     def write_back(self, *, at_once: bool) -> None:
-        """Begin to write what is due, where nothing is being written. Beside steps it is worth to wait until there is
-        more of it, but not for long: each write costs a step more than its bytes do."""
+        """Start to write queued blocks if no write is under way.
+
+        Unless `at_once`, wait up to `write_delay` for more blocks: each write slows down a step, however small it is.
+        """
         if not at_once and self._clock() - self._dirty_since < self._config.write_delay:
             return
         while self._dirty and not self._is_writing and self._store is not None:
@@ -114,18 +118,18 @@ class DiskTier:
             batch = self._next_batch()
             self._write(batch)
             for _ in batch:
-                self._dirty.popleft()  # not before, so that something is due or under way for whoever asks meanwhile
+                self._dirty.popleft()  # only now, so that the blocks are always either queued or under way
 
     def _next_batch(self) -> list[_QueuedWrite]:
-        """Of one segment."""
+        """Return the first queued blocks of one segment."""
         first = self._dirty[0]
         segment = first.group, first.first_key
         some = islice(self._dirty, self._most_at_once(first.group))
         return list(takewhile(lambda due: (due.group, due.first_key) == segment, some))
 
     def _most_at_once(self, group: int) -> int:
-        by_bytes = WRITTEN_AT_ONCE // max(1, self._config.block_bytes)
-        return max(1, min(SEGMENT_BLOCKS, by_bytes, self._device[group].num_usable // HELD_AT_ONCE))
+        by_bytes = WRITE_BATCH_BYTES // max(1, self._config.block_bytes)
+        return max(1, min(SEGMENT_BLOCKS, by_bytes, self._device[group].num_usable // MAX_HELD_FRACTION))
 
     def _write(self, batch: Sequence[_QueuedWrite]) -> None:
         here = [(due, block) for due in batch if (block := self._device[due.group].block_of(due.key))]
@@ -138,24 +142,25 @@ class DiskTier:
         self._transfers.write(write, WritingBack(write, first.first_keys))
 
     def finish_write_back(self, writing_back: WritingBack, handle: TransferHandle) -> None:
-        """Blocks have been written to a file, or could not be."""
+        """Handle the end of a write."""
         self._is_writing = False
         group = writing_back.write.group
         if not handle.failed:
             self._counters.disk_written_bytes += handle.num_bytes
-            self._transfers.touch(group, writing_back.first_keys)  # else the end of a chain would outlive its beginning
+            # otherwise the end of a chain would outlive its start
+            self._transfers.touch(group, writing_back.first_keys)
         if handle.failed or (self._store is not None and self._store.is_paused):
             self._clear_on_disk((group, due.key) for due in writing_back.write.blocks)
 
     def _clear_on_disk(self, blocks: Iterable[tuple[int, BlockKey]]) -> None:
-        """Blocks of these groups and keys are not in a file: they are due again when a request uses them."""
+        """Record that these blocks are not in a file. They are queued again when a request uses them."""
         for group, key in blocks:
             if block := self._device[group].block_of(key):
                 self._device[group].mark_on_disk(block, on_disk=False)
 
-    # -- what is to be forgotten
+    # -- deletion
 
     def forget(self, keys: Collection[BlockKey], first_keys: Sequence[BlockKey]) -> None:
-        """Delete blocks of these keys, which lie in these segments."""
+        """Delete the blocks with these keys, which belong to these segments."""
         if self._store is not None:
             self._transfers.forget(keys, first_keys)

@@ -9,7 +9,7 @@ from engine.config import BLOCK_SIZE, GroupConfig, Preemption
 from engine.errors import InvalidSampling, OutOfMemory, PromptTooLong
 from engine.request import FinishReason, Origin, ServiceClass
 from engine.sampling_params import BeamParams, SamplingParams
-from engine.scheduling.priority import MOST_PREEMPTIONS
+from engine.scheduling.priority import MAX_PREEMPTIONS
 from engine.step import BlockCopy, StepPlan
 from tests.engine.hash_run import Run
 from tests.support.hash_model import HashRunner, hash_engine
@@ -78,7 +78,7 @@ def test_among_others_in_a_pool_that_is_too_small(groups: str, preemption: Preem
         run.step()
     engine.assert_empty()
     run.check()
-    assert 0 < folded <= MOST_PREEMPTIONS
+    assert 0 < folded <= MAX_PREEMPTIONS
 
 
 @pytest.mark.share(1, "groups")
@@ -109,7 +109,7 @@ def test_a_search_that_yielded_often_runs_alone_and_to_its_end() -> None:
     results = run.search(prompt_of(20), BeamParams(4, 2), max_tokens=20, ignore_eos=True)
     group, requests = run.groups[results[0].id], engine._scheduler._requests
     run.submit(prompt_of(30), Origin(ServiceClass.INTERACTIVE), max_tokens=10, ignore_eos=True)
-    group.requests[0].num_preemptions = MOST_PREEMPTIONS - 1
+    group.requests[0].num_preemptions = MAX_PREEMPTIONS - 1
     run.step()
     run.submit(prompt_of(40), Origin(ServiceClass.INTERACTIVE), max_tokens=10, ignore_eos=True)
     while engine.has_work:
@@ -127,11 +127,11 @@ def test_the_first_search_yields_to_nobody() -> None:
     run = Run(engine)
     results = run.search(prompt_of(30), BeamParams(4), Origin(ServiceClass.INTERACTIVE), max_tokens=30, ignore_eos=True)
     other = run.submit(prompt_of(110), max_tokens=60, ignore_eos=True)
-    other.num_preemptions = MOST_PREEMPTIONS - 3
+    other.num_preemptions = MAX_PREEMPTIONS - 3
     while results[0].id not in run.finished:
         run.step()
         assert not any(request.num_preemptions for request in run.groups[results[0].id].requests)
-    assert other.num_preemptions > MOST_PREEMPTIONS - 3
+    assert other.num_preemptions > MAX_PREEMPTIONS - 3
     run.run_out()
     run.check()
 

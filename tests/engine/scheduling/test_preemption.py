@@ -7,7 +7,7 @@ import pytest
 from engine.config import GroupConfig, Preemption
 from engine.request import FinishReason, Origin, RequestStatus, ServiceClass
 from engine.sampling_params import SamplingParams
-from engine.scheduling.priority import MOST_PREEMPTIONS
+from engine.scheduling.priority import MAX_PREEMPTIONS
 from tests.engine.hash_run import Run
 from tests.support.hash_model import hash_engine
 
@@ -35,7 +35,7 @@ def test_a_pool_for_a_tenth_of_the_demand_serves_hundreds(preemption: Preemption
     run.check()
     assert set(run.finished.values()) == {FinishReason.LENGTH}
     preemptions = [request.num_preemptions for request in run.requests.values()]
-    assert 0 < max(preemptions) <= MOST_PREEMPTIONS
+    assert 0 < max(preemptions) <= MAX_PREEMPTIONS
     counters = engine.state().counters
     assert counters.swapped_out + counters.recomputed == sum(preemptions)
     assert (counters.swapped_out > 0) == (preemption is Preemption.SWAP) or preemption is Preemption.AUTO
@@ -48,7 +48,7 @@ def test_who_yielded_often_gets_all_it_can_need_and_keeps_it() -> None:
     other = run.submit(fresh_prompt(rng, 40), max_tokens=30, ignore_eos=True)
     run.step()
     often = engine.request(fresh_prompt(rng, 20), SamplingParams(max_tokens=70, ignore_eos=True), frozenset())
-    often.num_preemptions = MOST_PREEMPTIONS - 1
+    often.num_preemptions = MAX_PREEMPTIONS - 1
     engine.add(often)
     run.requests[often.id], run.outputs[often.id] = often, []
     while other.id not in run.finished:
@@ -59,7 +59,7 @@ def test_who_yielded_often_gets_all_it_can_need_and_keeps_it() -> None:
     run.submit(fresh_prompt(rng, 30), INTERACTIVE, max_tokens=60, ignore_eos=True)
     run.run_out()
     run.check()
-    assert often.num_preemptions == MOST_PREEMPTIONS - 1
+    assert often.num_preemptions == MAX_PREEMPTIONS - 1
 
 
 def test_what_was_swapped_goes_on_where_it_was() -> None:

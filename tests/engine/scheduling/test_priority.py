@@ -4,7 +4,7 @@ from engine.request import Origin, QueueTimes, Request, ServiceClass
 from engine.sampling_params import SamplingParams
 from engine.scheduling.priority import (
     CLASS_DELAY,
-    MOST_PREEMPTIONS,
+    MAX_PREEMPTIONS,
     PREEMPTION_BONUS,
     PRIORITY_STEP,
     WEIGHTS,
@@ -52,9 +52,9 @@ def test_who_had_to_yield_goes_before_those_that_came_later() -> None:
 
 
 def test_who_yielded_as_often_as_anyone_may_goes_before_all() -> None:
-    often = request(BACKGROUND, arrival=1e9, preemptions=MOST_PREEMPTIONS - 1)
+    often = request(BACKGROUND, arrival=1e9, preemptions=MAX_PREEMPTIONS - 1)
     assert is_pinned(often)
-    assert not is_pinned(request(preemptions=MOST_PREEMPTIONS - 2))
+    assert not is_pinned(request(preemptions=MAX_PREEMPTIONS - 2))
     assert order(request(INTERACTIVE), often) == [1, 0]
 
 

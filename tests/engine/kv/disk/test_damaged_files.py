@@ -24,7 +24,7 @@ from engine.kv.blocks import BlockKey
 from engine.kv.disk import segment_file
 from engine.kv.disk.quota import Quota
 from engine.kv.disk.segment_file import DATA_START
-from engine.kv.disk.store import PAUSE, DiskStore
+from engine.kv.disk.store import WRITE_PAUSE, DiskStore
 from engine.request import FinishReason, Request
 from tests.engine.hash_run import Run
 from tests.engine.kv.disk.refusals import Clock, Refusals
@@ -44,7 +44,7 @@ HEADER_BYTES, ENTRY_BYTES = 112, 104
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two looks at a damaged table."""
-    monkeypatch.setattr(segment_file, "BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr(segment_file, "READ_INTERVAL", 0.0)
 
 
 def new_store(root: Path, groups: Sequence[GroupConfig], clock: Clock | None = None) -> DiskStore:
@@ -304,7 +304,7 @@ def test_requests_go_on_where_nothing_can_be_written(
         if refusals.calls < first:
             break
         assert store.is_paused
-        clock.now += PAUSE
+        clock.now += WRITE_PAUSE
         _answer_on(run, PROMPTS[0])  # what was not written is due again
         (again,) = answer(new_store(root, groups), groups, PROMPTS[:1], seed=2)
         assert again.cache.disk == (len(PROMPTS[0]) - 1) // BLOCK_SIZE * BLOCK_SIZE

@@ -219,19 +219,19 @@ def test_what_is_wrong_with_a_file(tmp_path: Path) -> None:
 
     content = good.read_bytes()
     assert content_is(content[:-1] + b"\x00") == "block 2 is damaged"
-    assert content_is(content[:-1]) == "it is cut off"
-    assert content_is(foreign.read_bytes()) == "it is of another model"
+    assert content_is(content[:-1]) == "truncated"
+    assert content_is(foreign.read_bytes()) == "it belongs to another model"
     assert content_is(content) == ""
     moved = good.with_name("03e8ffff" + good.name[8:])
     moved.write_bytes(content)
     moved.chmod(0o600)
-    assert find_damage(moved) == "it is of another segment"
+    assert find_damage(moved) == "it belongs to another segment"
     moved.chmod(0o644)
-    assert find_damage(moved) == "others may read or write it"
+    assert find_damage(moved) == "other users can read or write it"
     moved.unlink()
     assert find_damage(moved) == ""
     moved.symlink_to(good)
-    assert find_damage(moved) == "it is a link"
+    assert find_damage(moved) == "a symbolic link"
 
 
 def test_the_limit_is_what_was_set_or_follows_the_disk(tmp_path: Path) -> None:

@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from engine.kv.blocks import BlockKey
-from engine.kv.disk.quota import GIB, LEAST, MOST, SLACK, UNFINISHED_SECONDS, Quota, automatic_limit, cached_files
+from engine.kv.disk.quota import (
+    GIB,
+    MAX_LIMIT,
+    MIN_LIMIT,
+    SWEEP_FRACTION,
+    UNFINISHED_MAX_AGE,
+    Quota,
+    automatic_limit,
+    cached_files,
+)
 from engine.kv.disk.segment_file import DATA_START
 from tests.engine.kv.disk.known_blocks import SIZES, filled, keys_of, new_store, read_back
 
@@ -50,8 +59,8 @@ def test_no_folder_is_no_files(tmp_path: Path) -> None:
     [
         (400 * GIB, 0, 40 * GIB),
         (360 * GIB, 40 * GIB, 40 * GIB),  # what is kept already changes nothing
-        (50 * GIB, 0, LEAST),
-        (9000 * GIB, 0, MOST),
+        (50 * GIB, 0, MIN_LIMIT),
+        (9000 * GIB, 0, MAX_LIMIT),
         (10 * GIB, 0, 5 * GIB),  # never more than half
         (0, 10 * GIB, 5 * GIB),
         (0, 0, 0),
@@ -72,7 +81,7 @@ def test_some_room_is_made_at_once(tmp_path: Path) -> None:
     paths = [some_file(tmp_path, f"{number:02}-0-1.run", 100, number) for number in range(65)]
     quota = Quota(tmp_path, 6400)
     quota.charge(1)
-    assert sum(path.exists() for path in paths) == 62  # a part in SLACK below the limit
+    assert sum(path.exists() for path in paths) == 62  # a part in SWEEP_FRACTION below the limit
     for number in range(100, 102):
         some_file(tmp_path, f"{number}-0-1.run", 99, time.time())
         quota.charge(99)
@@ -80,7 +89,7 @@ def test_some_room_is_made_at_once(tmp_path: Path) -> None:
     some_file(tmp_path, "99-0-1.run", 1000, time.time())
     quota.charge(1000)
     assert not paths[3].exists()
-    assert sum(file.size for file in cached_files(tmp_path)) <= 6400 - 6400 // SLACK
+    assert sum(file.size for file in cached_files(tmp_path)) <= 6400 - 6400 // SWEEP_FRACTION
 
 
 def test_nothing_is_looked_at_before_something_is_written(tmp_path: Path) -> None:
@@ -113,8 +122,8 @@ def test_a_limit_that_follows_what_is_free(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_what_was_begun_long_ago_is_swept(tmp_path: Path) -> None:
-    old = some_file(tmp_path, "ab-0-1.tmp", 10, time.time() - UNFINISHED_SECONDS - 60)
-    new = some_file(tmp_path, "ab-0-2.tmp", 10, time.time() - UNFINISHED_SECONDS + 60)
+    old = some_file(tmp_path, "ab-0-1.tmp", 10, time.time() - UNFINISHED_MAX_AGE - 60)
+    new = some_file(tmp_path, "ab-0-2.tmp", 10, time.time() - UNFINISHED_MAX_AGE + 60)
     Quota(tmp_path, 1 << 30).charge(1)
     assert not old.exists()
     assert new.exists()

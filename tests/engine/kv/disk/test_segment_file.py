@@ -41,7 +41,7 @@ ENTRY_BYTES = 104
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two looks at a damaged table."""
-    monkeypatch.setattr(segment_file, "BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr(segment_file, "READ_INTERVAL", 0.0)
 
 
 def header_of(first_key: BlockKey, size: int = SIZE) -> SegmentHeader:
@@ -89,7 +89,7 @@ def entry_start(index: int) -> int:
 # -- what was written is read
 
 
-@pytest.mark.parametrize("size", [1, 7, 4097, segment_file.READ_AT_ONCE // 3, segment_file.READ_AT_ONCE + 1])
+@pytest.mark.parametrize("size", [1, 7, 4097, segment_file.READ_BATCH_BYTES // 3, segment_file.READ_BATCH_BYTES + 1])
 def test_round_trip(tmp_path: Path, size: int) -> None:
     path, keys = tmp_path / "one.run", keys_of("chain", 9)
     header, blocks = header_of(keys[0], size), filled(keys, size=size)
@@ -189,7 +189,7 @@ def test_every_byte_that_is_cut_off_counts(tmp_path: Path) -> None:
     size = path.stat().st_size
     for length in (*range(size - 1, size - 95, -1), DATA_START, DATA_START - 1, HEADER_BYTES, 50, 1, 0):
         os.truncate(path, length)
-        assert bad(path) == "it is cut off"
+        assert bad(path) == "truncated"
         with pytest.raises(BadSegment):
             head_of(path)  # known before its data is read
 
@@ -221,7 +221,7 @@ def test_the_same_data_with_other_entries_is_another_block(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("field", "value", "why"),
-    [("MAGIC", b"INGLEKW\0", "no run file"), ("VERSION", 2, "has version 2"), ("SEGMENT_BLOCKS", 32, "has version")],
+    [("MAGIC", b"INGLEKW\0", "not a segment file"), ("VERSION", 2, "version 2"), ("SEGMENT_BLOCKS", 32, "version")],
 )
 def test_other_kinds_of_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str, value: object, why: str
@@ -250,12 +250,12 @@ def test_a_table_that_is_just_being_written_is_no_damage(tmp_path: Path, monkeyp
 
     def sleep(seconds: float) -> None:
         looks.append(seconds)
-        if len(looks) == segment_file.LOOKS:
+        if len(looks) == segment_file.MAX_READS:
             path.write_bytes(whole)
 
     monkeypatch.setattr(time, "sleep", sleep)
     assert len(contents(path)) == 5
-    assert len(looks) == segment_file.LOOKS
+    assert len(looks) == segment_file.MAX_READS
 
 
 class _Growing(FileIO):

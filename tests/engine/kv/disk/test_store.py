@@ -20,7 +20,7 @@ from engine.kv.blocks import BlockKey
 from engine.kv.disk import segment_file, store
 from engine.kv.disk.quota import Quota
 from engine.kv.disk.segment_file import DATA_START, SEGMENT_BLOCKS
-from engine.kv.disk.store import PAUSE, DiskMiss, DiskStore
+from engine.kv.disk.store import WRITE_PAUSE, DiskMiss, DiskStore
 from tests.engine.kv.disk.known_blocks import FINGERPRINT, SIZES, data_of, filled, keys_of, new_store, read_back
 from tests.engine.kv.disk.refusals import Clock, Refusals
 from tests.support.processes import Started
@@ -187,8 +187,8 @@ def test_heads_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_few_heads_and_few_own_files_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "MOST_HEADS", 3)
-    monkeypatch.setattr(store, "MOST_OWN_FILES", 3)
+    monkeypatch.setattr(store, "MAX_HEADS", 3)
+    monkeypatch.setattr(store, "MAX_OWN_FILES", 3)
     chains = [keys_of(number, 3) for number in range(10)]
     one = new_store(tmp_path)
     for keys in chains + chains:
@@ -318,7 +318,7 @@ def test_what_cannot_be_opened_now_is_not_deleted(
         assert not other.find(0, keys[0])
     assert len(warnings()) == 1
     assert not other.find(0, keys[0])
-    clock.now += PAUSE
+    clock.now += WRITE_PAUSE
     assert_holds(other, keys)
     assert_holds(new_store(tmp_path), keys)
 
@@ -439,7 +439,7 @@ def test_every_refusal(
             calls = refusals.calls
             write_several(disk)
             assert refusals.calls == calls  # nothing is tried
-            clock.now += PAUSE
+            clock.now += WRITE_PAUSE
             write_several(disk)
             write_all(disk, keys_of("new", 5))  # above all may be there: a torn entry whose last byte is zero is whole
             assert disk.is_paused == lasting
@@ -447,7 +447,7 @@ def test_every_refusal(
             for name in ("one", "two"):
                 for group in GROUPS:
                     read_back(reader, group, keys_of(name)[0])
-        clock.now += PAUSE
+        clock.now += WRITE_PAUSE
         write_several(disk)
         assert not disk.is_paused
         for reader in (disk, new_store(root)):
