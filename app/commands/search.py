@@ -55,7 +55,7 @@ def search(
     asked = " ".join(words)
     try:
         if settings.offline:
-            raise Offline(f"the network is off ({settings.origins['offline']})")
+            raise Offline(f"offline mode is on ({settings.origins['offline']})")
         found = search_hub(asked, formats or FORMATS, limit, settings, progress, memory or 0)
     except Offline as problem:
         click.echo(f"{problem.message}: {OF_FAMILIES}.", err=True)

@@ -177,7 +177,7 @@ def _default_model(settings: Settings, progress: Progress) -> CheckResult:
 
 def _hub(settings: Settings, progress: Progress) -> CheckResult:
     if settings.offline:
-        return CheckResult("Hub", "ok", f"not checked: offline is set ({settings.origins['offline']})")
+        return CheckResult("Hub", "ok", f"not checked: offline mode is on ({settings.origins['offline']})")
     try:
         check_reachable(settings.hub_endpoint)
     except Offline as problem:

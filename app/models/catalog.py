@@ -1,7 +1,7 @@
-"""The models known by a short name: what each is, the digest of its file, and where that file can be had.
+"""The catalog: models with a short name, the digest of each file, and its sources.
 
-The data is catalog.toml, checked when it is read; a mistake in it is ours, so it raises ValueError. Nothing here
-touches the network or knows what is stored.
+The data is in catalog.toml, and is checked when it is read. An error in it is a bug of ingle, so it raises ValueError.
+This module does not use the network, and does not look which models are stored.
 """
 
 import re
@@ -64,7 +64,7 @@ SOURCE_KINDS: Mapping[str, type[Source]] = {"hub": HubSource, "package-index": P
 
 @dataclass(frozen=True)
 class Sampling:
-    """The sampling that is recommended for a model; the names are those of `SamplingParams`."""
+    """Recommended sampling of a model. The names are those of `SamplingParams`."""
 
     temperature: float
     top_p: float = 1.0
@@ -79,18 +79,18 @@ class Sampling:
 
     @property
     def values(self) -> dict[str, float]:
-        """By name."""
+        """The values by name."""
         return asdict(self)
 
     def __str__(self) -> str:
-        """The temperature, and every other value that changes something: "temperature 0.7, top_p 0.95"."""
+        """Return the temperature and every other value that differs from its default: "temperature 0.7, top_p 0.95"."""
         told = ((name, value) for name, value in self.values.items() if value != getattr(Sampling, name, None))
         return ", ".join(f"{name} {value:g}" for name, value in told)
 
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """A model with a short name. `size` is in bytes, `sha256` in lower-case hex, both of the file itself."""
+    """A model with a short name. `size` (bytes) and `sha256` (lower-case hex) are those of its file."""
 
     name: str
     aliases: tuple[str, ...]
@@ -122,18 +122,18 @@ class Catalog:
         return iter(self.entries)
 
     def find(self, name: str) -> CatalogEntry | None:
-        """The entry of that name or alias, in any case."""
+        """Return the entry with that name or alias, ignoring case."""
         wanted = name.lower()
         return next((entry for entry in self if wanted in (entry.name, *entry.aliases)), None)
 
     def similar(self, name: str) -> list[str]:
-        """Names close to a mistyped one, closest first."""
+        """Return names similar to a mistyped one, the most similar first."""
         known = [known for entry in self for known in (entry.name, *entry.aliases)]
         return get_close_matches(name.lower(), known, n=3)
 
 
 def load_catalog(path: Path = CATALOG_FILE) -> Catalog:
-    """Read and check a catalog file. Raises ValueError that names the field."""
+    """Read and check a catalog file. Raises ValueError that names the invalid field."""
     with path.open("rb") as file:
         content = tomllib.load(file)
     try:

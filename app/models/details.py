@@ -1,4 +1,4 @@
-"""All that can be told of a stored model without loading it: the noun, put together from its parts."""
+"""Details of a stored model, collected from its headers, the catalog, and its chat template, without loading it."""
 
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from app.models.tensor_classes import TensorClass, classes_of
 
 @dataclass(frozen=True, slots=True)
 class ModelDetails:
-    """None: nobody says, or for `template`, there is none."""
+    """Details of a model. None: unknown, or for `template`, there is none."""
 
     name: str
     path: Path
     source: str
-    size: int  # bytes of all its files
+    size: int  # of the file, if it was read and there is only one
     sha256: str | None  # of the one file, where it was read
     stored_at: str | None
     architecture: str | None
@@ -36,7 +36,7 @@ class ModelDetails:
     sampling: Sampling | None
     license: str | None
     tensors: list[TensorClass]
-    problem: str = ""  # why this version does not run it; empty: nothing is known to speak against it
+    problem: str = ""  # why this version cannot run it; empty: no reason is known
 
     @property
     def format(self) -> Literal["gguf", "safetensors"]:
@@ -44,7 +44,7 @@ class ModelDetails:
 
     @classmethod
     def unknown(cls, name: str) -> Self:
-        """Of a model that nobody says anything of."""
+        """Return the details of a model about which nothing is known."""
         return cls(
             name=name,
             path=Path(name),
@@ -68,8 +68,10 @@ class ModelDetails:
 def details_of(
     stored: StoredModel, catalog: Catalog, models: HubModels, renderer: ChatTemplateRenderer | None = None
 ) -> ModelDetails:
-    """Reads headers, and renders the chat template, by the renderer if there is one. Raises ModelFileError,
-    TemplateUnavailable."""
+    """Read the headers of a model, and probe its chat template with `renderer`, or with a new one.
+
+    Raises ModelFileError or TemplateUnavailable.
+    """
     header = read_header(stored)
     classes = classes_of(header.tensors, header.packed_bits)
     return ModelDetails(
@@ -81,7 +83,7 @@ def details_of(
         stored_at=stored.stored_at,
         architecture=header.architecture,
         parameters=sum(part.parameters for part in classes),
-        quantization=header.quantization or stored.quantization or _commonest_type(classes),
+        quantization=header.quantization or stored.quantization or _most_common_type(classes),
         context_length=header.context_length,
         vocab_size=header.vocab_size,
         template=_features(header.chat_template, header.bos_token, renderer),
@@ -101,7 +103,7 @@ def _features(template: str | None, bos_token: str, renderer: ChatTemplateRender
 
 
 def known_license(stored: StoredModel, catalog: Catalog, models: HubModels) -> str | None:
-    """As it was told where the model came from; None where nobody has."""
+    """Return the license according to the catalog or the record of the download; None if neither has it."""
     if entry := catalog.find(stored.name):
         return entry.license
     name = RepositoryName.parse(stored.name)
@@ -109,7 +111,7 @@ def known_license(stored: StoredModel, catalog: Catalog, models: HubModels) -> s
     return (pulled.license or None) if pulled else None
 
 
-def _commonest_type(classes: list[TensorClass]) -> str | None:
-    """The type that most bytes are of."""
+def _most_common_type(classes: list[TensorClass]) -> str | None:
+    """Return the type that most bytes have."""
     types = [(size, name) for part in classes for name, size in part.types.items()]
     return max(types)[1] if types else None

@@ -1,7 +1,7 @@
-"""Which weights a file holds: the sha256 of all its bytes, and one digest for a model of several files.
+"""SHA-256 digests of model files, and one digest for a model of several files.
 
-That of a file is computed once, or known from its download, and remembered in a small record of its own for each path,
-for as long as the file is the same one. Refuses to know what is in the file.
+The digest of a file is computed once, or known from its download. It is stored in a small record for each path, which
+is valid until the file changes.
 """
 
 import hashlib
@@ -15,13 +15,13 @@ from app.progress import Progress
 from app.whole_file import write_whole
 from engine.private_folder import private_folder
 
-DIGESTS = ".digests"  # the folder of the records, in that of all models
+DIGESTS = ".digests"  # folder of the records, in the models folder
 _CHUNK = 1 << 20
 _SHA256_LENGTH = 64
 
 
 def digest_of(paths: Sequence[Path], records: Path, progress: Progress) -> str:
-    """The digest, in hex, of what several files hold together, by name; of one file, its sha256. Raises OSError."""
+    """Return one hex digest for the names and contents of several files; for one file, its sha256. Raises OSError."""
     digests = [remembered_sha256(path, records, progress) for path in paths]
     if len(digests) == 1:
         return digests[0]
@@ -30,30 +30,31 @@ def digest_of(paths: Sequence[Path], records: Path, progress: Progress) -> str:
 
 
 def remembered_sha256(path: Path, records: Path, progress: Progress) -> str:
-    """The digest of a file, in hex: from its record in the folder `records`, else computed and recorded there.
+    """Return the hex digest of a file from its record in the folder `records`, or compute and record it.
 
-    Raises OSError where the file cannot be read. Where the record cannot be written, says so, and goes on.
+    Raises OSError if the file cannot be read. If the record cannot be written, prints a line and continues.
     """
     path = path.absolute()
     identity = _identity(path)
     if digest := _recorded(_record_of(path, records), identity):
         return digest
-    digest = sha256_of(path, f"Reading {path.name} once, to know it again", progress)
+    digest = sha256_of(path, f"Hashing {path.name}, once", progress)
     if _identity(path) != identity:
-        return digest  # it is being written to: the next time it is another one
+        return digest  # the file is being written to, so a record would be wrong
     try:
         remember_sha256(path, records, digest)
     except OSError as problem:
         progress.say(
-            f"{path.name} will be read at every start, since its digest cannot be kept in {records}: {problem.strerror}"
+            f"The digest of {path.name} cannot be saved in {records} ({problem.strerror}), so the file is read at "
+            "every start."
         )
     return digest
 
 
 def has_digest(path: Path, digest: str, records: Path, progress: Progress) -> bool:
-    """Whether a file has the bytes of a digest in hex: a sha256, which is remembered, or git's sha1 of a small file.
+    """Whether a file has a hex digest: a sha256, which is recorded, or git's sha1 of a small file.
 
-    Raises OSError where the file cannot be read.
+    Raises OSError if the file cannot be read.
     """
     if len(digest) == _SHA256_LENGTH:
         return remembered_sha256(path, records, progress) == digest
@@ -76,7 +77,7 @@ def _record_of(path: Path, records: Path) -> Path:
 
 
 def sha256_of(path: Path, label: str, progress: Progress) -> str:
-    """The digest of a file, in hex, computed under a label for people. Raises OSError."""
+    """Return the hex digest of a file. `label` is shown as its progress. Raises OSError."""
     digest = hashlib.sha256()
     with path.open("rb") as file, progress.task(label, path.stat().st_size) as report:
         while chunk := file.read(_CHUNK):
@@ -86,7 +87,7 @@ def sha256_of(path: Path, label: str, progress: Progress) -> str:
 
 
 def _recorded(record: Path, identity: list[int]) -> str:
-    """Empty where there is no record of exactly this file."""
+    """Return the recorded digest; empty if there is no record of exactly this file."""
     try:
         content = json.loads(record.read_bytes())
         digest = content["sha256"] if content["identity"] == identity else ""
@@ -96,7 +97,8 @@ def _recorded(record: Path, identity: list[int]) -> str:
 
 
 def _identity(path: Path) -> list[int]:
-    """What changes when a file is replaced or written to. The device is part of it, though on some systems it differs
-    from boot to boot: there is no promised digest to tell a mistake by, and to hash again costs seconds."""
+    """Return values that change when a file is replaced or written to. The device is included, although on some systems
+    it changes with each boot: a wrong match could not be detected here, and hashing again costs only seconds.
+    """
     status = os.stat(path)
     return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns]

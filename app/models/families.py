@@ -1,4 +1,4 @@
-"""Models with a short name (families.toml), and the memory that a model takes by its figures alone."""
+"""Models with a short name (families.toml), and memory estimates from the shape of a model."""
 
 import re
 import tomllib
@@ -17,14 +17,14 @@ BITS = (16, 8, 4)
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """The figures that the caches depend on."""
+    """The dimensions on which the size of the KV cache depends."""
 
     layers: int
     kv_heads: int
     head_dim: int
 
     def token_bytes(self, bits: int) -> int:
-        """That one token's keys and values take, in so many bits each."""
+        """Return the bytes of one token's keys and values, with `bits` bits per number."""
         return 2 * self.layers * self.kv_heads * self.head_dim * bits // 8
 
 
@@ -33,16 +33,16 @@ def weight_bytes(parameters: int, bits: int) -> int:
 
 
 def read_count(text: str) -> int:
-    """A number of parameters, as people write it: 70b, 1.5B, 135m, 7000000000. Raises ValueError."""
+    """Parse a number of parameters: 70b, 1.5B, 135m, 7000000000. Raises ValueError."""
     found = _COUNT.fullmatch(text.strip()) or re.fullmatch(r"(\d{1,15})()", text.strip())
     if found is None:
-        raise ValueError(f"must be a number such as 70b, 1.5b or 135m, not {text!r}")
+        raise ValueError(f"must be a number such as 70b, 1.5b, or 135m, not {text!r}")
     return round(float(found[1]) * _UNITS[found[2].lower()])
 
 
 FAMILIES_FILE = Path(__file__).with_name("families.toml")
 KINDS = ("chat", "reasoning", "code", "embedding")
-_USUAL_BYTES = 0.62  # of a weight, in the quantization that is usual
+_USUAL_BYTES = 0.62  # bytes per weight in the usual quantization
 _NAME = r"[a-z0-9][a-z0-9.-]*"
 _SIZE = "[0-9.]+[mb]"
 _ASKED = re.compile(rf"({_NAME})(?::({_SIZE})(?:-({QUANTIZATION}))?)?", re.IGNORECASE)
@@ -58,11 +58,11 @@ class KnownModel:
     license: str
     context: int  # tokens
     repository: RepositoryName
-    draft: str | None  # the name of a small model with the same vocabulary; of itself, None
+    draft: str | None  # short name of a small model with the same vocabulary; None for that model itself
 
     @property
     def usual_size(self) -> int:
-        """Bytes of its files, about, in the quantization that is usual."""
+        """Approximate bytes of its files in the usual quantization."""
         return round(read_count(self.name.partition(":")[2]) * _USUAL_BYTES)
 
 
@@ -71,14 +71,14 @@ class Families:
     """All known models, by name."""
 
     models: Mapping[str, KnownModel]
-    defaults: Mapping[str, str]  # the model that a family's bare name means
+    defaults: Mapping[str, str]  # family name without a size -> model
     recommended: tuple[KnownModel, ...]  # for chats, the best first
 
     def __iter__(self) -> Iterator[KnownModel]:
         return iter(self.models.values())
 
     def repository(self, name: str) -> RepositoryName | None:
-        """What "qwen3", "qwen3:4b" or "qwen3:4b-q8_0" means, in any case."""
+        """Return the repository for a name such as "qwen3", "qwen3:4b", or "qwen3:4b-q8_0", ignoring case."""
         asked = _ASKED.fullmatch(name)
         if asked is None:
             return None
@@ -90,12 +90,12 @@ class Families:
         return RepositoryName(known.repository.repo, quantization.upper())
 
     def similar(self, name: str) -> list[str]:
-        """Names close to a mistyped one, closest first."""
+        """Return names similar to a mistyped one, the most similar first."""
         return get_close_matches(name.lower(), [*self.models, *self.defaults], n=3)
 
 
 def load_families(path: Path = FAMILIES_FILE) -> Families:
-    """Read and check the file. Raises ValueError that names what is wrong."""
+    """Read and check the file. Raises ValueError that names the invalid entry."""
     with path.open("rb") as file:
         content = tomllib.load(file)
     try:
@@ -108,7 +108,7 @@ def load_families(path: Path = FAMILIES_FILE) -> Families:
     by_name = {model.name: model for model in models}
     named = [*defaults.values(), *(model.draft for model in models if model.draft), *recommended]
     if len(by_name) != len(models) or len(defaults) != len(bare) or not by_name.keys() >= set(named):
-        raise ValueError("families: a name is given twice, or means nothing")
+        raise ValueError("families: a name is defined twice, or refers to no model")
     return Families(by_name, defaults, tuple(by_name[name] for name in recommended))
 
 
@@ -116,7 +116,7 @@ def _models(
     *, name: str, title: str, kind: str, license: str, context: int, repositories: dict[str, Any],  # noqa: A002
     default: str = "", draft: str | None = None,
 ) -> Iterator[KnownModel]:  # fmt: skip
-    """The sizes of one family."""
+    """Yield the sizes of one family."""
     if not re.fullmatch(_NAME, name) or kind not in KINDS or context <= 0 or not repositories:
         raise ValueError(f"families: {name}: {kind}, {context} tokens")
     for size, repo in repositories.items():

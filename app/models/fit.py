@@ -1,6 +1,6 @@
 """Whether a model fits this machine, by its files or by headers from the Hub; and which recommended model fits.
 
-`engine.fit` computes the numbers. Importing this module loads torch.
+`engine.fit` computes the numbers. Importing this module imports torch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,25 +25,25 @@ from engine.load_options import LoadOptions
 from engine.loading import open_checkpoint
 
 _CPU = "cpu"
-# Of weights, which a CPU reads once for each token: with 30 GB/s or more, as desktops have, words come as fast as
-# people read them.
+# Bytes of weights, which a CPU reads once for each token. With a memory bandwidth of 30 GB/s or more, as desktops have,
+# text then appears as fast as users read.
 _FLUENT_BYTES = 3_000_000_000
-_TOLERANCE = 0.03  # of what was planned
-_NOISE = 64 << 20  # bytes that compiled kernels and what Python keeps for later come to
-_INT4_SHARE = 0.3  # of weights of 16 bits: their scales and what stays as it is come on top of a quarter
+_TOLERANCE = 0.03  # share of the planned bytes
+_NOISE = 64 << 20  # bytes of compiled kernels and of memory that Python retains
+_INT4_SHARE = 0.3  # size of int4 weights relative to 16 bits: a quarter, scales, and layers that are not quantized
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFit:
-    """A model, what it takes here, and what else there is to choose."""
+    """A model, the memory that it needs here, and alternatives."""
 
     name: str
     size: int  # bytes of its files
     is_stored: bool
-    fit: Fit  # on the device that is used first
-    on_cpu: Fit | None  # where that is a GPU
-    smaller: str  # the name of the largest smaller quantization that fits; empty: none is known
-    int4: bool  # whether it would fit with its layers quantized to four bits while it loads
+    fit: Fit  # on the preferred device
+    on_cpu: Fit | None  # set if that is a GPU and the model does not fit there
+    smaller: str  # name of the largest smaller quantization that fits; empty: none is known
+    int4: bool  # whether it would fit with its layers quantized to int4 while loading
 
     @property
     def is_possible(self) -> bool:
@@ -51,9 +51,10 @@ class ModelFit:
 
 
 def fit_model(name: str, settings: Settings, progress: Progress | None = None, memory: int = 0) -> ModelFit:
-    """What the model of that name takes, fetching nothing but headers. `memory`: bytes of the device, had it so many.
+    """Return what the model with that name needs. Only headers are downloaded.
 
-    Raises ModelNotFound, Offline, ModelFileError, UnsupportedModel and what else opening a model does.
+    `memory`: bytes of the device to assume; 0: what is free. Raises ModelNotFound, Offline, ModelFileError,
+    UnsupportedModel, and what opening a model raises.
     """
     progress = progress or SilentProgress()
     store = ModelStore(settings)
@@ -69,7 +70,7 @@ def fit_model(name: str, settings: Settings, progress: Progress | None = None, m
 
 
 def fit_stored(stored: StoredModel, settings: Settings, progress: Progress | None = None, memory: int = 0) -> ModelFit:
-    """The same of a stored model. The Hub is asked for others where this one does not fit."""
+    """Return what a stored model needs. If it does not fit, asks the Hub for smaller quantizations."""
     found = _model_fit(stored.name, stored.path, stored.size, {}, settings, memory)
     name = RepositoryName.parse(stored.name)
     if found.is_possible or name is None or settings.offline:
@@ -102,12 +103,12 @@ def _model_fit(
 
 
 def on_the_cpu(options: LoadOptions) -> LoadOptions:
-    """The same, computed without a GPU."""
+    """Return the same options for a CPU."""
     return replace(options, device=_CPU, backend="auto", kv_type="auto", card=None)
 
 
 def _smaller(name: str, size: int, choices: Mapping[str, int], found: Fit) -> str:
-    """The largest of the quantizations that fits, by the bytes of its files."""
+    """Return the name of the largest quantization that fits, by the size of its files; empty if there is none."""
     repository = RepositoryName.parse(name)
     fitting = (kind for kind, its in choices.items() if its < size and _fits(found, its / size))
     kind = next(fitting, None) if repository else None
@@ -115,7 +116,7 @@ def _smaller(name: str, size: int, choices: Mapping[str, int], found: Fit) -> st
 
 
 def _fits(found: Fit, share: float) -> bool:
-    """Whether the model would fit if its weights took that share of what they take."""
+    """Whether the model would fit if its weights took `share` of their size."""
     return found.needed - found.needs.weights * (1 - share) < found.memory
 
 
@@ -125,11 +126,11 @@ def _can_be_quantized(path: Path) -> bool:
     return False
 
 
-# -- words
+# -- text
 
 
 def verdict(found: ModelFit) -> str:
-    """One line for people: whether it fits, how long its context may be, and what else would fit."""
+    """Return one line: whether it fits, how long its context can be, and what else would fit."""
     numbers = f"needs {format_bytes(found.fit.needed)}, {format_bytes(found.fit.memory)} free"
     if found.is_possible:
         contexts = _contexts(found.fit)
@@ -138,17 +139,17 @@ def verdict(found: ModelFit) -> str:
 
 
 def advice(found: ModelFit) -> Iterator[str]:
-    """What to do about a model that does not fit."""
+    """Yield suggestions for a model that does not fit."""
     if found.smaller:
         yield f"try {found.smaller}"
     if found.on_cpu and found.on_cpu.is_possible:
-        yield "or the CPU: --device cpu" if found.smaller else "try the CPU: --device cpu"
+        yield "or --device cpu" if found.smaller else "try --device cpu"
     if found.int4:
         yield "try --quantize int4"
 
 
 def _contexts(found: Fit) -> str:
-    """The longest first, each with its type of keys and values."""
+    """Return the context lengths, the longest first, each with its KV type."""
     caches = sorted(found.caches, key=lambda cache: -cache.context)
     if caches and all(cache.context == found.wanted for cache in caches):
         return f"{in_thousands(found.wanted)} context"
@@ -157,16 +158,16 @@ def _contexts(found: Fit) -> str:
 
 
 def in_thousands(tokens: int) -> str:
-    """A length of context, as people call it."""
+    """Return a context length in thousands, such as "32k"."""
     return f"{tokens // 1000}k" if tokens >= 10_000 else str(tokens)
 
 
-# -- what loading has taken
+# -- planned and actual memory
 
 
 @contextmanager
 def compare_with_plan(plan: Fit, name: str, progress: Progress) -> Iterator[None]:
-    """Tell where the body, which loads the model in the host's memory, takes another amount of it than was planned."""
+    """Print a line if the body, which loads the model into host memory, takes more or less memory than planned."""
     before = resident_bytes()
     yield
     after = resident_bytes()
@@ -175,15 +176,17 @@ def compare_with_plan(plan: Fit, name: str, progress: Progress) -> Iterator[None
         return
     taken = after - before
     if abs(taken - planned) > max(_TOLERANCE * planned, _NOISE):
-        progress.say(f"{name} takes {format_bytes(max(0, taken))} of memory; {format_bytes(planned)} were expected.")
+        progress.say(
+            f"{name} takes {format_bytes(max(0, taken))} of memory instead of the expected {format_bytes(planned)}."
+        )
 
 
 def plan_loading(
     checkpoint: Checkpoint, options: LoadOptions, stored: StoredModel, settings: Settings, progress: Progress
 ) -> Fit:
-    """What loading an open checkpoint will take, on the device that the engine will come to.
+    """Return what loading an open checkpoint needs, on the device that the engine will choose.
 
-    Raises OutOfMemory, with what would fit, where there is no room for it: nothing was read then.
+    Raises OutOfMemory, with suggestions, if it does not fit. No weights have been read then.
     """
     plan = fit(checkpoint, options)
     if not plan.has_room and plan.device == "cuda" and not options.asks_for_gpu:
@@ -191,20 +194,20 @@ def plan_loading(
     if plan.has_room:
         return plan
     found = fit_stored(stored, settings, progress)
-    numbers = f"it needs {format_bytes(plan.needed)} of memory, and {format_bytes(plan.memory)} are free"
+    numbers = f"it needs {format_bytes(plan.needed)} of memory, and {format_bytes(plan.memory)} is free"
     remedy = "; ".join(advice(found)) or "Choose a smaller model, or close other programs."
     raise OutOfMemory(f"{stored.name} does not fit: {numbers}", remedy)
 
 
 def recommended_fit(settings: Settings, progress: Progress | None = None) -> ModelFit:
-    """The first of the recommended models that fits; where a CPU computes, the first that is fast enough, too.
+    """Return the first recommended model that fits. On a CPU, it must also be small enough to be fast.
 
-    Raises ModelNotFound where none does, Offline, or AppError where the Hub refuses.
+    Raises ModelNotFound if none fits, Offline, or AppError if the Hub refuses.
     """
     memory = machine_memory(settings)
     for known in ModelStore(settings).families.recommended:
-        if is_likely_to_fit(known.usual_size, memory):  # so that no header is fetched in vain
+        if is_likely_to_fit(known.usual_size, memory):  # avoids the download of headers of models that are too large
             found = fit_model(known.name, settings, progress or SilentProgress())
             if found.is_possible and (found.fit.device == "cuda" or found.size <= _FLUENT_BYTES):
                 return replace(found, name=known.name)
-    raise ModelNotFound("no recommended model fits this machine", "All that are known: ingle ls --catalog.")
+    raise ModelNotFound("no recommended model fits this machine", "ingle ls --catalog lists all known models.")

@@ -1,6 +1,6 @@
-"""Requests to the Hugging Face Hub, or a mirror of it, and the errors that its answers stand for.
+"""Requests to the Hugging Face Hub, or a mirror of it, and the errors for its responses.
 
-The token is sent to the Hub's own host alone, and only over a connection that keeps it secret.
+The token is sent to the Hub's own host only, and only over a secure connection.
 """
 
 import asyncio
@@ -23,15 +23,15 @@ from app.settings.settings import Settings
 if TYPE_CHECKING:
     import httpx
 
-_UNKNOWN_LOGIN = "ingle: unknown login"  # a code of ours: the Hub says nothing then
+_UNKNOWN_LOGIN = "ingle: unknown login"  # code for a response in which the Hub sends none
 
-# What the Hub says in X-Error-Code, in words for people.
+# Error messages by the value of the header X-Error-Code.
 _REFUSALS: Mapping[str, str] = {
-    "GatedRepo": "{repo} is gated: accept its licence at {page}, then log in with `hf auth login` or set HF_TOKEN",
+    "GatedRepo": "{repo} is gated: accept its license at {page}, then log in with `hf auth login` or set HF_TOKEN",
     "RepoNotFound": "{repo} does not exist on the Hub, or is private: check the name, or log in with `hf auth login`",
     "RevisionNotFound": "{repo} has no revision {revision}",
     "EntryNotFound": "{repo} has no file {file}",
-    _UNKNOWN_LOGIN: "the Hub does not know the access token (HF_TOKEN, or that of `hf auth login`): log in again",
+    _UNKNOWN_LOGIN: "the Hub rejects the access token (HF_TOKEN, or that of `hf auth login`): log in again",
 }
 
 
@@ -45,7 +45,7 @@ def fetch(source: HubSource, incoming: Incoming, progress: Progress, settings: S
 def web_file(
     source: HubSource, digest: str, receiving: Callable[[], AbstractContextManager[Incoming]], settings: Settings
 ) -> WebFile:
-    """The file with this digest, as something that can be fetched."""
+    """Return the file with this digest as a WebFile, which can be downloaded."""
 
     def check(response: "httpx.Response") -> None:
         check_response(response, settings, repo=source.repo, revision=source.revision, file=source.file)
@@ -55,14 +55,14 @@ def web_file(
 
 
 def resolve_path(source: HubSource) -> str:
-    """Where a file is, below the Hub's address."""
+    """Return the path of a file, relative to the Hub's URL."""
     return f"/{source.repo}/resolve/{source.revision}/{quote(source.file)}"
 
 
 def get(path: str, repo: str, limit: int, settings: Settings, progress: Progress) -> bytes:
-    """The Hub's answer to a question about a repository, of at most `limit` bytes.
+    """Return the Hub's response about a repository, of at most `limit` bytes.
 
-    Raises Offline if the Hub cannot be reached, AppError if it refuses or says more than that.
+    Raises Offline if the Hub cannot be reached, AppError if it refuses or the response is longer.
     """
 
     async def attempt() -> bytes:
@@ -75,7 +75,7 @@ def get(path: str, repo: str, limit: int, settings: Settings, progress: Progress
             async for chunk in reply.aiter_bytes():
                 raw += chunk
                 if len(raw) > limit:
-                    raise AppError(f"the Hub's answer about {repo} has more than {limit} bytes")
+                    raise AppError(f"the Hub's response about {repo} has more than {limit} bytes")
         return bytes(raw)
 
     return asyncio.run(retry(attempt, progress.say, waits=SHORT_WAITS))
@@ -84,47 +84,49 @@ def get(path: str, repo: str, limit: int, settings: Settings, progress: Progress
 def check_response(
     response: "httpx.Response", settings: Settings, *, repo: str, revision: str = "", file: str = ""
 ) -> None:
-    """Raises TryAgain for a Hub in trouble, IntegrityError for a file without the part asked for, else AppError."""
+    """Raise TryAgain if the Hub is busy, IntegrityError if the file lacks the requested part, or AppError for other
+    errors.
+    """
     status = response.status_code
     if response.is_success:
         return
     if is_busy(status):
         wait = retry_after(response.headers)
-        asks = f", and asks to be left alone for {wait:.0f} s" if wait else ""
-        trouble = Offline(f"{host(settings)} is busy or in trouble (it answered {status}{asks})", AGAIN)
-        raise TryAgain(trouble, wait)
+        asks = f", and asks to wait {wait:.0f} s" if wait else ""
+        reason = Offline(f"{host(settings)} is unavailable (it returned status {status}{asks})", AGAIN)
+        raise TryAgain(reason, wait)
     if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-        raise IntegrityError(f"the Hub's {file} is shorter than promised")
+        raise IntegrityError(f"{file} on the Hub is shorter than expected")
     code = response.headers.get("X-Error-Code", "")
     if status == HTTPStatus.UNAUTHORIZED and not code and settings.hub_token:
         code = _UNKNOWN_LOGIN
-    refusal = _REFUSALS.get(code, "the Hub refused {repo} (it answered {status})")
+    refusal = _REFUSALS.get(code, "the Hub refused access to {repo} (it returned status {status})")
     page = f"https://huggingface.co/{repo}"
     raise AppError(refusal.format(repo=repo, revision=revision, file=file, page=page, status=status))
 
 
 def _check_identity(response: "httpx.Response", digest: str, file: str) -> None:
-    """The Hub names a large file's sha256 before it sends on to where the bytes are. Raises TryAgain for another."""
+    """Raise TryAgain if the digest differs. The Hub names a large file's sha256 before it redirects to the bytes."""
     for step in (*response.history, response):
         named = step.headers.get("X-Linked-Etag", "").removeprefix("W/").strip('"')
         if named and named != digest:
-            raise TryAgain(IntegrityError(f"the Hub's {file} is another file now: sha256 {named} instead of {digest}"))
+            raise TryAgain(IntegrityError(f"{file} on the Hub has changed: sha256 {named} instead of {digest}"))
 
 
 def host(settings: Settings) -> str:
-    """The Hub's host name, for people."""
+    """Return the Hub's host name, for messages."""
     return host_of(settings.hub_endpoint)
 
 
 def headers_for(settings: Settings) -> dict[str, str]:
-    """What a request to the Hub carries besides its address."""
+    """Return the headers of a request to the Hub."""
     if settings.hub_token and _keeps_secrets(settings.hub_endpoint):
         return {"Authorization": f"Bearer {settings.hub_token}"}
     return {}
 
 
 def _keeps_secrets(address: str) -> bool:
-    """Whether a token may travel there: encrypted, or without leaving this machine."""
+    """Whether a token can be sent there: over an encrypted connection, or within this machine."""
     parts = urlsplit(address)
     if parts.scheme == "https" or parts.hostname == "localhost":
         return True

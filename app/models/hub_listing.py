@@ -1,7 +1,7 @@
-"""The files of a repository on the Hub: their names, sizes, and digests.
+"""List the files of a repository on the Hub: names, sizes, and digests.
 
-Not by huggingface_hub's HfApi: it reads an answer of any length, does not wait as a busy Hub asks, and takes 0.3 s to
-import.
+This replaces HfApi of huggingface_hub, which reads responses of any length, does not wait as a busy Hub asks, and takes
+0.3 s to import.
 """
 
 import re
@@ -18,7 +18,7 @@ from app.settings.settings import Settings
 from quant.bounded_json import JSONProblem, parse_object
 
 MAX_BYTES = 16 << 20
-MAX_NAME = 400  # characters; systems take paths of a few hundred or thousand
+MAX_NAME = 400  # characters; systems allow paths of a few hundred or thousand
 _REVISION = re.compile("[0-9a-f]{40}")
 
 
@@ -27,26 +27,26 @@ class Listing:
     """A repository at one commit."""
 
     revision: str
-    license: str  # empty: it does not say
+    license: str  # empty: not stated
     files: dict[str, ListedFile]
 
 
 def list_repository(repo: str, settings: Settings, progress: Progress) -> Listing:
-    """The files of the main branch. Raises Offline if the Hub cannot be reached, AppError if it refuses."""
+    """Return the files of the main branch. Raises Offline if the Hub cannot be reached, AppError if it refuses."""
     raw = hub.get(f"/api/models/{repo}/revision/main?blobs=true", repo, MAX_BYTES, settings, progress)
     try:
         answer = parse_object(raw)
     except JSONProblem as problem:
-        raise AppError(f"the Hub's list of the files of {repo} makes no sense: {problem}") from None
+        raise AppError(f"the Hub's list of the files of {repo} is invalid: {problem}") from None
     revision, siblings = answer.get("sha"), answer.get("siblings")
     if not isinstance(revision, str) or not _REVISION.fullmatch(revision) or not isinstance(siblings, list):
-        raise AppError(f"the Hub's list of the files of {repo} makes no sense")
+        raise AppError(f"the Hub's list of the files of {repo} is invalid")
     files = {file.source.file: file for file in _files(siblings[:MAX_FILES], repo, revision)}
     return Listing(revision, _license(answer), files)
 
 
 def _files(siblings: list[object], repo: str, revision: str) -> Iterator[ListedFile]:
-    """Large files are listed with their sha256, all others with the id that git gives their content."""
+    """Yield the files. Large ones are listed with their sha256, others with git's id of their content."""
     for entry in siblings:
         match entry:
             case {"rfilename": str(name), "lfs": {"sha256": str(digest), "size": int(size)}}:

@@ -1,7 +1,7 @@
-"""The models of the shared Hugging Face cache, by the name of their repository, whoever has put them there.
+"""Models in the shared Hugging Face cache, by the name of their repository, whichever tool downloaded them.
 
-They are used in place. What ingle itself has fetched it keeps a record of, in `models_dir`, and that is all it will
-ever remove. Refuses to know the network (`app.models.repository_download`).
+They are used without a copy. For each model that ingle itself downloaded there is a record in `models_dir`, and ingle
+removes only those. `app.models.repository_download` does the downloads.
 """
 
 import json
@@ -30,35 +30,35 @@ _PULLED = ".pulled"
 
 @dataclass(frozen=True, slots=True)
 class PullRecord:
-    """What was fetched by the name of a repository, or is on its way."""
+    """The record of a model that ingle downloaded, or is downloading, by the name of its repository."""
 
     revision: str
     files: tuple[str, ...]
     stored_at: str  # ISO 8601 in UTC
-    license: str  # as the Hub has it; empty: it does not say
-    size: int | None = None  # bytes of all files; None: whoever fetched it kept no note of that
+    license: str  # according to the Hub; empty: not stated
+    size: int | None = None  # bytes of all files; None: an earlier version wrote the record, without the size
 
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedPull:
-    """What was begun to be fetched."""
+    """An unfinished download."""
 
     name: str
     arrived: int  # bytes
-    size: int | None  # of all of it
+    size: int | None  # bytes of all files
 
 
 class HubModels:
-    """Every model in the cache. Safe to use from several processes at once."""
+    """The models in the cache. Safe to use from several processes at once."""
 
     def __init__(self, cache: Path, models_dir: Path) -> None:
         self._cache = cache
         self._models_dir = models_dir
 
     def find(self, name: RepositoryName) -> StoredModel | None:
-        """The model of that name, if all of it is there, with its quantization in its own name.
+        """Return the model with that name if it is complete. The name of the result includes its quantization.
 
-        Raises ModelNotFound where the name could mean several.
+        Raises ModelNotFound if the name is ambiguous.
         """
         folder = hub_cache.snapshot(self._cache, name.repo)
         names = hub_cache.files(folder) if folder else []
@@ -67,7 +67,7 @@ class HubModels:
         return self._stored(name.repo, folder, choose(name, names))
 
     def entries(self) -> Iterator[StoredModel]:
-        """All models that are whole, by name."""
+        """Yield all complete models, by name."""
         for repo in hub_cache.repositories(self._cache):
             if folder := hub_cache.snapshot(self._cache, repo):
                 for model in models_among(hub_cache.files(folder)):
@@ -75,7 +75,7 @@ class HubModels:
                         yield stored
 
     def pulled(self, name: RepositoryName) -> PullRecord | None:
-        """What ingle has fetched by this name."""
+        """Return the record of the model that ingle downloaded by this name."""
         try:
             content = json.loads(self._record_path(name).read_bytes())
             files, size = tuple(content["files"]), content.get("size")
@@ -84,7 +84,7 @@ class HubModels:
             return None
 
     def unfinished(self) -> Iterator[UnfinishedPull]:
-        """What ingle has begun to fetch and has not ended, by name."""
+        """Yield the unfinished downloads of ingle, by name."""
         for record in sorted((self._models_dir / _PULLED).glob("*.json")):
             name = _name_in(record)
             if name and (pulled := self.pulled(name)) and self._lacks_a_file(name.repo, pulled):
@@ -96,15 +96,17 @@ class HubModels:
         return not all((folder / file).is_file() for file in pulled.files)
 
     def lock(self, name: RepositoryName, progress: Progress | None = None) -> AbstractContextManager[None]:
-        """Keep other processes from pulling or removing models of the same repository meanwhile."""
+        """Keep other processes from downloading or removing models of the same repository meanwhile."""
         return model_lock(self._models_dir, self._record_path(RepositoryName(name.repo)).stem, str(name), progress)
 
     def path(self, file: ListedFile) -> Path:
-        """Where a file is, or will be."""
+        """Return the path of a file, whether or not it exists."""
         return hub_cache.snapshot_path(self._cache, file.source)
 
     def has(self, file: ListedFile, progress: Progress) -> bool:
-        """Whether the file is there, with the right bytes; those that another commit has too are made its own."""
+        """Whether the file is stored with the right bytes. If another commit has the same bytes, links them to this
+        file.
+        """
         path, blob = self.path(file), self._blob(file)
         if path.is_file():
             return path.stat().st_size == file.size and self._has_digest(path, file.digest, progress)
@@ -115,34 +117,35 @@ class HubModels:
         return True
 
     def verify(self, stored: StoredModel, progress: Progress) -> None:
-        """Raise IntegrityError where a file of a model in the cache has other bytes than it is named for.
+        """Raise IntegrityError if a file of a stored model does not match its digest.
 
-        Each large file is read once, and again only when it has changed.
+        Each large file is read once, and again only after it has changed.
         """
         described = (stored.path / name for name in DESCRIPTIONS) if stored.is_folder else ()
         for path in (*stored.weights(), *(path for path in described if path.is_file())):
             digest = hub_cache.expected_digest(path)
             if digest and not self._has_digest(path, digest, progress):
-                raise IntegrityError(f"{path} is damaged: its bytes are not those of {stored.name}")
+                raise IntegrityError(f"{path} is damaged: it does not match the digest of {stored.name}")
 
     def _has_digest(self, path: Path, digest: str, progress: Progress) -> bool:
         return has_digest(path, digest, self._models_dir / DIGESTS, progress)
 
     def missing(self, file: ListedFile) -> int:
-        """How many bytes of a file, which is not there, have to be fetched yet."""
+        """Return how many bytes of a file that is not stored are still to be downloaded."""
         return max(0, file.size - arrived(self._blob(file)))
 
     def discard_partial(self, file: ListedFile) -> None:
-        """Remove what an interrupted download has left of a file."""
+        """Remove the partial file of an interrupted download."""
         if arrived(self._blob(file)):
             with self.lock(RepositoryName(file.source.repo)):
                 discard(self._blob(file))
 
     @contextmanager
     def receiving(self, file: ListedFile) -> Iterator[Incoming]:
-        """Store a file as the body writes it: verified and whole, or not at all. Hold the lock.
+        """Store a file as the body writes it: verified and complete, or not at all. Hold the lock.
 
-        What has arrived before the body raised, say because the connection broke, is there for the next time.
+        If the body raises, for example because the connection broke, the part that has arrived is kept for the next
+        attempt.
         """
         blob = self._blob(file)
         with receive(blob, file.size, file.digest, resumable=True) as incoming:
@@ -150,39 +153,43 @@ class HubModels:
         hub_cache.link(self._cache, file.source, blob)
 
     def remember_digest(self, file: ListedFile) -> None:
-        """Record what a file that was just received has been verified to hold."""
+        """Record the digest of a file that was just received and verified."""
         if file.is_sha256:
             remember_sha256(self.path(file), self._models_dir / DIGESTS, file.digest)
 
-    def record_pull(self, name: RepositoryName, files: Sequence[ListedFile], licence: str) -> None:
-        """Record what is fetched by this name, all of one commit, before it is: so that `remove` finds it, whatever
-        has arrived of it."""
+    def record_pull(self, name: RepositoryName, files: Sequence[ListedFile], license_name: str) -> None:
+        """Record the files of a download, all of one commit.
+
+        Call this before the download starts, so that `remove` finds every part of it.
+        """
         record = {
             "name": str(name),
             "revision": files[0].source.revision,
             "files": [file.source.file for file in files],
             "stored_at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "license": licence,
+            "license": license_name,
             "size": sum(file.size for file in files),
         }
         private_folder(self._record_path(name).parent)
         write_whole(self._record_path(name), json.dumps(record, indent=2).encode())
 
     def complete(self, name: RepositoryName, revision: str) -> None:
-        """All of it has arrived: the cache calls that commit `main` from now on."""
+        """Finish a download: the commit becomes `main` of the cache."""
         hub_cache.set_main(self._cache, name.repo, revision)
 
     def remove(self, name: RepositoryName, *, really: bool = True) -> list[Removal]:
-        """Remove what was pulled by this name, or tell what that would free. Raises AppError for what others have put
-        there, ModelNotFound."""
+        """Remove the model that ingle downloaded by this name. Not `really`: only return what this would free.
+
+        Raises AppError for a model that another tool downloaded, and ModelNotFound.
+        """
         with self.lock(name):
             stored = self.find(name)
-            name = (stored and RepositoryName.parse(stored.name)) or self._begun(name)
+            name = (stored and RepositoryName.parse(stored.name)) or self._unfinished_name(name)
             pulled = self.pulled(name)
             if pulled is None:
                 if stored:
-                    raise AppError(f"{name} was not stored by ingle", f"hf cache rm model/{name.repo}")
-                raise ModelNotFound(f"{name} is not on this machine", "ingle ls shows what is.")
+                    raise AppError(f"{name} was not downloaded by ingle", f"hf cache rm model/{name.repo}")
+                raise ModelNotFound(f"{name} is not on this machine", "ingle ls lists the stored models.")
             sources = [HubSource(name.repo, pulled.revision, file) for file in pulled.files]
             there = [source for source in sources if hub_cache.find(self._cache, source)]
             freed = hub_cache.remove(self._cache, there, really=really) if there else 0
@@ -192,14 +199,16 @@ class HubModels:
         folder = hub_cache.snapshot_folder(self._cache, name.repo, pulled.revision)
         return [Removal(folder / pulled.files[0] if len(pulled.files) == 1 else folder, freed, shared=True)]
 
-    def _begun(self, name: RepositoryName) -> RepositoryName:
-        """The name with the quantization of what was begun to be fetched by it; where that is not one, as it is."""
-        names = [begun.name for begun in self.unfinished() if begun.name.startswith(f"{name}:")]
+    def _unfinished_name(self, name: RepositoryName) -> RepositoryName:
+        """Return the name with the quantization of its unfinished download; the name itself if there is not exactly
+        one.
+        """
+        names = [pull.name for pull in self.unfinished() if pull.name.startswith(f"{name}:")]
         whole = RepositoryName.parse(names[0]) if len(names) == 1 and not self.pulled(name) else None
         return whole or name
 
     def _stored(self, repo: str, folder: Path, model: ModelFiles) -> StoredModel | None:
-        """None where a part of the model is missing."""
+        """Return the stored model, or None if a part is missing."""
         if not model.is_whole:
             return None
         name = RepositoryName(repo, model.quantization or None)
@@ -218,7 +227,7 @@ class HubModels:
 
 
 def _name_in(record: Path) -> RepositoryName | None:
-    """Of what a record is; None where it makes no sense."""
+    """Return the name in a record; None if the record is invalid."""
     try:
         return RepositoryName.parse(str(json.loads(record.read_bytes())["name"]))
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,7 +1,7 @@
-"""Models of the Hub by words, with what of each would fit into this machine's memory; or of our own list, offline.
+"""Search the Hub for models that fit this machine's memory; without the Hub, search the models with a short name.
 
-Whether one fits is told by the size of its files alone here, with a share on top for its context: asking for headers of
-every find would take minutes. `ingle fit` tells it exactly. The Hub's answers are as hostile as any file.
+Whether a model fits is estimated from the size of its files, with a margin for the context: reading the headers of
+every result would take minutes. `ingle fit` is exact. Responses of the Hub are treated as hostile, like any file.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,28 +23,28 @@ from app.progress import Progress
 from app.settings.settings import Settings
 from quant.bounded_json import JSONProblem, parse_list
 
-FORMATS = ("gguf", "awq", "gptq", "fp8")  # tags that the Hub has for repositories
+FORMATS = ("gguf", "awq", "gptq", "fp8")  # tags of repositories on the Hub
 MAX_BYTES = 4 << 20
-OF_FAMILIES = "these are models with a short name, and sizes are estimates"  # said where the Hub was not searched
-_MOST = 200  # finds of one answer that are looked at
+OF_FAMILIES = "these are models with a short name, and sizes are estimates"  # printed if the Hub was not searched
+_MOST = 200  # results of one response that are read
 
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
     """A model that was found, in the largest of the usual quantizations that fits."""
 
-    name: str  # to pull it by
+    name: str  # the name to download it by
     format: str
     quantization: str | None
-    size: int | None  # bytes; None: not known
+    size: int | None  # bytes; None: unknown
     fits: bool
-    downloads: int | None  # of the repository, in a month
+    downloads: int | None  # of the repository, per month
     license: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Repository:
-    """As a search lists it."""
+    """A repository in the list of a search."""
 
     repo: str
     format: str
@@ -54,11 +54,11 @@ class _Repository:
 def search_hub(
     words: str, formats: tuple[str, ...], limit: int, settings: Settings, progress: Progress, memory: int = 0
 ) -> list[SearchResult]:
-    """What fits first; among the same, what is fetched most. `memory`: bytes of the device, had it so many.
+    """Return models that fit first, and then the most downloaded ones.
 
-    Raises Offline, or AppError where the Hub refuses.
+    `memory`: bytes of the device to assume; 0: what is free. Raises Offline, or AppError if the Hub refuses.
     """
-    with progress.task(f"Asking {hub.host(settings)} for {words}", None):
+    with progress.task(f"Searching {hub.host(settings)} for {words}", None):
         check_reachable(settings.hub_endpoint)
         found: dict[str, _Repository] = {}
         for kind in formats:
@@ -72,7 +72,7 @@ def search_hub(
 
 
 def search_families(words: str, store: ModelStore, settings: Settings, memory: int = 0) -> list[SearchResult]:
-    """The same among the models that have a short name, without the network: sizes are estimates."""
+    """Search the models with a short name, without the network. Sizes are estimates."""
     memory = memory or machine_memory(settings)
     return _ranked([_known(model, memory) for model in store.families if _matches(words, model)])
 
@@ -83,7 +83,7 @@ def _ask(words: str, kind: str, limit: int, settings: Settings, progress: Progre
     try:
         entries = parse_list(raw)
     except JSONProblem as problem:
-        raise AppError(f"the Hub's answer to a search makes no sense: {problem}") from None
+        raise AppError(f"the Hub's response to a search is invalid: {problem}") from None
     for entry in entries[:_MOST]:
         match entry:
             case {"id": str(repo), "downloads": int(downloads)} if (name := RepositoryName.parse(repo)) is not None:
@@ -92,7 +92,7 @@ def _ask(words: str, kind: str, limit: int, settings: Settings, progress: Progre
 
 
 def _look(found: _Repository, memory: int, settings: Settings, progress: Progress) -> SearchResult | None:
-    """None for a repository that cannot be had, or has no model that can run here."""
+    """Return the best model of a repository; None if it is not accessible, or has no model that can run here."""
     try:
         listing = list_repository(found.repo, settings, progress)
         kind, size = _best(found, listing, memory)
@@ -105,10 +105,11 @@ def _look(found: _Repository, memory: int, settings: Settings, progress: Progres
 
 
 def _best(found: _Repository, listing: Listing, memory: int) -> tuple[str | None, int]:
-    """The quantization to take, and its bytes: a usual one that fits, else the largest that does, else the smallest."""
+    """Return a quantization and its bytes: a usual one that fits, or the largest that fits, or the smallest."""
     if choices := choices_of(listing):
         return _best_choice(choices, memory)
-    choose(RepositoryName(found.repo), listing.files)  # raises for what cannot run here
+    # raises ModelNotFound if the repository has no model that can run here
+    choose(RepositoryName(found.repo), listing.files)
     weights = [file for name, file in listing.files.items() if name.endswith(".safetensors") and "/" not in name]
     if not weights:
         raise ModelNotFound(f"{found.repo} has no weights")
@@ -116,7 +117,7 @@ def _best(found: _Repository, listing: Listing, memory: int) -> tuple[str | None
 
 
 def _best_choice(choices: Mapping[str, int], memory: int) -> tuple[str, int]:
-    """`choices` begin with the largest."""
+    """Choose among `choices`, which start with the largest."""
     fitting = {kind: size for kind, size in choices.items() if is_likely_to_fit(size, memory)}
     kind = next((kind for kind in (*PREFERRED, *fitting) if kind in fitting), [*choices][-1])
     return kind, choices[kind]
@@ -135,7 +136,7 @@ def _known(model: KnownModel, memory: int) -> SearchResult:
 
 
 def _ranked(finds: list[SearchResult]) -> list[SearchResult]:
-    """Among those without downloads the larger first where they fit, and the smaller where they do not."""
+    """Sort the results. Those without download counts are sorted by size: the largest that fits first."""
 
     def rank(find: SearchResult) -> tuple[bool, int, int]:
         size = find.size or 0

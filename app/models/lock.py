@@ -1,4 +1,4 @@
-"""Keeps two processes from fetching, writing or removing the same model at once."""
+"""A lock per model, so that two processes do not download, write, or remove the same model at once."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,9 +10,9 @@ from engine.private_folder import private_folder
 
 @contextmanager
 def model_lock(folder: Path, key: str, name: str, progress: Progress | None = None) -> Iterator[None]:
-    """Hold the lock of a model while the body runs; wait for whoever holds it, and say so.
+    """Hold the lock of a model while the body runs. If another process holds it, print a line and wait.
 
-    `folder` is that of all models, `key` a file name that is the model's own, `name` what people call it.
+    `folder` is the models folder, `key` a file name unique to the model, and `name` its name for messages.
     """
     from filelock import FileLock, Timeout
 
@@ -20,7 +20,7 @@ def model_lock(folder: Path, key: str, name: str, progress: Progress | None = No
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        (progress or SilentProgress()).say(f"Waiting for another ingle that is busy with {name}.")
+        (progress or SilentProgress()).say(f"Waiting for another ingle process that uses {name}.")
         lock.acquire()
     try:
         yield

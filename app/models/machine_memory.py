@@ -1,16 +1,17 @@
-"""How much memory a model would find here, and whether one of some size is likely to fit: told without torch, where
-there is no GPU, and without a look at the model. `app.models.fit` tells it exactly.
+"""Estimates of free memory, and of whether a model of some size fits, without torch if there is no GPU.
+
+They do not read the model. `app.models.fit` gives exact numbers.
 """
 
 from pathlib import Path
 
 from app.settings.settings import Settings
 
-_ROOM = 1.15  # bytes that a model takes for each of its files, with a context of some length
+_ROOM = 1.15  # bytes of memory per byte of the files, with a context of medium length
 
 
 def machine_memory(settings: Settings) -> int:
-    """Bytes that are free where a model would compute."""
+    """Return the free bytes of the device on which a model would compute."""
     from engine.backends.cuda.discovery import driver_version
     from engine.kv.budget import available_memory
 
@@ -24,7 +25,7 @@ def machine_memory(settings: Settings) -> int:
 
 
 def memory_without_gpu() -> int | None:
-    """The same where there is no GPU; None where there may be one, since it would take torch to ask it."""
+    """Return the free bytes if there is no GPU; None if there may be one, because only torch can tell its memory."""
     from engine.backends.cuda.discovery import driver_version
     from engine.kv.budget import available_memory
 
@@ -32,12 +33,15 @@ def memory_without_gpu() -> int | None:
 
 
 def is_likely_to_fit(size: int, memory: int) -> bool:
-    """Whether a model whose files have so many bytes would."""
+    """Whether a model whose files have `size` bytes is likely to fit into `memory` bytes."""
     return size * _ROOM <= memory
 
 
 def resident_bytes() -> int | None:
-    """Memory of this process that is in no file; None where the system does not tell."""
+    """Return the resident bytes of this process that are not mapped from files;
+
+    None if the system does not report it.
+    """
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError):

@@ -1,7 +1,7 @@
-"""What a model says of itself, read from the headers of its files: no weights, no torch, no vocabulary.
+"""Facts that a model states in the headers of its files, read without weights, torch, or the vocabulary.
 
-Every value is one that the files claim; a claim of the wrong type counts as none. The engine checks the claims, as it
-does when it loads the model: `problem` is what it refuses.
+A value of the wrong type is ignored. The engine checks the configuration as it does when it loads the model; `problem`
+is the reason for which it would refuse.
 """
 
 import re
@@ -32,24 +32,24 @@ _README_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class ModelHeader:
-    """None or empty: the files do not say."""
+    """Facts from the headers. None or empty: the files do not state it."""
 
     architecture: str | None
     context_length: int | None
     vocab_size: int | None
     license: str | None
     quantization: str | None
-    packed_bits: int | None  # of a weight that is packed into wider integers
+    packed_bits: int | None  # bits of a weight that is packed into wider integers
     chat_template: str | None
     bos_token: str
     fills_in_the_middle: bool
-    sampling: Sampling | None  # that it recommends
+    sampling: Sampling | None  # recommended by the files
     tensors: tuple[HeaderTensor, ...]
-    problem: str = ""  # why this version does not run the model; empty: the configuration is one that it runs
+    problem: str = ""  # why this version cannot run the model; empty: it can
 
 
 def read_header(stored: StoredModel) -> ModelHeader:
-    """Raises ModelFileError."""
+    """Read the headers of a model. Raises ModelFileError."""
     return _of_folder(stored.path) if stored.is_folder else _of_gguf(stored.path)
 
 
@@ -78,7 +78,7 @@ def _of_gguf(path: Path) -> ModelHeader:
 
 def _of_folder(folder: Path) -> ModelHeader:
     config, tokens = read_object(folder, CONFIG) or {}, tokenizer_config(folder)
-    inner = config.get("text_config")  # of a model that sees, too
+    inner = config.get("text_config")  # of a model that also processes images
     values = {**config, **inner} if isinstance(inner, dict) else config
     section = config.get("quantization_config")
     section = section if isinstance(section, dict) else {}
@@ -119,7 +119,7 @@ def _packed_bits(section: Mapping[str, object]) -> int | None:
 
 
 def _license(folder: Path) -> str | None:
-    """From the head of a model card, where one lies there."""
+    """Return the license at the start of a model card, if the folder has one."""
     found = _LICENSE.search((read_bytes(folder, "README.md") or b"")[:_README_BYTES])
     return found[1].decode() if found else None
 

@@ -1,4 +1,4 @@
-"""Models that Ollama and LM Studio have stored, read in place."""
+"""Models that Ollama and LM Studio have stored, used without a copy."""
 
 import os
 import re
@@ -49,7 +49,7 @@ class LMStudioModels:
                         yield stored
 
     def verified(self, stored: StoredModel, progress: Progress) -> StoredModel:
-        """Nobody says which bytes they should be: they are known by their digest from now on."""
+        """Return the model with the digest that it has now. LM Studio records none to compare with."""
         return replace(stored, sha256=digest_of(stored.weights(), self.records, progress))
 
     def removal(self, name: str) -> str:
@@ -64,7 +64,7 @@ class LMStudioModels:
 
 
 MAX_MANIFESTS = 10_000
-_MAX_BYTES = 1 << 20  # of a manifest, or of a description
+_MAX_BYTES = 1 << 20  # of a manifest or a description
 _WEIGHTS = "application/vnd.ollama.image.model"
 _REGISTRY, _NAMESPACE, _TAG = "registry.ollama.ai", "library", "latest"
 _NAME = re.compile(rf"(?:(?:({COMPONENT})/)?({COMPONENT})/)?({COMPONENT})(?::({COMPONENT}))?")
@@ -73,18 +73,18 @@ _BLOB = re.compile("sha256:([0-9a-f]{64})")
 
 @dataclass(frozen=True, slots=True)
 class OllamaModels:
-    """The models of Ollama: "ollama:llama3.2:1b"."""
+    """The models of Ollama, such as "ollama:llama3.2:1b"."""
 
     folder: Path
-    records: Path  # of digests
+    records: Path  # folder of recorded digests
 
     def find(self, name: str) -> StoredModel | None:
         found = _NAME.fullmatch(name)
         if found is None:
             return None
         registry, namespace, model, tag = found.groups()
-        place = Path(registry or _REGISTRY, namespace or _NAMESPACE, model, tag or _TAG)
-        return self._stored(self.folder / "manifests" / place)
+        path = Path(registry or _REGISTRY, namespace or _NAMESPACE, model, tag or _TAG)
+        return self._stored(self.folder / "manifests" / path)
 
     def entries(self) -> Iterator[StoredModel]:
         manifests = sorted(islice((self.folder / "manifests").glob("*/*/*/*"), MAX_MANIFESTS))
@@ -93,14 +93,14 @@ class OllamaModels:
     def verified(self, stored: StoredModel, progress: Progress) -> StoredModel:
         digest = stored.path.name.removeprefix("sha256-")
         if not has_digest(stored.path, digest, self.records, progress):
-            raise IntegrityError(f"{stored.path} is damaged: its bytes are not those of {stored.name}")
+            raise IntegrityError(f"{stored.path} is damaged: it does not match the digest of {stored.name}")
         return replace(stored, sha256=digest)
 
     def removal(self, name: str) -> str:
         return f"ollama rm {name}"
 
     def _stored(self, manifest: Path) -> StoredModel | None:
-        """None for what is no manifest of one GGUF file that is there."""
+        """Return the model of a manifest; None unless the manifest names one GGUF file, and that file exists."""
         layers = _json(manifest).get("layers")
         digests = [_digest(layer) for layer in layers if _digest(layer)] if isinstance(layers, list) else []
         path = self.folder / "blobs" / f"sha256-{digests[0]}" if len(digests) == 1 else None
@@ -109,14 +109,14 @@ class OllamaModels:
         registry, namespace, model, tag = manifest.parts[-4:]
         if not all(re.fullmatch(COMPONENT, part) for part in (registry, namespace, model, tag)):
             return None
-        place = [registry, namespace, model]
+        parts = [registry, namespace, model]
         if registry == _REGISTRY:
-            place = place[2:] if namespace == _NAMESPACE else place[1:]
-        name = f"ollama:{'/'.join(place)}:{tag}"
+            parts = parts[2:] if namespace == _NAMESPACE else parts[1:]
+        name = f"ollama:{'/'.join(parts)}:{tag}"
         return StoredModel(name, path, path.stat().st_size, None, "Ollama", self._quantization(manifest), None)
 
     def _quantization(self, manifest: Path) -> str | None:
-        """As the model's own description has it, a small blob."""
+        """Return the quantization that the model's description states. The description is a small blob."""
         match _json(manifest).get("config"):
             case {"digest": str(digest)} if found := _BLOB.fullmatch(digest):
                 value = _json(self.folder / "blobs" / f"sha256-{found[1]}").get("file_type")
@@ -125,7 +125,7 @@ class OllamaModels:
 
 
 def _digest(layer: object) -> str:
-    """The sha256 of a layer that is weights; empty for any other."""
+    """Return the sha256 of a layer that holds weights; empty for other layers."""
     match layer:
         case {"mediaType": str(kind), "digest": str(digest)} if kind == _WEIGHTS and (found := _BLOB.fullmatch(digest)):
             return found[1]
@@ -133,7 +133,7 @@ def _digest(layer: object) -> str:
 
 
 def _json(path: Path) -> dict[str, object]:
-    """The object that a small file holds; empty where it holds none."""
+    """Return the object in a small JSON file; empty if there is none."""
     try:
         if not path.is_file() or os.stat(path).st_size > _MAX_BYTES:
             return {}
@@ -146,22 +146,25 @@ class OtherTool(Protocol):
     """The models of another program."""
 
     def find(self, name: str) -> StoredModel | None:
-        """The model of that name, without the prefix. Raises ModelNotFound where it could be several."""
+        """Return the model with that name, without the prefix. Raises ModelNotFound if the name is ambiguous."""
         ...
 
     def entries(self) -> Iterator[StoredModel]: ...
 
     def verified(self, stored: StoredModel, progress: Progress) -> StoredModel:
-        """With the digest of its bytes, each of which has been read. Raises IntegrityError, OSError."""
+        """Return the model with the digest of its bytes, after reading all of them.
+
+        Raises IntegrityError or OSError.
+        """
         ...
 
     def removal(self, name: str) -> str:
-        """How the program itself removes a model."""
+        """Return how the user removes the model with that program."""
         ...
 
 
 def other_tools(settings: Settings) -> Mapping[str, OtherTool]:
-    """Each by the prefix of its models' names."""
+    """Return the tools, each under the prefix of its models' names."""
     records = settings.models_dir / DIGESTS
     return {
         "ollama:": OllamaModels(settings.ollama_dir, records),

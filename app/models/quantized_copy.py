@@ -1,6 +1,6 @@
-"""Writes a quantized copy of a checkpoint, calibrated with the text of calibration.txt.
+"""Write a quantized copy of a checkpoint, calibrated with the text of calibration.txt.
 
-Importing this module loads torch.
+Importing this module imports torch.
 """
 
 import json
@@ -34,36 +34,39 @@ TEXT_FILE = Path(__file__).with_name("calibration.txt")
 
 
 def measure(folder: Path, progress: Progress) -> dict[str, Tensor]:
-    """What `calibration.input_squares` finds; nothing, and a line that says why, where a model cannot be run."""
+    """Return the result of `calibration.input_squares`.
+
+    If the model cannot run, print the reason and return nothing.
+    """
     try:
         with open_checkpoint(folder) as checkpoint:
             ids = text_ids(from_folder(folder))
-            with progress.task("Measuring what the layers read", len(ids), unit="tokens") as report:
+            with progress.task("Measuring activations for the calibration", len(ids), unit="tokens") as report:
                 return input_squares(checkpoint, ids, report)
     except InglenookError as problem:
-        progress.say(f"What the layers read was not measured, so the copy is less exact: {problem.message}.")
+        progress.say(f"The copy is not calibrated and therefore less exact: {problem.message}.")
         return {}
 
 
 def text_ids(tokenizer: Tokenizer) -> Sequence[int]:
-    """As the beginning of a document."""
+    """Return the token ids of the text, as the start of a document."""
     ids = tokenizer.encode(TEXT_FILE.read_text(encoding="utf-8"))
     return [tokenizer.bos_id, *ids] if tokenizer.add_bos and tokenizer.bos_id is not None else ids
 
 
-# What other programs may want besides, to read the same tokenizer.
+# Files that other programs may need to use the same tokenizer.
 COMPANIONS = ("tokenizer.model", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "LICENSE")
-Measure = Callable[[], Mapping[str, Tensor]]  # by a layer's weight in the files: what its columns count, [columns]
+Measure = Callable[[], Mapping[str, Tensor]]  # weight name in the files -> importance of its columns, shape [columns]
 ORIGINAL = "Give the folder of the original model, with weights of 16 or 32 bits."
 
 
 @dataclass(frozen=True)
 class QuantizedCopy:
-    """What was written."""
+    """The result of writing a copy."""
 
     path: Path
     method: str
-    group_size: int | None  # columns that share a scale; None is a whole row
+    group_size: int | None  # columns that share a scale; None: a whole row
     layers: int  # linear layers that were quantized
     original_bytes: int  # of all tensors
     size: int  # bytes of all files
@@ -79,15 +82,16 @@ def save_quantized(
 ) -> QuantizedCopy:
     """Quantize the checkpoint in the folder `source` into the new folder `target`.
 
-    `measure` is asked once it is sure that there is something to write; see `quant.quantize.int4`.
+    `measure` is called once it is certain that there is something to write; see `quant.quantize.int4`.
 
-    Raises ModelNotFound where there is no checkpoint, AppError where it is quantized already or the target exists,
-    ModelFileError where it cannot be used or quantized so, NoSpace. One process at a time may write the same target.
+    Raises ModelNotFound if there is no checkpoint, AppError if it is already quantized or the target exists,
+    ModelFileError if it cannot be read or quantized with this method, or NoSpace. Only one process at a time may write
+    the same target.
     """
     if os.path.lexists(target):
-        raise AppError(f"{target} exists already", "Choose another folder for the copy, or remove that one.")
+        raise AppError(f"{target} already exists", "Choose another folder for the copy, or remove this one.")
     if not source.is_dir():
-        raise ModelNotFound(f"{source} is no folder", f"Give a folder with {CONFIG} and safetensors files.")
+        raise ModelNotFound(f"{source} is not a folder", f"Give a folder with {CONFIG} and safetensors files.")
     with SafetensorsShards(source) as checkpoint:
         config = _read_config(source)
         layers = _layers(checkpoint)
@@ -111,28 +115,28 @@ def save_quantized(
 
 
 def _read_config(source: Path) -> dict[str, object]:
-    """config.json, of a model that is not quantized yet."""
+    """Return the content of config.json, for a model that is not quantized yet."""
     config = read_object(source, CONFIG)
     if config is None:
         raise ModelNotFound(f"{source} has no {CONFIG}", "Give the folder of a checkpoint, with all its files.")
     if config.get(SECTION) is not None:
-        raise AppError(f"{source} is quantized already: its {CONFIG} has {SECTION}", ORIGINAL)
+        raise AppError(f"{source} is already quantized: its {CONFIG} has {SECTION}", ORIGINAL)
     return config
 
 
 def _layers(checkpoint: SafetensorsShards) -> frozenset[str]:
-    """The names of the weights to quantize."""
+    """Return the names of the weights to quantize."""
     names = frozenset(name for name, tensor in checkpoint.tensors.items() if is_linear_weight(name, tensor.shape))
     for name in sorted(names):
         if (kind := checkpoint.tensors[name].type.name) not in PLAIN_TYPES:
-            raise AppError(f"{checkpoint.path} is quantized already: {name} is of type {kind}", ORIGINAL)
+            raise AppError(f"{checkpoint.path} is already quantized: {name} is of type {kind}", ORIGINAL)
     if not names:
         raise AppError(f"{checkpoint.path} has no linear layers to quantize", ORIGINAL)
     return names
 
 
 def _kept(checkpoint: SafetensorsShards, layers: frozenset[str]) -> list[str]:
-    """The modules of matrices that stay as they are; among them the head, which may not be in the files."""
+    """Return the modules whose matrices are not quantized, including the head, which may be missing in the files."""
     matrices = {name for name, tensor in checkpoint.tensors.items() if len(tensor.shape) == 2}
     return sorted({"lm_head"} | {name.removesuffix(".weight") for name in matrices - layers})
 
@@ -191,7 +195,9 @@ def _copy_companions(source: Path, folder: Path) -> None:
 
 @contextmanager
 def _new_folder(target: Path) -> Iterator[Path]:
-    """A folder to write in, which becomes `target` when the body ends well. What a killed process left is removed."""
+    """Yield a folder to write in, which becomes `target` if the body succeeds. Removes what a killed process left
+    there.
+    """
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

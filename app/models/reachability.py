@@ -1,7 +1,4 @@
-"""Whether a host of the web answers at all, found out within seconds.
-
-Refuses to know what is wanted of it.
-"""
+"""Check within seconds whether a web host responds at all."""
 
 import queue
 import threading
@@ -9,31 +6,32 @@ import threading
 from app.errors import Offline
 from app.models.transfer.transfer import AGAIN, error_text, host_of, tls
 
-PATIENCE = 3.0  # seconds until a host that says nothing counts as unreachable
+PATIENCE = 3.0  # seconds until a silent host counts as unreachable
 
 
 def check_reachable(address: str) -> None:
-    """Raise Offline unless the host of an address answers anything at all within PATIENCE seconds.
+    """Raise Offline unless the host of an address responds within PATIENCE seconds.
 
-    The limit holds for everything together. A connect timeout alone would not do: it counts anew for each address of
-    the host, and not at all while the name is looked up. Hence the thread, which is left to itself when time is up.
+    The limit covers everything together. A connect timeout does not: it restarts for each address of the host, and does
+    not cover the name lookup. A thread makes the request, and is abandoned when the time is up.
     """
     answers: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=lambda: answers.put(_probe(address)), daemon=True).start()
     try:
         problem = answers.get(timeout=PATIENCE)
     except queue.Empty:
-        problem = f"no answer within {PATIENCE:.0f} s"
+        problem = f"no response within {PATIENCE:.0f} s"
     if problem:
         raise Offline(f"{host_of(address)} cannot be reached ({problem})", AGAIN)
 
 
 def _probe(address: str) -> str:
-    """Ask for anything. Returns what went wrong, or nothing."""
+    """Send a request. Returns what went wrong, or an empty string."""
     import httpx
 
     try:
         httpx.head(address, timeout=PATIENCE, verify=tls())
-    except (httpx.HTTPError, httpx.InvalidURL, OSError, ImportError, ValueError) as problem:  # incl. proxy settings
+    # includes errors of proxy settings
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, ImportError, ValueError) as problem:
         return error_text(problem)
     return ""

@@ -1,9 +1,9 @@
-"""The headers of a model that is not on this machine, fetched by parts: some megabytes of a file of many gigabytes.
+"""The headers of a model on the Hub, downloaded as parts: a few megabytes of a file of many gigabytes.
 
-They come into files of a folder that is removed again, each as long as the one it stands for and empty behind its
-header, but for what says how layers are quantized: so whoever opens a stored model opens these in the same way. What
-arrives is checked by the same bounded readers; its digest cannot be, since a digest is of a whole file: nothing here is
-ever kept or loaded.
+They are written to files in a temporary folder. Each file is as long as the original, and empty after its header,
+except for small tensors that describe how layers are quantized. Code that opens a stored model can therefore open these
+files in the same way. The same bounds-checked parsers read them. Their digest cannot be verified, because it covers the
+whole file, so they are never kept or loaded.
 """
 
 import asyncio
@@ -37,30 +37,30 @@ from quant.safetensors_shards import INDEX, SINGLE_FILE, read_index
 if TYPE_CHECKING:
     import httpx
 
-_FIRST = 1 << 20  # bytes that are asked for first; most headers but those of large vocabularies are shorter
-_SMALL = 1 << 16  # bytes of a tensor that is read whole
-_MORE = 4  # times as many in all, where they were too few
+_FIRST_BYTES = 1 << 20  # bytes of the first request; most headers are shorter, except those of large vocabularies
+_SMALL_BYTES = 1 << 16  # bytes, at most, of a tensor that is downloaded whole
+_GROWTH = 4  # factor by which the next request is larger if those were not enough
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
-    """A model of the Hub, as far as its headers tell."""
+    """A model of the Hub, according to its headers."""
 
-    name: RepositoryName  # with the quantization that was chosen
-    path: Path  # of a GGUF file, the first part of one, or a folder
-    size: int  # bytes of its files, whole
+    name: RepositoryName  # with the chosen quantization
+    path: Path  # a GGUF file, the first part of one, or a folder
+    size: int  # bytes of its complete files
     license: str
-    choices: dict[str, int]  # the GGUF models of the repository: bytes of each, by quantization
+    choices: dict[str, int]  # GGUF models of the repository: quantization -> bytes
 
 
 @contextmanager
 def remote_headers(name: RepositoryName, settings: Settings, progress: Progress) -> Iterator[RemoteModel]:
-    """The headers of the model that a name means, while the body runs.
+    """Yield the headers of the model that a name means.
 
-    Raises Offline, AppError where the Hub refuses, ModelNotFound, ModelFileError, or IntegrityError for other parts
-    than were asked for.
+    Raises Offline, AppError if the Hub refuses, ModelNotFound, ModelFileError, or IntegrityError if the Hub sends other
+    parts than requested.
     """
-    with progress.task(f"Asking {hub.host(settings)} for {name.repo}", None):
+    with progress.task(f"Reading the headers of {name.repo} from {hub.host(settings)}", None):
         check_reachable(settings.hub_endpoint)
         listing = list_repository(name.repo, settings, progress)
         model = choose(name, listing.files)
@@ -76,7 +76,7 @@ def remote_headers(name: RepositoryName, settings: Settings, progress: Progress)
 
 
 def choices_of(listing: Listing) -> dict[str, int]:
-    """Bytes of each whole GGUF model of a repository, by its quantization, the largest first."""
+    """Return the bytes of each complete GGUF model of a repository by its quantization, the largest first."""
     models = [model for model in models_among(listing.files) if model.is_gguf and model.is_whole and model.quantization]
     sizes = {model.quantization: sum(listing.files[file].size for file in model.files) for model in models}
     return dict(sorted(sizes.items(), key=lambda choice: -choice[1]))
@@ -85,14 +85,14 @@ def choices_of(listing: Listing) -> dict[str, int]:
 async def _fetch(
     model: ModelFiles, listing: Listing, folder: Path, settings: Settings, progress: Progress
 ) -> Sequence[str]:
-    """The headers of a model's weights, and its configuration. Returns the names of the files of weights."""
+    """Download the headers of a model's weights, and its configuration. Returns the names of the weight files."""
     async with web_client() as client:
 
         def parts_of(file: str) -> _GrowingFile:
             return _GrowingFile(client, listing.files[file], folder / file, settings, progress)
 
         if model.is_gguf:
-            await _together([parts_of(file).gguf_header() for file in model.files])
+            await _run_all([parts_of(file).gguf_header() for file in model.files])
             return model.files
         await parts_of(CONFIG).whole()
         if SINGLE_FILE in model.files:
@@ -103,16 +103,16 @@ async def _fetch(
             if missing := [file for file in weights if file not in listing.files]:
                 raise IntegrityError(f"{INDEX} names {missing[0]}, which the repository does not have")
         parts = [parts_of(file) for file in weights]
-        await _together([part.safetensors_header() for part in parts])
+        await _run_all([part.safetensors_header() for part in parts])
         if layers := await asyncio.to_thread(_sampled_layers, folder):
-            await _together([part.small_tensors(layers) for part in parts])
+            await _run_all([part.small_tensors(layers) for part in parts])
         return weights
 
 
 def _sampled_layers(folder: Path) -> set[str]:
-    """The layers of which samples are taken, one of each kind of quantization; of what cannot be opened, none."""
+    """Return the names of layers to sample, one for each kind of quantization; none if the folder cannot be opened."""
     from engine.checkpoints.weights import smallest_matrices
-    from engine.loading import open_checkpoint  # and torch with it, which a search has no use for
+    from engine.loading import open_checkpoint  # imported late: it imports torch, which a search does not need
     from engine.models import stored_weights
 
     with suppress(InglenookError), open_checkpoint(folder) as checkpoint:
@@ -120,8 +120,8 @@ def _sampled_layers(folder: Path) -> set[str]:
     return set()
 
 
-async def _together(reads: Sequence[Coroutine[None, None, None]]) -> None:
-    """A few at a time."""
+async def _run_all(reads: Sequence[Coroutine[None, None, None]]) -> None:
+    """Run the reads, a limited number of them at a time."""
     slots = asyncio.Semaphore(MAX_PARALLEL)
 
     async def read(one: Coroutine[None, None, None]) -> None:
@@ -132,10 +132,10 @@ async def _together(reads: Sequence[Coroutine[None, None, None]]) -> None:
 
 
 def _spans(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges of bytes, those near each other as one."""
+    """Return the byte ranges, with near ones merged."""
     spans: list[tuple[int, int]] = []
     for begin, end in sorted(ranges):
-        if spans and begin - spans[-1][1] <= _SMALL:
+        if spans and begin - spans[-1][1] <= _SMALL_BYTES:
             spans[-1] = spans[-1][0], max(end, spans[-1][1])
         elif begin < end:
             spans.append((begin, end))
@@ -143,46 +143,48 @@ def _spans(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 class _GrowingFile:
-    """One file of the Hub, of which the beginning comes to `path`."""
+    """A file of the Hub whose first bytes are written to `path`."""
 
     def __init__(
         self, client: "httpx.AsyncClient", file: ListedFile, path: Path, settings: Settings, progress: Progress
     ) -> None:
         self._client, self._file, self._path, self._settings, self._say = client, file, path, settings, progress.say
-        self._there = 0  # bytes
+        self._num_read = 0  # bytes written so far
 
     async def whole(self) -> None:
         if self._file.size > MAX_BYTES:
-            raise ModelFileError(f"{self._file.source.file} has {self._file.size} bytes, over the bound of {MAX_BYTES}")
+            raise ModelFileError(
+                f"{self._file.source.file} has {self._file.size} bytes, more than the limit of {MAX_BYTES}"
+            )
         await self._grow(self._file.size)
 
     async def gguf_header(self) -> None:
-        """Raises GGUFError, for a header that does not end, too."""
-        most, wanted = min(MOST_GGUF, self._file.size), _FIRST
+        """Download the header. Raises GGUFError, also for a header that never ends."""
+        most, wanted = min(MOST_GGUF, self._file.size), _FIRST_BYTES
         while True:
             await self._grow(min(wanted, most))
             try:
                 with GGUFFile(self._path) as file:
                     data_start = min((tensor.offset for tensor in file.tensors.values()), default=0)
             except GGUFError:
-                if self._there == most:
+                if self._num_read == most:
                     raise
             else:
-                if data_start <= self._there or self._there == most:
+                if data_start <= self._num_read or self._num_read == most:
                     return
-            wanted *= _MORE
+            wanted *= _GROWTH
 
     async def safetensors_header(self) -> None:
-        """Raises SafetensorsError."""
-        await self._grow(min(_FIRST, self._file.size))
+        """Download the header. Raises SafetensorsError."""
+        await self._grow(min(_FIRST_BYTES, self._file.size))
         with self._path.open("rb") as file:
             length = LENGTH_BYTES + int.from_bytes(file.read(LENGTH_BYTES), "little")
         await self._grow(min(length, LENGTH_BYTES + MOST_SAFETENSORS, self._file.size))
 
     async def small_tensors(self, layers: Collection[str]) -> None:
-        """What beside the weights of these layers says of their form, such as a shape or an order of columns."""
+        """Download the small tensors of these layers that describe the quantization, such as shapes."""
         with SafetensorsFile(self._path) as file:
-            small = [tensor for tensor in file.tensors.values() if tensor.nbytes <= _SMALL]
+            small = [tensor for tensor in file.tensors.values() if tensor.nbytes <= _SMALL_BYTES]
         wanted = [tensor for tensor in small if any(tensor.name.startswith(f"{layer}.") for layer in layers)]
         for begin, end in _spans((it.offset, it.offset + it.nbytes) for it in wanted):
             content = await retry(partial(self._read, begin, end), self._say, waits=SHORT_WAITS)
@@ -191,19 +193,22 @@ class _GrowingFile:
                 opened.write(content)
 
     async def _grow(self, end: int) -> None:
-        """Have the first `end` bytes, in a file as long as the whole."""
-        if self._there >= end:
+        """Download the first `end` bytes, into a file of the full length."""
+        if self._num_read >= end:
             return
-        more = await retry(lambda: self._read(self._there, end), self._say, waits=SHORT_WAITS)
+        more = await retry(lambda: self._read(self._num_read, end), self._say, waits=SHORT_WAITS)
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("r+b" if self._there else "wb") as file:
-            file.seek(self._there)
+        with self._path.open("r+b" if self._num_read else "wb") as file:
+            file.seek(self._num_read)
             file.write(more)
             file.truncate(self._file.size)
-        self._there = end
+        self._num_read = end
 
     async def _read(self, begin: int, end: int) -> bytes:
-        """Some bytes of the file. One that sends no parts is read from its beginning, and no further than `end`."""
+        """Return a range of bytes of the file.
+
+        If the server does not support ranges, read from the start, up to `end`.
+        """
         source = self._file.source
         address = f"{self._settings.hub_endpoint}{hub.resolve_path(source)}"
         headers = {**hub.headers_for(self._settings), "Range": f"bytes={begin}-{end - 1}"}
@@ -212,7 +217,7 @@ class _GrowingFile:
             skipped = 0
             if reply.status_code == HTTPStatus.PARTIAL_CONTENT:
                 if not reply.headers.get("Content-Range", "").startswith(f"bytes {begin}-"):
-                    raise IntegrityError(f"another part of {source.file} arrived than was asked for")
+                    raise IntegrityError(f"the Hub sent another part of {source.file} than requested")
                 skipped = begin
             content = bytearray()
             async for chunk in reply.aiter_raw():
@@ -221,5 +226,5 @@ class _GrowingFile:
                     break
         part = bytes(content[begin - skipped : end - skipped])
         if len(part) != end - begin:
-            raise TryAgain(IntegrityError(f"the Hub's {source.file} ends before it should"))
+            raise TryAgain(IntegrityError(f"{source.file} on the Hub ends too early"))
         return part

@@ -1,7 +1,8 @@
-"""A repository of models: what people call it, and which of its files make a model.
+"""Repositories of models: their names, and which of their files form a model.
 
-A model is a checkpoint in safetensors with the files that describe it, or a GGUF file, whole or in parts. No other file
-is ever wanted: no pickle, no code. Looks at names alone, so it serves the Hub, its cache and any folder alike.
+A model is a safetensors checkpoint with the files that describe it, or a GGUF file, whole or in parts. Other files,
+such as pickles and code, are never used. This module works on names only, so it serves the Hub, its cache, and any
+folder.
 """
 
 import re
@@ -21,13 +22,13 @@ DESCRIPTIONS = (
     "special_tokens_map.json",
     "chat_template.jinja",
     "chat_template.json",
-    "modules.json",  # these three of models that give embeddings
+    "modules.json",  # these three belong to embedding models
     "sentence_bert_config.json",
     "1_Pooling/config.json",
 )
 
-# One path component that means the same under POSIX and Windows: no separator, drive, leading dot or trailing dot, no
-# name of a device, and not too long.
+# A path component that is valid on POSIX and Windows: no separator, drive, leading or trailing dot, or device name, and
+# of limited length.
 _DEVICE = r"(?i:con|prn|aux|nul|com\d|lpt\d)(?![A-Za-z0-9_+-])"
 COMPONENT = rf"(?!{_DEVICE})[A-Za-z0-9_](?:[A-Za-z0-9._+-]{{0,126}}[A-Za-z0-9_+-])?"
 FILE = re.compile(f"{COMPONENT}(?:/{COMPONENT})*")
@@ -37,26 +38,26 @@ _NAME = re.compile(
     rf"(?P<repo>{COMPONENT}/{COMPONENT})"
     rf"(?::(?P<quant>[A-Za-z0-9][A-Za-z0-9_.-]{{0,60}})|/(?:blob|resolve)/main/(?P<file>{COMPONENT}(?:/{COMPONENT})*)(?:\?download=true)?)?"
 )
-PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0")  # quantizations, where none is named
+PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0")  # order of quantizations if the name has none
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$")
-QUANTIZATION = r"(?:i?q|tq)\d(?:_\w+)?|bf16|f16|f32|mxfp4\w*"  # as names have it, in any case
+QUANTIZATION = r"(?:i?q|tq)\d(?:_\w+)?|bf16|f16|f32|mxfp4\w*"  # as written in names, in any case
 _QUANTIZATION = re.compile(rf"(?:^|[-._/])({QUANTIZATION})(?=[-./]|$)", re.IGNORECASE)
-_BESIDE = ("mmproj", "imatrix")  # GGUF files that are no models
+_NO_MODELS = ("mmproj", "imatrix")  # GGUF files that are not models
 
 
 @dataclass(frozen=True, slots=True)
 class RepositoryName:
-    """`org/repo`, or `org/repo:Q4_K_M` for the GGUF of that quantization."""
+    """`org/repo`, or `org/repo:Q4_K_M` for the GGUF file of that quantization."""
 
     repo: str
     quantization: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """None for what is no such name."""
+        """Parse a name. Returns None if the text is no repository name."""
         found = _NAME.fullmatch(text)
         if found is None or "--" in found["repo"] or ".." in found["repo"]:
-            return None  # two hyphens stand for the slash in the cache's folders
+            return None  # two hyphens replace the slash in the folders of the cache
         quantization = found["quant"] or quantization_of(found["file"] or "")
         return cls(found["repo"], quantization.upper() or None)
 
@@ -66,10 +67,10 @@ class RepositoryName:
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """The files of one model, by name. Of a checkpoint in shards the shards are missing: its index has their names."""
+    """The files of one model, by name. The shards of a checkpoint are not included: its index names them."""
 
-    quantization: str  # in upper case; empty where the names do not say
-    files: tuple[str, ...]  # the parts of a GGUF model in their order
+    quantization: str  # upper case; empty: the names do not tell
+    files: tuple[str, ...]  # the parts of a GGUF model in order
 
     @property
     def is_gguf(self) -> bool:
@@ -77,16 +78,16 @@ class ModelFiles:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no part of a GGUF model is missing."""
+        """Whether all parts of a GGUF model are present."""
         part = _PART.search(self.files[0][: -len(".gguf")])
         return part is None or len(self.files) == int(part[2])
 
 
 def models_among(names: Collection[str]) -> list[ModelFiles]:
-    """Every model that the files of one repository make."""
+    """Return all models that the files of a repository form."""
     parts: dict[str, list[str]] = {}
     for name in sorted(name for name in names if name.lower().endswith(".gguf")):
-        if not any(word in name.lower() for word in _BESIDE):
+        if not any(word in name.lower() for word in _NO_MODELS):
             parts.setdefault(_PART.sub("", name[: -len(".gguf")]), []).append(name)
     models = [ModelFiles(quantization_of(stem), tuple(files)) for stem, files in parts.items()]
     weights = [name for name in (SINGLE_FILE, INDEX) if name in names]
@@ -97,14 +98,16 @@ def models_among(names: Collection[str]) -> list[ModelFiles]:
 
 
 def quantization_of(name: str) -> str:
-    """What the name of a GGUF file says of its quantization, in upper case; empty: nothing."""
+    """Return the quantization in the name of a GGUF file, in upper case; empty if there is none."""
     found = _QUANTIZATION.findall(_PART.sub("", name.removesuffix(".gguf")))
     return found[-1].upper() if found else ""
 
 
 def matching_models(name: RepositoryName, models: Iterable[ModelFiles]) -> list[ModelFiles]:
-    """Those that the name can mean. Where it has no quantization: the checkpoint, or the first one of PREFERRED that
-    there is, or any."""
+    """Return the models that the name can mean.
+
+    Without a quantization: the checkpoint, or the first one of PREFERRED that exists, or all.
+    """
     models = list(models)
     if name.quantization:
         return [model for model in models if model.quantization == name.quantization]
@@ -114,16 +117,16 @@ def matching_models(name: RepositoryName, models: Iterable[ModelFiles]) -> list[
 
 
 def choose(name: RepositoryName, names: Collection[str]) -> ModelFiles:
-    """The model that is meant. Raises ModelNotFound, with what there is to choose from."""
+    """Return the model that the name means. Raises ModelNotFound, which lists the choices."""
     models = models_among(names)
     wanted = matching_models(name, models)
     if len(wanted) == 1:
         return wanted[0]
     choices = {str(RepositoryName(name.repo, model.quantization)) for model in models}
     if choices:
-        problem = "could be several models" if wanted else "is none of the models of this repository"
-        raise ModelNotFound(f"{name} {problem}", f"There is: {', '.join(sorted(choices))}.")
+        problem = "is ambiguous" if wanted else "is not a model of this repository"
+        raise ModelNotFound(f"{name} {problem}", f"Choose one of: {', '.join(sorted(choices))}.")
     raise ModelNotFound(
         f"{name.repo} has no model that can run here: no GGUF file, and no safetensors with a {CONFIG}",
-        "Choose another repository: models in other formats are often there again, as GGUF.",
+        "Choose another repository: many models are also available as GGUF files.",
     )

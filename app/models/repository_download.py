@@ -1,4 +1,4 @@
-"""Fetches the model of a repository of the Hub: the files that make it, and no others."""
+"""Download the model of a Hub repository: only the files that form it."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,12 +21,12 @@ from quant.safetensors_shards import INDEX, read_index
 
 
 def download_repository(name: RepositoryName, models: HubModels, settings: Settings, progress: Progress) -> None:
-    """Fetch what is not there yet of the model that the name means, and record it. Hold its lock.
+    """Download the missing files of the model that the name means, and record it. Hold its lock.
 
-    What has arrived stays, so that a download that was interrupted goes on where it was. Raises Offline,
-    NoSpace, IntegrityError, ModelNotFound, ModelFileError, or AppError where the Hub refuses.
+    Files and parts that have arrived are kept, so that an interrupted download resumes. Raises Offline, NoSpace,
+    IntegrityError, ModelNotFound, ModelFileError, or AppError if the Hub refuses.
     """
-    with progress.task(f"Asking {hub.host(settings)} for {name.repo}", None):
+    with progress.task(f"Listing the files of {name.repo} on {hub.host(settings)}", None):
         check_reachable(settings.hub_endpoint)
         listing = list_repository(name.repo, settings, progress)
     model = choose(name, listing.files)
@@ -38,11 +38,9 @@ def download_repository(name: RepositoryName, models: HubModels, settings: Setti
         files += _shards(listing, models.path(index))
     licensed = f", {listing.license}" if listing.license else ""
     size = sum(file.size for file in files)
-    progress.say(f"Fetching {name} ({format_bytes(size)}{licensed}).")
+    progress.say(f"Downloading {name} ({format_bytes(size)}{licensed}).")
     if not is_likely_to_fit(size, memory := machine_memory(settings)):
-        progress.say(
-            f"That is much for the {format_bytes(memory)} of memory that are free: ingle fit {name} tells more."
-        )
+        progress.say(f"It may not fit in the {format_bytes(memory)} of free memory. Check with: ingle fit {name}")
     models.record_pull(name, files, listing.license)
     _fetch(files, models, settings, progress)
     models.complete(name, listing.revision)
@@ -56,7 +54,7 @@ def _shards(listing: Listing, index: Path) -> list[ListedFile]:
 
 
 def _fetch(files: Sequence[ListedFile], models: HubModels, settings: Settings, progress: Progress) -> None:
-    """Those that are not there, if the disk has room for all of them."""
+    """Download the files that are missing, if the disk has space for all of them."""
     missing = [file for file in files if not models.has(file, progress)]
     if not missing:
         return

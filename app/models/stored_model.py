@@ -1,6 +1,6 @@
-"""A model on this machine: a GGUF file, the parts of one, or a folder of safetensors; and when it was last loaded.
+"""A model on this machine: a GGUF file, the parts of one, or a safetensors folder; and the time of its last load.
 
-Reads names and sizes; the model is not loaded.
+Reads names and sizes only.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from quant.errors import ModelFileError, printable
 from quant.gguf_parts import part_paths
 from quant.safetensors_shards import weight_files
 
-_PART = re.compile(r"-\d{5}-of-\d{5}$")  # the number of a part of one file
+_PART = re.compile(r"-\d{5}-of-\d{5}$")  # number of a part of a split file
 LOCAL_FILE, LOCAL_FOLDER = LOCAL = ("local file", "local folder")
 
 
@@ -26,22 +26,22 @@ LOCAL_FILE, LOCAL_FOLDER = LOCAL = ("local file", "local folder")
 class StoredModel:
     """A model on this machine."""
 
-    name: str  # the catalog's name, that of a repository, or the path as it was given
+    name: str  # name in the catalog or of a repository, or the path as the user gave it
     path: Path  # a GGUF file, the first part of one, or a folder
     size: int  # bytes
-    sha256: str | None  # None: not read yet, or of several files
-    source: str  # where it came from, for people
-    quantization: str | None  # None: not known without opening the file
-    stored_at: str | None  # when it was verified first, ISO 8601 in UTC
+    sha256: str | None  # None: not computed yet, or the model has several files
+    source: str  # origin of the model, for display
+    quantization: str | None  # None: unknown without opening the file
+    stored_at: str | None  # time of the first verification, ISO 8601 in UTC
 
     @property
     def title(self) -> str:
-        """What people call it: a path without its folders."""
+        """The name for display: of a path, the last part."""
         return self.path.name if self.source in LOCAL else self.name
 
     @property
     def served_name(self) -> str:
-        """The name that requests give it: of a path, its last part without the suffix."""
+        """The name in requests: of a path, the last part without suffix."""
         if self.source not in LOCAL:
             return self.name
         path = Path(os.path.abspath(self.path))
@@ -52,28 +52,31 @@ class StoredModel:
         return self.path.is_dir()
 
     def weights(self) -> list[Path]:
-        """The files that decide what the model computes. Raises ModelFileError where one is missing."""
+        """Return the files that determine what the model computes. Raises ModelFileError if one is missing."""
         return [*weight_files(self.path), self.path / CONFIG] if self.is_folder else part_paths(self.path)
 
 
 @dataclass(frozen=True)
 class Removal:
-    """What the removal of one file did."""
+    """The result of removing one file."""
 
     path: Path
     freed: int  # bytes
-    shared: bool  # it was in the Hugging Face cache, where other tools may have used it
+    shared: bool  # whether it was in the Hugging Face cache, which other tools may have used
 
 
 def is_model(path: Path) -> bool:
-    """Whether a path looks like a model, from names alone."""
+    """Whether a path looks like a model, by names only."""
     if path.is_dir():
         return (path / CONFIG).is_file() and any(file.suffix == ".safetensors" for file in path.iterdir())
     return path.is_file() and path.suffix.lower() == ".gguf"
 
 
 def stored_model(name: str, path: Path, source: str, stored_at: str | None = None) -> StoredModel:
-    """The model at a path, where `is_model` is true. Raises ModelFileError where files are missing or damaged."""
+    """Return the model at a path for which `is_model` is true.
+
+    Raises ModelFileError if files are missing or damaged.
+    """
     if path.is_dir():
         described = [path / file for file in DESCRIPTIONS if (path / file).is_file()]
         files, quantization = [*weight_files(path), *described], _quantization(path)
@@ -85,7 +88,9 @@ def stored_model(name: str, path: Path, source: str, stored_at: str | None = Non
 
 
 def _quantization(folder: Path) -> str | None:
-    """How the weights of a folder are stored, in the words of its config.json; what is wrong with it, loading tells."""
+    """Return the quantization or dtype in a folder's config.json. Errors in that file are reported when the model
+    loads.
+    """
     try:
         config = read_object(folder, CONFIG)
     except ModelFileError:
@@ -102,14 +107,14 @@ _FOLDER = ".used"
 
 
 def record_use(stored: StoredModel, models_dir: Path) -> None:
-    """The model is used now."""
-    with suppress(OSError):  # a folder that cannot be written to keeps no one from loading
+    """Record that the model is used now."""
+    with suppress(OSError):  # a read-only folder must not prevent loading
         private_folder(models_dir / _FOLDER)
         _stamp(stored, models_dir).touch()
 
 
 def last_use(stored: StoredModel, models_dir: Path) -> str | None:
-    """ISO 8601 in UTC; None where it was never loaded."""
+    """Return the time of the last load, ISO 8601 in UTC; None if the model was never loaded."""
     try:
         seconds = _stamp(stored, models_dir).stat().st_mtime
     except OSError:
@@ -118,5 +123,5 @@ def last_use(stored: StoredModel, models_dir: Path) -> str | None:
 
 
 def _stamp(stored: StoredModel, models_dir: Path) -> Path:
-    """By its path: names change, and paths can be long."""
+    """Return the path of the time stamp, named by the model's path: names change, and paths can be too long."""
     return models_dir / _FOLDER / hashlib.sha256(os.fsencode(stored.path.absolute())).hexdigest()[:32]

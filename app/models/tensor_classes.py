@@ -1,6 +1,6 @@
-"""What the tensors of a model are for, by their names: a table of classes, and what each takes.
+"""Classes of a model's tensors, such as attention or norms, by tensor name, and the size of each class.
 
-Knows the names that GGUF files and checkpoints of transformers use. Refuses to know values.
+The names are those of GGUF files and of transformers' checkpoints.
 """
 
 import math
@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-# The first that is found in a tensor's name is its class.
+# The first pattern that matches a tensor's name gives its class.
 _CLASSES: Mapping[str, re.Pattern[str]] = {
     name: re.compile(pattern, re.IGNORECASE)
     for name, pattern in {
@@ -21,7 +21,7 @@ _CLASSES: Mapping[str, re.Pattern[str]] = {
     }.items()
 }
 _ORDER = ("embedding", "attention", "MLP", "norms", "head", "other")
-# What belongs to a quantized weight and is no weight itself: scales, zero points, orders, tables.
+# Tensors that belong to a quantized weight but are not weights: scales, zero points, orders, and tables.
 _BESIDE = re.compile(
     r"(?:scales?|zeros|g_idx|zero_point|shape|scale_inv|absmax|quant_map|quant_state\S*|SCB|weight_format|k_scale)$"
 )
@@ -43,14 +43,14 @@ class TensorClass:
     """The tensors of one class."""
 
     name: str
-    types: dict[str, int]  # bytes by type, the largest first
+    types: dict[str, int]  # type -> bytes, the largest first
     tensors: int
     parameters: int
     size: int  # bytes
 
 
 def classes_of(tensors: Iterable[HeaderTensor], bits: int | None = None) -> list[TensorClass]:
-    """The classes that a model has tensors of. `bits`: of a weight that is packed into wider integers."""
+    """Return the classes that the model has tensors of. `bits`: bits of a weight that is packed into wider integers."""
     found: dict[str, list[HeaderTensor]] = {name: [] for name in _ORDER}
     for tensor in tensors:
         found[class_of(tensor.name)].append(tensor)
@@ -62,7 +62,7 @@ def class_of(name: str) -> str:
 
 
 def parameters_of(tensor: HeaderTensor, bits: int | None) -> int:
-    """How many weights the tensor holds."""
+    """Return the number of weights in a tensor."""
     elements = math.prod(tensor.shape)
     if _BESIDE.search(tensor.name):
         return 0

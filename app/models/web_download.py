@@ -1,4 +1,4 @@
-"""Fetches a GGUF file from the address that its name has in it."""
+"""Download a GGUF file from the address in its name."""
 
 import asyncio
 import re
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def download_from_web(name: WebName, models: WebModels, progress: Progress) -> None:
-    """Fetch the file that a name stands for; what has arrived of it is not asked for again. Hold the turn.
+    """Download the file of a name, and resume a partial download. Hold the download turn.
 
-    Raises Offline, NoSpace, IntegrityError, or AppError where the host refuses.
+    Raises Offline, NoSpace, IntegrityError, or AppError if the host refuses.
     """
-    with progress.task(f"Asking {host_of(name.address)} for {name.file}", None):
+    with progress.task(f"Reading the size of {name.file} from {host_of(name.address)}", None):
         check_reachable(name.address)
         size = asyncio.run(retry(lambda: _size(name), progress.say, waits=SHORT_WAITS))
 
@@ -33,7 +33,7 @@ def download_from_web(name: WebName, models: WebModels, progress: Progress) -> N
 
 
 async def _size(name: WebName) -> int:
-    """Of the file, in bytes, by an answer that is asked to bring its first byte alone."""
+    """Return the size of the file in bytes, from the response to a request for its first byte."""
     async with web_client() as client, open_response(client, name.address, {"Range": "bytes=0-0"}) as response:
         _check_answer(response, name)
         whole = response.headers.get("Content-Range", "").rpartition("/")[2]
@@ -42,20 +42,22 @@ async def _size(name: WebName) -> int:
         )
     if not re.fullmatch(r"[1-9]\d{0,17}", text):
         raise AppError(
-            f"{host_of(name.address)} does not say how large {name.file} is", "Fetch it with another program."
+            f"{host_of(name.address)} does not state the size of {name.file}", "Download it with another program."
         )
     return int(text)
 
 
 def _check_answer(response: "httpx.Response", name: WebName) -> None:
-    """Raises TryAgain for a host in trouble, IntegrityError for a file without the part asked for, else AppError."""
+    """Raise TryAgain if the host is busy, IntegrityError if the file lacks the requested part, or AppError for other
+    errors.
+    """
     status, host = response.status_code, host_of(name.address)
     if response.is_success:
         return
     if is_busy(status):
         raise TryAgain(
-            Offline(f"{host} is busy or in trouble (it answered {status})", AGAIN), retry_after(response.headers)
+            Offline(f"{host} is unavailable (it returned status {status})", AGAIN), retry_after(response.headers)
         )
     if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-        raise IntegrityError(f"{name.file} is shorter than it was")
-    raise AppError(f"{host} refused {name.file} (it answered {status})", "Check the address.")
+        raise IntegrityError(f"{name.file} is shorter than before")
+    raise AppError(f"{host} refused {name.file} (it returned status {status})", "Check the address.")

@@ -1,7 +1,6 @@
-"""Models from any address of the web, each a GGUF file whose sha256 is part of its name.
+"""Models from any web address: GGUF files whose sha256 is part of their name.
 
-They lie in the folder of all models, each in a folder named by its digest, with a record of where it came from. Refuses
-to know how files are fetched, but for what an answer has to be.
+Each is stored in a folder named by its digest, in the models folder, with a record of its address.
 """
 
 import json
@@ -30,15 +29,15 @@ _FOLDER, _RECORD = "web", "from.json"
 
 @dataclass(frozen=True, slots=True)
 class WebName:
-    """`https://.../file.gguf#sha256=...`: where a file is, and which bytes it has."""
+    """`https://.../file.gguf#sha256=...`: the address of a file, and its digest."""
 
     address: str
     sha256: str
-    file: str  # its own name
+    file: str  # file name
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """None for what is no address. Raises AppError for one that does not say enough."""
+        """Parse a name. Returns None if the text is no address. Raises AppError if the address is incomplete."""
         found = _NAME.fullmatch(text)
         if found is None:
             return None
@@ -46,10 +45,10 @@ class WebName:
         if not re.fullmatch(rf"{COMPONENT}\.gguf", file, re.IGNORECASE):
             raise AppError(f"{text} does not end in the name of a GGUF file", "Give the address of the file itself.")
         if "@" in urlsplit(found["address"]).netloc:
-            raise AppError("an address with a user name or a password in it would be shown in lists", "Leave them out.")
+            raise AppError("the address contains a user name or a password, which lists would show", "Remove them.")
         if not found["digest"]:
-            remedy = f"Add what it has to be: {found['address']}#sha256=... (64 digits; sha256sum prints them)."
-            raise AppError(f"{text} does not say which bytes are meant", remedy)
+            remedy = f"Add its digest: {found['address']}#sha256=... (64 digits; sha256sum prints them)."
+            raise AppError(f"{text} has no digest", remedy)
         return cls(found["address"], found["digest"].lower(), file)
 
     def __str__(self) -> str:
@@ -57,14 +56,14 @@ class WebName:
 
 
 class WebModels:
-    """Those that are stored."""
+    """The stored models from the web."""
 
     def __init__(self, models_dir: Path) -> None:
         self._folder = models_dir / _FOLDER
         self._records = models_dir / DIGESTS
 
     def find(self, name: WebName) -> StoredModel | None:
-        """The file of that digest, wherever it came from."""
+        """Return the file with that digest, from whatever address it was downloaded."""
         folder = self._folder_of(name.sha256)
         return self._stored(folder) if folder.is_dir() else None
 
@@ -74,13 +73,15 @@ class WebModels:
                 yield stored
 
     def verify(self, stored: StoredModel, name: WebName, progress: Progress) -> None:
-        """Raise IntegrityError where the file has other bytes than it is named for. It is read once."""
+        """Raise IntegrityError if the file does not match its digest. The file is read once."""
         if not has_digest(stored.path, name.sha256, self._records, progress):
-            raise IntegrityError(f"{stored.path} is damaged: its bytes are not those of {stored.name}")
+            raise IntegrityError(f"{stored.path} is damaged: it does not match the digest of {stored.name}")
 
     @contextmanager
     def receiving(self, name: WebName, size: int) -> Iterator[Incoming]:
-        """Store a file of `size` bytes as the body writes it: verified and whole, or not at all. Hold the turn."""
+        """Store a file of `size` bytes as the body writes it: verified and complete, or not at all. Hold the download
+        turn.
+        """
         final = self._folder_of(name.sha256) / name.file
         check_space(final.parent, size - arrived(final))
         private_folder(final.parent)
@@ -92,10 +93,10 @@ class WebModels:
         remember_sha256(final, self._records, name.sha256)
 
     def remove(self, name: WebName, *, really: bool = True) -> Removal:
-        """Remove it, or tell what that would free. Raises ModelNotFound."""
+        """Remove the model. Not `really`: only return what this would free. Raises ModelNotFound."""
         folder = self._folder_of(name.sha256)
         if not folder.is_dir():
-            raise ModelNotFound(f"{name} is not on this machine", "ingle ls shows what is.")
+            raise ModelNotFound(f"{name} is not on this machine", "ingle ls lists the stored models.")
         final = folder / name.file
         freed = arrived(final) + (final.stat().st_size if final.is_file() else 0)
         if really:
@@ -106,7 +107,7 @@ class WebModels:
         return self._folder / digest
 
     def _stored(self, folder: Path) -> StoredModel | None:
-        """None where it has not arrived yet."""
+        """Return the stored model, or None if its file is not complete."""
         try:
             record = json.loads((folder / _RECORD).read_bytes())
             address, file, stored_at = str(record["address"]), str(record["file"]), str(record["stored_at"])

@@ -1,1 +1,1 @@
-"""A model file becomes an engine and a tokenizer."""
+"""Load a model file into an engine and a tokenizer."""

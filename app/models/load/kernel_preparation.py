@@ -1,8 +1,4 @@
-"""What all models share when they are loaded: the options, and what a person who waits is told, of kernels that are
-compiled, too.
-
-Refuses to know what kind of model it is.
-"""
+"""Load options and progress that are common to all models, including the compilation of kernels."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,7 +14,7 @@ from quant.cpu.layouts import Layout
 
 
 def common_options(settings: Settings) -> LoadOptions:
-    """What the settings ask for, whatever the model gives."""
+    """Return the load options that depend on settings only."""
     return LoadOptions(
         backend=settings.kernels,
         context_length=settings.context,
@@ -33,17 +29,19 @@ def common_options(settings: Settings) -> LoadOptions:
 
 
 def lowered_context(settings: Settings, held: int) -> str:
-    """The warning about a context longer than the model's own, which holds so many tokens."""
-    return f"The model holds {held:,} tokens: {settings.stated('context')} is lowered to that."
+    """Return the warning that the context setting is longer than the model's own context of `held` tokens."""
+    return f"The context of the model is {held:,} tokens. {settings.stated('context')} is lowered to that."
 
 
 def prepare_kernels(layouts: frozenset[Layout] | None, options: LoadOptions, progress: Progress) -> None:
-    """Compile what loading needs and this machine has not compiled before. None: loading needs no CPU kernels."""
+    """Compile the kernels that loading needs and that this machine has not compiled yet. None: no CPU kernels are
+    needed.
+    """
     if not layouts_are_compiled(layouts, options):
         label = "Preparing the CPU engine"
         if problem := why_code_is_not_cached(options):
             progress.say(
-                f"Compiled kernels cannot be kept in {problem}, and are compiled at each start. "
+                f"Compiled kernels cannot be saved in {problem}, so they are compiled at each start. "
                 "Choose another folder with INGLE_CACHE_DIR."
             )
         else:
@@ -54,8 +52,10 @@ def prepare_kernels(layouts: frozenset[Layout] | None, options: LoadOptions, pro
 
 @contextmanager
 def loading(stored: StoredModel, progress: Progress) -> Iterator[LoadProgress]:
-    """Two tasks on end: to read the files, and what else there is to do before the model computes. On a GPU kernels are
-    compiled then that were not before."""
+    """Show two tasks, one after the other: reading the files, and the preparation until the model can compute.
+
+    On a GPU the second task includes the compilation of kernels.
+    """
     with ExitStack() as task:
         report = task.enter_context(progress.task(f"Loading {stored.name}", stored.size))
 

@@ -1,6 +1,6 @@
-"""A model ready to give embeddings: the encoder and the vocabulary that one file or folder holds.
+"""Load an embedding model: the encoder and the vocabulary of a file or folder.
 
-The counterpart of `app.models.load.loaded_model` for models that write no text; importing it loads torch.
+The counterpart of `app.models.load.loaded_model` for models that generate no text. Importing it imports torch.
 """
 
 from dataclasses import dataclass
@@ -34,14 +34,16 @@ class LoadedEncoder:
 
 
 def gives_embeddings(stored: StoredModel) -> bool:
-    """Whether a model answers with vectors, and not with text. Raises ModelFileError, UnsupportedModel or
-    UnsupportedQuantization."""
+    """Whether a model returns vectors instead of text.
+
+    Raises ModelFileError, UnsupportedModel, or UnsupportedQuantization.
+    """
     with open_checkpoint(stored.path) as checkpoint:
         return embedders.gives_embeddings(checkpoint)
 
 
 def load_encoder_model(stored: StoredModel, settings: Settings, progress: Progress) -> LoadedEncoder:
-    """Read the files of a stored model for which `gives_embeddings` holds.
+    """Load a stored model for which `gives_embeddings` is true.
 
     Raises ModelFileError, UnsupportedModel, UnsupportedTier, UnsupportedTokenizer, or OSError.
     """
@@ -52,11 +54,12 @@ def load_encoder_model(stored: StoredModel, settings: Settings, progress: Progre
         with loading(stored, progress) as report:
             encoder = embedders.load_embedder(checkpoint, options, report)
     record_use(stored, settings.models_dir)
-    if settings.context > encoder.context_length + 1:  # a decoder has room for a token that nobody asks for
+    # a decoder's context has one more token, which is never requested
+    if settings.context > encoder.context_length + 1:
         progress.say(lowered_context(settings, encoder.context_length))
     if tokenizer.vocab_size > encoder.vocab_size:
         raise UnsupportedModel(
-            f"{stored.path} names {tokenizer.vocab_size} tokens, and its model knows {encoder.vocab_size}",
+            f"{stored.path} has a vocabulary of {tokenizer.vocab_size} tokens, but its model has {encoder.vocab_size}",
             "Try another copy of this model.",
         )
     return LoadedEncoder(stored.name, encoder, tokenizer)

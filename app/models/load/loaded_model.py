@@ -1,6 +1,6 @@
-"""A model ready to talk: the engine, the vocabulary and the chat template that its files hold.
+"""Load a chat model: the engine, the vocabulary, and the chat template of its files.
 
-This is where the application hands a stored model to the engine; importing it loads torch.
+Here the application passes a stored model to the engine. Importing this module imports torch.
 """
 
 from dataclasses import dataclass, replace
@@ -26,19 +26,19 @@ from engine.models import read_config
 
 @dataclass(frozen=True)
 class ChatModel:
-    """Everything a chat needs of one model."""
+    """A chat model that is ready to use."""
 
     name: str
     engine: ModelEngine
     tokenizer: Tokenizer
-    sampling: Sampling  # what its catalog entry or its files recommend, or the default of all models
+    sampling: Sampling  # recommended by the catalog or the files, or the default
 
 
 def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> ChatModel:
-    """Read the files of a stored model.
+    """Load a stored model.
 
-    Raises OutOfMemory for one that does not fit, before its weights are read; ModelFileError, UnsupportedModel,
-    UnsupportedTier, UnsupportedTokenizer, or OSError where it cannot be read.
+    Raises OutOfMemory if it does not fit, before its weights are read; ModelFileError, UnsupportedModel,
+    UnsupportedTier, UnsupportedTokenizer, or OSError if it cannot be read.
     """
     options = replace(
         common_options(settings),
@@ -48,7 +48,7 @@ def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> C
         target_latency=settings.latency_ms / 1000,
     )
     with open_checkpoint(stored.path, settings.quantize_method) as checkpoint:
-        read_config(checkpoint.metadata)  # a model that cannot chat says so before its vocabulary is read
+        read_config(checkpoint.metadata)  # raises for a model that cannot chat, before its vocabulary is read
         plan = plan_loading(checkpoint, options, stored, settings, progress)
         values = checkpoint.metadata.values
         tokenizer = from_folder(stored.path) if stored.is_folder else from_gguf(values)
@@ -60,7 +60,7 @@ def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> C
     record_use(stored, settings.models_dir)
     if tokenizer.vocab_size > engine.vocab_size:
         raise UnsupportedModel(
-            f"{stored.path} names {tokenizer.vocab_size} tokens, and its model knows {engine.vocab_size}",
+            f"{stored.path} has a vocabulary of {tokenizer.vocab_size} tokens, but its model has {engine.vocab_size}",
             "Try another file of this model.",
         )
     config = engine.config
@@ -68,14 +68,14 @@ def load_model(stored: StoredModel, settings: Settings, progress: Progress) -> C
         progress.say(lowered_context(settings, config.model_context_length))
     if not settings.context and config.context_length < config.model_context_length:
         progress.say(
-            f"The context is {config.context_length:,} tokens; the model's own, {config.model_context_length:,}, "
-            "would not fit into memory."
+            f"The context is limited to {config.context_length:,} tokens, because the {config.model_context_length:,} "
+            "tokens of the model do not fit in memory."
         )
     return ChatModel(stored.name, engine, tokenizer, sampling or DEFAULT_SAMPLING)
 
 
 def _keeping_on_disk(options: LoadOptions, stored: StoredModel, settings: Settings, progress: Progress) -> LoadOptions:
-    """With what it takes to keep computed blocks on disk: a place, and the digest of the weights that they are of."""
+    """Return the options with those of the on-disk KV cache: its folder, its limit, and the digest of the weights."""
     limit = settings.kv_disk_limit
     if limit == 0:
         return options

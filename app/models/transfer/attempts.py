@@ -1,7 +1,7 @@
-"""How often, and how long apart, something on the network is tried again.
+"""Retries of network requests: how many, and after which waits.
 
-What moves on has all the time in the world; what does not is given up after a few attempts. A server that says when it
-will be ready is taken at its word. Refuses to know what is tried.
+An operation that makes progress is retried without limit; one without progress fails after a few attempts. If a server
+states when it will be ready, that wait is used.
 """
 
 import asyncio
@@ -16,15 +16,17 @@ from app.errors import AppError
 
 T = TypeVar("T")
 
-WAITS = (0.2, 1.0, 3.0, 10.0, 30.0, 60.0)  # seconds after the first attempt in vain, the second, ...
-SHORT_WAITS = WAITS[:3]  # for what nobody wants to wait for
-LONGEST_WAIT = 300.0  # seconds that a server may ask for
+WAITS = (0.2, 1.0, 3.0, 10.0, 30.0, 60.0)  # seconds after the first failed attempt, the second, ...
+SHORT_WAITS = WAITS[:3]  # for requests whose result the user waits for
+LONGEST_WAIT = 300.0  # seconds that a server may ask to wait
 _BUSY = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
-_SILENTLY = 2.0  # seconds that need no word
+_QUIET_SECONDS = 2.0  # waits in seconds up to this length are not reported
 
 
 class TryAgain(Exception):
-    """An attempt failed for now. `reason` is the error once it is given up; `wait` what the server asks for."""
+    """An attempt failed for now. `reason` is the error to raise after the last attempt; `wait` the seconds that the
+    server asks for.
+    """
 
     def __init__(self, reason: AppError, wait: float | None = None) -> None:
         super().__init__(reason.message)
@@ -39,34 +41,34 @@ async def retry(
     amount: Callable[[], int] = lambda: 0,
     waits: Sequence[float] | None = None,
 ) -> T:
-    """The result of an attempt that does not raise TryAgain.
+    """Return the result of the first attempt that does not raise TryAgain.
 
-    `amount` grows with what attempts achieve together: one that achieved something counts as the first in vain. `say`
-    takes a line where people have to wait. Raises the reason of the last attempt when there have been enough.
+    `amount` returns the progress of all attempts together; an attempt that made progress resets the count of failures.
+    `say` receives a line before a long wait. Raises the reason of the last attempt when the attempts are used up.
     """
     waits = WAITS if waits is None else waits
-    in_vain, before = 0, amount()
+    failures, before = 0, amount()
     while True:
         try:
             return await attempt()
         except TryAgain as problem:
-            in_vain = 1 if amount() > before else in_vain + 1
+            failures = 1 if amount() > before else failures + 1
             before = amount()
-            if in_vain > len(waits) or (problem.wait or 0.0) > LONGEST_WAIT:
+            if failures > len(waits) or (problem.wait or 0.0) > LONGEST_WAIT:
                 raise problem.reason from problem
-            wait = waits[in_vain - 1] * random.uniform(0.8, 1.2) if problem.wait is None else problem.wait  # noqa: S311
-            if wait > _SILENTLY:
-                say(f"{problem}: trying again in {wait:.0f} s.")
+            wait = waits[failures - 1] * random.uniform(0.8, 1.2) if problem.wait is None else problem.wait  # noqa: S311
+            if wait > _QUIET_SECONDS:
+                say(f"{problem}. Retrying in {wait:.0f} s.")
             await asyncio.sleep(wait)
 
 
 def is_busy(status: int) -> bool:
-    """Whether another attempt may have another answer."""
+    """Whether another attempt may succeed after this status."""
     return status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _BUSY
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds, by the Retry-After of an answer (RFC 9110, section 10.2.3); None where it makes no sense."""
+    """Return the seconds in the Retry-After header (RFC 9110, section 10.2.3); None if it is missing or invalid."""
     text = headers.get("Retry-After", "").strip()
     if text.isascii() and text.isdecimal() and len(text) < 10:
         return float(text)

@@ -1,4 +1,4 @@
-"""Notes about downloads on this machine: each process writes which models it fetches or waits for, for display.
+"""Notes about downloads on this machine, for display: each process writes which models it downloads or waits for.
 
 Nothing depends on the notes; download_turn.py decides the order. The note of a process that has ended is removed.
 """
@@ -21,22 +21,22 @@ _FOLDER = ".downloads/waiting"
 
 class DownloadState(enum.StrEnum):
     RUNNING = "running"
-    WAITING = "waiting"  # for others that go first
-    STOPPED = "stopped"  # nobody fetches it, and a part of it is there
+    WAITING = "waiting"  # for other downloads
+    STOPPED = "stopped"  # a part has arrived, and no process downloads the rest
 
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """A model that is not whole yet."""
+    """A model that is not complete yet."""
 
     name: str
     state: DownloadState
-    done: int  # bytes that are there
-    total: int | None  # None: not known
+    done: int  # bytes that have arrived
+    total: int | None  # None: unknown
 
 
 class QueueNote:
-    """The note of one process, or of one command of it: the models that it still has to fetch, in their order."""
+    """The note of a process or command: the models that it still has to download, in order."""
 
     def __init__(self, path: Path, names: Sequence[str]) -> None:
         self._path = path
@@ -48,13 +48,13 @@ class QueueNote:
         self._write()
 
     def done(self, name: str) -> None:
-        """However it ended."""
+        """Remove a model from the note, whether or not its download succeeded."""
         with suppress(ValueError):
             self._names.remove(name)
         self._write()
 
     def _write(self) -> None:
-        """A power cut may take it."""
+        """Write the note. It need not survive a power cut."""
         partial = self._path.with_suffix(".partial")
         with suppress(OSError):
             partial.write_text(json.dumps({"names": self._names}))
@@ -63,7 +63,7 @@ class QueueNote:
 
 @contextmanager
 def queue_note(models_dir: Path, names: Sequence[str] = ()) -> Iterator[QueueNote]:
-    """A note that others can read while the body runs. A folder that cannot be written to is no reason not to fetch."""
+    """Publish a note while the body runs. If the folder is read-only, the download runs without a note."""
     from filelock import FileLock
 
     path = models_dir / _FOLDER / f"{time.time_ns():020d}-{os.getpid()}.json"
@@ -81,7 +81,7 @@ def queue_note(models_dir: Path, names: Sequence[str] = ()) -> Iterator[QueueNot
 
 
 def downloads(models: HubModels, models_dir: Path) -> list[Download]:
-    """What is being fetched, what waits, in the order in which it was asked for, and what was left."""
+    """Return the running download, the waiting ones in the order of their requests, and the unfinished ones."""
     unfinished, running = [*models.unfinished()], running_download(models_dir)
     found = [Download(running.name, DownloadState.RUNNING, running.done, running.total)] if running else []
     for name in _queued(models_dir):
@@ -93,12 +93,12 @@ def downloads(models: HubModels, models_dir: Path) -> list[Download]:
 
 
 def is_same_model(name: str, asked: str) -> bool:
-    """Whether a name, which has a quantization once one is chosen, is what was asked for."""
+    """Whether `name`, which has a quantization once one is chosen, belongs to the requested name."""
     return name == asked or name.startswith(f"{asked}:")
 
 
 def _queued(models_dir: Path) -> list[str]:
-    """The names in all notes: the process that began first comes first."""
+    """Return the names in all notes. The process that started first comes first."""
     return [name for note in sorted((models_dir / _FOLDER).glob("*.json")) for name in _read(note)]
 
 

@@ -1,8 +1,8 @@
-"""One download at a time on this machine, and everybody can see how it goes.
+"""One download at a time on this machine, with progress that other processes can show.
 
-The process that downloads holds a lock, which the system takes from it however it ends, and keeps what its progress
-says in a small file beside it. One that wants to download meanwhile shows that as if it were its own, until it has its
-turn. A word in another file asks to stop. Refuses to know what is downloaded, and from where.
+The downloading process holds a lock, which the system releases when the process ends, in whatever way. It writes its
+progress to a small file beside the lock. A process that waits for the lock shows that progress as if it were its own.
+Another file requests a download to stop.
 """
 
 import json
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from filelock import FileLock
 
 _FOLDER, _LOCK, _STATE, _STOP = ".downloads", "turn.lock", "now.json", "stop.json"
-_ON = "What has arrived is kept: pull it again to go on."
-_POLL_SECONDS = 0.25  # seconds between two looks, and two words about how it goes
+_RESUME = "The part that has arrived is kept. Pull the model again to resume."
+_POLL_SECONDS = 0.25  # between two checks, and between two writes of the progress
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What a download says of itself."""
+    """The progress of a running download."""
 
     pid: int
     name: str  # of the model
-    label: str  # what is being done
+    label: str  # description of the current step
     done: int  # bytes
     total: int | None
 
 
 class DownloadTurn:
-    """The turn of one model, in the folder of all models."""
+    """The turn of one model, in the models folder."""
 
     def __init__(self, models_dir: Path, name: str) -> None:
         self._folder = models_dir / _FOLDER
@@ -47,9 +47,10 @@ class DownloadTurn:
 
     @contextmanager
     def hold(self, progress: Progress) -> Iterator[Progress]:
-        """Wait until nobody else downloads; then the body may, and reports to the progress that it gets.
+        """Wait until no other process downloads, then hold the turn while the body runs. Yields the progress to report
+        to.
 
-        Raises DownloadStopped, from what the body reports too, when it is asked to stop.
+        Raises DownloadStopped, also from reports of the body, if a process requests the download to stop.
         """
         from filelock import FileLock, Timeout
 
@@ -59,15 +60,15 @@ class DownloadTurn:
         except Timeout:
             self._watch(lock, progress)
         try:
-            (self._folder / _STATE).unlink(missing_ok=True)  # of one that was killed
-            self._check_stop()  # before the first word about how it goes, too
+            (self._folder / _STATE).unlink(missing_ok=True)  # left by a process that was killed
+            self._check_stop()  # also before the first report
             yield _SharedProgress(progress, self._publish, self._check_stop)
         finally:
             (self._folder / _STATE).unlink(missing_ok=True)
             lock.release()
 
     def _watch(self, lock: "FileLock", progress: Progress) -> None:
-        """Show how another download goes until its lock is ours."""
+        """Show the progress of another download until its lock is free."""
         from filelock import Timeout
 
         shown: tuple[str, int | None] | None = None
@@ -90,11 +91,11 @@ class DownloadTurn:
 
     def _describe(self, running: Running) -> str:
         if running.name == self._name:
-            return f"Another ingle (pid {running.pid}) is fetching {running.name}; this is how it goes."
-        return f"{self._name} is next: another ingle (pid {running.pid}) is fetching {running.name}."
+            return f"Another ingle process (pid {running.pid}) is already downloading {running.name}."
+        return f"{self._name} is next. Another ingle process (pid {running.pid}) is downloading {running.name}."
 
     def _publish(self, label: str, total: int | None, done: int) -> None:
-        """Nothing depends on what this file says, so a power cut may take it."""
+        """Write the progress file. Nothing depends on it, so it need not survive a power cut."""
         partial = self._folder / f"{_STATE}.{os.getpid()}"
         with suppress(OSError):
             partial.write_text(json.dumps(asdict(Running(os.getpid(), self._name, label, done, total))))
@@ -104,11 +105,11 @@ class DownloadTurn:
         with suppress(OSError, ValueError, KeyError, TypeError):
             request = json.loads((self._folder / _STOP).read_bytes())
             if request["name"] == self._name and float(request["at"]) >= self._since:
-                raise DownloadStopped(f"{self._name} is not fetched any further: somebody asked for that", _ON)
+                raise DownloadStopped(f"the download of {self._name} was stopped", _RESUME)
 
 
 def running_download(models_dir: Path) -> Running | None:
-    """The download that goes on now, whoever does it."""
+    """Return the running download of any process."""
     from filelock import FileLock, Timeout
 
     folder = models_dir / _FOLDER
@@ -116,13 +117,13 @@ def running_download(models_dir: Path) -> Running | None:
         return None
     try:
         with FileLock(folder / _LOCK).acquire(timeout=0):
-            return None  # it was killed
+            return None  # the process was killed
     except Timeout:
         return _read(folder)
 
 
 def ask_to_stop(models_dir: Path, name: str) -> None:
-    """Ask whoever downloads a model, or waits for his turn, to leave it. Raises OSError."""
+    """Request that the download of a model stops, also if it still waits for its turn. Raises OSError."""
     folder = private_folder(models_dir / _FOLDER)
     partial = folder / f"{_STOP}.{os.getpid()}"
     partial.write_text(json.dumps({"name": name, "at": time.time()}))
@@ -140,11 +141,11 @@ def _read(folder: Path) -> Running | None:
 
 
 def _ignore(done: int) -> None:
-    """For a display that is not there yet."""
+    """Ignore reports until there is a display."""
 
 
 class _SharedProgress:
-    """A progress that others can follow. It looks for a wish to stop whenever it says something."""
+    """Progress that other processes can follow. At each report it checks for a request to stop."""
 
     def __init__(
         self, inner: Progress, publish: Callable[[str, int | None, int], None], check_wish: Callable[[], None]
@@ -155,7 +156,7 @@ class _SharedProgress:
     def task(self, label: str, total: int | None, *, unit: Unit = "bytes") -> Iterator[Report]:
         last = 0.0
 
-        def tell(done: int) -> None:
+        def share(done: int) -> None:
             nonlocal last
             report(done)
             if (now := time.monotonic()) - last >= _POLL_SECONDS:
@@ -164,8 +165,8 @@ class _SharedProgress:
                 self._check_stop()
 
         with self._inner.task(label, total, unit=unit) as report:
-            tell(0)
-            yield tell
+            share(0)
+            yield share
 
     def say(self, line: str) -> None:
         self._inner.say(line)

@@ -1,7 +1,4 @@
-"""A file on its way in: bounded and hashed while it arrives, and placed whole and verified, or not at all.
-
-It knows the promised size and digest, never where the bytes come from.
-"""
+"""A file that is being received: bounded and hashed while it arrives, and moved to its path only if it is verified."""
 
 import errno
 import hashlib
@@ -17,31 +14,34 @@ from app.progress import format_bytes
 from app.whole_file import PARTIAL, put_in_place
 
 _CHUNK = 1 << 20
-_SAFE_AFTER = 64 << 20  # bytes, at most, that a power cut can take from a download
+_SYNC_BYTES = 64 << 20  # bytes, at most, that a download can lose in a power cut
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Incoming:
-    """What a source writes into. The file, and its folder, come into being with the first byte."""
+    """Receives the bytes of a source. The file and its folder are created with the first byte."""
 
     def __init__(self, final: Path, size: int, digest: str) -> None:
         self.size = size
         self.received = 0
-        self._unsafe = 0  # bytes that the system may not have written yet
+        self._unsynced = 0  # bytes that the system may not have written to disk yet
         self._partial = _partial(final)
         self._scratch = final.with_name(f"{final.name}.scratch")
         self._file: BinaryIO | None = None
-        self.digest = digest  # the promised one
+        self.digest = digest  # expected, in hex
         self._hash = hasher(digest, size)
 
     def scratch(self) -> Path:
-        """A new folder for working files of the source; it is removed when the file has been taken in."""
+        """Return a new folder for working files of the source. It is removed when the file is complete."""
         shutil.rmtree(self._scratch, ignore_errors=True)
         self._scratch.mkdir(parents=True)
         return self._scratch
 
     def resume(self, tell: Callable[[], None]) -> None:
-        """Let what an interrupted download has left be the first bytes; it is read, and each piece told of."""
+        """Continue with the bytes of an interrupted download.
+
+        They are read again; `tell` is called after each piece.
+        """
         if not 0 < _size(self._partial) <= self.size:
             return
         self._file = self._partial.open("r+b")
@@ -51,7 +51,7 @@ class Incoming:
             tell()
 
     def restart(self) -> None:
-        """Forget all bytes that were received."""
+        """Discard all received bytes."""
         self.received = 0
         self._hash = hasher(self.digest, self.size)
         if self._file is not None:
@@ -59,40 +59,40 @@ class Incoming:
             self._file.truncate()
 
     def write(self, chunk: bytes) -> None:
-        """Take the next bytes. Raises IntegrityError as soon as there are more than promised."""
+        """Write the next bytes. Raises IntegrityError if there are more than expected."""
         self.received += len(chunk)
         if self.received > self.size:
-            raise IntegrityError(f"more than the promised {self.size} bytes arrived")
+            raise IntegrityError(f"more than the expected {self.size} bytes arrived")
         if self._file is None:
             self._partial.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._partial.open("wb")
         self._hash.update(chunk)
         self._file.write(chunk)
-        self._unsafe += len(chunk)
-        if self._unsafe >= _SAFE_AFTER:
+        self._unsynced += len(chunk)
+        if self._unsynced >= _SYNC_BYTES:
             self._file.flush()
             os.fsync(self._file.fileno())
-            self._unsafe = 0
+            self._unsynced = 0
 
-    def check(self) -> None:
-        """Raise IntegrityError unless exactly the promised bytes have arrived."""
+    def verify(self) -> None:
+        """Raise IntegrityError unless all expected bytes, with the expected digest, have arrived."""
         if self.received != self.size:
             raise IntegrityError(f"{self.received} bytes arrived instead of {self.size}")
         if self._hash.hexdigest() != self.digest:
             kind = self._hash.name
             raise IntegrityError(f"the file has {kind} {self._hash.hexdigest()} instead of {self.digest}")
 
-    def place(self, final: Path) -> None:
-        """Move the file to its final name. Raises IntegrityError unless exactly the promised bytes have arrived."""
-        self.check()
+    def move_to(self, final: Path) -> None:
+        """Move the file to its final path. Raises IntegrityError unless exactly the expected bytes have arrived."""
+        self.verify()
         if self._file is None:
             raise IntegrityError("nothing arrived")
         put_in_place(self._file, self._partial, final)
 
     def clear(self, *, keep: bool = False) -> None:
-        """Remove everything that is not the final file; with `keep`, all but the bytes that have arrived."""
+        """Remove temporary files. With `keep`, keep the bytes that have arrived."""
         if self._file is not None:
-            with suppress(OSError):  # a full disk can refuse what is still buffered
+            with suppress(OSError):  # a full disk can refuse buffered data
                 self._file.close()
         if not keep:
             self._partial.unlink(missing_ok=True)
@@ -101,18 +101,18 @@ class Incoming:
 
 @contextmanager
 def receive(final: Path, size: int, digest: str, *, resumable: bool = False) -> Iterator[Incoming]:
-    """Place at `final` what the body writes, once it is complete, verified and safe on the disk.
+    """Store what the body writes at `final`, once it is complete, verified, and synced to disk.
 
-    `digest` in hex is the sha256, or the sha1 that git gives a blob of these bytes, as the Hub has it of small files.
-    Until then the bytes are in a `.partial` file beside it, so only one process at a time may receive the same file.
-    Whatever goes wrong, nothing new is left behind; but of a `resumable` one, what has arrived stays for the next time,
-    unless the bytes are wrong or the disk is full.
+    `digest` in hex is the sha256, or git's sha1 of a blob with these bytes, which the Hub lists for small files. Until
+    it is complete, the bytes are in a `.partial` file beside it, so only one process at a time may receive the same
+    file. After an error nothing new is left; if `resumable`, the bytes that have arrived are kept for the next attempt,
+    unless they are wrong or the disk is full.
     """
     incoming = Incoming(final, size, digest)
     keep = resumable
     try:
         yield incoming
-        incoming.place(final)
+        incoming.move_to(final)
     except IntegrityError:
         keep = False
         raise
@@ -126,12 +126,12 @@ def receive(final: Path, size: int, digest: str, *, resumable: bool = False) -> 
 
 
 def arrived(final: Path) -> int:
-    """How many bytes an interrupted download has left of a file."""
+    """Return the bytes of a file that an interrupted download has left."""
     return _size(_partial(final))
 
 
 def discard(final: Path) -> None:
-    """Remove what an interrupted download has left of a file."""
+    """Remove the partial file of an interrupted download."""
     _partial(final).unlink(missing_ok=True)
 
 
@@ -144,7 +144,7 @@ def _partial(final: Path) -> Path:
 
 
 def hasher(digest: str, size: int) -> "hashlib._Hash":
-    """What makes a digest of this kind of `size` bytes: sha256, or the sha1 that git gives a blob."""
+    """Return the hash object for digests of this length: sha256, or git's sha1 of a blob of `size` bytes."""
     if len(digest) == hashlib.sha256().digest_size * 2:
         return hashlib.sha256()
     return hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
@@ -157,19 +157,19 @@ def check_space(folder: Path, needed: int) -> None:
 
 
 def free_space(folder: Path) -> int:
-    """Bytes that are free on the disk of `folder`, which need not exist yet."""
+    """Return the free bytes on the disk of `folder`, which need not exist yet."""
     return shutil.disk_usage(_nearest(folder)).free
 
 
 def no_space(folder: Path, needed: int) -> NoSpace:
-    """The error that says how much was needed, how much is left, and where."""
+    """Return the error that states how much space is needed, how much is free, and in which folder."""
     free = shutil.disk_usage(folder).free
     return NoSpace(
-        f"{folder} has {format_bytes(free)} free, and {format_bytes(needed)} are needed",
+        f"{folder} has {format_bytes(free)} free, but {format_bytes(needed)} is needed",
         "Free some space, or choose folders on another disk with INGLE_MODELS_DIR and HF_HUB_CACHE.",
     )
 
 
 def _nearest(folder: Path) -> Path:
-    """`folder` or the nearest parent of it that exists."""
-    return next(place for place in (folder, *folder.parents) if place.exists())
+    """Return `folder`, or its nearest parent that exists."""
+    return next(path for path in (folder, *folder.parents) if path.exists())

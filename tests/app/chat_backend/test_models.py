@@ -196,7 +196,7 @@ def test_without_the_hub_models_of_the_catalog_are_found(settings: Settings, mon
             assert {one.name for one in finds.models} == {one.name for one in rows}
             assert all(one in rows for one in finds.models)
             assert not any(one.is_repository for one in finds.models)
-            assert finds.note.startswith("the network is off")
+            assert finds.note.startswith("offline mode is on")
 
     asyncio.run(main())
 

@@ -69,7 +69,7 @@ def test_the_same_seed_gives_the_same_answer_as_json(environment: dict[str, str]
 def test_a_context_that_is_longer_than_the_models_own_is_lowered_with_a_warning(environment: dict[str, str]) -> None:
     done = run(environment, "Hello", "-n", "1", "--context", "16384")
     assert done.returncode == 0
-    assert "The model holds 8,192 tokens: --context 16384 is lowered to that." in done.stderr.decode()
+    assert "The context of the model is 8,192 tokens. --context 16384 is lowered to that." in done.stderr.decode()
 
 
 def test_an_answer_that_is_cut_off_says_so(environment: dict[str, str]) -> None:

@@ -56,7 +56,7 @@ def test_a_file_is_read_once(file: Path, records: Path) -> None:
     told = Told()
     for _ in range(3):
         assert remembered_sha256(file, records, told) == sha256(b"weights")
-    assert told.tasks == [("Reading my.gguf once, to know it again", 7)]
+    assert told.tasks == [("Hashing my.gguf, once", 7)]
     assert told.lines == []
 
 
@@ -129,7 +129,7 @@ def test_a_record_that_cannot_be_kept_is_told_in_one_line(file: Path, tmp_path: 
     for reads in (1, 2):
         assert remembered_sha256(file, tmp_path / "models" / ".digests", told) == sha256(b"weights")
         assert len(told.tasks) == len(told.lines) == reads
-    assert "my.gguf will be read at every start" in told.lines[0]
+    assert "The digest of my.gguf cannot be saved" in told.lines[0]
 
 
 def test_an_interrupt_ends_cleanly_and_leaves_no_record(tmp_path: Path, records: Path) -> None:
@@ -149,7 +149,7 @@ sys.exit(cli.main())
     process = Started([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)
     with process:
         assert process.stderr is not None
-        assert process.stderr.readline().startswith("Reading large.gguf once, to know it again")
+        assert process.stderr.readline().startswith("Hashing large.gguf, once")
         process.send_signal(signal.SIGINT)
         said = process.stderr.read()
     assert process.returncode == 130, said

@@ -58,7 +58,7 @@ def settings(hub: FakeHub, tmp_path: Path) -> Settings:
 def test_headers_tell_what_the_whole_model_does(
     hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch, name: str, ranges: bool
 ) -> None:
-    monkeypatch.setattr(remote_headers, "_FIRST", 300)  # shorter than any header
+    monkeypatch.setattr(remote_headers, "_FIRST_BYTES", 300)  # shorter than any header
     hub.ranges = ranges
     found = fit_model(name, settings, memory=PLENTY)
     assert not found.is_stored
@@ -77,8 +77,8 @@ def test_headers_tell_what_the_whole_model_does(
 def test_headers_of_quantized_layers_tell_their_form(
     hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
 ) -> None:
-    monkeypatch.setattr(remote_headers, "_FIRST", 300)
-    monkeypatch.setattr(remote_headers, "_SMALL", 500)  # a part of so tiny a model
+    monkeypatch.setattr(remote_headers, "_FIRST_BYTES", 300)
+    monkeypatch.setattr(remote_headers, "_SMALL_BYTES", 500)  # a part of so tiny a model
     folder = quantized_folder(tmp_path, kind).path
     hub.repositories["org/Few-bits"] = {path.name: path.read_bytes() for path in folder.iterdir()}
     found = fit_model("org/Few-bits", settings, memory=PLENTY)
@@ -161,7 +161,7 @@ def test_what_was_not_expected_is_told(monkeypatch: pytest.MonkeyPatch, taken: i
         pass
     expected = f"It takes {taken / 1000 if taken >= 1000 else taken:.1f} "
     assert bool(progress.lines) == told
-    assert all(line.startswith(expected) and "1.0 GB were expected" in line for line in progress.lines)
+    assert all(line.startswith(expected) and "instead of the expected 1.0 GB" in line for line in progress.lines)
 
 
 def test_the_longest_context_is_told_first() -> None:

@@ -95,7 +95,7 @@ def test_names_lead_nowhere_else(settings: Settings, name: str) -> None:
     put(settings, NAMES[0][0])
     with pytest.raises(ModelNotFound) as caught:
         pull(name, settings)
-    assert caught.value.remedy == "There is: ollama:llama3.2:1b."
+    assert caught.value.remedy == "Choose one of: ollama:llama3.2:1b."
 
 
 def test_a_model_of_lm_studio_is_used_in_place(settings: Settings) -> None:

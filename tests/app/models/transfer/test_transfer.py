@@ -95,11 +95,11 @@ def test_an_answer_that_crawls_is_left_for_another(
     hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer, "_WINDOW", 0.0)
-    monkeypatch.setattr(attempts, "_SILENTLY", -1.0)
+    monkeypatch.setattr(attempts, "_QUIET_SECONDS", -1.0)
     hub.mishaps.append(Mishap(stall_at=HALF))  # which nobody waits for
     progress = Recorder()
     check(pull(REPO, settings, progress))
-    assert "127.0.0.1 sends next to nothing: trying again in 0 s." in progress.lines
+    assert "127.0.0.1 is too slow. Retrying in 0 s." in progress.lines
     assert all(asked for asked, _ in file_requests(hub)[1:])
 
 
@@ -123,29 +123,29 @@ def test_what_is_damaged_twice_leaves_nothing(hub: FakeHub, settings: Settings) 
     progress = Recorder()
     with pytest.raises(IntegrityError, match=f"{FILE}: the file has sha256"):
         pull(REPO, settings, progress)
-    assert progress.lines[-1].endswith("Fetching it once more.")
+    assert progress.lines[-1].endswith("Downloading it once more.")
     assert files_below(settings.hub_cache) == set()
 
 
 def test_a_file_that_has_changed_on_the_hub_is_not_fetched(hub: FakeHub, settings: Settings) -> None:
     hub.mishaps += [Mishap(headers={"X-Linked-Etag": '"' + "0" * 64 + '"'})] * 20
-    with pytest.raises(IntegrityError, match="another file now"):
+    with pytest.raises(IntegrityError, match="has changed"):
         pull(REPO, settings)
     assert files_below(settings.hub_cache) == set()
 
 
 def test_people_are_told_why_they_wait(hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "_SILENTLY", -1.0)
+    monkeypatch.setattr(attempts, "_QUIET_SECONDS", -1.0)
     hub.mishaps.append(Mishap(status=429, headers={"Retry-After": "0"}))
     progress = Recorder()
     check(pull(REPO, settings, progress))
-    told = "127.0.0.1 is busy or in trouble (it answered 429): trying again in 0 s."
+    told = "127.0.0.1 is unavailable (it returned status 429). Retrying in 0 s."
     assert told in progress.lines
 
 
 def test_a_hub_that_asks_for_too_much_patience_is_left_alone(hub: FakeHub, settings: Settings) -> None:
     hub.mishaps += [Mishap(cut_at=HALF), Mishap(status=429, headers={"Retry-After": "3600"})]
-    with pytest.raises(Offline, match=r"answered 429, and asks to be left alone for 3600 s"):
+    with pytest.raises(Offline, match=r"returned status 429, and asks to wait 3600 s"):
         pull(REPO, settings)
     assert len(file_requests(hub)) == 2
     assert files_below(settings.hub_cache) == {f"{DIGEST}.partial"}
@@ -195,7 +195,7 @@ def test_an_interrupt_keeps_what_has_arrived(hub: FakeHub, settings: Settings) -
 
 def test_a_redirect_to_no_web_address_ends_it_at_once(hub: FakeHub, settings: Settings) -> None:
     hub.mishaps += [Mishap(status=302, headers={"Location": "ftp://127.0.0.1/x"})] * 9
-    with pytest.raises(Offline, match="cannot be followed"):
+    with pytest.raises(Offline, match="the response is invalid"):
         pull(REPO, settings)
     assert len(file_requests(hub)) == 1
 
