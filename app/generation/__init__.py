@@ -1,1 +1,1 @@
-"""A conversation: its messages, the template that makes them a prompt, and the events of the reply."""
+"""From a conversation to a reply: messages, chat templates, prompts, grammars, and the events of replies."""

@@ -48,7 +48,7 @@ class CacheReport:
     left_out: tuple[str, ...] = ()  # names of lines that change with every request and were taken out of the prompt
 
     def plus(self, other: "CacheReport") -> "CacheReport":
-        """Add two reports. Of two misses, the first is kept."""
+        """Add two reports. If both have a miss, the first one is kept."""
         return CacheReport(self.sources + other.sources, self.miss or other.miss, (*self.left_out, *other.left_out))
 
 

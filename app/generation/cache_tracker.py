@@ -134,7 +134,7 @@ class _Divergence:
         return Miss(reason, self.earlier.common, before, was, now, removed)
 
     def _removed(self) -> str:
-        """The text of the earlier exchange that the prompt skips before it goes on like the exchange; "" if none.
+        """The text of the earlier exchange that the prompt skips before it continues like the exchange; "" if none.
 
         The first token may differ from the earlier one: the text before a word decides how the word is encoded.
         """
@@ -149,7 +149,7 @@ class _Divergence:
         return ""
 
     def _resumed_at(self, rest: bytes) -> int:
-        """The offset after the divergence at which the earlier exchange goes on like `rest`; -1 if it does not.
+        """The offset after the divergence at which the earlier exchange continues like `rest`; -1 if it does not.
 
         At the end of the exchange fewer equal tokens are enough, since a prompt may continue from its last reply.
         """

@@ -15,30 +15,30 @@ from app.errors import AppError
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 
-# Roles that templates look up. Any other role is a text of the client's.
+# Roles that templates look up. A client may send any other role, which is treated as untrusted text.
 ROLES: Final = frozenset(("system", "developer", "user", "assistant", "tool"))
 SYSTEM_ROLES: Final[Sequence[str]] = ("system", "developer")
 
-# The kinds of content part that are text, and the key each keeps its text under.
+# Kinds of content parts that hold text, and the key of the text in each.
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 MAX_TOOLS: Final = 512
 
 ToolName: TypeAlias = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:/-]{1,128}$")]
 ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-ThinkingBudget: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]  # tokens; -1: any number
+ThinkingBudget: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]  # tokens; -1: no limit
 
 _NO_ARGUMENTS: dict[str, Json] = {"type": "object", "properties": {}}
 _NO_REASONING = ("none", "minimal")
 
 
 class InvalidMessage(AppError):
-    """A chat message holds something that cannot be given to a model."""
+    """A message cannot be given to a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of one tool that the assistant asked for. `arguments` is the parsed object, never its JSON text."""
+    """A call of a tool by the assistant. `arguments` is the parsed JSON object."""
 
     name: str
     arguments: Mapping[str, Json]
@@ -46,9 +46,9 @@ class ToolCall:
 
     @classmethod
     def parse(cls, name: str, arguments: str, id: str | None = None) -> "ToolCall":  # noqa: A002
-        """A call whose arguments are still JSON text, as clients send them back; empty text means no arguments.
+        """Parse a call whose arguments are JSON text. An empty text means no arguments.
 
-        Raises InvalidMessage when the text is no JSON object.
+        Raises InvalidMessage if the text is not a JSON object.
         """
         try:
             parsed = json.loads(arguments or "{}")
@@ -59,7 +59,7 @@ class ToolCall:
         return cls(name, parsed, id)
 
     def to_template(self, *, arguments_as_text: bool = False) -> dict[str, Json]:
-        """The call as chat templates expect it: most want the arguments as an object, a few as the text of its JSON."""
+        """Return the call as chat templates expect it. Most expect the arguments as an object, a few as JSON text."""
         arguments = (
             json.dumps(self.arguments, ensure_ascii=False, default=dict) if arguments_as_text else self.arguments
         )
@@ -70,20 +70,20 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message. `content` is empty, never absent, when there is none: many templates fail on a missing one."""
+    """One message. `content` is empty if there is none, since many templates fail on a missing one."""
 
-    role: str  # one of ROLES, or one that this model's template knows
+    role: str  # one of ROLES, or a role that the model's template defines
     content: str = ""
-    reasoning: str | None = None  # what the assistant thought before its content
+    reasoning: str | None = None  # what the assistant wrote before its content, while thinking
     tool_calls: tuple[ToolCall, ...] = ()  # of an assistant message
-    tool_call_id: str | None = None  # of a tool message: the call that it answers
-    name: str | None = None  # of a tool message: the tool; else the speaker
+    tool_call_id: str | None = None  # of a tool message: id of the call that it answers
+    name: str | None = None  # of a tool message: name of the tool; of others: name of the speaker
 
     def to_template(self, *, arguments_as_text: bool = False) -> dict[str, Json]:
-        """The message as chat templates expect it: absent fields are left out, except for `content`.
+        """Return the message as chat templates expect it. Fields without a value are absent, except `content`.
 
-        Reasoning goes by two names, since templates disagree: `thinking` (gpt-oss) and `reasoning_content` (the rest).
-        The order of the keys is the one transformers gives, for templates that print a whole message.
+        The reasoning has two keys, because templates differ: `thinking` (gpt-oss) and `reasoning_content` (others). The
+        keys have the order of transformers, because some templates print the whole message.
         """
         fields: dict[str, Json] = {
             "thinking": self.reasoning,
@@ -97,7 +97,7 @@ class Message:
         return {key: value for key, value in fields.items() if value is not None}
 
     def with_texts(self, change: Callable[[str], str]) -> "Message":
-        """The message with `change` applied to every text that people, tools or the model wrote."""
+        """Return the message with `change` applied to every text that a user, a tool, or the model wrote."""
         return replace(
             self,
             role=self.role if self.role in ROLES else change(self.role),
@@ -112,8 +112,10 @@ class Message:
 
 
 def with_texts(value: Json, change: Callable[[str], str], *, fields: bool = False) -> Json:
-    """A JSON value with `change` applied to every string in it, the names of objects' members included; with `fields`,
-    but for names that are plain words, by which templates look members up."""
+    """Apply `change` to every string in a JSON value, including the keys of objects.
+
+    With `fields`, keys that are identifiers stay, because templates look them up.
+    """
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
@@ -126,7 +128,7 @@ def with_texts(value: Json, change: Callable[[str], str], *, fields: bool = Fals
 def object_with_texts(
     value: Mapping[str, Json], change: Callable[[str], str], *, fields: bool = False
 ) -> dict[str, Json]:
-    """The same for an object."""
+    """Apply `change` to an object, as `with_texts` does."""
     return {
         name if fields and name.isidentifier() else change(name): with_texts(item, change, fields=fields)
         for name, item in value.items()
@@ -134,7 +136,7 @@ def object_with_texts(
 
 
 def text_of(content: str | Sequence[Mapping[str, object]] | None) -> str:
-    """The text of a message's content as clients send it: a string, a list of parts (joined by newlines), or nothing.
+    """Return the text of a message's content: a string, a list of parts (joined by line breaks), or None.
 
     Raises InvalidMessage for a part that is not text.
     """
@@ -148,7 +150,7 @@ def _part_text(part: Mapping[str, object]) -> str:
     text = part.get(_TEXT_PARTS[kind]) if isinstance(kind, str) and kind in _TEXT_PARTS else None
     if not isinstance(text, str):
         raise InvalidMessage(
-            f"A message has a content part of type {kind!r} without usable text; this version reads text only.",
+            f"A message has a content part of type {kind!r} without usable text; only text is supported.",
             "Send the content as text, without images, audio or files.",
         )
     return text
@@ -156,13 +158,13 @@ def _part_text(part: Mapping[str, object]) -> str:
 
 def _bad_arguments(name: str, problem: str) -> InvalidMessage:
     return InvalidMessage(
-        f"The arguments of a call of the tool {name!r} cannot be read: {problem}",
+        f"The arguments of a call of the tool {name!r} are invalid: {problem}",
         "Send the arguments of every tool call as one JSON object.",
     )
 
 
 def merge_system_messages(messages: Sequence[Message]) -> Iterator[Message]:
-    """Each system message in front of the text of the next user message; the last ones as a user message."""
+    """Prepend each system message to the next user message. System messages at the end become a user message."""
     texts: list[str] = []
     for message in messages:
         if message.role in SYSTEM_ROLES:
@@ -181,15 +183,15 @@ class Tool:
     """A tool that the model may call."""
 
     name: str
-    definition: Mapping[str, Json]  # as templates print it: OpenAI's form, with all that the client said
-    parameters: Json  # JSON schema of its arguments
-    strict: bool = False  # whatever calls it keeps to that
+    definition: Mapping[str, Json]  # in OpenAI's form, as templates print it, with every field that the client sent
+    parameters: Json  # JSON schema of the arguments
+    strict: bool = False  # calls of the tool must follow that schema
 
 
 def function_tool(
     name: str, description: str | None, parameters: Mapping[str, Json] | None, *, strict: bool | None = None
 ) -> Tool:
-    """A function as a tool. Its definition has every key that templates print, since some fail on a missing one."""
+    """Return a tool for a function. Its definition has every key that templates print; some fail on a missing key."""
     schema = parameters or _NO_ARGUMENTS
     function: dict[str, Json] = {"name": name, "description": description or "", "parameters": schema}
     return Tool(name, {"type": "function", "function": function}, schema, bool(strict))
@@ -199,7 +201,7 @@ class ToolUse(Enum):
     """Whether a reply calls tools."""
 
     FREE = auto()
-    FORCED = auto()  # it calls one at least, and says nothing else
+    FORCED = auto()  # the reply calls at least one tool and contains no text
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +209,7 @@ class ToolOptions:
     """The tools of a request, and which of them the reply may call."""
 
     tools: Sequence[Tool]
-    named: Sequence[str] | None = None  # those that may be called; None: any. The others stay in the prompt
+    named: Sequence[str] | None = None  # tools that may be called; None: all. The others stay in the prompt.
     use: ToolUse = ToolUse.FREE
 
     @property
@@ -215,15 +217,15 @@ class ToolOptions:
         return None if self.named is None else [tool for tool in self.tools if tool.name in self.named]
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Conflicts between the fields, each with the name of the field at fault."""
+        """Yield each conflict between the fields, with the name of the field at fault."""
         names = [tool.name for tool in self.tools]
         if len(set(names)) < len(names):
-            yield "tools", "two of them have the same name."
+            yield "tools", "two tools have the same name."
         if (self.named or self.use is ToolUse.FORCED) and not names:
-            yield "tool_choice", "it needs tools."
+            yield "tool_choice", "it requires `tools`."
         for name in self.named or ():
             if names and name not in names:
-                yield "tool_choice", f"none of the tools is called {name}."
+                yield "tool_choice", f"there is no tool named {name}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,24 +233,29 @@ class ThinkingOptions:
     """How much a model thinks before it answers."""
 
     effort: ReasoningEffort | None
-    budget: int | None  # tokens; None: any number
-    enabled: bool | None  # None: as the template has it
+    budget: int | None  # tokens; None: no limit
+    enabled: bool | None  # None: as the template does by default
 
     @classmethod
     def of(
         cls, effort: ReasoningEffort | None, budgets: Sequence[int | None] = (), enabled: bool | None = None
     ) -> "ThinkingOptions":
-        """Merge the fields of a request. An effort wins over `enabled`. The least of the budgets applies; a negative
-        budget sets no limit."""
+        """Merge the fields of a request.
+
+        An effort overrides `enabled`. The smallest budget applies; a negative budget means no limit.
+        """
         given = [budget for budget in budgets if budget is not None and budget >= 0]
         if effort == "none" or (effort is None and enabled is False):
-            given.append(0)  # for templates that cannot switch it off
+            given.append(0)  # some templates cannot turn thinking off
         if effort is not None:
             enabled = effort not in _NO_REASONING
         return cls(effort, min(given, default=None), False if 0 in given else enabled)
 
     def template_variables(self, given: Mapping[str, Json] | None = None) -> dict[str, Json]:
-        """The variables of the chat template, by the names that templates use. Those of the client, `given`, win."""
+        """Return the variables of the chat template, by the names that templates use.
+
+        The client's own, `given`, win.
+        """
         variables: dict[str, Json] = {} if self.effort is None else {"reasoning_effort": self.effort}
         if self.enabled is not None:
             variables |= {"enable_thinking": self.enabled, "thinking": self.enabled}
@@ -257,17 +264,17 @@ class ThinkingOptions:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The messages, and everything else that decides the next one."""
+    """The messages of a chat, and the options that shape the next one."""
 
     messages: Sequence[Message]
     tools: Sequence[Tool] = ()
-    allowed: Sequence[Tool] | None = None  # of the tools, those that may be called now; None: all
+    allowed: Sequence[Tool] | None = None  # tools that may be called; None: all of `tools`
     use: ToolUse = ToolUse.FREE
-    parallel_calls: bool | None = None  # more than one call in a reply; None: as suits the model
-    thinking_budget: int | None = None  # tokens that may be thought; None: any number
-    variables: Mapping[str, Json] = field(default_factory=dict)  # of the template, besides its own
-    reply_prefix: str = ""  # what the next message begins with, which the model goes on from
-    add_generation_prompt: bool = True  # the prompt ends with what the template writes in front of a reply
+    parallel_calls: bool | None = None  # whether a reply may contain more than one call; None: depends on the model
+    thinking_budget: int | None = None  # reasoning tokens, at most; None: no limit
+    variables: Mapping[str, Json] = field(default_factory=dict)  # further variables for the template
+    reply_prefix: str = ""  # start of the next message, which the model continues
+    add_generation_prompt: bool = True  # whether the prompt ends with the text that the template writes before a reply
     context: tuple[int, ...] = ()  # ids of an earlier prompt and its reply, which the messages follow
 
     @property

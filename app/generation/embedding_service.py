@@ -1,8 +1,7 @@
-"""The embedding service: from texts to vectors, or from pairs of texts to how well the second suits the first, over
-one loaded model, for any number of requests at a time.
+"""Embedding service: texts to vectors with an encoder, or pairs of texts to scores with a cross-encoder.
 
-Requests share the model's threads fairly: each has no more texts under way than there are threads, so that one of a
-thousand texts lets another one's single text in between. Knows nothing of wire formats.
+It serves any number of requests at a time with one loaded model. A request has at most as many texts in progress as the
+model has threads, so that a request with one text does not wait for a request with a thousand.
 """
 
 import asyncio
@@ -22,11 +21,11 @@ from engine.embedding.encoder import Embedder
 from engine.errors import EngineError
 
 TEXT_THREADS = 2
-STUCK_SECONDS = 60.0  # without a text that is computed, while some wait
+STUCK_SECONDS = 60.0  # seconds without a finished text, while some wait, after which the service counts as stuck
 
 
 class InputTooLong(AppError):
-    """The text at a place of a request has more tokens than the model reads: `least` or more."""
+    """A text of a request, given by its index, has more tokens than the model's context: `least` or more."""
 
     def __init__(self, index: int, least: int) -> None:
         super().__init__(f"Text {index + 1} has more than {least:,} tokens", "Send it in pieces.")
@@ -35,26 +34,28 @@ class InputTooLong(AppError):
 
 
 class InputTokenizer(Protocol):
-    """A vocabulary as an embedding model reads it."""
+    """The tokenizer of an embedding model."""
 
     vocab_size: int
-    markers_before: int  # a text: how many of its ids are there
+    markers_before: int  # number of marker ids before a text
 
     def encode(self, text: str, max_ids: int | None = None, limit: TextLimit = NO_LIMIT) -> tuple[int, ...]:
-        """The ids of `text` with the model's markers; where `max_ids` is given, the text is cut to fit into so many.
-        Raises TextTooLong beyond the `limit`, but for a text that is cut."""
+        """Return the ids of `text` with the model's markers. With `max_ids`, the text is cut so that they fit.
+
+        Raises TextTooLong beyond the `limit`, unless the text is cut.
+        """
         ...
 
 
 class TextPair(NamedTuple):
-    """Two texts as a cross-encoder reads them."""
+    """Two texts as one sequence for a cross-encoder."""
 
     ids: tuple[int, ...]
-    second: int  # where the second text begins
+    second: int  # index of the first id of the second text
 
 
 class EmbeddingService:
-    """Answers texts with vectors by one model; or pairs of texts with numbers, where that is a cross-encoder."""
+    """Computes vectors of texts with one model, or scores of pairs of texts if that is a cross-encoder."""
 
     def __init__(
         self,
@@ -63,19 +64,19 @@ class EmbeddingService:
         embedder: Embedder,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock` tells seconds that only grow."""
+        """`clock` returns seconds that never decrease."""
         self.name = name
         self.tokenizer = tokenizer
-        self.requests = 0  # under way
+        self.requests = 0  # in progress
         self.texts = WorkPool("encoding texts", TEXT_THREADS)
         self._embedder = embedder
         self._clock = clock
-        self._moved_at = clock()  # when a text was last computed, or none was waited for
+        self._moved_at = clock()  # when a text was last finished, or when the service became busy
         self._stopping = False
 
     @property
     def ranks(self) -> bool:
-        """Whether the model is a cross-encoder: `scores` is for those, and `embed` for all others."""
+        """Whether the model is a cross-encoder. Those provide `scores`, all others `embed`."""
         return self._embedder.ranks
 
     @property
@@ -84,22 +85,26 @@ class EmbeddingService:
 
     @property
     def vocab_size(self) -> int:
-        """Ids below this are in the vocabulary of the model."""
+        """The size of the model's vocabulary. All ids are below it."""
         return self._embedder.vocab_size
 
     @property
     def dimensions(self) -> int:
-        """Of a whole vector."""
+        """The number of elements of a vector."""
         return self._embedder.hidden
 
     async def encode(self, texts: Sequence[str], max_ids: int | None = None) -> list[tuple[int, ...]]:
-        """The ids of texts with the model's markers; where `max_ids` is given, each is cut to fit into so many. Raises
-        InputTooLong."""
+        """Return the ids of texts with the model's markers. With `max_ids`, each text is cut so that they fit.
+
+        Raises InputTooLong.
+        """
         return await self.texts.run(lambda check: self._encoded(texts, max_ids, check))
 
     async def encode_pairs(self, first: str, seconds: Sequence[str], max_ids: int | None = None) -> list[TextPair]:
-        """A text with each of others behind it; where `max_ids` is given, those are cut to fit into so many ids. Raises
-        InputTooLong, in which the first text is at place 0."""
+        """Return the ids of the first text followed by each of the others. With `max_ids`, the others are cut to fit.
+
+        Raises InputTooLong, where the first text has index 0.
+        """
 
         def encode(check: Check) -> list[TextPair]:
             [ids], before = self._encoded([first], None, check), self.tokenizer.markers_before
@@ -122,25 +127,27 @@ class EmbeddingService:
         return found
 
     def problem(self) -> str:
-        """Why requests would wait in vain, or an empty string while they are served."""
+        """Return why requests are stuck, or an empty string if none is."""
         silence = self._clock() - self._moved_at if self.requests else 0.0
-        return f"no text was computed for {silence:.0f} s" if silence >= STUCK_SECONDS else self.texts.problem()
+        return f"no text was finished for {silence:.0f} s" if silence >= STUCK_SECONDS else self.texts.problem()
 
     async def embed(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
-        """The vector of each, float32 [dimensions], of length 1. Raises what `scores` raises."""
+        """Return the vector of each sequence of ids: float32 [dimensions], of length 1. Raises what `scores` raises."""
         return await self._run_all([partial(self._embedder.submit, ids) for ids in sequences])
 
     async def scores(self, pairs: Sequence[TextPair], *, raw: bool = False) -> list[float]:
-        """How well the second text of each pair suits the first: from 0 to 1, or raw, the model's logit. Raises
-        PromptTooLong; IndexError for ids that are not in the vocabulary; EngineError when the model is being
-        stopped."""
+        """Return the relevance of each pair's second text to its first, from 0 to 1; with `raw`, the model's logit.
+
+        Raises PromptTooLong, IndexError for ids outside of the vocabulary, and EngineError if the model is shutting
+        down.
+        """
         found = await self._run_all([partial(self._embedder.submit, pair.ids, pair.second) for pair in pairs])
         return [float(score if raw else score.sigmoid()) for score in found]
 
     async def _run_all(self, submits: Sequence[Callable[[], "Future[Tensor]"]]) -> list[Tensor]:
-        """What each gives.
+        """Submit all work items and return their results in order.
 
-        Leaving early gives up what is not computed yet.
+        Cancellation drops the items that have not started.
         """
         found: dict[int, Tensor] = {}
         left = iter(enumerate(submits))
@@ -159,7 +166,7 @@ class EmbeddingService:
             await asyncio.gather(*workers)
         except asyncio.CancelledError:
             self._check_running()
-            raise  # the caller is no longer interested
+            raise  # the caller is gone
         finally:
             self.requests -= 1
             for worker in workers:
@@ -167,15 +174,15 @@ class EmbeddingService:
         return [found[index] for index in range(len(submits))]
 
     async def stop(self) -> None:
-        """Give up what waits; what is being computed is waited for."""
+        """Drop the texts that wait, and wait for those that are being computed."""
         self._stopping = True
         await asyncio.gather(self.texts.close(), asyncio.to_thread(self._embedder.close))
 
     def _check_running(self) -> None:
         if self._stopping:
-            raise EngineError("The model is being stopped")
+            raise EngineError("The model is shutting down")
 
 
 def truncate(vector: Tensor, dimensions: int | None) -> Tensor:
-    """The first elements of a vector, as one of length 1 again (arXiv:2205.13147)."""
+    """Return the first `dimensions` elements of a vector, scaled to length 1 (arXiv:2205.13147)."""
     return vector if dimensions in (None, len(vector)) else F.normalize(vector[:dimensions], dim=0)

@@ -1,4 +1,4 @@
-"""The events of replies, and the tokens that they add up to."""
+"""Events of replies, and the token counts of a request."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -7,45 +7,45 @@ from typing import TYPE_CHECKING
 
 from app.generation.cache_report import EMPTY_REPORT, CacheReport
 
-if TYPE_CHECKING:  # the chat imports this before its screens appear
+if TYPE_CHECKING:  # the chat imports this module before its screens appear
     from engine.request import FinishReason, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """How much of the prompt has been read, in tokens. Sent while a long prompt is read."""
+    """The progress of a prefill, in tokens. Sent while a long prompt is prefilled."""
 
     done: int
     total: int
-    cached: int = 0  # of those that are done: what did not have to be read
-    seconds: float = 0.0  # since it began, after the queue
+    cached: int = 0  # of the tokens done, those found in the KV cache
+    seconds: float = 0.0  # since the prefill started, without the time in the queue
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Of further tokens of the prompt, from its second on, where they were asked for. All come before the reply."""
+    """Log-probabilities of further prompt tokens, from the second one on, if requested. All come before the reply."""
 
     logprobs: "tuple[TokenLogprobs, ...]"
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratedTokens:
-    """The ids of further tokens of the reply, hidden ones and those of markup included, where they were asked for."""
+    """Ids of further tokens of the reply, including hidden ones and markup, if requested."""
 
     ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """More text of the reply; never half a character, never a part of a stop string."""
+    """Further text of the reply. It never ends within a character or contains a part of a stop string."""
 
     text: str
-    logprobs: "tuple[TokenLogprobs, ...]" = ()  # of the tokens since the last delta, where they were asked for
+    logprobs: "tuple[TokenLogprobs, ...]" = ()  # of the tokens since the last delta, if requested
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """More of what the model thinks before it answers."""
+    """Further reasoning of the model, before its answer."""
 
     text: str
     logprobs: "tuple[TokenLogprobs, ...]" = ()
@@ -53,16 +53,16 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    """The model calls a tool. Its arguments follow, and then its end."""
+    """The model calls a tool. The arguments follow, then a ToolCallEnd."""
 
-    index: int  # of the calls of one reply, from 0
+    index: int  # of the call within the reply, from 0
     id: str
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """More of the arguments of a call; together, the text of one JSON object."""
+    """Further arguments of a call. Together they are the text of one JSON object."""
 
     index: int
     arguments: str
@@ -71,7 +71,7 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallEnd:
-    """The arguments of a call are complete. A call that was cut off has none of this."""
+    """The arguments of a call are complete. A call that was cut off has no such event."""
 
     index: int
 
@@ -81,30 +81,30 @@ class ReplyEnd:
     """The last event of a reply."""
 
     finish: "FinishReason"
-    stop: str | None  # the stop string that ended it
+    stop: str | None  # the stop string that ended the reply
     seed: int
     prompt_tokens: int
-    cache: CacheReport  # where the prompt's came from
+    cache: CacheReport  # where the prompt's tokens came from
     completion_tokens: int
-    first_token_seconds: float  # from the question to the first token
+    first_token_seconds: float  # since the request was submitted
     total_seconds: float
-    reasoning_tokens: int = 0  # of the completion's
-    queue_seconds: float = 0.0  # of the time to the first token, what passed before the engine began
-    error: str = ""  # for FinishReason.ERROR
+    reasoning_tokens: int = 0  # of the completion tokens
+    queue_seconds: float = 0.0  # time in the queue, part of the time to the first token
+    error: str = ""  # message for FinishReason.ERROR and GRAMMAR
 
     @property
     def cached_tokens(self) -> int:
-        """Of the prompt's, those that did not have to be computed."""
+        """Prompt tokens that were found in the KV cache."""
         return self.cache.sources.cached
 
 
-ContentEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | ToolCallEnd  # what tokens become
+ContentEvent = TextDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | ToolCallEnd  # the content of a reply
 ChatEvent = PromptProgress | PromptLogprobs | GeneratedTokens | ContentEvent | ReplyEnd
-Batch = list[tuple[int, ChatEvent]]  # events that came together, each with the index of its reply
+Batch = list[tuple[int, ChatEvent]]  # events that arrived together, each with the index of its reply
 
 
 def merge_deltas(batch: Iterable[tuple[int, ChatEvent]]) -> Batch:
-    """The same events, with consecutive texts of one reply as one event."""
+    """Merge consecutive text deltas of the same reply, and likewise reasoning deltas."""
     result: Batch = []
     for index, event in batch:
         before = result[-1] if result else None
@@ -116,7 +116,7 @@ def merge_deltas(batch: Iterable[tuple[int, ChatEvent]]) -> Batch:
 
 
 def _merged(one: ChatEvent, other: ChatEvent) -> ChatEvent | None:
-    """Two texts of a kind as one; None for anything else."""
+    """Return two deltas of one kind as one, or None for other events."""
     match one, other:
         case TextDelta(), TextDelta():
             return TextDelta(one.text + other.text, one.logprobs + other.logprobs)
@@ -130,35 +130,37 @@ QUEUED = "queued"
 
 @dataclass(slots=True)
 class TokenCounts:
-    """Tokens that a request used: of all that was generated for it, but what a beam search does not return. A prompt
-    that several choices continue counts once."""
+    """Token counts and times of a request, over all generated replies; of a beam search, over its results.
 
-    prompts: Sequence[tuple[int, ...]] = ()  # the ids of all prompts, known before any is read
+    A prompt that several replies continue counts once.
+    """
+
+    prompts: Sequence[tuple[int, ...]] = ()  # the ids of all prompts, set before their prefill
     prompt_total: int = 0  # tokens of all prompts, likewise
-    prompt: int = 0  # of those whose replies have ended
-    cache: CacheReport = EMPTY_REPORT  # of the prompts, as the first choice of each found them
+    prompt: int = 0  # tokens of the prompts whose replies have ended
+    cache: CacheReport = EMPTY_REPORT  # sources of the prompts' tokens, as reported by the first reply of each
     completion: int = 0
-    replies: int = 0  # that have ended
-    first_token_seconds: float = math.inf  # the least of any reply
-    total_seconds: float = 0.0  # the most
-    queue_seconds: float = 0.0  # the most that a prompt waited before the engine began with it
-    prefill_seconds: float = 0.0  # the most from there to its first token, but for what was restored
-    reasoning: int = 0  # of the completion
+    replies: int = 0  # number of replies that have ended
+    first_token_seconds: float = math.inf  # minimum over the replies
+    total_seconds: float = 0.0  # maximum over the replies
+    queue_seconds: float = 0.0  # maximum time that a prompt waited in the queue
+    prefill_seconds: float = 0.0  # maximum time from the queue to the first token, without the time to restore blocks
+    reasoning: int = 0  # of the completion tokens
     status: str = QUEUED  # what the request is doing, for a client that waits
 
     def set_prompts(self, prompts: Sequence[tuple[int, ...]]) -> None:
-        """Note the prompts, before the engine reads any of them."""
+        """Set the prompts, before their prefill."""
         self.prompts, self.prompt_total = prompts, sum(map(len, prompts))
 
     def update_status(self, event: ChatEvent) -> None:
-        """Keep the status up to date."""
+        """Derive the status from an event."""
         if isinstance(event, PromptProgress):
             self.status = f"prefill {event.done:,} of {event.total:,}"
         else:
             self.status = "decode"
 
     def add(self, end: ReplyEnd, *, first_of_prompt: bool) -> None:
-        """Count a reply that has ended."""
+        """Add a reply that has ended."""
         self.completion += end.completion_tokens
         self.reasoning += end.reasoning_tokens
         self.replies += 1

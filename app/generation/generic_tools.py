@@ -1,9 +1,9 @@
-"""Tools for models whose chat template has no place for them.
+"""Tools for models whose chat template does not support them.
 
-The system message describes the tools, and a grammar holds each reply to calls or to an answer, each behind a mark of
-its own: where a small model may write anything, it never calls. Calls and results of earlier turns become texts of the
-assistant and of the user, which any template takes. A call is written again as it was generated, so that its KV blocks
-are found.
+The system message describes the tools. A grammar restricts each reply to either calls or an answer, each after its own
+mark, because small models never call a tool if any text is allowed. Calls and results of earlier turns become assistant
+and user messages, which any template accepts. A call is rendered exactly as it was generated, so that its KV blocks are
+found again.
 """
 
 import json
@@ -17,16 +17,16 @@ from app.generation.tool_parsers.reply_format import CallSyntax, ReplyFormat
 
 
 class ToolSupport(Enum):
-    """How a model is told of tools and calls them. The values are those that servers and commands tell."""
+    """How tools are presented to a model. The values appear in the API and in command output."""
 
-    NATIVE = "native"  # as its chat template has it
+    NATIVE = "native"  # by its chat template
     GENERIC = "generic"  # as text, by this module
     NONE = "none"
 
 
 ANSWER_MARK: Final = "<response>"
 
-# The markup that most models with plain templates have seen in training, if any.
+# This markup occurs in the training data of most models with plain templates.
 _CALLS = CallSyntax("generic", ("<tool_call>\n{objects}\n</tool_call>",))
 _INSTRUCTIONS = """# Tools
 
@@ -44,20 +44,20 @@ To call a tool, write its name and its arguments as a JSON object:
 
 
 def generic_format(known: ReplyFormat) -> ReplyFormat:
-    """The format of replies that answer or call generically, with the thoughts and messages of the model's own."""
+    """Return the format of replies with generic calls or answers, and with the model's own reasoning and messages."""
     messages = replace(known.messages, answer=known.messages.answer + ANSWER_MARK, answer_mark=ANSWER_MARK)
     return replace(known, calls=_CALLS, messages=messages)
 
 
 def generic_messages(messages: Sequence[Message], definitions: Sequence[Mapping[str, Json]]) -> list[Message]:
-    """The messages of a conversation without roles and fields for tools, and with `definitions` described in front."""
+    """Convert a conversation to messages without tool roles and fields, with `definitions` in the system message."""
     marked = bool(definitions)
     converted = [_as_text(message, marked=marked) for message in _with_results_as_users(messages)]
     return _with_instructions(converted, definitions) if definitions else converted
 
 
 def _as_text(message: Message, *, marked: bool) -> Message:
-    """An assistant's message as it was generated; others unchanged."""
+    """Return an assistant message as the text that was generated, and other messages unchanged."""
     if message.tool_calls:
         parts = [message.content, *map(_call, message.tool_calls)]
         return replace(message, content="\n".join(filter(None, parts)), tool_calls=())
@@ -72,8 +72,10 @@ def _call(call: ToolCall) -> str:
 
 
 def _with_results_as_users(messages: Sequence[Message]) -> Iterator[Message]:
-    """Results that follow one another, and what the user says behind them, become one message: many templates want
-    users and assistants in turn."""
+    """Join consecutive results, and the user message after them, into one user message.
+
+    Many templates require that user and assistant messages alternate.
+    """
     results: list[str] = []
     for message in messages:
         if message.role == "tool":
@@ -90,7 +92,7 @@ def _with_results_as_users(messages: Sequence[Message]) -> Iterator[Message]:
 
 
 def _with_instructions(messages: Sequence[Message], definitions: Sequence[Mapping[str, Json]]) -> list[Message]:
-    """Behind what the system message says, so that its beginning stays the same where the tools change."""
+    """Append the instructions to the system message, so that its start stays the same if the tools change."""
     lines = "\n".join(json.dumps(definition, ensure_ascii=False, default=dict) for definition in definitions)
     instructions = _INSTRUCTIONS.replace("%s", lines)
     if messages and messages[0].role in SYSTEM_ROLES:

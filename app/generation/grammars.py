@@ -1,7 +1,7 @@
-"""Grammars: what a reply must be like, compiled for one vocabulary.
+"""Grammars that constrain replies, compiled for one vocabulary.
 
-JSON schemas, regular expressions, choices, Lark and GBNF grammars come in as texts. Each is compiled in a process of
-its own (`app.grammars`), once for all requests that ask for it at the same time, and is kept for a while.
+The sources are JSON schemas, regular expressions, choices, Lark, and GBNF grammars. Each is compiled in its own process
+(`app.grammars`). Concurrent requests for the same grammar share one compilation, and results are cached for a while.
 """
 
 import asyncio
@@ -28,34 +28,34 @@ from engine.grammar import Grammar
 
 MAX_SOURCE: Final = 1 << 18  # characters
 MAX_DEPTH: Final = 64
-MAX_CACHED: Final = 8  # grammars that no reply follows at the moment; each is a process
+MAX_CACHED: Final = 8  # cached grammars; each is a process
 CACHED_SECONDS: Final = 60.0
 _MAX_PARALLEL: Final = 8  # grammars that are compiled at the same time
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource(GrammarText):
-    """A grammar as a request asks for it."""
+    """The source of a grammar."""
 
     @classmethod
     def schema(cls, schema: Json, *, lenient: bool = False, whitespace: str | None = WHITESPACE) -> "GrammarSource":
-        """A value that fits a JSON schema. A lenient one may have keywords that cannot be enforced.
+        """Return a grammar of the values that match a JSON schema. `lenient` allows keywords that cannot be enforced.
 
-        Raises InvalidGrammar if it is nested too deeply, or no value fits.
+        Raises InvalidGrammar if the schema is nested too deeply or matches no value.
         """
         if schema is False:
-            raise InvalidGrammar("No value fits it.")
+            raise InvalidGrammar("No value matches it.")
         if _nesting(schema) > MAX_DEPTH:
             raise InvalidGrammar(f"It is nested deeper than {MAX_DEPTH} levels.")
         return cls("json", json.dumps({} if schema is True else schema, ensure_ascii=False), lenient, whitespace)
 
     @classmethod
     def choice(cls, texts: Sequence[str]) -> "GrammarSource":
-        """One of some texts."""
+        """Return a grammar that matches exactly one of `texts`."""
         return cls("lark", "start: " + " | ".join(map(literal, texts)))
 
     def as_lark(self) -> str:
-        """The same as one expression of a larger Lark grammar."""
+        """Return the grammar as an expression for use in a larger Lark grammar."""
         if self.kind == "json":
             guidance = {**self.guidance(), "lenient": self.lenient}
             return f"%json {json.dumps({**json.loads(self.text), 'x-guidance': guidance}, ensure_ascii=False)}"
@@ -67,7 +67,8 @@ class GrammarSource(GrammarText):
 
 
 ANY_OBJECT: Final = GrammarSource("json", '{"type": "object"}')
-_SLASH_OR_LINE: Final = re.compile(r"\\.|/|\n", re.DOTALL)  # what is escaped already is found first
+# the first alternative skips characters that are already escaped
+_SLASH_OR_LINE: Final = re.compile(r"\\.|/|\n", re.DOTALL)
 
 
 def _written_in_slashes(found: re.Match[str]) -> str:
@@ -76,13 +77,13 @@ def _written_in_slashes(found: re.Match[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RequestedGrammar:
-    """A grammar, and the field of the request that asks for it."""
+    """A grammar, and the request field that it comes from."""
 
     source: GrammarSource
     field: str
 
     async def compile(self, compiler: "GrammarCompiler") -> Grammar:
-        """Raises InvalidGrammar, which names the place in the request, and GrammarsUnavailable."""
+        """Compile the grammar. Raises InvalidGrammar with a path in the request, and GrammarsUnavailable."""
         try:
             return await compiler.compile(self.source)
         except InvalidGrammar as error:
@@ -90,32 +91,35 @@ class RequestedGrammar:
 
 
 class GrammarCompiler:
-    """Compiles grammars for one vocabulary. Used on one event loop at a time."""
+    """Compiles and caches grammars for one vocabulary. Used on one event loop at a time."""
 
     def __init__(self, tokenizer: Tokenizer, starter: ProcessStarter | None = None) -> None:
-        """`starter` starts other processes than this system's usual ones."""
-        self._tokenize = partial(_tokenized, tokenizer)  # not a method: processes must not hold their compiler
+        """`starter` overrides how processes are started."""
+        # not a bound method: a process must not keep its compiler alive
+        self._tokenize = partial(_tokenized, tokenizer)
         self._starter = starter or ProcessStarter(partial(vocabulary_of, tokenizer), GrammarLimits())
-        self._jumps = tokenizer.encode_continuation("a") is not None  # else what must follow is drawn token by token
+        self._jumps = tokenizer.encode_continuation("a") is not None  # if False, forced tokens are sampled one by one
         self._threads = ThreadPoolExecutor(_MAX_PARALLEL, "grammars")
         self._cache: collections.OrderedDict[GrammarText, tuple[GrammarProcess, float]] = collections.OrderedDict()
         self._compilations: dict[GrammarText, _Compilation] = {}
         weakref.finalize(self, self._starter.close)
 
     async def prepare(self) -> None:
-        """Do now what the first grammar would wait for: start a process and have it build the vocabulary, which takes
-        it a quarter of a second for 50,000 tokens and two for 260,000.
+        """Start a process and build the vocabulary, so that the first grammar does not wait for it.
 
-        Raises InvalidGrammar for a model that no grammar can be compiled for, and GrammarsUnavailable.
+        Building takes 0.25 s for 50,000 tokens and 2 s for 260,000. Raises InvalidGrammar if the model supports no
+        grammars, and GrammarsUnavailable.
         """
         await asyncio.wrap_future(self._threads.submit(self._starter.prepare))
 
     async def compile(self, source: GrammarText) -> Grammar:
-        """Raises InvalidGrammar, which names the place of a schema that is at fault, and GrammarsUnavailable."""
+        """Return the compiled grammar. Raises InvalidGrammar with the path of the part at fault, and
+        GrammarsUnavailable.
+        """
         process = self._cached(source)
         if process is None:
             if len(source.text) > MAX_SOURCE:
-                raise InvalidGrammar(f"It has {len(source.text):,} characters; at most {MAX_SOURCE:,} are compiled.")
+                raise InvalidGrammar(f"It has {len(source.text):,} characters; the limit is {MAX_SOURCE:,}.")
             process = await self._compiled(source)
         self._cache[source] = process, time.monotonic()
         self._cache.move_to_end(source)
@@ -129,7 +133,10 @@ class GrammarCompiler:
         return process if process is not None and process.is_alive else None
 
     async def _compiled(self, source: GrammarText) -> GrammarProcess:
-        """The same process for all who wait for it. Compiling ends when nobody waits any more."""
+        """Compile `source`, or wait for a compilation in progress.
+
+        It is stopped when the last waiting request leaves.
+        """
         compilation = self._compilations.get(source)
         if compilation is None:
             compilation = self._compilations[source] = _Compilation(self._new_process, source, self._threads)
@@ -143,7 +150,7 @@ class GrammarCompiler:
                 compilation.stop()
 
     def _expire(self) -> None:
-        """Let go of grammars that nobody has asked for lately."""
+        """Drop cached grammars that were not used for CACHED_SECONDS."""
         oldest = time.monotonic() - CACHED_SECONDS
         for source in [source for source, (_, used) in self._cache.items() if used <= oldest]:
             del self._cache[source]
@@ -153,10 +160,10 @@ class GrammarCompiler:
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
-    """Raises InvalidGrammar for a model without a token that ends a reply."""
+    """Return the tokenizer's vocabulary. Raises InvalidGrammar if it has no token that ends a reply."""
     ends = sorted(tokenizer.end_of_generation_ids)
     if not ends:
-        raise InvalidGrammar("The model's vocabulary has no token that ends a reply, so no reply can follow a grammar.")
+        raise InvalidGrammar("The model's vocabulary has no token that ends a reply, which grammars require.")
     tokens = [tokenizer.token_bytes(token_id, show_control=True) for token_id in range(tokenizer.vocab_size)]
     return Vocabulary(tokens, sorted(tokenizer.control_tokens.values()), ends, tokenizer.bos_id)
 
@@ -166,7 +173,7 @@ def _tokenized(tokenizer: Tokenizer, text: bytes) -> Sequence[int]:
 
 
 class _Compilation:
-    """A grammar that is being compiled, and how many requests wait for it."""
+    """A compilation in progress, shared by the requests that wait for it."""
 
     def __init__(self, start: Callable[[], GrammarProcess], source: GrammarText, threads: ThreadPoolExecutor) -> None:
         self.waiting = 0
@@ -178,7 +185,7 @@ class _Compilation:
         self.process: Future[GrammarProcess] = threads.submit(self._compile)
 
     def stop(self) -> None:
-        """End it, unless it is compiled."""
+        """Stop it, unless it has finished."""
         self.process.cancel()
         with self._lock:
             self._is_stopped = True
@@ -191,7 +198,8 @@ class _Compilation:
         except GrammarsUnavailable:
             if self._is_stopped:
                 raise
-            return self._attempt()  # the process that starts the others may have died: there is another now
+            # The process that forks the others may have died. It was restarted, so try once more.
+            return self._attempt()
 
     def _attempt(self) -> GrammarProcess:
         process = self._start()
@@ -204,7 +212,7 @@ class _Compilation:
 
 
 def _nesting(value: Json) -> int:
-    """How deeply objects and lists are nested."""
+    """Return the nesting depth of objects and lists."""
     level, depth = [value], 0
     while level:
         members = [list(it.values()) if isinstance(it, Mapping) else it for it in level if _is_container(it)]

@@ -1,7 +1,6 @@
-"""How long replies take: to their first token, between tokens, to their end; and how many ended in which way.
+"""Latency histograms: time to first token, time between tokens, and total time; and counts of finish reasons.
 
-Written and read on one event loop. Costs a microsecond a token, so that it can always be on. Refuses to know who reads
-the figures, and in which format.
+Used on one event loop. Recording a token takes about 1 microsecond, so it is always on.
 """
 
 from bisect import bisect_left
@@ -15,18 +14,19 @@ GAP_BOUNDS = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05,
 
 RESTORE_BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
 
-# What ends a reply early says nothing of how long replies take.
+# Replies with other finish reasons are left out of the total times.
 _WHOLE = frozenset((FinishReason.STOP, FinishReason.LENGTH))
 
 
 class Histogram:
-    """How many durations, in seconds, were up to each bound."""
+    """Counts of durations in seconds, by upper bound."""
 
     __slots__ = ("bounds", "counts", "total_seconds")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds: Final = tuple(bounds)
-        self.counts: Final = [0] * (len(bounds) + 1)  # up to each bound and past the one before; last, past them all
+        # counts[i]: durations in (bounds[i - 1], bounds[i]]; the last: above all bounds
+        self.counts: Final = [0] * (len(bounds) + 1)
         self.total_seconds = 0.0
 
     def observe(self, seconds: float) -> None:
@@ -35,21 +35,21 @@ class Histogram:
 
 
 class Latencies:
-    """Of all requests of one engine, since it was started."""
+    """Latencies of all requests of one engine since its start."""
 
     def __init__(self) -> None:
-        self.first_token: Final = by_class(REPLY_BOUNDS)  # from when the engine was asked
+        self.first_token: Final = by_class(REPLY_BOUNDS)  # since the request was submitted
         self.between_tokens: Final = by_class(GAP_BOUNDS)
-        self.whole_reply: Final = by_class(REPLY_BOUNDS)  # of replies that came to an end of their own
-        self.ends: Final = dict.fromkeys(FinishReason, 0)  # requests that ended, by why
+        self.whole_reply: Final = by_class(REPLY_BOUNDS)  # of replies that ended by themselves or at their token limit
+        self.ends: Final = dict.fromkeys(FinishReason, 0)  # number of requests by finish reason
 
     def timer(self, service: ServiceClass, now: float) -> "ReplyTimer":
-        """For a request that is submitted `now`."""
+        """Return a timer for a request that is submitted at `now`."""
         return ReplyTimer(self, service, now)
 
 
 class ReplyTimer:
-    """The times of one reply, told as its tokens arrive."""
+    """Records the times of one reply."""
 
     __slots__ = ("_between", "_last", "_latencies", "_next_histogram", "_service", "_started")
 
@@ -57,7 +57,7 @@ class ReplyTimer:
         self._latencies = latencies
         self._service = service
         self._started = self._last = now
-        self._next_histogram = latencies.first_token[service]  # where the next token's time belongs
+        self._next_histogram = latencies.first_token[service]  # histogram of the next token
         self._between = latencies.between_tokens[service]
 
     def record_token(self, now: float) -> None:
@@ -72,5 +72,5 @@ class ReplyTimer:
 
 
 def by_class(bounds: Sequence[float]) -> Mapping[ServiceClass, Histogram]:
-    """An empty histogram for each class."""
+    """Return an empty histogram for each service class."""
     return {service: Histogram(bounds) for service in ServiceClass}

@@ -1,6 +1,7 @@
-"""How one model is told of tools, and how its replies are read: by its response template or its chat template.
+"""The format of one model: how its template presents tools, and how its replies are parsed and constrained.
 
-The template is probed when its format is needed first. Nothing here knows where prompts and tokens come from.
+The format comes from the model's response template if it has one. Otherwise the first use renders the chat template to
+detect it.
 """
 
 import functools
@@ -38,7 +39,7 @@ _ANY_OBJECT: Mapping[str, Json] = {"type": "object", "additionalProperties": Tru
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A prompt for a model's next turn, and how that is to be read."""
+    """A prompt for a model's next turn, and how the reply to it is parsed."""
 
     ids: tuple[int, ...]
     _replies: "ModelFormat"
@@ -49,25 +50,27 @@ class ChatPrompt:
         return self._replies.parser(self._conversation, self._rendered)
 
     def grammar(self, asked: GrammarSource | None) -> tuple[GrammarSource | None, bool]:
-        """From the grammar that was asked for to that of the reply, and whether it is there for calls alone."""
+        """Return the grammar of the reply, given the `asked` one, and whether it only constrains tool calls."""
         return self._replies.grammar(self._conversation, self._rendered, asked)
 
     def loose_grammar(self, asked: GrammarSource | None) -> GrammarSource | None:
-        """The same for tools whose schemas cannot be compiled: with any arguments, unless they have to keep to them."""
+        """Return the same with any arguments for tools whose schemas cannot be compiled. None: the schemas are
+        required.
+        """
         conversation = self._replies.with_loose_schemas(self._conversation)
         return self._replies.grammar(conversation, self._rendered, asked)[0] if conversation else None
 
     def with_thinking_budget(self, grammar: Grammar | None) -> Grammar | None:
-        """From a grammar, or none, to one that keeps to the limit of thoughts as well."""
+        """Wrap a grammar, or none, so that the reasoning stays within the conversation's budget."""
         return self._replies.with_thinking_budget(self._conversation, self._rendered, grammar)
 
     async def compile_grammar(
         self, compiler: GrammarCompiler, requested: RequestedGrammar | None
     ) -> tuple[Grammar | None, str]:
-        """The grammar of the reply, and the field of the request that errors about it name.
+        """Return the grammar of the reply, and the request field that errors about it name.
 
-        The reply follows forced calls, or the `requested` grammar, within the limit of thoughts. Raises InvalidGrammar,
-        which names the place in the request.
+        It covers forced calls or the `requested` grammar, and the thinking budget. Raises InvalidGrammar with a path in
+        the request.
         """
         wanted = None if requested is None else requested.source
         source, of_calls = self.grammar(wanted)
@@ -77,7 +80,8 @@ class ChatPrompt:
         try:
             grammar = await compiler.compile(source)
         except InvalidGrammar as error:
-            if requested is not None and source is not requested.source:  # one of the parts of the grammar is at fault
+            # check whether the requested part of the grammar is at fault
+            if requested is not None and source is not requested.source:
                 await requested.compile(compiler)
                 field = "tools" if self._conversation.callable_tools else field
             if (loose := self.loose_grammar(wanted)) is None:
@@ -88,25 +92,25 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a model can be asked for besides text."""
+    """Features of a model besides text."""
 
     tool_support: ToolSupport
-    thinking: bool  # before it answers, apart from the answer
-    insertion: bool  # what is missing between two texts
+    thinking: bool  # reasoning that is separate from the answer
+    insertion: bool  # infilling
 
     @property
     def tools(self) -> bool:
-        """It can call tools."""
+        """Whether the model can call tools."""
         return self.tool_support is not ToolSupport.NONE
 
 
 @dataclass(frozen=True, slots=True)
 class _CompiledFormat:
-    """A format of replies, ready to be read."""
+    """A format with its compiled markup."""
 
     format: ReplyFormat
     markup: FormatMarkup
-    without_calls: FormatMarkup  # of replies that may call nothing
+    without_calls: FormatMarkup  # markup for replies without calls
 
     @classmethod
     def of(cls, written: ReplyFormat) -> "_CompiledFormat":
@@ -114,10 +118,13 @@ class _CompiledFormat:
 
 
 class ModelFormat:
-    """Safe for several threads. What is asked first waits for a few renderings; any may raise TemplateUnavailable."""
+    """The format of one model. Thread-safe.
+
+    The first use renders the template a few times, so every method may raise TemplateUnavailable.
+    """
 
     def __init__(self, tokenizer: Tokenizer, renderer: ChatTemplateRenderer, *, generic_tools: bool = True) -> None:
-        """With `generic_tools`, a model whose template has no place for tools is told of them as text."""
+        """`generic_tools` presents tools as text to a model whose template does not support them."""
         self._tokenizer = tokenizer
         self._generic_tools = generic_tools
         self._renderer = renderer
@@ -126,12 +133,12 @@ class ModelFormat:
 
     @property
     def arguments_as_text(self) -> bool:
-        """The template wants the arguments of a call as text."""
+        """Whether the template expects the arguments of a call as JSON text."""
         return self._template.arguments_as_text
 
     @property
     def takes_system(self) -> bool:
-        """The template gives the model system messages."""
+        """Whether the template renders system messages."""
         return self._template.takes_system
 
     @property
@@ -141,26 +148,26 @@ class ModelFormat:
         return ToolSupport.GENERIC if self._generic_tools else ToolSupport.NONE
 
     def uses_generic_tools(self, conversation: Conversation) -> bool:
-        """Whether tools of a conversation, or calls and results in it, have to be told as text."""
+        """Whether the tools of a conversation, and the calls and results in it, must be presented as text."""
         has_tools = conversation.tools or any(it.tool_calls or it.role == "tool" for it in conversation.messages)
         return bool(has_tools) and self.tool_support is ToolSupport.GENERIC
 
     @property
     def thinks(self) -> bool:
-        """Its thoughts come apart from its answer."""
+        """Whether the model's reasoning is separate from its answer."""
         return self._template.format.thinking is not None
 
     def check_tools(self, conversation: Conversation) -> None:
-        """Raise ToolsUnsupported for tools that the model would not hear of, or could not be heard to call."""
+        """Raise ToolsUnsupported if the conversation has tools that the model cannot see or call."""
         if not conversation.callable_tools or self.tool_support is not ToolSupport.NONE:
             return
-        unknown, untold = "How this model writes calls of tools is not known", "has no place for tools"
-        problem = unknown if self._template.takes_tools else f"The chat template of this model {untold}"
-        raise ToolsUnsupported(problem, "Choose a model that can call them, or turn the setting generic_tools on.")
+        problem = "The chat template of this model does not support tools"
+        if self._template.takes_tools:
+            problem = "The format in which this model calls tools is unknown"
+        raise ToolsUnsupported(problem, "Choose a model that can call tools, or turn on the setting generic_tools.")
 
     def parser(self, conversation: Conversation, rendered: str) -> ReplyParser:
-        """Of the reply to a rendered conversation. Without tools that may be called, what looks like a call is
-        text."""
+        """Return a parser for the reply to a rendered conversation. Without callable tools, all calls are text."""
         tools: dict[str, Json] = {tool.name: tool.parameters for tool in conversation.callable_tools}
         compiled = self._format_for(conversation)
         markup = compiled.markup if tools else compiled.without_calls
@@ -170,10 +177,11 @@ class ModelFormat:
     def grammar(
         self, conversation: Conversation, rendered: str, asked: GrammarSource | None
     ) -> tuple[GrammarSource | None, bool]:
-        """The grammar of the reply to a rendered conversation, and whether it is there for calls alone. Forced calls
-        count more than what was `asked` for; those that the model is free to make come in its place, or keep to the
-        schemas of strict tools; those that it may not make, do not come. Thoughts come before all of it, where the
-        model may still think."""
+        """Return the grammar of the reply to a rendered conversation, and whether it only constrains tool calls.
+
+        Forced calls override the `asked` grammar. Optional calls are an alternative to it, or follow the schemas of
+        strict tools. Calls of other tools are excluded. Reasoning may precede all of that if the model may still think.
+        """
         compiled, tools = self._format_for(conversation), conversation.callable_tools
         written, parallel = compiled.format, self._allows_parallel_calls(conversation)
         thinks = conversation.thinking_budget != 0 and not compiled.markup.skips_reasoning(rendered)
@@ -194,13 +202,15 @@ class ModelFormat:
         return _lark(answer_grammar(*reply, asked.as_lark(), parallel=parallel, thinks=thinks)), False
 
     def is_answer_open(self, conversation: Conversation) -> bool:
-        """Whether the prompt ends in the middle of a marked answer."""
+        """Whether the prompt ends within an answer that follows an answer mark."""
         is_free = bool(conversation.reply_prefix) and conversation.use is not ToolUse.FORCED
         return is_free and self._format_for(conversation) is self._generic
 
     def with_loose_schemas(self, conversation: Conversation) -> Conversation | None:
-        """The same conversation with any arguments for the tools that are not strict, for schemas that cannot be
-        compiled; None where calls by their schemas were asked for."""
+        """Return the conversation with any arguments allowed for tools that are not strict.
+
+        This is the fallback for schemas that cannot be compiled. None: the request requires the schemas.
+        """
         loose = [tool if tool.strict else replace(tool, parameters=_ANY_OBJECT) for tool in conversation.callable_tools]
         is_free = conversation.use is ToolUse.FREE and self._format_for(conversation) is self._generic
         return replace(conversation, allowed=loose) if is_free and loose != conversation.callable_tools else None
@@ -208,7 +218,7 @@ class ModelFormat:
     def with_thinking_budget(
         self, conversation: Conversation, rendered: str, grammar: Grammar | None
     ) -> Grammar | None:
-        """A grammar of the reply, or none, with the limit that the conversation sets to thoughts."""
+        """Wrap a grammar of the reply, or none, with the conversation's limit of reasoning tokens."""
         budget, thinking, markup = conversation.thinking_budget, self._template.format.thinking, self._native.markup
         if budget is None or thinking is None or markup.skips_reasoning(rendered):
             return grammar
@@ -218,12 +228,14 @@ class ModelFormat:
         return ThinkingBudget(self._tokenizer, marks, budget, grammar, thinks=thinks)
 
     def _format_for(self, conversation: Conversation) -> _CompiledFormat:
-        """The format of the reply to a conversation."""
+        """Return the format of the reply to a conversation."""
         is_generic = bool(conversation.tools) and self.tool_support is ToolSupport.GENERIC
         return self._generic if is_generic else self._native
 
     def _allows_parallel_calls(self, conversation: Conversation) -> bool:
-        """A model that was not made for calls tends to repeat one, and makes several only where that is asked for."""
+        """Whether a reply may contain several calls. By default only for models trained to call tools: others repeat
+        calls.
+        """
         wanted = conversation.parallel_calls
         return self.tool_support is ToolSupport.NATIVE if wanted is None else wanted
 
@@ -255,15 +267,15 @@ def _lark(grammar: str | None) -> GrammarSource | None:
 
 
 def _stated(recognized: DetectedFormat, response_template: Mapping[str, object] | None) -> DetectedFormat:
-    """With the format that the model's response template states, if it has one; of what that says nothing, the other
-    stays."""
+    """Replace the parts of a detected format that the model's response template defines."""
     if response_template is None:
         return recognized
     try:
         stated = parse_response_template(response_template)
     except UnsupportedPattern as problem:
         log.info(
-            "the model's response template is not understood (%s): its chat template tells how it replies", problem
+            "the model's response template is not supported (%s); using the format detected from its chat template",
+            problem,
         )
         return recognized
     known = recognized.format

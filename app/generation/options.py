@@ -19,15 +19,15 @@ if TYPE_CHECKING:  # the chat imports this before its screens appear
     from engine.grammar import Grammar
 
 _NOTHING: Mapping[str, float] = {}
-# A penalty looks at the whole prompt. For code insertion that is the file around the gap, whose names the missing part
-# has to repeat.
+# A penalty applies to the whole prompt. For infilling, the prompt is the surrounding code, whose names the missing part
+# must repeat.
 _NOT_FOR_INSERTION = ("repetition_penalty",)
-VARIED_TEMPERATURE: Final = 0.7  # of several replies to one prompt by a model for which 0 is recommended
+VARIED_TEMPERATURE: Final = 0.7  # for several replies to one prompt, if the model recommends 0
 
 
 @dataclass(frozen=True, slots=True)
 class DefaultSampling:
-    """The default value of each sampling field."""
+    """The default values of sampling fields."""
 
     recommended: Mapping[str, float] | None = None  # by names of SamplingParams; None: each API has its own defaults
 
@@ -39,11 +39,11 @@ class DefaultSampling:
         inserts: bool = False,
         several: bool = False,
     ) -> dict[str, Any]:
-        """Return `given`, fields of SamplingParams, with the defaults of all fields that it lacks.
+        """Return `given`, fields of SamplingParams, with the defaults of all missing fields.
 
-        `api` holds the defaults of the request's own API. They apply if the model's recommendation is turned off.
-        `inserts` says that the reply fills a gap in code, `several` that more than one reply to the prompt is wanted,
-        all of which would be the same at temperature 0.
+        `api` holds the defaults of the request's API. They apply if the model's recommendation is turned off. `inserts`
+        is true for infilling. `several` is true if a prompt gets more than one reply: at temperature 0 they would all
+        be the same.
         """
         if self.recommended is None:
             return {**api, **given}
@@ -57,15 +57,15 @@ class DefaultSampling:
 
 API_DEFAULTS = DefaultSampling()
 
-# A list of names, or one letter each. Their order is the engine's own.
+# A list of names, or a string with one letter for each. Their order is ignored: the engine has a fixed order.
 SamplerNames: TypeAlias = Annotated[list[str], Meta(max_length=64)] | Annotated[str, Meta(max_length=64)]
 
-# What the sampler for infilling leaves out is about what is less than a fifth as likely as the most likely token.
+# llama.cpp's infill sampler drops roughly the tokens below a fifth of the highest probability.
 INFILL_MIN_P: Final = 0.2
 
 INFILL: Final = "infill"
 
-# The fields of SamplingParams that each sampler reads, with the values at which it does nothing.
+# The fields of SamplingParams that each sampler uses, with the values that turn it off.
 SAMPLERS: Final[Mapping[str, Mapping[str, Any]]] = {
     "penalties": {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
     "dry": {"dry": None},
@@ -88,14 +88,14 @@ _LETTERS: Final[Mapping[str, str]] = {
 
 
 def named_samplers(samplers: list[str] | str | None) -> list[str] | None:
-    """The known samplers among those that a request names. None: it names none, and all samplers are on."""
+    """Return the known samplers among those that a request names. None: the request names none, so all are on."""
     if isinstance(samplers, str):
         return [_LETTERS[letter] for letter in samplers if letter in _LETTERS]
     return None if samplers is None else [name for name in samplers if name in (*SAMPLERS, INFILL)]
 
 
 def only_named(samplers: list[str] | str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `given`, fields of SamplingParams, with the samplers turned off that the request does not name."""
+    """Return `given`, fields of SamplingParams, with all samplers turned off that the request does not name."""
     named = named_samplers(samplers)
     if named is None:
         return {**given}
@@ -107,14 +107,14 @@ def only_named(samplers: list[str] | str | None, given: Mapping[str, Any]) -> di
 
 @dataclass(frozen=True, slots=True)
 class TimeLimits:
-    """Limits in seconds; None: no limit. A reply that exceeds one ends as it does at the most tokens."""
+    """Limits in seconds; None: no limit. A reply beyond a limit ends as if it had reached its token limit."""
 
-    prefill: float | None = None  # of the prompt, from when the engine begins with it
-    decode: float | None = None  # from the first token on, once there is a line break
+    prefill: float | None = None  # from the start of the prefill to the first token
+    decode: float | None = None  # from the first token on; applies once the reply has a line break
 
     @classmethod
     def of_milliseconds(cls, prefill: int | None, decode: int | None) -> "TimeLimits":
-        """Return the limits of a request, in which 0 stands for no limit, as in llama.cpp's API."""
+        """Convert the limits of a request. As in llama.cpp's API, 0 means no limit."""
         return cls(prefill / 1000 if prefill else None, decode / 1000 if decode else None)
 
 
@@ -123,20 +123,22 @@ NO_LIMITS = TimeLimits()
 
 @dataclass(frozen=True, slots=True)
 class ReplyOptions:
-    """What the events of one reply include."""
+    """Optional contents of a reply's events."""
 
-    includes_stop: bool = False  # the text ends with the stop string, or with the token, that ended it
-    shows_control: bool = False  # control tokens are written out, but for those that end the reply
-    reports_tokens: bool = False  # a GeneratedTokens event comes before the text of its tokens
-    reports_progress: bool = False  # a PromptProgress event reports the end of each prompt, also of a short one
+    includes_stop: bool = False  # the text includes the stop string or stop token that ended it
+    shows_control: bool = False  # the text includes control tokens, except those that end the reply
+    reports_tokens: bool = False  # a GeneratedTokens event precedes the text of its tokens
+    reports_progress: bool = False  # a PromptProgress event reports the end of every prefill, even of a short one
 
 
 PLAIN_REPLY = ReplyOptions()
 
 
 def candidates(given: Mapping[str, Any], count: int, seed: int | None) -> list[SamplingParams]:
-    """Return the parameters of `count` replies to a prompt; with a seed, each has the next one. Raises
-    InvalidSampling."""
+    """Return the parameters of `count` replies to a prompt. With a seed, each reply has the next seed.
+
+    Raises InvalidSampling.
+    """
     seeds: list[dict[str, Any]] = [{} if seed is None else {"seed": (seed + number) % 2**64} for number in range(count)]
     return [SamplingParams(**given, **one) for one in seeds]
 
@@ -145,27 +147,30 @@ def candidates(given: Mapping[str, Any], count: int, seed: int | None) -> list[S
 class GenerationOptions:
     """How the replies to each prompt of a request are generated."""
 
-    candidates: Sequence[SamplingParams]  # one for each reply that is generated; or the one of a beam search
-    count: int = 1  # replies that the caller gets, the best of the candidates
-    reports_logprobs: bool = False  # False: they rank the candidates, and the caller does not get them
-    grammar: "RequestedGrammar | None" = None  # that each reply follows
-    breakers: Sequence[str] = ()  # texts whose tokens no repetition that DRY penalizes goes across
-    allowed_ids: frozenset[int] | None = None  # tokens that replies are made of; None: all
-    bad_words: Sequence[str] = ()  # that no reply contains
-    context: int | None = None  # most tokens of a prompt and its reply together; None: what the model has
+    candidates: Sequence[SamplingParams]  # one per generated reply; a single one for a beam search
+    count: int = 1  # number of replies that are returned, the best of the candidates
+    reports_logprobs: bool = False  # False: they only rank the candidates
+    grammar: "RequestedGrammar | None" = None  # grammar of every reply
+    breakers: Sequence[str] = ()  # texts that end a repetition for the DRY penalty
+    allowed_ids: frozenset[int] | None = None  # token ids that replies may contain; None: all
+    bad_words: Sequence[str] = ()  # texts that replies must not contain
+    context: int | None = None  # tokens of a prompt and its reply together, at most; None: the model's context length
     limits: TimeLimits = NO_LIMITS
-    pause: float = 0.0  # seconds between two batches, at least
+    pause: float = 0.0  # seconds between two batches of events, at least
     reply: ReplyOptions = PLAIN_REPLY
-    returns_text: bool = True  # False: the prompts are computed, for later requests, and the replies are dropped
+    returns_text: bool = True  # False: only prefill the prompts for later requests, and drop the replies
 
     @property
     def replies(self) -> int:
-        """Replies that the engine returns for each prompt: of a beam search, its results."""
+        """Replies per prompt that the engine returns; of a beam search, its results."""
         beams = self.candidates[0].beams
         return len(self.candidates) if beams is None else beams.results
 
     def with_grammar(self, grammar: "Grammar | None", breakers: frozenset[int]) -> "GenerationOptions":
-        """The same options with the grammar and the DRY breakers in every candidate. Raises InvalidSampling."""
+        """Return the options with a compiled grammar and the DRY breakers in every candidate.
+
+        Raises InvalidSampling.
+        """
         several = []
         for one in self.candidates:
             dry = None if one.dry is None else replace(one.dry, breakers=breakers)
@@ -173,14 +178,14 @@ class GenerationOptions:
         return replace(self, candidates=several)
 
     def clamp_to_context(self, prompt: Sequence[int]) -> Sequence[SamplingParams]:
-        """The candidates that continue a prompt, within the context. Raises PromptTooLong."""
+        """Return the candidates for a prompt, with max_tokens limited by the context. Raises PromptTooLong."""
         if self.context is None:
             return self.candidates
         room = self.context - len(prompt)
         if room < 1:
             raise PromptTooLong(
-                f"The prompt has {len(prompt):,} tokens, and num_ctx allows {self.context:,} including the reply",
-                "Shorten the prompt, or raise num_ctx or leave it out: it is a cap, and nothing is loaded anew for it.",
+                f"The prompt has {len(prompt):,} tokens, but num_ctx allows {self.context:,} including the reply",
+                "Shorten the prompt, or raise or omit num_ctx. Here it is only a limit: the model is not loaded again.",
                 tokens=len(prompt),
                 context=self.context,
             )
@@ -189,14 +194,15 @@ class GenerationOptions:
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """Prompts as token ids, and how the replies to them are generated and read."""
+    """Prompts as token ids, and how the replies to them are generated and parsed."""
 
     prompts: Sequence[tuple[int, ...]]
-    options: GenerationOptions  # with the compiled grammar in its candidates
-    grammar_field: str = ""  # of the request, that errors about the grammar name
-    new_parser: "Callable[[], ReplyParser] | None" = None  # for each reply; None: all of a reply is text
-    continues_text: bool = True  # the reply goes on in the middle of a text, not as a turn
+    options: GenerationOptions  # with the compiled grammar in the candidates
+    grammar_field: str = ""  # request field that errors about the grammar name
+    # creates the parser of each reply; None: replies are plain text
+    new_parser: "Callable[[], ReplyParser] | None" = None
+    continues_text: bool = True  # whether the reply continues a text, rather than being a new turn
 
     def submissions(self) -> list[tuple[tuple[int, ...], SamplingParams]]:
-        """Each prompt with the parameters of one candidate. Raises PromptTooLong."""
+        """Return each prompt with the parameters of one of its candidates. Raises PromptTooLong."""
         return [(prompt, params) for prompt in self.prompts for params in self.options.clamp_to_context(prompt)]

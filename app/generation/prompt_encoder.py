@@ -1,7 +1,7 @@
-"""From a conversation, or a text, to the ids of a prompt.
+"""Prompt encoder: a conversation or a text to the token ids of a prompt.
 
-The chat template renders a conversation. The rendered text is cut into control tokens and the plain texts between them,
-and the plain texts are encoded: what users wrote stays text.
+The chat template renders a conversation. The rendered text is split into control tokens and plain text, and the plain
+text is encoded. Text that a user wrote never becomes a control token.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,35 +28,37 @@ from app.text.infilling import Gap, Infilling
 from app.text.long_texts import NO_LIMIT, TextLimit
 from app.text.tokenizer import Tokenizer
 
-_ASKED, _REPLIED = "zxqasked", "zxqreplied"  # in no template
+_ASKED, _REPLIED = "zxqasked", "zxqreplied"  # occur in no template
 
 
 def _up_to(rendered: str, reply_prefix: str) -> str:
-    """A rendered conversation without what closes its last message, which the reply goes on from: no thoughts and no
-    channel are open there. Some templates strip the message; white space at its end stays."""
+    """Cut a rendered conversation after `reply_prefix`, its last message, so that the model continues that message.
+
+    Some templates strip the message. White space at its end is kept.
+    """
     said = reply_prefix.strip()
     start = rendered.rfind(said)
     if start < 0:
-        problem = "The chat template of this model does not write what the reply is to begin with as it stands"
-        raise TemplateError(problem, "Leave the assistant's message at the end out.")
+        problem = "The chat template of this model changes the text that the reply is to continue"
+        raise TemplateError(problem, "Remove the assistant message at the end.")
     return rendered[:start] + said + reply_prefix[len(reply_prefix.rstrip()) :]
 
 
 @dataclass(frozen=True, slots=True)
 class _TemplateInput:
-    """What a template is given of a conversation."""
+    """The input of a chat template."""
 
     messages: Sequence[Message]
     tools: Sequence[dict[str, Json]]
     variables: dict[str, Json]
-    reply_prefix: str  # the beginning of the reply
+    reply_prefix: str  # start of the reply
 
 
 def _default_variables(now: datetime) -> dict[str, Json]:
-    """The variables that every template gets, by name; `now` is local time.
+    """Return the variables that every template gets. `now` is local time.
 
-    Models think unless told otherwise: many templates close the thoughts where `enable_thinking` is not defined.
-    `datetime` is the day alone, since a prompt with the time of day shares no prefix with any other prompt.
+    Thinking is on by default: many templates write an empty reasoning block if `enable_thinking` is undefined.
+    `datetime` is only the date, because a time of day would prevent prefix matches between prompts.
     """
     return {
         "enable_thinking": True,
@@ -67,7 +69,7 @@ def _default_variables(now: datetime) -> dict[str, Json]:
 
 
 class PromptEncoder:
-    """Encodes prompts for one model. Safe for several threads; all but `remember` takes a while."""
+    """Encodes prompts for one model. Thread-safe. All methods except `remember` are slow."""
 
     def __init__(
         self,
@@ -77,47 +79,49 @@ class PromptEncoder:
         *,
         generic_tools: bool = True,
     ) -> None:
-        """With `generic_tools`, models without tools in their template are told of them as text."""
+        """`generic_tools` presents tools as text to a model whose template does not support them."""
         self._tokenizer = tokenizer
         self._renderer = renderer
         self._remembered = RememberedReplies(tokenizer, reply_tokens)
         self.format = ModelFormat(tokenizer, renderer, generic_tools=generic_tools)
 
     def encode(self, messages: Sequence[Message], limit: TextLimit = NO_LIMIT) -> tuple[int, ...]:
-        """The prompt for the assistant's next turn; what people wrote stays text. Raises TemplateError, and TextTooLong
-        beyond the `limit`."""
+        """Return the prompt for the assistant's next turn. Raises TemplateError, and TextTooLong beyond the `limit`."""
         return self.encode_conversation(Conversation(messages), limit)[0]
 
     def encode_conversation(
         self, conversation: Conversation, limit: TextLimit = NO_LIMIT
     ) -> tuple[tuple[int, ...], str]:
-        """The same with all that a conversation says, and the text that was encoded. Also raises ToolsUnsupported, and
-        TextTooLong beyond the `limit`."""
-        # Every template writes what users say, so that the longest conversations need not be rendered to be refused.
+        """Return the prompt for the next turn of a conversation, and the text that was encoded.
+
+        Raises TemplateError, ToolsUnsupported, and TextTooLong beyond the `limit`.
+        """
+        # Every template includes the user messages, so a conversation that is too long is refused before it is
+        # rendered.
         said = sum(len(message.content.strip()) for message in conversation.messages if message.role == "user")
         self._check_length(said, limit)
         try:
             rendered = self._render(conversation, limit)
         except RecursionError as error:
             problem = "The arguments of calls, tools, or template variables are nested too deeply"
-            raise TemplateError(problem, "Send fewer levels.") from error
+            raise TemplateError(problem, "Reduce the nesting.") from error
         self._check_length(len(rendered), limit)
         return self._encoded(self._tokenizer.split(rendered, rendered=True), limit), rendered
 
     def encode_next_turn(
         self, before: Sequence[int], conversation: Conversation, limit: TextLimit = NO_LIMIT
     ) -> tuple[tuple[int, ...], str]:
-        """A prompt that begins with the ids `before`, which end with a reply, and goes on with a conversation.
+        """Return the prompt for a conversation that follows the ids `before`, and the text of the new ids.
 
-        Returns its ids, and the text of those that are new. Raises as `encode_conversation` does, and TemplateError for
-        a template that does not write the reply, or refuses one in front of the conversation.
+        `before` ends with a reply. Raises what `encode_conversation` raises, and TemplateError if the template omits
+        the reply or cannot render these messages after one.
         """
         asked, replied = Message("user", _ASKED), Message("assistant", _REPLIED)
         rendered = self._render(replace(conversation, messages=(asked, replied, *conversation.messages)), limit)
         added = rendered.partition(_REPLIED)[2]
         said = (self._tokenizer.protect(message.content).strip() for message in conversation.messages)
         if not all(text in added for text in said):
-            problem = "The chat template of this model does not write these messages behind a reply"
+            problem = "The chat template of this model cannot render these messages after a reply"
             raise TemplateError(problem, "Send the whole conversation.")
         self._check_length(len(added), limit)
         ids = (*before, *self._tokenizer.encode_rendered(added, limit))
@@ -125,14 +129,18 @@ class PromptEncoder:
         return ids, added
 
     def encode_text(self, text: str, limit: TextLimit = NO_LIMIT) -> tuple[int, ...]:
-        """A prompt that is no conversation: its text as it stands, control tokens in it included. Raises TextTooLong
-        beyond the `limit`."""
+        """Return the ids of a text that is not a conversation. Control tokens in it are parsed.
+
+        Raises TextTooLong beyond the `limit`.
+        """
         self._check_length(len(text), limit)
         return self._encoded(self._tokenizer.split(text), limit)
 
     def encode_mixed(self, parts: Sequence[str | int], limit: TextLimit = NO_LIMIT) -> tuple[int, ...]:
-        """A prompt of texts, with the control tokens in them, and of ids, one after the other; nothing is put in front.
-        Raises TextTooLong beyond the `limit`."""
+        """Return the ids of a sequence of texts and ids. Control tokens in the texts are parsed. No BOS token is added.
+
+        Raises TextTooLong beyond the `limit`.
+        """
         ids: list[int] = []
         for part in parts:
             ids += [part] if isinstance(part, int) else self._tokenizer.encode(part, parse_special=True, limit=limit)
@@ -140,29 +148,31 @@ class PromptEncoder:
         return tuple(ids)
 
     def encode_infill(self, infilling: Infilling, gap: Gap, limit: TextLimit = NO_LIMIT) -> tuple[int, ...]:
-        """A prompt for what is missing between two texts, which stay text whatever they spell. Raises TextTooLong
-        beyond the `limit`."""
+        """Return a prompt for the text between two others, in which no control tokens are parsed.
+
+        Raises TextTooLong beyond the `limit`.
+        """
         self._check_length(gap.characters, limit)
         return self._encoded(infilling.parts(gap), limit)
 
     def remember(self, reply: GeneratedReply) -> None:
-        """Replace the text of `reply` by its ids in later prompts. Returns at once."""
+        """Use the ids of `reply` in place of its text in later prompts. Returns at once."""
         self._remembered.remember(reply)
 
     def forget(self, messages: Sequence[Message], limit: TextLimit = NO_LIMIT) -> None:
-        """Forget, on disk as well, what was generated in a conversation."""
+        """Forget the generated replies of a conversation, also on disk."""
         self._remembered.forget(self._turns(messages, limit))
 
     def _turns(self, messages: Sequence[Message], limit: TextLimit) -> Iterator[Iterable[int | str]]:
-        """The parts of each prompt that a reply in a conversation was generated for, and of the whole conversation."""
+        """Yield the split text of the whole conversation, and of each prompt in it that led to a reply."""
         for end in range(1, len(messages) + 1):
             if end == len(messages) or messages[end].role == "assistant":
-                with suppress(TemplateError):  # then nothing was generated there, either
+                with suppress(TemplateError):  # no reply was generated for such a prompt
                     rendered = self._render(Conversation(messages[:end]), limit)
                     yield self._tokenizer.split(rendered, rendered=True)
 
     def _render(self, conversation: Conversation, limit: TextLimit) -> str:
-        """A model without a template does not know turns: it continues the text of the conversation."""
+        """Render a conversation. Without a chat template, the text of the messages is continued."""
         check_characters([*conversation.messages, Message("assistant", conversation.reply_prefix)])
 
         def protect(text: str) -> str:
@@ -181,7 +191,9 @@ class PromptEncoder:
         return _up_to(self._by_template(replace(given, messages=messages), asks=False), prefix)
 
     def _template_input(self, conversation: Conversation, protect: Callable[[str], str]) -> _TemplateInput:
-        """A conversation without control tokens in what people wrote, in roles that the template takes."""
+        """Prepare a conversation for the template: protect untrusted text, and convert tools and roles it does not
+        support.
+        """
         messages: Sequence[Message] = [message.with_texts(protect) for message in conversation.messages]
         tools = [object_with_texts(tool.definition, protect, fields=True) for tool in conversation.tools]
         variables = {name: with_texts(value, protect, fields=True) for name, value in conversation.variables.items()}
@@ -195,7 +207,7 @@ class PromptEncoder:
         return _TemplateInput(messages, tools, variables, reply_prefix)
 
     def _by_template(self, given: _TemplateInput, *, asks: bool) -> str:
-        """Render a conversation. With `asks`, the text ends where the reply begins."""
+        """Render a conversation. With `asks`, the text ends where the reply starts."""
         defaults, special = _default_variables(self._renderer.now()), dict(self._tokenizer.special_tokens)
         has_calls = any(message.tool_calls for message in given.messages)
         return self._renderer.render(
@@ -211,7 +223,7 @@ class PromptEncoder:
         limit.check_characters(characters, self._tokenizer.longest_token)
 
     def _with_bos(self, ids: list[int]) -> tuple[int, ...]:
-        """`ids` behind the token that begins a text, where the model wants one and the ids have none."""
+        """Prepend the BOS token if the model expects one and `ids` has none."""
         bos_id = self._tokenizer.bos_id
         missing = self._tokenizer.add_bos and bos_id is not None and ids[:1] != [bos_id]
         return (bos_id, *ids) if missing and bos_id is not None else tuple(ids)

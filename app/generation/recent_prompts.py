@@ -1,19 +1,22 @@
-"""Recent prompts and replies as token ids: finds the one that shares the longest prefix with a new prompt."""
+"""Recent prompts and their replies as token ids, to find the one with the longest common prefix with a new prompt."""
 
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-Items = TypeVar("Items", bytes, tuple[int, ...])  # slices of two kinds would never be equal
+Items = TypeVar("Items", bytes, tuple[int, ...])  # a type variable, since slices of different types are never equal
 
 
 def common_prefix_len(one: Items, other: Items, start: int = 0) -> int:
-    """How many items both begin with; the first `start` are known to be equal."""
+    """Return the number of equal items at the start of both. The first `start` are known to be equal.
+
+    The step doubles while the slices are equal, then a binary search finds the first difference.
+    """
     stop, step = min(len(one), len(other)), 1
     while start < stop and one[start : start + step] == other[start : start + step]:
         start, step = start + step, 2 * step
-    while step > 1:  # what differs, or the end, is among the next `step` items
+    while step > 1:  # the first difference, or the end, is within the next `step` items
         step //= 2
         if start < stop and one[start : start + step] == other[start : start + step]:
             start += step
@@ -26,7 +29,7 @@ MAX_TOKENS = 2_000_000  # 8 MB
 
 
 def packed(ids: Iterable[int]) -> bytes:
-    """Token ids side by side, `ID_BYTES` each."""
+    """Return token ids as bytes, `ID_BYTES` each."""
     return array("i", ids).tobytes()
 
 
@@ -36,12 +39,12 @@ def unpacked(ids: bytes) -> "array[int]":
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exchange:
-    """A prompt with as much of its reply as is known."""
+    """A prompt, and the known part of its reply."""
 
-    salt: str  # those of different salts know nothing of each other
+    salt: str  # exchanges match only prompts with the same salt
     ids: bytes
-    prompt_tokens: int  # the first of them; the others were generated
-    computed: int  # tokens whose keys and values were computed and could be found; at least
+    prompt_tokens: int  # length of the prompt; the ids after it were generated
+    computed: int  # tokens, at least, whose keys and values were in the KV cache
 
     @property
     def tokens(self) -> int:
@@ -50,23 +53,26 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """The exchange that a prompt has most in common with."""
+    """The exchange with the longest common prefix with a prompt."""
 
     exchange: Exchange
-    common: int  # tokens that both begin with
+    common: int  # length of that prefix in tokens
 
 
 class RecentPrompts:
     def __init__(self, max_exchanges: int = MAX_EXCHANGES, max_tokens: int = MAX_TOKENS) -> None:
         self._max_exchanges = max_exchanges
         self._max_tokens = max_tokens
-        self._exchanges: list[Exchange] = []  # the latest last; none begins with all of another
+        self._exchanges: list[Exchange] = []  # latest last; none is a prefix of another
         self._tokens = 0
 
     def nearest(self, prompt: bytes, salt: str) -> Earlier | None:
-        """Of several that share as much, the latest, even where that is nothing. None where there is none."""
+        """Return the exchange with the longest common prefix, which may be empty. The latest one wins a tie.
+
+        None if no exchange has the salt.
+        """
         best, common = None, 0
-        longer_prefix = prompt[:ID_BYTES]  # what one has to begin with to have more in common than the best
+        longer_prefix = prompt[:ID_BYTES]  # an exchange must start with this to beat the best one
         for exchange in reversed(self._exchanges):
             if exchange.salt != salt:
                 continue
@@ -80,7 +86,7 @@ class RecentPrompts:
         return None if best is None else Earlier(best, common // ID_BYTES)
 
     def remember(self, exchange: Exchange) -> None:
-        """An exchange takes the place of those that it goes on from. The longest ago is forgotten first."""
+        """Add an exchange. It replaces those that are a prefix of it. The oldest ones are dropped beyond the limits."""
         for other in tuple(self._exchanges):
             if other.salt == exchange.salt:
                 longer, shorter = (exchange, other) if exchange.tokens >= other.tokens else (other, exchange)

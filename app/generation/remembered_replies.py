@@ -1,7 +1,7 @@
-"""Earlier replies in a prompt: their texts are replaced by the ids that the model generated.
+"""Remembered replies: the text of an earlier reply in a prompt becomes the ids that the model generated.
 
-Encoding the text of a reply may give other ids than the model generated, and then the KV cache misses. A text is
-replaced only if it equals what its ids decode to, and only after the same position. Control tokens are never replaced.
+Encoding the text again may give different ids, and then the KV cache misses. A text is replaced only if it equals the
+decoded ids, and only after the same prefix. Control tokens are never replaced.
 """
 
 import functools
@@ -20,8 +20,8 @@ from app.generation.reply_token_file import TokenSpan
 from app.text.long_texts import TextLimit
 from app.text.tokenizer import SPACE_SYMBOL, Tokenizer
 
-PROMPTS = 4096  # that replies are remembered for, the latest ones
-_PROBED = 32  # characters that show whether a text is encoded with a space in front
+PROMPTS = 4096  # number of prompts whose replies can be remembered, the latest ones
+_PROBED = 32  # characters to encode to find out whether the tokenizer adds a leading space
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +30,17 @@ class GeneratedReply:
 
     prompt_ids: tuple[int, ...]
     ids: Sequence[int]  # of the reply
-    text: str  # the text that the caller got, which may end before that of the ids
+    text: str  # the text that the caller got; may end before that of the ids
     continues_text: bool  # the reply continues a text, not a conversation
-    stored: bool  # False: it must not be written to disk
+    stored: bool  # whether it may be written to disk
 
 
 @dataclass(frozen=True, slots=True)
 class TextPosition:
-    """A position in a rendered text: its part, and the characters of that part before the position."""
+    """A position in a rendered text: a part, and the number of its characters before the position."""
 
-    part_key: bytes  # digest of all parts before
-    prefix_hash: "hashlib._Hash"  # of those parts and of the characters; to be copied before an update
+    part_key: bytes  # digest of all parts before this one
+    prefix_hash: "hashlib._Hash"  # hash of those parts and the characters before the position; copy it before an update
     characters: int  # of this part, before the position
 
     @classmethod
@@ -48,14 +48,17 @@ class TextPosition:
         return cls(part_key, _prefix_hash(part_key, text), len(text))
 
     def key_after_text(self, text: bytes) -> bytes:
-        """The digest of all parts up to this one, which ends with `text` after the position."""
+        """Return the digest of all parts up to this one, if `text` follows the position and ends the part."""
         prefix_hash = self.prefix_hash.copy()
         prefix_hash.update(text)
         return prefix_hash.digest() if self.characters or text else self.part_key
 
 
 def _prefix_hash(part_key: bytes, text: str = "") -> "hashlib._Hash":
-    """Hash the parts before and the first characters of a text; for a whole text, the digest after it."""
+    """Hash the parts before this one and the start of its text.
+
+    For the whole text, the digest is the next part's key.
+    """
     return hashlib.sha256(part_key + b"t" + text.encode())
 
 
@@ -73,18 +76,21 @@ class _Splice:
 
 
 class RememberedReplies:
-    """Encodes plain texts for one model, with the ids of earlier replies. Safe for several threads; all methods but
-    `remember` take a while."""
+    """Encodes plain texts for one model, using the ids of earlier replies. Thread-safe.
+
+    All methods except `remember` are slow.
+    """
 
     def __init__(self, tokenizer: Tokenizer, reply_tokens: ReplyTokenCache) -> None:
         self._tokenizer = tokenizer
         self._reply_tokens = reply_tokens
         self._control_ids = frozenset(tokenizer.control_tokens.values())
         self._lock = threading.Lock()
-        self._prompts: OrderedDict[int, TextPosition] = OrderedDict()  # by hash: where the reply to each begins
+        # by hash of the prompt: position where its reply starts
+        self._prompts: OrderedDict[int, TextPosition] = OrderedDict()
 
     def encode(self, parts: Iterable[int | str], limit: TextLimit) -> tuple[list[int], TextPosition]:
-        """The ids of a text, given as parts, and the position after it. Raises TextTooLong beyond the `limit`."""
+        """Return the ids of a text given in parts, and the position after it. Raises TextTooLong beyond the `limit`."""
         ids: list[int] = []
         last: tuple[int | str, bytes, bytes] = (0, b"", self._tokenizer.fingerprint)
         for last in self._walk(parts):
@@ -99,7 +105,7 @@ class RememberedReplies:
         return ids, end
 
     def note_prompt(self, prompt_ids: tuple[int, ...], end: TextPosition) -> None:
-        """Note the `end` of a prompt's text, where its reply will begin."""
+        """Record the end of a prompt's text, where its reply will start."""
         with self._lock:
             self._prompts[hash(prompt_ids)] = end
             self._prompts.move_to_end(hash(prompt_ids))
@@ -107,12 +113,12 @@ class RememberedReplies:
                 self._prompts.popitem(last=False)
 
     def remember(self, reply: GeneratedReply) -> None:
-        """Replace the text of `reply` by its ids wherever it follows its prompt again. Returns at once."""
+        """Use the ids of `reply` in place of its text wherever it follows its prompt again. Returns at once."""
         if reply.ids:
             self._reply_tokens.remember(functools.partial(self._spans, reply))
 
     def forget(self, prompts: Iterable[Iterable[int | str]]) -> None:
-        """Forget the replies after any part of these prompts, on disk as well."""
+        """Forget the replies after any part of these prompts, also on disk."""
         prefix_keys: set[bytes] = set()
         for parts in prompts:
             for _, _, after in self._walk(parts):
@@ -120,7 +126,7 @@ class RememberedReplies:
         self._reply_tokens.forget(prefix_keys)
 
     def _walk(self, parts: Iterable[int | str]) -> Iterator[tuple[int | str, bytes, bytes]]:
-        """Each part with the digests before and after it."""
+        """Yield each part with the digests before and after it."""
         after = self._tokenizer.fingerprint
         for part in parts:
             before = after
@@ -128,7 +134,7 @@ class RememberedReplies:
             yield part, before, after
 
     def _plain(self, part_key: bytes, text: str, limit: TextLimit, *, at_start: bool) -> Sequence[int]:
-        """The ids of a plain text."""
+        """Return the ids of a plain text."""
         ids, done = array("I"), 0
         for splice in (*self._splices(part_key, text, at_start=at_start), _Splice(len(text), len(text), ())):
             if done < splice.start:
@@ -147,7 +153,7 @@ class RememberedReplies:
         return self._tokenizer.encode_plain(text, at_start=at_start, limit=limit)
 
     def _splices(self, part_key: bytes, text: str, *, at_start: bool) -> list[_Splice]:
-        """The ranges to replace, from left to right. Reads the file only if memory has no reply that fits."""
+        """Return the ranges to replace, in order. Reads the file only if no reply in memory fits."""
         for find in (self._reply_tokens.find, self._reply_tokens.find_stored):
             spans = find(part_key)
             if spans and (splices := [*self._fitting(part_key, text, spans, at_start=at_start)]):
@@ -155,7 +161,7 @@ class RememberedReplies:
         return []
 
     def _fitting(self, part_key: bytes, text: str, spans: Sequence[TokenSpan], *, at_start: bool) -> Iterator[_Splice]:
-        """For each position in `text` with spans, the longest span that fits there."""
+        """Yield the longest span that fits at each position in `text` that has spans."""
         prefix_hash, hashed, done = _prefix_hash(part_key), 0, 0
         characters = attrgetter("prefix_characters")
         for start, several in groupby(sorted(spans, key=characters), characters):
@@ -177,17 +183,17 @@ class RememberedReplies:
                 yield _Splice(start, done, best.ids[:count])
 
     def _prefix(self, text: str, *, at_start: bool) -> bytes:
-        """The space that the tokenizer puts in front of a plain text, or nothing."""
+        """Return the space that the tokenizer adds before a plain text, or nothing."""
         if text.startswith((" ", SPACE_SYMBOL)):
             return b""
         first = self._tokenizer.encode_plain(text[:_PROBED], at_start=at_start)[0]
         return b" " if self._tokenizer.token_bytes(first).startswith(b" ") else b""
 
     def _match(self, span: TokenSpan, rest: bytes) -> tuple[int, int]:
-        """The number of bytes that `rest` shares with a reply, and of the ids for them; (0, 0) if it is another text.
+        """Return the number of bytes that `rest` shares with a span, and of the ids for them; (0, 0) if the texts
+        differ.
 
-        Either may have been cut off. Otherwise both may differ only in white space at the end, which templates and
-        clients strip.
+        Either text may be cut off. They may also differ in white space at the end, which templates and clients strip.
         """
         text = self._text(span)
         common = len(text) if rest.startswith(text) else common_prefix_len(rest, text)
@@ -205,14 +211,14 @@ class RememberedReplies:
         return size, count
 
     def _text(self, span: TokenSpan) -> bytes:
-        """The text of its ids; empty if one of them is not plain text."""
+        """Return the text of a span's ids, or an empty one if an id is not plain text."""
         if span.text is None:
             pieces = [self._tokenizer.plain_bytes(token_id) for token_id in span.ids]
             span.text = b"".join(pieces) if all(pieces) else b""
         return span.text
 
     def _spans(self, reply: GeneratedReply) -> Iterator[TokenSpan]:
-        """The pieces of the reply between its control tokens, as far as its ids decode to the caller's text."""
+        """Yield the spans of a reply between its control tokens, as far as the decoded ids equal the caller's text."""
         with self._lock:
             position = self._prompts.get(hash(reply.prompt_ids))
         if position is None:
@@ -240,7 +246,7 @@ class RememberedReplies:
             yield TokenSpan(position.part_key, prefix_key, position.characters, ids, stored, text=text)
 
     def _encoded_text(self, reply: GeneratedReply) -> bytes:
-        """The caller's text, with the space that was taken off its position."""
+        """Return the caller's text, with the leading space that was stripped from it."""
         text = reply.text.encode()
         if not self._tokenizer.space_prefix or reply.continues_text:
             return text
@@ -249,5 +255,5 @@ class RememberedReplies:
 
 
 def _is_boundary(encoded: bytes, position: int) -> bool:
-    """Whether no character of this UTF-8 goes on at `position`."""
+    """Whether `position` is a character boundary in this UTF-8."""
     return position >= len(encoded) or encoded[position] & 0xC0 != 0x80

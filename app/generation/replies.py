@@ -1,4 +1,4 @@
-"""The replies to one request while the engine generates them, and the choices among them that the caller gets."""
+"""The replies to one request while they are generated, and the choices that the caller gets."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,17 +28,19 @@ _Reporting = TextDelta | ReasoningDelta | ToolCallDelta
 
 
 class Replies:
-    """Submits a request and folds the token events of its replies into batches of events."""
+    """Submits a request, and converts the token events of its replies to batches of events."""
 
     def __init__(self, context: ReplyContext, stream: TokenStream, cache: CacheTracker) -> None:
         self._context = context
         self._stream = stream
         self._cache = cache
-        self._replies: dict[int, Reply] = {}  # by the id of the engine's request
+        self._replies: dict[int, Reply] = {}  # by id of the engine's request
 
     def submit(self, prepared: PreparedRequest, origin: Origin) -> None:
-        """Have the engine generate all of them, or none if this raises. The engine computes a prompt once that several
-        candidates continue. A beam search has as many replies as it has results."""
+        """Submit all replies, or none if this raises.
+
+        Several candidates for one prompt share its prefill. A beam search has one reply per result.
+        """
         end_ids = self._context.tokenizer.end_of_generation_ids
         for prompt_ids, several in _group_by_prompt(prepared.submissions()):
             requests = self._stream.submit_several(prompt_ids, several, end_ids, origin)
@@ -48,17 +50,18 @@ class Replies:
                 self._replies[request.id] = Reply(len(self._replies), request, prompt, self._context, parser)
 
     def events(self, tokens: Sequence[TokenEvent]) -> Batch:
-        """The events of further tokens; with a pause between batches, consecutive texts as one."""
+        """Return the events for these tokens. If the options set a pause, consecutive deltas are merged."""
         batch: Batch = []
         for token in tokens:
             reply = self._replies[token.request_id]
             batch += [(reply.index, event) for event in reply.events(token)]
             if reply.ended:
-                self._stream.abort(token.request_id, FinishReason.STOP)  # a stop string ends the text, not the request
+                # A stop string ends the text. The engine's request must be aborted.
+                self._stream.abort(token.request_id, FinishReason.STOP)
         return merge_deltas(batch) if self._context.options.pause else batch
 
     def close(self) -> None:
-        """End all of them."""
+        """End all replies."""
         for reply in self._replies.values():
             reply.end()
 
@@ -66,7 +69,7 @@ class Replies:
 def _group_by_prompt(
     submissions: Sequence[tuple[tuple[int, ...], SamplingParams]],
 ) -> list[tuple[tuple[int, ...], list[SamplingParams]]]:
-    """Each run of equal prompts as one. A prompt is read again for each that reports on it, or searches."""
+    """Group consecutive equal prompts. A prompt with prompt logprobs or a beam search is prefilled separately."""
     groups: list[tuple[tuple[int, ...], list[SamplingParams]]] = []
     for prompt_ids, params in submissions:
         alone = params.prompt_logprobs is not None or params.beams is not None
@@ -78,10 +81,10 @@ def _group_by_prompt(
 
 
 class Choices:
-    """The replies that the caller of a request gets: all candidates as they come, or the best when all have ended."""
+    """Selects what the caller gets: all candidates as they arrive, or the best ones after all have ended."""
 
     def __init__(self, prepared: PreparedRequest, counts: TokenCounts, log: PrefillLog) -> None:
-        """`counts` and `log` get every event of every candidate."""
+        """`counts` and `log` receive every event of every candidate."""
         self._options = prepared.options
         self._grammar_field = prepared.grammar_field
         self._counts = counts
@@ -90,7 +93,7 @@ class Choices:
         self._ranking = _Ranking(options) if options.replies > options.count else None
 
     def select(self, batch: Batch) -> tuple[Batch, AppError | None]:
-        """The events of `batch` for the caller, and the error that the caller gets after them if a reply failed."""
+        """Return the events of `batch` for the caller, and the error to raise after them if a reply failed."""
         for index, event in batch:
             self._counts.update_status(event)
             self._log.log_progress(index, event)
@@ -104,7 +107,7 @@ class Choices:
         return [], failure
 
     def best(self) -> Batch:
-        """The events of the best candidates of each prompt, after all have ended; nothing if all were returned."""
+        """Return the events of the best candidates of each prompt after all have ended. Empty if all were returned."""
         return [] if self._ranking is None else self._ranking.best()
 
     def _up_to_failure(self, batch: Batch) -> tuple[Batch, AppError | None]:
@@ -120,12 +123,12 @@ class Choices:
             case FinishReason.ERROR:
                 return ReplyFailed(f"The engine failed: {end.error}", "Try again.")
             case FinishReason.ABORT:
-                return ReplyAborted("Somebody ended it, or the engine is being stopped", "Try again.")
+                return ReplyAborted("The request was aborted, or the engine is shutting down", "Try again.")
         return None
 
 
 class _Ranking:
-    """All candidates of a request, of which the best are returned: those with the highest mean log-probability."""
+    """Collects all candidates of a request, to return those with the highest mean log-probability."""
 
     def __init__(self, options: GenerationOptions) -> None:
         self._options = options
@@ -136,7 +139,7 @@ class _Ranking:
             self._candidates.setdefault(index, _Candidate()).add(event)
 
     def best(self) -> Batch:
-        """The events of the best of each prompt."""
+        """Return the events of the best candidates of each prompt, best first."""
         best: Batch = []
         replies, count = self._options.replies, self._options.count
         for prompt in range(len(self._candidates) // replies):
@@ -156,7 +159,7 @@ class _Ranking:
 class _Candidate:
     events: list[ChatEvent] = field(default_factory=list)
     tokens: int = 0
-    logprob: float = 0.0  # of all tokens together
+    logprob: float = 0.0  # sum over the tokens
 
     @property
     def mean_logprob(self) -> float:
@@ -170,7 +173,7 @@ class _Candidate:
 
 
 def _without_text(batch: Batch) -> Iterator[tuple[int, ChatEvent]]:
-    """The events about prompts, and ends of replies without tokens."""
+    """Yield the events about prompts, and the ends of replies with zero tokens."""
     for index, event in batch:
         if isinstance(event, ReplyEnd):
             yield index, replace(event, completion_tokens=0, reasoning_tokens=0)

@@ -1,7 +1,7 @@
-"""One reply: its tokens, as they come, become events.
+"""One reply: its tokens become chat events as they arrive.
 
-A ReplyReader turns tokens into text, thoughts, and tool calls. A Reply folds the token events of one engine request
-into the events of a chat, with the reader's among them.
+A ReplyReader converts tokens to text, reasoning, and tool calls. A Reply converts the token events of one engine
+request to chat events, which include those of its reader.
 """
 
 import time
@@ -31,13 +31,13 @@ from app.text.detokenizer import IncrementalDetokenizer
 from app.text.tokenizer import Tokenizer
 from engine.request import FinishReason, Request, TokenEvent, TokenLogprobs
 
-REMEMBERED_SECONDS = 0.5  # between two times that the ids of a reply so far are remembered
+REMEMBERED_SECONDS = 0.5  # seconds between two times that the ids of a reply are saved while it is generated
 
 _TEXT = FormatMarkup(PLAIN)
 
 
 class ReplyReader:
-    """Turns the tokens of one reply into text, thoughts, and tool calls. Without a parser, all of it is text."""
+    """Converts the tokens of one reply to text, reasoning, and tool calls. Without a parser, all of it is text."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class ReplyReader:
         continues_text: bool = False,
     ) -> None:
         self.ended = False
-        self.reasoning_tokens = 0  # the mark that ends thoughts among them
+        self.reasoning_tokens = 0  # including the mark that ends the reasoning
         self._texts: list[str] = []
         self._tokenizer = tokenizer
         self._detokenizer = IncrementalDetokenizer(
@@ -61,12 +61,13 @@ class ReplyReader:
         )
         self._parser = ReplyParser(_TEXT, {}) if parser is None else parser
         self._control = frozenset(tokenizer.control_tokens.values())
-        self._length = 0  # of what the parser was given
-        self._logprobs: deque[tuple[int, TokenLogprobs]] = deque()  # that belong to no event yet, and where they begin
+        self._length = 0  # characters passed to the parser
+        # not yet assigned to an event, with their start offsets
+        self._logprobs: deque[tuple[int, TokenLogprobs]] = deque()
 
     @property
     def text(self) -> str:
-        """The text of the tokens so far, markup included, without what may still become a stop string."""
+        """The text so far, including markup, without what may become a stop string."""
         return "".join(self._texts)
 
     @property
@@ -75,7 +76,7 @@ class ReplyReader:
         return self._detokenizer.stopped
 
     def push(self, token_id: int, logprobs: TokenLogprobs | None, *, hidden: bool) -> list[ContentEvent]:
-        """The events that are certain after this token. A `hidden` one ends the text and is no part of it."""
+        """Return the events that are certain after this token. A `hidden` token ends the text and is not part of it."""
         self.reasoning_tokens += self._parser.is_thinking
         if logprobs is not None:
             self._logprobs.append((self._length, logprobs))
@@ -89,7 +90,7 @@ class ReplyReader:
         return self._parse(self._detokenizer.finish() + shown)
 
     def finish(self, *, cut_off: bool = False) -> list[ContentEvent]:
-        """The events that were held back, since no token follows. `cut_off`: see `ReplyParser.finish`."""
+        """Return the events that were held back, when no token follows. `cut_off`: see `ReplyParser.finish`."""
         events = [] if self.stopped is not None else self._parse(self._detokenizer.finish())
         events += self._with_logprobs(self._parser.finish(cut_off=cut_off))
         if self._logprobs and self._parser.is_text and not self._parser.num_calls:
@@ -107,7 +108,7 @@ class ReplyReader:
         return [self._reported(one) for one in parsed]
 
     def _reported(self, parsed: ParsedEvent) -> ContentEvent:
-        """The event with the log-probabilities of the tokens that begin in it. Those of markup are dropped."""
+        """Add the log-probabilities of the tokens that start within an event. Those of markup are dropped."""
         event = parsed.event
         if not self._logprobs or not isinstance(event, TextDelta | ReasoningDelta | ToolCallDelta):
             return event
@@ -121,22 +122,22 @@ class ReplyReader:
 
 @dataclass(frozen=True, slots=True)
 class ReplyContext:
-    """What the replies to one request share."""
+    """Data that the replies to one request share."""
 
     tokenizer: Tokenizer
-    encoder: PromptEncoder  # remembers the ids of replies
+    encoder: PromptEncoder  # saves the ids of replies
     options: GenerationOptions
-    continues_text: bool  # they go on in the middle of a text, not as a turn
+    continues_text: bool  # whether the replies continue a text, rather than being new turns
     started: float = field(default_factory=time.monotonic)  # when the request was submitted
 
 
 class Reply:
-    """Folds the token events of one request into chat events."""
+    """Converts the token events of one engine request to chat events."""
 
     def __init__(
         self, index: int, request: Request, prompt: TrackedPrompt, context: ReplyContext, parser: ReplyParser | None
     ) -> None:
-        """`index` is that of the reply among all of its request. Without a parser, all of it is text."""
+        """`index` is the number of the reply within its request. Without a parser, all of the reply is text."""
         self.index = index
         self.ended = False
         self._request = request
@@ -152,14 +153,14 @@ class Reply:
         self._remembered_at = context.started
 
     def events(self, token: TokenEvent) -> list[ChatEvent]:
-        """The chat events of a token event. None after a stop string has ended the reply."""
+        """Return the chat events of a token event. Empty after a stop string has ended the reply."""
         if self.ended:
             return []
         events: list[ChatEvent] = [PromptLogprobs(token.prompt_logprobs)] if token.prompt_logprobs else []
         if token.token_id is None and token.finish is None:
             total = len(self._request.prompt_ids)
             self._prefilled = max(self._prefilled, token.num_computed)
-            # A preempted request computes its prompt again in the middle of its reply; that is not reported.
+            # A preempted request may prefill again during its reply, which is not reported.
             events += [] if self._tokens else [self._progress(min(token.num_computed, total), total)]
         if token.token_id is not None:
             events += self._requested(token.token_id)
@@ -186,7 +187,7 @@ class Reply:
         return is_over and "\n" in self._reader.text
 
     def _requested(self, token_id: int) -> list[ChatEvent]:
-        """The events before a token's text that the options ask for."""
+        """Return the events that precede a token's text, as far as the options request them."""
         total = len(self._request.prompt_ids)
         is_first = self._options.reports_progress and not self._tokens and self._prefilled < total
         events: list[ChatEvent] = [self._progress(total, total)] if is_first else []
@@ -197,7 +198,7 @@ class Reply:
         return PromptProgress(done, total, self._request.num_cached, max(0.0, seconds))
 
     def end(self) -> None:
-        """End the reply, if it has not ended. May be called any number of times."""
+        """End the reply, unless it has ended. May be called any number of times."""
         if self.ended:
             return
         self.ended = True
@@ -209,11 +210,11 @@ class Reply:
 
     @property
     def _num_prefilled(self) -> int:
-        """Tokens of the prompt that are computed: all of them, once the reply has begun."""
+        """Tokens of the prompt that are prefilled. After the first token of the reply, all of them."""
         return len(self._request.prompt_ids) if self._tokens else self._prefilled
 
     def _remember(self) -> list[int]:
-        """Remember the ids so far for later prompts, and return them. Called often, since the process may be killed."""
+        """Save the ids so far for later prompts, and return them. Called often, because the process may be killed."""
         self._remembered_at = time.monotonic()
         request, output_ids = self._request, self._request.output_ids[: self._tokens]
         text, continues_text = self._reader.text, self._context.continues_text
@@ -222,7 +223,7 @@ class Reply:
         return output_ids
 
     def _before_stop(self, output_ids: list[int], stop: str) -> list[int]:
-        """The ids without those of the stop string, which later prompts leave out."""
+        """Return the ids before a stop string, which later prompts do not contain."""
         end, length = len(output_ids), len(stop.encode())
         while end and length > 0:
             end -= 1

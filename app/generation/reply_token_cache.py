@@ -1,9 +1,7 @@
-"""The ids that replies were generated as: found again where the same text comes back.
+"""Cache of the token ids that replies were generated as, to find them when the same text comes back in a prompt.
 
-Encoding a reply's text again need not give the ids that the model generated, and a prompt whose ids differ finds
-nothing of what was computed. So the ids are remembered, under digests of what they were generated after.
-
-Knows digests and ids. Refuses to know vocabularies and chats, and never does anything slow on its callers' threads.
+Encoding the text of a reply again may give different ids, and then the KV cache has no matching prefix. The ids are
+stored under digests of the text before them. Slow work runs on a background thread, never on the caller's.
 """
 
 import threading
@@ -15,46 +13,50 @@ from pathlib import Path
 
 from app.generation.reply_token_file import MAX_SIZE, MAX_SPANS_PER_PART, Changes, ReplyTokenFile, TokenSpan
 
-_REWRITE_USE_SECONDS = 3600  # after which a use is written down again
-_ABSENT_SECONDS = 300  # for which the file is not asked again; another process may have written there meanwhile
+_REWRITE_USE_SECONDS = 3600  # seconds until another use of a span is written to the file again
+_ABSENT_SECONDS = 300  # seconds until the file is read again for a missing key; another process may have added it
 _MAX_ABSENT_KEYS = 1 << 16
 
 
 class ReplyTokenCache:
-    """Remembers what was generated: all in memory, and what may be stored in a file, too. What was used least recently
-    goes first. Safe for several threads.
+    """Spans of generated ids: all of them in memory, and those that may be stored also in a file.
+
+    The least recently used spans are dropped first. Thread-safe.
     """
 
     def __init__(self, folder: Path | None = None, *, max_size: int = MAX_SIZE) -> None:
-        """`folder` is where the file is, or will be; None: memory alone. `max_size` is in ids, see reply_token_file."""
+        """`folder` contains the file, which may not exist yet; None: memory only. `max_size` is in ids, as in
+        reply_token_file.
+        """
         self._file = None if folder is None else ReplyTokenFile(folder, max_size=max_size)
         self._max_size = max_size
-        self._lock = threading.RLock()  # of what follows
+        self._lock = threading.RLock()  # protects the fields below
         self._spans: OrderedDict[bytes, list[TokenSpan]] = OrderedDict()
         self._size = 0
-        self._absent: OrderedDict[bytes, float] = OrderedDict()  # from the file, and when that was seen
+        # keys without spans in the file, and when that was read
+        self._absent: OrderedDict[bytes, float] = OrderedDict()
         self._changes = Changes()
         self._applying = Changes()
-        self._deletions = 0  # from the file, so far
+        self._deletions = 0  # number of deletions from the file so far
         self._ended: deque[Callable[[], Iterable[TokenSpan]]] = deque()
-        self._wake = threading.Condition()  # its lock is never held for long; of what follows
+        self._wake = threading.Condition()  # protects the fields below; never held for long
         self._has_work = False
         self._is_working = False
 
     def remember(self, spans: Callable[[], Iterable[TokenSpan]]) -> None:
-        """Remember the spans that `spans` returns. It is called on another thread, before anything is looked for."""
+        """Remember the spans that `spans` returns. It is called on another thread, or before the next lookup."""
         self._ended.append(spans)
         self._work_soon()
 
     def find(self, part_key: bytes) -> Sequence[TokenSpan]:
-        """What was generated there, as far as it is in memory, oldest first."""
+        """Return the spans of a part that are in memory, oldest first."""
         with self._lock:
             if self._ended:
                 self._settle()
             return tuple(self._spans.get(part_key, ()))
 
     def find_stored(self, part_key: bytes) -> Sequence[TokenSpan]:
-        """What was generated there, with what the file has of it. This reads from the disk."""
+        """Return the spans of a part, including those in the file. Reads from disk."""
         if self._file is None or time.monotonic() - self._absent.get(part_key, -_ABSENT_SECONDS) < _ABSENT_SECONDS:
             return ()
         deletions_before, seen = self._deletions, time.monotonic()
@@ -65,7 +67,7 @@ class ReplyTokenCache:
                 if len(self._absent) > _MAX_ABSENT_KEYS:
                     self._absent.popitem(last=False)
                 return ()
-            if self._deletions != deletions_before:  # perhaps of what was read
+            if self._deletions != deletions_before:  # the deletion may concern what was read
                 return tuple(self._spans.get(part_key, ()))
             gone, known = self._changes.forgotten | self._applying.forgotten, self._spans.pop(part_key, [])
             self._size -= sum(one.size for one in known)
@@ -74,7 +76,7 @@ class ReplyTokenCache:
             return tuple(self._spans.get(part_key, ()))
 
     def use(self, span: TokenSpan) -> None:
-        """Note that `span` is in use."""
+        """Mark `span` as used."""
         with self._lock:
             if span.part_key in self._spans:
                 self._spans.move_to_end(span.part_key)
@@ -86,7 +88,7 @@ class ReplyTokenCache:
         self._work_soon()
 
     def forget(self, prefix_keys: Collection[bytes]) -> None:
-        """Forget what was generated after any of `prefix_keys`, on disk as well."""
+        """Forget the spans after any of `prefix_keys`, also on disk."""
         with self._lock:
             self._settle()
             for part_key, several in [*self._spans.items()]:
@@ -101,18 +103,18 @@ class ReplyTokenCache:
         self._work_soon()
 
     def flush(self, seconds: float | None = None) -> bool:
-        """Wait until all is written, `seconds` at most; whether it is."""
+        """Wait at most `seconds` until everything is written, and return whether it is."""
         with self._wake:
             return self._wake.wait_for(lambda: not self._is_working, seconds)
 
     def close(self) -> None:
-        """Wait until all is written, and let go of the file."""
+        """Wait until everything is written, and close the file."""
         self.flush()
         if self._file is not None:
             self._file.close()
 
     def _settle(self) -> None:
-        """Take in what has ended. The lock must be held."""
+        """Add the spans of replies that were remembered since the last call. The caller must hold the lock."""
         while self._ended:
             for one in self._ended.popleft()():
                 one.used = int(time.time())
@@ -121,7 +123,7 @@ class ReplyTokenCache:
                     self._changes.written.append(one)
 
     def _add(self, added: TokenSpan) -> None:
-        """As the newest of its place. It takes the place of what it goes on from."""
+        """Add a span as the newest of its part. It replaces spans that it continues."""
         several = self._spans.setdefault(added.part_key, [])
         self._spans.move_to_end(added.part_key)
         self._size += added.size
@@ -138,11 +140,11 @@ class ReplyTokenCache:
             self._size -= sum(one.size for one in oldest)
 
     def _work_soon(self) -> None:
-        """Have the thread look for work. It lives for as long as there is some."""
+        """Wake the background thread, or start one. It ends when there is no work left."""
         with self._wake:
             self._has_work = True
             if not self._is_working:
-                with suppress(RuntimeError):  # there may be too many threads: the next one does this work, too
+                with suppress(RuntimeError):  # if the process has too many threads, the next call does this work
                     threading.Thread(target=self._work, name="reply tokens").start()
                     self._is_working = True
 

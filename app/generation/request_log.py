@@ -1,7 +1,7 @@
-"""One line for each request: what its tokens cost and where they came from; never a word of what they say. While a
-long prompt is read, further lines say how far that is.
+"""Request log: one line per request with its token counts, sources, and times, never with its text.
 
-Written by a logger of its own, so that it can be heard without those of the libraries.
+Further lines report the progress of long prefills. The log has its own logger, so that it can be shown without the log
+lines of libraries.
 """
 
 import contextlib
@@ -16,30 +16,30 @@ from engine.request import Origin
 
 log = logging.getLogger(__name__)
 
-_MAX_UNWRITTEN = 1000  # lines; what comes when so many wait is left out
-_END_SECONDS = 1.0  # for the last lines to be written
-LONG_PROMPT = 4096  # tokens to be computed, from which on a line says that they are
+_MAX_UNWRITTEN = 1000  # lines in the queue, at most; further lines are dropped
+_END_SECONDS = 1.0  # to write the last lines
+LONG_PROMPT = 4096  # number of uncached tokens from which the start of a prefill is logged
 PREFILL_LOG_SECONDS = 10.0  # between two lines about a prompt
 
 _REASONS = {
-    MissReason.FIRST_TIME: "seen for the first time",
+    MissReason.FIRST_TIME: "no similar prompt before",
     MissReason.DIVERGED: "diverged at token {position}",
     MissReason.REMOVED: "a part was removed at token {position}",
     MissReason.EVICTED: "evicted from token {position} on",
-    MissReason.RECOMPUTED: "from token {position} on faster computed than read",
-    MissReason.PROMPT_LOGPROBS: "computed whole for its logprobs",
+    MissReason.RECOMPUTED: "computed from token {position} on, which is faster than reading it",
+    MissReason.PROMPT_LOGPROBS: "computed completely for its logprobs",
 }
 
 
 class PrefillLog:
-    """Lines about the prompts of one request while they are read."""
+    """Logs the progress of one request's prefills."""
 
     def __init__(self, who: str) -> None:
         self._who = who
-        self._logged_at: dict[int, float] = {}  # by reply: seconds of its prompt at the last line
+        self._logged_at: dict[int, float] = {}  # by reply: `seconds` of the last progress event that was logged
 
     def log_progress(self, reply: int, event: ChatEvent) -> None:
-        """A line when a long prompt begins, and one every PREFILL_LOG_SECONDS for any."""
+        """Log the start of a long prefill, and the progress of any prefill every PREFILL_LOG_SECONDS."""
         if not isinstance(event, PromptProgress):
             return
         is_long = event.total - event.cached >= LONG_PROMPT
@@ -50,7 +50,7 @@ class PrefillLog:
 
 
 def _progress(progress: PromptProgress) -> str:
-    """`7,693 of 21,979 tokens (35 %), about 3 min left`."""
+    """Format like `7,693 of 21,979 tokens (35 %), about 3 min left`."""
     done, total = progress.done, progress.total
     rate = (done - progress.cached) / progress.seconds if progress.seconds > 0 else 0.0
     left = f", about {_duration((total - done) / rate)} left" if rate > 0 else ""
@@ -63,7 +63,7 @@ def _duration(seconds: float) -> str:
 
 @contextlib.contextmanager
 def log_request(model: str, origin: Origin, counts: TokenCounts) -> Iterator[PrefillLog]:
-    """Whatever becomes of the request inside, a line tells of it."""
+    """Log one line about the request when the body ends, however it ends."""
     who = f"{_one_line(model)} {origin.service.name.lower()}"
     outcome = "ended by the client"
     try:
@@ -97,14 +97,14 @@ def _of_reply(counts: TokenCounts) -> Iterator[str]:
     if not counts.replies:
         return
     yield f"first token after {counts.first_token_seconds * 1000:.0f} ms"
-    # The first token of each reply is part of the time before.
+    # The first token of each reply counts toward the time before it.
     tokens, seconds = counts.completion - counts.replies, counts.total_seconds - counts.first_token_seconds
     rate = f" at {tokens / seconds:.1f}/s" if tokens > 0 and seconds > 0 else ""
     yield f"{counts.completion} tokens{rate}"
 
 
 def describe_miss(miss: Miss) -> str:
-    """Why there was a miss, in words that say nothing of the conversation."""
+    """Return the reason of a miss, without text of the conversation."""
     return _REASONS[miss.reason].format(position=miss.position)
 
 
@@ -114,7 +114,7 @@ def _one_line(name: str) -> str:
 
 @contextlib.contextmanager
 def write_request_log(say: Callable[[str], None]) -> Iterator[None]:
-    """`say` is given each line while the body runs, on a thread of its own: who reads slowly holds nothing up."""
+    """Pass each log line to `say` while the body runs, on another thread, so that slow output delays no request."""
     unwritten: queue.Queue[str | None] = queue.Queue(_MAX_UNWRITTEN)
     handler, level, propagate = _Unwritten(unwritten), log.level, log.propagate
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
@@ -135,7 +135,7 @@ def write_request_log(say: Callable[[str], None]) -> Iterator[None]:
 
 
 class _Unwritten(logging.Handler):
-    """Puts lines into a queue, where there is room."""
+    """Puts lines into a queue, and drops them if it is full."""
 
     def __init__(self, lines: "queue.Queue[str | None]") -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The chat service: a conversation in, events of replies out."""
+"""Chat service: takes a conversation and yields the events of the replies."""
 
 import asyncio
 import contextlib
@@ -34,11 +34,11 @@ from engine.grammar import Grammar
 from engine.request import PROGRAM, Origin
 
 IDLE_SECONDS = 1.0
-PROMPT_THREADS = 4  # one of them may wait for the process that renders templates
+PROMPT_THREADS = 4  # one may be waiting for the template process
 TEXT_THREADS = 2
-MAX_COUNTED = 1 << 20  # tokens of a text that is encoded for its own sake, and not to be read by the model
+MAX_COUNTED = 1 << 20  # tokens, at most, of a text that is only counted or tokenized
 
-STUCK_SECONDS = 60.0  # without a request that is prepared, or given up, while some are waiting
+STUCK_SECONDS = 60.0  # seconds without a finished preparation, while some wait, after which the service counts as stuck
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class Preparation:
     """Counts the requests that wait for their prompt and grammar. Used on one event loop; `problem` is thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` returns seconds that only grow."""
+        """`clock` returns seconds that never decrease."""
         self._clock = clock
         self._waiting = 0
         self._moved_at = clock()
@@ -65,13 +65,13 @@ class Preparation:
             self._moved_at = self._clock()
 
     def problem(self) -> str:
-        """Why requests wait in vain, or an empty string while they get on."""
+        """Return why requests are stuck, or an empty string if none is."""
         silence = self._clock() - self._moved_at if self._waiting else 0.0
-        return f"no request was prepared for the engine for {silence:.0f} s" if silence >= STUCK_SECONDS else ""
+        return f"no request was prepared for {silence:.0f} s" if silence >= STUCK_SECONDS else ""
 
 
 class ChatService:
-    """Answers conversations with one model, any number at a time."""
+    """Generates replies with one model, for any number of requests at a time."""
 
     def __init__(
         self,
@@ -84,14 +84,17 @@ class ChatService:
         sampling: DefaultSampling = API_DEFAULTS,
         generic_tools: bool = True,
     ) -> None:
-        """`reply_tokens` keeps the ids of replies; None: in memory only. `sampling` has the defaults of requests. With
-        `generic_tools`, a model whose template has no tools gets them as text."""
+        """Create the service of one model.
+
+        `reply_tokens` caches the ids of replies; None: in memory only. `sampling` has the default values of sampling
+        fields. `generic_tools` presents tools as text to a model whose template does not support them.
+        """
         self.name = name
         self.tokenizer = tokenizer
         self.streams = streams
         self.sampling = sampling
         self._encoding = WorkPool("rendering and encoding prompts", PROMPT_THREADS)
-        # Prompts have threads of their own: counting and translating texts must not delay them.
+        # A pool apart from the one for prompts, so that tokenizing and counting texts does not delay prompts.
         self.texts = WorkPool("encoding texts", TEXT_THREADS)
         self.preparation = Preparation()
         ids = ReplyTokenCache() if reply_tokens is None else reply_tokens
@@ -107,25 +110,27 @@ class ChatService:
 
     @property
     def vocab_size(self) -> int:
-        """Ids below this are in the vocabulary, of the model and of its tokenizer."""
+        """The number of ids that both the model and its tokenizer have. All ids are below it."""
         return min(self.streams.vocab_size, self.tokenizer.vocab_size)
 
     def problem(self) -> str:
-        """Why requests would wait in vain, or an empty string while they are served."""
+        """Return why requests are stuck, or an empty string if none is."""
         parts = (self.streams, self._encoding, self.texts, self.preparation)
         return next(filter(None, (part.problem() for part in parts)), "")
 
     async def stop(self) -> None:
-        """End every request, including those that the engine does not have yet."""
+        """End every request, including those that are not submitted to the engine yet."""
         await asyncio.gather(self.streams.stop(), self._encoding.close(), self.texts.close())
 
     async def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """The prompt for the assistant's next turn; what users wrote stays text. Raises TemplateError."""
+        """Return the prompt for the assistant's next turn. Raises TemplateError."""
         return await self._encoding.run(lambda check: self._prompts.encode(messages, TextLimit(check=check)))
 
     async def prompt(self, conversation: Conversation) -> ChatPrompt:
-        """The prompt for the assistant's next turn, after the conversation's context if it has one. Raises
-        PromptTooLong, TemplateError, and ToolsUnsupported for tools that the model's template leaves out."""
+        """Return the prompt for the assistant's next turn. It follows the conversation's context, if that has one.
+
+        Raises PromptTooLong, TemplateError, and ToolsUnsupported for tools that the model cannot use.
+        """
 
         def make(limit: TextLimit) -> ChatPrompt:
             if conversation.context:
@@ -137,7 +142,7 @@ class ChatService:
         return await self._within_context(make)
 
     async def _within_context(self, encode: Callable[[TextLimit], T]) -> T:
-        """Encode a prompt on a thread. Raises PromptTooLong for one that certainly does not fit the context."""
+        """Encode a prompt on a thread. Raises PromptTooLong if it certainly exceeds the context length."""
         length = self.context_length
         try:
             return await self._encoding.run(lambda check: encode(TextLimit.of_context(length, check)))
@@ -145,8 +150,10 @@ class ChatService:
             raise PromptTooLong.of(error.least, length, self.streams.longest_context, is_exact=False) from error
 
     async def count_tokens(self, conversation: Conversation) -> int:
-        """The number of tokens of its prompt, regardless of the context length. Raises TextTooLong beyond MAX_COUNTED,
-        and TemplateError and ToolsUnsupported as `prompt` does."""
+        """Return the number of tokens of a conversation's prompt, which may exceed the context length.
+
+        Raises TextTooLong beyond MAX_COUNTED, TemplateError, and ToolsUnsupported.
+        """
 
         def count(check: Check) -> int:
             return len(self._prompts.encode_conversation(conversation, TextLimit(MAX_COUNTED, check=check))[0])
@@ -154,7 +161,7 @@ class ChatService:
         return await self.texts.run(count)
 
     async def detokenize(self, ids: Sequence[int]) -> str:
-        """The text of ids of the vocabulary, control tokens included."""
+        """Return the text of token ids, including control tokens."""
 
         def decode(check: Check) -> str:
             return b"".join(self.tokenizer.shown_bytes(ids, check)).decode(errors="replace")
@@ -162,7 +169,7 @@ class ChatService:
         return await self.texts.run(decode)
 
     async def tokenize(self, text: str, *, parse_special: bool = False) -> list[int]:
-        """The ids of a text, regardless of the context length. Raises TextTooLong beyond MAX_COUNTED."""
+        """Return the ids of a text, which may exceed the context length. Raises TextTooLong beyond MAX_COUNTED."""
 
         def encode(check: Check) -> list[int]:
             return self.tokenizer.encode(text, parse_special=parse_special, limit=TextLimit(MAX_COUNTED, check=check))
@@ -170,7 +177,7 @@ class ChatService:
         return await self.texts.run(encode)
 
     async def capabilities(self) -> Capabilities:
-        """What the model can do. The first call renders its template. Raises TemplateUnavailable."""
+        """Return what the model supports. The first call renders its template. Raises TemplateUnavailable."""
 
         def probe(check: Check) -> Capabilities:
             replies = self._prompts.format
@@ -179,7 +186,7 @@ class ChatService:
         return await self._encoding.run(probe)
 
     async def prepare_when_idle(self) -> None:
-        """Prepare the grammar compiler once the engine is idle: that takes a core for up to 2 s."""
+        """Prepare the grammar compiler once the engine is idle, since that uses a core for up to 2 s."""
         await asyncio.sleep(IDLE_SECONDS)
         while self.streams.num_running or self.streams.num_waiting:
             await asyncio.sleep(IDLE_SECONDS)
@@ -187,17 +194,21 @@ class ChatService:
             await self.grammars.prepare()
 
     async def encode_text(self, text: str) -> tuple[int, ...]:
-        """A prompt that is no conversation: its text as it stands, control tokens in it included. Raises
-        PromptTooLong."""
+        """Return the ids of a text that is not a conversation.
+
+        Control tokens in it are parsed. Raises PromptTooLong.
+        """
         return await self._within_context(lambda limit: self._prompts.encode_text(text, limit))
 
     async def encode_mixed(self, parts: Sequence[str | int]) -> tuple[int, ...]:
-        """A prompt of texts and ids, one after the other. Raises PromptTooLong."""
+        """Return the ids of a sequence of texts and ids. Raises PromptTooLong."""
         return await self._within_context(lambda limit: self._prompts.encode_mixed(parts, limit))
 
     async def encode_infill(self, gap: Gap) -> tuple[int, ...] | None:
-        """A prompt for the text between two others; None if the model has no tokens for infilling. Raises
-        PromptTooLong."""
+        """Return a prompt for the text between two others. None: the model does not support infilling.
+
+        Raises PromptTooLong.
+        """
         if (infilling := self._infilling) is None:
             return None
         return await self._within_context(lambda limit: self._prompts.encode_infill(infilling, gap, limit))
@@ -205,8 +216,10 @@ class ChatService:
     async def forget(
         self, messages: Sequence[Message], staying: Sequence[Sequence[Message]] = (), origin: Origin = PROGRAM
     ) -> None:
-        """Forget the KV cache and the replies of a conversation, on disk as well, except the prefix that it shares with
-        one of those `staying`. Raises TemplateError."""
+        """Forget the KV cache and the replies of a conversation, also on disk.
+
+        Keeps the prefix that the conversation shares with any of those `staying`. Raises TemplateError.
+        """
         ids = await self.encode(messages)
         others = [await self.encode(other) for other in staying]
         self.streams.forget(ids, origin, kept=max((common_prefix_len(ids, other) for other in others), default=0))
@@ -219,15 +232,15 @@ class ChatService:
         origin: Origin = PROGRAM,
         counts: TokenCounts | None = None,
     ) -> AsyncGenerator[Batch]:
-        """Generate the replies to a conversation, or the continuations of prompts of token ids.
+        """Generate the replies to a conversation, or continue prompts of token ids.
 
-        Yields the events since the last batch, at least one, each with the index of its reply; replies are numbered in
-        the order of prompts. If the options have more candidates than replies to return, the best candidates come after
-        all have ended, best first. Adds to `counts`. Closing the generator ends all replies.
+        Yields batches of at least one event, each event with the index of its reply. Replies are numbered in the order
+        of the prompts. If the options have more candidates than replies to return, only the best candidates are
+        yielded, best first, after all have ended. Adds to `counts`. Closing the generator ends all replies.
 
         Before the first event, raises TemplateError, ToolsUnsupported, PromptTooLong, InvalidGrammar, InvalidSampling,
-        or EngineError. Later, raises ReplyFailed or ReplyAborted if the engine gave a reply up, and InvalidGrammar if
-        the grammar turned out too complex.
+        or EngineError. Later, raises ReplyFailed or ReplyAborted if the engine ended a reply, and InvalidGrammar if the
+        grammar turned out to be too complex.
         """
         counts = TokenCounts() if counts is None else counts
         with self.preparation.track():
@@ -270,7 +283,7 @@ class ChatService:
         return PreparedRequest(prompt, with_grammar(grammar), options.grammar.field)
 
     async def _token_filter(self, options: GenerationOptions) -> TokenFilter | None:
-        """The filter of the tokens that replies are made of, if the options ask for one."""
+        """Return the filter for allowed tokens and forbidden words, if the options have any."""
         allowed, words = options.allowed_ids, options.bad_words
         if allowed is None and not words:
             return None

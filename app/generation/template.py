@@ -1,7 +1,7 @@
 """Renders a model's chat template over a conversation, in a child process with limits and a deadline.
 
-A chat template is a program from a model file, so it is treated as hostile: it runs in a sandbox, in the child of
-template_child.py. Its answers are size-checked JSON, never pickles.
+A chat template is a program from a model file, so it is untrusted. It runs in a sandbox within the child process (see
+template_child.py). The child's answers are JSON of limited size.
 """
 
 import contextlib
@@ -19,29 +19,31 @@ from app.errors import TemplateError, TemplateUnavailable
 from app.generation.conversation import Json, Message
 from app.process.limited_process import library_folders, start_isolated
 
-MAX_TEMPLATE_BYTES = 64 << 10  # four times the largest template in common use
-MAX_TEXT_CHARS = 4 << 20  # a million tokens of English: more than the context of any model that runs here
-MAX_FRAME_BYTES = 16 << 20  # MAX_TEXT_CHARS of four bytes each
-MEMORY_BYTES = 256 << 20  # of address space: the child starts with 25 MiB, the largest conversation takes 100 MiB
+MAX_TEMPLATE_BYTES = 64 << 10  # 4 times the largest template in common use
+MAX_TEXT_CHARS = 4 << 20  # about a million tokens of English, more than the context length of any supported model
+MAX_FRAME_BYTES = 16 << 20  # MAX_TEXT_CHARS of 4 bytes each
+MEMORY_BYTES = 256 << 20  # of address space; the child starts with 25 MiB, and the largest conversation takes 100 MiB
 DEADLINE_SECONDS = 1.0
-_START_SECONDS = 60.0  # what loads then is Python and jinja2, from a disk that may be slow; no template runs yet
+_START_SECONDS = 60.0  # to load Python and jinja2, perhaps from a slow disk; no template runs in that time
 _DETAIL_CHARS = 500
 
 _PROGRAM = Path(__file__).with_name("template_child.py")
 _LENGTH = struct.Struct(">I")
 
 _OTHER_FILE = "Try another file of this model, or another model."
-_SHORTEN = "Shorten the conversation or the tools; if a short one fails too, try another file of this model."
+_SHORTEN = (
+    "Shorten the conversation or the tools; if a short conversation fails as well, try another file of this model."
+)
 _RETRY = "Try again; if it fails again, try another file of this model."
 
-# kind of failure, as the child names it: (what happened, what to do next)
+# kind of failure, as the child reports it: (what happened, what to do)
 _FAILURES: Mapping[str, tuple[str, str]] = {
     "syntax": ("The chat template has a syntax error", _OTHER_FILE),
-    "raised": ("The chat template refuses this conversation", "Change the messages or tools as it asks."),
+    "raised": ("The chat template refused this conversation", "Change the messages or tools as the detail says."),
     "security": ("The chat template tried something that is not allowed", _OTHER_FILE),
-    "undefined": ("The chat template uses something that is not defined", _OTHER_FILE),
-    "memory": ("The chat template needs more memory than it may use", _SHORTEN),
-    "costly": ("The chat template does more than it may", _SHORTEN),
+    "undefined": ("The chat template uses an undefined name", _OTHER_FILE),
+    "memory": ("The chat template needs more memory than its limit", _SHORTEN),
+    "costly": ("The chat template exceeds its limits", _SHORTEN),
     "failed": ("The chat template failed", _OTHER_FILE),
 }
 
@@ -49,8 +51,8 @@ _FAILURES: Mapping[str, tuple[str, str]] = {
 class ChatTemplateRenderer:
     """Renders chat templates, one at a time, from any thread.
 
-    The child starts with `start()` or the first render, and again after one that had to be killed. `close()` ends it.
-    `clock` is what a template's `strftime_now` tells; `program` is the child's file.
+    The child process starts with `start()` or the first render, and again after it had to be killed. `close()` ends it.
+    `clock` returns the time for a template's `strftime_now`. `program` is the file that the child runs.
     """
 
     def __init__(
@@ -67,11 +69,11 @@ class ChatTemplateRenderer:
         self._child: _Child | None = None
 
     def now(self) -> datetime:
-        """The local time, which `strftime_now` of templates formats."""
+        """Return the local time, as `strftime_now` of templates uses it."""
         return self._clock()
 
     def start(self) -> None:
-        """Start the child and return at once, so that its start overlaps with other work."""
+        """Start the child process and return at once, so that it starts in parallel with other work."""
         with self._lock:
             self._running_child()
 
@@ -85,11 +87,11 @@ class ChatTemplateRenderer:
         variables: Mapping[str, Json] | None = None,
         arguments_as_text: bool = False,
     ) -> str:
-        """The prompt that `template` makes of `messages`.
+        """Return the prompt that `template` renders for `messages`.
 
-        `tools` are in OpenAI's form; `variables` are the template's other inputs (bos_token, enable_thinking, ...);
-        `arguments_as_text` for templates that want the arguments of calls as text.
-        Raises TemplateError when the template fails, refuses, or needs more than its limits.
+        `tools` are in OpenAI's form. `variables` are the template's other inputs (bos_token, enable_thinking, ...).
+        `arguments_as_text` passes the arguments of calls as JSON text. Raises TemplateError if the template fails,
+        refuses the conversation, or exceeds its limits.
         """
         source = _checked_source(template)
         context: dict[str, Json] = {
@@ -99,7 +101,7 @@ class ChatTemplateRenderer:
             "add_generation_prompt": add_generation_prompt,
         }
         if taken := context.keys() & (variables or {}).keys():
-            raise TemplateError(f"{min(taken)!r} is filled from the conversation.", "Leave that template variable out.")
+            raise TemplateError(f"{min(taken)!r} is filled from the conversation.", "Remove that template variable.")
         request: dict[str, object] = {
             "template": hashlib.sha256(source).hexdigest(),
             "now": self._clock().isoformat(),
@@ -108,7 +110,7 @@ class ChatTemplateRenderer:
         return _text(self._reply(request, template))
 
     def close(self) -> None:
-        """End the child. A later render starts another."""
+        """End the child process. A later render starts another."""
         with self._lock:
             self._drop_child()
 
@@ -127,10 +129,10 @@ class ChatTemplateRenderer:
             child.wait_ready()
             with child.killed_after(self._seconds, "Rendering the chat template"):
                 reply = child.ask(frame)
-                if reply == {"unknown": True}:  # the source travels once per child, not with every render
+                if reply == {"unknown": True}:  # the source is sent once per child process
                     reply = child.ask(_encoded(request | {"source": source}))
             if reply.get("error") == "memory":
-                self._drop_child()  # what fills its memory may be what its templates keep
+                self._drop_child()  # the compiled templates that it caches may be what fills its memory
             return reply
 
     def _running_child(self) -> "_Child":
@@ -146,11 +148,11 @@ class ChatTemplateRenderer:
 
 
 class _BrokenChild(Exception):
-    """The child ended, or sent what no child of ours sends."""
+    """The child process ended, or sent something unexpected."""
 
 
 class _Child:
-    """One child process and the frames to and from it. Once anything about it goes wrong it is killed, for good."""
+    """A child process, and the frames exchanged with it. After any failure it is killed."""
 
     def __init__(self, program: Path, seconds: float) -> None:
         limits = {
@@ -169,7 +171,7 @@ class _Child:
         self._ready = False
 
     def alive(self) -> bool:
-        """Whether the process still runs."""
+        """Whether the process is running."""
         return self._process.poll() is None
 
     def kill(self) -> None:
@@ -180,7 +182,10 @@ class _Child:
 
     @contextlib.contextmanager
     def killed_after(self, seconds: float, what: str) -> Iterator[None]:
-        """Kill the child when the block takes longer than `seconds`, or fails; `what` is what the block does."""
+        """Kill the child process if the body takes longer than `seconds` or raises.
+
+        `what` names the work in the error.
+        """
         expired = threading.Event()
 
         def expire() -> None:
@@ -195,7 +200,7 @@ class _Child:
         except _BrokenChild as error:
             broken = error
         except BaseException:
-            self.kill()  # a frame may be on its way still: the next render must not take it for its own
+            self.kill()  # an answer may still arrive, which the next render must not receive
             raise
         finally:
             timer.cancel()
@@ -206,15 +211,15 @@ class _Child:
             raise TemplateUnavailable(f"{what} {problem}.", _RETRY) from broken
 
     def wait_ready(self) -> None:
-        """Wait until the child has started, which is no part of the deadline of a render."""
+        """Wait until the child process has started. The wait does not count toward the deadline of a render."""
         if not self._ready:
             with self.killed_after(_START_SECONDS, "Starting the process that renders chat templates"):
                 if self._receive() != {"ready": True}:
-                    raise _BrokenChild("it is not the program that was expected")
+                    raise _BrokenChild("it is not the expected program")
             self._ready = True
 
     def ask(self, frame: bytes) -> dict[str, object]:
-        """Send one frame; the frame that answers it."""
+        """Send a frame, and return the answer."""
         unsent = memoryview(_LENGTH.pack(len(frame)) + frame)
         try:
             while unsent:
@@ -246,9 +251,9 @@ class _Child:
 
 
 def _checked_source(template: str) -> bytes:
-    """The template's bytes. A model file can hold anything under the template's name, of any size."""
+    """Return the template as bytes. A model file may hold a value of any type and size as its template."""
     if not isinstance(template, str):
-        raise TemplateError(f"The chat template is no text but {type(template).__name__}.", _OTHER_FILE)
+        raise TemplateError(f"The chat template is not text but {type(template).__name__}.", _OTHER_FILE)
     try:
         source = template.encode()
     except UnicodeEncodeError as error:
@@ -261,8 +266,10 @@ def _checked_source(template: str) -> bytes:
 
 
 def check_characters(messages: Sequence[Message]) -> None:
-    """Raise TemplateError for a conversation that is longer than any text that may come out, before it is worked on,
-    which takes long."""
+    """Raise TemplateError if a conversation is longer than any text that may be rendered.
+
+    Checked first, because other work on such a conversation takes long.
+    """
     characters = sum(len(message.content) + len(message.reasoning or "") for message in messages)
     if characters > MAX_TEXT_CHARS:
         raise TemplateError(
@@ -274,7 +281,7 @@ def _encoded(request: Mapping[str, object]) -> bytes:
     try:
         frame = json.dumps(request, ensure_ascii=False, default=_as_json).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise TemplateError(f"The conversation cannot be given to a chat template: {error}", _SHORTEN) from error
+        raise TemplateError(f"The conversation cannot be passed to a chat template: {error}", _SHORTEN) from error
     if len(frame) > MAX_FRAME_BYTES:
         raise TemplateError(f"The conversation has {len(frame):,} bytes; the limit is {MAX_FRAME_BYTES:,}.", _SHORTEN)
     return frame
@@ -283,7 +290,7 @@ def _encoded(request: Mapping[str, object]) -> bytes:
 def _as_json(value: object) -> dict[object, object]:
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"a value of type {type(value).__name__} is no JSON")
+    raise TypeError(f"a value of type {type(value).__name__} is not JSON")
 
 
 def _text(reply: Mapping[str, object]) -> str:
@@ -293,10 +300,8 @@ def _text(reply: Mapping[str, object]) -> str:
         case {"error": str(kind), "detail": str(detail), "line": int() | None as line} if kind in _FAILURES:
             what, remedy = _FAILURES[kind]
             where = "" if line is None else f" (line {line})"
-            # The detail can come from the template: nothing that steers a terminal may get through.
+            # The detail may come from the template. It must not contain terminal control characters.
             shown = "".join(c if c.isprintable() else " " for c in detail[:_DETAIL_CHARS])
             raise TemplateError(f"{what}{where}: {shown}" if shown else f"{what}{where}.", remedy)
         case _:
-            raise TemplateUnavailable(
-                "The process that renders chat templates gave an answer that makes no sense.", _RETRY
-            )
+            raise TemplateUnavailable("The process that renders chat templates returned an invalid answer.", _RETRY)

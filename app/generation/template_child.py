@@ -1,17 +1,17 @@
-"""The program that renders chat templates, run in a process of its own by `app.generation.template`.
+"""The program that renders chat templates, run in a child process by `app.generation.template`.
 
     python -I -S template_child.py LIMITS FOLDER...
 
-LIMITS is a JSON object (see `TemplateLimits`), each FOLDER is where jinja2 or what it needs is installed. Frames on
-stdin and stdout are a 4-byte big-endian length and that many bytes of JSON. The first frame out says `{"ready": true}`;
-then every frame in is answered by one frame out, until stdin ends.
+LIMITS is a JSON object (see `TemplateLimits`). Each FOLDER contains jinja2 or one of its dependencies. A frame on stdin
+or stdout is a 4-byte big-endian length, then JSON of that length in bytes. The first frame sent is `{"ready": true}`.
+After that, every frame received is answered by one frame, until stdin ends.
 
     in    {"template": sha256, "source": text or absent, "now": ISO local time, "context": {name: value}}
     out   {"text": rendered}  or  {"error": kind, "detail": text, "line": of the template, or null}
-          or  {"unknown": true}: send it again, with its source
+          or  {"unknown": true}: send the request again, with the source
 
-It imports the standard library and jinja2, and nothing of this project: what runs beside a hostile template should be
-little. The sandbox is the first wall, the limits of this process the second; the parent's deadline is the third.
+The program imports only the standard library and jinja2, to keep the code that runs beside an untrusted template small.
+There are three layers of protection: the sandbox, the limits of this process, and the deadline of the parent process.
 """
 
 import contextlib
@@ -32,7 +32,8 @@ from datetime import datetime
 from typing import Any, BinaryIO, NamedTuple
 
 if __name__ == "__main__":
-    for name in {"SIGINT", "SIGHUP"} & signal.Signals.__members__.keys():  # of the terminal: the parent answers them
+    # signals from the terminal; the parent handles them
+    for name in {"SIGINT", "SIGHUP"} & signal.Signals.__members__.keys():
         signal.signal(signal.Signals[name], signal.SIG_IGN)
     sys.path += sys.argv[2:]
 
@@ -46,7 +47,7 @@ import jinja2.sandbox
 import jinja2.utils
 
 _LENGTH = struct.Struct(">I")
-_TEMPLATES_KEPT = 8  # compiled templates, least recently used out first: a user switches between a few models
+_TEMPLATES_KEPT = 8  # compiled templates in the cache; a user switches between a few models
 _DETAIL_CHARS = 1000
 _POWER_BITS = 4096
 _REPEATED_ITEMS = 1_000_000
@@ -55,23 +56,23 @@ _WIDE = re.compile(r"\*|\d{7}")
 
 
 class TemplateLimits(NamedTuple):
-    """What the parent allows."""
+    """Limits that the parent sets."""
 
     memory_bytes: int  # address space of this process
-    frame_bytes: int  # one frame, in or out
-    text_chars: int  # one rendered text
-    seconds: float  # after that long on one request this process ends itself, should the parent be gone
+    frame_bytes: int  # size of one frame in either direction
+    text_chars: int  # length of one rendered text
+    seconds: float  # CPU time per request, after which this process ends itself in case the parent is gone
 
 
 class TooCostly(Exception):
-    """The template asked for more than the limits allow."""
+    """The template exceeded a limit."""
 
 
 class RaisedByTemplate(jinja2.TemplateError):
-    """The template refused the conversation with `raise_exception`."""
+    """The template called `raise_exception` to refuse the conversation."""
 
 
-# ---- what a template may compute
+# ---- operations of a template
 
 
 def _check_repeat(left: object, right: object) -> None:
@@ -89,14 +90,14 @@ def _check_power(base: object, exponent: object) -> None:
 
 def _check_format(pattern: object, _arguments: object) -> None:
     if isinstance(pattern, str) and any(_WIDE.search(found[1]) for found in _CONVERSION.finditer(pattern)):
-        raise TooCostly("'%' has a width that is too large or not written out")
+        raise TooCostly("'%' has a width that is too large or variable")
 
 
 _CHECKS: dict[str, Callable[[object, object], None]] = {"*": _check_repeat, "**": _check_power, "%": _check_format}
 
 
 class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """jinja2's sandbox, with operators that can make much out of little checked before they run."""
+    """jinja2's sandbox, with checks before operators that can produce very large results."""
 
     intercepted_binops = frozenset(_CHECKS)
 
@@ -106,7 +107,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 class GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}` marks what the assistant says, for training; here it is only a scope."""
+    """`{% generation %}...{% endgeneration %}` marks the assistant's text for training. Here it only opens a scope."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -116,7 +117,7 @@ class GenerationTag(jinja2.ext.Extension):
 
 
 class _DictMaker:
-    """What a template knows as `dict`: a maker of dicts, without the type itself."""
+    """A template's `dict`: creates dicts, but gives no access to the type."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -126,7 +127,7 @@ class _DictMaker:
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """A template's `namespace`, which holds no name that begins with an underscore."""
+    """A template's `namespace`, which rejects names with a leading underscore."""
 
     def __init__(self, /, *args: Any, **kwargs: Any) -> None:
         for name in dict(*args, **kwargs):
@@ -140,7 +141,7 @@ class _Namespace(jinja2.utils.Namespace):
 
 def _check_name(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
-        raise jinja2.exceptions.SecurityError(f"a namespace may not hold the name {name!r}")
+        raise jinja2.exceptions.SecurityError(f"a namespace may not contain the name {name!r}")
 
 
 def _raise_exception(message: object) -> None:
@@ -159,7 +160,7 @@ def _format(pattern: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def sandbox() -> Sandbox:
-    """The environment that chat templates are written for, which transformers' chat template rendering defined."""
+    """Return the environment that chat templates expect, as transformers defines it."""
     environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols])
     environment.filters |= {"tojson": _to_json, "format": _format}
     environment.globals |= {"raise_exception": _raise_exception, "dict": _DictMaker(), "namespace": _Namespace}
@@ -170,7 +171,7 @@ def sandbox() -> Sandbox:
 
 
 class Renderer:
-    """Compiled templates, and how a request is answered with one."""
+    """Compiles and caches templates, and renders them."""
 
     def __init__(self, limits: TemplateLimits) -> None:
         self._limits = limits
@@ -178,7 +179,7 @@ class Renderer:
         self._compiled: OrderedDict[str, jinja2.Template] = OrderedDict()
 
     def answer(self, frame: bytes) -> bytes:
-        """The frame that answers `frame`. Every failure is an answer, too."""
+        """Return the answer to a frame. A failure is an answer as well."""
         try:
             request = json.loads(frame)
             template = self._template(request["template"], request.get("source"))
@@ -211,7 +212,7 @@ class Renderer:
         return "".join(pieces)
 
 
-# The first class that fits names the failure; the parent has a sentence for each.
+# The first matching class gives the kind of the failure. The parent has a message for each kind.
 _KINDS: tuple[tuple[type[Exception], str], ...] = (
     (jinja2.TemplateSyntaxError, "syntax"),
     (RaisedByTemplate, "raised"),
@@ -232,7 +233,7 @@ def _failure(error: Exception) -> dict[str, str | int | None]:
 
 
 def _template_line(error: Exception) -> int | None:
-    """The innermost line of a template in the traceback, where jinja2 has put the template's own line numbers."""
+    """Return the innermost template line in the traceback. jinja2 puts the template's line numbers there."""
     line, traceback = None, error.__traceback__
     while traceback is not None:
         if traceback.tb_frame.f_code.co_filename == "<template>":
@@ -243,12 +244,12 @@ def _template_line(error: Exception) -> int | None:
 
 # ---- the process
 
-# What Python and jinja2 import on first use: by then nothing can be opened any more.
+# Modules that Python and jinja2 import on first use, when this process can no longer open files.
 _LATE_MODULES = ("encodings.unicode_escape", "jinja2.constants", "jinja2.debug", "pprint", "unicodedata")
 
 
 def lock_down(limits: TemplateLimits) -> None:
-    """Give up what rendering does not need. An OS without a limit goes without it: the parent's deadline remains."""
+    """Give up the rights that rendering does not need. If the OS lacks a limit, the parent's deadline remains."""
     os.umask(0o077)
     if sys.platform != "win32":
         import resource
@@ -259,14 +260,14 @@ def lock_down(limits: TemplateLimits) -> None:
             (resource.RLIMIT_AS, limits.memory_bytes),
             (resource.RLIMIT_CORE, 0),
             (resource.RLIMIT_FSIZE, 0),
-            (resource.RLIMIT_NOFILE, 0),  # nothing can be opened from here on: no file, no socket, no other program
+            (resource.RLIMIT_NOFILE, 0),  # no more files, sockets, or programs can be opened
         ):
             with contextlib.suppress(ValueError, OSError):
                 resource.setrlimit(kind, (most, most))
 
 
 def _watch(seconds: float) -> None:
-    """End this process after about `seconds` more of work, for when the parent that would do so is gone."""
+    """End this process after about `seconds` more of CPU time, in case the parent is gone."""
     if sys.platform == "win32":
         faulthandler.dump_traceback_later(seconds, exit=True)
     else:
@@ -278,7 +279,7 @@ def _watch(seconds: float) -> None:
 
 
 def _read(stream: BinaryIO, limits: TemplateLimits) -> bytes | None:
-    """The next frame, or None when there is none to come."""
+    """Return the next frame, or None at the end of the stream."""
     header = stream.read(_LENGTH.size)
     if len(header) < _LENGTH.size or (size := _LENGTH.unpack(header)[0]) > limits.frame_bytes:
         return None
@@ -300,7 +301,7 @@ def main(limits: TemplateLimits, stdin: BinaryIO, stdout: BinaryIO) -> None:
         _watch(limits.seconds)
         _write(stdout, renderer.answer(frame))
         faulthandler.cancel_dump_traceback_later()
-        gc.collect()  # a failed render is a cycle of frames: uncollected, it holds all the memory that it took
+        gc.collect()  # a failed render leaves a cycle of frames, which would keep all of its memory
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""What a chat template can do, found out by rendering small conversations with it.
-
-Refuses to know where a template comes from.
-"""
+"""Features of a chat template, found by rendering small conversations with it."""
 
 import re
 from collections.abc import Mapping
@@ -11,7 +8,7 @@ from app.errors import TemplateError, TemplateUnavailable
 from app.generation.conversation import Json, Message
 from app.generation.template import ChatTemplateRenderer
 
-_SYSTEM_TEXT, _TOOL_NAME = "zxqsaid", "zxqnamed"  # in no template
+_SYSTEM_TEXT, _TOOL_NAME = "zxqsaid", "zxqnamed"  # occur in no template
 _THINKS = re.compile(r"think>|\[THINK\]|reasoning_effort")
 _USER = Message("user", "Hello")
 _TOOL: Mapping[str, Json] = {
@@ -22,18 +19,18 @@ _TOOL: Mapping[str, Json] = {
 
 @dataclass(frozen=True, slots=True)
 class TemplateFeatures:
-    """What a template does something with."""
+    """The features of a chat template."""
 
-    system: bool  # a message of the system
-    tools: bool  # a list of tools
-    thinking: bool  # a switch between thinking and answering at once, or thoughts of its own
+    system: bool  # it renders system messages
+    tools: bool  # it renders tools
+    thinking: bool  # it can switch thinking on or off, or contains reasoning markup
 
 
 def probe_template(template: str, bos_token: str, renderer: ChatTemplateRenderer) -> TemplateFeatures:
-    """Raises TemplateUnavailable where no template can be rendered."""
+    """Find the features of a template. Raises TemplateUnavailable if no template can be rendered."""
 
     def rendered(*messages: Message, tools: bool = False, **variables: Json) -> str:
-        """Empty where the template refuses."""
+        """Return the rendered text, or an empty string if the template fails."""
         try:
             known = {"bos_token": bos_token, "eos_token": "", **variables}
             return renderer.render(template, messages, tools=[_TOOL] if tools else None, variables=known)

@@ -1,7 +1,7 @@
-"""A limit of what a model thinks: so many tokens, then its thoughts are ended for it, and the answer goes on.
+"""Thinking budget: after a number of reasoning tokens, the reasoning is ended and the model answers.
 
-A grammar around another: it counts the tokens between the marks of thoughts, and once they are used up lets the end
-mark through and nothing else. Refuses to know requests, and which model has which marks.
+The budget wraps another grammar. It counts the tokens between the reasoning marks. When they are used up, the end mark
+is the only text it allows.
 """
 
 import codecs
@@ -16,11 +16,11 @@ from engine.grammar import Constraint, Grammar, Words
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarks:
-    """What stands around the thoughts of a model."""
+    """The marks around the reasoning of a model."""
 
     begin: Sequence[str]
     end: Sequence[str]
-    end_ids: Sequence[int]  # of the first of these, as it is written behind thoughts
+    end_ids: Sequence[int]  # of the first end mark, encoded to follow other text
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, begin: Sequence[str], end: Sequence[str]) -> "ReasoningMarks":
@@ -40,8 +40,9 @@ class ThinkingBudget:
     def __init__(
         self, tokenizer: Tokenizer, marks: ReasoningMarks, tokens: int, reply: Grammar | None, *, thinks: bool
     ) -> None:
-        """At most `tokens` are thought. `reply` is the grammar of all of the reply, thoughts included; `thinks` if it
-        begins with thoughts, whose begin mark is in the prompt."""
+        """`tokens` is the budget. `reply` is the grammar of the whole reply, including the reasoning. `thinks` is true
+        if the prompt ends with a start mark.
+        """
         self._tokenizer = tokenizer
         self._marks = marks
         self._tokens = tokens
@@ -64,11 +65,11 @@ class _BudgetConstraint:
         self._left = tokens
         self._reply = reply
         self._thinks = thinks
-        self._forced = 0  # tokens of the end mark
+        self._forced = 0  # number of tokens of the end mark that were forced
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._text = ""  # the end of what was said, where a mark may have begun
+        self._text = ""  # end of the reply so far, which may contain the start of a mark
         self._kept = max(map(len, (*marks.begin, *marks.end))) - 1
-        self._answers = False  # a grammar lets thoughts in at the beginning alone: behind it, their marks are text
+        self._answers = False  # with a grammar, reasoning is only possible at the start; later marks are text
 
     @property
     def ended(self) -> bool:
@@ -97,7 +98,7 @@ class _BudgetConstraint:
 
     @property
     def _must_end(self) -> bool:
-        """Whether thoughts must end here, which is not in the middle of a character."""
+        """Whether the reasoning must end here. It never ends within a character."""
         used_up = self._thinks and self._left <= 0 and self._forced < len(self._marks.end_ids)
         return used_up and (self._forced > 0 or not self._decoder.getstate()[0])
 
@@ -118,7 +119,7 @@ class _BudgetConstraint:
         return any(mark.startswith(said) or said.startswith(mark) for mark in self._marks.begin)
 
     def _after_mark(self) -> int | None:
-        """Where the first mark ends that changes whether the model thinks."""
+        """Return the end of the first mark that starts or ends the reasoning."""
         marks = self._marks.end if self._thinks else self._marks.begin
         found = ((self._text.find(mark), len(mark)) for mark in marks)
         return min((start + length for start, length in found if start >= 0), default=None)

@@ -1,7 +1,7 @@
-"""Token filters: token ids that a reply may be made of, and token sequences that it must not contain.
+"""Token filters: a set of allowed token ids, and token sequences that a reply must not contain.
 
-A filter is a grammar around another one, or around none. Where the two together leave no token, the other one decides:
-a reply that keeps to its grammar is what its client can read.
+A filter wraps another grammar, or none. If both together allow no token, the grammar decides, because clients rely on
+replies that follow their grammar.
 """
 
 from collections.abc import Collection, Sequence
@@ -23,7 +23,10 @@ class TokenFilter:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, allowed: Collection[int] | None, words: Sequence[str]) -> "TokenFilter | None":
-        """Forbid each word as it is written behind other text, with and without a space. None: nothing is filtered."""
+        """Create a filter that forbids each word after other text, with and without a space before it.
+
+        None: nothing is filtered.
+        """
         bare = (word.lstrip() or word for word in words)
         texts = (text for word in bare for text in (word, f" {word}"))
         ids = (tokenizer.encode_continuation(text) or tokenizer.encode(text) for text in texts)
@@ -31,7 +34,7 @@ class TokenFilter:
         return cls(allowed, forbidden) if allowed is not None or forbidden else None
 
     def start(self, *, jumps: bool) -> Constraint:
-        # A jump could take tokens that are filtered out.
+        # forced tokens might be filtered out
         return _FilterConstraint(
             self.allowed, self.forbidden, None if self.reply is None else self.reply.start(jumps=False)
         )
@@ -44,13 +47,14 @@ class _FilterConstraint:
         self, allowed: Collection[int] | None, forbidden: Sequence[Sequence[int]], reply: Constraint | None
     ) -> None:
         self._allowed = allowed
-        self._allowed_words: Words | None = None  # the same, once the size of the vocabulary is known
+        self._allowed_words: Words | None = None  # `allowed` as bits, once the size of the vocabulary is known
         self._reply = reply
-        self._last: dict[tuple[int, ...], list[int]] = {}  # of forbidden sequences, by what comes before
+        # last tokens of the forbidden sequences, by the tokens before them
+        self._last: dict[tuple[int, ...], list[int]] = {}
         for *prefix, last in forbidden:
             self._last.setdefault(tuple(prefix), []).append(last)
         self._lengths = sorted({len(prefix) for prefix in self._last})
-        self._recent: list[int] = []  # the last tokens, in which a forbidden sequence may have begun
+        self._recent: list[int] = []  # the last tokens, with which a forbidden sequence may start
 
     @property
     def ended(self) -> bool:
@@ -81,7 +85,7 @@ class _FilterConstraint:
         return () if self._reply is None else self._reply.accept(token_id)
 
     def _completing(self) -> list[int]:
-        """The tokens that would complete a forbidden sequence."""
+        """Return the tokens that would complete a forbidden sequence."""
         count = len(self._recent)
         prefix = (tuple(self._recent[count - length :]) for length in self._lengths if length <= count)
         return [last for one in prefix for last in self._last.get(one, ())]

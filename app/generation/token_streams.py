@@ -1,7 +1,8 @@
-"""The engine's thread seen from an event loop: requests become one asynchronous stream of their token events.
+"""Token streams: connects the engine's thread to an event loop, with one asynchronous stream of token events per
+request.
 
-All events of a step cross from the engine's thread to the loop in one call, and a reader takes all that have come for
-it at once. Leaving a stream early aborts its requests. Knows ids, events and when they came. Refuses to know text.
+All events of a step are passed to the loop in one call, and a reader gets all events that are waiting at once. Leaving
+a stream early aborts its requests.
 """
 
 import asyncio
@@ -21,12 +22,12 @@ from engine.request import PROGRAM, FinishReason, Origin, Request, ServiceClass,
 from engine.sampling_params import SamplingParams
 from engine.thread import EngineThread
 
-MAX_BATCH = 32  # events that a reader takes before it is another's turn, where it has fallen behind
+MAX_BATCH = 32  # events that a slow reader gets before other readers have a turn
 
 
 @dataclass(frozen=True, slots=True)
 class _LiveRequest:
-    """A request whose last event is not here."""
+    """A request that has not ended."""
 
     request: Request
     stream: "TokenStream"
@@ -34,16 +35,16 @@ class _LiveRequest:
 
 
 class TokenStreams:
-    """Every stream of one engine. Made anywhere, used on the loop that `start` ran on."""
+    """All streams of one engine. Created on any thread, used on the loop on which `start` ran."""
 
     def __init__(self, engine: Engine[Any], clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` tells seconds that only grow."""
+        """`clock` returns seconds that never decrease."""
         self.latencies = Latencies()
         self._engine = engine
         self._clock = clock
         self._thread = EngineThread(engine, self._post_events, clock)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._live: dict[int, _LiveRequest] = {}  # by request
+        self._live: dict[int, _LiveRequest] = {}  # by id of the request
         self._stopping = False
 
     async def start(self) -> None:
@@ -51,7 +52,7 @@ class TokenStreams:
         self._thread.start()
 
     async def stop(self) -> None:
-        """End every request with an event of its own, at once, then the engine's thread, after the step under way."""
+        """End every request with an event at once, then stop the engine's thread after its current step."""
         self._stopping = True
         self._route([TokenEvent(request_id, None, finish=FinishReason.ABORT) for request_id in self._live])
         if self._loop is not None:
@@ -67,7 +68,7 @@ class TokenStreams:
         await self.stop()
 
     def open(self, pause: float = 0.0) -> "TokenStream":
-        """A stream to submit requests to, whose reader wants to be woken once in `pause` seconds at most."""
+        """Create a stream to submit requests to. Its reader is woken at most once in `pause` seconds."""
         return TokenStream(self, pause)
 
     def submit(
@@ -78,9 +79,9 @@ class TokenStreams:
         end_ids: frozenset[int],
         origin: Origin,
     ) -> list[Request]:
-        """Have the engine work on requests whose events `stream` is given; on all of them, or none where it raises."""
+        """Submit requests whose events go to `stream`: all of them, or none if this raises."""
         if self._loop is None or self._stopping:
-            raise EngineError("The engine is being stopped" if self._stopping else "The engine is not started")
+            raise EngineError("The engine is shutting down" if self._stopping else "The engine is not started")
 
         def register(request: Request) -> None:
             timer = self.latencies.timer(origin.service, self._clock())
@@ -89,32 +90,32 @@ class TokenStreams:
         return self._thread.submit(prompt_ids, several, end_ids, origin, before=register)
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> None:
-        """End a request and forget it, if it still runs."""
+        """Abort a request, if it has not ended, without an event."""
         live = self._live.pop(request_id, None)
         if live is not None:
             live.timer.record_end(reason, self._clock())
             self._thread.abort(request_id)
 
     def end(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> None:
-        """End a request with an event of its own, if it still runs: whoever waits for it is told."""
+        """End a request, if it has not ended, with an event for its reader."""
         if request_id in self._live:
             self._route([TokenEvent(request_id, None, finish=reason)])
             self._thread.abort(request_id)
 
     def requests(self) -> list[Request]:
-        """Those that have not ended, the oldest first. The engine goes on writing them."""
+        """Return the requests that have not ended, oldest first. The engine still modifies them."""
         return [live.request for live in self._live.values()]
 
     def now(self) -> float:
-        """The moment, by the clock that tells when requests arrived."""
+        """Return the time of the clock that also gives arrival times."""
         return self._clock()
 
     def forget(self, token_ids: Sequence[int], origin: Origin, *, kept: int) -> None:
-        """Have the engine forget what it computed of some tokens, but for the first `kept` of them."""
+        """Remove blocks of these tokens from the KV cache, except the first `kept` tokens."""
         self._thread.forget(token_ids, origin, kept=kept)
 
     def problem(self) -> str:
-        """Why the engine cannot serve, or empty while it can."""
+        """Return why the engine cannot serve, or an empty string if it can."""
         return self._thread.problem()
 
     @property
@@ -123,17 +124,17 @@ class TokenStreams:
 
     @property
     def longest_context(self) -> int:
-        """The most that the context length could be with this model and this memory; 0: not known."""
+        """The context length that the memory would allow for this model; 0: unknown."""
         return self._engine.config.longest_context
 
     @property
     def max_running(self) -> int:
-        """Requests that run at the same time at most; others wait."""
+        """Requests that run at the same time, at most. Others wait."""
         return self._engine.config.max_running
 
     @property
     def block_bytes(self) -> int:
-        """That one block of keys and values takes; 0: nobody knows."""
+        """The size of one KV block; 0: unknown."""
         return self._engine.config.block_bytes
 
     @property
@@ -149,17 +150,17 @@ class TokenStreams:
         return self._engine.num_waiting
 
     def state(self) -> EngineState:
-        """What the engine has done and holds. Does not wait for it."""
+        """Return the engine's counters and state, without waiting for the engine."""
         return self._engine.state()
 
     def running_by_class(self) -> Mapping[ServiceClass, int]:
-        """The requests of each class that run. Does not wait for the engine."""
+        """Return the number of running requests per service class, without waiting for the engine."""
         requests = [live.request for live in self._live.values()]
         running = Counter(one.origin.service for one in requests if one.has_slot)
         return {service: running[service] for service in ServiceClass}
 
     def _post_events(self, events: Sequence[TokenEvent]) -> None:
-        """On the engine's thread."""
+        """Runs on the engine's thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._route, events)
 
@@ -169,7 +170,7 @@ class TokenStreams:
             live = self._live.get(event.request_id)
             if live is None:
                 continue
-            # All tokens of a search come at once, at its end: they say nothing of the time between tokens.
+            # All tokens of a beam search arrive together at its end, so they give no time between tokens.
             if event.token_id is not None and (live.request.params.beams is None or event.finish is not None):
                 live.timer.record_token(now)
             if event.finish is not None:
@@ -179,25 +180,26 @@ class TokenStreams:
 
 
 class TokenStream:
-    """The events of the requests submitted to it, as they come, up to the last one's with its finish reason.
+    """The events of the requests submitted to it, in order, until the last request has its finish reason.
 
-    The engine does not wait for a slow reader. What that has not taken yet waits here, and is at most one event for
-    each token of its requests.
+    The engine does not wait for a slow reader. Unread events are kept here: at most one per token of the requests.
     """
 
     def __init__(self, streams: TokenStreams, pause: float = 0.0) -> None:
         self._streams = streams
         self._pause = pause
         self._taken_at = -math.inf  # by the loop's clock
-        self._running: set[int] = set()  # requests whose last event is not here
+        self._running: set[int] = set()  # ids of requests that have not ended
         self._arrived: deque[TokenEvent] = deque()
         self._reader: asyncio.Future[None] | None = None
 
     def submit(
         self, prompt_ids: tuple[int, ...], params: SamplingParams, end_ids: frozenset[int], origin: Origin = PROGRAM
     ) -> Request:
-        """Raises PromptTooLong, InvalidSampling, or EngineError when the engine does not run. A beam search has one
-        result here."""
+        """Submit one request. Raises PromptTooLong, InvalidSampling, or EngineError if the engine is not running.
+
+        A beam search returns one result.
+        """
         [request] = self.submit_several(prompt_ids, [params], end_ids, origin)
         return request
 
@@ -208,8 +210,10 @@ class TokenStream:
         end_ids: frozenset[int],
         origin: Origin = PROGRAM,
     ) -> list[Request]:
-        """Requests that continue one prompt, which is read once for all of them; or the results of one beam search,
-        which end together where one is aborted. Raises what `submit` raises, and then there is none of them."""
+        """Submit requests that continue one prompt, which is prefilled once, or the results of one beam search.
+
+        Aborting one result ends the whole beam search. Raises what `submit` raises, and then submits nothing.
+        """
         requests = self._streams.submit(self, prompt_ids, several, end_ids, origin)
         self._running.update(request.id for request in requests)
         return requests
@@ -221,21 +225,21 @@ class TokenStream:
         if self._reader is None:
             return
         loop, due = self._reader.get_loop(), self._taken_at + self._pause
-        if due <= loop.time() or not self._running:  # the end does not wait
+        if due <= loop.time() or not self._running:  # the last event is not delayed
             _wake(self._reader)
         elif len(self._arrived) == 1:
             loop.call_at(due, _wake, self._reader)
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> None:
-        """End one of the requests, in any state and any number of times. Events that are here may still be read.
+        """Abort one of the requests, in any state and any number of times. Its pending events may still be read.
 
-        `reason` is what its end counts as, if it has none yet.
+        `reason` is recorded as its finish reason, if it has none yet.
         """
         self._running.discard(request_id)
         self._streams.abort(request_id, reason)
 
     def close(self) -> None:
-        """End all of them."""
+        """Abort all requests that have not ended."""
         for request_id in tuple(self._running):
             self.abort(request_id)
 
@@ -243,9 +247,9 @@ class TokenStream:
         return self
 
     async def __anext__(self) -> list[TokenEvent]:
-        """What has come since the last time, in its order; waits while that is nothing."""
+        """Return the events since the last call, in order. Waits for at least one."""
         if self._arrived:
-            await asyncio.sleep(0)  # whoever has fallen behind takes turns with the others
+            await asyncio.sleep(0)  # a slow reader takes turns with the others
         elif not self._running:
             raise StopAsyncIteration
         else:

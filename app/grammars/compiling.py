@@ -82,10 +82,10 @@ class Compiler:
         definitions = "\n".join(rules.terminals.values())
         cycle, is_empty = rules.find_endless(lambda name: self._is_empty(f"start: {name}\n{definitions}"))
         if is_empty:
-            raise GrammarProblem(f"No text fits it: nothing matches {cycle[-1]}.")
+            raise GrammarProblem(f"No text matches it: nothing matches {cycle[-1]}.")
         if cycle:
             chain = " > ".join(cycle)
-            raise GrammarProblem(f"No finite text fits it: rule {cycle[-1]!r} needs itself to end ({chain}).")
+            raise GrammarProblem(f"No finite text matches it: rule {cycle[-1]!r} requires itself ({chain}).")
         return with_schemas(text, tokens, self._rewritten)
 
     def _rewritten(self, schema: Json) -> Json:
@@ -140,7 +140,7 @@ def _lark_of(grammar: str) -> str:
         return gbnf_to_lark(grammar)
     except Exception as error:  # the library raises plain ones too
         detail = str(error) or type(error).__name__
-        raise GrammarProblem(f"It is not understood as GBNF: {detail[:_DETAIL_CHARS]}.") from error
+        raise GrammarProblem(f"It is not valid GBNF: {detail[:_DETAIL_CHARS]}.") from error
 
 
 def _drawn(mask: int, chance: random.Random) -> int:
@@ -153,7 +153,7 @@ def problem_of(text: str) -> GrammarProblem:
     """What the library says, in words that tell what to do."""
     detail = text.replace("<non-verbose/>", "").split("<backtrace>")[0].strip()[:_DETAIL_CHARS]
     if _is_empty(detail):
-        return GrammarProblem(f"No text fits it ({detail}).")
+        return GrammarProblem(f"No text matches it ({detail}).")
     if any(words in detail.lower() for words in _LIMIT_WORDS):
         return too_complex(detail.splitlines()[0])
     return GrammarProblem(detail)

@@ -73,7 +73,7 @@ class GrammarProcess:
         try:
             self._channel.receive()
         except (ConnectionLost, TimeoutError) as error:
-            raise GrammarsUnavailable("No process for the grammar can start", "Try again.") from error
+            raise GrammarsUnavailable("The process for the grammar did not start", "Try again.") from error
         wall = self._limits.compile_wall_seconds
         self._stream.limit(wall + _SLACK_SECONDS)
         try:

@@ -44,8 +44,8 @@ class Disjointness:
                 branches: Sequence[Json] = schema["oneOf"]  # type: ignore[assignment]
                 if not lenient and not self._are_disjoint(branches):
                     raise GrammarProblem(
-                        "A value may fit several of its schemas, which cannot be ruled out. Use anyOf, or give each "
-                        "schema a constant member that tells it apart.",
+                        "A value may match several of its schemas. Use anyOf, or give each "
+                        "schema a member with a different constant.",
                         paths.get(id(branches), ""),
                     )
                 schema = {("anyOf" if key == "oneOf" else key): value for key, value in schema.items()}

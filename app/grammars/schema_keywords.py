@@ -137,7 +137,7 @@ _TEXT = ("a string", lambda value: isinstance(value, str))
 _BOUND = ("a number", lambda value: _is_number(value) or isinstance(value, bool))  # a boolean in draft 4
 
 _VALUES: Mapping[str, tuple[str, Callable[[Json], bool]]] = {
-    "type": (f"one or several of {', '.join(TYPES)}", _is_types),
+    "type": (f"one or more of {', '.join(TYPES)}", _is_types),
     "enum": ("a list", is_list),
     "const": ("a value", lambda value: True),
     "required": ("a list of strings", _is_list_of(lambda value: isinstance(value, str))),

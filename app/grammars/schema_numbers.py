@@ -41,7 +41,7 @@ def integer_bounds(schema: Schema) -> dict[str, Json]:
     if high is not None and low is None and high <= -_LARGEST:
         low = -LARGEST_INTEGER
     if low is not None and high is not None and low > high:
-        raise GrammarProblem("No integer lies between its bounds, or none below 2**63.")
+        raise GrammarProblem("There is no integer between its bounds, or none below 2**63.")
     return {key: bound for key, bound in (("minimum", low), ("maximum", high)) if bound is not None}
 
 
@@ -57,7 +57,7 @@ def number_bounds(schema: Schema) -> dict[str, Json]:
     if low is not None and high is not None:
         excluded = low.is_excluded or high.is_excluded
         if low.value > high.value or (low.value == high.value and excluded):
-            raise GrammarProblem("No number lies between its bounds, or none from 1e-15 to 1e18.")
+            raise GrammarProblem("There is no number between its bounds, or none from 1e-15 to 1e18.")
     named = (("Minimum", low), ("Maximum", high))
     return {_key(side, bound): bound.value for side, bound in named if bound is not None}
 

@@ -16,8 +16,8 @@ from app.grammars.schema_keywords import (
     texts_in,
 )
 
-_COUNTED = "It is enforced only if all members are required. Remove it, or require them."
-_NAMES = "It is enforced only if it lists the names, or is a pattern for all of them. Use patternProperties."
+_COUNTED = "It can only be enforced if all members are required. Remove it, or require them."
+_NAMES = "It can only be enforced if it lists the names, or is a pattern for all of them. Use patternProperties."
 
 
 @dataclass(slots=True)

@@ -55,7 +55,7 @@ class PlainRewriter:
         types = _types(known, implied=use.is_closed)
         written: dict[str, Json] = {key: self._constants(known, key, path) for key in ("enum", "const") if key in known}
         if "enum" in written and not list_in(written, "enum"):
-            self._note_empty(GrammarProblem("It lists no value, so no value fits.", f"{path}.enum"))
+            self._note_empty(GrammarProblem("It lists no values, so no value matches.", f"{path}.enum"))
         for kind in filter(types.__contains__, _WITH_KEYWORDS):
             found = self._of_type(kind, known, path, use)
             if found is None:
@@ -119,7 +119,7 @@ class PlainRewriter:
             return keywords
         what, message = problem
         if what == "empty":
-            self._note_empty(GrammarProblem(f"No {kind} fits it.", f"{path}.{blamed}"))
+            self._note_empty(GrammarProblem(f"No {kind} matches it.", f"{path}.{blamed}"))
             return None
         self._refuse(message, f"{path}.{blamed}")
         return {key: value for key, value in keywords.items() if key != blamed}

@@ -21,7 +21,7 @@ class Document:
         base, _, fragment = reference.partition("#")
         if base and base.rstrip("#") != self._id:
             raise GrammarProblem(
-                f"{reference!r} refers to another document, and none is fetched. Put the definition into $defs.", path
+                f"{reference!r} refers to another document, which is not fetched. Put the definition into $defs.", path
             )
         if fragment and not fragment.startswith("/"):
             if fragment not in self._anchors:

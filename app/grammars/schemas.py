@@ -109,7 +109,7 @@ class _Rewriter:
         if self._empty:
             return self._empty[0]
         return GrammarProblem(
-            "No finite value fits it: it requires itself, or nothing is allowed. Make a part optional."
+            "No finite value matches it: it requires itself, or allows nothing. Make a part optional."
         )
 
     def refuse(self, message: str, path: str) -> None:
@@ -121,7 +121,7 @@ class _Rewriter:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, Mapping):
-            self.refuse("A schema is expected: an object, true or false.", path)
+            self.refuse("A schema must be an object, true, or false.", path)
             return True
         known = self._known(schema, path)
         if any(key in known for key in COMBINERS):
@@ -168,7 +168,9 @@ class _Rewriter:
         """What must hold together, in the order in which it is written: that decides the order of members."""
         own = {key: value for key, value in known.items() if key not in (*COMBINERS, "unevaluatedProperties")}
         if own.pop("unevaluatedItems", True) is not True:
-            self.refuse("It cannot be enforced beside other schemas. Use items.", f"{path}.unevaluatedItems")
+            self.refuse(
+                "It cannot be enforced in combination with other schemas. Use items.", f"{path}.unevaluatedItems"
+            )
         parts: list[tuple[Json, str]] = []
         for key in known:
             if key == "$ref":
@@ -184,7 +186,7 @@ class _Rewriter:
         """Whether a schema that is put together says that its objects have no other members."""
         unevaluated = known.get("unevaluatedProperties", True)
         if unevaluated not in (True, False, {}):
-            self.refuse("It cannot be enforced beside other schemas.", f"{path}.unevaluatedProperties")
+            self.refuse("It cannot be enforced in combination with other schemas.", f"{path}.unevaluatedProperties")
         return unevaluated is False
 
     def _intersection(

@@ -30,7 +30,9 @@ def merge_pairs(
         if left in vocab and right in vocab and left + right in vocab:
             pairs.append(pair)
         elif left not in control and right not in control and left + right not in control:
-            raise malformed(f"{field}: the merge of {left!r} and {right!r} is not made of tokens of the vocabulary")
+            raise malformed(
+                f"{field}: the merge of {left!r} and {right!r} contains a text that is not in the vocabulary"
+            )
     return pairs
 
 
@@ -54,4 +56,4 @@ def _require_every_byte(vocab: Mapping[str, int]) -> None:
     for byte in range(256):
         # Gemma has tokens for some ASCII characters in place of byte tokens.
         if f"<0x{byte:02X}>" not in vocab and (byte >= 0x80 or chr(byte) not in vocab):
-            raise malformed(f"The vocabulary has no token for the byte 0x{byte:02X}: not every text can be encoded")
+            raise malformed(f"The vocabulary has no token for the byte 0x{byte:02X}: some texts cannot be encoded")

@@ -47,9 +47,7 @@ class EncoderTokenizer:
             self._begin, self._end = _around(sample.ids, sample.special_tokens_mask)
             vocab = backend.get_vocab(with_added_tokens=True)
         if len(markers := (*self._begin, *self._end)) > MAX_MARKERS:
-            raise malformed(
-                f"The tokenizer puts {len(markers):,} markers around a text; at most {MAX_MARKERS} are read"
-            )
+            raise malformed(f"The tokenizer puts {len(markers):,} markers around a text; the limit is {MAX_MARKERS}")
         self.markers_before = len(self._begin)  # of a text
         self.vocab_size = 1 + max((*vocab.values(), *markers))  # ids are below this
         self.longest_token = max(MAX_WORD, *map(len, vocab))  # characters, but for words that become an unknown token
@@ -89,7 +87,7 @@ def _around(ids: list[int], special: list[int]) -> tuple[tuple[int, ...], tuple[
     """The markers before and behind a text, from the ids of one."""
     texts = [index for index, mark in enumerate(special) if not mark]
     if not texts:
-        raise malformed("The tokenizer finds nothing in a text of one letter")
+        raise malformed("The tokenizer returns no tokens for a text of one letter")
     return tuple(ids[: texts[0]]), tuple(ids[texts[-1] + 1 :])
 
 
@@ -110,7 +108,7 @@ def from_gguf(metadata: Mapping[str, object]) -> EncoderTokenizer:
     """
     fields = CheckedFields(metadata)
     if (model := fields.require(KEYS.MODEL, str)) != "bert":
-        raise UnsupportedTokenizer(f"{KEYS.MODEL} is {model!r}, and an encoder's has to be 'bert'", _REMEDY)
+        raise UnsupportedTokenizer(f"{KEYS.MODEL} is {model!r}, but must be 'bert' for an encoder", _REMEDY)
     texts, types = fields.array(KEYS.LIST, str), fields.array(KEYS.TOKEN_TYPE, int)
     if len(types) != len(texts):
         raise malformed(f"{KEYS.TOKEN_TYPE} has {len(types)} elements for {len(texts)} tokens")
@@ -167,7 +165,7 @@ def from_json(content: bytes) -> EncoderTokenizer:
         raise UnsupportedTokenizer(f"The tokenizer's model {kind!r} is not supported for embeddings", _REMEDY)
     vocab, unknown = model.require("vocab", dict), model.get("unk_token", str)
     if kind == "WordPiece" and unknown not in vocab:
-        raise malformed(f"model.unk_token is {unknown!r}, which is no token")
+        raise malformed(f"model.unk_token is {unknown!r}, which is not a token")
     check_growth(fields.get("normalizer", dict), fields.get("pre_tokenizer", dict))
     added = _added_tokens(fields)
     special = {token["content"] for token in added if token["special"]} - {unknown}

@@ -24,7 +24,7 @@ def from_folder(folder: Path) -> Tokenizer:
     if vocabulary is None:
         raise UnsupportedTokenizer(
             f"{folder} has no {VOCABULARY}",
-            "Pull the model again, or choose a GGUF file of it, which has all it needs.",
+            "Pull the model again, or choose a GGUF file of it, which includes the tokenizer.",
         )
     return from_json(vocabulary, tokenizer_config(folder), _ending_ids(folder), _rows(folder))
 
@@ -64,5 +64,5 @@ def _listed_ids(folder: Path, name: str) -> frozenset[int] | None:
         return None
     ids = fields.array(EOS, int) if fields.is_array(EOS) else [fields.require(EOS, int)]
     if len(ids) > MAX_ENDING_IDS or min(ids, default=0) < 0:
-        raise malformed(f"{name}: {EOS} is no list of up to {MAX_ENDING_IDS} ids")
+        raise malformed(f"{name}: {EOS} is not a list of at most {MAX_ENDING_IDS} ids")
     return frozenset(ids)

@@ -102,8 +102,8 @@ def _byte_level(fields: CheckedFields, tokens: _Tokens) -> _Scheme:
     name = fields.get(KEYS.PRE, str)
     if name not in PRETOKENIZERS:
         raise UnsupportedTokenizer(
-            f"The tokenizer lacks {KEYS.PRE}" if name is None else f"{KEYS.PRE} is {name!r}, which is not known",
-            "Its tokens could only be guessed: choose another conversion of this model, or another model.",
+            f"The tokenizer lacks {KEYS.PRE}" if name is None else f"{KEYS.PRE} is {name!r}, which is unknown",
+            "Choose another conversion of this model, or another model.",
         )
     pre_tokenizer = PRETOKENIZERS[name]
     backend = tokenizers.Tokenizer(
@@ -185,15 +185,15 @@ def _read_texts(fields: CheckedFields) -> Sequence[str]:
     try:
         "".join(texts).encode()
     except UnicodeEncodeError:
-        raise malformed(f"{KEYS.LIST} holds a token that is not valid UTF-8") from None
+        raise malformed(f"{KEYS.LIST} contains a token that is not valid UTF-8") from None
     if max(map(len, texts), default=0) > MAX_TOKEN_CHARACTERS:
-        raise malformed(f"{KEYS.LIST} holds a token of more than {MAX_TOKEN_CHARACTERS} characters")
+        raise malformed(f"{KEYS.LIST} contains a token of more than {MAX_TOKEN_CHARACTERS} characters")
     named = [text for text in texts if text]
     if not named:
-        raise malformed(f"{KEYS.LIST} holds no tokens")
+        raise malformed(f"{KEYS.LIST} contains no tokens")
     if len(set(named)) != len(named):
         text, count = collections.Counter(named).most_common(1)[0]
-        raise malformed(f"{KEYS.LIST} holds {text!r} {count} times")
+        raise malformed(f"{KEYS.LIST} contains {text!r} {count} times")
     return texts
 
 
@@ -207,7 +207,7 @@ def _scored_pairs(fields: CheckedFields, tokens: _Tokens) -> list[tuple[str, str
     """The merges of a vocabulary that has scores: any two tokens that make a third, the best-scored third first."""
     scores = _per_token(fields, KEYS.SCORES, float, len(tokens.texts))
     if not all(map(math.isfinite, scores)):
-        raise malformed(f"{KEYS.SCORES} holds a value that is not finite")
+        raise malformed(f"{KEYS.SCORES} contains a value that is not finite")
     text_types = (TokenType.NORMAL, TokenType.UNUSED)
     made = [id_ for id_ in tokens.vocab.values() if tokens.types[id_] in text_types]
     made.sort(key=lambda id_: -scores[id_])

@@ -135,13 +135,13 @@ def _token_ids(document: CheckedFields, added: list[_Added]) -> dict[str, int]:
     if not ids or any(type(text) is not str or type(id_) is not int for text, id_ in ids.items()):
         raise malformed("model.vocab does not map texts to ids")
     if len(set(ids.values())) != len(ids):
-        raise malformed("model.vocab and added_tokens give one id to two tokens")
+        raise malformed("model.vocab and added_tokens give the same id to two tokens")
     if min(ids.values()) < 0 or max(ids.values()) >= len(ids) + MAX_UNUSED_IDS:
         raise malformed(f"model.vocab has an id that is out of range for {len(ids)} tokens")
     try:
         "".join(ids).encode()
     except UnicodeEncodeError:
-        raise malformed("model.vocab holds a token that is not valid UTF-8") from None
+        raise malformed("model.vocab contains a token that is not valid UTF-8") from None
     return ids
 
 
@@ -232,13 +232,16 @@ def _listed_pairs(model: CheckedFields) -> list[tuple[str, str]]:
             case [str() as left, str() as right]:
                 pairs.append((left, right))
             case _:
-                raise malformed("model.merges holds a merge that is not of two texts")
+                raise malformed("model.merges contains a merge that is not a pair of texts")
     return pairs
 
 
 def _control_token(token: _Added) -> ControlToken:
     if token.single_word:
-        raise UnsupportedTokenizer(f"The tokenizer takes {token.text!r} for a control token only as a word", _REMEDY)
+        raise UnsupportedTokenizer(
+            f"The tokenizer recognizes the control token {token.text!r} only as a whole word, which is not supported",
+            _REMEDY,
+        )
     return ControlToken(token.id, strip_left=token.strip_left, strip_right=token.strip_right)
 
 
@@ -258,7 +261,7 @@ def _named_id(config: CheckedFields, name: str, ids: Mapping[str, int]) -> int |
         return None
     text = config.child(name).require("content", str) if config.is_object(name) else config.require(name, str)
     if text not in ids:
-        raise malformed(f"tokenizer_config.{name} is {text!r}, which is no token")
+        raise malformed(f"tokenizer_config.{name} is {text!r}, which is not a token")
     return ids[text]
 
 

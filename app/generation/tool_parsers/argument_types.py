@@ -95,7 +95,7 @@ def _value_type(written: str) -> str | None:
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _fits(found: str, types: Types) -> bool:

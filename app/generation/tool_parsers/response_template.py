@@ -88,7 +88,7 @@ def _markups(literals: Anchors | None, pattern: str | None) -> Sequence[str]:
 def _thinking(field: _Field) -> ThinkingSyntax:
     begin, end = ([one for one in marks if "{" not in one] for marks in (field.opens, field.closes))
     if not begin or not end:
-        raise UnsupportedPattern("thoughts without a beginning or an end")
+        raise UnsupportedPattern("reasoning without a start or an end")
     return ThinkingSyntax(begin, end)
 
 
@@ -114,7 +114,7 @@ def _calls(field: _Field) -> CallSyntax:
         raise UnsupportedPattern(f"calls whose content is {field.content}")
     heads = [one for one in field.opens if (_NAME in one) == (body in ("{json}", "{parameters}"))]
     if not heads:
-        raise UnsupportedPattern("calls without a beginning, or without a name")
+        raise UnsupportedPattern("calls without a start, or without a name")
     tagged = body == "{parameters}"
     calls = [head + body + _tail(head, closes, tags=tagged) for head in heads]
     parameters = _parameters(field) if tagged else ()

@@ -80,5 +80,5 @@ def test_content_becomes_text(content: str | list[dict[str, object]] | None, tex
     ],
 )
 def test_other_parts_are_refused(part: dict[str, object]) -> None:
-    with pytest.raises(InvalidMessage, match="text only"):
+    with pytest.raises(InvalidMessage, match="only text"):
         text_of([{"type": "text", "text": "before"}, part])

@@ -179,9 +179,9 @@ def test_whitespace_is_what_is_asked_for(
 def test_parts_of_a_larger_grammar_are_checked_as_they_are_alone(compiler: GrammarCompiler) -> None:
     for part, problem in (
         (GrammarSource.schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
-        (GrammarSource("gbnf", "root ::= a\na ::= root"), "needs itself"),
+        (GrammarSource("gbnf", "root ::= a\na ::= root"), "requires itself"),
         (GrammarSource("gbnf", "root ::= ("), "GBNF"),
-        (GrammarSource("lark", "start: a\na: a"), "needs itself"),
+        (GrammarSource("lark", "start: a\na: a"), "requires itself"),
     ):
         with pytest.raises(InvalidGrammar, match=problem):
             compiled(compiler, GrammarSource("lark", f'start: "x" {part.as_lark()}'))

@@ -35,7 +35,7 @@ def test_a_context_caps_the_prompt_and_the_reply_together() -> None:
     options = GenerationOptions([SamplingParams(), SamplingParams(max_tokens=4)], 2, context=10)
     assert [one.max_tokens for one in options.clamp_to_context(range(3))] == [7, 4]
     assert [one.max_tokens for one in options.clamp_to_context(range(8))] == [2, 2]
-    with pytest.raises(PromptTooLong, match="10 tokens, and num_ctx allows 10"):
+    with pytest.raises(PromptTooLong, match="10 tokens, but num_ctx allows 10"):
         options.clamp_to_context(range(10))
 
 

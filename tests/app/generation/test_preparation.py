@@ -14,7 +14,7 @@ def test_requests_that_are_never_prepared_are_a_problem_until_one_gets_on() -> N
         assert preparation.problem() == ""
         with preparation.track():
             clock.seconds += 1
-            assert preparation.problem() == "no request was prepared for the engine for 60 s"
+            assert preparation.problem() == "no request was prepared for 60 s"
         assert preparation.problem() == ""
         clock.seconds += STUCK_SECONDS
         assert preparation.problem() != ""

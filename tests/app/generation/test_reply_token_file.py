@@ -178,7 +178,7 @@ def test_a_damaged_file_is_set_aside_with_one_line(
     write(file, generated(2))
     assert numbers(file.find(PLACE)) == ([1, 2] if first == "find" else [2])
     [warning] = warnings(caplog)
-    assert "set aside" in warning
+    assert "was renamed" in warning
     assert (tmp_path / FILE_NAME).with_suffix(".damaged").exists()
     assert numbers(ReplyTokenFile(tmp_path).find(PLACE)) == numbers(file.find(PLACE))
 
@@ -231,7 +231,7 @@ def test_where_no_file_can_be_written_all_goes_on_with_one_line(
         write(file, generated(number))
         assert file.find(PLACE) == []
     [warning] = warnings(caplog)
-    assert "in memory alone" in warning
+    assert "only in memory" in warning
 
 
 def test_a_full_disk_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

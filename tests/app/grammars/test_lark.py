@@ -66,16 +66,16 @@ def test_both_dialects_of_a_grammar_of_sql_are_compiled(compiler: Compiler) -> N
 @pytest.mark.parametrize(
     ("kind", "text", "problem"),
     [
-        ("gbnf", "root ::= a\na ::= b\nb ::= a", "rule 'a' needs itself"),
-        ("gbnf", 'root ::= "x" root', "rule 'start' needs itself"),
-        ("lark", 'start: "a" dead | dead\ndead: "b" dead', "rule 'dead' needs itself"),
-        ("lark", "start: (dead | dead)+\n%ignore / /\ndead: start ~ 2", "needs itself"),
-        ("lark", 'start: %lark {\nstart: a\na: "x" a\n}', "needs itself"),
+        ("gbnf", "root ::= a\na ::= b\nb ::= a", "rule 'a' requires itself"),
+        ("gbnf", 'root ::= "x" root', "rule 'start' requires itself"),
+        ("lark", 'start: "a" dead | dead\ndead: "b" dead', "rule 'dead' requires itself"),
+        ("lark", "start: (dead | dead)+\n%ignore / /\ndead: start ~ 2", "requires itself"),
+        ("lark", 'start: %lark {\nstart: a\na: "x" a\n}', "requires itself"),
         ("lark", 'start: "x" A\nA: /[a-z]/ & /[0-9]/', "nothing matches A"),
         ("lark", "start: A\nA: B+\nB: /x/ & ~/x/", "nothing matches B"),
         ("lark", r'start: "x" /[^\s\S]/', r"nothing matches"),
-        ("regex", r"[^\s\S]", "No text fits"),
-        ("regex", r"a[^\w\W]b", "No text fits"),
+        ("regex", r"[^\s\S]", "No text matches"),
+        ("regex", r"a[^\w\W]b", "No text matches"),
     ],
 )
 def test_a_grammar_that_no_finite_text_fits_is_refused(

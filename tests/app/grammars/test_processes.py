@@ -260,7 +260,7 @@ def test_a_grammar_that_allows_nothing_more_ends_the_reply(
     constraint = grammar.start(jumps=False)
     (x,) = tokenizer.encode_plain("x", at_start=False)
     constraint.accept(x)
-    with pytest.raises(GrammarFailed, match="No text fits"):
+    with pytest.raises(GrammarFailed, match="No text matches"):
         allowed(constraint, tokenizer)
     other = grammar.start(jumps=False)
     assert x in allowed(other, tokenizer)  # which is no fault of the grammar's other replies

@@ -338,7 +338,7 @@ def test_a_line_a_request_without_a_word_of_it(server: LiveServer, caplog: pytes
     chat(server, "A secret that no log may hold. " * 10, max_tokens=1)
     first, second, third = lines(caplog)
     assert first.startswith(
-        "hash normal; prompt 100: 0 device, 0 RAM, 0 disk, 100 computed; seen for the first time; first token after "
+        "hash normal; prompt 100: 0 device, 0 RAM, 0 disk, 100 computed; no similar prompt before; first token after "
     )
     assert " ms; 80 tokens at " in first
     assert "hash background; prompt 145: 96 device, 0 RAM, 0 disk, 49 computed; diverged at token 105; " in second

@@ -116,7 +116,7 @@ def test_stopping_the_engine_ends_streams_with_an_error_event(stack: tuple[LiveS
         stopping.start()
         until(lambda: server.streams._stopping)
         runner.steps_allowed.release(1_000_000)
-        with pytest.raises(openai.APIError, match="being stopped"):
+        with pytest.raises(openai.APIError, match="shutting down"):
             list(stream)
         stopping.join()
 

@@ -164,7 +164,7 @@ def test_health_is_unavailable_while_no_grammar_is_compiled(
         until(lambda: server.service.preparation._waiting == 1)
         assert health() == (200, "")
         clock.seconds += 60.0
-        assert health() == (503, "no request was prepared for the engine for 60 s")
+        assert health() == (503, "no request was prepared for 60 s")
         release.set()
         assert asked.result(HANGING_SECONDS).status_code == 400
         assert health() == (200, "")

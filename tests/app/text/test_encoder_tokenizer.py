@@ -110,7 +110,7 @@ def test_malformed_metadata_is_refused_with_the_fields_name(changes: dict[str, o
         (b'{"model": 3}', "model is of type int"),
         (document(vocab=None), "model.vocab is missing"),
         (document().replace(b'"[PAD]", "special"', b'[], "special"'), "added_tokens[0].content is of type list"),
-        (document(unk_token="[NONE]"), "model.unk_token is '[NONE]', which is no token"),  # noqa: S106
+        (document(unk_token="[NONE]"), "model.unk_token is '[NONE]', which is not a token"),  # noqa: S106
     ],
 )
 def test_a_malformed_tokenizer_json_is_refused_with_the_fields_name(content: bytes, message: str) -> None:

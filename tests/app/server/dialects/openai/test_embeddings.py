@@ -303,7 +303,7 @@ def test_who_waits_when_the_server_stops_is_told() -> None:
         until(lambda: server.service._stopping)
         allowed.release(1000)
         stopping.result(HANGING_SECONDS)
-        with pytest.raises(openai.InternalServerError, match="being stopped"):
+        with pytest.raises(openai.InternalServerError, match="shutting down"):
             asking.result(HANGING_SECONDS)
         with pytest.raises(openai.InternalServerError, match="being stopped"):
             ask(server, input="a")
@@ -327,7 +327,7 @@ def test_texts_that_are_not_computed_show_in_the_health(
         allowed.release()
         until(lambda: server.service._moved_at == clock.seconds)
         assert told_after(STUCK_SECONDS - 1) == ""
-        assert told_after(1) == "no text was computed for 60 s"
+        assert told_after(1) == "no text was finished for 60 s"
         allowed.release(2)
         asked.result(HANGING_SECONDS)
     assert told_after(STUCK_SECONDS) == ""
