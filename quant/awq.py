@@ -1,7 +1,7 @@
-"""AWQ checkpoints in the layout named "gemm", of 4 bits: one linear layer to its canonical form.
+"""AWQ checkpoints, version "gemm", 4 bits: convert a linear layer to its canonical form.
 
-Layout, as AutoAWQ writes it (`awq/modules/linear/gemm.py`, `WQLinear_GEMM.from_linear`; `awq/utils/packing_utils.py`),
-for a weight of `out` rows and `in` columns in groups of columns:
+The layout that AutoAWQ writes (`awq/modules/linear/gemm.py`, `WQLinear_GEMM.from_linear`;
+`awq/utils/packing_utils.py`), for a weight of `out` rows and `in` columns in groups of columns:
 
     qweight  int32 [in, out / 8]      a word holds 8 consecutive rows of one column
     qzeros   int32 [groups, out / 8]  a word holds the zero points of 8 consecutive rows
@@ -9,7 +9,7 @@ for a weight of `out` rows and `in` columns in groups of columns:
 
     value[r, c] = scales[c // group, r] * (code[r, c] - zero[c // group, r])
 
-The eight rows of a word lie in the order 0, 2, 4, 6, 1, 3, 5, 7, the lowest bits first.
+The eight rows of a word are in the order 0, 2, 4, 6, 1, 3, 5, 7, from the lowest bits.
 """
 
 from collections.abc import Mapping
@@ -24,18 +24,18 @@ from quant.quantization_section import QuantizationSection
 from quant.tensor import GroupedTensor, GroupScale
 
 BITS = 4
-POSITIONS = (0, 4, 1, 5, 2, 6, 3, 7)  # of rows 0 to 7 in a word
+POSITIONS = (0, 4, 1, 5, 2, 6, 3, 7)  # positions of rows 0 to 7 in a word
 
 
 @dataclass(frozen=True, slots=True)
 class AWQ:
-    """How the layers of a checkpoint are quantized."""
+    """The quantization of a checkpoint's layers."""
 
-    group: int | None  # columns; None is a whole row
+    group: int | None  # columns that share a scale; None: a whole row
 
     @classmethod
     def read(cls, config: object) -> "AWQ":
-        """From `quantization_config` of a config.json. Raises ModelFileError."""
+        """Read `quantization_config` of a config.json. Raises ModelFileError."""
         section = QuantizationSection(config)
         section.text("quant_method", ("awq",))
         section.text("version" if "version" in section else "format", ("gemm",), default="gemm")
@@ -47,7 +47,7 @@ class AWQ:
 
 
 def decode(layer: str, tensors: Mapping[str, Tensor], config: AWQ) -> GroupedTensor:
-    """The weight of `layer`, from its tensors by their names in the layer. Copies. Raises ModelFileError."""
+    """Return the weight of `layer`, a copy. `tensors` are keyed by their names in the layer. Raises ModelFileError."""
     given = LayerTensors(layer, tensors)
     qweight = given.take("qweight", (torch.int32,), None, None)
     columns, rows = qweight.shape[0], 8 * qweight.shape[1]
@@ -67,6 +67,6 @@ def decode(layer: str, tensors: Mapping[str, Tensor], config: AWQ) -> GroupedTen
 
 
 def _rows(words: Tensor, some: slice) -> Bytes:
-    """Words [n, rows / 8] to the integers of some rows, whole words of them, uint8 [rows, n]."""
+    """Unpack whole words [n, rows / 8] to the integers of some rows, uint8 [rows, n]."""
     codes = unpack(words[:, some.start // 8 : some.stop // 8], BITS).reshape(len(words), -1, 8)
     return codes[:, :, list(POSITIONS)].reshape(len(words), -1).T

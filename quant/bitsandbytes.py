@@ -1,10 +1,10 @@
-"""bitsandbytes checkpoints, 4 bits (NF4 and FP4) and 8 bits (LLM.int8): one linear layer, and NF4 back.
+"""bitsandbytes checkpoints, 4 bits (NF4 and FP4) and 8 bits (LLM.int8): convert a linear layer, and NF4 back.
 
-Layout, as bitsandbytes writes it (`bitsandbytes/functional.py`, `QuantState.as_dict`; `bitsandbytes/nn/modules.py`),
-for a weight of `out` rows and `in` columns. In 4 bits, with blocks of `blocksize` consecutive elements, row after row:
+The layout that bitsandbytes writes (`bitsandbytes/functional.py`, `QuantState.as_dict`; `bitsandbytes/nn/modules.py`),
+for a weight of `out` rows and `in` columns. With 4 bits, in blocks of `blocksize` consecutive elements, row after row:
 
     weight                  bytes [out * in / 2]  two elements in a byte, the first in the high half
-    weight.absmax           float32 [blocks]      or uint8 where the scales are quantized too ("double quantization")
+    weight.absmax           float32 [blocks]      or uint8 if the scales are also quantized ("double quantization")
     weight.quant_map        float32 [16]          the number for each code
     weight.nested_absmax    float32 [blocks / nested_blocksize, rounded up]
     weight.nested_quant_map float32 [256]         the number for each code of a scale
@@ -13,10 +13,10 @@ for a weight of `out` rows and `in` columns. In 4 bits, with blocks of `blocksiz
     value = quant_map[code] * scale
     scale = absmax, or nested_quant_map[absmax] * nested_absmax[block // nested_blocksize] + nested_offset
 
-quant_map is what the type's name says; bitsandbytes' own kernels do not read it, and a file with another is refused.
-Blocks that go on from one row into the next are refused too.
+quant_map must be the table of the type's name: bitsandbytes' kernels do not read it, and other tables are rejected.
+Blocks that straddle two rows are rejected.
 
-In 8 bits: weight int8 [out, in], SCB float32 [out], and weight_format, 0. value = (SCB / 127) * weight.
+With 8 bits: weight int8 [out, in], SCB float32 [out], and weight_format 0. value = (SCB / 127) * weight.
 """
 
 import json
@@ -40,22 +40,23 @@ NF4 = (
 )  # fmt: skip
 FP4 = tuple(sign * number / 12 for sign in (1, -1) for number in (0.0, 0.0625, 8, 12, 4, 6, 2, 3))
 TABLES = {"nf4": NF4, "fp4": FP4}
-TABLE_ERROR = 1e-6  # two ways of dividing
+TABLE_ERROR = 1e-6  # tolerance for a different order of divisions
 
-STORAGE_TYPES = (torch.uint8, torch.float16, torch.bfloat16, torch.float32)  # of the bytes of 4-bit weights
+# types in which checkpoints store the bytes of 4-bit weights
+STORAGE_TYPES = (torch.uint8, torch.float16, torch.bfloat16, torch.float32)
 MAX_STATE_BYTES = 1 << 16
 INT8_UNIT = 1.0 / 127.0
 
 
 @dataclass(frozen=True, slots=True)
 class BitsAndBytes:
-    """How the layers of a checkpoint are quantized."""
+    """The quantization of a checkpoint's layers."""
 
-    table: str | None  # "nf4" or "fp4"; None is 8 bits
+    table: str | None  # "nf4" or "fp4"; None: 8 bits
 
     @classmethod
     def read(cls, config: object) -> "BitsAndBytes":
-        """From `quantization_config` of a config.json. Raises ModelFileError."""
+        """Read `quantization_config` of a config.json. Raises ModelFileError."""
         section = QuantizationSection(config)
         section.text("quant_method", ("bitsandbytes",))
         four, eight = (section.flag(f"load_in_{bits}bit", default=False) for bits in (4, 8))
@@ -65,7 +66,7 @@ class BitsAndBytes:
 
 
 def decode(layer: str, tensors: Mapping[str, Tensor], config: BitsAndBytes) -> GroupedTensor:
-    """The weight of `layer`, from its tensors by their names in the layer. Copies. Raises ModelFileError."""
+    """Return the weight of `layer`, a copy. `tensors` are keyed by their names in the layer. Raises ModelFileError."""
     given = LayerTensors(layer, tensors)
     weight = _eight_bits(given) if config.table is None else _four_bits(given, config.table)
     given.finish()
@@ -73,9 +74,9 @@ def decode(layer: str, tensors: Mapping[str, Tensor], config: BitsAndBytes) -> G
 
 
 def encode(weight: GroupedTensor, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The tensors of a layer by their names in it: what `decode` reads as `weight`, which is NF4.
+    """Return the tensors of a layer by their names in it. `decode` reads them as `weight`, which must be NF4.
 
-    `dtype` is that of the weights before they were quantized; bitsandbytes multiplies in it.
+    `dtype` is the type of the weights before quantization, in which bitsandbytes multiplies.
     """
     rows, columns = weight.shape
     codes = weight.codes.values()[:, :columns]
@@ -125,7 +126,7 @@ def _four_bits(given: LayerTensors, table: str) -> GroupedTensor:
         )
     quant_map = given.take("weight.quant_map", (torch.float32,), 16)
     if not torch.allclose(quant_map, torch.tensor(TABLES[table]), rtol=0, atol=TABLE_ERROR):
-        raise given.damaged("weight.quant_map", f"is not that of {table}")
+        raise given.damaged("weight.quant_map", f"is not the table of {table}")
     return GroupedTensor(
         shape=(rows, columns),
         type_name=table.upper(),

@@ -1,4 +1,4 @@
-"""A JSON object or list from a hostile file.
+"""Parse a JSON object or list from an untrusted file.
 
 Python's parser turns eight bytes into up to 240 bytes of objects, so values are counted before it runs. It would also
 let a second value of a key replace the first; here that is an error.
@@ -8,18 +8,19 @@ import json
 
 from quant.errors import printable
 
-# Brackets and commas, of which every value has one; in strings they count too. The header of a file of 131,072 matrices
-# has one million. Parsing takes at most ten times the bytes of the text, and VALUE_BYTES for each of these.
+# Limit of brackets and commas: every value has one, and those in strings are counted as well. The header of a file of
+# 131,072 matrices has one million. Parsing takes at most ten times the bytes of the text, and VALUE_BYTES for each
+# value.
 MAX_VALUES = 1 << 21
 VALUE_BYTES = 128
 
 
 class JSONProblem(Exception):
-    """What is wrong with the text, in words; the message of an error that the caller raises."""
+    """The text is not usable JSON. The message says why, for the error that the caller raises."""
 
 
 def parse_object(raw: bytes) -> dict[str, object]:
-    """The object that `raw` is. Raises JSONProblem, and nothing else, when it is not one object in UTF-8."""
+    """Parse a JSON object. Raises JSONProblem, and nothing else, if `raw` is not one object in UTF-8."""
     value = _parse(raw)
     if not isinstance(value, dict):
         raise JSONProblem("it is not an object")
@@ -27,7 +28,7 @@ def parse_object(raw: bytes) -> dict[str, object]:
 
 
 def parse_list(raw: bytes) -> list[object]:
-    """The same of a list."""
+    """Parse a JSON list. Raises JSONProblem, and nothing else, if `raw` is not one list in UTF-8."""
     value = _parse(raw)
     if not isinstance(value, list):
         raise JSONProblem("it is not a list")
@@ -47,7 +48,7 @@ def _parse(raw: bytes) -> object:
         raise JSONProblem(f"it is not JSON: {error.msg} at character {error.pos}") from None
     except RecursionError:
         raise JSONProblem("it is nested too deeply") from None
-    except ValueError:  # what Python says of an integer of thousands of digits
+    except ValueError:  # Python's error for an integer of thousands of digits
         raise JSONProblem("a number has too many digits") from None
     return value
 
@@ -64,4 +65,4 @@ def _reject_duplicate_keys(pairs: list[tuple[str, object]]) -> dict[str, object]
 
 
 def _refuse(constant: str) -> object:
-    raise JSONProblem(f"{constant} is no number")
+    raise JSONProblem(f"{constant} is not a number")

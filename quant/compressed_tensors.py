@@ -1,20 +1,21 @@
-"""compressed-tensors checkpoints in the format "pack-quantized", 2, 4 and 8 bits: one linear layer, and back.
+"""compressed-tensors checkpoints in the format "pack-quantized", 2, 4, and 8 bits: convert a linear layer, and back.
 
-Layout, as the compressed-tensors package writes it (`compressors/pack_quantized/`), for a weight of `out` rows and
+The layout that the compressed-tensors package writes (`compressors/pack_quantized/`), for a weight of `out` rows and
 `in` columns, b bits, in groups of columns or one for each row ("channel"):
 
     weight_packed      int32 [out, in * b / 32]     a word holds 32 / b consecutive columns, the lowest bits first;
-                                                    rows are filled up to whole words
+                                                    rows are padded to whole words
     weight_scale       float [out, groups]
     weight_shape       int64 [2]                    out, in
-    weight_zero_point  int32 [out * b / 32, groups] only where not symmetric: a word holds 32 / b consecutive rows
+    weight_zero_point  int32 [out * b / 32, groups] only if not symmetric: a word holds 32 / b consecutive rows
     weight_g_idx       int32 [in]                   only with `actorder` "group": the group of each column, or -1
-                                                    for all of them, which says that they are in order
+                                                    for all columns if they are in order
 
     value[r, c] = weight_scale[r, g] * (code[r, c] - zero[r, g]), where g is the group of column c
 
-Codes and zero points are signed, and packed with 2 ** (b - 1) added; both keep it here, which cancels. Other widths are
-refused: versions of the package pack them differently. How activations are rounded changes no weight and is not read.
+Codes and zero points are signed, and stored with 2 ** (b - 1) added. The canonical form keeps the sum for both, since
+it cancels. Other widths are rejected: versions of the package pack them differently. The rounding of activations does
+not affect weights and is not read.
 """
 
 from collections.abc import Mapping
@@ -30,23 +31,23 @@ from quant.packed_integers import WIDTHS, columns_by_group, pack, unpack, words
 from quant.quantization_section import OTHER_COPY, QuantizationSection
 from quant.tensor import GroupedTensor, GroupScale, Integers
 
-# Only an order by group is in the file, as g_idx; one that calibration alone followed leaves no trace.
+# Only an order by group is stored, as g_idx. Orders that are used during calibration alone are not in the file.
 ORDERED, UNORDERED = ("group", "dynamic"), ("weight", "static", "none")
 UNUSED_TENSORS = ("bias", "input_scale", "input_zero_point", "output_scale", "output_zero_point")
 
 
 @dataclass(frozen=True, slots=True)
 class PackQuantized:
-    """How a layer is quantized."""
+    """The quantization of one layer."""
 
     bits: int
-    group: int | None  # columns; None is a whole row
+    group: int | None  # columns that share a scale; None: a whole row
     symmetric: bool
-    ordered: bool  # by activations
+    ordered: bool  # columns are ordered by their activations
 
     @classmethod
     def read(cls, config: object, layer: str) -> "PackQuantized":
-        """That of `layer`, from `quantization_config` of a config.json. Raises ModelFileError."""
+        """Read the quantization of `layer` from `quantization_config` of a config.json. Raises ModelFileError."""
         section = QuantizationSection(config)
         section.text("quant_method", ("compressed-tensors",))
         if "transform_config" in section:
@@ -66,23 +67,27 @@ class PackQuantized:
 
 
 def _scheme(section: QuantizationSection, layer: str) -> QuantizationSection:
-    """That which names `layer`, else the one for all linear layers. One alone is for all layers that are quantized."""
+    """Return the scheme that names `layer`, else the scheme for "Linear". A single scheme applies to all quantized
+    layers.
+    """
     schemes = section.sections("config_groups")
     if len(schemes) == 1:
         return schemes[0]
     targets = [(scheme, scheme.texts("targets")) for scheme in schemes]
     if any(target.startswith("re:") for _, names in targets for target in names):
-        # A pattern of a stranger's can take forever.
+        # A hostile pattern can take unlimited time.
         raise UnsupportedQuantization(f"{section.path} has targets that are regular expressions", OTHER_COPY)
     for wanted in (layer, "Linear"):
         found = [scheme for scheme, names in targets if wanted in names]
         if len(found) == 1:
             return found[0]
-    raise UnsupportedQuantization(f"{section.path}.config_groups has not one scheme for {layer}", OTHER_COPY)
+    raise UnsupportedQuantization(
+        f"{section.path}.config_groups does not have exactly one scheme for {layer}", OTHER_COPY
+    )
 
 
 def decode(layer: str, tensors: Mapping[str, Tensor], config: PackQuantized) -> GroupedTensor:
-    """The weight of `layer`, from its tensors by their names in the layer. Copies. Raises ModelFileError."""
+    """Return the weight of `layer`, a copy. `tensors` are keyed by their names in the layer. Raises ModelFileError."""
     bits, per_word = config.bits, 32 // config.bits
     given = LayerTensors(layer, tensors, unused=UNUSED_TENSORS)
     rows, columns = (int(size) for size in given.take("weight_shape", (torch.int64, torch.int32), 2))
@@ -121,9 +126,9 @@ def _order(given: LayerTensors, columns: int, group: int) -> Tensor | None:
 
 
 def encode(weight: GroupedTensor) -> dict[str, Tensor]:
-    """The tensors of a layer by their names in it: what `decode` reads as `weight`, asymmetric and in its own order.
+    """Return the tensors of a layer by their names in it. `decode` reads them as `weight`.
 
-    Raises ValueError for another form.
+    Raises ValueError unless `weight` has integer zero points, plain scales, and its columns in order.
     """
     rows, columns = weight.shape
     if not isinstance(weight.zero, Integers) or not isinstance(weight.scale, GroupScale) or weight.order is not None:

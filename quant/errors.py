@@ -1,15 +1,15 @@
-"""The errors a user can meet, from the root down to those of model files.
+"""The errors that users see, from the root to those of model files.
 
-    InglenookError                     what is wrong, and what to do next
+    InglenookError                     the problem, and what to do next
     ├── ModelFileError                 a model file that cannot be used
     │   ├── GGUFError                  malformed GGUF: names the field and the file offset
     │   ├── SafetensorsError           a malformed safetensors file, or files that do not fit together: names the field
-    │   └── UnsupportedQuantization    a tensor type this version has no decoder for
-    ├── UnsupportedTier                CPU kernels were asked for that this processor cannot execute
+    │   └── UnsupportedQuantization    a tensor type that this version cannot decode
+    ├── UnsupportedTier                requested CPU kernels that this processor cannot execute
     ├── engine.errors.EngineError      (engine/errors.py)
     └── app.errors.AppError            (app/errors.py)
 
-A programming mistake is no part of this tree: it stays the built-in exception that it is.
+Programming errors are not in this tree: they remain built-in exceptions.
 """
 
 from pathlib import Path
@@ -31,7 +31,7 @@ class ModelFileError(InglenookError):
 
 
 class GGUFError(ModelFileError):
-    """A GGUF file is malformed. `field` names what was being read, `offset` is its position in the file in bytes."""
+    """A GGUF file is malformed. `field` names what was read, and `offset` is its position in the file in bytes."""
 
     def __init__(self, path: Path, problem: str, *, field: str, offset: int, remedy: str = DAMAGED) -> None:
         super().__init__(f"{path} is not a usable GGUF file: {field} at byte {offset}: {problem}", remedy)
@@ -42,7 +42,7 @@ class GGUFError(ModelFileError):
 
 
 class SafetensorsError(ModelFileError):
-    """A safetensors file, or the index of several, is malformed. `field` names what was being read."""
+    """A safetensors file, or the index of several, is malformed. `field` names what was read."""
 
     def __init__(self, path: Path, problem: str, *, field: str, remedy: str = DAMAGED) -> None:
         super().__init__(f"{path} is not a usable safetensors file: {field}: {problem}", remedy)
@@ -52,14 +52,14 @@ class SafetensorsError(ModelFileError):
 
 
 class UnsupportedQuantization(ModelFileError):
-    """A tensor is stored in a type that has no decoder here."""
+    """A tensor is stored in a type that this version cannot decode."""
 
 
 class UnsupportedTier(InglenookError):
-    """CPU kernels were asked for by name, and this processor cannot execute them."""
+    """The user requested CPU kernels that this processor cannot execute."""
 
 
 def printable(name: str) -> str:
-    """A name from a file as part of an error message: short, never empty, and no control characters."""
+    """Return a name from a file for an error message: short, not empty, and without control characters."""
     short = name if len(name) <= 80 else name[:77] + "..."
     return short if short and short.isprintable() else ascii(short)

@@ -1,8 +1,8 @@
-"""Checkpoints of 8-bit floats: which scales a checkpoint has, by its configuration, and a weight with its scale.
+"""Checkpoints of 8-bit floats: find the kind of scales by the configuration, and read a weight with its scale.
 
-A weight `NAME.weight` is F8_E4M3 or F8_E5M2, [outputs, inputs], and the tensor beside it holds what its elements are
-multiplied by: one number for the matrix, one a row, or one for each block of rows and columns, of which the last may
-be cut. As published:
+A weight `NAME.weight` is F8_E4M3 or F8_E5M2, [outputs, inputs]. A tensor beside it holds its scales: one for the
+matrix, one for each row, or one for each block of rows and columns, of which the last may be partial. Published
+formats:
 
 - `fp8` with `weight_block_size`: `NAME.weight_scale_inv`, [blocks down, blocks across], float32, bfloat16 or, with
   `scale_fmt` ue8m0, exponents. https://huggingface.co/deepseek-ai/DeepSeek-V3/blob/main/README_WEIGHTS.md
@@ -12,9 +12,9 @@ be cut. As published:
   https://github.com/vllm-project/compressed-tensors
 - `modelopt` with `quant_algo` FP8: one `NAME.weight_scale`. https://github.com/NVIDIA/Model-Optimizer
 
-The inverse in `weight_scale_inv` is that of what was multiplied by when the weights were made: both names multiply.
-Scales of activations are not read: activations are not quantized to the checkpoint's scales. The type of each weight
-says whether it is quantized.
+`weight_scale_inv` is the inverse of the factor that quantized the weight, so both names are factors of the codes.
+Scales of activations are ignored: activations are not quantized with the checkpoint's scales. A weight is quantized if
+its type is an 8-bit float.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,10 +47,10 @@ class Tensors(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Float8Scheme:
-    """How a checkpoint scales its weights. A block of None is as high, or as wide, as the matrix."""
+    """The scales of a checkpoint's weights. A block extent of None is the extent of the matrix."""
 
     block: tuple[int | None, int | None]
-    scale_names: tuple[str, ...] = ("weight_scale",)  # of which a weight has one
+    scale_names: tuple[str, ...] = ("weight_scale",)  # names of scale tensors, of which a weight has one
 
 
 TENSOR = (None, None)
@@ -58,7 +58,7 @@ CHANNEL = (1, None)
 
 
 def read_scheme(section: Section) -> Float8Scheme:
-    """The scheme that a checkpoint's configuration names. Raises UnsupportedQuantization for what is not known here."""
+    """Return the scheme that a checkpoint's configuration names. Raises UnsupportedQuantization for unknown values."""
     method = section.get("quant_method")
     if not isinstance(method, str) or method not in _METHODS:
         raise _unsupported("quant_method", method, tuple(_METHODS))
@@ -66,9 +66,9 @@ def read_scheme(section: Section) -> Float8Scheme:
 
 
 def take(checkpoint: Tensors, name: str, scheme: Float8Scheme) -> Float8Tensor | PlainTensor:
-    """The weight `name`, which ends in `.weight`, in canonical form, copied; plain where it is not quantized.
+    """Return the weight `name`, which ends in `.weight`, in canonical form, a copy. It is plain if it is not quantized.
 
-    Raises ModelFileError when there is no such weight, or its scale is missing, ambiguous or does not fit.
+    Raises ModelFileError if there is no such weight, or if its scale is missing, ambiguous, or of the wrong shape.
     """
     weight = _find(checkpoint, name)
     if weight.type.name not in FLOAT8_TYPES:
@@ -91,9 +91,9 @@ def _find(checkpoint: Tensors, name: str) -> SafetensorsTensor:
 
 
 def _block_of(checkpoint: Tensors, weight: SafetensorsTensor, scheme: Float8Scheme) -> tuple[int, int]:
-    """Rows and columns that share a scale, no more than the matrix has."""
+    """Return the rows and columns that share a scale, at most those of the matrix."""
     if len(weight.shape) != 2 or not weight.nbytes:
-        raise UnsupportedQuantization(f"{checkpoint.path}: {weight.name} of shape {weight.shape} is no matrix")
+        raise UnsupportedQuantization(f"{checkpoint.path}: {weight.name} of shape {weight.shape} is not a matrix")
     height, width = (min(size or extent, extent) for size, extent in zip(scheme.block, weight.shape, strict=True))
     return height, width
 
@@ -101,10 +101,10 @@ def _block_of(checkpoint: Tensors, weight: SafetensorsTensor, scheme: Float8Sche
 def _grid(
     checkpoint: Tensors, weight: SafetensorsTensor, scale: SafetensorsTensor, block: tuple[int, int]
 ) -> tuple[int, int]:
-    """How many blocks the matrix has, down and across; the scale is checked to be of that shape."""
+    """Return the number of blocks, down and across. Raises ModelFileError if the scale has another shape."""
     if scale.type.name not in SCALE_TYPES:
         raise UnsupportedQuantization(
-            f"{checkpoint.path}: {scale.name} is of type {scale.type.name}, unknown for scales"
+            f"{checkpoint.path}: {scale.name} is of type {scale.type.name}, which is not a type for scales"
         )
     rows, columns = weight.shape
     grid = blocks((rows, columns), block)
@@ -184,17 +184,19 @@ def _one_of(section: Section, key: str, known: tuple[object, ...]) -> None:
 
 
 def _section(section: Section, key: str) -> Section:
-    """The section under `key`; empty when it is missing."""
+    """Return the section under `key`, empty if it is missing."""
     value = section.get(key)
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise UnsupportedQuantization(f"The checkpoint's quantization is not readable: {printable(key)} is no section")
+        raise UnsupportedQuantization(
+            f"The checkpoint's quantization is not readable: {printable(key)} is not a section"
+        )
     return value
 
 
 def _block(section: Section, key: str) -> tuple[int, int]:
-    """Rows and columns of a block."""
+    """Return the rows and columns of a block."""
     value = section.get(key)
     if isinstance(value, list) and len(value) == 2 and all(type(size) is int and size > 0 for size in value):
         return value[0], value[1]
@@ -202,8 +204,14 @@ def _block(section: Section, key: str) -> tuple[int, int]:
 
 
 def _unsupported(key: str, value: object, known: tuple[object, ...]) -> UnsupportedQuantization:
-    shown = "missing" if value is None else printable(str(value)) if isinstance(value, str | int | float) else "no word"
+    shown = (
+        "missing"
+        if value is None
+        else printable(str(value))
+        if isinstance(value, str | int | float)
+        else "of another type"
+    )
     accepted = ", ".join(str(other) for other in known if other is not None) or "none"
     return UnsupportedQuantization(
-        f"The checkpoint's quantization is not supported: {key} is {shown}", f"Values that are: {accepted}."
+        f"The checkpoint's quantization is not supported: {key} is {shown}", f"Supported values: {accepted}."
     )

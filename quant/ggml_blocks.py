@@ -1,8 +1,9 @@
-"""From the blocks of a GGUF tensor to its canonical form.
+"""Decode the blocks of a GGUF tensor to its canonical form.
 
-A format is a row of a table here: where in a block its fields lie. Adding one is a row and, where bits are laid out in
-a new way, a function that reorders them. Layouts: ggml's `block_q4_0` and its siblings. Everything works on words of
-four neighbouring columns, one byte each, of which the planes of the canonical form consist. Callers check the bytes.
+A format is a row of the table BLOCKS: the positions of the fields in a block. To add a format, add a row and, if it
+stores bits in a new order, a function that reorders them. Layouts: ggml's `block_q4_0` and its siblings. All functions
+work on words of four adjacent columns, one byte each, from which the planes of the canonical form are built. Callers
+check the bytes.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,14 +21,14 @@ from quant.tensor import BlockTensor, CodedTensor, Integers, PlainTensor, Plane,
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint32]
 
-SLAB = 1 << 18  # codes that are reordered at once: they stay in the processor's cache
-SIGN = 0x8000  # of a float16: formats add their minimum, the canonical form subtracts it
+SLAB = 1 << 18  # codes that are reordered at once, so that they stay in the processor's cache
+SIGN = 0x8000  # sign bit of a float16: files add minimums, the canonical form subtracts them
 
 IQ4_NUMBERS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 E2M1_NUMBERS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # times two
 
 
-# -- codes: each function gives words, [rows, blocks, columns of a block / 4]
+# -- codes: each class returns words, [rows, blocks, columns of a block / 4]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Codes:
 
 @dataclass(frozen=True, slots=True)
 class FifthBits:
-    """One bit a column, 32 columns side by side in four bytes."""
+    """One bit for each of 32 columns, in four bytes."""
 
     at: int
     bits: int = 1
@@ -58,13 +59,13 @@ class FifthBits:
     def words(self, blocks: Bytes) -> Words:
         row = np.ascontiguousarray(blocks[:, :, self.at : self.at + 4]).view("<u4")
         four = (row >> np.arange(0, 32, 4, dtype=np.uint32)) & np.uint32(0xF)
-        # Four copies of the four bits, seven apart: bit k of the first lands at bit 8 * k.
+        # Multiply to get four copies of the four bits, seven apart: bit k of the first is then at bit 8 * k.
         return (four * np.uint32(0x00204081)) & np.uint32(0x01010101)
 
 
 @dataclass(frozen=True, slots=True)
 class Trits:
-    """TQ1_0: five codes of 0, 1 and 2 in a byte, as base-3 digits after the point. Repacked to two bits each."""
+    """TQ1_0: five codes of 0, 1, and 2 in a byte, as base-3 digits after the point. Repacked to two bits each."""
 
     bits: int = 2
 
@@ -72,23 +73,24 @@ class Trits:
         parts = []
         for start, stop, digits in ((0, 32, 5), (32, 48, 5), (48, 52, 4)):
             powers = (3 ** np.arange(digits, dtype=np.uint8)).astype(np.uint8).reshape(-1, 1)
-            rest = blocks[:, :, None, start:stop] * powers  # modulo 256 on purpose: digits before the point are gone
+            # modulo 256 on purpose: it drops the digits before the point
+            rest = blocks[:, :, None, start:stop] * powers
             parts.append(((rest.astype(np.uint16) * 3) >> 8).astype(np.uint8).reshape(*blocks.shape[:2], -1))
         return np.concatenate(parts, axis=-1).view("<u4")
 
 
 def _halves(at: int) -> tuple[tuple[int, int], ...]:
-    """16 bytes: columns 0 to 15 in the low halves, 16 to 31 in the high ones."""
+    """Return the runs of 16 bytes with columns 0 to 15 in the low halves and 16 to 31 in the high halves."""
     return ((at, 0), (at, 4))
 
 
 def _spread(at: int, bits: int, spans: int) -> tuple[tuple[int, int], ...]:
-    """32 bytes hold 32 columns in their lowest bits, the next 32 above, and so on; then the next 32 bytes."""
+    """Return the runs of 32 bytes with 32 columns in their lowest bits, the next 32 above, and so on."""
     runs = [(at + 32 * span, bit) for span in range(spans) for bit in range(0, 8, bits)]
     return tuple((first + 16 * half, bit) for first, bit in runs[:8] for half in (0, 1))
 
 
-# -- scales: each function gives small integers, [rows, blocks, groups of a block]
+# -- scales: each function returns small integers, [rows, blocks, groups of a block]
 
 
 def _nibbles(blocks: Bytes, at: int, *, high: bool) -> Bytes:
@@ -115,7 +117,9 @@ def _sixteen_six_bits(blocks: Bytes, at: int) -> Bytes:
 
 
 def _iq4_xs_scales(blocks: Bytes) -> Bytes:
-    """The high two bits of eight scales in a 16-bit word at byte 2, the low four bits in the four bytes behind it."""
+    """IQ4_XS: the high two bits of eight scales in a 16-bit word at byte 2, and the low four bits in the next four
+    bytes.
+    """
     low = np.stack([blocks[:, :, 4:8] & 0x0F, blocks[:, :, 4:8] >> 4], axis=-1).reshape(*blocks.shape[:2], 8)
     high = np.repeat(blocks[:, :, 2:4], 4, axis=-1) >> np.array([0, 2, 4, 6] * 2, np.uint8) & 3
     both: Bytes = low | high << 4
@@ -124,19 +128,19 @@ def _iq4_xs_scales(blocks: Bytes) -> Bytes:
 
 @dataclass(frozen=True, slots=True)
 class ScaleField:
-    """Where a scale lies: a float16, or an exponent of one byte, and the parts that it is multiplied by."""
+    """The position of a scale in a block: a float16 or a one-byte exponent, and the sub-scales that multiply it."""
 
     at: int
     exponent: bool = False
     sub_scales: Callable[[Bytes], Bytes] | None = None
-    planes: tuple[int, ...] = (8,)  # how parts are packed
+    planes: tuple[int, ...] = (8,)  # bits of each plane of the sub-scales
     sub_scale_zero: int = 0
-    unit: float = 1.0  # the same for all scales of the type; a power of two
+    unit: float = 1.0  # factor of all scales of the type; a power of two
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """How one type stores a block. Codes are cut into planes, the lowest bits first."""
+    """The layout of a block of one type. Codes are in planes, the low bits first."""
 
     group: int  # columns that share a scale
     codes: tuple[Codes | FifthBits | Trits, ...]
@@ -192,10 +196,10 @@ PLAIN_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat1
 
 
 def decode(kind: GGMLType, data: memoryview, shape: tuple[int, ...]) -> BlockTensor:
-    """The canonical form of a tensor stored as `kind`.
+    """Return the canonical form of a tensor stored as `kind`, a copy.
 
-    `data` holds exactly the tensor's bytes and is copied; `shape` is row-major. Raises UnsupportedQuantization for a
-    type without a row here, or for a quantized tensor that is not a matrix.
+    `data` holds exactly the tensor's bytes; `shape` is row-major. Raises UnsupportedQuantization for a type without a
+    row in BLOCKS, or for a quantized tensor that is not a matrix.
     """
     if kind.name in PLAIN_TYPES:
         values = torch.frombuffer(bytearray(data), dtype=PLAIN_TYPES[kind.name])
@@ -203,7 +207,7 @@ def decode(kind: GGMLType, data: memoryview, shape: tuple[int, ...]) -> BlockTen
     if kind.name not in BLOCKS:
         known = ", ".join([*PLAIN_TYPES, *BLOCKS])
         raise UnsupportedQuantization(
-            f"Weights of type {kind.name} are not supported by this version", f"Types that are: {known}."
+            f"Weights of type {kind.name} are not supported by this version", f"Supported types: {known}."
         )
     if len(shape) != 2:
         raise UnsupportedQuantization(f"A {kind.name} tensor of {len(shape)} dimensions is not supported")
@@ -223,7 +227,7 @@ def decode(kind: GGMLType, data: memoryview, shape: tuple[int, ...]) -> BlockTen
 
 
 def _slabs(words: Callable[[Bytes], Words], blocks: Bytes, columns: int) -> Iterable[tuple[slice, Words]]:
-    """The words of some rows after another: what is in between is small."""
+    """Yield the words of a slab of rows at a time, so that intermediate results are small."""
     step = max(1, SLAB // columns)
     for first in range(0, len(blocks), step):
         rows = slice(first, min(first + step, len(blocks)))
@@ -231,7 +235,7 @@ def _slabs(words: Callable[[Bytes], Words], blocks: Bytes, columns: int) -> Iter
 
 
 def _plane(bits: int, slabs: Iterable[tuple[slice, Words]], blocks: Bytes) -> Plane:
-    """Words of four codes, `bits` wide each, packed."""
+    """Pack words of four codes with `bits` bits each."""
     out: Words | None = None
     for rows, words in slabs:
         fours = words.reshape(len(words), -1, 8 // bits)
@@ -256,7 +260,7 @@ def _scale(field: ScaleField, blocks: Bytes, flip: int = 0) -> Scale:
 
 
 def integers(values: Bytes, planes: tuple[int, ...]) -> Integers:
-    """Small unsigned integers, [rows, n], packed into planes of so many bits."""
+    """Pack small unsigned integers, [rows, n], into planes of these bits."""
     packed, shift = [], 0
     for bits in planes:
         part = np.ascontiguousarray(values >> shift & ((1 << bits) - 1))
@@ -266,6 +270,6 @@ def integers(values: Bytes, planes: tuple[int, ...]) -> Integers:
 
 
 def _half_field(blocks: Bytes, at: int, flip: int = 0) -> Tensor:
-    """The float16 at byte `at` of every block, [rows, blocks of a row], its bits exclusive-ored with `flip`."""
+    """Return the float16 at byte `at` of every block, [rows, blocks of a row], with its bits XORed with `flip`."""
     field = np.ascontiguousarray(blocks[:, :, at : at + 2]).view("<u2")[:, :, 0]
     return torch.from_numpy((field ^ np.uint16(flip)).view(np.float16))

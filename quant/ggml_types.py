@@ -1,6 +1,6 @@
-"""The tensor types that a GGUF file can name: the elements and the bytes of one block.
+"""The tensor types of GGUF files: the elements and bytes of one block.
 
-A tensor of any of these types can be measured and checked; `quant.ggml_blocks` has the types that can be decoded. The
+The size of a tensor of any of these types can be checked. `quant.ggml_blocks` has the types that can be decoded. The
 numbers are those of the `gguf` package.
 """
 
@@ -18,13 +18,13 @@ class GGMLType:
     block_bytes: int
 
     def nbytes(self, elements: int) -> int:
-        """Bytes of `elements` elements; `elements` is a multiple of `block_elements`."""
+        """Return the bytes of `elements` elements, a multiple of `block_elements`."""
         return elements // self.block_elements * self.block_bytes
 
 
 @functools.cache
 def ggml_types() -> Mapping[int, GGMLType]:
-    """All types by the number that stands for each in a file."""
-    from gguf.constants import GGML_QUANT_SIZES  # imports numpy, which programs that open no file start without
+    """Return all types by their number in files."""
+    from gguf.constants import GGML_QUANT_SIZES  # imports numpy, which commands that open no file should not wait for
 
     return {int(kind): GGMLType(kind.name, *sizes) for kind, sizes in GGML_QUANT_SIZES.items()}

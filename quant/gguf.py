@@ -1,8 +1,8 @@
-"""A bounded reader for GGUF files, versions 2 and 3, little endian.
+"""A bounds-checked reader for GGUF files, versions 2 and 3, little endian.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The file is hostile until proven otherwise: every
-length, count, dimension, alignment and offset is checked as a Python int, which cannot overflow, before anything is
-allocated or viewed. A malformed file raises `GGUFError`, and nothing else; the error names the field and its offset.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The file is untrusted: every length, count,
+dimension, alignment, and offset is checked as a Python int, which cannot overflow, before anything is allocated or
+viewed. A malformed file raises `GGUFError`, and nothing else; the error names the field and its offset.
 """
 
 import hashlib
@@ -21,8 +21,8 @@ MetadataValue = int | float | bool | str | tuple[int, ...] | tuple[float, ...] |
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 
-# Bounds. The largest real headers (a 262k vocabulary with merges) take about 15 MB; a parsed header costs at most
-# eight times its bytes in Python objects, so that a forged one stays under 600 MB.
+# The largest real headers (a 262k vocabulary with merges) take about 15 MB. A parsed header takes at most eight times
+# its bytes in Python objects, so that a forged one stays under 600 MB.
 MAX_HEADER_BYTES = 64 << 20
 MAX_STRING_BYTES = 16 << 20
 MAX_KEY_BYTES = 1 << 16
@@ -41,7 +41,7 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
-    """Where one tensor lies. `shape` is row-major (a file lists it innermost first); `offset` counts from byte 0."""
+    """Position of one tensor. `shape` is row-major (a file lists it innermost first); `offset` counts from byte 0."""
 
     name: str
     type: GGMLType
@@ -51,9 +51,9 @@ class GGUFTensor:
 
 
 class GGUFFile(TensorFile[GGUFTensor]):
-    """An open GGUF file: parsed header, tensors as read-only views of the mapped file.
+    """An open GGUF file: parsed header, and tensors as read-only views of the mapped file.
 
-    Raises `GGUFError` when the file is malformed, `ModelFileError` when it is no regular file or cannot be opened.
+    Raises `GGUFError` if the file is malformed, `ModelFileError` if it is not a regular file or cannot be opened.
     """
 
     version: int
@@ -71,7 +71,7 @@ class GGUFFile(TensorFile[GGUFTensor]):
 
 
 class _Header:
-    """Reads a header once, front to back. Every read names the field it is for."""
+    """Reads a header once, front to back. Every read names its field."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path = path
@@ -95,11 +95,11 @@ class _Header:
     # -- primitive reads
 
     def _take(self, nbytes: int, field: str) -> int:
-        """Move past `nbytes` bytes and return where they start."""
+        """Move past `nbytes` bytes and return their start."""
         start = self._at
         if nbytes > self._limit - start:
             bound = "the file ends" if self._limit == self._size else f"the header passes {MAX_HEADER_BYTES} bytes"
-            raise self._error(f"{nbytes} bytes are needed, but {bound}", field=field, offset=start)
+            raise self._error(f"{nbytes} bytes are required, but {bound}", field=field, offset=start)
         self._at = start + nbytes
         return start
 
@@ -109,11 +109,11 @@ class _Header:
         return value
 
     def _count(self, field: str, most: int, *, smallest: int) -> int:
-        """A 64-bit count of things that take at least `smallest` bytes each."""
+        """Read a 64-bit count of items that take at least `smallest` bytes each."""
         start = self._at
         count = self._number("Q", field)
         if count > most:
-            raise self._error(f"{count} is over the bound of {most}", field=field, offset=start)
+            raise self._error(f"{count} is over the limit of {most}", field=field, offset=start)
         if count * smallest > self._limit - self._at:
             raise self._error(f"{count} is more than the rest of the file can hold", field=field, offset=start)
         return count
@@ -122,7 +122,7 @@ class _Header:
         start = self._at
         length = self._number("Q", f"length of {field}")
         if length > most:
-            raise self._error(f"a string of {length} bytes is over the bound of {most}", field=field, offset=start)
+            raise self._error(f"a string of {length} bytes is over the limit of {most}", field=field, offset=start)
         begin = self._take(length, field)
         try:
             return str(self._data[begin : begin + length], "utf-8")
@@ -170,7 +170,7 @@ class _Header:
         if kind != _BOOL:
             return values
         if any(value > 1 for value in values):
-            raise self._error("a truth value is neither 0 nor 1", field=field, offset=start)
+            raise self._error("a boolean is neither 0 nor 1", field=field, offset=start)
         return tuple(value == 1 for value in values)
 
     def _array(self, field: str) -> MetadataValue:
@@ -183,7 +183,9 @@ class _Header:
         return self._strings(count, field) if kind == _STRING else self._scalars(kind, count, field)
 
     def _strings(self, count: int, field: str) -> tuple[str, ...]:
-        """The hot loop of opening a file: a vocabulary and its merges are 100,000 to a million strings."""
+        """Read strings. This is the hot loop of opening a file: a vocabulary and its merges are 100,000 to a million
+        strings.
+        """
         data, at, limit, strings = self._data, self._at, self._limit, []
         from_bytes = int.from_bytes
         for index in range(count):
@@ -192,7 +194,7 @@ class _Header:
             at = begin + length
             if at > limit or length > MAX_STRING_BYTES:
                 self._at = begin - 8
-                self._string(f"{field}[{index}]")  # reads the same bytes again to say what is wrong
+                self._string(f"{field}[{index}]")  # raises the error: it reads the same bytes again
             try:
                 strings.append(str(data[begin:at], "utf-8"))
             except UnicodeDecodeError as error:
@@ -209,7 +211,9 @@ class _Header:
         return alignment
 
     def _read_tensors(self, count: int) -> dict[str, GGUFTensor]:
-        """Tensor offsets count from the end of the header, which is known only after the last one is read."""
+        """Read all tensors. Their offsets count from the end of the header, which is known only after the last one is
+        read.
+        """
         found: list[tuple[GGUFTensor, int]] = []
         names: set[str] = set()
         for index in range(count):
@@ -254,7 +258,7 @@ class _Header:
         return kind.nbytes(elements)
 
     def _locate(self, found: list[tuple[GGUFTensor, int]], data_start: int) -> dict[str, GGUFTensor]:
-        """Check offsets against each other and the file, and make them absolute."""
+        """Check offsets against each other and the file's length, and make them absolute."""
         end, previous = data_start, "the header"
         located: dict[str, GGUFTensor] = {}
         for tensor, at in sorted(found, key=lambda item: item[0].offset):

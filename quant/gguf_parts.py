@@ -1,7 +1,7 @@
 """The parts of a split GGUF model as one set of tensors; a single file is one part.
 
 The parts are named `NAME-00001-of-0000N.gguf` and so on, and the path of any part opens all of them. The other paths
-are derived from that name, never read from a file. The `split.no` (from 0), `split.count` and `split.tensors.count` of
+are derived from that name, never read from a file. The `split.no` (from 0), `split.count`, and `split.tensors.count` of
 every part must agree with the names. Source: llama.cpp's gguf-split, and the `gguf` package's writer.
 `engine.checkpoints.gguf` opens these files as a model's checkpoint.
 """
@@ -26,14 +26,14 @@ _NUMBER, _COUNT, _TENSORS = "split.no", "split.count", "split.tensors.count"
 class GGUFParts(TensorFiles[GGUFTensor]):
     """The tensors of all parts of the file at `path`.
 
-    Links are followed: the caller chose the path, and with it those of the other parts. Raises `GGUFError` when a file
-    is malformed, `ModelFileError` when one is missing or cannot be opened, or the parts do not fit together. Views
+    Links are followed: the caller chose the path, and with it those of the other parts. Raises `GGUFError` if a file is
+    malformed, `ModelFileError` if one is missing or cannot be opened, or if the parts do not fit together. Views
     outlive `close()`.
     """
 
-    path: Path  # of the file, or of the first part
-    metadata: Mapping[str, MetadataValue]  # of the first part, which has what concerns the model
-    header_digest: str  # sha256 over the parts' own digests, in hex; a single file's own
+    path: Path  # the file, or the first part
+    metadata: Mapping[str, MetadataValue]  # of the first part, which has the metadata of the model
+    header_digest: str  # SHA-256 over the parts' digests, in hex; for a single file its digest
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         paths = part_paths(Path(path))
@@ -46,16 +46,18 @@ class GGUFParts(TensorFiles[GGUFTensor]):
 
 
 def part_paths(path: Path) -> list[Path]:
-    """All files of the checkpoint that `path` is a file of, in their order. Raises ModelFileError when one is missing.
+    """Return all files of the checkpoint that `path` belongs to, in order. Raises ModelFileError if one is missing.
 
-    Looks at names alone: whether the files are what they are called is told when they are opened.
+    Only names are checked here; GGUFParts checks that the contents agree with them.
     """
     name = _PART.fullmatch(path.name)
     if name is None:
         return [path]
     number, count = int(name["number"]), int(name["count"])
     if not 1 <= number <= count <= MAX_PARTS:
-        raise ModelFileError(f"{path} is named as part {number} of {count}", f"There can be 1 to {MAX_PARTS} parts.")
+        raise ModelFileError(
+            f"{path} has the name of part {number} of {count}", f"A model can have 1 to {MAX_PARTS} parts."
+        )
     parts = [path.with_name(f"{name['stem']}-{i:05d}-of-{count:05d}{name['suffix']}") for i in range(1, count + 1)]
     missing = [part for part in parts if part != path and not part.exists()]
     if missing:
@@ -68,7 +70,9 @@ def part_paths(path: Path) -> list[Path]:
 
 
 def _check_numbers(files: Sequence[GGUFFile]) -> None:
-    """Each part is the one that its name says, of one and the same split. A file by itself need not say anything."""
+    """Check that each part has the number in its name and belongs to the same split. A single file needs no split
+    fields.
+    """
     if len(files) == 1 and files[0].metadata.get(_COUNT, 1) == 1:
         return
     total = sum(len(file.tensors) for file in files)
@@ -78,19 +82,19 @@ def _check_numbers(files: Sequence[GGUFFile]) -> None:
             if type(value) is not int or value != expected:
                 shown = "missing" if value is None else printable(repr(value))
                 raise ModelFileError(
-                    f"{file.path}: {key} is {shown}, and by the name and the number of the parts it is {expected}",
-                    "Give the parts the names that they were made with, or pull the model again.",
+                    f"{file.path}: {key} is {shown}, but the file names and the number of parts require {expected}",
+                    "Restore the original names of the parts, or pull the model again.",
                 )
 
 
 def _owners(files: Sequence[GGUFFile]) -> dict[str, GGUFFile]:
-    """The part that holds each tensor."""
+    """Return the part that holds each tensor."""
     owners: dict[str, GGUFFile] = {}
     for file in files:
         if twice := owners.keys() & file.tensors.keys():
             name = min(twice)
             raise ModelFileError(
-                f"{file.path}: {owners[name].path.name} has the tensor {printable(name)}, too", DAMAGED
+                f"{file.path}: {owners[name].path.name} also has the tensor {printable(name)}", DAMAGED
             )
         owners.update(dict.fromkeys(file.tensors, file))
     return owners

@@ -1,7 +1,7 @@
-"""GPTQ checkpoints, versions 1 and 2, of 2, 4 and 8 bits: one linear layer to its canonical form.
+"""GPTQ checkpoints, versions 1 and 2, of 2, 4, and 8 bits: convert a linear layer to its canonical form.
 
-Layout, as AutoGPTQ and GPTQModel write it (`nn_modules/qlinear/__init__.py`, `pack_block` and `dequantize_weight`), for
-a weight of `out` rows and `in` columns, b bits, in groups of columns:
+The layout that AutoGPTQ and GPTQModel write (`nn_modules/qlinear/__init__.py`, `pack_block` and `dequantize_weight`),
+for a weight of `out` rows and `in` columns, b bits, in groups of columns:
 
     qweight  int32 [in * b / 32, out]      a word holds 32 / b consecutive columns of one row, the lowest bits first
     qzeros   int32 [groups, out * b / 32]  a word holds the zero points of 32 / b consecutive rows
@@ -10,12 +10,12 @@ a weight of `out` rows and `in` columns, b bits, in groups of columns:
 
     value[r, c] = scales[g_idx[c], r] * (code[r, c] - zero[g_idx[c], r])
 
-Version 1 (`checkpoint_format` "gptq", the default) stores zero points less one. The one was taken from whole words, so
-that a zero point of 0 borrows from the next; it is added to whole words here, as GPTQModel does
-(`convert_gptq_v1_to_v2_format_module`). Version 2 ("gptq_v2") stores them as they are.
+Version 1 (`checkpoint_format` "gptq", the default) stores zero points minus one. The ones were subtracted from whole
+words, so that a zero point of 0 borrows from the next one. They are added to whole words here, as GPTQModel does
+(`convert_gptq_v1_to_v2_format_module`). Version 2 ("gptq_v2") stores zero points unchanged.
 
-With `desc_act`, columns were quantized by the size of their activations and g_idx is in any order; without, it is in
-order, or all zeros in some old files, which means the same.
+With `desc_act`, columns were quantized by the size of their activations and g_idx has any order. Without, g_idx is in
+order; in some old files it is all zeros, with the same meaning.
 """
 
 from collections.abc import Mapping
@@ -34,16 +34,16 @@ FORMATS = ("gptq", "gptq_v2")
 
 @dataclass(frozen=True, slots=True)
 class GPTQ:
-    """How the layers of a checkpoint are quantized."""
+    """The quantization of a checkpoint's layers."""
 
     bits: int
-    group: int | None  # columns; None is a whole row
+    group: int | None  # columns that share a scale; None: a whole row
     zeros_less_one: bool
-    ordered: bool  # by activations
+    ordered: bool  # columns are ordered by their activations
 
     @classmethod
     def read(cls, config: object) -> "GPTQ":
-        """From `quantization_config` of a config.json. Raises ModelFileError."""
+        """Read `quantization_config` of a config.json. Raises ModelFileError."""
         section = QuantizationSection(config)
         section.text("quant_method", ("gptq",))
         section.text("pack_dtype", ("int32",), default="int32")
@@ -56,7 +56,7 @@ class GPTQ:
 
 
 def decode(layer: str, tensors: Mapping[str, Tensor], config: GPTQ) -> GroupedTensor:
-    """The weight of `layer`, from its tensors by their names in the layer. Copies. Raises ModelFileError."""
+    """Return the weight of `layer`, a copy. `tensors` are keyed by their names in the layer. Raises ModelFileError."""
     per_word = 32 // config.bits
     given = LayerTensors(layer, tensors)
     qweight = given.take("qweight", (torch.int32,), None, None)

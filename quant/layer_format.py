@@ -1,7 +1,7 @@
-"""How the linear layers of a safetensors checkpoint are quantized: a table from `quant_method` to a decoder.
+"""Formats of quantized linear layers in safetensors checkpoints: a table from `quant_method` to a decoder.
 
-The tensors of a layer say whether it is quantized. If they are more than a weight of floats and a bias, the decoder
-that config.json names reads the layer.
+A layer is quantized if it has more than a weight of floats and a bias. The decoder that config.json names then reads
+it.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -18,9 +18,10 @@ from quant.safetensors_values import PLAIN_TYPES, values
 from quant.tensor import QTensor
 
 Section = Mapping[str, object]  # `quantization_config` of a config.json
-LayerNames = Mapping[str, str]  # from the name of a tensor within its layer ("weight_scale") to its whole name
+LayerNames = Mapping[str, str]  # from the name of a tensor in its layer ("weight_scale") to its full name
 
-# What quantized layers have besides their weight: scales of activations and of caches, which nothing here reads.
+# Tensors of quantized layers that are not used: biases are read elsewhere, and scales of activations and caches
+# nowhere.
 UNUSED_TENSORS = frozenset({"bias", *compressed_tensors.UNUSED_TENSORS, "k_scale", "v_scale"})
 
 
@@ -30,15 +31,15 @@ def _alike(_layer: str) -> Hashable:
 
 @dataclass(frozen=True, slots=True)
 class LayerFormat:
-    """How the layers of a checkpoint are quantized."""
+    """The quantization of a checkpoint's layers."""
 
-    # The weight of a layer, from its tensors. Copies. Raises ModelFileError or UnsupportedQuantization.
+    # Returns the weight of a layer, from its tensors, a copy. Raises ModelFileError or UnsupportedQuantization.
     decode: Callable[[float8.Tensors, str, LayerNames], QTensor]
-    scheme: Callable[[str], Hashable] = _alike  # layers of one scheme, with tensors of the same types, have one layout
+    scheme: Callable[[str], Hashable] = _alike  # layers with equal schemes and tensor types have equal layouts
 
 
 def is_quantized(tensors: Mapping[str, SafetensorsTensor]) -> bool:
-    """Whether a layer, of these tensors by their names in it, is more than floats."""
+    """Whether a layer with these tensors, keyed by their names in it, is quantized."""
     weight = tensors.get("weight")
     return bool(tensors.keys() - UNUSED_TENSORS - {"weight"}) or (
         weight is not None and weight.type.name not in PLAIN_TYPES
@@ -46,13 +47,13 @@ def is_quantized(tensors: Mapping[str, SafetensorsTensor]) -> bool:
 
 
 def read_format(section: object) -> LayerFormat:
-    """Of a `quantization_config`. Raises UnsupportedQuantization or ModelFileError."""
+    """Return the format for a `quantization_config`. Raises UnsupportedQuantization or ModelFileError."""
     method = section.get("quant_method") if isinstance(section, Mapping) else None
     if not isinstance(section, Mapping) or not isinstance(method, str) or method not in _METHODS:
         shown = printable(method) if isinstance(method, str) else "not named"
         known = ", ".join(_METHODS)
         raise UnsupportedQuantization(
-            f"The checkpoint's quantization is {shown}; this version knows {known}", OTHER_COPY
+            f"The checkpoint's quantization is {shown}; this version supports {known}", OTHER_COPY
         )
     return _METHODS[method](section)
 
@@ -64,7 +65,7 @@ def _not_quantized(checkpoint: float8.Tensors, layer: str, names: LayerNames) ->
     )
 
 
-NOT_QUANTIZED = LayerFormat(_not_quantized)  # of a checkpoint whose configuration says nothing of quantization
+NOT_QUANTIZED = LayerFormat(_not_quantized)  # of a checkpoint without a quantization_config
 
 
 def _values(checkpoint: float8.Tensors, names: LayerNames) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
-"""The tensors of one linear layer, taken by name, with type and shape checked.
+"""The tensors of one linear layer, read by name, with type and shape checked.
 
-The checkpoint is hostile: no value is read before its tensor's type and shape are checked.
+The checkpoint is untrusted: no value is read before its tensor's type and shape are checked.
 """
 
 from collections.abc import Collection, Mapping
@@ -14,9 +14,9 @@ SCALE_TYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 class LayerTensors:
-    """`tensors` of `layer`, by their names without the layer's: "qweight", "weight.absmax".
+    """The tensors of `layer`, keyed by their names in it: "qweight", "weight.absmax".
 
-    Names in `unused` belong to the layer but not to its weight, and are let alone.
+    Names in `unused` belong to the layer but not to its weight, and are ignored.
     """
 
     def __init__(self, layer: str, tensors: Mapping[str, Tensor], *, unused: Collection[str] = ("bias",)) -> None:
@@ -29,9 +29,9 @@ class LayerTensors:
         return name in self._tensors
 
     def take(self, name: str, types: Collection[torch.dtype], *shape: int | None) -> Tensor:
-        """Tensor `name`, of one of `types` and of `shape`, in which None is any number but zero.
+        """Return tensor `name`, of one of `types` and of `shape`, where None is any size except zero.
 
-        Raises ModelFileError where it is not there, or another.
+        Raises ModelFileError if it is missing, or has another type or shape.
         """
         if name not in self._tensors:
             raise self.damaged(name, "is missing")
@@ -49,7 +49,7 @@ class LayerTensors:
         return tensor
 
     def finish(self) -> None:
-        """Raises ModelFileError where there is a tensor that nobody took: the layer would not be what it says."""
+        """Raise ModelFileError if a tensor was not read: the layer would have another format than it claims."""
         unknown = sorted(self._tensors.keys() - self._taken - set(self._unused))
         if unknown:
             raise self.damaged(unknown[0], "does not belong to a layer of this format")

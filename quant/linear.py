@@ -1,9 +1,7 @@
-"""QLinear: a linear layer over quantized weights, and the seam behind which each kind of device multiplies.
+"""QLinear: a linear layer over quantized weights, and the interface of the backends that multiply.
 
-`forward` is the fast path of a backend; `dequantize` is its oracle. A fused projection (q, k and v, or gate and up) is
-one layer of several segments, each in its own type: a row of the output is the segments' outputs side by side.
-
-Refuses to know models, and which backend is the right one for a machine.
+`forward` is the fast path of a backend; `dequantize` is its oracle. A fused projection (q, k, and v, or gate and up) is
+one layer of several segments, each in its own type. A row of the output is the concatenation of the segments' outputs.
 """
 
 from collections.abc import Sequence
@@ -17,46 +15,48 @@ from quant.tensor import PlainTensor, QTensor
 
 
 class QLinear(Protocol):
-    """A linear layer without bias, [tokens, inputs] -> [tokens, outputs], ready to run on its backend."""
+    """A linear layer without bias, [tokens, inputs] -> [tokens, outputs], on its backend's device."""
 
     inputs: int
     outputs: int
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [tokens, inputs] float32 -> [tokens, outputs] float32."""
+        """Multiply x [tokens, inputs] float32 -> [tokens, outputs] float32."""
         ...
 
     def rows(self, ids: Tensor) -> Tensor:
-        """An embedding look-up: the weight's rows `ids` (int64 [tokens], in range), float32 [tokens, inputs].
+        """Return the weight's rows `ids` (int64 [tokens], in range), float32 [tokens, inputs]: an embedding look-up.
 
         Only for a layer of one segment.
         """
         ...
 
     def dequantize(self) -> Tensor:
-        """The whole weight, float32 [outputs, inputs]."""
+        """Return the weight, float32 [outputs, inputs]."""
         ...
 
 
 class LinearBackend(Protocol):
-    """Makes linear layers for one device. Chosen once; every backend has these same signatures."""
+    """Makes linear layers for one device."""
 
     @property
     def name(self) -> str: ...
 
     def linear(self, segments: Sequence[QTensor]) -> QLinear:
-        """A layer whose outputs are those of `segments` side by side. All are matrices with the same input width."""
+        """Return a layer whose outputs are those of `segments`, concatenated. All are matrices with the same number of
+        columns.
+        """
         ...
 
     def to_device(self, values: Tensor) -> Tensor:
-        """Floats that are used beside the layers, such as biases, where these compute."""
+        """Return floats that are used with the layers, such as biases, in the memory of the layers' device."""
         ...
 
 
 class ReferenceLinear:
-    """Plain torch. Holds the weight as float32 when `keep_dequantized`, else as canonical segments.
+    """Plain torch. Holds the weight as float32 if `keep_dequantized`, else as canonical segments.
 
-    Both multiply the same float32 values in the same order: keeping buys about 10x speed for 4 to 8x the memory.
+    Both multiply the same float32 values in the same order. Keeping them is about 10x as fast, for 4 to 8x the memory.
     """
 
     def __init__(self, segments: Sequence[QTensor], *, keep_dequantized: bool) -> None:

@@ -1,4 +1,4 @@
-"""Memory-mapped files of named tensors, and several of them as one set."""
+"""Memory-mapped files of named tensors, and sets of such files."""
 
 import contextlib
 import mmap
@@ -15,7 +15,7 @@ from quant.errors import ModelFileError
 
 @contextlib.contextmanager
 def regular_file(path: Path) -> Iterator[tuple[int, int]]:
-    """The descriptor and the length of a file. Raises ModelFileError when it is not regular or cannot be opened."""
+    """Yield the descriptor and length of a file. Raises ModelFileError if it is not regular or cannot be opened."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
@@ -30,7 +30,7 @@ def regular_file(path: Path) -> Iterator[tuple[int, int]]:
 
 
 class Closing(ABC):
-    """What is open until it is closed, and is closed at the end of a `with`."""
+    """Base of objects that are closed at the end of a `with`."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -45,7 +45,7 @@ class Closing(ABC):
 
 
 class MappedTensor(Protocol):
-    """Where a tensor lies in its file."""
+    """Position of a tensor in its file."""
 
     @property
     def offset(self) -> int: ...
@@ -58,16 +58,16 @@ Tensor = TypeVar("Tensor", bound=MappedTensor)
 
 
 class TensorFile(Closing, Generic[Tensor]):
-    """An open file of named tensors, which are read-only views of the mapped file. One that cannot be read whole is
-    closed again.
+    """An open file of named tensors, which are read-only views of the mapped file.
 
-    Views outlive `close()`: the mapping goes when the last of them does.
+    If the header cannot be read, the file is closed again. Views outlive `close()`: the file stays mapped as long as
+    one exists.
     """
 
     tensors: Mapping[str, Tensor]
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Raises ModelFileError: see `regular_file`; and what the methods that a format adds raise."""
+        """Open and read the file at `path`. Raises as `regular_file` does, and as the methods of the format do."""
         self.path = Path(path)
         with regular_file(self.path) as (descriptor, size):
             self._check_size(size)
@@ -80,47 +80,47 @@ class TensorFile(Closing, Generic[Tensor]):
 
     @abstractmethod
     def _check_size(self, size: int) -> None:
-        """Raise for a file that is too short to have a header."""
+        """Raise if the file is too short to have a header."""
 
     @abstractmethod
     def _read_header(self, data: mmap.mmap) -> None:
-        """Set `tensors`, each of them checked to lie within the file, and whatever else the header says."""
+        """Set `tensors` and the other fields of the format, after checking that each tensor is within the file."""
 
     def data(self, name: str) -> memoryview:
-        """The bytes of tensor `name` as a read-only view, without a copy. Raises KeyError for an unknown name."""
+        """Return a read-only view of the bytes of tensor `name`. Raises KeyError for an unknown name."""
         tensor = self.tensors[name]
         return memoryview(self._map)[tensor.offset : tensor.offset + tensor.nbytes]
 
     def release(self, name: str) -> None:
-        """Give back the memory that reading tensor `name` took. Its data can be read again, from the file."""
+        """Release the memory that reading tensor `name` took. Its data can be read again, from the file."""
         tensor = self.tensors[name]
         if tensor.nbytes and hasattr(mmap, "MADV_DONTNEED"):
             start = tensor.offset // mmap.PAGESIZE * mmap.PAGESIZE
             self._map.madvise(mmap.MADV_DONTNEED, start, tensor.offset + tensor.nbytes - start)
 
     def close(self) -> None:
-        """With views of it alive, the mapping is left to go with the last of them."""
+        """Unmap the file. If views exist, it is unmapped when the last of them is deleted."""
         with contextlib.suppress(BufferError):
             self._map.close()
 
 
 class TensorFiles(Closing, Generic[Tensor]):
-    """Open files of one checkpoint as one set of tensors. Views outlive `close()`."""
+    """The open files of one checkpoint as one set of tensors. Views outlive `close()`."""
 
-    tensors: Mapping[str, Tensor]  # file by file; `offset` counts in the tensor's own file
+    tensors: Mapping[str, Tensor]  # file by file; `offset` is relative to the tensor's file
 
     def __init__(self, file_of: Mapping[str, TensorFile[Tensor]], opened: contextlib.ExitStack) -> None:
-        """By the name of each tensor the file that has it. What `opened` would close is closed with this."""
+        """`file_of` maps the name of each tensor to its file. `close()` closes everything in `opened`."""
         self._file_of = file_of
         self.tensors = {name: file.tensors[name] for name, file in file_of.items()}
         self._opened = opened.pop_all()
 
     def data(self, name: str) -> memoryview:
-        """The bytes of tensor `name` as a read-only view, without a copy. Raises KeyError for an unknown name."""
+        """Return a read-only view of the bytes of tensor `name`. Raises KeyError for an unknown name."""
         return self._file_of[name].data(name)
 
     def release(self, name: str) -> None:
-        """Give back the memory that reading tensor `name` took. Its data can be read again, from the file."""
+        """Release the memory that reading tensor `name` took. Its data can be read again, from the file."""
         self._file_of[name].release(name)
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
-"""Integers of 2, 4, or 8 bits in 32-bit words, as checkpoints pack them, become planes of the canonical form.
+"""Convert integers of 2, 4, or 8 bits in 32-bit words, as checkpoints pack them, to planes of the canonical form.
 
-Element i of a word is at bit i * bits. Also the order of groups that `act_order` checkpoints store (g_idx).
+Element i of a word is at bit i * bits. Also computes the order of columns from the groups that `act_order` checkpoints
+store (g_idx).
 """
 
 from collections.abc import Callable
@@ -16,11 +17,11 @@ from quant.tensor import Integers, Plane
 Bytes = NDArray[np.uint8]
 
 WIDTHS = (2, 4, 8)
-ROWS = 8  # slabs are multiples of so many rows, or all that are left
+ROWS = 8  # a slab has a multiple of this number of rows, except the last
 
 
 def unpack(words: Tensor, bits: int) -> Bytes:
-    """uint8 [..., n * 32 / bits] of words, int32 [..., n], the lowest bits first."""
+    """Unpack int32 words [..., n], the lowest bits first, to uint8 [..., n * 32 / bits]."""
     data = np.ascontiguousarray(words.numpy()).astype("<i4", copy=False).view(np.uint8)
     per_byte = 8 // bits
     out = np.empty((*data.shape[:-1], data.shape[-1] * per_byte), np.uint8)
@@ -30,7 +31,7 @@ def unpack(words: Tensor, bits: int) -> Bytes:
 
 
 def words(values: Bytes, bits: int) -> Tensor:
-    """int32 [rows, n * bits / 32, rounded up]: what `unpack` reads as values below 2 ** bits [rows, n], and zeros."""
+    """Pack values below 2 ** bits [rows, n] to int32 words [rows, n * bits / 32, rounded up], padded with zeros."""
     per_byte = 8 // bits
     padded = np.pad(values, ((0, 0), (0, -values.shape[1] % (32 // bits))))
     data = np.zeros((len(values), padded.shape[1] // per_byte), np.uint8)
@@ -40,9 +41,10 @@ def words(values: Bytes, bits: int) -> Tensor:
 
 
 def pack(shape: tuple[int, int], bits: int, values: Callable[[slice], Bytes]) -> Integers:
-    """Integers of `shape` below 2 ** bits, in one plane; rows are filled up with zeros to whole words.
+    """Pack integers of `shape`, below 2 ** bits, in one plane. Rows are padded with zeros to whole words.
 
-    `values` gives those of some rows after another, so that what is in between is small.
+    `values` returns the integers of some rows. It is called for a slab at a time, so that intermediate results are
+    small.
     """
     rows, count = shape
     padding = -count % (32 // bits)
@@ -56,9 +58,9 @@ def pack(shape: tuple[int, int], bits: int, values: Callable[[slice], Bytes]) ->
 
 
 def columns_by_group(g_idx: Tensor, group: int) -> Tensor | None:
-    """The columns in the order of their groups, int32 [columns]; None where they are in that order already.
+    """Return the columns in the order of their groups, int32 [columns], or None if they are in that order.
 
-    Every group has `group` columns, and the last one what is left. Raises ValueError, saying what is wrong.
+    Every group has `group` columns, and the last one has the rest. Raises ValueError for other groups.
     """
     columns = len(g_idx)
     groups = -(-columns // group)

@@ -1,20 +1,20 @@
-"""The quantization section of a config.json: typed look-ups, with every value checked.
+"""The quantization section of a config.json: typed look-ups with checked values.
 
-A value of the wrong type is a damaged file. A value that stands for a scheme that this version does not decode is an
-UnsupportedQuantization error that names the key.
+A value of the wrong type is a damaged file. A value for a scheme that this version cannot decode raises
+UnsupportedQuantization, which names the key.
 """
 
 from collections.abc import Collection, Mapping
 
 from quant.errors import DAMAGED, ModelFileError, UnsupportedQuantization
 
-OTHER_COPY = "Use a copy of the model that is quantized in another way."
+OTHER_COPY = "Use a copy of the model with another quantization."
 MAX_GROUP = 1 << 20
 SHOWN = 60  # characters of a value in a message
 
 
 class QuantizationSection:
-    """A JSON object. `path` says where it is, for messages. Keys that nobody asks for are not looked at."""
+    """A JSON object. `path` is its position, for messages. Keys that are not looked up are ignored."""
 
     def __init__(self, values: object, path: str = "quantization_config") -> None:
         self.path = path
@@ -29,12 +29,12 @@ class QuantizationSection:
         return QuantizationSection(self._values.get(key), f"{self.path}.{key[:SHOWN]}")
 
     def sections(self, key: str) -> "list[QuantizationSection]":
-        """The objects in the object `key`."""
+        """Return the objects in the object `key`."""
         inner = self.section(key)
         return [inner.section(name) for name in inner._values if isinstance(name, str)]
 
     def text(self, key: str, allowed: Collection[str], default: str | None = None) -> str:
-        """In lower case; one of `allowed`."""
+        """Return the string at `key` in lower case. Raises unless it is one of `allowed`."""
         value = self._values.get(key)
         value = default if value is None else value
         if not isinstance(value, str):
@@ -69,29 +69,29 @@ class QuantizationSection:
         return value
 
     def group_size(self, key: str = "group_size") -> int | None:
-        """Columns that share a scale; None where the file says -1, a whole row."""
+        """Return the number of columns that share a scale; None for -1, a whole row."""
         return None if self._integer(key) == -1 else self.positive(key)
 
     def number(self, key: str) -> float:
         value = self._values.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or not -1e30 < value < 1e30:
-            raise self._wrong(key, "a number of reasonable size")
+            raise self._wrong(key, "a number between -1e30 and 1e30")
         return float(value)
 
     def shape(self, key: str) -> tuple[int, int]:
-        """Rows and columns of a matrix."""
+        """Return the rows and columns of a matrix."""
         match self._values.get(key):
             case [int(rows), int(columns)] if 0 < rows < 1 << 31 and 0 < columns < 1 << 31:
                 return rows, columns
         raise self._wrong(key, "the rows and columns of a matrix")
 
     def refuse(self, key: str) -> None:
-        """Raises UnsupportedQuantization where `key` says anything: it would change what weights mean."""
+        """Raise UnsupportedQuantization if `key` has a value: it would change the meaning of weights."""
         if self._values.get(key):
             raise UnsupportedQuantization(f"{self.path}.{key} is not supported by this version", OTHER_COPY)
 
     def unsupported(self, key: str, allowed: Collection[str]) -> UnsupportedQuantization:
-        problem = f"{self.path}.{key} is {_shown(self._values.get(key))}; this version knows {', '.join(allowed)}"
+        problem = f"{self.path}.{key} is {_shown(self._values.get(key))}; this version supports {', '.join(allowed)}"
         return UnsupportedQuantization(problem, OTHER_COPY)
 
     def _integer(self, key: str) -> int:

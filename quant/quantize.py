@@ -1,14 +1,14 @@
-"""Weights of 16 or 32 bits to 8-bit floats, 4-bit integers and NF4: from one canonical form to another.
+"""Quantize weights of 16 or 32 bits to 8-bit floats, 4-bit integers, or NF4: from one canonical form to another.
 
     fp8     e4m3, a scale for each row: its largest magnitude becomes 448
-    int4    codes from 0 to 15 with a scale and an integer zero point for each group of columns, of least squared error
-            (`quant.scale_search`)
-    nf4     16 numbers that are as likely as each other in normally distributed weights, times the largest magnitude of
-            64 columns; QLoRA, https://arxiv.org/abs/2305.14314, rounded as bitsandbytes does. Those magnitudes can be
-            quantized themselves, 256 at a time and less their mean (`nested`).
+    int4    codes from 0 to 15, with the scale and integer zero point of the least squared error for each group of
+            columns (`quant.scale_search`)
+    nf4     16 numbers that are equally likely in normally distributed weights, times the largest magnitude of 64
+            columns; QLoRA, https://arxiv.org/abs/2305.14314, rounded as bitsandbytes does. With `nested`, those
+            magnitudes minus their mean are also quantized, 256 at a time.
 
-Scales are rounded first, and codes are chosen for the rounded scales. Rows are quantized in slabs, so that
-intermediate results take at most one byte for each weight.
+Scales are rounded first, and codes are chosen for the rounded scales. Rows are quantized in slabs, so that intermediate
+results take at most one byte for each weight.
 """
 
 import math
@@ -29,17 +29,17 @@ from quant.tensor import Float8Tensor, GroupedTensor, GroupScale, NestedScale, P
 
 Quantizer = Callable[[PlainTensor], Float8Tensor | GroupedTensor]
 
-SCALE_TYPE = torch.bfloat16  # of fp8 and int4: two bytes, and the range of float32
-LEAST_IMPORTANCE = 1e-6  # of a column, next to the one of its group that matters most
-LARGEST = 1e15  # of a weight: its square must not overflow, nor that of a sum of many
+SCALE_TYPE = torch.bfloat16  # for fp8 and int4: two bytes, and the range of float32
+LEAST_IMPORTANCE = 1e-6  # of a column, relative to the most important one of its group
+LARGEST = 1e15  # largest magnitude of a weight: squares and their sums must not overflow
 LARGEST_E4M3 = 448.0
-TOP = 15  # of four bits
-GROUPS = (128, 64, 32)  # columns, the best first
+TOP = 15  # largest 4-bit code
+GROUPS = (128, 64, 32)  # columns in a group, the preferred size first
 NF4_BLOCK = 64  # columns
-NESTED_BLOCK = 256  # scales
+NESTED_BLOCK = 256  # nested scales in a block
 
-# What a model keeps as it is: embeddings, heads, what chooses experts, and norms that have a row of weights for each
-# head. Names of Hugging Face's and of GGUF's.
+# Modules that are not quantized: embeddings, heads, expert routers, and norms that have a row of weights for each head.
+# The names are those of Hugging Face and of GGUF.
 KEPT = frozenset(
     (
         *("embed_tokens", "word_embeddings", "position_embeddings", "token_type_embeddings", "lm_head"),
@@ -50,13 +50,13 @@ KEPT = frozenset(
 
 
 def is_linear_weight(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor is the weight of a linear layer that quantizing a model takes."""
+    """Whether a tensor is the weight of a linear layer that quantization applies to."""
     *modules, kind = name.split(".")
     return kind == "weight" and len(shape) == 2 and bool(modules) and modules[-1] not in KEPT
 
 
 def group_size(columns: Iterable[int]) -> int:
-    """The columns that share a scale in int4, for matrices of so many columns. Raises UnsupportedQuantization."""
+    """Return the group size for int4 that divides all these numbers of columns. Raises UnsupportedQuantization."""
     common = math.gcd(*columns)
     for group in GROUPS:
         if common % group == 0:
@@ -68,17 +68,17 @@ def group_size(columns: Iterable[int]) -> int:
 
 
 def check_divisible(columns: Iterable[int], group: int) -> None:
-    """Raises UnsupportedQuantization where `group` does not divide a matrix of so many columns."""
+    """Raise UnsupportedQuantization if `group` does not divide one of these numbers of columns."""
     for count in columns:
         if count % group:
             raise UnsupportedQuantization(
                 f"Groups of {group} do not divide a matrix of {count} columns",
-                "Choose smaller groups, or fp8, which has none.",
+                "Choose smaller groups, or fp8, which has no groups.",
             )
 
 
 def fp8(weight: PlainTensor) -> Float8Tensor:
-    """Raises ModelFileError for what is no matrix of usable numbers."""
+    """Quantize a matrix to fp8. Raises ModelFileError if it is not a matrix of finite numbers up to LARGEST."""
     rows, columns = _shape(weight)
     values = torch.empty(rows, columns, dtype=torch.float8_e4m3fn)
     scale = torch.empty(rows, 1, dtype=SCALE_TYPE)
@@ -91,11 +91,13 @@ def fp8(weight: PlainTensor) -> Float8Tensor:
 
 
 def int4(weight: PlainTensor, group: int | None = None, importance: Tensor | None = None) -> GroupedTensor:
-    """In groups of `group` columns, or as many as divide the matrix.
+    """Quantize a matrix to int4, in groups of `group` columns, by default the largest that divides the columns.
 
-    `importance`, float32 [columns], finite and not negative, is what a squared error in each column counts: the mean
-    square of what the layer reads there makes it the error of what the layer gives. None: all the same.
-    Raises ModelFileError for what is no matrix of usable numbers, or not one of whole groups.
+    `importance`, float32 [columns], finite and not negative, is the weight of a squared error in each column. With the
+    mean square of the layer's inputs, the error of the layer's outputs is minimized. None: all columns are equal.
+
+    Raises ModelFileError if it is not a matrix of finite numbers up to LARGEST, UnsupportedQuantization if groups do
+    not divide it.
     """
     rows, columns = _shape(weight)
     group = group or group_size([columns])
@@ -123,14 +125,14 @@ def int4(weight: PlainTensor, group: int | None = None, importance: Tensor | Non
 
 
 def _relative(importance: Tensor) -> Floats:
-    """[groups, group]: the largest of each group is 1; where all are alike, so are all."""
+    """Return the importance relative to the largest of each group, [groups, group]; 1 if all are zero."""
     largest = importance.amax(-1, keepdim=True)
     relative: Floats = torch.where(largest > 0, importance / largest, 1).clamp(min=LEAST_IMPORTANCE).numpy()
     return relative
 
 
 def nf4(weight: PlainTensor, *, nested: bool = False) -> GroupedTensor:
-    """Raises ModelFileError for what is no matrix of usable numbers, or not one of whole blocks."""
+    """Quantize a matrix to NF4. Raises as `int4` does."""
     rows, columns = _shape(weight)
     check_divisible([columns], NF4_BLOCK)
     found = np.empty((rows, columns), np.uint8)
@@ -161,10 +163,10 @@ def _nested(scales: Tensor) -> NestedScale:
 
 @cache
 def dynamic_table() -> Floats:
-    """float32 [256], ascending: bitsandbytes' numbers for scales.
+    """Return bitsandbytes' numbers for scales, float32 [256], ascending.
 
-    Zero, one, and of both signs the means of 2 ** i equal parts of the range from 0.1 to 1, times 10 ** (i - 6), for i
-    from 0 to 6. Dettmers, https://arxiv.org/abs/1511.04561.
+    They are zero, one, and of both signs the means of 2 ** i equal parts of the range from 0.1 to 1, times 10 ** (i -
+    6), for i from 0 to 6. Dettmers, https://arxiv.org/abs/1511.04561.
     """
     numbers = [torch.tensor([0.0, 1.0])]
     for i in range(7):
@@ -175,9 +177,9 @@ def dynamic_table() -> Floats:
 
 
 def _nearest(blocks: Floats, table: Floats) -> tuple[NDArray[np.uint8], Floats]:
-    """The codes of the nearest numbers of an ascending table, and each block's largest magnitude [blocks, 1].
+    """Return the codes of the nearest numbers in an ascending table, and each block's largest magnitude [blocks, 1].
 
-    Halfway between two numbers it is the lower.
+    Halfway between two numbers, the lower one is chosen.
     """
     largest = np.abs(blocks).max(-1, keepdims=True)
     scaled = np.clip(blocks * (1 / np.maximum(largest, np.float32(1e-38))), -1, 1)
@@ -185,24 +187,26 @@ def _nearest(blocks: Floats, table: Floats) -> tuple[NDArray[np.uint8], Floats]:
     if len(table) > TOP + 1:
         return np.searchsorted(middles, scaled).astype(np.uint8), largest
     found = np.zeros(blocks.shape, np.uint8)
-    for middle in middles:  # faster than a search, for so few
+    for middle in middles:  # faster than a search in a small table
         found += scaled > middle
     return found, largest
 
 
 def _slabs(weight: PlainTensor) -> Iterator[tuple[slice, Floats]]:
-    """Some rows after another, as float32. Raises ModelFileError where one is not finite, or too large."""
+    """Yield slabs of rows as float32. Raises ModelFileError if a number is not finite or larger than LARGEST."""
     rows, columns = weight.values.shape
     step = max(1, SLAB // columns)
     for first in range(0, rows, step):
         some = slice(first, min(first + step, rows))
         numbers: Floats = weight.values[some].float().numpy()
         if not (np.abs(numbers) <= LARGEST).all():
-            raise ModelFileError("A weight has numbers that are not finite, or too large", "Use another copy of it.")
+            raise ModelFileError(
+                "A weight has numbers that are not finite or above {LARGEST:g}", "Use another copy of the model."
+            )
         yield some, numbers
 
 
 def _shape(weight: PlainTensor) -> tuple[int, int]:
     if len(weight.shape) != 2 or not weight.values.numel():
-        raise ModelFileError(f"A tensor of shape {list(weight.shape)} is no matrix that can be quantized")
+        raise ModelFileError(f"A tensor of shape {list(weight.shape)} is not a matrix that can be quantized")
     return weight.shape[0], weight.shape[1]

@@ -1,8 +1,7 @@
-"""How quantized layers are saved: the tensors of a layer, and the section of config.json, for each method.
+"""Storage of quantized layers: the tensors of a layer, and the section of config.json, for each method.
 
-fp8     compressed-tensors, format "float-quantized", a scale for each row
-int4    compressed-tensors, format "pack-quantized", asymmetric, in groups of columns
-nf4     bitsandbytes, 4 bits
+fp8     compressed-tensors, format "float-quantized", a scale for each row int4    compressed-tensors, format
+"pack-quantized", asymmetric, in groups of columns nf4     bitsandbytes, 4 bits
 """
 
 from collections.abc import Callable, Sequence
@@ -14,32 +13,37 @@ from quant import bitsandbytes, compressed_tensors
 from quant.quantize import NF4_BLOCK, check_divisible, fp8, group_size, int4, nf4
 from quant.tensor import PlainTensor
 
-SECTION = "quantization_config"  # of config.json
+SECTION = "quantization_config"  # key in config.json
 Section = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How a model is quantized, as people ask for it."""
+    """A quantization method with its options, as the user requests it."""
 
     name: str  # one of METHODS
-    group: int | None = None  # of int4: columns that share a scale; None: as many as divide every matrix
-    nested: bool = False  # of nf4: its scales are quantized, too
+    group: int | None = None  # int4: columns that share a scale; None: the largest size that divides every matrix
+    nested: bool = False  # nf4: whether its scales are also quantized
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """How all linear layers of one model are saved."""
+    """The storage of all linear layers of one model."""
 
-    group: int | None  # columns that share a scale; None is a whole row
-    bits: float  # the most that a weight takes, scales included, in matrices of 32 columns or more
-    # A layer's tensors, by their names in the layer. Takes what its columns count, too, which int4 alone looks at.
+    group: int | None  # columns that share a scale; None: a whole row
+    bits: float  # most bits of a weight, including its scales, in matrices of at least 32 columns
+    # Returns a layer's tensors by their names in it. The second argument is the importance of its columns, used by int4
+    # alone.
     encode: Callable[[PlainTensor, Tensor | None], dict[str, Tensor]]
-    section: Callable[[Sequence[str]], Section]  # of config.json; takes the layers that stay as they are
+    # returns the section of config.json; the argument lists the layers that are not quantized
+    section: Callable[[Sequence[str]], Section]
 
 
 def storage(method: Method, columns: Sequence[int]) -> Storage:
-    """For a model whose layers have so many columns each. Raises UnsupportedQuantization where groups do not divide."""
+    """Return the storage for a model whose layers have these numbers of columns.
+
+    Raises UnsupportedQuantization if groups do not divide one.
+    """
     return METHODS[method.name](method, columns)
 
 
@@ -85,7 +89,7 @@ def _nf4(method: Method, columns: Sequence[int]) -> Storage:
 
 
 def _compressed_tensors(layout: str, weights: Section, kept: Sequence[str]) -> Section:
-    """As the compressed-tensors package writes it (`quantization/quant_config.py`, `quantization/quant_args.py`)."""
+    """Return a section as compressed-tensors writes it (`quantization/quant_config.py`, `quant_args.py`)."""
     scheme = {"targets": ["Linear"], "weights": weights | {"dynamic": False, "actorder": None}}
     return {
         "quant_method": "compressed-tensors",

@@ -40,7 +40,7 @@ SAFETENSORS_TYPES: dict[str, SafetensorsType] = {
 
 LENGTH_BYTES = 8
 
-# Bounds. The format allows headers of 100 MB; 131,072 tensors take about 15 MB.
+# The format allows headers of 100 MB; 131,072 tensors take about 15 MB.
 MAX_HEADER_BYTES = 32 << 20
 MAX_TENSORS = 1 << 17
 MAX_NAME_CHARACTERS = 1024
@@ -48,12 +48,12 @@ MAX_DIMENSIONS = 8
 
 METADATA = "__metadata__"
 FIELDS = {"dtype", "shape", "data_offsets"}
-_SURROGATE = re.compile("[\ud800-\udfff]")  # what JSON can spell and UTF-8 cannot
+_SURROGATE = re.compile("[\ud800-\udfff]")  # characters that JSON can escape and UTF-8 cannot encode
 
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsTensor:
-    """Where one tensor lies. `shape` is row-major and may be empty, as of a scalar; `offset` counts from byte 0."""
+    """Position of one tensor. `shape` is row-major, empty for a scalar; `offset` counts from byte 0."""
 
     name: str
     type: SafetensorsType
@@ -63,9 +63,10 @@ class SafetensorsTensor:
 
 
 class SafetensorsFile(TensorFile[SafetensorsTensor]):
-    """An open safetensors file: parsed header, tensors as read-only views of the mapped file, in the header's order.
+    """An open safetensors file: parsed header, and tensors as read-only views of the mapped file, in the header's
+    order.
 
-    Raises `SafetensorsError` when the file is malformed, `ModelFileError` when it is no regular file or cannot be
+    Raises `SafetensorsError` if the file is malformed, `ModelFileError` if it is not a regular file or cannot be
     opened.
     """
 
@@ -92,7 +93,7 @@ class _Header:
         if self._data_start > self._size:
             raise self._error(f"{length} bytes pass the end of the file ({self._size} bytes)", "header length")
         if length > MAX_HEADER_BYTES:
-            raise self._error(f"{length} bytes are over the bound of {MAX_HEADER_BYTES}", "header length")
+            raise self._error(f"{length} bytes are over the limit of {MAX_HEADER_BYTES}", "header length")
         raw = data[LENGTH_BYTES : self._data_start]
         digest = hashlib.sha256(raw)
         digest.update(self._size.to_bytes(LENGTH_BYTES, "little"))
@@ -100,7 +101,7 @@ class _Header:
         entries = self._parse(raw)
         self.metadata = self._read_metadata(entries.pop(METADATA, {}))
         if len(entries) > MAX_TENSORS:
-            raise self._error(f"{len(entries)} tensors are over the bound of {MAX_TENSORS}", "header")
+            raise self._error(f"{len(entries)} tensors are over the limit of {MAX_TENSORS}", "header")
         self.tensors = {name: self._read_tensor(name, entry) for name, entry in entries.items()}
         self._check_cover()
 
@@ -126,21 +127,21 @@ class _Header:
         return metadata
 
     def _read_tensor(self, name: str, entry: object) -> SafetensorsTensor:
-        """The hot loop of opening a file: words for an error are put together only when there is one."""
+        """Read one tensor. This is the hot loop of opening a file, so messages are formatted only for errors."""
         if not 0 < len(name) <= MAX_NAME_CHARACTERS or not name.isprintable():
-            problem = f"1 to {MAX_NAME_CHARACTERS} characters are needed that can be printed"
+            problem = f"1 to {MAX_NAME_CHARACTERS} printable characters are required"
             raise self._error(problem, f"name {printable(name)}")
         if not isinstance(entry, dict) or entry.keys() != FIELDS:
             raise self._error("it is not an object of dtype, shape and data_offsets", printable(name))
         kind = entry["dtype"]
         if not isinstance(kind, str) or kind not in SAFETENSORS_TYPES:
-            shown = printable(kind) if isinstance(kind, str) else "which is no string"
+            shown = printable(kind) if isinstance(kind, str) else "which is not a string"
             raise self._error(f"unknown type {shown}", f"dtype of {printable(name)}")
         shape = self._numbers(entry["shape"], "shape", name)
         offsets = self._numbers(entry["data_offsets"], "data_offsets", name)
         most = self._size - self._data_start
         if len(offsets) != 2 or not offsets[0] <= offsets[1] <= most:
-            problem = f"a beginning and an end within {most} bytes are needed"
+            problem = f"a start and an end within {most} bytes are required"
             raise self._error(problem, f"data_offsets of {printable(name)}")
         begin, end = offsets
         self._check_size(name, SAFETENSORS_TYPES[kind], shape, end - begin)
@@ -163,11 +164,11 @@ class _Header:
             )
 
     def _check_cover(self) -> None:
-        """Every byte behind the header belongs to one tensor."""
+        """Check that every byte after the header belongs to one tensor."""
         end, previous = self._data_start, "the header"
         for tensor in sorted(self.tensors.values(), key=lambda tensor: (tensor.offset, tensor.nbytes)):
             if tensor.offset != end:
-                problem = "overlap" if tensor.offset < end else "leave a hole behind"
+                problem = "overlap" if tensor.offset < end else "leave a gap after"
                 field = printable(tensor.name)
                 raise self._error(f"its bytes at {tensor.offset} {problem} {previous}", f"data_offsets of {field}")
             end, previous = tensor.offset + tensor.nbytes, printable(tensor.name)

@@ -1,7 +1,7 @@
 """The shards of a safetensors checkpoint as one set of tensors; a single file is one shard.
 
 The index of the shards, `model.safetensors.index.json`, maps under `weight_map` the name of each tensor to the file
-that holds it. The index is as hostile as the shards. A file name in it is a single component of letters, digits and
+that holds it. The index is as untrusted as the shards. A file name in it is a single component of letters, digits, and
 `-._`, which names the same file on every system. The file is in the folder or, in a snapshot of the Hugging Face cache,
 a link to a blob of the same repository. No other file is opened. `engine.checkpoints.safetensors` opens a folder as a
 model's checkpoint.
@@ -24,24 +24,24 @@ SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 WEIGHT_MAP = "weight_map"
 
-# The largest published index has about 200,000 tensors, 20 MB and 200 shards.
+# The largest published index has about 200,000 tensors, 20 MB, and 200 shards.
 MAX_INDEX_BYTES = 64 << 20
 MAX_SHARDS = 4096
 
 _SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
-_DEVICE = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)\.", re.IGNORECASE)  # Windows opens these in any folder
+_DEVICE = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)\.", re.IGNORECASE)  # names of devices on Windows, in any folder
 
 
 class SafetensorsShards(TensorFiles[SafetensorsTensor]):
     """The tensors of all shards at `path`.
 
-    `path` is a safetensors file, or a folder: then `model.safetensors` is opened if it exists, else the shards. Links
-    are followed from a file that the caller names; in a folder, only within the bounds above. Raises `SafetensorsError`
-    when a file is malformed or the files do not fit together, `ModelFileError` when there is none or one cannot be
-    opened. Views outlive `close()`.
+    `path` is a safetensors file, or a folder: then `model.safetensors` is opened if it exists, else the shards. A file
+    that the caller names may be a link; in a folder, links are restricted as described above. Raises `SafetensorsError`
+    if a file is malformed or the files do not fit together, `ModelFileError` if there is none or one cannot be opened.
+    Views outlive `close()`.
     """
 
-    header_digest: str  # sha256 over the names of all shards and their own digests, in hex; a single file's own
+    header_digest: str  # SHA-256 over the names and digests of all shards, in hex; for a single file its digest
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -52,7 +52,7 @@ class SafetensorsShards(TensorFiles[SafetensorsTensor]):
 
 
 def _open(path: Path, opened: contextlib.ExitStack) -> dict[str, SafetensorsFile]:
-    """The files by name, each closed by `opened`."""
+    """Return the files by name, each registered with `opened` for closing."""
     if not os.path.isdir(path):
         return {path.name: opened.enter_context(SafetensorsFile(path))}
     if os.path.lexists(path / SINGLE_FILE):
@@ -71,7 +71,10 @@ def _open(path: Path, opened: contextlib.ExitStack) -> dict[str, SafetensorsFile
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files of a folder that hold its weights, none opened; [] for a folder without. Raises SafetensorsError."""
+    """Return the files of a folder that hold its weights, without opening them, or [] if there are none.
+
+    Raises SafetensorsError if the index is malformed or a shard is missing.
+    """
     if os.path.lexists(folder / SINGLE_FILE):
         return [member(folder, SINGLE_FILE)]
     if not os.path.lexists(folder / INDEX):
@@ -91,10 +94,10 @@ def _require(shard: str, index: Path) -> None:
 
 
 def read_index(path: Path) -> dict[str, set[str]]:
-    """The names of the tensors of each shard."""
+    """Return the names of the tensors of each shard."""
     with regular_file(path) as (descriptor, size):
         if size > MAX_INDEX_BYTES:
-            raise SafetensorsError(path, f"{size} bytes are over the bound of {MAX_INDEX_BYTES}", field="index")
+            raise SafetensorsError(path, f"{size} bytes are over the limit of {MAX_INDEX_BYTES}", field="index")
         with open(descriptor, "rb", closefd=False) as file:
             raw = file.read(size)
     try:
@@ -106,9 +109,9 @@ def read_index(path: Path) -> dict[str, set[str]]:
     shards: dict[str, set[str]] = defaultdict(set)
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or not _SHARD.fullmatch(shard) or _DEVICE.match(shard):
-            shown = printable(shard) if isinstance(shard, str) else "what is no string"
+            shown = printable(shard) if isinstance(shard, str) else "a value that is not a string"
             field = f"{WEIGHT_MAP}, {printable(name)}"
-            raise SafetensorsError(path, f"{shown} is not a name that a shard may have", field=field)
+            raise SafetensorsError(path, f"{shown} is not a valid name for a shard", field=field)
         shards[shard].add(name)
         if len(shards) > MAX_SHARDS:
             raise SafetensorsError(path, f"more than {MAX_SHARDS} shards", field=WEIGHT_MAP)
@@ -116,13 +119,13 @@ def read_index(path: Path) -> dict[str, set[str]]:
 
 
 def _compare(index: Path, shard: str, mapped: set[str], held: Set[str]) -> None:
-    """The index and a shard name the same tensors."""
+    """Check that the index and a shard list the same tensors."""
     if missing := mapped - held:
         field = f"{WEIGHT_MAP}, {printable(min(missing))}"
         raise SafetensorsError(index, f"{shard} has no such tensor", field=field)
     if surplus := held - mapped:
         field = f"{WEIGHT_MAP}, {printable(min(surplus))}"
-        raise SafetensorsError(index, f"{shard} has the tensor, and the index does not say so", field=field)
+        raise SafetensorsError(index, f"{shard} has the tensor, but the index does not list it", field=field)
 
 
 def _digest(files: Mapping[str, SafetensorsFile]) -> str:
@@ -134,15 +137,16 @@ def _digest(files: Mapping[str, SafetensorsFile]) -> str:
 
 
 def member(folder: Path, name: str) -> Path:
-    """`name` in a checkpoint's folder, or in a folder of it. Raises SafetensorsError where a link leads out of bounds.
+    """Return the path of `name` in a checkpoint's folder or in a subfolder. Raises SafetensorsError for a forbidden
+    link.
 
-    The Hugging Face cache keeps files as `blobs/DIGEST` and has `snapshots/REVISION/NAME` link to them. The folder
-    itself, and a folder of blobs that was moved elsewhere, may be links: their owner made those.
+    The Hugging Face cache keeps files as `blobs/DIGEST`, and links of the form `snapshots/REVISION/NAME` point to them.
+    The folder, and a folder of blobs that was moved, may be links, since the user made them.
     """
     path = folder / name
     for link in (path, *(folder / parent for parent in Path(name).parents[:-1])):
         if os.path.islink(link) and not _is_blob(link, folder):
-            raise SafetensorsError(link, "it leads out of the checkpoint's folder", field="link")
+            raise SafetensorsError(link, "it points outside of the checkpoint's folder", field="link")
     return path
 
 

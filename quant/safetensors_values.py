@@ -1,4 +1,4 @@
-"""Bytes of a safetensors tensor to a torch tensor and back: a table of types."""
+"""Convert the bytes of a safetensors tensor to a torch tensor, and back."""
 
 import math
 
@@ -29,9 +29,9 @@ PLAIN_TYPES = ("F32", "F16", "BF16")
 
 
 def values(tensor: SafetensorsTensor, data: memoryview) -> Tensor:
-    """`data`, exactly the tensor's bytes, copied into a tensor of its shape and type.
+    """Copy `data`, exactly the tensor's bytes, into a tensor of its shape and type.
 
-    Raises UnsupportedQuantization for a type without a row here.
+    Raises UnsupportedQuantization for a type that is not in TORCH_TYPES.
     """
     if tensor.type.name not in TORCH_TYPES:
         raise _unsupported(tensor, tuple(TORCH_TYPES))
@@ -42,13 +42,13 @@ def values(tensor: SafetensorsTensor, data: memoryview) -> Tensor:
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
-    """What a file has of `tensor`: its elements, row-major."""
+    """Return the elements of `tensor` as a file stores them, row-major."""
     data: NDArray[np.uint8] = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
     return data.data
 
 
 def decode_plain(tensor: SafetensorsTensor, data: memoryview) -> PlainTensor:
-    """The canonical form of a tensor that is not quantized. Raises UnsupportedQuantization for any other type."""
+    """Return the canonical form of a plain tensor. Raises UnsupportedQuantization for any other type."""
     if tensor.type.name not in PLAIN_TYPES:
         raise _unsupported(tensor, PLAIN_TYPES)
     return PlainTensor(tensor.shape, tensor.type.name, values(tensor, data))
@@ -57,5 +57,5 @@ def decode_plain(tensor: SafetensorsTensor, data: memoryview) -> PlainTensor:
 def _unsupported(tensor: SafetensorsTensor, known: tuple[str, ...]) -> UnsupportedQuantization:
     return UnsupportedQuantization(
         f"The tensor {tensor.name} is stored as {tensor.type.name}, which is not supported here",
-        f"Types that are: {', '.join(known)}.",
+        f"Supported types: {', '.join(known)}.",
     )

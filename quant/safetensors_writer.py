@@ -1,12 +1,12 @@
-"""Writes the safetensors files of a checkpoint, tensor by tensor.
+"""Write the safetensors files of a checkpoint, tensor by tensor.
 
 The header precedes the data and lists the offset of each tensor, which is known only at the end. So space is reserved
-for it, and padded with blanks, as the format allows. A file ends when the next tensor would make it larger than asked
-for, or its header larger than the reserved space. Files have temporary names until all are written. Then they get the
+for it, and padded with blanks, as the format allows. A file ends when the next tensor would exceed the requested size
+of the file or the reserved size of its header. Files have temporary names until all are written. Then they get the
 names that the Hugging Face Hub expects: one file, or numbered shards and, last, an index.
 
-Tensors whose size is no multiple of eight bytes are written at the end of their file, larger elements first. So every
-tensor is aligned to the size of its elements, which readers that map files rely on.
+Tensors whose size is not a multiple of eight bytes are written at the end of their file, larger elements first. So
+every tensor is aligned to the size of its elements, which readers that map files rely on.
 """
 
 import json
@@ -19,15 +19,15 @@ from typing import BinaryIO, Self
 from quant.safetensors import LENGTH_BYTES, METADATA, SAFETENSORS_TYPES
 from quant.safetensors_shards import INDEX, SINGLE_FILE, WEIGHT_MAP
 
-HEADER_BYTES = 1 << 18  # of about 1,700 tensors
+HEADER_BYTES = 1 << 18  # enough for about 1,700 tensors
 ALIGNMENT = 8
-SHARD_BYTES = 5_000_000_000  # as the Hub advises
-FORMAT = {"format": "pt"}  # without which transformers reads no file
+SHARD_BYTES = 5_000_000_000  # size that the Hub recommends
+FORMAT = {"format": "pt"}  # transformers rejects files without it
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A tensor of `shape`, of a type of the format, as bytes."""
+    """A tensor to write, as bytes. `type_name` is a type of the format."""
 
     name: str
     type_name: str
@@ -40,13 +40,14 @@ class Entry:
 
 
 class SafetensorsWriter:
-    """Writes to `folder`, which exists. The body of a `with` adds tensors; if it raises, nothing stays.
+    """Writes to `folder`, which must exist. Tensors are added in the body of a `with`; if it raises, all files are
+    removed.
 
-    Raises OSError where the disk refuses, ValueError for a name that was there before.
+    Raises OSError if the disk cannot be written, ValueError for a second tensor of the same name.
     """
 
     def __init__(self, folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
-        self.written: list[Path] = []  # the files, under their final names; complete when the body has ended
+        self.written: list[Path] = []  # the files under their final names; complete after the body of the `with`
         self._folder = folder
         self._shard_bytes = shard_bytes
         self._shards: list[_Shard] = []
@@ -110,8 +111,8 @@ class _Shard:
 
     path: Path
     header: dict[str, dict[str, object]] = field(default_factory=dict)
-    size: int = 0  # of the data
-    _at: int = 0  # of the data that is in the file
+    size: int = 0  # bytes of data, including tensors that are not written yet
+    _at: int = 0  # bytes of data in the file
     _text_size: int = len(json.dumps({METADATA: FORMAT}))
     _waiting: list[Entry] = field(default_factory=list)
     _file: BinaryIO | None = None
@@ -128,7 +129,7 @@ class _Shard:
             self._write(entry)
 
     def finish(self) -> None:
-        """All is in the file, and safe on the disk."""
+        """Write the remaining tensors and the header, and sync the file to disk."""
         for entry in sorted(self._waiting, key=lambda entry: -SAFETENSORS_TYPES[entry.type_name].bits):
             self._write(entry)
         self._waiting.clear()
@@ -163,5 +164,5 @@ def _described(entry: Entry, begin: int) -> dict[str, object]:
 
 
 def _text_size(entry: Entry) -> int:
-    """The most that a tensor takes of the header."""
+    """Return the most bytes that a tensor takes in the header."""
     return len(json.dumps({entry.name: _described(entry, 1 << 62)}))

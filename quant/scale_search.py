@@ -1,12 +1,12 @@
-"""Scales and zero points of groups of weights, searched for the least squared error.
+"""Search the scales and zero points of groups of weights for the least squared error.
 
-For a scale s and a zero point z, weights w get the codes q = round(w / s) + z, within bounds. With d = q - z, the scale
-of least squared error for these codes is sum(w * d) / sum(d * d), and the error that it leaves is smaller the larger
-sum(w * d) ** 2 / sum(d * d) is. Where some weights matter more than others, every sum is weighted by how much. So each
-of some ranges, from a little more than the group's own to much less, gives codes, the codes give a scale, and the best
-of all is taken. A range includes zero: zero points are codes.
+For a scale s and a zero point z, weights w get the codes q = round(w / s) + z, within limits. With d = q - z, the scale
+of least squared error for these codes is sum(w * d) / sum(d * d). The larger sum(w * d) ** 2 / sum(d * d), the smaller
+is the error that remains. If some weights matter more than others, every sum is weighted by their importance. So the
+search tries several ranges, from a little more than the group's range to much less. Each range gives codes, the codes
+give a scale, and the best scale is taken. A range includes zero: zero points are codes.
 
-numpy, since its loops take no threads of their own: whoever wants several calls this in several.
+It uses numpy, whose loops start no threads: callers run several searches in several threads.
 """
 
 from dataclasses import dataclass
@@ -16,23 +16,23 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 
-RANGES = tuple(1.05 - 0.03 * step for step in range(16))  # as parts of the group's own
-LEAST = np.float32(1e-30)  # a smaller scale has no reciprocal that is sure to be finite
+RANGES = tuple(1.05 - 0.03 * step for step in range(16))  # relative to the group's range
+LEAST = np.float32(1e-30)  # smallest scale: the reciprocal of a smaller one might not be finite
 
 
 @dataclass(frozen=True, slots=True)
 class GroupScales:
-    """What was found for each group: float32 [groups, 1]; zero points are integers, and scales positive."""
+    """The scale and zero point of each group, float32 [groups, 1]. Zero points are integers, scales are positive."""
 
     scale: Floats
     zero: Floats
 
 
 def search(weights: Floats, top: int, importance: Floats | None = None) -> GroupScales:
-    """The scale and zero point of every group, of finite `weights` [groups, size], for codes from 0 to `top`.
+    """Return the scale and zero point of every group of finite `weights` [groups, size], for codes from 0 to `top`.
 
-    `importance` [groups, size], above 0 and up to 1, is what each squared error counts; None: all the same.
-    About 16 * 6 operations a weight.
+    `importance` [groups, size], above 0 and up to 1, is the weight of each squared error; None: all are equal. It takes
+    about 16 * 6 operations per weight.
     """
     low = np.minimum(weights.min(-1, keepdims=True), 0)
     span = np.maximum(weights.max(-1, keepdims=True), 0) - low
@@ -56,14 +56,14 @@ def search(weights: Floats, top: int, importance: Floats | None = None) -> Group
 
 
 def codes(weights: Floats, found: GroupScales, top: int) -> NDArray[np.uint8]:
-    """uint8 [groups, size]: the code of every weight, for scales and zero points as they are stored."""
+    """Return the code of every weight, uint8 [groups, size], for scales and zero points as they are stored."""
     numbers = np.empty_like(weights)
     _rounded(weights, found.scale, found.zero, top, numbers)
     return (numbers + found.zero).astype(np.uint8)
 
 
 def _rounded(weights: Floats, scale: Floats, zero: Floats, top: int, out: Floats) -> None:
-    """Code less zero point."""
+    """Write the codes minus the zero points to `out`."""
     np.multiply(weights, 1 / scale, out=out)
     np.rint(out, out=out)
     np.maximum(out, -zero, out=out)
@@ -71,6 +71,6 @@ def _rounded(weights: Floats, scale: Floats, zero: Floats, top: int, out: Floats
 
 
 def _dot(left: Floats, right: Floats) -> Floats:
-    """[groups, 1]"""
+    """Return the dot products of each group, [groups, 1]."""
     products: Floats = np.einsum("gi,gi->g", left, right)
     return products[:, np.newaxis]

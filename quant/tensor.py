@@ -1,10 +1,8 @@
-"""QTensor: one weight in canonical form, whatever file it came from.
+"""QTensor: one weight in canonical form, for all file formats.
 
-A format's decoder may move bits about, but never multiplies scales out and never rounds: the value of every element is
-given exactly by the formula of its form, in float32, in the order written there. A packed tensor takes at most 1.03
-times the bytes it takes in its file.
-
-Knows tensors. Refuses to know file formats (decoders do) and how to multiply (kernels do).
+A format's decoder may move bits, but never multiplies scales out and never rounds. The value of every element is
+defined exactly by the formula of its class, in float32, in the order written there. A packed tensor takes at most 1.03
+times its bytes in the file.
 """
 
 from dataclasses import dataclass, replace
@@ -15,11 +13,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class PlainTensor:
-    """A tensor of 16- or 32-bit floats, of any shape. value = float32(values)."""
+    """A tensor of 16-bit or 32-bit floats, of any shape. value = float32(values)."""
 
     shape: tuple[int, ...]
-    type_name: str  # the file format's name of the type, for listings
-    values: Tensor  # `shape`; float32, float16 or bfloat16
+    type_name: str  # name of the type in the file format, for listings
+    values: Tensor  # `shape`; float32, float16, or bfloat16
 
     @property
     def nbytes(self) -> int:
@@ -28,10 +26,10 @@ class PlainTensor:
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """`bits` (1, 2, 4 or 8) of every integer of a row, in words of four bytes.
+    """`bits` (1, 2, 4, or 8) of every integer of a row, in words of four bytes.
 
-    A word holds 32 / bits integers in fours: its byte k has integer 4 * j + k at bit bits * j. Kernels that take four
-    columns at a time find them side by side, after a shift of whole vectors.
+    A word holds 32 / bits integers: its byte k has integer 4 * j + k at bit bits * j. So a kernel finds four adjacent
+    columns in the four bytes of a word, after one shift of a whole vector.
     """
 
     bits: int
@@ -40,7 +38,7 @@ class Plane:
 
 @dataclass(frozen=True, slots=True)
 class Integers:
-    """Unsigned integers of up to 8 bits, [rows, count], cut into planes: the lowest bits first."""
+    """Unsigned integers of up to 8 bits, [rows, count], divided into bit planes, the low bits first."""
 
     planes: tuple[Plane, ...]
 
@@ -58,7 +56,7 @@ class Integers:
         return sum(plane.data.nbytes for plane in self.planes)
 
     def values(self) -> Tensor:
-        """uint8 [rows, count]"""
+        """Return the integers, uint8 [rows, count]."""
         values, shift = torch.zeros(self.shape, dtype=torch.uint8), 0
         for plane in self.planes:
             words = plane.data.view(len(plane.data), -1, 1, 4)
@@ -74,19 +72,22 @@ class Integers:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The scale of each group of columns: block scale * unit, or block scale * unit * (sub-scale - sub-scale zero)."""
+    """The scale of each group of columns: block scale * unit, or block scale * unit * (sub-scale - sub_scale_zero).
 
-    block_scales: Tensor  # [rows, n]; float16, or uint8: an exponent e that says 2 ** (e - 128)
+    In ggml's super-blocks the block scale is `d`, or `dmin` for minimums.
+    """
+
+    block_scales: Tensor  # [rows, n]; float16, or uint8: an exponent e for 2 ** (e - 128)
     sub_scales: Integers | None = None  # [rows, groups]
     sub_scale_zero: int = 0
-    unit: float = 1.0  # the same for all; a power of two, so that the product is exact
+    unit: float = 1.0  # factor of all scales; a power of two, so that the product is exact
 
     @property
     def nbytes(self) -> int:
         return self.block_scales.nbytes + (self.sub_scales.nbytes if self.sub_scales else 0)
 
     def values(self) -> Tensor:
-        """float32 [rows, groups]"""
+        """Return the scales, float32 [rows, groups]."""
         scales = _powers(self.block_scales) if self.block_scales.dtype == torch.uint8 else self.block_scales.float()
         scales = scales * self.unit
         if self.sub_scales is None:
@@ -99,38 +100,38 @@ class Scale:
         return replace(self, block_scales=self.block_scales[index], sub_scales=sub_scales)
 
     def block_factors(self) -> Tensor:
-        """[rows, n]: as they are stored, or in float32 where they have a unit."""
+        """Return the block scales times the unit, [rows, n]: in the stored type, or in float32 if the unit is not 1."""
         return self.block_scales if self.unit == 1.0 else replace(self, sub_scales=None).values()
 
 
 def _powers(exponents: Tensor) -> Tensor:
-    """2 ** (e - 128), float32; the two smallest are subnormal."""
+    """Return 2 ** (e - 128), float32; the two smallest results are subnormal."""
     e = exponents.int()
     return torch.where(e < 2, 0x00200000 << e.clamp(max=1), (e - 1).clamp(min=0) << 23).view(torch.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class CodedTensor:
-    """A matrix of integer codes with a scale, and perhaps a minimum, for each group of consecutive columns.
+    """A matrix of integer codes with a scale, and optionally a minimum, for each group of consecutive columns.
 
-    value = scale * (code - zero) - minimum, or scale * table[code], where scale and minimum are the group's in float32.
+    value = scale * (code - zero) - minimum, or scale * table[code], with the scale and minimum of the group in float32.
     """
 
-    shape: tuple[int, int]  # rows (outputs), columns (inputs); columns divide into groups
+    shape: tuple[int, int]  # rows (outputs), columns (inputs); columns are a multiple of the group
     type_name: str
     group: int  # columns that share a scale
     codes: Integers  # [rows, columns]
     scale: Scale
     zero: int = 0
     minimum: Scale | None = None
-    table: tuple[int, ...] | None = None  # a number for each code
+    table: tuple[int, ...] | None = None  # the number for each code
 
     @property
     def nbytes(self) -> int:
         return self.codes.nbytes + self.scale.nbytes + (self.minimum.nbytes if self.minimum else 0)
 
     def rows(self, index: Tensor) -> "CodedTensor":
-        """The rows `index` (int64 [n])."""
+        """Return the rows `index` (int64 [n])."""
         minimum = self.minimum.rows(index) if self.minimum else None
         shape, codes, scale = (len(index), self.shape[1]), self.codes.rows(index), self.scale.rows(index)
         return CodedTensor(shape, self.type_name, self.group, codes, scale, self.zero, minimum, self.table)
@@ -152,22 +153,22 @@ class CodedTensor:
 class Float8Tensor:
     """A matrix of 8-bit floats with a scale for each block. value = float32(values) * float32(scale).
 
-    Blocks start at row 0 and column 0; those at the far edges may be cut. One block of the matrix's own shape is a
-    scale per tensor, blocks of one whole row are a scale per channel.
+    Blocks start at row 0 and column 0; the last ones may be partial. With a block of the matrix's shape there is one
+    scale per tensor, and with blocks of one row there is one per channel.
     """
 
     shape: tuple[int, int]
     type_name: str
     values: Tensor  # `shape`; float8_e4m3fn or float8_e5m2
-    scale: Tensor  # [blocks of rows, blocks of columns]; float32, bfloat16, float16 or float8_e8m0fnu
-    block: tuple[int, int]  # rows, columns; no larger than `shape`
+    scale: Tensor  # [blocks of rows, blocks of columns]; float32, bfloat16, float16, or float8_e8m0fnu
+    block: tuple[int, int]  # rows, columns; at most `shape`
 
     @property
     def nbytes(self) -> int:
         return self.values.nbytes + self.scale.nbytes
 
     def rows(self, index: Tensor) -> "Float8Tensor":
-        """The rows `index` (int64 [n], n > 0)."""
+        """Return the rows `index` (int64 [n], n > 0)."""
         height, width = self.block
         shape, scale = (len(index), self.shape[1]), self.scale[index // height]
         return Float8Tensor(shape, self.type_name, self.values[index], scale, (1, width))
@@ -181,16 +182,16 @@ class Float8Tensor:
 
 
 def blocks(shape: tuple[int, int], block: tuple[int, int]) -> tuple[int, int]:
-    """How many blocks cover a matrix, down and across."""
+    """Return the number of blocks that cover a matrix, down and across."""
     return -(-shape[0] // block[0]), -(-shape[1] // block[1])
 
 
 @dataclass(frozen=True, slots=True)
 class GroupScale:
-    """One factor for each group of columns, as a file has it. value = float32(stored) * float32(unit)."""
+    """The scale of each group of columns, in the file's type. value = float32(stored) * float32(unit)."""
 
-    stored: Tensor  # [rows, groups]; float32, float16 or bfloat16
-    unit: float = 1.0  # the same for all
+    stored: Tensor  # [rows, groups]; float32, float16, or bfloat16
+    unit: float = 1.0  # factor of all scales
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -201,11 +202,11 @@ class GroupScale:
         return self.stored.nbytes
 
     def values(self) -> Tensor:
-        """float32 [rows, groups]"""
+        """Return the scales, float32 [rows, groups]."""
         return self.stored.float() * self.unit
 
     def factors(self) -> Tensor:
-        """The values in the type that the file has them in, or as float32 where they have a unit."""
+        """Return the scales in the stored type, or in float32 if the unit is not 1."""
         return self.stored if self.unit == 1.0 else self.values()
 
     def rows(self, index: Tensor) -> "GroupScale":
@@ -214,10 +215,11 @@ class GroupScale:
 
 @dataclass(frozen=True, slots=True)
 class NestedScale:
-    """Factors that are quantized themselves, with a scale for every `block_size` of them, counted through all rows.
+    """Scales that are quantized themselves, with a block scale for every `block_size` of them, counted through all
+    rows.
 
-    value = table[code] * block_scales[n // block_size] + offset, in float32, where factor i of row r has number
-    n = r * groups + i.
+    value = table[code] * block_scales[n // block_size] + offset, in float32, where scale i of row r has the index n = r
+    * groups + i.
     """
 
     codes: Tensor  # uint8 [rows, groups]
@@ -235,11 +237,11 @@ class NestedScale:
         return self.codes.nbytes + self.table.nbytes + self.block_scales.nbytes
 
     def values(self) -> Tensor:
-        """float32 [rows, groups]"""
+        """Return the scales, float32 [rows, groups]."""
         return self.rows(torch.arange(len(self.codes))).values()
 
     def rows(self, index: Tensor) -> GroupScale:
-        """Multiplied out: rows that were picked do not share whole scales as all rows do."""
+        """Return the scales of some rows, multiplied out: selected rows do not share block scales as all rows do."""
         groups = self.codes.shape[1]
         numbers = index.unsqueeze(-1) * groups + torch.arange(groups)
         factors = self.table[self.codes[index].int()]
@@ -248,11 +250,12 @@ class NestedScale:
 
 @dataclass(frozen=True, slots=True)
 class GroupedTensor:
-    """A matrix of codes with a scale, and perhaps a zero point, for each group of columns, which may be in any order.
+    """A matrix of codes with a scale, and optionally a zero point, for each group of columns, which may be in any
+    order.
 
-    value = scale * (code - zero), or scale * table[code], in float32. Columns are stored by group: the first `group` of
-    them are group 0, and so on; the last group may be shorter. Stored column c is input order[c], where there is an
-    order. So a product is the one over x[:, order], and nothing else has to know of it.
+    value = scale * (code - zero), or scale * table[code], in float32. Columns are stored by group: the first `group`
+    columns are group 0, and so on; the last group may be shorter. If there is an order, stored column c is input
+    order[c], so that a product is computed over x[:, order].
     """
 
     shape: tuple[int, int]  # rows (outputs), columns (inputs)
@@ -261,7 +264,7 @@ class GroupedTensor:
     codes: Integers  # [rows, columns, rounded up to whole words]
     scale: GroupScale | NestedScale  # [rows, groups]
     zero: int | Integers = 0  # for all groups, or [rows, groups, rounded up to whole words]
-    table: tuple[float, ...] | None = None  # a number for each code, in place of code - zero
+    table: tuple[float, ...] | None = None  # the number for each code, in place of code - zero
     order: Tensor | None = None  # int32 [columns], a permutation
 
     @property
@@ -274,7 +277,7 @@ class GroupedTensor:
         return self.codes.nbytes + self.scale.nbytes + zeros + (0 if self.order is None else self.order.nbytes)
 
     def rows(self, index: Tensor) -> "GroupedTensor":
-        """The rows `index` (int64 [n])."""
+        """Return the rows `index` (int64 [n])."""
         zero = self.zero.rows(index) if isinstance(self.zero, Integers) else self.zero
         shape, codes, scale = (len(index), self.shape[1]), self.codes.rows(index), self.scale.rows(index)
         return GroupedTensor(shape, self.type_name, self.group, codes, scale, zero, self.table, self.order)
@@ -293,10 +296,10 @@ class GroupedTensor:
 
 
 def _holds(integers: Integers, rows: int, count: int) -> bool:
-    """Whether there are `count` integers in each row, and less than another word of them."""
+    """Whether each row has `count` integers, padded to whole words at most."""
     per_word = 32 // min(plane.bits for plane in integers.planes)
     return integers.shape[0] == rows and 0 <= integers.shape[1] - count < per_word
 
 
-BlockTensor = PlainTensor | CodedTensor  # what GGUF files hold
+BlockTensor = PlainTensor | CodedTensor  # the forms of GGUF files
 QTensor = BlockTensor | Float8Tensor | GroupedTensor

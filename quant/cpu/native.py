@@ -179,7 +179,7 @@ def link(code: bytes, target: Target) -> Any:
 def _load(code: bytes, target: Target, part: str, names: Iterable[str]) -> None:
     """Register the addresses of the kernels in an object file, for compiled Python."""
     if _engines.keys() - {target}:
-        raise RuntimeError(f"this process has other kernels than those for {target.tier}")
+        raise RuntimeError(f"this process has loaded kernels for a tier other than {target.tier}")
     engine = link(code, target)
     for name in names:
         _addresses[name] = engine.get_function_address(name)

@@ -108,7 +108,7 @@ def _checked(form: PackedForm, weight: CodedTensor | GroupedTensor) -> PackedFor
         return replace(form, group=form.width)
     if form.group % HALF_FRAGMENT:
         raise UnsupportedQuantization(
-            f"The GPU kernels take no {weight.type_name} weights in groups of {form.group} columns, "
+            f"The GPU kernels do not support {weight.type_name} weights in groups of {form.group} columns, "
             f"not a multiple of {HALF_FRAGMENT}",
             "Use the CPU: --device cpu.",
         )

@@ -129,7 +129,7 @@ def test_refuses_other_ways_by_name(change: dict[str, object]) -> None:
 def test_another_table_is_refused() -> None:
     example = layer()
     example.tensors["weight.quant_map"][3] += 0.01
-    with pytest.raises(ModelFileError, match="quant_map is not that of nf4"):
+    with pytest.raises(ModelFileError, match="quant_map is not the table of nf4"):
         decoded(example)
 
 

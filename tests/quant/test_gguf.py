@@ -240,7 +240,7 @@ def test_the_header_is_bounded(tmp_path: Path) -> None:
     file.data[length.offset : length.offset + 8] = elements.to_bytes(8, "little")
     path = write(tmp_path, file.data)
     os.truncate(path, len(file.data) + elements)
-    with pytest.raises(GGUFError, match="over the bound"):
+    with pytest.raises(GGUFError, match="over the limit"):
         GGUFFile(path)
 
 

@@ -124,10 +124,10 @@ def test_a_missing_file_is_told_as_of_any_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ([], "split.count is missing, and by the name and the number of the parts it is 3"),
-        (split_keys(1, 4), "split.count is 4, and by the name and the number of the parts it is 3"),
-        (split_keys(2), "split.no is 2, and by the name and the number of the parts it is 1"),
-        (split_keys(1, 3, 4), "split.tensors.count is 4, and by the name and the number of the parts it is 3"),
+        ([], "split.count is missing, but the file names and the number of parts require 3"),
+        (split_keys(1, 4), "split.count is 4, but the file names and the number of parts require 3"),
+        (split_keys(2), "split.no is 2, but the file names and the number of parts require 1"),
+        (split_keys(1, 3, 4), "split.tensors.count is 4, but the file names and the number of parts require 3"),
         ([("split.no", STRING, "\x1b]0;x"), *split_keys(1)[1:]], "split.no is "),
         ([("split.no", U16, [1]), *split_keys(1)[1:]], r"split.no is (1,), and"),
     ],
@@ -142,20 +142,20 @@ def test_parts_that_do_not_fit_together(folder: Path, keys: list[tuple[str, int,
 def test_the_parts_have_all_tensors_that_were_counted(folder: Path) -> None:
     write_part(folder / TWO, split_keys(1), "a")
     assert (
-        "split.tensors.count is 3, and by the name and the number of the parts it is 2"
+        "split.tensors.count is 3, but the file names and the number of parts require 2"
         in rejection(folder / ONE).message
     )
 
 
 def test_a_tensor_is_in_one_part_only(folder: Path) -> None:
     write_part(folder / TWO, split_keys(1), "a", "d")
-    assert f"{THREE}: {TWO} has the tensor d, too" in rejection(folder / ONE).message
+    assert f"{THREE}: {TWO} also has the tensor d" in rejection(folder / ONE).message
 
 
 def test_a_part_that_was_renamed_is_none(folder: Path) -> None:
     (folder / TWO).rename(folder / "two.gguf")
     assert (
-        "split.count is 3, and by the name and the number of the parts it is 1"
+        "split.count is 3, but the file names and the number of parts require 1"
         in rejection(folder / "two.gguf").message
     )
 
@@ -165,7 +165,7 @@ def test_a_part_that_was_renamed_is_none(folder: Path) -> None:
 )
 def test_names_of_impossible_parts(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
-    assert "is named as part" in rejection(tmp_path / name).message
+    assert "has the name of part" in rejection(tmp_path / name).message
 
 
 def test_a_damaged_part_is_named_and_nothing_stays_open(folder: Path) -> None:

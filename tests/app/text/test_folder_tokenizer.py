@@ -130,5 +130,5 @@ def test_no_file_is_read_from_outside_the_folder(
     outside = tmp_path_factory.mktemp("outside") / "file"
     outside.write_text("{}")
     (folder / name).symlink_to(outside)
-    with pytest.raises(ModelFileError, match="leads out of"):
+    with pytest.raises(ModelFileError, match="points outside of"):
         from_folder(folder)

@@ -93,7 +93,7 @@ Break = Callable[[Path], object]
 BREAKS: dict[str, tuple[Break, type[InglenookError], str]] = {
     "a shard is missing": (lambda f: shard(f, 1).unlink(), SafetensorsError, "00002-of-00003"),
     "a shard is cut off": (cut, SafetensorsError, "00003-of-00003"),
-    "a shard leads out of the folder": (lead_out, SafetensorsError, "leads out"),
+    "a shard leads out of the folder": (lead_out, SafetensorsError, "outside of"),
     "the map climbs": (lambda f: edit_map(f, lambda m: m.update({"x": "../x.safetensors"})), SafetensorsError, "x"),
     "the map is absolute": (lambda f: edit_map(f, lambda m: m.update({"x": "/etc/passwd"})), SafetensorsError, "x"),
     "the map names a pickle": (lambda f: edit_map(f, lambda m: m.update({"x": "x.bin"})), SafetensorsError, "x.bin"),
@@ -102,7 +102,7 @@ BREAKS: dict[str, tuple[Break, type[InglenookError], str]] = {
     "a tensor is left over": (one_more, UnsupportedModel, "sinks"),
     "a tensor has another shape": (other_shape, ModelFileError, r"layers\.1\.mlp\.up_proj"),
     "no configuration": (lambda f: (f / "config.json").unlink(), ModelFileError, r"config\.json"),
-    "a configuration that leads out": (config_leads_out, ModelFileError, "leads out"),
+    "a configuration that leads out": (config_leads_out, ModelFileError, "outside of"),
     "a configuration that is no JSON": (lambda f: (f / "config.json").write_text("{"), ModelFileError, "JSON"),
     "an unknown architecture": (lambda f: edit_config(f, model_type="mamba"), UnsupportedModel, "'mamba'"),
     "no architecture": (lambda f: edit_config(f, model_type=None), UnsupportedModel, "model_type"),

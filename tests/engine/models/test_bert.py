@@ -195,7 +195,7 @@ def test_a_module_that_is_a_link_out_of_the_folder_is_not_opened(tmp_path: Path)
     write_modules(tmp_path / "model", {"pooling_mode": "mean"})
     (tmp_path / "model" / "1_Pooling").rename(tmp_path / "elsewhere")
     (tmp_path / "model" / "1_Pooling").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ModelFileError, match="leads out of the checkpoint's folder"):
+    with pytest.raises(ModelFileError, match="points outside of the checkpoint's folder"):
         load(tiny.folder, "reference")
 
 
