@@ -302,14 +302,14 @@ def test_files_are_ours_whatever_the_umask(tmp_path: Path, mask: int) -> None:
 def test_files_that_others_may_use(tmp_path: Path, mode: int) -> None:
     new_file(tmp_path / "one.run", 3)
     (tmp_path / "one.run").chmod(mode)
-    assert "others" in bad(tmp_path / "one.run")
+    assert "other users" in bad(tmp_path / "one.run")
 
 
 def test_files_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new_file(tmp_path / "one.run", 3)
     mine = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
-    assert "others" in bad(tmp_path / "one.run")
+    assert "other users" in bad(tmp_path / "one.run")
 
 
 def test_what_is_no_plain_file_is_not_waited_for(tmp_path: Path) -> None:

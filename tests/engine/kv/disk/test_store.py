@@ -134,7 +134,7 @@ def test_other_kinds_of_blocks_do_not_meet(tmp_path: Path, sizes: tuple[int, ...
     write_all(new_store(tmp_path), keys)
     other = DiskStore(tmp_path / "model", FINGERPRINT, sizes, Quota(tmp_path, None))
     assert not other.find(0, keys[0])
-    assert "another kind" in warnings()[0]
+    assert "another group or size" in warnings()[0]
 
 
 def test_a_file_under_another_name(tmp_path: Path, warnings: Warnings) -> None:
