@@ -19,7 +19,7 @@ _PEAK_VRAM_MB = 0.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to measure."""
+    """The workloads to measure, and how."""
 
     rows: tuple[Row, ...]
     load: Load | None  # the workload that the user requested; None: each row has its own

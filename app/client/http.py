@@ -130,7 +130,7 @@ def parsing_response(remedy: str = "Stop it, and start it again.") -> Iterator[N
 
 
 def refusal(status: int, content: bytes) -> InglenookError:
-    """Return the error that an error response describes, whatever its format."""
+    """Return the error that an error response describes, in any format."""
     try:
         return error_of(json.loads(content)["error"])
     except _UNREADABLE:

@@ -110,7 +110,7 @@ class Client:
     async def default_sampling(self) -> Mapping[str, float] | None:
         """Return the sampling that the server applies by default.
 
-        None if each API has defaults of its own, or the server is of an older version. Raises ServerUnreachable or
+        None if each API has other defaults, or the server is of an older version. Raises ServerUnreachable or
         ServerError.
         """
         answer = await self._get("/v1/models")

@@ -63,7 +63,7 @@ class WebModels:
         self._records = models_dir / DIGESTS
 
     def find(self, name: WebName) -> StoredModel | None:
-        """Return the file with that digest, from whatever address it was downloaded."""
+        """Return the file with that digest, even if it was downloaded from another address."""
         folder = self._folder_of(name.sha256)
         return self._stored(folder) if folder.is_dir() else None
 

@@ -1,6 +1,6 @@
 """One download at a time on this machine, with progress that other processes can show.
 
-The downloading process holds a lock, which the system releases when the process ends, in whatever way. It writes its
+The downloading process holds a lock, which the system releases when the process ends or crashes. It writes its
 progress to a small file beside the lock. A process that waits for the lock shows that progress as if it were its own.
 Another file requests a download to stop.
 """
