@@ -1,7 +1,8 @@
 """Leases on an engine that a chat has started: the engine keeps running while a chat or another program uses it.
 
-A chat holds a lease: a locked file in the folder of the engine's process. The system releases the lock when the chat ends or crashes. Requests of other programs count for a while after they end. The engine exits when no chat holds
-a lease and no other program has used it recently.
+A chat holds a lease: a locked file in the folder of the engine's process. The system releases the lock when the chat
+ends or crashes. Requests of other programs count for a while after they end. The engine exits when no chat holds a
+lease and no other program has used it recently.
 """
 
 import os
