@@ -61,11 +61,11 @@ def run_host(settings: Settings, progress: Progress, leases: EngineLeases | None
     with closing(_listen(settings)) as sockets, ChatTemplateRenderer() as renderer:
         stored = pull(settings.model, settings, progress)
         renderer.start()
-        from app.models.load.loaded_encoder import gives_embeddings, load_encoder_model
+        from app.models.load.loaded_encoder import is_embedding_model, load_encoder_model
         from app.models.load.loaded_model import load_model  # torch comes with it, and takes a second
         from app.server.application import ServerContext
 
-        load = load_encoder_model if gives_embeddings(stored) else load_model
+        load = load_encoder_model if is_embedding_model(stored) else load_model
         model = load(stored, settings, progress)
         instance, store = _instance(stored, settings.host, sockets.port), ModelStore(settings)
         pulls = Pulls(settings, store)

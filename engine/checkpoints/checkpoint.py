@@ -1,6 +1,6 @@
-"""The interface of an open checkpoint: its metadata, and its weights, each decoded when it is taken.
+"""The interface of an open checkpoint: its metadata, and its weights, which are decoded when they are taken.
 
-Weights have the names of GGUF, such as `blk.3.attn_q.weight`. A family's `Names` maps them to those of transformers.
+Weights have their GGUF names, such as `blk.3.attn_q.weight`. A family's `Names` maps them to the names in transformers.
 """
 
 import re
@@ -20,23 +20,23 @@ NOTHING = re.compile(r"(?!)")
 
 @dataclass(frozen=True, slots=True)
 class StoredWeight:
-    """A tensor of a checkpoint that is not decoded yet."""
+    """A tensor in a checkpoint that is not decoded yet."""
 
-    name: str  # as the file has it
-    nbytes: int  # of the file
-    kind: Hashable  # weights of one kind have one layout once they are read
-    decode: Callable[[], "QTensor"]  # copies, and gives back the memory that the file's bytes took
-    sample: Callable[[], "QTensor"]  # a small matrix of the same layout, its values of no meaning
-    shape: tuple[int, ...] | None = None  # row-major; None: not known before it is decoded
+    name: str  # in the file
+    nbytes: int  # in the file
+    kind: Hashable  # weights of the same kind have the same layout once loaded
+    decode: Callable[[], "QTensor"]  # copies the tensor, and releases the memory of the mapped file
+    sample: Callable[[], "QTensor"]  # returns a small matrix of the same layout with arbitrary values
+    shape: tuple[int, ...] | None = None  # row-major; None: unknown before decoding
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The names of a family's weights in checkpoints of transformers."""
+    """The names of a family's weights in transformers checkpoints."""
 
-    stems: Mapping[str, str]  # from ours, without `.weight` or `.bias`; {} stands for a layer's number
+    stems: Mapping[str, str]  # from GGUF names without `.weight` or `.bias`; {} is a layer number
     ignored: re.Pattern[str] = field(default=NOTHING)  # tensors that the decoder does not need
-    prefix: str = ""  # left out of names, wherever it stands in them
+    prefix: str = ""  # removed from names, at any position
 
 
 class Checkpoint(Protocol):
@@ -47,14 +47,14 @@ class Checkpoint(Protocol):
 
     @property
     def digest(self) -> str:
-        """Over everything but the values of weights, in hex."""
+        """Hex digest of everything except the values of weights."""
         ...
 
     @property
     def metadata(self) -> Metadata: ...
 
     def weights(self, names: Names) -> Mapping[str, StoredWeight]:
-        """All of them, by our names; one that `names` does not know keeps its own.
+        """Return all weights by GGUF name. A tensor that `names` does not map keeps its own name.
 
         Raises ModelFileError or UnsupportedQuantization.
         """

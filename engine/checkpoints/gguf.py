@@ -1,4 +1,4 @@
-"""A GGUF file, or all parts of a split one, as a checkpoint: metadata, and tensors decoded when they are taken."""
+"""A GGUF file, or all parts of a split one, as a checkpoint: metadata, and tensors that are decoded when taken."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -16,12 +16,15 @@ from quant.gguf_parts import GGUFParts
 from quant.mapped_file import Closing
 from quant.tensor import BlockTensor
 
-SAMPLE_ROWS = 2  # one would be the whole matrix
-SAMPLE_COLUMNS = 128  # or one block, where that is more; a multiple of what shares a scale, however it is quantized
+SAMPLE_ROWS = 2  # with one row, a row would be the whole matrix
+SAMPLE_COLUMNS = 128  # or one block, if that is larger; a multiple of any group that shares a scale
 
 
 class GGUFCheckpoint(Closing):
-    """See `checkpoint.Checkpoint`. Raises ModelFileError or, if the file names no architecture, UnsupportedModel."""
+    """Implements `engine.checkpoints.checkpoint.Checkpoint`.
+
+    Raises ModelFileError, or UnsupportedModel if the file does not name its architecture.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path

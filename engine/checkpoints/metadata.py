@@ -1,7 +1,7 @@
-"""Typed, bounded look-ups in a checkpoint's metadata, for the config tables of the model families.
+"""Typed and bounded access to a checkpoint's metadata.
 
-A `Key` has the name of one value in GGUF metadata, and its name in a config.json. A value that is missing, of another
-type, or out of bounds raises UnsupportedModel, which names the key as the file spells it.
+A `Key` holds the name of a value in GGUF metadata and its name in a config.json. A value that is missing, has another
+type, or is out of bounds raises UnsupportedModel, which gives the key as it is spelled in the file.
 """
 
 from collections.abc import Mapping
@@ -10,39 +10,39 @@ from typing import Self, TypeVar
 
 from engine.errors import UnsupportedModel
 
-MAX_ITEMS = 1 << 16  # of a list
+MAX_ITEMS = 1 << 16  # per list
 
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The two names of one value; an empty one: that kind of file never has it."""
+    """The two names of one value. An empty name: that kind of file never has the value."""
 
-    gguf: str = ""  # {arch} stands for the architecture
-    config: str = ""  # a dot leads into an object
+    gguf: str = ""  # {arch} is replaced by the architecture
+    config: str = ""  # dots separate the keys of nested objects
 
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """The metadata of one checkpoint. `architecture` is what it calls its family."""
+    """The metadata of one checkpoint."""
 
     values: Mapping[str, object]
     architecture: str
-    is_config: bool = False  # of a config.json
+    is_config: bool = False  # from a config.json instead of a GGUF file
 
-    def integer(self, key: Key, default: int | None = None, *, least: int = 1, most: int = 1 << 20) -> int:
-        """An integer from `least` to `most`."""
+    def integer(self, key: Key, default: int | None = None, *, minimum: int = 1, maximum: int = 1 << 20) -> int:
+        """Return an integer from `minimum` to `maximum`."""
         name, value = self._find(key, default)
-        if type(value) is not int or not least <= value <= most:
-            raise UnsupportedModel(f"{name} is {value!r}, and must be a whole number from {least} to {most}")
+        if type(value) is not int or not minimum <= value <= maximum:
+            raise UnsupportedModel(f"{name} is {value!r}, and must be a whole number from {minimum} to {maximum}")
         return value
 
-    def number(self, key: Key, default: float | None = None, *, least: float, most: float) -> float:
-        """A float from `least` to `most`."""
+    def number(self, key: Key, default: float | None = None, *, minimum: float, maximum: float) -> float:
+        """Return a float from `minimum` to `maximum`."""
         name, value = self._find(key, default)
-        if type(value) not in (int, float) or not least <= value <= most:  # type: ignore[operator]  # also NaN
-            raise UnsupportedModel(f"{name} is {value!r}, and must be a number from {least} to {most}")
+        if type(value) not in (int, float) or not minimum <= value <= maximum:  # type: ignore[operator]  # also NaN
+            raise UnsupportedModel(f"{name} is {value!r}, and must be a number from {minimum} to {maximum}")
         return float(value)  # type: ignore[arg-type]
 
     def flag(self, key: Key, default: bool | None = None) -> bool:
@@ -54,20 +54,20 @@ class Metadata:
     def text(self, key: Key, default: str | None = None) -> str:
         name, value = self._find(key, default)
         if not isinstance(value, str):
-            raise UnsupportedModel(f"{name} is {value!r:.60}, and must be a text")
+            raise UnsupportedModel(f"{name} is {value!r:.60}, and must be a string")
         return value
 
     def one_of(self, key: Key, choices: Mapping[str, Item], default: str | None = None) -> Item:
-        """What a text stands for."""
+        """Return the choice named by a string."""
         name, value = self._find(key, default)
         if not isinstance(value, str) or value not in choices:
             raise UnsupportedModel(
-                f"{name} = {value!r} is not supported by this version", f"Values that are: {', '.join(choices)}."
+                f"{name} = {value!r} is not supported by this version", f"Supported values: {', '.join(choices)}."
             )
         return choices[value]
 
     def items(self, key: Key, kind: type[Item]) -> tuple[Item, ...] | None:
-        """A list of values of one type; None: it is not there."""
+        """Return a list of values of one type, or None if the key is absent."""
         value = self.get(key)
         if value is None:
             return None
@@ -76,20 +76,20 @@ class Metadata:
             raise UnsupportedModel(f"{self.name(key)} is {value!r:.60}, and must be a list of {kind.__name__} values")
         return tuple(value)  # type: ignore[arg-type]
 
-    def numbers(self, key: Key, *, least: float, most: float) -> tuple[float, ...]:
-        """A list of floats from `least` to `most`."""
+    def numbers(self, key: Key, *, minimum: float, maximum: float) -> tuple[float, ...]:
+        """Return a list of floats from `minimum` to `maximum`."""
         value = self.get(key)
         if not isinstance(value, list | tuple) or len(value) > MAX_ITEMS:
             raise UnsupportedModel(f"{self.name(key)} is {value!r:.60}, and must be a list of numbers")
         one = Key(self.name(key), self.name(key))
-        return tuple(Metadata({one.gguf: item}, "").number(one, least=least, most=most) for item in value)
+        return tuple(Metadata({one.gguf: item}, "").number(one, minimum=minimum, maximum=maximum) for item in value)
 
     def with_defaults(self, defaults: Mapping[str, object]) -> Self:
-        """With these values, by the file's names, where the checkpoint does not say any."""
+        """Return the metadata with default values, by their names in the file, for missing keys."""
         return replace(self, values={**defaults, **self.values})
 
     def get(self, key: Key) -> object:
-        """The value as it is; None: it is not there."""
+        """Return the raw value, or None if the key is absent."""
         name = self.name(key)
         if not self.is_config:
             return self.values.get(name)
@@ -98,21 +98,19 @@ class Metadata:
             value = value.get(part) if isinstance(value, Mapping) else None
         return value
 
-    def refuse(self, key: Key, *allowed: object) -> None:
-        """Raise unless the key is absent or has one of the `allowed` values."""
+    def require(self, key: Key, *allowed: object) -> None:
+        """Raise UnsupportedModel unless the key is absent or has one of the `allowed` values."""
         value = self.get(key)
         if value is not None and value not in allowed:
             raise UnsupportedModel(f"{self.name(key)} = {value!r:.60} is not supported by this version")
 
     def name(self, key: Key) -> str:
-        """As the file spells it."""
+        """Return the key as it is spelled in the file."""
         return key.config if self.is_config else key.gguf.format(arch=self.architecture)
 
     def _find(self, key: Key, default: object) -> tuple[str, object]:
         value = self.get(key)
         value = default if value is None else value
         if value is None:
-            raise UnsupportedModel(
-                f"The checkpoint does not say {self.name(key)}", "The file may be damaged: pull it again."
-            )
+            raise UnsupportedModel(f"The checkpoint has no {self.name(key)}", "The file may be damaged: pull it again.")
         return self.name(key), value

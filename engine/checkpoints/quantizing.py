@@ -1,6 +1,7 @@
 """A checkpoint of 16- or 32-bit floats that is quantized while it loads.
 
-It wraps another checkpoint: `quant.quantize` quantizes the linear layers of the blocks, and other weights pass through.
+It wraps another checkpoint. The linear layers of the blocks are quantized with `quant.quantize`; other weights are
+passed through.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from quant.mapped_file import Closing
 from quant.quantize import Quantizer, fp8, group_size, int4, is_linear_weight, nf4
 from quant.tensor import PlainTensor, QTensor
 
-# A method by what people call it, for a model whose matrices have so many columns.
+# Quantization methods by name, given the numbers of columns of the model's matrices.
 METHODS: dict[str, Callable[[list[int]], Quantizer]] = {
     "fp8": lambda _columns: fp8,
     "int4": lambda columns: partial(int4, group=group_size(columns)),
@@ -24,7 +25,7 @@ METHODS: dict[str, Callable[[list[int]], Quantizer]] = {
 
 
 class QuantizedCheckpoint(Closing):
-    """See `engine.checkpoints.checkpoint.Checkpoint`. `method` is one of METHODS."""
+    """Implements `engine.checkpoints.checkpoint.Checkpoint`. `method` is one of METHODS."""
 
     def __init__(self, checkpoint: Checkpoint, method: str) -> None:
         self._checkpoint = checkpoint
@@ -43,11 +44,11 @@ class QuantizedCheckpoint(Closing):
         return self._checkpoint.metadata
 
     def weights(self, names: Names) -> Mapping[str, StoredWeight]:
-        """Raises UnsupportedQuantization where there is nothing to quantize, too."""
+        """Return all weights. Also raises UnsupportedQuantization if there is nothing to quantize."""
         stored = self._checkpoint.weights(names)
         layers = {name: weight for name, weight in stored.items() if _is_plain_layer(name, weight)}
         if not layers:
-            raise UnsupportedQuantization(f"{self.path} is quantized already", "Load it as it is: without --quantize.")
+            raise UnsupportedQuantization(f"{self.path} is quantized already", "Load it without --quantize.")
         quantizer = METHODS[self._method]([weight.shape[1] for weight in layers.values() if weight.shape])
         return {**stored, **{name: self._quantized(weight, quantizer) for name, weight in layers.items()}}
 
@@ -70,6 +71,6 @@ def _is_plain_layer(name: str, weight: StoredWeight) -> bool:
 
 def _decode(decode: Callable[[], QTensor], quantizer: Quantizer) -> QTensor:
     weight = decode()
-    if not isinstance(weight, PlainTensor):  # the file changed since it was opened
+    if not isinstance(weight, PlainTensor):  # the file has changed since it was opened
         raise UnsupportedQuantization(f"A weight is of type {weight.type_name}, which is quantized already")
     return quantizer(weight)

@@ -1,7 +1,7 @@
-"""A folder of safetensors files with a config.json as a checkpoint.
+"""A folder of safetensors files with a config.json, as a checkpoint.
 
-A family's `Names` maps the names of the files to those of GGUF. The tensors of one layer are decoded together, because
-a quantized weight is spread over several.
+A family's `Names` maps tensor names to GGUF names. The tensors of one layer are decoded together, because a quantized
+weight consists of several.
 """
 
 from collections import defaultdict
@@ -26,20 +26,20 @@ from quant.safetensors_values import TORCH_TYPES, decode_plain
 from quant.tensor import PlainTensor, QTensor
 
 CONFIG = "config.json"
-SAMPLE_SHAPE = (2, 128)  # whole groups, however a weight is quantized; and a row is not the whole matrix
+SAMPLE_SHAPE = (2, 128)  # a multiple of any quantization group; with one row, a row would be the whole matrix
 
 
 class SafetensorsCheckpoint(Closing):
-    """See `engine.checkpoints.checkpoint.Checkpoint`.
+    """Implements `engine.checkpoints.checkpoint.Checkpoint`.
 
-    Raises ModelFileError where a file is missing or malformed, UnsupportedQuantization, or UnsupportedModel.
+    Raises ModelFileError if a file is missing or malformed, UnsupportedQuantization, or UnsupportedModel.
     """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder
         raw = read_bytes(folder, CONFIG)
         if raw is None:
-            raise ModelFileError(f"{folder} has no {CONFIG}", "Give the folder of a checkpoint, with all its files.")
+            raise ModelFileError(f"{folder} has no {CONFIG}", "Name the folder of a checkpoint with all its files.")
         values = as_object(raw, folder / CONFIG)
         architecture = values.get("model_type")
         if not isinstance(architecture, str):
@@ -52,7 +52,7 @@ class SafetensorsCheckpoint(Closing):
 
     def weights(self, names: Names) -> Mapping[str, StoredWeight]:
         stems = {theirs: ours for ours, theirs in names.stems.items()}
-        layers: dict[str, dict[str, str]] = defaultdict(dict)  # from our stem to the names of the layer's tensors
+        layers: dict[str, dict[str, str]] = defaultdict(dict)  # from the GGUF stem to the tensor names of the layer
         stored: dict[str, StoredWeight] = {}
         for name, tensor in self._shards.tensors.items():
             if names.ignored.fullmatch(name):
@@ -66,7 +66,7 @@ class SafetensorsCheckpoint(Closing):
         return stored
 
     def _layer(self, stem: str, names: LayerNames) -> dict[str, StoredWeight]:
-        """The weight and the bias of one layer."""
+        """Return the weight and the bias of one layer."""
         tensors = {rest: self._shards.tensors[name] for rest, name in names.items()}
         if not is_quantized(tensors):
             return {f"{stem}.{rest}": self._plain(tensor) for rest, tensor in tensors.items()}
@@ -103,12 +103,12 @@ class SafetensorsCheckpoint(Closing):
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    stem: str  # ours, with the number of the layer
+    stem: str  # GGUF name with the layer number
     rest: str  # the tensor's name within its layer
 
 
 def _find(name: str, stems: Mapping[str, str]) -> _Found | None:
-    """Which layer a tensor belongs to. The first component that is a number is that of a decoder's layer."""
+    """Return the layer that a tensor belongs to. The first numeric component of the name is the layer number."""
     parts = name.split(".")
     number = next((part for part in parts if part.isdecimal()), "")
     general = ["{}" if part == number and number else part for part in parts]

@@ -1,4 +1,4 @@
-"""The weights of a checkpoint, taken by name and shape; loading ends with a check that none is left."""
+"""The weights of a checkpoint, taken by name and shape. Loading ends with a check that none is left."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -14,16 +14,18 @@ from quant.errors import ModelFileError
 from quant.kernels.reference import dequantize
 from quant.tensor import QTensor
 
-LoadProgress = Callable[[int, int], None]  # bytes read so far, bytes in all; called by any thread, one at a time
+# (bytes read so far, total bytes); called from any thread, one call at a time
+LoadProgress = Callable[[int, int], None]
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 
 
 class Weights:
-    """Each weight of an open checkpoint, once. Decoding copies, so the checkpoint may be closed when loading ends.
+    """The weights of an open checkpoint, each taken once.
 
-    Of the files' own bytes, no more stay in memory than those of the weights that are being decoded.
+    Decoding copies, so the checkpoint may be closed after loading. Only the weights being decoded
+    are in memory.
     """
 
     def __init__(
@@ -37,62 +39,64 @@ class Weights:
         self._progress = progress
         self._threads = threads
         self._lock = Lock()
-        self._given_up = False
+        self._cancelled = False
 
     def matrix_samples(self) -> list[QTensor]:
-        """A small matrix of every layout that layers are made of."""
+        """Return a small matrix of every layout among the layers."""
         return matrix_samples(self._stored)
 
     def __contains__(self, name: str) -> bool:
         return name in self._left
 
     def take(self, name: str, *shape: int) -> QTensor:
-        """The weight in canonical form. Raises ModelFileError when it is missing or not of `shape` (row-major)."""
-        if self._given_up:
+        """Return the weight in canonical form. Raises ModelFileError if it is missing or not of `shape` (row-major)."""
+        if self._cancelled:
             raise CancelledError
         if name not in self._left:
             raise ModelFileError(f"{self._path} has no tensor {name}", "The file is incomplete: pull it again.")
         self._left.discard(name)
         stored = self._stored[name]
         if stored.shape is not None:
-            self._check(stored.name, stored.shape, shape)
+            self._check_shape(stored.name, stored.shape, shape)
         weight = stored.decode()
-        self._check(stored.name, weight.shape, shape)
+        self._check_shape(stored.name, weight.shape, shape)
         with self._lock:
             self._done += stored.nbytes
             if self._progress:
                 self._progress(self._done, self._total)
         return weight
 
-    def _check(self, name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    def _check_shape(self, name: str, shape: tuple[int, ...], wanted: tuple[int, ...]) -> None:
         if shape != wanted:
             raise ModelFileError(f"{self._path}: {name} has shape {shape}, and the model needs {wanted}")
 
     def drop(self, name: str) -> None:
-        """Leave out a weight that the configuration says is not used."""
+        """Skip a weight that the configuration does not use."""
         self._left.discard(name)
 
     def take_vector(self, name: str, length: int) -> Tensor:
-        """A one-dimensional tensor as float32 [length]."""
+        """Return a one-dimensional tensor as float32 [length]."""
         return dequantize(self.take(name, length))
 
-    def together(self, load: Callable[[Item], Made], items: Iterable[Item]) -> list[Made]:
-        """What `load` makes of each item, as many at a time as there are threads.
+    def load_parallel(self, load: Callable[[Item], Made], items: Iterable[Item]) -> list[Made]:
+        """Return load(item) for each item, computed by a thread pool.
 
-        Raises what the first item raises that fails. Then, as when the caller is interrupted, the others end with the
-        tensor that they are at.
+        Raises the error of the first item that fails. In that case, and when the caller is interrupted, the other
+        threads stop after their current tensor.
         """
         with ThreadPoolExecutor(self._threads, "loading") as pool:
             try:
                 return list(pool.map(load, items))
             except BaseException:
-                self._given_up = True
+                self._cancelled = True
                 raise
 
     def finish(self) -> None:
-        """All that the model needs was taken. Raise UnsupportedModel when tensors are left: it would compute something
-        else without them."""
-        if self._progress and self._done < self._total:  # some were dropped
+        """Check that all weights were taken.
+
+        Raises UnsupportedModel if tensors are left: without them the model would compute something else.
+        """
+        if self._progress and self._done < self._total:  # some tensors were dropped
             self._progress(self._total, self._total)
         if self._left:
             names = sorted(self._left)
@@ -104,12 +108,12 @@ class Weights:
 
 
 def matrix_samples(stored: Mapping[str, StoredWeight]) -> list[QTensor]:
-    """A small matrix of every layout that these matrices have."""
+    """Return a small matrix of every layout among the weights."""
     return [weight.sample() for weight in smallest_matrices(stored).values()]
 
 
 def smallest_matrices(stored: Mapping[str, StoredWeight]) -> dict[Hashable, StoredWeight]:
-    """The smallest matrix of each kind; of those that are equal the one whose name comes first: of the first layer."""
+    """Return the smallest matrix of each kind. Among equal ones, the first by name, which is in the first layer."""
     kinds: dict[Hashable, StoredWeight] = {}
     matrices = (weight for _, weight in sorted(stored.items()) if weight.shape is None or len(weight.shape) == 2)
     for weight in matrices:

@@ -1,8 +1,8 @@
-"""A decoder that answers a text with a vector: the state of its last token, as Qwen3-Embedding does it.
+"""A decoder as an embedding model: the vector of a text is the state of its last token, as in Qwen3-Embedding.
 
-The same engine computes it that would write text, so that texts are batched, and a beginning that several have in
-common is computed once. In place of the head stands the identity, so that a row of logits is a state; in place of the
-sampler, a runner that keeps the row. Looks like an `engine.embedding.encoder.Encoder` to whoever uses it.
+The engine for text generation computes it, so texts are batched and common prefixes are computed once. The head is
+replaced by the identity, so a row of logits is a state; a runner around the engine's runner keeps the rows. The
+interface is that of `engine.embedding.encoder.Embedder`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ from engine.thread import EngineThread
 from quant.tensor import PlainTensor, QTensor
 
 HEAD = "output.weight"
-_ONE = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)  # ends with the step that has the vector
+_ONE = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)  # ends with the step that computes the vector
 
 
 def _without_head(config: ModelConfig) -> ModelConfig:
@@ -41,7 +41,7 @@ def _without_head(config: ModelConfig) -> ModelConfig:
 
 
 class HeadlessWeights(Weights):
-    """A checkpoint's weights, with the identity for its head."""
+    """The weights of a checkpoint with the identity as the head."""
 
     def __init__(
         self, path: Path, stored: Mapping[str, StoredWeight], progress: LoadProgress | None = None, threads: int = 1
@@ -64,13 +64,13 @@ def _identity(width: int) -> PlainTensor:
 
 
 class EmbeddingRunner:
-    """Runs plans as the runner that it is made around; of each request whose prompt is read it keeps the vector.
+    """Wraps a runner, and keeps the vector of each request whose prompt is complete.
 
-    What it says was sampled means nothing.
+    The sampled tokens that it returns are meaningless.
     """
 
     def __init__(self, runner: ModelRunner) -> None:
-        self.vectors: dict[int, Tensor] = {}  # by request, float32 [hidden], of length 1
+        self.vectors: dict[int, Tensor] = {}  # by request id, float32 [hidden], normalized
         self._runner = runner
         self.launch, self.recover = runner.launch, runner.recover
 
@@ -90,57 +90,57 @@ class EmbeddingRunner:
 
 
 class DecoderEmbedder:
-    """A loaded decoder with an engine of its own. Safe for several callers at a time."""
+    """A loaded decoder with its own engine. Thread-safe."""
 
     ranks = False
 
     def __init__(self, engine: Engine[Any], runner: EmbeddingRunner, hidden: int) -> None:
         self.hidden = hidden
         self.vocab_size = engine.vocab_size
-        self.context_length = engine.config.context_length - 1  # the engine has room for a next token
-        self.threads = engine.config.max_running  # texts that are computed together
+        self.context_length = engine.config.context_length - 1  # the engine reserves a position for the next token
+        self.threads = engine.config.max_running  # texts that are computed in one batch, at most
         self._engine = engine
         self._vectors = runner.vectors
-        self._futures: dict[int, Future[Tensor]] = {}  # by request
-        self._thread = EngineThread(engine, self._tell)
+        self._futures: dict[int, Future[Tensor]] = {}  # by request id
+        self._thread = EngineThread(engine, self._on_events)
         self._thread.start()
 
-    def submit(self, ids: Sequence[int], second: int | None = None) -> "Future[Tensor]":
-        """The vector of one text, float32 [hidden]; a future that is cancelled ends its request.
+    def submit(self, ids: Sequence[int], second_start: int | None = None) -> "Future[Tensor]":
+        """Submit one text. Returns a future of its vector, float32 [hidden]; cancelling it aborts the request.
 
-        Raises PromptTooLong; IndexError for an id that is not in the vocabulary; EngineError when it does not run;
-        ValueError for two texts.
+        Raises PromptTooLong; IndexError for an id outside the vocabulary; EngineError if the engine has stopped;
+        ValueError for a pair of texts.
         """
-        if second is not None:
-            raise ValueError("a decoder reads one text at a time")
+        if second_start is not None:
+            raise ValueError("a decoder embedder takes one text, not a pair")
         future: Future[Tensor] = Future()
 
         def register(request: Request) -> None:
             self._futures[request.id] = future
-            future.add_done_callback(partial(self._left, request.id))
+            future.add_done_callback(partial(self._abort_if_cancelled, request.id))
 
         self._thread.submit(tuple(ids), [_ONE], frozenset(), before=register)
         return future
 
     def encode(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """The vectors of texts, float32 [texts, hidden]. Raises what `submit` raises."""
+        """Return the vectors of texts, float32 [texts, hidden]. Raises the errors of `submit`."""
         futures = [self.submit(ids) for ids in sequences]
         return torch.stack([future.result() for future in futures]) if futures else torch.empty(0, self.hidden)
 
     def state(self) -> EngineState:
-        """What is going on; any thread may ask."""
+        """Return the state of the engine. Any thread may call this."""
         return self._engine.state()
 
     def close(self) -> None:
-        """Texts that are waiting are given up; returns when the step under way has ended."""
+        """Abort waiting texts. Returns when the current step has ended."""
         self._thread.stop()
 
-    def _left(self, request_id: int, future: "Future[Tensor]") -> None:
+    def _abort_if_cancelled(self, request_id: int, future: "Future[Tensor]") -> None:
         if future.cancelled():
             self._thread.abort(request_id)
 
-    def _tell(self, events: Sequence[TokenEvent]) -> None:
-        """On the engine's thread."""
+    def _on_events(self, events: Sequence[TokenEvent]) -> None:
+        """Deliver vectors. Runs on the engine's thread."""
         for event in events:
             if event.finish is None:
                 continue
@@ -156,9 +156,9 @@ class DecoderEmbedder:
 def load_decoder_embedder(
     checkpoint: Checkpoint, options: LoadOptions, progress: LoadProgress | None = None
 ) -> DecoderEmbedder:
-    """The embedder for an open checkpoint of a decoder family.
+    """Load the embedder for an open checkpoint of a decoder family.
 
-    Raises UnsupportedModel, UnsupportedTier, ModelFileError or OutOfMemory; nothing stays allocated then.
+    Raises UnsupportedModel, UnsupportedTier, ModelFileError, or OutOfMemory; nothing stays allocated then.
     """
     made: list[EmbeddingRunner] = []
 

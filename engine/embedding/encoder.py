@@ -1,8 +1,7 @@
-"""Encoders: models that read a whole text and answer with one vector, in which distance stands for meaning; or two
-texts together, and answer with how well the second suits the first.
+"""Encoders: models that map a text to a vector, or, as cross-encoders, a pair of texts to a relevance score.
 
-An encoder is no decoder: it has no cache and no next token, so that no scheduler is needed. Texts are computed one at a
-time by each thread, so that a vector's bits depend on its own text alone. Refuses to know files, and text.
+An encoder has no KV cache and no next token, so it needs no scheduler. Each thread computes one text at a time, so the
+bits of a vector depend on its own text only.
 """
 
 import enum
@@ -21,70 +20,71 @@ from engine.errors import PromptTooLong
 
 
 class EncoderModel(Protocol):
-    """A family's model, loaded."""
+    """A loaded model of an encoder family."""
 
     config: EncoderConfig
 
-    def forward(self, ids: Tensor, second: int | None = None) -> Tensor:
-        """int64 [tokens], in range and no more than the context -> states float32 [tokens, hidden], on its device.
+    def forward(self, ids: Tensor, second_start: int | None = None) -> Tensor:
+        """int64 [tokens], valid ids and at most the context -> states float32 [tokens, hidden], on the model's device.
 
-        Tokens from place `second` on are of a second text. Called by several threads at a time.
+        Tokens from index `second_start` on belong to a second text. Must be thread-safe.
         """
         ...
 
 
 class Embedder(Protocol):
-    """What answers texts with vectors; or, as a cross-encoder, pairs of texts with one number. Safe for several callers
-    at a time."""
+    """Returns vectors for texts, or, as a cross-encoder, a score for a pair of texts. Thread-safe."""
 
-    ranks: bool  # it is a cross-encoder
-    hidden: int  # elements of a vector; 1 of a cross-encoder's
+    ranks: bool  # whether it is a cross-encoder
+    hidden: int  # elements per vector; 1 for a cross-encoder
     vocab_size: int
-    context_length: int  # most tokens of a text
-    threads: int  # texts that it computes at a time
+    context_length: int  # tokens per text, at most
+    threads: int  # texts that are computed at the same time
 
-    def submit(self, ids: Sequence[int], second: int | None = None) -> "Future[Tensor]":
-        """The vector of one text, float32 [hidden], of length 1, when it is its turn; one that is cancelled may never
-        be computed. A cross-encoder is given both texts, the second from place `second` on, and answers with a logit,
-        float32 [1]. Raises PromptTooLong; IndexError for an id that is not in the vocabulary."""
+    def submit(self, ids: Sequence[int], second_start: int | None = None) -> "Future[Tensor]":
+        """Submit one text. Returns a future of its vector, float32 [hidden], normalized. It may be cancelled.
+
+        A cross-encoder takes both texts, the second from index `second_start` on, and returns a logit, float32 [1].
+        Raises PromptTooLong, and IndexError for an id outside the vocabulary.
+        """
         ...
 
     def encode(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """The vectors of texts, float32 [texts, hidden]. Raises what `submit` raises."""
+        """Return the vectors of texts, float32 [texts, hidden]. Raises the errors of `submit`."""
         ...
 
     def close(self) -> None:
-        """Texts that are waiting are given up; returns when those under way are computed."""
+        """Cancel waiting texts. Returns when the running ones are computed."""
         ...
 
 
 class Pooling(enum.Enum):
-    """How the states of a text's tokens become one vector."""
+    """How the states of a text's tokens are reduced to one vector."""
 
     MEAN = "mean"
-    CLS = "cls"  # that of the first token
+    CLS = "cls"  # the first token's state
     LAST = "last"
 
 
-_POOLED: Mapping[Pooling, Callable[[Tensor], Tensor]] = {
+_POOLING_FUNCTIONS: Mapping[Pooling, Callable[[Tensor], Tensor]] = {
     Pooling.MEAN: lambda states: states.mean(0),
     Pooling.CLS: lambda states: states[0],
     Pooling.LAST: lambda states: states[-1],
 }
 
 
-def pooled(states: Tensor, pooling: Pooling) -> Tensor:
-    """states float32 [tokens, hidden], of one text -> float32 [hidden], of length 1."""
-    return F.normalize(_POOLED[pooling](states), dim=0)
+def pool_states(states: Tensor, pooling: Pooling) -> Tensor:
+    """Reduce the states of one text, float32 [tokens, hidden], to a normalized vector, float32 [hidden]."""
+    return F.normalize(_POOLING_FUNCTIONS[pooling](states), dim=0)
 
 
 def _one_thread() -> None:
-    """A thread of torch's own for each of ours: where an operation is cut in two would show in its last bits."""
+    """Make torch use one thread, because the way it splits an operation would show in the last bits."""
     torch.set_num_threads(1)
 
 
 class Encoder:
-    """A loaded encoder with threads of its own. Safe for several callers at a time."""
+    """A loaded encoder with its own threads. Thread-safe."""
 
     def __init__(
         self,
@@ -92,25 +92,28 @@ class Encoder:
         pooling: Pooling,
         context_length: int,
         threads: int,
-        begin: Callable[[], None] = _one_thread,
+        initializer: Callable[[], None] = _one_thread,
         head: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """`context_length` is the most tokens of a text, no more than the model has positions; each thread begins with
-        `begin`. With a `head`, from states to a number, it is a cross-encoder, and `pooling` means nothing."""
+        """`context_length`: tokens per text, at most; not more than the model has positions.
+
+        `initializer` runs once in each thread. With a `head`, from states to a score, the encoder is a cross-encoder,
+        and `pooling` is ignored.
+        """
         self.ranks = head is not None
         self.hidden = model.config.hidden if head is None else 1
         self.vocab_size = model.config.vocab_size
         self.context_length = context_length
         self.threads = threads
         self._model = model
-        self._answer = head or partial(pooled, pooling=pooling)
-        self._pool = ThreadPoolExecutor(threads, "encoding", initializer=begin)
+        self._answer = head or partial(pool_states, pooling=pooling)
+        self._pool = ThreadPoolExecutor(threads, "encoding", initializer=initializer)
 
-    def submit(self, ids: Sequence[int], second: int | None = None) -> "Future[Tensor]":
-        """The vector of one text, or the number of a pair, float32 [hidden], when it is its turn: first come, first
-        served.
+    def submit(self, ids: Sequence[int], second_start: int | None = None) -> "Future[Tensor]":
+        """Submit one text or a pair. Returns a future of its vector or score, float32 [hidden]. Texts are computed in
+        order.
 
-        Raises PromptTooLong; IndexError for no ids, or one that is not in the vocabulary.
+        Raises PromptTooLong; IndexError for no ids, or one outside the vocabulary.
         """
         if len(ids) > self.context_length:
             raise PromptTooLong(
@@ -118,19 +121,19 @@ class Encoder:
             )
         if not ids or not 0 <= min(ids) <= max(ids) < self.vocab_size:
             raise IndexError(f"a text has no token, or one that is not in the vocabulary of {self.vocab_size}")
-        return self._pool.submit(self._vector, torch.tensor(ids), second)
+        return self._pool.submit(self._vector, torch.tensor(ids), second_start)
 
     def encode(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """The vectors of texts, float32 [texts, hidden]. Raises what `submit` raises."""
+        """Return the vectors of texts, float32 [texts, hidden]. Raises the errors of `submit`."""
         futures = [self.submit(ids) for ids in sequences]
         return torch.stack([future.result() for future in futures]) if futures else torch.empty(0, self.hidden)
 
-    def _vector(self, ids: Tensor, second: int | None) -> Tensor:
+    def _vector(self, ids: Tensor, second_start: int | None) -> Tensor:
         with torch.inference_mode():
-            return self._answer(self._model.forward(ids, second)).cpu()
+            return self._answer(self._model.forward(ids, second_start)).cpu()
 
     def close(self) -> None:
-        """Texts that are waiting are given up; returns when those under way are computed."""
+        """Cancel waiting texts. Returns when the running ones are computed."""
         self._pool.shutdown(cancel_futures=True)
 
     def __enter__(self) -> Self:

@@ -1,6 +1,6 @@
-"""From an open checkpoint to what gives embeddings: which family, which kernels, how many threads.
+"""Load an embedding model from an open checkpoint: choose its family, kernels, and number of threads.
 
-The counterpart of `engine.loading` for models that write no text. Refuses to know where the checkpoint came from.
+`engine.loading` does the same for models that generate text.
 """
 
 import importlib
@@ -26,7 +26,7 @@ from engine.checkpoints.weights import LoadProgress, Weights, matrix_samples
 from engine.config import EncoderConfig
 from engine.embedding.decoder_embedder import load_decoder_embedder
 from engine.embedding.encoder import Embedder, Encoder, EncoderModel, Pooling
-from engine.embedding.pooling import PoolingConfig, asks_for_ranking, names_pooling, read_pooling
+from engine.embedding.pooling import PoolingConfig, has_pooling_config, is_cross_encoder, read_pooling
 from engine.errors import UnsupportedModel
 from engine.kv.budget import available_memory
 from engine.load_options import LoadOptions
@@ -43,42 +43,44 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-GPU_WIDTH = 16  # what widths are a multiple of, for kernels of a GPU
+GPU_WIDTH = 16  # widths must be a multiple of this for GPU kernels
 
 
 class _Loads(Protocol):
-    """An encoder family's class `Model`."""
+    """The class `Model` of an encoder family."""
 
     def load(self, config: EncoderConfig, weights: Weights, backend: LinearBackend) -> EncoderModel: ...
 
 
 class _LoadsHead(Protocol):
-    """An encoder family's class `RankingHead`."""
+    """The class `RankingHead` of an encoder family."""
 
     def load(self, config: EncoderConfig, weights: Weights, backend: LinearBackend) -> Callable[[Tensor], Tensor]: ...
 
 
 class Family(Protocol):
-    """An encoder family's module."""
+    """The module of an encoder family."""
 
     NAMES: Names
-    RANKING_NAMES: Names  # where it is a cross-encoder
+    RANKING_NAMES: Names  # of cross-encoders
     Model: _Loads
     RankingHead: _LoadsHead
 
     def read_config(self, metadata: Metadata) -> EncoderConfig: ...
 
 
-def gives_embeddings(checkpoint: Checkpoint) -> bool:
-    """Whether the checkpoint's model is meant to answer with vectors, and not with text: an encoder, or a decoder whose
-    checkpoint says how its states become one."""
-    return _is_encoder(checkpoint) or names_pooling(checkpoint.path, checkpoint.metadata)
+def is_embedding_model(checkpoint: Checkpoint) -> bool:
+    """Whether the checkpoint's model returns vectors instead of text.
+
+    It is an encoder, or a decoder whose checkpoint describes how its states are pooled.
+    """
+    return _is_encoder(checkpoint) or has_pooling_config(checkpoint.path, checkpoint.metadata)
 
 
 def load_embedder(checkpoint: Checkpoint, options: LoadOptions, progress: LoadProgress | None = None) -> Embedder:
-    """The embedder for an open checkpoint for which `gives_embeddings` holds.
+    """Load the embedder for an open checkpoint for which `is_embedding_model` returns True.
 
-    Raises UnsupportedModel, UnsupportedTier, ModelFileError or OutOfMemory; nothing stays allocated then.
+    Raises UnsupportedModel, UnsupportedTier, ModelFileError, or OutOfMemory; nothing stays allocated then.
     """
     if _is_encoder(checkpoint):
         return load_encoder(checkpoint, options, progress)
@@ -86,10 +88,10 @@ def load_embedder(checkpoint: Checkpoint, options: LoadOptions, progress: LoadPr
     if pooling.pooling is not Pooling.LAST:
         raise UnsupportedModel(
             f"{checkpoint.path} asks for the pooling {pooling.pooling.value} over a decoder, which is not supported",
-            "What is: the last token's state.",
+            "Decoders support the pooling of the last token's state only.",
         )
-    if not options.context_length and pooling.most_tokens:
-        options = replace(options, context_length=pooling.most_tokens + 1)
+    if not options.context_length and pooling.max_tokens:
+        options = replace(options, context_length=pooling.max_tokens + 1)
     return load_decoder_embedder(checkpoint, options, progress)
 
 
@@ -98,14 +100,14 @@ def _is_encoder(checkpoint: Checkpoint) -> bool:
 
 
 def load_encoder(checkpoint: Checkpoint, options: LoadOptions, progress: LoadProgress | None = None) -> Encoder:
-    """The encoder for an open checkpoint of an encoder family.
+    """Load the encoder for an open checkpoint of an encoder family.
 
-    Raises UnsupportedModel, UnsupportedTier, ModelFileError or OutOfMemory; nothing stays allocated then.
+    Raises UnsupportedModel, UnsupportedTier, ModelFileError, or OutOfMemory; nothing stays allocated then.
     """
     with raising_out_of_memory():
         family = _family(checkpoint)
         config = family.read_config(checkpoint.metadata)
-        ranks = asks_for_ranking(checkpoint.metadata)
+        ranks = is_cross_encoder(checkpoint.metadata)
         pooling = PoolingConfig() if ranks else read_pooling(checkpoint.path, checkpoint.metadata)
         stored = checkpoint.weights(_names(family, checkpoint))
         threads = options.threads or physical_cores()
@@ -115,17 +117,17 @@ def load_encoder(checkpoint: Checkpoint, options: LoadOptions, progress: LoadPro
         model = family.Model.load(config, weights, backend)
         head = family.RankingHead.load(config, weights, backend) if ranks else None
         weights.finish()
-    longest = min(config.context_length, pooling.most_tokens or config.context_length)
+    longest = min(config.context_length, pooling.max_tokens or config.context_length)
     context = min(longest, options.context_length or longest)
     if gpu is None:
         return Encoder(model, pooling.pooling, context, threads, head=head)
-    return Encoder(model, pooling.pooling, context, threads=1, begin=gpu.make_current, head=head)
+    return Encoder(model, pooling.pooling, context, threads=1, initializer=gpu.make_current, head=head)
 
 
 def embedder_layouts(checkpoint: Checkpoint, options: LoadOptions) -> frozenset[Layout] | None:
-    """Those of the CPU kernels that loading will need; None where it takes others.
+    """Return the layouts of the CPU kernels that loading will need, or None if it uses other kernels.
 
-    Raises UnsupportedModel, UnsupportedQuantization or ModelFileError.
+    Raises UnsupportedModel, UnsupportedQuantization, or ModelFileError.
     """
     if not _is_encoder(checkpoint):
         return layouts_to_compile(checkpoint, options)
@@ -141,11 +143,11 @@ def _family(checkpoint: Checkpoint) -> Family:
 
 
 def _names(family: Family, checkpoint: Checkpoint) -> Names:
-    return family.RANKING_NAMES if asks_for_ranking(checkpoint.metadata) else family.NAMES
+    return family.RANKING_NAMES if is_cross_encoder(checkpoint.metadata) else family.NAMES
 
 
 def _gpu(options: LoadOptions, config: EncoderConfig) -> "Gpu | None":
-    """The GPU that computes; None where it is the host."""
+    """Return the GPU that computes the model, or None for the host."""
     gpu = gpu_for(options)
     odd = [width for width in (config.hidden, config.mlp_hidden) if width % GPU_WIDTH]
     if gpu is None or not odd:
@@ -166,7 +168,7 @@ def _gpu_backend(gpu: "Gpu", options: LoadOptions) -> LinearBackend:
 def _backend(
     checkpoint: Checkpoint, options: LoadOptions, config: EncoderConfig, stored: Mapping[str, StoredWeight]
 ) -> LinearBackend:
-    """The kernels that were asked for; or the plain ones, where that leaves a choice and no others fit."""
+    """Return the CPU kernels, or the reference kernels if the options allow it and no others support the model."""
     check_backend(options)
     if wants_cpu_kernels(options):
         problem = _why_unsupported(config, stored)
@@ -181,7 +183,7 @@ def _backend(
 
 
 def _why_unsupported(config: EncoderConfig, stored: Mapping[str, StoredWeight]) -> str | None:
-    """What in a checkpoint has no CPU kernel, or None."""
+    """Return what in a checkpoint has no CPU kernel, or None."""
     for name, width in (("hidden size", config.hidden), ("MLP", config.mlp_hidden)):
         if width % GROUP:
             return f"its {name} is {width}, not a multiple of {GROUP}"

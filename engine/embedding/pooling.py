@@ -1,8 +1,9 @@
-"""How the states of a text become its vector, as a checkpoint says it: `{arch}.pooling_type` in GGUF metadata, and in a
-folder the files of sentence-transformers (`modules.json`, `1_Pooling/config.json`, `sentence_bert_config.json`).
+"""How the states of a text are pooled, according to a checkpoint.
 
-What neither says is the mean over all tokens, as in sentence-transformers. Vectors are always given length 1. The files
-are hostile until checked, and nothing is opened that lies outside the folder.
+GGUF metadata has `{arch}.pooling_type`; folders have the files of sentence-transformers (`modules.json`,
+`1_Pooling/config.json`, `sentence_bert_config.json`). The default is the mean over all tokens, as in
+sentence-transformers. Vectors are always normalized. The files are not trusted: they are validated, and nothing outside
+the folder is opened.
 """
 
 import re
@@ -37,26 +38,26 @@ _OF_FLAG = {
     "pooling_mode_cls_token": Pooling.CLS,
     "pooling_mode_lasttoken": Pooling.LAST,
 }
-_OF_NAME = {"mean": Pooling.MEAN, "cls": Pooling.CLS, "lasttoken": Pooling.LAST}  # as newer files say it
+_OF_NAME = {"mean": Pooling.MEAN, "cls": Pooling.CLS, "lasttoken": Pooling.LAST}  # in newer files
 _FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,200}")
-_COMPUTED = ("Transformer", "Pooling", "Normalize")  # the modules that an encoder here stands for
+_COMPUTED = ("Transformer", "Pooling", "Normalize")  # the modules that `Encoder` implements
 
 
 @dataclass(frozen=True, slots=True)
 class PoolingConfig:
-    """What is done with the states of a text, and how long it may be."""
+    """How states are pooled, and the longest text."""
 
     pooling: Pooling = Pooling.MEAN
-    most_tokens: int | None = None  # None: as many as there are positions
+    max_tokens: int | None = None  # None: the number of positions
 
 
-def names_pooling(path: Path, metadata: Metadata) -> bool:
-    """Whether the checkpoint says anything of it, which those of models that write text do not."""
+def has_pooling_config(path: Path, metadata: Metadata) -> bool:
+    """Whether the checkpoint describes pooling. Checkpoints of models that generate text do not."""
     return (path / MODULES).exists() if metadata.is_config else metadata.get(_POOLING_TYPE) is not None
 
 
-def asks_for_ranking(metadata: Metadata) -> bool:
-    """Whether the checkpoint is a cross-encoder: it reads two texts together, and its states become one number."""
+def is_cross_encoder(metadata: Metadata) -> bool:
+    """Whether the checkpoint is a cross-encoder, which reads two texts together and returns one score."""
     if not metadata.is_config:
         return metadata.get(_POOLING_TYPE) == PoolingType.RANK
     architectures = metadata.get(_ARCHITECTURES)
@@ -64,12 +65,12 @@ def asks_for_ranking(metadata: Metadata) -> bool:
 
 
 def read_pooling(path: Path, metadata: Metadata) -> PoolingConfig:
-    """Of the checkpoint at `path`. Raises UnsupportedModel or ModelFileError."""
+    """Return the pooling of the checkpoint at `path`. Raises UnsupportedModel or ModelFileError."""
     return _of_folder(path) if metadata.is_config else _of_gguf(metadata)
 
 
 def _of_gguf(metadata: Metadata) -> PoolingConfig:
-    number = metadata.integer(_POOLING_TYPE, PoolingType.MEAN.value, least=0, most=1 << 10)
+    number = metadata.integer(_POOLING_TYPE, PoolingType.MEAN.value, minimum=0, maximum=1 << 10)
     if number not in _OF_TYPE:
         raise UnsupportedModel(f"{metadata.name(_POOLING_TYPE)} = {number} is not supported by this version")
     return PoolingConfig(_OF_TYPE[number])
@@ -77,8 +78,8 @@ def _of_gguf(metadata: Metadata) -> PoolingConfig:
 
 def _of_folder(folder: Path) -> PoolingConfig:
     limits = Metadata(read_object(folder, LIMITS) or {}, "", is_config=True)
-    most = None if limits.get(_LONGEST) is None else limits.integer(_LONGEST)
-    return PoolingConfig(_pooling(folder), most)
+    maximum = None if limits.get(_LONGEST) is None else limits.integer(_LONGEST)
+    return PoolingConfig(_pooling(folder), maximum)
 
 
 def _pooling(folder: Path) -> Pooling:
@@ -89,20 +90,18 @@ def _pooling(folder: Path) -> Pooling:
         if name not in _COMPUTED:
             raise UnsupportedModel(
                 f"{folder / MODULES} has a module of type {printable(str(kind))}, which is not supported",
-                f"Modules that are: {', '.join(_COMPUTED)}.",
+                f"Supported modules: {', '.join(_COMPUTED)}.",
             )
         if name == "Pooling":
             if not isinstance(path, str) or not _FOLDER.fullmatch(path):
-                raise ModelFileError(
-                    f"{folder / MODULES}: {printable(str(path))} is not a name that a module may have", DAMAGED
-                )
+                raise ModelFileError(f"{folder / MODULES}: {printable(str(path))} is not a valid module name", DAMAGED)
             member(folder, path)
-            pooling = _mode(folder / path, read_object(folder, f"{path}/config.json") or {})
+            pooling = _pooling_mode(folder / path, read_object(folder, f"{path}/config.json") or {})
     return pooling
 
 
-def _mode(folder: Path, config: Mapping[str, object]) -> Pooling:
-    """The one mode that a pooling module's configuration asks for."""
+def _pooling_mode(folder: Path, config: Mapping[str, object]) -> Pooling:
+    """Return the single mode of a pooling module's configuration."""
     named = config.get("pooling_mode")
     flags = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
     known = [_OF_NAME.get(named)] if isinstance(named, str) else [_OF_FLAG.get(flag) for flag in flags]
@@ -110,18 +109,18 @@ def _mode(folder: Path, config: Mapping[str, object]) -> Pooling:
         asked = named if isinstance(named, str) else ", ".join(sorted(flags)) or "nothing"
         raise UnsupportedModel(
             f"{folder} asks for the pooling {printable(asked)}, which is not supported",
-            f"What is: {', '.join(_OF_NAME)}.",
+            f"Supported: {', '.join(_OF_NAME)}.",
         )
     return known[0]
 
 
 def _modules(folder: Path) -> list[Mapping[str, object]]:
-    """The modules of sentence-transformers; none where the folder does not list any."""
+    """Return the modules of sentence-transformers, or none if the folder does not list any."""
     raw = read_bytes(folder, MODULES)
     if raw is None:
         return []
     try:
-        read = parse_object(b'{"": %b}' % raw)  # the parser is one of objects, and this file is a list of them
+        read = parse_object(b'{"": %b}' % raw)  # the parser only accepts objects, and this file is a list
     except JSONProblem as problem:
         raise ModelFileError(f"{folder / MODULES}: {problem}", DAMAGED) from None
     listed = read.pop("", None)

@@ -1,7 +1,7 @@
-"""Model families, one file each, and the table from a checkpoint's architecture to its file.
+"""Model families, one module each, and the table from a checkpoint's architecture to its module.
 
-A family's module has `read_config(Metadata) -> ModelConfig` and `NAMES`, what checkpoints of transformers call its
-weights. All are a `Decoder`.
+A family's module has `read_config(Metadata) -> ModelConfig` and `NAMES`, the names of its weights in transformers
+checkpoints. All families use the same `Decoder`.
 """
 
 import importlib
@@ -39,7 +39,7 @@ FAMILIES = {  # general.architecture of a GGUF file, or model_type of a config.j
     "command-r": "engine.models.cohere",
     "stablelm": "engine.models.stablelm",
 }
-ENCODERS = {"bert": "engine.models.bert"}  # of those that give embeddings: see `engine.embedding.loading`
+ENCODERS = {"bert": "engine.models.bert"}  # of embedding models: see `engine.embedding.loading`
 
 
 class Model(Protocol):
@@ -48,13 +48,13 @@ class Model(Protocol):
     config: ModelConfig
 
     def kv_groups(self) -> "tuple[KVGroup, ...]":
-        """The groups of the KV cache that `forward` expects."""
+        """Return the groups of the KV cache that `forward` expects."""
         ...
 
     def forward(self, batch: "Inputs", kv: "KVCache") -> "Activation":
-        """Compute the batch's tokens, store their keys and values in `kv`; logits float32 [logit rows, vocabulary].
+        """Compute a batch and store its keys and values in `kv`. Returns logits, float32 [logit rows, vocabulary].
 
-        On a backend that records, it is called once, and what it does is repeated for every batch.
+        A backend that records operations calls it once and replays them for every batch.
         """
         ...
 
@@ -68,12 +68,14 @@ class Family(Protocol):
 
 
 def read_config(metadata: Metadata) -> ModelConfig:
-    """The model's shape. Raises UnsupportedModel for an unknown architecture or an odd value, by name."""
+    """Return the model's configuration. Raises UnsupportedModel, which names an unknown architecture or unsupported
+    value.
+    """
     return _family(metadata.architecture).read_config(metadata)
 
 
 def check_config(metadata: Metadata) -> None:
-    """Raise UnsupportedModel, as loading would, for a model whose configuration this version does not run."""
+    """Raise UnsupportedModel, as loading would, if this version does not support the model's configuration."""
     if metadata.architecture in ENCODERS:
         importlib.import_module(ENCODERS[metadata.architecture]).read_config(metadata)
     else:
@@ -81,19 +83,22 @@ def check_config(metadata: Metadata) -> None:
 
 
 def stored_weights(checkpoint: Checkpoint) -> Mapping[str, StoredWeight]:
-    """The checkpoint's weights by our names. Raises UnsupportedModel, ModelFileError or UnsupportedQuantization."""
+    """Return the checkpoint's weights by their GGUF names.
+
+    Raises UnsupportedModel, ModelFileError, or UnsupportedQuantization.
+    """
     names = _family(checkpoint.metadata.architecture).NAMES
     stored = checkpoint.weights(names)
     if "token_embd.weight" in stored:
         return stored
-    # Checkpoints without a head, as of models that give embeddings, leave out the component that all others share.
+    # Checkpoints without a head, such as those of embedding models, omit the common prefix "model.".
     stems = {ours: theirs.removeprefix("model.") for ours, theirs in names.stems.items()}
     return checkpoint.weights(replace(names, stems=stems))
 
 
 def load(config: ModelConfig, weights: "Weights", operations: "Operations", context_length: int) -> Model:
-    """The model over all tensors of `weights`, ready for positions below `context_length`."""
-    from engine.models.decoder import Decoder  # loads torch, which those who read a configuration do not need
+    """Load a model that needs all tensors of `weights`, for positions below `context_length`."""
+    from engine.models.decoder import Decoder  # imports torch, which reading a configuration does not need
 
     model = Decoder.load(config, weights, operations, context_length)
     weights.finish()
@@ -103,13 +108,13 @@ def load(config: ModelConfig, weights: "Weights", operations: "Operations", cont
 def _family(architecture: str) -> Family:
     if architecture in ENCODERS:
         raise UnsupportedModel(
-            f"Models of architecture {architecture!r} give embeddings, and cannot chat",
-            "Serve it with ingle serve, and use POST /v1/embeddings; or choose a model that writes text.",
+            f"Models of architecture {architecture!r} return embeddings and cannot generate text",
+            "Serve it with ingle serve, and use POST /v1/embeddings; or choose a model that generates text.",
         )
     if architecture not in FAMILIES:
         raise UnsupportedModel(
             f"Models of architecture {architecture!r} are not supported by this version",
-            f"Architectures that are: {', '.join(FAMILIES)}.",
+            f"Supported architectures: {', '.join(FAMILIES)}.",
         )
     family: Family = importlib.import_module(FAMILIES[architecture])
     return family

@@ -1,8 +1,9 @@
-"""BERT encoders (arXiv:1810.04805): learned positions, attention in both directions, norms behind attention and MLP.
+"""BERT encoders (arXiv:1810.04805): learned positions, bidirectional attention, norms after attention and after the
+MLP.
 
-GGUF files and checkpoints of architecture `bert`: MiniLM, BGE, E5, GTE and others of that shape, and cross-encoders. A
-text is of the first token type; of two that are read together, the other one is of the second. Source of the tensors'
-names: `blk.N.attn_output_norm` and so on as llama.cpp writes them.
+Covers architecture `bert`, in GGUF files and transformers checkpoints: MiniLM, BGE, E5, GTE, and others, and
+cross-encoders. A single text has the first token type; the second text of a pair has the second. Tensor names such as
+`blk.N.attn_output_norm` are those of llama.cpp.
 """
 
 import re
@@ -40,7 +41,7 @@ NAMES = Names(
         "blk.{}.ffn_down": f"{_LAYER}.output.dense",
         "blk.{}.layer_output_norm": f"{_LAYER}.output.LayerNorm",
     },
-    # The numbers from 0 up, and a layer for classification that embeddings have no use for.
+    # position ids are 0, 1, 2, and so on; the pooler is for classification, which embeddings do not use
     re.compile(r"embeddings\.position_ids|pooler\.dense\..*"),
     prefix="bert.",
 )
@@ -58,23 +59,26 @@ EPSILON = Key(Keys.Attention.LAYERNORM_EPS, "layer_norm_eps")
 
 
 def read_config(metadata: Metadata) -> EncoderConfig:
-    """What is absent has the default that the format gives it. Raises UnsupportedModel for an odd value, by name."""
-    metadata.refuse(Key(Keys.Attention.CAUSAL, "is_decoder"), False)
-    metadata.refuse(Key("", "position_embedding_type"), "absolute")
-    metadata.refuse(Key("", "hidden_act"), "gelu")
+    """Return the configuration. Missing values have the defaults of transformers.
+
+    Raises UnsupportedModel, which names an unsupported value.
+    """
+    metadata.require(Key(Keys.Attention.CAUSAL, "is_decoder"), False)
+    metadata.require(Key("", "position_embedding_type"), "absolute")
+    metadata.require(Key("", "hidden_act"), "gelu")
     hidden, heads = metadata.integer(HIDDEN), metadata.integer(HEADS)
     if hidden % heads:
         raise UnsupportedModel(f"{heads} attention heads do not divide a hidden size of {hidden}")
     tokens = metadata.get(TOKENS)
     return EncoderConfig(
-        layers=metadata.integer(Key(Keys.LLM.BLOCK_COUNT, "num_hidden_layers"), most=1024),
+        layers=metadata.integer(Key(Keys.LLM.BLOCK_COUNT, "num_hidden_layers"), maximum=1024),
         hidden=hidden,
         heads=heads,
         mlp_hidden=metadata.integer(Key(Keys.LLM.FEED_FORWARD_LENGTH, "intermediate_size")),
-        vocab_size=metadata.integer(VOCABULARY, len(tokens) if isinstance(tokens, tuple) else None, most=1 << 22),
-        context_length=metadata.integer(Key(Keys.LLM.CONTEXT_LENGTH, "max_position_embeddings"), most=MAX_CONTEXT),
-        token_types=metadata.integer(Key(Keys.Tokenizer.TOKEN_TYPE_COUNT, "type_vocab_size"), 2, most=1024),
-        norm_epsilon=metadata.number(EPSILON, 1e-12, least=1e-20, most=0.1),
+        vocab_size=metadata.integer(VOCABULARY, len(tokens) if isinstance(tokens, tuple) else None, maximum=1 << 22),
+        context_length=metadata.integer(Key(Keys.LLM.CONTEXT_LENGTH, "max_position_embeddings"), maximum=MAX_CONTEXT),
+        token_types=metadata.integer(Key(Keys.Tokenizer.TOKEN_TYPE_COUNT, "type_vocab_size"), 2, maximum=1024),
+        norm_epsilon=metadata.number(EPSILON, 1e-12, minimum=1e-20, maximum=0.1),
     )
 
 
@@ -92,7 +96,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """Linear layers side by side, and their biases, float32 [outputs]."""
+    """Linear layers side by side, with their biases, float32 [outputs]."""
 
     weight: QLinear
     bias: Tensor
@@ -103,10 +107,10 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer's weights, and what it computes."""
+    """The weights of one layer, and its computation."""
 
     heads: int
-    qkv: Projection  # q, k and v side by side
+    qkv: Projection  # q, k, and v side by side
     attention_out: Projection
     attention_norm: Norm
     up: Projection
@@ -124,20 +128,22 @@ class Layer:
 
 
 class Model:
-    """A loaded BERT encoder. See `engine.embedding.encoder.EncoderModel` for the contract."""
+    """A loaded BERT encoder. Implements `engine.embedding.encoder.EncoderModel`."""
 
     def __init__(
         self,
         config: EncoderConfig,
         embedding: QLinear,
         positions: Tensor,
-        second: Tensor,
+        second_type: Tensor,
         norm: Norm,
         layers: tuple[Layer, ...],
     ) -> None:
-        """`positions` float32 [context, hidden]: what is added at each, with the row of the first token type in it;
-        `second` float32 [hidden]: what tokens of the second type have beside that."""
-        self._second = second
+        """`positions`, float32 [context, hidden]: position embeddings plus the embedding of the first token type.
+
+        `second_type`, float32 [hidden]: the difference of the second token type's embedding from the first's.
+        """
+        self._second_type = second_type
         self.config = config
         self._embedding = embedding
         self._positions = positions
@@ -150,14 +156,14 @@ class Model:
         embedding = backend.linear([weights.take("token_embd.weight", config.vocab_size, config.hidden)])
         types = loader.table("token_types", config.token_types)
         positions = backend.to_device(loader.table("position_embd", config.context_length) + types[0])
-        second = backend.to_device(types[min(1, config.token_types - 1)] - types[0])
-        layers = weights.together(loader.layer, range(config.layers))
-        return cls(config, embedding, positions, second, loader.norm("token_embd_norm"), tuple(layers))
+        second_type = backend.to_device(types[min(1, config.token_types - 1)] - types[0])
+        layers = weights.load_parallel(loader.layer, range(config.layers))
+        return cls(config, embedding, positions, second_type, loader.norm("token_embd_norm"), tuple(layers))
 
-    def forward(self, ids: Tensor, second: int | None = None) -> Tensor:
+    def forward(self, ids: Tensor, second_start: int | None = None) -> Tensor:
         x = self._embedding.rows(ids.to(self._positions.device)) + self._positions[: len(ids)]
-        if second is not None:
-            x[second:] += self._second
+        if second_start is not None:
+            x[second_start:] += self._second_type
         x = self._norm(x)
         for layer in self._layers:
             x = layer(x)
@@ -166,12 +172,14 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class RankingHead:
-    """From the states of two texts to how well the second suits the first: transformers' sequence classification with
-    one label, whose probability it is."""
+    """Computes how relevant the second text is to the first, from the states of both.
 
-    dense: Tensor  # float32 [hidden, hidden], and its bias, [hidden]
+    It is the sequence classification head of transformers with one label; the result is the label's logit.
+    """
+
+    dense: Tensor  # float32 [hidden, hidden]; its bias is [hidden]
     dense_bias: Tensor
-    out: Tensor  # float32 [1, hidden], and its bias, [1]
+    out: Tensor  # float32 [1, hidden]; its bias is [1]
     out_bias: Tensor
 
     @classmethod
@@ -192,7 +200,7 @@ class RankingHead:
 
 @dataclass(frozen=True, slots=True)
 class _Loader:
-    """Takes every weight by its name."""
+    """Takes the weights by name."""
 
     config: EncoderConfig
     weights: Weights
@@ -206,7 +214,7 @@ class _Loader:
         return Norm(self.backend.to_device(weight), self.backend.to_device(bias), self.config.norm_epsilon)
 
     def projection(self, inputs: int, outputs: int, *names: str) -> Projection:
-        """Layers of equal width."""
+        """Load layers with equal output widths side by side."""
         weights = [self.weights.take(f"{name}.weight", outputs, inputs) for name in names]
         biases = [self.weights.take_vector(f"{name}.bias", outputs) for name in names]
         return Projection(self.backend.linear(weights), self.backend.to_device(torch.cat(biases)))

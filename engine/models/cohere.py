@@ -1,7 +1,7 @@
-"""Cohere's Command-R: attention and MLP read the same normalized activations, norms subtract the mean, and heads may be
-normalized, each with weights of its own (`cohere` in transformers).
+"""Cohere's Command-R: attention and MLP in parallel with one norm, which subtracts the mean (`cohere` in transformers).
 
-GGUF files have architecture `command-r`. Rotary pairs are neighbours in both formats.
+Heads may be normalized, each with its own weights. GGUF files have architecture `command-r`. Rotary pairs are adjacent
+elements in both formats.
 """
 
 from dataclasses import replace
@@ -24,7 +24,7 @@ DEFAULTS: dict[str, object] = {
 }
 LOGIT_SCALE = Key(Keys.LLM.LOGIT_SCALE, "logit_scale")
 HEAD_NORMS = Key("", "use_qk_norm")
-LONG_CONTEXT = Key("", "model_max_length")  # the longest context, where max_position_embeddings is shorter
+LONG_CONTEXT = Key("", "model_max_length")  # the longest context, if max_position_embeddings is shorter
 
 
 def read_config(metadata: Metadata) -> ModelConfig:
@@ -33,10 +33,12 @@ def read_config(metadata: Metadata) -> ModelConfig:
     (rope,) = config.ropes
     return replace(
         config,
-        context_length=metadata.integer(LONG_CONTEXT, metadata.integer(CONTEXT, most=MAX_CONTEXT), most=MAX_CONTEXT),
+        context_length=metadata.integer(
+            LONG_CONTEXT, metadata.integer(CONTEXT, maximum=MAX_CONTEXT), maximum=MAX_CONTEXT
+        ),
         ropes=(replace(rope, interleaved=True),),
         block=Block.PARALLEL_ONE_NORM,
         head_norm=HeadNorm.OWN if metadata.flag(HEAD_NORMS, not metadata.is_config) else None,
         optional_head_norm=not metadata.is_config,
-        logit_scale=metadata.number(LOGIT_SCALE, least=1e-6, most=1e6),
+        logit_scale=metadata.number(LOGIT_SCALE, minimum=1e-6, maximum=1e6),
     )

@@ -1,7 +1,6 @@
-"""The decoder that all families are: layers of attention and a gated MLP around one stream of activations.
+"""The decoder of all families: layers of attention and a gated MLP around a residual stream.
 
-In what families differ, their ModelConfig says; what a checkpoint calls its weights, their `Names`. Refuses to know
-which family it computes.
+A family's ModelConfig and `Names` describe how it differs.
 """
 
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from engine.rope import RotaryTable, rotary_table
 from quant.kernels.reference import dequantize
 from quant.linear import QLinear
 
-# -- what computes
+# -- computation
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +31,11 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One decoder layer's weights. The placement says which norms there are."""
+    """The weights of one decoder layer. The norm placement determines which norms exist."""
 
     attention: Attention
     attention_norm: Norm | None
-    qkv: Projection  # q, k and v side by side
+    qkv: Projection  # q, k, and v side by side
     attention_out: Projection
     attention_post_norm: Norm | None
     mlp_norm: Norm | None
@@ -46,7 +45,7 @@ class Layer:
 
 
 class Decoder:
-    """A loaded decoder. See `engine.models.Model` for the contract."""
+    """A loaded decoder. Implements `engine.models.Model`."""
 
     def __init__(
         self,
@@ -66,10 +65,10 @@ class Decoder:
 
     @classmethod
     def load(cls, config: ModelConfig, weights: Weights, operations: Operations, context_length: int) -> Self:
-        config = _settled(config, weights)
+        config = _resolve_optional_parts(config, weights)
         loader = _Loader(config, weights, operations, rotary_tables(config, weights, operations, context_length))
-        tables = weights.together(loader.table, loader.head_names())
-        layers = weights.together(loader.layer, range(config.layers))
+        tables = weights.load_parallel(loader.table, loader.head_names())
+        layers = weights.load_parallel(loader.layer, range(config.layers))
         output_norm = loader.norm("output_norm", scale=config.logit_scale)
         return cls(config, operations, tables[0], tuple(layers), output_norm, tables[-1])
 
@@ -92,11 +91,12 @@ class Decoder:
             qkv = ops.linear(self._before(x, layer.attention_norm), layer.qkv.weight, bias=layer.qkv.bias)
             q = ops.rope_and_store(qkv, batch, cache, layer.attention)
             attended = ops.attend(q, batch, cache, layer.attention)
-            if layer is self._layers[-1]:  # all that other tokens still do for anyone is done: their keys and values
+            # other tokens are only needed for their keys and values, which are already stored
+            if layer is self._layers[-1]:
                 attended, x = ops.select(attended, batch), ops.select(x, batch)
             if config.block is Block.SEQUENTIAL:
                 x = self._add_mlp(self._add_attention(x, attended, layer), layer)
-            else:  # both read x, which adding overwrites: attention has read it already, and the MLP reads it first
+            else:  # both read x, which adding overwrites: attention has already read it, and the MLP reads it first
                 x = self._add_attention(self._add_mlp(x, layer), attended, layer)
         return ops.logits(self._before(x, self._output_norm), self._head, config.logit_softcap)
 
@@ -107,22 +107,22 @@ class Decoder:
         out, norm = layer.attention_out, layer.attention_post_norm
         if norm is None:
             return self._ops.linear(attended, out.weight, add_to=x, bias=out.bias)
-        given = self._ops.linear(attended, out.weight, bias=out.bias)
-        return self._ops.norm(given, norm, add_to=x)
+        output = self._ops.linear(attended, out.weight, bias=out.bias)
+        return self._ops.norm(output, norm, add_to=x)
 
     def _add_mlp(self, x: Activation, layer: Layer) -> Activation:
         read, norm = self._before(x, layer.mlp_norm), layer.mlp_post_norm
         if norm is None:
             return self._ops.gated_mlp(read, layer.gate_up, layer.down, add_to=x, gate=self.config.gate)
-        given = self._ops.gated_mlp(read, layer.gate_up, layer.down, gate=self.config.gate)
-        return self._ops.norm(given, norm, add_to=x)
+        output = self._ops.gated_mlp(read, layer.gate_up, layer.down, gate=self.config.gate)
+        return self._ops.norm(output, norm, add_to=x)
 
 
 # -- loading
 
 
-def _settled(config: ModelConfig, weights: Weights) -> ModelConfig:
-    """The configuration with what only the names of the weights tell."""
+def _resolve_optional_parts(config: ModelConfig, weights: Weights) -> ModelConfig:
+    """Complete the configuration with what only the weights' names tell."""
     if config.block is None:
         mlp_norm = "blk.0.ffn_norm.weight" in weights
         config = replace(config, block=Block.SEQUENTIAL if mlp_norm else Block.PARALLEL_ONE_NORM)
@@ -134,14 +134,14 @@ def _settled(config: ModelConfig, weights: Weights) -> ModelConfig:
 def rotary_tables(
     config: ModelConfig, weights: Weights, operations: Operations, context_length: int
 ) -> tuple[RotaryTable, ...]:
-    """One table for each of the model's ropes."""
+    """Return one table per rope of the model."""
     factors, to_device = _stored_factors(config, weights, context_length), operations.weights.to_device
     tables = (rotary_table(rope, factors, context_length) for rope in config.ropes)
     return tuple(replace(table, cos=to_device(table.cos), sin=to_device(table.sin)) for table in tables)
 
 
 def _stored_factors(config: ModelConfig, weights: Weights, context_length: int) -> Tensor | None:
-    """What GGUF stores as tensors: factors of LongRoPE, or the scaling of Llama 3.1."""
+    """Return the rope factors that GGUF stores as tensors: those of LongRoPE, or the scaling of Llama 3.1."""
     half = config.ropes[0].dimensions // 2
     match config.ropes[0].scaling:
         case LongRopeScaling(short=()) as scaling:
@@ -154,7 +154,7 @@ def _stored_factors(config: ModelConfig, weights: Weights, context_length: int) 
 
 @dataclass(frozen=True, slots=True)
 class _Loader:
-    """Takes every weight by its name."""
+    """Takes the weights by name."""
 
     config: ModelConfig
     weights: Weights
@@ -162,9 +162,9 @@ class _Loader:
     tables: tuple[RotaryTable, ...]
 
     def head_names(self) -> list[str]:
-        """Those of the embedding and the head, where the two are not one."""
+        """Return the name of the embedding, and that of the head unless it is tied."""
         tied, output = self.config.tied_head, "output.weight"
-        if tied:  # some checkpoints have it twice
+        if tied:  # some checkpoints store a tied head as well
             self.weights.drop(output)
         separate = not tied and (tied is False or output in self.weights)
         return ["token_embd.weight", *[output] * separate]
@@ -174,7 +174,7 @@ class _Loader:
 
     def layer(self, number: int) -> Layer:
         config, prefix = self.config, f"blk.{number}."
-        before, after = (config.norm_placement in (it, NormPlacement.BOTH) for it in _PLACES)
+        before, after = (config.norm_placement in (it, NormPlacement.BOTH) for it in _PLACEMENTS)
         attention_norm = self.norm(f"{prefix}attn_norm") if before else None
         one_norm = config.block is Block.PARALLEL_ONE_NORM
         return Layer(
@@ -190,7 +190,7 @@ class _Loader:
         )
 
     def norm(self, name: str, *, scale: float = 1.0) -> Norm:
-        """A norm of rows; `scale` multiplies what it gives."""
+        """Load a norm of rows whose output is multiplied by `scale`."""
         rule, hidden = self.config.norm, self.config.hidden
         bias = self.weights.take_vector(f"{name}.bias", hidden) if rule.bias else None
         norm = self._unbiased_norm(name, hidden, scale=scale)
@@ -235,8 +235,8 @@ class _Loader:
 
     def _gate_up(self, prefix: str) -> QLinear:
         mlp = self.config.mlp_hidden
-        apart = f"{prefix}ffn_gate.weight" in self.weights
-        outputs = {"ffn_gate": mlp, "ffn_up": mlp} if apart else {"ffn_up": 2 * mlp}
+        separate_gate = f"{prefix}ffn_gate.weight" in self.weights
+        outputs = {"ffn_gate": mlp, "ffn_up": mlp} if separate_gate else {"ffn_up": 2 * mlp}
         return self._linear(prefix, self.config.hidden, outputs)
 
     def _projection(self, prefix: str, inputs: int, outputs: Mapping[str, int], bias: bool | None) -> Projection:
@@ -248,15 +248,15 @@ class _Loader:
         return Projection(weight, self.operations.weights.to_device(joined))
 
     def _linear(self, prefix: str, inputs: int, outputs: Mapping[str, int]) -> QLinear:
-        """Several weights side by side."""
+        """Load several weights side by side as one layer."""
         return self.operations.weights.linear(
             [self.weights.take(f"{prefix}{name}.weight", width, inputs) for name, width in outputs.items()]
         )
 
 
 def head_norm_shape(kind: HeadNorm, heads: int, head_dim: int) -> tuple[int, ...]:
-    """The shape of the weights of a norm of heads, as `HeadNorms` tells them apart."""
+    """Return the shape of a head norm's weights (see `HeadNorms`)."""
     return {HeadNorm.EACH: (head_dim,), HeadNorm.OWN: (heads, head_dim), HeadNorm.ALL: (heads * head_dim,)}[kind]
 
 
-_PLACES = (NormPlacement.BEFORE, NormPlacement.AFTER)
+_PLACEMENTS = (NormPlacement.BEFORE, NormPlacement.AFTER)

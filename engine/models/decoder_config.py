@@ -1,6 +1,7 @@
-"""What the decoder families share: the keys of their configuration, read into a ModelConfig, and the names of weights.
+"""The configuration keys that decoder families share, and the names of their weights.
 
-A family reads it, and replaces what it does in its own way. Unsupported values are refused by name.
+A family reads a ModelConfig with `read_decoder` and replaces what differs. Unsupported values raise UnsupportedModel,
+which names the key.
 """
 
 import re
@@ -35,8 +36,8 @@ WINDOW = Key(Keys.Attention.SLIDING_WINDOW, "sliding_window")
 PATTERN = Key(Keys.Attention.SLIDING_WINDOW_PATTERN, "sliding_window_pattern")
 LAYER_TYPES = Key("", "layer_types")
 
-# What no family has, by the only values that change nothing.
-REFUSED: tuple[tuple[Key, tuple[object, ...]], ...] = (
+# Features that no family supports, with the values that turn them off.
+SUPPORTED_VALUES: tuple[tuple[Key, tuple[object, ...]], ...] = (
     (Key(Keys.LLM.EXPERT_COUNT, "num_local_experts"), (0,)),
     (Key("", "num_experts"), (0,)),
     (Key("", "n_routed_experts"), (0,)),
@@ -46,8 +47,9 @@ REFUSED: tuple[tuple[Key, tuple[object, ...]], ...] = (
 )
 
 
-LEAST_EPSILON = 1e-12  # 0 divides by zero where a row is zero
-DTYPES = dict.fromkeys(  # of weights, as torch names them; tensors have types of their own, and this must only be one
+MIN_EPSILON = 1e-12  # an epsilon of 0 would divide by zero if a row is zero
+# torch's names of weight dtypes; tensors have their own dtypes, so the value only has to be valid
+DTYPES = dict.fromkeys(
     ("float64", "double", "float32", "float", "float16", "half", "bfloat16", "float8_e4m3fn", "float8_e5m2", "auto")
 )
 
@@ -55,7 +57,7 @@ GATES = {
     Gate.SILU: (Key("", "hidden_act"), "silu"),
     Gate.GELU: (Key("", "hidden_activation"), "gelu_pytorch_tanh"),
 }
-BESIDE_TEXT = ("dtype", "torch_dtype", "tie_word_embeddings")  # what it may leave to the whole
+OUTER_KEYS = ("dtype", "torch_dtype", "tie_word_embeddings")  # keys of a text_config that may be given outside of it
 MODEL_TYPE = Key("", "model_type")
 LAYER_KINDS = {FULL: False, SLIDING: True}
 
@@ -68,32 +70,32 @@ def read_decoder(
     interleaved: bool = False,
     partial_rotary: bool = False,
 ) -> ModelConfig:
-    """The shape that all families have; `interleaved` and `partial_rotary`: see `read_rope`."""
+    """Read the configuration that all families share. For `interleaved` and `partial_rotary` see `read_rope`."""
     hidden = metadata.integer(HIDDEN)
     heads = metadata.integer(HEADS)
     kv_heads = metadata.integer(KV_HEADS, heads)
-    head_dim = metadata.integer(HEAD_DIM, max(1, hidden // heads), most=1024)
+    head_dim = metadata.integer(HEAD_DIM, max(1, hidden // heads), maximum=1024)
     if heads % kv_heads:
         raise UnsupportedModel(f"{heads} attention heads do not share {kv_heads} KV heads evenly")
     if head_dim % 2:
         raise UnsupportedModel(f"A head dimension of {head_dim} is odd, and rotary embedding needs pairs")
     _check_types(metadata)
-    metadata.refuse(VALUE_DIM, head_dim)
-    for key, allowed in REFUSED:
-        metadata.refuse(key, *allowed)
-    metadata.refuse(*GATES[gate])
+    metadata.require(VALUE_DIM, head_dim)
+    for key, allowed in SUPPORTED_VALUES:
+        metadata.require(key, *allowed)
+    metadata.require(*GATES[gate])
     bias = metadata.flag(ATTENTION_BIAS, False) if metadata.is_config else None
     return ModelConfig(
         architecture=metadata.architecture,
-        layers=metadata.integer(LAYERS, most=1024),
+        layers=metadata.integer(LAYERS, maximum=1024),
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         mlp_hidden=metadata.integer(MLP_HIDDEN),
-        vocab_size=metadata.integer(VOCABULARY, _vocabulary(metadata), most=1 << 22),
-        context_length=metadata.integer(CONTEXT, most=MAX_CONTEXT),
-        norm=NormRule(metadata.number(EPSILONS[norm], least=LEAST_EPSILON, most=0.1), norm),
+        vocab_size=metadata.integer(VOCABULARY, _vocabulary(metadata), maximum=1 << 22),
+        context_length=metadata.integer(CONTEXT, maximum=MAX_CONTEXT),
+        norm=NormRule(metadata.number(EPSILONS[norm], minimum=MIN_EPSILON, maximum=0.1), norm),
         ropes=(read_rope(metadata, head_dim, interleaved=interleaved, partial=partial_rotary),),
         gate=gate,
         qkv_bias=bias,
@@ -103,7 +105,7 @@ def read_decoder(
 
 
 def _check_types(metadata: Metadata) -> None:
-    """Raise UnsupportedModel for a value of a config.json whose type makes no sense, though no family may read it."""
+    """Raise UnsupportedModel if a config.json has a value of an invalid type, even if the family does not use it."""
     if not metadata.is_config:
         return
     metadata.items(LAYER_TYPES, str)
@@ -112,12 +114,14 @@ def _check_types(metadata: Metadata) -> None:
             metadata.one_of(key, DTYPES)
 
 
-def text_part(metadata: Metadata, defaults: Mapping[str, Mapping[str, object]]) -> Metadata:
-    """That of the decoder, where a config.json describes a larger model around it, with its architecture's defaults."""
+def text_metadata(metadata: Metadata, defaults: Mapping[str, Mapping[str, object]]) -> Metadata:
+    """Return the decoder's metadata with its architecture's defaults, if a config.json describes a multimodal model
+    around it.
+    """
     text = metadata.values.get("text_config") if metadata.is_config else None
     if isinstance(text, dict):
-        beside = {name: metadata.values[name] for name in BESIDE_TEXT if name in metadata.values}
-        metadata = Metadata(beside | text, metadata.architecture, is_config=True)
+        outer = {name: metadata.values[name] for name in OUTER_KEYS if name in metadata.values}
+        metadata = Metadata(outer | text, metadata.architecture, is_config=True)
         metadata = replace(metadata, architecture=metadata.text(MODEL_TYPE, metadata.architecture))
     if metadata.architecture not in defaults:
         raise UnsupportedModel(
@@ -134,20 +138,23 @@ def _vocabulary(metadata: Metadata) -> int | None:
 def read_layout(
     metadata: Metadata, config: ModelConfig, slides: Sequence[bool], *, local_rope: int = 0
 ) -> tuple[LayerConfig, ...]:
-    """Which layers have a window; `slides`: where the checkpoint does not list them. They turn by rope `local_rope`."""
-    window = metadata.integer(WINDOW, 0, least=0, most=MAX_CONTEXT)
+    """Return the window and rope of each layer.
+
+    `slides`: which layers have a window if the checkpoint does not list them. Those layers use rope `local_rope`.
+    """
+    window = metadata.integer(WINDOW, 0, minimum=0, maximum=MAX_CONTEXT)
     if not metadata.is_config and not window:
         slides = [False] * config.layers
     else:
         slides = _listed_layers(metadata, config.layers) or slides
     if len(slides) != config.layers:
-        raise UnsupportedModel(f"The checkpoint lists the kinds of {len(slides)} layers, and has {config.layers}")
+        raise UnsupportedModel(f"The checkpoint lists {len(slides)} layer types for {config.layers} layers")
     reach = window if 0 < window < config.context_length else None
     return tuple(LayerConfig(reach, local_rope) if slide else LayerConfig() for slide in slides)
 
 
-def every(count: int, layers: int) -> list[bool]:
-    """All layers slide but every `count`-th; 0: all do."""
+def all_but_every(count: int, layers: int) -> list[bool]:
+    """Return which layers have a window: all but every `count`-th; all if count is 0."""
     return [count == 0 or (number + 1) % count != 0 for number in range(layers)]
 
 
@@ -165,7 +172,7 @@ def _listed_layers(metadata: Metadata, layers: int) -> list[bool] | None:
         return list(metadata.items(PATTERN, bool) or ())
     if metadata.get(PATTERN) is None:
         return None
-    return every(metadata.integer(PATTERN, least=0), layers)
+    return all_but_every(metadata.integer(PATTERN, minimum=0), layers)
 
 
 STEMS = {
@@ -185,8 +192,8 @@ STEMS = {
     "blk.{}.ffn_up": "model.layers.{}.mlp.up_proj",
     "blk.{}.ffn_down": "model.layers.{}.mlp.down_proj",
 }
-IGNORED = re.compile(  # what old checkpoints repeat of their configuration, and what sees images for the decoder
+IGNORED = re.compile(  # inverse frequencies in old checkpoints, and the vision parts of multimodal models
     r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq|(model\.)?(vision_tower|multi_modal_projector)\..+"
 )
-TEXT_PREFIX = "language_model."  # somewhere in the names of a decoder that is a part of a larger model
+TEXT_PREFIX = "language_model."  # part of the weight names of a decoder inside a multimodal model
 NAMES = Names(STEMS, IGNORED)

@@ -1,8 +1,7 @@
-"""The Gemma families: norms before and after, a gate of GELU, windows in most layers (arXiv:2408.00118), and from
-Gemma 3 on normalized heads and a rope of their own for layers with a window (arXiv:2503.19786).
+"""The Gemma families: norms before and after, GELU gates, and windows in most layers (arXiv:2408.00118).
 
-Architectures `gemma2` and `gemma3`; a config.json of `gemma3` describes a larger model, whose text part is
-`gemma3_text`.
+Gemma 3 adds head norms, and a separate rope for layers with a window (arXiv:2503.19786). Architectures: `gemma2` and
+`gemma3`. A config.json with `gemma3` describes a multimodal model whose text part is `gemma3_text`.
 """
 
 import math
@@ -15,7 +14,15 @@ from gguf.constants import Keys
 from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Key, Metadata
 from engine.config import Gate, HeadNorm, ModelConfig, NormPlacement
-from engine.models.decoder_config import IGNORED, STEMS, TEXT_PREFIX, every, read_decoder, read_layout, text_part
+from engine.models.decoder_config import (
+    IGNORED,
+    STEMS,
+    TEXT_PREFIX,
+    all_but_every,
+    read_decoder,
+    read_layout,
+    text_metadata,
+)
 from engine.models.rope_config import read_local_rope
 
 NAMES = Names(
@@ -63,8 +70,8 @@ DEFAULTS: dict[str, dict[str, object]] = {
 ATTENTION_SOFTCAP = Key(Keys.LLM.ATTN_LOGIT_SOFTCAPPING, "attn_logit_softcapping")
 LOGIT_SOFTCAP = Key(Keys.LLM.FINAL_LOGIT_SOFTCAPPING, "final_logit_softcapping")
 QUERY_SCALAR = Key("", "query_pre_attn_scalar")
-# GGUF files do not say it: one size of each family, known by its layers, divides by the width that a head would have
-# if it were a share of the hidden size.
+# Layer counts of the model sizes that scale queries by hidden / heads instead of head_dim. GGUF files do not store
+# this.
 WIDE_QUERIES = {"gemma2": 46, "gemma3": 62}
 LOCAL_BASE = 10_000.0
 
@@ -78,7 +85,7 @@ def _as_float16(value: float) -> float:
 
 
 def _as_bfloat16(value: float) -> float:
-    """The upper half of a float32, rounded to the nearest, ties to even."""
+    """Return the value rounded to bfloat16: to nearest, ties to even."""
     bits = int(struct.unpack("<I", struct.pack("<f", value))[0])
     bits += 0x7FFF + ((bits >> 16) & 1)
     return float(struct.unpack("<f", struct.pack("<I", bits & 0xFFFF0000))[0])
@@ -92,33 +99,34 @@ ROUNDED: Mapping[str, Callable[[float], float]] = {
 
 
 def read_config(metadata: Metadata) -> ModelConfig:
-    metadata = text_part(metadata, DEFAULTS)
+    metadata = text_metadata(metadata, DEFAULTS)
     config = read_decoder(metadata, gate=Gate.GELU)
     config = replace(
         config,
         attention_scale=_query_scalar(metadata, config) ** -0.5,
-        attention_softcap=metadata.number(ATTENTION_SOFTCAP, 0.0, least=0.0, most=1e6),
-        logit_softcap=metadata.number(LOGIT_SOFTCAP, 0.0, least=0.0, most=1e6),
+        attention_softcap=metadata.number(ATTENTION_SOFTCAP, 0.0, minimum=0.0, maximum=1e6),
+        logit_softcap=metadata.number(LOGIT_SOFTCAP, 0.0, minimum=0.0, maximum=1e6),
         embedding_scale=_embedding_scale(metadata, config.hidden),
         norm_placement=NormPlacement.BOTH,
-        norm=replace(config.norm, offset=1.0 if metadata.is_config else 0.0),  # GGUF's converter has added it
+        # the converter to GGUF has already added it
+        norm=replace(config.norm, offset=1.0 if metadata.is_config else 0.0),
     )
     if metadata.architecture == "gemma2":
-        return replace(config, layout=read_layout(metadata, config, every(2, config.layers)))
+        return replace(config, layout=read_layout(metadata, config, all_but_every(2, config.layers)))
     local = read_local_rope(metadata, config.head_dim, LOCAL_BASE)
     config = replace(config, ropes=(*config.ropes, local), head_norm=HeadNorm.EACH)
-    return replace(config, layout=read_layout(metadata, config, every(6, config.layers), local_rope=1))
+    return replace(config, layout=read_layout(metadata, config, all_but_every(6, config.layers), local_rope=1))
 
 
 def _query_scalar(metadata: Metadata, config: ModelConfig) -> float:
     if metadata.is_config:
-        return metadata.number(QUERY_SCALAR, least=1.0, most=1e6)
+        return metadata.number(QUERY_SCALAR, minimum=1.0, maximum=1e6)
     wide = config.layers == WIDE_QUERIES[metadata.architecture]
     return max(1, config.hidden // config.heads) if wide else config.head_dim
 
 
 def _embedding_scale(metadata: Metadata, hidden: int) -> float:
-    """The root of the hidden size, as precise as the checkpoint's weights: so it was in training."""
+    """Return the square root of the hidden size in the precision of the checkpoint's weights, as in training."""
     scale = math.sqrt(hidden)
     if not metadata.is_config:
         return scale

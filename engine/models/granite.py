@@ -1,6 +1,6 @@
 """The dense Granite family: Llama's layers with four multipliers (Granite 3's model cards; `granite` in transformers).
 
-In GGUF files rotary pairs are neighbours, as Llama's.
+In GGUF files rotary pairs are adjacent elements, as for Llama.
 """
 
 from dataclasses import replace
@@ -17,23 +17,24 @@ DEFAULTS: dict[str, object] = {"rms_norm_eps": 1e-6, "max_position_embeddings": 
 EMBEDDING = Key(Keys.LLM.EMBEDDING_SCALE, "embedding_multiplier")
 RESIDUAL = Key(Keys.LLM.RESIDUAL_SCALE, "residual_multiplier")
 ATTENTION = Key(Keys.Attention.SCALE, "attention_multiplier")
-LOGITS = Key(Keys.LLM.LOGIT_SCALE, "logits_scaling")  # what logits are divided by
-TURNS = Key(Keys.Rope.SCALING_FINETUNED, "")
+LOGITS = Key(Keys.LLM.LOGIT_SCALE, "logits_scaling")  # logits are divided by this
+FINETUNED = Key(Keys.Rope.SCALING_FINETUNED, "")
 
 
 def read_config(metadata: Metadata) -> ModelConfig:
     metadata = metadata.with_defaults(DEFAULTS)
-    metadata.refuse(TURNS, True)
+    metadata.require(FINETUNED, True)
     config = read_decoder(metadata, interleaved=True)
     embedding, residual, logits = (
-        metadata.number(key, 1.0, least=1e-4, most=1e4) for key in (EMBEDDING, RESIDUAL, LOGITS)
+        metadata.number(key, 1.0, minimum=1e-4, maximum=1e4) for key in (EMBEDDING, RESIDUAL, LOGITS)
     )
-    # Whatever is added to the stream of activations is multiplied by `residual`. Norms alone read the stream, and they
-    # do not see its scale: a stream of 1/residual of the size, beside an epsilon of its square, says the same.
+    # Everything that is added to the residual stream is multiplied by `residual`. Only norms read the stream, and their
+    # result does not depend on its scale. A stream scaled by 1 / residual, with an epsilon scaled by 1 / residual**2,
+    # is equivalent.
     return replace(
         config,
         embedding_scale=embedding / residual,
         norm=replace(config.norm, epsilon=config.norm.epsilon / residual**2),
         logit_scale=1 / logits,
-        attention_scale=metadata.number(ATTENTION, config.head_dim**-0.5, least=1e-6, most=1e3),
+        attention_scale=metadata.number(ATTENTION, config.head_dim**-0.5, minimum=1e-6, maximum=1e3),
     )

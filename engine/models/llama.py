@@ -1,7 +1,8 @@
 """The Llama family: RMSNorm, rotary embedding, grouped-query attention, SwiGLU (arXiv:2307.09288, arXiv:2407.21783).
 
-GGUF files and checkpoints of architecture `llama`: Llama 2 and 3, SmolLM2, Mistral 7B, TinyLlama, Yi, distills of that
-shape. In GGUF files their rotary pairs are neighbours: the converter reorders the rows of q and k.
+Covers architecture `llama` in GGUF files and transformers checkpoints: Llama 2 and 3, SmolLM2, Mistral 7B, TinyLlama,
+Yi, and distilled models with that architecture. In GGUF files rotary pairs are adjacent elements, because the converter
+reorders the rows of q and k.
 """
 
 from engine.checkpoints.metadata import Metadata
@@ -14,5 +15,5 @@ DEFAULTS: dict[str, object] = {"rms_norm_eps": 1e-6, "max_position_embeddings": 
 
 
 def read_config(metadata: Metadata) -> ModelConfig:
-    """What is absent has the default that the format gives it."""
+    """Return the configuration. Missing values have the defaults of transformers."""
     return read_decoder(metadata.with_defaults(DEFAULTS), interleaved=True)

@@ -1,7 +1,7 @@
-"""The Mistral families: Llama's layers, in some a window (arXiv:2310.06825), and a stretched rope in Ministral 3.
+"""The Mistral families: Llama's layers, with windows in some (arXiv:2310.06825), and a YaRN-scaled rope in Ministral 3.
 
-Architectures `mistral`, `ministral` and `ministral3` in a config.json, where `mistral3` is a larger model whose text
-part is one of them; in GGUF files `mistral3`, with neighbours as rotary pairs, and `llama` for those before.
+Architectures in a config.json: `mistral`, `ministral`, and `ministral3`; `mistral3` is a multimodal model with one of
+them as its text part. In GGUF files: `mistral3`, with adjacent rotary pairs, and `llama` for earlier models.
 """
 
 from dataclasses import replace
@@ -11,7 +11,15 @@ from gguf.constants import Keys
 from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Key, Metadata
 from engine.config import ModelConfig, YarnScaling
-from engine.models.decoder_config import IGNORED, STEMS, TEXT_PREFIX, every, read_decoder, read_layout, text_part
+from engine.models.decoder_config import (
+    IGNORED,
+    STEMS,
+    TEXT_PREFIX,
+    all_but_every,
+    read_decoder,
+    read_layout,
+    text_metadata,
+)
 
 NAMES = Names(STEMS, IGNORED, TEXT_PREFIX)
 
@@ -41,16 +49,19 @@ TEMPERATURE = Key(Keys.Attention.TEMPERATURE_SCALE, "rope_parameters.llama_4_sca
 
 
 def read_config(metadata: Metadata) -> ModelConfig:
-    metadata = text_part(metadata, DEFAULTS)
+    metadata = text_metadata(metadata, DEFAULTS)
     config = read_decoder(metadata, interleaved=True)
     config = replace(config, context_length=_context(metadata, config))
-    return replace(config, layout=read_layout(metadata, config, every(0, config.layers)))
+    return replace(config, layout=read_layout(metadata, config, all_but_every(0, config.layers)))
 
 
 def _context(metadata: Metadata, config: ModelConfig) -> int:
-    """Queries behind the original context are multiplied by what grows with their position. That is not computed here:
-    the model has the context within which it is one."""
+    """Return the context length up to which queries are not scaled by position.
+
+    After the original context, such a model multiplies queries by a factor that grows with the position. This is not
+    supported, so the context is limited.
+    """
     scaling = config.ropes[0].scaling
-    if metadata.number(TEMPERATURE, 0.0, least=0.0, most=10.0) and isinstance(scaling, YarnScaling):
+    if metadata.number(TEMPERATURE, 0.0, minimum=0.0, maximum=10.0) and isinstance(scaling, YarnScaling):
         return min(config.context_length, scaling.original_context)
     return config.context_length

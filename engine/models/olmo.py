@@ -1,7 +1,7 @@
-"""The OLMo families: norms only after attention and MLP, all heads of a token normalized together (arXiv:2501.00656),
-and from OLMo 3 on windows in most layers, whose rope is never scaled.
+"""The OLMo families: norms only after attention and MLP, and one norm over all heads of a token (arXiv:2501.00656).
 
-Architectures `olmo2`, which OLMo 3's GGUF files have too, and `olmo3`.
+OLMo 3 has windows in most layers, whose rope is never scaled. Architectures: `olmo2`, which GGUF files of OLMo 3 also
+use, and `olmo3`.
 """
 
 from dataclasses import replace
@@ -9,7 +9,7 @@ from dataclasses import replace
 from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Metadata
 from engine.config import HeadNorm, ModelConfig, NormPlacement
-from engine.models.decoder_config import IGNORED, STEMS, WINDOW, every, read_decoder, read_layout
+from engine.models.decoder_config import IGNORED, STEMS, WINDOW, all_but_every, read_decoder, read_layout
 from engine.models.rope_config import read_local_rope
 
 NAMES = Names(
@@ -38,4 +38,4 @@ def read_config(metadata: Metadata) -> ModelConfig:
         return config
     local = read_local_rope(metadata, config.head_dim, config.ropes[0].base)
     config = replace(config, ropes=(*config.ropes, local))
-    return replace(config, layout=read_layout(metadata, config, every(4, config.layers), local_rope=1))
+    return replace(config, layout=read_layout(metadata, config, all_but_every(4, config.layers), local_rope=1))

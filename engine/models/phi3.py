@@ -1,6 +1,6 @@
-"""The Phi-3 family: q, k and v in one matrix, gate and up in another, part of a head may turn (arXiv:2404.14219).
+"""The Phi-3 family: fused q, k, v and gate, up matrices, and possibly partial rotary embedding (arXiv:2404.14219).
 
-Architecture `phi3`: Phi-3, 3.5 and 4, and Phi-4-mini. In GGUF files the factors of LongRoPE are tensors.
+Architecture `phi3`: Phi-3, 3.5, and 4, and Phi-4-mini. In GGUF files the factors of LongRoPE are tensors.
 """
 
 from dataclasses import replace
@@ -8,7 +8,7 @@ from dataclasses import replace
 from engine.checkpoints.checkpoint import Names
 from engine.checkpoints.metadata import Metadata
 from engine.config import ModelConfig
-from engine.models.decoder_config import IGNORED, STEMS, every, read_decoder, read_layout
+from engine.models.decoder_config import IGNORED, STEMS, all_but_every, read_decoder, read_layout
 from engine.models.rope_config import LONG_ATTENTION, TYPE
 
 NAMES = Names(
@@ -28,7 +28,7 @@ DEFAULTS: dict[str, object] = {
 
 def read_config(metadata: Metadata) -> ModelConfig:
     metadata = metadata.with_defaults(DEFAULTS)
-    if metadata.get(LONG_ATTENTION) is not None:  # the only sign of it in most GGUF files
+    if metadata.get(LONG_ATTENTION) is not None:  # the only sign of LongRoPE in most GGUF files
         metadata = metadata.with_defaults({metadata.name(TYPE): "longrope"})
     config = read_decoder(metadata, partial_rotary=True)
-    return replace(config, layout=read_layout(metadata, config, every(0, config.layers)))
+    return replace(config, layout=read_layout(metadata, config, all_but_every(0, config.layers)))

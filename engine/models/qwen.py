@@ -1,7 +1,7 @@
-"""The dense Qwen families: Qwen 2 and 2.5 with biases at q, k and v (arXiv:2407.10671), Qwen 3 with normalized heads
+"""The dense Qwen families: Qwen 2 and 2.5 with q, k, v biases (arXiv:2407.10671), Qwen 3 with head norms
 (arXiv:2505.09388).
 
-Architectures `qwen2`, which distills of DeepSeek-R1 have too, and `qwen3`.
+Architectures: `qwen2`, which distilled DeepSeek-R1 models also use, and `qwen3`.
 """
 
 from dataclasses import replace
@@ -23,7 +23,7 @@ DEFAULTS: dict[str, dict[str, object]] = {
     "qwen3": SHARED | {"head_dim": 128},
 }
 USE_WINDOW = Key("", "use_sliding_window")
-FULL_LAYERS = Key("", "max_window_layers")  # the first ones have no window, whatever the name says
+FULL_LAYERS = Key("", "max_window_layers")  # despite its name, the number of first layers without a window
 
 
 def read_config(metadata: Metadata) -> ModelConfig:
@@ -39,5 +39,5 @@ def read_config(metadata: Metadata) -> ModelConfig:
 def _layout(metadata: Metadata, config: ModelConfig) -> tuple[LayerConfig, ...]:
     if not metadata.flag(USE_WINDOW, False):
         return ()
-    first = metadata.integer(FULL_LAYERS, 28, least=0)
+    first = metadata.integer(FULL_LAYERS, 28, minimum=0)
     return read_layout(metadata, config, [number >= first for number in range(config.layers)])

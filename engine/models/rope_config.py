@@ -1,6 +1,7 @@
-"""How checkpoints describe their rotary embeddings: GGUF by keys of its metadata, a config.json by an object.
+"""Read the rotary embedding of a checkpoint into a RopeConfig: from GGUF metadata keys, or from an object of a
+config.json.
 
-Reads them into a RopeConfig; odd values are refused by name. Refuses to know what becomes of the numbers.
+Unsupported values raise UnsupportedModel, which names the key.
 """
 
 from collections.abc import Callable
@@ -35,41 +36,45 @@ LONG_ATTENTION = Key(Keys.Rope.SCALING_ATTN_FACTOR, "attention_factor")
 SHORT_FACTORS = Key("", "short_factor")
 LONG_FACTORS = Key("", "long_factor")
 
-SECTIONS = ("rope_parameters", "rope_scaling")  # of a config.json, the newer name first
-BESIDE = ("rope_theta", "partial_rotary_factor", "max_position_embeddings")  # what a section may leave to the whole
-FULL, SLIDING = "full_attention", "sliding_attention"  # the sections of a section, where kinds of layers differ
+SECTIONS = ("rope_parameters", "rope_scaling")  # keys of a config.json, the newer first
+# keys that may be outside of the section
+OUTER_KEYS = ("rope_theta", "partial_rotary_factor", "max_position_embeddings")
+FULL, SLIDING = "full_attention", "sliding_attention"  # subsections, if kinds of layers differ
 
 
 def read_rope(metadata: Metadata, head_dim: int, *, interleaved: bool = False, partial: bool = False) -> RopeConfig:
-    """The rotary embedding of all layers, or of those without a window.
+    """Return the rope of all layers, or of those without a window.
 
-    `interleaved`: pairs are neighbours in the family's GGUF files; `partial`: the family may turn a part of a head.
+    `interleaved`: rotary pairs are adjacent elements in the family's GGUF files. `partial`: the family may rotate only
+    a part of each head.
     """
     section = _section(metadata, FULL)
     base = section.number(BASE, 10_000.0, **_BASES)
-    return _rope(section, base, _dimensions(section, head_dim, partial), interleaved and not metadata.is_config)
+    return _rope(section, base, _rotary_dim(section, head_dim, partial), interleaved and not metadata.is_config)
 
 
 def read_local_rope(metadata: Metadata, head_dim: int, base: float) -> RopeConfig:
-    """That of the layers with a window, where they have another; `base`: where the checkpoint says none."""
+    """Return the rope of layers with a window. `base`: used if the checkpoint does not give one."""
     base = metadata.number(LOCAL_BASE, base, **_BASES)
     if not metadata.is_config or SLIDING not in _sections(metadata):
         return RopeConfig(base, head_dim, interleaved=False)
     section = _section(metadata, SLIDING)
     base = section.number(BASE, base, **_BASES)
-    return _rope(section, base, _dimensions(section, head_dim, partial=False), interleaved=False)
+    return _rope(section, base, _rotary_dim(section, head_dim, partial=False), interleaved=False)
 
 
-_BASES = {"least": 1.0001, "most": 1e12}
+_BASES = {"minimum": 1.0001, "maximum": 1e12}
 
 
-def _rope(section: Metadata, base: float, turned: int, interleaved: bool) -> RopeConfig:
+def _rope(section: Metadata, base: float, rotary_dim: int, interleaved: bool) -> RopeConfig:
     scaling = section.one_of(TYPE, _SCALINGS, _default_type(section))(section)
     if isinstance(scaling, LongRopeScaling) and scaling.short:
         for key, factors in ((SHORT_FACTORS, scaling.short), (LONG_FACTORS, scaling.long)):
-            if len(factors) != turned // 2:
-                raise UnsupportedModel(f"{section.name(key)} has {len(factors)} numbers, and must have {turned // 2}")
-    return RopeConfig(base, turned, interleaved, scaling)
+            if len(factors) != rotary_dim // 2:
+                raise UnsupportedModel(
+                    f"{section.name(key)} has {len(factors)} numbers, and must have {rotary_dim // 2}"
+                )
+    return RopeConfig(base, rotary_dim, interleaved, scaling)
 
 
 def _sections(metadata: Metadata) -> dict[str, object]:
@@ -83,34 +88,36 @@ def _sections(metadata: Metadata) -> dict[str, object]:
 
 
 def _section(metadata: Metadata, kind: str) -> Metadata:
-    """Where the embedding of one kind of layer is described. In a config.json its type had another name once, and what
-    it leaves out stands beside it."""
+    """Return the keys that describe the rope of one kind of layer.
+
+    In a config.json, `rope_type` was called `type` in the past, and keys missing in the section may be outside of it.
+    """
     if not metadata.is_config:
         return metadata
     sections = _sections(metadata)
     nested = sections.get(kind)
     section = nested if isinstance(nested, dict) else sections
-    beside = [name for name in BESIDE if not (name == BASE.config and kind == SLIDING)]
-    values = {name: metadata.values[name] for name in beside if name in metadata.values}
+    outer = [name for name in OUTER_KEYS if not (name == BASE.config and kind == SLIDING)]
+    values = {name: metadata.values[name] for name in outer if name in metadata.values}
     values |= {"rope_type": section["type"]} if "type" in section else {}
     values |= section
-    if ORIGINAL.config in metadata.values:  # beside the section, it is the one that counts
+    if ORIGINAL.config in metadata.values:  # outside of the section, it takes precedence
         values[ORIGINAL.config] = metadata.values[ORIGINAL.config]
     return Metadata(values, metadata.architecture, is_config=True)
 
 
-def _dimensions(section: Metadata, head_dim: int, partial: bool) -> int:
-    """How many elements of a head turn."""
+def _rotary_dim(section: Metadata, head_dim: int, partial: bool) -> int:
+    """Return how many elements of a head are rotated."""
     if section.is_config:
-        turned = int(head_dim * section.number(DIMENSIONS, 1.0, least=0.0, most=1.0))
+        rotary_dim = int(head_dim * section.number(DIMENSIONS, 1.0, minimum=0.0, maximum=1.0))
     else:
-        turned = section.integer(DIMENSIONS, head_dim, most=head_dim)
-    if turned % 2 or turned == 0 or not (partial or turned == head_dim):
+        rotary_dim = section.integer(DIMENSIONS, head_dim, maximum=head_dim)
+    if rotary_dim % 2 or rotary_dim == 0 or not (partial or rotary_dim == head_dim):
         raise UnsupportedModel(
             f"{section.name(DIMENSIONS)} = {section.get(DIMENSIONS)!r} is not supported by this version: "
-            f"it turns {turned} of {head_dim} elements of a head"
+            f"it rotates {rotary_dim} of {head_dim} elements of a head"
         )
-    return turned
+    return rotary_dim
 
 
 # -- scaling
@@ -126,62 +133,66 @@ def _unscaled(_section: Metadata) -> None:
 
 
 def _linear(section: Metadata) -> RopeScaling:
-    old = section.number(OLD_FACTOR, 1.0, least=1.0, most=MAX_FACTOR)
-    return LinearScaling(section.number(FACTOR, old, least=1.0, most=MAX_FACTOR))
+    old = section.number(OLD_FACTOR, 1.0, minimum=1.0, maximum=MAX_FACTOR)
+    return LinearScaling(section.number(FACTOR, old, minimum=1.0, maximum=MAX_FACTOR))
 
 
 def _llama3(section: Metadata) -> RopeScaling:
-    low, high = (section.number(key, least=0.01, most=1024.0) for key in (LOW, HIGH))
+    low, high = (section.number(key, minimum=0.01, maximum=1024.0) for key in (LOW, HIGH))
     if low >= high:
         raise UnsupportedModel(f"{section.name(LOW)} is {low}, and must be below the other factor, {high}")
-    return Llama3Scaling(section.number(FACTOR, least=1.0, most=MAX_FACTOR), low, high, _original(section))
+    return Llama3Scaling(section.number(FACTOR, minimum=1.0, maximum=MAX_FACTOR), low, high, _original(section))
 
 
 def _yarn(section: Metadata) -> RopeScaling:
-    section.refuse(YARN_EXTENSION, 1.0)
-    fast, slow = (section.number(key, default, least=0.01, most=1024.0) for key, default in ((FAST, 32.0), (SLOW, 1.0)))
+    section.require(YARN_EXTENSION, 1.0)
+    fast, slow = (
+        section.number(key, default, minimum=0.01, maximum=1024.0) for key, default in ((FAST, 32.0), (SLOW, 1.0))
+    )
     if slow >= fast:
         raise UnsupportedModel(f"{section.name(SLOW)} is {slow}, and must be below the other, {fast}")
     original = _original(section)
     return YarnScaling(
-        factor=section.number(FACTOR, _context(section) / original, least=1.0, most=MAX_FACTOR),
+        factor=section.number(FACTOR, _context(section) / original, minimum=1.0, maximum=MAX_FACTOR),
         original_context=original,
         fast=fast,
         slow=slow,
         attention_factor=_attention_factor(section, YARN_ATTENTION),
-        mscale=section.number(MSCALE, 0.0 if section.is_config else 1.0, least=0.0, most=100.0),
-        mscale_all=section.number(MSCALE_ALL, 0.0, least=0.0, most=100.0),
+        mscale=section.number(MSCALE, 0.0 if section.is_config else 1.0, minimum=0.0, maximum=100.0),
+        mscale_all=section.number(MSCALE_ALL, 0.0, minimum=0.0, maximum=100.0),
         truncate=section.flag(TRUNCATE, True),
     )
 
 
-def _longrope(section: Metadata) -> RopeScaling:
+def _long_rope(section: Metadata) -> RopeScaling:
     original = _original(section)
     attention = _attention_factor(section, LONG_ATTENTION)
     if not section.is_config:  # the factors are tensors
         return LongRopeScaling(original, 1.0, 1.0 if attention is None else attention)
-    factor = section.number(FACTOR, _context(section) / original, least=0.0, most=MAX_FACTOR)
-    short, long = (section.numbers(key, least=1e-6, most=1e6) for key in (SHORT_FACTORS, LONG_FACTORS))
+    factor = section.number(FACTOR, _context(section) / original, minimum=0.0, maximum=MAX_FACTOR)
+    short, long = (section.numbers(key, minimum=1e-6, maximum=1e6) for key in (SHORT_FACTORS, LONG_FACTORS))
     if not short:
         raise UnsupportedModel(f"{section.name(SHORT_FACTORS)} is empty")
     return LongRopeScaling(original, factor, attention, short, long)
 
 
 def _context(section: Metadata) -> int:
-    return section.integer(CONTEXT, most=MAX_CONTEXT)
+    return section.integer(CONTEXT, maximum=MAX_CONTEXT)
 
 
 def _original(section: Metadata) -> int:
-    """The context before it was stretched: where none is named, the one that the model has."""
-    return section.integer(ORIGINAL, None if section.get(ORIGINAL) else _context(section), least=2, most=MAX_CONTEXT)
+    """Return the context length before scaling; by default the model's context length."""
+    return section.integer(
+        ORIGINAL, None if section.get(ORIGINAL) else _context(section), minimum=2, maximum=MAX_CONTEXT
+    )
 
 
 def _attention_factor(section: Metadata, key: Key) -> float | None:
-    return None if section.get(key) is None else section.number(key, least=0.01, most=100.0)
+    return None if section.get(key) is None else section.number(key, minimum=0.01, maximum=100.0)
 
 
-# `dynamic` stretches frequencies when a request outgrows the model's context. Cached keys could not follow, and no
-# request may: within the context it is no scaling.
+# `dynamic` changes frequencies when a request exceeds the model's context. Cached keys would become invalid, and no
+# request may exceed it. Within the context it is not scaled.
 _SCALINGS: dict[str, Callable[[Metadata], RopeScaling | None]] = {
     "none": _unscaled,
     "default": _unscaled,
@@ -189,6 +200,6 @@ _SCALINGS: dict[str, Callable[[Metadata], RopeScaling | None]] = {
     "dynamic": _unscaled,
     "llama3": _llama3,
     "yarn": _yarn,
-    "longrope": _longrope,
-    "su": _longrope,  # its first name
+    "longrope": _long_rope,
+    "su": _long_rope,  # an earlier name of longrope
 }

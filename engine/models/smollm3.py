@@ -1,6 +1,6 @@
-"""The SmolLM3 family: Llama's layers, of which some do not turn (NoPE, arXiv:2501.18795).
+"""The SmolLM3 family: Llama's layers, some of which have no rotary embedding (NoPE, arXiv:2501.18795).
 
-In GGUF files rotary pairs are neighbours, as Llama's, and every fourth layer does not turn.
+In GGUF files rotary pairs are adjacent elements, as for Llama, and every fourth layer has no rotary embedding.
 """
 
 from dataclasses import replace
@@ -8,7 +8,7 @@ from dataclasses import replace
 from engine.checkpoints.metadata import Key, Metadata
 from engine.config import LayerConfig, ModelConfig
 from engine.errors import UnsupportedModel
-from engine.models.decoder_config import NAMES, every, read_decoder, read_layout
+from engine.models.decoder_config import NAMES, all_but_every, read_decoder, read_layout
 
 __all__ = ["NAMES", "read_config"]
 
@@ -19,7 +19,7 @@ DEFAULTS: dict[str, object] = {
     "rope_theta": 2_000_000.0,
     "tie_word_embeddings": True,
 }
-TURNS = Key("", "no_rope_layers")  # 1: the layer turns, whatever the name says
+ROPE_LAYERS = Key("", "no_rope_layers")  # despite the key's name, 1 means that the layer has rotary embedding
 INTERVAL = Key("", "no_rope_layer_interval")
 USE_WINDOW = Key("", "use_sliding_window")
 
@@ -27,24 +27,26 @@ USE_WINDOW = Key("", "use_sliding_window")
 def read_config(metadata: Metadata) -> ModelConfig:
     metadata = metadata.with_defaults(DEFAULTS)
     config = read_decoder(metadata, interleaved=True)
-    turns = _turning_layers(metadata, config.layers)
-    layers = _windows(metadata, config, turns)
+    has_rope = _rope_layers(metadata, config.layers)
+    layers = _windows(metadata, config, has_rope)
     return replace(
         config,
-        layout=tuple(replace(layer, rope=0 if turn else None) for layer, turn in zip(layers, turns, strict=True)),
+        layout=tuple(replace(layer, rope=0 if rope else None) for layer, rope in zip(layers, has_rope, strict=True)),
     )
 
 
-def _turning_layers(metadata: Metadata, layers: int) -> list[bool]:
-    listed = metadata.items(TURNS, int) if metadata.is_config else None
+def _rope_layers(metadata: Metadata, layers: int) -> list[bool]:
+    listed = metadata.items(ROPE_LAYERS, int) if metadata.is_config else None
     if listed is None:
-        return every(metadata.integer(INTERVAL, 4), layers)
+        return all_but_every(metadata.integer(INTERVAL, 4), layers)
     if len(listed) != layers or not {0, 1}.issuperset(listed):
-        raise UnsupportedModel(f"{TURNS.config} is {listed!r:.60}, and must be 0 or 1 for each of {layers} layers")
-    return [turn == 1 for turn in listed]
+        raise UnsupportedModel(
+            f"{ROPE_LAYERS.config} is {listed!r:.60}, and must be 0 or 1 for each of {layers} layers"
+        )
+    return [rope == 1 for rope in listed]
 
 
-def _windows(metadata: Metadata, config: ModelConfig, turns: list[bool]) -> tuple[LayerConfig, ...]:
+def _windows(metadata: Metadata, config: ModelConfig, has_rope: list[bool]) -> tuple[LayerConfig, ...]:
     if not metadata.flag(USE_WINDOW, False):
-        return tuple(LayerConfig() for _ in turns)
-    return read_layout(metadata, config, [not turn for turn in turns])
+        return tuple(LayerConfig() for _ in has_rope)
+    return read_layout(metadata, config, [not rope for rope in has_rope])

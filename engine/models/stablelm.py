@@ -1,7 +1,7 @@
-"""The StableLM family: Llama's layers, but norms subtract the mean and have a bias, a part of each head turns, and
-StableLM 2 12B computes attention and MLP side by side (arXiv:2402.17834; `stablelm` in transformers).
+"""The StableLM family: Llama's layers, with layer norms that have a bias, and partial rotary embedding.
 
-Only GGUF files may have normalized heads: checkpoints of transformers store a tensor for each head.
+StableLM 2 12B computes attention and MLP in parallel (arXiv:2402.17834; `stablelm` in transformers). Head norms are
+supported in GGUF files only: transformers checkpoints store a tensor per head.
 """
 
 from dataclasses import replace
@@ -19,13 +19,13 @@ DEFAULTS: dict[str, object] = {
     "partial_rotary_factor": 0.25,
 }
 QKV_BIAS = Key("", "use_qkv_bias")
-PARALLEL = Key("", "use_parallel_residual")  # GGUF files have the key, but only their tensors tell
+PARALLEL = Key("", "use_parallel_residual")  # GGUF files have the key too, but only their tensors are reliable
 HEAD_NORMS = Key("", "qk_layernorm")
 
 
 def read_config(metadata: Metadata) -> ModelConfig:
     metadata = metadata.with_defaults(DEFAULTS)
-    metadata.refuse(HEAD_NORMS, False)
+    metadata.require(HEAD_NORMS, False)
     config = read_decoder(metadata, norm=NormKind.LAYER, partial_rotary=True)
     config = replace(config, norm=replace(config.norm, bias=True))
     if not metadata.is_config:

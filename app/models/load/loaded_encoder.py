@@ -33,17 +33,17 @@ class LoadedEncoder:
     tokenizer: InputTokenizer
 
 
-def gives_embeddings(stored: StoredModel) -> bool:
+def is_embedding_model(stored: StoredModel) -> bool:
     """Whether a model returns vectors instead of text.
 
     Raises ModelFileError, UnsupportedModel, or UnsupportedQuantization.
     """
     with open_checkpoint(stored.path) as checkpoint:
-        return embedders.gives_embeddings(checkpoint)
+        return embedders.is_embedding_model(checkpoint)
 
 
 def load_encoder_model(stored: StoredModel, settings: Settings, progress: Progress) -> LoadedEncoder:
-    """Load a stored model for which `gives_embeddings` is true.
+    """Load a stored model for which `is_embedding_model` is true.
 
     Raises ModelFileError, UnsupportedModel, UnsupportedTier, UnsupportedTokenizer, or OSError.
     """

@@ -44,7 +44,7 @@ def test_run_says_that_it_cannot_chat(server: Server, folder: Path) -> None:
     assert "gives embeddings, and writes no text" in asked.stderr
     alone = ingle(server.environment, "run", "Hi", "--model", str(folder), "--kernels", "reference")
     assert alone.returncode == 1
-    assert b"give embeddings, and cannot chat" in alone.stderr
+    assert b"return embeddings and cannot generate text" in alone.stderr
 
 
 def test_it_ends_when_it_is_told_to(server: Server) -> None:

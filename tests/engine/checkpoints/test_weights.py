@@ -64,7 +64,7 @@ def test_as_many_items_at_a_time_as_there_are_threads(tiny: Path) -> None:
         return item * 10
 
     with open_checkpoint(tiny) as checkpoint:
-        assert Weights(checkpoint.path, models.stored_weights(checkpoint), threads=3).together(load, range(6)) == [
+        assert Weights(checkpoint.path, models.stored_weights(checkpoint), threads=3).load_parallel(load, range(6)) == [
             0,
             10,
             20,
@@ -91,7 +91,7 @@ def test_the_error_is_the_first_items_and_the_others_end(tiny: Path) -> None:
             weights.take(f"blk.{item}.no_such_tensor", 1)
 
         with pytest.raises(ModelFileError, match=r"blk\.0\.no_such_tensor"):
-            weights.together(load, range(50))
+            weights.load_parallel(load, range(50))
     assert len(taken) < 50
     assert loaders_end()
 
@@ -111,7 +111,7 @@ def test_an_interrupt_ends_with_the_tensors_under_way(tiny: Path) -> None:
 
         def __setattr__(self, name: str, value: object) -> None:
             super().__setattr__(name, value)
-            if name == "_given_up" and value:
+            if name == "_cancelled" and value:
                 interrupted.set()
 
     interrupted = threading.Event()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.embedding.encoder import Encoder
-from engine.embedding.loading import gives_embeddings, load_encoder
+from engine.embedding.loading import is_embedding_model, load_encoder
 from engine.load_options import LoadOptions
 from engine.loading import open_checkpoint
 from quant.errors import ModelFileError
@@ -17,7 +17,7 @@ PAIRS = [([1, 5, 9, 2], [7, 7, 2]), ([1, 2], [3]), ([1, *range(10, 30), 2], [*ra
 
 def load(path: Path, backend: str, code_cache: Path) -> Encoder:
     with open_checkpoint(path) as checkpoint:
-        assert gives_embeddings(checkpoint)
+        assert is_embedding_model(checkpoint)
         return load_encoder(checkpoint, LoadOptions(backend=backend, code_cache=code_cache, threads=2))
 
 

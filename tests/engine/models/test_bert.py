@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.embedding.encoder import Encoder, Pooling, pooled
-from engine.embedding.loading import gives_embeddings, load_encoder
+from engine.embedding.encoder import Encoder, Pooling, pool_states
+from engine.embedding.loading import is_embedding_model, load_encoder
 from engine.errors import PromptTooLong, UnsupportedModel
 from engine.load_options import LoadOptions
 from engine.loading import open_checkpoint
@@ -27,7 +27,7 @@ LENGTHS = (1, 2, 3, 7, 8, 9, 17, 31, 48)
 
 def load(path: Path, backend: str, code_cache: Path | None = None, threads: int = 2) -> Encoder:
     with open_checkpoint(path) as checkpoint:
-        assert gives_embeddings(checkpoint)
+        assert is_embedding_model(checkpoint)
         return load_encoder(checkpoint, LoadOptions(backend=backend, code_cache=code_cache, threads=threads))
 
 
@@ -37,7 +37,7 @@ def texts(seed: int, lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
 
 
 def expected(tiny: TinyBert, sequences: list[list[int]], pooling: Pooling) -> Tensor:
-    return torch.stack([pooled(tiny.states(ids), pooling) for ids in sequences])
+    return torch.stack([pool_states(tiny.states(ids), pooling) for ids in sequences])
 
 
 @pytest.mark.parametrize("pooling", POOLING)

@@ -147,7 +147,7 @@ ODD: list[tuple[str, dict[str, Any], str]] = [
     ("qwen2", {"hidden_act": "relu"}, "hidden_act"),
     ("qwen2", {"use_sliding_window": "yes"}, "use_sliding_window"),
     ("qwen2", {"use_sliding_window": True, "layer_types": ["chunked_attention"] * 12}, "chunked_attention"),
-    ("qwen2", {"use_sliding_window": True, "layer_types": LISTED[1:]}, "11 layers"),
+    ("qwen2", {"use_sliding_window": True, "layer_types": LISTED[1:]}, "11 layer types"),
     ("qwen3", {"num_experts": 128}, "num_experts"),
     ("qwen3", {"use_sliding_window": True, "max_window_layers": -1}, "max_window_layers"),
     ("gemma2", {"hidden_activation": "relu"}, "hidden_activation"),
@@ -244,7 +244,7 @@ def test_reading_a_configuration_loads_no_torch() -> None:
 @pytest.mark.parametrize("pattern", [(True, False), (1, 0), "often"])
 def test_an_odd_pattern_of_windows_is_refused(pattern: object) -> None:
     window = {"gemma3.attention.sliding_window": 512, "gemma3.attention.sliding_window_pattern": pattern}
-    with pytest.raises(UnsupportedModel, match=r"sliding_window_pattern|kinds of 2 layers"):
+    with pytest.raises(UnsupportedModel, match=r"sliding_window_pattern|2 layer types"):
         models.read_config(Metadata(gguf("gemma3") | window, "gemma3"))
 
 

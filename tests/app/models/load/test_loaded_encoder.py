@@ -12,13 +12,13 @@ from transformers import LlamaConfig, LlamaModel, Qwen3Config, Qwen3Model
 
 from app.errors import UnsupportedTokenizer
 from app.generation.embedding_service import EmbeddingService
-from app.models.load.loaded_encoder import LoadedEncoder, gives_embeddings, load_encoder_model
+from app.models.load.loaded_encoder import LoadedEncoder, is_embedding_model, load_encoder_model
 from app.models.load.loaded_model import load_model
 from app.models.quantized_copy import save_quantized
 from app.models.store import ModelStore
 from app.progress import SilentProgress
 from app.settings.settings import Settings
-from engine.embedding.encoder import Pooling, pooled
+from engine.embedding.encoder import Pooling, pool_states
 from engine.errors import UnsupportedModel
 from quant.quantized_storage import Method
 from quant.safetensors_shards import SafetensorsShards
@@ -38,7 +38,7 @@ def embedding_model(folder: Path, vocab: int = len(TOKENS)) -> TinyBert:
 
 def load(path: Path, settings: Settings) -> LoadedEncoder:
     stored = ModelStore(settings).resolve(str(path))
-    assert gives_embeddings(stored)
+    assert is_embedding_model(stored)
     return load_encoder_model(stored, settings, SilentProgress())
 
 
@@ -49,7 +49,7 @@ def settings(tmp_path: Path) -> Settings:
 
 def test_folders_and_files_are_the_same_model(tmp_path: Path, settings: Settings) -> None:
     tiny = embedding_model(tmp_path / "model")
-    expected = pooled(tiny.states(ids("hello", "wor", "##ld")), Pooling.CLS)
+    expected = pool_states(tiny.states(ids("hello", "wor", "##ld")), Pooling.CLS)
     for path in (tiny.folder, tiny.path):
         model = load(path, settings)
         with closing(model.encoder) as encoder:
@@ -83,7 +83,7 @@ def test_a_quantized_copy_gives_embeddings_too(tmp_path: Path, settings: Setting
     model = load(tmp_path / "copy", settings)
     with closing(model.encoder) as encoder:
         vector = encoder.encode([model.tokenizer.encode("Hello world")])[0]
-    expected = pooled(tiny.states(ids("hello", "wor", "##ld")), Pooling.CLS)
+    expected = pool_states(tiny.states(ids("hello", "wor", "##ld")), Pooling.CLS)
     assert 0.98 < vector @ expected < 0.99999
 
 
@@ -115,7 +115,7 @@ def test_a_decoder_gives_the_state_of_its_last_token(tmp_path: Path, settings: S
     with closing(model.encoder) as encoder:
         vector = encoder.encode([ids])[0]
     with torch.inference_mode():
-        expected = pooled(reference(torch.tensor([ids])).last_hidden_state[0], Pooling.LAST)
+        expected = pool_states(reference(torch.tensor([ids])).last_hidden_state[0], Pooling.LAST)
     assert torch.allclose(vector, expected, atol=1e-4)
 
 
@@ -150,10 +150,10 @@ def test_a_folder_without_a_vocabulary_is_refused(tmp_path: Path, settings: Sett
 def test_it_is_no_model_to_chat_with(tmp_path: Path, settings: Settings) -> None:
     tiny = embedding_model(tmp_path / "model")
     for path in (tiny.folder, tiny.path):
-        with pytest.raises(UnsupportedModel, match="give embeddings, and cannot chat") as refusal:
+        with pytest.raises(UnsupportedModel, match="return embeddings and cannot generate text") as refusal:
             load_model(ModelStore(settings).resolve(str(path)), settings, SilentProgress())
         assert "POST /v1/embeddings" in refusal.value.remedy
 
 
 def test_a_model_that_writes_text_is_none(smollm2: Path, settings: Settings) -> None:
-    assert not gives_embeddings(ModelStore(settings).resolve(str(smollm2)))
+    assert not is_embedding_model(ModelStore(settings).resolve(str(smollm2)))

@@ -54,7 +54,7 @@ def test_a_limit_counts_what_the_engine_has_already_and_gives_no_more_than_there
 
 def test_a_model_that_does_not_fit_is_refused_with_the_numbers() -> None:
     assert 0 < memory().kv_bytes_before_loading(MODEL, 8 * GIB, 2048, 128) < 24 * GIB - MAX_RESERVE - 8 * GIB
-    with pytest.raises(OutOfMemory, match=r"needs 3\d\.\d GB .* there are 24\.7 GB") as refusal:
+    with pytest.raises(OutOfMemory, match=r"needs 3\d\.\d GB .* 24\.7 GB are") as refusal:
         memory().kv_bytes_before_loading(MODEL, 32 * GIB, 2048, 128)
     assert "--context" in str(refusal.value.remedy)
 
