@@ -25,6 +25,7 @@ AppError
 ├── EngineFailed, NotOffered                      (chat_backend/)
 ├── PortTaken, NoSuchAddress                      (process/listening.py)
 ├── InvalidMCPConfig, MCPUnavailable              (mcp/)
+├── NoPreviousRun                                (commands/run_prompt.py)
 └── ServerUnreachable, ServerError                (client/http.py)
 """
 

@@ -1,14 +1,14 @@
 """`ingle run`: one question, one answer. The answer goes to stdout as it is generated, progress to stderr."""
 
 import asyncio
-import sys
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import ExitStack, aclosing
+from contextlib import ExitStack, aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from app.commands.options import ENGINE_OPTIONS, engine_options, model_option
+from app.commands.run_prompt import previous_messages, read_question, save_messages
 from app.progress import Progress, progress_on_stderr
 from app.settings.settings import Settings, load_settings
 from app.text.terminal_text import sanitize
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 EXAMPLES = """\b
 Examples:
   ingle run "Why is the sky blue?"
-  git diff | ingle run - --system "Review this change."
+  git diff | ingle run "Review this change."
+  ingle run --continue "Shorter, please."
   ingle run "Name three rivers." --json --seed 7 | jq -r .text
   ingle run "Hello" --model ./model.gguf --max-tokens 50
 """
@@ -35,6 +36,7 @@ _FAILED = "Run ingle doctor. If it finds nothing, report this as a bug."
 @click.command(epilog=EXAMPLES)
 @click.argument("prompt", required=False)
 @model_option
+@click.option("-c", "--continue", "continues", is_flag=True, help="Continue the conversation of the previous run.")
 @click.option("-s", "--system", help="System message: instructions that come before the prompt. Default: none.")
 @click.option(
     "-n", "--max-tokens", type=int, help="Length limit of the answer in tokens. Default: what fits the context."
@@ -58,6 +60,7 @@ _FAILED = "Run ingle doctor. If it finds nothing, report this as a bug."
 def run(
     prompt: str | None,
     model: str | None,
+    continues: bool,
     system: str | None,
     stop: tuple[str, ...],
     as_object: bool,
@@ -66,11 +69,11 @@ def run(
 ) -> None:
     """Ask a model one question and print the answer.
 
-    PROMPT is the question; - reads it from stdin. A running server of the same model answers, unless an option of the
-    engine is given. The default model is downloaded on first use.
+    PROMPT is the question; - reads it from stdin. Text that is piped in is appended to PROMPT. A running server of
+    the same model answers, unless an option of the engine is given. The default model is downloaded on first use.
     """
     settings = load_settings(model=model, **{name: options.pop(name) for name in ENGINE_OPTIONS})
-    question = _question(prompt)
+    question = read_question(prompt)
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     progress = progress_on_stderr(quiet=quiet)
     from app.generation.conversation import Message
@@ -81,30 +84,25 @@ def run(
         return SamplingParams(**DefaultSampling(recommended).fill({"stop": stop, **given}))
 
     SamplingParams(**given)  # raises for invalid values before anything is downloaded
-    messages = [*([Message("system", system)] if system else []), Message("user", question)]
+    earlier = previous_messages(settings.state_dir) if continues else []
+    if system:
+        earlier = [Message("system", system), *(message for message in earlier if message.role != "system")]
+    messages = [*earlier, Message("user", question)]
     with ExitStack() as resources:
         events = _answer(settings, messages, params, progress, resources)
-        asyncio.run(_show(settings.model, events, progress, as_object=as_object, quiet=quiet))
+        answer = asyncio.run(_show(settings.model, events, progress, as_object=as_object, quiet=quiet))
+    with suppress(OSError):  # the answer is printed; only --continue needs the file
+        save_messages(settings.state_dir, messages, answer)
 
 
 async def _show(
     model: str, events: "AsyncGenerator[ChatEvent]", progress: Progress, *, as_object: bool, quiet: bool
-) -> None:
+) -> str:
+    """Print the answer and return its text."""
     async with aclosing(events), aclosing(_past_the_prompt(events, progress)) as answer:
         if as_object:
-            await _print_object(model, answer)
-        else:
-            await _print_text(answer, progress, thoughts=not quiet)
-
-
-def _question(prompt: str | None) -> str:
-    if prompt is None and sys.stdin.isatty():
-        raise click.UsageError("There is no prompt. Give one, or - to read it from stdin.")
-    if prompt is None or prompt == "-":
-        prompt = sys.stdin.buffer.read().decode("utf-8", errors="replace").rstrip("\n")
-    if not prompt.strip():
-        raise click.UsageError("The prompt is empty.")
-    return prompt
+            return await _print_object(model, answer)
+        return await _print_text(answer, progress, thoughts=not quiet)
 
 
 def _answer(
@@ -204,12 +202,12 @@ async def _past_the_prompt(events: "AsyncGenerator[ChatEvent]", progress: Progre
         yield event
 
 
-async def _print_text(events: "AsyncGenerator[ChatEvent]", progress: Progress, *, thoughts: bool) -> None:
-    """Print the answer to stdout, and the reasoning before it to stderr."""
+async def _print_text(events: "AsyncGenerator[ChatEvent]", progress: Progress, *, thoughts: bool) -> str:
+    """Print the answer to stdout, and the reasoning before it to stderr. Return the answer."""
     from app.generation.events import ReasoningDelta, ReplyEnd, TextDelta
     from engine.request import FinishReason
 
-    thinking = False
+    thinking, text = False, ""
     try:
         async for event in events:
             if isinstance(event, ReasoningDelta) and thoughts:
@@ -219,6 +217,7 @@ async def _print_text(events: "AsyncGenerator[ChatEvent]", progress: Progress, *
                 if thinking:
                     click.echo("\n", err=True)
                 thinking = False
+                text += event.text
                 click.echo(sanitize(event.text), nl=False)
             elif isinstance(event, ReplyEnd):
                 _check(event)
@@ -226,9 +225,11 @@ async def _print_text(events: "AsyncGenerator[ChatEvent]", progress: Progress, *
                     progress.say(f"\nThe answer was cut off after {event.completion_tokens} tokens.")
     finally:
         click.echo()
+    return text
 
 
-async def _print_object(model: str, events: "AsyncGenerator[ChatEvent]") -> None:
+async def _print_object(model: str, events: "AsyncGenerator[ChatEvent]") -> str:
+    """Print one JSON object when the answer is complete. Return the answer."""
     from app.commands.output import as_json
     from app.generation.events import ReasoningDelta, ReplyEnd, TextDelta
 
@@ -241,6 +242,7 @@ async def _print_object(model: str, events: "AsyncGenerator[ChatEvent]") -> None
         elif isinstance(event, ReplyEnd):
             _check(event)
             click.echo(as_json(_summary(model, text, reasoning, event)))
+    return text
 
 
 def _check(end: "ReplyEnd") -> None:

@@ -66,6 +66,22 @@ def test_the_same_seed_gives_the_same_answer_as_json(environment: dict[str, str]
     assert first["timings"]["ttft_ms"] > 0
 
 
+def test_continue_adds_to_the_previous_conversation(environment: dict[str, str], tmp_path: Path) -> None:
+    refused = run(environment, "-c", "And of Italy?")
+    assert refused.returncode == 1
+    assert b"no previous answer" in refused.stderr
+    options = ("--json", "-t", "0", "-n", "20", "-q")
+    first = json.loads(run(environment, "What is the capital of France?", "-s", "Be brief.", *options).stdout)
+    saved = tmp_path / "state" / "last-run.json"
+    assert saved.stat().st_mode & 0o777 == 0o600
+    assert [message["role"] for message in json.loads(saved.read_bytes())] == ["system", "user", "assistant"]
+    second = json.loads(run(environment, "--continue", "And of Italy?", *options).stdout)
+    assert second["usage"]["prompt_tokens"] > first["usage"]["total_tokens"]
+    messages = json.loads(saved.read_bytes())
+    assert [message["role"] for message in messages] == ["system", "user", "assistant", "user", "assistant"]
+    assert messages[2]["content"] == first["text"]
+
+
 def test_a_context_that_is_longer_than_the_models_own_is_lowered_with_a_warning(environment: dict[str, str]) -> None:
     done = run(environment, "Hello", "-n", "1", "--context", "16384")
     assert done.returncode == 0

@@ -1,0 +1,71 @@
+"""The prompt of `ingle run`: its argument, stdin, and the previous exchange that --continue resumes."""
+
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from app.errors import AppError
+from app.whole_file import write_whole
+from engine.private_folder import private_folder
+
+if TYPE_CHECKING:
+    from app.generation.conversation import Message
+
+_FILE = "last-run.json"  # in the state folder; readable by its owner alone
+_PRIVATE = 0o600
+
+
+class NoPreviousRun(AppError):
+    """No previous exchange can be continued."""
+
+
+def read_question(argument: str | None) -> str:
+    """The question: `argument`, stdin if it is missing or "-", or both if text is piped in beside an argument.
+
+    Raises click.UsageError if there is none.
+    """
+    if argument is None and sys.stdin.isatty():
+        raise click.UsageError("There is no prompt. Give one, or - to read it from stdin.")
+    parts = [] if argument in (None, "-") else [str(argument)]
+    if not parts or _is_piped():
+        parts.append(sys.stdin.buffer.read().decode("utf-8", errors="replace").rstrip("\n"))
+    question = "\n\n".join(part for part in parts if part.strip())
+    if not question:
+        raise click.UsageError("The prompt is empty.")
+    return question
+
+
+def _is_piped() -> bool:
+    """Whether stdin is a pipe or a file: a terminal and /dev/null have nothing to add to a prompt."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError, AttributeError):  # closed, or replaced by an object without a descriptor
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
+
+
+class _Exchange(msgspec.Struct):
+    role: str
+    content: str
+
+
+def previous_messages(state_folder: Path) -> "list[Message]":
+    """The messages of the previous `ingle run`, oldest first. Raises NoPreviousRun."""
+    from app.generation.conversation import Message
+
+    try:
+        exchanges = msgspec.json.decode((state_folder / _FILE).read_bytes(), type=list[_Exchange])
+    except (OSError, ValueError) as problem:  # msgspec's errors are ValueErrors
+        raise NoPreviousRun("There is no previous answer to continue", "Run ingle run without --continue.") from problem
+    return [Message(exchange.role, exchange.content) for exchange in exchanges]
+
+
+def save_messages(state_folder: Path, messages: "list[Message]", answer: str) -> None:
+    """Store an exchange for --continue, in place of the previous one. Raises OSError."""
+    exchanges = [*(_Exchange(message.role, message.content) for message in messages), _Exchange("assistant", answer)]
+    write_whole(private_folder(state_folder) / _FILE, msgspec.json.encode(exchanges), _PRIVATE)
