@@ -8,7 +8,7 @@ from quant.kernels.reference import dequantize
 CONFIG = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 
 
-def test_a_word_by_hand() -> None:
+def test_decodes_a_hand_made_word() -> None:
     """Half-byte i of a word is row (0, 2, 4, 6, 1, 3, 5, 7)[i]."""
     tensors = {
         "qweight": torch.tensor([[0x76543210]], dtype=torch.int32),
@@ -19,18 +19,18 @@ def test_a_word_by_hand() -> None:
     assert values == [2 * (0 - 3), 2 * (4 - 1), 2 * (1 - 1), 2 * (5 - 1), 2 * (2 - 1), 2 * (6 - 1), 2 * (3 - 1), 2 * 6]
 
 
-def test_reads_what_the_config_says() -> None:
+def test_reads_the_config() -> None:
     assert AWQ.read(CONFIG) == AWQ(128)
     assert AWQ.read(CONFIG | {"group_size": -1, "version": "GEMM"}) == AWQ(None)
     assert AWQ.read({"quant_method": "awq", "bits": 4, "group_size": 32, "format": "gemm"}) == AWQ(32)
 
 
 @pytest.mark.parametrize("change", [{"bits": 8}, {"version": "gemv"}, {"backend": "llm-awq"}, {"zero_point": False}])
-def test_refuses_other_ways_by_name(change: dict[str, object]) -> None:
+def test_unsupported_values_are_rejected_by_name(change: dict[str, object]) -> None:
     with pytest.raises(UnsupportedQuantization, match=f"quantization_config.{next(iter(change))}"):
         AWQ.read(CONFIG | change)
 
 
-def test_a_section_that_is_none_is_refused() -> None:
+def test_missing_section_is_rejected() -> None:
     with pytest.raises(ModelFileError, match="quantization_config is missing, not an object"):
         AWQ.read(None)

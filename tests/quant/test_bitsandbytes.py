@@ -41,13 +41,13 @@ def package_layer(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize(("table", "block"), [("nf4", 64), ("nf4", 128), ("fp4", 32), ("fp4", 64)])
-def test_four_bits_equal_the_package(table: str, block: int, nested: bool, dtype: torch.dtype) -> None:
+def test_four_bit_weights_equal_the_package(table: str, block: int, nested: bool, dtype: torch.dtype) -> None:
     tensors, values = package_layer(random_matrix(33, 384, dtype), table, block, nested=nested)
     assert torch.equal(dequantize(decode("l", tensors, BitsAndBytes(table))).to(dtype), values)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_written_nf4_is_what_the_package_writes(dtype: torch.dtype) -> None:
+def test_encoded_nf4_equals_the_package(dtype: torch.dtype) -> None:
     values = random_matrix(64, 512, dtype)
     theirs, _ = package_layer(values, "nf4", 64, nested=False)
     ours = encode(nf4(PlainTensor((64, 512), "F32", values)), dtype)
@@ -55,7 +55,7 @@ def test_written_nf4_is_what_the_package_writes(dtype: torch.dtype) -> None:
     assert all(torch.equal(ours[name].flatten(), theirs[name].flatten()) for name in ours)
 
 
-def test_written_nested_scales_are_those_of_the_package_or_nearer() -> None:
+def test_encoded_nested_scales_are_at_least_as_near_as_the_package() -> None:
     """The package's CPU kernel takes some scales that are nearly halfway between two numbers to the farther one."""
     values = random_matrix(64, 512, torch.float32)
     theirs, _ = package_layer(values, "nf4", 64, nested=True)
@@ -74,7 +74,7 @@ def test_written_nested_scales_are_those_of_the_package_or_nearer() -> None:
     assert (mine == other).float().mean() > 0.98
 
 
-def test_eight_bits_equal_the_package() -> None:
+def test_eight_bit_weights_equal_the_package() -> None:
     """Except for rounding: the package multiplies the codes by the scale first, and then by 1/127."""
     codes, scales, _ = functional.int8_vectorwise_quant(random_matrix(33, 384, torch.float16))
     ours = dequantize(decode("l", {"weight": codes, "SCB": scales}, BitsAndBytes(None)))
@@ -106,13 +106,13 @@ def test_the_first_element_is_in_the_high_half() -> None:
 
 
 @pytest.mark.parametrize("storage", [torch.uint8, torch.bfloat16, torch.float32])
-def test_bytes_may_be_stored_as_another_type(storage: torch.dtype) -> None:
+def test_four_bit_bytes_may_have_another_type(storage: torch.dtype) -> None:
     example = layer()
     example.tensors["weight"] = example.tensors["weight"].flatten().view(storage).unsqueeze(1)
     assert torch.equal(dequantize(decoded(example)), torch.from_numpy(example.values))
 
 
-def test_reads_what_the_config_says() -> None:
+def test_reads_the_config() -> None:
     assert BitsAndBytes.read(FOUR) == BitsAndBytes("nf4")
     assert BitsAndBytes.read({"quant_method": "bitsandbytes", "load_in_4bit": True}) == BitsAndBytes("fp4")
     assert BitsAndBytes.read({"quant_method": "bitsandbytes", "load_in_8bit": True}) == BitsAndBytes(None)
@@ -121,12 +121,12 @@ def test_reads_what_the_config_says() -> None:
 @pytest.mark.parametrize(
     "change", [{"load_in_8bit": True}, {"load_in_4bit": False}, {"bnb_4bit_quant_type": "af4"}, {"quant_method": "hqq"}]
 )
-def test_refuses_other_ways_by_name(change: dict[str, object]) -> None:
+def test_unsupported_values_are_rejected_by_name(change: dict[str, object]) -> None:
     with pytest.raises(UnsupportedQuantization, match=r"quantization_config\.(load_in|bnb_4bit_quant_type|quant_m)"):
         BitsAndBytes.read(FOUR | change)
 
 
-def test_another_table_is_refused() -> None:
+def test_unknown_quant_map_is_rejected() -> None:
     example = layer()
     example.tensors["weight.quant_map"][3] += 0.01
     with pytest.raises(ModelFileError, match="quant_map is not the table of nf4"):
@@ -149,20 +149,20 @@ def test_another_table_is_refused() -> None:
         ({"nested_offset": 10**400}, "nested_offset is 1000"),
     ],
 )
-def test_a_state_that_does_not_fit_is_refused(change: dict[str, object], problem: str) -> None:
+def test_inconsistent_quant_state_is_rejected(change: dict[str, object], problem: str) -> None:
     with pytest.raises(ModelFileError, match=problem):
         decoded(with_state(layer(nested=True), **change))
 
 
 @pytest.mark.parametrize("data", [b"{", b"\xff\xfe", b"[" * 60_000, b"1" * 10_000, b"[]"])
-def test_a_state_that_is_no_object_is_refused(data: bytes) -> None:
+def test_quant_state_must_be_a_json_object(data: bytes) -> None:
     example = layer()
     example.tensors[STATE] = torch.tensor(list(data), dtype=torch.uint8)
     with pytest.raises(ModelFileError, match=STATE):
         decoded(example)
 
 
-def test_a_state_of_any_size_is_not_read() -> None:
+def test_oversized_quant_state_is_rejected() -> None:
     example = layer()
     padding = torch.full((1 << 16,), ord(" "), dtype=torch.uint8)
     example.tensors[STATE] = torch.cat([example.tensors[STATE], padding])
@@ -170,13 +170,13 @@ def test_a_state_of_any_size_is_not_read() -> None:
         decoded(example)
 
 
-def test_rows_that_end_within_a_byte_are_refused() -> None:
+def test_rows_of_an_odd_number_of_codes_are_rejected() -> None:
     example = with_state(four_bit_layer(np.random.default_rng(0), 4, 6, 3), shape=[8, 3])
     with pytest.raises(UnsupportedQuantization, match="straddle"):
         decoded(example)
 
 
-def test_eight_bits_that_are_not_stored_by_row_are_refused() -> None:
+def test_other_eight_bit_layouts_are_rejected() -> None:
     example = eight_bit_layer(np.random.default_rng(5), 4, 8)
     example.tensors["weight_format"] += 1
     with pytest.raises(UnsupportedQuantization, match="row by row"):
@@ -185,6 +185,6 @@ def test_eight_bits_that_are_not_stored_by_row_are_refused() -> None:
     assert torch.equal(dequantize(decoded(example)), torch.from_numpy(example.values))
 
 
-def test_a_layer_of_four_bits_is_not_one_of_eight() -> None:
+def test_four_bit_layer_is_rejected_as_eight_bit() -> None:
     with pytest.raises(ModelFileError, match=r"l\.weight is of type uint8, not int8"):
         decode("l", layer().tensors, BitsAndBytes(None))

@@ -103,7 +103,7 @@ LAYERS = some_layers()
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_multiplies_what_it_dequantizes(name: str) -> None:
+def test_forward_equals_the_product_of_dequantized_weights(name: str) -> None:
     layer = ReferenceBackend(keep_dequantized=False).linear([decoded(LAYERS[name])])
     x = torch.randn(5, layer.inputs)
     values, exact = torch.from_numpy(LAYERS[name].values).double(), x.double()
@@ -126,7 +126,7 @@ LARGE: dict[str, Callable[[np.random.Generator], Layer]] = {
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_packed_is_no_larger_than_the_file(name: str) -> None:
+def test_canonical_form_is_no_larger_than_the_file(name: str) -> None:
     layer = LARGE[name](np.random.default_rng(3))
     assert decoded(layer).nbytes <= 1.03 * layer.stored
 
@@ -156,7 +156,7 @@ WIDE_CONFIGS: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("method", DECODERS)
-def test_what_decoding_takes_on_the_way_does_not_grow_with_the_weight(method: str) -> None:
+def test_decoding_memory_does_not_grow_with_the_weight(method: str) -> None:
     tracemalloc.start()
     try:
         weight = DECODERS[method](WIDE_LAYERS[method], WIDE_CONFIGS[method])
@@ -168,7 +168,7 @@ def test_what_decoding_takes_on_the_way_does_not_grow_with_the_weight(method: st
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_keeps_nothing_of_the_file(name: str) -> None:
+def test_decoded_weight_is_a_copy(name: str) -> None:
     layer = copy.deepcopy(LAYERS[name])
     weight = decoded(layer)
     for tensor in layer.tensors.values():
@@ -241,7 +241,7 @@ def change_config(config: dict[str, object], rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_mutated_layer_is_decoded_or_refused(name: str, mutations: int) -> None:
+def test_mutated_layer_is_decoded_or_rejected(name: str, mutations: int) -> None:
     rng = random.Random(name)
     method = str(LAYERS[name].config["quant_method"])
     refused = accepted = 0

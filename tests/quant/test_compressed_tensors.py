@@ -20,7 +20,7 @@ def config(*schemes: Config, **more: object) -> Config:
     return {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups} | more
 
 
-def test_a_word_by_hand() -> None:
+def test_decodes_a_hand_made_word() -> None:
     tensors = {
         "weight_packed": torch.tensor([[0x76543210], [0x08FEDCBA]], dtype=torch.int32),
         "weight_scale": torch.tensor([[2.0], [1.0]], dtype=torch.bfloat16),
@@ -30,7 +30,7 @@ def test_a_word_by_hand() -> None:
     assert dequantize(weight).tolist() == [[-16, -14, -12, -10, -8, -6, -4], [2, 3, 4, 5, 6, 7, 0]]
 
 
-def test_zero_points_are_packed_along_the_rows() -> None:
+def test_zero_points_are_packed_along_rows() -> None:
     tensors = {
         "weight_packed": torch.full((3, 1), 0x00000088, dtype=torch.int32),
         "weight_scale": torch.ones(3, 2),
@@ -41,7 +41,7 @@ def test_zero_points_are_packed_along_the_rows() -> None:
     assert dequantize(weight).tolist() == [[1, 0], [0, 0], [-1, 0]]
 
 
-def test_a_g_idx_that_was_never_set_says_nothing() -> None:
+def test_g_idx_of_minus_one_means_columns_in_order() -> None:
     layer = pack_quantized_layer(np.random.default_rng(2), 8, 64, 16)
     assert isinstance(layer.config["config_groups"], dict)
     layer.config["config_groups"]["group_0"]["weights"]["actorder"] = "group"
@@ -52,7 +52,7 @@ def test_a_g_idx_that_was_never_set_says_nothing() -> None:
         decoded(layer)
 
 
-def test_reads_what_the_config_says() -> None:
+def test_reads_the_config() -> None:
     assert PackQuantized.read(config(scheme("Linear")), "l") == PackQuantized(4, 128, True, False)
     channel = scheme("Linear", num_bits=8, strategy="channel", group_size=None, symmetric=False, actorder="static")
     assert PackQuantized.read(config(channel), "l") == PackQuantized(8, None, False, False)
@@ -60,7 +60,7 @@ def test_reads_what_the_config_says() -> None:
     assert PackQuantized.read(config(ordered, transform_config={}, sparsity_config={}), "l").ordered
 
 
-def test_the_scheme_that_names_a_layer_comes_first() -> None:
+def test_scheme_naming_the_layer_takes_precedence() -> None:
     section = config(scheme("Linear"), scheme("a.down_proj", num_bits=8))
     assert PackQuantized.read(section, "a.down_proj").bits == 8
     assert PackQuantized.read(section, "a.up_proj").bits == 4
@@ -75,7 +75,7 @@ def test_the_scheme_that_names_a_layer_comes_first() -> None:
         [],
     ],
 )
-def test_schemes_that_cannot_be_told_apart_are_refused(schemes: list[Config]) -> None:
+def test_ambiguous_schemes_are_rejected(schemes: list[Config]) -> None:
     with pytest.raises(UnsupportedQuantization, match="quantization_config"):
         PackQuantized.read(config(*schemes), "l")
 
@@ -92,12 +92,12 @@ def test_schemes_that_cannot_be_told_apart_are_refused(schemes: list[Config]) ->
         (config(scheme("Linear"), sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config.format"),
     ],
 )
-def test_refuses_other_ways_by_name(section: Config, name: str) -> None:
+def test_unsupported_values_are_rejected_by_name(section: Config, name: str) -> None:
     with pytest.raises(UnsupportedQuantization, match=name):
         PackQuantized.read(section, "l")
 
 
-def test_a_long_name_makes_no_long_message() -> None:
+def test_long_names_are_shortened_in_messages() -> None:
     section = config(scheme("Linear", type="float"))
     section["config_groups"] = {"x" * 10_000: scheme("Linear", type="y" * 10_000)}
     with pytest.raises(UnsupportedQuantization) as caught:
@@ -106,7 +106,7 @@ def test_a_long_name_makes_no_long_message() -> None:
 
 
 @pytest.mark.parametrize("shape", [[0, 8], [8, -1], [1 << 62, 1 << 62]])
-def test_a_shape_that_cannot_be_is_refused(shape: list[int]) -> None:
+def test_impossible_shape_is_rejected(shape: list[int]) -> None:
     layer = pack_quantized_layer(np.random.default_rng(2), 8, 64, 16)
     layer.tensors["weight_shape"] = torch.tensor(shape)
     with pytest.raises(ModelFileError, match=r"up_proj\.weight_"):

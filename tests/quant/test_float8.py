@@ -100,7 +100,7 @@ SCHEMES = st.one_of(
     seed=st.integers(0, 2**32),
 )
 @hypothesis.settings(max_examples=60)
-def test_a_weight_is_what_the_published_formula_says(
+def test_weights_equal_the_published_formula(
     shape: tuple[int, int], block: tuple[int | None, int | None], kind: str, scale_kind: str, seed: int
 ) -> None:
     """Every shape, with blocks that are cut at both edges; bit for bit, and no byte more than in the file."""
@@ -122,7 +122,7 @@ def test_a_weight_is_what_the_published_formula_says(
 
 
 @pytest.mark.parametrize("kind", ["F8_E4M3", "F8_E5M2"])
-def test_every_byte_has_its_value(kind: str) -> None:
+def test_every_byte_value_is_decoded(kind: str) -> None:
     checkpoint = Checkpoint(
         w__weight=(kind, (16, 16), bytes(range(256))), w__weight_scale=("F32", (), np.float32(1).tobytes())
     )
@@ -142,7 +142,7 @@ def test_every_byte_has_its_value(kind: str) -> None:
         ((2, 4), (3, 4), [(2,), (2, 1)]),
     ],
 )
-def test_scales_fit_or_are_refused(
+def test_scales_of_a_wrong_shape_are_rejected(
     scheme: tuple[int | None, int | None], shape: tuple[int, int], spellings: list[tuple[int, ...]]
 ) -> None:
     candidates = [(), (1,), (2,), (3,), (4,), (1, 1), (3, 1), (1, 3), (1, 4), (2, 3), (3, 2), (2, 1), (3, 4), (1, 1, 1)]
@@ -170,21 +170,21 @@ SCALE = ("F32", (), bytes(4))
         ({"w__weight": EIGHT, "w__weight_scale": SCALE, "w__weight_scale_inv": SCALE}, "several scales"),
         ({"w__weight": EIGHT, "w__weight_scale": ("I32", (), bytes(4))}, "w.weight_scale is of type I32"),
         ({"w__weight": EIGHT, "w__weight_scale": ("F64", (), bytes(8))}, "F64"),
-        ({"w__weight": ("F8_E4M3", (1, 2, 2), bytes(4)), "w__weight_scale": SCALE}, "no matrix"),
-        ({"w__weight": ("F8_E4M3", (4,), bytes(4)), "w__weight_scale": SCALE}, "no matrix"),
-        ({"w__weight": ("F8_E4M3", (0, 4), b""), "w__weight_scale": SCALE}, "no matrix"),
+        ({"w__weight": ("F8_E4M3", (1, 2, 2), bytes(4)), "w__weight_scale": SCALE}, "not a matrix"),
+        ({"w__weight": ("F8_E4M3", (4,), bytes(4)), "w__weight_scale": SCALE}, "not a matrix"),
+        ({"w__weight": ("F8_E4M3", (0, 4), b""), "w__weight_scale": SCALE}, "not a matrix"),
         ({"w__weight": ("F8_E4M3FNUZ", (2, 2), bytes(4)), "w__weight_scale": SCALE}, "F8_E4M3FNUZ"),
         ({"w__weight": ("I8", (2, 2), bytes(4)), "w__weight_scale": SCALE}, "w.weight is stored as I8"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(
+def test_inconsistent_tensors_are_rejected_by_name(
     tensors: dict[str, tuple[str, tuple[int, ...], bytes]], problem: str
 ) -> None:
     with pytest.raises(ModelFileError, match=problem):
         take(Checkpoint(**tensors), "w.weight", Float8Scheme(TENSOR, ("weight_scale", "weight_scale_inv")))
 
 
-def test_taking_a_weight_copies_it_once() -> None:
+def test_take_copies_the_weight_once() -> None:
     checkpoint = Checkpoint(w__weight=("F8_E4M3", (1024, 1024), bytes(1 << 20)), w__weight_scale=SCALE)
     tracemalloc.start()
     weight = take(checkpoint, "w.weight", Float8Scheme(TENSOR))
@@ -192,14 +192,14 @@ def test_taking_a_weight_copies_it_once() -> None:
     tracemalloc.stop()
 
 
-def test_modules_that_were_left_alone_are_plain() -> None:
+def test_unquantized_modules_are_plain() -> None:
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
     weight = take(Checkpoint(head__weight=("F32", (2, 3), values.tobytes())), "head.weight", BLOCKS)
     assert isinstance(weight, PlainTensor)
     assert same_bits(dequantize(weight), values)
 
 
-def test_a_layer_from_a_file_multiplies(tmp_path: Path) -> None:
+def test_deepseek_layer_is_read_and_multiplied(tmp_path: Path) -> None:
     """What a DeepSeek checkpoint looks like, from its configuration to a product; the file is closed before."""
     values = torch.randn(200, 300)
     scales = torch.rand(2, 3) + 0.5
@@ -261,7 +261,7 @@ def compressed(**weights: object) -> dict[str, object]:
         (compressed(strategy="block", block_structure=[128, 64]), Float8Scheme((128, 64))),
     ],
 )
-def test_reads_the_configurations_of_published_checkpoints(section: dict[str, object], scheme: Float8Scheme) -> None:
+def test_reads_configurations_of_published_checkpoints(section: dict[str, object], scheme: Float8Scheme) -> None:
     assert read_scheme(section) == scheme
 
 
@@ -297,14 +297,14 @@ def test_reads_the_configurations_of_published_checkpoints(section: dict[str, ob
         (compressed(strategy="block", block_structure=None), "block_structure"),
     ],
 )
-def test_odd_configurations_are_refused_by_name(section: dict[str, object], names: str) -> None:
+def test_unsupported_configurations_are_rejected_by_name(section: dict[str, object], names: str) -> None:
     with pytest.raises(UnsupportedQuantization) as caught:
         read_scheme(section)
     assert names in str(caught.value)
     assert str(caught.value).isprintable()
 
 
-def test_groups_that_differ_are_refused() -> None:
+def test_config_groups_must_be_equal() -> None:
     section = compressed()
     other = compressed(strategy="tensor")["config_groups"]
     assert isinstance(other, dict)
@@ -317,7 +317,7 @@ def test_groups_that_differ_are_refused() -> None:
     assert read_scheme(section) == Float8Scheme(CHANNEL)
 
 
-def test_a_huge_block_costs_nothing() -> None:
+def test_huge_block_is_limited_to_the_matrix() -> None:
     scheme = read_scheme({**DEEPSEEK, "weight_block_size": [2**62, 2**62]})
     checkpoint = Checkpoint(w__weight=EIGHT, w__weight_scale_inv=("F32", (1, 1), bytes(4)))
     weight = take(checkpoint, "w.weight", scheme)
@@ -326,7 +326,7 @@ def test_a_huge_block_costs_nothing() -> None:
     assert dequantize(weight).shape == (2, 2)
 
 
-def test_parts_that_do_not_fit_together_are_refused() -> None:
+def test_inconsistent_fields_raise_value_error() -> None:
     values = torch.zeros(4, 4).to(torch.float8_e4m3fn)
     for shape, scale, block in [
         ((4, 5), torch.ones(1, 1), (4, 5)),

@@ -35,7 +35,7 @@ def oracle(kind: GGMLType, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 @pytest.mark.parametrize("name", WRITTEN)
 @pytest.mark.parametrize("size", SHAPES)
-def test_equals_the_gguf_package_on_real_values(name: str, size: tuple[int, int]) -> None:
+def test_equals_the_gguf_package_on_quantized_values(name: str, size: tuple[int, int]) -> None:
     shape = size[0], size[1] * KINDS[name].block_elements
     values = np.random.default_rng().standard_normal(shape, np.float32)
     raw = gguf.quantize(values, gguf.GGMLQuantizationType[name])
@@ -46,7 +46,7 @@ def test_equals_the_gguf_package_on_real_values(name: str, size: tuple[int, int]
 
 @pytest.mark.parametrize("name", QUANTIZED)
 @pytest.mark.parametrize("size", SHAPES)
-def test_equals_the_gguf_package_on_any_bytes(name: str, size: tuple[int, int]) -> None:
+def test_equals_the_gguf_package_on_random_bytes(name: str, size: tuple[int, int]) -> None:
     kind = KINDS[name]
     shape = size[0], size[1] * kind.block_elements
     raw = np.random.default_rng().integers(0, 256, (shape[0], kind.nbytes(shape[1])), np.uint8)
@@ -67,14 +67,14 @@ def test_plain_types_keep_their_bits(name: str, shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
-def test_packed_is_no_larger_than_the_file(name: str) -> None:
+def test_canonical_form_is_no_larger_than_the_file(name: str) -> None:
     kind = KINDS[name]
     columns = 3 * kind.block_elements
     data = bytes(kind.nbytes(11 * columns))
     assert decode(kind, memoryview(data), (11, columns)).nbytes <= BLOCKS[name].size_ratio * len(data)
 
 
-def test_zero_points_stay_integers_and_scales_stay_narrow() -> None:
+def test_zero_points_stay_integers_and_scales_stay_float16() -> None:
     raw = gguf.quantize(np.ones((2, 64), np.float32), gguf.GGMLQuantizationType.Q4_0)
     weight = decode(KINDS["Q4_0"], memoryview(raw.tobytes()), (2, 64))
     assert isinstance(weight, CodedTensor)
@@ -85,7 +85,7 @@ def test_zero_points_stay_integers_and_scales_stay_narrow() -> None:
 
 
 @pytest.mark.parametrize("name", [*QUANTIZED, "F16"])
-def test_rows_are_the_rows_of_the_whole(name: str) -> None:
+def test_dequantized_rows_equal_the_rows_of_the_matrix(name: str) -> None:
     kind = KINDS[name]
     shape = 9, 2 * max(32, kind.block_elements)
     raw = np.random.default_rng().integers(0, 60, (9, kind.nbytes(shape[1])), np.uint8)  # no float16 is a NaN
@@ -95,7 +95,7 @@ def test_rows_are_the_rows_of_the_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["IQ2_XXS", "IQ1_M", "Q8_K", "NVFP4", "I32"])
-def test_refuses_other_types_by_name(name: str) -> None:
+def test_unsupported_types_are_rejected_by_name(name: str) -> None:
     kind = KINDS[name]
     data = memoryview(bytes(kind.nbytes(256)))
     with pytest.raises(UnsupportedQuantization, match=name) as caught:
@@ -103,18 +103,18 @@ def test_refuses_other_types_by_name(name: str) -> None:
     assert "Q4_1" in caught.value.remedy
 
 
-def test_refuses_quantized_stacks() -> None:
+def test_quantized_tensor_must_be_a_matrix() -> None:
     with pytest.raises(UnsupportedQuantization, match="3 dimensions"):
         decode(KINDS["Q8_0"], memoryview(bytes(34 * 4)), (2, 2, 32))
 
 
-def test_parts_that_do_not_fit_together_are_refused() -> None:
+def test_inconsistent_fields_raise_value_error() -> None:
     codes, scale = Integers((Plane(8, torch.zeros(2, 28, dtype=torch.uint8)),)), Scale(torch.zeros(2, 1).half())
     with pytest.raises(ValueError, match="do not fit"):
         CodedTensor((2, 32), "Q8_0", 32, codes, scale)
 
 
-def test_every_tensor_of_the_default_model(smollm2: Path) -> None:
+def test_every_tensor_of_the_default_model_equals_the_gguf_package(smollm2: Path) -> None:
     packed = stored = 0
     reader = Reader(smollm2)
     with GGUFFile(smollm2) as file:

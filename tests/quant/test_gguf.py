@@ -150,16 +150,16 @@ def test_names_the_field_of_a_forged_number(tmp_path: Path, role: str, which: in
 
 
 @pytest.mark.parametrize("alignment", [0, 3, 48, 2**31, 2**21])
-def test_refuses_an_alignment_that_is_no_reasonable_power_of_two(tmp_path: Path, alignment: int) -> None:
+def test_alignment_must_be_a_power_of_two_within_limits(tmp_path: Path, alignment: int) -> None:
     file = build([("general.alignment", U32, alignment)], [])
     assert rejection(tmp_path, file).field == "general.alignment"
 
 
-def test_refuses_an_alignment_of_another_type(tmp_path: Path) -> None:
+def test_alignment_must_be_an_integer(tmp_path: Path) -> None:
     assert rejection(tmp_path, build([("general.alignment", STRING, "32")], [])).field == "general.alignment"
 
 
-def test_honours_the_files_alignment(tmp_path: Path) -> None:
+def test_alignment_of_the_file_is_used(tmp_path: Path) -> None:
     tensors = [Tensor("one", [1], 0, struct.pack("<f", 1.0)), Tensor("two", [1], 0, struct.pack("<f", 2.0))]
     file = build([("general.alignment", U32, 256)], tensors, alignment=256)
     with GGUFFile(write(tmp_path, file.data)) as opened:
@@ -167,48 +167,48 @@ def test_honours_the_files_alignment(tmp_path: Path) -> None:
         assert opened.tensors["two"].offset % 256 == 0
 
 
-def test_refuses_big_endian_by_name(tmp_path: Path) -> None:
+def test_big_endian_file_is_rejected(tmp_path: Path) -> None:
     error = rejection(tmp_path, put(small_file(), "version", 3 << 24))
     assert "big endian" in error.problem
 
 
-def test_refuses_other_files(tmp_path: Path) -> None:
+def test_other_file_formats_are_rejected(tmp_path: Path) -> None:
     for data in (b"", b"GG", b"PK\x03\x04" + bytes(64), b"GGML" + bytes(64)):
         with pytest.raises(GGUFError):
             GGUFFile(write(tmp_path, data))
 
 
-def test_every_truncation_is_refused(tmp_path: Path) -> None:
+def test_every_truncation_is_rejected(tmp_path: Path) -> None:
     whole = bytes(small_file().data)
     for length in range(len(whole)):
         with pytest.raises(GGUFError):
             GGUFFile(write(tmp_path, whole[:length]))
 
 
-def test_refuses_repeated_keys_and_tensors(tmp_path: Path) -> None:
+def test_repeated_keys_and_tensors_are_rejected(tmp_path: Path) -> None:
     assert "twice" in rejection(tmp_path, build([("k", U8, 1), ("k", U8, 2)], [])).problem
     twins = [Tensor("t", [1], 0, bytes(4)), Tensor("t", [1], 0, bytes(4))]
     assert "twice" in rejection(tmp_path, build([], twins)).problem
 
 
-def test_refuses_text_that_is_not_utf8(tmp_path: Path) -> None:
+def test_metadata_text_must_be_utf8(tmp_path: Path) -> None:
     file = build([("k", STRING, ["fine", "?"])], [])
     file.data[file.data.rindex(b"?")] = 0xFF
     assert rejection(tmp_path, file).field == "k[1]"
 
 
-def test_refuses_a_truth_value_of_two(tmp_path: Path) -> None:
+def test_boolean_must_be_zero_or_one(tmp_path: Path) -> None:
     assert rejection(tmp_path, build([("k", gguf_bytes.BOOL, 2)], [])).field == "k"
 
 
-def test_refuses_overlapping_tensors(tmp_path: Path) -> None:
+def test_overlapping_tensors_are_rejected(tmp_path: Path) -> None:
     tensors = [Tensor("first", [16], 0, bytes(64)), Tensor("second", [16], 0, bytes(64))]
     error = rejection(tmp_path, put(build([], tensors), "tensor offset", 32, which=1))
     assert "overlap" in error.problem
     assert "second" in error.field
 
 
-def test_tensors_may_lie_in_any_order(tmp_path: Path) -> None:
+def test_tensors_may_be_stored_in_any_order(tmp_path: Path) -> None:
     tensors = [Tensor("b", [8], 0, struct.pack("<8f", *range(8))), Tensor("a", [8], 0, bytes(32))]
     file = put(put(build([], tensors), "tensor offset", 32, which=0), "tensor offset", 0, which=1)
     with GGUFFile(write(tmp_path, file.data)) as opened:
@@ -216,13 +216,13 @@ def test_tensors_may_lie_in_any_order(tmp_path: Path) -> None:
         assert opened.tensors["b"].offset > opened.tensors["a"].offset
 
 
-def test_metadata_nan_is_only_a_value(tmp_path: Path) -> None:
+def test_metadata_may_contain_nan(tmp_path: Path) -> None:
     with GGUFFile(write(tmp_path, build([("k", F32, float("nan"))], []).data)) as file:
         value = file.metadata["k"]
         assert value != value
 
 
-def test_refuses_what_is_no_regular_file(tmp_path: Path) -> None:
+def test_non_regular_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="regular"):
         GGUFFile(tmp_path)
     with pytest.raises(ModelFileError, match="Cannot open"):
@@ -233,7 +233,7 @@ def test_refuses_what_is_no_regular_file(tmp_path: Path) -> None:
         GGUFFile(pipe)
 
 
-def test_the_header_is_bounded(tmp_path: Path) -> None:
+def test_array_length_is_limited(tmp_path: Path) -> None:
     file = build([("k", U8, [0])], [])
     length = next(n for n in file.numbers if n.role == "array length")
     elements = 80 << 20
@@ -244,7 +244,7 @@ def test_the_header_is_bounded(tmp_path: Path) -> None:
         GGUFFile(path)
 
 
-def test_a_long_vocabulary_stays_within_the_header_bound(tmp_path: Path) -> None:
+def test_header_size_is_limited(tmp_path: Path) -> None:
     half_header = [("k" + str(i), STRING, "x" * (9 << 20)) for i in range(8)]
     with pytest.raises(GGUFError, match="the header passes"):
         GGUFFile(write(tmp_path, build(list(half_header), []).data))
@@ -264,7 +264,7 @@ def test_opens_the_default_model(smollm2: Path) -> None:
         assert sum(t.nbytes for t in file.tensors.values()) == 96_576_768
 
 
-def test_what_was_released_can_be_read_again(tmp_path: Path) -> None:
+def test_released_tensor_can_be_read_again(tmp_path: Path) -> None:
     """Also where tensors share a page, and after the file was closed under a view."""
     path = tmp_path / "small.gguf"
     path.write_bytes(small_file().data)

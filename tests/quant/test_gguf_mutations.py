@@ -57,7 +57,7 @@ def mutate(file: GGUFBytes, rng: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(len(SEEDS)))
-def test_a_mutated_file_is_read_or_refused(tmp_path: Path, seed: int, mutations: int) -> None:
+def test_mutated_file_is_read_or_rejected(tmp_path: Path, seed: int, mutations: int) -> None:
     rng = random.Random(seed)
     path = tmp_path / "mutant.gguf"
 

@@ -44,7 +44,7 @@ def rejection(path: Path) -> ModelFileError:
 
 
 @pytest.mark.parametrize("name", [ONE, TWO, THREE])
-def test_any_part_stands_for_all(folder: Path, name: str) -> None:
+def test_any_part_opens_all_parts(folder: Path, name: str) -> None:
     with GGUFParts(folder / name) as checkpoint:
         assert checkpoint.path == folder / ONE
         assert checkpoint.metadata["general.name"] == ONE
@@ -60,7 +60,7 @@ def test_any_part_stands_for_all(folder: Path, name: str) -> None:
             checkpoint.data("e")
 
 
-def test_a_real_model_is_the_same_split_and_whole(smollm2: Path, tmp_path: Path) -> None:
+def test_split_model_equals_the_whole_model(smollm2: Path, tmp_path: Path) -> None:
     """Split by the `gguf` package's own writer."""
     reader = Reader(smollm2)
     writer = gguf.GGUFWriter(tmp_path / "smollm2.gguf", "llama", split_max_tensors=100)
@@ -88,7 +88,7 @@ def matrix_types(tensors: Mapping[str, GGUFTensor]) -> set[str]:
     return {tensor.type.name for tensor in tensors.values() if len(tensor.shape) == 2}
 
 
-def test_a_file_by_itself_is_what_the_reader_makes_of_it(tmp_path: Path) -> None:
+def test_single_file_equals_the_gguf_reader(tmp_path: Path) -> None:
     path = tmp_path / "small.gguf"
     path.write_bytes(small_file().data)
     with GGUFFile(path) as file, GGUFParts(path) as checkpoint:
@@ -98,7 +98,7 @@ def test_a_file_by_itself_is_what_the_reader_makes_of_it(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("keys", [[], split_keys(0, 1, 1)])
-def test_the_only_part_is_a_whole_model(tmp_path: Path, keys: list[tuple[str, int, Value]]) -> None:
+def test_single_part_is_a_whole_model(tmp_path: Path, keys: list[tuple[str, int, Value]]) -> None:
     path = tmp_path / "model-00001-of-00001.gguf"
     write_part(path, keys, "a")
     with GGUFParts(path) as checkpoint:
@@ -108,7 +108,7 @@ def test_the_only_part_is_a_whole_model(tmp_path: Path, keys: list[tuple[str, in
 @pytest.mark.parametrize(
     ("gone", "named", "words"), [((TWO,), ONE, TWO), ((ONE, TWO), THREE, f"{ONE} is missing, and")]
 )
-def test_a_missing_part_is_named(folder: Path, gone: tuple[str, ...], named: str, words: str) -> None:
+def test_missing_part_is_named(folder: Path, gone: tuple[str, ...], named: str, words: str) -> None:
     for name in gone:
         (folder / name).unlink()
     problem = rejection(folder / named)
@@ -116,7 +116,7 @@ def test_a_missing_part_is_named(folder: Path, gone: tuple[str, ...], named: str
     assert "3 parts" in problem.message
 
 
-def test_a_missing_file_is_told_as_of_any_file(tmp_path: Path) -> None:
+def test_missing_file_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="Cannot open"):
         GGUFParts(tmp_path / "nothing.gguf")
 
@@ -129,17 +129,17 @@ def test_a_missing_file_is_told_as_of_any_file(tmp_path: Path) -> None:
         (split_keys(2), "split.no is 2, but the file names and the number of parts require 1"),
         (split_keys(1, 3, 4), "split.tensors.count is 4, but the file names and the number of parts require 3"),
         ([("split.no", STRING, "\x1b]0;x"), *split_keys(1)[1:]], "split.no is "),
-        ([("split.no", U16, [1]), *split_keys(1)[1:]], r"split.no is (1,), and"),
+        ([("split.no", U16, [1]), *split_keys(1)[1:]], r"split.no is (1,), but"),
     ],
 )
-def test_parts_that_do_not_fit_together(folder: Path, keys: list[tuple[str, int, Value]], words: str) -> None:
+def test_inconsistent_split_fields_are_rejected(folder: Path, keys: list[tuple[str, int, Value]], words: str) -> None:
     write_part(folder / TWO, keys, "a", "bc")
     problem = rejection(folder / ONE)
     assert words in problem.message
     assert TWO in problem.message
 
 
-def test_the_parts_have_all_tensors_that_were_counted(folder: Path) -> None:
+def test_parts_must_have_the_stated_number_of_tensors(folder: Path) -> None:
     write_part(folder / TWO, split_keys(1), "a")
     assert (
         "split.tensors.count is 3, but the file names and the number of parts require 2"
@@ -147,12 +147,12 @@ def test_the_parts_have_all_tensors_that_were_counted(folder: Path) -> None:
     )
 
 
-def test_a_tensor_is_in_one_part_only(folder: Path) -> None:
+def test_tensor_in_two_parts_is_rejected(folder: Path) -> None:
     write_part(folder / TWO, split_keys(1), "a", "d")
     assert f"{THREE}: {TWO} also has the tensor d" in rejection(folder / ONE).message
 
 
-def test_a_part_that_was_renamed_is_none(folder: Path) -> None:
+def test_renamed_part_is_rejected(folder: Path) -> None:
     (folder / TWO).rename(folder / "two.gguf")
     assert (
         "split.count is 3, but the file names and the number of parts require 1"
@@ -163,12 +163,12 @@ def test_a_part_that_was_renamed_is_none(folder: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["m-00000-of-00002.gguf", "m-00003-of-00002.gguf", f"m-00001-of-{MAX_PARTS + 1:05d}.gguf"]
 )
-def test_names_of_impossible_parts(tmp_path: Path, name: str) -> None:
+def test_impossible_part_numbers_are_rejected(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
     assert "has the name of part" in rejection(tmp_path / name).message
 
 
-def test_a_damaged_part_is_named_and_nothing_stays_open(folder: Path) -> None:
+def test_damaged_part_is_named_and_all_files_are_closed(folder: Path) -> None:
     (folder / THREE).write_bytes(b"GGUF")
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(GGUFError, match=THREE) as caught:
@@ -177,7 +177,7 @@ def test_a_damaged_part_is_named_and_nothing_stays_open(folder: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_the_digest_tells_splits_of_other_headers_apart(folder: Path) -> None:
+def test_digest_depends_on_all_headers(folder: Path) -> None:
     def digest() -> str:
         with GGUFParts(folder / ONE) as checkpoint:
             return checkpoint.header_digest

@@ -15,7 +15,7 @@ def layer(*, ordered: bool = False) -> Layer:
     return gptq_layer(np.random.default_rng(1), 16, 96, 32, ordered=ordered)
 
 
-def test_a_word_by_hand() -> None:
+def test_decodes_a_hand_made_word() -> None:
     tensors = {
         "qweight": torch.full((1, 8), 0x76543210, dtype=torch.int32),
         "qzeros": torch.tensor([[0x65432107]], dtype=torch.int32),
@@ -27,7 +27,7 @@ def test_a_word_by_hand() -> None:
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_version_one_took_its_one_from_whole_words(bits: int) -> None:
+def test_version_one_zero_points_borrow_across_a_word(bits: int) -> None:
     rng = np.random.default_rng(bits)
     example = gptq_layer(rng, 64, 64, 32, bits, version=1)
     zeros = rng.integers(0, 1 << bits, (2, 64))
@@ -39,7 +39,7 @@ def test_version_one_took_its_one_from_whole_words(bits: int) -> None:
     assert np.array_equal(weight.zero.values()[:, :2].numpy(), zeros.T)
 
 
-def test_the_order_is_that_of_the_inputs() -> None:
+def test_order_maps_columns_to_inputs() -> None:
     example = layer(ordered=True)
     weight = decoded(example)
     assert weight.order is not None
@@ -50,14 +50,14 @@ def test_the_order_is_that_of_the_inputs() -> None:
     assert torch.equal(dequantize(in_order), whole[:, weight.order])
 
 
-def test_columns_in_order_need_no_order() -> None:
+def test_columns_in_order_give_no_order() -> None:
     example = layer()
     assert decoded(example).order is None
     example.config["desc_act"] = True
     assert decoded(example).order is None
 
 
-def test_without_desc_act_no_g_idx_is_needed_and_zeros_are_none() -> None:
+def test_without_desc_act_g_idx_may_be_missing_or_zero() -> None:
     example = layer()
     example.tensors["g_idx"].zero_()
     assert torch.equal(dequantize(decoded(example)), torch.from_numpy(example.values))
@@ -65,14 +65,14 @@ def test_without_desc_act_no_g_idx_is_needed_and_zeros_are_none() -> None:
     assert torch.equal(dequantize(decoded(example)), torch.from_numpy(example.values))
 
 
-def test_an_order_that_the_config_denies_is_refused() -> None:
+def test_order_without_desc_act_is_rejected() -> None:
     example = layer(ordered=True)
     example.config["desc_act"] = False
     with pytest.raises(ModelFileError, match=r"up_proj\.g_idx is not in order"):
         decoded(example)
 
 
-def test_desc_act_without_g_idx_is_refused() -> None:
+def test_desc_act_without_g_idx_is_rejected() -> None:
     example = layer(ordered=True)
     del example.tensors["g_idx"]
     with pytest.raises(ModelFileError, match="g_idx is missing"):
@@ -80,7 +80,7 @@ def test_desc_act_without_g_idx_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("value", "problem"), [(3, "names group 3 of 3"), (-1, "names group -1"), (2, "into group")])
-def test_a_group_that_cannot_be_is_refused(value: int, problem: str) -> None:
+def test_impossible_groups_are_rejected(value: int, problem: str) -> None:
     example = layer(ordered=True)
     first = int((example.tensors["g_idx"] != 2).nonzero()[0])
     example.tensors["g_idx"][first] = value
@@ -88,7 +88,7 @@ def test_a_group_that_cannot_be_is_refused(value: int, problem: str) -> None:
         decoded(example)
 
 
-def test_reads_what_the_config_says() -> None:
+def test_reads_the_config() -> None:
     assert GPTQ.read(CONFIG) == GPTQ(4, 128, zeros_less_one=True, ordered=False)
     assert GPTQ.read(CONFIG | {"group_size": -1, "desc_act": True, "bits": 8}) == GPTQ(8, None, True, True)
     assert not GPTQ.read(CONFIG | {"checkpoint_format": "gptq_v2", "format": "gptq"}).zeros_less_one
@@ -106,7 +106,7 @@ def test_reads_what_the_config_says() -> None:
         {"quant_method": "awq"},
     ],
 )
-def test_refuses_other_ways_by_name(change: dict[str, object]) -> None:
+def test_unsupported_values_are_rejected_by_name(change: dict[str, object]) -> None:
     with pytest.raises(UnsupportedQuantization, match=f"quantization_config.{next(iter(change))}"):
         GPTQ.read(CONFIG | change)
 
@@ -114,7 +114,7 @@ def test_refuses_other_ways_by_name(change: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     "change", [{"bits": "4"}, {"bits": True}, {"group_size": 0}, {"group_size": None}, {"desc_act": 1}, {"format": 4}]
 )
-def test_refuses_odd_values_by_name(change: dict[str, object]) -> None:
+def test_values_of_a_wrong_type_are_rejected_by_name(change: dict[str, object]) -> None:
     with pytest.raises(ModelFileError, match=f"quantization_config.{next(iter(change))} is") as caught:
         GPTQ.read(CONFIG | change)
     assert not isinstance(caught.value, UnsupportedQuantization)

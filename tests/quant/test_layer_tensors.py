@@ -8,7 +8,7 @@ GIVEN = LayerTensors("a.b", {"w": torch.zeros(2, 3), "empty": torch.zeros(0, 3),
 FLOAT = (torch.float32,)
 
 
-def test_gives_what_was_asked_for() -> None:
+def test_take_returns_a_tensor() -> None:
     assert GIVEN.take("w", FLOAT, 2, None).shape == (2, 3)
     assert "w" in GIVEN
     assert "v" not in GIVEN
@@ -26,14 +26,14 @@ def test_gives_what_was_asked_for() -> None:
         ("empty", FLOAT, (0, 3), "has shape"),
     ],
 )
-def test_names_what_is_wrong(
+def test_take_names_the_problem(
     name: str, types: tuple[torch.dtype, ...], shape: tuple[int | None, ...], problem: str
 ) -> None:
     with pytest.raises(ModelFileError, match=problem):
         GIVEN.take(name, types, *shape)
 
 
-def test_a_tensor_that_nobody_asked_for_is_refused() -> None:
+def test_tensor_that_was_not_taken_is_rejected() -> None:
     given = LayerTensors("a.b", {"w": torch.zeros(1), "x": torch.zeros(1), "bias": torch.zeros(1)})
     given.take("w", FLOAT, 1)
     with pytest.raises(ModelFileError, match=r"a\.b\.x does not belong"):

@@ -26,14 +26,14 @@ def backend(request: pytest.FixtureRequest) -> ReferenceBackend:
 
 @pytest.mark.parametrize("name", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0"])
 @pytest.mark.parametrize("tokens", [1, 2, ROW_TILE, ROW_TILE + 1, 37])
-def test_multiplies_what_it_dequantizes(backend: ReferenceBackend, name: str, tokens: int) -> None:
+def test_forward_equals_the_product_of_dequantized_weights(backend: ReferenceBackend, name: str, tokens: int) -> None:
     layer = backend.linear([weight(name, 75, 160)])
     x = torch.randn(tokens, 160)
     torch.testing.assert_close(layer.forward(x), x @ layer.dequantize().T, rtol=1e-5, atol=1e-4)
     assert (layer.inputs, layer.outputs) == (160, 75)
 
 
-def test_segments_of_different_types_lie_side_by_side(backend: ReferenceBackend) -> None:
+def test_fused_layer_has_segments_of_different_types(backend: ReferenceBackend) -> None:
     segments = [weight("Q4_1", 33, 64), weight("Q8_0", 7, 64), weight("F16", 10, 64)]
     fused = backend.linear(segments)
     x = torch.randn(5, 64)
@@ -42,14 +42,14 @@ def test_segments_of_different_types_lie_side_by_side(backend: ReferenceBackend)
     assert fused.outputs == 50
 
 
-def test_keeping_the_values_does_not_change_a_bit() -> None:
+def test_keep_dequantized_does_not_change_bits() -> None:
     segment, x = weight("Q4_0", 100, 96), torch.randn(20, 96)
     kept, unpacked = (ReferenceBackend(keep_dequantized=keep).linear([segment]) for keep in (True, False))
     assert torch.equal(kept.forward(x), unpacked.forward(x))
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(576, 1536), (33, 577), (1, 64), (1000, 32)])
-def test_a_row_does_not_depend_on_its_neighbours(rows: int, columns: int) -> None:
+def test_rows_do_not_depend_on_other_rows(rows: int, columns: int) -> None:
     layer = ReferenceBackend(keep_dequantized=True).linear([weight("F32", rows, columns)])
     x = torch.randn(45, columns)
     together = layer.forward(x)
@@ -57,7 +57,7 @@ def test_a_row_does_not_depend_on_its_neighbours(rows: int, columns: int) -> Non
         assert torch.equal(layer.forward(x[start:stop]), together[start:stop])
 
 
-def test_a_poisoned_row_stays_alone() -> None:
+def test_nan_in_one_row_does_not_affect_other_rows() -> None:
     layer = ReferenceBackend(keep_dequantized=True).linear([weight("Q8_0", 20, 64)])
     x = torch.randn(10, 64)
     clean = layer.forward(x)
@@ -68,7 +68,7 @@ def test_a_poisoned_row_stays_alone() -> None:
     assert poisoned[4].isnan().all()
 
 
-def test_no_rows_give_no_rows(backend: ReferenceBackend) -> None:
+def test_empty_input_gives_empty_output(backend: ReferenceBackend) -> None:
     empty: Tensor = backend.linear([weight("Q4_0", 6, 32)]).forward(torch.empty(0, 32))
     assert empty.shape == (0, 6)
 

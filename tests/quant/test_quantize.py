@@ -40,7 +40,7 @@ def spread(weight: GroupedTensor) -> tuple[Tensor, Tensor]:
 
 
 @given(SEEDS, ROWS, st.integers(1, 70), TYPES)
-def test_fp8_takes_the_nearest_number(seed: int, rows: int, columns: int, dtype: torch.dtype) -> None:
+def test_fp8_chooses_the_nearest_number(seed: int, rows: int, columns: int, dtype: torch.dtype) -> None:
     plain = random(seed, rows, columns, dtype)
     weight = fp8(plain)
     bytes_ = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
@@ -53,7 +53,7 @@ def test_fp8_takes_the_nearest_number(seed: int, rows: int, columns: int, dtype:
 
 
 @given(SEEDS, ROWS, st.integers(1, 5), st.sampled_from([32, 64, 128, 24]), TYPES)
-def test_int4_takes_the_nearest_code(seed: int, rows: int, groups: int, group: int, dtype: torch.dtype) -> None:
+def test_int4_chooses_the_nearest_code(seed: int, rows: int, groups: int, group: int, dtype: torch.dtype) -> None:
     plain = random(seed, rows, groups * group, dtype)
     weight = int4(plain, group)
     scales, zeros = spread(weight)
@@ -72,7 +72,7 @@ def plain_rounding(values: Tensor, group: int) -> Tensor:
 
 
 @pytest.mark.parametrize("group", [32, 64, 128])
-def test_int4_errs_less_than_plain_rounding_in_every_matrix(group: int) -> None:
+def test_int4_error_is_below_plain_rounding(group: int) -> None:
     normal = torch.randn(64, 512)
     for values in (normal, normal.abs() + 1, normal**3, torch.rand(64, 512) - 0.2):
         error = (dequantize(int4(PlainTensor((64, 512), "F32", values), group)) - values).square().sum()
@@ -81,7 +81,7 @@ def test_int4_errs_less_than_plain_rounding_in_every_matrix(group: int) -> None:
 
 
 @given(SEEDS, st.sampled_from([32, 64, 128]))
-def test_int4_errs_less_where_errors_count_more(seed: int, group: int) -> None:
+def test_importance_reduces_the_weighted_error(seed: int, group: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(64, 256, generator=generator)
     importance = torch.rand(256, generator=generator).mul(12).sub(6).exp()  # from 0.0025 to 400
@@ -93,13 +93,13 @@ def test_int4_errs_less_where_errors_count_more(seed: int, group: int) -> None:
 
 
 @given(SEEDS, st.floats(1e-30, 1e30))
-def test_columns_that_count_the_same_count_nothing(seed: int, count: float) -> None:
+def test_equal_importance_changes_nothing(seed: int, count: float) -> None:
     plain = random(seed, 5, 128, torch.bfloat16)
     assert same(int4(plain, 32, torch.full((128,), count)), int4(plain, 32))
 
 
 @given(SEEDS)
-def test_a_column_that_is_the_only_one_to_be_read(seed: int) -> None:
+def test_single_important_column_has_a_smaller_error(seed: int) -> None:
     plain = PlainTensor((64, 128), "F32", torch.randn(64, 128, generator=torch.Generator().manual_seed(seed)))
     importance = torch.zeros(128)
     importance[5] = 3.0
@@ -109,7 +109,7 @@ def test_a_column_that_is_the_only_one_to_be_read(seed: int) -> None:
     assert torch.equal(found[:, 64:], without[:, 64:])  # where nothing is read
 
 
-def test_int4_of_what_it_can_hold_is_exact() -> None:
+def test_int4_of_representable_values_is_exact() -> None:
     codes, zeros = torch.randint(0, 16, (8, 4, 32)), torch.randint(0, 16, (8, 4, 1))
     codes[..., 0], codes[..., 1] = 0, 15
     scales = torch.rand(8, 4, 1).add(0.1).bfloat16().float()
@@ -118,7 +118,7 @@ def test_int4_of_what_it_can_hold_is_exact() -> None:
 
 
 @given(SEEDS, ROWS, st.integers(1, 5), TYPES)
-def test_nf4_by_its_formula(seed: int, rows: int, blocks: int, dtype: torch.dtype) -> None:
+def test_nf4_equals_its_formula(seed: int, rows: int, blocks: int, dtype: torch.dtype) -> None:
     plain = random(seed, rows, 64 * blocks, dtype)
     weight = nf4(plain)
     by_block = plain.values.float().view(rows, blocks, 64)
@@ -130,7 +130,7 @@ def test_nf4_by_its_formula(seed: int, rows: int, blocks: int, dtype: torch.dtyp
     torch.testing.assert_close((scaled - chosen).abs().double(), nearest(scaled, table), rtol=0, atol=1e-6)
 
 
-def test_halfway_between_two_numbers_of_nf4_is_the_lower() -> None:
+def test_nf4_rounds_halfway_values_down() -> None:
     table = np.array(NF4, np.float32)
     values = torch.ones(1, 64)
     values[0, :15] = torch.from_numpy((table[:-1] + table[1:]) / 2)
@@ -139,7 +139,7 @@ def test_halfway_between_two_numbers_of_nf4_is_the_lower() -> None:
 
 
 @given(SEEDS, st.integers(1, 40), st.integers(1, 12))
-def test_nested_scales_are_near(seed: int, rows: int, blocks: int) -> None:
+def test_nested_scales_choose_the_nearest_number(seed: int, rows: int, blocks: int) -> None:
     plain = random(seed, rows, 64 * blocks)
     exact, weight = nf4(plain).scale.values(), nf4(plain, nested=True)
     scale = weight.scale
@@ -152,7 +152,7 @@ def test_nested_scales_are_near(seed: int, rows: int, blocks: int) -> None:
     torch.testing.assert_close(error, nearest(numbers, whole.unsqueeze(-1) * scale.table), rtol=1e-3, atol=1e-6)
 
 
-def test_the_numbers_of_nested_scales() -> None:
+def test_dynamic_table_has_the_published_numbers() -> None:
     table = dynamic_table()
     assert len(table) == len(set(table.tolist())) == 256
     assert (np.diff(table) > 0).all()
@@ -165,7 +165,7 @@ def test_the_numbers_of_nested_scales() -> None:
 
 
 @pytest.mark.parametrize("method", QUANTIZERS)
-def test_more_rows_than_are_taken_at_once(method: str) -> None:
+def test_slabs_of_rows_do_not_change_the_result(method: str) -> None:
     rows, columns = 3 * (SLAB // 256) + 5, 256
     plain = random(1, rows, columns, torch.bfloat16)
     whole = dequantize(QUANTIZERS[method](plain))
@@ -175,7 +175,7 @@ def test_more_rows_than_are_taken_at_once(method: str) -> None:
 
 @pytest.mark.parametrize("method", QUANTIZERS)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 3e38])
-def test_what_is_not_finite_or_too_large_is_refused(method: str, value: float) -> None:
+def test_non_finite_or_large_values_are_rejected(method: str, value: float) -> None:
     plain = random(2, 300, 64)
     plain.values[-1, 3] = value
     with pytest.raises(ModelFileError, match="not finite"):
@@ -184,13 +184,13 @@ def test_what_is_not_finite_or_too_large_is_refused(method: str, value: float) -
 
 @pytest.mark.parametrize("method", QUANTIZERS)
 @pytest.mark.parametrize("shape", [(64,), (2, 2, 64), (0, 64), (64, 0)])
-def test_what_is_no_matrix_is_refused(method: str, shape: tuple[int, ...]) -> None:
+def test_tensor_that_is_not_a_matrix_is_rejected(method: str, shape: tuple[int, ...]) -> None:
     with pytest.raises(ModelFileError, match="not a matrix"):
         QUANTIZERS[method](PlainTensor(shape, "F32", torch.zeros(shape)))
 
 
 @pytest.mark.parametrize("method", QUANTIZERS)
-def test_the_smallest_and_the_largest_numbers_stay_finite(method: str) -> None:
+def test_extreme_values_stay_finite(method: str) -> None:
     values = torch.full((3, 64), 1e-45)
     values[1], values[2, ::2] = 9e14, -9e14
     result = dequantize(QUANTIZERS[method](PlainTensor((3, 64), "F32", values)))
@@ -198,7 +198,7 @@ def test_the_smallest_and_the_largest_numbers_stay_finite(method: str) -> None:
     torch.testing.assert_close(result, values, rtol=0.1, atol=1e-30)
 
 
-def test_the_group_size_divides_every_matrix() -> None:
+def test_group_size_divides_every_matrix() -> None:
     assert group_size([4096, 11008]) == 128
     assert group_size([576, 1536]) == 64
     assert group_size([4096, 96]) == 32
@@ -231,5 +231,5 @@ def test_the_group_size_divides_every_matrix() -> None:
         ("weight", (64, 64), False),
     ],
 )
-def test_which_tensors_are_weights_of_linear_layers(name: str, shape: tuple[int, ...], expected: bool) -> None:
+def test_is_linear_weight(name: str, shape: tuple[int, ...], expected: bool) -> None:
     assert is_linear_weight(name, shape) is expected

@@ -63,7 +63,7 @@ def test_fp8(tmp_path: Path, shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("method", [Method("fp8"), Method("int4", 32), Method("int4"), Method("nf4")])
-def test_no_weight_takes_more_bits_than_said(method: Method) -> None:
+def test_weights_take_at_most_the_stated_bits(method: Method) -> None:
     stored = storage(method, [128])
     plain = random(512, 128)
     small = sum(values.nbytes for name, values in stored.encode(plain, None).items() if values.numel() <= 256)
@@ -71,11 +71,11 @@ def test_no_weight_takes_more_bits_than_said(method: Method) -> None:
 
 
 @pytest.mark.parametrize("method", [Method("int4"), Method("int4", 64), Method("nf4")])
-def test_columns_that_do_not_divide_are_refused_at_once(method: Method) -> None:
+def test_indivisible_columns_are_rejected(method: Method) -> None:
     with pytest.raises(UnsupportedQuantization):
         storage(method, [4096, 48])
 
 
-def test_what_pack_quantized_cannot_hold_is_refused() -> None:
+def test_pack_quantized_requires_integer_zero_points() -> None:
     with pytest.raises(ValueError, match="integer zero points"):
         compressed_tensors.encode(nf4(random(2, 64)))

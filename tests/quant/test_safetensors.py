@@ -68,7 +68,7 @@ def test_agrees_with_the_safetensors_package_on_a_file_it_wrote(
         assert torch.equal(ours[name].reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
 
 
-def test_type_table_is_the_formats() -> None:
+def test_type_table_equals_the_package() -> None:
     """The package measures every type as the table says, and by what it says of another, the table has them all."""
     for name, kind in SAFETENSORS_TYPES.items():
         for nbytes in (3, 4, 6, 8, 16, 32, 64, 128):
@@ -85,7 +85,7 @@ def test_type_table_is_the_formats() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(SAFETENSORS_TYPES.keys() - TORCH_TYPES.keys()))
-def test_other_types_are_measured_and_refused_by_name(tmp_path: Path, kind: str) -> None:
+def test_undecodable_types_are_rejected_by_name(tmp_path: Path, kind: str) -> None:
     data = bytes(SAFETENSORS_TYPES[kind].bits)
     with SafetensorsFile(write(tmp_path, build({"odd.weight": (kind, [8], data)}))) as file:
         assert bytes(file.data("odd.weight")) == data
@@ -148,7 +148,7 @@ HOSTILE: list[
 
 
 @pytest.mark.parametrize(("header", "nbytes", "field", "problem"), HOSTILE)
-def test_names_the_field_of_what_is_wrong(
+def test_malformed_header_names_the_field(
     tmp_path: Path, header: Mapping[str, object] | str | bytes, nbytes: int, field: str, problem: str
 ) -> None:
     error = rejection(tmp_path, file_bytes(header, bytes(nbytes)))
@@ -158,30 +158,30 @@ def test_names_the_field_of_what_is_wrong(
 
 
 @pytest.mark.parametrize("length", [0, 1, 4096, 2**31, 2**40, 2**63 - 1, 2**64 - 1])
-def test_refuses_a_forged_header_length(tmp_path: Path, length: int) -> None:
+def test_forged_header_length_is_rejected(tmp_path: Path, length: int) -> None:
     error = rejection(tmp_path, file_bytes({"a": FOUR}, bytes(4), length=length))
     assert error.field == ("header" if length <= 1 else "header length")
 
 
-def test_every_truncation_is_refused(tmp_path: Path) -> None:
+def test_every_truncation_is_rejected(tmp_path: Path) -> None:
     whole = small_file()
     for length in range(len(whole)):
         rejection(tmp_path, whole[:length])
     rejection(tmp_path, whole + b"\0")
 
 
-def test_tensors_may_lie_in_any_order(tmp_path: Path) -> None:
+def test_tensors_may_be_stored_in_any_order(tmp_path: Path) -> None:
     header = {"b": entry("U8", [2], 3, 5), "none": entry("U8", [0], 3, 3), "a": entry("U8", [3], 0, 3)}
     with SafetensorsFile(write(tmp_path, file_bytes(header, b"abcde"))) as file:
         assert {name: bytes(file.data(name)) for name in file.tensors} == {"b": b"de", "none": b"", "a": b"abc"}
 
 
-def test_a_padded_header_is_read(tmp_path: Path) -> None:
+def test_padded_header_is_read(tmp_path: Path) -> None:
     with SafetensorsFile(write(tmp_path, file_bytes(json.dumps({"a": FOUR}) + " " * 13, bytes(4)))) as file:
         assert bytes(file.data("a")) == bytes(4)
 
 
-def test_the_digest_is_of_the_header_and_the_length(tmp_path: Path) -> None:
+def test_digest_depends_on_header_and_length(tmp_path: Path) -> None:
     def digest(data: bytes) -> str:
         with SafetensorsFile(write(tmp_path, data)) as file:
             return file.header_digest
@@ -191,7 +191,7 @@ def test_the_digest_is_of_the_header_and_the_length(tmp_path: Path) -> None:
     assert len({one, digest(build({"b": ("U8", [4], b"abcd")})), digest(build({"a": ("U8", [5], b"abcde")}))}) == 3
 
 
-def test_refuses_what_is_no_regular_file(tmp_path: Path) -> None:
+def test_non_regular_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="Cannot open"):
         SafetensorsFile(tmp_path / "missing.safetensors")
     pipe = tmp_path / "pipe"
@@ -208,7 +208,7 @@ def test_views_are_read_only_and_outlive_the_file(tmp_path: Path) -> None:
     assert view.readonly
 
 
-def test_what_was_released_can_be_read_again(tmp_path: Path) -> None:
+def test_released_tensor_can_be_read_again(tmp_path: Path) -> None:
     with SafetensorsFile(write(tmp_path, small_file())) as file:
         before = {name: bytes(file.data(name)) for name in file.tensors}
         for name in file.tensors:
@@ -216,7 +216,7 @@ def test_what_was_released_can_be_read_again(tmp_path: Path) -> None:
         assert {name: bytes(file.data(name)) for name in file.tensors} == before
 
 
-def test_nothing_at_the_end_of_the_last_page_can_be_released(tmp_path: Path) -> None:
+def test_empty_tensor_at_the_end_of_a_page_can_be_released(tmp_path: Path) -> None:
     header = {"a": entry("U8", [1000], 0, 1000), "none": entry("U8", [0], 1000, 1000)}
     text = json.dumps(header)
     padded = text + " " * (mmap.PAGESIZE - 8 - 1000 - len(text))
@@ -238,7 +238,7 @@ def mappings(monkeypatch: pytest.MonkeyPatch) -> list[mmap.mmap]:
     return made
 
 
-def test_nothing_is_left_open(tmp_path: Path, mappings: list[mmap.mmap]) -> None:
+def test_all_files_are_closed(tmp_path: Path, mappings: list[mmap.mmap]) -> None:
     with SafetensorsFile(write(tmp_path, small_file())) as file:
         bytes(file.data("plain"))
         assert not mappings[0].closed
@@ -260,7 +260,7 @@ def peak_of_opening(path: Path) -> int:
     return most
 
 
-def test_opening_takes_memory_for_the_header_alone(tmp_path: Path) -> None:
+def test_opening_allocates_memory_for_the_header_only(tmp_path: Path) -> None:
     """A sparse file of 3 GB; a view of it costs nothing either."""
     extent = 3 << 30
     path = write(tmp_path, file_bytes({"a": entry("U8", [extent], 0, extent)}))
@@ -274,7 +274,7 @@ def test_opening_takes_memory_for_the_header_alone(tmp_path: Path) -> None:
         assert (len(view), view[extent - 1]) == (extent, 0)
 
 
-def test_a_forged_length_allocates_nothing(tmp_path: Path) -> None:
+def test_forged_length_allocates_nothing(tmp_path: Path) -> None:
     path = write(tmp_path, file_bytes("{", length=MAX_HEADER_BYTES + 1))
     os.truncate(path, 8 << 30)
     assert peak_of_opening(path) < 1 << 20
@@ -286,7 +286,7 @@ def test_a_forged_length_allocates_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "😀" + "x" * (1 << 20), "😀" + "\\n" * (1 << 20)], ids=["values", "text", "escapes"]
 )
-def test_a_hostile_header_is_parsed_in_bounded_memory(
+def test_hostile_header_is_parsed_in_limited_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: bytes, text: str
 ) -> None:
     """As many as may be of the values that cost most for their bytes, behind text of four bytes a character."""
@@ -297,13 +297,13 @@ def test_a_hostile_header_is_parsed_in_bounded_memory(
     assert peak_of_opening(tmp_path / "model.safetensors") < 10 * len(raw) + most * bounded_json.VALUE_BYTES
 
 
-def test_too_many_values_are_not_parsed(tmp_path: Path) -> None:
+def test_header_with_too_many_values_is_not_parsed(tmp_path: Path) -> None:
     raw = b'{"a":[' + b"[]," * bounded_json.MAX_VALUES + b"0]}"
     assert "more than" in rejection(tmp_path, file_bytes(raw)).problem
     assert peak_of_opening(tmp_path / "model.safetensors") < 2 * len(raw)
 
 
-def test_the_count_of_tensors_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_tensors_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quant.safetensors, "MAX_TENSORS", 1000)
     header = {f"model.layers.{i}.weight": entry("U8", [1, 1, 1, 1], i, i + 1) for i in range(1000)}
     with SafetensorsFile(write(tmp_path, file_bytes(header, bytes(1000)))) as file:

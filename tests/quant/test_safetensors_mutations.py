@@ -69,7 +69,7 @@ def mutant(data: bytes, rng: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(len(SEEDS)))
-def test_a_mutated_file_is_read_or_refused(tmp_path: Path, seed: int, mutations: int) -> None:
+def test_mutated_file_is_read_or_rejected(tmp_path: Path, seed: int, mutations: int) -> None:
     rng = random.Random(seed)
     path = tmp_path / "mutant.safetensors"
 
@@ -100,7 +100,7 @@ def mutant_index(data: bytes, rng: random.Random) -> bytes:
     return bytes(changed)
 
 
-def test_a_mutated_index_is_read_or_refused(tmp_path: Path, mutations: int) -> None:
+def test_mutated_index_is_read_or_rejected(tmp_path: Path, mutations: int) -> None:
     """Whatever it says, nothing outside the folder is opened, and what is read are the tensors that the shards hold."""
     write_shards(tmp_path, {name: {f"{name[10]}.{i}": ("U8", [i], bytes(i)) for i in range(3)} for name in SHARD_NAMES})
     whole = (tmp_path / INDEX).read_bytes()

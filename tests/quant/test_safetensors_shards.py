@@ -70,7 +70,7 @@ def test_shards_are_one_set_of_tensors(folder: Path) -> None:
     assert bytes(view) == b"yz"
 
 
-def test_reads_what_transformers_writes(tmp_path: Path) -> None:
+def test_reads_checkpoints_written_by_transformers(tmp_path: Path) -> None:
     config = transformers.LlamaConfig(
         vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4
     )
@@ -86,7 +86,7 @@ def test_reads_what_transformers_writes(tmp_path: Path) -> None:
                 assert torch.equal(decode_plain(tensor, checkpoint.data(name)).values, state[name])
 
 
-def test_one_file_is_a_checkpoint(tmp_path: Path) -> None:
+def test_single_file_is_a_checkpoint(tmp_path: Path) -> None:
     """Named by itself, wherever it leads, or found in its folder."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_bytes(small_file())
@@ -100,7 +100,7 @@ def test_one_file_is_a_checkpoint(tmp_path: Path) -> None:
                 assert checkpoint.header_digest == file.header_digest
 
 
-def test_the_digest_is_of_every_header_and_name(folder: Path) -> None:
+def test_digest_depends_on_every_header_and_name(folder: Path) -> None:
     def digest() -> str:
         with SafetensorsShards(folder) as checkpoint:
             return checkpoint.header_digest
@@ -115,21 +115,21 @@ def test_the_digest_is_of_every_header_and_name(folder: Path) -> None:
     assert digest() == digests[-1]
 
 
-def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_folder_without_a_checkpoint_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="has neither"):
         SafetensorsShards(tmp_path)
     with pytest.raises(ModelFileError, match="Cannot open"):
         SafetensorsShards(tmp_path / "missing")
 
 
-def test_a_missing_shard_is_named(folder: Path) -> None:
+def test_missing_shard_is_named(folder: Path) -> None:
     (folder / TWO).unlink()
     error = rejection(folder)
     assert TWO in error.problem
     assert "pull" in error.remedy
 
 
-def test_the_index_and_the_shards_must_agree(folder: Path) -> None:
+def test_index_and_shards_must_agree(folder: Path) -> None:
     write_index(folder, {"a": ONE, "b": ONE, "c": ONE})
     error = rejection(folder)
     assert (error.field, error.problem) == ("weight_map, c", f"{ONE} has no such tensor")
@@ -144,7 +144,7 @@ def test_the_index_and_the_shards_must_agree(folder: Path) -> None:
     assert TWO in error.problem
 
 
-def test_a_malformed_shard_is_named(folder: Path) -> None:
+def test_malformed_shard_is_named(folder: Path) -> None:
     (folder / TWO).write_bytes((folder / TWO).read_bytes()[:-1])
     assert rejection(folder).path == folder / TWO
 
@@ -163,14 +163,14 @@ def test_a_malformed_shard_is_named(folder: Path) -> None:
         ('{"weight_map":{"\\u001b[2J":null}}', "weight_map, '\\x1b[2J'", "not a string"),
     ],
 )
-def test_a_hostile_index_is_refused(folder: Path, index: str, field: str, problem: str) -> None:
+def test_hostile_index_is_rejected(folder: Path, index: str, field: str, problem: str) -> None:
     (folder / INDEX).write_text(index)
     error = rejection(folder)
     assert error.field == field
     assert problem in error.problem
 
 
-def test_the_index_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_size_is_limited(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.truncate(folder / INDEX, quant.safetensors_shards.MAX_INDEX_BYTES + 1)
     assert "over the limit" in rejection(folder).problem
     monkeypatch.setattr(quant.safetensors_shards, "MAX_SHARDS", 1)
@@ -216,7 +216,7 @@ HOSTILE_NAMES = sorted(
 )  # fmt: skip
 
 
-def test_no_hostile_name_opens_anything(folder: Path, opens: list[str]) -> None:
+def test_hostile_shard_names_open_no_file(folder: Path, opens: list[str]) -> None:
     """The file that they try to reach is there, in the folder above, and would be read."""
     (folder.parent / "secret.safetensors").write_bytes(build({"a": ("U8", [3], b"abc")}))
     assert len(HOSTILE_NAMES) >= 200
@@ -229,7 +229,7 @@ def test_no_hostile_name_opens_anything(folder: Path, opens: list[str]) -> None:
         assert opens == [str(folder / INDEX)], name
 
 
-def test_a_snapshot_of_the_cache_is_read(snapshot: Path, tmp_path: Path) -> None:
+def test_hugging_face_snapshot_is_read(snapshot: Path, tmp_path: Path) -> None:
     """Also by way of links to the folder, and where the blobs were moved."""
     expected = {"a": b"abc", "b": bytes(4), "c": b"yz"}
     assert contents(snapshot) == expected
@@ -242,7 +242,7 @@ def test_a_snapshot_of_the_cache_is_read(snapshot: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", [ONE, TWO, INDEX, SINGLE_FILE])
-def test_a_link_leads_to_a_blob_or_nowhere(snapshot: Path, name: str, opens: list[str]) -> None:
+def test_links_to_anything_except_blobs_are_rejected(snapshot: Path, name: str, opens: list[str]) -> None:
     """To whatever else it leads, nothing is opened."""
     repository, hub = snapshot.parent.parent, snapshot.parent.parent.parent
     other = hub / "models--org--other" / "blobs"
@@ -268,7 +268,7 @@ def test_a_link_leads_to_a_blob_or_nowhere(snapshot: Path, name: str, opens: lis
             assert str(link) not in opens
 
 
-def test_links_outside_a_snapshot_lead_nowhere(folder: Path) -> None:
+def test_links_in_a_plain_folder_are_rejected(folder: Path) -> None:
     blobs = folder.parent.parent / "blobs"
     blobs.mkdir(exist_ok=True)
     (folder / ONE).rename(blobs / "one")
@@ -276,13 +276,13 @@ def test_links_outside_a_snapshot_lead_nowhere(folder: Path) -> None:
     assert rejection(folder).field == "link"
 
 
-def test_a_link_to_a_blob_that_is_missing_is_refused(snapshot: Path) -> None:
+def test_link_to_a_missing_blob_is_rejected(snapshot: Path) -> None:
     (snapshot / ONE).resolve().unlink()
     with pytest.raises(ModelFileError, match="Cannot open"):
         SafetensorsShards(snapshot)
 
 
-def test_a_shard_that_is_a_folder_or_a_pipe_is_refused(folder: Path) -> None:
+def test_shard_must_be_a_regular_file(folder: Path) -> None:
     (folder / TWO).unlink()
     os.mkfifo(folder / TWO)
     with pytest.raises(ModelFileError, match="regular"):
@@ -293,7 +293,7 @@ def test_a_shard_that_is_a_folder_or_a_pipe_is_refused(folder: Path) -> None:
         SafetensorsShards(folder)
 
 
-def test_nothing_is_left_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_files_are_closed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After use, and after a refusal at the second shard."""
     made: list[mmap.mmap] = []
 

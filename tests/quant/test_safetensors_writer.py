@@ -35,7 +35,7 @@ SHAPES = st.lists(st.integers(0, 5), max_size=3)
 
 
 @given(st.lists(st.tuples(st.sampled_from(WHOLE_BYTES), SHAPES), min_size=1, max_size=12), st.integers(1, 400))
-def test_what_is_written_is_read(
+def test_written_tensors_are_read_back(
     tmp_path_factory: pytest.TempPathFactory, kinds: list[tuple[str, list[int]]], shard_bytes: int
 ) -> None:
     folder = tmp_path_factory.mktemp("written")
@@ -56,7 +56,7 @@ def test_what_is_written_is_read(
     assert read == {each.name: each.data for each in entries}
 
 
-def test_shards_are_no_larger_than_wanted(tmp_path: Path) -> None:
+def test_shards_are_at_most_the_requested_size(tmp_path: Path) -> None:
     entries = [entry(f"t{number}", "U8", size) for number, size in enumerate((400, 600, 8, 1000, 5000, 3, 992))]
     paths = write(tmp_path, entries, 1000)
     assert [path.name for path in paths] == [
@@ -69,7 +69,7 @@ def test_shards_are_no_larger_than_wanted(tmp_path: Path) -> None:
     assert shards == [["t0", "t1"], ["t2"], ["t3"], ["t4"], ["t6", "t5"]]
 
 
-def test_a_header_without_room_begins_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_header_starts_another_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(safetensors_writer, "HEADER_BYTES", 512)
     paths = write(tmp_path, [entry(f"näme {number}", "F32", 2) for number in range(40)])
     assert len(paths) > 5
@@ -78,14 +78,14 @@ def test_a_header_without_room_begins_another_file(tmp_path: Path, monkeypatch: 
         assert path.stat().st_size < 600
 
 
-def test_one_file_has_the_name_and_the_mark_that_others_look_for(tmp_path: Path) -> None:
+def test_single_file_has_the_standard_name_and_format(tmp_path: Path) -> None:
     assert write(tmp_path, [entry("t", "BF16", 3)]) == [tmp_path / "model.safetensors"]
     with safetensors.safe_open(tmp_path / "model.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt"}
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])
-def test_nothing_stays_of_what_was_interrupted(tmp_path: Path, count: int) -> None:
+def test_interrupted_write_removes_all_files(tmp_path: Path, count: int) -> None:
     def tensors() -> Iterable[Entry]:
         for number in range(count):
             yield entry(f"t{number}", "U8", 100)
@@ -97,7 +97,7 @@ def test_nothing_stays_of_what_was_interrupted(tmp_path: Path, count: int) -> No
 
 
 @pytest.mark.parametrize("at", ["replace", "open"])
-def test_nothing_stays_when_the_end_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+def test_failed_finish_removes_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
     """The disk refuses the third file, or the second name."""
     calls = 0
     original = getattr(Path, at)
@@ -115,7 +115,7 @@ def test_nothing_stays_when_the_end_fails(tmp_path: Path, monkeypatch: pytest.Mo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_until_all_is_written_nothing_has_its_name(tmp_path: Path) -> None:
+def test_files_get_their_names_at_the_end(tmp_path: Path) -> None:
     with SafetensorsWriter(tmp_path, 100) as writer:
         for number in range(3):
             writer.add(entry(f"t{number}", "U8", 100))
@@ -124,7 +124,7 @@ def test_until_all_is_written_nothing_has_its_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["t", "__metadata__"])
-def test_a_name_is_taken_once(tmp_path: Path, name: str) -> None:
+def test_duplicate_tensor_name_is_rejected(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match=name):
         write(tmp_path, [entry("t", "U8", 1), entry(name, "U8", 1)])
     assert list(tmp_path.iterdir()) == []

@@ -33,12 +33,12 @@ def nested(block_size: int) -> NestedScale:
         (NESTED, {"scale": nested(block_size=1)}),
     ],
 )
-def test_parts_that_do_not_fit_together_are_refused(weight: GroupedTensor, change: dict[str, object]) -> None:
+def test_inconsistent_fields_raise_value_error(weight: GroupedTensor, change: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="do not fit"):
         replace(weight, **change)  # type: ignore[arg-type]
 
 
-def test_counts_every_byte() -> None:
+def test_nbytes_counts_every_part() -> None:
     assert isinstance(WEIGHT.scale, GroupScale)
     assert WEIGHT.nbytes == 16 * 96 // 2 + 16 * 3 * WEIGHT.scale.stored.itemsize + 16 * 4 + 4 * 96
     assert NESTED.nbytes == 6 * 64 // 2 + 6 * 4 + 256 * 4 + 4
@@ -49,19 +49,19 @@ SUB_SCALES = integers(np.array([[1, 2, 3, 4], [5, 6, 7, 8]], np.uint8), (8,))
 WITH_SUB_SCALES = replace(HALVES, sub_scales=SUB_SCALES, sub_scale_zero=2)
 
 
-def test_a_unit_multiplies_whole_scales_without_rounding() -> None:
+def test_unit_multiplies_scales_without_rounding() -> None:
     assert HALVES.values().tolist() == [[0.0625, 2.0**-27], [0.375, 0.0]]
     assert WITH_SUB_SCALES.values().tolist() == [[-0.0625, 0.0, 2.0**-27, 2.0**-26], [1.125, 1.5, 0.0, 0.0]]
     assert Scale(torch.tensor([[127]], dtype=torch.uint8), unit=4.0).values().tolist() == [[2.0]]
 
 
 @pytest.mark.parametrize("scale", [HALVES, WITH_SUB_SCALES])
-def test_picked_rows_and_wholes_keep_the_unit(scale: Scale) -> None:
+def test_selected_rows_and_block_factors_keep_the_unit(scale: Scale) -> None:
     assert torch.equal(scale.rows(torch.tensor([1])).values(), scale.values()[1:])
     assert torch.equal(scale.block_factors(), HALVES.values())
 
 
-def test_a_minimum_has_no_unit() -> None:
+def test_minimum_must_not_have_a_unit() -> None:
     codes, whole = integers(np.zeros((2, 64), np.uint8), (4,)), Scale(torch.ones(2, 2).half())
     weight = CodedTensor((2, 64), "odd", 32, codes, replace(whole, unit=0.5), minimum=whole)
     with pytest.raises(ValueError, match="do not fit"):

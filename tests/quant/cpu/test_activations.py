@@ -98,7 +98,7 @@ def check_quantized(row: Row, x: Floats) -> None:
 
 
 @pytest.mark.parametrize(("form", "width"), SIZES)
-def test_quantized_rows_are_the_twins(form: Form, width: int) -> None:
+def test_quantized_rows_equal_the_integer_reference(form: Form, width: int) -> None:
     rng = np.random.default_rng(SEED)
     for size in (1e-20, 1e-3, 1.0, 1e5, 1e30):
         x = (rng.standard_normal(width) * size).astype(np.float32)
@@ -129,7 +129,7 @@ def test_quantized_rows_are_the_twins(form: Form, width: int) -> None:
     ],
     ids=lambda group: f"{group[0]:g}..{group[-1]:g}",
 )
-def test_odd_groups_are_the_twins_and_leave_their_neighbours_alone(form: Form, group: NDArray[np.float64]) -> None:
+def test_extreme_groups_are_exact_and_do_not_affect_other_groups(form: Form, group: NDArray[np.float64]) -> None:
     rng, size = np.random.default_rng(SEED), SHARED[form]
     x = rng.standard_normal(3 * size).astype(np.float32)
     alone = written(x, form)
@@ -144,7 +144,7 @@ def test_odd_groups_are_the_twins_and_leave_their_neighbours_alone(form: Form, g
 
 @pytest.mark.parametrize("form", QUANTIZED)
 @pytest.mark.parametrize("size", [1e-45, 1e-42, 1e-40, 1e-38, 1e-36])
-def test_values_too_small_to_count_stay_small(form: Form, size: float) -> None:
+def test_subnormal_values_stay_near_zero(form: Form, size: float) -> None:
     """Near the least float32 there is, steps have no precision left; what comes of them has to be next to nothing."""
     x = (np.random.default_rng(SEED).standard_normal(2 * SHARED[form]) * size).astype(np.float32)
     row = written(x, form)
@@ -161,7 +161,7 @@ def test_floats_are_copied() -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_columns_are_taken_in_an_order(width: int) -> None:
+def test_take_columns_reorders_a_row(width: int) -> None:
     rng = np.random.default_rng(SEED)
     x, order = rng.standard_normal(width, np.float32), rng.permutation(width).astype(np.int32)
     row = Row(Form.FLOAT, width)
@@ -171,7 +171,7 @@ def test_columns_are_taken_in_an_order(width: int) -> None:
 
 
 @pytest.mark.parametrize("form", Form)
-def test_a_nan_does_not_become_a_number(form: Form) -> None:
+def test_nan_stays_nan(form: Form) -> None:
     """A value that is none makes its whole group none, wherever it stands: a broken model must not go on quietly."""
     rng, size = np.random.default_rng(SEED), SHARED.get(form, GROUP)
     for index in range(size, 2 * size):
@@ -186,14 +186,14 @@ def test_a_nan_does_not_become_a_number(form: Form) -> None:
 
 
 @pytest.mark.parametrize("form", QUANTIZED)
-def test_an_infinity_does_not_become_a_number(form: Form) -> None:
+def test_infinity_gives_no_finite_scale(form: Form) -> None:
     x = np.ones(SHARED[form], np.float32)
     x[17] = np.inf
     assert not np.isfinite(written(x, form).scales[0])
 
 
 @pytest.mark.parametrize(("form", "width"), [*((Form.FLOAT, width) for width in WIDTHS), *SIZES])
-def test_norm(form: Form, width: int) -> None:
+def test_rms_norm_in_every_form(form: Form, width: int) -> None:
     rng = np.random.default_rng(SEED)
     epsilon = 1e-5
     for size in (1e-4, 1.0, 3e3):
@@ -213,7 +213,7 @@ def test_norm(form: Form, width: int) -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_norm_is_added_to_what_is_there(width: int) -> None:
+def test_add_scaled_row_adds_to_the_output(width: int) -> None:
     rng = np.random.default_rng(SEED)
     x, weight, there = rng.standard_normal((3, width)).astype(np.float32)
     row = Row(Form.FLOAT, width)
@@ -239,7 +239,7 @@ GATES: dict[Gate, dict[Form, Any]] = {silu: SILU_PRODUCTS, gelu: GELU_PRODUCTS}
 @pytest.mark.parametrize("form", SILU_PRODUCTS)
 @pytest.mark.parametrize("group", [0, 2])
 @pytest.mark.parametrize("exactly", GATES)
-def test_gated_product_fills_its_group_and_no_other(form: Form, group: int, exactly: Gate) -> None:
+def test_gated_product_writes_only_its_group(form: Form, group: int, exactly: Gate) -> None:
     rng, products = np.random.default_rng(SEED), GATES[exactly]
     gate, up = (rng.standard_normal((2, 32)) * 5).astype(np.float32)
     gate[:6] = [0.0, 80, -80, 300, -300, 1e30]
@@ -261,5 +261,5 @@ def test_gated_product_fills_its_group_and_no_other(form: Form, group: int, exac
         assert (row.part(0, 96, np.int8).reshape(3, 32)[others] == -1).all()
 
 
-def test_bytes_of_a_row() -> None:
+def test_row_bytes_of_every_form() -> None:
     assert [row_bytes(form, 512) for form in Form] == [2048, 1344, 1344, 744]

@@ -17,7 +17,7 @@ SIZES = st.one_of(st.integers(1, 300), st.sampled_from([CHUNK // 2, CHUNK - 64, 
 
 
 @given(st.lists(SIZES, max_size=12))
-def test_regions_are_aligned_zero_and_apart(sizes: list[int]) -> None:
+def test_regions_are_aligned_zeroed_and_disjoint(sizes: list[int]) -> None:
     arena = Arena()
     regions = [arena.allocate(f"region {number}", size) for number, size in enumerate(sizes)]
     assert [region.size for region in regions] == sizes
@@ -30,7 +30,7 @@ def test_regions_are_aligned_zero_and_apart(sizes: list[int]) -> None:
     arena.check_guards()
 
 
-def test_threads_get_regions_apart() -> None:
+def test_threads_get_disjoint_regions() -> None:
     arena, threads = Arena(), 8
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -46,7 +46,7 @@ def test_threads_get_regions_apart() -> None:
 
 @pytest.mark.parametrize("behind", [0, 1, 63])
 @pytest.mark.parametrize("size", [1, 64, 1000])
-def test_a_byte_behind_a_region_is_found_and_named(size: int, behind: int) -> None:
+def test_overrun_names_the_region(size: int, behind: int) -> None:
     arena = Arena()
     arena.allocate("before", 100)
     region = arena.allocate("the victim", size)
@@ -57,7 +57,7 @@ def test_a_byte_behind_a_region_is_found_and_named(size: int, behind: int) -> No
         arena.check_guards()
 
 
-def test_poison_is_nan_and_keeps_to_the_names() -> None:
+def test_poison_fills_only_named_regions_with_nan() -> None:
     arena = Arena()
     rows, weight = arena.allocate("rows", 256), arena.allocate("weight", 256)
     again = arena.allocate("rows", 64)
@@ -69,14 +69,14 @@ def test_poison_is_nan_and_keeps_to_the_names() -> None:
     arena.check_guards()
 
 
-def test_views_begin_where_the_region_does() -> None:
+def test_views_start_at_the_region_address() -> None:
     region = Arena().allocate("words", 100)
     region.view(np.int64, 3, 2)[:] = np.arange(6).reshape(3, 2)
     assert region.view(np.int64, 6).tolist() == [0, 1, 2, 3, 4, 5]
     assert region.view(np.int64, 3, 2).ctypes.data == region.address
 
 
-def test_a_shared_region_is_taken_once_and_again_where_it_is_too_small() -> None:
+def test_shared_region_is_reallocated_only_for_a_larger_size() -> None:
     arena = Arena()
     first = arena.shared("pieces", 100)
     assert arena.shared("pieces", 60) is first
@@ -85,7 +85,7 @@ def test_a_shared_region_is_taken_once_and_again_where_it_is_too_small() -> None
     assert arena.shared("pieces", 101).size == 101
 
 
-def test_a_span_is_held_as_a_whole_or_not_at_all() -> None:
+def test_address_range_must_be_within_one_region() -> None:
     arena = Arena()
     first, second = arena.allocate("first", 128), arena.allocate("second", 64)
     ranges = arena.address_ranges()
@@ -102,7 +102,7 @@ def test_a_span_is_held_as_a_whole_or_not_at_all() -> None:
     assert not Arena().address_ranges().contains(first.address, 0)
 
 
-def test_memory_of_somebody_else_becomes_a_region() -> None:
+def test_adopted_memory_becomes_a_region() -> None:
     arena = Arena()
     memory = np.zeros(256, np.uint8)
     region = arena.adopt("pool", memory)

@@ -23,7 +23,7 @@ SLAB = 384  # rows of a matrix that are looked at together: the first and the la
 
 @pytest.mark.share(1)
 @pytest.mark.parametrize("part", range(4))
-def test_every_matrix_of_a_real_file(gemma3: Path, every_layout: Path, part: int) -> None:
+def test_every_matrix_of_a_real_file_is_read_and_multiplied(gemma3: Path, every_layout: Path, part: int) -> None:
     """A quarter of those of each type in a run."""
     with GGUFFile(gemma3) as file:
         tensors = Reader(gemma3).tensors

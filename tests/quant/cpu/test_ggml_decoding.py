@@ -50,7 +50,7 @@ def weight_of(layout: GGMLFormat) -> CodedTensor:
 
 
 @pytest.mark.parametrize("name", MADE_UP)
-def test_a_unit_multiplies_scales_and_no_minimums(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unit_multiplies_scales_but_not_minimums(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = MADE_UP[name]
     weight = weight_of(layout)
     monkeypatch.setattr("quant.cpu.ggml_tiles.ggml_format_of", lambda _: layout)

@@ -25,7 +25,7 @@ def packed(weight: BlockTensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     return out
 
 
-def test_every_type_of_the_files_has_a_layout() -> None:
+def test_every_ggml_type_has_a_layout() -> None:
     rng = np.random.default_rng(SEED)
     assert set(TYPES) == {*BLOCKS, *PLAIN_TYPES}
     assert {ggml_format_of(random_ggml_weight(name, 1, width(name, 32), rng)) for name in TYPES} == set(GGML_FORMATS)
@@ -34,7 +34,7 @@ def test_every_type_of_the_files_has_a_layout() -> None:
 
 @pytest.mark.parametrize("name", TYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_unpacking_gives_back_every_bit(name: str, shape: tuple[int, int]) -> None:
+def test_unpack_restores_every_bit(name: str, shape: tuple[int, int]) -> None:
     shape = shape[0], width(name, shape[1])
     weight = any_weight(name, *shape, np.random.default_rng(SEED))
     again = unpack(packed(weight), ggml_format_of(weight), shape)
@@ -61,7 +61,7 @@ def same_scale(ours: Scale, theirs: Scale) -> None:
         assert torch.equal(ours.sub_scales.values(), theirs.sub_scales.values())
 
 
-def test_codes_of_six_bits_lie_whole_in_their_bytes() -> None:
+def test_packed_six_bit_codes_need_only_a_mask() -> None:
     """Three of four chunks of 16 rows by 4 columns, which a mask is enough for."""
     weight = random_ggml_weight("Q6_K", 32, 256, np.random.default_rng(SEED))
     assert isinstance(weight, CodedTensor)
@@ -73,7 +73,7 @@ def test_codes_of_six_bits_lie_whole_in_their_bytes() -> None:
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_values_stay_what_they_are(name: str) -> None:
+def test_packing_keeps_values(name: str) -> None:
     columns = width(name, 128)
     weight = random_ggml_weight(name, 50, columns, np.random.default_rng(SEED))
     again = unpack(packed(weight), ggml_format_of(weight), (50, columns))
@@ -82,7 +82,7 @@ def test_values_stay_what_they_are(name: str) -> None:
 
 @pytest.mark.parametrize("name", TYPES)
 @pytest.mark.parametrize("rows", [1, 16, 17, 33])
-def test_rows_that_are_not_there_are_zeros(name: str, rows: int) -> None:
+def test_padding_rows_are_zeros(name: str, rows: int) -> None:
     columns = width(name, 64)
     weight = any_weight(name, rows, columns, np.random.default_rng(SEED))
     layout, whole = ggml_format_of(weight), -(-rows // PAIR) * PAIR
@@ -98,7 +98,7 @@ def test_rows_that_are_not_there_are_zeros(name: str, rows: int) -> None:
 
 @pytest.mark.parametrize("name", TYPES)
 @pytest.mark.parametrize("shape", [(32, 32), (64, 576), (576, 1536), (32, 4096)])
-def test_tiles_take_no_more_room_than_the_file(name: str, shape: tuple[int, int]) -> None:
+def test_tiles_are_no_larger_than_the_file(name: str, shape: tuple[int, int]) -> None:
     rows, columns = shape[0], width(name, shape[1])
     weight = any_weight(name, rows, columns, np.random.default_rng(SEED))
     allowed = BLOCKS[name].size_ratio if name in BLOCKS else 1.0
@@ -138,14 +138,14 @@ def odd(*, planes: tuple[int, ...] = (4,), group: int = 32, zero: int = 8, minim
         "unit",
     ],
 )
-def test_what_has_no_layout_is_refused_by_name(weight: CodedTensor) -> None:
+def test_weights_without_a_layout_are_rejected_by_type_name(weight: CodedTensor) -> None:
     with pytest.raises(UnsupportedQuantization, match="ODD"):
         ggml_format_of(weight)
     with pytest.raises(UnsupportedQuantization, match="ODD"):
         packed_bytes(weight)
 
 
-def test_the_packed_form_has_a_layout_itself() -> None:
+def test_unpacked_weight_can_be_packed_again() -> None:
     """What `unpack` gives is a weight like any other: it can be packed again, into the same bytes."""
     for name in QUANTIZED:
         columns = width(name, 96)

@@ -44,7 +44,7 @@ def packed(weight: GroupTensor) -> Bytes:
     return memory
 
 
-def test_every_layout_holds_some_weight() -> None:
+def test_every_group_layout_is_used() -> None:
     rng = np.random.default_rng(SEED)
     assert {group_format_of(kind.make(2, 128, rng)) for kind in GROUP_TYPES.values()} == set(GROUP_FORMATS)
     assert len({layout.part for layout in GROUP_FORMATS}) == len(GROUP_FORMATS)
@@ -52,7 +52,7 @@ def test_every_layout_holds_some_weight() -> None:
 
 @pytest.mark.parametrize("name", GROUP_TYPES)
 @pytest.mark.parametrize("shape", [(1, 32), (15, 64), (16, 96), (17, 160), (31, 288), (32, 32), (33, 64), (100, 416)])
-def test_unpacking_gives_back_every_value(name: str, shape: tuple[int, int]) -> None:
+def test_unpack_restores_every_value(name: str, shape: tuple[int, int]) -> None:
     weight = GROUP_TYPES[name].make(*shape, np.random.default_rng(SEED))
     again = unpack(packed(weight), group_format_of(weight), shape)
     assert again.shape == shape
@@ -60,7 +60,7 @@ def test_unpacking_gives_back_every_value(name: str, shape: tuple[int, int]) -> 
 
 
 @pytest.mark.parametrize("name", GROUP_TYPES)
-def test_no_byte_of_a_tile_is_left_as_it_was(name: str) -> None:
+def test_pack_writes_every_byte_of_a_tile(name: str) -> None:
     weight = GROUP_TYPES[name].make(40, 224, np.random.default_rng(SEED))
     clean = np.zeros(tiles_bytes(weight) + shared_bytes(weight), np.uint8)
     pack(weight, clean[: tiles_bytes(weight)], clean[tiles_bytes(weight) :])
@@ -82,7 +82,7 @@ def layers() -> dict[str, Layer]:
     return made | {"gptq channel": gptq_layer(rng, *shape, None), "LLM.int8": eight_bit_layer(rng, *shape)}
 
 
-def test_tiles_take_no_more_room_than_the_file(layers: dict[str, Layer]) -> None:
+def test_tiles_are_no_larger_than_the_file(layers: dict[str, Layer]) -> None:
     for name, layer in layers.items():
         weight = decoded(layer)
         assert torch.equal(
@@ -93,7 +93,7 @@ def test_tiles_take_no_more_room_than_the_file(layers: dict[str, Layer]) -> None
 
 @pytest.mark.parametrize("name", GROUP_TYPES)
 @pytest.mark.parametrize("shape", [(64, 576), (576, 1536), (32, 4096)])
-def test_tiles_take_no_more_room_than_the_canonical_form(name: str, shape: tuple[int, int]) -> None:
+def test_tiles_are_no_larger_than_the_canonical_form(name: str, shape: tuple[int, int]) -> None:
     weight = GROUP_TYPES[name].make(*shape, np.random.default_rng(SEED))
     assert len(packed(weight)) <= 1.03 * weight.nbytes
 
@@ -120,12 +120,12 @@ def odd_nested() -> GroupedTensor:
         (odd_nested(), "CODED weights with nested scales in blocks of 24"),
     ],
 )
-def test_what_has_no_layout_is_refused_by_name(weight: GroupTensor, what: str) -> None:
+def test_weights_without_a_layout_are_rejected_by_type_name(weight: GroupTensor, what: str) -> None:
     with pytest.raises(UnsupportedQuantization, match=what):
         tiles_bytes(weight)
 
 
-def test_a_float_that_is_no_number_is_refused() -> None:
+def test_nan_in_float8_weights_is_rejected() -> None:
     weight = make(Float8())
     assert isinstance(weight, Float8Tensor)
     for code in (0x7F, 0xFF):

@@ -19,7 +19,7 @@ def nearest(value: Fraction) -> np.float32:
     return min(around, key=lambda f: (abs(Fraction(float(f)) - value), int(f.view(np.int32)) & 1))
 
 
-def test_fma_rounds_once() -> None:
+def test_fused_rounds_once() -> None:
     rng = np.random.default_rng(SEED)
     x, y, z = rng.standard_normal((3, 3000)).astype(np.float32)
     z[::2] = (-np.float64(x) * y * (1 + rng.integers(-4, 5, 3000) * 2.0**-24))[::2]  # sums that cancel
@@ -31,7 +31,7 @@ def test_fma_rounds_once() -> None:
     assert fused(x[0], y[0], z[0]) != np.float32(np.float64(x[0]) * y[0] + z[0])
 
 
-def test_the_twin_multiplies_what_it_quantized() -> None:
+def test_product_equals_the_product_of_quantized_rows() -> None:
     rng = np.random.default_rng(SEED)
     for name in QUANTIZED:
         columns = width(name, 96) + width(name, 32)

@@ -43,7 +43,7 @@ def same_bits(ours: Tensor, theirs: Tensor) -> bool:
 
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("shape", [(1, 32), (17, 96), (50, 160)])
-def test_an_embedding_row_is_the_weights(name: str, shape: tuple[int, int]) -> None:
+def test_embedding_rows_equal_the_dequantized_weight(name: str, shape: tuple[int, int]) -> None:
     rng = np.random.default_rng(SEED)
     ids = torch.from_numpy(rng.integers(0, shape[0], 40))
     rows, columns = shape[0], width(name, shape[1])
@@ -53,7 +53,7 @@ def test_an_embedding_row_is_the_weights(name: str, shape: tuple[int, int]) -> N
 
 
 @pytest.mark.parametrize("name", ORDERED)
-def test_columns_in_an_order_are_multiplied_by_inputs_in_that_order(name: str) -> None:
+def test_ordered_columns_multiply_reordered_inputs(name: str) -> None:
     rng = np.random.default_rng(SEED)
     weight = ORDERED[name].make(50, 160, rng)
     x, ids = torch.from_numpy(rng.standard_normal((5, 160), np.float32)), torch.tensor([49, 0, 7])
@@ -63,7 +63,7 @@ def test_columns_in_an_order_are_multiplied_by_inputs_in_that_order(name: str) -
     assert torch.equal(bits(made.rows(ids)), bits(dequantize_rows(weight, ids)))
 
 
-def test_segments_of_one_order_are_one_part_and_orders_that_are_equal_are_kept_once() -> None:
+def test_segments_of_equal_order_are_joined_and_orders_are_shared() -> None:
     rng = np.random.default_rng(SEED)
     names = ("int4 g32 zeros 1", "int4 g32 zeros 1", "int4 g32 zeros 2", "int8 channel 1", "int4 g32 zeros")
     made = layer(*(random_weight(name, PAIR, 64, rng) for name in names))
@@ -76,7 +76,7 @@ def test_segments_of_one_order_are_one_part_and_orders_that_are_equal_are_kept_o
 
 
 @pytest.mark.parametrize("row", [-1, 20, 1 << 40])
-def test_a_row_that_is_not_there_is_refused(row: int) -> None:
+def test_row_out_of_range_raises_index_error(row: int) -> None:
     table = layer(random_weight("Q8_0", 20, 32, np.random.default_rng(SEED)))
     with pytest.raises(IndexError, match=f"row {row} of a weight of 20"):
         table.rows(torch.tensor([3, row]))
@@ -104,7 +104,7 @@ MIXES = [
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize("tokens", [1, 2, 3, 5])
 @pytest.mark.parametrize("form", [Form.BITS_8, Form.BITS_14])
-def test_segments_lie_side_by_side(mix: list[tuple[str, int]], tokens: int, form: Form) -> None:
+def test_fused_layer_equals_separate_segments(mix: list[tuple[str, int]], tokens: int, form: Form) -> None:
     rng = np.random.default_rng(SEED)
     columns = max(width(name, 96) for name, _ in mix)
     segments = [random_weight(name, rows, columns, rng) for name, rows in mix]
@@ -116,7 +116,7 @@ def test_segments_lie_side_by_side(mix: list[tuple[str, int]], tokens: int, form
     assert torch.equal(bits(fused.dequantize()), bits(torch.cat([dequantize(segment) for segment in segments])))
 
 
-def test_segments_of_one_type_are_one_part_as_far_as_pairs_of_tiles_go() -> None:
+def test_segments_are_joined_only_at_pairs_of_tiles() -> None:
     rng = np.random.default_rng(SEED)
     whole = layer(*(random_weight("Q4_0", rows, 32, rng) for rows in (PAIR, 3 * PAIR, 5)))
     assert [(part.first, part.rows) for part in whole.parts] == [(0, 4 * PAIR + 5)]
@@ -125,7 +125,7 @@ def test_segments_of_one_type_are_one_part_as_far_as_pairs_of_tiles_go() -> None
     assert [cut.part_of(row).first for row in (0, PAIR + 4, PAIR + 5, 2 * PAIR + 4)] == [0, 0, PAIR + 5, PAIR + 5]
 
 
-def test_a_segment_within_a_part_has_an_address_where_a_pair_begins() -> None:
+def test_address_of_a_segment_must_be_at_a_pair_of_tiles() -> None:
     rng = np.random.default_rng(SEED)
     (part,) = layer(*(random_weight("Q4_1", PAIR, 64, rng) for _ in range(3))).parts
     assert part.address(PAIR) - part.address(0) == 2 * part.tile_bytes == 2 * 2 * 320
@@ -134,12 +134,12 @@ def test_a_segment_within_a_part_has_an_address_where_a_pair_begins() -> None:
 
 
 @pytest.mark.parametrize("columns", [16, 33, 80])
-def test_columns_that_are_no_whole_groups_are_refused(columns: int) -> None:
+def test_columns_must_be_a_multiple_of_the_group(columns: int) -> None:
     with pytest.raises(UnsupportedQuantization, match=f"{columns} columns"):
         layer(random_weight("F32", 16, columns, np.random.default_rng(SEED)))
 
 
-def test_floats_meet_floats_and_integers_meet_planes() -> None:
+def test_form_of_activations_by_weight_type() -> None:
     rng = np.random.default_rng(SEED)
     for form in (Form.BITS_8, Form.BITS_14):
         for name in EVERY:
@@ -149,7 +149,7 @@ def test_floats_meet_floats_and_integers_meet_planes() -> None:
             assert made.form(made.parts[0]) is (Form.FLOAT if name in (*PLAIN, *FLOAT_GROUP_TYPES) else quantized)
 
 
-def test_all_weights_lie_in_one_arena(every_layout: Path) -> None:
+def test_all_weights_are_in_one_arena(every_layout: Path) -> None:
     arena = Arena()
     backend = CpuBackend(arena)
     rng = np.random.default_rng(SEED)

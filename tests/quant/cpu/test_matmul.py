@@ -104,7 +104,7 @@ def test_largest_super_block_sums_equal_the_integer_reference(name: str) -> None
 @pytest.mark.share(3, "name")
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", FLOATS)
-def test_floats_are_multiplied_as_floats(name: str, shape: tuple[int, int]) -> None:
+def test_float_weights_are_multiplied_in_float32(name: str, shape: tuple[int, int]) -> None:
     weight, x = example(name, shape)
     expected = reference.matmul(x, reference.dequantize(weight))
     size = x.abs() @ reference.dequantize(weight).abs().T  # what the terms of a sum add up to without their signs
@@ -115,7 +115,7 @@ def test_floats_are_multiplied_as_floats(name: str, shape: tuple[int, int]) -> N
 @pytest.mark.parametrize("form", [Form.BITS_8, Form.BITS_14])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", INTEGERS)
-def test_the_error_is_that_of_quantized_activations(name: str, shape: tuple[int, int], form: Form) -> None:
+def test_error_is_bounded_by_the_quantization_of_activations(name: str, shape: tuple[int, int], form: Form) -> None:
     """At most half a step of the activations that share a scale, times the magnitudes of the weights that meet them."""
     weight, x = example(name, shape)
     values, made = reference.dequantize(weight), layer(weight, form=form)
@@ -140,7 +140,7 @@ def slices(tokens: int) -> Sequence[tuple[int, int]]:
 @pytest.mark.parametrize("form", [Form.BITS_8, Form.BITS_14])
 @pytest.mark.parametrize("shape", [(75, 160), (32, 64), (17, 32), (200, 576)])
 @pytest.mark.parametrize("name", EVERY)
-def test_a_row_has_the_same_bits_alone_and_among_others(name: str, shape: tuple[int, int], form: Form) -> None:
+def test_tokens_have_the_same_bits_in_any_batch(name: str, shape: tuple[int, int], form: Form) -> None:
     rng = np.random.default_rng(SEED)
     multiply = layer(random_weight(name, shape[0], width(name, shape[1]), rng), form=form).forward
     x = activations(133, width(name, shape[1]), rng)
@@ -151,7 +151,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others(name: str, shape: tuple[
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_row_of_a_weight_has_the_same_bits_alone_and_among_others(name: str) -> None:
+def test_outputs_have_the_same_bits_with_other_segments(name: str) -> None:
     rng = np.random.default_rng(SEED)
     columns = width(name, 64)
     whole = random_weight(name, 96, columns, rng)
@@ -164,7 +164,7 @@ def test_a_row_of_a_weight_has_the_same_bits_alone_and_among_others(name: str) -
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_poisoned_row_stays_alone(name: str) -> None:
+def test_nan_in_one_row_does_not_affect_other_rows(name: str) -> None:
     rng = np.random.default_rng(SEED)
     multiply = layer(random_weight(name, 40, width(name, 64), rng)).forward
     x = activations(11, width(name, 64), rng)
@@ -179,14 +179,14 @@ def test_a_poisoned_row_stays_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_no_rows_give_no_rows(name: str) -> None:
+def test_empty_input_gives_empty_output(name: str) -> None:
     columns = width(name, 32)
     multiply = layer(random_weight(name, 6, columns, np.random.default_rng(SEED))).forward
     assert multiply(torch.zeros(0, columns)).shape == (0, 6)
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_rows_need_not_lie_side_by_side(name: str) -> None:
+def test_input_rows_need_not_be_contiguous(name: str) -> None:
     rng = np.random.default_rng(SEED)
     columns = width(name, 64)
     multiply = layer(random_weight(name, 20, columns, rng)).forward

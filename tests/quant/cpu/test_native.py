@@ -115,7 +115,7 @@ def versions(cache: Path) -> list[Path]:
     return list((cache / "cpu-code").iterdir())
 
 
-def test_what_was_compiled_once_is_read_back(run: Run, cache: Path) -> None:
+def test_compiled_code_is_read_from_the_folder(run: Run, cache: Path) -> None:
     assert run() == "empty compiled 500"
     (folder,) = versions(cache)
     kept = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
@@ -124,7 +124,7 @@ def test_what_was_compiled_once_is_read_back(run: Run, cache: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == kept
 
 
-def test_kept_code_is_private_whatever_the_umask(run: Run, cache: Path) -> None:
+def test_cached_code_is_private_with_umask_zero(run: Run, cache: Path) -> None:
     run("umask 0")
     (folder,) = versions(cache)
     modes = {path.is_dir(): stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.rglob("*"))}
@@ -132,14 +132,14 @@ def test_kept_code_is_private_whatever_the_umask(run: Run, cache: Path) -> None:
     assert {stat.S_IMODE(path.stat().st_mode) & 0o077 for path in folder.rglob("*")} == {0}
 
 
-def test_code_is_read_from_a_folder_that_cannot_be_written(run: Run, cache: Path) -> None:
+def test_code_is_read_from_a_read_only_folder(run: Run, cache: Path) -> None:
     run()
     kept = {path: path.stat().st_mtime_ns for path in cache.rglob("*")}
     assert run("read-only") == "filled loaded 500"
     assert {path: path.stat().st_mtime_ns for path in cache.rglob("*")} == kept
 
 
-def test_a_changed_source_is_other_code(run: Run, cache: Path, tmp_path: Path) -> None:
+def test_changed_source_gets_a_new_folder(run: Run, cache: Path, tmp_path: Path) -> None:
     run()
     (tmp_path / "source.py").write_text("a = 2\n")
     assert run() == "empty compiled 500"
@@ -160,7 +160,7 @@ def test_a_changed_source_is_other_code(run: Run, cache: Path, tmp_path: Path) -
         (".nbc", "a hole"),
     ],
 )
-def test_what_the_disk_spoiled_is_compiled_again(run: Run, cache: Path, suffix: str, damage: str) -> None:
+def test_damaged_cache_files_are_compiled_again(run: Run, cache: Path, suffix: str, damage: str) -> None:
     """As a power failure or a full disk leaves it. It must neither end the process nor stay for ever."""
     run()
     for path in cache.rglob(f"*{suffix}"):
@@ -172,13 +172,13 @@ def test_what_the_disk_spoiled_is_compiled_again(run: Run, cache: Path, suffix: 
     assert run() == "filled 500"
 
 
-def test_kept_kernels_that_lack_one_are_compiled_again(run: Run) -> None:
+def test_cache_without_a_needed_kernel_is_compiled_again(run: Run) -> None:
     """A process that imported fewer modules knew fewer kernels when it compiled."""
     assert run("without thrice") == "empty compiled 200"
     assert run().endswith("500")
 
 
-def test_the_kernels_of_a_tier_lie_beside_those_of_others(run: Run, cache: Path) -> None:
+def test_kernels_of_several_tiers_share_a_folder(run: Run, cache: Path) -> None:
     """Loops are the same for all of them, and are compiled once."""
     run()
     loops = {path: path.stat().st_mtime_ns for path in cache.rglob("*.nbc")}
@@ -187,7 +187,7 @@ def test_the_kernels_of_a_tier_lie_beside_those_of_others(run: Run, cache: Path)
     assert {path: path.stat().st_mtime_ns for path in cache.rglob("*.nbc")} == loops
 
 
-def test_a_process_has_the_kernels_of_one_tier(cache: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_cannot_load_a_second_tier(cache: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "KERNELS", {})
     monkeypatch.setattr(native, "_engines", {})
     for _ in range(2):
@@ -196,7 +196,7 @@ def test_a_process_has_the_kernels_of_one_tier(cache: Path, source: Path, monkey
         CodeFolder(cache, [source], replace(TARGET, tier="another")).load_kernels()
 
 
-def test_many_processes_at_once_share_one_folder(tmp_path: Path, cache: Path, run: Run) -> None:
+def test_concurrent_processes_share_a_folder(tmp_path: Path, cache: Path, run: Run) -> None:
     command = [sys.executable, str(tmp_path / "program.py"), str(cache), "100"]
     started = [Started(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) for _ in range(3)]
     assert all(process.communicate(timeout=HANGING_SECONDS)[0].strip().endswith("500") for process in started)
@@ -227,7 +227,7 @@ def path_of(cache: Path, *sources: Path) -> Path | None:
     return CodeFolder(cache, sources, TARGET).path
 
 
-def test_the_folder_is_named_for_everything_the_code_depends_on(
+def test_folder_name_depends_on_sources_versions_and_processor(
     cache: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = tmp_path / "other.py"
@@ -250,14 +250,14 @@ def test_the_folder_is_named_for_everything_the_code_depends_on(
     assert path_of(cache, source) == names[4]
 
 
-def test_a_new_folder_is_for_its_owner_alone(cache: Path, source: Path) -> None:
+def test_new_folder_is_private(cache: Path, source: Path) -> None:
     path = path_of(cache, source)
     assert path is not None
     assert path.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o702, 0o720, 0o777])
-def test_a_folder_that_others_can_write_is_not_used(cache: Path, source: Path, mode: int) -> None:
+def test_folder_writable_by_others_is_not_used(cache: Path, source: Path, mode: int) -> None:
     path = path_of(cache, source)
     assert path is not None
     path.chmod(mode)
@@ -268,13 +268,13 @@ def test_a_folder_that_others_can_write_is_not_used(cache: Path, source: Path, m
     assert CodeFolder(cache, [source], TARGET).path == path
 
 
-def test_a_folder_of_somebody_else_is_not_used(cache: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_of_another_user_is_not_used(cache: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert path_of(cache, source) is not None
     monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
     assert CodeFolder(cache, [source], TARGET).path is None
 
 
-def test_where_no_folder_can_be_made_none_is_used(tmp_path: Path, source: Path) -> None:
+def test_unusable_cache_path_disables_the_cache(tmp_path: Path, source: Path) -> None:
     blocked = tmp_path / "a file"
     blocked.write_text("")
     assert CodeFolder(blocked, [source], TARGET).path is None
@@ -285,7 +285,7 @@ def test_where_no_folder_can_be_made_none_is_used(tmp_path: Path, source: Path) 
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC])
-def test_a_folder_says_why_nothing_can_be_kept(
+def test_folder_reports_why_it_cannot_save(
     cache: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def refuse(dir: Path) -> None:  # noqa: A002  # as tempfile has it
@@ -309,7 +309,7 @@ def old_version(cache: Path, name: str, age: int) -> Path:
     return folder
 
 
-def test_old_versions_are_removed_but_for_the_last_used(cache: Path, source: Path) -> None:
+def test_remove_old_versions_keeps_the_last_used(cache: Path, source: Path) -> None:
     old = [old_version(cache, f"version {age}", age) for age in range(KEPT + 2)]
     folder = CodeFolder(cache, [source], TARGET)
     folder.remove_old_versions()
@@ -318,7 +318,7 @@ def test_old_versions_are_removed_but_for_the_last_used(cache: Path, source: Pat
     assert folder.path.exists()
 
 
-def test_a_version_that_another_process_removes_meanwhile_is_no_error(
+def test_version_removed_by_another_process_is_ignored(
     cache: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two processes of a new version start together, and both tidy up."""
@@ -337,7 +337,7 @@ def test_a_version_that_another_process_removes_meanwhile_is_no_error(
     assert not gone.exists()
 
 
-def test_vectors_on_the_stack_do_not_lie_across_cache_lines() -> None:
+def test_kernels_align_the_stack_to_cache_lines() -> None:
     module = ir.Module()
     KERNELS[norm_factor.symbol].emit(module, choose("auto"))  # type: ignore[attr-defined]
     assert "alignstack(64)" in str(module.globals[norm_factor.symbol]).partition("{")[0]  # type: ignore[attr-defined]

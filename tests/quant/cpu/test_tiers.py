@@ -27,7 +27,7 @@ def on_a_processor_with(monkeypatch: pytest.MonkeyPatch, features: frozenset[str
 
 
 @pytest.mark.parametrize("tier", TIERS, ids=lambda tier: tier.name)
-def test_auto_is_the_fastest_that_can_be_executed(monkeypatch: pytest.MonkeyPatch, tier: tiers.Tier) -> None:
+def test_auto_chooses_the_fastest_executable_tier(monkeypatch: pytest.MonkeyPatch, tier: tiers.Tier) -> None:
     on_a_processor_with(monkeypatch, tier.required | {"bmi2"})
     assert choose("auto") == choose(tier.name)
     assert choose("auto").tier == tier.name
@@ -37,7 +37,7 @@ def test_auto_is_the_fastest_that_can_be_executed(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("tier", TIERS, ids=lambda tier: tier.name)
-def test_code_may_use_what_the_tier_has_and_no_more(monkeypatch: pytest.MonkeyPatch, tier: tiers.Tier) -> None:
+def test_target_has_the_features_of_the_tier_only(monkeypatch: pytest.MonkeyPatch, tier: tiers.Tier) -> None:
     everything = frozenset().union(*(it.required | it.optional for it in TIERS), {"avx512bf16"})
     on_a_processor_with(monkeypatch, everything)
     assert choose(tier.name).features == tier.required | tier.optional | {"sse2"}
@@ -45,12 +45,12 @@ def test_code_may_use_what_the_tier_has_and_no_more(monkeypatch: pytest.MonkeyPa
     assert choose(tier.name).features == tier.required | {"sse2"}
 
 
-def test_every_processor_can_execute_the_last() -> None:
+def test_last_tier_requires_no_features() -> None:
     assert TIERS[-1].required == NOTHING
     assert CHOICES == ("auto", "avx512", "avx2-vnni", "avx2", "portable")
 
 
-def test_what_cannot_be_executed_is_refused_with_what_can(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_tier_error_lists_supported_tiers(monkeypatch: pytest.MonkeyPatch) -> None:
     on_a_processor_with(monkeypatch, BY_NAME["avx2"].required)
     with pytest.raises(UnsupportedTier, match="avxvnni") as refused:
         choose("avx2-vnni")
@@ -58,14 +58,14 @@ def test_what_cannot_be_executed_is_refused_with_what_can(monkeypatch: pytest.Mo
     assert [tier.name for tier in available()] == ["avx2", "portable"]
 
 
-def test_arm_has_one_tier_with_dot_products_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arm_has_the_portable_tier_with_optional_dot_products(monkeypatch: pytest.MonkeyPatch) -> None:
     on_a_processor_with(monkeypatch, frozenset({"dotprod", "neon", "sve"}), ARM)
     assert (choose("auto").tier, choose("auto").flags) == ("portable", "+dotprod,+neon")
     on_a_processor_with(monkeypatch, NOTHING, "arm64-apple-darwin24.0")
     assert (choose("auto").architecture, choose("auto").flags) == ("aarch64", "+neon")
 
 
-def test_a_system_that_cannot_tell_gets_what_is_always_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_undetectable_features_give_the_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown() -> dict[str, bool]:
         raise RuntimeError("not here")
 
@@ -153,14 +153,14 @@ def every_target() -> None:
 
 @pytest.mark.share(1)
 @pytest.mark.parametrize("name", TARGETS)
-def test_code_is_made_of_the_tiers_instructions_and_needs_no_library(name: str) -> None:
+def test_code_uses_only_the_tiers_instructions_and_no_library(name: str) -> None:
     text, code = assembly(some_kernels(), TARGETS[name])
     for instruction, users in INSTRUCTIONS.items():
         assert bool(re.search(instruction, text)) == (name in users), instruction
     assert undefined_symbols(code) == []
 
 
-def test_an_undefined_symbol_would_be_found() -> None:
+def test_undefined_symbols_finds_a_library_call() -> None:
     def rounds(e: Emit, x: Any) -> None:
         e.store(x, e.call("llvm.rint.v16f32", F32x16, e.load(x)))
 
@@ -168,7 +168,7 @@ def test_an_undefined_symbol_would_be_found() -> None:
     assert undefined_symbols(code) == ["rintf"]
 
 
-def test_apple_gets_dot_products_too() -> None:
+def test_code_for_apple_uses_dot_products() -> None:
     target = Target("portable", "arm64-apple-darwin", "generic", frozenset({"neon", "dotprod"}))
     text, _ = assembly(some_kernels(), target)
     assert re.search(r"\bsdot\b", text)

@@ -25,7 +25,7 @@ TARGETS = [*(choose(tier.name) for tier in available()), TIERS[-1].target(host_t
 BITS = range(1, 9)
 
 
-def test_a_name_stands_for_one_kernel() -> None:
+def test_duplicate_kernel_name_raises_value_error() -> None:
     def norm_factor(e: Emit, x: Any) -> Any:
         return x
 
@@ -156,7 +156,7 @@ def test_lookup(compiled: Compiled, rng: np.random.Generator, size: int) -> None
     assert np.array_equal(compiled.run(f"lookup_{size}", np.empty_like(codes), codes), np.array(TABLE, np.uint8)[codes])
 
 
-def test_floats_are_looked_up_by_the_lowest_four_bits(compiled: Compiled, rng: np.random.Generator) -> None:
+def test_lookup_floats_uses_the_low_four_bits(compiled: Compiled, rng: np.random.Generator) -> None:
     codes = rng.integers(0, 2**32, (200, 16), np.uint32)
     codes[:16] = np.arange(16)[:, None]
     found = compiled.run("lookup_floats", np.empty(codes.shape, np.float32), codes)
@@ -177,7 +177,7 @@ def check_floats(found: NDArray[Any], expected: NDArray[Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["widen", "widen_one"])
-def test_every_float16_is_widened_exactly(compiled: Compiled, name: str) -> None:
+def test_widen_is_exact_for_every_float16(compiled: Compiled, name: str) -> None:
     halves = np.arange(2**16, dtype=np.uint16).view(np.float16)
     lanes = 1 if name == "widen_one" else 16
     found = compiled.run(name, np.empty((2**16 // lanes, lanes), np.float32), halves.reshape(-1, lanes))
@@ -186,7 +186,7 @@ def test_every_float16_is_widened_exactly(compiled: Compiled, name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["narrow", "narrow_one"])
-def test_float32_is_narrowed_to_the_nearest_and_ties_to_even(
+def test_narrow_rounds_to_nearest_even(
     compiled: Compiled, rng: np.random.Generator, name: str
 ) -> None:
     """Around every float16 and every middle between two of them, and any bits there can be."""
@@ -214,7 +214,7 @@ def test_nearest_rounds_halves_to_even(compiled: Compiled, rng: np.random.Genera
     assert np.array_equal(found, np.rint(x), equal_nan=True)
 
 
-def test_fma_rounds_once_where_it_can(compiled: Compiled, rng: np.random.Generator) -> None:
+def test_fma_rounds_once_if_the_target_can(compiled: Compiled, rng: np.random.Generator) -> None:
     x, y, z = rng.standard_normal((3, 1000, 16)).astype(np.float32)
     z[:500] = -x[:500] * y[:500]  # all that is left is what rounding took
     twin = fused if compiled.target.has("fma", "neon") else rounded_twice
@@ -226,7 +226,7 @@ def test_exp(compiled: Compiled, rng: np.random.Generator) -> None:
     np.testing.assert_allclose(compiled.run("exp", np.empty_like(x), x), np.exp(np.float64(x)), rtol=7e-6)
 
 
-def test_masked_memory_is_not_touched(compiled: Compiled) -> None:
+def test_masked_lanes_access_no_memory(compiled: Compiled) -> None:
     """The floats end where a page begins that nobody may touch: doing so would end the process."""
     page = mmap.PAGESIZE
     pages = mmap.mmap(-1, 2 * page)

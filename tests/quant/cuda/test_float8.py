@@ -11,7 +11,7 @@ from tests.quant.float8_weights import float8_weight
 CPU = torch.device("cpu")
 
 
-def test_real_sizes_take_no_more_memory_than_in_the_file() -> None:
+def test_matrix_of_aligned_width_is_as_large_as_in_the_file() -> None:
     for block in ((1, None), (128, 128)):
         weight = float8_weight((512, 1024), block)
         assert to_device(weight, CPU).nbytes == weight.nbytes
@@ -25,7 +25,7 @@ def test_scales_of_any_type_become_float32() -> None:
         assert torch.equal(matrix.scales, scale.float())
 
 
-def test_matrices_of_one_form_are_joined(device: torch.device) -> None:
+def test_matrices_of_equal_form_are_concatenated(device: torch.device) -> None:
     cases: list[list[tuple[tuple[int, int], tuple[int | None, int | None]]]] = [
         [((16, 48), (None, None)), ((8, 48), (1, None)), ((5, 48), (None, None))],
         [((128, 160), (64, 32)), ((100, 160), (64, 32))],  # blocks meet
@@ -41,6 +41,6 @@ def test_matrices_of_one_form_are_joined(device: torch.device) -> None:
         assert torch.equal(unpacked(whole, torch.float32).cpu(), want)
 
 
-def test_one_matrix_is_itself() -> None:
+def test_joining_one_matrix_returns_it() -> None:
     matrix = to_device(float8_weight((4, 16), (1, None)), CPU)
     assert joined([matrix]) is matrix

@@ -38,7 +38,7 @@ def card(request: pytest.FixtureRequest, device: torch.device) -> Card:
 @pytest.mark.parametrize("card", [OLD, NEW], indirect=True)
 @pytest.mark.parametrize("block", [(None, None), (1, None), (128, 128)])
 @pytest.mark.parametrize("tokens", [1, 33, 65])
-def test_weights_keep_their_values(
+def test_product_uses_exact_weights(
     card: Card, block: tuple[int | None, int | None], tokens: int, device: torch.device
 ) -> None:
     weight, x = float8_weight((32, 272), block), torch.randn(tokens, 272).bfloat16()
@@ -51,7 +51,7 @@ def test_weights_keep_their_values(
     assert ((got.float() - want).abs() <= 2.0**-8 * (want.abs() + size)).all()
 
 
-def test_what_quantized_activations_cost(device: torch.device) -> None:
+def test_error_of_quantized_activations_is_bounded(device: torch.device) -> None:
     weight, x = float8_weight((64, 512), (1, None)), torch.randn(40, 512).bfloat16()
     card = NEW if device.type == "cpu" else OLD
     got = multiply(x.to(device), to_device(weight, device), card=card, deterministic=False).cpu().float()
@@ -63,7 +63,7 @@ def test_what_quantized_activations_cost(device: torch.device) -> None:
 @pytest.mark.parametrize("outputs", [32, 50])  # a library multiplies multiples of 16
 @pytest.mark.parametrize("card", [OLD, NEW], indirect=True)
 @pytest.mark.parametrize("tokens", [2, 66])
-def test_bias_and_what_is_added_to(outputs: int, card: Card, tokens: int, device: torch.device) -> None:
+def test_bias_and_add_to(outputs: int, card: Card, tokens: int, device: torch.device) -> None:
     weight, x = float8_weight((outputs, 99), (1, None)), torch.randn(tokens, 99)
     bias, before = torch.randn(outputs), torch.randn(tokens, outputs)
     want, size = exact(x, weight)
@@ -78,7 +78,7 @@ def test_bias_and_what_is_added_to(outputs: int, card: Card, tokens: int, device
 
 
 @pytest.mark.parametrize("card", [OLD, NEW], indirect=True)
-def test_deterministic_rows(card: Card, device: torch.device) -> None:
+def test_deterministic_rows_do_not_depend_on_the_batch(card: Card, device: torch.device) -> None:
     weight, x = to_device(float8_weight((32, 64), (1, None)), device), torch.randn(66, 64).bfloat16().to(device)
     whole = multiply(x, weight, card=card, deterministic=True)
     for part in (slice(0, 1), slice(3, 40)):

@@ -31,7 +31,7 @@ def file_bytes(name: str, weight: QTensor) -> int:
 
 
 @pytest.mark.parametrize("name", [*EVERY, *ORDERED])
-def test_it_holds_what_the_weight_says(name: str, device: torch.device) -> None:
+def test_layer_dequantizes_to_the_weight(name: str, device: torch.device) -> None:
     rng = np.random.default_rng()
     weight = random_weight(name, 32, width(name, 256), rng)
     linear = layer([weight], device)
@@ -45,7 +45,7 @@ def test_it_holds_what_the_weight_says(name: str, device: torch.device) -> None:
 
 @pytest.mark.parametrize("name", ["Q4_K", "F16", "BF16", "F32", "e4m3 channel", "int4 g32 zeros 1", "nf4 g64 nested"])
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_it_multiplies_what_the_weight_says(name: str, deterministic: bool, device: torch.device) -> None:
+def test_layer_multiplies_like_the_reference(name: str, deterministic: bool, device: torch.device) -> None:
     weight = random_weight(name, 24, width(name, 160), np.random.default_rng())
     linear, values = layer([weight], device, deterministic=deterministic), dequantize(weight)
     x = torch.randn(3, weight.shape[1]).bfloat16()
@@ -56,14 +56,14 @@ def test_it_multiplies_what_the_weight_says(name: str, deterministic: bool, devi
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q6_K"])
-def test_scales_are_multiplied_by_their_unit(name: str, device: torch.device) -> None:
+def test_unit_multiplies_scales(name: str, device: torch.device) -> None:
     weight = random_weight(name, 8, 256, np.random.default_rng())
     assert isinstance(weight, CodedTensor)
     halved = replace(weight, scale=replace(weight.scale, unit=0.5))
     assert torch.equal(layer([halved], device).dequantize(), layer([weight], device).dequantize() / 2)
 
 
-def test_segments_lie_side_by_side_and_join_where_they_can(device: torch.device) -> None:
+def test_adjacent_segments_of_equal_form_are_joined(device: torch.device) -> None:
     rng = np.random.default_rng()
     segments = [
         random_weight(name, rows, 256, rng) for name, rows in [("Q4_K", 16), ("Q4_K", 8), ("Q6_K", 24), ("F32", 5)]

@@ -25,7 +25,7 @@ def multiplied(x: Tensor, weight: Float8Tensor, device: torch.device, *, determi
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("scale", SCALES)
-def test_it_is_the_reference(size: str, scale: str, device: torch.device) -> None:
+def test_equals_the_reference(size: str, scale: str, device: torch.device) -> None:
     outputs, inputs, tokens = SIZES[size]
     dtype = torch.float8_e5m2 if scale == "wide" else torch.float8_e4m3fn
     weight, x = float8_weight((outputs, inputs), SCALES[scale], dtype), torch.randn(tokens, inputs).bfloat16()
@@ -38,7 +38,7 @@ def test_it_is_the_reference(size: str, scale: str, device: torch.device) -> Non
 
 
 @pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32])
-def test_bias_and_what_is_added_to(out_dtype: torch.dtype, device: torch.device) -> None:
+def test_bias_and_add_to(out_dtype: torch.dtype, device: torch.device) -> None:
     weight, x = float8_weight((37, 96), (1, None)), torch.randn(5, 96)
     bias, before = torch.randn(37), torch.randn(5, 37)
     matrix, rounded = to_device(weight, device), x.bfloat16().float()
@@ -53,7 +53,7 @@ def test_bias_and_what_is_added_to(out_dtype: torch.dtype, device: torch.device)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-def test_every_byte(dtype: torch.dtype, device: torch.device) -> None:
+def test_every_float8_value(dtype: torch.dtype, device: torch.device) -> None:
     """One input of the largest activations at a time, so that each product is seen alone."""
     weight = float8_weight((64, 16), (1, None), dtype)
     want = reference.dequantize(weight)
@@ -67,14 +67,14 @@ def test_every_byte(dtype: torch.dtype, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("scale", ["row", "block"])
-def test_a_token_alone_has_the_same_bits(scale: str, device: torch.device) -> None:
+def test_deterministic_tokens_have_the_same_bits_in_any_batch(scale: str, device: torch.device) -> None:
     weight, x = float8_weight((48, 272), SCALES[scale]), torch.randn(19, 272).bfloat16()
     together = multiplied(x, weight, device, deterministic=True)
     for part in (slice(0, 1), slice(18, 19), slice(2, 19)):
         assert torch.equal(multiplied(x[part], weight, device, deterministic=True), together[part])
 
 
-def test_a_poisoned_row_stays_alone(device: torch.device) -> None:
+def test_nan_in_one_row_does_not_affect_other_rows(device: torch.device) -> None:
     weight, x = float8_weight((40, 144), (1, None)), torch.randn(6, 144).bfloat16()
     clean = multiplied(x, weight, device)
     x[2] = torch.nan

@@ -13,7 +13,7 @@ E4M3 = torch.float8_e4m3fn
 
 @pytest.mark.parametrize("shape", [(1, 16), (5, 99), (3, 1500)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_it_is_the_reference(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
+def test_equals_the_reference(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
     x = (torch.randn(shape) * torch.logspace(-6, 6, shape[0]).unsqueeze(1)).to(dtype)
     codes, scales = (it.cpu() for it in quantized(x.to(device)))
     values, want = reference.quantize_rows(x.float())
@@ -26,14 +26,14 @@ def test_it_is_the_reference(shape: tuple[int, int], dtype: torch.dtype, device:
     assert (got != values.float()).float().mean() < 0.01
 
 
-def test_what_is_lost(device: torch.device) -> None:
+def test_quantization_error_is_at_most_half_a_step(device: torch.device) -> None:
     x = torch.randn(4, 512) * torch.logspace(-4, 4, 4).unsqueeze(1)
     codes, scales = (it.cpu() for it in quantized(x.to(device)))
     error = (codes.view(E4M3).float() * scales - x).abs()
     assert (error <= 1.001 * (x.abs() / 16).clamp(min=2.0**-10 * scales)).all()
 
 
-def test_rows_of_zeros_and_of_what_is_no_number(device: torch.device) -> None:
+def test_rows_of_zeros_nan_and_infinity(device: torch.device) -> None:
     x = torch.randn(6, 64)
     x[1], x[2], x[3, 5], x[4, 7], x[5] = 0.0, 1e-38, torch.nan, torch.inf, 1e38
     codes, scales = (it.cpu() for it in quantized(x.to(device)))

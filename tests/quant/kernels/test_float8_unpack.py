@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("fenced_memory")
 @pytest.mark.parametrize("shape", [(1, 16), (37, 99), (50, 600)])
 @pytest.mark.parametrize("block", [(None, None), (1, None), (128, 128), (16, 24)])
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-def test_it_is_the_reference(
+def test_equals_the_reference(
     shape: tuple[int, int], block: tuple[int | None, int | None], dtype: torch.dtype, device: torch.device
 ) -> None:
     weight = float8_weight(shape, block, dtype)
@@ -25,7 +25,7 @@ def test_it_is_the_reference(
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-def test_every_byte(dtype: torch.dtype, device: torch.device) -> None:
+def test_every_float8_value(dtype: torch.dtype, device: torch.device) -> None:
     weight = float8_weight((1, 256), (None, None), dtype)
     weight.values.view(torch.uint8)[0] = torch.arange(256, dtype=torch.uint8)
     got, want = unpacked(to_device(weight, device), torch.float32).cpu(), reference.dequantize(weight)

@@ -32,7 +32,7 @@ def check(got: torch.Tensor, x: torch.Tensor, values: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", CODED)
-def test_it_is_the_product_of_the_values(name: str, device: torch.device) -> None:
+def test_product_equals_the_reference_for_every_type(name: str, device: torch.device) -> None:
     matrix, values = matrix_of(name, 24, width(name, 160), device)
     x = torch.randn(5, values.shape[1]).bfloat16()
     out = torch.full((5, 24), torch.nan, device=device)
@@ -50,7 +50,7 @@ def test_it_is_the_product_of_the_values(name: str, device: torch.device) -> Non
         (40, 40, 512, ProductTile(32, 2, 32, 2)),
     ],
 )
-def test_sizes_need_not_fit_the_tiles(
+def test_sizes_need_not_be_multiples_of_the_tile(
     tokens: int, rows: int, columns: int, tile: ProductTile, device: torch.device
 ) -> None:
     matrix, values = matrix_of("int4 g32 zeros" if columns % 32 == 0 else "int8 channel", rows, columns, device)
@@ -67,7 +67,7 @@ def test_sizes_need_not_fit_the_tiles(
     assert not plain.isnan().any()
 
 
-def test_a_row_has_the_same_bits_in_any_batch(device: torch.device) -> None:
+def test_tokens_have_the_same_bits_in_any_batch_of_a_tile(device: torch.device) -> None:
     matrix, _ = matrix_of("Q4_K", 40, 512, device)
     x, tile = torch.randn(18, 512).bfloat16().to(device), ProductTile(32, 2, 16, 2)
 

@@ -11,25 +11,25 @@ SHAPE = ProductShape("q4", 4096, 4096, 8)
 RULE = rule_tile(SHAPE, CARD)
 
 
-def test_the_fastest_is_taken() -> None:
+def test_fastest_tile_is_chosen() -> None:
     best = replace(RULE, rows=48 - RULE.rows, warps=8 if RULE.warps == 4 else 4)
     assert fastest_tile(SHAPE, CARD, lambda tile: 1.0 if tile == best else 2.0) == best
     assert fastest_tile(SHAPE, CARD, lambda tile: 1.0 if tile == RULE else 2.0) == RULE
 
 
-def test_programs_share_columns_where_it_pays() -> None:
+def test_splits_are_chosen_if_faster() -> None:
     def seconds(tile: ProductTile) -> float:
         return 1.0 + (tile.rows != 16) + (tile.warps != 2) - 0.25 * (tile.splits == 4)
 
     assert fastest_tile(SHAPE, CARD, seconds) == replace(RULE, rows=16, warps=2, splits=4)
 
 
-def test_chance_replaces_nothing() -> None:
+def test_small_gains_keep_the_rules_tile() -> None:
     assert fastest_tile(SHAPE, CARD, lambda tile: 1.0 if tile == RULE else 0.98) == RULE
     assert fastest_tile(SHAPE, CARD, lambda tile: 1.0 if tile == RULE else 0.96) != RULE
 
 
-def test_what_does_not_run_is_not_taken() -> None:
+def test_tiles_that_do_not_run_are_not_chosen() -> None:
     assert fastest_tile(SHAPE, CARD, lambda tile: 1.0 if tile == RULE else None) == RULE
     assert fastest_tile(SHAPE, CARD, lambda tile: None if tile == RULE else 1.0) != RULE
     assert fastest_tile(SHAPE, CARD, lambda _: None) == RULE
