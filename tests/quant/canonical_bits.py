@@ -1,4 +1,4 @@
-"""Whether two canonical tensors are the same, to the last bit of every part."""
+"""Comparison of two canonical tensors, bit by bit, in every field."""
 
 from dataclasses import fields, is_dataclass
 

@@ -1,6 +1,7 @@
-"""Random layers of every checkpoint format, written here by the definition of their layout, with the values they hold.
+"""Random layers of every checkpoint format with their expected values.
 
-Nothing here shares a line with the decoders: words are Python integers, values are computed column by column.
+Layers are written by the definition of their layout and share no code with the decoders: words are Python integers, and
+values are computed column by column.
 """
 
 import json
@@ -25,7 +26,7 @@ SCALE_TYPES = (torch.float16, torch.bfloat16, torch.float32)
 @dataclass
 class Layer:
     tensors: dict[str, Tensor]
-    config: dict[str, object]  # what config.json has as quantization_config
+    config: dict[str, object]  # quantization_config of config.json
     values: Floats
     stored: int = 0  # bytes in the file
 
@@ -34,7 +35,9 @@ class Layer:
 
 
 def words(values: Array, bits: int) -> Tensor:
-    """int32 [rows, n]: each row of integers as one long number, the first in its lowest bits, cut into words."""
+    """Pack each row of integers as one long number, the first in its lowest bits, and divide it into int32 words [rows,
+    n].
+    """
     rows = []
     for row in values.tolist():
         number = sum(value << (bits * index) for index, value in enumerate(row))
@@ -44,7 +47,7 @@ def words(values: Array, bits: int) -> Tensor:
 
 
 def scaled(codes: Array, zeros: Array, scales: Tensor, column_groups: Array) -> Floats:
-    """codes [rows, columns], zeros and scales [rows, groups]"""
+    """Return the values for codes [rows, columns], and zeros and scales [rows, groups]."""
     out = np.empty(codes.shape, np.float32)
     whole = scales.float().numpy()
     for column, group in enumerate(column_groups):
@@ -71,7 +74,7 @@ def gptq_layer(
     version: int = 1,
     ordered: bool = False,
 ) -> Layer:
-    """Zero points of version 1 are at least 1: files with others differ by who wrote them."""
+    """Make a GPTQ layer. Zero points of version 1 are at least 1, since writers differ in how they store 0."""
     which = column_groups(rng, columns, group, ordered=ordered)
     groups = which.max() + 1
     codes = rng.integers(0, 1 << bits, (rows, columns))

@@ -1,4 +1,4 @@
-"""Damaged files, one after the other: each is read or refused, and both happen."""
+"""Damaged files: each must be read or rejected, and both must happen."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -9,15 +9,17 @@ from quant.errors import ModelFileError
 Refusal = TypeVar("Refusal", bound=ModelFileError)
 
 
-def assert_read_or_refused(
+def assert_read_or_rejected(
     path: Path,
     mutants: Iterable[bytes],
     read: Callable[[bytes], None],
     refusal: type[Refusal],
     check: Callable[[Refusal], None] = lambda error: None,
 ) -> None:
-    """`read` is called with the content of `path`, and `check` with what it is refused by. A mutant that fails is left
-    at `path`."""
+    """Call `read` for each mutant written to `path`, and `check` with the error if it is rejected.
+
+    A mutant that fails is left at `path`.
+    """
     refused = accepted = 0
     for data in mutants:
         path.write_bytes(data)

@@ -1,4 +1,4 @@
-"""Which files a piece of code opens, as the interpreter's audit events tell."""
+"""Record the files that code opens, from the interpreter's audit events."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def opened_files() -> Iterator[list[str]]:
-    """Every path that is opened inside the block."""
+    """Yield the list of paths that are opened inside the block."""
     seen: list[str] = []
     listening = True
 
@@ -16,7 +16,7 @@ def opened_files() -> Iterator[list[str]]:
         if listening and event == "open" and isinstance(arguments[0], str | bytes | os.PathLike):
             seen.append(os.fsdecode(arguments[0]))
 
-    sys.addaudithook(hook)  # there is no way to remove one
+    sys.addaudithook(hook)  # audit hooks cannot be removed
     try:
         yield seen
     finally:

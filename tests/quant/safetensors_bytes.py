@@ -1,4 +1,4 @@
-"""Writes safetensors files, well-formed or not."""
+"""Write safetensors files, well-formed or malformed."""
 
 import json
 from collections.abc import Mapping
@@ -15,14 +15,14 @@ def entry(kind: str, shape: list[int], begin: int, end: int) -> Entry:
 
 
 def file_bytes(header: Mapping[str, object] | str | bytes, data: bytes = b"", *, length: int | None = None) -> bytes:
-    """A file of this header; `length` is what it says of the header's length."""
+    """Return a file with this header; `length` overrides the stored length of the header."""
     text = json.dumps(header) if isinstance(header, Mapping) else header
     raw = text if isinstance(text, bytes) else text.encode()
     return (len(raw) if length is None else length).to_bytes(8, "little") + raw + data
 
 
 def build(tensors: dict[str, tuple[str, list[int], bytes]], metadata: dict[str, str] | None = None) -> bytes:
-    """A well-formed file of these tensors: type, shape and bytes."""
+    """Return a well-formed file of these tensors: type, shape, and bytes."""
     header: Header = {} if metadata is None else {"__metadata__": metadata}
     data = b""
     for name, (kind, shape, raw) in tensors.items():
@@ -32,13 +32,13 @@ def build(tensors: dict[str, tuple[str, list[int], bytes]], metadata: dict[str, 
 
 
 def read_by_the_package(data: bytes) -> dict[str, bytes]:
-    """The tensors of a file as the `safetensors` package reads it. Raises its SafetensorError."""
+    """Read the tensors of a file with the `safetensors` package. Raises its SafetensorError."""
     tensors = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
     return {name: bytes(tensor["data"]) for name, tensor in tensors}
 
 
 def small_file() -> bytes:
-    """Metadata, a scalar, an empty tensor, several types, and an odd size in between."""
+    """Return a file with metadata, a scalar, an empty tensor, several types, and a tensor of odd size."""
     return build(
         {
             "plain": ("F32", [2, 3], bytes(range(24))),
@@ -54,7 +54,7 @@ def small_file() -> bytes:
 
 
 def write_shards(folder: Path, shards: dict[str, dict[str, tuple[str, list[int], bytes]]]) -> None:
-    """A sharded checkpoint and its index."""
+    """Write a sharded checkpoint and its index."""
     for shard, tensors in shards.items():
         (folder / shard).write_bytes(build(tensors))
     write_index(folder, {name: shard for shard, tensors in shards.items() for name in tensors})

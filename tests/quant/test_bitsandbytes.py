@@ -1,4 +1,4 @@
-"""bitsandbytes layers: what the package writes is read, what we write is what it writes, and the rest is refused."""
+"""bitsandbytes layers: decoding and encoding agree with the package, and unsupported layers are rejected."""
 
 import json
 
@@ -22,7 +22,7 @@ STATE = "weight.quant_state.bitsandbytes__nf4"
 
 
 def random_matrix(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
-    """Rows of very different size; the last is zero."""
+    """Return rows of very different magnitudes; the last is zero."""
     values = torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows * columns))
     values *= torch.logspace(-3, 0.5, rows).unsqueeze(-1)
     values[-1] = 0
@@ -32,7 +32,7 @@ def random_matrix(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
 def package_layer(
     values: torch.Tensor, table: str, block: int, *, nested: bool
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """The tensors that the package saves for a 4-bit layer of these weights, and the weights that it reads back."""
+    """Return the tensors that the package saves for a 4-bit layer, and the weights that it reads back."""
     codes, state = functional.quantize_4bit(values, blocksize=block, compress_statistics=nested, quant_type=table)
     saved = {f"weight.{name}": tensor for name, tensor in state.as_dict(packed=True).items()}
     return {"weight": codes, **saved}, functional.dequantize_4bit(codes, state)
@@ -56,7 +56,7 @@ def test_encoded_nf4_equals_the_package(dtype: torch.dtype) -> None:
 
 
 def test_encoded_nested_scales_are_at_least_as_near_as_the_package() -> None:
-    """The package's CPU kernel takes some scales that are nearly halfway between two numbers to the farther one."""
+    """The package's CPU kernel rounds some scales near the midpoint of two numbers to the farther one."""
     values = random_matrix(64, 512, torch.float32)
     theirs, _ = package_layer(values, "nf4", 64, nested=True)
     ours = encode(nf4(PlainTensor((64, 512), "F32", values), nested=True), torch.float32)
@@ -75,13 +75,13 @@ def test_encoded_nested_scales_are_at_least_as_near_as_the_package() -> None:
 
 
 def test_eight_bit_weights_equal_the_package() -> None:
-    """Except for rounding: the package multiplies the codes by the scale first, and then by 1/127."""
+    """Rounding differs: the package multiplies the codes by the scale first, and then by 1/127."""
     codes, scales, _ = functional.int8_vectorwise_quant(random_matrix(33, 384, torch.float16))
     ours = dequantize(decode("l", {"weight": codes, "SCB": scales}, BitsAndBytes(None)))
     torch.testing.assert_close(ours, functional.int8_vectorwise_dequant(codes, scales), rtol=2.5e-7, atol=0)
 
 
-# -- by hand
+# -- hand-made layers
 
 
 def layer(*, nested: bool = False) -> Layer:

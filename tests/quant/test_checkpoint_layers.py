@@ -1,4 +1,4 @@
-"""What holds for the layers of every checkpoint format: their values, their size, and what becomes of hostile ones."""
+"""Properties of the layers of every checkpoint format: values, size, and rejection of hostile layers."""
 
 import copy
 import random
@@ -39,7 +39,7 @@ def groups(columns: int) -> st.SearchStrategy[int | None]:
 
 
 def check(layer: Layer) -> GroupedTensor:
-    """Every value to the last bit, as a whole and row by row."""
+    """Check every value bit for bit, as a whole and row by row."""
     weight = decoded(layer)
     expected = torch.from_numpy(layer.values)
     assert weight.shape == expected.shape
@@ -107,7 +107,7 @@ def test_forward_equals_the_product_of_dequantized_weights(name: str) -> None:
     layer = ReferenceBackend(keep_dequantized=False).linear([decoded(LAYERS[name])])
     x = torch.randn(5, layer.inputs)
     values, exact = torch.from_numpy(LAYERS[name].values).double(), x.double()
-    # Each product of a float32 sum is rounded so often at most, in whichever order they are added.
+    # Bound of the roundings of a float32 sum, in any order of its terms.
     bound = (layer.inputs + 4) * 2**-24 * (exact.abs() @ values.abs().T)
     assert ((layer.forward(x) - exact @ values.T).abs() <= bound).all()
     ids = torch.tensor([3, 0, 3])
@@ -215,7 +215,7 @@ def change_tensor(tensors: dict[str, Tensor], rng: random.Random) -> None:
         case _ if tensor.numel():
             changed = tensor.clone().flatten().contiguous()
             value = rng.choice([-1, 0, 1, 3, 255, 2**31 - 1, -(2**31), 2**62])
-            # Whatever fits into the type, by its bytes.
+            # The low bytes of the value, for any type.
             bytes_of = value.to_bytes(16, "little", signed=True)[: changed.itemsize]
             at = rng.randrange(changed.numel())
             changed.view(torch.uint8)[at * changed.itemsize : (at + 1) * changed.itemsize] = torch.tensor(
@@ -225,7 +225,7 @@ def change_tensor(tensors: dict[str, Tensor], rng: random.Random) -> None:
 
 
 def change_config(config: dict[str, object], rng: random.Random) -> None:
-    """A value anywhere in it is another, or gone."""
+    """Replace or delete a random value of the configuration."""
     section, names = config, sorted(config)
     name = rng.choice(names)
     inner = section[name]

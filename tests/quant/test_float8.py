@@ -26,7 +26,7 @@ DEEPSEEK = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"
 
 
 class Checkpoint:
-    """Tensors in memory: type, shape and bytes by name."""
+    """Tensors in memory: type, shape, and bytes by name."""
 
     def __init__(self, **tensors: tuple[str, tuple[int, ...], bytes]) -> None:
         self.path = Path("memory")
@@ -42,7 +42,7 @@ class Checkpoint:
 
 
 def number(kind: str, byte: int) -> float:
-    """What a byte stands for, by the definition of the formats: sign, exponent, fraction; subnormals below."""
+    """Return the value of a byte by the definition of the formats: sign, exponent, fraction, subnormals."""
     fraction_bits, bias = (3, 7) if kind == "F8_E4M3" else (2, 15)
     sign, rest = -1.0 if byte & 0x80 else 1.0, byte & 0x7F
     exponent, fraction = rest >> fraction_bits, (rest & (1 << fraction_bits) - 1) / (1 << fraction_bits)
@@ -54,7 +54,7 @@ def number(kind: str, byte: int) -> float:
 
 
 def expected(kind: str, raw: NDArray[np.uint8], scales: Floats, block: tuple[int, int]) -> Floats:
-    """The published formula, block by block."""
+    """Apply the published formula, block by block."""
     table = np.array([number(kind, byte) for byte in range(256)], np.float32)
     values = table[raw]
     for down in range(scales.shape[0]):
@@ -67,13 +67,13 @@ def expected(kind: str, raw: NDArray[np.uint8], scales: Floats, block: tuple[int
 
 
 def same_bits(ours: Tensor, theirs: Floats) -> bool:
-    """Equal to the last bit; any NaN equals any other."""
+    """Equal bit for bit; any NaN equals any other."""
     mine = ours.numpy()
     return bool(np.all((np.isnan(mine) & np.isnan(theirs)) | (mine.view(np.uint32) == theirs.view(np.uint32))))
 
 
 def scale_bytes(kind: str, count: int, rng: np.random.Generator) -> tuple[bytes, Floats]:
-    """Any scales of a type, and what they are as floats."""
+    """Return random scales of a type, and their values as floats."""
     if kind == "F8_E8M0":
         exponents = rng.integers(100, 155, count)
         return exponents.astype(np.uint8).tobytes(), (2.0 ** (exponents - 127.0)).astype(np.float32)
@@ -103,7 +103,7 @@ SCHEMES = st.one_of(
 def test_weights_equal_the_published_formula(
     shape: tuple[int, int], block: tuple[int | None, int | None], kind: str, scale_kind: str, seed: int
 ) -> None:
-    """Every shape, with blocks that are cut at both edges; bit for bit, and no byte more than in the file."""
+    """Any shape, with partial blocks at both edges: values are equal bit for bit, and the size is that of the file."""
     rng = np.random.default_rng(seed)
     rows, columns = shape
     height, width = block[0] or rows, block[1] or columns
@@ -200,7 +200,7 @@ def test_unquantized_modules_are_plain() -> None:
 
 
 def test_deepseek_layer_is_read_and_multiplied(tmp_path: Path) -> None:
-    """What a DeepSeek checkpoint looks like, from its configuration to a product; the file is closed before."""
+    """A DeepSeek checkpoint, from its configuration to a product; the file is closed before."""
     values = torch.randn(200, 300)
     scales = torch.rand(2, 3) + 0.5
     stored = (values / scales.repeat_interleave(128, 0)[:200].repeat_interleave(128, 1)[:, :300]).to(
@@ -228,7 +228,7 @@ def test_deepseek_layer_is_read_and_multiplied(tmp_path: Path) -> None:
 
 
 def compressed(**weights: object) -> dict[str, object]:
-    """The section of a compressed-tensors checkpoint, its weights as given."""
+    """Return the section of a compressed-tensors checkpoint with these weights."""
     known: dict[str, object] = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
     group = {"targets": ["Linear"], "weights": {**known, "dynamic": False, "group_size": None, **weights}}
     return {

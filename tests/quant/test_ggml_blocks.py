@@ -16,12 +16,13 @@ from tests.support.gguf_reader import Reader
 
 KINDS = {kind.name: kind for kind in ggml_types().values()}
 QUANTIZED = sorted(BLOCKS)
-WRITTEN = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "TQ1_0", "TQ2_0"]  # the gguf package quantizes to these
+# types that the gguf package can quantize to
+WRITTEN = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "TQ1_0", "TQ2_0"]
 SHAPES = [(1, 1), (2, 1), (3, 2), (7, 3), (17, 5), (33, 9), (5, 33), (1, 4), (130, 2), (64, 7)]  # rows, blocks
 
 
 def same_bits(ours: torch.Tensor, theirs: NDArray[np.float32]) -> bool:
-    """Equal to the last bit; any NaN equals any other."""
+    """Equal bit for bit; any NaN equals any other."""
     mine = ours.numpy()
     both_nan = np.isnan(mine) & np.isnan(theirs)
     return bool(np.all(both_nan | (mine.view(np.uint32) == theirs.reshape(mine.shape).view(np.uint32))))
@@ -88,7 +89,8 @@ def test_zero_points_stay_integers_and_scales_stay_float16() -> None:
 def test_dequantized_rows_equal_the_rows_of_the_matrix(name: str) -> None:
     kind = KINDS[name]
     shape = 9, 2 * max(32, kind.block_elements)
-    raw = np.random.default_rng().integers(0, 60, (9, kind.nbytes(shape[1])), np.uint8)  # no float16 is a NaN
+    # small bytes: no float16 is NaN
+    raw = np.random.default_rng().integers(0, 60, (9, kind.nbytes(shape[1])), np.uint8)
     weight = decode(kind, memoryview(raw.tobytes()), shape)
     rows = torch.tensor([8, 0, 3, 3])
     assert torch.equal(dequantize_rows(weight, rows), dequantize(weight)[rows])

@@ -27,7 +27,7 @@ def rejection(tmp_path: Path, file: GGUFBytes) -> GGUFError:
 
 
 def put(file: GGUFBytes, role: str, value: int, which: int = 0) -> GGUFBytes:
-    """`file` with the `which`-th number of that role replaced."""
+    """Replace the number at index `which` of that role in `file`."""
     number = [n for n in file.numbers if n.role == role][which]
     file.data[number.offset : number.offset + number.width] = value.to_bytes(number.width, "little")
     return file
@@ -265,7 +265,7 @@ def test_opens_the_default_model(smollm2: Path) -> None:
 
 
 def test_released_tensor_can_be_read_again(tmp_path: Path) -> None:
-    """Also where tensors share a page, and after the file was closed under a view."""
+    """This holds if tensors share a page, and if the file was closed while a view exists."""
     path = tmp_path / "small.gguf"
     path.write_bytes(small_file().data)
     with GGUFFile(path) as file:

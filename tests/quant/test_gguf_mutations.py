@@ -1,4 +1,4 @@
-"""Structure-aware fuzzing of the GGUF reader: whatever is done to a file, it is read or refused with `GGUFError`.
+"""Structure-aware fuzzing of the GGUF reader: any damaged file is read, or rejected with `GGUFError`.
 
 The full run is `pytest tests/quant/test_gguf_mutations.py --mutations 10000`.
 """
@@ -10,7 +10,7 @@ import pytest
 
 from quant.errors import GGUFError
 from quant.gguf import GGUFFile
-from tests.quant.mutants import assert_read_or_refused
+from tests.quant.mutants import assert_read_or_rejected
 from tests.support.gguf_bytes import STRING, U32, GGUFBytes, Tensor, build, small_file
 
 EXTREMES = [0, 1, 2, 3, 7, 8, 9, 31, 33, 2**16, 2**31, 2**32, 2**40, 2**63 - 1, 2**63, 2**64 - 32, 2**64 - 1]
@@ -33,7 +33,7 @@ SEEDS = [small_file(), small_file(version=2), vocabulary_file(), many_tensors_fi
 
 
 def mutate(file: GGUFBytes, rng: random.Random) -> bytes:
-    """One to three changes: a number of the header, a flipped bit, a cut, a stretch copied, removed or inserted."""
+    """Make one to three changes: a header number, a flipped bit, a cut, or bytes copied, removed, or inserted."""
     data = bytearray(file.data)
     for _ in range(rng.randint(1, 3)):
         kind = rng.randrange(7)
@@ -70,4 +70,4 @@ def test_mutated_file_is_read_or_rejected(tmp_path: Path, seed: int, mutations: 
         assert 0 <= error.offset <= path.stat().st_size
 
     mutants = (mutate(SEEDS[seed], rng) for _ in range(mutations // len(SEEDS)))
-    assert_read_or_refused(path, mutants, read, GGUFError, check)
+    assert_read_or_rejected(path, mutants, read, GGUFError, check)

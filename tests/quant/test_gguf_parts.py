@@ -1,4 +1,4 @@
-"""Split GGUF models: the parts as one, and every way in which they do not fit together."""
+"""Split GGUF models: reading all parts, and rejecting parts that do not fit together."""
 
 import os
 import struct
@@ -28,7 +28,7 @@ def write_part(path: Path, keys: list[tuple[str, int, Value]], *names: str) -> N
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model in three parts, of which the first has no tensor, as `gguf-split --no-tensor-first-split` makes it."""
+    """A model in three parts, the first without tensors, as `gguf-split --no-tensor-first-split` makes it."""
     write_part(tmp_path / ONE, split_keys(0))
     write_part(tmp_path / TWO, split_keys(1), "a", "bc")
     write_part(tmp_path / THREE, split_keys(2), "d")
@@ -61,7 +61,7 @@ def test_any_part_opens_all_parts(folder: Path, name: str) -> None:
 
 
 def test_split_model_equals_the_whole_model(smollm2: Path, tmp_path: Path) -> None:
-    """Split by the `gguf` package's own writer."""
+    """The model is split with the `gguf` package's writer."""
     reader = Reader(smollm2)
     writer = gguf.GGUFWriter(tmp_path / "smollm2.gguf", "llama", split_max_tensors=100)
     for stored in reader.tensors:
@@ -84,7 +84,7 @@ def test_split_model_equals_the_whole_model(smollm2: Path, tmp_path: Path) -> No
 
 
 def matrix_types(tensors: Mapping[str, GGUFTensor]) -> set[str]:
-    """The names of the types of those of two dimensions."""
+    """Return the names of the types of matrices."""
     return {tensor.type.name for tensor in tensors.values() if len(tensor.shape) == 2}
 
 

@@ -20,7 +20,7 @@ SEEDS = st.integers(0, 1 << 31)
 
 
 def random(seed: int, rows: int, columns: int, dtype: torch.dtype = torch.float32) -> PlainTensor:
-    """Rows of very different size; the first is zero."""
+    """Return rows of very different magnitudes; the first is zero."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(rows, columns, generator=generator) * torch.logspace(-3, 0.5, rows).unsqueeze(-1)
     values[0] = 0
@@ -28,12 +28,12 @@ def random(seed: int, rows: int, columns: int, dtype: torch.dtype = torch.float3
 
 
 def nearest(values: Tensor, choices: Tensor) -> Tensor:
-    """How far each value is from the nearest of its choices [..., n], float64."""
+    """Return the distance of each value to the nearest of its choices [..., n], float64."""
     return (values.double().unsqueeze(-1) - choices.double()).abs().amin(-1)
 
 
 def spread(weight: GroupedTensor) -> tuple[Tensor, Tensor]:
-    """Scale and zero point of every element."""
+    """Return the scale and zero point of every element."""
     assert isinstance(weight.zero, Integers)
     zeros = weight.zero.values()[:, : weight.groups]
     return tuple(part.repeat_interleave(weight.group, 1) for part in (weight.scale.values(), zeros.float()))  # type: ignore[return-value]
@@ -63,7 +63,7 @@ def test_int4_chooses_the_nearest_code(seed: int, rows: int, groups: int, group:
 
 
 def plain_rounding(values: Tensor, group: int) -> Tensor:
-    """From the smallest to the largest of each group, in 15 equal steps."""
+    """Round to 15 equal steps from the smallest to the largest value of each group."""
     groups = values.reshape(-1, group)
     low, high = groups.amin(1, keepdim=True).clamp(max=0), groups.amax(1, keepdim=True).clamp(min=0)
     scale = (high - low) / 15
@@ -106,7 +106,7 @@ def test_single_important_column_has_a_smaller_error(seed: int) -> None:
     found, without = dequantize(int4(plain, 64, importance)), dequantize(int4(plain, 64))
     errors = [(values - plain.values).square().sum(0) for values in (found, without)]
     assert errors[0][5] < 0.5 * errors[1][5]
-    assert torch.equal(found[:, 64:], without[:, 64:])  # where nothing is read
+    assert torch.equal(found[:, 64:], without[:, 64:])  # columns of no importance
 
 
 def test_int4_of_representable_values_is_exact() -> None:

@@ -1,4 +1,4 @@
-"""What is written of a quantized layer is read back, bit for bit."""
+"""Quantized layers are written and read back bit for bit."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -69,7 +69,7 @@ def test_agrees_with_the_safetensors_package_on_a_file_it_wrote(
 
 
 def test_type_table_equals_the_package() -> None:
-    """The package measures every type as the table says, and by what it says of another, the table has them all."""
+    """The package accepts each type in the table's size only. Its error for an unknown type lists the same types."""
     for name, kind in SAFETENSORS_TYPES.items():
         for nbytes in (3, 4, 6, 8, 16, 32, 64, 128):
             file = build({"t": (name, [8], bytes(nbytes))})
@@ -97,7 +97,7 @@ def test_undecodable_types_are_rejected_by_name(tmp_path: Path, kind: str) -> No
 FOUR = entry("F32", [1], 0, 4)
 HOSTILE: list[
     tuple[Mapping[str, object] | str | bytes, int, str, str]
-] = [  # header, bytes of data, what names the field, what the problem says
+] = [  # header, bytes of data, part of the field, part of the problem
     ("[]", 0, "header", "brace"),
     ("{", 0, "header", "JSON"),
     ("{} {}", 0, "header", "JSON"),
@@ -227,7 +227,7 @@ def test_empty_tensor_at_the_end_of_a_page_can_be_released(tmp_path: Path) -> No
 
 @pytest.fixture
 def mappings(monkeypatch: pytest.MonkeyPatch) -> list[mmap.mmap]:
-    """Every mapping that is made."""
+    """All mappings that are made."""
     made: list[mmap.mmap] = []
 
     class Recorded(mmap.mmap):
@@ -247,7 +247,7 @@ def test_all_files_are_closed(tmp_path: Path, mappings: list[mmap.mmap]) -> None
 
 
 def peak_of_opening(path: Path) -> int:
-    """Bytes that Python allocates at most while the file is opened, or refused."""
+    """Return the most bytes that Python allocates while the file is opened or rejected."""
     tracemalloc.start()
     try:
         with SafetensorsFile(path):
@@ -261,7 +261,7 @@ def peak_of_opening(path: Path) -> int:
 
 
 def test_opening_allocates_memory_for_the_header_only(tmp_path: Path) -> None:
-    """A sparse file of 3 GB; a view of it costs nothing either."""
+    """A sparse file of 3 GB is opened; a view of it takes no memory either."""
     extent = 3 << 30
     path = write(tmp_path, file_bytes({"a": entry("U8", [extent], 0, extent)}))
     os.truncate(path, path.stat().st_size + extent)
@@ -289,7 +289,7 @@ def test_forged_length_allocates_nothing(tmp_path: Path) -> None:
 def test_hostile_header_is_parsed_in_limited_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: bytes, text: str
 ) -> None:
-    """As many as may be of the values that cost most for their bytes, behind text of four bytes a character."""
+    """The header has the most values that are allowed, of the costliest kinds, after text of 4 bytes per character."""
     monkeypatch.setattr(bounded_json, "MAX_VALUES", most := 1 << 15)
     separators = sum(value.count(mark) for mark in (b",", b"[", b"{"))
     raw = b'{"a":["' + text.encode() + b'",' + value * ((most - 10) // separators) + b"0]}"

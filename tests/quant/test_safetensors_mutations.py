@@ -1,7 +1,7 @@
-"""Structure-aware fuzzing of the safetensors reader: whatever is done to a file, it is read or refused with one error.
+"""Structure-aware fuzzing of the safetensors reader: any damaged file is read, or rejected with one error.
 
-What is read here, the `safetensors` package reads in the same way. The full run is
-`pytest tests/quant/test_safetensors_mutations.py --mutations 10000`.
+The `safetensors` package must read the same tensors from a file that is read. The full run is `pytest
+tests/quant/test_safetensors_mutations.py --mutations 10000`.
 """
 
 import json
@@ -14,7 +14,7 @@ import pytest
 from quant.errors import ModelFileError, SafetensorsError
 from quant.safetensors import SafetensorsFile
 from quant.safetensors_shards import INDEX, SafetensorsShards
-from tests.quant.mutants import assert_read_or_refused
+from tests.quant.mutants import assert_read_or_rejected
 from tests.quant.opened_files import opened_files
 from tests.quant.safetensors_bytes import build, entry, file_bytes, read_by_the_package, small_file, write_shards
 
@@ -36,7 +36,7 @@ SEEDS = [small_file(), many_tensors_file(), out_of_order_file(), build({}), buil
 
 
 def mutate(data: bytearray, rng: random.Random) -> None:
-    """One change: a number or a word of the header, the header's length, or some bytes anywhere."""
+    """Make one change: a number or a word of the header, the header's length, or some bytes anywhere."""
     kind = rng.randrange(8)
     numbers = [match.span() for match in NUMBER.finditer(data, 8)]
     at = rng.randrange(len(data) + 1)
@@ -57,7 +57,7 @@ def mutate(data: bytearray, rng: random.Random) -> None:
 
 
 def mutant(data: bytes, rng: random.Random) -> bytes:
-    """One to three changes, behind which the header's length is mostly made to fit again."""
+    """Make one to three changes, and usually correct the header's length afterwards."""
     changed = bytearray(data)
     header_end = 8 + int.from_bytes(data[:8], "little")
     for _ in range(rng.randint(1, 3)):
@@ -81,7 +81,7 @@ def test_mutated_file_is_read_or_rejected(tmp_path: Path, seed: int, mutations: 
         assert error.field
 
     mutants = (mutant(SEEDS[seed], rng) if turn else SEEDS[seed] for turn in range(mutations // len(SEEDS)))
-    assert_read_or_refused(path, mutants, read, SafetensorsError, check)
+    assert_read_or_rejected(path, mutants, read, SafetensorsError, check)
 
 
 SHARD_NAMES = [f"model-{number:05}-of-00003.safetensors" for number in (1, 2, 3)]
@@ -89,7 +89,7 @@ PATHS = [b"../", b"/", b"..\\\\", b"/etc/passwd", b"C:", b"\\u0000", b"model-000
 
 
 def mutant_index(data: bytes, rng: random.Random) -> bytes:
-    """One to three changes, or paths in between."""
+    """Make one to three changes, or insert paths."""
     changed = bytearray(data)
     for _ in range(rng.randint(1, 3)):
         if rng.random() < 0.4:
@@ -101,7 +101,7 @@ def mutant_index(data: bytes, rng: random.Random) -> bytes:
 
 
 def test_mutated_index_is_read_or_rejected(tmp_path: Path, mutations: int) -> None:
-    """Whatever it says, nothing outside the folder is opened, and what is read are the tensors that the shards hold."""
+    """For any index, no file outside the folder is opened, and the tensors read are those of the shards."""
     write_shards(tmp_path, {name: {f"{name[10]}.{i}": ("U8", [i], bytes(i)) for i in range(3)} for name in SHARD_NAMES})
     whole = (tmp_path / INDEX).read_bytes()
     rng = random.Random(0)
@@ -112,5 +112,5 @@ def test_mutated_index_is_read_or_rejected(tmp_path: Path, mutations: int) -> No
 
     mutants = (mutant_index(whole, rng) if turn else whole for turn in range(mutations))
     with opened_files() as opens:
-        assert_read_or_refused(tmp_path / INDEX, mutants, read, ModelFileError)
+        assert_read_or_rejected(tmp_path / INDEX, mutants, read, ModelFileError)
     assert {str(tmp_path / name) for name in [INDEX, *SHARD_NAMES]} == set(opens)

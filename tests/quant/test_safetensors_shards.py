@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def snapshot(tmp_path: Path) -> Path:
-    """The same as the Hugging Face cache keeps it."""
+    """The same checkpoint as the Hugging Face cache stores it."""
     repository = tmp_path / "hub" / "models--org--name"
     path = repository / "snapshots" / "0123abcd"
     path.mkdir(parents=True)
@@ -87,7 +87,7 @@ def test_reads_checkpoints_written_by_transformers(tmp_path: Path) -> None:
 
 
 def test_single_file_is_a_checkpoint(tmp_path: Path) -> None:
-    """Named by itself, wherever it leads, or found in its folder."""
+    """The file is named directly, through a link, or found in its folder."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_bytes(small_file())
     link = tmp_path / "link.safetensors"
@@ -217,7 +217,7 @@ HOSTILE_NAMES = sorted(
 
 
 def test_hostile_shard_names_open_no_file(folder: Path, opens: list[str]) -> None:
-    """The file that they try to reach is there, in the folder above, and would be read."""
+    """The secret file exists in the parent folder and could be read."""
     (folder.parent / "secret.safetensors").write_bytes(build({"a": ("U8", [3], b"abc")}))
     assert len(HOSTILE_NAMES) >= 200
     for name in HOSTILE_NAMES:
@@ -230,7 +230,7 @@ def test_hostile_shard_names_open_no_file(folder: Path, opens: list[str]) -> Non
 
 
 def test_hugging_face_snapshot_is_read(snapshot: Path, tmp_path: Path) -> None:
-    """Also by way of links to the folder, and where the blobs were moved."""
+    """It is also read through a link to the folder, and with a moved blobs folder."""
     expected = {"a": b"abc", "b": bytes(4), "c": b"yz"}
     assert contents(snapshot) == expected
     (tmp_path / "by link").symlink_to(snapshot)
@@ -243,7 +243,7 @@ def test_hugging_face_snapshot_is_read(snapshot: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [ONE, TWO, INDEX, SINGLE_FILE])
 def test_links_to_anything_except_blobs_are_rejected(snapshot: Path, name: str, opens: list[str]) -> None:
-    """To whatever else it leads, nothing is opened."""
+    """The target of such a link is not opened."""
     repository, hub = snapshot.parent.parent, snapshot.parent.parent.parent
     other = hub / "models--org--other" / "blobs"
     below = repository / "blobs" / "below"
@@ -294,7 +294,7 @@ def test_shard_must_be_a_regular_file(folder: Path) -> None:
 
 
 def test_all_files_are_closed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After use, and after a refusal at the second shard."""
+    """They are closed after use, and after an error in the second shard."""
     made: list[mmap.mmap] = []
 
     class Recorded(mmap.mmap):

@@ -98,7 +98,7 @@ def test_interrupted_write_removes_all_files(tmp_path: Path, count: int) -> None
 
 @pytest.mark.parametrize("at", ["replace", "open"])
 def test_failed_finish_removes_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
-    """The disk refuses the third file, or the second name."""
+    """The disk fails at the third file, or at the second rename."""
     calls = 0
     original = getattr(Path, at)
 

@@ -1,6 +1,6 @@
-"""What the CPU kernels compute, in numpy: the same integers, the same roundings, in the order that is written there.
+"""The arithmetic of the CPU kernels in numpy: the same integers, roundings, and order of operations.
 
-An oracle to the last bit. Knows the arithmetic. Refuses to know tiles, lanes and threads, which must not matter.
+It is an oracle for every bit, without tiles, lanes, or threads, on which the results must not depend.
 """
 
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ Floats = NDArray[np.float32]
 
 
 def fused(x: Any, y: Any, z: Any) -> Floats:
-    """x * y + z of float32 arrays, rounded once.
+    """Return x * y + z of float32 arrays, rounded once.
 
     The product is exact in float64. Its sum with z is rounded to odd there, so that rounding it to float32 sees on
-    which side of a tie the exact sum lies (Boldo and Melquiond, 2008).
+    which side of a tie the exact sum is (Boldo and Melquiond, 2008).
     """
     product, z = np.float64(x) * np.float64(y), np.float64(z)
     total = np.asarray(product + z)
@@ -34,7 +34,7 @@ def fused(x: Any, y: Any, z: Any) -> Floats:
 
 
 def rounded_twice(x: Any, y: Any, z: Any) -> Floats:
-    """x * y + z of float32 arrays, as a processor without that instruction computes it."""
+    """Return x * y + z of float32 arrays, as a processor without fused multiply-adds computes it."""
     return np.asarray(np.float32(x) * np.float32(y) + np.float32(z))
 
 
@@ -43,7 +43,7 @@ fma = fused if choose("auto").has("fma", "neon") else rounded_twice
 
 @dataclass(frozen=True)
 class QuantizedRows:
-    """Rows of activations as whole numbers, [rows, groups, columns], and for each group a scale and scale * sum."""
+    """Rows of activations as integers, [rows, groups, columns], with a scale and scale * sum for each group."""
 
     numbers: NDArray[np.int64]
     scales: Floats
@@ -52,9 +52,9 @@ class QuantizedRows:
 
 
 def quantize(x: Floats, form: Form) -> QuantizedRows:
-    """x [rows, columns] in steps of a group's largest magnitude / 127, or / 16256 for two planes of signed bytes.
+    """Quantize x [rows, columns] in steps of a group's largest magnitude / 127, or / 16256 for 14 bits.
 
-    Groups are of 32 columns, in super-blocks of 256.
+    A group has 32 columns, or 256 in super-blocks.
     """
     groups = x.reshape(len(x), -1, SUPER_BLOCK if form is Form.SUPER_BLOCKS else GROUP)
     steps = 127 * 128 if form is Form.BITS_14 else 127
@@ -68,7 +68,7 @@ def quantize(x: Floats, form: Form) -> QuantizedRows:
 
 
 def product(weight: QTensor, x: Floats, form: Form, there: Floats | None = None) -> Floats:
-    """x [rows, columns] times a weight transposed, added to what is there, float32 [rows, outputs]."""
+    """Return x [rows, columns] times the transposed weight, plus `there`, float32 [rows, outputs]."""
     start = np.zeros((len(x), weight.shape[0]), np.float32) if there is None else there
     if isinstance(weight, Float8Tensor):
         height, width = weight.block
@@ -91,14 +91,14 @@ def product(weight: QTensor, x: Floats, form: Form, there: Floats | None = None)
 
 
 def _numbers(weight: CodedTensor) -> NDArray[np.int64]:
-    """[rows, columns]"""
+    """Return the integers that the codes represent, [rows, columns]."""
     codes = weight.codes.values().numpy().astype(np.int64)
     numbers = codes - weight.zero if weight.table is None else np.array(weight.table, np.int64)[codes]
     return numbers.reshape(weight.shape)
 
 
 def _super_block_product(weight: CodedTensor, rows: QuantizedRows, total: Floats) -> Floats:
-    """Super-blocks one after another, each with an exact sum of codes and one of minimums, times integer sub-scales."""
+    """Add super-blocks in order, each with an exact sum of codes and one of minimums, times integer sub-scales."""
     blocks = weight.shape[1] // SUPER_BLOCK
     numbers = _numbers(weight).reshape(-1, blocks, SUPER_BLOCK)
     scales, sub_scales = _block_and_sub_scales(weight.scale, blocks)
@@ -116,7 +116,7 @@ def _super_block_product(weight: CodedTensor, rows: QuantizedRows, total: Floats
 
 
 def _block_and_sub_scales(scale: Scale, blocks: int) -> tuple[Floats, NDArray[np.int64]]:
-    """A float for each super-block, [rows, blocks], and the integers it is multiplied by, [rows, blocks, n]."""
+    """Return the float of each super-block, [rows, blocks], and its integer sub-scales, [rows, blocks, n]."""
     block_scales = scale.block_scales.float().numpy()
     if scale.sub_scales is None:
         return block_scales, np.ones((*block_scales.shape, 1), np.int64)
@@ -125,7 +125,7 @@ def _block_and_sub_scales(scale: Scale, blocks: int) -> tuple[Floats, NDArray[np
 
 
 def _coded_product(weight: CodedTensor, rows: QuantizedRows, total: Floats) -> Floats:
-    """Groups, or halves of them, one after another, each with an exact integer sum."""
+    """Add groups, or halves of them, in order, each with an exact integer sum."""
     size = min(weight.group, GROUP)
     numbers = _numbers(weight).reshape(weight.shape[0], -1, size)
     x_numbers = rows.numbers.reshape(len(rows.numbers), -1, size)
@@ -143,12 +143,12 @@ def _coded_product(weight: CodedTensor, rows: QuantizedRows, total: Floats) -> F
 
 
 def _by_group(scales: Floats, columns: int, x: Floats) -> Floats:
-    """Scales of so many columns each, for every 32 columns of a row."""
+    """Return the scale for every 32 columns of a row, from scales of `columns` columns each."""
     return scales[:, np.arange(0, x.shape[1], GROUP) // columns]
 
 
 def _group_product(numbers: NDArray[np.int64], scales: Floats, rows: QuantizedRows, total: Floats) -> Floats:
-    """Groups of 32 columns one after another, each with an exact integer sum."""
+    """Add groups of 32 columns in order, each with an exact integer sum."""
     numbers = numbers.reshape(len(numbers), -1, GROUP)
     for g in range(numbers.shape[1]):
         sums = (rows.numbers[:, g] @ numbers[:, g].T).astype(np.float32)
@@ -157,7 +157,7 @@ def _group_product(numbers: NDArray[np.int64], scales: Floats, rows: QuantizedRo
 
 
 def _float_product(values: Floats, scales: Floats, x: Floats, total: Floats) -> Floats:
-    """Groups of 32 columns one after another, each with two chains, over the even and the odd columns."""
+    """Add groups of 32 columns in order, each with two chains, over the even and the odd columns."""
     for g in range(scales.shape[1]):
         chains: list[Floats] = []
         for column in range(GROUP * g, GROUP * (g + 1)):
@@ -168,13 +168,13 @@ def _float_product(values: Floats, scales: Floats, x: Floats, total: Floats) -> 
 
 
 def _for_each(scale: Scale, columns: int) -> Floats:
-    """The scales of `columns` columns each, repeated for each 32 of them."""
+    """Return the scales of `columns` columns each, repeated for each 32 columns."""
     values: Floats = np.repeat(scale.values().numpy(), max(1, columns // GROUP), axis=1)
     return values
 
 
 def _plain_product(values: Floats, x: Floats, there: Floats) -> Floats:
-    """Two chains, over the even and the odd columns."""
+    """Add two chains, over the even and the odd columns."""
     chains = np.zeros((2, len(x), len(values)), np.float32)
     for column in range(x.shape[1]):
         chains[column % 2] = fma(values[:, column], x[:, column, None], chains[column % 2])

@@ -1,4 +1,4 @@
-"""Calls of compiled kernels from Python: each takes and returns 64-bit integers, an address for every array."""
+"""Call compiled kernels from Python: they take and return 64-bit integers, with an address for every array."""
 
 import ctypes
 from typing import Any
@@ -11,7 +11,7 @@ from quant.cpu.native import address_of
 
 
 def call(kernel: Any, *arguments: int | NDArray[Any]) -> int:
-    """What the kernel returns; 0 where that is nothing."""
+    """Return what the kernel returns, or 0 if it returns nothing."""
     made = KERNELS[kernel.symbol]
     assert len(arguments) == len(made.parameters)
     kind = ctypes.CFUNCTYPE(ctypes.c_int64 if made.returns else None, *[ctypes.c_int64] * len(arguments))
@@ -20,7 +20,7 @@ def call(kernel: Any, *arguments: int | NDArray[Any]) -> int:
 
 
 def float_bits(value: float) -> int:
-    """A float32 as an integer word."""
+    """Return the bits of a float32 as an integer word."""
     return int(np.float32(value).view(np.uint32))
 
 

@@ -1,4 +1,4 @@
-"""NaN in the regions of an arena, so that a read of memory that was not written shows in the results."""
+"""Fill regions of an arena with NaN, so that a read of uninitialized memory shows in the results."""
 
 from quant.cpu.arena import Arena
 

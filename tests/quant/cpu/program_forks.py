@@ -1,7 +1,7 @@
-"""Programs in forks of one process that has numba: each as fresh as a process of its own, but for what all import.
+"""Run programs in forks of one process that has imported numba, which saves the import for each program.
 
-A line of JSON on its standard input names a file for the output, the program, and its arguments. The answer is the
-exit status, on a line of its own.
+Each line of JSON on standard input names an output file, the program, and its arguments. The answer is a line with the
+exit status.
 """
 
 import json
@@ -10,13 +10,13 @@ import runpy
 import sys
 import traceback
 
-import numba  # noqa: F401 - what takes a program longest
+import numba  # noqa: F401 - the slowest import
 
 from quant.cpu import kernel, native, tiers  # noqa: F401
 
 
 def run(output: str, program: str, arguments: list[str]) -> int:
-    """-> the exit status, negative after a signal."""
+    """Run a program in a fork and return its exit status, negative after a signal."""
     child = os.fork()
     if child == 0:
         target = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -27,7 +27,7 @@ def run(output: str, program: str, arguments: list[str]) -> int:
         try:
             runpy.run_path(program, run_name="__main__")
             status = 0
-        except BaseException:  # noqa: BLE001 - a fork of ours must not go on
+        except BaseException:  # noqa: BLE001 - the fork must exit in any case
             traceback.print_exc()
         finally:
             sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Random weights of every layout of spans, as checkpoints of safetensors files hold them."""
+"""Random weights of every group format, as safetensors checkpoints hold them."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,7 +16,7 @@ ROW = 1 << 20  # columns of a group, or rows and columns of a block, that is as 
 
 @dataclass(frozen=True)
 class Coded:
-    """Integers, or numbers of a table."""
+    """Weights of integers, or of numbers in a table."""
 
     bits: int = 4
     group: int = 128
@@ -24,7 +24,7 @@ class Coded:
     zeros: bool = False
     table: tuple[float, ...] | None = None
     nested: bool = False
-    order: int = 0  # seed of an order of columns; 0: none
+    order: int = 0  # seed of a random order of columns; 0: in order
 
     @property
     def floats(self) -> bool:
@@ -50,7 +50,7 @@ def _scales(rng: Rng, rows: int, groups: int) -> torch.Tensor:
 
 
 def _nested(rows: int, groups: int, rng: Rng) -> NestedScale:
-    """As bitsandbytes has them: a whole scale for 256, wherever rows end."""
+    """Return nested scales as bitsandbytes writes them: a block scale for 256 scales, across rows."""
     return NestedScale(
         torch.from_numpy(rng.integers(0, 256, (rows, groups), np.uint8)),
         torch.from_numpy(np.sort(rng.uniform(-1, 1, 256)).astype(np.float32)),
@@ -62,7 +62,7 @@ def _nested(rows: int, groups: int, rng: Rng) -> NestedScale:
 
 @dataclass(frozen=True)
 class Float8:
-    """Floats of 8 bits, every number that there is."""
+    """Weights of 8-bit floats, with every finite value."""
 
     kind: torch.dtype = torch.float8_e4m3fn
     block: tuple[int, int] = (1, ROW)
@@ -118,7 +118,7 @@ GROUP_TYPES: dict[str, Kind] = {
     "fp4 g128 nested": Coded(group=128, table=FP4, nested=True),
 }  # fmt: skip
 
-# Columns in two orders.
+# Columns in one of two random orders.
 ORDERED = {
     "int4 g32 zeros 1": Coded(group=32, zeros=True, order=1),
     "int4 g32 zeros 2": Coded(group=32, zeros=True, order=2),

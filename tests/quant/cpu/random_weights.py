@@ -1,6 +1,7 @@
-"""Random matrices of every type that has tiles, as a file holds them: with scales of a sane size, or any bits.
+"""Random matrices of every type that has tiles, with realistic scales or random bits.
 
-Types are those of GGUF files, and those of safetensors checkpoints (`tests.quant.cpu.random_group_weights`)."""
+The types are those of GGUF files and of safetensors checkpoints (`tests.quant.cpu.random_group_weights`).
+"""
 
 import gguf
 import numpy as np
@@ -24,13 +25,13 @@ _CHECKPOINTS = {**GROUP_TYPES, **ORDERED}
 
 
 def width(name: str, columns: int) -> int:
-    """`columns`, rounded up to whole blocks of a type."""
+    """Round `columns` up to whole blocks of a type."""
     size = max(32, 0 if name in _CHECKPOINTS else KINDS[name].block_elements)
     return -(-columns // size) * size
 
 
 def random_raw(name: str, rows: int, columns: int, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Random codes and parts; whole scales around 0.05, of both signs. Plain types: normally distributed values."""
+    """Return random codes and sub-scales, with block scales around 0.05 of both signs; plain types: normal values."""
     if name in PLAIN_TYPES:
         values = rng.standard_normal((rows, columns), np.float32)
         quantized: NDArray[np.uint8] = gguf.quantize(values, gguf.GGMLQuantizationType[name]).view(np.uint8)
@@ -47,24 +48,24 @@ def random_raw(name: str, rows: int, columns: int, rng: np.random.Generator) -> 
 
 
 def random_weight(name: str, rows: int, columns: int, rng: np.random.Generator) -> QTensor:
-    """Any type. Of GGUF files what `random_raw` says."""
+    """Return a random weight of any type."""
     if name in _CHECKPOINTS:
         return _CHECKPOINTS[name].make(rows, columns, rng)
     return random_ggml_weight(name, rows, columns, rng)
 
 
 def random_ggml_weight(name: str, rows: int, columns: int, rng: np.random.Generator) -> BlockTensor:
-    """A type of GGUF files."""
+    """Return a random weight of a GGUF type."""
     raw = random_raw(name, rows, columns, rng)
     return decode(KINDS[name], memoryview(raw.tobytes()), (rows, columns))
 
 
 def any_weight(name: str, rows: int, columns: int, rng: np.random.Generator) -> BlockTensor:
-    """What random bytes say, infinities and NaN among the scales included."""
+    """Return the weight of random bytes, including infinities and NaN among the scales."""
     raw = rng.integers(0, 256, (rows, KINDS[name].nbytes(columns)), np.uint8)
     return decode(KINDS[name], memoryview(raw.tobytes()), (rows, columns))
 
 
 def bits(values: torch.Tensor) -> torch.Tensor:
-    """The same memory as integers: equal only where every bit is."""
+    """Return the same memory as integers, which are equal only if every bit is."""
     return values.contiguous().view({1: torch.int8, 2: torch.int16, 4: torch.int32}[values.itemsize])

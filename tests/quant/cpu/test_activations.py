@@ -1,4 +1,4 @@
-"""Rows in every form: to the last bit against numpy where they are quantized, near float64 where they are computed."""
+"""Rows in every form: quantized rows equal numpy bit for bit, computed rows are near float64."""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("cpu_kernels")
 
 
 class Row:
-    """Memory for a row, 0xFF everywhere: NaN, or bytes of -1. Behind it is a guard."""
+    """Memory for a row and a guard, filled with 0xFF: NaN, or bytes of -1."""
 
     def __init__(self, form: Form, width: int) -> None:
         self.form, self.width = form, width
@@ -47,7 +47,7 @@ class Row:
 
     @property
     def numbers(self) -> NDArray[np.int64]:
-        """The integers [groups, columns] that the planes are made of."""
+        """The integers [groups, columns] that the planes represent."""
         planes = [self.part(self.width * plane, self.width * (plane + 1), np.int8) for plane in range(self.form.planes)]
         high, *low = (plane.astype(np.int64).reshape(-1, SHARED[self.form]) for plane in planes)
         return 128 * high + low[0] if low else high
@@ -66,7 +66,7 @@ class Row:
 
     @property
     def integer_sums(self) -> tuple[NDArray[np.int64], ...]:
-        """Of super-blocks: those of halves of groups times -32, of halves, and of groups."""
+        """Sums of a row in super-blocks: of half groups times -32, of half groups, and of groups."""
         at, quarter = self.width, self.width // 4
         spans = ((at, 4, np.int32), (at + quarter, 2, np.int16), (at + quarter * 3 // 2, 1, np.int16))
         return tuple(
@@ -85,7 +85,7 @@ def written(x: Floats, form: Form) -> Row:
 
 
 def check_quantized(row: Row, x: Floats) -> None:
-    """Every bit is the numpy twin's."""
+    """Check that every bit equals the integer reference."""
     expected = quantize(x[None], row.form)
     assert np.array_equal(row.numbers, expected.numbers[0])
     assert np.array_equal(row.scales, expected.scales[0])
@@ -122,9 +122,9 @@ def test_quantized_rows_equal_the_integer_reference(form: Form, width: int) -> N
         np.concatenate([[3e38], np.ones(31)]),
         np.tile([1.0, -1.0], 16),
         np.arange(32) - 31.0,
-        np.arange(32) * 0.5 / 127,  # halves of a step
-        np.concatenate([[127.0], np.arange(31) - 15.5]),  # halves of a step, to even
-        np.concatenate([[16256.0], np.arange(31) * 64 - 32.0]),  # halves of the upper plane
+        np.arange(32) * 0.5 / 127,  # half steps
+        np.concatenate([[127.0], np.arange(31) - 15.5]),  # half steps, rounded to even
+        np.concatenate([[16256.0], np.arange(31) * 64 - 32.0]),  # half steps of the upper plane
         np.linspace(-128 * 127, 128 * 127, 32),
     ],
     ids=lambda group: f"{group[0]:g}..{group[-1]:g}",
@@ -145,7 +145,7 @@ def test_extreme_groups_are_exact_and_do_not_affect_other_groups(form: Form, gro
 @pytest.mark.parametrize("form", QUANTIZED)
 @pytest.mark.parametrize("size", [1e-45, 1e-42, 1e-40, 1e-38, 1e-36])
 def test_subnormal_values_stay_near_zero(form: Form, size: float) -> None:
-    """Near the least float32 there is, steps have no precision left; what comes of them has to be next to nothing."""
+    """Near the smallest float32, steps have no precision left; the results must be nearly zero."""
     x = (np.random.default_rng(SEED).standard_normal(2 * SHARED[form]) * size).astype(np.float32)
     row = written(x, form)
     assert (np.abs(row.numbers) <= 128 * 128).all()
@@ -172,7 +172,7 @@ def test_take_columns_reorders_a_row(width: int) -> None:
 
 @pytest.mark.parametrize("form", Form)
 def test_nan_stays_nan(form: Form) -> None:
-    """A value that is none makes its whole group none, wherever it stands: a broken model must not go on quietly."""
+    """NaN makes the scale of its group NaN at any position, so that a broken model does not seem to work."""
     rng, size = np.random.default_rng(SEED), SHARED.get(form, GROUP)
     for index in range(size, 2 * size):
         x = rng.standard_normal(3 * size).astype(np.float32)
@@ -228,7 +228,7 @@ def silu(x: Any) -> Any:
 
 
 def gelu(x: Any) -> Any:
-    """By tanh z, which is written as 2 / (1 + exp(-2 z)) - 1: nothing of 1 + tanh is lost where it is small."""
+    """GELU by tanh z = 2 / (1 + exp(-2 z)) - 1, so that no precision of 1 + tanh is lost if it is small."""
     return x / (1 + np.exp(-np.maximum(np.sqrt(8 / np.pi) * (x + 0.044715 * x**3), -87)))
 
 

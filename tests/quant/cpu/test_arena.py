@@ -1,4 +1,4 @@
-"""Regions do not move, do not meet, and tell who wrote behind them."""
+"""Regions of an arena: alignment, guards, and address ranges."""
 
 import ctypes
 import sys
@@ -44,16 +44,16 @@ def test_threads_get_disjoint_regions() -> None:
     assert arena.nbytes == 4000 * 100
 
 
-@pytest.mark.parametrize("behind", [0, 1, 63])
+@pytest.mark.parametrize("offset", [0, 1, 63])
 @pytest.mark.parametrize("size", [1, 64, 1000])
-def test_overrun_names_the_region(size: int, behind: int) -> None:
+def test_overrun_names_the_region(size: int, offset: int) -> None:
     arena = Arena()
     arena.allocate("before", 100)
     region = arena.allocate("the victim", size)
     arena.allocate("after", 100)
     arena.check_guards()
-    ctypes.c_uint8.from_address(region.address + size + behind).value ^= 1
-    with pytest.raises(Overrun, match=f"behind the {size} bytes of the victim"):
+    ctypes.c_uint8.from_address(region.address + size + offset).value ^= 1
+    with pytest.raises(Overrun, match=f"past the {size} bytes of the victim"):
         arena.check_guards()
 
 
@@ -61,7 +61,7 @@ def test_poison_fills_only_named_regions_with_nan() -> None:
     arena = Arena()
     rows, weight = arena.allocate("rows", 256), arena.allocate("weight", 256)
     again = arena.allocate("rows", 64)
-    poison(arena, "rows", "nobody")
+    poison(arena, "rows", "unknown")
     assert np.isnan(rows.view(np.float32, 64)).all()
     assert np.isnan(rows.view(np.float16, 128)).all()
     assert np.isnan(again.view(np.float32, 16)).all()

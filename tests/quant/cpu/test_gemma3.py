@@ -1,5 +1,6 @@
-"""The real tensors of a Q4_K_M file, four types mixed, layer by layer: read as the `gguf` package reads them, and
-multiplied as near to the exact product as quantized activations allow."""
+"""The tensors of a real Q4_K_M file with four types: they are read as the `gguf` package reads them, and multiplied
+with no more error than quantized activations cause.
+"""
 
 from collections import Counter
 from pathlib import Path
@@ -18,13 +19,13 @@ from quant.gguf import GGUFFile
 from quant.kernels.reference import dequantize
 from tests.support.gguf_reader import Reader
 
-SLAB = 384  # rows of a matrix that are looked at together: the first and the last
+SLAB = 384  # rows that are checked at the start and at the end of a matrix
 
 
 @pytest.mark.share(1)
 @pytest.mark.parametrize("part", range(4))
 def test_every_matrix_of_a_real_file_is_read_and_multiplied(gemma3: Path, every_layout: Path, part: int) -> None:
-    """A quarter of those of each type in a run."""
+    """Each part has a quarter of the matrices of each type."""
     with GGUFFile(gemma3) as file:
         tensors = Reader(gemma3).tensors
         kinds = [file.tensors[tensor.name].type.name for tensor in tensors]

@@ -1,4 +1,4 @@
-"""The scales of a group in registers, from tiles of formats that no file has yet."""
+"""Decode the scales of a group, for formats that no file uses yet."""
 
 import ctypes
 from dataclasses import replace
@@ -30,7 +30,7 @@ RNG = np.random.default_rng(3)
 
 
 def weight_of(layout: GGMLFormat) -> CodedTensor:
-    """Two tiles of one span of groups, or of one group."""
+    """Make two tiles of one block."""
     scales, rows = layout.scales, 2 * TILE
     stored = torch.from_numpy(RNG.integers(1, 255, (rows, 1), np.uint8))
     plain = Scale(stored if scales.exponent else stored.half() / 64, unit=UNIT)
@@ -61,11 +61,11 @@ def test_unit_multiplies_scales_but_not_minimums(name: str, monkeypatch: pytest.
         scale, minimum = loaded(layout, memory, group)
         assert np.array_equal(scale, weight.scale.values()[:TILE, group].numpy())
         if weight.minimum is not None:
-            assert np.array_equal(minimum, -weight.minimum.values()[:TILE, group].numpy())  # kernels add
+            assert np.array_equal(minimum, -weight.minimum.values()[:TILE, group].numpy())  # kernels add minimums
 
 
 def loaded(layout: GGMLFormat, memory: Bytes, group: int) -> tuple[Any, Any]:
-    """The scales and the minimums of 16 rows, as a kernel has them."""
+    """Return the scales and minimums of 16 rows as a kernel decodes them."""
 
     def load(e: Emit, tile: Any, number: Any, out: Any) -> None:
         at = e.b.add(tile, e.b.add(I64(layout.head_bytes), e.b.mul(number, I64(layout.group_bytes))))

@@ -1,4 +1,4 @@
-"""Packing moves bits and nothing else: what is packed comes back, takes no more room, or is refused by name."""
+"""Tiles of GGML formats: packing is lossless, needs no extra memory, and rejects unknown formats by name."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ SHAPES = [(1, 32), (15, 64), (16, 96), (17, 32), (31, 160), (32, 32), (33, 64), 
 
 
 def packed(weight: BlockTensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """Into memory that was used before: every byte of it has to be written."""
+    """Pack into used memory: every byte has to be written."""
     out = np.full(packed_bytes(weight), 0xA5, np.uint8)
     pack(weight, out)
     return out
@@ -62,7 +62,7 @@ def same_scale(ours: Scale, theirs: Scale) -> None:
 
 
 def test_packed_six_bit_codes_need_only_a_mask() -> None:
-    """Three of four chunks of 16 rows by 4 columns, which a mask is enough for."""
+    """Three of four chunks of 16 rows by 4 columns are decoded with a mask alone."""
     weight = random_ggml_weight("Q6_K", 32, 256, np.random.default_rng(SEED))
     assert isinstance(weight, CodedTensor)
     first = ggml_format_of(weight).head_bytes
@@ -146,7 +146,7 @@ def test_weights_without_a_layout_are_rejected_by_type_name(weight: CodedTensor)
 
 
 def test_unpacked_weight_can_be_packed_again() -> None:
-    """What `unpack` gives is a weight like any other: it can be packed again, into the same bytes."""
+    """Packing the result of `unpack` gives the same bytes."""
     for name in QUANTIZED:
         columns = width(name, 96)
         weight = any_weight(name, 40, columns, np.random.default_rng(SEED))

@@ -1,4 +1,4 @@
-"""Tiles of spans move bits and nothing else: they hold the same values, take no more room, or are refused by name."""
+"""Tiles of group formats: packing keeps all values, needs no extra memory, and rejects unknown formats by name."""
 
 from dataclasses import replace
 
@@ -30,13 +30,13 @@ Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 
 def tiles_bytes(weight: GroupTensor) -> int:
-    """Bytes of the tiles of a weight, of which there is an even number."""
+    """Return the bytes of the tiles of a weight, of which there is an even number."""
     rows, columns = weight.shape
     return 2 * -(-rows // PAIR) * group_format_of(weight).tile_bytes(columns // GROUP, groups_per_scale_of(weight))
 
 
 def packed(weight: GroupTensor) -> Bytes:
-    """Into memory that was used before: every byte of a tile has to be written."""
+    """Pack into used memory: every byte of a tile has to be written."""
     size = tiles_bytes(weight)
     memory = np.full(size + shared_bytes(weight), 0xA5, np.uint8)
     memory[size:] = 0
@@ -69,7 +69,7 @@ def test_pack_writes_every_byte_of_a_tile(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def layers() -> dict[str, Layer]:
-    """Layers as checkpoints hold them; `stored` is what the file has."""
+    """Layers as checkpoints hold them; `stored` is their size in the file."""
     rng, shape = np.random.default_rng(SEED), (32, 1024)
     made = {f"gptq {bits} g{group}": gptq_layer(rng, *shape, group, bits) for bits in (2, 4, 8) for group in (32, 128)}
     made |= {f"awq g{group}": awq_layer(rng, *shape, group) for group in (32, 64, 128)}

@@ -1,4 +1,4 @@
-"""The oracle itself: against exact fractions, and against the plain product of what it quantized."""
+"""The oracle of the CPU kernels, tested against exact fractions and plain products."""
 
 from fractions import Fraction
 
@@ -13,7 +13,7 @@ SEED = 3
 
 
 def nearest(value: Fraction) -> np.float32:
-    """The float32 nearest to a fraction, ties to even, by comparing neighbours."""
+    """Return the float32 nearest to a fraction, ties to even, by comparing adjacent floats."""
     guess = np.float32(float(value))
     around = [np.nextafter(guess, np.float32(-np.inf)), guess, np.nextafter(guess, np.float32(np.inf))]
     return min(around, key=lambda f: (abs(Fraction(float(f)) - value), int(f.view(np.int32)) & 1))
@@ -23,7 +23,7 @@ def test_fused_rounds_once() -> None:
     rng = np.random.default_rng(SEED)
     x, y, z = rng.standard_normal((3, 3000)).astype(np.float32)
     z[::2] = (-np.float64(x) * y * (1 + rng.integers(-4, 5, 3000) * 2.0**-24))[::2]  # sums that cancel
-    # The exact sum lies a hair below a tie of float32, and float64 rounds it to the tie.
+    # The exact sum is slightly below a tie of float32, and float64 rounds it to the tie.
     x[0], y[0], z[0] = 1 + 2.0**-15, 2.0**-24 * (1 - 2.0**-15), 1 + 2.0**-23
     terms = zip(x.tolist(), y.tolist(), z.tolist(), strict=True)
     expected = [nearest(Fraction(a) * Fraction(b) + Fraction(c)) for a, b, c in terms]

@@ -1,4 +1,4 @@
-"""Layers over packed tiles: what they hold, how segments are joined, and what is refused by name."""
+"""Layers over packed tiles: embedding rows, fused segments, and rejected shapes."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +37,7 @@ def layer(*segments: QTensor, form: Form = Form.BITS_14) -> CpuLinear:
 
 
 def same_bits(ours: Tensor, theirs: Tensor) -> bool:
-    """Equal to the last bit, the sign of a zero included; any NaN equals any other."""
+    """Equal bit for bit, including the sign of zero; any NaN equals any other."""
     return bool(((bits(ours) == bits(theirs)) | (ours.isnan() & theirs.isnan())).all())
 
 

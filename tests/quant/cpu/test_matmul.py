@@ -1,4 +1,4 @@
-"""Products of tiles: to the last bit against the numpy twin, and near the product of dequantized weights."""
+"""Products of tiles: they equal the integer reference bit for bit, and are near the product of dequantized weights."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,7 +38,7 @@ INTEGERS, FLOATS = (*QUANTIZED, *CODED_GROUP_TYPES), (*PLAIN, *FLOAT_GROUP_TYPES
 
 @pytest.fixture(autouse=True)
 def poisoned(every_layout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels are loaded, and memory that nobody wrote yet is NaN."""
+    """Load the kernels, and fill uninitialized memory with NaN."""
     fresh = torch.empty
 
     def poisoned_empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -59,14 +59,14 @@ def form_of(made: CpuLinear) -> Form:
 
 
 def activations(tokens: int, columns: int, rng: np.random.Generator) -> Tensor:
-    """Groups of very different size, as a model has them."""
+    """Return rows whose groups have very different magnitudes, as in a model."""
     sizes = np.exp(rng.standard_normal((tokens, columns // 32, 1)) * 2)
     values = rng.standard_normal((tokens, columns // 32, 32)) * sizes
     return torch.from_numpy(values.reshape(tokens, columns).astype(np.float32))
 
 
 def example(name: str, shape: tuple[int, int]) -> tuple[QTensor, Tensor]:
-    """A weight of about that shape, and rows to multiply it with."""
+    """Return a weight of about that shape, and rows to multiply it with."""
     rng = np.random.default_rng(SEED)
     rows, columns = shape[0], width(name, shape[1])
     return random_weight(name, rows, columns, rng), activations(TOKENS, columns, rng)
@@ -84,7 +84,7 @@ def test_every_bit_equals_the_integer_reference(name: str, shape: tuple[int, int
 
 @pytest.mark.parametrize("name", [name for name in QUANTIZED if width(name, 32) == 256])
 def test_largest_super_block_sums_equal_the_integer_reference(name: str) -> None:
-    """All codes and parts at either end, with numbers at either end: in no order do integers overflow."""
+    """All codes, sub-scales, and activations are extreme: no order of additions overflows int32."""
     kind, block, rng = KINDS[name], BLOCKS[name], np.random.default_rng(SEED)
     raw = rng.choice([0, 255], (48, 2, kind.block_bytes)).astype(np.uint8)
     raw[:16], raw[16:32] = 0, 255
@@ -107,7 +107,7 @@ def test_largest_super_block_sums_equal_the_integer_reference(name: str) -> None
 def test_float_weights_are_multiplied_in_float32(name: str, shape: tuple[int, int]) -> None:
     weight, x = example(name, shape)
     expected = reference.matmul(x, reference.dequantize(weight))
-    size = x.abs() @ reference.dequantize(weight).abs().T  # what the terms of a sum add up to without their signs
+    size = x.abs() @ reference.dequantize(weight).abs().T  # sum of the magnitudes of the terms
     assert ((layer(weight).forward(x) - expected).abs() <= 2e-6 * size).all()
 
 
@@ -116,7 +116,7 @@ def test_float_weights_are_multiplied_in_float32(name: str, shape: tuple[int, in
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", INTEGERS)
 def test_error_is_bounded_by_the_quantization_of_activations(name: str, shape: tuple[int, int], form: Form) -> None:
-    """At most half a step of the activations that share a scale, times the magnitudes of the weights that meet them."""
+    """The bound is half a step of the activations that share a scale, times the magnitudes of the weights."""
     weight, x = example(name, shape)
     values, made = reference.dequantize(weight), layer(weight, form=form)
     steps = 127 if form is Form.BITS_8 else 127 * 128
@@ -127,11 +127,11 @@ def test_error_is_bounded_by_the_quantization_of_activations(name: str, shape: t
     error = (made.forward(x) - reference.matmul(x, values)).abs()
     assert (error <= 1.001 * bound + rounding).all()
     if form is Form.BITS_8:
-        assert (error / bound).max() > 0.02  # the bound is not idle
+        assert (error / bound).max() > 0.02  # the bound is not too loose
 
 
 def slices(tokens: int) -> Sequence[tuple[int, int]]:
-    """All beginnings up to thirteen tokens, and some from the middle, across the blocks of 4, of 6 and of 128."""
+    """Return all prefixes up to 13 tokens, and some slices across blocks of 4, 6, and 128 tokens."""
     first = [(0, n) for n in range(1, 14)]
     return [*first, (3, 4), (5, 7), (2, 11), (4, 8), (126, 131), (127, 130), (1, tokens), (tokens - 1, tokens)]
 

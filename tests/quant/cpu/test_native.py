@@ -1,4 +1,4 @@
-"""Compiled code that is kept: for whom, for how long, and what becomes of it when the disk spoils it."""
+"""The cache of compiled code: permissions, versions, and recovery from damaged files."""
 
 import errno
 import json
@@ -28,7 +28,7 @@ from tests.support.processes import HANGING_SECONDS, Started
 TARGET = choose("auto")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
 
-# A whole user of a code folder, small enough to compile at once: it prints what it computed, and what it compiled.
+# A program that uses a code folder and compiles quickly. It prints its result and whether it compiled anything.
 PROGRAM = """
 import os, sys
 from pathlib import Path
@@ -85,7 +85,7 @@ def cache(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def forks() -> Iterator["subprocess.Popen[str]"]:
-    """See `program_forks`."""
+    """A process that runs programs in forks, see `program_forks`."""
     command = [sys.executable, "-m", "tests.quant.cpu.program_forks"]
     with Started(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
         yield process
@@ -93,20 +93,22 @@ def forks() -> Iterator["subprocess.Popen[str]"]:
 
 @pytest.fixture
 def run(tmp_path: Path, cache: Path, forks: "subprocess.Popen[str]") -> Run:
-    """Run PROGRAM in a process of its own: what is wrong with machine code may end it."""
+    """Run PROGRAM in a separate process, since faulty machine code could crash it."""
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "source.py").write_text("a = 1\n")
 
     def started(*words: str) -> str:
-        said = tmp_path / "said"
+        output = tmp_path / "output"
         assert forks.stdin is not None
         assert forks.stdout is not None
         print(
-            json.dumps([*map(str, (said, tmp_path / "program.py", cache)), "100", *words]), file=forks.stdin, flush=True
+            json.dumps([*map(str, (output, tmp_path / "program.py", cache)), "100", *words]),
+            file=forks.stdin,
+            flush=True,
         )
         status = int(forks.stdout.readline())
-        assert status == 0, f"ended by {status}: {said.read_text()}"
-        return said.read_text().strip()
+        assert status == 0, f"ended by {status}: {output.read_text()}"
+        return output.read_text().strip()
 
     return started
 
@@ -161,7 +163,7 @@ def test_changed_source_gets_a_new_folder(run: Run, cache: Path, tmp_path: Path)
     ],
 )
 def test_damaged_cache_files_are_compiled_again(run: Run, cache: Path, suffix: str, damage: str) -> None:
-    """As a power failure or a full disk leaves it. It must neither end the process nor stay for ever."""
+    """A power failure or a full disk damages files. They must neither crash the process nor stay in the cache."""
     run()
     for path in cache.rglob(f"*{suffix}"):
         whole, half = path.read_bytes(), path.stat().st_size // 2
@@ -173,13 +175,13 @@ def test_damaged_cache_files_are_compiled_again(run: Run, cache: Path, suffix: s
 
 
 def test_cache_without_a_needed_kernel_is_compiled_again(run: Run) -> None:
-    """A process that imported fewer modules knew fewer kernels when it compiled."""
+    """A process that imported fewer modules compiled fewer kernels."""
     assert run("without thrice") == "empty compiled 200"
     assert run().endswith("500")
 
 
 def test_kernels_of_several_tiers_share_a_folder(run: Run, cache: Path) -> None:
-    """Loops are the same for all of them, and are compiled once."""
+    """Loops are the same for all tiers and are compiled once."""
     run()
     loops = {path: path.stat().st_mtime_ns for path in cache.rglob("*.nbc")}
     assert run("portable") == "empty compiled 500"
@@ -216,7 +218,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def fresh_fingerprints() -> Iterator[None]:
-    """Sources do not change while a process lives, and the product relies on that; here they do."""
+    """Sources do not change during a process, and the product relies on that; here they do."""
     native._fingerprint.cache_clear()
     yield
     native._fingerprint.cache_clear()
@@ -288,7 +290,7 @@ def test_unusable_cache_path_disables_the_cache(tmp_path: Path, source: Path) ->
 def test_folder_reports_why_it_cannot_save(
     cache: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    def refuse(dir: Path) -> None:  # noqa: A002  # as tempfile has it
+    def refuse(dir: Path) -> None:  # noqa: A002  # the parameter name of tempfile
         raise OSError(number, os.strerror(number))
 
     assert CodeFolder(cache, [source], TARGET).problem == ""
@@ -321,7 +323,7 @@ def test_remove_old_versions_keeps_the_last_used(cache: Path, source: Path) -> N
 def test_version_removed_by_another_process_is_ignored(
     cache: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two processes of a new version start together, and both tidy up."""
+    """Two processes of a new version start together, and both remove old versions."""
     gone = old_version(cache, "gone", 5)
     folder, listed = CodeFolder(cache, [source], TARGET), Path.iterdir
 

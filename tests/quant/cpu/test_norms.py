@@ -1,4 +1,4 @@
-"""Layer normalization of rows, near float64."""
+"""Layer normalization of rows, compared with float64."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The table of tiers: which one a processor gets, and that the code of each is made of its instructions alone."""
+"""Tiers: the choice for a processor, and the instructions in the code of each."""
 
 import re
 import struct
@@ -76,7 +76,7 @@ def test_undetectable_features_give_the_baseline(monkeypatch: pytest.MonkeyPatch
     assert choose("auto").flags == "+dotprod,+neon"
 
 
-# -- the code of each tier, for whatever processor and system
+# -- the code of each tier, for any processor and system
 
 TARGETS = {
     "avx512": BY_NAME["avx512"].target(LINUX, NOTHING),
@@ -86,9 +86,9 @@ TARGETS = {
     "sse2": BY_NAME["portable"].target(LINUX, NOTHING),
     "arm with dot products": BY_NAME["portable"].target(ARM, frozenset({"dotprod"})),
     "arm": BY_NAME["portable"].target(ARM, NOTHING),
-    "Windows": BY_NAME["avx2"].target("x86_64-pc-windows-msvc-elf", NOTHING),  # the linker in memory reads only ELF
+    "Windows": BY_NAME["avx2"].target("x86_64-pc-windows-msvc-elf", NOTHING),  # MCJIT links only ELF
 }
-# What only some may use, as it is written in assembly.
+# Patterns of instructions in assembly, and the targets that may use them.
 INSTRUCTIONS = {
     r"%zmm|%[xy]mm(1[6-9]|[23]\d)|%k[0-7]": {"avx512"},
     "%ymm": {"avx512", "avx2-vnni", "avx2", "Windows"},
@@ -104,7 +104,7 @@ INSTRUCTIONS = {
 
 
 def operations(e: Emit, x: Any, out: Any) -> None:
-    """Those of `Emit` that differ, whether or not a kernel has a use for them now."""
+    """Operations of `Emit` that differ between tiers, including those that no kernel uses."""
     codes, total = e.load(x, I8x64), e.load(out, I32x16)
     values = (
         *(e.dot(total, codes, e.load(x, I32x16), bits) for bits in (7, 8)),
@@ -120,24 +120,24 @@ def operations(e: Emit, x: Any, out: Any) -> None:
 
 
 def some_kernels() -> list[Kernel]:
-    """One of each kind: those of other layouts, and of more rows and tokens, are the same code many times over."""
+    """Return one kernel of each kind: kernels of other layouts and sizes have the same code."""
     there = {re.sub(r"\d+", "", made.name): made for made in reversed(KERNELS.values())}
     return [*there.values(), Kernel("operations", operations, returns=False)]
 
 
 def assembly(kernels: Iterable[Kernel], target: Target) -> tuple[str, bytes]:
-    """The assembly text and the object file of the same compilation; the file is that of `compile_kernels`."""
+    """Return the assembly text and the object file of one compilation, as `compile_kernels` makes it."""
     machine, module = native._machine(target), native._optimized(kernels, target)
     return machine.emit_assembly(module), machine.emit_object(module)
 
 
 def undefined_symbols(code: bytes) -> list[str]:
-    """What an ELF object of 64 bits expects others to have."""
+    """Return the undefined symbols of a 64-bit ELF object."""
     (headers_at,), (size, count) = struct.unpack_from("<Q", code, 0x28), struct.unpack_from("<HH", code, 0x3A)
     headers = [struct.unpack_from("<IIQQQQIIQQ", code, headers_at + size * i) for i in range(count)]
     missing = []
     for _, kind, _, _, start, length, strings, _, _, _ in headers:
-        for at in range(start + 24, start + length, 24) if kind == 2 else ():  # a table of symbols; the first is none
+        for at in range(start + 24, start + length, 24) if kind == 2 else ():  # symbol table; the first entry is null
             name, _, _, section = struct.unpack_from("<IBBH", code, at)
             if section == 0:
                 text = headers[strings][4] + name
@@ -172,4 +172,4 @@ def test_code_for_apple_uses_dot_products() -> None:
     target = Target("portable", "arm64-apple-darwin", "generic", frozenset({"neon", "dotprod"}))
     text, _ = assembly(some_kernels(), target)
     assert re.search(r"\bsdot\b", text)
-    assert not re.search(r"^\s+(bl|b)\s+_", text, re.MULTILINE)  # calls of functions elsewhere
+    assert not re.search(r"^\s+(bl|b)\s+_", text, re.MULTILINE)  # calls of external functions

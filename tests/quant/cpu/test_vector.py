@@ -1,4 +1,4 @@
-"""The operations that kernels are spelled out in, to the last bit on every target that this processor can execute."""
+"""The operations of `Emit`, bit for bit on every target that this processor can execute."""
 
 import ctypes
 import mmap
@@ -36,13 +36,13 @@ def test_duplicate_kernel_name_raises_value_error() -> None:
     assert there.parameters == ["x", "groups", "epsilon"]
 
 
-# -- kernels of one operation each, over many vectors
+# -- kernels of one operation over many vectors
 
 Build = Callable[..., None]
 
 
 def over_rows(body: Callable[..., Any], bytes_in: Sequence[int], bytes_out: int) -> Build:
-    """A kernel that stores what `body` makes of each row of its inputs."""
+    """Make a kernel that stores the result of `body` for each row of its inputs."""
 
     def build(e: Emit, count: Any, out: Any, first: Any, second: Any, third: Any) -> None:
         with cgutils.for_range(e.b, count) as loop:
@@ -71,7 +71,7 @@ def dot_of_words(e: Emit, total: Any, x: Any, y: Any) -> Any:
 
 
 def gather(e: Emit, indices: Any, numbers: Any) -> Any:
-    """Of 16 numbers those at 16 indices."""
+    """Return the numbers at 16 indices."""
     return e.gather([e.at(numbers, e.b.zext(e.load(e.at(indices, 4 * lane), I32), I64), 4) for lane in range(16)])
 
 
@@ -106,7 +106,7 @@ class Compiled:
         kind(self._engine.get_function_address(name))(count, out, *inputs, *[0] * (3 - len(inputs)))
 
     def run(self, name: str, out: NDArray[Any], *inputs: NDArray[Any]) -> NDArray[Any]:
-        """`out`, filled by a kernel, a row of it for each row of the inputs."""
+        """Call a kernel that fills `out`, one row for each row of the inputs, and return it."""
         assert all(it.flags.c_contiguous and len(it) == len(out) for it in inputs)
         self.call(name, len(out), out.ctypes.data, *(it.ctypes.data for it in inputs))
         return out
@@ -124,7 +124,7 @@ def rng() -> np.random.Generator:
 
 @pytest.mark.parametrize("bits", BITS)
 def test_dot_is_exact(compiled: Compiled, rng: np.random.Generator, bits: int) -> None:
-    """The largest products of both signs come together in every way, and codes of every size meet every byte."""
+    """The largest products of both signs are combined in every way, and codes of every size meet every byte."""
     rows, most = 3000, 2**bits - 1
     codes = rng.integers(0, most + 1, (rows, 16, 4)).astype(np.uint8)
     x = rng.integers(-127, 128, (rows, 16, 4)).astype(np.int8)
@@ -138,7 +138,7 @@ def test_dot_is_exact(compiled: Compiled, rng: np.random.Generator, bits: int) -
 
 
 def test_dot_of_words_is_exact(compiled: Compiled, rng: np.random.Generator) -> None:
-    """Of parts and sums, and of the largest int16."""
+    """Covers the ranges of sub-scales and sums, and the largest int16."""
     x, y = rng.integers(-128, 256, (2000, 16, 2)), rng.integers(-4064, 4065, (2000, 16, 2))
     x[:100], y[:100] = rng.choice([-128, 255], (100, 16, 2)), rng.choice([-4064, 4064], (100, 16, 2))
     x[100:200], y[100:200] = rng.choice([-32767, 32767], (2, 100, 16, 2))
@@ -170,7 +170,7 @@ def test_gather(compiled: Compiled, rng: np.random.Generator) -> None:
 
 
 def check_floats(found: NDArray[Any], expected: NDArray[Any]) -> None:
-    """The same bits, and NaN for NaN."""
+    """Check that the bits are equal, and that NaN is NaN."""
     nan, kind = np.isnan(expected), f"u{expected.itemsize}"
     assert np.array_equal(np.isnan(found), nan)
     assert np.array_equal(found[~nan].view(kind), expected[~nan].view(kind))
@@ -186,12 +186,10 @@ def test_widen_is_exact_for_every_float16(compiled: Compiled, name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["narrow", "narrow_one"])
-def test_narrow_rounds_to_nearest_even(
-    compiled: Compiled, rng: np.random.Generator, name: str
-) -> None:
-    """Around every float16 and every middle between two of them, and any bits there can be."""
+def test_narrow_rounds_to_nearest_even(compiled: Compiled, rng: np.random.Generator, name: str) -> None:
+    """Covers every float16, every midpoint between two, their neighbors, and random bits."""
     there = np.arange(0x7C01, dtype=np.uint16).view(np.float16).astype(np.float32)
-    there[-1] = 65536  # where infinity begins, were exponents not bounded
+    there[-1] = 65536  # the first value above float16's range
     middles = (there[:-1] + there[1:]) / 2
     near = np.concatenate([there, middles]).view(np.int32)
     near = np.concatenate([near - 1, near, near + 1]).view(np.float32)
@@ -216,7 +214,7 @@ def test_nearest_rounds_halves_to_even(compiled: Compiled, rng: np.random.Genera
 
 def test_fma_rounds_once_if_the_target_can(compiled: Compiled, rng: np.random.Generator) -> None:
     x, y, z = rng.standard_normal((3, 1000, 16)).astype(np.float32)
-    z[:500] = -x[:500] * y[:500]  # all that is left is what rounding took
+    z[:500] = -x[:500] * y[:500]  # only the rounding error of the product is left
     twin = fused if compiled.target.has("fma", "neon") else rounded_twice
     assert np.array_equal(compiled.run("fma", np.empty_like(x), x, y, z), twin(x, y, z))
 
@@ -227,7 +225,7 @@ def test_exp(compiled: Compiled, rng: np.random.Generator) -> None:
 
 
 def test_masked_lanes_access_no_memory(compiled: Compiled) -> None:
-    """The floats end where a page begins that nobody may touch: doing so would end the process."""
+    """The floats end at the start of a protected page: an access would crash the process."""
     page = mmap.PAGESIZE
     pages = mmap.mmap(-1, 2 * page)
     start = ctypes.addressof(ctypes.c_char.from_buffer(pages))

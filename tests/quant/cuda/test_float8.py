@@ -1,4 +1,4 @@
-"""Matrices of 8-bit floats as they lie on a GPU."""
+"""The layout of 8-bit float matrices on a GPU."""
 
 import torch
 
@@ -28,8 +28,8 @@ def test_scales_of_any_type_become_float32() -> None:
 def test_matrices_of_equal_form_are_concatenated(device: torch.device) -> None:
     cases: list[list[tuple[tuple[int, int], tuple[int | None, int | None]]]] = [
         [((16, 48), (None, None)), ((8, 48), (1, None)), ((5, 48), (None, None))],
-        [((128, 160), (64, 32)), ((100, 160), (64, 32))],  # blocks meet
-        [((100, 160), (64, 32)), ((20, 160), (64, 32))],  # and do not
+        [((128, 160), (64, 32)), ((100, 160), (64, 32))],  # blocks do not straddle matrices
+        [((100, 160), (64, 32)), ((20, 160), (64, 32))],  # blocks would straddle matrices
     ]
     for case in cases:
         weights = [float8_weight(shape, block) for shape, block in case]

@@ -1,4 +1,4 @@
-"""Tokens times 8-bit floats, whichever way, against the reference."""
+"""Tokens times 8-bit floats, with every method, compared with the reference."""
 
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,7 @@ NEW = replace(OLD, capability=(9, 0))  # multiplies 8-bit floats
 
 
 def exact(x: Tensor, weight: Float8Tensor) -> tuple[Tensor, Tensor]:
-    """The product, and that of the absolute values, which rounding errors are measured by."""
+    """Return the product, and the product of absolute values, which scales the rounding errors."""
     values = reference.dequantize(weight)
     return x @ values.T, x.abs() @ values.abs().T
 
@@ -60,7 +60,7 @@ def test_error_of_quantized_activations_is_bounded(device: torch.device) -> None
     assert (got - want).norm() <= 0.04 * want.norm()
 
 
-@pytest.mark.parametrize("outputs", [32, 50])  # a library multiplies multiples of 16
+@pytest.mark.parametrize("outputs", [32, 50])  # the library multiplies multiples of 16
 @pytest.mark.parametrize("card", [OLD, NEW], indirect=True)
 @pytest.mark.parametrize("tokens", [2, 66])
 def test_bias_and_add_to(outputs: int, card: Card, tokens: int, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Linear layers on a GPU against plain torch."""
+"""Linear layers on a GPU, compared with plain torch."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ from tests.quant.cpu.random_weights import EVERY, KINDS, random_weight, width
 pytestmark = pytest.mark.usefixtures("fenced_memory")
 
 CARD = Card("interpreted", (9, 0), 132, 232448, 50 << 20, 80 << 30, interpreted=True)
-ZERO_POINTS = {"int2 g32 zeros": 1.08, "int2 g64 zeros": 1.06}  # of two bits in the file take a byte
+ZERO_POINTS = {"int2 g32 zeros": 1.08, "int2 g64 zeros": 1.06}  # zero points of two bits in the file take a byte
 
 
 def layer(segments: list[QTensor], device: torch.device, *, deterministic: bool = False) -> CudaLinear:

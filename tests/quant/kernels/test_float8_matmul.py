@@ -1,4 +1,4 @@
-"""Few tokens times 8-bit floats on a GPU against the reference."""
+"""Few tokens times 8-bit floats on a GPU, compared with the reference."""
 
 from functools import partial
 
@@ -33,7 +33,7 @@ def test_equals_the_reference(size: str, scale: str, device: torch.device) -> No
     if scale == "narrow" and inputs > 24:  # scales are multiplied into the weight's bfloat16
         values = values.bfloat16().float()
     got = multiplied(x, weight, device)
-    # Products of bfloat16 are exact, and sums are of float32.
+    # Products of bfloat16 are exact, and sums are in float32.
     assert ((got - x.float() @ values.T).abs() <= 2.0**-19 * (x.float().abs() @ values.abs().T)).all()
 
 
@@ -54,7 +54,7 @@ def test_bias_and_add_to(out_dtype: torch.dtype, device: torch.device) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_every_float8_value(dtype: torch.dtype, device: torch.device) -> None:
-    """One input of the largest activations at a time, so that each product is seen alone."""
+    """One input per token, up to the largest activations, so that each product is checked alone."""
     weight = float8_weight((64, 16), (1, None), dtype)
     want = reference.dequantize(weight)
     got = multiplied(torch.eye(16), weight, device)

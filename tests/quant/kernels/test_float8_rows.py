@@ -21,7 +21,7 @@ def test_equals_the_reference(shape: tuple[int, int], dtype: torch.dtype, device
     got = codes.view(E4M3).float()
     assert not got[:, shape[1] :].any()
     got = got[:, : shape[1]]
-    # Division is not rounded alike everywhere: a number at a tie may go to its other neighbour.
+    # Division rounds differently on some devices: a number at a tie may be rounded either way.
     assert ((got - values.float()).abs() <= values.float().abs() / 8 + 2.0**-9).all()
     assert (got != values.float()).float().mean() < 0.01
 

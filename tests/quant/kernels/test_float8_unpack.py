@@ -1,4 +1,4 @@
-"""Rows of 8-bit floats on a GPU, unpacked, against the reference: every bit."""
+"""Unpack rows of 8-bit floats on a GPU: every bit equals the reference."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Packed weights times few tokens against plain torch."""
+"""Packed weights times few tokens, compared with plain torch."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def matrix_of(name: str, rows: int, columns: int, device: torch.device) -> tuple
 
 
 def check(got: torch.Tensor, x: torch.Tensor, values: torch.Tensor) -> None:
-    """Within what rounding weights to bfloat16 does to a sum."""
+    """Check that the error is that of rounding weights to bfloat16."""
     bound = (x.float().abs() @ values.abs().T) / 256
     want = x.float() @ values.T
     assert ((got.cpu() - want).abs() <= bound + 1e-4).all()

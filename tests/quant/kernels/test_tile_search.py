@@ -1,4 +1,4 @@
-"""The fastest tile is found, and only what is clearly faster than the rule's replaces it."""
+"""The search for the fastest tile, and the gain that it requires."""
 
 from dataclasses import replace
 
