@@ -119,7 +119,7 @@ class ChatApp(App[None]):
             await self._client.preferences.save_theme(name)
 
     def _on_downloaded(self, name: str) -> None:
-        self.notify(f"{name} is on this machine now.", markup=False)
+        self.notify(f"Downloaded {name}.", markup=False)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         for command in COMMANDS:

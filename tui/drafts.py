@@ -17,16 +17,18 @@ def read_attachment(path: Path) -> Attachment:
     try:
         with path.expanduser().open("rb") as file:
             data = file.read(LARGEST + 1)
+    except FileNotFoundError as error:
+        raise ClientError(f"{path} not found.") from error
     except OSError as error:
         raise ClientError(f"{path} cannot be read: {error.strerror}.", "Check the path.") from error
     if len(data) > LARGEST:
-        raise ClientError(f"{path.name} has more than {LARGEST:,} bytes.", "Attach the part that matters.")
+        raise ClientError(f"{path.name} is larger than {LARGEST:,} bytes.", "Attach only the part that you need.")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ClientError(f"{path.name} is no text in UTF-8.", "Only text files can be attached.") from error
+        raise ClientError(f"{path.name} is not a text file.", "Images are not supported yet.") from error
     if "\0" in text:
-        raise ClientError(f"{path.name} is a binary file.", "Only text files can be attached.")
+        raise ClientError(f"{path.name} is not a text file.", "Images are not supported yet.")
     return Attachment(path.name, text)
 
 

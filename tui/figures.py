@@ -49,39 +49,40 @@ def percent(used: int, total: int) -> str:
 
 
 def cost(usage: Usage) -> str:
-    """Return prompt cost and reply cost, joined by " · "."""
-    return " · ".join(filter(None, (prompt_cost(usage), reply_cost(usage))))
+    """Return reply cost and prompt cost, joined by " · "."""
+    return " · ".join(filter(None, (reply_cost(usage), prompt_cost(usage))))
 
 
 def prompt_cost(usage: Usage) -> str:
-    """Return where the prompt's tokens came from: "1,204 reused (1,188 device, 16 disk), 31 computed".
+    """Return where the prompt's tokens came from: "1,204 of 1,235 prompt tokens cached (1,188 device, 16 disk)".
 
     Without details from the server, return the number of prompt tokens and of those reported as cached. Empty if
     unknown.
     """
     sources, reused = usage.sources, usage.sources.cached
     if not usage.is_detailed:
-        known = f", {reused:,} of them reused" if reused else ""
+        known = f", {reused:,} cached" if reused else ""
         return f"{usage.prompt_tokens:,} prompt tokens{known}" if usage.prompt_tokens else ""
     tiers = [("device", sources.device), ("RAM", sources.host), ("disk", sources.disk)]
     places = ", ".join(f"{count:,} {name}" for name, count in tiers if count)
-    return f"{reused:,} reused{f' ({places})' if places else ''}, {sources.computed:,} computed"
+    return f"{reused:,} of {usage.prompt_tokens:,} prompt tokens cached{f' ({places})' if places else ''}"
 
 
 def reply_cost(usage: Usage) -> str:
-    """Return how long a reply took: "first token 0.41 s (queue 2 ms, prompt 0.41 s), 212 tokens at 45.2 tok/s".
+    """Return how long a reply took: "212 tokens · 45.2 tok/s · 0.41 s to first token (queue 2 ms, prefill 0.41 s)".
 
-    A reply that was stopped before its first token: "no token in 3.20 s (...)". Unknown values are left out.
+    A reply that was stopped before its first token: "stopped before the first token (3.20 s)". Unknown values are left
+    out.
     """
-    begun = usage.reply_tokens or usage.reply_seconds or not usage.is_detailed
-    cost = f"{'first token' if begun else 'no token in'} {seconds(usage.first_token_seconds)}"
-    if usage.is_detailed:
-        cost += f" (queue {seconds(usage.queue_seconds)}, prompt {seconds(usage.prompt_seconds)})"
-    if usage.reply_tokens:
-        cost += f", {usage.reply_tokens:,} tokens"
+    first = seconds(usage.first_token_seconds)
+    if usage.is_detailed and not (usage.reply_tokens or usage.reply_seconds):
+        return f"stopped before the first token ({first})"
+    parts = [f"{usage.reply_tokens:,} {'token' if usage.reply_tokens == 1 else 'tokens'}"] if usage.reply_tokens else []
     if usage.tokens_per_second > 0:
-        cost += f" at {usage.tokens_per_second:.1f} tok/s"
-    return cost
+        parts.append(f"{usage.tokens_per_second:.1f} tok/s")
+    detail = f" (queue {seconds(usage.queue_seconds)}, prefill {seconds(usage.prompt_seconds)})"
+    parts.append(f"{first} to first token{detail if usage.is_detailed else ''}")
+    return " · ".join(parts)
 
 
 def loading(now: Loading) -> str:
@@ -93,29 +94,26 @@ def loading(now: Loading) -> str:
 
 
 def prompt_progress(progress: PromptProgress) -> str:
-    cached = f", {progress.cached:,} of them reused" if progress.cached else ""
-    return f"reading the prompt: {progress.done:,} of {progress.total:,} tokens{cached}"
+    cached = f" ({progress.cached:,} cached)" if progress.cached else ""
+    return f"Reading your message {percent(progress.done, progress.total)}{cached}"
 
 
 def budget(context: ContextBudget) -> str:
-    """Describe a context budget in tokens: "1.2k of 8.2k: system 120, history 1.1k, reserve 1.0k, free 6.0k".
+    """Describe a context budget: "context 27 % · 5.9k free" or "context 110 % · 196 over the limit".
 
-    Without a known limit: "1.2k: system 120, history 1.1k".
+    Without a known limit: "331 tokens (limit unknown)".
     """
-    parts = f"system {short_count(context.system)}, history {short_count(context.history)}"
     if context.limit is None or context.free is None:
-        return f"{short_count(context.used)}: {parts}"
-    used = context.used + context.reserve
-    rest = f"{short_count(context.lacking)} too many" if context.lacking else f"free {short_count(context.free)}"
-    return (
-        f"{short_count(used)} of {short_count(context.limit)}: {parts}, reserve {short_count(context.reserve)}, {rest}"
-    )
+        return f"{short_count(context.used)} tokens (limit unknown)"
+    used = percent(context.used + context.reserve, context.limit)
+    rest = f"{short_count(context.lacking)} over the limit" if context.lacking else f"{short_count(context.free)} free"
+    return f"context {used} · {rest}"
 
 
 FINISHES = {
-    Finish.LENGTH: "ended at the limit of tokens",
+    Finish.LENGTH: "Reply cut at the length limit",
     Finish.STOPPED: "stopped",
     Finish.FAILED: "failed",
-    Finish.CUT_OFF: "cut off: the program ended while this was written",
+    Finish.CUT_OFF: "Interrupted: Inglenook closed during this reply",
 }
-"""What is said of a reply that did not end by itself."""
+"""Labels of replies that did not end by themselves."""

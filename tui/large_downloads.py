@@ -5,7 +5,7 @@ from tui.engine_types import ModelInfo
 
 LARGE = 1_000_000_000  # bytes
 
-FIT_BY_SIZE = {None: "unknown whether it fits", True: "fits by its size", False: "too large by its size"}
+FIT_BY_SIZE = {None: "Fit unknown", True: "Probably fits", False: "Probably too large"}
 
 
 def can_load(model: ModelInfo) -> bool:

@@ -27,9 +27,9 @@ class Field:
         try:
             value = int(text) if self.whole else float(text)
         except ValueError:
-            raise InvalidField(f"{self.label}: {text} is no {'whole ' if self.whole else ''}number.") from None
+            raise InvalidField(f"{self.label} must be a {'whole ' if self.whole else ''}number.") from None
         if not self.least <= value <= self.most:
-            raise InvalidField(f"{self.label} is between {self.least:g} and {self.most:g}.")
+            raise InvalidField(f"{self.label} must be between {self.least:g} and {self.most:g}.")
         return value
 
 
@@ -38,7 +38,7 @@ FIELDS = (
     Field("top_p", "Top p", 0, 1),
     Field("top_k", "Top k", 0, 1_000_000, whole=True),
     Field("min_p", "Min p", 0, 1),
-    Field("max_tokens", "Longest reply", 1, 1_000_000, whole=True),
+    Field("max_tokens", "Max tokens", 1, 1_000_000, whole=True),
     Field("seed", "Seed", 0, 2**63 - 1, whole=True),
 )
 

@@ -46,7 +46,9 @@ class ContextTrimmer:
         self, chat: ChatId, leaf: MessageId | None, typed: str, how: FullContext, budget: ContextBudget
     ) -> TrimPlan | None:
         if how is FullContext.STOP:
-            raise ClientError(f"{budget.lacking:,} tokens too many for the context.", "Begin a new chat, or /room.")
+            raise ClientError(
+                f"The context is full: {budget.lacking:,} tokens over the limit.", "Start a new chat, or use /room."
+            )
         most = await self._context.plan(chat, leaf, FullContext.DROP_OLDEST, typed)
         if not most.suffices(budget):
             raise _too_long(budget.lacking - most.tokens)
@@ -76,4 +78,4 @@ class ContextTrimmer:
 
 
 def _too_long(tokens: int) -> ClientError:
-    return ClientError(f"This message alone is {tokens:,} tokens too long for the context.", "Shorten it.")
+    return ClientError(f"This message is {tokens:,} tokens too long for this model.", "Shorten it.")

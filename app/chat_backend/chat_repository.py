@@ -199,7 +199,7 @@ class ChatRepository:
             with open(path, "xb", opener=_private) as file:
                 file.write(content)
         except FileExistsError:
-            raise AppError(f"{path} is there already", "Give another name.") from None
+            raise AppError(f"{path} already exists", "Choose another name.") from None
 
     async def notices(self) -> AsyncGenerator[Notice, None]:
         loop, coming = asyncio.get_running_loop(), asyncio.Queue[HistoryNotice]()

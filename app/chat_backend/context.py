@@ -84,7 +84,7 @@ class ChatContext:
             body = {"model": engine.model, "messages": readable, **sampling, **own}
             summary = (await engine.endpoint.complete(body)).strip()
         if not summary:
-            raise ClientError("the model wrote no summary", "Leave the oldest messages out instead.")
+            raise ClientError("the model wrote no summary", "Drop the oldest messages instead.")
         return summary
 
     def _branch(self, chat: ChatId | None, leaf: MessageId | None) -> tuple[StoredChat, list[StoredMessage]]:
@@ -160,6 +160,6 @@ async def _shortened(
         longest = max(range(len(fitting)), key=lambda place: len(str(fitting[place]["content"])))
         content = str(fitting[longest]["content"])
         if len(content) <= len(_SUMMARIZE):
-            raise ClientError("this is too long to be summarized", "Leave the oldest messages out instead.")
+            raise ClientError("this is too long to be summarized", "Drop the oldest messages instead.")
         fitting[longest] = {**fitting[longest], "content": content[: len(content) // 2]}
     return fitting

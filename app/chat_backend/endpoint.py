@@ -71,14 +71,14 @@ def checked_url(given: str) -> str:
     except httpx.InvalidURL:
         is_complete = False
     if not is_complete:
-        raise InvalidSetting(f"{given} is no URL of an endpoint", "It looks like http://127.0.0.1:8000/v1.")
+        raise InvalidSetting(f"{given} is not the URL of an endpoint", "It looks like http://127.0.0.1:8000/v1.")
     return given.rstrip("/")
 
 
 def _remedies(url: str, *, is_inglenook: bool) -> Remedies:
     """Return the advice for errors of an endpoint."""
     if is_inglenook:
-        return Remedies("Try again: the engine is started anew.")
+        return Remedies("Try again: the engine restarts.")
     lacks_version = {} if url.endswith("/v1") else {httpx.codes.NOT_FOUND.value: NO_SENSE}
     return Remedies("Check the address, or try again.", NO_SENSE, {**_REMEDIES, **lacks_version})
 
@@ -137,7 +137,7 @@ class ChatEndpoint:
     async def call_inglenook(self, method: str, path: str, body: Body | None = None) -> Any:
         """Call a route that only Inglenook has, and return the answer. Raises NotOffered for other servers."""
         if not self.is_inglenook:
-            raise NotOffered("this endpoint does not say that", "A server of ingle does.")
+            raise NotOffered("this endpoint does not report that", "Only ingle servers do.")
         return await self._http.ask(method, f"{self.url.removesuffix('/v1')}/inglenook/{path}", body)
 
     async def stream(self, body: Body) -> AsyncGenerator[ReplyPart]:
@@ -278,11 +278,11 @@ def _sentence(details: PromptTokensDetails) -> str:
         return ""
     sentences = {
         MissReason.FIRST_TIME: "",
-        MissReason.DIVERGED: f"differs from token {miss.position:,} on",
-        MissReason.REMOVED: f"the template removed something at token {miss.position:,}",
-        MissReason.EVICTED: f"was evicted from token {miss.position:,} on",
-        MissReason.RECOMPUTED: f"computing was faster than reading from token {miss.position:,} on",
+        MissReason.DIVERGED: f"text changed at token {miss.position:,}",
+        MissReason.REMOVED: f"the template removed text at token {miss.position:,}",
+        MissReason.EVICTED: f"evicted from token {miss.position:,} on",
+        MissReason.RECOMPUTED: f"prefilled from token {miss.position:,} on, which was faster than reading",
     }
     quoted = f": “{miss.was}” became “{miss.now}”" if miss.was or miss.now else ""
-    sentence = sentences.get(miss.reason, "computed anew")
+    sentence = sentences.get(miss.reason, "prefilled again")
     return f"{sentence}{quoted}" if sentence else ""

@@ -54,7 +54,7 @@ def run_guarded(work: Work) -> int:
     _restore(terminal, before, in_order=left and status >= 0)
     if status < 0:
         name = signal.Signals(-status).name
-        print(f"error: the chat ended by {name}; what was sent and answered is kept", file=sys.stderr)  # noqa: T201
+        print(f"error: the chat ended by {name}; messages and replies are saved", file=sys.stderr)  # noqa: T201
     return status if status >= 0 else _SIGNALLED - status
 
 

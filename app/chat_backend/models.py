@@ -111,10 +111,10 @@ class ChatModels:
             length = next(
                 (one.context_length for one in await self._connection.offered_models() if one.name == name), None
             )
-            words = "nobody tells how long its context is" if length is None else f"{length:,} tokens of context"
-            return Fit(f"at the endpoint; {words}", is_possible=True)
+            words = "context length unknown" if length is None else f"{length:,} tokens of context"
+            return Fit(f"On the endpoint; {words}", is_possible=True)
         if name == self._connection.model and self._connection.context_length is not None:
-            return Fit(f"answers now: {self._connection.context_length:,} tokens of context", is_possible=True)
+            return Fit(f"In use · {self._connection.context_length:,}-token context", is_possible=True)
         with client_errors():
             return await check_fit(name, self._settings, await self._connection.reclaimable_memory())
 
@@ -183,7 +183,7 @@ class ChatModels:
     def _require_local(self) -> None:
         """Raises ClientError with a remote endpoint, which manages its own models."""
         if self._connection.is_remote:
-            raise ClientError("this endpoint has models of its own", "Start ingle without --endpoint for others.")
+            raise ClientError("this endpoint manages its models itself", "For others, start ingle without --endpoint.")
 
     def _check_name(self, name: str) -> None:
         """Raises ModelNotFound if no model has this name, so that none is unloaded for it."""

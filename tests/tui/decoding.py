@@ -1,9 +1,8 @@
-"""What being shown costs a reply: `python -m tests.tui.decoding MODEL.gguf`, on a machine that does nothing else.
+"""Measure how much the screens slow down a reply: `python -m tests.tui.decoding MODEL.gguf`, on an idle machine.
 
-One server writes the same kind of reply in turn to a client that throws it away and to the chat in a terminal, which
-both share the machine with it. Printed: tokens a second behind the first one, as the server counts them for each, and
-the median of their ratios. A round in which the host of a virtual machine took part of the cores says little of either:
-it is shown and not counted, and another one follows.
+One server generates the same kind of reply in turn for a client that discards it and for the chat in a terminal, on the
+same machine. Prints tokens per second after the first token, as the server counts them, and the median of the ratios.
+Rounds in which the host of a virtual machine took CPU time are shown, not counted, and repeated.
 """
 
 import argparse
@@ -28,25 +27,25 @@ from tests.app.commands.test_serve import ready, serve
 from tests.support.terminal_screen import Terminal, python
 
 QUESTION = "Tell me a long story about a fireplace, an old house, a storm and a cat that likes all of them."
-CONTEXT = "512"  # tokens, at whose end a reply ends at the latest: so short that some rounds are left alone
-FEWEST = 100  # tokens of a reply that counts
+CONTEXT = "512"  # tokens; ends every reply, and is short enough for some undisturbed rounds
+FEWEST = 100  # tokens of a reply that counts, at least
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 LONG = 600.0  # seconds
-REST = 5.0  # in which a chat gets its title
-TAKEN = 0.02  # share of the cores' time that a host may take in a round that counts
+REST = 5.0  # seconds in which a chat gets its title
+TAKEN = 0.02  # maximum share of CPU time that the host may take in a round that counts
 ROUNDS_AT_MOST = 100
 NEW, QUIT = b"\x0e", b"\x11"
 
 
 def taken_seconds() -> float:
-    """Of all cores, which the host has given to others while there was work. Linux tells it."""
+    """Return the CPU time of all cores that the host gave to others while there was work. Linux only."""
     figures = Path("/proc/stat").read_text(encoding="ascii").split()
     return int(figures[8]) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
 def serving(model: Path, environment: dict[str, str]) -> Iterator[str]:
-    """The URL of a server."""
+    """Start a server and yield its URL."""
     own = {**os.environ, **environment}
     with serve(own, "--context", CONTEXT, "--model", str(model)) as server:
         try:
@@ -57,14 +56,14 @@ def serving(model: Path, environment: dict[str, str]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Speed:
-    """Of one reply."""
+    """The speed of one reply."""
 
-    tokens_a_second: float  # behind the first one
-    taken: float  # share of the cores' time that the host took meanwhile
+    tokens_a_second: float  # after the first token
+    taken: float  # share of CPU time that the host took meanwhile
 
 
 class Watched:
-    """The share of the cores' time that the host takes within, known at the end."""
+    """Measures the share of CPU time that the host takes within the block."""
 
     share = 0.0
 
@@ -78,11 +77,11 @@ class Watched:
 
 
 def headless(url: str, model: Path) -> Speed:
-    """Of a reply that nobody reads."""
+    """Return the speed of a reply to a client that discards it."""
     body = {
         "model": str(model),
         "messages": [{"role": "user", "content": QUESTION}],
-        **suitable_sampling(str(model), model).values,  # as the chat asks for it
+        **suitable_sampling(str(model), model).values,  # the same sampling as the chat
         **STREAM,
     }
     timings: dict[str, float] = {}
@@ -97,7 +96,7 @@ def headless(url: str, model: Path) -> Speed:
 
 
 class ShownChat:
-    """The chat in a terminal, and the file that it keeps its replies in."""
+    """The chat in a terminal, and the file with its replies."""
 
     def __init__(self, model: Path, environment: dict[str, str]) -> None:
         self._terminal = Terminal(python("-m", "app", "chat", "--model", str(model)), environment)
@@ -135,7 +134,7 @@ class ShownChat:
 
 
 def ratios(url: str, model: Path, chat: ShownChat) -> Iterator[float]:
-    """Of rounds that count."""
+    """Return the ratios of the rounds that count."""
     for _ in range(ROUNDS_AT_MOST):
         alone, shown = headless(url, model), chat.speed()
         ratio, counts = shown.tokens_a_second / alone.tokens_a_second, max(alone.taken, shown.taken) <= TAKEN

@@ -1,4 +1,4 @@
-"""One document of a reply, alone in a terminal of a test."""
+"""A terminal that shows one document of a reply, for tests."""
 
 from textual.app import App, ComposeResult
 from textual.containers import VerticalScroll
@@ -8,7 +8,7 @@ from tui.widgets.document import Document
 
 
 class DocumentPage(App[None]):
-    """Shows it, and remembers which addresses in it were clicked."""
+    """Shows the document, and records clicks on links."""
 
     CSS = "VerticalScroll { scrollbar-gutter: stable; }"
 

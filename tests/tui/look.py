@@ -1,4 +1,4 @@
-"""The chat with a scripted client, to be looked at: `python -m tests.tui.look [dark|light|ansi]`."""
+"""Run the chat with a scripted client, to look at it: `python -m tests.tui.look [dark|light|ansi]`."""
 
 import asyncio
 import random
@@ -46,7 +46,7 @@ def greet(name: str) -> str:
 
 
 class SlowReplies(ScriptedReplies):
-    """A reply as a model of 50 tokens a second gives it."""
+    """Replies at the speed of a model with 50 tokens per second."""
 
     async def reply(self, chat: ChatId, to: MessageId) -> AsyncGenerator[ReplyEvent, None]:
         name = MessageId(f"message-{self.chats.name()}")

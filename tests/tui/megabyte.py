@@ -1,10 +1,9 @@
-"""How long a key waits beside a text of a megabyte: `python -m tests.tui.megabyte`, on a quiet machine.
+"""Measure how long a key waits beside a text of a megabyte: `python -m tests.tui.megabyte`, on an idle machine.
 
-A chat with one message of that size is opened, and then such a reply comes in pieces of 20 kB, faster than any model
-writes. Meanwhile a key is due every 50 ms, by the clock, so that one which falls into a long turn of the event loop
-waits for all that is left of it. Printed, for each kind of text: the longest wait of a key for its frame, in
-milliseconds, when such a reply is opened, when such a text of the user is opened, while the reply comes, and while it
-comes in tokens as fast as they are read.
+Opens a chat with one message of that size, and then streams such a reply in pieces of 20 kB, faster than any model.
+Meanwhile a key is pressed every 50 ms by the clock, so that a key pressed during a long turn of the event loop waits
+for the rest of it. Prints for each kind of text the longest wait of a key for its frame, in milliseconds: while such a
+reply is opened, while such a user message is opened, while the reply is streamed in pieces, and in tokens.
 """
 
 import argparse
@@ -23,11 +22,11 @@ SIZE = 1_000_000  # characters
 PIECE = 20_000
 TOKEN = 8
 PAUSE = 0.01  # seconds between two pieces
-PERIOD = 0.05  # seconds from one key to the next
-QUIET = 40  # keys, all of them as quick as a frame is, behind which nothing more is expected
+PERIOD = 0.05  # seconds between keys
+QUIET = 40  # keys as quick as a frame, after which the measurement ends
 AS_QUICK = 0.05  # seconds
 
-# What a text begins with, and repeats.
+# Kind of text -> its first lines, and the text that follows repeatedly.
 KINDS: Mapping[str, tuple[str, str]] = {
     "one line": ("", "a word and **more** of it, "),
     "one word": ("", "abcdefgh"),
@@ -50,7 +49,7 @@ def text_of(kind: str) -> str:
 
 
 class HugeReplies(ScriptedReplies):
-    """One huge reply, as fast as it is taken."""
+    """One huge reply, as fast as it is read."""
 
     text = ""
     piece, pause = PIECE, PAUSE
@@ -64,7 +63,7 @@ class HugeReplies(ScriptedReplies):
 
 
 async def waits(app: ChatApp, working: asyncio.Task[None]) -> list[float]:
-    """How long each key waited, in seconds, until the work is done and the screen has come to rest."""
+    """Return how long each key waited, in seconds, until the work is done and the screen is at rest."""
     area = app.screen.query_one(Conversation).composer.area
     found: list[float] = []
     due = time.perf_counter()

@@ -1,4 +1,4 @@
-"""A chat in a terminal of a test, and waiting for what it shows."""
+"""A chat in a terminal of a test, with functions that wait for what it shows."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -18,11 +18,11 @@ from tui.widgets.message_view import MessageView
 
 Flow = Callable[["Chatting"], Awaitable[None]]
 Seen = TypeVar("Seen")
-_FRAMES = 5  # in which nothing changes at rest
+_FRAMES = 5  # unchanged frames that count as rest
 
 
 async def at_rest(pilot: Pilot[None], look: Callable[[], Seen]) -> Seen:
-    """What `look` sees once that has been the same for some frames."""
+    """Return the value of `look` once it is the same for some frames."""
     seen: list[Seen] = []
     while len(seen) < _FRAMES or any(one != seen[-1] for one in seen[-_FRAMES:]):
         await pilot.pause(0.01)
@@ -31,7 +31,7 @@ async def at_rest(pilot: Pilot[None], look: Callable[[], Seen]) -> Seen:
 
 
 class Chatting:
-    """A running chat, and what a test wants to know of it."""
+    """A running chat, with queries and actions for tests."""
 
     def __init__(self, app: ChatApp, pilot: Pilot[None], client: ScriptedClient) -> None:
         self.app = app
@@ -40,7 +40,7 @@ class Chatting:
 
     @property
     def screen(self) -> ChatScreen:
-        """The chat's own screen, whatever lies above it."""
+        """The chat screen, even below other screens."""
         (found,) = (screen for screen in self.app.screen_stack if isinstance(screen, ChatScreen))
         return found
 
@@ -53,25 +53,25 @@ class Chatting:
         return self.conversation.composer
 
     def views(self) -> list[MessageView]:
-        """The messages that are mounted."""
+        """Return the mounted messages."""
         return list(self.conversation.transcript.query(MessageView))
 
     def texts(self) -> list[str]:
         return [view.message.text for view in self.views()]
 
     def label(self, selector: str) -> str:
-        """What a line of text on the screen says; nothing while it is not there."""
+        """Return the text of a label; empty if it does not exist."""
         return "".join(str(label.render()) for label in self.app.screen.query(selector).results(Label))
 
     def lines(self) -> list[str]:
-        """All that is seen."""
+        """Return all visible lines."""
         return [strip.text for strip in self.app.screen._compositor.render_strips()]
 
     def notices(self) -> list[str]:
         return [f"{notice.title} {notice.message}".strip() for notice in self.app._notifications]
 
     async def until(self, holds: Callable[[], Any]) -> None:
-        """Wait until it does. A test that waits for ever ends by its own limit."""
+        """Wait until the condition holds. The test's time limit ends a wait without success."""
         while not holds():
             await asyncio.sleep(0.002)
 
@@ -83,7 +83,7 @@ class Chatting:
             await self.pilot.press("enter")
 
     def at_once(self, *keys: str) -> None:
-        """Press keys as a terminal tells them that sends all of them in one piece."""
+        """Press keys as a terminal does that sends all of them in one piece."""
         for key in keys:
             self.app.post_message(Key(key, key if len(key) == 1 else None))
 
@@ -103,7 +103,7 @@ def run(
     chat: ChatId | None = None,
     theme: str = "",
 ) -> None:
-    """Run a chat with this client, and do with it what `flow` does."""
+    """Run a chat with this client, and `flow` on it."""
     if loaded:
         client.engine.loads.set()
 

@@ -1,6 +1,6 @@
-"""A client whose every answer is written down beforehand: chats in memory, replies from a script. For tests and a look.
+"""A client with scripted answers for tests: chats in memory, and replies from a script.
 
-A reply waits for `gate` wherever its script says WAIT, so that a test decides when it goes on.
+A reply waits for `gate` at each WAIT in its script, so that a test decides when it continues.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ from tui.types import (
 
 USAGE = Usage(TokenSources(1188, 0, 16, 31), 212, 0.002, 0.41, 4.69)
 NOON = 1_767_268_800.0
-WAIT = None  # in a script: until the gate opens
+WAIT = None  # in a script: wait until the gate opens
 
 Script = Sequence[ReplyEvent | ClientError | None]
 
@@ -63,7 +63,7 @@ class ChatsByName(dict[ChatId, Chat]):
 
 @dataclass
 class ScriptedChats:
-    """Everything that a store does, without one."""
+    """A store of chats in memory."""
 
     chats: ChatsByName = field(default_factory=ChatsByName)
     deleted: dict[ChatId, Chat] = field(default_factory=dict)
@@ -71,9 +71,9 @@ class ScriptedChats:
     drafts: dict[ChatId | None, str] = field(default_factory=dict)
     sent: list[str] = field(default_factory=list)
     exported: list[tuple[ChatId, Path, ExportFormat]] = field(default_factory=list)
-    titled: list[ChatId] = field(default_factory=list)  # asked for their titles
-    untitled: ClientError | None = None  # why there is no title
-    pending_notices: list[Notice] = field(default_factory=list)  # of the store
+    titled: list[ChatId] = field(default_factory=list)  # chats whose title was requested
+    untitled: ClientError | None = None  # error to raise for a title
+    pending_notices: list[Notice] = field(default_factory=list)  # to yield from `notices`
     number: int = 0
 
     def name(self) -> str:
@@ -81,7 +81,7 @@ class ScriptedChats:
         return str(self.number)
 
     def put(self, chat: ChatId, message: Message) -> Message:
-        """Add a message as the leaf, or tell one anew."""
+        """Add a message as the leaf, or replace one."""
         there = self.chats[chat]
         others = tuple(one for one in there.messages if one.id != message.id)
         if len(others) == len(there.messages):
@@ -98,7 +98,7 @@ class ScriptedChats:
         return sorted(found, key=lambda one: (not one.pinned, -one.updated))
 
     def _shown(self, chat: Chat) -> ChatSummary:
-        """A chat that is only a draft is called after it."""
+        """Return a chat as listed: a draft has its text as a title."""
         draft = self.drafts.get(chat.summary.id, "")
         title = chat.summary.title or (" ".join(draft.split()) or "New chat") * bool(draft)
         return replace(chat.summary, title=title)
@@ -199,15 +199,15 @@ class ScriptedChats:
 
 @dataclass
 class ScriptedReplies:
-    """Each reply plays the next script; the last one again and again."""
+    """Each reply plays the next script; the last script repeats."""
 
     chats: ScriptedChats
     scripts: list[Script] = field(default_factory=lambda: [[TextDelta("Hello."), ReplyEnd(Finish.COMPLETE, USAGE)]])
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     asked: list[tuple[ChatId, MessageId]] = field(default_factory=list)
     stopped: list[MessageId] = field(default_factory=list)
-    closed: int = 0  # streams that were closed before their end
-    deaf: bool = False  # stopping has no effect
+    closed: int = 0  # number of streams closed early
+    deaf: bool = False  # whether stopping has no effect
 
     async def reply(self, chat: ChatId, to: MessageId) -> AsyncGenerator[ReplyEvent, None]:
         self.asked.append((chat, to))
@@ -250,12 +250,12 @@ class ScriptedReplies:
 
 @dataclass
 class ScriptedContext:
-    """A context of a limit; four characters are a token."""
+    """A context with a limit; a token is four characters."""
 
     chats: ScriptedChats
-    limit: int | None = 8192  # None: nobody tells it
-    summary_tokens: int = 0  # of any summary
-    summarizes: asyncio.Event = field(default_factory=asyncio.Event)  # set: summaries are written
+    limit: int | None = 8192  # None: unknown
+    summary_tokens: int = 0  # length of any summary
+    summarizes: asyncio.Event = field(default_factory=asyncio.Event)  # set: summaries complete
 
     async def budget(self, chat: ChatId | None, leaf: MessageId | None, typed: str) -> ContextBudget:
         there = self.chats.chats.get(chat) if chat is not None else None
@@ -281,14 +281,14 @@ class ScriptedContext:
 
 @dataclass
 class ScriptedEngine:
-    """Two requests of others and one of this chat."""
+    """An engine with two requests of other clients and one of this chat."""
 
     steps: Sequence[Loading] = (Loading("smollm2:135m", "reading the weights", 0.5),)
     warning: str = ""
     loads: asyncio.Event = field(default_factory=asyncio.Event)  # set: the model is loaded
-    problem: ClientError | None = None  # why it cannot be
-    tried: int = 0  # how often again
-    followed: int = 0  # how often somebody asked how it loads
+    problem: ClientError | None = None  # error of the load
+    tried: int = 0  # number of retries
+    followed: int = 0  # number of calls of `loading`
     aborted: list[RequestId] = field(default_factory=list)
     requests: tuple[EngineRequest, ...] = (
         EngineRequest(RequestId("1"), "Inglenook", "interactive", Phase.WRITING, 1235, 1235, 212, 4.7, mine=True),
@@ -296,7 +296,7 @@ class ScriptedEngine:
         EngineRequest(RequestId("3"), "", "background", Phase.WAITING, 0, 512, 0, 0.05),
     )
     looks: int = 0
-    is_reported: bool = True  # what it does
+    is_reported: bool = True  # whether status has details
 
     def address(self) -> str:
         return "http://127.0.0.1:4645/v1" if self.loads.is_set() else ""
@@ -344,22 +344,22 @@ FITS = {
 
 @dataclass
 class ScriptedModels:
-    """One model here, two in the catalog, one repository with one variant."""
+    """One installed model, two in the catalog, and one repository with one variant."""
 
     pulled: list[str] = field(default_factory=list)
     paused: list[str] = field(default_factory=list)
     arrived: list[str] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
-    others: tuple[ModelInfo, ...] = ()  # that are here, too
-    fetching: bool = False  # the engine fetches the one that is known
+    others: tuple[ModelInfo, ...] = ()  # more installed models
+    fetching: bool = False  # whether the engine downloads the known model
     loaded: list[str] = field(default_factory=list)
-    gate: asyncio.Event = field(default_factory=asyncio.Event)  # set: downloads arrive
-    offered: tuple[ModelInfo, ...] = ()  # by an endpoint, in place of those that are here
-    better: Recommendation | None = None  # than the default one
-    finds: asyncio.Event = field(default_factory=asyncio.Event)  # set: searches end
-    offline: bool = False  # models of the catalog are found
-    free: int | None = 24_500_000_000  # bytes of the disk
-    looked_at: list[str] = field(default_factory=list)  # whether they fit, to the end
+    gate: asyncio.Event = field(default_factory=asyncio.Event)  # set: downloads finish
+    offered: tuple[ModelInfo, ...] = ()  # models of an endpoint, in place of installed ones
+    better: Recommendation | None = None  # the recommendation
+    finds: asyncio.Event = field(default_factory=asyncio.Event)  # set: searches finish
+    offline: bool = False  # whether searches find models of the catalog
+    free: int | None = 24_500_000_000  # free bytes of the disk
+    looked_at: list[str] = field(default_factory=list)  # models whose fit was checked
     looks_end: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -423,7 +423,7 @@ class ScriptedModels:
 
 @dataclass
 class ScriptedPreferences:
-    """What was chosen."""
+    """Records the saved theme."""
 
     themes: list[str] = field(default_factory=list)
 
@@ -432,7 +432,7 @@ class ScriptedPreferences:
 
 
 class ScriptedClient:
-    """All of it."""
+    """The complete client."""
 
     def __init__(self, *scripts: Script) -> None:
         self.chats = ScriptedChats()
@@ -446,7 +446,7 @@ class ScriptedClient:
         self.preferences = ScriptedPreferences()
 
     def keep(self, title: str, *texts: str, pinned: bool = False) -> ChatId:
-        """A chat with these messages, the person's and the model's in turn."""
+        """Create a chat with these messages, alternating between user and model."""
         name = ChatId(f"chat-{self.chats.name()}")
         summary = ChatSummary(name, title, NOON + self.chats.number, 0, pinned=pinned)
         self.chats.chats[name] = Chat(summary, ChatSettings(), (), None)

@@ -1,6 +1,6 @@
-"""Every screen as a picture, in small and large terminals, by night and by day.
+"""Take snapshots of every screen, in small and large terminals, dark and light.
 
-`python -m tests.tui.snapshots` takes them anew, to be looked at before they are kept: snapshots/*.svg.
+`python -m tests.tui.snapshots` writes them to snapshots/*.svg. Look at them before you commit them.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ Step = Callable[[Chatting], Awaitable[None]]
 
 
 def scene() -> tuple[ScriptedClient, ChatId]:
-    """A chat with branches, thoughts, a miss, and other chats beside it."""
+    """A chat with branches, reasoning, and a cache miss, among other chats."""
     client = ScriptedClient()
     client.keep("Seats in a [b]hearth[/b]", "pinned", "yes", pinned=True)
     client.keep("Something older", "question", "answer")
@@ -66,7 +66,7 @@ async def nothing(_: Chatting) -> None:
 
 
 def opened(screen: type[Screen[Any]], *keys: str) -> Step:
-    """The first key opens a screen, in which the others are pressed."""
+    """Return a step that opens a screen with the first key and presses the others there."""
 
     async def step(chat: Chatting) -> None:
         await chat.pilot.press(keys[0])
@@ -97,7 +97,7 @@ async def typed_command(chat: Chatting) -> None:
 
 async def searched(chat: Chatting) -> None:
     await chat.type("/search fire")
-    await chat.until(lambda: chat.app.screen.query("#found") and chat.label("#found") == "1 found")
+    await chat.until(lambda: chat.app.screen.query("#found") and chat.label("#found") == "1 result")
 
 
 async def full_context(chat: Chatting) -> None:
@@ -127,13 +127,13 @@ STEPS: dict[str, Step] = {
 
 
 def normalized(svg: str) -> str:
-    """Without what only the time or the content's hash decides."""
+    """Remove parts that depend on the time or on a hash."""
     svg = re.sub(r"terminal-\d+-", "terminal-", svg)
     return re.sub(r"\n\s*\n", "\n", svg)
 
 
 async def pictures(step: Step, looks: Sequence[str]) -> dict[str, str]:
-    """Pictures of one screen, by how they look."""
+    """Return pictures of one screen by look."""
     client, name = scene()
     first, theme = LOOKS[looks[0]]
     app = ChatApp(client, chat=name, theme=theme)
@@ -154,7 +154,7 @@ async def pictures(step: Step, looks: Sequence[str]) -> dict[str, str]:
 
 
 async def settled(chat: Chatting) -> None:
-    """Wait until some frames in a row are the same, without a cursor that blinks."""
+    """Wait until some frames in a row are the same, without a blinking cursor."""
     frames: deque[str] = deque(maxlen=4)
     while len(frames) < 4 or len(set(frames)) > 1:
         for screen in chat.app.screen_stack:

@@ -1,8 +1,8 @@
-"""How fast the chat is where people feel it: `python -m tests.tui.speed`, on a machine that does nothing else.
+"""Measure the speed of the chat where users feel it: `python -m tests.tui.speed`, on an idle machine.
 
-- start: from a fresh interpreter to a prompt that takes keys, while the model loads;
-- echo: from a key to its character on the screen, while a reply of 20,000 tokens comes at 300 a second;
-- share of a core that the chat uses meanwhile;
+- start: from a new interpreter to a prompt that accepts keys, while the model loads;
+- echo: from a key to its character on the screen, during a reply of 20,000 tokens at 300 per second;
+- the share of a core that the chat uses meanwhile;
 - open: from choosing a chat of 2,000 messages to its end on the screen.
 """
 
@@ -19,7 +19,7 @@ from tui.app import ChatApp
 from tui.types import ChatId, Finish, MessageId, ReplyEnd, ReplyEvent, ReplyStarted, TextDelta
 from tui.widgets.conversation import Conversation
 
-RATE = 300  # tokens a second
+RATE = 300  # tokens per second
 PARAGRAPH = "The seat beside the fire was warm, and **nobody** wished to leave it for `anything` else. " * 4
 BLOCKS = (
     f"## A heading\n\n{PARAGRAPH}",
@@ -29,7 +29,7 @@ BLOCKS = (
     "| a | b | c |\n|---|---|---|\n" + "\n".join(f"| {row} | two | three |" for row in range(6)),
 )
 WORDS = "a word and **more** of it, as `said`"
-# What replies are made of: what they begin with, and what follows again and again.
+# Kind of reply -> its first lines, and the text that follows repeatedly.
 KINDS: Mapping[str, tuple[str, str]] = {
     "blocks": ("", "".join(f"{block}\n\n" for block in BLOCKS)),
     "list": ("", f"- {WORDS}\n"),
@@ -53,7 +53,7 @@ asyncio.run(go())
 
 
 class FastReplies(ScriptedReplies):
-    """A long reply, some tokens each hundredth of a second, as an engine streams them."""
+    """A long reply, with some tokens every 10 ms, as an engine streams them."""
 
     tokens = 20_000
     kind = "blocks"
@@ -73,7 +73,7 @@ class FastReplies(ScriptedReplies):
 
 
 async def echo(app: ChatApp) -> float:
-    """Seconds from a key to its character in a frame that was drawn."""
+    """Return the seconds from a key to its character in a drawn frame."""
     area = app.screen.query_one(Conversation).composer.area
     before = len(area.text)
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Which addresses may be opened."""
+"""Tests for the addresses that a browser may open."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tui.plain_text import is_web_address
 
 
 @pytest.mark.parametrize("address", ["https://a.example/x?y#z", "http://127.0.0.1:8000/"])
-def test_addresses_of_the_web_may_be_opened(address: str) -> None:
+def test_http_urls_may_be_opened(address: str) -> None:
     assert is_web_address(address)
 
 
@@ -15,5 +15,5 @@ def test_addresses_of_the_web_may_be_opened(address: str) -> None:
     ["javascript:alert(1)", "file:///etc/passwd", "https://", "ftp://a.example", "https://a.example/\x1b]0;x", "//a",
      "https://a.example/ b", "http://[", "https://\u202ea.example", ""],
 )  # fmt: skip
-def test_no_other_address_is(address: str) -> None:
+def test_other_urls_are_rejected(address: str) -> None:
     assert not is_web_address(address)

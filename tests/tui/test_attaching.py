@@ -8,7 +8,7 @@ from tui.client import ClientError
 from tui.drafts import LARGEST, dropped_path, read_attachment
 
 
-def test_a_text_file_becomes_an_attachment(tmp_path: Path) -> None:
+def test_text_file_becomes_an_attachment(tmp_path: Path) -> None:
     path = tmp_path / "a file.py"
     path.write_text("\ufeffprint('é')\n", encoding="utf-8")
     found = read_attachment(path)
@@ -16,7 +16,7 @@ def test_a_text_file_becomes_an_attachment(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"\xff\xfe\x00", b"text\0more", b"x" * (LARGEST + 1), None])
-def test_what_is_no_text_is_refused(tmp_path: Path, data: bytes | None) -> None:
+def test_files_that_are_not_text_are_rejected(tmp_path: Path, data: bytes | None) -> None:
     path = tmp_path / "file"
     if data is not None:
         path.write_bytes(data)
@@ -25,7 +25,7 @@ def test_what_is_no_text_is_refused(tmp_path: Path, data: bytes | None) -> None:
     assert refused.value.remedy
 
 
-def test_a_pasted_path_of_a_file_is_recognized(tmp_path: Path) -> None:
+def test_pasted_file_path_is_recognized(tmp_path: Path) -> None:
     path = tmp_path / "a file.txt"
     path.write_text("x")
     escaped = str(path).replace(" ", "\\ ")

@@ -10,26 +10,26 @@ def message(name: str, parent: str | None) -> Message:
 
 
 def branches() -> Branches:
-    """a - b - c, b2 - d - e beside b, and a2 beside a."""
+    """Return the tree a - b - c, with b2 - d - e as a sibling of b, and a2 as a sibling of a."""
     return Branches(
         message(*one)
         for one in [("a", None), ("b", "a"), ("c", "b"), ("b2", "a"), ("d", "b2"), ("a2", None), ("e", "d")]
     )
 
 
-def test_a_path_leads_from_the_first_message_to_a_leaf() -> None:
+def test_path_runs_from_first_message_to_leaf() -> None:
     assert [one.id for one in branches().path(MessageId("e"))] == ["a", "b2", "d", "e"]
     assert branches().path(None) == []
 
 
-def test_siblings_are_in_the_order_in_which_they_came() -> None:
+def test_siblings_are_in_order_of_creation() -> None:
     tree = branches()
     assert tree.siblings(MessageId("b2")) == ("b", "b2")
     assert tree.siblings(MessageId("a")) == ("a", "a2")
     assert tree.siblings(MessageId("d")) == ("d",)
 
 
-def test_a_step_aside_ends_at_the_newest_leaf_there() -> None:
+def test_neighbor_leaf_is_the_newest_of_its_branch() -> None:
     tree = branches()
     assert tree.neighbor_leaf(MessageId("b"), 1) == "e"
     assert tree.neighbor_leaf(MessageId("b2"), -1) == "c"
@@ -37,7 +37,7 @@ def test_a_step_aside_ends_at_the_newest_leaf_there() -> None:
     assert tree.neighbor_leaf(MessageId("b"), -1) is None
 
 
-def test_a_message_told_anew_stays_where_it_is() -> None:
+def test_replaced_message_keeps_its_position() -> None:
     tree = branches()
     tree.put(Message(MessageId("b"), MessageId("a"), Role.USER, "other", NOON))
     assert tree[MessageId("b")].text == "other"

@@ -1,4 +1,4 @@
-"""Flows of the chat, key by key, with a scripted client."""
+"""Tests of the chat screen, key by key, with a scripted client."""
 
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import HERE, USAGE, WAIT, ScriptedClient
@@ -20,20 +20,22 @@ from tui.widgets.top_bar import TopBar
 END = ReplyEnd(Finish.COMPLETE, USAGE)
 
 
-def test_a_message_and_its_reply() -> None:
+def test_message_and_reply_are_shown() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.type("What is this?", enter=False)
         await chat.pilot.press("ctrl+j", "x", "enter")
         await chat.until(lambda: len(chat.views()) == 2 and chat.conversation.current_reply is None)
         assert chat.texts() == ["What is this?\nx", "An *answer*."]
         assert chat.composer.area.text == ""
-        assert "1,204 reused (1,188 device, 16 disk), 31 computed" in chat.label("MessageView:last-child .cost")
+        assert "1,204 of 1,235 prompt tokens cached (1,188 device, 16 disk)" in chat.label(
+            "MessageView:last-child .cost"
+        )
         await chat.until(lambda: chat.app.screen.query_one(TopBar).chat_title == "A title of the client")
 
     run(ScriptedClient([TextDelta("An "), TextDelta("*answer*."), END]), flow)
 
 
-def test_one_can_type_and_send_while_the_model_loads() -> None:
+def test_message_can_be_sent_while_the_model_loads() -> None:
     async def flow(chat: Chatting) -> None:
         bar = chat.app.screen.query_one(TopBar)
         await chat.until(lambda: "50%, smollm2:135m: reading the weights" in str(bar.render()))
@@ -49,7 +51,7 @@ def test_one_can_type_and_send_while_the_model_loads() -> None:
     run(ScriptedClient([WAIT, TextDelta("late"), END]), flow, loaded=False)
 
 
-def test_a_model_that_could_not_be_loaded_is_told_once_and_tried_again_by_sending() -> None:
+def test_failed_load_is_shown_once_and_retried_by_sending() -> None:
     client = ScriptedClient([NotLoaded("It is broken.")], [TextDelta("whole"), END])
     client.engine.problem = ClientError("It is broken.", "Mend it.")
     budget = client.context.budget
@@ -80,12 +82,10 @@ def test_a_model_that_could_not_be_loaded_is_told_once_and_tried_again_by_sendin
     run(client, flow)
 
 
-def test_escape_stops_while_the_prompt_is_read() -> None:
+def test_escape_stops_prefill() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.type("long")
-        await chat.until(
-            lambda: chat.app.screen.query_one(TopBar).activity.startswith("reading the prompt: 100 of 900")
-        )
+        await chat.until(lambda: chat.app.screen.query_one(TopBar).activity.startswith("Reading your message 11 %"))
         await chat.pilot.press("escape")
         await chat.until(lambda: chat.client.replies.closed == 1)
         assert chat.conversation.current_reply is None
@@ -94,7 +94,7 @@ def test_escape_stops_while_the_prompt_is_read() -> None:
     run(ScriptedClient([PromptProgress(100, 900), WAIT, TextDelta("never"), END]), flow)
 
 
-def test_why_a_reply_failed_stays_with_it() -> None:
+def test_failed_reply_keeps_its_error() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.type("go")
         await chat.until(lambda: len(chat.views()) == 2 and chat.conversation.current_reply is None)
@@ -104,7 +104,7 @@ def test_why_a_reply_failed_stays_with_it() -> None:
     run(ScriptedClient([TextDelta("as far as"), failed]), flow)
 
 
-def test_why_there_is_no_reply_stays_until_it_is_asked_for_again() -> None:
+def test_error_of_a_reply_that_did_not_start_stays_until_retry() -> None:
     async def flow(chat: Chatting) -> None:
         def why() -> str:
             return chat.label("MessageView .cost")
@@ -128,7 +128,7 @@ def test_why_there_is_no_reply_stays_until_it_is_asked_for_again() -> None:
     run(ScriptedClient([wrong], [WAIT, TextDelta("now"), END]), flow)
 
 
-def test_escape_stops_in_the_middle_of_a_reply_and_the_text_stays() -> None:
+def test_escape_stops_a_reply_and_keeps_its_text() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.type("go")
         await chat.until(lambda: len(chat.views()) == 2)
@@ -140,7 +140,7 @@ def test_escape_stops_in_the_middle_of_a_reply_and_the_text_stays() -> None:
     run(ScriptedClient([TextDelta("begun "), WAIT, TextDelta("never"), END]), flow)
 
 
-def test_escape_stops_an_engine_that_does_not_listen() -> None:
+def test_escape_cuts_off_an_unresponsive_engine() -> None:
     async def flow(chat: Chatting) -> None:
         chat.client.replies.deaf = True
         await chat.type("go")
@@ -152,7 +152,7 @@ def test_escape_stops_an_engine_that_does_not_listen() -> None:
     run(ScriptedClient([TextDelta("begun "), WAIT, TextDelta("never"), END]), flow)
 
 
-def test_a_message_waits_while_a_reply_comes() -> None:
+def test_message_is_queued_during_a_reply() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.type("one")
         await chat.until(lambda: len(chat.views()) == 2)
@@ -165,7 +165,7 @@ def test_a_message_waits_while_a_reply_comes() -> None:
     run(ScriptedClient([TextDelta("first"), WAIT, END], [TextDelta("second"), END]), flow)
 
 
-def test_what_waits_comes_back_when_the_reply_is_stopped() -> None:
+def test_queue_returns_to_the_prompt_when_the_reply_is_stopped() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.type("one")
         await chat.until(lambda: len(chat.views()) == 2)
@@ -177,7 +177,7 @@ def test_what_waits_comes_back_when_the_reply_is_stopped() -> None:
     run(ScriptedClient([TextDelta("first"), WAIT, END]), flow)
 
 
-def test_thoughts_are_folded_and_open_with_a_key() -> None:
+def test_reasoning_is_folded_and_opens_with_a_key() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.say("think")
         reasoning = chat.views()[1].query_one(Reasoning)
@@ -190,7 +190,7 @@ def test_thoughts_are_folded_and_open_with_a_key() -> None:
     run(ScriptedClient([ReasoningDelta("Hm. "), ReasoningDelta("[b]Well[/b]."), TextDelta("Yes."), END]), flow)
 
 
-def test_of_long_thoughts_the_latest_are_seen_while_they_come() -> None:
+def test_end_of_long_reasoning_is_shown_while_it_grows() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.type("think")
         await chat.until(lambda: chat.app.screen.query(Reasoning))
@@ -207,7 +207,7 @@ def test_of_long_thoughts_the_latest_are_seen_while_they_come() -> None:
     run(ScriptedClient([ReasoningDelta(long), ReasoningDelta("the last one"), WAIT, TextDelta("Yes."), END]), flow)
 
 
-def test_of_what_was_typed_too_long_the_beginning_is_shown_and_all_is_copied() -> None:
+def test_long_message_is_shortened_and_copied_whole() -> None:
     async def flow(chat: Chatting) -> None:
         client = chat.client
         await chat.conversation.open(client.keep("Long", long, "an answer"))
@@ -221,7 +221,7 @@ def test_of_what_was_typed_too_long_the_beginning_is_shown_and_all_is_copied() -
     run(ScriptedClient(), flow)
 
 
-def test_an_edited_message_becomes_a_branch_and_one_can_go_back() -> None:
+def test_edited_message_becomes_a_branch() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.say("one")
         await chat.pilot.press("ctrl+up")
@@ -237,7 +237,7 @@ def test_an_edited_message_becomes_a_branch_and_one_can_go_back() -> None:
     run(ScriptedClient([TextDelta("first"), END], [TextDelta("second"), END]), flow)
 
 
-def test_another_reply_stands_beside_the_first() -> None:
+def test_regenerated_reply_is_a_sibling() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.say("one")
         await chat.pilot.press("ctrl+r")
@@ -250,7 +250,7 @@ def test_another_reply_stands_beside_the_first() -> None:
     run(ScriptedClient([TextDelta("first"), END], [TextDelta("second"), END]), flow)
 
 
-def test_a_reply_can_be_rewritten_by_the_person() -> None:
+def test_user_can_rewrite_a_reply() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.say("one")
         chat.views()[1].focus()
@@ -264,7 +264,7 @@ def test_a_reply_can_be_rewritten_by_the_person() -> None:
     run(ScriptedClient([TextDelta("first"), END]), flow)
 
 
-def test_a_reply_that_fails_says_so_and_the_chat_goes_on() -> None:
+def test_chat_continues_after_a_failed_reply() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.type("one")
         await chat.until(lambda: chat.notices() == ["The engine is gone. Start it again."])
@@ -275,7 +275,7 @@ def test_a_reply_that_fails_says_so_and_the_chat_goes_on() -> None:
     run(ScriptedClient([ClientError("The engine is gone.", "Start it again.")], [TextDelta("back"), END]), flow)
 
 
-def test_a_reply_goes_on_while_another_chat_is_open() -> None:
+def test_reply_continues_while_another_chat_is_open() -> None:
     client = ScriptedClient([TextDelta("begun, "), WAIT, TextDelta("done"), END])
     other = client.keep("Other", "old question", "old answer")
 

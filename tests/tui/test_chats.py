@@ -1,4 +1,4 @@
-"""What is done with chats as a whole: titles, pins, the archive, deletion and back, drafts, search, files."""
+"""Tests for actions on whole chats: titles, pins, archive, deletion and undo, drafts, search, and files."""
 
 from pathlib import Path
 
@@ -20,11 +20,11 @@ def lines(chat: Chatting) -> list[str]:
 
 
 def listed(chat: Chatting) -> list[str]:
-    """The list as it is shown, with its signs."""
+    """Return the shown list, with its marks."""
     return [str(option.prompt) for option in chat.screen.query_one("ChatList OptionList", OptionList).options]
 
 
-def test_chats_are_listed_opened_renamed_pinned_archived_deleted_and_brought_back() -> None:
+def test_chats_are_listed_opened_renamed_pinned_archived_deleted_and_restored() -> None:
     client = ScriptedClient()
     first = client.keep("First", "a question", "an answer")
     client.keep("Second", "other", "words")
@@ -57,7 +57,7 @@ def test_chats_are_listed_opened_renamed_pinned_archived_deleted_and_brought_bac
     run(client, flow, size=WIDE)
 
 
-def test_drafts_stay_with_their_chats_and_inputs_come_back() -> None:
+def test_drafts_stay_with_their_chats_and_inputs_are_recalled() -> None:
     client = ScriptedClient()
     name = client.keep("Kept", "a question", "an answer")
     client.chats.drafts[None] = "not sent"
@@ -82,7 +82,7 @@ def test_drafts_stay_with_their_chats_and_inputs_come_back() -> None:
     run(client, flow, size=WIDE)
 
 
-def test_search_leads_to_the_message() -> None:
+def test_search_opens_the_message() -> None:
     client = ScriptedClient()
     client.keep("Hearths", "What is an inglenook?", "A seat by\nthe fireside, so warm.", "Thanks", "Welcome")
     client.keep("Other", "nothing", "here")
@@ -100,7 +100,7 @@ def test_search_leads_to_the_message() -> None:
     run(client, flow)
 
 
-def test_a_chat_is_exported_and_a_failed_import_is_told(tmp_path: Path) -> None:
+def test_export_and_failed_import_are_reported(tmp_path: Path) -> None:
     client = ScriptedClient()
     name = client.keep("Kept", "a question", "an answer")
 
@@ -116,7 +116,7 @@ def test_a_chat_is_exported_and_a_failed_import_is_told(tmp_path: Path) -> None:
     run(client, flow, chat=name)
 
 
-def test_a_private_chat_is_made_as_one() -> None:
+def test_private_chat_is_created_as_private() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.type("/private")
         await chat.until(lambda: chat.app.screen.query_one(TopBar).chat_title == "Private chat")
@@ -126,7 +126,7 @@ def test_a_private_chat_is_made_as_one() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_a_private_chat_keeps_its_sign_whatever_it_is_called() -> None:
+def test_private_chat_keeps_its_mark_when_renamed() -> None:
     client = ScriptedClient()
 
     async def flow(chat: Chatting) -> None:
@@ -154,7 +154,7 @@ def test_a_private_chat_keeps_its_sign_whatever_it_is_called() -> None:
     run(client, flow, size=WIDE)
 
 
-def test_in_a_narrow_terminal_the_list_takes_the_place_of_the_chat() -> None:
+def test_list_covers_the_chat_in_a_narrow_terminal() -> None:
     client = ScriptedClient()
     client.keep("Kept", "a question", "an answer")
 
@@ -171,13 +171,13 @@ def test_in_a_narrow_terminal_the_list_takes_the_place_of_the_chat() -> None:
     run(client, flow)
 
 
-def test_an_archived_chat_that_is_open_comes_back_whichever_list_is_shown() -> None:
+def test_open_archived_chat_can_be_unarchived_from_either_list() -> None:
     client = ScriptedClient()
     name = client.keep("Old", "a question", "an answer")
 
     async def flow(chat: Chatting) -> None:
         await chat.type("/pin")
-        await chat.until(lambda: "Nothing was said in this chat yet." in chat.notices())
+        await chat.until(lambda: "This chat is empty." in chat.notices())
         await chat.conversation.open(name)
         await chat.type("/archive")
         await chat.until(lambda: lines(chat) == [])
@@ -190,7 +190,7 @@ def test_an_archived_chat_that_is_open_comes_back_whichever_list_is_shown() -> N
     run(client, flow, size=WIDE)
 
 
-def test_a_chat_that_is_deleted_ends_its_reply_and_comes_back_with_what_was_kept() -> None:
+def test_deleting_a_chat_ends_its_reply_and_undo_restores_its_text() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.type("one")
         await chat.until(lambda: len(chat.views()) == 2)

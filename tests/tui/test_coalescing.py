@@ -1,4 +1,4 @@
-"""Deltas that come fast are joined; nothing is lost, and nothing goes on behind a closed stream."""
+"""Tests for joining deltas: no text is lost, and a closed stream does not continue."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -11,7 +11,7 @@ from tui.coalescing import coalesced, joined
 from tui.types import Finish, PromptProgress, ReasoningDelta, ReplyEnd, ReplyEvent, TextDelta
 
 
-def test_neighbors_of_a_kind_become_one() -> None:
+def test_adjacent_deltas_of_one_kind_are_joined() -> None:
     events: list[ReplyEvent] = [
         PromptProgress(1, 9), PromptProgress(9, 9), ReasoningDelta("a"), ReasoningDelta("b"), TextDelta("c"),
         ReasoningDelta("d"), TextDelta("e"), TextDelta("f"), ReplyEnd(Finish.COMPLETE),
@@ -45,7 +45,7 @@ async def source(count: int, error: Exception | None = None) -> AsyncGenerator[R
         raise error
 
 
-def test_all_text_comes_in_few_events() -> None:
+def test_all_text_arrives_in_few_events() -> None:
     async def run() -> list[ReplyEvent]:
         return [event async for event in coalesced(source(500), 0.02)]
 
@@ -56,7 +56,7 @@ def test_all_text_comes_in_few_events() -> None:
     assert len(events) < 50
 
 
-def test_an_error_comes_behind_the_text() -> None:
+def test_error_is_raised_after_the_text() -> None:
     texts: list[str] = []
 
     async def run() -> None:
@@ -69,7 +69,7 @@ def test_an_error_comes_behind_the_text() -> None:
     assert "".join(texts).endswith("24 ")
 
 
-def test_closing_it_closes_the_source() -> None:
+def test_closing_the_generator_closes_its_source() -> None:
     closed = []
 
     async def endless() -> AsyncGenerator[ReplyEvent, None]:

@@ -1,4 +1,4 @@
-"""Blocks of code in replies: drawn in parts, so that code that grows costs no more than its end."""
+"""Tests for code blocks, which are drawn in parts so that growing code costs only its end."""
 
 import asyncio
 import random
@@ -43,18 +43,18 @@ def shown(page: DocumentPage) -> str:
 
 
 @pytest.mark.parametrize("code", [CODE, "x" * 20_000, "    deep\n" * 3000, "", "\n\n", "a\n\n" * 3000])
-def test_parts_are_the_code_and_none_is_long_that_has_lines(code: str) -> None:
+def test_parts_join_to_the_code_and_are_short(code: str) -> None:
     found = list(parts(code))
     assert "\n".join(found) == code
     longest = max(map(len, code.split("\n")))
     assert max(map(len, found)) <= 5000 + longest
 
 
-def test_parts_begin_at_the_left_margin_where_they_can() -> None:
+def test_parts_start_at_unindented_lines() -> None:
     assert all(part.startswith("def") for part in parts(CODE))
 
 
-def test_code_that_grows_leaves_its_parts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growing_code_does_not_redraw_finished_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     updated: list[Label] = []
     update = Label.update
 
@@ -84,8 +84,8 @@ def test_code_that_grows_leaves_its_parts_alone(monkeypatch: pytest.MonkeyPatch)
     run("```python\n", look)
 
 
-def test_code_that_becomes_shorter_is_shown_so() -> None:
-    """The line that ends a fence looks like code until it is whole."""
+def test_shortened_code_is_shown() -> None:
+    """The line that closes a fence looks like code until it is complete."""
 
     async def look(page: DocumentPage, pilot: Pilot[None]) -> None:
         document = page.query_one(Document)
@@ -97,7 +97,7 @@ def test_code_that_becomes_shorter_is_shown_so() -> None:
     run(f"```python\n{CODE}", look)
 
 
-def test_a_line_that_nobody_reads_is_cut_and_can_be_copied() -> None:
+def test_very_long_line_is_shortened_and_copied_whole() -> None:
     async def look(page: DocumentPage, _: Pilot[None]) -> None:
         assert shown(page) == f"short\n{line[:LONGEST_LINE]} … {len(line) - LONGEST_LINE:,} more characters\nshort"
         assert page.query_one(CodeBlock).code == f"short\n{line}\nshort"

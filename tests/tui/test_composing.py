@@ -1,4 +1,4 @@
-"""What will be sent: files, pasted texts, commands; settings of a chat, and a context that is full."""
+"""Tests for composing a message: files, pasted text, commands, settings, and a full context."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ async def paste(chat: Chatting, text: str) -> None:
     await chat.pilot.pause()
 
 
-def test_files_and_long_pastes_become_attachments_with_their_cost(tmp_path: Path) -> None:
+def test_files_and_long_pastes_become_attachments_with_token_counts(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("some notes " * 40)
 
@@ -51,7 +51,7 @@ def test_files_and_long_pastes_become_attachments_with_their_cost(tmp_path: Path
     run(ScriptedClient(), flow)
 
 
-def test_commands_are_suggested_completed_and_refused() -> None:
+def test_commands_are_suggested_completed_and_rejected() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.pilot.press("/", "s", "e")
         await chat.until(lambda: "/settings" in chat.label("#hints") and "/search" in chat.label("#hints"))
@@ -108,7 +108,7 @@ def test_settings_and_presets_of_a_chat() -> None:
     run(client, flow)
 
 
-def test_a_full_context_is_asked_about_and_the_person_sees_what_goes() -> None:
+def test_full_context_dialog_previews_dropped_messages() -> None:
     client = ScriptedClient()
     name = client.keep("Long", "first " * 40, "reply " * 40, "second " * 10, "reply " * 10)
     client.context.limit = 1160
@@ -133,7 +133,7 @@ def test_a_full_context_is_asked_about_and_the_person_sees_what_goes() -> None:
     run(client, flow, chat=name)
 
 
-def test_a_chat_may_also_stop_when_its_context_is_full() -> None:
+def test_full_context_can_be_an_error() -> None:
     client = ScriptedClient([TextDelta("x"), END])
     name = client.keep("Long", "first " * 2000, "reply")
     client.context.limit = 2200
@@ -142,13 +142,13 @@ def test_a_chat_may_also_stop_when_its_context_is_full() -> None:
         await chat.until(lambda: len(chat.texts()) == 2)
         await chat.conversation.configure(chat.conversation.chat, ChatSettings(full_context=FullContext.STOP))
         await chat.type("one more")
-        await chat.until(lambda: any("tokens too many" in notice for notice in chat.notices()))
+        await chat.until(lambda: any("tokens over the limit" in notice for notice in chat.notices()))
         assert chat.composer.area.text == "one more"
 
     run(client, flow, chat=name)
 
 
-def test_presets_are_kept_and_deleted_from_any_field_of_the_dialog() -> None:
+def test_presets_are_saved_and_deleted_from_any_field() -> None:
     client = ScriptedClient()
 
     async def flow(chat: Chatting) -> None:
@@ -162,7 +162,7 @@ def test_presets_are_kept_and_deleted_from_any_field_of_the_dialog() -> None:
         assert presets["short"].settings.system == "Brief"
         await chat.until(lambda: isinstance(chat.app.screen, SettingsScreen))
         await chat.pilot.press("f8")
-        await chat.until(lambda: "Choose the preset first." in chat.notices())
+        await chat.until(lambda: "Select a preset first." in chat.notices())
         chosen = chat.app.screen.query_one("#preset", Select)
         chosen.value = "short"
         chat.app.screen.query_one("#temperature", Input).focus()

@@ -1,4 +1,4 @@
-"""What was typed and not sent is not lost: files, messages that wait, drafts; and of a private chat nothing is kept."""
+"""Tests that unsent text, attachments, and queued messages are not lost, and that private chats save none of it."""
 
 import asyncio
 import operator
@@ -31,7 +31,7 @@ def has_files(chat: Chatting, count: int) -> bool:
     return len(attached(chat)) == count
 
 
-def test_files_stay_beside_the_text_while_commands_are_run(notes: list[Path]) -> None:
+def test_attachments_stay_while_commands_run(notes: list[Path]) -> None:
     async def flow(chat: Chatting) -> None:
         for number, path in enumerate(notes):
             await chat.type(f"/attach {path}")
@@ -44,7 +44,7 @@ def test_files_stay_beside_the_text_while_commands_are_run(notes: list[Path]) ->
     run(ScriptedClient(), flow)
 
 
-def test_files_stay_with_their_chat(notes: list[Path]) -> None:
+def test_attachments_stay_with_their_chat(notes: list[Path]) -> None:
     client = ScriptedClient()
     name = client.keep("Kept", "a question", "an answer")
 
@@ -69,7 +69,7 @@ def test_files_stay_with_their_chat(notes: list[Path]) -> None:
     run(client, flow)
 
 
-def test_what_waits_is_the_draft_of_its_chat_until_it_is_sent() -> None:
+def test_queued_messages_are_part_of_the_draft() -> None:
     client = ScriptedClient([TextDelta("first"), WAIT, END], [TextDelta("second"), WAIT, END])
 
     def drafts() -> set[str]:
@@ -89,7 +89,7 @@ def test_what_waits_is_the_draft_of_its_chat_until_it_is_sent() -> None:
     assert client.chats.drafts[next(iter(client.chats.chats))] == "three\n\ntyped"
 
 
-def test_what_was_typed_last_is_kept_when_the_program_ends() -> None:
+def test_last_input_is_saved_at_exit() -> None:
     client = ScriptedClient()
 
     async def flow(chat: Chatting) -> None:
@@ -101,7 +101,7 @@ def test_what_was_typed_last_is_kept_when_the_program_ends() -> None:
     assert client.chats.drafts == {None: "what was typed last"}
 
 
-def test_what_was_typed_last_stays_in_the_chat_that_is_left() -> None:
+def test_last_input_stays_in_the_chat_that_is_left() -> None:
     client = ScriptedClient()
     name = client.keep("Kept", "a question", "an answer")
 
@@ -114,7 +114,7 @@ def test_what_was_typed_last_stays_in_the_chat_that_is_left() -> None:
     run(client, flow, chat=name)
 
 
-def test_a_draft_that_was_not_read_yet_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_draft_is_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     client = ScriptedClient()
     client.chats.drafts[None] = "of before"
 
@@ -131,7 +131,7 @@ def test_a_draft_that_was_not_read_yet_is_not_lost(monkeypatch: pytest.MonkeyPat
     assert client.chats.drafts == {None: "of before"}
 
 
-def test_what_is_asked_about_before_it_is_sent_is_kept() -> None:
+def test_message_is_saved_while_a_dialog_asks_about_it() -> None:
     client = ScriptedClient()
     name = client.keep("Long", "first " * 2000, "reply")
     client.context.limit = 2200
@@ -145,7 +145,7 @@ def test_what_is_asked_about_before_it_is_sent_is_kept() -> None:
     run(client, flow, chat=name)
 
 
-def test_an_edit_leaves_the_draft_alone() -> None:
+def test_editing_keeps_the_draft() -> None:
     client = ScriptedClient()
 
     async def flow(chat: Chatting) -> None:
@@ -153,7 +153,7 @@ def test_an_edit_leaves_the_draft_alone() -> None:
         (name,) = client.chats.chats
         await chat.type("my draft", enter=False)
         await chat.until(lambda: client.chats.drafts.get(name) == "my draft")
-        for _ in range(2):  # asked for twice, it is still that draft
+        for _ in range(2):  # restored twice, the draft is the same
             await chat.pilot.press("ctrl+up")
             await chat.until(lambda: chat.composer.area.text == "one")
         await chat.composer.save_draft()
@@ -175,7 +175,7 @@ def test_an_edit_leaves_the_draft_alone() -> None:
     run(client, flow)
 
 
-def test_an_edit_that_cannot_be_sent_goes_on() -> None:
+def test_failed_edit_stays_in_the_editor() -> None:
     client = ScriptedClient([TextDelta("x"), END])
     name = client.keep("Long", "first " * 2000, "reply", "last", "reply")
     client.context.limit = 2200
@@ -187,7 +187,7 @@ def test_an_edit_that_cannot_be_sent_goes_on() -> None:
         await chat.pilot.press("ctrl+up")
         await chat.until(lambda: chat.composer.area.text == "last")
         await chat.type(" one")
-        await chat.until(lambda: any("tokens too many" in notice for notice in chat.notices()))
+        await chat.until(lambda: any("tokens over the limit" in notice for notice in chat.notices()))
         await chat.until(lambda: chat.composer.area.text == "last one")
         await chat.pilot.press("escape")
         await chat.until(lambda: chat.composer.area.text == "my draft")
@@ -195,12 +195,12 @@ def test_an_edit_that_cannot_be_sent_goes_on() -> None:
     run(client, flow, chat=name)
 
 
-def test_nothing_of_a_private_chat_is_kept() -> None:
+def test_private_chat_saves_no_draft() -> None:
     client = ScriptedClient()
     client.chats.drafts[None] = "of before"
 
     def in_the_history() -> list[str]:
-        """Drafts of chats that are not private."""
+        """Return the drafts of chats that are not private."""
         private = {name for name, chat in client.chats.chats.items() if chat.summary.private}
         return [text for name, text in client.chats.drafts.items() if text and name not in private]
 
@@ -233,7 +233,7 @@ def test_nothing_of_a_private_chat_is_kept() -> None:
     assert client.chats.chats[draft].summary.private
 
 
-def test_a_new_chat_is_empty_and_the_draft_before_it_is_in_the_list() -> None:
+def test_new_chat_is_empty_and_the_previous_draft_is_listed() -> None:
     client = ScriptedClient()
 
     async def flow(chat: Chatting) -> None:
@@ -243,7 +243,7 @@ def test_a_new_chat_is_empty_and_the_draft_before_it_is_in_the_list() -> None:
             await chat.until(partial(operator.contains, client.chats.drafts.values(), text))
             await chat.until(lambda: chat.composer.area.text == "" and not chat.composer.is_leaving)
             assert chat.conversation.chat.id is None
-            assert any("Your draft is in the list of chats." in notice for notice in chat.notices())
+            assert any("Draft saved to the chat list." in notice for notice in chat.notices())
         drafts = await client.chats.summaries()
         assert [(one.title, one.message_count) for one in drafts] == [("another", 0), ("half a", 0)]
         await chat.pilot.press("ctrl+n")
@@ -262,7 +262,7 @@ def test_a_new_chat_is_empty_and_the_draft_before_it_is_in_the_list() -> None:
     assert {text for text in client.chats.drafts.values() if text} == set()
 
 
-def test_what_is_typed_while_a_chat_is_opened_is_for_that_chat(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_typed_while_a_chat_opens_belongs_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     client = ScriptedClient()
     name = client.keep("Kept", "a question", "an answer")
     client.chats.drafts[name] = "half a"
@@ -279,7 +279,7 @@ def test_what_is_typed_while_a_chat_is_opened_is_for_that_chat(monkeypatch: pyte
         chat.app.run_worker(chat.conversation.open(name))
         await chat.until(lambda: chat.composer.is_leaving)
         await chat.pilot.press(*" more")
-        await asyncio.sleep(0.5)  # longer than it takes until drafts are kept by themselves
+        await asyncio.sleep(0.5)  # longer than the pause before a draft is saved
         opens.set()
         await chat.until(lambda: not chat.composer.is_leaving)
         assert chat.composer.area.text == "half a more"
@@ -296,7 +296,7 @@ def test_what_is_typed_while_a_chat_is_opened_is_for_that_chat(monkeypatch: pyte
     assert client.replies.asked == []
 
 
-def test_a_message_that_is_sent_while_a_chat_is_opened_goes_to_that_chat(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_sent_while_a_chat_opens_goes_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     client = ScriptedClient()
     name = client.keep("Kept", "a question", "an answer")
     opens, opening = asyncio.Event(), client.chats.open
@@ -318,7 +318,7 @@ def test_a_message_that_is_sent_while_a_chat_is_opened_goes_to_that_chat(monkeyp
     assert [*client.chats.chats] == [name]
 
 
-def test_a_draft_of_before_goes_to_the_list_if_something_was_typed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restored_draft_is_listed_if_the_user_typed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     client = ScriptedClient()
     client.chats.drafts[None] = "of before"
     read = asyncio.Event()
@@ -339,7 +339,7 @@ def test_a_draft_of_before_goes_to_the_list_if_something_was_typed_meanwhile(mon
     run(client, flow)
 
 
-def test_a_key_clears_the_prompt_and_undo_or_up_brings_it_back() -> None:
+def test_cleared_prompt_is_restored_by_undo_or_up() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.pilot.press(*"one", "ctrl+j", *"two", "ctrl+l")
         assert chat.composer.area.text == ""
@@ -353,7 +353,7 @@ def test_a_key_clears_the_prompt_and_undo_or_up_brings_it_back() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_only_what_is_selected_is_cut() -> None:
+def test_only_the_selection_is_cut() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.pilot.press(*"one", "ctrl+j", *"two", "ctrl+x")
         assert chat.composer.area.text == "one\ntwo"
@@ -366,7 +366,7 @@ def test_only_what_is_selected_is_cut() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_what_was_typed_before_the_up_key_is_not_lost() -> None:
+def test_text_typed_before_the_up_key_is_not_lost() -> None:
     client = ScriptedClient()
 
     async def flow(chat: Chatting) -> None:
@@ -388,7 +388,7 @@ def test_what_was_typed_before_the_up_key_is_not_lost() -> None:
     run(client, flow)
 
 
-def test_an_edit_that_is_given_up_is_found_by_the_up_key() -> None:
+def test_canceled_edit_is_recalled_by_the_up_key() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.say("one")
         await chat.pilot.press("ctrl+up")
@@ -401,7 +401,7 @@ def test_an_edit_that_is_given_up_is_found_by_the_up_key() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_a_reply_that_is_written_anew_leaves_the_draft_alone() -> None:
+def test_rewriting_a_reply_keeps_the_draft() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.say("one")
         await chat.type("my draft", enter=False)

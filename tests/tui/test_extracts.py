@@ -1,4 +1,4 @@
-"""The code and the links of a message: what is found in its text, and what is done with them by keys alone."""
+"""Tests for the code and links of a message: extraction, and actions by keyboard."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ Or at https://b.example.
 """
 
 
-def test_what_is_found_in_a_text() -> None:
+def test_extracts_of_a_text() -> None:
     assert extracts(REPLY) == [
         Address("https://a.example/%20x?y=1"),
         Code('def f():\n    return "[/]"', "python"),
@@ -41,7 +41,7 @@ def test_what_is_found_in_a_text() -> None:
     assert extracts("    indented\n\n```\nnot closed") == [Code("indented", ""), Code("not closed", "")]
 
 
-def test_code_and_links_are_taken_by_keys_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_and_links_are_reachable_by_keyboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
 
     async def listed(chat: Chatting, *keys: str) -> None:
@@ -79,6 +79,6 @@ def test_code_and_links_are_taken_by_keys_alone(tmp_path: Path, monkeypatch: pyt
         assert (tmp_path / "new.txt").read_text() == "plain\n"
         chat.views()[0].focus()
         await chat.pilot.press("enter")
-        await chat.until(lambda: "There is no code and no link in this message." in chat.notices())
+        await chat.until(lambda: "No code or links here." in chat.notices())
 
     run(ScriptedClient([TextDelta(REPLY), END]), flow)

@@ -1,4 +1,4 @@
-"""Headroom: text that grows is seldom laid out, is seen at once, and in the end takes no more room than it needs."""
+"""Tests for growing text: few layouts, immediate display, and no reserved lines at the end."""
 
 import asyncio
 import random
@@ -34,7 +34,7 @@ def drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Page(App[None]):
-    # With a scroll bar, the same text may be so much higher that it needs one: then either picture is right.
+    # Reserve the scroll bar, because text may be just high enough to need one; then either picture is right.
     CSS = "ReplyText { height: auto; } VerticalScroll { scrollbar-gutter: stable; }"
 
     def __init__(self, text: str = "") -> None:
@@ -56,7 +56,7 @@ class Page(App[None]):
 
 
 async def shown(page: Page, pilot: Pilot[None]) -> None:
-    """Everything that was added is laid out."""
+    """Wait until all added text is laid out."""
     while page.reply.has_pending:
         await asyncio.sleep(0.002)
     await pilot.pause()
@@ -70,7 +70,7 @@ async def whole(text: str, width: int) -> list[str]:
 
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("name", BLOCKS)
-def test_what_has_grown_is_shown_as_what_came_whole(name: str, begun: bool) -> None:
+def test_grown_text_looks_like_complete_text(name: str, begun: bool) -> None:
     text, width = BLOCKS[name], random.randrange(40, 90)
     first = random.randrange(1, len(text)) if begun else 0
 
@@ -88,7 +88,7 @@ def test_what_has_grown_is_shown_as_what_came_whole(name: str, begun: bool) -> N
     asyncio.run(show())
 
 
-def test_a_list_item_is_seldom_laid_out_and_seen_at_once() -> None:
+def test_growing_list_item_is_shown_at_once_with_few_layouts() -> None:
     async def show() -> None:
         page = Page("- ")
         async with page.run_test(size=(60, 60)) as pilot:
@@ -103,7 +103,7 @@ def test_a_list_item_is_seldom_laid_out_and_seen_at_once() -> None:
     asyncio.run(show())
 
 
-def test_what_is_whole_has_no_headroom() -> None:
+def test_complete_text_has_no_reserved_lines() -> None:
     async def show() -> None:
         page = Page("- ")
         async with page.run_test(size=(60, 60)) as pilot:
@@ -113,9 +113,10 @@ def test_what_is_whole_has_no_headroom() -> None:
             await shown(page, pilot)
             grown = page.reply.virtual_region.height
             page.reply.add(" And")
-            page.reply.finish()  # before that is shown
+            page.reply.finish()  # before all text is shown
             await shown(page, pilot)
-            assert page.reply.virtual_region.height == len([line for line in page.lines if line]) + 1  # an empty one
+            # plus an empty line
+            assert page.reply.virtual_region.height == len([line for line in page.lines if line]) + 1
             assert page.reply.virtual_region.height < grown
 
     asyncio.run(show())
@@ -123,7 +124,7 @@ def test_what_is_whole_has_no_headroom() -> None:
 
 @contextmanager
 def counted_layouts() -> Iterator[list[Compositor]]:
-    """One for each time in which a screen is laid out."""
+    """Yield a list with one entry per layout of a screen."""
     counted: list[Compositor] = []
     with pytest.MonkeyPatch.context() as patch:
         reflow = Compositor.reflow

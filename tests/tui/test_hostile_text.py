@@ -1,4 +1,4 @@
-"""Texts that are made to break or drive what shows them: nothing raises, and no sequence of theirs gets out."""
+"""Tests with hostile text: no exception, and no escape sequence reaches the terminal."""
 
 import asyncio
 import random
@@ -23,14 +23,14 @@ PARTS = (
 
 
 class Page(App[None]):
-    """A text that grows."""
+    """A growing text."""
 
     def compose(self) -> ComposeResult:
         with VerticalScroll():
             yield ReplyText()
 
 
-def test_text_that_comes_in_any_parts_raises_nothing() -> None:
+def test_text_in_any_parts_raises_no_error() -> None:
     async def grow(pieces: list[str]) -> None:
         app = Page()
         async with app.run_test(size=(60, 20)) as pilot:
@@ -45,7 +45,7 @@ def test_text_that_comes_in_any_parts_raises_nothing() -> None:
     asyncio.run(grow(["".join(random.choices(PARTS, k=6)) for _ in range(40)]))
 
 
-def test_a_row_of_a_table_that_becomes_a_list_raises_nothing() -> None:
+def test_table_row_that_becomes_a_list_raises_no_error() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.say("table")
         await chat.until(lambda: [one.render().plain for one in chat.views()[1].query(Items)] == [" 1. now a list"])
@@ -55,7 +55,7 @@ def test_a_row_of_a_table_that_becomes_a_list_raises_nothing() -> None:
     run(ScriptedClient([*steps, ReplyEnd(Finish.COMPLETE, USAGE)]), flow)
 
 
-def test_names_titles_errors_and_thoughts_are_text_everywhere() -> None:
+def test_markup_in_names_titles_and_errors_is_plain_text() -> None:
     bad = "[/] [b]x \x1b]0;owned\x07 \u202e"
     client = ScriptedClient(
         [ReasoningDelta(bad), TextDelta(bad), ReplyEnd(Finish.FAILED, USAGE, error=bad)], [ClientError(bad, bad)]

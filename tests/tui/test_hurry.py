@@ -1,4 +1,4 @@
-"""People who do not wait: keys that come before the last one was taken, chats that are left while they are drawn."""
+"""Tests for impatient users: keys during other work, and chats that are left while they are drawn."""
 
 import random
 
@@ -26,7 +26,7 @@ from tui.widgets.reply_text import ReplyText
 
 WORDS = ["A", "**bold**", "house,", "`code`", "and", "*some*", "words", "that", "go", "on", "and", "on.", ""]
 ENDS = (" ", " ", " ", "\n\n", "\n- ", "\n\n1. ", "\n```\n", "\n| a | b |\n|---|---|\n")
-# Not the palette: from there a walk may end the program, as it should.
+# Without the palette, from which random keys may quit the program.
 COMMON = ("ctrl+n", "escape", "pageup", "pagedown", "ctrl+home", "ctrl+end", "up", "down", "tab", "delete", "space")
 KEYS = (*COMMON, *COMMON, *(one.key for one in COMMANDS if one.key and " " not in one.key and one.name != "quit"))
 WIDTHS = (*range(60, 140), *(1, 2, 5, 10, 20, 40) * 6)
@@ -48,7 +48,7 @@ def drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tui.widgets.reply_text._LONGEST_REST", 0.01)
 
 
-def test_whatever_is_pressed_the_chat_goes_on() -> None:
+def test_random_keys_do_not_break_the_chat() -> None:
     async def flow(chat: Chatting) -> None:
         for _ in range(12):
             if random.random() < 0.2:
@@ -62,7 +62,7 @@ def test_whatever_is_pressed_the_chat_goes_on() -> None:
     run(ScriptedClient(*(reply() for _ in range(12))), flow, size=(120, 40))
 
 
-def test_an_answer_that_is_given_twice_closes_one_screen() -> None:
+def test_double_answer_closes_one_screen() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.pilot.press("f2")
         await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen))
@@ -77,7 +77,7 @@ def test_an_answer_that_is_given_twice_closes_one_screen() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_a_palette_that_is_answered_twice_leaves_the_chat() -> None:
+def test_double_answer_to_the_palette_keeps_the_chat() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.pilot.press("ctrl+p")
         await chat.until(lambda: isinstance(chat.app.screen, CommandPalette))
@@ -91,7 +91,7 @@ def test_a_palette_that_is_answered_twice_leaves_the_chat() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_a_reply_that_was_just_drawn_may_be_left() -> None:
+def test_chat_can_be_left_right_after_a_frame() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.type("go")
         await chat.until(lambda: len(chat.views()) == 2 and chat.views()[1].query("MarkdownParagraph"))
@@ -108,7 +108,7 @@ def test_a_reply_that_was_just_drawn_may_be_left() -> None:
     run(ScriptedClient([TextDelta("a **bold** reply"), WAIT]), flow)
 
 
-def test_who_looks_for_a_widget_while_the_program_ends_is_let_be() -> None:
+def test_failed_queries_during_exit_are_ignored() -> None:
     async def flow(chat: Chatting) -> None:
         chat.app.exit()
         await chat.app._shutdown()
@@ -119,7 +119,7 @@ def test_who_looks_for_a_widget_while_the_program_ends_is_let_be() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_thoughts_that_were_left_before_they_were_composed_show_nothing() -> None:
+def test_uncomposed_reasoning_ignores_updates() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.type("go")
         await chat.until(lambda: chat.app.screen.query(Reasoning))
@@ -131,7 +131,7 @@ def test_thoughts_that_were_left_before_they_were_composed_show_nothing() -> Non
     run(ScriptedClient([ReasoningDelta("a thought"), WAIT]), flow)
 
 
-def test_keys_behind_the_one_that_quits_go_nowhere() -> None:
+def test_keys_after_quit_are_ignored() -> None:
     async def flow(chat: Chatting) -> None:
         chat.app.exit()
         await chat.app._close_all()
@@ -141,7 +141,7 @@ def test_keys_behind_the_one_that_quits_go_nowhere() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_what_is_asked_about_a_chat_that_was_just_left_is_not_done_in_another() -> None:
+def test_action_on_a_left_chat_does_not_affect_the_next() -> None:
     client = ScriptedClient()
 
     async def flow(chat: Chatting) -> None:
@@ -162,7 +162,7 @@ def test_what_is_asked_about_a_chat_that_was_just_left_is_not_done_in_another() 
     run(client, flow)
 
 
-def test_a_screen_that_is_closed_as_it_opens_closes_once_it_is_there() -> None:
+def test_screen_closed_while_opening_closes_once_mounted() -> None:
     async def flow(chat: Chatting) -> None:
         screen = HelpScreen()
         chat.app.push_screen(screen)
@@ -176,7 +176,7 @@ def test_a_screen_that_is_closed_as_it_opens_closes_once_it_is_there() -> None:
 
 @pytest.mark.parametrize("page", ["pageup", "pagedown"])
 @pytest.mark.parametrize("keys", [["ctrl+f", *"one"], ["ctrl+p"]])
-def test_a_list_that_has_no_room_has_no_pages(keys: list[str], page: str) -> None:
+def test_page_keys_are_ignored_in_a_list_without_space(keys: list[str], page: str) -> None:
     def choices(chat: Chatting) -> OptionList:
         (found,) = chat.app.screen.query(OptionList)
         return found
@@ -186,7 +186,7 @@ def test_a_list_that_has_no_room_has_no_pages(keys: list[str], page: str) -> Non
         await chat.pilot.resize_terminal(1, 1)
         await chat.pilot.press(*keys)
         await chat.until(lambda: choices(chat).highlighted == 0)
-        for key in ("down", page, page):  # the second before the list knows that it has the focus
+        for key in ("down", page, page):  # the second one before the list knows that it has the focus
             chat.app.simulate_key(key)
         await chat.pilot.press(page)
         assert chat.app.is_running
@@ -195,7 +195,7 @@ def test_a_list_that_has_no_room_has_no_pages(keys: list[str], page: str) -> Non
 
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 24), (80, 1)])
-def test_a_terminal_may_be_of_any_size(size: tuple[int, int]) -> None:
+def test_chat_runs_in_any_terminal_size(size: tuple[int, int]) -> None:
     async def flow(chat: Chatting) -> None:
         await chat.pilot.resize_terminal(*size)
         await chat.say("go")

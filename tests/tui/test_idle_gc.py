@@ -1,4 +1,4 @@
-"""Memory is looked for in quiet moments, after some work, and by Python again once the screens have ended."""
+"""Tests for garbage collection in idle moments."""
 
 import asyncio
 import gc
@@ -15,7 +15,7 @@ class Ring:
         self.itself = self
 
 
-def test_garbage_waits_for_a_quiet_moment() -> None:
+def test_garbage_is_collected_when_idle() -> None:
     tidying, ring = IdleCollector(5.0), weakref.ref(Ring())
     try:
         assert not tidying.poll(5.5)
@@ -23,14 +23,14 @@ def test_garbage_waits_for_a_quiet_moment() -> None:
         assert ring() is not None
         assert tidying.poll(6.01)
         assert ring() is None
-        assert not tidying.poll(6.02)  # nothing has been done since
+        assert not tidying.poll(6.02)  # no work since
         assert not tidying.poll(7.2)
         assert tidying.poll(7.21)
     finally:
         gc.unfreeze()
 
 
-def test_the_rules_of_before_are_back_afterwards() -> None:
+def test_gc_thresholds_are_restored() -> None:
     async def show() -> None:
         before = gc.get_threshold()
         running = asyncio.create_task(collect_when_idle())

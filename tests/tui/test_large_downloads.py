@@ -1,4 +1,4 @@
-"""A large download, or one of no use here, is asked about first, with its size, the free disk and whether it fits."""
+"""Tests for the confirmation of downloads that are large or do not fit."""
 
 import pytest
 
@@ -32,11 +32,11 @@ SMALL = ModelInfo("small", size=GB // 2, fits=True)
         (ModelInfo("large", size=2 * GB, fetching=True), 100 * GB, False),
     ],
 )
-def test_only_downloads_that_need_it_are_asked_about(model: ModelInfo, free: int | None, is_asked: bool) -> None:
+def test_large_or_unfit_downloads_need_confirmation(model: ModelInfo, free: int | None, is_asked: bool) -> None:
     assert needs_confirmation(model, free) is is_asked
 
 
-def test_the_question_names_size_disk_and_fit() -> None:
+def test_question_states_size_disk_and_fit() -> None:
     assert describe_download(LARGE, 24 * GB, "does not fit: needs 44 GB").splitlines() == [
         "llama3.3:70b",
         "",
@@ -61,7 +61,7 @@ async def models_screen(chat: Chatting, row: int) -> None:
 
 
 @pytest.mark.parametrize("key", ["enter", "p"])
-def test_a_model_that_is_too_large_is_fetched_only_if_the_user_agrees(key: str) -> None:
+def test_too_large_model_is_downloaded_only_after_confirmation(key: str) -> None:
     client = ScriptedClient()
 
     async def flow(chat: Chatting) -> None:
@@ -82,7 +82,7 @@ def test_a_model_that_is_too_large_is_fetched_only_if_the_user_agrees(key: str) 
     run(client, flow)
 
 
-def test_a_small_model_is_fetched_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_model_is_downloaded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tui.large_downloads.LARGE", 3 * GB)
     client = ScriptedClient()
 
@@ -94,7 +94,7 @@ def test_a_small_model_is_fetched_at_once(monkeypatch: pytest.MonkeyPatch) -> No
     run(client, flow)
 
 
-def test_a_command_that_would_fetch_a_large_model_asks_as_well() -> None:
+def test_load_command_asks_before_a_large_download() -> None:
     client = ScriptedClient()
 
     async def flow(chat: Chatting) -> None:

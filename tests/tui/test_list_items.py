@@ -1,4 +1,4 @@
-"""Lists in replies: drawn as one, while they grow and afterwards."""
+"""Tests for lists in replies, drawn as one widget, while they grow and afterwards."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -38,7 +38,7 @@ def run(text: str, look: Look, width: int = 40) -> None:
         ("- 漢字漢字漢字漢字漢字\n", ["• 漢字漢字漢字漢字", "  漢字"]),
     ],
 )
-def test_items_stand_behind_their_bullets(text: str, lines: list[str]) -> None:
+def test_items_follow_their_bullets(text: str, lines: list[str]) -> None:
     async def look(page: DocumentPage, _: Pilot[None]) -> None:
         assert lines_of(page) == lines
         assert page.query_one(Items).size.height == len(lines)
@@ -46,7 +46,7 @@ def test_items_stand_behind_their_bullets(text: str, lines: list[str]) -> None:
     run(text, look, width=24)
 
 
-def test_a_list_grows_and_nothing_is_mounted() -> None:
+def test_growing_list_mounts_no_widgets() -> None:
     async def look(page: DocumentPage, pilot: Pilot[None]) -> None:
         document, shown = page.query_one(Document), page.query_one(Items)
         for part in ("e\n", "- two **wo", "rds**\n", "  - inner\n", "- three"):
@@ -57,7 +57,7 @@ def test_a_list_grows_and_nothing_is_mounted() -> None:
         await document.append("\n\n  ```py\n  code\n")
         await pilot.pause()
         assert not shown.is_attached
-        assert len(page.query(Items)) == 1  # the inner list
+        assert len(page.query(Items)) == 1  # the nested list
         assert page.query_one(CodeBlock).code == "code"
         await document.append("  ```\n- four\n")
         await pilot.pause()
@@ -66,7 +66,7 @@ def test_a_list_grows_and_nothing_is_mounted() -> None:
     run("- on", look)
 
 
-def test_addresses_in_items_can_be_clicked() -> None:
+def test_links_in_items_can_be_clicked() -> None:
     async def look(page: DocumentPage, pilot: Pilot[None]) -> None:
         await pilot.click(Items, offset=(5, 0))
         await pilot.pause()
@@ -75,7 +75,7 @@ def test_addresses_in_items_can_be_clicked() -> None:
     run("- <https://a.example>\n", look)
 
 
-def test_a_list_becomes_something_else() -> None:
+def test_list_can_become_another_block() -> None:
     async def look(page: DocumentPage, pilot: Pilot[None]) -> None:
         await page.query_one(Document).append("--\n")
         await pilot.pause()

@@ -1,4 +1,4 @@
-"""A table whose rows are other ones from time to time."""
+"""Tests for a table whose rows are replaced."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ async def settle(pilot: Pilot[None]) -> None:
         await pilot.pause()
 
 
-def test_the_cursor_stays_with_its_row() -> None:
+def test_cursor_stays_on_its_row() -> None:
     async def flow() -> None:
         async with Listed().run_test() as pilot:
             look(pilot.app.query_one(Listing))
@@ -40,7 +40,7 @@ def test_the_cursor_stays_with_its_row() -> None:
         listing.show(rows("c", "d", "e", "b"))
         assert listing.chosen == "b"
         listing.show(rows("c", "d"))
-        assert listing.chosen == "d"  # the last
+        assert listing.chosen == "d"  # the last row
         listing.show({})
         assert listing.chosen is None
 
@@ -48,7 +48,7 @@ def test_the_cursor_stays_with_its_row() -> None:
 
 
 @pytest.mark.parametrize("action", ["cursor_up", "cursor_down", "page_up", "page_down", "scroll_top", "scroll_bottom"])
-def test_where_the_cursor_goes_in_an_empty_table_nothing_is_chosen(action: str) -> None:
+def test_no_row_is_chosen_in_an_empty_table(action: str) -> None:
     async def flow() -> None:
         async with Listed().run_test() as pilot:
             listing = pilot.app.query_one(Listing)
@@ -62,7 +62,7 @@ def test_where_the_cursor_goes_in_an_empty_table_nothing_is_chosen(action: str) 
     asyncio.run(flow())
 
 
-def test_what_is_drawn_before_columns_are_measured_is_drawn_again() -> None:
+def test_rows_are_redrawn_after_columns_are_measured() -> None:
     async def flow() -> None:
         async with Listed().run_test() as pilot:
             listing = pilot.app.query_one(Listing)

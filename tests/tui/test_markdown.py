@@ -1,4 +1,4 @@
-"""How Markdown of a model is read, and where it is cut."""
+"""Tests for parsing and splitting Markdown."""
 
 import random
 from itertools import pairwise
@@ -15,7 +15,7 @@ def inline_text(markdown: str) -> str:
 
 
 def pieces(text: str, cuts: list[int]) -> list[str]:
-    """The pieces of a text that comes in parts."""
+    """Return the pieces of a text that arrives in parts."""
     reader, found, whole = Pieces(), [""], ""
     for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
         for part in reader.feed(text[start:end]):
@@ -32,7 +32,7 @@ def some_cuts(text: str, count: int) -> list[int]:
 
 
 def without_lists(markdown: str) -> list[tuple[str, str]]:
-    """What it means, but for where lists begin and end: they are cut between items."""
+    """Return the parsed text without list boundaries, because lists are split between items."""
     tokens = parser().parse(markdown)
     return [(it.type, it.content) for it in tokens if not it.type.endswith(("list_open", "list_close"))]
 
@@ -49,7 +49,7 @@ def without_lists(markdown: str) -> list[tuple[str, str]]:
         ("&#8238;x &#x200b; &#27; `&#8238;`", "‹U+202E›x ‹U+200B› \ufffd &#8238;"),
     ],
 )
-def test_links_say_where_they_go_and_html_is_text(markdown: str, shown: str) -> None:
+def test_links_show_their_address_and_html_is_text(markdown: str, shown: str) -> None:
     assert inline_text(markdown) == shown
 
 
@@ -57,7 +57,7 @@ def test_html_blocks_are_shown() -> None:
     assert inline_text("<div>\nhidden?\n</div>").replace("\n", "") == "<div>hidden?</div>"
 
 
-def test_a_long_text_is_cut_where_blocks_begin() -> None:
+def test_long_text_is_split_between_blocks() -> None:
     blocks = []
     for number in range(200):
         kind = random.randrange(5)
@@ -77,13 +77,13 @@ def test_a_long_text_is_cut_where_blocks_begin() -> None:
     assert [token for piece in found for token in without_lists(piece)] == without_lists(text)
 
 
-def test_a_text_that_is_one_block_is_one_piece() -> None:
+def test_single_block_is_one_piece() -> None:
     assert len(pieces("```\n" + "a line\n\nb\n" * 1000, [5, 5000])) == 1
 
 
 @pytest.mark.parametrize("between", ["\n", "\n\n"])
 @pytest.mark.parametrize("mark", ["-", "*", "+", ".", ")"])
-def test_a_long_list_is_cut_between_its_items(mark: str, between: str) -> None:
+def test_long_list_is_split_between_items(mark: str, between: str) -> None:
     first, count = random.randrange(1, 50), 200
     bullets = [f"{first + place}{mark}" if mark in ".)" else mark for place in range(count)]
     insides = [
@@ -102,7 +102,7 @@ def test_a_long_list_is_cut_between_its_items(mark: str, between: str) -> None:
 
 
 def items(tokens: list[Token]) -> list[tuple[int, int, str]]:
-    """What is in lists: the number, or 0, of the item, how deep it is, and what it says."""
+    """Return the list items: the number or 0, the depth, and the text."""
     found, numbers = [], []
     for token in tokens:
         if token.type.endswith("list_open"):
@@ -116,7 +116,7 @@ def items(tokens: list[Token]) -> list[tuple[int, int, str]]:
     return found
 
 
-def test_a_long_table_is_cut_between_its_rows_and_has_its_header_again() -> None:
+def test_long_table_is_split_between_rows_with_repeated_header() -> None:
     header = "| name | what it is |\n|:---|---:|\n"
     rows = "".join(f"| {number} | a `row` of it, |\n" for number in range(290))
     text = f"Before it.\n\n{header}{rows}\nBehind it, | not a row |\n"
@@ -137,12 +137,12 @@ def test_a_long_table_is_cut_between_its_rows_and_has_its_header_again() -> None
         "- - -\n" * 900,
     ],
 )
-def test_what_would_mean_something_else_apart_is_not_cut(text: str) -> None:
+def test_text_is_not_split_if_its_meaning_would_change(text: str) -> None:
     assert pieces(text, some_cuts(text, 20)) == [text]
 
 
 @pytest.mark.parametrize("word", ["word ", "endless", "[link](javascript:x) "])
-def test_a_line_that_nobody_writes_is_cut_behind_a_word_if_it_has_any(word: str) -> None:
+def test_very_long_line_is_split_after_a_word(word: str) -> None:
     line = word * (20 * LONGEST_LINE // len(word))
     for found in (pieces(line, some_cuts(line, 30)), pieces(line, [])):
         assert max(map(len, found)) <= LONGEST_LINE + 2 * PIECE

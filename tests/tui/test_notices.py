@@ -1,4 +1,4 @@
-"""What the chat screen shows of things that happen to the store of chats."""
+"""Tests for notices about the store of chats."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -10,7 +10,7 @@ from tui.widgets.top_bar import TopBar
 
 
 class Store(ScriptedChats):
-    """One that tells of more than one thing."""
+    """A store with more than one notice."""
 
     def __init__(self) -> None:
         super().__init__()

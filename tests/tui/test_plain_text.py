@@ -1,4 +1,4 @@
-"""Nothing that is shown can drive a terminal, or hide; and what is harmless stays as it is."""
+"""Tests that shown text cannot control the terminal or hide characters, and that harmless text is unchanged."""
 
 import random
 import re
@@ -20,10 +20,10 @@ CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
         ("\u202egnp.exe", "‹U+202E›gnp.exe"),  # bidi override
         ("pass\u200bword\ufeff", "pass‹U+200B›word‹U+FEFF›"),
         ("\U000e0041\ud800\x00", "‹U+E0041›\ufffd␀"),  # a tag, half of a pair, NUL
-        ("a\u200db \u200d", "a‹U+200D›b ‹U+200D›"),  # joiners where nothing joins
+        ("a\u200db \u200d", "a‹U+200D›b ‹U+200D›"),  # joiners without a character to join
     ],
 )
-def test_what_hides_or_drives_is_shown(text: str, shown: str) -> None:
+def test_hidden_and_control_characters_are_made_visible(text: str, shown: str) -> None:
     assert sanitize(text) == shown
 
 
@@ -37,11 +37,11 @@ def test_what_hides_or_drives_is_shown(text: str, shown: str) -> None:
         "[/] [b]x[/b] `code`",
     ],
 )
-def test_harmless_text_stays(text: str) -> None:
+def test_harmless_text_is_unchanged(text: str) -> None:
     assert sanitize(text) is text or sanitize(text) == text
 
 
-def test_random_text_holds_no_control_and_stays_when_done_again() -> None:
+def test_sanitized_text_has_no_controls_and_is_stable() -> None:
     for _ in range(300):
         text = "".join(chr(random.choice((random.randrange(0x300), random.randrange(0x110000)))) for _ in range(40))
         shown = sanitize(text)
@@ -50,23 +50,23 @@ def test_random_text_holds_no_control_and_stays_when_done_again() -> None:
         shown.encode("utf-8")
 
 
-def test_cutting_a_text_hides_nothing() -> None:
+def test_sanitizing_parts_hides_no_character() -> None:
     text = "a\x1b[31m\u202eb\u200bc\x9b\U000e0041"
     for place in range(len(text)):
         assert sanitize(text[:place]) + sanitize(text[place:]) == sanitize(text)
 
 
-def test_a_title_is_one_line() -> None:
+def test_title_is_one_line() -> None:
     assert single_line(" a\tb\r\nc\x1b ") == "a b c␛"
 
 
-def test_of_what_is_shortened_both_ends_stay() -> None:
+def test_shortened_text_keeps_both_ends() -> None:
     assert shortened("org/Model:Q4_0", 14) == "org/Model:Q4_0"
     assert shortened("org/Model:Q4_0", 9) == "org/…Q4_0"
     assert shortened("org/Model:Q4_0", 8) == "org/…4_0"
 
 
-def test_a_model_is_called_by_its_name_and_not_by_its_place() -> None:
+def test_model_name_is_the_last_part_of_a_path() -> None:
     assert model_name("/home/ann/models/Model.Q4_K_M.gguf") == "Model.Q4_K_M.gguf"
     for name in ("org/repository:Q4_K_M", "smollm2:135m", ""):
         assert model_name(name) == name

@@ -1,4 +1,4 @@
-"""A long reply: what is far from what is seen is let go of, and comes back as it was."""
+"""Tests for long replies: text far from the screen is folded, and unfolds as it was."""
 
 import asyncio
 import random
@@ -20,9 +20,9 @@ TEXT = "\n\n".join(f"Paragraph {number} begins here, and **some words** more are
 
 
 class Page(App[None]):
-    """A text that is scrolled."""
+    """A scrolled text."""
 
-    # An anchor holds what fills the screen; at one width, heights are not estimated.
+    # An anchor holds only text that fills the screen. At a fixed width, heights are not estimated.
     CSS = "ReplyText { height: auto; min-height: 100%; } VerticalScroll { scrollbar-gutter: stable; }"
 
     def __init__(self, text: str = "") -> None:
@@ -39,13 +39,13 @@ class Page(App[None]):
 
     @property
     def seen(self) -> list[int]:
-        """The paragraphs on the screen."""
+        """Return the paragraphs on the screen."""
         lines = "\n".join(strip.text for strip in self.screen._compositor.render_strips())
         return [int(number) for number in re.findall(r"Paragraph (\d+) begins", lines)]
 
 
 async def settled(page: Page, pilot: Pilot[None], length: int = len(TEXT)) -> None:
-    """So much has been shown, what is near is laid out, and the rest is not."""
+    """Wait until `length` characters were shown, and only text near the screen is laid out."""
     before: list[object] = []
     while True:
         await pilot.pause(0.01)
@@ -59,7 +59,7 @@ async def settled(page: Page, pilot: Pilot[None], length: int = len(TEXT)) -> No
 
 
 async def read_upwards(page: Page, pilot: Pilot[None]) -> list[int]:
-    """All paragraphs, from the last to the first one."""
+    """Scroll through all paragraphs, from the last to the first."""
     found: list[int] = []
     while True:
         await settled(page, pilot)
@@ -70,7 +70,7 @@ async def read_upwards(page: Page, pilot: Pilot[None]) -> list[int]:
 
 
 @pytest.mark.parametrize("grows", [True, False])
-def test_a_long_reply_is_laid_out_where_it_is_seen(grows: bool) -> None:
+def test_long_reply_is_laid_out_only_near_the_screen(grows: bool) -> None:
     async def show() -> None:
         page = Page("" if grows else TEXT)
         async with page.run_test(size=(70, 12)) as pilot:
@@ -94,7 +94,7 @@ def test_a_long_reply_is_laid_out_where_it_is_seen(grows: bool) -> None:
     asyncio.run(show())
 
 
-def test_what_was_let_go_of_comes_back_in_another_width() -> None:
+def test_folded_documents_return_at_another_width() -> None:
     async def show() -> None:
         page = Page(TEXT)
         async with page.run_test(size=(70, 12)) as pilot:
@@ -112,13 +112,13 @@ def test_what_was_let_go_of_comes_back_in_another_width() -> None:
 
 
 def numbered(page: Page) -> dict[int, int]:
-    """The line of the screen in which each item begins."""
+    """Return the screen line in which each item starts."""
     lines = enumerate(strip.text for strip in page.screen._compositor.render_strips())
     return {int(found[1]): y for y, line in lines if (found := re.search(r"item (\d+)\b", line))}
 
 
-def test_what_is_read_stays_where_it_is_while_what_is_above_comes_back() -> None:
-    """Most of it was never laid out: that it is a list, whose lines hang, is not known to what estimates its height."""
+def test_visible_text_does_not_move_while_text_above_unfolds() -> None:
+    """Most of the text was never laid out, so the height of its hanging list lines is estimated wrongly."""
     items = [f"- item {number} " + "and some words of it " * random.randrange(8) for number in range(COUNT)]
 
     async def show() -> None:
@@ -142,8 +142,8 @@ def test_what_is_read_stays_where_it_is_while_what_is_above_comes_back() -> None
 
 
 @pytest.mark.parametrize("words", ["> \n" * 400, "- an item\n- another\n" * 200, "https://a.test/" + "path/" * 900])
-def test_what_is_written_is_followed_though_what_is_above_comes_back(words: str) -> None:
-    """What it turns out to be as high as was estimated wrongly."""
+def test_end_is_followed_while_text_above_unfolds(words: str) -> None:
+    """Unfolded text has another height than estimated."""
 
     async def show() -> None:
         page = Page(f"{words}\n\n{TEXT}")
@@ -161,7 +161,7 @@ def test_what_is_written_is_followed_though_what_is_above_comes_back(words: str)
     asyncio.run(show())
 
 
-def test_a_list_that_is_cut_has_no_empty_line_in_it() -> None:
+def test_split_list_has_no_empty_lines() -> None:
     text = "\n".join(f"- item {number}" for number in range(COUNT * 4))
 
     async def show(grows: bool) -> None:
@@ -192,7 +192,7 @@ async def lines_of(text: str, documents: int) -> list[str]:
 @pytest.mark.parametrize(
     "begin", ["# A heading\n\nand a paragraph", "#no heading", "```\ncode\n```", "A paragraph", "> quoted"]
 )
-def test_where_a_text_is_cut_is_not_seen(begin: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_piece_boundaries_are_invisible(begin: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "\n\n".join([begin, "> said\n> so", begin, "| a |\n|---|\n| b |", begin, "- one\n- two"] * 8)
     cut = asyncio.run(lines_of(text, 2))
     monkeypatch.setattr("tui.markdown.PIECE", 10 * len(text))
@@ -200,7 +200,7 @@ def test_where_a_text_is_cut_is_not_seen(begin: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("block", ["A paragraph.\n\n", "```\ncode\n```\n", "- an item\n"])
-def test_what_comes_faster_than_it_can_be_laid_out_becomes_room(block: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_faster_than_layout_becomes_a_placeholder(block: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "Words,\n\n" + block * (20 * PIECE // len(block))
     made: list[Document] = []
 
@@ -234,7 +234,7 @@ def test_what_comes_faster_than_it_can_be_laid_out_becomes_room(block: str, monk
 
 
 def _text(reply: ReplyText) -> str:
-    """All of it, in the order in which it stands there."""
+    """Return the whole text in order."""
     found = ""
     for child in reply.children:
         assert isinstance(child, Placeholder | Document)

@@ -1,4 +1,4 @@
-"""Sampling as it is typed."""
+"""Tests for the fields of sampling parameters."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tui.types import Sampling
     "sampling",
     [Sampling(), Sampling(0.7, 0.95, 40, 0.05, 512, 2**53 + 1, True), Sampling(temperature=0.0, thinking=False)],
 )
-def test_what_is_shown_is_what_is_read(sampling: Sampling) -> None:
+def test_sampling_fields_round_trip(sampling: Sampling) -> None:
     assert sampling_fields.parse(sampling_fields.texts(sampling), thinking=sampling.thinking) == sampling
 
 
@@ -24,6 +24,6 @@ def test_what_is_shown_is_what_is_read(sampling: Sampling) -> None:
         ("max_tokens", "0", "between 1"),
     ],
 )
-def test_what_makes_no_sense_is_told(name: str, text: str, complaint: str) -> None:
+def test_invalid_fields_are_explained(name: str, text: str, complaint: str) -> None:
     with pytest.raises(sampling_fields.InvalidField, match=complaint):
         sampling_fields.parse({name: text}, thinking=None)

@@ -1,4 +1,4 @@
-"""The screens beside the chat: models, the engine, help, branches, addresses in replies, code."""
+"""Tests for the other screens: models, engine, help, branches, links, and code."""
 
 import asyncio
 from pathlib import Path
@@ -27,7 +27,7 @@ END = ReplyEnd(Finish.COMPLETE, USAGE)
 
 @pytest.fixture(autouse=True)
 def no_question(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that fits is fetched without one."""
+    """Do not ask before downloads."""
     monkeypatch.setattr("tui.large_downloads.LARGE", 3_000_000_000)
 
 
@@ -36,7 +36,7 @@ def rows(chat: Chatting) -> list[list[str]]:
     return [[str(cell) for cell in table.get_row_at(place)] for place in range(table.row_count)]
 
 
-def test_models_are_listed_fetched_paused_found_deleted_and_loaded() -> None:
+def test_models_are_listed_downloaded_paused_found_deleted_and_loaded() -> None:
     async def flow(chat: Chatting) -> None:
         models = chat.client.models
         await chat.pilot.press("f2")
@@ -80,7 +80,7 @@ def test_models_are_listed_fetched_paused_found_deleted_and_loaded() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_a_long_name_leaves_room_for_the_state() -> None:
+def test_long_name_leaves_space_for_the_state() -> None:
     client = ScriptedClient()
     name = "someone/A-Model-With-A-Name-As-Long-As-They-Are-By-Now-GGUF:Q4_K_M"
     client.models.others = (ModelInfo(name, "Q4_K_M", 2_500_000_000, "apache-2.0", installed=True),)
@@ -97,7 +97,7 @@ def test_a_long_name_leaves_room_for_the_state() -> None:
     run(client, flow)
 
 
-def test_what_the_engine_fetches_is_seen_and_can_be_paused() -> None:
+def test_download_of_the_engine_is_shown_and_can_be_paused() -> None:
     async def flow(chat: Chatting) -> None:
         models = chat.client.models
         models.fetching = True
@@ -113,7 +113,7 @@ def test_what_the_engine_fetches_is_seen_and_can_be_paused() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_a_model_of_an_endpoint_is_loaded_and_nothing_else() -> None:
+def test_endpoint_model_can_only_be_loaded() -> None:
     async def flow(chat: Chatting) -> None:
         models = chat.client.models
         models.offered = (ModelInfo("a", elsewhere=True, loaded=True), ModelInfo("b", elsewhere=True))
@@ -130,7 +130,7 @@ def test_a_model_of_an_endpoint_is_loaded_and_nothing_else() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_what_is_rested_upon_is_looked_at_whether_it_fits() -> None:
+def test_fit_of_the_highlighted_model_is_checked() -> None:
     async def flow(chat: Chatting) -> None:
         models = chat.client.models
         await chat.pilot.press("f2")
@@ -143,7 +143,7 @@ def test_what_is_rested_upon_is_looked_at_whether_it_fits() -> None:
         assert chat.label("#fit") == "llama3.3:70b: looking whether it fits"
         models.looks_end.set()
         await chat.until(lambda: chat.label("#fit") == "llama3.3:70b: does not fit: needs 44 GB, 16 GB free")
-        assert KNOWN.name not in models.looked_at  # whoever goes on does not wait for it
+        assert KNOWN.name not in models.looked_at  # moving on cancels the check
         await chat.pilot.press("3", *"model", "enter")
         await chat.until(lambda: rows(chat) and rows(chat)[0][0] == "someone/Model-GGUF")
         unknown = "someone/Model-GGUF: unknown whether it fits; the Hub cannot be reached"
@@ -160,7 +160,7 @@ def test_what_is_rested_upon_is_looked_at_whether_it_fits() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_a_search_of_the_hub_says_that_it_goes_on_and_that_nothing_was_found() -> None:
+def test_hub_search_shows_progress_and_empty_result() -> None:
     async def flow(chat: Chatting) -> None:
         models = chat.client.models
         models.finds.clear()
@@ -175,7 +175,7 @@ def test_a_search_of_the_hub_says_that_it_goes_on_and_that_nothing_was_found() -
     run(ScriptedClient(), flow)
 
 
-def test_what_is_found_without_the_hub_can_be_fetched_as_in_the_catalog() -> None:
+def test_offline_results_can_be_downloaded() -> None:
     client = ScriptedClient()
     client.models.offline = True
 
@@ -193,11 +193,11 @@ def test_what_is_found_without_the_hub_can_be_fetched_as_in_the_catalog() -> Non
     run(client, flow)
 
 
-def test_what_is_typed_right_behind_the_key_of_a_list_is_not_for_the_one_before() -> None:
+def test_keys_after_switching_lists_go_to_the_new_list() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.pilot.press("f2")
         await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen) and rows(chat))
-        for key in ("3", "d", "l"):  # at once, with no frame between them
+        for key in ("3", "d", "l"):  # at once, without a frame in between
             chat.app.post_message(Key(key, key))
         await chat.until(lambda: chat.app.screen.query_one(Input).has_focus)
         await chat.pilot.press(*"model", "enter")
@@ -208,13 +208,13 @@ def test_what_is_typed_right_behind_the_key_of_a_list_is_not_for_the_one_before(
     run(ScriptedClient(), flow)
 
 
-def test_a_model_that_cannot_be_loaded_leaves_the_chat_as_it_is() -> None:
+def test_failed_load_leaves_the_chat_unchanged() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.say("one")
         await chat.type("/load llama3.3:70b")
         await chat.until(lambda: isinstance(chat.app.screen, Confirm))
         await chat.pilot.press("tab", "enter")
-        await chat.until(lambda: "llama3.3:70b does not fit. smollm2:135m answers again." in chat.notices())
+        await chat.until(lambda: "llama3.3:70b does not fit. smollm2:135m is loaded again." in chat.notices())
         await chat.until(lambda: chat.app.screen.query_one(TopBar).loading_model is None)
         assert chat.app.screen.query_one(TopBar).model == "smollm2:135m"
         await chat.say("two")
@@ -223,7 +223,7 @@ def test_a_model_that_cannot_be_loaded_leaves_the_chat_as_it_is() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_who_is_new_is_told_of_a_better_model() -> None:
+def test_better_model_is_recommended_to_new_users() -> None:
     client = ScriptedClient()
     client.models.better = Recommendation(KNOWN.name, "fits: 32k context; needs 3.2 GB, 8.0 GB free")
 
@@ -237,7 +237,7 @@ def test_who_is_new_is_told_of_a_better_model() -> None:
     run(client, flow)
 
 
-def test_the_engine_shows_all_requests_and_aborts_any() -> None:
+def test_engine_screen_lists_and_aborts_requests() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.pilot.press("f3")
         await chat.until(lambda: isinstance(chat.app.screen, EngineScreen) and len(rows(chat)) == 3)
@@ -256,7 +256,7 @@ def test_the_engine_shows_all_requests_and_aborts_any() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_an_engine_that_reports_nothing_is_shown_as_that() -> None:
+def test_engine_without_statistics_is_shown_as_such() -> None:
     async def flow(chat: Chatting) -> None:
         chat.client.engine.is_reported = False
         await chat.pilot.press("f3")
@@ -270,7 +270,7 @@ def test_an_engine_that_reports_nothing_is_shown_as_that() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_while_the_engine_loads_its_screen_shows_how_that_goes() -> None:
+def test_engine_screen_shows_loading_progress() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.pilot.press("f3")
         await chat.until(lambda: chat.label("#about") == "50%, smollm2:135m: reading the weights")
@@ -281,12 +281,12 @@ def test_while_the_engine_loads_its_screen_shows_how_that_goes() -> None:
     run(ScriptedClient(), flow, loaded=False)
 
 
-def test_why_there_is_no_engine_is_told_on_its_screen_and_nowhere_else() -> None:
+def test_engine_error_is_shown_only_on_its_screen() -> None:
     client = ScriptedClient()
     client.engine.problem = ClientError("There is no such model", "ingle ls shows what is.")
 
     async def flow(chat: Chatting) -> None:
-        await chat.until(lambda: len(chat.notices()) == 1)  # of the loading, over the chat
+        await chat.until(lambda: len(chat.notices()) == 1)  # the notification of the failed load, on the chat screen
         await chat.pilot.press("f3")
         await chat.until(lambda: chat.label("#about") == "There is no such model. ingle ls shows what is.")
         looks = chat.client.engine.followed
@@ -296,7 +296,7 @@ def test_why_there_is_no_engine_is_told_on_its_screen_and_nowhere_else() -> None
     run(client, flow)
 
 
-def test_a_page_takes_the_place_of_the_one_that_is_seen() -> None:
+def test_opening_a_page_replaces_the_current_one() -> None:
     async def flow(chat: Chatting) -> None:
         for _ in range(2):
             await chat.pilot.press("f2")
@@ -314,9 +314,9 @@ def test_a_page_takes_the_place_of_the_one_that_is_seen() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_pages_that_are_asked_for_in_a_hurry_end_with_the_last_one() -> None:
+def test_rapidly_opened_pages_end_with_the_last_one() -> None:
     async def flow(chat: Chatting) -> None:
-        for key in ("f2", "f3", "f2", "f1"):  # at once, with no frame between them
+        for key in ("f2", "f3", "f2", "f1"):  # at once, without a frame in between
             chat.app.post_message(Key(key, None))
         await chat.until(lambda: isinstance(chat.app.screen, HelpScreen) and chat.app.screen.is_mounted)
         await chat.pilot.press("escape")
@@ -325,7 +325,7 @@ def test_pages_that_are_asked_for_in_a_hurry_end_with_the_last_one() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_help_the_palette_and_the_address() -> None:
+def test_help_palette_and_address() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.pilot.press("f1")
         await chat.until(lambda: isinstance(chat.app.screen, HelpScreen))
@@ -341,7 +341,7 @@ def test_help_the_palette_and_the_address() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_without_colors_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_color_is_used_with_no_color_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     client = ScriptedClient([TextDelta("# One\n\n```python\nprint('x')\n```\n\n[x](https://a.example)"), END])
     client.engine.loads.set()
@@ -362,25 +362,25 @@ def test_without_colors_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def colors(app: ChatApp) -> set[str | None]:
-    """Those of all cells on the screen, in front and behind."""
+    """Return the foreground and background colors of all cells."""
     styles = [part.style for strip in app.screen._compositor.render_strips() for part in strip if part.style]
     return {color and color.name for style in styles for color in (style.color, style.bgcolor)}
 
 
-def test_a_theme_that_is_chosen_is_kept() -> None:
+def test_chosen_theme_is_saved() -> None:
     async def flow(chat: Chatting) -> None:
         kept = chat.client.preferences.themes
         assert chat.app.theme == "hearth-light"
         await chat.say("one")
         assert kept == []
-        chat.app.theme = "hearth-dark"  # as the palette behind /theme does
+        chat.app.theme = "hearth-dark"  # as the palette of /theme does
         await chat.until(lambda: kept)
         assert kept == ["hearth-dark"]
 
     run(ScriptedClient(), flow, theme="hearth-light")
 
 
-def test_branches_are_shown_as_a_tree_and_chosen_there() -> None:
+def test_branch_is_chosen_from_the_tree() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.say("one")
         await chat.type("/regenerate")
@@ -396,7 +396,7 @@ def test_branches_are_shown_as_a_tree_and_chosen_there() -> None:
     run(ScriptedClient([TextDelta("first"), END], [TextDelta("second"), END]), flow)
 
 
-def test_a_branch_that_is_chosen_after_its_chat_was_left_is_not_shown_in_the_next() -> None:
+def test_branch_of_a_left_chat_is_not_shown_in_the_next() -> None:
     client = ScriptedClient()
     first, second = client.keep("First", "one", "a reply"), client.keep("Second", "another")
 
@@ -413,7 +413,7 @@ def test_a_branch_that_is_chosen_after_its_chat_was_left_is_not_shown_in_the_nex
     run(client, flow, chat=first)
 
 
-def test_settings_are_those_of_the_chat_they_were_opened_for() -> None:
+def test_settings_apply_to_the_chat_they_were_opened_for() -> None:
     client = ScriptedClient()
     first, second = client.keep("First", "one"), client.keep("Second", "another")
 
@@ -430,7 +430,7 @@ def test_settings_are_those_of_the_chat_they_were_opened_for() -> None:
     run(client, flow, chat=first)
 
 
-def test_an_address_is_opened_only_after_a_question_and_only_on_the_web(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_web_addresses_open_and_only_after_confirmation(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
 
     async def flow(chat: Chatting) -> None:
@@ -453,7 +453,7 @@ def test_an_address_is_opened_only_after_a_question_and_only_on_the_web(monkeypa
     run(ScriptedClient([TextDelta("[here](<https://a.example/%20x?y=[/]>)"), END]), flow)
 
 
-def test_code_is_copied_and_saved_to_a_new_file_only(tmp_path: Path) -> None:
+def test_code_is_copied_and_saved_without_overwriting(tmp_path: Path) -> None:
     there = tmp_path / "there.py"
     there.write_text("mine")
 
@@ -476,7 +476,7 @@ def test_code_is_copied_and_saved_to_a_new_file_only(tmp_path: Path) -> None:
     run(ScriptedClient([TextDelta("```python\nprint('[/]')\n```"), END]), flow)
 
 
-def test_a_warning_about_the_model_is_shown() -> None:
+def test_model_warning_is_shown() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.until(lambda: chat.notices() == ["the model holds little"])
 

@@ -1,4 +1,4 @@
-"""What comes too late for a screen, and what is missing from one that is there."""
+"""Tests for results that arrive after their screen was closed."""
 
 import pytest
 from textual.css.query import NoMatches
@@ -9,7 +9,7 @@ from tui.screens.search import SearchScreen
 from tui.show_errors import show_errors
 
 
-def test_an_answer_for_a_screen_that_has_gone_is_nothing_to_show() -> None:
+def test_result_for_a_closed_screen_is_ignored() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.pilot.press("ctrl+f")
         await chat.until(lambda: isinstance(chat.app.screen, SearchScreen))

@@ -1,4 +1,4 @@
-"""Every screen looks as it did when somebody looked at it. See snapshots.py."""
+"""Compare every screen with its snapshot. See snapshots.py."""
 
 import asyncio
 from pathlib import Path
@@ -7,12 +7,12 @@ import pytest
 
 from tests.tui.snapshots import FOLDER, LOOKS, STEPS, pictures
 
-TAKES = 3  # where a scroll bar ends differs now and then by a part of a cell; what is wrong is so in all of them
+TAKES = 3  # the end of a scroll bar sometimes differs by a part of a cell, but a fault is in every take
 
 
 @pytest.mark.share(2)
 @pytest.mark.parametrize("name", STEPS)
-def test_the_screen_looks_as_it_did(name: str, tmp_path: Path) -> None:
+def test_screen_matches_its_snapshot(name: str, tmp_path: Path) -> None:
     changed = {tmp_path / f"{name}-{look}.svg" for look in LOOKS}
     for _ in range(TAKES):
         for look, svg in asyncio.run(pictures(STEPS[name], list(LOOKS))).items():

@@ -1,4 +1,4 @@
-"""Ordinary typing, wherever the focus is: letters reach the prompt, and nothing is done to the list of chats."""
+"""Tests that letters reach the prompt from anywhere, and never change the list of chats."""
 
 import random
 from collections import Counter
@@ -40,7 +40,7 @@ def has_chats(chat: Chatting, count: int) -> bool:
 
 
 @pytest.mark.parametrize("size", [WIDE, NARROW])
-def test_english_between_tab_shift_tab_and_escape_loses_no_chat_and_no_letter(size: tuple[int, int]) -> None:
+def test_typing_with_focus_keys_loses_no_chat_and_no_letter(size: tuple[int, int]) -> None:
     client, kept = history()
     titles = {name: client.chats.chats[name].summary.title for name in kept}
     typed: list[str] = []
@@ -60,7 +60,7 @@ def test_english_between_tab_shift_tab_and_escape_loses_no_chat_and_no_letter(si
         await chat.until(lambda: not chat.conversation._is_sending)
         await chat.composer.save_draft()
         area = chat.composer.area
-        found.extend([*area._earlier, *area._unsent.values()])  # what the arrow keys bring back
+        found.extend([*area._earlier, *area._unsent.values()])  # inputs that the arrow keys recall
 
     run(client, flow, size=size)
     chats = client.chats.chats
@@ -70,10 +70,10 @@ def test_english_between_tab_shift_tab_and_escape_loses_no_chat_and_no_letter(si
     sent = [one.text for chat in chats.values() for one in chat.messages if one.role is Role.USER]
     written = Counter("".join([*sent, *found, *client.chats.drafts.values()]))
     written -= Counter("a question" * 3)
-    assert Counter("".join(typed).replace(" ", "")) <= written  # arrows may have had a message sent twice
+    assert Counter("".join(typed).replace(" ", "")) <= written  # arrow keys may have sent a message twice
 
 
-def test_tab_stays_in_a_prompt_that_holds_text() -> None:
+def test_tab_stays_in_a_prompt_with_text() -> None:
     client, (name, *_) = history()
 
     async def flow(chat: Chatting) -> None:
@@ -90,7 +90,7 @@ def test_tab_stays_in_a_prompt_that_holds_text() -> None:
     assert len(client.chats.chats) == 3
 
 
-def test_tab_completes_as_much_of_a_command_as_is_certain() -> None:
+def test_tab_completes_the_unambiguous_part_of_a_command() -> None:
     async def flow(chat: Chatting) -> None:
         for typed, completed in (
             ("/se", "/se"),
@@ -110,7 +110,7 @@ def test_tab_completes_as_much_of_a_command_as_is_certain() -> None:
 
 
 @pytest.mark.parametrize("size", [WIDE, NARROW])
-def test_letters_typed_into_the_chat_list_go_to_the_prompt(size: tuple[int, int]) -> None:
+def test_letters_in_the_chat_list_go_to_the_prompt(size: tuple[int, int]) -> None:
     client, kept = history()
 
     async def flow(chat: Chatting) -> None:
@@ -128,7 +128,7 @@ def test_letters_typed_into_the_chat_list_go_to_the_prompt(size: tuple[int, int]
     assert [*client.chats.chats][:3] == kept
 
 
-def test_letters_typed_at_a_message_or_at_nothing_go_to_the_prompt() -> None:
+def test_letters_without_a_text_field_go_to_the_prompt() -> None:
     client, (name, *_) = history()
 
     async def flow(chat: Chatting) -> None:
@@ -149,7 +149,7 @@ def test_letters_typed_at_a_message_or_at_nothing_go_to_the_prompt() -> None:
     run(client, flow, chat=name)
 
 
-def test_keys_of_a_message_are_about_the_one_that_has_the_focus() -> None:
+def test_message_keys_apply_to_the_focused_message() -> None:
     client = ScriptedClient()
     name = client.keep("Kept", "first", "one", "second", "two")
 
@@ -169,7 +169,7 @@ def test_keys_of_a_message_are_about_the_one_that_has_the_focus() -> None:
     run(client, flow, chat=name)
 
 
-def test_escape_leads_from_the_list_to_the_prompt_and_stops_no_reply() -> None:
+def test_escape_returns_from_the_list_without_stopping_the_reply() -> None:
     client = ScriptedClient([TextDelta("begun"), WAIT])
 
     async def flow(chat: Chatting) -> None:
@@ -187,7 +187,7 @@ def test_escape_leads_from_the_list_to_the_prompt_and_stops_no_reply() -> None:
 
 
 @pytest.mark.parametrize("pressed", ["delete", "ctrl+d"])
-def test_deleting_from_the_list_asks_by_title_and_can_be_undone(pressed: str) -> None:
+def test_deleting_from_the_list_asks_and_can_be_undone(pressed: str) -> None:
     client, kept = history()
 
     async def flow(chat: Chatting) -> None:
@@ -214,7 +214,7 @@ def test_deleting_from_the_list_asks_by_title_and_can_be_undone(pressed: str) ->
     assert {*client.chats.chats} == {*kept}
 
 
-def test_a_chat_is_renamed_pinned_and_archived_from_the_list() -> None:
+def test_chat_is_renamed_pinned_and_archived_from_the_list() -> None:
     client, kept = history()
 
     async def flow(chat: Chatting) -> None:

@@ -1,4 +1,4 @@
-"""Tables in replies: in any width all of their cells can be read, and they may grow and turn into other things."""
+"""Tests for tables in replies: all cells are readable at any width, and tables may grow or become other blocks."""
 
 import asyncio
 import random
@@ -23,12 +23,12 @@ def lines_of(page: App[None]) -> list[str]:
 
 
 def cells_of(lines: list[str], columns: int) -> list[list[str]]:
-    """The words of each column of the rows, which one line each divides or none."""
+    """Return the words of each column, by the rows that are between lines."""
     texts = [[part.strip() for part in line.strip("│").split("│")] for line in lines if line.startswith("│")]
     return [[row[column] for row in texts if row[column]] for column in range(columns)]
 
 
-def test_all_cells_can_be_read_in_any_width() -> None:
+def test_all_cells_are_readable_at_any_width() -> None:
     async def show(width: int) -> None:
         columns = random.randrange(1, 5)
         rows = [[" ".join(random.choices(WORDS, k=random.randrange(1, 9))) for _ in range(columns)] for _ in range(6)]
@@ -48,7 +48,7 @@ def test_all_cells_can_be_read_in_any_width() -> None:
         asyncio.run(show(width))
 
 
-def test_columns_stand_where_their_header_says() -> None:
+def test_columns_are_aligned_as_their_header_states() -> None:
     async def show() -> None:
         page = DocumentPage(
             "| name | tokens | at | of |\n|---|--:|:-:|:--|\n| a | 7 | x | y |\n| longer | 12,345 | middle | z |"
@@ -61,7 +61,7 @@ def test_columns_stand_where_their_header_says() -> None:
     asyncio.run(show())
 
 
-def test_a_narrow_table_is_as_wide_as_its_words() -> None:
+def test_narrow_table_is_as_wide_as_its_words() -> None:
     async def show() -> None:
         page = DocumentPage(table([["a", "b"], ["one", "seat by the fire"]]))
         async with page.run_test(size=(80, 20)) as pilot:
@@ -77,7 +77,7 @@ def test_a_narrow_table_is_as_wide_as_its_words() -> None:
     asyncio.run(show())
 
 
-def test_a_table_grows_by_any_characters() -> None:
+def test_table_grows_by_single_characters() -> None:
     async def show() -> None:
         text = table([["a", "b"], ["one", "**two**"], ["three", "four"]])
         page = DocumentPage("")
@@ -95,7 +95,7 @@ def test_a_table_grows_by_any_characters() -> None:
     asyncio.run(show())
 
 
-def test_a_link_in_a_cell_is_told() -> None:
+def test_link_in_a_cell_can_be_clicked() -> None:
     async def show() -> None:
         page = DocumentPage(table([["a"], ["[seat](https://example.org/x)"]]))
         async with page.run_test(size=(80, 20)) as pilot:
@@ -107,7 +107,7 @@ def test_a_link_in_a_cell_is_told() -> None:
     asyncio.run(show())
 
 
-def test_columns_share_what_there_is() -> None:
+def test_columns_share_the_width() -> None:
     assert shared([5, 10, 4], 30) == [5, 10, 4]
     assert shared([5, 100, 4], 30) == [5, 21, 4]
     assert shared([50, 100, 4], 30) == [13, 13, 4]

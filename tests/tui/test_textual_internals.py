@@ -1,4 +1,4 @@
-"""The private names of Textual that the chat uses exist and behave as it needs."""
+"""Tests that the private names of Textual exist and behave as the chat needs."""
 
 import asyncio
 import inspect
@@ -43,7 +43,7 @@ class Picture:
 
 @pytest.fixture
 def picture(monkeypatch: pytest.MonkeyPatch) -> Picture:
-    """Of whatever screen the chat draws."""
+    """Capture the updates of the chat's screens."""
     drawn = Picture()
     render = Compositor.render_update
 
@@ -87,7 +87,7 @@ def test_blocks_keep_their_private_attributes() -> None:
     asyncio.run(show())
 
 
-def test_the_terminal_shows_what_the_screen_is(picture: Picture) -> None:
+def test_terminal_shows_the_screen(picture: Picture) -> None:
     async def flow(chat: Chatting) -> None:
         await chat.type("go")
         await chat.until(lambda: chat.conversation.current_reply is None and len(chat.views()) == 2)
@@ -101,9 +101,7 @@ def test_the_terminal_shows_what_the_screen_is(picture: Picture) -> None:
     run(ScriptedClient([*PARTS, ReplyEnd(Finish.COMPLETE, USAGE)]), flow)
 
 
-def test_an_unsettled_screen_draws_nothing_and_loses_no_change(
-    picture: Picture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unsettled_screen_draws_no_frame_and_loses_no_change(picture: Picture, monkeypatch: pytest.MonkeyPatch) -> None:
     async def flow(chat: Chatting) -> None:
         await chat.type("go")
         await chat.until(lambda: len(chat.views()) == 2 and chat.views()[1].query(Document))

@@ -1,4 +1,4 @@
-"""When a chat gets a title, and when it need not have one."""
+"""Tests for when a chat gets a title."""
 
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import USAGE, WAIT, ScriptedClient
@@ -12,7 +12,7 @@ def titles(chat: Chatting) -> list[str]:
     return [kept.summary.title for kept in chat.client.chats.chats.values()]
 
 
-def test_a_chat_that_is_left_before_its_first_reply_ends_gets_a_title() -> None:
+def test_chat_left_before_its_first_reply_ends_gets_a_title() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.type("one")
         await chat.until(lambda: len(chat.views()) == 2)
@@ -25,7 +25,7 @@ def test_a_chat_that_is_left_before_its_first_reply_ends_gets_a_title() -> None:
     run(ScriptedClient([TextDelta("begun"), WAIT, END]), flow)
 
 
-def test_a_reply_that_says_nothing_gives_no_title_and_the_next_one_does() -> None:
+def test_empty_reply_gives_no_title_but_the_next_does() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.say("one")
         await chat.until(lambda: len(chat.views()) == 2)
@@ -36,7 +36,7 @@ def test_a_reply_that_says_nothing_gives_no_title_and_the_next_one_does() -> Non
     run(ScriptedClient([ReplyEnd(Finish.STOPPED, USAGE)], [TextDelta("yes"), END]), flow)
 
 
-def test_a_title_that_cannot_be_made_is_no_error() -> None:
+def test_failed_title_is_not_an_error() -> None:
     async def flow(chat: Chatting) -> None:
         chat.client.chats.untitled = ClientError("The prompt has 540 tokens.", "Shorten it.")
         await chat.say("one")

@@ -1,4 +1,4 @@
-"""The first line of the chat."""
+"""Tests for the top bar."""
 
 import asyncio
 
@@ -25,7 +25,7 @@ class Barred(App[None]):
         ("", Loading(PLACE, "Waiting for memory"), "Model.gguf: Waiting for memory  http://localhost/v1"),
     ],
 )  # fmt: skip
-def test_the_model_is_named(model: str, loading: Loading | None, shown: str) -> None:
+def test_bar_shows_the_model(model: str, loading: Loading | None, shown: str) -> None:
     async def show() -> None:
         async with Barred().run_test(size=(90, 24)) as pilot:
             bar = pilot.app.query_one(TopBar)
@@ -35,7 +35,7 @@ def test_the_model_is_named(model: str, loading: Loading | None, shown: str) -> 
     asyncio.run(show())
 
 
-def test_the_bar_says_that_nothing_is_saved() -> None:
+def test_bar_shows_that_chats_are_not_saved() -> None:
     async def show() -> None:
         async with Barred().run_test(size=(30, 24)) as pilot:
             bar = pilot.app.query_one(TopBar)

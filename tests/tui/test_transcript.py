@@ -1,4 +1,4 @@
-"""A long chat: what is mounted, and that scrolling reaches everything and moves nothing that is seen."""
+"""Tests for long chats: which messages are mounted, and that scrolling reaches everything without jumps."""
 
 import asyncio
 import random
@@ -22,7 +22,7 @@ def long_chat() -> tuple[ScriptedClient, ChatId]:
     return client, client.keep("Long", *(f"message {number}" for number in range(COUNT)))
 
 
-def test_only_the_end_of_a_long_chat_is_mounted_and_scrolling_reaches_its_begin(
+def test_only_the_end_of_a_long_chat_is_mounted_and_scrolling_reaches_its_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def flow(chat: Chatting) -> None:
@@ -50,14 +50,14 @@ def test_only_the_end_of_a_long_chat_is_mounted_and_scrolling_reaches_its_begin(
 
 
 def numbers(chat: Chatting) -> dict[int, int]:
-    """The line of the screen in which each numbered thing is seen."""
+    """Return the screen line of each visible numbered item."""
     region = chat.conversation.transcript.region
     lines = enumerate(strip.text for strip in chat.screen._compositor.render_strips())
     return {int(one): y for y, line in lines if region.y <= y < region.bottom for one in re.findall(r"no(\d+)\.", line)}
 
 
 def rich_messages() -> list[str]:
-    """Some are high, and how high is hard to say before they are laid out."""
+    """Return messages with heights that are hard to estimate."""
     number = count()
     kinds = (
         "no{}. {}",
@@ -75,7 +75,7 @@ def rich_messages() -> list[str]:
 
 
 def drawn(chat: Chatting, monkeypatch: pytest.MonkeyPatch) -> list[dict[int, int]]:
-    """What each frame shows that is drawn from now on."""
+    """Record the contents of every further frame."""
     frames: list[dict[int, int]] = []
     render = Compositor.render_update
 
@@ -89,7 +89,7 @@ def drawn(chat: Chatting, monkeypatch: pytest.MonkeyPatch) -> list[dict[int, int
     return frames
 
 
-def test_what_is_read_moves_as_it_is_scrolled_though_messages_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_visible_text_moves_only_by_scrolling(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = rich_messages()
 
     async def flow(chat: Chatting) -> None:
@@ -113,7 +113,7 @@ def test_what_is_read_moves_as_it_is_scrolled_though_messages_come_and_go(monkey
     run(client, flow, chat=client.keep("Long", *texts))
 
 
-def test_a_message_far_up_is_shown_and_a_new_one_leads_back_to_the_end() -> None:
+def test_distant_message_is_shown_and_a_new_one_scrolls_to_the_end() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.until(lambda: len(chat.views()) > 0)
         hit = (await chat.client.chats.search("message 12"))[0]
@@ -132,7 +132,7 @@ def test_a_message_far_up_is_shown_and_a_new_one_leads_back_to_the_end() -> None
     run(client, flow, chat=name)
 
 
-def test_from_the_prompt_pages_of_the_chat_are_turned_unless_it_has_pages_itself() -> None:
+def test_page_keys_in_the_prompt_scroll_the_chat_unless_it_is_long() -> None:
     async def flow(chat: Chatting) -> None:
         transcript, area = chat.conversation.transcript, chat.composer.area
         await chat.until(lambda: transcript.max_scroll_y > 0 and transcript.scroll_y == transcript.max_scroll_y)
@@ -158,7 +158,7 @@ def window(chat: Chatting) -> list[MessageId]:
     return [message.id for message in transcript._path[transcript._first : transcript._end]]
 
 
-def test_a_window_that_moves_when_another_branch_is_shown_leaves_that_alone() -> None:
+def test_moving_window_does_not_affect_a_new_branch() -> None:
     async def flow(chat: Chatting) -> None:
         transcript = chat.conversation.transcript
         await chat.until(lambda: len(chat.views()) > 0)
@@ -178,7 +178,7 @@ def test_a_window_that_moves_when_another_branch_is_shown_leaves_that_alone() ->
     run(client, flow, chat=name)
 
 
-def test_of_two_branches_that_are_shown_at_once_the_last_stays() -> None:
+def test_last_of_two_concurrent_branches_stays() -> None:
     async def flow(chat: Chatting) -> None:
         transcript = chat.conversation.transcript
         await chat.until(lambda: len(chat.views()) > 0)
@@ -196,7 +196,7 @@ def test_of_two_branches_that_are_shown_at_once_the_last_stays() -> None:
     run(client, flow, chat=name)
 
 
-def test_what_is_sent_in_a_chat_that_is_left_at_once_is_not_shown_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_sent_before_leaving_is_not_shown_in_the_next_chat(monkeypatch: pytest.MonkeyPatch) -> None:
     async def flow(chat: Chatting) -> None:
         transcript = chat.conversation.transcript
         truncate_after = transcript.truncate_after
@@ -214,12 +214,12 @@ def test_what_is_sent_in_a_chat_that_is_left_at_once_is_not_shown_in_the_next(mo
     run(ScriptedClient(), flow)
 
 
-def test_who_scrolls_to_the_end_step_by_step_follows_it_from_there() -> None:
+def test_scrolling_to_the_end_step_by_step_anchors_there() -> None:
     client = ScriptedClient([TextDelta("line\n\n" * 40), ReplyEnd(Finish.COMPLETE, USAGE)])
     name = client.keep("Long", *("words " * 300 for _ in range(6)))
 
     async def scrolled(chat: Chatting, lines: int) -> None:
-        """As by the wheel: in several frames."""
+        """Scroll in several frames, as the mouse wheel does."""
         chat.conversation.transcript.scroll_relative(y=lines, duration=0.05, immediate=True)
         await chat.pilot.wait_for_scheduled_animations()
 

@@ -1,4 +1,4 @@
-"""Room in a context that is full: when it is asked about, that it can be stopped, and what is seen of it."""
+"""Tests for trimming a full context: the dialog, stopping it, and its result."""
 
 from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import ScriptedClient
@@ -10,7 +10,7 @@ from tui.widgets.top_bar import TopBar
 
 
 def full() -> tuple[ScriptedClient, ChatId]:
-    """A chat that fills its context, but for a few tokens."""
+    """Return a client whose chat fills the context except for a few tokens."""
     client = ScriptedClient()
     name = client.keep("Long", "first " * 40, "reply " * 40, "second " * 10, "reply " * 10)
     client.context.limit = 1160
@@ -21,7 +21,7 @@ async def asked(chat: Chatting) -> None:
     await chat.until(lambda: isinstance(chat.app.screen, FullContextScreen) and chat.label("#goes") != "")
 
 
-def test_a_message_that_is_too_long_by_itself_is_not_sent() -> None:
+def test_too_long_message_is_not_sent() -> None:
     client = ScriptedClient()
     client.context.limit = 1160
     long = "word " * 400
@@ -36,7 +36,7 @@ def test_a_message_that_is_too_long_by_itself_is_not_sent() -> None:
     run(client, flow)
 
 
-def test_nothing_is_asked_where_nobody_knows_how_long_the_context_is() -> None:
+def test_unknown_context_length_asks_no_question() -> None:
     async def flow(chat: Chatting) -> None:
         chat.client.context.limit = None
         await chat.until(lambda: chat.conversation.model)
@@ -49,7 +49,7 @@ def test_nothing_is_asked_where_nobody_knows_how_long_the_context_is() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_another_reply_needs_room_as_the_first_does() -> None:
+def test_regenerating_trims_the_context() -> None:
     client, name = full()
     client.context.limit = 1100
 
@@ -87,7 +87,7 @@ def test_escape_stops_a_summary() -> None:
     run(client, flow, chat=name)
 
 
-def test_a_summary_is_seen_where_it_stands() -> None:
+def test_summary_is_shown_at_its_message() -> None:
     client, name = full()
     client.context.summarizes.set()
 
@@ -109,7 +109,7 @@ def test_a_summary_is_seen_where_it_stands() -> None:
     run(client, flow, chat=name)
 
 
-def test_what_would_not_make_room_enough_cannot_be_chosen() -> None:
+def test_insufficient_plan_cannot_be_chosen() -> None:
     client, name = full()
     client.context.summary_tokens = 200
 
@@ -117,7 +117,7 @@ def test_what_would_not_make_room_enough_cannot_be_chosen() -> None:
         await chat.until(lambda: chat.conversation.model and len(chat.conversation.chat.path()) == 4)
         await chat.type("one more")
         await asked(chat)
-        assert chat.label("#goes") == "This would not make room enough."
+        assert chat.label("#goes") == "This would not free enough."
         await chat.pilot.press("enter")
         await chat.pilot.press("down")
         await chat.until(lambda: chat.label("#goes").startswith("Frees 120 tokens"))

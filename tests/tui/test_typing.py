@@ -1,4 +1,4 @@
-"""What is typed and pasted: keys that come at once keep their order, and line ends of terminals are line breaks."""
+"""Tests for typing and pasting: order of keys, and line ends."""
 
 import pytest
 from textual import events
@@ -11,19 +11,19 @@ LINES = ["line one\nline two\nline three", "line one\rline two\rline three", "li
 
 
 @pytest.mark.parametrize("height", [3, 4, 6, 8])
-def test_what_is_typed_is_seen_in_low_terminals(height: int) -> None:
+def test_typed_text_is_visible_in_low_terminals(height: int) -> None:
     async def flow(chat: Chatting) -> None:
         await chat.type("/se what is typed", enter=False)
         await chat.until(lambda: any("what is typed" in line for line in chat.lines()))
         await chat.pilot.press("home", "ctrl+k")
-        await chat.type("/se", enter=False)  # beside which commands are listed
+        await chat.type("/se", enter=False)  # with suggestions above the prompt
         await chat.until(lambda: any(line.strip(" │") == "/se" for line in chat.lines()))
 
     run(ScriptedClient(), flow, size=(80, height))
 
 
 @pytest.mark.parametrize("pasted", LINES)
-def test_line_ends_of_any_kind_are_pasted_as_line_breaks(pasted: str) -> None:
+def test_pasted_line_ends_become_line_breaks(pasted: str) -> None:
     async def flow(chat: Chatting) -> None:
         chat.app.post_message(events.Paste(pasted))
         await chat.until(lambda: chat.composer.area.text == LINES[0])
@@ -40,7 +40,7 @@ def test_line_ends_of_any_kind_are_pasted_as_line_breaks(pasted: str) -> None:
 
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
-def test_a_long_paste_is_an_attachment_whatever_its_line_ends(end: str) -> None:
+def test_long_paste_with_any_line_ends_is_an_attachment(end: str) -> None:
     async def flow(chat: Chatting) -> None:
         chat.app.post_message(events.Paste(f"line{end}" * 40))
         await chat.until(lambda: "pasted-1.txt" in chat.label("#attached"))
@@ -49,7 +49,7 @@ def test_a_long_paste_is_an_attachment_whatever_its_line_ends(end: str) -> None:
     run(ScriptedClient(), flow)
 
 
-def test_keys_that_come_at_once_take_effect_in_their_order() -> None:
+def test_simultaneous_keys_take_effect_in_order() -> None:
     async def flow(chat: Chatting) -> None:
         chat.at_once(*"abx", "backspace", *"cd", "ctrl+j", *"e", "left", *"f")
         await chat.until(lambda: chat.composer.area.text == "abcd\nfe")

@@ -4,6 +4,7 @@ import asyncio
 import importlib
 from collections.abc import AsyncGenerator
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:  # the Markdown widgets are imported after the prompt is shown
 _RECOMMENDED_SECONDS = 20.0  # long enough to note the name of the model
 _NOTICE_SECONDS = 60.0  # for a notice of damage, which is several sentences long
 _WARNED_SECONDS = 12.0
-_NONE = "no model is loaded"
+_NONE = "No model. F2 to choose one."
 
 
 class ChatScreen(SteadyScreen):
@@ -104,8 +105,8 @@ class ChatScreen(SteadyScreen):
         """Suggest a better model to a new user while the default one loads."""
         with show_errors(self):
             if (better := await self._client.models.recommended()) is not None:
-                title = f"A better model fits this machine: {better.model}"
-                more = f"F2, then 2: p fetches it. As default: ingle config set model {better.model}"
+                title = f"This machine can run {better.model}"
+                more = f"F2, then 2, to get it. To make it the default: ingle config set model {better.model}"
                 self.app.notify(f"It {better.verdict}. {more}", title=title, timeout=_RECOMMENDED_SECONDS, markup=False)
 
     @work(group="start", description="notices")
@@ -176,7 +177,9 @@ class ChatScreen(SteadyScreen):
         if (found := commands.find_command(event.name)) is not None:
             await self._run(found, event.argument)
         else:
-            self.app.notify(f"There is no command /{event.name}. F1 lists them.", severity="warning", markup=False)
+            close = get_close_matches(event.name, [one.name for one in COMMANDS], n=1)
+            advice = f"Did you mean /{close[0]}?" if close else "F1 lists all commands."
+            self.app.notify(f"Unknown command /{event.name}. {advice}", severity="warning", markup=False)
             composer = self.conversation.composer
             composer.write(Prompt.of([Prompt(f"/{event.name} {event.argument}".strip()), composer.prompt]))
 
@@ -239,7 +242,7 @@ class ChatScreen(SteadyScreen):
 
     @work(description="attach")
     async def action_attach(self, path: str = "") -> None:
-        wanted = path or await ask(self, "Attach which text file?")
+        wanted = path or await ask(self, "Attach file:")
         if wanted:
             self.conversation.composer.attach_path(Path(wanted))
 
@@ -272,8 +275,9 @@ class ChatScreen(SteadyScreen):
             if settings is not None:
                 await self.conversation.configure(chat, settings)
             else:
-                names = ", ".join(single_line(one.name) for one in presets) or "none yet; ctrl+s, then f5 keeps one"
-                self.app.notify(f"Presets: {names}", markup=False)
+                names = ", ".join(single_line(one.name) for one in presets)
+                words = f"Presets: {names}" if names else "No presets yet (Ctrl+S, F5 saves one)."
+                self.app.notify(words, markup=False)
 
     # --- code and links in replies
 
@@ -286,7 +290,7 @@ class ChatScreen(SteadyScreen):
         found = await asyncio.to_thread(extracts, event.message.text)
         taken = await self.app.push_screen_wait(ExtractsScreen(found)) if found else None
         if not found:
-            self.app.notify("There is no code and no link in this message.", markup=False)
+            self.app.notify("No code or links here.", markup=False)
         elif taken is not None and isinstance(taken.extract, Address):
             self.open_address(taken.extract.text)
         elif taken is not None and taken.to_file:
@@ -301,7 +305,7 @@ class ChatScreen(SteadyScreen):
     async def open_address(self, address: str) -> None:
         """Open a web address after the user has confirmed it. Other addresses are never opened."""
         if not is_web_address(address):
-            self.app.notify(f"Not opened, since it is no address of the web: {address}", markup=False)
+            self.app.notify(f"Not a web address; not opened: {address}", markup=False)
         elif await confirm(self, "Open this address in your browser?", address, "Open"):
             self.app.open_url(address)
 
@@ -318,7 +322,7 @@ class ChatScreen(SteadyScreen):
     @work(description="save")
     async def save(self, text: str) -> None:
         """Write code to a new file. It is never executed."""
-        wanted = await ask(self, "Save as which file?")
+        wanted = await ask(self, "Save as:")
         if not wanted:
             return
         path = Path(wanted).expanduser().absolute()
@@ -328,4 +332,4 @@ class ChatScreen(SteadyScreen):
         except OSError as error:
             self.app.notify(f"{path}: {error.strerror}", severity="error", markup=False)
         else:
-            self.app.notify(f"Written to {path}", markup=False)
+            self.app.notify(f"Saved to {path}", markup=False)

@@ -54,8 +54,11 @@ class Amounts(Widget):
 
 _INTERVAL = 1.0  # seconds between polls
 _SEEN = 120  # polls that the throughput graphs cover
-_UNREPORTED = "This endpoint does not report what it does: its requests, its speed and its memory are not known here."
-_COLUMNS = ("Client", "Class", "Doing", "Prompt", "Reply", "Since")
+_UNREPORTED = "This endpoint reports no statistics."
+_COLUMNS = ("Client", "Priority", "State", "Prompt", "Output", "Age")
+
+
+_RATES = {"read": "prompt", "written": "output"}
 
 
 class Rates:
@@ -139,7 +142,7 @@ class EngineScreen(Page[None]):
         self._written.count(status.reply_tokens, monotonic())
         for name, rates in (("read", self._read), ("written", self._written)):
             self.query_one(f"#{name}", Sparkline).data = list(rates.values)
-            self.query_one(f"#{name}-rate", Label).update(f"{rates.values[-1]:,.0f} tok/s {name}")
+            self.query_one(f"#{name}-rate", Label).update(f"{rates.values[-1]:,.0f} {_RATES[name]} tok/s")
         tiers, memory = self.query(Amounts)
         tiers.amounts, memory.amounts = status.tiers, status.memory
         self._requests = {request.id: request for request in status.requests}
@@ -157,7 +160,7 @@ class EngineScreen(Page[None]):
         if chosen is None:
             return
         request = self._requests[RequestId(chosen)]
-        about = single_line(f"{request.client or 'A client'}: {request.reply_tokens:,} tokens written")
+        about = single_line(f"{request.client or 'A client'}: {request.reply_tokens:,} tokens generated")
         if request.mine or await confirm(self, "Abort this request?", about, "Abort"):
             with show_errors(self):
                 await self._engine.abort(request.id)

@@ -43,7 +43,7 @@ class ExtractsScreen(Dialog[Taken]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
-            yield Label("Enter copies code, and opens a link once you have seen where it leads", markup=False)
+            yield Label("Enter: copy code / open link", markup=False)
             yield OptionList(*(Option(_line(extract)) for extract in self._extracts), markup=False)
         yield Footer()
 

@@ -16,10 +16,10 @@ from tui.show_errors import show_errors
 from tui.types import ChatId, ContextBudget, FullContext, MessageId, Role, TrimPlan
 
 _CHOICES = {
-    FullContext.SUMMARIZE: "Summarize the oldest messages, and send the summary in their place",
-    FullContext.DROP_OLDEST: "Send the oldest messages no more",
+    FullContext.SUMMARIZE: "Replace the oldest messages with a summary",
+    FullContext.DROP_OLDEST: "Drop the oldest messages",
 }
-_STOP = "Stop: change nothing, send nothing"
+_STOP = "Cancel"
 
 
 class FullContextScreen(Dialog[TrimPlan]):
@@ -43,7 +43,7 @@ class FullContextScreen(Dialog[TrimPlan]):
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog", can_focus=False):
-            yield Label("The context is full" if self._budget else "Make room in the context", classes="question")
+            yield Label("The context is full" if self._budget else "Free up context", classes="question")
             if self._budget is not None:
                 yield Label(figures.budget(self._budget), markup=False, classes="about")
             choices = [Option(text, id=how.value) for how, text in _CHOICES.items()]
@@ -77,8 +77,8 @@ class FullContextScreen(Dialog[TrimPlan]):
 
     def _goes(self, plan: TrimPlan) -> Content:
         if not self._helps(plan):
-            return Content.styled("This would not make room enough.", "bold")
-        lines = [Content.styled(f"Frees {plan.tokens:,} tokens; these are not sent any more:", "bold")]
+            return Content.styled("This would not free enough.", "bold")
+        lines = [Content.styled(f"Frees {plan.tokens:,} tokens by dropping:", "bold")]
         for name in plan.messages:
             message = self._branches[name]
             who = "You" if message.role is Role.USER else "Reply"

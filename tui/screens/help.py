@@ -12,24 +12,24 @@ from tui.commands import COMMANDS
 from tui.screens.dialog import Page
 
 KEYS = (
-    ("enter", "Send; while a reply comes, send it after that one"),
-    ("ctrl+j, shift+enter", "Break the line"),
-    ("escape", "Stop the reply; leave a dialog; go back to the prompt"),
-    ("up, down", "Earlier and later inputs, at the edges of the text"),
-    ("ctrl+l", "Clear the prompt; ctrl+z brings the text back, and so does up"),
-    ("backspace", "Where nothing is typed: take away the file that was attached last"),
+    ("enter", "Send (queued while a reply is running)"),
+    ("ctrl+j, shift+enter", "New line"),
+    ("escape", "Stop the reply, close a dialog, or return to the prompt"),
+    ("up, down", "Previous / next message you sent"),
+    ("ctrl+l", "Clear the prompt (ctrl+z or up restores the text)"),
+    ("backspace", "Remove the last attachment (empty prompt)"),
     ("pageup, pagedown", "Scroll the chat"),
-    ("tab", "Complete a command, or indent; with an empty prompt, go to the chat list"),
-    ("shift+tab", "Go to the messages; up and down select another one. Letters always go to the prompt"),
+    ("tab", "Complete a command, or indent (empty prompt: go to the chat list)"),
+    ("shift+tab", "Select messages with up and down (letters still go to the prompt)"),
     ("ctrl+up, ctrl+r, ctrl+c", "On a message: edit, regenerate, copy"),
-    ("left, right", "On a message: the other branches; nothing is read again"),
-    ("enter", "On a message: its code and links, to copy, save or open"),
-    ("ctrl+o", "On a message: open or close the thoughts"),
+    ("left, right", "On a message: previous / next branch"),
+    ("enter", "On a message: copy, save, or open its code and links"),
+    ("ctrl+o", "On a message: show or hide thinking"),
     ("ctrl+e, ctrl+k, ctrl+a", "In the chat list: rename, pin, archive"),
-    ("delete, ctrl+d", "In the chat list: delete, after a question"),
-    ("ctrl+v, left, right", "In the chat list: show the archive, and back"),
-    ("ctrl+p", "The palette: commands by name"),
-    ("ctrl+c", "Copy what is selected"),
+    ("delete, ctrl+d", "In the chat list: delete (asks first)"),
+    ("ctrl+v, left, right", "In the chat list: show or hide the archive"),
+    ("ctrl+p", "Command palette"),
+    ("ctrl+c", "Copy the selection"),
 )
 
 
@@ -45,7 +45,7 @@ class HelpScreen(Page[None]):
         with VerticalScroll(can_focus=True):
             yield Label("Keys", classes="heading")
             yield Label(_table(keys))
-            yield Label("Commands, typed into the prompt", classes="heading")
+            yield Label("Commands", classes="heading")
             yield Label(_table(commands))
             yield Label("Files: paste a path, drop a file, or /attach PATH.", markup=False)
         yield Footer()

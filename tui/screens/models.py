@@ -26,6 +26,7 @@ _REFRESH = 0.5  # seconds between updates of the downloads
 _REST = 0.3  # seconds that a model is highlighted before its fit is checked
 _BESIDE = 52  # cells of all other columns, also while a model is downloaded
 _LEAST = 20  # cells of the name, at least
+_NO_MATCH = "Offline: no match in the built-in catalog."
 _COLUMNS = (("Model", "name"), ("Quant", "quantization"), ("Size", "size"), ("State", "state"), ("License", "license"))
 
 
@@ -129,9 +130,9 @@ class ModelsScreen(Page[str]):
     async def _searched(self, text: str) -> SearchResults:
         if not text:
             return SearchResults(())
-        self._note("searching the Hub …")
+        self._note("Searching the Hub …")
         finds = await self._models.search(text)
-        return finds if finds.models else SearchResults((), f"{finds.note} nothing was found".strip())
+        return finds if finds.models else SearchResults((), _NO_MATCH if finds.note else "No results.")
 
     def _note(self, text: str) -> None:
         """Show a note above the list, or hide it if the text is empty."""
@@ -167,7 +168,7 @@ class ModelsScreen(Page[str]):
         if model.loaded:
             return "loaded"
         if model.elsewhere:
-            return "there"
+            return "available"
         if model.installed:
             return "installed"
         if model.arrived:
@@ -191,7 +192,7 @@ class ModelsScreen(Page[str]):
         if model is not None:
             if model.name not in self._fits:
                 self.find_fit(model)
-            words = f"{model.name}: {self._fits.get(model.name, 'looking whether it fits')}"
+            words = f"{model.name}: {self._fits.get(model.name, 'Checking fit …')}"
         for label in self.query("#fit").results(Label):
             label.update(single_line(words))
 
@@ -241,7 +242,7 @@ class ModelsScreen(Page[str]):
         if model is not None and can_load(model):
             self.dismiss(model.name)
         elif model is not None:
-            self.app.notify("It is not on this machine yet: p fetches it.", markup=False)
+            self.app.notify("Not downloaded. Press p to download.", markup=False)
 
     def action_pull(self) -> None:
         model = self._chosen()
@@ -266,7 +267,7 @@ class ModelsScreen(Page[str]):
             return
         question = "Delete this model from this machine?"
         if model.loaded:
-            question = "Delete the model that answers now? It is gone from this machine, and cannot be loaded again."
+            question = "This model is in use. Delete it anyway? You can download it again."
         if await confirm(self, question, model.name, "Delete"):
             with show_errors(self):
                 await self._models.delete(model.name)

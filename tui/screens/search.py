@@ -32,7 +32,7 @@ class SearchScreen(Dialog[SearchHit]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
-            yield LineField(self._text, placeholder="Words in any chat")
+            yield LineField(self._text, placeholder="Search all chats")
             yield Label("", id="found", markup=False)
             yield OptionList(markup=False)
 
@@ -53,7 +53,7 @@ class SearchScreen(Dialog[SearchHit]):
         options.add_options(Option(_line(hit)) for hit in self._hits)
         if self._hits:
             options.highlighted = 0
-        self.query_one("#found", Label).update(f"{len(self._hits)} found" if text else "")
+        self.query_one("#found", Label).update(_count(len(self._hits)) if text else "")
 
     @on(Input.Submitted)
     def choose_first(self) -> None:
@@ -68,6 +68,10 @@ class SearchScreen(Dialog[SearchHit]):
     def key_down(self) -> None:
         """Move from the input to the results."""
         self.query_one(OptionList).focus()
+
+
+def _count(hits: int) -> str:
+    return f"{hits} {'result' if hits == 1 else 'results'}"
 
 
 def _line(hit: SearchHit) -> Content:

@@ -21,9 +21,9 @@ _FULL = (
     ("Ask me", FullContext.ASK.value),
     ("Summarize the oldest messages", FullContext.SUMMARIZE.value),
     ("Drop the oldest messages", FullContext.DROP_OLDEST.value),
-    ("Stop, and tell me", FullContext.STOP.value),
+    ("Stop with an error", FullContext.STOP.value),
 )
-_THINKING = (("As the model does", "model"), ("Think first", "yes"), ("Answer at once", "no"))
+_THINKING = (("Model default", "model"), ("On", "yes"), ("Off", "no"))
 _THINKS = {"model": None, "yes": True, "no": False}
 
 
@@ -32,8 +32,8 @@ class SettingsScreen(Dialog[ChatSettings]):
 
     CSS_PATH = "settings.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+s", "save", "Use"),
-        Binding("f5", "save_preset", "Keep as preset"),  # function keys, because text fields use most others
+        Binding("ctrl+s", "save", "Apply"),
+        Binding("f5", "save_preset", "Save preset"),  # function keys, because text fields use most others
         Binding("f8", "delete_preset", "Delete preset"),
     ]
 
@@ -52,14 +52,14 @@ class SettingsScreen(Dialog[ChatSettings]):
             with Grid():
                 for field in sampling_fields.FIELDS:
                     yield Label(field.label, markup=False)
-                    yield LineField(id=field.name, placeholder="as the model", compact=True)
+                    yield LineField(id=field.name, placeholder="default", compact=True)
             yield Label("Thinking", markup=False)
             yield Select(_THINKING, id="thinking", allow_blank=False, compact=True)
             yield Label("When the context is full", markup=False)
             yield Select(_FULL, id="full", allow_blank=False, compact=True)
             with Horizontal(classes="buttons"):
                 yield Button("Cancel", id="cancel")
-                yield Button("Use", id="use", variant="primary")
+                yield Button("Apply", id="use", variant="primary")
         yield Footer()
 
     def on_mount(self) -> None:
@@ -112,7 +112,7 @@ class SettingsScreen(Dialog[ChatSettings]):
     @work
     async def action_save_preset(self) -> None:
         settings = self._typed()
-        if settings is not None and (name := await ask(self, "Name of the preset")):
+        if settings is not None and (name := await ask(self, "Preset name")):
             with show_errors(self):
                 await self._chats.save_preset(Preset(single_line(name), settings))
                 self.load_presets()
@@ -121,7 +121,7 @@ class SettingsScreen(Dialog[ChatSettings]):
     async def action_delete_preset(self) -> None:
         name = self.query_one("#preset", Select).value
         if not isinstance(name, str):
-            self.app.notify("Choose the preset first.", markup=False)
+            self.app.notify("Select a preset first.", markup=False)
         elif await confirm(self, "Delete this preset?", name, "Delete"):
             with show_errors(self):
                 await self._chats.delete_preset(name)

@@ -18,7 +18,7 @@ from tui.screens.dialog import ask, confirm
 from tui.show_errors import show_errors
 from tui.types import ChatId, ChatSummary, ExportFormat
 
-_UNDO = "/undo brings it back until you quit."
+_UNDO = "/undo restores it until you quit."
 
 
 class ChatList(Vertical):
@@ -132,7 +132,7 @@ class ChatList(Vertical):
         else:
             found = self._summaries[chat]
         if found is None:
-            self.app.notify("Nothing was said in this chat yet.", markup=False)
+            self.app.notify("This chat is empty.", markup=False)
         return found
 
     @on(OptionList.OptionSelected)
@@ -148,7 +148,7 @@ class ChatList(Vertical):
         if chat is None:
             return
         before = self._summaries[chat].title if chat in self._summaries else ""
-        new = single_line(title) or await ask(self, "Title of this chat", before)
+        new = single_line(title) or await ask(self, "Chat name", before)
         if new:
             with show_errors(self):
                 await self._chats.rename(chat, new)
@@ -160,7 +160,7 @@ class ChatList(Vertical):
         with show_errors(self):
             if (summary := await self._target_summary()) is not None:
                 await self._chats.pin(summary.id, not summary.pinned)
-                self.app.notify("Not pinned any more." if summary.pinned else "Pinned.", markup=False)
+                self.app.notify("Unpinned." if summary.pinned else "Pinned.", markup=False)
                 self.reload()
 
     @work
@@ -168,7 +168,7 @@ class ChatList(Vertical):
         with show_errors(self):
             if (summary := await self._target_summary()) is not None:
                 await self._chats.archive(summary.id, not summary.archived)
-                done = "Back from the archive." if summary.archived else "In the archive, which /archived lists."
+                done = "Unarchived." if summary.archived else "Archived. See /archived."
                 self.app.notify(done, markup=False)
                 self.reload()
 
@@ -204,7 +204,7 @@ class ChatList(Vertical):
     @work
     async def action_undelete(self) -> None:
         if not self._deleted:
-            self.app.notify("Nothing was deleted.", markup=False)
+            self.app.notify("Nothing to undo.", markup=False)
             return
         with show_errors(self):
             chat = self._deleted[-1]
@@ -218,19 +218,19 @@ class ChatList(Vertical):
         chat = self._target_chat()
         if chat is None:
             return
-        wanted = path or await ask(self, "Write this chat to which file?", "chat.md", "*.md or *.json")
+        wanted = path or await ask(self, "Export to:", "chat.md", "*.md or *.json")
         if wanted:
             target = Path(wanted).expanduser().absolute()
             form = ExportFormat.JSON if target.suffix == ".json" else ExportFormat.MARKDOWN
             with show_errors(self):
                 await self._chats.export(chat, target, form)
-                self.app.notify(f"Written to {target}", markup=False)
+                self.app.notify(f"Saved to {target}", markup=False)
 
     @work
     async def action_import(self, path: str = "") -> None:
-        wanted = path or await ask(self, "Read chats from which file?", hint="*.json")
+        wanted = path or await ask(self, "Import from:", hint="*.json")
         if wanted:
             with show_errors(self):
                 found = await self._chats.import_chats(Path(wanted).expanduser().absolute())
-                self.app.notify(f"Imported: {len(found)}", markup=False)
+                self.app.notify(f"Imported {len(found)} {'chat' if len(found) == 1 else 'chats'}.", markup=False)
                 self.reload()

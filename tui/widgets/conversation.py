@@ -130,7 +130,7 @@ class Conversation(Vertical):
         async with self._leaving() as left:
             settings = self.chat.settings if private or not self.chat.private else ChatSettings()
             if await self._save_left_draft(left):
-                self.app.notify("Your draft is in the list of chats.", timeout=_BRIEF, markup=False)
+                self.app.notify("Draft saved to the chat list.", timeout=_BRIEF, markup=False)
             await self._show(OpenChat(settings=settings, private=private), None)
             self.composer.show_draft(Prompt())
 
@@ -388,7 +388,7 @@ class Conversation(Vertical):
     def _is_busy(self) -> bool:
         """Whether a reply prevents the action. If so, tell the user."""
         if self._is_sending:
-            self.app.notify("A reply is being written; escape stops it.", markup=False)
+            self.app.notify("Still replying. Press Esc to stop.", markup=False)
         return self._is_sending
 
     def _is_shown(self, message: Message) -> bool:

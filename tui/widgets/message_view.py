@@ -33,7 +33,7 @@ class MessageView(Column, can_focus=True):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+up", "edit", "Edit", priority=True),
-        Binding("ctrl+r", "regenerate", "Again", priority=True),
+        Binding("ctrl+r", "regenerate", "Retry", priority=True),
         Binding("ctrl+c", "copy", "Copy"),
         Binding("left", "branch(-1)", "Branch ‹"),
         Binding("right", "branch(1)", "Branch ›"),
@@ -97,7 +97,7 @@ class MessageView(Column, can_focus=True):
                 yield Label(f"+ {attachment.name} ({len(attachment.text):,} characters)", markup=False, classes="file")
         yield Label(self._cost(), markup=False, classes="cost")
         if self._summary:
-            yield Folded("summary of what is not sent any more", self._summary)
+            yield Folded("Summary of earlier messages", self._summary)
 
     def _header(self) -> Content:
         message = self.message
@@ -109,22 +109,22 @@ class MessageView(Column, can_focus=True):
             position = f" {self._siblings.index(message.id) + 1}/{len(self._siblings)} "
             parts += ["  ", word("‹", "branch(-1)"), position, word("›", "branch(1)")]
         if self._left_out:
-            parts.append(("  not sent any more", "italic"))
-        parts += ["  ", word("copy", "copy"), "  ", word("edit", "edit") if mine else word("again", "regenerate")]
+            parts.append(("  no longer in context", "italic"))
+        parts += ["  ", word("copy", "copy"), "  ", word("edit", "edit") if mine else word("retry", "regenerate")]
         return Content.assemble(*parts)
 
     def _cost(self) -> Content:
         message = self.message
         lines: list[tuple[str, str]] = []
         if message.role is Role.USER and message.error:
-            lines.append((f"no reply: {message.error}", "$text-warning"))
+            lines.append((f"No reply: {message.error}", "$text-warning"))
         if message.finish in figures.FINISHES:
             reason = f": {message.error}" if message.error else ""
             lines.append((f"{figures.FINISHES[message.finish]}{reason}", "$text-warning"))
         if message.usage is not None:
             lines.append((figures.cost(message.usage), ""))
             if message.usage.miss:
-                lines.append((f"not reused: {message.usage.miss}", "$text-warning"))
+                lines.append((f"cache miss: {message.usage.miss}", "$text-warning"))
         return Content("\n").join(Content.styled(text, style) for text, style in lines)
 
     # --- while a reply is generated

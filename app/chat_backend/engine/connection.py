@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from app.chat_backend.client_errors import client_errors
 from app.chat_backend.engine.child import ChildMessage
 from app.chat_backend.engine.loading_state import DownloadRate, LoadingState
-from app.chat_backend.engine.process import EngineProcess, hardware
+from app.chat_backend.engine.process import EngineProcess
 from app.client.running_server import find_instance
 from app.errors import AppError
 from app.models.transfer.download_turn import Running, running_download
@@ -183,7 +183,7 @@ class EngineConnection:
             state = self.state
             await state.wait()
         if self._engine is None:
-            raise NotLoaded("no model is loaded", "Load one.")
+            raise NotLoaded("no model is loaded", "Choose one with /models.")
         return self._engine
 
     def fetching(self) -> Running | None:
@@ -234,10 +234,10 @@ class EngineConnection:
             async for now in before.states():
                 yield now
         except ClientError as problem:
-            both = f"{reason.message}; nor could {before.model} be loaded again: {problem.message}"
+            both = f"{reason.message}; and {before.model} could not be loaded again: {problem.message}"
             raise ClientError(both, problem.remedy) from reason
         remedy = f"{reason.remedy.rstrip('.')}. " if reason.remedy else ""
-        raise ClientError(reason.message, f"{remedy}{before.model} answers again.")
+        raise ClientError(reason.message, f"{remedy}{before.model} is loaded again.")
 
     def switch(self, model: str) -> LoadingState:
         """Use another model for further replies, and return its loading state. Replies in progress are not affected."""
@@ -296,7 +296,7 @@ class EngineConnection:
                 self._start_target(self._served)
             state.finish(problem)
         except Exception:  # a bug; without this, callers would wait indefinitely
-            state.finish(ClientError("the engine could not be started", "Run ingle doctor, and report what it says."))
+            state.finish(ClientError("the engine could not be started", "Run ingle doctor, and report its output."))
             raise
         else:
             self._served = _TargetModel(self._engine.model, is_asked=True) if self._remote else target
@@ -324,7 +324,7 @@ class EngineConnection:
     async def _release_engine(self, state: LoadingState) -> None:
         """Release the current engine once no caller uses it. Stop its process if only this chat needs it."""
         while self._uses:
-            state.update(state.model, "waiting for the end of a reply")
+            state.update(state.model, "waiting for another reply to finish")
             self._unused.clear()
             await self._unused.wait()
         previous, self._engine, self._instance = self._engine, None, None
@@ -390,7 +390,7 @@ class EngineConnection:
             elif message.note:
                 state.update(settings.model, message.note)
 
-        state.update(settings.model, await asyncio.to_thread(hardware))
+        state.update(settings.model, "Starting")
         process = EngineProcess.start(settings, _absolute(settings.model), self._flags)
         self._process = process
         self._leases.enter_context(hold_lease(settings, process.pid))

@@ -19,7 +19,6 @@ from app.chat_backend.engine.child import ChildMessage
 from app.errors import AppError
 from app.process.instance import Instance, running_instances
 from app.process.uninterruptible import start_uninterruptible
-from app.progress import format_bytes
 from app.settings.settings import Settings, child_environment
 from engine.private_folder import private_folder
 
@@ -49,18 +48,6 @@ def error_message(err: bytes, otherwise: str) -> str:
     lines = err.decode(errors="replace").splitlines()
     errors = (line[len("error: ") :] for line in lines if line.lower().startswith("error: "))
     return next(errors, otherwise)
-
-
-def hardware() -> str:
-    """Return a description such as "on 8 cores, with 23.1 GB of memory free". Only the engine checks if a GPU works."""
-    from engine.backends.cuda.discovery import driver_version
-    from engine.kv.budget import available_memory
-
-    gpu = "an NVIDIA GPU and " if driver_version() is not None else ""
-    cores = os.cpu_count() or 1
-    return (
-        f"on {gpu}{cores} {'core' if cores == 1 else 'cores'}, with {format_bytes(available_memory())} of memory free"
-    )
 
 
 ROOT = Path(__file__).parents[3]  # the folder that contains the package `app`

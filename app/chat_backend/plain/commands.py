@@ -43,26 +43,28 @@ class PlainModels:
     async def list(self, which: str) -> None:
         """List the installed models, or the catalog."""
         if which not in ("", _CATALOG):
-            raise ClientError(f"there is no list {which}", "/models lists what is here, /models catalog what could be.")
+            raise ClientError(
+                f"there is no list {which}", "/models lists installed models, /models catalog those to download."
+            )
         models = self._client.models
         found: Sequence[ModelInfo] = await (models.catalog() if which else models.installed())
         for model in found:
             self._say(_line(model))
         if not which:
-            self._say(f"/models {_CATALOG} lists what could be fetched." if found else "No model is here yet.")
+            self._say(f"/models {_CATALOG} lists models to download." if found else "No models installed.")
 
     async def load(self, name: str) -> None:
         if not name:
             raise ClientError("a name is needed", "/models lists them.")
         if not await self._may_fetch(await self._client.models.find(name)):
-            self._say("Nothing was fetched.")
+            self._say("Nothing was downloaded.")
             return
         lines = LoadingLines()
         async with aclosing(self._client.models.load(name)) as states:
             async for state in states:
                 if line := lines.line(state):
                     self._say(line)
-        self._say(f"Replies come from {name} now.")
+        self._say(f"Now using {name}.")
 
     async def _may_fetch(self, model: ModelInfo) -> bool:
         free = await self._client.models.free_disk()
@@ -78,24 +80,24 @@ class PlainModels:
             self._say(f"{request.client or 'a program'}: {request.phase.value}, {request.reply_tokens} tokens")
 
     async def tell_address(self, rest: str) -> None:
-        self._say(self._client.engine.address() or "The engine is not there yet.")
+        self._say(self._client.engine.address() or "The engine is still starting.")
 
 
 def _line(model: ModelInfo) -> str:
     """Describe a model in a line: "qwen3:4b, about 2.5 GB, fits"."""
     size = f", {'about ' * model.is_estimate}{figures.size(model.size)}" if model.size else ""
     if model.loaded:
-        return f"{model.name}{size}, answers"
+        return f"{model.name}{size}, in use"
     if model.installed:
-        return f"{model.name}{size}, here"
-    arrived = f", {figures.size(model.arrived)} of it are here" if model.arrived else ""
-    return f"{model.name}{size}{arrived}{', is fetched' * model.fetching}{_FITS[model.fits]}"
+        return f"{model.name}{size}, installed"
+    arrived = f", {figures.size(model.arrived)} downloaded" if model.arrived else ""
+    return f"{model.name}{size}{arrived}{', downloading' * model.fetching}{_FITS[model.fits]}"
 
 
 Ask = Callable[[str], Awaitable[str]]
 
 _CHOICES = {"summarize": FullContext.SUMMARIZE, "drop": FullContext.DROP_OLDEST}
-_QUESTION = "summarize: send a summary of the oldest messages; drop: send them no more; anything else: send nothing."
+_QUESTION = "summarize: replace the oldest messages with a summary; drop: drop them; anything else: cancel."
 
 
 class PlainTrimming:
@@ -122,24 +124,24 @@ class PlainTrimming:
     async def trim(self, chat: Chat, how: str) -> None:
         """Run the command /room."""
         if how not in _CHOICES:
-            raise ClientError("it is to be said how room is made", "/room summarize, or /room drop.")
+            raise ClientError("choose how to free up context", "Use /room summarize or /room drop.")
         plan = await self._context.plan(chat.summary.id, chat.leaf, _CHOICES[how], "")
         if plan.tokens <= 0:
-            raise ClientError("this would make no room")
+            raise ClientError("this would free no tokens")
         await self._trimmer.trim(chat.summary.id, plan)
 
     async def _choose(self, chat: ChatId, leaf: MessageId | None, typed: str, budget: ContextBudget) -> TrimPlan | None:
         self._say(f"The context is full. {figures.budget(budget)}.")
         how = _CHOICES.get((await self._ask(_QUESTION)).strip().lower())
         if how is None:
-            raise ClientError("the context is full: nothing was sent", "/room drop makes room; so does /set full drop.")
+            raise ClientError("the context is full: nothing was sent", "Use /room drop, or /set full drop.")
         plan = await self._context.plan(chat, leaf, how, typed)
         if not plan.suffices(budget):
-            raise ClientError("this would not make room enough", "Try the other way, or begin a new chat with /new.")
+            raise ClientError("this would not free enough", "Try the other way, or start a new chat with /new.")
         return plan
 
     async def _tell_trimmed(self, chat: Chat) -> None:
-        self._say(f"There is room now: {len(chat.left_out)} messages of this chat are not sent any more.")
+        self._say(f"Done: {len(chat.left_out)} messages of this chat are no longer in context.")
 
     def _tell(self, activity: str) -> None:
         if activity:
@@ -170,7 +172,7 @@ class PlainSettings:
         settings = (await self._current()).settings
         self._say(f"system: {settings.system or 'none'}")
         for name, value in _texts(settings).items():
-            self._say(f"{name}: {value or 'what suits the model'}")
+            self._say(f"{name}: {value or 'model default'}")
 
     async def set(self, rest: str) -> None:
         """Set one setting by name. Without a value, reset it to the model's default."""
@@ -181,14 +183,14 @@ class PlainSettings:
         else:
             settings = _changed(chat.settings, name, value.strip())
         await self._chats.configure(chat.summary.id, settings)
-        self._say(f"{name}: {value.strip() or 'as at first'}")
+        self._say(f"{name}: {value.strip() or 'reset'}")
 
     async def preset(self, name: str) -> None:
         presets = {preset.name: preset for preset in await self._chats.presets()}
         if name not in presets:
             raise ClientError(f"there is no preset {name}".rstrip(), f"There is: {', '.join(presets) or 'none'}.")
         await self._chats.configure((await self._current()).summary.id, presets[name].settings)
-        self._say(f"The chat has the preset {name}.")
+        self._say(f"Preset {name} applied.")
 
 
 def _texts(settings: ChatSettings) -> dict[str, str]:
@@ -254,33 +256,33 @@ class PlainCommands:
         models = PlainModels(self._client, self._say, self._agrees)
         settings = PlainSettings(self._client, self._say, self.current)
         return (
-            PlainCommand("new", "", "Begin a new chat", self._new),
-            PlainCommand("private", "", "Begin a chat that is never written to disk", self._new_private),
-            PlainCommand("attach", "PATH", "Attach a text file to the next message; alone, none", self._attach),
-            PlainCommand("regenerate", "", "Another reply to the last message", self._regenerate),
-            PlainCommand("system", "TEXT", "Set the system prompt of this chat; alone, tell it", settings.system),
+            PlainCommand("new", "", "New chat", self._new),
+            PlainCommand("private", "", "Private chat (nothing saved)", self._new_private),
+            PlainCommand("attach", "PATH", "Attach a text file to the next message (no path: detach)", self._attach),
+            PlainCommand("regenerate", "", "Regenerate the last reply", self._regenerate),
+            PlainCommand("system", "TEXT", "Set the system prompt of this chat (no text: show it)", settings.system),
             PlainCommand("settings", "", "The settings of this chat", settings.show),
-            PlainCommand("set", "NAME VALUE", "Change one of them; without a value, as at first", settings.set),
+            PlainCommand("set", "NAME VALUE", "Change a setting (no value: reset)", settings.set),
             PlainCommand("preset", "NAME", "Use a preset for this chat", settings.preset),
             PlainCommand(
                 "room", "summarize|drop", "Free up context: summarize or drop old messages", self._trim_context
             ),
             PlainCommand("search", "TEXT", "Search all chats", self._search),
             PlainCommand("chats", "", "List the chats, with numbers", self._list),
-            PlainCommand("open", "NUMBER", "Go on with a chat of the list", self._open),
-            PlainCommand("title", "TITLE", "Give this chat a title", self._title),
-            PlainCommand("pin", "", "Pin this chat to the top of the list, or unpin it", self._pin),
-            PlainCommand("archive", "", "Move this chat to the archive, or back", self._archive),
+            PlainCommand("open", "NUMBER", "Open a chat of the list", self._open),
+            PlainCommand("title", "TITLE", "Rename this chat", self._title),
+            PlainCommand("pin", "", "Pin or unpin", self._pin),
+            PlainCommand("archive", "", "Archive or unarchive", self._archive),
             PlainCommand("delete", "", "Delete this chat", self._delete),
-            PlainCommand("undo", "", "Bring back the chat that was deleted last", self._undo),
-            PlainCommand("export", "PATH", "Write this chat to a file: .md this branch, .json all", self._export),
-            PlainCommand("import", "PATH", "Read chats from a .json file", self._import),
-            PlainCommand("models", "[catalog]", "List the models that are here, or those of the catalog", models.list),
-            PlainCommand("load", "NAME", "Answer with another model; it is fetched if it is not here", models.load),
-            PlainCommand("engine", "", "What the engine does, and for whom", models.tell_engine),
-            PlainCommand("address", "", "The address for other programs", models.tell_address),
+            PlainCommand("undo", "", "Undo delete", self._undo),
+            PlainCommand("export", "PATH", "Export (.md: this branch, .json: everything)", self._export),
+            PlainCommand("import", "PATH", "Import chats from JSON", self._import),
+            PlainCommand("models", "[catalog]", "List installed models, or the catalog", models.list),
+            PlainCommand("load", "NAME", "Switch model (downloads it if necessary)", models.load),
+            PlainCommand("engine", "", "Engine activity", models.tell_engine),
+            PlainCommand("address", "", "Show the API URL", models.tell_address),
             PlainCommand("help", "", "List the commands", self._help),
-            PlainCommand("quit", "", "Leave the chat", self._quit),
+            PlainCommand("quit", "", "Quit", self._quit),
         )
 
     async def current(self) -> Chat:
@@ -299,11 +301,11 @@ class PlainCommands:
 
     async def _new(self, rest: str) -> None:
         self._chat, self.is_private = None, False
-        self._say("A new chat.")
+        self._say("New chat.")
 
     async def _new_private(self, rest: str) -> None:
         self._chat, self.is_private = None, True
-        self._say("A new chat, which is never written to disk.")
+        self._say("Private chat: nothing is saved.")
 
     async def _regenerate(self, rest: str) -> MessageId:
         chat = await self.current()
@@ -317,12 +319,12 @@ class PlainCommands:
     async def _attach(self, rest: str) -> None:
         if not rest:
             self.attached.clear()
-            self._say("No file goes with the next message.")
+            self._say("Attachments removed.")
             return
         attached = read_attachment(_path(rest))
         tokens = await self._client.replies.count_tokens(attached.text)
         self.attached.append(attached)
-        self._say(f"{attached.name}: {tokens:,} tokens, beside the next message.")
+        self._say(f"{attached.name}: {tokens:,} tokens, attached to the next message.")
 
     async def _trim_context(self, rest: str) -> None:
         await self._trimming.trim(await self.current(), rest)
@@ -335,7 +337,7 @@ class PlainCommands:
             private = " (private)" * hit.chat.private
             self._say(f"{number}. {hit.chat.title}{private}: {hit.before}{hit.match}{hit.after}".replace("\n", " "))
         if not hits:
-            self._say("Nothing was found.")
+            self._say("No results.")
 
     async def _list(self, rest: str) -> None:
         self._listed = await self._client.chats.summaries()
@@ -343,7 +345,7 @@ class PlainCommands:
             marks = ", pinned" * chat.pinned + ", private" * chat.private
             size = f"{chat.message_count} messages" if chat.message_count else "draft"
             self._say(f"{number}. {chat.title} ({size}{marks})")
-        self._say("/open and a number goes on with one." if self._listed else "There are no chats.")
+        self._say("/open NUMBER opens one." if self._listed else "There are no chats.")
 
     async def _open(self, rest: str) -> None:
         if not rest.isdecimal() or not 0 < int(rest) <= len(self._listed):
@@ -362,41 +364,41 @@ class PlainCommands:
 
     async def _title(self, rest: str) -> None:
         await self._client.chats.rename((await self.current()).summary.id, rest)
-        self._say("The chat has that title.")
+        self._say("Renamed.")
 
     async def _pin(self, rest: str) -> None:
         summary = (await self.current()).summary
         await self._client.chats.pin(summary.id, not summary.pinned)
-        self._say("Not pinned any more." if summary.pinned else "Pinned.")
+        self._say("Unpinned." if summary.pinned else "Pinned.")
 
     async def _archive(self, rest: str) -> None:
         summary = (await self.current()).summary
         await self._client.chats.archive(summary.id, not summary.archived)
-        self._say("Back among the chats." if summary.archived else "In the archive.")
+        self._say("Unarchived." if summary.archived else "Archived.")
 
     async def _delete(self, rest: str) -> None:
         self._deleted = (await self.current()).summary.id
         await self._client.chats.delete(self._deleted)
         self._chat = None
-        self._say("Deleted. /undo brings it back.")
+        self._say("Deleted. /undo restores it.")
 
     async def _undo(self, rest: str) -> None:
         if self._deleted is None:
-            raise ClientError("nothing was deleted")
+            raise ClientError("nothing to undo")
         await self._client.chats.undelete(self._deleted)
         self._chat, self._deleted = self._deleted, None
         self.is_private = (await self.current()).summary.private
-        self._say("The chat is back.")
+        self._say("Restored.")
 
     async def _export(self, rest: str) -> None:
         path = _path(rest)
         form = ExportFormat.JSON if path.suffix == ".json" else ExportFormat.MARKDOWN
         await self._client.chats.export((await self.current()).summary.id, path, form)
-        self._say(f"Written to {path}.")
+        self._say(f"Saved to {path}.")
 
     async def _import(self, rest: str) -> None:
         self._listed = await self._client.chats.import_chats(_path(rest))
-        self._say(f"{len(self._listed)} chats. /open 1 goes on with the first.")
+        self._say(f"Imported {len(self._listed)} chats. /open 1 opens the first.")
 
     async def _help(self, rest: str) -> None:
         for command in self._table.values():
@@ -408,5 +410,5 @@ class PlainCommands:
 
 def _path(text: str) -> Path:
     if not text:
-        raise ClientError("a path is needed", "Put it behind the command.")
+        raise ClientError("a path is needed", "Add it after the command.")
     return Path(os.path.expanduser(text)).absolute()

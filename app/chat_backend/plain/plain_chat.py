@@ -142,7 +142,7 @@ class PlainChat:
                     continue
                 if isinstance(event, PromptProgress) and time.monotonic() - told_at > LINE_SECONDS:
                     told_at = time.monotonic()
-                    self._note(f"{event.done} of {event.total} tokens read")
+                    self._note(f"Read {event.done} of {event.total} tokens")
                 elif isinstance(event, TextDelta):
                     self._write(words.add(event.text))
                 elif isinstance(event, ReplyEnd):
@@ -156,7 +156,7 @@ class PlainChat:
             self._failed = True
             self._note(f"error: {end.error}")
         elif end.finish is Finish.LENGTH:
-            self._note("The limit of tokens ended the reply.")
+            self._note("Reply cut at the length limit.")
         elif end.finish is Finish.STOPPED:
             self._note("Stopped.")
 
@@ -180,8 +180,10 @@ class PlainChat:
         """Suggest a better model to a new user."""
         with suppress(ClientError):
             if self._is_person and (better := await self._client.models.recommended()) is not None:
-                self._note(f"A better model fits this machine: {better.model}. It {better.verdict}.")
-                self._note(f"/load {better.model} fetches it. As default: ingle config set model {better.model}")
+                self._note(f"This machine can run {better.model}. It {better.verdict}.")
+                self._note(
+                    f"/load {better.model} downloads it. To make it the default: ingle config set model {better.model}"
+                )
 
     async def _next_line(self) -> str | None:
         if self._is_person:
@@ -234,7 +236,7 @@ class PlainChat:
                 for line in sys.stdin or ():
                     loop.call_soon_threadsafe(self._lines.put_nowait, line)
             except (ValueError, OSError) as problem:  # stdin was closed
-                loop.call_soon_threadsafe(self._note, f"error: no more can be read: {problem}")
+                loop.call_soon_threadsafe(self._note, f"error: end of input: {problem}")
             finally:
                 loop.call_soon_threadsafe(self._lines.put_nowait, None)
 

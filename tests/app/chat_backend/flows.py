@@ -1,4 +1,4 @@
-"""What tests of the chat's client do with it, over the server that they share."""
+"""Helpers for tests of the chat's client, over the shared server."""
 
 import asyncio
 import threading
@@ -25,7 +25,7 @@ def run(clients: Clients, work: Callable[[TerminalClient], Awaitable[T]]) -> T:
 
 
 def held(server: LiveServer) -> AbstractContextManager[threading.Semaphore]:
-    """The engine takes only the steps that are released, so that no reply ends before a test has looked at it."""
+    """Let the engine run only the released steps, so that no reply ends before a test has looked at it."""
     return cast(ControlledRunner, server.engine._runner).held()
 
 

@@ -1,4 +1,4 @@
-"""The chats of the history, as the screens see them."""
+"""Tests for the chats of the port."""
 
 import asyncio
 import sqlite3

@@ -1,4 +1,4 @@
-"""The port over a running engine: what is asked, told, kept and ended."""
+"""Tests of the port over a running engine."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
@@ -33,7 +33,7 @@ SOME = 40  # steps
 
 
 @pytest.mark.usefixtures("running")
-def test_a_reply_is_told_and_kept(clients: Clients) -> None:
+def test_reply_is_streamed_and_stored(clients: Clients) -> None:
     async def work(client: TerminalClient) -> tuple[ChatId, str]:
         stages = [state async for state in client.engine.loading()]
         assert all(state.model for state in stages)
@@ -59,10 +59,10 @@ def test_a_reply_is_told_and_kept(clients: Clients) -> None:
     opened = run(clients, lambda client: client.chats.open(chat))
     first, other = (message for message in opened.messages if message.parent is not None)
     assert (first.text, first.model, opened.leaf) == (text, "hash", other.id)
-    assert first.text == other.text  # of the same seed
+    assert first.text == other.text  # same seed
 
 
-def test_a_reply_that_is_stopped_keeps_what_came(clients: Clients, running: LiveServer) -> None:
+def test_stopped_reply_keeps_its_text(clients: Clients, running: LiveServer) -> None:
     async def work(client: TerminalClient) -> None:
         chat, question = await asked(client, LONG)
         events: list[ReplyEvent] = []
@@ -88,7 +88,7 @@ def test_a_reply_that_is_stopped_keeps_what_came(clients: Clients, running: Live
     run(clients, work)
 
 
-def test_whoever_stops_listening_ends_the_reply(clients: Clients, running: LiveServer) -> None:
+def test_closing_the_stream_ends_the_reply(clients: Clients, running: LiveServer) -> None:
     async def work(client: TerminalClient) -> None:
         chat, question = await asked(client, LONG)
         with held(running) as steps:
@@ -107,7 +107,7 @@ def test_whoever_stops_listening_ends_the_reply(clients: Clients, running: LiveS
 
 
 @pytest.mark.usefixtures("running")
-def test_a_reply_whose_writer_was_killed_is_cut_off(clients: Clients, settings: object) -> None:
+def test_reply_of_a_killed_process_is_cut_off(clients: Clients, settings: object) -> None:
     async def work(client: TerminalClient) -> ChatId:
         chat, question = await asked(client)
         history, number = client.chats.locate(chat)
@@ -120,7 +120,7 @@ def test_a_reply_whose_writer_was_killed_is_cut_off(clients: Clients, settings: 
     assert (message.text, message.finish) == ("as far as", Finish.CUT_OFF)
 
 
-def test_the_engine_tells_of_requests_and_ends_them(clients: Clients, running: LiveServer) -> None:
+def test_engine_status_lists_requests_and_aborts_them(clients: Clients, running: LiveServer) -> None:
     async def work(client: TerminalClient) -> None:
         chat, question = await asked(client, LONG)
         request: EngineRequest | None = None
@@ -148,9 +148,7 @@ def test_the_engine_tells_of_requests_and_ends_them(clients: Clients, running: L
 
 
 @pytest.mark.usefixtures("running")
-def test_another_reply_is_drawn_where_the_model_would_say_the_same(
-    clients: Clients, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_regenerating_a_greedy_reply_uses_sampling(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
     bodies: list[Mapping[str, object]] = []
     stream = ChatEndpoint.stream
 
@@ -173,7 +171,7 @@ def test_another_reply_is_drawn_where_the_model_would_say_the_same(
     assert {body["min_p"] for body in bodies} == {0.1}
 
 
-def test_private_chats_leave_nothing(clients: Clients, running: LiveServer, settings: object) -> None:
+def test_private_chats_leave_no_trace(clients: Clients, running: LiveServer, settings: object) -> None:
     async def work(client: TerminalClient) -> None:
         chat = (await client.chats.create(SHORT, private=True)).summary
         assert chat.private
@@ -188,7 +186,7 @@ def test_private_chats_leave_nothing(clients: Clients, running: LiveServer, sett
 
 
 @pytest.mark.usefixtures("running")
-def test_titles_and_what_is_deleted(clients: Clients) -> None:
+def test_titles_and_deletion(clients: Clients) -> None:
     async def work(client: TerminalClient) -> None:
         chat, question = await asked(client, SHORT, "Tell me of rivers in Norway please and of lakes and hills")
         assert (await client.chats.open(chat)).summary.title.startswith("Tell me of rivers")
@@ -208,7 +206,7 @@ def test_titles_and_what_is_deleted(clients: Clients) -> None:
 
 
 @pytest.mark.usefixtures("running")
-def test_what_makes_no_sense_is_a_client_error(clients: Clients) -> None:
+def test_invalid_calls_raise_client_errors(clients: Clients) -> None:
     async def work(client: TerminalClient) -> None:
         chat, question = await asked(client, ChatSettings(sampling=Sampling(temperature=900.0)))
         with pytest.raises(ClientError, match="temperature"):
@@ -221,8 +219,8 @@ def test_what_makes_no_sense_is_a_client_error(clients: Clients) -> None:
     run(clients, work)
 
 
-def test_names_of_the_port_are_all_there(clients: Clients) -> None:
-    """mypy checks the types: here is the assignment that it checks."""
+def test_client_implements_the_port(clients: Clients) -> None:
+    """mypy checks the types of this assignment."""
     from tui.client import Client
 
     async def main() -> None:
@@ -234,8 +232,8 @@ def test_names_of_the_port_are_all_there(clients: Clients) -> None:
 
 
 @pytest.mark.usefixtures("running")
-def test_the_largest_attachment_is_counted(clients: Clients) -> None:
-    """More than the context holds, too: the person is to see by how much."""
+def test_largest_attachment_is_counted(clients: Clients) -> None:
+    """Even beyond the context, so that the user sees by how much."""
     text = "word " * (LARGEST // 5)
 
     async def work(client: TerminalClient) -> None:
@@ -247,9 +245,7 @@ def test_the_largest_attachment_is_counted(clients: Clients) -> None:
     run(clients, work)
 
 
-def test_a_reply_that_is_stopped_while_its_prompt_is_read_says_what_was_read(
-    clients: Clients, running: LiveServer
-) -> None:
+def test_reply_stopped_during_prefill_reports_prefilled_tokens(clients: Clients, running: LiveServer) -> None:
     async def work(client: TerminalClient) -> None:
         chat, question = await asked(client, LONG, "one two three " * 300)
         read = 0

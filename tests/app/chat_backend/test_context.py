@@ -1,4 +1,4 @@
-"""How full a context is, and how room is made in it, over a running engine."""
+"""Tests for the context budget and trimming, over a running engine."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from tui.types import Attachment, ChatId, ChatSettings, FullContext, MessageId, 
 
 
 @pytest.mark.usefixtures("running")
-def test_a_context_has_a_budget(clients: Clients) -> None:
+def test_budget_counts_the_context(clients: Clients) -> None:
     async def work(client: TerminalClient) -> None:
         empty = await client.context.budget(None, None, "")
         assert (empty.limit, empty.system) == (2048, 0)
@@ -27,7 +27,7 @@ def test_a_context_has_a_budget(clients: Clients) -> None:
 
 @pytest.mark.usefixtures("running")
 @pytest.mark.parametrize("how", [FullContext.DROP_OLDEST, FullContext.SUMMARIZE])
-def test_room_is_made(clients: Clients, how: FullContext) -> None:
+def test_trimming_frees_context(clients: Clients, how: FullContext) -> None:
     async def work(client: TerminalClient) -> None:
         chat, leaf = await asked(client, SHORT, "one two three " * 100)
         for text in ("four " * 100, "five " * 100):
@@ -50,7 +50,7 @@ def test_room_is_made(clients: Clients, how: FullContext) -> None:
 
 
 async def answered(client: TerminalClient, text: str, most: int) -> tuple[ChatId, MessageId | None]:
-    """A chat with one answer, and its end."""
+    """Create a chat with one reply, and return its leaf."""
     chat, question = await asked(client, ChatSettings(sampling=Sampling(max_tokens=most, seed=5)), text)
     await replied(client, chat, question)
     await client.chats.configure(chat, SHORT)
@@ -59,7 +59,7 @@ async def answered(client: TerminalClient, text: str, most: int) -> tuple[ChatId
 
 @pytest.mark.usefixtures("running")
 @pytest.mark.parametrize("how", [FullContext.DROP_OLDEST, FullContext.SUMMARIZE])
-def test_a_reply_that_fills_the_context_goes_with_its_question(clients: Clients, how: FullContext) -> None:
+def test_reply_is_trimmed_with_its_question(clients: Clients, how: FullContext) -> None:
     async def work(client: TerminalClient) -> None:
         chat, leaf = await answered(client, "Hi", 2048)
         await client.chats.configure(chat, LONG)
@@ -77,7 +77,7 @@ def test_a_reply_that_fills_the_context_goes_with_its_question(clients: Clients,
 
 
 @pytest.mark.usefixtures("running")
-def test_what_is_too_long_by_itself_is_not_helped(clients: Clients) -> None:
+def test_plan_reports_a_message_that_is_too_long(clients: Clients) -> None:
     async def work(client: TerminalClient) -> None:
         chat, leaf = await answered(client, "Hi", 8)
         typed = "word " * 4000
@@ -93,7 +93,7 @@ def test_what_is_too_long_by_itself_is_not_helped(clients: Clients) -> None:
 
 
 @pytest.mark.usefixtures("running")
-def test_a_question_that_is_to_be_answered_stays(clients: Clients) -> None:
+def test_unanswered_question_is_not_trimmed(clients: Clients) -> None:
     async def work(client: TerminalClient) -> None:
         chat, leaf = await answered(client, "Hi", 8)
         question = (await client.chats.add(chat, leaf, "word " * 1900)).id
@@ -105,9 +105,7 @@ def test_a_question_that_is_to_be_answered_stays(clients: Clients) -> None:
 
 
 @pytest.mark.usefixtures("running")
-def test_a_summary_is_told_to_the_branches_that_hold_what_it_is_of(
-    clients: Clients, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_summary_is_sent_only_in_branches_that_it_summarizes(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
     bodies: list[Mapping[str, Any]] = []
     stream = ChatEndpoint.stream
 
@@ -131,7 +129,7 @@ def test_a_summary_is_told_to_the_branches_that_hold_what_it_is_of(
 
 
 @pytest.mark.usefixtures("running")
-def test_titles_and_summaries_are_sampled_as_suits_the_model(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_titles_and_summaries_use_default_sampling(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
     bodies: list[Mapping[str, Any]] = []
 
     async def written(_: ChatEndpoint, body: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""A chat over a server of others: what it is sent, what is made of what it says, and what happens when it goes away."""
+"""Tests for a chat with another server: requests, replies, and failures."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -46,7 +46,7 @@ def run(settings: Settings, url: str, work: Callable[[TerminalClient], Awaitable
     return asyncio.run(main())
 
 
-def test_what_it_is_sent_and_what_it_says(settings: Settings, endpoint: StandInEndpoint) -> None:
+def test_request_and_reply_of_an_endpoint(settings: Settings, endpoint: StandInEndpoint) -> None:
     async def work(client: TerminalClient) -> list[ReplyEvent]:
         sampling = Sampling(temperature=0.5, seed=3, thinking=False)
         chat = (await client.chats.create(ChatSettings("Be kind.", sampling))).summary.id
@@ -86,7 +86,7 @@ def test_what_it_is_sent_and_what_it_says(settings: Settings, endpoint: StandInE
     }
 
 
-def test_a_chat_is_given_one_title(settings: Settings, endpoint: StandInEndpoint) -> None:
+def test_chat_gets_one_title(settings: Settings, endpoint: StandInEndpoint) -> None:
     async def work(client: TerminalClient) -> None:
         chat = (await client.chats.create(ChatSettings())).summary.id
         await client.chats.add(chat, None, "Hi")
@@ -108,7 +108,7 @@ def replied(settings: Settings, url: str) -> list[ReplyEvent]:
     return received
 
 
-def test_a_server_that_tells_no_usage(settings: Settings, endpoint: StandInEndpoint) -> None:
+def test_usage_is_measured_if_the_server_reports_none(settings: Settings, endpoint: StandInEndpoint) -> None:
     endpoint.usage = None
     end = replied(settings, endpoint.url)[-1]
     assert isinstance(end, ReplyEnd)
@@ -117,7 +117,7 @@ def test_a_server_that_tells_no_usage(settings: Settings, endpoint: StandInEndpo
     assert end.usage.first_token_seconds > 0  # measured
 
 
-def test_a_context_whose_length_nobody_tells(settings: Settings, endpoint: StandInEndpoint) -> None:
+def test_unknown_context_length_has_no_limit(settings: Settings, endpoint: StandInEndpoint) -> None:
     del endpoint.model["max_model_len"]
 
     async def work(client: TerminalClient) -> None:
@@ -140,7 +140,7 @@ def test_a_context_whose_length_nobody_tells(settings: Settings, endpoint: Stand
     run(settings, endpoint.url, work)
 
 
-def test_details_of_another_shape_are_none(settings: Settings, endpoint: StandInEndpoint) -> None:
+def test_usage_details_in_another_format_are_ignored(settings: Settings, endpoint: StandInEndpoint) -> None:
     endpoint.usage = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": None}}
     end = replied(settings, endpoint.url)[-1]
     assert isinstance(end, ReplyEnd)
@@ -148,7 +148,7 @@ def test_details_of_another_shape_are_none(settings: Settings, endpoint: StandIn
     assert (end.usage.sources.device, end.usage.sources.computed) == (0, 9)
 
 
-def test_a_reply_that_breaks_off_keeps_its_text(settings: Settings, endpoint: StandInEndpoint) -> None:
+def test_interrupted_reply_keeps_its_text(settings: Settings, endpoint: StandInEndpoint) -> None:
     endpoint.breaks_off = True
     *parts, end = replied(settings, endpoint.url)
     assert [part.text for part in parts if isinstance(part, TextDelta)] == ["Hel", "lo."]
@@ -172,7 +172,7 @@ def test_a_reply_that_breaks_off_keeps_its_text(settings: Settings, endpoint: St
         (500, b'{"error": 5}', "status 500$"),
     ],
 )
-def test_what_an_error_answer_says_is_told(
+def test_error_message_of_the_server_is_reported(
     settings: Settings, endpoint: StandInEndpoint, status: int, body: bytes, said: str
 ) -> None:
     endpoint.refusal = status, body
@@ -183,9 +183,7 @@ def test_what_an_error_answer_says_is_told(
 
 
 @pytest.mark.parametrize("answer", [(404, b"Not Found"), (200, b"Ollama is running"), (200, b"[]")])
-def test_an_address_without_its_version_is_told(
-    settings: Settings, endpoint: StandInEndpoint, answer: tuple[int, bytes]
-) -> None:
+def test_url_without_v1_is_explained(settings: Settings, endpoint: StandInEndpoint, answer: tuple[int, bytes]) -> None:
     endpoint.refusal = answer
     with pytest.raises(ClientError) as raised:
         replied(settings, endpoint.url.removesuffix("/v1"))
@@ -193,26 +191,26 @@ def test_an_address_without_its_version_is_told(
 
 
 @pytest.mark.parametrize("url", ["http://[::1", "localhost:8000/v1", "http://", "http://h:port/v1"])
-def test_what_is_no_url_is_told(settings: Settings, url: str) -> None:
-    with pytest.raises(ClientError, match="is no URL of an endpoint") as raised:
+def test_invalid_url_is_explained(settings: Settings, url: str) -> None:
+    with pytest.raises(ClientError, match="is not the URL of an endpoint") as raised:
         replied(settings, url)
     assert "http://127.0.0.1:8000/v1" in raised.value.remedy
 
 
-def test_an_error_in_the_middle_is_told_in_sentences(settings: Settings, endpoint: StandInEndpoint) -> None:
+def test_error_during_a_reply_is_reported_in_sentences(settings: Settings, endpoint: StandInEndpoint) -> None:
     endpoint.error = {"message": "Try again."}
     end = replied(settings, endpoint.url)[-1]
     assert end == ReplyEnd(Finish.FAILED, error="Try again.")
 
 
-def test_a_model_that_it_does_not_have_is_told(settings: Settings, endpoint: StandInEndpoint) -> None:
+def test_unknown_model_of_an_endpoint_is_reported(settings: Settings, endpoint: StandInEndpoint) -> None:
     other = replace(settings, model="other", origins={**settings.origins, "model": "--model"})
     with pytest.raises(ClientError, match="has no model other") as raised:
         replied(other, endpoint.url)
     assert "stand-in" in raised.value.remedy
 
 
-def test_another_model_of_it_is_one_that_it_has(settings: Settings, endpoint: StandInEndpoint) -> None:
+def test_endpoint_models_can_be_loaded(settings: Settings, endpoint: StandInEndpoint) -> None:
     async def work(client: TerminalClient) -> None:
         await client.engine.status()
         with pytest.raises(ClientError, match="has no model other"):
@@ -223,7 +221,7 @@ def test_another_model_of_it_is_one_that_it_has(settings: Settings, endpoint: St
     run(settings, endpoint.url, work)
 
 
-def test_its_models_are_those_that_are_listed(settings: Settings, endpoint: StandInEndpoint) -> None:
+def test_endpoint_models_are_listed(settings: Settings, endpoint: StandInEndpoint) -> None:
     async def work(client: TerminalClient) -> None:
         await client.engine.status()
         assert await client.models.installed() == [ModelInfo("stand-in", loaded=True, elsewhere=True)]
@@ -238,7 +236,7 @@ def test_its_models_are_those_that_are_listed(settings: Settings, endpoint: Stan
     run(settings, endpoint.url, work)
 
 
-def test_models_are_listed_where_none_answers(settings: Settings, endpoint: StandInEndpoint) -> None:
+def test_endpoint_models_are_listed_without_a_loaded_one(settings: Settings, endpoint: StandInEndpoint) -> None:
     other = replace(settings, model="other", origins={**settings.origins, "model": "--model"})
 
     async def work(client: TerminalClient) -> None:
@@ -249,7 +247,7 @@ def test_models_are_listed_where_none_answers(settings: Settings, endpoint: Stan
     run(other, endpoint.url, work)
 
 
-def test_nobody_there_is_told(settings: Settings) -> None:
+def test_unreachable_endpoint_is_reported(settings: Settings) -> None:
     with pytest.raises(ClientError, match="does not respond"):
         replied(settings, "http://127.0.0.1:9/v1")
 
@@ -268,5 +266,5 @@ def test_nobody_there_is_told(settings: Settings) -> None:
         ("\x1b[31mRed", "␛[31mRed"),
     ],
 )
-def test_titles_are_one_short_line(written: str, title: str) -> None:
+def test_extracted_title_is_one_short_line(written: str, title: str) -> None:
     assert extract_title(written) == title

@@ -1,4 +1,4 @@
-"""The guard of the terminal: whatever becomes of its child, the terminal is as it was, and the status is true."""
+"""Tests for the guard: it restores the terminal and returns the right status, however the child ends."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.terminal_screen import Terminal, children_of, python
 
-# Stands in for the screens: another screen, the mouse, no echo.
+# Like the screens: alternate screen, mouse reports, and no echo.
 PROGRAM = """
 import os, signal, sys, termios, time, tty
 from app.chat_backend.guard import run_guarded
@@ -46,13 +46,13 @@ def run(how: str) -> Terminal:
     [("return", 7), ("raise", 1), ("exit", 3)]
     + [(name, 128 + getattr(signal, name)) for name in ("SIGSEGV", "SIGKILL", "SIGHUP")],
 )
-def test_the_terminal_is_as_it_was(how: str, status: int) -> None:
+def test_terminal_is_restored(how: str, status: int) -> None:
     ended = run(how).ended()
     assert (ended.status, ended.modes, ended.attributes_are_back) == (status, frozenset(), True)
-    assert (b"what was sent and answered is kept" in ended.output) == (how in ("SIGSEGV", "SIGKILL"))
+    assert (b"messages and replies are saved" in ended.output) == (how in ("SIGSEGV", "SIGKILL"))
 
 
-def test_a_guard_that_is_asked_to_end_ends_its_child() -> None:
+def test_terminating_the_guard_ends_its_child() -> None:
     terminal = run("wait")
     [child] = children_of(terminal.pid)
     os.kill(terminal.pid, signal.SIGTERM)
@@ -61,7 +61,7 @@ def test_a_guard_that_is_asked_to_end_ends_its_child() -> None:
     assert not os.path.exists(f"/proc/{child}")
 
 
-def test_a_guard_that_is_killed_takes_its_child_along() -> None:
+def test_killing_the_guard_ends_its_child() -> None:
     terminal = run("wait")
     os.kill(terminal.pid, signal.SIGKILL)
     terminal.read_until(lambda output: b"\x1b[?1049l" in output)

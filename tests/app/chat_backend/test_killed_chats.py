@@ -1,4 +1,4 @@
-"""Chats that share a history, killed while they ask and reply: a share of what tests/torture/killed_sharers.py does."""
+"""Chats that share a history, killed during requests and replies: some cases of tests/torture/killed_sharers.py."""
 
 import random
 
@@ -7,7 +7,7 @@ import pytest
 from tests.torture.killed_sharers import kill_rounds
 
 
-def test_history_has_everything_that_killed_chats_had_sent(pytestconfig: pytest.Config) -> None:
+def test_history_has_all_messages_of_killed_chats(pytestconfig: pytest.Config) -> None:
     count = kill_rounds(2, 2, random.Random(pytestconfig.option.seed))
     assert count.sent >= 2
     assert (count.lost, count.told) == (set(), [])

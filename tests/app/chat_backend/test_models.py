@@ -1,4 +1,4 @@
-"""The models of the port: what is here, what could be and whether it fits; what somebody is told who has none yet."""
+"""Tests for the models of the port: lists, fit, and recommendations."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -29,7 +29,7 @@ from tui.engine_types import ModelInfo, Recommendation
 
 
 async def said(*words: str) -> tuple[int, bytes, bytes]:
-    """A command, run in this process."""
+    """Run a command in this process."""
     result = await asyncio.to_thread(CliRunner().invoke, ingle, words)
     problem = f"error: {result.exception}\n" if isinstance(result.exception, InglenookError) else ""
     return result.exit_code, result.stdout.encode(), f"{result.stderr}{problem}".encode()
@@ -37,7 +37,7 @@ async def said(*words: str) -> tuple[int, bytes, bytes]:
 
 @pytest.fixture(autouse=True)
 def commands(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands run in this process, with the settings of a test."""
+    """Run commands in this process, with the settings of the test."""
     monkeypatch.setattr(model_queries, "run_ingle", said)
     for folder in ("models_dir", "hub_cache", "state_dir", "ollama_dir", "lmstudio_dir"):
         monkeypatch.setenv(f"INGLE_{folder.upper()}", str(getattr(settings, folder)))
@@ -60,7 +60,7 @@ def recommended(settings: Settings, endpoint: str = "") -> Recommendation | None
     return asyncio.run(main())
 
 
-def test_who_is_new_is_told_of_the_best_model_that_fits(
+def test_best_fitting_model_is_recommended_to_new_users(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     families = load_families()
@@ -78,7 +78,7 @@ def test_who_is_new_is_told_of_the_best_model_that_fits(
         assert recommended(replace(online, origins={**online.origins, "model": "--model"})) is None
         assert recommended(online, "http://127.0.0.1:9/v1") is None
         assert hub.sent == asked
-    assert recommended(online) is None  # nobody answers
+    assert recommended(online) is None  # the Hub does not answer
 
 
 KNOWN = next(one for one in load_families() if one.repository.repo.endswith("GGUF"))
@@ -87,7 +87,7 @@ REPO = KNOWN.repository.repo
 
 @pytest.fixture
 def online(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Settings, FakeHub]]:
-    """A hub with two quantizations of one model that has a short name."""
+    """A Hub with two quantizations of one model that has a short name."""
     content = make(tmp_path, head_dim=32).path.read_bytes()
     with serve() as hub:
         hub.repositories = {REPO: {"m-Q4_K_M.gguf": content, "m-Q8_0.gguf": content + bytes(32)}}
@@ -95,7 +95,7 @@ def online(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         yield replace(settings, offline=False, hub_endpoint=hub.address), hub
 
 
-def test_a_model_is_listed_as_it_is_before_and_after_it_is_fetched(online: tuple[Settings, FakeHub]) -> None:
+def test_model_is_listed_before_and_after_its_download(online: tuple[Settings, FakeHub]) -> None:
     settings, hub = online
     size = len(hub.repositories[REPO]["m-Q4_K_M.gguf"])
 
@@ -123,7 +123,7 @@ def test_a_model_is_listed_as_it_is_before_and_after_it_is_fetched(online: tuple
     asyncio.run(main())
 
 
-def test_a_model_is_found_by_any_of_its_names_without_the_hub(online: tuple[Settings, FakeHub], tmp_path: Path) -> None:
+def test_model_is_found_by_any_name_offline(online: tuple[Settings, FakeHub], tmp_path: Path) -> None:
     settings, hub = online
     path = make(tmp_path, head_dim=32).path
 
@@ -150,7 +150,7 @@ def test_a_model_is_found_by_any_of_its_names_without_the_hub(online: tuple[Sett
     asyncio.run(main())
 
 
-def test_the_free_disk_is_that_of_the_fuller_folder(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_disk_is_that_of_the_fuller_folder(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(incoming, "free_space", lambda folder: {"models_dir": 5, "hub_cache": 3}[folder.name])
 
     async def main() -> int | None:
@@ -160,7 +160,7 @@ def test_the_free_disk_is_that_of_the_fuller_folder(settings: Settings, monkeypa
     assert asyncio.run(main()) == 3
 
 
-def test_what_was_begun_to_be_fetched_is_listed_as_that(online: tuple[Settings, FakeHub]) -> None:
+def test_partial_download_is_listed(online: tuple[Settings, FakeHub]) -> None:
     settings, hub = online
     hub.pace = 0.05
     hub.repositories[REPO]["m-Q4_K_M.gguf"] += bytes(1 << 20)
@@ -185,7 +185,7 @@ def test_what_was_begun_to_be_fetched_is_listed_as_that(online: tuple[Settings, 
     asyncio.run(main())
 
 
-def test_without_the_hub_models_of_the_catalog_are_found(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_search_finds_catalog_models(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INGLE_OFFLINE", "1")
 
     async def main() -> None:
@@ -201,7 +201,7 @@ def test_without_the_hub_models_of_the_catalog_are_found(settings: Settings, mon
     asyncio.run(main())
 
 
-def test_whether_a_model_fits_is_told_before_it_is_fetched(online: tuple[Settings, FakeHub]) -> None:
+def test_fit_is_reported_before_the_download(online: tuple[Settings, FakeHub]) -> None:
     settings, hub = online
 
     async def main() -> None:
@@ -219,7 +219,7 @@ def test_whether_a_model_fits_is_told_before_it_is_fetched(online: tuple[Setting
     asyncio.run(main())
 
 
-def test_what_is_too_large_does_not_fit(online: tuple[Settings, FakeHub], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_model_does_not_fit(online: tuple[Settings, FakeHub], monkeypatch: pytest.MonkeyPatch) -> None:
     settings, _ = online
 
     async def reclaimable_memory(connection: EngineConnection) -> int:
@@ -240,7 +240,7 @@ def test_what_is_too_large_does_not_fit(online: tuple[Settings, FakeHub], monkey
     asyncio.run(main())
 
 
-def test_what_was_begun_of_the_catalog_is_listed_and_deleted(settings: Settings) -> None:
+def test_partial_catalog_download_is_listed_and_deleted(settings: Settings) -> None:
     store = ModelStore(settings)
     entry = next(iter(store.catalog))
     [source] = [one for one in entry.sources if isinstance(one, HubSource)]

@@ -1,4 +1,4 @@
-"""What a person likes is kept for the next start, where all settings are."""
+"""Tests for preferences of the user."""
 
 import asyncio
 from pathlib import Path
@@ -16,13 +16,13 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("INGLE_THEME", raising=False)
 
 
-def test_a_theme_is_that_of_the_next_start() -> None:
+def test_saved_theme_is_used_at_the_next_start() -> None:
     assert load_settings().theme == "auto"
     asyncio.run(ChatPreferences().save_theme("hearth-light"))
     assert load_settings().theme == "hearth-light"
 
 
-def test_a_file_that_cannot_be_read_is_told_of_and_left() -> None:
+def test_unreadable_config_is_reported_and_left_unchanged() -> None:
     config_file().parent.mkdir(parents=True)
     config_file().write_text("theme = [", encoding="utf-8")
     with pytest.raises(ClientError, match=r"config\.toml"):

@@ -1,4 +1,4 @@
-"""Histories that are made once, and copied for each test."""
+"""Histories that are created once, and copied for each test."""
 
 import shutil
 from pathlib import Path
@@ -32,7 +32,7 @@ def filled(_filled: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def logged(_logged: Path, tmp_path: Path) -> Path:
-    """The file of a history in `tmp_path`, half of which is in its log, without the index of the log."""
+    """The file of a history in `tmp_path`. Half of it is in the log, whose index is missing."""
     shutil.copytree(_logged, tmp_path, dirs_exist_ok=True, ignore=lambda folder, names: [damage.INDEX])
     return tmp_path / FILE_NAME
 

@@ -1,4 +1,4 @@
-"""Histories for tests of damage, and their contents."""
+"""Histories for tests of damage, and functions that read them."""
 
 import shutil
 import sqlite3
@@ -15,7 +15,7 @@ LOG, INDEX = f"{FILE_NAME}-wal", f"{FILE_NAME}-shm"
 
 
 def talk(history: History, number: int) -> None:
-    """A chat with a question and a reply."""
+    """Create a chat with a question and a reply."""
     chat = history.chats.create(ChatSettings(f"Be number {number}."), f"chat {number}").id
     asked = history.messages.add_user_message(chat, None, f"question {number} " + "lorem ipsum " * 40)
     reply = history.messages.start_reply(chat, asked.id, "tiny")
@@ -23,14 +23,14 @@ def talk(history: History, number: int) -> None:
 
 
 def filled(folder: Path) -> None:
-    """Make a history whose chats are all in its file."""
+    """Create a history whose chats are all in the database file."""
     with History(folder) as history:
         for number in range(CHATS):
             talk(history, number)
 
 
 def logged(folder: Path) -> None:
-    """Make a history as a killed process leaves it: half of the chats are in its log alone."""
+    """Create a history as a killed process leaves it: half of the chats are only in the log."""
     work = folder / "of the process"
     with History(work) as history:
         for number in range(CHATS // 2):
@@ -45,14 +45,14 @@ def logged(folder: Path) -> None:
 
 
 def execute(file: Path, *statements: str) -> None:
-    """As another program would."""
+    """Change the file as another program would."""
     with closing(sqlite3.connect(file, isolation_level=None)) as connection:
         for statement in statements:
             connection.execute(statement)
 
 
 def flip(file: Path, found: bytes, offset: int, bit: int) -> None:
-    """Flip a bit of the byte that is `offset` bytes after the beginning of `found`."""
+    """Flip a bit of the byte `offset` bytes after the start of `found`."""
     content = bytearray(file.read_bytes())
     content[content.index(found) + offset] ^= 1 << bit
     file.write_bytes(content)
@@ -63,7 +63,7 @@ def titles(history: History) -> list[str]:
 
 
 def texts(history: History) -> set[str]:
-    """The first two words of every message."""
+    """Return the first two words of every message."""
     messages = (one for chat in history.chats.listed() for one in history.messages.in_chat(chat.id))
     return {" ".join(message.text.split()[:2]) for message in messages}
 

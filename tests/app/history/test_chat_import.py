@@ -1,4 +1,4 @@
-"""Chats as files: what is exported can be read again, by this program and by people, and what others have written."""
+"""Tests for export and import of chats."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def told(file: Path, content: Any) -> Path:
     return file
 
 
-def test_an_export_is_read_again_with_all_branches(history: History, tmp_path: Path) -> None:
+def test_export_imports_with_all_branches(history: History, tmp_path: Path) -> None:
     chat = history.chats.create(ChatSettings("sys", SamplingChoice(top_k=3)), "Title")
     asked = history.messages.add_user_message(chat.id, None, "one", [Attachment("f.py", "x = 1")])
     for text in ("two", "zwei"):
@@ -48,7 +48,7 @@ def test_an_export_is_read_again_with_all_branches(history: History, tmp_path: P
     assert branch(history, again) == [("user", "one"), ("assistant", "two")]
 
 
-def test_markdown_has_the_branch_that_is_shown(history: History) -> None:
+def test_markdown_has_the_shown_branch(history: History) -> None:
     chat = history.chats.create(ChatSettings("Be brief."), "A\ntitle")
     asked = history.messages.add_user_message(chat.id, None, "See file.", [Attachment("a.md", "```py\nx\n```")])
     reply = history.messages.start_reply(chat.id, asked.id, "tiny")
@@ -68,7 +68,7 @@ def node(role: str, text: str | None, parent: str | None, **more: Any) -> dict[s
     return {"id": "x", "message": message, "parent": parent, "children": []}
 
 
-def test_conversations_of_chatgpt(history: History, tmp_path: Path) -> None:
+def test_chatgpt_conversations_are_imported(history: History, tmp_path: Path) -> None:
     image = {"asset_pointer": "file-service://x"}
     mapping = {
         "b2": node("assistant", "Hallo.", "u1", metadata={"model_slug": "gpt-4o"}, create_time=12.5),
@@ -104,7 +104,7 @@ MESSAGES = [
     "content",
     [{"model": "llama3", "messages": MESSAGES, "stream": False}, [{"model": "llama3", "messages": MESSAGES}], MESSAGES],
 )
-def test_conversations_as_requests_hold_them(history: History, tmp_path: Path, content: Any) -> None:
+def test_request_bodies_are_imported(history: History, tmp_path: Path, content: Any) -> None:
     [chat] = add_chats(history, read_chats(told(tmp_path / "x.json", content)))
     assert chat.settings.system == "Be kind."
     assert branch(history, chat) == [("user", "Hi"), ("assistant", "Hello.")]
@@ -114,7 +114,7 @@ def test_conversations_as_requests_hold_them(history: History, tmp_path: Path, c
 @pytest.mark.parametrize(
     "content", [b"", b"{}", b"[1]", b"\xff\xfe", b"[" * 100_000, b'{"messages": 3}', b'[{"role": 1}]']
 )
-def test_what_is_no_chat_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_files_without_chats_are_rejected(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(UnreadableChats, match="no chats"):
         read_chats(tmp_path / "x.json")
@@ -122,7 +122,7 @@ def test_what_is_no_chat_is_refused(tmp_path: Path, content: bytes) -> None:
         read_chats(tmp_path / "missing.json")
 
 
-def test_places_that_are_none_are_left_out(history: History, tmp_path: Path) -> None:
+def test_invalid_indices_are_ignored(history: History, tmp_path: Path) -> None:
     messages = [{"role": "user", "text": "a", "parent": 5}, {"role": "assistant", "text": "b", "parent": -1}]
     content = {"format": "inglenook-chat", "version": 1, "chats": [{"messages": messages, "shown": 99}]}
     [chat] = add_chats(history, read_chats(told(tmp_path / "x.json", content)))

@@ -1,4 +1,4 @@
-"""A share of the damaged histories that tests/torture/damaged_histories.py makes."""
+"""Some cases of tests/torture/damaged_histories.py."""
 
 from pathlib import Path
 
@@ -15,6 +15,6 @@ def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.mark.parametrize("number", range(100))
 @pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.share(2, "source", "harm")
-def test_damaged_histories_open_and_tell_what_they_lost(source: Sound, tmp_path: Path, harm: str, number: int) -> None:
+def test_damaged_histories_open_and_report_losses(source: Sound, tmp_path: Path, harm: str, number: int) -> None:
     with case(source, tmp_path, HARMS[harm], number) as (done, outcome):
         assert (outcome.opens, outcome.opens_again, outcome.untold) == (True, True, ""), done

@@ -1,4 +1,4 @@
-"""Every method that writes rows signs them: the next start finds a sound history."""
+"""Tests that every method that writes rows signs them."""
 
 import inspect
 import sqlite3
@@ -25,7 +25,7 @@ READERS = {"listed", "get", "deleted_before", "in_chat", "draft", "windows", "re
 
 
 def adopt(history: History, folder: Path) -> None:
-    """A draft of a window that ended becomes that of a chat."""
+    """Let the draft of a closed window become a chat."""
     with History(folder) as other:
         other.save_new_draft("typed in a second window")
     history.new_draft()
@@ -63,7 +63,7 @@ def finish(history: History, folder: Path) -> None:
     history.messages.write_reply(ANSWERED, "y", "z", reasoning_seconds=1.5, state=State.WHOLE, usage=usage)
 
 
-# The methods of the three tables that write -> calls of them.
+# Writing methods of the three tables -> calls of them.
 WRITERS: Mapping[str, Callable[[History, Path], object]] = {
     "create": lambda history, folder: history.chats.create(OTHER, "mine", created=5.0),
     "rename": lambda history, folder: history.chats.rename(CHAT, "named\0\ud800"),
@@ -96,7 +96,7 @@ def public(kind: type) -> Iterator[str]:
 
 
 def changed_rows(folder: Path) -> list[tuple[str, object]]:
-    """The rows whose digest is missing or another one's."""
+    """Return the rows whose digest is missing or wrong."""
     changed = []
     with closing(sqlite3.connect(folder / FILE_NAME)) as connection:
         for table, columns in COLUMNS.items():
@@ -105,13 +105,13 @@ def changed_rows(folder: Path) -> list[tuple[str, object]]:
     return changed
 
 
-def test_every_writer_is_in_the_table() -> None:
+def test_table_lists_every_writing_method() -> None:
     methods = {name for kind in (Chats, Messages, Inputs) for name in public(kind)}
     assert methods - READERS == WRITERS.keys() - {"add_chats"}
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_a_writer_signs_its_rows(tmp_path: Path, writer: str) -> None:
+def test_writing_methods_sign_their_rows(tmp_path: Path, writer: str) -> None:
     with History(tmp_path) as history:
         for _ in (CHAT, GONE):
             asked = history.messages.add_user_message(history.chats.create(ChatSettings()).id, None, "Go.")

@@ -1,4 +1,4 @@
-"""The history of chats: what is kept, found, deleted and brought back, by one process and by several."""
+"""Tests for the history: storing, searching, deleting, and restoring, in one process and in several."""
 
 import os
 import sqlite3
@@ -43,7 +43,7 @@ def reply(history: History, chat: int, to: int, text: str) -> int:
     return message.id
 
 
-def test_a_chat_comes_back_as_it_was(history: History, tmp_path: Path) -> None:
+def test_chat_survives_reopening(history: History, tmp_path: Path) -> None:
     chat = history.chats.create(SETTINGS)
     asked = history.messages.add_user_message(chat.id, None, "Why?\0\ud800 é", [Attachment("a.txt", "x\ny")])
     answered = reply(history, chat.id, asked.id, "Because.")
@@ -63,7 +63,7 @@ def test_a_chat_comes_back_as_it_was(history: History, tmp_path: Path) -> None:
         assert (answer.model, answer.state, answer.usage, answer.reasoning_seconds) == ("tiny", State.WHOLE, USAGE, 0.5)
 
 
-def test_branches_share_their_beginning(history: History) -> None:
+def test_branches_share_their_first_messages(history: History) -> None:
     chat = history.chats.create(ChatSettings())
     first = history.messages.add_user_message(chat.id, None, "one")
     answer = reply(history, chat.id, first.id, "two")
@@ -78,7 +78,7 @@ def test_branches_share_their_beginning(history: History) -> None:
     assert (rewritten.parent, rewritten.role) == (first.id, Role.ASSISTANT)
 
 
-def test_titles_of_people_count_more_than_those_of_models(history: History) -> None:
+def test_user_title_overrides_generated_title(history: History) -> None:
     chat = history.chats.create(ChatSettings())
     history.chats.give_title(chat.id, "by the model")
     assert history.chats.get(chat.id).title == "by the model"
@@ -87,7 +87,7 @@ def test_titles_of_people_count_more_than_those_of_models(history: History) -> N
     assert history.chats.get(chat.id).title == "mine"
 
 
-def test_lists_have_pinned_chats_first_and_archived_ones_apart(history: History) -> None:
+def test_pinned_chats_are_first_and_archived_ones_separate(history: History) -> None:
     old, new, gone = (history.chats.create(ChatSettings(), title) for title in ("old", "new", "gone"))
     history.chats.pin(old.id, pinned=True)
     history.chats.archive(gone.id, archived=True)
@@ -100,13 +100,13 @@ def test_lists_have_pinned_chats_first_and_archived_ones_apart(history: History)
     assert history.chats.get(new.id).trim == Trim((1,), "short")
 
 
-def test_a_summary_from_when_chats_had_one_is_of_what_was_left_out_then() -> None:
+def test_summary_of_the_older_format_applies_to_its_messages() -> None:
     assert read('{"left_out":[1,2],"summary":"short"}', Trim).by_message == {2: "short"}
     trim = Trim((1, 2, 5), summaries={2: "short", 5: "shorter"})
     assert read(written(trim), Trim) == trim
 
 
-def test_a_deleted_chat_can_be_brought_back_until_the_end(history: History, tmp_path: Path) -> None:
+def test_deleted_chat_can_be_restored_until_closing(history: History, tmp_path: Path) -> None:
     kept, gone = (history.chats.create(ChatSettings()) for _ in range(2))
     for chat in (kept, gone):
         history.messages.add_user_message(chat.id, None, f"unmistakable{chat.id} words")
@@ -143,7 +143,7 @@ def test_search_finds_words_titles_and_texts_without_spaces(history: History) ->
         assert not history.search.find(nothing)
 
 
-def test_a_reply_is_found_as_it_grows(history: History) -> None:
+def test_growing_reply_is_searchable(history: History) -> None:
     chat = history.chats.create(ChatSettings())
     asked = history.messages.add_user_message(chat.id, None, "Go.")
     coming = history.messages.start_reply(chat.id, asked.id, "tiny")
@@ -171,7 +171,7 @@ def test_drafts_inputs_and_presets(history: History) -> None:
     assert [preset.name for preset in history.inputs.presets()] == ["b"]
 
 
-def test_several_histories_share_the_file(history: History, tmp_path: Path) -> None:
+def test_several_processes_share_the_file(history: History, tmp_path: Path) -> None:
     chat = history.chats.create(ChatSettings())
     with History(tmp_path / "history") as other:
         asked = other.messages.add_user_message(chat.id, None, "from the other one")
@@ -181,7 +181,7 @@ def test_several_histories_share_the_file(history: History, tmp_path: Path) -> N
             other.chats.get(chat.id)
 
 
-def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
+def test_file_is_private_to_its_owner(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         history = History(tmp_path / "a" / "history")
@@ -194,7 +194,7 @@ def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
     history.close()
 
 
-def test_a_history_of_a_newer_program_is_refused(history: History, tmp_path: Path) -> None:
+def test_history_of_a_newer_program_is_rejected(history: History, tmp_path: Path) -> None:
     history.close()
     file = tmp_path / "history" / FILE_NAME
     connection = sqlite3.connect(file, isolation_level=None)
@@ -207,13 +207,13 @@ def test_a_history_of_a_newer_program_is_refused(history: History, tmp_path: Pat
     assert file.read_bytes() == before
 
 
-def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_unwritable_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(HistoryUnavailable, match="file"):
         History(tmp_path / "file" / "history")
 
 
-def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_history_in_memory_writes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with History(None) as history:
         chat = history.chats.create(ChatSettings())
@@ -222,7 +222,7 @@ def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest
         assert list(tmp_path.iterdir()) == []
 
 
-def test_a_change_that_fails_in_the_middle_leaves_nothing(history: History) -> None:
+def test_failed_transaction_leaves_no_change(history: History) -> None:
     chat = history.chats.create(ChatSettings())
     with pytest.raises(NoSuchChat):
         history.messages.add_user_message(chat.id + 1, None, "to nobody")

@@ -1,4 +1,4 @@
-"""A history is opened whatever stands in its way, and a person is told what that means for the chats."""
+"""Tests for opening a history under obstacles, and for the messages to the user."""
 
 import errno
 import os
@@ -21,18 +21,18 @@ from app.history.schema import COLUMNS, VERSION
 from app.private_database import write_ahead
 from tests.app.history.damage import ALL_TEXTS, ALL_TITLES, INDEX, LOG, execute, flip, texts, titles
 
-# -- what is in the way
+# -- obstacles
 
 
 def make_socket(path: Path) -> None:
     with closing(socket.socket(socket.AF_UNIX)) as listening:
-        os.chdir(path.parent)  # the path of a socket is short
+        os.chdir(path.parent)  # because the path of a socket must be short
         listening.bind(path.name)
 
 
 @pytest.mark.parametrize("name", [FILE_NAME, LOG, INDEX, "history.lock"])
 @pytest.mark.parametrize(("make", "kind"), [(os.mkfifo, "a pipe"), (Path.mkdir, "a folder"), (make_socket, "a socket")])
-def test_pipes_folders_and_sockets_are_refused_at_once(
+def test_pipes_folders_and_sockets_are_rejected_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, make: Callable[[Path], None], kind: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -54,7 +54,7 @@ sys.stdin.read()
 @pytest.mark.parametrize(
     "statements", [("BEGIN EXCLUSIVE",), ("PRAGMA locking_mode = EXCLUSIVE", "BEGIN EXCLUSIVE", "COMMIT")]
 )
-def test_a_locked_history_is_waited_for_and_told(
+def test_locked_history_is_waited_for_with_a_message(
     filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statements: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(opening, "_SOON_SECONDS", 0.1)
@@ -80,7 +80,7 @@ def test_a_locked_history_is_waited_for_and_told(
 
 
 @pytest.mark.usefixtures("filled")
-def test_a_history_that_another_process_repairs_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repair_by_another_process_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from filelock import FileLock
 
     monkeypatch.setattr(opening, "_SOON_SECONDS", 0.1)
@@ -100,7 +100,7 @@ def test_a_history_that_another_process_repairs_is_waited_for(tmp_path: Path, mo
 # -- versions
 
 
-def test_the_log_of_a_newer_program_is_left_alone(filled: Path, tmp_path: Path) -> None:
+def test_log_of_a_newer_program_is_left_unchanged(filled: Path, tmp_path: Path) -> None:
     execute(filled, f"PRAGMA user_version = {VERSION + 1}", "UPDATE about SET version = version + 1")
     (tmp_path / LOG).write_bytes(b"some text\n" * 900)
     before = {path.name: path.read_bytes() for path in (filled, tmp_path / LOG)}
@@ -114,7 +114,7 @@ def make_first_version(file: Path) -> None:
     execute(file, "UPDATE about SET version = 1", "PRAGMA user_version = 1")
 
 
-def test_a_history_of_the_first_version_gets_digests(filled: Path, tmp_path: Path) -> None:
+def test_first_version_is_migrated_to_digests(filled: Path, tmp_path: Path) -> None:
     make_first_version(filled)
     with History(tmp_path) as history:
         assert (titles(history), texts(history), history.notices) == (ALL_TITLES, ALL_TEXTS, ())
@@ -123,7 +123,7 @@ def test_a_history_of_the_first_version_gets_digests(filled: Path, tmp_path: Pat
         assert "Damaged in part: 1 message." in history.notices[0].message
 
 
-def test_a_damaged_history_of_the_first_version_is_saved(filled: Path, tmp_path: Path) -> None:
+def test_damaged_history_of_the_first_version_is_repaired(filled: Path, tmp_path: Path) -> None:
     make_first_version(filled)
     flip(filled, b"text TEXT NOT NULL, att", 1, 0)
     with History(tmp_path) as history:
@@ -131,7 +131,7 @@ def test_a_damaged_history_of_the_first_version_is_saved(filled: Path, tmp_path:
         assert "Lost: nothing known." in history.notices[0].message
 
 
-def test_rows_of_another_program_are_taken_and_signed(filled: Path, tmp_path: Path) -> None:
+def test_rows_of_another_program_are_signed(filled: Path, tmp_path: Path) -> None:
     execute(filled, "UPDATE messages SET text = 'by hand', digest = NULL WHERE text LIKE 'question 2%'", "ANALYZE")
     with History(tmp_path) as history:
         assert "by hand" in texts(history)
@@ -141,7 +141,7 @@ def test_rows_of_another_program_are_taken_and_signed(filled: Path, tmp_path: Pa
         assert "Damaged in part: 1 message." in history.notices[0].message
 
 
-# -- nothing can be written
+# -- no write is possible
 
 
 def full(*_: object, **__: object) -> None:
@@ -167,7 +167,7 @@ def test_unwritable_history_is_read_into_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seam: str, failure: Callable[..., None], reason: str
 ) -> None:
     with monkeypatch.context() as patched:
-        if failure is full:  # what is in memory needs no disk
+        if failure is full:  # the history in memory needs no disk
             real = write_ahead
             patched.setattr(seam, lambda connection, how: full() if _has_file(connection) else real(connection, how))
         else:
@@ -189,7 +189,7 @@ def _has_file(connection: sqlite3.Connection) -> bool:
 
 
 @pytest.mark.usefixtures("filled")
-def test_saving_goes_on_when_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saving_resumes_when_the_disk_has_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.history.opening.mark_open", read_only)
     history = History(tmp_path)
     heard: list[str] = []

@@ -1,4 +1,4 @@
-"""Damaged histories are repaired: what can be read is saved, and a person is told what is lost."""
+"""Tests for repairing damaged histories, and for the report of what is lost."""
 
 import os
 from collections.abc import Callable
@@ -30,12 +30,12 @@ def set_schema(sql: str) -> Harm:
     return statement("PRAGMA writable_schema = ON", sql)
 
 
-# What is damaged -> how, and a part of the reason that is told. Every chat can still be read.
+# Kind of damage -> how to cause it, and a part of the reported reason. Every chat stays readable.
 READABLE: dict[str, tuple[Harm, str]] = {
     "the name of a column": (flips((b"text TEXT NOT NULL, att", 1, 0)), "the definition of messages"),
     "a statement that is no UTF-8": (
         flips((b"CREATE TABLE chats (", 39, 6), (b"NOT NULL, is_title", 1, 7)),
-        "SQLite cannot use it. ",  # whose message is no UTF-8
+        "SQLite cannot use it. ",  # because its message is not UTF-8
     ),
     "the version of the format for writers": (flips((b"SQLite format 3", 18, 0)), "the header"),
     "the size of pages": (flips((b"SQLite format 3", 16, 3)), "the header"),
@@ -79,7 +79,7 @@ READABLE: dict[str, tuple[Harm, str]] = {
 
 
 @pytest.mark.parametrize("what", READABLE)
-def test_damage_is_repaired_and_told(filled: Path, tmp_path: Path, what: str) -> None:
+def test_damage_is_repaired_and_reported(filled: Path, tmp_path: Path, what: str) -> None:
     harm, reason = READABLE[what]
     harm(filled)
     damaged = filled.read_bytes()
@@ -102,7 +102,7 @@ def test_damage_is_repaired_and_told(filled: Path, tmp_path: Path, what: str) ->
         assert "and it" in texts(again)
 
 
-def test_changed_texts_and_titles_are_told(filled: Path, tmp_path: Path) -> None:
+def test_changed_texts_and_titles_are_reported(filled: Path, tmp_path: Path) -> None:
     flip(filled, b"userquestion 2 lorem", 16, 0)
     flip(filled, b"chat 4{", 5, 1)
     with History(tmp_path) as history:
@@ -113,7 +113,7 @@ def test_changed_texts_and_titles_are_told(filled: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("bit", [1, 2], ids=["another chat", "no chat"])
-def test_a_message_stays_in_its_chat(filled: Path, tmp_path: Path, bit: int) -> None:
+def test_damaged_message_stays_in_its_chat(filled: Path, tmp_path: Path, bit: int) -> None:
     flip(filled, b"userquestion 2 lorem", -1, bit)  # the chat's id, 3
     with History(tmp_path) as history:
         assert [message.text.split()[0] for message in history.messages.in_chat(3)] == ["question", "answer"]
@@ -135,7 +135,7 @@ def test_drafts_of_all_windows_are_saved(filled: Path, tmp_path: Path) -> None:
         assert (again.notices, again.rescue) == ((), None)
 
 
-def test_a_draft_of_a_window_needs_no_digest(filled: Path, tmp_path: Path) -> None:
+def test_window_draft_without_digest_is_saved(filled: Path, tmp_path: Path) -> None:
     execute(filled, "INSERT INTO drafts (chat, text, changed) VALUES (-1, 'typed', 1.0)")
     with History(tmp_path) as history:
         assert (history.notices, history.rescue) == ((), None)
@@ -158,7 +158,7 @@ def test_lost_messages_are_counted(filled: Path, tmp_path: Path) -> None:
     assert "Look at: “chat" in notice.message
 
 
-def test_a_row_is_found_though_its_page_does_not_list_it(filled: Path, tmp_path: Path) -> None:
+def test_row_missing_from_its_page_header_is_found(filled: Path, tmp_path: Path) -> None:
     content = bytearray(filled.read_bytes())
     page = content.index(b"userquestion 3 lorem") // 4096 * 4096
     content[page + 3 : page + 5] = (0).to_bytes(2, "big")  # the number of rows
@@ -170,14 +170,14 @@ def test_a_row_is_found_though_its_page_does_not_list_it(filled: Path, tmp_path:
 
 
 @pytest.mark.usefixtures("logged")
-def test_a_repair_that_is_killed_is_ended_by_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_repair_is_finished_by_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = bytearray((tmp_path / LOG).read_bytes())
     log[5000] ^= 1
     (tmp_path / LOG).write_bytes(log)
     real = os.replace
 
     class Killed(BaseException):
-        """Stands for the end of the process."""
+        """Stands in for the death of the process."""
 
     for survived in range(3):
         calls: list[str] = []
@@ -188,7 +188,7 @@ def test_a_repair_that_is_killed_is_ended_by_the_next_start(tmp_path: Path, monk
             calls.append(target)
             real(source, target)
 
-        monkeypatch.setattr("app.history.rescue._remove", lambda path: None)  # nothing is tidied up by who is killed
+        monkeypatch.setattr("app.history.rescue._remove", lambda path: None)  # a killed process cleans up no files
         monkeypatch.setattr(os, "replace", replace)
         if survived < 2:
             with pytest.raises(Killed):
@@ -198,7 +198,7 @@ def test_a_repair_that_is_killed_is_ended_by_the_next_start(tmp_path: Path, monk
         assert (titles(history), texts(history)) == (ALL_TITLES, ALL_TEXTS)
 
 
-def test_damage_is_not_repaired_while_others_have_the_history_open(filled: Path, tmp_path: Path) -> None:
+def test_damage_is_not_repaired_while_the_history_is_open_elsewhere(filled: Path, tmp_path: Path) -> None:
     with History(tmp_path) as other:
         flip(filled, b"userquestion 2 lorem", 16, 0)
         with History(tmp_path) as history:
@@ -216,7 +216,7 @@ def test_damage_is_not_repaired_while_others_have_the_history_open(filled: Path,
         assert len(list(tmp_path.glob("*damaged*"))) == 1
 
 
-def test_the_marks_of_killed_processes_hold_nothing(filled: Path, tmp_path: Path) -> None:
+def test_marks_of_killed_processes_are_ignored(filled: Path, tmp_path: Path) -> None:
     (tmp_path / "4321-0.open").touch()
     flip(filled, b"userquestion 2 lorem", 16, 0)
     with History(tmp_path) as history:
@@ -232,7 +232,7 @@ def read_and_write(history: History) -> None:
 
 
 @pytest.mark.parametrize("sql", ["UPDATE messages SET text = 'b' || text", "UPDATE words_data SET block = x'00'"])
-def test_damage_found_while_open_is_repaired_and_told(filled: Path, tmp_path: Path, sql: str) -> None:
+def test_damage_found_while_open_is_repaired_and_reported(filled: Path, tmp_path: Path, sql: str) -> None:
     with History(tmp_path) as history:
         heard: list[str] = []
         assert history.subscribe(lambda notice: heard.append(notice.message)) == []
@@ -247,7 +247,7 @@ def test_damage_found_while_open_is_repaired_and_told(filled: Path, tmp_path: Pa
 
 
 @pytest.mark.usefixtures("logged")
-def test_a_history_behind_a_link_is_found_with_its_log(tmp_path: Path) -> None:
+def test_symlinked_history_is_opened_with_its_log(tmp_path: Path) -> None:
     (tmp_path / LOG).write_bytes(b"some text\n" * 900)
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / FILE_NAME).symlink_to(tmp_path / FILE_NAME)

@@ -1,4 +1,4 @@
-"""Damaged histories: the program starts with whatever bits have flipped, and shows what can be read."""
+"""Tests with random damage: the program starts, and shows what is readable."""
 
 import random
 import shutil
@@ -24,7 +24,7 @@ def text_of(chat: int, turn: int) -> str:
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a history of several hundred pages, some rows of which go over several of them."""
+    """A folder with a history of several hundred pages, with some rows across several pages."""
     folder = tmp_path_factory.mktemp("sound")
     with History(folder) as history:
         for number in range(CHATS):
@@ -42,7 +42,7 @@ def texts(history: History) -> set[str]:
     return {message.text for chat in listed for message in history.messages.in_chat(chat.id)}
 
 
-def test_every_row_is_read_from_the_pages_alone(sound: Path) -> None:
+def test_all_rows_are_read_from_pages_without_schema(sound: Path) -> None:
     left = salvage(sound / FILE_NAME)
     assert not any((left.unreadable, *left.lost.values(), *left.changed.values()))
     with sqlite3.connect(sound / FILE_NAME) as connection:
@@ -52,7 +52,7 @@ def test_every_row_is_read_from_the_pages_alone(sound: Path) -> None:
     connection.close()
 
 
-def test_what_is_in_the_log_alone_is_read_too(tmp_path: Path) -> None:
+def test_rows_only_in_the_log_are_read(tmp_path: Path) -> None:
     history = History(tmp_path)
     chat = history.chats.create(ChatSettings())
     history.messages.add_user_message(chat.id, None, "not in the file yet")
@@ -90,7 +90,7 @@ def damaged(sound: Path, folder: Path, damage: Callable[[bytearray, random.Rando
 
 @pytest.mark.parametrize("damage", [flip, flip_head, cut, wipe_page])
 @pytest.mark.parametrize("seed", range(2))
-def test_it_starts_whatever_is_damaged(
+def test_program_starts_with_any_damage(
     sound: Path, tmp_path: Path, damage: Callable[[bytearray, random.Random], None], seed: int
 ) -> None:
     damaged(sound, tmp_path, damage, seed)
@@ -108,7 +108,7 @@ def test_it_starts_whatever_is_damaged(
         assert "and it goes on" in texts(again)
 
 
-def test_messages_without_their_chat_get_one(tmp_path: Path) -> None:
+def test_messages_without_a_chat_get_a_new_one(tmp_path: Path) -> None:
     with History(tmp_path) as history:
         chat = history.chats.create(ChatSettings(), "lost")
         history.messages.add_user_message(chat.id, None, "still here")
@@ -128,7 +128,7 @@ def test_messages_without_their_chat_get_one(tmp_path: Path) -> None:
         assert [message.text for message in history.messages.in_chat(chat.id)] == ["still here"]
 
 
-def test_a_history_that_is_in_use_follows_a_file_that_was_set_aside(tmp_path: Path) -> None:
+def test_open_history_reopens_a_replaced_file(tmp_path: Path) -> None:
     history = History(tmp_path)
     chat = history.chats.create(ChatSettings())
     fresh = tmp_path / "other"

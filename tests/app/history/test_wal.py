@@ -1,4 +1,4 @@
-"""The judgement on a write-ahead log: as SQLite's own on sound logs, and not silent on damaged ones."""
+"""Tests for parsing a write-ahead log: the same result as SQLite for sound logs, and a report for damaged ones."""
 
 import random
 import shutil
@@ -15,7 +15,7 @@ CHANGES = 12
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, bytes]:
-    """A database whose changes are all in its log; the log and its index."""
+    """A database whose changes are all in its log: the log and its index."""
     folder = tmp_path_factory.mktemp("sound")
     connection = sqlite3.connect(folder / "a", isolation_level=None)
     connection.execute("PRAGMA page_size = 4096")
@@ -30,7 +30,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, bytes]
 
 
 def applied_by_sqlite(database: Path, log: bytes, folder: Path) -> int:
-    """How many frames SQLite takes."""
+    """Return how many frames SQLite applies."""
     shutil.copy(database, folder / "b")
     (folder / "b-wal").write_bytes(log)
     connection = sqlite3.connect(folder / "b", isolation_level=None)
@@ -53,7 +53,7 @@ def flipped(log: bytes, *offsets: int) -> bytes:
     return bytes(content)
 
 
-def test_a_sound_log_is_applied_as_a_whole(sound: tuple[Path, bytes, bytes], tmp_path: Path) -> None:
+def test_sound_log_is_applied_completely(sound: tuple[Path, bytes, bytes], tmp_path: Path) -> None:
     database, log, index = sound
     for found in (read_wal(log), read_wal(log, index)):
         assert (len(found.frames), found.is_damaged, found.damage) == (found.applied, False, "")
@@ -63,7 +63,7 @@ def test_a_sound_log_is_applied_as_a_whole(sound: tuple[Path, bytes, bytes], tmp
 
 @pytest.mark.parametrize("seed", range(200))
 @pytest.mark.share(8)
-def test_a_damaged_log_is_applied_as_far_as_sqlite_does(
+def test_damaged_log_is_applied_as_far_as_sqlite_does(
     sound: tuple[Path, bytes, bytes], tmp_path: Path, seed: int
 ) -> None:
     database, log, index = sound
@@ -78,7 +78,7 @@ def test_a_damaged_log_is_applied_as_far_as_sqlite_does(
     assert read_wal(damaged).is_damaged or len(damaged) < len(log)
 
 
-def test_every_frame_of_a_damaged_log_is_still_read(sound: tuple[Path, bytes, bytes]) -> None:
+def test_all_frames_of_a_damaged_log_are_read(sound: tuple[Path, bytes, bytes]) -> None:
     _, log, _ = sound
     whole = read_wal(log)
     for offset in (3, 20, 30, HEADER + 10, HEADER + 20, HEADER + 3 * FRAME + 500, len(log) - FRAME + 9, len(log) - 7):
@@ -90,20 +90,20 @@ def test_every_frame_of_a_damaged_log_is_still_read(sound: tuple[Path, bytes, by
         assert changed == ((offset - HEADER) % FRAME >= 24 and offset > HEADER), offset
 
 
-def test_uncommitted_change_of_a_killed_process_is_no_damage(sound: tuple[Path, bytes, bytes]) -> None:
+def test_uncommitted_change_of_a_killed_process_is_not_damage(sound: tuple[Path, bytes, bytes]) -> None:
     _, log, index = sound
     whole = read_wal(log)
     begun = whole.frames[commits(whole)[-2]].index  # of the last change
     for size in (HEADER + begun * FRAME, HEADER + begun * FRAME + 24, HEADER + begun * FRAME + 1000):
         part = log[:size]
         of_then = bytearray(index)
-        for copy in (0, 48):  # the index counts the frames of the changes before
+        for copy in (0, 48):  # the index counts only the frames of earlier changes
             of_then[copy + 16 : copy + 20] = (begun - 1).to_bytes(4, "little")
         assert not read_wal(part, bytes(of_then)).is_damaged
         assert read_wal(part, index).is_damaged
 
 
-def test_a_change_that_lacks_a_frame_was_never_committed(sound: tuple[Path, bytes, bytes]) -> None:
+def test_change_with_a_missing_frame_was_not_committed(sound: tuple[Path, bytes, bytes]) -> None:
     _, log, _ = sound
     whole = read_wal(log)
     begun = whole.frames[commits(whole)[-2]].index
@@ -116,7 +116,7 @@ def test_a_change_that_lacks_a_frame_was_never_committed(sound: tuple[Path, byte
     assert read_wal(bytes(hole)).is_damaged
 
 
-def test_frames_of_an_older_log_count_for_nothing(sound: tuple[Path, bytes, bytes], tmp_path: Path) -> None:
+def test_frames_of_an_older_log_are_ignored(sound: tuple[Path, bytes, bytes], tmp_path: Path) -> None:
     database, log, _ = sound
     shutil.copy(database, tmp_path / "c")
     connection = sqlite3.connect(tmp_path / "c", isolation_level=None)

@@ -1,4 +1,4 @@
-"""Changes that only the log has, after processes that were killed: they are folded in, or their loss is told."""
+"""Tests for changes that are only in the log after a process was killed."""
 
 import os
 from pathlib import Path
@@ -12,14 +12,14 @@ from app.history.wal import read_wal
 from tests.app.history.damage import ALL_TEXTS, ALL_TITLES, CHATS, INDEX, LOG, texts, titles
 
 
-def test_the_log_of_a_killed_process_is_folded_in(logged: Path, tmp_path: Path) -> None:
+def test_log_of_a_killed_process_is_checkpointed(logged: Path, tmp_path: Path) -> None:
     with History(tmp_path) as history:
         assert (titles(history), history.notices) == (ALL_TITLES, ())
         assert (tmp_path / LOG).stat().st_size == 0
         assert b"question 5" in logged.read_bytes()
 
 
-def test_the_log_is_empty_after_each_reply(tmp_path: Path) -> None:
+def test_log_is_empty_after_each_reply(tmp_path: Path) -> None:
     with History(tmp_path) as history:
         chat = history.chats.create(ChatSettings())
         asked = history.messages.add_user_message(chat.id, None, "x")
@@ -34,7 +34,7 @@ def test_the_log_is_empty_after_each_reply(tmp_path: Path) -> None:
 @pytest.mark.parametrize("with_index", [False, True])
 @pytest.mark.parametrize("index", [0.0, 0.1, 0.5, 0.97])
 @pytest.mark.usefixtures("logged_and_indexed")
-def test_a_flipped_bit_in_the_log_loses_nothing(tmp_path: Path, index: float, with_index: bool) -> None:
+def test_flipped_bit_in_the_log_loses_no_message(tmp_path: Path, index: float, with_index: bool) -> None:
     if not with_index:
         (tmp_path / INDEX).unlink()
     log = bytearray((tmp_path / LOG).read_bytes())
@@ -50,10 +50,10 @@ def test_a_flipped_bit_in_the_log_loses_nothing(tmp_path: Path, index: float, wi
         assert (titles(again), again.notices) == (ALL_TITLES, ())
 
 
-def test_a_last_change_that_is_spoilt_takes_nothing_along(logged: Path, tmp_path: Path) -> None:
+def test_damaged_last_change_loses_only_itself(logged: Path, tmp_path: Path) -> None:
     log = bytearray((tmp_path / LOG).read_bytes())
     before, asked, _, _ = [frame.index for frame in read_wal(bytes(log)).frames if frame.is_commit][-4:]
-    for index in range(before + 1, asked + 1):  # as a machine that stops may leave the last question
+    for index in range(before + 1, asked + 1):  # as a stopped machine may leave the last question
         log[32 + index * 4120 - 3500 : 32 + index * 4120] = bytes(3500)
     (tmp_path / LOG).write_bytes(log[: 32 + asked * 4120])
     with History(tmp_path) as history:
@@ -66,7 +66,7 @@ def test_a_last_change_that_is_spoilt_takes_nothing_along(logged: Path, tmp_path
 
 @pytest.mark.parametrize("content", [b"some text\n" * 5000, None], ids=["text", "half"])
 @pytest.mark.usefixtures("logged")
-def test_lost_log_is_told(tmp_path: Path, content: bytes | None) -> None:
+def test_lost_log_is_reported(tmp_path: Path, content: bytes | None) -> None:
     log = (tmp_path / LOG).read_bytes()
     (tmp_path / LOG).write_bytes(log[: len(log) // 2] if content is None else content)
     with History(tmp_path) as history:
@@ -76,7 +76,7 @@ def test_lost_log_is_told(tmp_path: Path, content: bytes | None) -> None:
 
 
 @pytest.mark.usefixtures("logged_and_indexed")
-def test_index_tells_that_a_log_lost_its_end(tmp_path: Path) -> None:
+def test_index_reveals_a_truncated_log(tmp_path: Path) -> None:
     size = (tmp_path / LOG).stat().st_size
     os.truncate(tmp_path / LOG, size - 5 * 4120)
     with History(tmp_path) as history:
@@ -85,7 +85,7 @@ def test_index_tells_that_a_log_lost_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_a_log_without_its_file_is_saved(logged: Path, tmp_path: Path, is_there: bool) -> None:
+def test_log_without_its_file_is_salvaged(logged: Path, tmp_path: Path, is_there: bool) -> None:
     logged.unlink()
     if is_there:
         logged.touch()
@@ -97,7 +97,7 @@ def test_a_log_without_its_file_is_saved(logged: Path, tmp_path: Path, is_there:
     assert "its file is empty" in notice.message
 
 
-def test_an_empty_file_is_told(tmp_path: Path) -> None:
+def test_empty_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).touch()
     with History(tmp_path) as history:
         [notice] = history.notices

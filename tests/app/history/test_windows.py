@@ -1,4 +1,4 @@
-"""Drafts of new chats when several windows use one history: none is shown in another window, and none is lost."""
+"""Tests for drafts of new chats when several windows use one history."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ os.kill(os.getpid(), 9)
 """
 
 
-def test_a_window_has_the_lowest_free_number(tmp_path: Path) -> None:
+def test_window_gets_the_lowest_free_number(tmp_path: Path) -> None:
     first, second = Window(tmp_path), Window(tmp_path)
     assert [first.number, second.number, first.number] == [0, 1, 0]
     with second.reserve(0) as is_free:
@@ -30,7 +30,7 @@ def test_a_window_has_the_lowest_free_number(tmp_path: Path) -> None:
     assert Window(None).number == 0
 
 
-def test_a_draft_of_a_new_chat_stays_in_its_window(tmp_path: Path) -> None:
+def test_draft_of_a_new_chat_stays_in_its_window(tmp_path: Path) -> None:
     first = History(tmp_path)
     first.save_new_draft("typed in the first")
     second = History(tmp_path)
@@ -45,7 +45,7 @@ def test_a_draft_of_a_new_chat_stays_in_its_window(tmp_path: Path) -> None:
     second.close()
 
 
-def test_drafts_of_windows_that_ended_become_chats(tmp_path: Path) -> None:
+def test_drafts_of_closed_windows_become_chats(tmp_path: Path) -> None:
     first, second = History(tmp_path), History(tmp_path)
     for window, text in ((first, "one"), (second, "two\nlines")):
         window.new_draft()
@@ -64,13 +64,13 @@ def test_drafts_of_windows_that_ended_become_chats(tmp_path: Path) -> None:
         assert again.inputs.draft(chat.id) == "two\nlines"
 
 
-def test_a_draft_outlives_a_window_that_was_killed(tmp_path: Path) -> None:
+def test_draft_survives_a_killed_window(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), "half a sentence"], check=False)
     with History(tmp_path) as history:
         assert history.new_draft() == "half a sentence"
 
 
-def test_a_chat_in_which_nothing_was_written_is_not_listed(tmp_path: Path) -> None:
+def test_empty_chat_is_not_listed(tmp_path: Path) -> None:
     with History(tmp_path) as history:
         empty, draft, pinned, named = (history.chats.create(ChatSettings()).id for _ in range(4))
         history.inputs.save_draft("half a", draft)

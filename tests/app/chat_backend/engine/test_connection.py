@@ -1,4 +1,4 @@
-"""The engine of a chat: one that runs is found, one that died is replaced, one that fails is told; loading is seen."""
+"""Tests for the connection to an engine: finding, replacing, and loading."""
 
 import asyncio
 import os
@@ -36,7 +36,7 @@ from tui.types import ChatId, MessageId
 
 
 class StandIn:
-    """An engine process, whose server is the one that tests share."""
+    """An engine process whose server is the one that tests share."""
 
     started: list["StandIn"]
 
@@ -45,7 +45,7 @@ class StandIn:
         self.stopped = False
         self.said = [ChildMessage(stage="Loading", done=1, total=4, unit="tokens"), ChildMessage(note="nearly")]
         self.fails = model.endswith("broken")
-        self.is_held = False  # for ever
+        self.is_held = False  # never ends
         self._settings = settings
         self._instance = Instance(self.pid, server.port, server.url, model, f"/nowhere/{model}", "now")
         self._records = ExitStack()
@@ -71,7 +71,7 @@ class StandIn:
 
 @pytest.fixture
 def started(settings: Settings, hash_server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[StandIn]]:
-    """The processes that were started, in place of real ones."""
+    """Replace real processes, and return those that were started."""
     found: list[StandIn] = []
 
     def start(given: Settings, model: str, flags: object) -> StandIn:
@@ -86,7 +86,7 @@ def started(settings: Settings, hash_server: LiveServer, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def held(settings: Settings, started: list[StandIn], monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
-    """The first process is fetching its model, and never done with it."""
+    """Let the first process download its model without end."""
     start = EngineProcess.start
 
     def begin(given: Settings, model: str, flags: Mapping[str, object]) -> EngineProcess:
@@ -109,7 +109,7 @@ async def begun(settings: Settings) -> EngineConnection:
     return connection
 
 
-def test_one_that_runs_is_used(settings: Settings, running: LiveServer, started: list[StandIn]) -> None:
+def test_running_server_is_used(settings: Settings, running: LiveServer, started: list[StandIn]) -> None:
     async def main() -> None:
         connection = await begun(settings)
         engine = await ready(connection)
@@ -122,8 +122,8 @@ def test_one_that_runs_is_used(settings: Settings, running: LiveServer, started:
 
 
 @pytest.mark.usefixtures("running")
-def test_who_listens_when_it_is_loaded_is_told_which_model_answers(settings: Settings) -> None:
-    """It need not be the one of the settings."""
+def test_loading_reports_the_model_of_the_running_server(settings: Settings) -> None:
+    """It may differ from the model in the settings."""
 
     async def main() -> None:
         connection = await begun(settings)
@@ -134,7 +134,7 @@ def test_who_listens_when_it_is_loaded_is_told_which_model_answers(settings: Set
     asyncio.run(main())
 
 
-def test_a_server_of_ours_elsewhere_tells_what_suits_its_model_and_others_sample_as_they_will(
+def test_remote_ingle_server_reports_default_sampling(
     settings: Settings, tokenizer: Tokenizer, renderer: ChatTemplateRenderer
 ) -> None:
     async def default_sampling(url: str) -> Mapping[str, float]:
@@ -153,9 +153,7 @@ def test_a_server_of_ours_elsewhere_tells_what_suits_its_model_and_others_sample
 
 
 @pytest.mark.usefixtures("running")
-def test_whoever_leaves_while_it_is_found_keeps_no_connection(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_closing_during_connect_closes_the_connection(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     open_ones: list[ChatEndpoint] = []
     is_answered = asyncio.Event()
 
@@ -183,7 +181,7 @@ def test_whoever_leaves_while_it_is_found_keeps_no_connection(
     asyncio.run(main())
 
 
-def test_one_is_started_and_what_it_says_is_seen(settings: Settings, started: list[StandIn]) -> None:
+def test_engine_is_started_and_its_messages_are_reported(settings: Settings, started: list[StandIn]) -> None:
     async def main() -> None:
         connection = await begun(settings)
         seen = [state async for state in connection.state.states()]
@@ -198,7 +196,7 @@ def test_one_is_started_and_what_it_says_is_seen(settings: Settings, started: li
     assert count_other_leases(settings, os.getpid()) == 0
 
 
-def test_one_that_died_is_replaced(settings: Settings, started: list[StandIn]) -> None:
+def test_dead_engine_is_replaced(settings: Settings, started: list[StandIn]) -> None:
     async def main() -> None:
         connection = await begun(settings)
         await ready(connection)
@@ -210,7 +208,7 @@ def test_one_that_died_is_replaced(settings: Settings, started: list[StandIn]) -
     assert len(started) == 2
 
 
-def test_another_model_takes_the_place_of_the_first(settings: Settings, started: list[StandIn]) -> None:
+def test_switching_replaces_the_model(settings: Settings, started: list[StandIn]) -> None:
     async def main() -> None:
         connection = await begun(settings)
         await ready(connection)
@@ -227,7 +225,7 @@ def test_another_model_takes_the_place_of_the_first(settings: Settings, started:
     assert [process.stopped for process in started] == [True, True, True, False]
 
 
-def test_the_model_that_answers_is_not_loaded_again(settings: Settings, started: list[StandIn]) -> None:
+def test_loaded_model_is_not_loaded_again(settings: Settings, started: list[StandIn]) -> None:
     async def main() -> None:
         connection = await begun(settings)
         async with connection.use() as engine:
@@ -240,16 +238,16 @@ def test_the_model_that_answers_is_not_loaded_again(settings: Settings, started:
     assert [process.stopped for process in started] == [False]
 
 
-def test_an_engine_is_left_when_nobody_uses_it(settings: Settings, started: list[StandIn]) -> None:
+def test_engine_is_released_when_no_caller_uses_it(settings: Settings, started: list[StandIn]) -> None:
     async def main() -> None:
         connection = await begun(settings)
-        for other in ("another", "a third"):  # who changes his mind waits no less
+        for other in ("another", "a third"):  # another switch waits for the same reply
             async with connection.use() as engine:
                 connection.switch("overtaken")
                 await anext(connection.loading())
                 connection.switch(other)
                 states = connection.loading()
-                while (await anext(states)).stage != "waiting for the end of a reply":
+                while (await anext(states)).stage != "waiting for another reply to finish":
                     pass
                 await engine.endpoint.call_inglenook("GET", "engine")
                 assert not started[-1].stopped
@@ -264,7 +262,7 @@ def test_an_engine_is_left_when_nobody_uses_it(settings: Settings, started: list
     ]
 
 
-def test_a_model_that_is_asked_for_takes_the_place_of_any_that_was_there(
+def test_requested_model_replaces_the_running_one(
     settings: Settings, hash_server: LiveServer, started: list[StandIn]
 ) -> None:
     async def main() -> None:
@@ -279,7 +277,7 @@ def test_a_model_that_is_asked_for_takes_the_place_of_any_that_was_there(
     assert [process.stopped for process in started] == [False]
 
 
-def test_what_fails_in_a_use_is_told(settings: Settings, started: list[StandIn]) -> None:
+def test_errors_while_using_the_engine_become_client_errors(settings: Settings, started: list[StandIn]) -> None:
     async def main() -> None:
         connection = await begun(settings)
         with pytest.raises(ClientError, match="no such route"):
@@ -291,7 +289,7 @@ def test_what_fails_in_a_use_is_told(settings: Settings, started: list[StandIn])
     assert len(started) == 1
 
 
-def test_a_model_that_cannot_be_loaded_gives_way_to_the_one_before(settings: Settings, started: list[StandIn]) -> None:
+def test_failed_load_returns_to_the_previous_model(settings: Settings, started: list[StandIn]) -> None:
     async def main() -> None:
         connection = await begun(settings)
         models = ChatModels(settings, connection)
@@ -300,11 +298,11 @@ def test_a_model_that_cannot_be_loaded_gives_way_to_the_one_before(settings: Set
 
         async def load() -> None:
             async for state in models.load("org/broken"):
-                seen.append(state)  # noqa: PERF401  # what came before an error counts, too
+                seen.append(state)  # noqa: PERF401 # states before an error count as well
 
         with pytest.raises(ClientError, match="it is broken") as raised:
             await load()
-        assert raised.value.remedy == "mend it. smollm2:135m answers again."
+        assert raised.value.remedy == "mend it. smollm2:135m is loaded again."
         assert [one.model for one in seen][-1] == "smollm2:135m"
         assert (await ready(connection)).model == "smollm2:135m"
         assert connection.address
@@ -319,7 +317,7 @@ def test_a_model_that_cannot_be_loaded_gives_way_to_the_one_before(settings: Set
     ]
 
 
-def test_where_the_one_before_cannot_come_back_both_are_told(settings: Settings, started: list[StandIn]) -> None:
+def test_failed_return_to_previous_model_reports_both_errors(settings: Settings, started: list[StandIn]) -> None:
     async def main() -> None:
         connection = await begun(settings)
         models = ChatModels(settings, connection)
@@ -332,7 +330,7 @@ def test_where_the_one_before_cannot_come_back_both_are_told(settings: Settings,
 
         with pytest.raises(ClientError) as raised:
             await load()
-        assert raised.value.message == "it is broken; nor could smollm2:135m be loaded again: it is broken"
+        assert raised.value.message == "it is broken; and smollm2:135m could not be loaded again: it is broken"
         await models.close()
         await connection.close()
 
@@ -340,9 +338,7 @@ def test_where_the_one_before_cannot_come_back_both_are_told(settings: Settings,
 
 
 @pytest.mark.parametrize("name", ["quen3:4", "./no-such.gguf", "ollama:none"])
-def test_what_is_no_model_is_refused_while_the_other_goes_on(
-    settings: Settings, started: list[StandIn], name: str
-) -> None:
+def test_unknown_model_is_rejected_without_unloading(settings: Settings, started: list[StandIn], name: str) -> None:
     async def main() -> None:
         connection = await begun(settings)
         models = ChatModels(settings, connection)
@@ -357,7 +353,7 @@ def test_what_is_no_model_is_refused_while_the_other_goes_on(
     assert [process.stopped for process in started] == [False]
 
 
-def test_a_first_model_that_cannot_be_loaded_is_told_once(settings: Settings, started: list[StandIn]) -> None:
+def test_failed_first_load_is_reported(settings: Settings, started: list[StandIn]) -> None:
     async def main() -> None:
         connection = await begun(replace(settings, model="broken"))
         with pytest.raises(ClientError, match="it is broken") as raised:
@@ -369,9 +365,7 @@ def test_a_first_model_that_cannot_be_loaded_is_told_once(settings: Settings, st
     assert len(started) == 1
 
 
-def test_a_first_model_that_could_not_be_loaded_is_tried_again_for_a_reply(
-    settings: Settings, started: list[StandIn]
-) -> None:
+def test_failed_first_load_is_retried_for_a_reply(settings: Settings, started: list[StandIn]) -> None:
     async def main() -> None:
         connection = await begun(replace(settings, model="broken"))
         for _ in range(2):
@@ -392,7 +386,7 @@ async def until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-def test_a_loading_is_paused_until_somebody_wants_an_answer(settings: Settings, held: list[StandIn]) -> None:
+def test_paused_load_resumes_for_a_reply(settings: Settings, held: list[StandIn]) -> None:
     async def main() -> None:
         connection = await begun(settings)
         waiting = asyncio.create_task(ready(connection))
@@ -400,7 +394,7 @@ def test_a_loading_is_paused_until_somebody_wants_an_answer(settings: Settings, 
         connection.pause()
         await until(lambda: connection.state.now.stage == "paused at 25%")
         assert held[0].stopped
-        assert not waiting.done()  # nor does it go on for that
+        assert not waiting.done()  # and still waits
         async with connection.use(retry=True) as engine:
             assert engine is await waiting
         await connection.close()
@@ -410,7 +404,7 @@ def test_a_loading_is_paused_until_somebody_wants_an_answer(settings: Settings, 
 
 
 @pytest.mark.parametrize("other", ["smollm2:135m", "another"])
-def test_a_model_that_is_asked_for_ends_a_pause(settings: Settings, held: list[StandIn], other: str) -> None:
+def test_requesting_a_model_ends_a_pause(settings: Settings, held: list[StandIn], other: str) -> None:
     async def main() -> None:
         connection = await begun(settings)
         await until(lambda: bool(held))
@@ -423,7 +417,7 @@ def test_a_model_that_is_asked_for_ends_a_pause(settings: Settings, held: list[S
     assert [process.stopped for process in held] == [True, False]
 
 
-def test_a_loading_that_is_given_up_gives_way_to_the_model_before(settings: Settings, started: list[StandIn]) -> None:
+def test_canceled_load_returns_to_the_previous_model(settings: Settings, started: list[StandIn]) -> None:
     async def main() -> None:
         connection = await begun(settings)
         first = (await ready(connection)).model
@@ -438,7 +432,7 @@ def test_a_loading_that_is_given_up_gives_way_to_the_model_before(settings: Sett
     assert [process.stopped for process in started] == [True, True, False]
 
 
-def test_a_loading_is_given_up_before_any_other_was_whole(settings: Settings, held: list[StandIn]) -> None:
+def test_canceling_the_first_load_pauses_it(settings: Settings, held: list[StandIn]) -> None:
     async def main() -> None:
         connection = await begun(settings)
         await until(lambda: bool(held))
@@ -454,7 +448,7 @@ def test_a_loading_is_given_up_before_any_other_was_whole(settings: Settings, he
     asyncio.run(main())
 
 
-def test_who_leaves_while_it_is_paused_leaves_no_process(settings: Settings, held: list[StandIn]) -> None:
+def test_closing_while_paused_leaves_no_process(settings: Settings, held: list[StandIn]) -> None:
     async def main() -> None:
         connection = await begun(settings)
         await until(lambda: bool(held))
@@ -465,8 +459,8 @@ def test_who_leaves_while_it_is_paused_leaves_no_process(settings: Settings, hel
     assert [process.stopped for process in held] == [True]
 
 
-def test_what_the_engine_fetches_is_listed_as_that_and_paused(settings: Settings, held: list[StandIn]) -> None:
-    """The name of a process that downloads is ours here, as that of the engine."""
+def test_download_of_the_engine_is_listed_and_can_be_paused(settings: Settings, held: list[StandIn]) -> None:
+    """This process serves as the engine process that downloads."""
 
     async def main() -> None:
         connection = await begun(settings)
@@ -490,7 +484,7 @@ def test_what_the_engine_fetches_is_listed_as_that_and_paused(settings: Settings
     assert [process.stopped for process in held] == [True, False]
 
 
-def test_listeners_of_a_loading_see_its_end_and_its_problem() -> None:
+def test_states_end_with_the_final_state_or_the_error() -> None:
     async def main() -> None:
         state = LoadingState("m")
 
@@ -512,7 +506,7 @@ def test_listeners_of_a_loading_see_its_end_and_its_problem() -> None:
     asyncio.run(main())
 
 
-def test_a_download_is_told_with_its_speed_and_time_left() -> None:
+def test_download_stage_has_speed_and_time_left() -> None:
     clock = Clock()
     rate = DownloadRate(clock)
     assert describe_stage(ChildMessage(stage="Downloading", done=0, total=90_000_000), rate) == (
@@ -531,16 +525,16 @@ def test_a_download_is_told_with_its_speed_and_time_left() -> None:
     assert rate.after("another", 7) == 0
 
 
-def test_another_model_finds_the_room_of_an_engine_that_only_this_chat_needs(
+def test_memory_of_an_unshared_engine_is_reclaimable(
     settings: Settings, started: list[StandIn], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
         connection = await begun(settings)
-        assert await connection.reclaimable_memory() == 0  # no engine yet: what is free counts
+        assert await connection.reclaimable_memory() == 0  # no engine: only free memory counts
         await ready(connection)
         assert await connection.reclaimable_memory() > available_memory() // 2
         monkeypatch.setattr("app.chat_backend.engine.connection.count_other_leases", lambda settings, pid: 1)
-        assert await connection.reclaimable_memory() == 0  # it would stay
+        assert await connection.reclaimable_memory() == 0  # the engine stays loaded
         monkeypatch.undo()
         await connection.close()
 
@@ -549,7 +543,7 @@ def test_another_model_finds_the_room_of_an_engine_that_only_this_chat_needs(
 
 @pytest.mark.parametrize(("context", "is_told"), [(0, False), (2048, False), (4096, True)])
 @pytest.mark.parametrize("runs", [True, False])
-def test_a_context_that_is_longer_than_what_the_engine_holds_is_told(
+def test_context_shorter_than_requested_is_a_warning(
     settings: Settings, request: pytest.FixtureRequest, started: list[StandIn], context: int, runs: bool, is_told: bool
 ) -> None:
     if runs:
@@ -568,7 +562,7 @@ def test_a_context_that_is_longer_than_what_the_engine_holds_is_told(
     assert asyncio.run(main()) == (warning if is_told else "")
 
 
-def test_an_endpoint_is_called_by_its_address_until_its_model_is_known(settings: Settings) -> None:
+def test_endpoint_is_named_by_its_url_until_its_model_is_known(settings: Settings) -> None:
     address = "http://127.0.0.1:9/v1"
     assert EngineConnection(settings, {}, address).state.now == Loading(address, "connecting")
     asked = replace(settings, model="theirs", origins={**settings.origins, "model": "--model"})

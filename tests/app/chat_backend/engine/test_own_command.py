@@ -1,4 +1,4 @@
-"""Commands of ours in processes of their own: what they say, why they fail, and that leaving ends them."""
+"""Tests for running `ingle` commands in child processes."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from app.chat_backend.engine.process import error_message, memory_option, run_in
 from app.errors import EXIT_OK, EXIT_USAGE
 
 
-def test_a_command_says_what_it_found_or_why_it_failed() -> None:
+def test_command_returns_output_or_error() -> None:
     status, out, _ = asyncio.run(run_ingle("ls", "--catalog", "--json"))
     assert status == EXIT_OK
     assert json.loads(out)
@@ -22,7 +22,7 @@ def test_a_command_says_what_it_found_or_why_it_failed() -> None:
     assert error_message(b"Killed\n", "nobody knows") == "nobody knows"
 
 
-def test_who_leaves_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancelling_kills_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mark = tmp_path / "pid"
     (tmp_path / "app.py").write_text(
         f"import os, time, pathlib\npathlib.Path({str(mark)!r}).write_text(str(os.getpid()))\ntime.sleep(600)\n"
@@ -42,6 +42,6 @@ def test_who_leaves_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     asyncio.run(main())
 
 
-def test_an_amount_of_memory_is_given_as_the_commands_read_it() -> None:
+def test_memory_option_round_trips() -> None:
     assert memory_option(0) == ()
     assert memory_option(18_500_000_000) == ("--memory", "18.500000GB")

@@ -1,4 +1,4 @@
-"""The process of a chat's engine: nothing of it is left when it is stopped."""
+"""Tests for the engine process."""
 
 import asyncio
 import json
@@ -17,8 +17,8 @@ from app.settings.settings import Settings
 
 
 @pytest.mark.parametrize("is_heard", [True, False])
-def test_one_that_is_stopped_leaves_neither_a_process_nor_a_pipe(settings: Settings, is_heard: bool) -> None:
-    """Heard or not, since whoever started it may have been cancelled at any place."""
+def test_stopped_engine_leaves_no_process_and_no_pipe(settings: Settings, is_heard: bool) -> None:
+    """With and without a reader of its messages, because the caller may be cancelled at any point."""
     talking = """import time; print('{"note": "one"}', flush=True); time.sleep(600)"""
     process = subprocess.Popen([sys.executable, "-S", "-c", talking], stdout=subprocess.PIPE)
     engine = EngineProcess(process, settings, "model")
@@ -40,8 +40,8 @@ def test_one_that_is_stopped_leaves_neither_a_process_nor_a_pipe(settings: Setti
         os.kill(process.pid, 0)
 
 
-def test_one_that_lives_on_does_not_hold_up_the_end_of_the_chat(settings: Settings) -> None:
-    """As with --stay, or while another chat or program needs it."""
+def test_surviving_engine_does_not_delay_exit(settings: Settings) -> None:
+    """As with --stay, or while another client needs it."""
     talking = """import time; print('{"note": "one"}', flush=True); time.sleep(600)"""
     process = subprocess.Popen([sys.executable, "-S", "-c", talking], stdout=subprocess.PIPE)
     engine = EngineProcess(process, settings, "model")
@@ -59,7 +59,7 @@ def test_one_that_lives_on_does_not_hold_up_the_end_of_the_chat(settings: Settin
         pass
 
 
-def test_what_the_engine_before_said_is_kept(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_previous_engine_log_is_kept(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     def popen(command: list[str], *, stderr: BinaryIO, **options: object) -> None:
         stderr.write(json.loads(command[-1])["model"].encode())
 

@@ -1,4 +1,4 @@
-"""What the engine says of itself, as the screen of the engine shows it."""
+"""Tests for the engine's status."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ REPORT = {
 
 @dataclass
 class Told:
-    """An endpoint, and the connection that it is in."""
+    """An endpoint that is also its connection."""
 
     report: dict[str, Any]
     is_inglenook: bool = True
@@ -46,14 +46,14 @@ def status(**changed: object) -> EngineStatus:
     )
 
 
-def test_every_place_is_told_in_bytes() -> None:
+def test_tiers_are_reported_in_bytes() -> None:
     found = status()
     assert found.tiers == (Amount("device", 3000, 10_000), Amount("disk", 70, 800))
     assert found.memory == (Amount("process", 5000, 0), Amount("GPU", 20, 90))
     assert (found.prompt_tokens, found.reply_tokens) == (7, 5)
 
 
-def test_what_is_not_there_has_no_line() -> None:
+def test_missing_tiers_are_left_out() -> None:
     found = status(disk=None, gpu=None, memory=0, block_bytes=0)
     assert found.tiers == (Amount("device", 3, 10),)
     assert found.memory == ()

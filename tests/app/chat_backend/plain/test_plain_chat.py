@@ -1,4 +1,4 @@
-"""The chat in plain lines: what a pipe or a voice is given, and nothing else."""
+"""Tests for the plain chat: exactly the output for pipes and screen readers."""
 
 import asyncio
 import io
@@ -38,13 +38,13 @@ def said(clients: Clients, monkeypatch: pytest.MonkeyPatch, *lines: str, questio
 
 
 def scripted(client: ScriptedClient, monkeypatch: pytest.MonkeyPatch, *lines: str, is_person: bool = False) -> int:
-    """The exit status of a chat over a client whose answers are known."""
+    """Run the chat with a scripted client, and return its exit status."""
     monkeypatch.setattr("sys.stdin", (Person if is_person else io.StringIO)("".join(f"{line}\n" for line in lines)))
     return asyncio.run(PlainChat(client).run())
 
 
 @pytest.mark.usefixtures("running")
-def test_a_conversation_through_a_pipe(
+def test_conversation_through_a_pipe(
     clients: Clients, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     async def short() -> None:
@@ -62,16 +62,16 @@ def test_a_conversation_through_a_pipe(
     out, err = capsys.readouterr()
     assert status == 0
     assert "1. Greeting (3 messages, pinned)" in out
-    assert out.count("Deleted. /undo brings it back.\nThe chat is back.\n1. Greeting: Hi") == 1
+    assert out.count("Deleted. /undo restores it.\nThe chat is back.\n1. Greeting: Hi") == 1
     assert file.read_text(encoding="utf-8").startswith("# Greeting\n")
-    assert err.count("The limit of tokens ended the reply.") == 2
+    assert err.count("Reply cut at the length limit.") == 2
     assert "You: Hi" in out
     assert "unread" not in out
     assert "\x1b" not in out + err
 
 
 @pytest.mark.usefixtures("running")
-def test_what_fails_is_told_and_is_the_status(
+def test_failure_is_printed_and_sets_the_exit_status(
     clients: Clients, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert said(clients, monkeypatch, "/nothing", "/open 3", "/export", "/preset x", "/undo", "/regenerate") == 1
@@ -82,7 +82,7 @@ def test_what_fails_is_told_and_is_the_status(
     assert out == ""
 
 
-def test_without_a_model_the_reason_is_told(
+def test_failed_load_is_printed(
     clients: Clients, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from app.chat_backend.engine.process import EngineFailed, EngineProcess
@@ -95,9 +95,7 @@ def test_without_a_model_the_reason_is_told(
     assert "error: the model is not there\ntry: ingle pull it\n" in capsys.readouterr().err
 
 
-def test_help_says_what_commands_do_in_lines(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_prints_one_line_per_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     scripted(ScriptedClient(), monkeypatch, "/help")
     lines = capsys.readouterr().out.splitlines()
     assert "/chats: List the chats, with numbers." in lines
@@ -105,7 +103,7 @@ def test_help_says_what_commands_do_in_lines(
     assert len(lines) > 20
 
 
-def test_models_that_are_here_and_those_of_the_catalog_are_apart(
+def test_installed_models_and_catalog_are_separate_lists(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scripted(ScriptedClient(), monkeypatch, "/models", "/models catalog")
@@ -115,7 +113,7 @@ def test_models_that_are_here_and_those_of_the_catalog_are_apart(
     assert capsys.readouterr().out.splitlines() == expected
 
 
-def test_a_file_goes_with_the_next_message(
+def test_attached_file_is_sent_with_the_next_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "note.txt").write_text("a note of some length", encoding="utf-8")
@@ -128,7 +126,7 @@ def test_a_file_goes_with_the_next_message(
     assert [len(message.attachments) for message in asked] == [1, 0, 0]
 
 
-def test_settings_are_told_and_set_by_their_names(
+def test_settings_are_shown_and_set_by_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     client = ScriptedClient()
@@ -140,11 +138,11 @@ def test_settings_are_told_and_set_by_their_names(
     assert chat.settings == ChatSettings("Be brief.", sampling, FullContext.DROP_OLDEST)
     out, err = capsys.readouterr()
     assert err.count("error: ") == len(wrong)
-    expected = ["system: Be brief.", "temperature: 0.5", "seed: what suits the model", "thinking: off", "full: drop"]
+    expected = ["system: Be brief.", "temperature: 0.5", "seed: model default", "thinking: off", "full: drop"]
     assert set(expected) <= set(out.splitlines())
 
 
-def test_a_chat_is_given_a_title(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chat_gets_a_title(monkeypatch: pytest.MonkeyPatch) -> None:
     client = ScriptedClient()
     scripted(client, monkeypatch, "Hi", "Once more")
     [chat] = client.chats.chats
@@ -163,7 +161,7 @@ LONG = "word " * 4000
         (False, ["/set full drop", LONG[:4000]], 3, True),
     ],
 )
-def test_a_full_context_is_told_and_made_room_in(
+def test_full_context_is_reported_and_trimmed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     is_person: bool,
@@ -183,7 +181,7 @@ def test_a_full_context_is_told_and_made_room_in(
     )
 
 
-def test_what_is_not_sent_is_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsent_message_becomes_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     client = ScriptedClient()
     client.context.limit = 100
     assert scripted(client, monkeypatch, "Too much") == 1
@@ -191,27 +189,27 @@ def test_what_is_not_sent_is_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("command", "is_made"), [("/room drop", True), ("/room", False)])
-def test_room_is_made_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch, command: str, is_made: bool) -> None:
+def test_room_command_trims_the_context(monkeypatch: pytest.MonkeyPatch, command: str, is_made: bool) -> None:
     client = ScriptedClient()
     assert scripted(client, monkeypatch, "A long question", command) == (not is_made)
     [chat] = client.chats.chats.values()
     assert bool(chat.left_out) == is_made
 
 
-def test_loading_is_told_in_a_line_every_few_seconds() -> None:
+def test_loading_progress_is_printed_every_few_seconds() -> None:
     times = iter([0.0, 0.1, 4.0, 6.0, 12.0])
     lines = LoadingLines(lambda: next(times))
     states = [Loading("m", "starting")] + [Loading("m", "fetching", share) for share in (0.1, 0.2, 0.3, 0.3)]
     assert [lines.line(state) for state in states] == ["m: starting", "", "", "m: fetching, 30%", ""]
 
 
-def test_a_warning_is_told_whenever_it_comes() -> None:
+def test_loading_warning_is_printed_at_once() -> None:
     lines = LoadingLines(lambda: 0.0)
     assert lines.line(Loading("m", "starting")) == "m: starting"
     assert lines.line(Loading("m", "loaded", loaded=True, warning="it holds little")) == "m: it holds little"
 
 
-def test_words_come_whole() -> None:
+def test_writes_end_at_word_boundaries() -> None:
     words = WholeWords()
     assert words.add("one tw") == ""
     assert words.add("o\nthr") == "one two\n"
@@ -221,7 +219,7 @@ def test_words_come_whole() -> None:
     assert words.rest() == ""
 
 
-def test_a_damaged_history_is_told_of(
+def test_damaged_history_is_reported(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings.history_dir.mkdir(parents=True)
@@ -236,7 +234,7 @@ def test_a_damaged_history_is_told_of(
     assert f"The damaged file is kept as {aside}.\n" in expected
 
 
-def test_notices_of_the_store_are_written_and_its_state_is_in_the_prompt(
+def test_notices_are_printed_and_unsaved_state_is_in_the_prompt(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     client = ScriptedClient()
@@ -249,7 +247,7 @@ def test_notices_of_the_store_are_written_and_its_state_is_in_the_prompt(
 
 @pytest.mark.usefixtures("running")
 @pytest.mark.parametrize("is_person", [True, False])
-def test_a_person_who_is_new_is_told_of_a_better_model(
+def test_new_user_gets_a_model_recommendation(
     clients: Clients, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_person: bool
 ) -> None:
     async def better(models: ChatModels) -> Recommendation:
@@ -271,7 +269,7 @@ def test_a_person_who_is_new_is_told_of_a_better_model(
     ("answer", "is_person", "loaded"),
     [("no", True, []), ("", True, []), ("Yes", True, ["qwen3:4b"]), ("", False, ["qwen3:4b"])],
 )
-def test_a_large_download_is_asked_about(
+def test_large_download_needs_confirmation(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     answer: str,
@@ -287,7 +285,7 @@ def test_a_large_download_is_asked_about(
     assert client.models.loaded == [*loaded, "smollm2:135m"]
 
 
-def test_a_private_chat_is_marked_in_the_prompt_and_in_lists(
+def test_private_chat_is_marked_in_prompt_and_lists(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     client = ScriptedClient()
@@ -316,14 +314,14 @@ def test_a_private_chat_is_marked_in_the_prompt_and_in_lists(
     assert out.endswith("Model: an answer\n> A new chat.\n> ")
 
 
-def test_a_draft_is_listed_as_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_draft_is_listed_as_draft(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     client = ScriptedClient()
     client.context.limit = 100
     scripted(client, monkeypatch, "Too much", "/chats")
     assert "1. Too much (draft)\n" in capsys.readouterr().out
 
 
-def test_an_endpoint_is_not_called_by_the_default_model(
+def test_endpoint_is_not_named_by_the_default_model(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("Hi\n"))
@@ -335,7 +333,7 @@ def test_an_endpoint_is_not_called_by_the_default_model(
     assert f"{endpoint.url}: connecting\n" in err
 
 
-def test_ctrl_c_ends_a_loading_and_gives_the_prompt_back(
+def test_ctrl_c_stops_loading_and_returns_to_the_prompt(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ended: list[str] = []

@@ -1,4 +1,4 @@
-"""The real program in plain lines, ended by signals, and read from what is no text."""
+"""Tests of the real program in plain lines: signals, and input that is not text."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from tests.support.terminal_screen import ROOT, Terminal, children_of, python
 
 @pytest.fixture
 def endpoint() -> Iterator[StandInEndpoint]:
-    """Its reply stops in the middle."""
+    """A server whose reply stops halfway."""
     with StandInEndpoint([["It ", "goes ", "on."]]) as served:
         served.hold()
         yield served
@@ -30,7 +30,7 @@ def command(endpoint: StandInEndpoint, *more: str) -> list[str]:
 
 
 def asked(endpoint: StandInEndpoint, place: Path) -> Terminal:
-    """A person's chat, in the middle of a reply."""
+    """Start a chat in a terminal, in the middle of a reply."""
     terminal = Terminal(command(endpoint, "--plain"), folders(place))
     terminal.read_until(lambda output: b"> " in output)
     os.write(terminal.master, b"Hi\r")
@@ -39,7 +39,7 @@ def asked(endpoint: StandInEndpoint, place: Path) -> Terminal:
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
-def test_a_signal_ends_it_at_the_prompt(endpoint: StandInEndpoint, tmp_path: Path, name: str) -> None:
+def test_signal_at_the_prompt_ends_the_chat(endpoint: StandInEndpoint, tmp_path: Path, name: str) -> None:
     terminal = Terminal(command(endpoint, "--plain"), folders(tmp_path))
     terminal.read_until(lambda output: b"> " in output)
     os.kill(terminal.pid, getattr(signal, name))
@@ -49,13 +49,13 @@ def test_a_signal_ends_it_at_the_prompt(endpoint: StandInEndpoint, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
-def test_a_signal_ends_it_in_the_middle_of_a_reply(endpoint: StandInEndpoint, tmp_path: Path, name: str) -> None:
+def test_signal_during_a_reply_ends_the_chat(endpoint: StandInEndpoint, tmp_path: Path, name: str) -> None:
     terminal = asked(endpoint, tmp_path)
     os.kill(terminal.pid, getattr(signal, name))
     assert terminal.ended().status == 128 + getattr(signal, name)
 
 
-def test_ctrl_c_stops_a_reply_of_a_person_and_then_ends_the_chat(endpoint: StandInEndpoint, tmp_path: Path) -> None:
+def test_first_ctrl_c_stops_the_reply_and_second_ends_the_chat(endpoint: StandInEndpoint, tmp_path: Path) -> None:
     terminal = asked(endpoint, tmp_path)
     os.write(terminal.master, b"\x03")
     terminal.read_until(lambda output: b"Stopped.\r\n> " in output)
@@ -74,7 +74,7 @@ def piped(endpoint: StandInEndpoint, place: Path, text: bytes, **more: str) -> "
     return process
 
 
-def test_ctrl_c_ends_all_of_what_a_pipe_asks(endpoint: StandInEndpoint, tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_chat_with_a_pipe(endpoint: StandInEndpoint, tmp_path: Path) -> None:
     with piped(endpoint, tmp_path, b"One\nTwo\n") as process:
         while not endpoint.asked:
             assert process.poll() is None
@@ -84,7 +84,7 @@ def test_ctrl_c_ends_all_of_what_a_pipe_asks(endpoint: StandInEndpoint, tmp_path
     assert len(endpoint.asked) == 1
 
 
-def test_bytes_that_are_no_text_are_answered(tmp_path: Path) -> None:
+def test_input_that_is_not_utf8_is_answered(tmp_path: Path) -> None:
     with StandInEndpoint() as endpoint:
         with piped(endpoint, tmp_path, b"One\nT\xffwo\n", PYTHONIOENCODING="utf-8:strict") as process:
             out, _ = process.communicate(timeout=HANGING_SECONDS)
@@ -93,7 +93,7 @@ def test_bytes_that_are_no_text_are_answered(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_screens_that_a_signal_ends_say_so(endpoint: StandInEndpoint, tmp_path: Path, name: str) -> None:
+def test_screens_ended_by_a_signal_report_it(endpoint: StandInEndpoint, tmp_path: Path, name: str) -> None:
     terminal = Terminal(command(endpoint), folders(tmp_path))
     terminal.resize(120, 40)
     terminal.read_until(lambda output: b"sk anything" in output)
