@@ -18,7 +18,7 @@ def read_attachment(path: Path) -> Attachment:
         with path.expanduser().open("rb") as file:
             data = file.read(LARGEST + 1)
     except FileNotFoundError as error:
-        raise ClientError(f"{path} not found.") from error
+        raise ClientError(f"{path} not found.", "Check the path.") from error
     except OSError as error:
         raise ClientError(f"{path} cannot be read: {error.strerror}.", "Check the path.") from error
     if len(data) > LARGEST:

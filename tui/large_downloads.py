@@ -27,9 +27,9 @@ def needs_confirmation(model: ModelInfo, free: int | None) -> bool:
 def describe_download(model: ModelInfo, free: int | None, verdict: str = "") -> str:
     """Return lines about a download: its size, the `free` disk in bytes, and whether the model fits the memory."""
     size = figures.size(model.size) or "unknown"
-    arrived = f", of which {figures.size(model.arrived)} is here" if model.arrived else ""
+    arrived = f", {figures.size(model.arrived)} downloaded" if model.arrived else ""
     disk = figures.size(free) or "unknown"
-    lack = "" if _has_space(_left(model), free) else ", which is too little"
+    lack = "" if _has_space(_left(model), free) else " (not enough)"
     return "\n".join((
         model.name,
         "",

@@ -87,7 +87,7 @@ def _section(message: StoredMessage) -> str:
     said_by = f"{_WHO[message.role]}, {message.model}" if message.model else _WHO[message.role]
     files = [f"{file.name}:\n\n{_fenced(file.text)}" for file in message.attachments]
     thought = (
-        [f"<details><summary>Thoughts</summary>\n\n{message.reasoning}\n\n</details>"] if message.reasoning else []
+        [f"<details><summary>Reasoning</summary>\n\n{message.reasoning}\n\n</details>"] if message.reasoning else []
     )
     return "\n\n".join([f"## {said_by} ({when})", *files, *thought, message.text])
 

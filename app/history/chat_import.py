@@ -18,9 +18,7 @@ from app.history.history import History
 from app.history.records import Chat, ChatSettings, Role, StoredMessage
 
 MAX_BYTES = 1 << 30
-_KNOWN = (
-    "Known are the JSON that ingle exports, ChatGPT's conversations.json, and lists of messages with role and content."
-)
+_KNOWN = "Supported: JSON exported by ingle, ChatGPT's conversations.json, and lists of messages with role and content."
 
 
 class UnreadableChats(AppError):
@@ -90,7 +88,7 @@ def read_chats(path: Path) -> list[FileChat]:
             return attempt(content)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             continue
-    raise UnreadableChats(f"{path} holds no chats that can be read", _KNOWN)
+    raise UnreadableChats(f"{path} contains no readable chats", _KNOWN)
 
 
 def add_chats(history: History, chats: Sequence[FileChat]) -> list[Chat]:

@@ -163,7 +163,7 @@ class Database:
         """Repair the file, and raise HistoryDamaged for the change in progress."""
         self._close_file()
         self._adopt(open_history(path, quiet, damage))
-        raise HistoryDamaged("the history of chats was damaged", "It was repaired as far as possible: do this again.")
+        raise HistoryDamaged("the chat history was damaged", "It was repaired as far as possible. Try again.")
 
     def _save_again(self) -> None:
         """Write the history in memory to the file, if that is writable now and no other process has changed it."""

@@ -1,4 +1,4 @@
-"""The history of chats as one object, with all operations on its file."""
+"""The chat history as one object, with all operations on its file."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -33,7 +33,7 @@ def check_integrity(connection: sqlite3.Connection) -> list[Key]:
     schema = _schema(connection)
     version = version_of(connection)
     if not version:
-        _require(not schema, "it is no history of chats")
+        _require(not schema, "it is not a chat history")
         return []
     _require(schema.get("about") == _entry("table", "about", ABOUT), "its version cannot be read")
     told = connection.execute("SELECT version FROM about").fetchone()
@@ -42,7 +42,7 @@ def check_integrity(connection: sqlite3.Connection) -> list[Key]:
         raise too_new_error(version)
     _compare(schema, _expected(version))
     [answer] = connection.execute("PRAGMA integrity_check(1)").fetchone()
-    _require(answer == "ok", "its pages contradict each other")
+    _require(answer == "ok", "its pages are inconsistent")
     unsigned = _check_rows(connection, has_digests=version >= DIGESTS_SINCE)
     _check_ids(connection, schema)
     return unsigned
@@ -68,7 +68,7 @@ def version_of(connection: sqlite3.Connection) -> int:
 
 def too_new_error(version: int) -> HistoryTooNew:
     return HistoryTooNew(
-        f"the history of chats is of version {version}, and this program knows up to {VERSION}",
+        f"the chat history has version {version}, and this program supports up to {VERSION}",
         "Use the newer ingle that wrote it, or give this one another folder with INGLE_STATE_DIR.",
     )
 
@@ -126,7 +126,7 @@ def _check_ids(connection: sqlite3.Connection, schema: Mapping[str, str]) -> Non
     for table in COLUMNS:
         if "AUTOINCREMENT" in schema[table]:
             [most] = connection.execute(f"SELECT max(id) FROM {table}").fetchone()  # noqa: S608  # a name of the schema
-            _require(most is None or (is_id(last.get(table)) and last[table] >= most), "its ids have no order")
+            _require(most is None or (is_id(last.get(table)) and last[table] >= most), "its ids are out of order")
 
 
 def _bytes(connection: sqlite3.Connection) -> int:

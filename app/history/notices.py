@@ -54,12 +54,12 @@ class Rescue:
         lost = [*_counted(self.lost), *others, *self.gaps]
         chats, messages = _count(self.saved["chats"], "chat"), _count(self.saved["messages"], "message")
         done = "Saved" if self.aside else "Read"
-        message = f"The history of chats was damaged: {self.reason}. {done}: {chats} and {messages}."
+        message = f"The chat history was damaged: {self.reason}. {done}: {chats} and {messages}."
         message += f" Lost: {', '.join(lost) or 'nothing known'}."
         if changed := _counted(self.changed):
             message += f" Damaged in part: {', '.join(changed)}."
         if self.titles:
-            message += f" Look at: {_listed(self.titles)}."
+            message += f" Check: {_listed(self.titles)}."
         return HistoryNotice(message, f"The damaged file is kept as {self.aside}." if self.aside else "")
 
 

@@ -48,7 +48,7 @@ _MAKE_ROOM = (
     "Free disk space: saving then resumes. Until then old chats can be read, and new ones are lost when you leave."
 )
 _READ_ONLY = "Old chats can be read; new ones are lost when you leave."
-_CLOSE_OTHERS = "Close the other chats, then start ingle again: it saves what can be read."
+_CLOSE_OTHERS = "Close the other chats, then restart ingle: it recovers what is readable."
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,8 @@ def open_file(path: Path, tell: Tell, damage: str = "") -> Opened:
             if not is_damage(problem):
                 raise
             if not is_alone:
-                raise HistoryInUse("the history of chats is damaged, and other chats have it open") from problem
-            tell("The history of chats is damaged. Saving what can be read.")
+                raise HistoryInUse("the chat history is damaged, and other chats have it open") from problem
+            tell("The chat history is damaged. Recovering what is readable.")
             account = rescue(path, describe_damage(problem), create_database)
             connection = _retry_while_locked(lambda: open_checked(path), tell)
         try:
@@ -116,7 +116,7 @@ def open_file(path: Path, tell: Tell, damage: str = "") -> Opened:
 
 def _read(path: Path, tell: Tell, why: str, remedy: str) -> Opened:
     """Read what is readable of a history that cannot be written. Raises OSError."""
-    tell("The history of chats cannot be written. Reading it into memory.")
+    tell("The chat history cannot be written. Reading it into memory.")
     read_from, left = stamp_of(path), salvage(path)
     connection = create_database(None)
     account = rescue_of("it cannot be repaired now", None, left, refill(connection, left))
@@ -140,11 +140,11 @@ def _opening_lock(path: Path, tell: Tell) -> Iterator[None]:
     try:
         lock.acquire(timeout=_SOON_SECONDS)
     except Timeout:
-        tell("Another ingle opens or repairs the history of chats. Waiting for it; Ctrl-C ends this.")
+        tell("Another ingle is opening or repairing the chat history. Waiting for it; Ctrl-C cancels.")
         try:
             lock.acquire(timeout=_REPAIR_SECONDS)
         except Timeout:
-            raise HistoryUnavailable("another ingle does not end opening the history of chats", "End it.") from None
+            raise HistoryUnavailable("another ingle is still opening the chat history", "End that process.") from None
     try:
         yield
     finally:
@@ -164,13 +164,11 @@ def _retry_while_locked(work: Callable[[], T], tell: Tell) -> T:
         if waited > _SOON_SECONDS and not is_told:
             is_told = True
             tell(
-                "Another program keeps the history of chats locked."
-                f" Waiting for {_LOCKED_SECONDS:.0f} s; Ctrl-C ends this."
+                "Another program has the chat history locked."
+                f" Waiting for {_LOCKED_SECONDS:.0f} s at most; Ctrl-C cancels."
             )
         time.sleep(_GLANCE_SECONDS)
 
 
 def _empty(path: Path) -> HistoryNotice:
-    return HistoryNotice(
-        f"The history of chats was an empty file, {path}.", "If there were chats in it, restore a backup."
-    )
+    return HistoryNotice(f"The chat history was an empty file, {path}.", "If there were chats in it, restore a backup.")

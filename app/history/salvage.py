@@ -84,8 +84,8 @@ def salvage(path: Path) -> Salvage:
     pages = read_pages(path)
     _apply(log.frames[: log.applied], pages)
     left = Salvage()
-    left.gaps += ["changes that only its log had"] if log.is_damaged and not log.is_complete else []
-    left.gaps += ["what the end of its file had"] if is_cut(pages) else []
+    left.gaps += ["changes stored only in its log"] if log.is_damaged and not log.is_complete else []
+    left.gaps += ["the end of its file"] if is_cut(pages) else []
     settled = list(_all_rows(pages)) if log.is_damaged else []
     older = _apply(log.frames[log.applied :], pages) if log.is_damaged else []
     for found in _all_rows(pages):

@@ -27,7 +27,7 @@ _UNREADABLE = (
     sqlite3.SQLITE_IOERR_DATA,
 )  # fmt: skip
 _CORRUPT = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-_UNLOCK = "Close what has it open, a database browser or a backup, and try again."
+_UNLOCK = "Close the program that has it open, such as a database browser, and try again."
 FULL = "the disk is full"
 _LITTLE = 1 << 18  # bytes that SQLite needs for a log and its index; with fewer it reports an I/O error
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -98,17 +98,17 @@ def history_errors() -> Iterator[None]:
             raise
         raise known from problem
     except OSError as problem:
-        where = problem.filename or "the history of chats"
+        where = problem.filename or "the chat history"
         raise HistoryUnavailable(f"{where}: {problem.strerror or problem}") from problem
 
 
 def _history_error(problem: sqlite3.Error) -> AppError | None:
     if code_of(problem) == sqlite3.SQLITE_FULL:
-        return NoSpace("the disk is full, and the chat cannot be saved", "Make room; ingle rm helps.")
+        return NoSpace("the disk is full, and the chat cannot be saved", "Free disk space, for example with ingle rm.")
     if is_lock(problem):
-        return HistoryUnavailable("another program keeps the history of chats locked", _UNLOCK)
+        return HistoryUnavailable("another program has the chat history locked", _UNLOCK)
     if is_corrupt(problem):
-        return HistoryDamaged("the history of chats is damaged", "Start ingle again: it saves what can be read.")
+        return HistoryDamaged("the chat history is damaged", "Restart ingle: it recovers what is readable.")
     if is_unwritable(problem) or isinstance(problem, sqlite3.OperationalError):
-        return HistoryUnavailable(f"the history of chats cannot be used: {problem}")
+        return HistoryUnavailable(f"the chat history cannot be used: {problem}")
     return None

@@ -50,7 +50,7 @@ class Wal:
         if not self.is_damaged:
             return ""
         is_last = self.frames and not any(frame.is_commit for frame in self.frames[self.applied : -1])
-        last = "the last change in its log is damaged, or was cut when the machine stopped"
+        last = "the last change in its log is damaged or incomplete"
         return last if is_last else "its log of recent changes is damaged"
 
 

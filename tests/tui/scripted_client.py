@@ -336,7 +336,7 @@ KNOWN = ModelInfo("qwen3:4b", "Q4_K_M", 2_497_281_120, "apache-2.0", True, is_es
 LARGE = ModelInfo("llama3.3:70b", "Q4_K_M", 42_520_395_584, "llama3.3", False)
 REPOSITORY = ModelInfo("someone/Model-GGUF", license="mit", is_repository=True)
 FITS = {
-    HERE.name: Fit("answers now: 8,192 tokens of context", True),
+    HERE.name: Fit("In use · 8,192-token context", True),
     KNOWN.name: Fit("fits: 24k context; needs 4.1 GB, 16 GB free", True),
     LARGE.name: Fit("does not fit: needs 44 GB, 16 GB free", False),
 }
@@ -416,7 +416,7 @@ class ScriptedModels:
         yield Loading(name, "reading the weights")
         if name == LARGE.name:
             yield Loading(HERE.name, "loaded", loaded=True)
-            raise ClientError(f"{name} does not fit.", f"{HERE.name} answers again.")
+            raise ClientError(f"{name} does not fit.", f"{HERE.name} is loaded again.")
         self.loaded.append(name)
         yield Loading(name, "loaded", loaded=True)
 

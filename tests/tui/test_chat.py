@@ -65,7 +65,7 @@ def test_failed_load_is_shown_once_and_retried_by_sending() -> None:
 
     async def flow(chat: Chatting) -> None:
         bar = chat.app.screen.query_one(TopBar)
-        await chat.until(lambda: "no model is loaded" in str(bar.render()))
+        await chat.until(lambda: "No model." in str(bar.render()))
         await chat.type("one", enter=False)
         await chat.until(lambda: "one" in measured)
         assert chat.notices() == ["It is broken. Mend it."]
@@ -110,13 +110,13 @@ def test_error_of_a_reply_that_did_not_start_stays_until_retry() -> None:
             return chat.label("MessageView .cost")
 
         await chat.say("go")
-        await chat.until(lambda: why() == "no reply: the [b]key[/b] is wrong. Give another.")
+        await chat.until(lambda: why() == "No reply: the [b]key[/b] is wrong. Give another.")
         name = chat.conversation.chat.id
         assert name is not None
         await chat.conversation.open_new()
         assert why() == ""
         await chat.conversation.open(name)
-        await chat.until(lambda: why() == "no reply: the [b]key[/b] is wrong. Give another.")
+        await chat.until(lambda: why() == "No reply: the [b]key[/b] is wrong. Give another.")
         await chat.pilot.press("ctrl+r")
         await chat.until(lambda: len(chat.client.replies.asked) == 2)
         assert why() == ""

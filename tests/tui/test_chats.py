@@ -89,7 +89,7 @@ def test_search_opens_the_message() -> None:
 
     async def flow(chat: Chatting) -> None:
         await chat.type("/search fire")
-        await chat.until(lambda: chat.app.screen.query("#found") and chat.label("#found") == "1 found")
+        await chat.until(lambda: chat.app.screen.query("#found") and chat.label("#found") == "1 result")
         found = chat.app.screen.query_one(OptionList).get_option_at_index(0)
         assert str(found.prompt).splitlines()[1] == "  A seat by the fireside, so warm."
         await chat.pilot.press("enter")

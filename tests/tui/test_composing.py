@@ -46,7 +46,7 @@ def test_files_and_long_pastes_become_attachments_with_token_counts(tmp_path: Pa
         assert [one.name for one in sent.attachments] == ["notes.txt", "pasted-1.txt", "pasted-2.txt"]
         assert not chat.composer.query_one("#attached").display
         await chat.type(f"/attach {tmp_path}/none.txt")
-        await chat.until(lambda: any("cannot be read" in notice for notice in chat.notices()))
+        await chat.until(lambda: any("not found" in notice for notice in chat.notices()))
 
     run(ScriptedClient(), flow)
 
@@ -59,7 +59,7 @@ def test_commands_are_suggested_completed_and_rejected() -> None:
         assert chat.composer.area.text == "/settings"
         chat.composer.area.write("/nonsense at all")
         await chat.pilot.press("enter")
-        await chat.until(lambda: any("no command /nonsense" in notice for notice in chat.notices()))
+        await chat.until(lambda: any("Unknown command /nonsense" in notice for notice in chat.notices()))
         assert chat.composer.area.text == "/nonsense at all"
         assert chat.client.replies.asked == []
 
@@ -70,7 +70,7 @@ def test_the_budget_shows_how_full_the_context_is() -> None:
     async def flow(chat: Chatting) -> None:
         bar = chat.app.screen.query_one(BudgetBar)
         await chat.until(lambda: bar.budget is not None)
-        assert "1.0k of 8.2k" in str(bar.render())
+        assert "context 12 %" in str(bar.render())
         await chat.type("word " * 400, enter=False)
         await chat.until(lambda: bar.budget is not None and bar.budget.history == 499)
 
@@ -89,7 +89,7 @@ def test_settings_and_presets_of_a_chat() -> None:
         chat.app.screen.query_one("#system", TextArea).insert("Be brief.")
         chat.app.screen.query_one("#temperature", Input).value = "hot"
         await chat.pilot.press("ctrl+s")
-        await chat.until(lambda: any("Temperature: hot is no number" in notice for notice in chat.notices()))
+        await chat.until(lambda: any("Temperature must be a number" in notice for notice in chat.notices()))
         chat.app.screen.query_one("#temperature", Input).value = "0.5"
         await chat.pilot.press("ctrl+s")
         await chat.until(lambda: chat.conversation.chat.settings.system == "Be brief.")
@@ -128,7 +128,7 @@ def test_full_context_dialog_previews_dropped_messages() -> None:
         await chat.until(lambda: len(client.replies.asked) == 1 and chat.conversation.current_reply is None)
         assert len(client.chats.chats[name].left_out) == 2
         chat.conversation.transcript.scroll_home(animate=False)
-        await chat.until(lambda: "not sent any more" in str(chat.views()[0].query_one("MessageHeader").render()))
+        await chat.until(lambda: "no longer in context" in str(chat.views()[0].query_one("MessageHeader").render()))
 
     run(client, flow, chat=name)
 

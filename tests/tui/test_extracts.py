@@ -75,7 +75,7 @@ def test_code_and_links_are_reachable_by_keyboard(tmp_path: Path, monkeypatch: p
         chat.app.screen.query_one(Input).value = str(tmp_path / "new.txt")
         await chat.pilot.press("enter")
         await chat.until((tmp_path / "new.txt").exists)
-        await chat.until(lambda: any("Written to" in notice for notice in chat.notices()))
+        await chat.until(lambda: any("Saved to" in notice for notice in chat.notices()))
         assert (tmp_path / "new.txt").read_text() == "plain\n"
         chat.views()[0].focus()
         await chat.pilot.press("enter")

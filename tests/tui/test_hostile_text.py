@@ -66,7 +66,7 @@ def test_markup_in_names_titles_and_errors_is_plain_text() -> None:
         await chat.say(bad)
         await chat.pilot.press("shift+tab", "ctrl+o")
         await chat.type("/search x")
-        await chat.until(lambda: chat.app.screen.query("#found") and "found" in chat.label("#found"))
+        await chat.until(lambda: chat.app.screen.query("#found") and "result" in chat.label("#found"))
         await chat.pilot.press("escape", "ctrl+b")
         await chat.pilot.pause()
         shown = chat.app.export_screenshot()

@@ -41,14 +41,14 @@ def test_question_states_size_disk_and_fit() -> None:
         "llama3.3:70b",
         "",
         "Size:      42.5 GB",
-        "Free disk: 24.0 GB, which is too little",
+        "Free disk: 24.0 GB (not enough)",
         "Memory:    does not fit: needs 44 GB",
     ]
     paused = ModelInfo("m", size=2 * GB, is_estimate=True, arrived=GB // 2)
     assert describe_download(paused, None).splitlines()[2:] == [
-        "Size:      about 2.0 GB, of which 500 MB is here",
+        "Size:      about 2.0 GB, 500 MB downloaded",
         "Free disk: unknown",
-        "Memory:    unknown whether it fits",
+        "Memory:    Fit unknown",
     ]
 
 
@@ -69,7 +69,7 @@ def test_too_large_model_is_downloaded_only_after_confirmation(key: str) -> None
         await chat.until(lambda: FITS[LARGE.name].verdict in chat.label("#fit"))
         await chat.pilot.press(key)
         await chat.until(lambda: isinstance(chat.app.screen, Confirm) and chat.label(".about"))
-        for words in ("llama3.3:70b", "42.5 GB", "24.5 GB, which is too little", FITS[LARGE.name].verdict):
+        for words in ("llama3.3:70b", "42.5 GB", "24.5 GB (not enough)", FITS[LARGE.name].verdict):
             assert words in chat.label(".about")
         await chat.pilot.press("enter")  # the harmless button has the focus
         await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen))

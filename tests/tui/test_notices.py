@@ -27,10 +27,10 @@ def test_notices_are_shown_and_the_state_stays_visible() -> None:
 
     async def flow(chat: Chatting) -> None:
         bar = chat.screen.query_one(TopBar)
-        store.coming.put_nowait(Notice("The history of chats was damaged.", "It is kept as\x1b[31m x."))
+        store.coming.put_nowait(Notice("The chat history was damaged.", "It is kept as\x1b[31m x."))
         await chat.until(lambda: len(chat.app._notifications) == 1)
         [shown] = chat.app._notifications
-        assert (shown.title, shown.message) == ("The history of chats was damaged.", "It is kept as␛[31m x.")
+        assert (shown.title, shown.message) == ("The chat history was damaged.", "It is kept as␛[31m x.")
         assert bar.is_saved
         store.coming.put_nowait(Notice("Nothing is saved: the disk is full.", "Make room.", is_saved=False))
         await chat.until(lambda: not bar.is_saved)

@@ -17,10 +17,10 @@ def test_sampling_fields_round_trip(sampling: Sampling) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "complaint"),
     [
-        ("temperature", "warm", "no number"),
+        ("temperature", "warm", "must be a number"),
         ("temperature", "nan", "between"),
         ("top_p", "1.5", "between 0 and 1"),
-        ("top_k", "1.5", "no whole number"),
+        ("top_k", "1.5", "must be a whole number"),
         ("max_tokens", "0", "between 1"),
     ],
 )

@@ -42,7 +42,7 @@ def test_models_are_listed_downloaded_paused_found_deleted_and_loaded() -> None:
         await chat.pilot.press("f2")
         await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen) and rows(chat))
         assert rows(chat) == [["smollm2:135m", "Q8_0", "145 MB", "loaded", "apache-2.0"]]
-        await chat.until(lambda: chat.label("#fit") == "smollm2:135m: answers now: 8,192 tokens of context")
+        await chat.until(lambda: chat.label("#fit") == "smollm2:135m: In use · 8,192-token context")
         await chat.pilot.press("2")
         await chat.until(lambda: [row[3] for row in rows(chat)] == ["loaded", "fits", "too large"])
         await chat.pilot.press("down", "p")
@@ -58,7 +58,7 @@ def test_models_are_listed_downloaded_paused_found_deleted_and_loaded() -> None:
         await chat.pilot.press("enter")
         await chat.until(lambda: models.pulled == ["qwen3:4b", "qwen3:4b"])
         models.gate.set()
-        await chat.until(lambda: "qwen3:4b is on this machine now." in chat.notices())
+        await chat.until(lambda: "Downloaded qwen3:4b." in chat.notices())
         await chat.until(lambda: rows(chat)[1][3] == "installed")
         await chat.pilot.press("3", *"model", "enter")
         await chat.until(lambda: rows(chat) and rows(chat)[0][0] == "someone/Model-GGUF")
@@ -69,7 +69,7 @@ def test_models_are_listed_downloaded_paused_found_deleted_and_loaded() -> None:
         await chat.until(lambda: rows(chat) and rows(chat)[0][3] == "loaded")
         await chat.pilot.press("d")
         await chat.until(lambda: isinstance(chat.app.screen, Confirm))
-        assert chat.label(".question").startswith("Delete the model that answers now?")
+        assert chat.label(".question").startswith("This model is in use.")
         await chat.pilot.press("enter")  # the harmless button has the focus
         await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen))
         assert models.deleted == []
@@ -119,7 +119,7 @@ def test_endpoint_model_can_only_be_loaded() -> None:
         models.offered = (ModelInfo("a", elsewhere=True, loaded=True), ModelInfo("b", elsewhere=True))
         await chat.pilot.press("f2")
         await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen) and len(rows(chat)) == 2)
-        assert [row[3] for row in rows(chat)] == ["loaded", "there"]
+        assert [row[3] for row in rows(chat)] == ["loaded", "available"]
         await chat.pilot.press("down", "p", "d")
         await chat.pilot.pause()
         assert isinstance(chat.app.screen, ModelsScreen)
@@ -140,13 +140,13 @@ def test_fit_of_the_highlighted_model_is_checked() -> None:
         assert [row[2] for row in rows(chat)] == ["145 MB", "~2.5 GB", "42.5 GB"]
         models.looks_end.clear()
         await chat.pilot.press("down", "down")
-        assert chat.label("#fit") == "llama3.3:70b: looking whether it fits"
+        assert chat.label("#fit") == "llama3.3:70b: Checking fit …"
         models.looks_end.set()
         await chat.until(lambda: chat.label("#fit") == "llama3.3:70b: does not fit: needs 44 GB, 16 GB free")
         assert KNOWN.name not in models.looked_at  # moving on cancels the check
         await chat.pilot.press("3", *"model", "enter")
         await chat.until(lambda: rows(chat) and rows(chat)[0][0] == "someone/Model-GGUF")
-        unknown = "someone/Model-GGUF: unknown whether it fits; the Hub cannot be reached"
+        unknown = "someone/Model-GGUF: Fit unknown; the Hub cannot be reached"
         await chat.until(lambda: chat.label("#fit") == unknown)
         looks = len(models.looked_at)
         chat.app.screen.query_one(Listing).focus()
@@ -165,9 +165,9 @@ def test_hub_search_shows_progress_and_empty_result() -> None:
         models = chat.client.models
         models.finds.clear()
         await chat.pilot.press("f2", "3", *"other", "enter")
-        await chat.until(lambda: chat.label("#note") == "searching the Hub …")
+        await chat.until(lambda: chat.label("#note") == "Searching the Hub …")
         models.finds.set()
-        await chat.until(lambda: chat.label("#note") == "nothing was found")
+        await chat.until(lambda: chat.label("#note") == "No results.")
         await chat.pilot.press("home", "ctrl+k", *"model", "enter")
         await chat.until(lambda: rows(chat))
         assert chat.label("#note") == ""
@@ -230,8 +230,8 @@ def test_better_model_is_recommended_to_new_users() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.until(chat.notices)
         assert chat.notices() == [
-            "A better model fits this machine: qwen3:4b It fits: 32k context; needs 3.2 GB, 8.0 GB free. "
-            "F2, then 2: p fetches it. As default: ingle config set model qwen3:4b"
+            "This machine can run qwen3:4b It fits: 32k context; needs 3.2 GB, 8.0 GB free. "
+            "F2, then 2, to get it. To make it the default: ingle config set model qwen3:4b"
         ]
 
     run(client, flow)
@@ -264,7 +264,7 @@ def test_engine_without_statistics_is_shown_as_such() -> None:
         screen = chat.app.screen
         assert chat.label("#about") == "smollm2:135m · http://127.0.0.1:4645/v1"
         assert screen.query_one("#unreported").display
-        assert "does not report" in chat.label("#unreported")
+        assert "no statistics" in chat.label("#unreported")
         assert not any(screen.query_one(place).display for place in ("#rates", "#amounts", "Listing"))
 
     run(ScriptedClient(), flow)
@@ -438,7 +438,7 @@ def test_only_web_addresses_open_and_only_after_confirmation(monkeypatch: pytest
         await chat.say("links")
         document = chat.app.screen.query_one("Document", Markdown)
         document.post_message(Markdown.LinkClicked(document, "javascript:alert(1)"))
-        await chat.until(lambda: any("Not opened" in notice for notice in chat.notices()))
+        await chat.until(lambda: any("Not a web address" in notice for notice in chat.notices()))
         await chat.pilot.click("MarkdownParagraph", offset=(1, 0))
         await chat.until(lambda: isinstance(chat.app.screen, Confirm))
         assert chat.label(".about") == "https://a.example/%20x?y=%5B/%5D"
@@ -469,7 +469,7 @@ def test_code_is_copied_and_saved_without_overwriting(tmp_path: Path) -> None:
             chat.app.screen.query_one("Ask Input", Input).value = str(path)
             await chat.pilot.press("enter")
             await chat.until(lambda: not chat.app.screen.query("Ask Input"))
-        await chat.until(lambda: any("Written to" in notice for notice in chat.notices()))
+        await chat.until(lambda: any("Saved to" in notice for notice in chat.notices()))
         assert there.read_text() == "mine"
         assert (tmp_path / "new.py").read_text() == "print('[/]')\n"
 

@@ -18,7 +18,7 @@ from tui.widgets.text_fields import TextField
 LONG_PASTE = 40  # lines
 LARGE_PASTE = 10_000  # characters
 
-_PLACEHOLDER = "Ask anything. F1 helps, / commands"
+_PLACEHOLDER = "Ask anything (/ for commands, F1 for help)"
 _PRIVATE_PLACEHOLDER = f"Private: nothing is saved. {_PLACEHOLDER}"
 
 

@@ -307,8 +307,8 @@ class EngineConnection:
         held = engine.context_length
         if self._remote or held is None or held >= self._settings.context:
             return ""
-        holder = "the model" if self._process is not None else "the server that runs already"
-        return f"{holder} holds {held:,} tokens: {self._settings.stated('context')} is lowered to that"
+        holder = "the model" if self._process is not None else "the running server"
+        return f"{holder} supports {held:,} tokens: {self._settings.stated('context')} is lowered to that"
 
     def _is_lost(self) -> bool:
         """Whether the server in use has exited."""
@@ -348,7 +348,9 @@ class EngineConnection:
             found = next((one for one in names if one.name == wanted), None) if wanted else next(iter(names), None)
             if found is None:
                 there = ", ".join(one.name for one in names[:8])
-                raise AppError(f"{self._remote} has no model {wanted}".rstrip(), f"It has: {there}." if there else "")
+                raise AppError(
+                    f"{self._remote} has no model {wanted}".rstrip(), f"Available: {there}." if there else ""
+                )
             unless_used.pop_all()
             # Other servers may refuse sampling parameters, so only reported ones are sent.
             return ReadyEngine(endpoint, found.name, found.context_length, found.sampling or {})

@@ -188,7 +188,7 @@ class PlainSettings:
     async def preset(self, name: str) -> None:
         presets = {preset.name: preset for preset in await self._chats.presets()}
         if name not in presets:
-            raise ClientError(f"there is no preset {name}".rstrip(), f"There is: {', '.join(presets) or 'none'}.")
+            raise ClientError(f"there is no preset {name}".rstrip(), f"Available: {', '.join(presets) or 'none'}.")
         await self._chats.configure((await self._current()).summary.id, presets[name].settings)
         self._say(f"Preset {name} applied.")
 
@@ -204,12 +204,12 @@ def _changed(settings: ChatSettings, name: str, value: str) -> ChatSettings:
     """Return settings with one value changed. Raises ClientError for an unknown name or an invalid value."""
     typed = _texts(settings)
     if name not in typed:
-        raise ClientError(f"there is no setting {name}".rstrip(), f"There is: system, {', '.join(typed)}.")
+        raise ClientError(f"there is no setting {name}".rstrip(), f"Available: system, {', '.join(typed)}.")
     typed[name] = value
     if typed["thinking"] not in _THINKING:
-        raise ClientError(f"thinking cannot be {value}", "It is on or off.")
+        raise ClientError(f"thinking cannot be {value}", "Use on or off.")
     if name == "full" and value and value not in _FULL:
-        raise ClientError(f"a full context cannot {value}", f"It can: {', '.join(_FULL)}.")
+        raise ClientError(f"full cannot be {value}", f"Use one of: {', '.join(_FULL)}.")
     try:
         sampling = sampling_fields.parse(typed, thinking=_THINKING[typed["thinking"]])
     except InvalidField as problem:
@@ -296,7 +296,7 @@ class PlainCommands:
     async def do(self, name: str, rest: str) -> MessageId | None:
         """Run a command. Returns a message to answer again, or None. Raises ClientError."""
         if name not in self._table:
-            raise ClientError(f"there is no command /{name} here", "/help lists those there are.")
+            raise ClientError(f"unknown command /{name}", "/help lists all commands.")
         return await self._table[name].run(rest)
 
     async def _new(self, rest: str) -> None:
@@ -313,7 +313,7 @@ class PlainCommands:
         last = messages.get(chat.leaf) if chat.leaf is not None else None
         asked = last.parent if last is not None and last.role is Role.ASSISTANT else last.id if last else None
         if asked is None:
-            raise ClientError("there is no message to answer")
+            raise ClientError("no message to answer")
         return asked
 
     async def _attach(self, rest: str) -> None:

@@ -20,7 +20,7 @@ def test_notices_arrive_when_damage_is_found(tmp_path: Path) -> None:
     async def flow() -> None:
         chats = ChatRepository(History(tmp_path))
         notices = chats.notices()
-        assert (await anext(notices)).message.startswith("The history of chats was an empty file")
+        assert (await anext(notices)).message.startswith("The chat history was an empty file")
         chat = (await chats.create(ChatSettings())).summary.id
         await chats.add(chat, None, "a question")
         with closing(sqlite3.connect(tmp_path / FILE_NAME)) as other, other:
@@ -40,4 +40,4 @@ def test_notices_arrive_when_damage_is_found(tmp_path: Path) -> None:
 async def damaged(chats: ChatRepository, chat: ChatId) -> None:
     with pytest.raises(ClientError, match="was damaged") as raised:
         await chats.open(chat)
-    assert raised.value.remedy == "It was repaired as far as possible: do this again."
+    assert raised.value.remedy == "It was repaired as far as possible. Try again."

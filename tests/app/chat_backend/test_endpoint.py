@@ -226,11 +226,11 @@ def test_endpoint_models_are_listed(settings: Settings, endpoint: StandInEndpoin
         await client.engine.status()
         assert await client.models.installed() == [ModelInfo("stand-in", loaded=True, elsewhere=True)]
         assert await client.models.catalog() == ()
-        assert (await client.models.fit("stand-in")).verdict == "at the endpoint; 16,777,216 tokens of context"
+        assert (await client.models.fit("stand-in")).verdict == "On the endpoint; 16,777,216 tokens of context"
         for refused in (client.models.delete("stand-in"), client.models.search("a"), client.models.variants("a/b")):
-            with pytest.raises(ClientError, match="models of its own"):
+            with pytest.raises(ClientError, match="manages its models itself"):
                 await refused
-        with pytest.raises(ClientError, match="models of its own"):
+        with pytest.raises(ClientError, match="manages its models itself"):
             [step async for step in client.models.pull("a/b")]
 
     run(settings, endpoint.url, work)

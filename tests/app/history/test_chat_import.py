@@ -116,7 +116,7 @@ def test_request_bodies_are_imported(history: History, tmp_path: Path, content: 
 )
 def test_files_without_chats_are_rejected(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.json").write_bytes(content)
-    with pytest.raises(UnreadableChats, match="no chats"):
+    with pytest.raises(UnreadableChats, match="no readable chats"):
         read_chats(tmp_path / "x.json")
     with pytest.raises(UnreadableChats, match="No such file"):
         read_chats(tmp_path / "missing.json")

@@ -65,7 +65,7 @@ def test_locked_history_is_waited_for_with_a_message(
         assert locker.stdin is not None
         assert locker.stdout is not None
         locker.stdout.readline()
-        with pytest.raises(HistoryUnavailable, match="another program keeps the history of chats locked"):
+        with pytest.raises(HistoryUnavailable, match="another program has the chat history locked"):
             History(tmp_path, waits.append)
         monkeypatch.setattr(opening, "_LOCKED_SECONDS", 60.0)
 
@@ -76,7 +76,7 @@ def test_locked_history_is_waited_for_with_a_message(
         with History(tmp_path, unlock) as history:
             assert (titles(history), history.notices) == (ALL_TITLES, ())
     assert len(waits) == 2
-    assert all("Another program keeps the history of chats locked. Waiting" in sentence for sentence in waits)
+    assert all("Another program has the chat history locked. Waiting" in sentence for sentence in waits)
 
 
 @pytest.mark.usefixtures("filled")
@@ -94,7 +94,7 @@ def test_repair_by_another_process_is_waited_for(tmp_path: Path, monkeypatch: py
 
     with History(tmp_path, end) as history:
         assert titles(history) == ALL_TITLES
-    assert waits == ["Another ingle opens or repairs the history of chats. Waiting for it; Ctrl-C ends this."]
+    assert waits == ["Another ingle is opening or repairing the chat history. Waiting for it; Ctrl-C cancels."]
 
 
 # -- versions

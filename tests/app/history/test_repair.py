@@ -93,7 +93,7 @@ def test_damage_is_repaired_and_reported(filled: Path, tmp_path: Path, what: str
         assert history.rescue is not None
         assert history.rescue.aside is not None
         assert history.rescue.aside.read_bytes()[200:] == damaged[200:]
-    assert waits == ["The history of chats is damaged. Saving what can be read."]
+    assert waits == ["The chat history is damaged. Recovering what is readable."]
     assert f"was damaged: {reason}" in notice.message
     assert f"Saved: {CHATS} chats and {2 * CHATS} messages. Lost: nothing known." in notice.message
     assert notice.remedy == f"The damaged file is kept as {history.rescue.aside}."
@@ -109,7 +109,7 @@ def test_changed_texts_and_titles_are_reported(filled: Path, tmp_path: Path) -> 
         [notice] = history.notices
         assert titles(history) == ["chat 0", "chat 1", "chat 2", "chat 3", "chat 5", "chat 6"]
         assert "question 2" in texts(history)
-    assert "Damaged in part: 1 chat, 1 message. Look at: “chat 2”, “chat 6”." in notice.message
+    assert "Damaged in part: 1 chat, 1 message. Check: “chat 2”, “chat 6”." in notice.message
 
 
 @pytest.mark.parametrize("bit", [1, 2], ids=["another chat", "no chat"])
@@ -155,7 +155,7 @@ def test_lost_messages_are_counted(filled: Path, tmp_path: Path) -> None:
     lost = len(ALL_TEXTS - kept)
     assert "question 3" not in kept
     assert f"Lost: {lost} message{'s' if lost > 1 else ''}." in notice.message
-    assert "Look at: “chat" in notice.message
+    assert "Check: “chat" in notice.message
 
 
 def test_row_missing_from_its_page_header_is_found(filled: Path, tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_damage_is_not_repaired_while_the_history_is_open_elsewhere(filled: Path
             assert (unsaved.is_saved, damaged.is_saved) == (False, False)
         assert titles(other) == ALL_TITLES
         assert not list(tmp_path.glob("*damaged*"))
-    assert "Nothing is saved: the history of chats is damaged, and other chats have it open." in unsaved.message
+    assert "Nothing is saved: the chat history is damaged, and other chats have it open." in unsaved.message
     assert "Close the other chats" in unsaved.remedy
     assert "Damaged in part: 1 message." in damaged.message
     with History(tmp_path) as again:
@@ -242,7 +242,7 @@ def test_damage_found_while_open_is_repaired_and_reported(filled: Path, tmp_path
         assert len(texts(history)) >= len(ALL_TEXTS)
         history.messages.add_user_message(history.chats.listed()[0].id, None, "and more")
         [told] = heard
-        assert "The history of chats was damaged" in told
+        assert "The chat history was damaged" in told
         assert f"Saved: {CHATS} chats" in told
 
 
@@ -252,5 +252,5 @@ def test_symlinked_history_is_opened_with_its_log(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / FILE_NAME).symlink_to(tmp_path / FILE_NAME)
     with History(tmp_path / "here") as history:
-        assert "changes that only its log had" in history.notices[0].message
+        assert "changes stored only in its log" in history.notices[0].message
     assert (tmp_path / "here" / FILE_NAME).is_symlink()

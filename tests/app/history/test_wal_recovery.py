@@ -60,7 +60,7 @@ def test_damaged_last_change_loses_only_itself(logged: Path, tmp_path: Path) -> 
         assert ALL_TEXTS - {f"question {CHATS - 1}", f"answer {CHATS - 1}"} <= texts(history)
         assert titles(history) == ALL_TITLES
         [notice] = history.notices
-    assert "the last change in its log is damaged, or was cut when the machine stopped" in notice.message
+    assert "the last change in its log is damaged or incomplete" in notice.message
     assert logged.exists()
 
 
@@ -72,7 +72,7 @@ def test_lost_log_is_reported(tmp_path: Path, content: bytes | None) -> None:
     with History(tmp_path) as history:
         assert set(ALL_TITLES[: CHATS // 2]) <= set(titles(history))
         [notice] = history.notices
-    assert "changes that only its log had" in notice.message
+    assert "changes stored only in its log" in notice.message
 
 
 @pytest.mark.usefixtures("logged_and_indexed")
@@ -81,7 +81,7 @@ def test_index_reveals_a_truncated_log(tmp_path: Path) -> None:
     os.truncate(tmp_path / LOG, size - 5 * 4120)
     with History(tmp_path) as history:
         [notice] = history.notices
-    assert "changes that only its log had" in notice.message
+    assert "changes stored only in its log" in notice.message
 
 
 @pytest.mark.parametrize("is_there", [True, False])

@@ -557,8 +557,8 @@ def test_context_shorter_than_requested_is_a_warning(
         await connection.close()
         return state.warning
 
-    holder = "the server that runs already" if runs else "the model"
-    warning = f"{holder} holds 2,048 tokens: --context 4096 is lowered to that"
+    holder = "the running server" if runs else "the model"
+    warning = f"{holder} supports 2,048 tokens: --context 4096 is lowered to that"
     assert asyncio.run(main()) == (warning if is_told else "")
 
 

@@ -62,7 +62,7 @@ def test_conversation_through_a_pipe(
     out, err = capsys.readouterr()
     assert status == 0
     assert "1. Greeting (3 messages, pinned)" in out
-    assert out.count("Deleted. /undo restores it.\nThe chat is back.\n1. Greeting: Hi") == 1
+    assert out.count("Deleted. /undo restores it.\nRestored.\n1. Greeting: Hi") == 1
     assert file.read_text(encoding="utf-8").startswith("# Greeting\n")
     assert err.count("Reply cut at the length limit.") == 2
     assert "You: Hi" in out
@@ -77,8 +77,8 @@ def test_failure_is_printed_and_sets_the_exit_status(
     assert said(clients, monkeypatch, "/nothing", "/open 3", "/export", "/preset x", "/undo", "/regenerate") == 1
     out, err = capsys.readouterr()
     assert err.count("error: ") == 6
-    assert "there is no command /nothing here" in err
-    assert "\ntry: /help lists those there are.\n" in err
+    assert "unknown command /nothing" in err
+    assert "\ntry: /help lists all commands.\n" in err
     assert out == ""
 
 
@@ -99,7 +99,7 @@ def test_help_prints_one_line_per_command(monkeypatch: pytest.MonkeyPatch, capsy
     scripted(ScriptedClient(), monkeypatch, "/help")
     lines = capsys.readouterr().out.splitlines()
     assert "/chats: List the chats, with numbers." in lines
-    assert "/address: The address for other programs." in lines
+    assert "/address: Show the API URL." in lines
     assert len(lines) > 20
 
 
@@ -107,9 +107,9 @@ def test_installed_models_and_catalog_are_separate_lists(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scripted(ScriptedClient(), monkeypatch, "/models", "/models catalog")
-    here = "smollm2:135m, 145 MB, answers"
+    here = "smollm2:135m, 145 MB, in use"
     more = ["qwen3:4b, about 2.5 GB, fits", "llama3.3:70b, 42.5 GB, too large"]
-    expected = [here, "/models catalog lists what could be fetched.", here, *more]
+    expected = [here, "/models catalog lists models to download.", here, *more]
     assert capsys.readouterr().out.splitlines() == expected
 
 
@@ -120,7 +120,7 @@ def test_attached_file_is_sent_with_the_next_message(
     client = ScriptedClient()
     attach = f"/attach {tmp_path / 'note.txt'}"
     scripted(client, monkeypatch, attach, "What does it say?", "And now?", attach, "/attach", "And then?")
-    assert "note.txt: 5 tokens, beside the next message.\n" in capsys.readouterr().out
+    assert "note.txt: 5 tokens, attached to the next message.\n" in capsys.readouterr().out
     [chat] = client.chats.chats.values()
     asked = [message for message in chat.messages if message.role is Role.USER]
     assert [len(message.attachments) for message in asked] == [1, 0, 0]
@@ -229,8 +229,8 @@ def test_damaged_history_is_reported(
     assert session.run_plain() == 0
     expected = capsys.readouterr().err
     [aside] = settings.history_dir.glob("*damaged*")
-    assert "The history of chats is damaged. Saving what can be read.\n" in expected
-    assert "Saved: 0 chats and 0 messages. Lost: what the end of its file had." in expected
+    assert "The chat history is damaged. Recovering what is readable.\n" in expected
+    assert "Saved: 0 chats and 0 messages. Lost: the end of its file." in expected
     assert f"The damaged file is kept as {aside}.\n" in expected
 
 
@@ -261,7 +261,7 @@ def test_new_user_gets_a_model_recommendation(
             return await PlainChat(client).run()
 
     assert asyncio.run(main()) == 0
-    expected = "A better model fits this machine: qwen3:8b. It fits: 40k context.\n/load qwen3:8b fetches it. "
+    expected = "This machine can run qwen3:8b. It fits: 40k context.\n/load qwen3:8b downloads it. "
     assert (expected in capsys.readouterr().err) == is_person
 
 
@@ -279,7 +279,7 @@ def test_large_download_needs_confirmation(
     client = ScriptedClient()
     assert scripted(client, monkeypatch, "/load qwen3:4b", answer, is_person=is_person) == 0
     out, _ = capsys.readouterr()
-    assert "Size:      about 2.5 GB\nFree disk: 24.5 GB\nMemory:    fits by its size\n" in out
+    assert "Size:      about 2.5 GB\nFree disk: 24.5 GB\nMemory:    Probably fits\n" in out
     assert client.models.loaded == loaded
     assert scripted(client, monkeypatch, "/load smollm2:135m", is_person=True) == 0
     assert client.models.loaded == [*loaded, "smollm2:135m"]
@@ -305,13 +305,13 @@ def test_private_chat_is_marked_in_prompt_and_lists(
     ]
     scripted(client, monkeypatch, *lines, is_person=True)
     out, _ = capsys.readouterr()
-    assert "> A new chat, which is never written to disk.\nprivate> Hello.\nprivate> Deleted." in out
-    assert "> A new chat.\n> The chat is back.\nprivate> " in out
+    assert "> Private chat: nothing is saved.\nprivate> Hello.\nprivate> Deleted." in out
+    assert "> New chat.\n> Restored.\nprivate> " in out
     assert "2 messages, private)" in out
     assert " (private): Hi" in out
     assert " (private):\nYou: Hi" in out
     assert "private> Kept:\n" in out
-    assert out.endswith("Model: an answer\n> A new chat.\n> ")
+    assert out.endswith("Model: an answer\n> New chat.\n> ")
 
 
 def test_draft_is_listed_as_draft(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
