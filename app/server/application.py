@@ -92,7 +92,7 @@ class ServerContext:
     pulls: ModelPulls | None = None  # fetch models; None: none are fetched
     state_dir: Path | None = None  # where responses are kept; None: in memory
     machine: Machine = field(default_factory=Machine)  # what else it has
-    keeps_lines: bool = False  # whether prompts keep lines that change with every request
+    keep_changing_lines: bool = False  # whether prompts keep lines that change with every request
     other_names: Sequence[str] = ()  # further names of the served model
     loaded_as: str = ""  # the name that it was loaded by; empty: the service's
 
@@ -113,7 +113,7 @@ def create_application(service: ChatService, context: ServerContext = DEFAULT_CO
         *LMStudioEndpoints(service, model, openai, responses).endpoints(),
         *LlamaCppEndpoints(service, model).endpoints(),
         *OwnEndpoints(service, context.machine).endpoints(),
-        *AnthropicEndpoints(service, model, keeps_lines=context.keeps_lines).endpoints(),
+        *AnthropicEndpoints(service, model, keep_changing_lines=context.keep_changing_lines).endpoints(),
         *_health_endpoints(lambda: _health(service)),
         Endpoint("GET", "/metrics", Metrics(service).scrape, "Figures for Prometheus", gives=TEXT),
     ]

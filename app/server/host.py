@@ -78,7 +78,7 @@ def run_host(settings: Settings, progress: Progress, leases: EngineLeases | None
             pulls=pulls,
             state_dir=settings.state_dir,
             machine=_machine(model, settings),
-            keeps_lines=settings.keep_changing_lines,
+            keep_changing_lines=settings.keep_changing_lines,
         )
         with recorded(instance, settings):
             name = settings.alias[0] if settings.alias else stored.served_name
@@ -118,14 +118,14 @@ def _machine(model: "ChatModel | LoadedEncoder", settings: Settings) -> "Machine
 def _listen(settings: Settings) -> ListeningSockets:
     """On the server's port; on the one where Ollama's clients look, too, if that is wanted."""
     with ExitStack() as opened:
-        sockets = opened.enter_context(closing(_listen_on_own(settings)))
+        sockets = opened.enter_context(closing(_listen_on_port(settings)))
         if settings.ollama_port:
             sockets.add(ListeningSockets(settings.ollama_port, settings.host, option="--ollama-port"))
         opened.pop_all()
     return sockets
 
 
-def _listen_on_own(settings: Settings) -> ListeningSockets:
+def _listen_on_port(settings: Settings) -> ListeningSockets:
     try:
         return ListeningSockets(settings.port, settings.host)
     except PortTaken as problem:
@@ -141,12 +141,12 @@ def _listen_on_own(settings: Settings) -> ListeningSockets:
 def _instance(stored: StoredModel, host: str, port: int) -> Instance:
     now = datetime.now(UTC).isoformat(timespec="seconds")
     address = f"[{host}]" if ":" in host else host
-    reached = "127.0.0.1" if is_loopback(host) or host in EVERYWHERE else address
-    return Instance(os.getpid(), port, f"http://{reached}:{port}", stored.name, str(stored.path.absolute()), now)
+    reachable = "127.0.0.1" if is_loopback(host) or host in EVERYWHERE else address
+    return Instance(os.getpid(), port, f"http://{reachable}:{port}", stored.name, str(stored.path.absolute()), now)
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _PendingWork:
     """All that requests wait for."""
 
     computing: "Stoppable"
@@ -179,12 +179,12 @@ async def _serve(
     async with served as (application, work):
         server = HTTPServer(
             server_config(application if leases is None else leases.track_requests(application)),
-            _Work(work, pulls),
-            lambda: _welcome(name, instance, settings, progress),
-            lambda status: _abandon(instance, settings, status),
+            _PendingWork(work, pulls),
+            lambda: _announce(name, instance, settings, progress),
+            lambda status: _exit_now(instance, settings, status),
         )
         server.stop_on_signals()
-        _share_interpreter()
+        _tune_interpreter()
         if leases is not None:
             leases.exit_when_unused()
         with write_request_log(progress.say):
@@ -260,7 +260,7 @@ def server_config(application: ASGIApp) -> uvicorn.Config:
     )
 
 
-def _share_interpreter() -> None:
+def _tune_interpreter() -> None:
     """Have neither the event loop nor the garbage collector stop the engine for longer than a step.
 
     What was loaded is there to stay. To look through it for garbage takes a tenth of a second, in which no thread runs.
@@ -270,22 +270,22 @@ def _share_interpreter() -> None:
     gc.freeze()
 
 
-def _welcome(name: str, instance: Instance, settings: Settings, progress: Progress) -> None:
-    url, key = instance.api_url, _which_key(settings)
+def _announce(name: str, instance: Instance, settings: Settings, progress: Progress) -> None:
+    url, key = instance.api_url, _key_hint(settings)
     stop = "; Ctrl-C stops it" if sys.stdin is not None and sys.stdin.isatty() else ""  # where it can be typed
     progress.say(f"{name} is ready at {url} (OPENAI_BASE_URL={url}, {key}{stop})")
     if settings.ollama_port:
         progress.say(f"Programs that look for Ollama find it on port {settings.ollama_port}.")
 
 
-def _which_key(settings: Settings) -> str:
+def _key_hint(settings: Settings) -> str:
     """What programs have to send, in words."""
     if settings.api_key or settings.api_key_file:
         return "your API key"
     return "any API key" if sys.platform == "linux" else f"the API key in {own_key_file(settings)}"
 
 
-def _abandon(instance: Instance, settings: Settings, status: int) -> None:
+def _exit_now(instance: Instance, settings: Settings, status: int) -> None:
     """End the process with whatever it is doing. The template child ends by itself when its pipe closes."""
     withdraw(instance, settings)
     os._exit(status)
@@ -300,7 +300,7 @@ class Stoppable(Protocol):
 class HTTPServer(uvicorn.Server):
     """uvicorn, with the end of what requests wait for as a part of its own end, and with signals of our own.
 
-    `welcome` is called when it accepts connections; `abandon` has to end the process with the status it is given, and
+    `on_ready` is called when it accepts connections; `exit_now` has to end the process with the status it is given, and
     is called when the end takes too long, or a second Ctrl-C comes.
     """
 
@@ -308,13 +308,13 @@ class HTTPServer(uvicorn.Server):
         self,
         config: uvicorn.Config,
         work: Stoppable,
-        welcome: Callable[[], None],
-        abandon: Callable[[int], None],
+        on_ready: Callable[[], None],
+        exit_now: Callable[[int], None],
     ) -> None:
         super().__init__(config)
         self._work = work
-        self._welcome = welcome
-        self._abandon = abandon
+        self._announce = on_ready
+        self._exit_now = exit_now
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -329,15 +329,15 @@ class HTTPServer(uvicorn.Server):
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """A second Ctrl-C is from a person who does not want to wait; two programs may ask for the end at once."""
         if self.should_exit and number == signal.SIGINT:
-            self._abandon(EXIT_INTERRUPTED)
+            self._exit_now(EXIT_INTERRUPTED)
         self.should_exit = True  # uvicorn looks every tenth of a second
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._welcome()
+        self._announce()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        asyncio.get_running_loop().call_later(STOP_SECONDS, self._abandon, EXIT_OK)
+        asyncio.get_running_loop().call_later(STOP_SECONDS, self._exit_now, EXIT_OK)
         ending = asyncio.create_task(self._work.stop())  # begins when the listening sockets are closed
         await super().shutdown(sockets)  # waits until every answer under way is told to its end
         await ending

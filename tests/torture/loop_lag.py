@@ -107,7 +107,7 @@ def main() -> None:
     with GGUFFile(given.model) as file:
         tokenizer = from_gguf(file.metadata)
     names = list(attacks())
-    host._share_interpreter()
+    host._tune_interpreter()
     with (
         ChatTemplateRenderer() as renderer,
         LiveServer("hash", paced_engine(tokenizer, given.step), tokenizer, renderer) as server,

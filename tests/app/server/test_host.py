@@ -60,7 +60,7 @@ def application(streams: TokenStreams) -> Starlette:
 def serve_while(
     engine: Engine[Any],
     body: Callable[[host.HTTPServer, httpx.AsyncClient], Awaitable[None]],
-    abandon: Callable[[int], None],
+    exit_now: Callable[[int], None],
 ) -> list[str]:
     """Run a server over `engine`, and `body` with a client of it; then what the server told, once it has ended."""
     told: list[str] = []
@@ -68,7 +68,7 @@ def serve_while(
     async def run(sockets: ListeningSockets) -> None:
         async with TokenStreams(engine) as streams:
             config = host.server_config(application(streams))
-            server = host.HTTPServer(config, streams, lambda: told.append("ready"), abandon)
+            server = host.HTTPServer(config, streams, lambda: told.append("ready"), exit_now)
             serving = asyncio.create_task(server.serve(sockets.sockets))
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{sockets.port}", timeout=600) as client:
                 await body(server, client)
@@ -151,7 +151,7 @@ def test_neither_the_event_loop_nor_the_garbage_collector_stops_the_engine_for_l
     interval = sys.getswitchinterval()
     loaded: list[list[int]] = [[] for _ in range(1000)]
     try:
-        host._share_interpreter()
+        host._tune_interpreter()
         assert sys.getswitchinterval() < 0.001
         looked_through = {id(found) for found in gc.get_objects()}
         assert not any(id(one) in looked_through for one in loaded)
@@ -165,7 +165,7 @@ def test_an_engine_that_is_stuck_is_abandoned(monkeypatch: pytest.MonkeyPatch) -
     engine = Engine(EngineConfig("hash", 1 << 20, 64, max_step_tokens=64, max_running=8), VOCABULARY, runner)
     abandoned: list[tuple[int, bool]] = []
 
-    def abandon(status: int) -> None:
+    def exit_now(status: int) -> None:
         abandoned.append((status, runner.free.is_set()))
         runner.free.set()
 
@@ -176,7 +176,7 @@ def test_an_engine_that_is_stuck_is_abandoned(monkeypatch: pytest.MonkeyPatch) -
             async for _ in lines:
                 pass
 
-    serve_while(engine, body, abandon)
+    serve_while(engine, body, exit_now)
     assert abandoned == [(0, False)]
 
 
@@ -191,7 +191,7 @@ def test_ctrl_c_is_told_of_where_it_can_be_typed(
 ) -> None:
     monkeypatch.setattr("sys.stdin", stdin)
     instance = Instance(1, 4645, "http://127.0.0.1:4645", "./hash.gguf", "/nowhere/hash.gguf", "now")
-    host._welcome("hash", instance, load_settings(), LineProgress())
+    host._announce("hash", instance, load_settings(), LineProgress())
     said = capsys.readouterr().err
     assert "hash is ready at http://127.0.0.1:4645/v1" in said
     assert ("Ctrl-C stops it" in said) == isinstance(stdin, Keyboard)

@@ -40,11 +40,11 @@ class TokenCount(Struct):
 class AnthropicEndpoints:
     """Serves one model."""
 
-    def __init__(self, service: ChatService, model: ServedModel, *, keeps_lines: bool = False) -> None:
-        """With `keeps_lines`, prompts keep lines that change with every request."""
+    def __init__(self, service: ChatService, model: ServedModel, *, keep_changing_lines: bool = False) -> None:
+        """With `keep_changing_lines`, prompts keep lines that change with every request."""
         self._service = service
         self._model = model
-        self._changing_lines = KEEP_ALL_LINES if keeps_lines else CHANGING_LINES
+        self._changing_lines = KEEP_ALL_LINES if keep_changing_lines else CHANGING_LINES
 
     def endpoints(self) -> list[Endpoint]:
         return [

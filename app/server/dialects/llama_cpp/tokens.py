@@ -74,11 +74,11 @@ class TokenEndpoints:
                 ids: Sequence[int] = (await self._service.prompt(body.conversation_of(body.messages))).ids
             return await self._write_reply(lambda check: self._vllm_tokens(body, ids, check))
         if body.prompt is not None:
-            starts = body.add_special_tokens is not False
-            ids = await self._encode_field("prompt", body.prompt, parse_special=True, starts=starts)
+            add_bos = body.add_special_tokens is not False
+            ids = await self._encode_field("prompt", body.prompt, parse_special=True, add_bos=add_bos)
             return await self._write_reply(lambda check: self._vllm_tokens(body, ids, check))
         content = body.content or ""
-        ids = await self._encode_field("content", content, parse_special=body.parse_special, starts=body.add_special)
+        ids = await self._encode_field("content", content, parse_special=body.parse_special, add_bos=body.add_special)
         return await self._write_reply(lambda check: self._llama_cpp_tokens(body, ids, check))
 
     async def _write_reply(self, write: Callable[[Check], Tokens]) -> Response:
@@ -94,12 +94,12 @@ class TokenEndpoints:
         texts = [self._service.tokenizer.raw_text(one) for one in ids] if body.return_token_strs else None
         return Tokens([*ids], len(ids), self._service.context_length, texts)
 
-    async def _encode_field(self, field: str, text: str, *, parse_special: bool, starts: bool) -> list[int]:
-        """The ids of the text of a field, with what begins a prompt if that `starts`. Raises InvalidRequest."""
+    async def _encode_field(self, field: str, text: str, *, parse_special: bool, add_bos: bool) -> list[int]:
+        """The ids of the text of a field, with what begins a prompt if that `add_bos`. Raises InvalidRequest."""
         with convert_errors(field):
             ids = await self._service.tokenize(text, parse_special=parse_special)
         tokenizer = self._service.tokenizer
-        return [tokenizer.bos_id, *ids] if starts and tokenizer.add_bos and tokenizer.bos_id is not None else ids
+        return [tokenizer.bos_id, *ids] if add_bos and tokenizer.add_bos and tokenizer.bos_id is not None else ids
 
     async def detokenize(self, request: Request) -> Response:
         body = await read_body(request, DETOKENIZE)
