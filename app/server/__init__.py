@@ -1,1 +1,1 @@
-"""The HTTP endpoint: routes, wire formats and the checks at the door. Runs under any ASGI server."""
+"""The HTTP server: routes, wire formats, and access checks."""

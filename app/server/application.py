@@ -1,4 +1,6 @@
-"""The HTTP application: every route, what each error looks like, and the door in front. Knows no ASGI server."""
+"""The HTTP application: all routes, the format of errors, and the middleware around them. It runs under any ASGI
+server.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -48,8 +50,8 @@ from engine.freed_memory import return_freed_memory
 from engine.request import ServiceClass
 from quant.errors import InglenookError
 
-LARGE_REQUEST_BYTES = 1 << 20  # of a request's body and its answer together
-TRIM_DELAY_SECONDS = 1.0  # in which further requests end, and so does the work on those whose clients are gone
+LARGE_REQUEST_BYTES = 1 << 20  # bytes of a request's body and its reply together
+TRIM_DELAY_SECONDS = 1.0  # seconds in which more requests can end, and so can the work for clients that disconnected
 
 Status: TypeAlias = Literal["ok", "unavailable"]
 
@@ -65,18 +67,19 @@ class Health(Struct, omit_defaults=True):
     running_by_class: dict[str, int]
     waiting_by_class: dict[str, int]
     kv_blocks: int
-    kv_blocks_held: int  # by requests
-    reason: str = ""  # why it is unavailable
+    kv_blocks_held: int  # blocks that requests hold
+    reason: str = ""  # why the server is unavailable
 
 
 @dataclass(frozen=True, slots=True)
 class AccessPolicy:
-    """Who is let in."""
+    """Which requests the server accepts."""
 
     authenticator: Authenticator = field(default_factory=Authenticator)
-    host_names: Sequence[str] = ()  # that requests may call the server by, besides its addresses; IPv6 in brackets
+    # names in the Host header that are accepted besides the server's addresses; IPv6 in brackets
+    host_names: Sequence[str] = ()
     allowed_origins: Sequence[str] = ()  # of web pages
-    max_requests: int = 0  # under way, of one caller; 0: any number
+    max_requests: int = 0  # concurrent requests of one caller, at most; 0: no limit
 
 
 DEFAULT_POLICY = AccessPolicy()
@@ -84,24 +87,24 @@ DEFAULT_POLICY = AccessPolicy()
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
-    """What an application is told besides its model."""
+    """Everything an application needs besides its model."""
 
     policy: AccessPolicy = DEFAULT_POLICY
-    aliases: Mapping[str, str] = field(default_factory=dict)  # other names of models, by which requests may call them
-    describe: Callable[[], ModelDetails] | None = None  # what the model is: see `ServedModel`
-    pulls: ModelPulls | None = None  # fetch models; None: none are fetched
-    state_dir: Path | None = None  # where responses are kept; None: in memory
-    machine: Machine = field(default_factory=Machine)  # what else it has
+    aliases: Mapping[str, str] = field(default_factory=dict)  # other names of models: see `ServedModel`
+    describe: Callable[[], ModelDetails] | None = None  # reads details from the model's files: see `ServedModel`
+    pulls: ModelPulls | None = None  # downloads models; None: requests to download are refused
+    state_dir: Path | None = None  # folder of stored responses; None: in memory
+    machine: Machine = field(default_factory=Machine)  # disk and GPU memory that the server reports
     keep_changing_lines: bool = False  # whether prompts keep lines that change with every request
     other_names: Sequence[str] = ()  # further names of the served model
-    loaded_as: str = ""  # the name that it was loaded by; empty: the service's
+    loaded_as: str = ""  # the name that the model was loaded by; empty: the service's name
 
 
 DEFAULT_CONTEXT = ServerContext()
 
 
 def create_application(service: ChatService, context: ServerContext = DEFAULT_CONTEXT) -> Starlette:
-    """The endpoint over a service whose streams are started."""
+    """Return the application of a chat service whose token streams are running."""
     model = _served_model(service, context)
     openai = OpenAIEndpoints(service, model)
     responses = ResponseEndpoints(service, model, StoredResponses(context.state_dir))
@@ -115,13 +118,13 @@ def create_application(service: ChatService, context: ServerContext = DEFAULT_CO
         *OwnEndpoints(service, context.machine).endpoints(),
         *AnthropicEndpoints(service, model, keep_changing_lines=context.keep_changing_lines).endpoints(),
         *_health_endpoints(lambda: _health(service)),
-        Endpoint("GET", "/metrics", Metrics(service).scrape, "Figures for Prometheus", gives=TEXT),
+        Endpoint("GET", "/metrics", Metrics(service).scrape, "Metrics in Prometheus' format", gives=TEXT),
     ]
     return _application(endpoints, model, context.policy)
 
 
 def create_embedding_application(service: EmbeddingService, context: ServerContext = DEFAULT_CONTEXT) -> Starlette:
-    """The endpoint over a model that gives embeddings."""
+    """Return the application of a model that returns vectors or ranks documents."""
     model = _served_model(service, context)
     openai = EmbeddingEndpoints(service, model)
     endpoints = [
@@ -177,7 +180,7 @@ def _application(endpoints: Sequence[Endpoint], model: ServedModel, policy: Acce
 
 
 class MemoryTrim:
-    """ASGI middleware, around all others: returns the memory of large requests to the system after they ended."""
+    """ASGI middleware around all others: returns freed memory to the system after large requests."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -210,7 +213,7 @@ class MemoryTrim:
 
 
 def _health_endpoints(health: Callable[[], Health]) -> list[Endpoint]:
-    """Anybody is told whether the server works, and who may use it what it does."""
+    """Return the routes of the health check. Without a key, the reply says only whether the server works."""
 
     async def answer(request: Request) -> Response:
         health_now = health()
@@ -218,12 +221,12 @@ def _health_endpoints(health: Callable[[], Health]) -> list[Endpoint]:
         body = health_now if caller_of(request).is_authenticated else HealthStatus(health_now.status)
         return Response(msgspec.json.encode(body), status, media_type="application/json")
 
-    summary = "Whether the server works, and on what"
+    summary = "Whether the server works, and its load"
     return [Endpoint("GET", path, answer, summary, gives=Health, fails_with=Health) for path in HEALTH_PATHS]
 
 
 def _health(service: ChatService) -> Health:
-    """From the heartbeats of all that a request waits for; nothing here waits for any of them."""
+    """Read the heartbeats of everything that requests wait for, without waiting for any of it."""
     streams = service.streams
     problem, state, running = service.problem(), streams.state(), streams.running_by_class()
     return Health(
@@ -239,7 +242,7 @@ def _health(service: ChatService) -> Health:
 
 
 def _embedding_health(service: EmbeddingService) -> Health:
-    """In the same shape: all requests are of one class, none has to wait for a place, and there is no cache."""
+    """Return the same fields: all requests are of one class, none waits for a slot, and there is no cache."""
     none, problem = dict.fromkeys(CLASS_NAMES, 0), service.problem()
     running = {**none, ServiceClass.NORMAL.name.lower(): service.requests}
     status: Status = "unavailable" if problem else "ok"
@@ -251,15 +254,15 @@ async def _error_response(request: Request, error: Exception) -> Response:
 
 
 async def _routing_error(request: Request, error: Exception) -> Response:
-    """No such path, or not with this method."""
+    """Return the error for an unknown path, or for a method that the path does not have."""
     status, headers = (error.status_code, error.headers) if isinstance(error, HTTPException) else (500, None)
-    message = f"{request.method} {request.scope['path']}: {_ROUTING_PROBLEMS.get(status, 'this cannot be answered')}"
+    message = f"{request.method} {request.scope['path']}: {_ROUTING_PROBLEMS.get(status, 'this request failed')}"
     return error_response(InvalidRequest(message, status=status, headers=headers), request.scope)
 
 
-_ROUTING_PROBLEMS = {404: "there is no such path", 405: "this path does not take this method"}
+_ROUTING_PROBLEMS = {404: "this path does not exist", 405: "this path does not support this method"}
 
 
 async def _client_closed_request(request: Request, error: Exception) -> Response:
-    """Nobody is there to read it."""
+    """Return a response that no client reads, with nginx's status for a closed connection."""
     return Response(status_code=499)

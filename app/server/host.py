@@ -1,8 +1,8 @@
 """Runs the engine and the HTTP server in this process, from the first socket to the last.
 
-The one place that knows the order of things. At the start the port comes before the model, so that a taken one is told
-at once. At the end, new connections are refused first; then every stream gets a last event and the engine's thread
-ends; then the connections close. Refuses to know routes and wire formats.
+The order of the start and of the end is decided here. The port is opened before the model is loaded, so that a port in
+use is reported at once. At the end, the server first refuses new connections. Then every stream gets a last event and
+the engine's thread ends. Then the connections close.
 """
 
 import asyncio
@@ -44,16 +44,16 @@ if TYPE_CHECKING:
     from app.server.application import AccessPolicy, ServerContext
     from app.server.machine import Machine
 
-STOP_SECONDS = 1.8  # for the end of a step and for clients to read their last event; then they are cut off
+STOP_SECONDS = 1.8  # for the current step, and for clients to read their last event; then connections are aborted
 _MAX_HEADER_BYTES = 64 << 10
 
-# How long a thread that computes in Python keeps the interpreter from one that asks for it. Longer than the Python of a
-# step, which is not to be cut in two; shorter than the step itself, which the event loop must not hold up.
+# Seconds after which a thread that computes in Python gives up the interpreter. Longer than the Python part of a step,
+# which should not be interrupted; shorter than the step itself, so that it does not block the event loop.
 SWITCH_SECONDS = 0.0005
 
 
 def run_host(settings: Settings, progress: Progress, leases: EngineLeases | None = None) -> None:
-    """Fetch and load the model, then serve it until SIGINT, SIGTERM, or SIGHUP, or until the `leases` expire.
+    """Download and load the model, then serve it until SIGINT, SIGTERM, or SIGHUP, or until the `leases` expire.
 
     Raises PortTaken, InvalidSetting, and what `pull` and `load_model` raise. A second Ctrl-C ends the process at once.
     """
@@ -62,7 +62,7 @@ def run_host(settings: Settings, progress: Progress, leases: EngineLeases | None
         stored = pull(settings.model, settings, progress)
         renderer.start()
         from app.models.load.loaded_encoder import is_embedding_model, load_encoder_model
-        from app.models.load.loaded_model import load_model  # torch comes with it, and takes a second
+        from app.models.load.loaded_model import load_model  # imports torch, which takes a second
         from app.server.application import ServerContext
 
         load = load_encoder_model if is_embedding_model(stored) else load_model
@@ -86,15 +86,18 @@ def run_host(settings: Settings, progress: Progress, leases: EngineLeases | None
 
 
 def _access_policy(settings: Settings) -> "AccessPolicy":
-    """Who is let in. Raises InvalidSetting where other machines would be without a key, or a key cannot be read."""
+    """Return which requests to accept.
+
+    Raises InvalidSetting if other machines could connect without a key, or if a key cannot be read.
+    """
     from app.server.application import AccessPolicy
     from app.server.http.access import Authenticator
 
     keys = chosen_keys(settings)
     if not keys and not is_loopback(settings.host):
         raise InvalidSetting(
-            f"--host {settings.host} serves other machines, and there is no API key",
-            "Give it one with INGLE_API_KEY or --api-key-file, or leave --host out.",
+            f"--host {settings.host} accepts other machines, and no API key is set",
+            "Set a key with INGLE_API_KEY or --api-key-file, or leave --host out.",
         )
     names = (settings.host, *settings.host_names)
     authenticator = Authenticator(keys, make_own_key(settings))
@@ -116,7 +119,7 @@ def _machine(model: "ChatModel | LoadedEncoder", settings: Settings) -> "Machine
 
 
 def _listen(settings: Settings) -> ListeningSockets:
-    """On the server's port; on the one where Ollama's clients look, too, if that is wanted."""
+    """Listen on the server's port, and also on Ollama's port if the settings ask for it."""
     with ExitStack() as opened:
         sockets = opened.enter_context(closing(_listen_on_port(settings)))
         if settings.ollama_port:
@@ -132,8 +135,8 @@ def _listen_on_port(settings: Settings) -> ListeningSockets:
         for other in running_instances(settings):
             if other.port == settings.port:
                 raise PortTaken(
-                    f"port {other.port} is taken by ingle itself, which serves {other.model} there (pid {other.pid})",
-                    f"Use it, end it with: ingle stop {other.port}, or choose another port with --port.",
+                    f"port {other.port} is in use by ingle itself, which serves {other.model} (pid {other.pid})",
+                    f"Use that server, stop it with ingle stop {other.port}, or choose another port with --port.",
                 ) from None
         raise problem
 
@@ -147,7 +150,7 @@ def _instance(stored: StoredModel, host: str, port: int) -> Instance:
 
 @dataclass(frozen=True, slots=True)
 class _PendingWork:
-    """All that requests wait for."""
+    """All work that requests wait for."""
 
     computing: "Stoppable"
     pulls: Pulls
@@ -195,7 +198,7 @@ async def _serve(
 async def _chat(
     model: "ChatModel", renderer: ChatTemplateRenderer, name: str, context: "ServerContext", settings: Settings
 ) -> AsyncIterator[tuple[ASGIApp, "Stoppable"]]:
-    """The application of a model that writes text, and the work that it gives to others."""
+    """Create the application of a model that generates text, and the work to stop at the end."""
     from app.generation.reply_token_cache import ReplyTokenCache
     from app.generation.service import ChatService
     from app.generation.token_streams import TokenStreams
@@ -228,7 +231,7 @@ def _default_sampling(model: "ChatModel", settings: Settings) -> "DefaultSamplin
 async def _embeddings(
     model: "LoadedEncoder", name: str, context: "ServerContext"
 ) -> AsyncIterator[tuple[ASGIApp, "Stoppable"]]:
-    """The same of a model that gives embeddings."""
+    """Create the application of an embedding model, and the work to stop at the end."""
     from app.generation.embedding_service import EmbeddingService
     from app.server.application import create_embedding_application
 
@@ -240,7 +243,7 @@ async def _embeddings(
 
 
 def server_config(application: ASGIApp) -> uvicorn.Config:
-    """How uvicorn is to serve the application. It refuses a request whose head has no end."""
+    """Return uvicorn's settings. Requests with a longer head than the limit are refused."""
     from app.server.dialects.openai.errors import ERRORS as OPENAI_ERRORS
     from app.server.http.connection import Connection
 
@@ -261,9 +264,9 @@ def server_config(application: ASGIApp) -> uvicorn.Config:
 
 
 def _tune_interpreter() -> None:
-    """Have neither the event loop nor the garbage collector stop the engine for longer than a step.
+    """Keep the event loop and the garbage collector from delaying the engine by more than a step.
 
-    What was loaded is there to stay. To look through it for garbage takes a tenth of a second, in which no thread runs.
+    Loaded objects stay until the process ends. A garbage collection over them takes 0.1 s, in which no thread runs.
     """
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.collect()
@@ -272,36 +275,36 @@ def _tune_interpreter() -> None:
 
 def _announce(name: str, instance: Instance, settings: Settings, progress: Progress) -> None:
     url, key = instance.api_url, _key_hint(settings)
-    stop = "; Ctrl-C stops it" if sys.stdin is not None and sys.stdin.isatty() else ""  # where it can be typed
+    stop = "; Ctrl-C stops it" if sys.stdin is not None and sys.stdin.isatty() else ""  # only where Ctrl-C can be typed
     progress.say(f"{name} is ready at {url} (OPENAI_BASE_URL={url}, {key}{stop})")
     if settings.ollama_port:
-        progress.say(f"Programs that look for Ollama find it on port {settings.ollama_port}.")
+        progress.say(f"Clients of Ollama can use port {settings.ollama_port}.")
 
 
 def _key_hint(settings: Settings) -> str:
-    """What programs have to send, in words."""
+    """Describe the key that programs must send."""
     if settings.api_key or settings.api_key_file:
         return "your API key"
     return "any API key" if sys.platform == "linux" else f"the API key in {own_key_file(settings)}"
 
 
 def _exit_now(instance: Instance, settings: Settings, status: int) -> None:
-    """End the process with whatever it is doing. The template child ends by itself when its pipe closes."""
+    """End the process at once. The template process exits by itself when its pipe closes."""
     withdraw(instance, settings)
     os._exit(status)
 
 
 class Stoppable(Protocol):
-    """Work that requests wait for. `stop` ends it, and tells each of them so; any number of times."""
+    """Work that requests wait for. `stop` ends it and notifies every request; it may be called several times."""
 
     async def stop(self) -> None: ...
 
 
 class HTTPServer(uvicorn.Server):
-    """uvicorn, with the end of what requests wait for as a part of its own end, and with signals of our own.
+    """uvicorn that also stops the work that requests wait for, and handles signals itself.
 
-    `on_ready` is called when it accepts connections; `exit_now` has to end the process with the status it is given, and
-    is called when the end takes too long, or a second Ctrl-C comes.
+    `on_ready` is called when the server accepts connections. `exit_now` must end the process with the given status; it
+    is called if shutting down takes too long, or at a second Ctrl-C.
     """
 
     def __init__(
@@ -318,19 +321,19 @@ class HTTPServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """uvicorn would raise the signal again after a clean end, which is to be a success here."""
+        """Do nothing: uvicorn would raise the signal again after a clean end, so that the exit status is a failure."""
         yield
 
     def stop_on_signals(self) -> None:
-        """For good: the process ends with the door."""
+        """Stop the server on SIGINT, SIGTERM, and SIGHUP. The handlers stay until the process ends."""
         for number in (signal.SIGINT, *ending_signals()):
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """A second Ctrl-C is from a person who does not want to wait; two programs may ask for the end at once."""
+        """Stop the server, or exit at once at a second Ctrl-C. Other signals may come twice, from two programs."""
         if self.should_exit and number == signal.SIGINT:
             self._exit_now(EXIT_INTERRUPTED)
-        self.should_exit = True  # uvicorn looks every tenth of a second
+        self.should_exit = True  # uvicorn checks it every 0.1 s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -338,6 +341,6 @@ class HTTPServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().call_later(STOP_SECONDS, self._exit_now, EXIT_OK)
-        ending = asyncio.create_task(self._work.stop())  # begins when the listening sockets are closed
-        await super().shutdown(sockets)  # waits until every answer under way is told to its end
+        ending = asyncio.create_task(self._work.stop())  # starts when the listening sockets are closed
+        await super().shutdown(sockets)  # waits until every running reply has been sent
         await ending

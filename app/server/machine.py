@@ -1,7 +1,7 @@
-"""What a server takes of its machine besides its process's memory: files of what was computed, and a GPU's memory.
+"""Disk space and GPU memory that a server uses, for its report.
 
-Looked at when somebody asks; the files, of which there can be thousands, every few seconds at most. Refuses to know
-what is in them, and whose they are.
+Values are read when a client asks. The folder of the disk cache, which can hold thousands of files, is scanned at most
+every few seconds.
 """
 
 import time
@@ -14,11 +14,11 @@ from msgspec import Struct
 from app.models.machine_memory import memory_without_gpu, resident_bytes
 from engine.kv.disk.folder import resolve_limit, segment_files
 
-_SCAN_SECONDS = 5.0  # between two looks at the files
+_SCAN_SECONDS = 5.0  # between two scans of the folder
 
 
 class AmountReport(Struct):
-    """So much of so much, in bytes."""
+    """An amount and its limit, in bytes."""
 
     used: int
     total: int
@@ -26,15 +26,15 @@ class AmountReport(Struct):
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """Of the GPU that computes."""
+    """Memory of the GPU that runs the engine, in bytes."""
 
-    total: int  # bytes
+    total: int
     free: Callable[[], int]
-    own: Callable[[], int]  # that this process has taken
+    own: Callable[[], int]  # used by this process
 
 
 class Machine:
-    """May be asked from several threads: at worst the files are looked at twice."""
+    """Callable from several threads: at worst the folder is scanned twice."""
 
     def __init__(
         self,
@@ -43,13 +43,14 @@ class Machine:
         gpu: GpuMemory | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`disk` is the folder of the files of all models, None where nothing is written; `disk_limit` in bytes, None:
-        chosen by what is free."""
+        """`disk` is the cache folder of all models, or None if nothing is written. `disk_limit` is in bytes; None
+        derives it from the free space.
+        """
         self._disk = disk
         self._limit = disk_limit
         self._gpu = gpu
         self._clock = clock
-        self._last_scan: tuple[float, AmountReport] | None = None  # and when
+        self._last_scan: tuple[float, AmountReport] | None = None  # the time of the last scan and its result
 
     def disk(self) -> AmountReport | None:
         if self._disk is None:
@@ -60,14 +61,16 @@ class Machine:
         return self._last_scan[1]
 
     def gpu(self) -> AmountReport | None:
-        """With what other programs take of it."""
+        """Return the used and total GPU memory, which includes memory that other programs use."""
         if self._gpu is None:
             return None
         return AmountReport(max(0, self._gpu.total - self._gpu.free()), self._gpu.total)
 
     def room(self) -> int:
-        """Bytes that another model would find once this process has ended; 0: nobody knows, since that one might be
-        for a GPU that this one is not on."""
+        """Return the bytes that another model could use once this process has ended.
+
+        0 if that is unknown: the other model might run on a GPU that this process does not use.
+        """
         if self._gpu is not None:
             return self._gpu.free() + self._gpu.own()
         free = memory_without_gpu()

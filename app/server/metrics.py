@@ -1,8 +1,7 @@
-"""`GET /metrics`: what the engine has done and holds, and how long replies took, in Prometheus' text format.
+"""`GET /metrics`: counters and state of the engine, and latencies of replies, in Prometheus' text format.
 
-Names are vLLM's where it has the same figure, behind a prefix of our own, so that its dashboards need one word changed.
-All is read at the moment it is asked for: nothing is kept here, and nothing waits for the engine. The only module that
-knows prometheus-client.
+A metric that vLLM also has keeps vLLM's name, with another prefix, so that vLLM's dashboards need one word changed.
+Values are read during the scrape; nothing is stored here, and no scrape waits for the engine.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,10 +30,10 @@ _PREFIX = "ingle:"
 Family: TypeAlias = GaugeMetricFamily | CounterMetricFamily
 ReadState: TypeAlias = Callable[[EngineState], float]
 
-# What it is, its name, what it counts, and where it is found.
+# Type, name, help text, and how to read the value.
 _METRICS: Sequence[tuple[type[Family], str, str, ReadState]] = (
-    (GaugeMetricFamily, "num_requests_running", "Requests that steps compute.", lambda state: state.running),
-    (GaugeMetricFamily, "num_requests_waiting", "Requests that wait for a place.", lambda state: sum(state.waiting)),
+    (GaugeMetricFamily, "num_requests_running", "Running requests.", lambda state: state.running),
+    (GaugeMetricFamily, "num_requests_waiting", "Requests that wait for a slot.", lambda state: sum(state.waiting)),
     (
         GaugeMetricFamily,
         "num_requests_swapped",
@@ -44,100 +43,100 @@ _METRICS: Sequence[tuple[type[Family], str, str, ReadState]] = (
     (
         GaugeMetricFamily,
         "kv_cache_usage_perc",
-        "Share of the KV blocks that requests hold; 1 is all of them.",
+        "Share of the KV blocks that requests hold, from 0 to 1.",
         lambda state: state.kv_blocks_held / max(1, state.kv_blocks),
     ),
-    (GaugeMetricFamily, "kv_blocks", "KV blocks there are.", lambda state: state.kv_blocks),
+    (GaugeMetricFamily, "kv_blocks", "KV blocks in total.", lambda state: state.kv_blocks),
     (GaugeMetricFamily, "kv_blocks_held", "KV blocks that requests hold.", lambda state: state.kv_blocks_held),
     (
         GaugeMetricFamily,
         "kv_blocks_cached",
-        "KV blocks that nobody holds, with content that may be used again.",
+        "Cached KV blocks that no request holds.",
         lambda state: state.kv_blocks_cached,
     ),
     (GaugeMetricFamily, "host_pool_blocks", "Blocks of the host pool.", lambda state: state.host_blocks),
     (
         GaugeMetricFamily,
         "host_pool_blocks_used",
-        "Blocks of the host pool that hold something.",
+        "Used blocks of the host pool.",
         lambda state: state.host_blocks_used,
     ),
     (
         CounterMetricFamily,
         "prompt_tokens",
-        "Tokens of the prompts of requests that found a place.",
+        "Prompt tokens of admitted requests.",
         lambda state: state.counters.prompt_tokens,
     ),
     (
         CounterMetricFamily,
         "generation_tokens",
-        "Tokens that were generated.",
+        "Generated tokens.",
         lambda state: state.counters.generated_tokens,
     ),
     (
         CounterMetricFamily,
         "prefix_cache_queries",
-        "Tokens of prompts that were looked up in the cache.",
+        "Prompt tokens looked up in the cache.",
         lambda state: state.counters.prompt_tokens,
     ),
     (
         CounterMetricFamily,
         "prefix_cache_hits",
-        "Tokens of prompts that were found in the cache.",
+        "Prompt tokens found in the cache.",
         lambda state: state.counters.prompts.cached,
     ),
     (
         CounterMetricFamily,
         "num_preemptions",
-        "How often a request yielded its place.",
+        "Preemptions.",
         lambda state: state.counters.swapped_out + state.counters.recomputed,
     ),
     (
         CounterMetricFamily,
         "failed_steps",
-        "Steps that failed; each ends the requests it ran.",
+        "Failed steps. Each ends the requests that it ran.",
         lambda state: state.counters.failed_steps,
     ),
     (
         CounterMetricFamily,
         "disk_read_bytes",
-        "Bytes of KV blocks that were read from files.",
+        "Bytes of KV blocks read from files.",
         lambda state: state.counters.disk_read_bytes,
     ),
     (
         CounterMetricFamily,
         "disk_written_bytes",
-        "Bytes of KV blocks that were written to files.",
+        "Bytes of KV blocks written to files.",
         lambda state: state.counters.disk_written_bytes,
     ),
     (
         CounterMetricFamily,
         "disk_misses",
-        "How often files could not be read; their tokens were computed.",
+        "Failed reads of KV blocks from files. Their tokens were recomputed.",
         lambda state: state.counters.disk_misses,
     ),
 )
 
-# What it is, its name, what it counts, the label that tells its values apart, and where each of them is found.
+# Type, name, help text, name of the label, and how to read the value of each label.
 _LABELED_METRICS: Sequence[tuple[type[Family], str, str, str, Mapping[str, ReadState]]] = (
     (
         GaugeMetricFamily,
         "num_requests_waiting_by_class",
-        "Requests that wait for a place.",
+        "Requests that wait for a slot.",
         "service_class",
         {name: partial(EngineState.waiting_in, service=service) for name, service in CLASS_NAMES.items()},
     ),
     (
         CounterMetricFamily,
         "num_preemptions_by_kind",
-        "How often a request yielded its place: by a copy of its blocks, or by giving them up.",
+        "Preemptions, by whether the blocks were copied to RAM or dropped.",
         "kind",
         {"swap": lambda state: state.counters.swapped_out, "recompute": lambda state: state.counters.recomputed},
     ),
     (
         CounterMetricFamily,
         "tokens_by_source",
-        "Tokens of prompts by where they were found, and tokens that steps computed, of prompts and replies.",
+        "Prompt tokens by the cache tier they were found in, and computed tokens of prompts and replies.",
         "source",
         {
             "device": lambda state: state.counters.prompts.device,
@@ -150,16 +149,16 @@ _LABELED_METRICS: Sequence[tuple[type[Family], str, str, str, Mapping[str, ReadS
 
 
 class Metrics:
-    """Answers GET /metrics."""
+    """The endpoint of GET /metrics."""
 
     def __init__(self, service: ChatService) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_Collector(service))
 
     async def scrape(self, request: Request) -> Response:
-        """On the loop of the streams, since their figures are written there.
+        """Return all metrics. Runs on the event loop of the token streams, where the values are written.
 
-        In the plain format whatever the scraper would like best: the others may change the colon in the names.
+        Always in the plain text format: other formats may change the colon in the names.
         """
         return Response(generate_latest(self._registry), media_type=_MEDIA_TYPE)
 
@@ -171,7 +170,7 @@ class _Collector(Collector):
         self._cache = service.cache
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: so that registering asks the engine nothing."""
+        """Return nothing, so that registering does not read from the engine."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
@@ -190,25 +189,29 @@ class _Collector(Collector):
         yield self._metric(GaugeMetricFamily, "healthy", "1 while the engine can serve, else 0.", healthy)
         of_class = streams.running_by_class()
         running = {name: of_class[service] for name, service in CLASS_NAMES.items()}
-        name, meaning = "num_requests_running_by_class", "Requests that steps compute."
+        name, meaning = "num_requests_running_by_class", "Running requests."
         yield self._labeled_metric(GaugeMetricFamily, name, meaning, "service_class", running)
 
     def _latency_metrics(self, latencies: Latencies) -> Iterator[Metric]:
         ends = {finish.value: count for finish, count in latencies.ends.items()}
-        name, meaning = "request_success", "Requests that ended, by why."
+        name, meaning = "request_success", "Ended requests, by reason."
         yield self._labeled_metric(CounterMetricFamily, name, meaning, "finished_reason", ends)
         for name, meaning, histograms in (
-            ("time_to_first_token_seconds", "From a request to its first token.", latencies.first_token),
-            ("inter_token_latency_seconds", "From one token of a request to its next.", latencies.between_tokens),
-            ("e2e_request_latency_seconds", "From a request to its end by itself.", latencies.whole_reply),
+            ("time_to_first_token_seconds", "Time from the request to its first token.", latencies.first_token),
+            ("inter_token_latency_seconds", "Time between two tokens of a request.", latencies.between_tokens),
+            (
+                "e2e_request_latency_seconds",
+                "Time from the request to its end, unless it was aborted.",
+                latencies.whole_reply,
+            ),
         ):
             yield self._histogram(name, meaning, histograms)
 
     def _cache_metrics(self, cache: CacheTracker) -> Iterator[Metric]:
         misses = {reason.value: count for reason, count in cache.misses.items()}
-        name, meaning = "cache_misses", "Prompts of which more than their new end was computed, by why."
+        name, meaning = "cache_misses", "Prompts of which more than the new part was computed, by reason."
         yield self._labeled_metric(CounterMetricFamily, name, meaning, "reason", misses)
-        meaning = "Time to bring what was cached of a prompt from the host pool and from files, where some was there."
+        meaning = "Time to restore cached blocks of a prompt from the host pool and from files, if there were any."
         yield self._histogram("cache_restore_seconds", meaning, cache.restores)
 
     def _metric(self, kind: type[Family], name: str, meaning: str, value: float) -> Family:

@@ -1,6 +1,7 @@
-"""Where a request comes from: its class, its caller and program, and whether it may be written to disk.
+"""Origin of a request: its service class, its caller and program, and whether it may be written to disk.
 
-The class is the first of these that the request has: our own field, our header, OpenAI's tier, its purpose.
+The class is the first of these that the request has: the field service_class, the header X-Ingle-Class, OpenAI's
+service tier, and the purpose.
 """
 
 import enum
@@ -14,11 +15,11 @@ from app.server.http.errors import InvalidRequest
 from engine.request import Origin, ServiceClass
 
 CLASS_HEADER = "X-Ingle-Class"
-MAX_CLIENT_NAME = 80  # characters; what is longer is cut
+MAX_CLIENT_NAME = 80  # characters; longer names are cut
 
 
 class Purpose(enum.Enum):
-    """What a request asks for, as far as its class depends on it."""
+    """Purpose of a request, as far as its class depends on it."""
 
     CHAT = enum.auto()
     COMPLETION = enum.auto()
@@ -27,7 +28,7 @@ class Purpose(enum.Enum):
 
 CLASS_NAMES: Mapping[str, ServiceClass] = {service.name.lower(): service for service in ServiceClass}
 
-_CLASS_OF_TIER: Mapping[str, ServiceClass] = {  # the other tiers say nothing
+_CLASS_OF_TIER: Mapping[str, ServiceClass] = {  # other tiers do not set a class
     "flex": ServiceClass.BACKGROUND,
     "priority": ServiceClass.INTERACTIVE,
 }
@@ -40,7 +41,7 @@ _CLASS_OF_PURPOSE: Mapping[Purpose, ServiceClass] = {
 
 @dataclass(frozen=True, slots=True)
 class OriginFields:
-    """The fields of a request that its origin depends on, after they were checked."""
+    """Validated fields of a request that determine its origin."""
 
     purpose: Purpose
     service_class: str | None = None
@@ -51,8 +52,10 @@ class OriginFields:
 
 
 def origin_of(request: Request, fields: OriginFields, reply: str = "") -> Origin:
-    """The origin of a request with these fields, whose reply has the id `reply`. Raises InvalidRequest for a bad
-    header."""
+    """Return the origin of a request whose reply has the id `reply`.
+
+    Raises InvalidRequest if the class in the header is unknown.
+    """
     return replace(
         caller_origin(request),
         service=_service_class(fields, request.headers),
@@ -64,13 +67,13 @@ def origin_of(request: Request, fields: OriginFields, reply: str = "") -> Origin
 
 
 def caller_origin(request: Request) -> Origin:
-    """The origin of a request without such fields: its program, and the cache of its caller."""
+    """Return the origin of a request without such fields: its program, and the cache of its caller."""
     client = request.headers.get("user-agent", "")[:MAX_CLIENT_NAME]
     return Origin(cache_salt=caller_of(request).cache_salt, client=client)
 
 
 def caller_of(request: Request) -> Caller:
-    """The caller of a request that was let in."""
+    """Return the caller of a request that passed the access checks."""
     caller: Caller = request.scope["state"][CALLER]
     return caller
 

@@ -1,6 +1,7 @@
-"""Routes of our own, for the chat in the terminal: what the engine is doing, and what other dialects have no words for.
+"""Routes of this server's own API, which the terminal chat uses: engine state, abort, stop, token counts, and
+forgetting.
 
-Who may use the server with a key that shares nothing with others is told of his own requests alone.
+A caller whose key has a separate cache sees and ends only requests with that key.
 """
 
 import asyncio
@@ -35,18 +36,18 @@ class RequestReport(Struct):
     """A request that has not ended."""
 
     id: str
-    client: str  # as it names itself
+    client: str  # the user agent
     service_class: str
     phase: Phase
     prompt_done: int  # tokens
     prompt_total: int
     reply_tokens: int
     seconds: float  # since it arrived
-    reply: str = ""  # the id by which it can be stopped; empty: it has none
+    reply: str = ""  # the id that stops it; empty if it has none
 
 
 class TierReport(Struct):
-    """A place of what was computed, in blocks."""
+    """One tier of the KV cache, in blocks."""
 
     name: str
     used: int
@@ -54,47 +55,47 @@ class TierReport(Struct):
 
 
 class EngineReport(Struct):
-    """What the engine does and holds."""
+    """State of the engine."""
 
     model: str
     context_length: int
     requests: list[RequestReport]
     tiers: list[TierReport]
-    block_bytes: int  # about, that a block of the tiers takes; 0: nobody knows
-    disk: AmountReport | None  # files of what was computed, of all models; null: nothing is kept
-    memory: int  # bytes of the process; 0: nobody knows
-    gpu: AmountReport | None  # memory of the GPU that computes; null: none does
-    room: int  # bytes that another model would find in the place of this one; 0: nobody knows
-    computed_tokens: int  # since its start, of prompts and replies
+    block_bytes: int  # approximate bytes of one block; 0: unknown
+    disk: AmountReport | None  # files of the KV cache, of all models; null: nothing is written
+    memory: int  # bytes of the process; 0: unknown
+    gpu: AmountReport | None  # memory of the GPU in use; null: the engine runs on the CPU
+    room: int  # bytes that another model could use in place of this one; 0: unknown
+    computed_tokens: int  # since the start, of prompts and replies
     generated_tokens: int
 
 
 class AbortRequest(Struct):
-    """Which request is to end."""
+    """The id of the request to end."""
 
     id: Annotated[str, Meta(max_length=32)]
 
 
 class Aborted(Struct):
-    """Whether there was one."""
+    """Whether a request was aborted."""
 
     aborted: bool
 
 
 class StopRequest(Struct):
-    """Which reply is long enough, by the id that its chunks carry."""
+    """The id in the chunks of the reply to end."""
 
     reply: Annotated[str, Meta(min_length=1, max_length=64)]
 
 
 class Stopped(Struct):
-    """Whether it was still being written."""
+    """Whether the reply was still being generated."""
 
     stopped: bool
 
 
 class CountRequest(Struct):
-    """What is to be counted: a text, or the prompt for the next turn of a conversation."""
+    """A text, or a conversation whose next prompt is counted."""
 
     text: Annotated[str, Meta(max_length=MAX_TEXT_CHARS)] = ""
     messages: list[ChatMessage] = msgspec.field(default_factory=list)
@@ -107,7 +108,7 @@ class Count(Struct):
 
 
 class ForgetRequest(Struct):
-    """A conversation that is deleted, and others whose beginnings stay."""
+    """A conversation to delete, and conversations whose common prefixes must stay."""
 
     messages: Messages
     staying: Annotated[list[Messages], Meta(max_length=256)] = msgspec.field(default_factory=list)
@@ -118,7 +119,7 @@ class Forgotten(Struct):
 
 
 class OwnEndpoints:
-    """Over one chat service, and the machine that it runs on."""
+    """Endpoints over one chat service and the machine that it runs on."""
 
     def __init__(self, service: ChatService, machine: Machine) -> None:
         self._service = service
@@ -129,10 +130,10 @@ class OwnEndpoints:
         self._forget_decoder = msgspec.json.Decoder(ForgetRequest)
 
     def endpoints(self) -> list[Endpoint]:
-        abort, stop = "End a request", "End a reply in good order, so that it says what it used"
-        count, forget = "How many tokens something is", "Forget what was computed of a chat"
+        abort, stop = "Abort a request", "Stop a reply, which still reports its usage"
+        count, forget = "Count the tokens of a text or a conversation", "Delete the cached blocks of a chat"
         return [
-            Endpoint("GET", "/inglenook/engine", self.report, "What the engine is doing", gives=EngineReport),
+            Endpoint("GET", "/inglenook/engine", self.report, "Report the state of the engine", gives=EngineReport),
             Endpoint("POST", "/inglenook/abort", self.abort, abort, takes=AbortRequest, gives=Aborted),
             Endpoint("POST", "/inglenook/stop", self.stop, stop, takes=StopRequest, gives=Stopped),
             Endpoint("POST", "/inglenook/count", self.count, count, takes=CountRequest, gives=Count),
@@ -171,7 +172,7 @@ class OwnEndpoints:
         )
 
     def _end_requests(self, request: Request, is_meant: Callable[[EngineRequest], bool], reason: FinishReason) -> bool:
-        """End what is meant, of what the caller may see; whether there was any."""
+        """End requests that match and that the caller may see. Returns whether there were any."""
         streams = self._service.streams
         found = [one.id for one in streams.requests() if is_meant(one) and _may_see(request, one)]
         for number in found:
@@ -179,7 +180,7 @@ class OwnEndpoints:
         return bool(found)
 
     async def count(self, request: Request) -> Response:
-        """Of what no context holds, too. Raises InvalidMessage and TemplateError as a chat does."""
+        """Count tokens, even of more than the context holds. Raises InvalidMessage and TemplateError as a chat does."""
         body = await read_body(request, self._count_decoder)
         if body.messages:
             messages = [message.to_message() for message in body.messages]
@@ -219,13 +220,13 @@ def _phase(request: EngineRequest) -> Phase:
 
 
 def _may_see(request: Request, one: EngineRequest) -> bool:
-    """The owner of the server sees all requests; another caller, those that carry his key."""
+    """Whether the caller may see a request: the owner of the server sees all, other callers those with their key."""
     salt: str = caller_of(request).cache_salt
     return one.origin.cache_salt.startswith(salt)
 
 
 def _resident_bytes() -> int:
-    """Of this process, in memory. Linux tells."""
+    """Return the resident memory of this process; 0 on systems other than Linux."""
     if sys.platform != "linux":
         return 0
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])

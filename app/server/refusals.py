@@ -1,7 +1,4 @@
-"""Paths that the served model cannot answer, whatever they are asked: each says why, and what does.
-
-Knows no dialect, but for the paths that its remedies name.
-"""
+"""Endpoints for requests that the served model cannot answer. Their errors say why, and which model or path can."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,14 +15,16 @@ from app.server.http.request_body import read_body
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What a model answers to whoever wants what it does not do."""
+    """An error for all requests that a model does not support."""
 
     summary: str
     message: str
     remedy: str
 
     def endpoints(self, bodies: Mapping[str, type[Struct]], errors: ErrorFormat | None = None) -> list[Endpoint]:
-        """One for each path, with the body that requests to it have; `errors` as of an endpoint."""
+        """Return an endpoint for each path in `bodies`, with the type of its request body. `errors` is the error
+        format.
+        """
         return [
             Endpoint("POST", path, self._refuse, self.summary, takes=body, errors=errors)
             for path, body in bodies.items()
@@ -37,23 +36,23 @@ class Refusal:
 
 
 class AnyRequest(Struct):
-    """A request of which nothing is read."""
+    """A request of which no field is read."""
 
 
 _any_request = msgspec.json.Decoder(AnyRequest)
 
 NO_VECTORS = Refusal(
-    "Refused: this model has no embeddings",
-    "This server's model writes text, and has no embeddings",
-    "Serve an embedding model: ingle serve --model FOLDER, of all-MiniLM-L6-v2 or BGE for one.",
+    "Refused: this model returns no embeddings",
+    "This server's model generates text, and returns no embeddings",
+    "Serve an embedding model, such as all-MiniLM-L6-v2: ingle serve --model FOLDER.",
 )
 RANKS_ONLY = Refusal(
-    "Refused: this model ranks documents, and gives no vectors",
-    "This server's model ranks documents, and gives no embeddings",
+    "Refused: this model ranks documents, and returns no embeddings",
+    "This server's model ranks documents, and returns no embeddings",
     "Use POST /v1/rerank, or serve an embedding model.",
 )
 NO_TEXT = Refusal(
-    "Refused: this model writes no text",
-    "This server's model gives embeddings, and writes no text",
-    "Use POST /v1/embeddings or POST /v1/rerank, or serve a model that chats: ingle serve.",
+    "Refused: this model generates no text",
+    "This server's model returns embeddings, and generates no text",
+    "Use POST /v1/embeddings or POST /v1/rerank, or serve a chat model: ingle serve.",
 )

@@ -1,8 +1,8 @@
 """Fields of requests: types that several dialects share, and tables of the documented fields.
 
-A dialect has one table for each kind of request. It lists every field that the documents of its API, and of the servers
-that speak it, name. The decoder applies the table, the tests check each row, and `docs/request-fields.md` prints it.
-Fields without a row are unknown to all of them, and are ignored.
+A dialect has one table for each kind of request. It lists every field in the documents of its API and of other servers
+with that API. The decoder applies the table, the tests check each row, and `docs/request-fields.md` prints it. Fields
+without a row are ignored.
 """
 
 import enum
@@ -17,12 +17,12 @@ from app.server.http.errors import InvalidRequest
 from engine.sampling_params import MAX_LOGPROBS, MAX_TEMPERATURE, DryParams
 
 Json: TypeAlias = Any
-Members: TypeAlias = dict[str, msgspec.Raw]  # of a JSON object, each as it is written
+Members: TypeAlias = dict[str, msgspec.Raw]  # members of a JSON object, each still encoded
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
 
 class Handling(enum.Enum):
-    """What the server does with a field."""
+    """How the server handles a field."""
 
     SUPPORTED = "supported"
     ALIAS = "alias"
@@ -32,15 +32,15 @@ class Handling(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One row: a documented field of a request."""
+    """A row of a table: one documented field of a request."""
 
     path: str  # such as "options.num_ctx"; members of list items as "messages[].name"
     handling: Handling
     sources: str  # the APIs that document it, such as "OpenAI, vLLM"
-    example: Json  # a value that clients send; of a refused field, one that is refused
-    note: str = ""  # what it does, why it cannot change a reply, or what to do instead
-    target: str = ""  # of an alias: the name of the field that it stands for, in the same object
-    neutral: tuple[Json, ...] = ()  # of a refused field: values that change nothing, and are therefore accepted
+    example: Json  # a value that clients send; for a refused field, a value that is refused
+    note: str = ""  # the effect, or why the field has none, or what to do instead
+    target: str = ""  # for an alias: the name of the real field, which is in the same object
+    neutral: tuple[Json, ...] = ()  # for a refused field: values without effect, which are accepted
 
     @property
     def parent(self) -> str:
@@ -52,23 +52,28 @@ class Field:
 
 
 def supported(path: str, sources: str, example: Json, note: str = "") -> Field:
-    """A field that does what its documents say."""
+    """Return the row of a field that works as documented."""
     return Field(path, Handling.SUPPORTED, sources, example, note)
 
 
 def alias(path: str, sources: str, example: Json, *, of: str, note: str = "") -> Field:
-    """Another name of the field `of`, which is in the same object. The field's own name wins where both are given."""
+    """Return the row of another name of the field `of`, which is in the same object.
+
+    The field's own name wins if both are given.
+    """
     return Field(path, Handling.ALIAS, sources, example, note, target=of)
 
 
 def ignored(path: str, sources: str, example: Json, why: str) -> Field:
-    """A field that cannot change a reply here; `why` says the reason."""
+    """Return the row of a field that cannot change a reply. `why` gives the reason."""
     return Field(path, Handling.IGNORED, sources, example, why)
 
 
 def refused(path: str, sources: str, example: Json, instead: str, *, neutral: Sequence[Json] = ()) -> Field:
-    """A field that would change the reply and is not supported. `instead` tells the client what to do; null and the
-    `neutral` values are accepted."""
+    """Return the row of a field that would change the reply and is not supported.
+
+    `instead` tells the client what to do. Null and the `neutral` values are accepted.
+    """
     return Field(path, Handling.REFUSED, sources, example, instead, neutral=tuple(neutral))
 
 
@@ -76,23 +81,24 @@ class FieldTable(Generic[BodyT]):
     """The documented fields of one kind of request, and the decoder of its bodies."""
 
     def __init__(self, kind: type[BodyT], base: Mapping[str, Json], fields: Sequence[Field]) -> None:
-        """`kind` declares the supported fields with their types and bounds. `base` is a smallest valid body, to which
-        the tests add each field's example."""
+        """`kind` declares the supported fields with their types and bounds. `base` is a minimal valid body, to which
+        the tests add the example of each field.
+        """
         self.kind = kind
         self.base = base
         self.fields = fields
         self._typed = msgspec.json.Decoder(kind)
-        self._active_rows: dict[str, list[Field]] = {}  # by the object that they are members of
+        self._active_rows: dict[str, list[Field]] = {}  # keyed by the path of the object
         for field in fields:
             if field.handling in (Handling.ALIAS, Handling.REFUSED) and "[]" not in field.path:
                 self._active_rows.setdefault(field.parent, []).append(field)
         self._parents = [tuple(parent.split(".")) for parent in self._active_rows if parent]
 
     def decode(self, body: bytes) -> BodyT:
-        """The request that `body` holds.
+        """Decode a request body.
 
-        Raises InvalidRequest for a refused field, and msgspec's errors for a value that its type does not take; those
-        name an alias as the client wrote it.
+        Raises InvalidRequest for a refused field, and msgspec's errors for an invalid value; those name an alias as the
+        client wrote it.
         """
         rewritten, replaced = self.rewrite(body)
         try:
@@ -101,9 +107,10 @@ class FieldTable(Generic[BodyT]):
             raise msgspec.ValidationError(_with_client_names(str(error), replaced)) from error
 
     def rewrite(self, body: bytes) -> tuple[bytes, Mapping[str, str]]:
-        """The body with each alias replaced by its field's own name, and the replaced names by those of their fields.
+        """Replace aliases by the names of their fields. Returns the body, and the path of the field for each replaced
+        alias.
 
-        Raises InvalidRequest for a refused field. A body that is no JSON object is returned as it is.
+        Raises InvalidRequest for a refused field. A body that is not a JSON object is returned unchanged.
         """
         try:
             members = _MEMBERS.decode(body)
@@ -116,7 +123,7 @@ class FieldTable(Generic[BodyT]):
         return (msgspec.json.encode(members) if replaced else body), replaced
 
     def _apply_below(self, members: Members, steps: Sequence[str], parent: str, replaced: dict[str, str]) -> None:
-        """Apply the rows of `parent` to the object that `steps` lead to, if there is one."""
+        """Apply the rows of `parent` to the object at `steps`, if there is one."""
         if not steps:
             self._apply(parent, members, replaced)
             return
@@ -145,7 +152,7 @@ _MEMBERS = msgspec.json.Decoder(Members)
 
 
 def _refuse(field: Field, raw: msgspec.Raw) -> None:
-    """Raise InvalidRequest unless the value is one that changes nothing."""
+    """Raise InvalidRequest unless the value is one of the accepted."""
     if msgspec.json.decode(raw) not in field.neutral:
         raise InvalidRequest(f"{field.path}: it is not supported", field.note, parameter=field.path)
 
@@ -168,28 +175,29 @@ LogprobCount: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 StopText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 
-DRY_BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's
+DRY_BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's default
 
 BreakerText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
 
 
 class DryFields(Struct, kw_only=True):
-    """What a request says of it."""
+    """Fields of the DRY sampler, which penalizes repetitions."""
 
-    dry_multiplier: Annotated[float, Meta(ge=0, le=100)] | None = None  # 0: off; the others say how
+    dry_multiplier: Annotated[float, Meta(ge=0, le=100)] | None = None  # 0 turns the sampler off
     dry_base: Annotated[float, Meta(ge=1, le=4)] | None = None
     dry_allowed_length: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
-    dry_penalty_last_n: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # -1: all tokens; 0: off
+    # -1: all tokens; 0 turns the sampler off
+    dry_penalty_last_n: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     dry_sequence_breakers: Annotated[list[BreakerText], Meta(max_length=64)] | None = None
 
     def breakers(self) -> Sequence[str]:
-        """Texts whose tokens no repetition goes across, where repetitions are looked for."""
+        """Return the texts whose tokens end a repetition; none if the sampler is off."""
         if not self.dry_multiplier or self.dry_penalty_last_n == 0:
             return ()
         return DRY_BREAKERS if self.dry_sequence_breakers is None else self.dry_sequence_breakers
 
     def dry(self) -> DryParams | None:
-        """The parameters but for the breakers. Raises InvalidSampling."""
+        """Return the parameters without the breakers, or None if the sampler is off. Raises InvalidSampling."""
         if not self.dry_multiplier or self.dry_penalty_last_n == 0:
             return None
         given = {"base": self.dry_base, "allowed_length": self.dry_allowed_length}

@@ -1,7 +1,4 @@
-"""The one model of a server, under its name and those that stand for it, and the check that a request means that one.
-
-Knows no dialect: how models are listed is decided there.
-"""
+"""The one model of a server: its names, its details, and the check that a request means it."""
 
 import asyncio
 import functools
@@ -12,11 +9,11 @@ from fnmatch import fnmatchcase
 from app.models.details import ModelDetails
 from app.server.http.errors import InvalidRequest
 
-ANY_MODEL = "*"  # as what an alias stands for: the model that is served, whichever that is
+ANY_MODEL = "*"  # in an alias: the model that is served, whichever it is
 
 
 class ServedModel:
-    """The one model of a server, under its name and those that stand for it."""
+    """The one model of a server."""
 
     def __init__(
         self,
@@ -32,9 +29,9 @@ class ServedModel:
         """Set the names of the model.
 
         `other_names` are listed after `name`. `loaded_as` is the name that the model was loaded by, such as a path:
-        requests may use it, and no list contains it. `aliases` maps further names to the model that each stands for,
-        or to ANY_MODEL; aliases of other models are ignored. An alias with a * stands for every name that matches it
-        and is not listed. `describe` is slow; it is called once, when the details are needed.
+        requests may use it, and no list contains it. `aliases` maps further names to the name of a model,
+        or to ANY_MODEL; aliases of other models are ignored. An alias with a * matches names by pattern, and is not
+        listed. `describe` is slow; it is called once, when the details are needed.
         """
         self.name = name
         self.loaded_as = loaded_as or name
@@ -46,7 +43,7 @@ class ServedModel:
         listed = (name, *other_names, *(alias for alias in others if "*" not in alias))
         self.names: Sequence[str] = tuple(dict.fromkeys(listed))
         self._patterns = [alias for alias in others if "*" in alias]
-        self._describe_lock = asyncio.Lock()  # the first to ask waits; others do not take a thread each
+        self._describe_lock = asyncio.Lock()  # only the first caller uses a thread; the others wait
         self._describe = describe or functools.partial(ModelDetails.unknown, self.loaded_as)
         self._details: ModelDetails | None = None
 
@@ -57,23 +54,23 @@ class ServedModel:
         return name in self.names or any(fnmatchcase(name, pattern) for pattern in self._patterns)
 
     def reply_name(self, requested: str | None) -> str:
-        """The name that a reply to a request for `requested` carries: the same, unless it is empty or a path. Raises
-        InvalidRequest for another model's name."""
+        """Return the model name for the reply to a request for `requested`.
+
+        It is the same name, or the first name of the model if the request has none or a path. Raises InvalidRequest for
+        the name of another model.
+        """
         self.check(requested)
         return requested if requested and self._is_listed(requested) else self.name
 
     def check(self, name: str | None) -> None:
-        """Check that a request means this model, as one with no name or an empty one does.
-
-        Raises InvalidRequest for the name of another model.
-        """
+        """Raise InvalidRequest for the name of another model. An empty name or None means this model."""
         if name and not self.has_name(name):
             message = f"The model {name!r} does not exist here"
             remedy = f"This server has {', '.join(map(repr, self.names))}."
             raise InvalidRequest(message, remedy, parameter="model", code="model_not_found", status=404)
 
     async def details(self) -> ModelDetails:
-        """What its files say. Raises what `details_of` raises."""
+        """Return what the model's files say about it. Raises what `details_of` raises."""
         async with self._describe_lock:
             if self._details is None:
                 self._details = await asyncio.to_thread(self._describe)

@@ -1,7 +1,8 @@
-"""Fields of requests that ask for a grammar, of all dialects, and the grammar that each asks for.
+"""Request fields that ask for a grammar, in all dialects, and the grammar of each.
 
-OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*` fields, Ollama's `format`, llama.cpp's
-`grammar` and `json_schema`. Every dialect enforces a schema as it is written, or refuses a keyword by name.
+They are OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_*` fields, Ollama's `format`, and
+llama.cpp's `grammar` and `json_schema`. All dialects enforce a schema as it is written, or name the keyword that they
+do not support.
 """
 
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from app.grammars.frames import WHITESPACE
 from app.grammars.lark import is_gbnf
 from app.server.http.errors import InvalidRequest
 
-MAX_GBNF = 1 << 15  # characters, which are read one by one
+MAX_GBNF = 1 << 15  # characters; they are parsed one by one
 
 Schema: TypeAlias = dict[str, Any] | bool
 GrammarText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_SOURCE)]
@@ -29,38 +30,41 @@ Choices: TypeAlias = Annotated[
 class NamedSchema(Struct):
     name: Annotated[str, Meta(max_length=256)] | None = None
     schema: Schema | None = None
-    strict: bool | None = None  # every schema is enforced, whatever this says
+    strict: bool | None = None  # ignored: every schema is enforced
     description: str | None = None
 
 
 class ResponseFormat(Struct):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
-    schema: Schema | None = None  # beside the type, as clients of llama.cpp send it
+    schema: Schema | None = None  # as clients of llama.cpp send it
 
 
 class StructuredOutputs(Struct):
-    """As vLLM has it. Its `backend`, `disable_fallback`, and `disable_additional_properties` are ignored: there is one
-    backend, and objects are closed unless the schema says otherwise."""
+    """vLLM's field `structured_outputs`.
+
+    Its members `backend`, `disable_fallback`, and `disable_additional_properties` are ignored: there is one backend,
+    and objects are closed unless the schema says otherwise.
+    """
 
     json: Schema | GrammarText | None = None
     json_object: bool | None = None
     regex: GrammarText | None = None
     choice: Choices | None = None
-    grammar: GrammarText | None = None  # in Lark, or in GBNF
+    grammar: GrammarText | None = None  # in Lark or GBNF
     whitespace_pattern: Annotated[str, Meta(max_length=256)] | None = None
     disable_any_whitespace: bool | None = None
 
     @property
     def whitespace(self) -> str | None:
-        """Between the parts of JSON."""
+        """The pattern of whitespace between the parts of JSON; None: no whitespace."""
         if self.disable_any_whitespace:
             return None
         return WHITESPACE if self.whitespace_pattern is None else self.whitespace_pattern or None
 
 
 def response_format_grammars(given: ResponseFormat | None) -> Iterator[RequestedGrammar]:
-    """At most one. Raises InvalidRequest for one that lacks its schema."""
+    """Yield the grammar of OpenAI's `response_format`, if any. Raises InvalidRequest if the schema is missing."""
     if given is None or given.type == "text":
         return
     named = given.json_schema
@@ -76,26 +80,26 @@ def response_format_grammars(given: ResponseFormat | None) -> Iterator[Requested
 
 
 def format_grammar(given: Literal["", "json"] | Schema | None) -> RequestedGrammar | None:
-    """Ollama's `format`."""
+    """Return the grammar of Ollama's `format`."""
     if given is None or given == "":
         return None
     return RequestedGrammar(ANY_OBJECT, "format") if given == "json" else schema_grammar(given, "format")
 
 
 def json_schema_grammar(schema: Schema | str | None) -> RequestedGrammar | None:
-    """llama.cpp's `json_schema`, which may be text."""
+    """Return the grammar of llama.cpp's `json_schema`, which may be JSON in a string."""
     if schema is None or schema == "":
         return None
     return schema_grammar(_parse_schema(schema, "json_schema"), "json_schema")
 
 
 def gbnf_grammar(grammar: str | None) -> RequestedGrammar | None:
-    """llama.cpp's `grammar`, in its own form."""
+    """Return the grammar of llama.cpp's `grammar`, in GBNF."""
     return RequestedGrammar(GrammarSource("gbnf", grammar), "grammar") if grammar else None
 
 
 def structured_outputs_grammars(given: StructuredOutputs | None, prefix: str) -> Iterator[RequestedGrammar]:
-    """One for each of its fields; `prefix` is what their names begin with in the request. Raises InvalidRequest."""
+    """Yield a grammar for each field that is set. `prefix` is put before its name in errors. Raises InvalidRequest."""
     if given is None:
         return
     if given.json is not None:
@@ -113,16 +117,18 @@ def structured_outputs_grammars(given: StructuredOutputs | None, prefix: str) ->
 
 
 def only_grammar(grammars: Iterator[RequestedGrammar]) -> RequestedGrammar | None:
-    """The one grammar of a request. Raises InvalidRequest if there are several."""
+    """Return the grammar of a request, or None. Raises InvalidRequest if there are several."""
     found = list(grammars)
     if len(found) > 1:
         first, second, *_ = (it.field for it in found)
-        raise InvalidRequest(f"{second}: a reply follows one grammar, and {first} is another.", parameter=second)
+        raise InvalidRequest(
+            f"{second}: a reply can follow only one grammar; leave it or {first} out.", parameter=second
+        )
     return found[0] if found else None
 
 
 def schema_grammar(schema: Schema, parameter: str, *, whitespace: str | None = WHITESPACE) -> RequestedGrammar:
-    """A schema that came in a field. Raises InvalidRequest for one that is nested too deeply, or that nothing fits."""
+    """Return the grammar of a schema. Raises InvalidRequest if it is nested too deeply, or if no value matches it."""
     try:
         return RequestedGrammar(GrammarSource.schema(schema, whitespace=whitespace), parameter)
     except InvalidGrammar as error:
@@ -131,11 +137,11 @@ def schema_grammar(schema: Schema, parameter: str, *, whitespace: str | None = W
 
 
 def _parse_schema(schema: Schema | str, parameter: str) -> Schema:
-    """A schema that may be JSON in a string."""
+    """Return a schema that may be JSON in a string."""
     if not isinstance(schema, str):
         return schema
     try:
         parsed: Schema = msgspec.json.decode(schema.encode(), type=Schema)
     except (msgspec.DecodeError, UnicodeError) as error:
-        raise InvalidRequest(f"{parameter}: it is no JSON schema: {error}", parameter=parameter) from error
+        raise InvalidRequest(f"{parameter}: it is not a JSON schema: {error}", parameter=parameter) from error
     return parsed

@@ -1,4 +1,4 @@
-"""Prompts that are no conversation, encoded for completions. Errors name the field that a prompt came in.
+"""Prompts of completions, which are plain text or token ids. Errors name the field of the prompt.
 
 Control tokens in a prompt are control tokens, for clients that write the markup of a chat themselves.
 """
@@ -13,8 +13,9 @@ from engine.errors import PromptTooLong
 
 
 async def text_prompt(service: ChatService, prompt: str | tuple[int, ...], field: str = "prompt") -> tuple[int, ...]:
-    """The ids of a prompt that came in `field`. Raises InvalidRequest for one that is empty, too long, or not of the
-    vocabulary."""
+    """Return the ids of a prompt from `field`. Raises InvalidRequest if it is empty, too long, or not in the
+    vocabulary.
+    """
     with convert_errors(field):
         ids = await service.encode_text(prompt) if isinstance(prompt, str) else prompt
     if not ids:
@@ -24,21 +25,27 @@ async def text_prompt(service: ChatService, prompt: str | tuple[int, ...], field
 
 
 async def infill_prompt(service: ChatService, gap: Gap, field: str = "suffix") -> tuple[int, ...]:
-    """The ids of a prompt for the text between two others. Raises InvalidRequest naming `field` if the model has no
-    tokens for infilling, or the texts are too long."""
+    """Return the ids of a prompt for the text between two others.
+
+    Raises InvalidRequest naming `field` if the model has no tokens for infilling, or the texts are too long.
+    """
     with convert_errors(field):
         ids = await service.encode_infill(gap)
     if ids is None:
-        problem = f"{service.name} has no tokens to be asked for what is missing in the middle"
-        raise InvalidRequest(f"{field}: {problem}", "Leave it out, or take a model for code.", parameter=field)
+        problem = f"{service.name} does not support infilling"
+        raise InvalidRequest(
+            f"{field}: {problem}", "Leave it out, or serve a model with infill tokens.", parameter=field
+        )
     return ids
 
 
 async def infill_prompt_that_fits(
     service: ChatService, gap: Gap, reply_tokens: int, field: str
 ) -> tuple[tuple[int, ...], int]:
-    """The ids of such a prompt that leaves `reply_tokens` for the reply, and how many of its other files it leaves out,
-    the first ones, to fit. Raises what `infill_prompt` raises."""
+    """Return the ids of an infill prompt that leaves `reply_tokens` for the reply, and the number of files left out.
+
+    The first of the other files are left out until the prompt fits. Raises what `infill_prompt` raises.
+    """
     kept = gap
     while kept.others:
         with suppress(PromptTooLong):

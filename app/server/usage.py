@@ -1,4 +1,4 @@
-"""How replies report their tokens: usage, timings, and log-probabilities, in the words that several dialects share."""
+"""Reports of tokens in replies: usage, timings, and log-probabilities, in formats that several dialects share."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -11,19 +11,21 @@ from app.text.tokenizer import Tokenizer
 from engine.request import FinishReason, TokenLogprobs
 
 FinishText: TypeAlias = Literal["stop", "length"]
-TokenText: TypeAlias = Callable[[Tokenizer, int], str]  # how a token is written
+TokenText: TypeAlias = Callable[[Tokenizer, int], str]  # returns the text of a token
 
 LEAST_LOGPROB = -9999.0  # JSON has no minus infinity
 
 
 class Timings(Struct, kw_only=True):
-    """Where the time of a request went, in the words of llama.cpp's server; the first two fields are ours. The first
-    token of each reply is a part of reading its prompt."""
+    """Times of a request, as llama.cpp's server reports them; it does not have the first two fields.
 
-    queue_ms: float | UnsetType = UNSET  # before the engine began with it; known at the end, as the next
-    restore_ms: float | UnsetType = UNSET  # that bringing cached tokens from memory and from files took
-    cache_n: int  # tokens of the prompt that were cached
-    prompt_n: int  # and that were computed
+    The time to the first token of each reply counts as prefill.
+    """
+
+    queue_ms: float | UnsetType = UNSET  # time until the engine started; known at the end, as the next
+    restore_ms: float | UnsetType = UNSET  # time to copy cached blocks from RAM and files
+    cache_n: int  # cached tokens of the prompt
+    prompt_n: int  # computed tokens of the prompt
     prompt_ms: float
     prompt_per_token_ms: float
     prompt_per_second: float
@@ -34,11 +36,11 @@ class Timings(Struct, kw_only=True):
 
 
 class ProgressReport(Struct):
-    """How far the reading of a prompt is, as llama.cpp's server tells it."""
+    """Progress of prefilling a prompt, as llama.cpp's server reports it."""
 
     total: int  # tokens of the prompt
-    cache: int  # that were cached
-    processed: int  # those, and what is computed
+    cache: int  # cached tokens
+    processed: int  # cached and computed tokens so far
     time_ms: float
 
     @classmethod
@@ -60,7 +62,7 @@ class ReportedToken(Struct):
 
 
 def timings_of(counts: TokenCounts) -> Timings:
-    """The timings of a request whose replies have ended."""
+    """Return the timings of a request whose replies have ended."""
     timings = timings_so_far(
         cached=counts.cache.sources.cached,
         computed=counts.cache.sources.computed,
@@ -83,7 +85,7 @@ def timings_so_far(
     writing_seconds: float,
     replies: int = 1,
 ) -> Timings:
-    """`cached` and `computed` are tokens of the prompt, `completion` those of all `replies`."""
+    """Return timings. `cached` and `computed` are tokens of the prompt, `completion` those of all `replies`."""
     later_tokens, prompt_ms, predicted_ms = completion - replies, 1000 * prefill_seconds, 1000 * writing_seconds
     return Timings(
         cache_n=cached,
@@ -103,12 +105,12 @@ def _ratio(dividend: float, divisor: float) -> float:
 
 
 def finish_text(finish: FinishReason) -> FinishText:
-    """The word for a reply that ended well."""
+    """Return the finish reason of a reply that was not aborted."""
     return "length" if finish is FinishReason.LENGTH else "stop"
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
-    """A token as text, control tokens included; bytes that are no whole character become U+FFFD."""
+    """Return the text of a token, control tokens included. Bytes that are not whole characters become U+FFFD."""
     return tokenizer.token_bytes(token_id, show_control=True).decode(errors="replace")
 
 
@@ -117,14 +119,14 @@ def finite_logprob(logprob: float) -> float:
 
 
 def id_text(tokenizer: Tokenizer, token_id: int) -> str:
-    """A token as its id, in vLLM's form."""
+    """Return a token id as vLLM writes it in place of a text."""
     return f"token_id:{token_id}"
 
 
 def reported_tokens(
     tokenizer: Tokenizer, logprobs: Sequence[TokenLogprobs], text: TokenText = token_text
 ) -> list[ReportedToken]:
-    """Log-probabilities as the newer endpoints report them, each token by its `text`."""
+    """Return log-probabilities in the format of chat completions. `text` returns the text of a token."""
     return [_reported(tokenizer, token, text) for token in logprobs]
 
 
@@ -140,10 +142,10 @@ def _alternative(tokenizer: Tokenizer, token_id: int, logprob: float, text: Toke
 
 
 class RunningCounts:
-    """The tokens of one request, counted while its replies come; they need `ReplyOptions.reports_tokens`."""
+    """Counts of a request while its replies are generated. They need `ReplyOptions.reports_tokens`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` tells seconds that only grow."""
+        """`clock` returns seconds and never goes back."""
         self.completion = 0  # tokens of all replies
         self._clock = clock
         self._first_token_at: float | None = None
@@ -159,7 +161,7 @@ class RunningCounts:
                 self._progress = event
 
     def timings(self) -> Timings:
-        """The times so far; those of the queue and of restored blocks are known at the end."""
+        """Return the timings so far. Those of the queue and of restored blocks are known only at the end."""
         progress, since = self._progress, self._first_token_at
         predicted = 0.0 if since is None else self._clock() - since
         return timings_so_far(

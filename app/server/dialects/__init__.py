@@ -1,2 +1,3 @@
-"""What clients speak: a folder for each wire format. All ask the same chat service, and none has a logic of its own for
-sampling, tools or streams."""
+"""The wire formats, one folder for each API. All use the same chat service; sampling, tools, and streams work alike in
+all.
+"""

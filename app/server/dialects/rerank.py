@@ -45,23 +45,23 @@ class RerankRequest(Struct, kw_only=True):
     model: ModelName | None = None
     query: Text
     documents: Documents | None = None
-    texts: Documents | None = None  # TEI's documents
-    top_n: PositiveCount | None = None  # so many results, the best; all, if not given
+    texts: Documents | None = None  # TEI's name for documents
+    top_n: PositiveCount | None = None  # number of results, the best first; default: all
     return_documents: bool | None = None
-    return_text: bool | None = None  # the same in TEI's words
-    raw_scores: bool | None = None  # a cross-encoder's logits
-    truncate: bool | None = None  # TEI's: texts are cut to what the model reads
+    return_text: bool | None = None  # TEI's name for return_documents
+    raw_scores: bool | None = None  # return a cross-encoder's logits
+    truncate: bool | None = None  # TEI's: cut texts to the model's context length
     truncate_prompt_tokens: Truncation | None = None
     user: str | None = None
 
     @property
     def is_bare(self) -> bool:
-        """The reply is a bare list, as TEI's are."""
+        """Whether the reply is a bare list, as TEI's are."""
         return self.texts is not None
 
     @property
     def documents_by_path(self) -> Mapping[str, str]:
-        """The text of each document, by its place in the request."""
+        """The text of each document, keyed by its path in the request."""
         field = "texts" if self.is_bare else "documents"
         given: Sequence[str | TextDocument] = self.texts or self.documents or ()
         return {f"{field}[{index}]": one if isinstance(one, str) else one.text for index, one in enumerate(given)}
@@ -71,42 +71,42 @@ class RerankRequest(Struct, kw_only=True):
         return -1 if self.truncate and self.truncate_prompt_tokens is None else self.truncate_prompt_tokens
 
     def check(self) -> None:
-        """Raise InvalidRequest for what no single field's bounds can say."""
+        """Raise InvalidRequest for problems that the bounds of single fields cannot express."""
         raise_first(self._problems())
 
     def _problems(self) -> Iterator[tuple[str, str]]:
         if self.documents is None and self.texts is None:
             yield "documents", "it is required."
         if self.documents is not None and self.texts is not None:
-            yield "texts", "documents are another name of them; leave one of them out."
+            yield "texts", "it is another name of documents; leave one of them out."
 
 
 RERANK = FieldTable(
     RerankRequest,
     {"query": "a", "documents": ["b"]},
     [
-        supported("model", "vLLM, llama.cpp", "a-model", "Without it, the served model answers."),
+        supported("model", "vLLM, llama.cpp", "a-model", "Default: the served model."),
         supported("query", "vLLM, llama.cpp, TEI", "a text"),
         supported("documents", "vLLM, llama.cpp", ["a", {"text": "b"}]),
         supported("texts", "TEI, llama.cpp", ["a"], "The reply is a list of objects with index and score."),
         supported("top_n", "vLLM, llama.cpp", 1),
         supported("return_documents", "Jina", True),
         supported("return_text", "TEI", True),
-        supported("raw_scores", "TEI", True, "Logits of a cross-encoder; a cosine is as it is."),
+        supported("raw_scores", "TEI", True, "Returns a cross-encoder's logits; it does not change a cosine."),
         supported("truncate", "TEI", True),
         supported("truncate_prompt_tokens", "vLLM", -1),
-        supported("user", "vLLM", "me", "It is checked and not used."),
+        supported("user", "vLLM", "me", "Validated, not used."),
         refused("truncation_direction", "TEI", "Left", "The end of a text is cut.", neutral=["Right"]),
         refused("truncation_side", "vLLM", "left", "The end of a text is cut.", neutral=["right"]),
         refused("max_tokens_per_doc", "vLLM", 10, "Send truncate_prompt_tokens.", neutral=[0]),
         refused("max_tokens_per_query", "vLLM", 10, "Send a shorter query.", neutral=[0]),
         refused("use_activation", "vLLM", False, "Send raw_scores.", neutral=[True]),
         refused("activation", "vLLM", False, "Send raw_scores.", neutral=[True]),
-        refused("prompt_name", "TEI", "query", "Send the prompt as a part of the texts."),
-        ignored("priority", "vLLM", 1, "Requests take turns."),
-        ignored("request_id", "vLLM", "r-1", "A reply has no id."),
+        refused("prompt_name", "TEI", "query", "Include the prompt in the texts."),
+        ignored("priority", "vLLM", 1, "Requests are served in order of arrival."),
+        ignored("request_id", "vLLM", "r-1", "Replies have no id."),
         ignored("cache_salt", "vLLM", "mine", "Nothing is cached."),
-        ignored("mm_processor_kwargs", "vLLM", {"a": 1}, "It is about images, which are refused."),
+        ignored("mm_processor_kwargs", "vLLM", {"a": 1}, "For images, which are refused."),
     ],
 )
 
@@ -118,7 +118,7 @@ PATHS = ("/v1/rerank", "/rerank", "/v1/reranking", "/reranking")
 
 class RankedDocument(Struct):
     index: int  # of the document in the request
-    relevance_score: float  # by a cross-encoder 0 to 1, else -1 to 1
+    relevance_score: float  # 0 to 1 from a cross-encoder, else -1 to 1
     document: TextDocument | UnsetType = UNSET
 
 
@@ -128,7 +128,7 @@ class RerankUsage(Struct):
 
 
 class Ranking(Struct):
-    """Most relevant first."""
+    """The documents, the most relevant first."""
 
     model: str
     results: list[RankedDocument]
@@ -137,7 +137,7 @@ class Ranking(Struct):
 
 
 class BareRank(Struct):
-    """A document of a reply that is a list, as TEI has it."""
+    """A document of TEI's reply."""
 
     index: int
     score: float
@@ -145,14 +145,14 @@ class BareRank(Struct):
 
 
 class RerankEndpoints:
-    """Serves one model that gives vectors, or one that ranks."""
+    """Endpoints of one embedding model or cross-encoder."""
 
     def __init__(self, service: EmbeddingService, model: ServedModel) -> None:
         self._service = service
         self._model = model
 
     def endpoints(self) -> list[Endpoint]:
-        summary = "Which documents answer a query best"
+        summary = "Rank documents by their relevance to a query"
         gives = Ranking | list[BareRank]
         return [Endpoint("POST", path, self.rerank, summary, takes=RerankRequest, gives=gives) for path in PATHS]
 
@@ -164,7 +164,7 @@ class RerankEndpoints:
         return await json_reply_on_thread(self._service.texts, lambda _: _encode_ranking(scores, body, model, tokens))
 
     async def _by_pairs(self, body: RerankRequest) -> tuple[list[float], int]:
-        """The score of each document, and the tokens that were read for all."""
+        """Return the score of each document, and the number of tokens read for all."""
         limit, documents = truncation_limit(self._service, body.truncation), body.documents_by_path
         with convert_input_errors(self._service, ["query", *documents]):
             pairs = await self._service.encode_pairs(body.query, list(documents.values()), limit)

@@ -1,10 +1,10 @@
-"""Access to the server: the keys, the user at the other end of a connection, and the limit of requests of one caller.
+"""Access to the server: API keys, the user of a connection's other end, and the limit of requests per caller.
 
-A key travels as `Authorization: Bearer KEY` or as `x-api-key: KEY`. Without a chosen key, programs of this user need
-none, and all others are refused. Linux lists the owner of every TCP socket. The socket of a client has exactly the two
-addresses and ports of the connection, and its program still holds it, even if that has closed its half of the
-connection. Sockets that no program holds are listed without an inode, and as root's. A socket that is not listed is not
-this user's.
+A key is sent as `Authorization: Bearer KEY` or as `x-api-key: KEY`. If no keys are configured, programs of the same
+user need none, and all others are refused. Linux lists the owner of every TCP socket. The socket of a client has
+exactly the two addresses and ports of the connection, and its program holds it even after it closed its half of the
+connection. Sockets that no program holds are listed without an inode and as root's. A socket that is not listed counts
+as another user's.
 """
 
 import errno
@@ -28,16 +28,16 @@ Address = tuple[str, int]
 _TABLES = ((Path("/proc/net/tcp"), 4), (Path("/proc/net/tcp6"), 6))
 _UID, _INODE = 7, 9  # columns
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
-# The kernel lists users under this number that have none in this namespace.
+# The kernel lists users without an id in this namespace under this number.
 _NOBODY = 65534
 
 RETRY_SECONDS = 1
-LIMIT_RETRY_SECONDS = 5  # for a caller that has too many requests under way
+LIMIT_RETRY_SECONDS = 5  # for a caller with too many requests in progress
 
-CALLER = "caller"  # where the Caller is, in the state of the scope of each request that is let in
-PEER = "peer"  # where a connection puts its Peer, in the state of each request's scope
+CALLER = "caller"  # key of the Caller in the scope's state of each accepted request
+PEER = "peer"  # key of the Peer in the scope's state of each request
 
-# Paths that need no key; without one, they only report whether the server works.
+# These paths need no key. Without one, they only report whether the server works.
 HEALTH_PATHS = ("/health", "/v1/health")
 PUBLIC_ROUTES = frozenset((method, path) for method in ("GET", "HEAD") for path in HEALTH_PATHS)
 
@@ -46,19 +46,21 @@ PUBLIC_ROUTES = frozenset((method, path) for method in ("GET", "HEAD") for path 
 class Peer:
     """The other end of one connection."""
 
-    address: Address | None  # its own
-    server: Address | None  # ours
+    address: Address | None  # of the client
+    server: Address | None  # of this server
     _is_this_user: bool | None = field(default=None, init=False)
 
     def is_this_user(self) -> bool:
-        """Whether the program there is certainly of the user that this process runs as. Looked up once. Raises OSError
-        if there is no file descriptor left to find out."""
+        """Whether the client's program certainly belongs to the user of this process.
+
+        The answer is cached. Raises OSError if no file descriptor is left to look it up.
+        """
         if self._is_this_user is None:
             self._is_this_user = self._has_own_uid()
         return self._is_this_user
 
     def is_open(self) -> bool:
-        """Whether a program there certainly holds the connection. Looked up each time; raises as `is_this_user`."""
+        """Whether a program certainly holds the connection. Looked up at each call; raises as `is_this_user`."""
         return self._owner() is not None
 
     def _has_own_uid(self) -> bool:
@@ -72,8 +74,10 @@ class Peer:
 
 
 def socket_owner(local: Address, remote: Address) -> int | None:
-    """The user id of this machine's socket from `local` to `remote` that a program holds; None if there is none. Raises
-    OSError if there is no file descriptor left to find out."""
+    """Return the user id of the program that holds this machine's socket from `local` to `remote`, or None.
+
+    Raises OSError if no file descriptor is left to look it up.
+    """
     for table, version in _TABLES:
         ends = [_table_address(address, version) for address in (local, remote)]
         if all(ends) and (row := _find_row(table, f": {ends[0]} {ends[1]} ").split()) and row[_INODE] != "0":
@@ -93,9 +97,9 @@ def _find_row(table: Path, addresses: str) -> str:
 
 
 def _table_address(address: Address, version: int) -> str:
-    """An address as the kernel lists it: words in this machine's byte order. Empty in the table of another family.
+    """Return an address as the kernel lists it: words in this machine's byte order. Empty in the other family's table.
 
-    A program may have reached an IPv4 address through a socket of IPv6, which lists it as one that is mapped.
+    A program may connect to an IPv4 address through an IPv6 socket, which is listed with an IPv4-mapped address.
     """
     host = ipaddress.ip_address(address[0].partition("%")[0])
     if version == 4:
@@ -108,11 +112,11 @@ def _table_address(address: Address, version: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who a request comes from."""
+    """The sender of a request."""
 
-    name: str  # the same for all requests with one key; it does not tell the key
-    cache_salt: str = ""  # callers of different salts share no cached prefix, and hear nothing of each other's prompts
-    is_authenticated: bool = True  # False: anybody, who may ask for what is public
+    name: str  # the same for all requests with one key, and independent of the key
+    cache_salt: str = ""  # callers with different salts share no cached prefix and cannot detect each other's prompts
+    is_authenticated: bool = True  # False: only public routes are allowed
 
 
 ANONYMOUS = Caller("", is_authenticated=False)
@@ -120,24 +124,25 @@ THIS_USER = Caller("this user")
 
 
 class Authenticator:
-    """The keys of one server."""
+    """Checks the API keys of one server."""
 
     def __init__(self, keys: Iterable[str] = (), own_key: str | None = None) -> None:
-        """`keys` are the keys that programs need; none: those of this user need no key. `own_key` is the key of our own
-        commands, good beside the others."""
+        """`keys` are the configured keys; without any, programs of this user need none. `own_key` is the key of the
+        `ingle` commands, which is always accepted.
+        """
         self._callers: dict[bytes, Caller] = {}
         for number, key in enumerate(keys):
             digest = _digest(key.encode())
-            # The first key is the owner's, who was alone before there were others: its cache stays.
+            # The first key shares the cache that existed before there were keys.
             self._callers[digest] = Caller(f"key {number + 1}", f"key {digest.hex()}" if number else "")
         self._needs_key = bool(self._callers)
         if own_key is not None:
             self._callers.setdefault(_digest(own_key.encode()), THIS_USER)
 
     def authenticate(self, scope: Scope) -> Caller:
-        """Who sent the request. Raises InvalidRequest for whoever may not ask for that path."""
+        """Return the caller. Raises InvalidRequest if the caller may not use the path."""
         for digest in map(_digest, _sent_keys(scope)):
-            # All of them are compared, each in constant time: how long that takes tells nothing of any key.
+            # Every key is compared, each in constant time, so that the duration reveals nothing about any key.
             found = [caller for expected, caller in self._callers.items() if hmac.compare_digest(expected, digest)]
             if found:
                 return found[0]
@@ -146,8 +151,8 @@ class Authenticator:
         if (scope["method"], scope["path"]) in PUBLIC_ROUTES:
             return ANONYMOUS
         raise InvalidRequest(
-            "This server does not know the API key of the request, or there is none",
-            "Send one of its keys as Authorization: Bearer KEY.",
+            "The API key is missing or unknown",
+            "Send a key of this server as Authorization: Bearer KEY.",
             code="invalid_api_key",
             status=401,
             headers={"www-authenticate": "Bearer"},
@@ -155,7 +160,7 @@ class Authenticator:
 
 
 def _sent_keys(scope: Scope) -> Iterator[bytes]:
-    """The keys of a request."""
+    """Yield the keys of a request."""
     for name, value in scope["headers"]:
         if name == b"x-api-key":
             yield value.strip()
@@ -166,13 +171,13 @@ def _sent_keys(scope: Scope) -> Iterator[bytes]:
 
 
 def _is_this_user(scope: Scope) -> bool:
-    """Raises InvalidRequest if that cannot be told at the moment."""
+    """Whether the client belongs to this user. Raises InvalidRequest if that cannot be found out at the moment."""
     peer = scope.get("state", {}).get(PEER)
     try:
         return isinstance(peer, Peer) and peer.is_this_user()
     except OSError as error:
         raise InvalidRequest(
-            "The server has no file descriptor left to find out whose request this is",
+            "The server is out of file descriptors, and cannot identify the client",
             "Try again, or send an API key.",
             code="overloaded",
             status=503,
@@ -181,28 +186,29 @@ def _is_this_user(scope: Scope) -> bool:
 
 
 def _digest(key: bytes) -> bytes:
-    """Of one length, whatever the key's."""
+    """Return a digest, which has the same length for all keys."""
     return hashlib.sha256(key).digest()
 
 
 class RequestLimits:
-    """Counts the requests under way, by caller."""
+    """Counts the requests in progress per caller."""
 
     def __init__(self, max_requests: int) -> None:
-        """`max_requests` of one caller at a time; 0: any number."""
+        """`max_requests` is per caller; 0: no limit."""
         self._max_requests = max_requests
         self._running: Counter[str] = Counter()
 
     @contextmanager
     def count_request(self, caller: Caller, method: str) -> Iterator[None]:
-        """Count a request while the body runs, if it is one that work is done for. Raises InvalidRequest where there
-        are enough already."""
+        """Count a request that computes something while the body runs. Raises InvalidRequest if the caller is at the
+        limit.
+        """
         if method != "POST":
             yield
             return
         if self._max_requests and self._running[caller.name] >= self._max_requests:
             raise InvalidRequest(
-                f"{self._max_requests} requests of this API key are under way, and no more are taken",
+                f"This API key has {self._max_requests} requests in progress, which is the limit",
                 f"Send it again in {LIMIT_RETRY_SECONDS} seconds, or raise max_requests.",
                 code="rate_limit_exceeded",
                 status=429,

@@ -1,9 +1,9 @@
-"""The first check of every request, on every path and with every method, by its head alone.
+"""The first check of every request, on every path and with every method. It reads only the head of the request.
 
-A page of another site can make the browser send requests here, under its own name (DNS rebinding) or under ours. Both
-are refused, then callers without a key that they need, then callers with too many requests under way. Browsers name the
-page that sent a request; other programs name none. Pages of the origins that the user named may read replies by CORS,
-each for its exact origin and without cookies.
+A page of another site can make the browser send requests to this server, under the site's name (DNS rebinding) or under
+this server's name. Both are refused, then callers without a required key, then callers with too many requests in
+progress. Browsers name the page that sent a request; other programs name none. Pages of the allowed origins may read
+replies by CORS, each for its exact origin and without cookies.
 """
 
 import re
@@ -22,52 +22,52 @@ MAX_HEADERS = 128
 MAX_TARGET_BYTES = 8 << 10  # of path and query
 
 
-# What a browser says of a request that a page of ours, or the user, made.
+# Sec-Fetch-Site of requests that a page of this server sent, or the user.
 _OWN_FETCH_SITES = frozenset((b"same-origin", b"none"))
 
 _METHODS = "GET, POST, DELETE"
-_HEADERS = "Authorization, Content-Type, X-API-Key, X-Ingle-Class"  # for a preflight that names none
+_HEADERS = "Authorization, Content-Type, X-API-Key, X-Ingle-Class"  # for a preflight request that names no headers
 _HEADER_LIST = re.compile(r"[\w!#$%&'*+.^`|~-]+(?:\s*,\s*[\w!#$%&'*+.^`|~-]+)*", re.ASCII)
 _PREFLIGHT_MAX_AGE = "600"
 
 
 def header_values(scope: Scope, name: bytes) -> list[bytes]:
-    """In lower case; `name` is."""
+    """Return the values of a header in lower case. `name` must be in lower case."""
     return [value.lower() for key, value in scope["headers"] if key == name]
 
 
 class AllowedOrigins:
-    """The origins that may use one server."""
+    """The origins whose pages may use one server."""
 
     def __init__(self, allowed: Collection[str] = ()) -> None:
         self._allowed = frozenset(origin.encode() for origin in allowed)
 
     def problem(self, scope: Scope, host: bytes) -> str:
-        """Why the page that sent the request is turned away, or empty. `host` is what it called the server."""
+        """Return why a web page's request is refused, or an empty text. `host` is the Host header."""
         if self.allowed_origin(scope) is not None:
             return ""
         own = (b"http://" + host, b"https://" + host)
         if any(origin not in own for origin in header_values(scope, b"origin")):
-            return "Web pages of other origins may not use this server"
+            return "Web pages of this origin may not use the server"
         if any(site not in _OWN_FETCH_SITES for site in header_values(scope, b"sec-fetch-site")):
-            return "Web pages of other sites may not use this server"
+            return "Web pages of this site may not use the server"
         return ""
 
     def allowed_origin(self, scope: Scope) -> str | None:
-        """The named origin that a request of the right kind comes from."""
+        """Return the origin of the request if it is one of the allowed."""
         origins = header_values(scope, b"origin")
         return origins[0].decode() if len(origins) == 1 and origins[0] in self._allowed else None
 
 
 def is_preflight(scope: Scope) -> bool:
-    """Whether a browser asks if a page may send a request. It carries no key."""
+    """Whether it is a CORS preflight request, which has no key."""
     return scope["method"] == "OPTIONS" and bool(header_values(scope, b"access-control-request-method"))
 
 
 def preflight_headers(scope: Scope, origin: str) -> dict[str, str]:
-    """Return the answer to a preflight for pages of `origin`.
+    """Return the headers of the reply to a preflight request from pages of `origin`.
 
-    All headers that it asks for are allowed: SDKs send many of their own, and the page may use the server anyway.
+    All requested headers are allowed: SDKs send many special ones, and the page may use the server anyway.
     """
     requested = b", ".join(header_values(scope, b"access-control-request-headers")).decode("latin-1")
     headers = {
@@ -83,7 +83,7 @@ def preflight_headers(scope: Scope, origin: str) -> dict[str, str]:
 
 
 def with_cors_headers(send: Send, origin: str) -> Send:
-    """`send`, which lets pages of `origin` read the response."""
+    """Return a `send` that adds the headers with which pages of `origin` may read the response."""
 
     async def send_with_origin(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -97,9 +97,9 @@ def with_cors_headers(send: Send, origin: str) -> Send:
 
 
 class AccessMiddleware:
-    """ASGI middleware.
+    """ASGI middleware that refuses requests without access.
 
-    Host must be one of `names`, with our port or none, or the very address that the connection was made to.
+    The Host header must be one of `names`, with this server's port or none, or the address of the connection.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class AccessMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            raise ValueError(f"a server of HTTP was asked for {scope['type']}")
+            raise ValueError(f"unsupported scope type: {scope['type']}")
         try:
             self._check_origin(scope)
         except InvalidRequest as error:
@@ -143,22 +143,23 @@ class AccessMiddleware:
         hosts = header_values(scope, b"host")
         if len(hosts) != 1 or not self._names_this_server(hosts[0], scope):
             problem = "The Host header does not name this server"
-            remedy = "Call it by its address, or give it the name with INGLE_HOST_NAMES."
+            remedy = "Use its address, or add the name to INGLE_HOST_NAMES."
             raise InvalidRequest(problem, remedy, code="forbidden", status=403)
         if problem := self._origins.problem(scope, hosts[0]):
-            raise InvalidRequest(problem, "Name theirs with INGLE_ALLOWED_ORIGINS.", code="forbidden", status=403)
+            raise InvalidRequest(problem, "Add its origin to INGLE_ALLOWED_ORIGINS.", code="forbidden", status=403)
 
     def _names_this_server(self, host: bytes, scope: Scope) -> bool:
         server: tuple[str, int | None] | None = scope.get("server")
         address, port = server or ("", None)
-        literal = f"[{address}]" if ":" in address else address  # no name that somebody else can give an address to
+        # the address itself, which no other site can use as its name
+        literal = f"[{address}]" if ":" in address else address
         name = host.removesuffix(f":{port}".encode())
         return host in self._names or name in self._names or name == literal.lower().encode()
 
 
 def _check_head_size(scope: Scope) -> None:
-    """Raises InvalidRequest for a head that no honest program sends."""
+    """Raise InvalidRequest for a head larger than any that real programs send."""
     if len(scope["headers"]) > MAX_HEADERS:
-        raise InvalidRequest(f"There are more than {MAX_HEADERS} headers", "Send fewer.", status=431)
+        raise InvalidRequest(f"The request has more than {MAX_HEADERS} headers", "Send fewer.", status=431)
     if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MAX_TARGET_BYTES:
         raise InvalidRequest(f"The path is longer than {MAX_TARGET_BYTES:,} bytes", "Send a shorter one.", status=414)

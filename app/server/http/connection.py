@@ -1,7 +1,7 @@
 """Connections of clients: limits on slow clients, and the end of the work for clients that disconnect.
 
 A connection is closed when the client is slow to send the head of a request or to read a reply. `request_body` limits
-the time for a body. Work on a request is canceled on every path, whatever it waits for.
+the time for a body. Disconnecting cancels the work on a request on every path, even while it waits.
 """
 
 import asyncio
@@ -18,27 +18,30 @@ from app.server.http.endpoint import ErrorFormat
 from app.server.http.errors import InvalidRequest
 
 MAX_CONNECTIONS = 1000
-# Bytes that are parsed before it is another connection's turn: small pieces of a body cost far more than large ones.
+# Bytes to parse before other connections get a turn: small pieces of a body cost far more than large ones.
 _MAX_READ_BYTES = 8 << 10
 
 
 class Connection(H11Protocol):
-    """Accepts `MAX_CONNECTIONS`; more are closed at once. Subclasses set `ERRORS`."""
+    """A connection of uvicorn with time limits. Beyond `MAX_CONNECTIONS`, new ones are closed at once.
 
-    ERRORS: ClassVar[ErrorFormat]  # the format of the error for bytes that are not HTTP
+    Subclasses set `ERRORS`.
+    """
 
-    HEAD_SECONDS: ClassVar[float] = 10.0  # for the head of a request, from when it may be sent
-    UNREAD_SECONDS: ClassVar[float] = 60.0  # for reading what waits, so that there is room for more
-    POLL_SECONDS: ClassVar[float] = 0.5  # between two looks at a client that has closed its half
+    ERRORS: ClassVar[ErrorFormat]  # format of the error for bytes that are not HTTP
+
+    HEAD_SECONDS: ClassVar[float] = 10.0  # to send the head of a request, from when it may be sent
+    UNREAD_SECONDS: ClassVar[float] = 60.0  # to read enough of the buffered reply that more can be written
+    POLL_SECONDS: ClassVar[float] = 0.5  # between checks of a client that has closed its half
 
     _head_timer: asyncio.TimerHandle | None = None
     _read_timer: asyncio.TimerHandle | None = None
     _poll_timer: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # uvicorn declares it so
         super().connection_made(transport)
         transport.max_size = _MAX_READ_BYTES  # type: ignore[attr-defined]  # of selector loops
-        self.access_log = False  # whoever listens: paths may have a key behind them
+        self.access_log = False  # even if a log is configured: paths may contain a key
         self._peer = Peer(self.client, _address(self.server))
         self.app_state = {**self.app_state, PEER: self._peer}
         self._start_head_timer()
@@ -51,9 +54,11 @@ class Connection(H11Protocol):
         _cancel(self._poll_timer)
         super().connection_lost(exc)
 
-    def eof_received(self) -> bool:  # type: ignore[override]  # as asyncio has it
-        """Nothing more comes. A client that has sent a whole request and holds the connection still gets its answer;
-        any other is gone."""
+    def eof_received(self) -> bool:  # type: ignore[override] # asyncio declares it so
+        """Keep the connection open for the reply if the client has sent a whole request and still holds it.
+
+        Any other client has disconnected.
+        """
         if not self._is_responding() or self.conn.their_state is h11.SEND_BODY or not self._is_open():
             return False
         self._schedule_poll()
@@ -79,7 +84,7 @@ class Connection(H11Protocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP is refused in the shape of all other errors."""
+        """Refuse bytes that are not HTTP, in the format of all other errors."""
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.abort()
             return
@@ -103,14 +108,14 @@ class Connection(H11Protocol):
         """Whether the client holds the connection, as far as this machine can tell."""
         try:
             return self._peer.is_open()
-        except OSError:  # no file descriptor is left to look
+        except OSError:  # no file descriptor is left to look it up
             return True
 
     def _schedule_poll(self) -> None:
         self._poll_timer = self.loop.call_later(self.POLL_SECONDS, self._poll)
 
     def _poll(self) -> None:
-        """No event tells when a client goes away that has closed its half before."""
+        """Check whether the client disconnected: no event reports it once its half is closed."""
         if self._is_open():
             self._schedule_poll()
         else:
@@ -125,7 +130,7 @@ class Connection(H11Protocol):
         self._read_timer = self.loop.call_later(self.UNREAD_SECONDS, self.transport.abort)
 
     def _close_after_sending(self) -> None:
-        """At once where everything is sent, else when it is read, if it ever is."""
+        """Close once all is sent. If the client does not read, the read timer aborts the connection."""
         self._start_read_timer()
         self.transport.close()
 
@@ -140,7 +145,7 @@ def _address(server: tuple[str, int | None] | None) -> Address | None:
 
 
 class CancelOnDisconnect:
-    """ASGI middleware around the answer to a request."""
+    """ASGI middleware that cancels the work on a request when its client disconnects."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -158,7 +163,7 @@ class CancelOnDisconnect:
 
 
 class _Body:
-    """The messages of a request. What is received after its body is the end of the connection."""
+    """The messages of a request. A message after its body means that the connection was closed."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -166,7 +171,7 @@ class _Body:
         self._disconnected = asyncio.Event()
 
     async def receive(self) -> Message:
-        """The next message, for the application."""
+        """Return the next message for the application."""
         if self._is_read.is_set():
             await self._disconnected.wait()
             return {"type": "http.disconnect"}
@@ -176,7 +181,7 @@ class _Body:
         return message
 
     async def wait_for_disconnect(self) -> None:
-        """Return when the client has gone away after it sent everything."""
+        """Return when the client has disconnected after it sent everything."""
         await self._is_read.wait()
         while (await self._receive())["type"] != "http.disconnect":
             pass
@@ -184,7 +189,7 @@ class _Body:
 
 
 async def while_connected(disconnected: Coroutine[Any, Any, None], work: Coroutine[Any, Any, None]) -> None:
-    """Run `work`. When `wait_for_disconnect` returns before it, it is cancelled, and has ended when this returns."""
+    """Run `work`. If `disconnected` returns first, cancel `work` and wait until it has ended."""
     working, watching = asyncio.create_task(work), asyncio.create_task(disconnected)
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)

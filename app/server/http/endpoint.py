@@ -12,12 +12,12 @@ from starlette.routing import Route
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """One way."""
+    """How the chunks of a stream are written."""
 
     media_type: str
-    frame: Callable[[Any], bytes]  # of anything that becomes JSON; NAMED_EVENTS take tagged structs
-    end: bytes  # behind the last piece, where nothing failed
-    # What clients that wait are sent, given what their request is doing; nothing where they would read it.
+    frame: Callable[[Any], bytes]  # encodes one chunk; NAMED_EVENTS needs tagged structs
+    end: bytes  # sent after the last chunk if nothing failed
+    # Bytes for clients that wait, given the status of their request. Empty if the client would show them.
     ping: Callable[[str], bytes]
 
 
@@ -30,7 +30,7 @@ def _named_event(piece: msgspec.Struct) -> bytes:
 
 
 def _comment(status: str) -> bytes:
-    """An event without data, which clients pass over."""
+    """Return an event without data, which clients ignore."""
     return f": {status}\n\n".encode()
 
 
@@ -42,7 +42,7 @@ _EVENTS = "text/event-stream; charset=utf-8"
 
 EVENTS = Framing(_EVENTS, _event, b"data: [DONE]\n\n", _comment)
 BARE_EVENTS = Framing(_EVENTS, _event, b"", _comment)  # without an event for the end
-# Each event goes by the tag of its type, which is in its data as well.
+# The name of each event is the tag of its type, which is also in its data.
 NAMED_EVENTS = Framing(_EVENTS, _named_event, b"", _comment)
 LINES = Framing("application/x-ndjson", _line, b"", lambda status: b"")
 
@@ -55,11 +55,11 @@ class ErrorFormat:
     """How a dialect writes errors."""
 
     body: Callable[[Exception], Struct]
-    type: type[Struct]  # of that body
+    type: type[Struct]  # type of the body
 
 
 class Endpoint(Route):
-    """One method of one path. Where `gives` is None, it never succeeds: it says why."""
+    """One method of one path. If `gives` is None, the endpoint always returns an error."""
 
     def __init__(
         self,
@@ -75,10 +75,12 @@ class Endpoint(Route):
         framing: Framing = EVENTS,
         errors: ErrorFormat | None = None,
     ) -> None:
-        """`takes` is the body of a request, `gives` that of a whole reply (a type, a union, or TEXT), `streams` the
-        pieces of a streamed one in their `framing`, a type or a union; `fails_with` what a server that cannot serve
-        answers with, where it is not an error's body. `errors` is how those are written, where that is not as
-        everywhere."""
+        """Set the types of an endpoint, for the API description.
+
+        `takes` is the type of the request body. `gives` is the type of a whole reply, a union, or TEXT. `streams` is
+        the type of a streamed reply's chunks or a union, sent with `framing`. `fails_with` is the reply with status 503
+        if it is not an error. `errors` is the error format if it is not the default.
+        """
         super().__init__(path, answer, methods=[method])
         self.method = method
         self.summary = summary

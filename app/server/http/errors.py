@@ -1,6 +1,6 @@
-"""Errors of HTTP requests: their status, their body in the format of a path, and what is raised and not caught.
+"""Errors of HTTP requests: their status, their body in the format of a path, and exceptions that no endpoint caught.
 
-Dialects define the formats. Messages and remedies are the errors' own.
+Dialects define the formats. Messages and remedies come from the errors themselves.
 """
 
 import contextlib
@@ -41,8 +41,10 @@ CONTEXT_EXCEEDED = "context_length_exceeded"
 
 
 class InvalidRequest(AppError):
-    """A request that cannot be answered. `parameter` is the field to blame, as a path; empty if it is not one.
-    `headers` are of the answer."""
+    """A request that cannot be answered.
+
+    `parameter` is the path of the invalid field, or empty. `headers` are those of the response.
+    """
 
     def __init__(
         self,
@@ -62,7 +64,9 @@ class InvalidRequest(AppError):
 
 
 class ContextExceeded(InvalidRequest):
-    """A prompt that does not fit the context: `too_long` has the numbers, and whether a larger --context would help."""
+    """A prompt that does not fit the context. `too_long` has the numbers and says whether a larger --context would
+    help.
+    """
 
     def __init__(self, too_long: PromptTooLong, parameter: str) -> None:
         super().__init__(too_long.message, too_long.remedy, parameter=parameter, code=CONTEXT_EXCEEDED)
@@ -84,7 +88,7 @@ def check_vocabulary(ids: Iterable[int], vocab_size: int, parameter: str, remedy
         raise InvalidRequest(f"{parameter}: {problem}", remedy, parameter=parameter)
 
 
-# Of the nearest class in an error's line; what is not here is a failure of the server.
+# The status of an error is that of its nearest class here; other errors are failures of the server.
 _STATUS: dict[type[BaseException], int] = {
     InvalidSampling: 400,
     PromptTooLong: 400,
@@ -105,27 +109,27 @@ _STATUS: dict[type[BaseException], int] = {
 
 
 def http_status(error: Exception) -> int:
-    """The HTTP status that `error` answers with."""
+    """Return the HTTP status for `error`."""
     if isinstance(error, InvalidRequest):
         return error.status
     return next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), 500)
 
 
 def client_message(error: Exception) -> str:
-    """What a client is told. Of a programming mistake, nothing: it may hold anything."""
+    """Return the message for the client. For a bug it is generic, since the error may contain anything."""
     if not isinstance(error, InglenookError):
-        return "The server made a mistake; its log says more."
+        return "The server failed because of a bug. Its log has the details."
     message = error.message if error.message.endswith((".", "!", "?")) else f"{error.message}."
     return bounded(f"{message} {error.remedy}".strip())
 
 
 def bounded(text: str) -> str:
-    """What was sent is named in errors, however long it was."""
+    """Shorten a text that may quote the request, so that the message stays short."""
     return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT // 2]} ... {text[-MAX_TEXT // 2 :]}"
 
 
 def raise_first(problems: Iterable[tuple[str, str]]) -> None:
-    """Raise InvalidRequest for the first of what no single field's bounds could say, each with its field."""
+    """Raise InvalidRequest for the first of `problems`, which are (field, problem) pairs."""
     for parameter, problem in problems:
         raise InvalidRequest(f"{parameter}: {problem}", parameter=parameter)
 
@@ -134,7 +138,8 @@ def raise_first(problems: Iterable[tuple[str, str]]) -> None:
 def convert_errors(parameter: str) -> Iterator[None]:
     """Turn errors about a prompt or a grammar into InvalidRequest.
 
-    Those about the prompt name `parameter`, the field that it came in; all others name their own."""
+    Errors about the prompt name `parameter`, the field of the prompt; the others name their own field.
+    """
     try:
         yield
     except InvalidSampling as error:
@@ -151,18 +156,18 @@ def convert_errors(parameter: str) -> Iterator[None]:
     except ToolsUnsupported as error:
         raise InvalidRequest(f"tools: {error.message}", error.remedy, parameter="tools") from error
     except TemplateUnavailable:
-        raise  # no fault of the field's
+        raise  # not the field's fault
     except (TemplateError, InvalidMessage, TextTooLong) as error:
         raise InvalidRequest(error.message, error.remedy, parameter=parameter) from error
 
 
-_ERROR_BODY: Final = "inglenook.error_body"  # of a scope: what writes the body of an error
+_ERROR_BODY: Final = "inglenook.error_body"  # in a scope: the function that returns the body of an error
 
 
 class ErrorFormats:
-    """ASGI middleware around the door and the endpoints.
+    """ASGI middleware around the access check and the endpoints.
 
-    Errors have the shape of the endpoint whose path they are at or below, and the default one elsewhere.
+    Errors have the format of the endpoint whose path they are at or below, and the default format elsewhere.
     """
 
     def __init__(self, app: ASGIApp, endpoints: Iterable[Endpoint], default: ErrorFormat) -> None:
@@ -185,18 +190,18 @@ class ErrorFormats:
 
 
 def error_response(error: Exception, scope: Scope) -> Response:
-    """The whole response to a request that ended with `error` before anything was sent."""
+    """Return the whole response to a request that failed before anything was sent."""
     body = msgspec.json.encode(scope[_ERROR_BODY](error))
     headers = error.headers if isinstance(error, InvalidRequest) else None
     return Response(body, http_status(error), headers, media_type="application/json")
 
 
 class ReplyBroken(Exception):
-    """A reply that had begun cannot go on; the connection is to be closed."""
+    """A reply failed after it had started; the connection must be closed."""
 
 
 class UnhandledErrors:
-    """ASGI middleware around the door: what is raised inside ends here, in a line of the log and a 500."""
+    """ASGI middleware around the access check: logs exceptions that nothing else caught, and returns status 500."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -211,7 +216,7 @@ class UnhandledErrors:
 
         try:
             await self._app(scope, receive, send_and_mark)
-        except Exception as error:  # noqa: BLE001  # whatever it is
+        except Exception as error:  # noqa: BLE001 # any error
             log.error("a request failed:\n%s", traceback_without_message(error))
             if started:
                 raise ReplyBroken from None
@@ -219,6 +224,6 @@ class UnhandledErrors:
 
 
 def traceback_without_message(error: BaseException) -> str:
-    """The traceback of an exception without its words."""
+    """Return the traceback of an exception without its message, which may contain text of the user."""
     frames = traceback.format_list(traceback.extract_tb(error.__traceback__))
     return "".join((*frames, type(error).__name__))

@@ -1,7 +1,7 @@
-"""GET /openapi.json: every route, with each field that it takes and gives, its bounds, and the errors there are.
+"""GET /openapi.json: every route, its request fields with their bounds, its replies, and its errors.
 
-Made of the endpoints and of the types that requests are decoded to, so that it cannot say anything else than they do.
-OpenAPI 3.1, whose schemas are JSON schemas. Refuses to know which endpoints there are.
+The description is derived from the endpoints and from the types that requests are decoded to, so that it cannot
+disagree with them. OpenAPI 3.1, whose schemas are JSON schemas.
 """
 
 import re
@@ -21,24 +21,24 @@ Json = dict[str, Any]
 JSON = "application/json"
 _PARAMETER = re.compile(r"{(\w+)(?::path)?}")
 _REF = "#/components/schemas/{name}"
-_KEY = "key"  # what the one way to show a key is called
+_KEY = "key"  # name of the security scheme
 
 _FAILURES: Mapping[int, str] = {
-    400: "Something is wrong with the request; the message names the field.",
-    401: "A key is needed, and none or a wrong one was sent.",
-    403: "A web page that is not let in, or a name that this server does not go by.",
-    404: "There is no such model or path; the message says what there is.",
+    400: "The request is invalid. The message names the field.",
+    401: "The API key is missing or unknown.",
+    403: "The web page's origin or the Host header is not allowed.",
+    404: "The model or path does not exist. The message lists the models.",
     413: "The body is too long.",
     415: "The body is not of type application/json.",
-    429: "The caller has too many requests under way; Retry-After says when to come back.",
-    500: "The server made a mistake.",
-    503: "The server cannot serve now.",
+    429: "The caller has too many requests in progress. Retry-After says when to try again.",
+    500: "The server failed.",
+    503: "The server cannot answer requests at the moment.",
 }
 _WITHOUT_BODY = (401, 403, 404, 500, 503)
 
 
 class OpenAPI:
-    """Describes endpoints, its own included."""
+    """Describes endpoints, including its own."""
 
     def __init__(self, endpoints: Sequence[Endpoint], models: Sequence[str], errors: ErrorFormat) -> None:
         """`models` are the names that requests may give. `errors` is the format of errors of endpoints without one."""
@@ -52,12 +52,12 @@ class OpenAPI:
 
     @cached_property
     def _body(self) -> bytes:
-        """Written when somebody asks for it, since few do."""
+        """Encoded at the first request, since few clients ask for it."""
         return msgspec.json.encode(description(self._endpoints, self._models, self._errors))
 
 
 class Description(Struct):
-    """What is certain of a description."""
+    """The top level of a description."""
 
     openapi: str
     info: dict[str, Any]
@@ -67,7 +67,7 @@ class Description(Struct):
 
 
 def description(endpoints: Sequence[Endpoint], models: Sequence[str], errors: ErrorFormat) -> Description:
-    """All of it."""
+    """Describe all endpoints."""
     schemas = _Schemas(endpoints, errors)
     for one in endpoints:
         schemas.name_models(one.takes, models)
@@ -80,12 +80,12 @@ def description(endpoints: Sequence[Endpoint], models: Sequence[str], errors: Er
         {"title": "Inglenook", "version": "1"},
         paths,
         {"schemas": schemas.components, "securitySchemes": keys},
-        [{}, {_KEY: []}],  # whether a key is needed is the user's choice
+        [{}, {_KEY: []}],  # the user's settings decide whether a key is needed
     )
 
 
 class _Schemas:
-    """The schemas of all that endpoints take and give, each by a name of its own where two types have the same."""
+    """The schemas of all types of requests and replies. Types of the same name get different names."""
 
     def __init__(self, endpoints: Sequence[Endpoint], errors: ErrorFormat) -> None:
         self.errors = errors
@@ -100,7 +100,7 @@ class _Schemas:
         return self._references[kind]
 
     def name_models(self, body: Any, models: Sequence[str]) -> None:
-        """Where a request names a model, these are the names there are."""
+        """List the names of models as the values of the field `model` of a request."""
         if body is None:
             return
         name = self.reference(body)["$ref"].rpartition("/")[2]
@@ -138,7 +138,7 @@ def _responses(endpoint: Endpoint, schemas: _Schemas) -> Json:
 
 
 def _stream(framing: Framing, piece: Json) -> Json:
-    """Each event or line: a piece of the reply, or the end."""
+    """Describe a stream: each event or line is a chunk or the end."""
     media_type = framing.media_type.partition(";")[0]
     if media_type != "text/event-stream":
         return {media_type: {"schema": piece}}

@@ -1,7 +1,4 @@
-"""Sends the reply to one request, whole or piece by piece.
-
-Nothing here knows what a reply says.
-"""
+"""Responses that send the reply to one request, whole or as a stream of chunks."""
 
 import asyncio
 import logging
@@ -26,21 +23,21 @@ ChunkT = TypeVar("ChunkT", bound=msgspec.Struct)
 
 
 def json_reply(body: Any) -> Response:
-    """Return a response with `body`, which is known at once, as JSON."""
+    """Return a response with `body` as JSON."""
     return Response(msgspec.json.encode(body), media_type="application/json")
 
 
 async def json_reply_on_thread(pool: WorkPool, write: Callable[[Check], bytes]) -> Response:
-    """Return a response whose JSON is written on a thread: thousands of numbers would hold up other replies."""
+    """Return a response whose JSON is encoded on a thread: thousands of numbers would delay other replies."""
     return Response(await pool.run(write), media_type="application/json")
 
 
 _STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # a proxy in between must not hold events back
+    (b"x-accel-buffering", b"no"),  # makes a proxy forward events at once
 ]
-PING_SECONDS = 5.0  # of silence
-# Of silence before the engine begins: until then what is refused has a status of its own, however long its prompt.
+PING_SECONDS = 5.0  # after the last bytes
+# Until the engine starts, a request can still be refused with its own status. So the first ping waits longer.
 FIRST_PING_SECONDS = 20.0
 
 
@@ -49,7 +46,7 @@ class WholeReply(Generic[ChunkT]):
     """ASGI response: all chunks folded into one JSON body."""
 
     chunks: AsyncGenerator[list[ChunkT]]
-    fold: Callable[[AsyncGenerator[ChunkT]], Awaitable[Any]]  # anything that becomes JSON
+    fold: Callable[[AsyncGenerator[ChunkT]], Awaitable[Any]]  # returns anything that can be encoded as JSON
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self.chunks) as batches, aclosing(_flatten(batches)) as chunks:
@@ -59,17 +56,16 @@ class WholeReply(Generic[ChunkT]):
 
 @dataclass(frozen=True, slots=True)
 class StreamedReply(Generic[ChunkT]):
-    """ASGI response: each chunk as it comes, in its frame. Chunks that come together are sent together; where none
-    comes for long, a ping is sent.
+    """ASGI response: each chunk is sent in its frame when it is ready. A ping is sent after a silence.
 
-    An empty batch sends the head alone. What fails before anything was sent is raised, and can still become a status of
-    its own; what fails later becomes a last chunk, the `error_body`.
+    A batch is sent at once. An empty batch sends only the head. An error before the head was sent is raised, and can
+    still have its own status; a later error is sent as the last chunk, the `error_body`.
     """
 
     chunks: AsyncGenerator[list[ChunkT]]
     error_body: Callable[[Exception], msgspec.Struct]
     framing: Framing = EVENTS
-    counts: TokenCounts = field(default_factory=TokenCounts)  # of the request: its status is told in pings
+    counts: TokenCounts = field(default_factory=TokenCounts)  # of the request; pings report its status
     first_ping_seconds: float = FIRST_PING_SECONDS
     ping_seconds: float = PING_SECONDS
 
@@ -91,7 +87,7 @@ class StreamedReply(Generic[ChunkT]):
         except Exception as error:
             if not stream.started:
                 raise
-            # Of an error of ours the kind says enough; of a mistake, only its place does.
+            # For an expected error the class is enough. For a bug only the traceback is logged, without the message.
             kind = type(error).__name__ if isinstance(error, InglenookError) else traceback_without_message(error)
             log.warning("a stream ended early: %s", kind)
             await stream.put(self.framing.frame(self.error_body(error)))
@@ -100,13 +96,13 @@ class StreamedReply(Generic[ChunkT]):
 
 
 class _StreamedBody:
-    """The body of a streamed reply, whose head goes out with its first bytes."""
+    """The body of a streamed reply. The head is sent with its first bytes."""
 
     def __init__(self, send: Send, reply: StreamedReply[Any]) -> None:
         self.started = False
         self._reply = reply
         self._send = send
-        self._sending = asyncio.Lock()  # chunks and pings come from two tasks
+        self._sending = asyncio.Lock()  # chunks and pings are sent by two tasks
         self._sent_at = asyncio.get_running_loop().time()
 
     async def put(self, data: bytes) -> None:
@@ -119,7 +115,7 @@ class _StreamedBody:
             self._sent_at = asyncio.get_running_loop().time()
 
     async def ping(self) -> None:
-        """One after each silence, for as long as this runs. A client that does not read has none coming."""
+        """Send a ping after each silence. A client that does not read causes no further pings."""
         interval, counts = self._reply.ping_seconds, self._reply.counts
         while True:
             may_be_refused = not self.started and counts.status == QUEUED

@@ -1,6 +1,6 @@
-"""From the body of a request to a checked message: size, media type, JSON, types and bounds, in this order.
+"""Decoding of request bodies: size, media type, JSON, types, and bounds are checked in this order.
 
-The fields and their bounds are declared where the message's type is. Nothing here knows a dialect.
+The type of the body declares the fields and their bounds.
 """
 
 import asyncio
@@ -14,18 +14,18 @@ from starlette.requests import Request
 from app.server.http.errors import InvalidRequest, bounded
 
 MAX_BODY_BYTES = 10 << 20
-# Read and dropped, since most clients see no answer before they have sent everything.
+# Longer bodies are received and dropped up to this size: most clients read no reply before they have sent everything.
 MAX_DROPPED_BYTES = 64 << 20
 
-# A body may come in so many seconds, and one more for each time as many bytes as this.
+# Seconds for a body, plus one second for each MIN_BYTES_PER_SECOND bytes.
 BODY_SECONDS = 20.0
 MIN_BYTES_PER_SECOND = 64 << 10
 
-# Of a body, outside of its texts: to read so much takes no longer than others can wait, whatever it is.
+# Limits outside of strings. They bound the time to decode a body, in which other requests wait.
 MAX_CONTAINERS = 1 << 14  # objects and lists
 MAX_VALUES = 1 << 18
 MAX_DEPTH = 100
-# Longer bodies are read on a thread.
+# Longer bodies are decoded on a thread.
 _SHORT_BODY = 64 << 10
 _PIECE = 512 << 10
 
@@ -34,12 +34,12 @@ DecodedT_co = TypeVar("DecodedT_co", covariant=True)
 
 
 class Decoder(Protocol[DecodedT_co]):
-    """What makes a message of a body: msgspec's own decoder, or a `FieldTable`."""
+    """Decodes a body: msgspec's decoder, or a `FieldTable`."""
 
     def decode(self, body: bytes, /) -> DecodedT_co: ...
 
 
-# Of clients that set no type: curl and urllib call any body a form.
+# Media types of clients that do not choose one: curl and urllib call any body a form.
 _DEFAULT_TYPES = frozenset(("", "application/x-www-form-urlencoded", "text/plain"))
 
 _NO_BRACKETS = bytes(set(range(256)) - set(b"{[]}"))
@@ -48,7 +48,7 @@ _MISSING = re.compile(r"Object missing required field `([^`]*)`")
 
 
 async def read_body(request: Request, decoder: Decoder[BodyT]) -> BodyT:
-    """The request's message. Raises InvalidRequest naming the field at fault, and Starlette's ClientDisconnect."""
+    """Return the decoded body. Raises InvalidRequest naming the invalid field, and Starlette's ClientDisconnect."""
     body = await _receive_body(request)
     _check_encoding(request.headers)
     _check_media_type(request.headers)
@@ -65,14 +65,14 @@ def _check_encoding(headers: Headers) -> None:
     if encoding not in ("", "identity"):
         raise InvalidRequest(
             f"The body's Content-Encoding is {bounded(encoding)!r}",
-            "Send it as it is, without an encoding.",
+            "Send the body without compression.",
             status=415,
             headers={"accept-encoding": "identity"},
         )
 
 
 def _check_media_type(headers: Headers) -> None:
-    """Raise InvalidRequest for a body that is not said to be JSON.
+    """Raise InvalidRequest for a body that is not declared as JSON.
 
     A web page can make a browser send the `_DEFAULT_TYPES` without asking the server first. Browsers then send an
     Origin header. Other programs do not, and many of them set no type.
@@ -97,14 +97,16 @@ async def _receive_body(request: Request) -> bytes:
                 elif size > MAX_DROPPED_BYTES:
                     break
     except TimeoutError:
-        raise InvalidRequest("The body takes too long to come", "Send it faster.", status=408) from None
+        raise InvalidRequest(
+            f"The body arrives slower than {MIN_BYTES_PER_SECOND:,} bytes per second", "Send it faster.", status=408
+        ) from None
     if size > MAX_BODY_BYTES:
         raise InvalidRequest(f"The body is longer than {MAX_BODY_BYTES:,} bytes", "Send less.", status=413)
     return b"".join(pieces)
 
 
 def decode_bounded(body: bytes, decoder: Decoder[BodyT]) -> BodyT:
-    """`decode` for a body that may be made to cost much. Raises InvalidRequest."""
+    """Check the limits of a body, then decode it. Raises InvalidRequest."""
     if not _is_simple(body):
         structure = _without_strings(body)
         if structure is None or _containers(structure) > MAX_CONTAINERS or _count(structure, b",") > MAX_VALUES:
@@ -116,7 +118,7 @@ def decode_bounded(body: bytes, decoder: Decoder[BodyT]) -> BodyT:
 
 
 def _is_simple(body: bytes) -> bool:
-    """Whether the bounds are kept even if all that is in texts counts."""
+    """Whether the limits hold even if characters in strings are counted."""
     return _containers(body) <= MAX_DEPTH and _count(body, b",") <= MAX_VALUES
 
 
@@ -125,12 +127,12 @@ def _containers(text: bytes) -> int:
 
 
 def _count(text: bytes, byte: bytes) -> int:
-    """In pieces, between which other threads run."""
+    """Count a byte in pieces, between which other threads can run."""
     return sum(text.count(byte, start, start + _PIECE) for start in range(0, len(text), _PIECE))
 
 
 def _depth(text: bytes) -> int:
-    """How deeply objects and lists are nested, without texts."""
+    """Return how deeply objects and lists are nested. `text` must contain no strings."""
     depth = deepest = 0
     for bracket in text.translate(None, _NO_BRACKETS):
         depth += 1 if bracket in b"{[" else -1
@@ -139,7 +141,7 @@ def _depth(text: bytes) -> int:
 
 
 def _without_strings(body: bytes) -> bytes | None:
-    """JSON without what is in its texts; None where there are too many of those."""
+    """Return JSON without its strings, or None if there are too many."""
     if b"\\" in body:  # escapes are read from the left
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     if _count(body, b'"') > 2 * MAX_VALUES:
@@ -148,7 +150,7 @@ def _without_strings(body: bytes) -> bytes | None:
 
 
 def decode(body: bytes, decoder: Decoder[BodyT]) -> BodyT:
-    """`body` as the decoder's type. Raises InvalidRequest naming the field at fault."""
+    """Decode `body`. Raises InvalidRequest naming the invalid field."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -161,7 +163,7 @@ def decode(body: bytes, decoder: Decoder[BodyT]) -> BodyT:
 
 
 def _field_and_problem(message: str) -> tuple[str, str]:
-    """The field at fault, as a path such as `messages[0].role`, and what is wrong with it."""
+    """Split a message of msgspec into the path of the field, such as `messages[0].role`, and the problem."""
     location = _PATH.search(message)
     path = location[1].replace("[...]", "") if location else ""
     problem = message[: location.start()] if location else message

@@ -159,7 +159,7 @@ def test_a_port_that_is_taken_by_ingle(server: Server) -> None:
     done = ingle(server.environment, "serve", "--port", str(server.port))
     assert done.returncode == 1
     said = done.stderr.decode()
-    assert f"taken by ingle itself, which serves smollm2:135m there (pid {server.process.pid})" in said
+    assert f"in use by ingle itself, which serves smollm2:135m (pid {server.process.pid})" in said
     assert f"ingle stop {server.port}" in said
 
 

@@ -1,1 +1,1 @@
-"""The API of Anthropic: messages, and how many tokens they are."""
+"""The API of Anthropic: messages and token counts."""

@@ -1,7 +1,7 @@
-"""The content of messages in Anthropic's API: blocks of text, of thoughts, of calls and of their results.
+"""Message content in Anthropic's API: blocks of text, thinking, tool calls, and tool results.
 
-From these to the messages that templates read: the results of a user's message become messages of their own, in front
-of its text or behind it as they stand. Refuses to know what a request says besides.
+They become messages for chat templates. Tool results in a user's message become separate messages, before or after
+its text as they are ordered there.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,10 +14,10 @@ from msgspec import Meta, Struct
 from app.generation.conversation import Message, ToolCall
 from app.server.http.errors import InvalidRequest
 
-# Kept with a model's words by the API's own models; a model here has no use for them.
+# The API's own models use these blocks; other models cannot read them.
 _IGNORED_TYPES = frozenset(("redacted_thinking",))
-# Few templates know a system that speaks again later. Where it does, stays in place, so that nothing before it is
-# computed anew; it is a part of the user's message, in the marks that Claude Code has for that.
+# Few templates support system messages after the first. Such a message stays at its index, so that the prompt before it
+# stays cached. It becomes a part of the user's message, in the tags that Claude Code uses for this.
 _REMINDER = "<system-reminder>\n{}\n</system-reminder>"
 
 
@@ -26,11 +26,11 @@ class ResultBlock(Struct):
 
     type: str
     text: str | None = None
-    tool_name: str | None = None  # of a tool that a search for tools has found
+    tool_name: str | None = None  # of a tool that a tool search has found
 
 
 class ContentBlock(Struct):
-    """A block of a message; which of the fields there are, depends on its type."""
+    """A block of a message. Its type determines which fields it has."""
 
     type: str
     text: str | None = None
@@ -59,11 +59,11 @@ InputMessages: TypeAlias = Annotated[list[InputMessage], Meta(min_length=1)]
 
 @dataclass(frozen=True, slots=True)
 class _LocatedBlock:
-    """A block, and where it stands in the request."""
+    """A block and its path in the request."""
 
     block: ContentBlock
     path: str
-    is_reminder: bool = False  # the system said it in the middle of the conversation
+    is_reminder: bool = False  # a system message after the first other message
 
     @property
     def text(self) -> str:
@@ -74,7 +74,7 @@ class _LocatedBlock:
 
 
 def system_texts(system: SystemPrompt | None) -> Iterator[str]:
-    """The texts of a system prompt. Raises InvalidRequest for what is none."""
+    """Yield the texts of a system prompt. Raises InvalidRequest for blocks other than text."""
     if isinstance(system, str):
         yield system
         return
@@ -83,10 +83,12 @@ def system_texts(system: SystemPrompt | None) -> Iterator[str]:
 
 
 def messages_of(input_messages: Sequence[InputMessage]) -> list[Message]:
-    """The messages, of which several in a row of one role are one. Raises InvalidRequest naming the block that cannot
-    be given to a model."""
+    """Convert messages. Consecutive messages of the same role become one.
+
+    Raises InvalidRequest naming the block that cannot be converted.
+    """
     messages: list[Message] = []
-    names: dict[str, str] = {}  # of the tools that were called, by the call's id
+    names: dict[str, str] = {}  # tool names by the id of the call
     first = next(
         (index for index, message in enumerate(input_messages) if message.role != "system"), len(input_messages)
     )
@@ -109,7 +111,7 @@ def messages_of(input_messages: Sequence[InputMessage]) -> list[Message]:
 
 
 def _located_blocks(message: InputMessage, index: int, *, as_reminders: bool = False) -> Iterator[_LocatedBlock]:
-    """The blocks of a message. If it `as_reminders`, what the system says is marked as such."""
+    """Yield the blocks of a message. With `as_reminders`, blocks of the system are marked as reminders."""
     content, path, is_reminder = (
         message.content,
         f"messages[{index}].content",
@@ -124,7 +126,7 @@ def _located_blocks(message: InputMessage, index: int, *, as_reminders: bool = F
 
 @dataclass(slots=True)
 class _AssistantParts:
-    """What the blocks of an assistant's message say."""
+    """The parts of an assistant's message."""
 
     texts: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
@@ -142,7 +144,7 @@ class _AssistantParts:
 
 
 def _assistant_message(blocks: Sequence[_LocatedBlock]) -> Message:
-    """Without a sign between its texts: they are those of a reply, which was one."""
+    """Join the blocks without a separator: they were one reply."""
     parts = _AssistantParts()
     for located in blocks:
         parts.add(located)
@@ -178,9 +180,9 @@ def _result_text(block: ResultBlock, path: str) -> str:
 
 
 def unsupported_block(kind: str, path: str) -> InvalidRequest:
-    """The refusal of a block that is no text."""
-    problem = f"{path}: a block of type {kind!r} cannot be read; this version reads text only"
-    return InvalidRequest(problem, "Send it as text, without images, documents or audio.", parameter=path)
+    """Return the error for a block that is not text."""
+    problem = f"{path}: blocks of type {kind!r} are not supported; this version reads text only"
+    return InvalidRequest(problem, "Send text, without images, documents, or audio.", parameter=path)
 
 
 def _required(value: str | None, path: str) -> str:

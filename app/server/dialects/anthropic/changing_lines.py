@@ -1,7 +1,7 @@
-"""Lines that clients put into a system prompt and change with every request, though no model has a use for them.
+"""Lines that clients add to a system prompt and change with every request, and that no model needs.
 
-What follows a line that changed has to be computed again, which here is the whole prompt: so they are left out, and the
-cache report says which. A table; refuses to know where prompts come from.
+The prefix cache matches only up to a changed line, and these are near the start of the prompt. So they are removed, and
+the cache report names them.
 """
 
 import re
@@ -9,26 +9,26 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-# What each is called in reports, and how its lines look.
+# Name of the line in reports, and a pattern for the line.
 _TABLE: Final[Sequence[tuple[str, str]]] = (("x-anthropic-billing-header", r"x-anthropic-billing-header:[^\n]*"),)
 
 
 @dataclass(frozen=True, slots=True)
 class RemainingTexts:
-    """What stays of some texts."""
+    """Texts after lines were removed."""
 
     texts: Sequence[str]
-    left_out: tuple[str, ...]  # the names of lines that do not
+    left_out: tuple[str, ...]  # names of the removed lines
 
 
 class ChangingLines:
-    """The lines of a table: by what they are called, and the pattern that each of them matches whole."""
+    """Removes lines by a table of names and patterns. A pattern matches a whole line."""
 
     def __init__(self, table: Sequence[tuple[str, str]] = _TABLE) -> None:
         self._patterns = [(name, re.compile(rf"^(?:{line})(?:\n|\Z)", re.MULTILINE)) for name, line in table]
 
     def remove_from(self, texts: Iterable[str]) -> RemainingTexts:
-        """Texts without these lines; one of which nothing is left is left out, too."""
+        """Return the texts without these lines. A text of which nothing is left is dropped."""
         remaining, found = [], set[str]()
         for text in texts:
             rest = text
@@ -41,4 +41,4 @@ class ChangingLines:
 
 
 CHANGING_LINES: Final = ChangingLines()
-KEEP_ALL_LINES: Final = ChangingLines(())  # all is kept
+KEEP_ALL_LINES: Final = ChangingLines(())  # removes nothing

@@ -1,4 +1,4 @@
-"""The endpoints of Anthropic's API: from a request to the response that will carry its reply."""
+"""Endpoints of Anthropic's API: each decodes a request and returns the response for its reply."""
 
 from collections.abc import Mapping
 from typing import TypeAlias, TypeVar
@@ -38,7 +38,7 @@ class TokenCount(Struct):
 
 
 class AnthropicEndpoints:
-    """Serves one model."""
+    """Endpoints of one model."""
 
     def __init__(self, service: ChatService, model: ServedModel, *, keep_changing_lines: bool = False) -> None:
         """With `keep_changing_lines`, prompts keep lines that change with every request."""
@@ -52,7 +52,7 @@ class AnthropicEndpoints:
                 "POST",
                 "/v1/messages",
                 self.create_message,
-                "The next turn of a conversation, as Anthropic's API has it",
+                "Generate the next message of a conversation",
                 takes=MessageRequest,
                 gives=messages.MessageReply,
                 streams=messages.Event,
@@ -63,7 +63,7 @@ class AnthropicEndpoints:
                 "POST",
                 "/v1/messages/count_tokens",
                 self.count_tokens,
-                "How many tokens the prompt of a message has",
+                "Count the tokens of a prompt",
                 takes=TokenCountRequest,
                 gives=TokenCount,
                 errors=ERRORS,

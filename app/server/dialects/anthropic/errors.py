@@ -1,4 +1,4 @@
-"""Errors as Anthropic's API writes them: an object of type "error" around one with a kind and a message."""
+"""Errors in Anthropic's format: an object of type "error" that contains an object with a type and a message."""
 
 from typing import Final
 
@@ -7,7 +7,7 @@ from msgspec import Struct
 from app.server.http.endpoint import ErrorFormat
 from app.server.http.errors import CONTEXT_EXCEEDED, ContextExceeded, InvalidRequest, client_message, http_status
 
-# Of a status; of others below 500 the first, above it the second.
+# Types for other statuses: the first below 500, the second from 500 on.
 _REFUSED, _FAILED = "invalid_request_error", "api_error"
 _KINDS = {
     401: "authentication_error",
@@ -26,20 +26,20 @@ class MessagesErrorDetail(Struct):
 
 
 class MessagesError(Struct, tag_field="type", tag="error"):
-    """The body of a refusal, and the last event of a stream that failed."""
+    """The body of an error, and the last event of a stream that failed."""
 
     error: MessagesErrorDetail
 
 
 def error_body(error: Exception) -> MessagesError:
-    """What a client is told about `error`."""
+    """Return the body for `error`."""
     status = http_status(error)
     kind = _KINDS.get(status, _REFUSED if status < 500 else _FAILED)
     return MessagesError(MessagesErrorDetail(kind, _message(error)))
 
 
 def _message(error: Exception) -> str:
-    """For a prompt that is too long, Anthropic's phrase, by which clients know that they have to say less."""
+    """Return the message. A prompt that is too long gets Anthropic's phrase, by which clients know to shorten it."""
     if isinstance(error, ContextExceeded):
         numbers = f"{error.prompt_tokens} tokens > {error.context_length} maximum"
         return f"{_TOO_LONG}{numbers}. {error.remedy}".strip()

@@ -1,4 +1,4 @@
-"""The documented fields of the requests of Anthropic's API, its beta features included."""
+"""The documented fields of requests to Anthropic's API, including its beta features."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -17,38 +17,38 @@ _PROMPT = (
     supported("system", _A, "Be brief."),
     supported("tools", _A, [_TOOL]),
     supported("tool_choice", _A, {"type": "auto", "disable_parallel_tool_use": True}),
-    supported("thinking", _A, {"type": "adaptive"}, "Without it the model answers at once."),
+    supported("thinking", _A, {"type": "adaptive"}, "Without it, the model does not reason."),
     supported("thinking.budget_tokens", _A, 1024),
     supported("output_config", _A, {"effort": "low"}),
     supported("output_config.effort", _A, "low"),
     supported("output_config.format", _A, {"type": "json_schema", "schema": _SCHEMA}),
     supported("output_format", _A, {"type": "json_schema", "schema": _SCHEMA}, "The older name."),
     ignored("cache_control", _A, {"type": "ephemeral"}, "Every prompt is cached."),
-    ignored("context_management", _A, {"edits": []}, "Its edits save tokens; here a prompt is kept whole or refused."),
-    ignored("speed", _A, "fast", "There is one speed."),
-    ignored("betas", _A, ["interleaved-thinking-2025-05-14"], "It names features; each has its own row here."),
+    ignored("context_management", _A, {"edits": []}, "Prompts are not edited; too long ones are refused."),
+    ignored("speed", _A, "fast", "There is only one speed."),
+    ignored("betas", _A, ["interleaved-thinking-2025-05-14"], "It names features, which have their own rows here."),
     ignored("user_profile_id", _A, "p", "It names the user."),
     ignored("workspace_id", _A, "w", "There are no workspaces."),
     ignored("diagnostics", _A, {"previous_message_id": "msg_1"}, "Every reply reports cache misses."),
-    refused("mcp_servers", _A, [{"type": "url"}], "This server calls no other. Leave it out.", neutral=[[]]),
-    refused("compaction", _A, {"type": "summary"}, "Ask for a summary in a message of your own."),
-    refused("thread", _A, {"type": "create"}, "Conversations are not kept here. Send all messages."),
+    refused("mcp_servers", _A, [{"type": "url"}], "This server does not call MCP servers. Leave it out.", neutral=[[]]),
+    refused("compaction", _A, {"type": "summary"}, "Ask for a summary in a message."),
+    refused("thread", _A, {"type": "create"}, "Conversations are not stored. Send all messages."),
 )
 _GENERATION = (
-    supported("max_tokens", _A, 5, "0: the prompt is computed and nothing is generated."),
+    supported("max_tokens", _A, 5, "0: the prompt is prefilled, and the reply is empty."),
     supported("stream", _A, True),
     supported("temperature", _A, 0.5, "Up to 100."),
     supported("top_k", _A, 40),
     supported("top_p", _A, 0.9),
     supported("stop_sequences", _A, ["END"]),
     supported("service_class", "Inglenook", "background"),
-    ignored("metadata", _A, {"user_id": "u"}, "It describes the request."),
-    ignored("service_tier", _A, "auto", "There is one tier."),
-    ignored("billing_policy", _A, {"type": "billing_policy"}, "Nobody pays."),
+    ignored("metadata", _A, {"user_id": "u"}, "It labels the request."),
+    ignored("service_tier", _A, "auto", "There is only one tier."),
+    ignored("billing_policy", _A, {"type": "billing_policy"}, "Requests are free."),
     ignored("inference_geo", _A, "eu", "The reply is computed on this machine."),
-    ignored("fallback_credit_token", _A, "t", "Nobody pays."),
+    ignored("fallback_credit_token", _A, "t", "Requests are free."),
     ignored("fallbacks", _A, [], "No request is declined for policy reasons."),
-    refused("container", _A, "container_1", "There are no containers here. Leave it out."),
+    refused("container", _A, "container_1", "There are no containers. Leave it out."),
 )
 
 MESSAGES: Final = FieldTable(MessageRequest, {"messages": _QUESTION, "max_tokens": 1}, (*_PROMPT, *_GENERATION))

@@ -1,5 +1,6 @@
-"""Messages, Anthropic's dialect: one generator of events, which is the streamed reply, and a fold that makes the whole
-reply of the same events. So the two cannot disagree.
+"""Messages of Anthropic's API: the events of a streamed reply, written from the events of the service.
+
+`fold` makes a whole reply of the same events, so the two cannot disagree.
 """
 
 import uuid
@@ -31,7 +32,7 @@ from engine.request import FinishReason
 
 StopReason: TypeAlias = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
-# Clients send it back with the thought and check no more than that there is one.
+# Clients return it with the thinking. They check only that it is there.
 _SIGNATURE = "inglenook"
 
 
@@ -40,19 +41,22 @@ class OutputTokensDetails(Struct):
 
 
 class MessageUsage(Struct, kw_only=True):
-    """The first three together are the prompt's tokens. All prompts are kept without being asked for it, and nobody
-    pays for that: none count as written to the cache."""
+    """Token counts. The first three fields add up to the tokens of the prompt.
 
-    input_tokens: int = 0  # that were computed
+    All prompts are cached for free, so no tokens count as written to the cache.
+    """
+
+    input_tokens: int = 0  # computed tokens
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int = 0
     output_tokens: int = 0
-    output_tokens_details: OutputTokensDetails | UnsetType = UNSET  # at the end, as the next one
-    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET  # ours: what was computed, and why
+    output_tokens_details: OutputTokensDetails | UnsetType = UNSET  # known at the end, as the next
+    # an extension: computed tokens, and the reason of a cache miss
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
 
     @classmethod
     def so_far(cls, event: ChatEvent, counts: TokenCounts) -> "MessageUsage":
-        """What is known with the first event: of a prompt that was read at once, not how much was found computed."""
+        """Return the usage at the first event. The cached tokens are known only if prefill took several steps."""
         if not isinstance(event, PromptProgress):
             return cls(input_tokens=counts.prompt_total)
         return cls(input_tokens=event.total - event.cached, cache_read_input_tokens=event.cached)
@@ -91,7 +95,7 @@ class MessageReply(Struct, tag_field="type", tag="message", kw_only=True):
     role: Literal["assistant"] = "assistant"
     model: str
     content: list[Content]
-    stop_reason: StopReason | None = None  # none before the end of a stream
+    stop_reason: StopReason | None = None  # null until the stream ends
     stop_sequence: str | None = None
     usage: MessageUsage
 
@@ -160,8 +164,10 @@ FRAMING: Final = replace(NAMED_EVENTS, ping=lambda status: NAMED_EVENTS.frame(Pi
 
 
 async def events(replies: AsyncGenerator[Batch], model: str, counts: TokenCounts) -> AsyncGenerator[list[Event]]:
-    """The reply of `model`, in batches as it comes. `counts` are those of the replies. Raises what
-    `ChatService.reply` raises, with errors about the request as InvalidRequest."""
+    """Yield the events of a reply in batches. `counts` are those of `replies`.
+
+    Raises what `ChatService.reply` raises, with errors about the request as InvalidRequest.
+    """
     writer = _EventWriter(model, counts)
     with convert_errors("messages"):
         async with aclosing(replies) as batches:
@@ -171,7 +177,7 @@ async def events(replies: AsyncGenerator[Batch], model: str, counts: TokenCounts
 
 
 async def fold(events: AsyncGenerator[Event]) -> MessageReply:
-    """The whole reply. A call that was cut off is none: half of what it was to do must not be done."""
+    """Return the whole reply. A tool call that was cut off is dropped: a client must not run half of it."""
     blocks: list[_Block] = []
     reply: MessageReply | None = None
     async for event in events:
@@ -186,7 +192,7 @@ async def fold(events: AsyncGenerator[Event]) -> MessageReply:
                 reply.content = [one for block in blocks if (one := block.content()) is not None]
                 reply.stop_reason, reply.stop_sequence, reply.usage = outcome.stop_reason, outcome.stop_sequence, usage
     if reply is None or reply.stop_reason is None:
-        raise EOFError("the events ended without their outcome")
+        raise EOFError("the events ended without a stop reason")
     return reply
 
 
@@ -231,7 +237,7 @@ class _EventWriter:
                 pass
 
     def _append(self, kind: Content, piece: Piece) -> Iterator[Event]:
-        """A piece of a block of that kind, which begins with it if none is there."""
+        """Yield a piece of a block, after the start of the block if the open one is of another type."""
         if type(self._open) is not type(kind):
             yield from self._open_block(kind)
         yield self._delta(piece)
@@ -264,7 +270,7 @@ class _EventWriter:
 
 @dataclass(slots=True)
 class _Block:
-    """The events of one block of content."""
+    """The events of one content block."""
 
     start: Content
     pieces: list[str] = field(default_factory=list)
@@ -278,7 +284,7 @@ class _Block:
                 self.signature = signature
 
     def content(self) -> Content | None:
-        """All of it; None for a call whose input was cut off."""
+        """Return the whole block, or None for a tool call whose input was cut off."""
         text = "".join(self.pieces)
         match self.start:
             case TextContent():
@@ -291,7 +297,7 @@ class _Block:
 
 
 def _parse_object(written: str) -> dict[str, Any] | None:
-    """Of a JSON text; None if it is none."""
+    """Parse a JSON object. Returns None if the text is not one."""
     try:
         return msgspec.json.decode(written or "{}", type=dict[str, Any])
     except msgspec.DecodeError:

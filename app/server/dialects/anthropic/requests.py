@@ -1,6 +1,6 @@
-"""The requests of Anthropic's API: every supported field, with its type and its bounds.
+"""Requests of Anthropic's API: every supported field, with its type and its bounds.
 
-What the server does with the other documented fields is in `fields.py`.
+`fields.py` lists all documented fields.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ class OutputConfig(Struct):
 
 
 class TokenCountRequest(Struct, kw_only=True):
-    """POST /v1/messages/count_tokens: all that has a say in the prompt."""
+    """POST /v1/messages/count_tokens: the fields that determine the prompt."""
 
     model: ModelName | None = None
     messages: InputMessages
@@ -41,15 +41,17 @@ class TokenCountRequest(Struct, kw_only=True):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    output_format: OutputFormat | None = None  # where older clients have it
+    output_format: OutputFormat | None = None  # older name of output_config.format
 
     def grammar(self) -> RequestedGrammar | None:
-        """That the reply is to keep to. Raises InvalidRequest for a bad one, or two."""
+        """Return the grammar of the reply. Raises InvalidRequest if it is invalid or if there are two."""
         return only_grammar(self._grammars())
 
     def conversation(self, lines: ChangingLines) -> tuple[Conversation, tuple[str, ...]]:
-        """What the model is to go on with, and which `lines` were left out of it. Raises InvalidRequest naming what
-        cannot be given to a model."""
+        """Convert the request to a conversation. Returns it with the names of the `lines` that were removed.
+
+        Raises InvalidRequest naming the part that cannot be converted.
+        """
         messages, reply_prefix = self._messages_and_reply_start()
         first_system = [messages.pop(0).content] if messages and messages[0].role == "system" else []
         system = lines.remove_from([*system_texts(self.system), *first_system])
@@ -69,20 +71,23 @@ class TokenCountRequest(Struct, kw_only=True):
         return conversation, system.left_out
 
     def _messages_and_reply_start(self) -> tuple[list[Message], str]:
-        """The messages, and the beginning of the reply, where the last of them is the assistant's."""
+        """Return the messages, and the start of the reply if the last message is the assistant's."""
         messages = messages_of(self.messages)
         if not messages or messages[-1].role != "assistant":
             return messages, ""
         last = messages.pop()
         if last.tool_calls or last.reasoning:
-            problem = "a call or a thought cannot be gone on with; the last message must be the user's."
+            problem = "a tool call or thinking cannot be continued; end the messages with the user's."
             raise InvalidRequest(f"messages: {problem}", parameter="messages")
         return messages, last.content
 
     def _problems(self) -> Iterator[tuple[str, str]]:
-        """What no single field's bounds can say, with the field."""
+        """Yield (field, problem) pairs that the bounds of single fields cannot express."""
         if self.messages[-1].role == "assistant" and any(self._grammars()):
-            yield "messages", "with an output format, the last of them cannot be the assistant's."
+            yield (
+                "messages",
+                "the last message cannot be the assistant's with an output format; remove it, or the format.",
+            )
 
     def _grammars(self) -> Iterator[RequestedGrammar]:
         if self.output_config is not None and self.output_config.format is not None:
@@ -94,17 +99,19 @@ class TokenCountRequest(Struct, kw_only=True):
 class MessageRequest(TokenCountRequest, kw_only=True):
     """POST /v1/messages."""
 
-    max_tokens: Count  # 0: the prompt is computed, and nothing is told
+    max_tokens: Count  # 0: only prefill; the reply is empty
     stream: bool | None = None
     temperature: Temperature | None = None
     top_k: Count | None = None
     top_p: Fraction | None = None
     stop_sequences: Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None = None
-    service_class: Literal["interactive", "normal", "background"] | None = None  # ours alone
+    service_class: Literal["interactive", "normal", "background"] | None = None  # an extension of this server
 
     def generation_options(self, sampling: DefaultSampling = API_DEFAULTS) -> GenerationOptions:
-        """`sampling` fills in what the request leaves open. Raises InvalidSampling, and InvalidRequest for a bad
-        grammar."""
+        """Return the options of the reply. `sampling` sets values that the request leaves open.
+
+        Raises InvalidSampling, and InvalidRequest for an invalid grammar.
+        """
         candidates = [self._sampling(sampling)]
         return GenerationOptions(candidates, grammar=self.grammar(), returns_text=self.max_tokens > 0)
 

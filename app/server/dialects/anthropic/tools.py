@@ -28,13 +28,16 @@ from app.server.request_fields import PositiveCount
 
 class ToolDefinition(Struct):
     name: ToolName | None = None
-    type: str | None = None  # none or "custom" for tools that are described here
+    type: str | None = None  # absent or "custom" for tools with a schema
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
 
     def to_tool(self, path: str) -> Tool | None:
-        """None for a tool that the API's servers run. Raises InvalidRequest for one without a name or a schema."""
+        """Convert the definition. Returns None for a tool that the API's servers run.
+
+        Raises InvalidRequest if the name or the schema is missing.
+        """
         known = client_tool(self.type or "")
         schema, description = self.input_schema, self.description
         if schema is None and known is not None:
@@ -66,7 +69,7 @@ class NoChoice(Struct, tag_field="type", tag="none"):
 
 
 class Thinking(Struct):
-    """What is thought before the answer. Without it nothing is: clients that do not ask for thoughts read none."""
+    """The thinking before the answer. The default is none: clients that do not ask for it do not read it."""
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"] = "disabled"
     budget_tokens: PositiveCount | None = None
@@ -82,7 +85,7 @@ ToolChoice: TypeAlias = AutoChoice | AnyChoice | OneChoice | NoChoice
 
 
 def tool_options(definitions: Sequence[ToolDefinition], choice: ToolChoice | None) -> ToolOptions:
-    """Raises InvalidRequest for a tool without a name or a schema."""
+    """Convert the tools and the choice. Raises InvalidRequest for a tool without a name or a schema."""
     converted = (definition.to_tool(f"tools[{index}]") for index, definition in enumerate(definitions))
     tools = [tool for tool in converted if tool is not None]
     match choice:
@@ -96,7 +99,7 @@ def tool_options(definitions: Sequence[ToolDefinition], choice: ToolChoice | Non
 
 
 def calls_are_parallel(choice: ToolChoice | None) -> bool | None:
-    """Whether a reply may have several calls; None if the request does not say."""
+    """Whether a reply may have several calls; None if the request does not set it."""
     disabled = None if choice is None or isinstance(choice, NoChoice) else choice.disable_parallel_tool_use
     return None if disabled is None else not disabled
 
@@ -108,19 +111,19 @@ _LINE: Final[Mapping[str, Json]] = {"type": "integer"}
 
 @dataclass(frozen=True, slots=True)
 class ClientTool:
-    """What a client does when it is called."""
+    """A tool that clients run."""
 
     description: str
-    parameters: Mapping[str, Json]  # JSON schema of its arguments
+    parameters: Mapping[str, Json]  # JSON schema of the arguments
 
 
 def client_tool(kind: str) -> ClientTool | None:
-    """Of a type such as bash_20250124; None for one that no client runs, or that needs eyes."""
+    """Return the tool of a type such as bash_20250124, or None if no client runs it or it needs images."""
     return _TOOLS.get(_VERSION.sub("", kind))
 
 
 def _file_commands(*names: str, required: Sequence[str] = ("command", "path"), **more: Json) -> Mapping[str, Json]:
-    """The arguments of a tool that does something with a file."""
+    """Return the schema of a tool for files."""
     command: Json = {"type": "string", "enum": names}
     fields: Mapping[str, Json] = {
         "path": _TEXT,
@@ -137,12 +140,12 @@ def _file_commands(*names: str, required: Sequence[str] = ("command", "path"), *
 _EDITING = ("view", "create", "str_replace", "insert")
 _TOOLS: Final[Mapping[str, ClientTool]] = {
     "bash": ClientTool(
-        "Runs a command in a bash session that goes on from call to call; restart begins a new one.",
+        "Runs a command in a bash session that persists between calls; restart starts a new one.",
         {"type": "object", "properties": {"command": _TEXT, "restart": {"type": "boolean"}}},
     ),
     "text_editor": ClientTool(
         "Shows and changes text files: view a file or some of its lines, create one with file_text, replace old_str by "
-        "new_str, insert text behind a line.",
+        "new_str, insert text after a line.",
         _file_commands(*_EDITING),
     ),
     "memory": ClientTool(

@@ -1,4 +1,4 @@
-"""Biases of token ids and of texts, in the shapes that llama.cpp's server takes: pairs, or OpenAI's object."""
+"""Logit biases of token ids and texts, as llama.cpp's server accepts them: pairs, or OpenAI's object."""
 
 from collections.abc import Iterator
 from typing import Annotated, TypeAlias
@@ -9,7 +9,7 @@ from app.generation.service import ChatService
 from app.process.work_pool import Check
 from engine.sampling_params import MAX_BIASES
 
-NEVER = -100.0  # what false stands for
+NEVER = -100.0  # for a bias of false
 
 _Pair: TypeAlias = Annotated[list[int | float | str | bool], Meta(min_length=2, max_length=2)]
 _Text: TypeAlias = Annotated[str, Meta(max_length=1024)]
@@ -20,16 +20,16 @@ Biases: TypeAlias = (
 
 
 def bias_problems(given: Biases | None) -> Iterator[tuple[str, str]]:
-    """What the types of biases cannot say, with the field."""
+    """Yield (field, problem) pairs that the types of biases cannot express."""
     for token, amount in _pairs(given):
         if isinstance(token, bool | float) or (isinstance(token, int) and token < 0):
-            yield "logit_bias", "each is for a token id or a text."
+            yield "logit_bias", "each key must be a token id or a text."
         if amount is True or isinstance(amount, str):
-            yield "logit_bias", "each is a number or false."
+            yield "logit_bias", "each value must be a number or false."
 
 
 async def token_biases(service: ChatService, given: Biases | None) -> tuple[tuple[int, float], ...]:
-    """Pairs of (token id, bias). A text stands for each of its tokens."""
+    """Return (token id, bias) pairs. The bias of a text applies to each of its tokens."""
 
     def resolve(check: Check) -> tuple[tuple[int, float], ...]:
         found: list[tuple[int, float]] = []

@@ -1,4 +1,4 @@
-"""Vectors of texts and token ids, as llama.cpp's own endpoint gives them."""
+"""Vectors of texts and token ids, as llama.cpp's own endpoint returns them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -22,22 +22,22 @@ from app.server.refusals import RANKS_ONLY
 from app.server.served_model import ServedModel
 
 PATH = "/embedding"
-# What is asked of a model that gives vectors, for one that does not to refuse.
+# Paths that a model without vectors refuses.
 VECTORS: Mapping[str, type[Struct]] = {PATH: EmbeddingRequest}
 
 EUCLIDEAN = 2
-NONE = -1  # vectors as the model gives them
+NONE = -1  # vectors are not normalized
 LARGEST = 0  # the largest number becomes LARGEST_NUMBER
 LARGEST_NUMBER = 32760
 
 
 class Vector(Struct):
     index: int
-    embedding: list[list[float]]  # one for a pooled text
+    embedding: list[list[float]]  # one vector, of the whole text
 
 
 class LlamaCppEmbeddingEndpoints:
-    """Serves one embedding model."""
+    """Endpoints of one embedding model."""
 
     def __init__(self, service: EmbeddingService, model: ServedModel) -> None:
         self._service = service
@@ -51,7 +51,7 @@ class LlamaCppEmbeddingEndpoints:
                 "POST",
                 PATH,
                 self.embed,
-                "Texts become vectors",
+                "Compute the vectors of texts",
                 takes=EmbeddingRequest,
                 gives=list[Vector],
                 errors=ERRORS,
@@ -63,7 +63,7 @@ class LlamaCppEmbeddingEndpoints:
         self._model.check(body.model)
         norm, inputs = EUCLIDEAN if body.embd_normalize is None else body.embd_normalize, body.inputs()
         if norm == NONE:
-            problem = "embd_normalize: the vectors of this version are normalized"
+            problem = "embd_normalize: this version returns normalized vectors only"
             raise InvalidRequest(problem, "Send 0 or more, or leave it out.", parameter="embd_normalize")
         if len(inputs) > MAX_INPUTS:
             problem = f"content: {len(inputs)} inputs are more than {MAX_INPUTS}"
@@ -77,7 +77,7 @@ def _encode_vectors(vectors: Sequence[Tensor], norm: int) -> bytes:
 
 
 def normalized(vector: Tensor, norm: int) -> Tensor:
-    """A vector of length 1, scaled to another norm."""
+    """Scale a vector of length 1 to another norm."""
     if norm == EUCLIDEAN:
         return vector
     if norm == LARGEST:

@@ -1,4 +1,4 @@
-"""Routes of llama.cpp's server: completion, infill, and prompts of any shape."""
+"""Endpoints of llama.cpp's server: completion and infill, with prompts of all formats."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -28,9 +28,9 @@ from app.server.text_prompts import infill_prompt_that_fits, text_prompt
 
 
 async def encode_prompt(service: ChatService, prompt: OnePrompt, field: str) -> tuple[int, ...]:
-    """The ids of a prompt, with a token in front that begins a text if the prompt begins with text.
+    """Encode a prompt. A BOS token is added if the prompt starts with text.
 
-    Raises InvalidRequest for a prompt that is empty, too long, or not of the vocabulary.
+    Raises InvalidRequest for a prompt that is empty, too long, or not in the vocabulary.
     """
     if isinstance(prompt, str):
         return await text_prompt(service, prompt, field)
@@ -44,7 +44,7 @@ COMPLETIONS = ("/completion", "/completions")
 
 
 class LlamaCppEndpoints:
-    """Serves one model."""
+    """Endpoints of one model."""
 
     def __init__(self, service: ChatService, model: ServedModel) -> None:
         self._service = service
@@ -55,7 +55,7 @@ class LlamaCppEndpoints:
             Endpoint, gives=Completion | list[Completion], streams=Completion, framing=BARE_EVENTS, errors=ERRORS
         )
         completing = partial(generating, takes=CompletionRequest)
-        goes_on, missing = "What a text goes on with", "What is missing between two texts"
+        goes_on, missing = "Continue a text", "Fill in the text between two others"
         return [
             *(completing("POST", path, self.complete, goes_on) for path in COMPLETIONS),
             generating("POST", "/infill", self.infill, missing, takes=InfillRequest),

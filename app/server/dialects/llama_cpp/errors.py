@@ -1,4 +1,4 @@
-"""Errors as llama.cpp's server writes them: one object with the status, a message and a type."""
+"""Errors in the format of llama.cpp's server: an object with the status, a message, and a type."""
 
 from collections.abc import Mapping
 
@@ -29,7 +29,7 @@ class ErrorBody(Struct):
 
 
 def error_body(error: Exception) -> ErrorBody:
-    """What a client is told about `error`."""
+    """Return the body for `error`."""
     if isinstance(error, ContextExceeded):
         return ErrorBody(_context_exceeded(error))
     status = http_status(error)
@@ -38,7 +38,7 @@ def error_body(error: Exception) -> ErrorBody:
 
 
 def _context_exceeded(error: ContextExceeded) -> ErrorDetail:
-    """Clients know the phrase by heart, and read the numbers."""
+    """Return the error for a prompt that is too long. Clients match this sentence and read the numbers."""
     prompt, context = error.prompt_tokens, error.context_length
     message = f"The request ({prompt} tokens) exceeds the available context size ({context} tokens). {error.remedy}"
     return ErrorDetail(error.status, message, "exceed_context_size_error", prompt, context)

@@ -1,4 +1,4 @@
-"""The documented fields of requests to llama.cpp's server, and of vLLM's where both have the path."""
+"""The documented fields of requests to llama.cpp's server, and of vLLM's on the same paths."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,12 +13,12 @@ from app.server.dialects.llama_cpp.token_requests import (
 from app.server.request_fields import Field, FieldTable, alias, ignored, refused, supported
 
 LLAMA, VLLM, BOTH, OPENAI = "llama.cpp", "vLLM", "llama.cpp, vLLM", "OpenAI, llama.cpp"
-_NO_SLOTS = "No slot has a cache of its own."
-_NO_DRAFTS = "No draft model is used, and with one the reply would be the same."
-_WITH_SAMPLER = "It belongs to a sampler that is refused."
-_PARSED_CHAT = "The text of a completion is not parsed."
+_NO_SLOTS = "Slots share one cache."
+_NO_DRAFTS = "A draft model changes only the speed."
+_WITH_SAMPLER = "It has an effect only with a sampler that is refused."
+_PARSED_CHAT = "The text of completions is not parsed."
 
-MODEL = supported("model", LLAMA, "", "The served model, if empty or absent.")
+MODEL = supported("model", LLAMA, "", "Default: the served model.")
 DRY: Sequence[Field] = (
     supported("dry_multiplier", LLAMA, 0.8),
     supported("dry_base", LLAMA, 1.75),
@@ -28,19 +28,21 @@ DRY: Sequence[Field] = (
 )
 SAMPLING: Sequence[Field] = (
     *DRY,
-    supported("seed", OPENAI, 42, "Less than 0, or 4294967295: any."),
+    supported("seed", OPENAI, 42, "Below 0, or 4294967295: random."),
     supported("temperature", OPENAI, 0.8),
     supported("top_k", LLAMA, 40),
     supported("top_p", OPENAI, 0.95),
     supported("min_p", LLAMA, 0.05),
     supported("repeat_penalty", LLAMA, 1.1),
-    supported("repeat_last_n", LLAMA, 64, "0 turns the penalty off; all other values look at everything."),
+    supported("repeat_last_n", LLAMA, 64, "0 turns the penalty off; otherwise it covers all tokens."),
     supported("presence_penalty", OPENAI, 0.5),
     supported("frequency_penalty", OPENAI, 0.5),
     supported("xtc_probability", LLAMA, 0.5),
     supported("xtc_threshold", LLAMA, 0.1),
-    supported("samplers", LLAMA, ["top_k", "temperature"], "Those not named are off. Their order is the engine's own."),
-    supported("logit_bias", OPENAI, [[15043, -1.0], [" the ", False]], "Pairs or an object; of token ids or texts."),
+    supported(
+        "samplers", LLAMA, ["top_k", "temperature"], "Samplers that are not in the list are off. The order is fixed."
+    ),
+    supported("logit_bias", OPENAI, [[15043, -1.0], [" the ", False]], "Pairs or an object, by token ids or texts."),
     supported("ignore_eos", LLAMA, True),
     supported("stop", OPENAI, ["\n"]),
     refused("typical_p", LLAMA, 0.7, "Send top_p or min_p.", neutral=[1]),
@@ -53,13 +55,13 @@ SAMPLING: Sequence[Field] = (
     refused("adaptive_target", LLAMA, 0.5, "Send a temperature.", neutral=[-1]),
     ignored("adaptive_decay", LLAMA, 0.9, _WITH_SAMPLER),
     refused("min_keep", LLAMA, 2, "Send a larger top_k or top_p.", neutral=[0]),
-    ignored("backend_sampling", LLAMA, True, "It says where tokens are sampled, and not how."),
+    ignored("backend_sampling", LLAMA, True, "It selects the device of the sampler, not the tokens."),
 )
 GENERATING: Sequence[Field] = (
     MODEL,
     *SAMPLING,
     supported("stream", OPENAI, True),
-    supported("n_predict", LLAMA, 128, "Less than 0: what the context holds. 0: the prompt is read, and no more."),
+    supported("n_predict", LLAMA, 128, "Below 0: the rest of the context. 0: only prefill."),
     alias("max_tokens", OPENAI, 128, of="n_predict"),
     alias("max_completion_tokens", OPENAI, 128, of="n_predict"),
     supported("n_cmpl", LLAMA, 2, "Replies to each prompt."),
@@ -69,26 +71,24 @@ GENERATING: Sequence[Field] = (
     supported("post_sampling_probs", LLAMA, True),
     supported("grammar", LLAMA, 'root ::= "a"'),
     supported("json_schema", LLAMA, {"type": "object"}),
-    refused("grammar_lazy", LLAMA, True, "Send grammar alone.", neutral=[False]),
-    refused("grammar_triggers", LLAMA, [{"type": 0, "value": "<"}], "Send grammar alone.", neutral=[[]]),
+    refused("grammar_lazy", LLAMA, True, "Send only grammar.", neutral=[False]),
+    refused("grammar_triggers", LLAMA, [{"type": 0, "value": "<"}], "Send only grammar.", neutral=[[]]),
     ignored("preserved_tokens", LLAMA, ["<tool_call>"], _PARSED_CHAT),
     supported("t_max_prompt_ms", LLAMA, 500),
     supported("t_max_predict_ms", LLAMA, 1000),
     supported("return_tokens", LLAMA, True),
-    supported("return_progress", LLAMA, True, "Of a stream."),
-    supported("timings_per_token", LLAMA, True, "Of a stream."),
+    supported("return_progress", LLAMA, True, "Only in a stream."),
+    supported("timings_per_token", LLAMA, True, "Only in a stream."),
     supported("response_fields", LLAMA, ["content", "generation_settings/n_predict"]),
     refused("lora", LLAMA, [{"id": 0, "scale": 0.5}], "Serve a model with the adapter merged.", neutral=[[]]),
     refused("image_data", LLAMA, [{"id": 1, "data": ""}], "This version reads text only.", neutral=[[]]),
-    ignored(
-        "n_indent", LLAMA, 4, "It is a hint to end early; clients that send it cut a less indented line themselves."
-    ),
-    ignored("n_keep", LLAMA, 8, "A prompt is read whole or refused."),
-    ignored("n_discard", LLAMA, 8, "A prompt is read whole or refused."),
-    ignored("n_cache_reuse", LLAMA, 256, "What is cached is found without it."),
-    ignored("cache_prompt", LLAMA, False, "A reply is the same bytes from a cached and from a computed prompt."),
+    ignored("n_indent", LLAMA, 4, "It ends a reply early; clients that send it cut less indented lines themselves."),
+    ignored("n_keep", LLAMA, 8, "Prompts are not truncated; too long ones are refused."),
+    ignored("n_discard", LLAMA, 8, "Prompts are not truncated; too long ones are refused."),
+    ignored("n_cache_reuse", LLAMA, 256, "Cached prefixes are found without it."),
+    ignored("cache_prompt", LLAMA, False, "The reply is the same with and without the cache."),
     ignored("id_slot", LLAMA, 0, _NO_SLOTS),
-    ignored("sse_ping_interval", LLAMA, 30, "Pings are comments, which are no part of a reply."),
+    ignored("sse_ping_interval", LLAMA, 30, "Pings are comments, which clients ignore."),
     ignored("stream_options", OPENAI, {"include_usage": True}, "The last chunk always has the counts."),
     ignored("chat_format", LLAMA, 0, _PARSED_CHAT),
     ignored("reasoning_format", LLAMA, "none", _PARSED_CHAT),
@@ -109,7 +109,7 @@ COMPLETION = FieldTable(
             "prompt",
             OPENAI,
             [["Hi", 12], {"prompt_string": "Hi"}],
-            "A text, token ids, both in one list, an object with `prompt_string`; or a list of those. An object's "
+            "A text, token ids, a list of both, an object with `prompt_string`, or a list of these. An object's "
             "`multimodal_data` is refused.",
         ),
         *GENERATING,
@@ -122,7 +122,7 @@ INFILL = FieldTable(
         supported("input_prefix", LLAMA, "def "),
         supported("input_suffix", LLAMA, "\n"),
         supported("input_extra", LLAMA, [{"filename": "a.py", "text": "a = 1"}]),
-        supported("prompt", LLAMA, "    ret", "What the missing text begins with."),
+        supported("prompt", LLAMA, "    ret", "The first part of the missing text."),
         *GENERATING,
     ],
 )
@@ -136,7 +136,7 @@ PROMPT_OPTIONS: Sequence[Field] = (
     supported("chat_template_kwargs", BOTH, {"enable_thinking": False}),
     supported("add_generation_prompt", BOTH, False),
     supported("continue_final_message", BOTH, True),
-    refused("chat_template", VLLM, "{{ messages }}", "The model's own is used.", neutral=[""]),
+    refused("chat_template", VLLM, "{{ messages }}", "The model's template is used. Leave it out.", neutral=[""]),
     ignored("mm_processor_kwargs", VLLM, {}, _IMAGES),
     ignored("media_io_kwargs", VLLM, {}, _IMAGES),
 )
@@ -145,13 +145,13 @@ TOKENIZE = FieldTable(
     {"content": "Hi"},
     [
         *PROMPT_OPTIONS,
-        supported("content", LLAMA, "Hi", "One of content, prompt and messages is given."),
+        supported("content", LLAMA, "Hi", "Send one of content, prompt, and messages."),
         supported("add_special", LLAMA, True),
         supported("parse_special", LLAMA, False),
         supported("with_pieces", LLAMA, True),
         supported("prompt", VLLM, "Hi"),
         supported("messages", VLLM, [{"role": "user", "content": "Hi"}]),
-        supported("add_special_tokens", VLLM, True, "Of a prompt; a template writes those of messages."),
+        supported("add_special_tokens", VLLM, True, "For a prompt; in messages the template writes them."),
         supported("return_token_strs", VLLM, True),
     ],
 )
@@ -160,7 +160,7 @@ DETOKENIZE = FieldTable(
     {"tokens": [1]},
     [
         supported("tokens", BOTH, [1, 2]),
-        supported("model", VLLM, "", "If it is given, the text comes as vLLM's `prompt`, and not as `content`."),
+        supported("model", VLLM, "", "With a model, the reply has vLLM's `prompt` instead of `content`."),
     ],
 )
 TEMPLATE = FieldTable(
@@ -175,7 +175,7 @@ EMBEDDING = FieldTable(
         MODEL,
         supported("content", LLAMA, ["Hi", [1, 2]]),
         alias("input", LLAMA, ["Hi", [1, 2]], of="content"),
-        supported("embd_normalize", LLAMA, 1, "-1 is refused, since vectors are normalized."),
+        supported("embd_normalize", LLAMA, 1, "-1 is refused: all vectors are normalized."),
     ],
 )
 TABLES: Mapping[str, FieldTable[Any]] = {

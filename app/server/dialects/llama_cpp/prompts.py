@@ -1,4 +1,4 @@
-"""Prompts of llama.cpp's server in all shapes: texts, token ids, both in one list, objects, and lists of those."""
+"""Prompts in all formats of llama.cpp's server: texts, token ids, both in one list, objects, and lists of those."""
 
 from collections.abc import Sequence
 from typing import Annotated, TypeAlias
@@ -15,13 +15,13 @@ OnePrompt: TypeAlias = str | Sequence[str | int]
 
 
 class PromptObject(Struct):
-    """A text, and the images or sounds that stand for marks in it."""
+    """A text, and images or sounds for placeholders in it."""
 
     prompt_string: str
     multimodal_data: list[Raw] | None = None
 
     def text(self, field: str) -> str:
-        """Raises InvalidRequest for data other than text."""
+        """Return the text. Raises InvalidRequest if there are images or sounds."""
         if self.multimodal_data:
             parameter = f"{field}.multimodal_data"
             raise InvalidRequest(f"{parameter}: this version reads text only", "Send none.", parameter=parameter)
@@ -34,7 +34,7 @@ Prompts: TypeAlias = (
 
 
 def split_prompts(given: Prompts, field: str) -> dict[str, OnePrompt]:
-    """The prompts that were sent in `field`, by their paths. A list with a token id in it is one prompt.
+    """Return the prompts of `field`, keyed by their paths. A list that contains a token id is one prompt.
 
     Raises InvalidRequest for a list or an object among token ids, and for data other than text.
     """
@@ -45,7 +45,7 @@ def split_prompts(given: Prompts, field: str) -> dict[str, OnePrompt]:
     if any(isinstance(item, int) for item in given):
         parts = [item for item in given if isinstance(item, str | int)]
         if len(parts) < len(given):
-            problem = f"{field}: among token ids there are only texts and token ids"
+            problem = f"{field}: a list with token ids may contain only texts and token ids"
             raise InvalidRequest(problem, "Send a list of prompts, or one prompt.", parameter=field)
         return {field: parts}
     if len(given) == 1:

@@ -1,5 +1,6 @@
-"""Properties of the server and of its slots, as llama.cpp's server reports them. A slot is a request that can run at
-the same time as others; here none has a memory of its own.
+"""Properties of the server and its slots, as llama.cpp's server reports them.
+
+A slot runs one request. All slots share one KV cache.
 """
 
 from functools import partial
@@ -27,27 +28,28 @@ class Modalities(Struct):
 
 class DefaultSettings(Struct):
     n_ctx: int
-    params: GenerationSettings  # of a request that gives none
+    params: GenerationSettings  # of a request that sets none
 
 
 class Properties(Struct, kw_only=True):
     default_generation_settings: DefaultSettings
-    total_slots: int  # requests that run at the same time at most
+    total_slots: int  # requests that can run at the same time
     model_alias: str
-    model_path: str  # its name: where it lies is nobody's business
+    model_path: str  # the model's name: the path is private
     chat_template: str
     chat_template_caps: dict[str, Any]
     bos_token: str
     eos_token: str
     modalities: Modalities
     build_info: str
-    tool_support: Literal["native", "generic", "none"]  # generic: tools are described in the prompt. Ours alone
+    # generic: tools are described in the prompt. An extension of this server
+    tool_support: Literal["native", "generic", "none"]
     is_sleeping: bool = False
 
 
 class NextToken(Struct):
     n_decoded: int  # tokens of the reply so far
-    n_remain: int  # that may follow; -1: as many as the context holds
+    n_remain: int  # tokens that may follow; -1: the rest of the context
 
 
 class Slot(Struct, kw_only=True):
@@ -60,7 +62,7 @@ class Slot(Struct, kw_only=True):
 
 
 class PropertyEndpoints:
-    """Of one model."""
+    """Endpoints of one model."""
 
     def __init__(self, service: ChatService, model: ServedModel) -> None:
         self._service = service
@@ -68,9 +70,9 @@ class PropertyEndpoints:
 
     def endpoints(self) -> list[Endpoint]:
         endpoint = partial(Endpoint, errors=ERRORS)
-        listed, kept = "What runs, slot by slot", "Refused: no slot has a memory of its own"
+        listed, kept = "The running requests, by slot", "Refused: all slots share one cache"
         return [
-            endpoint("GET", "/props", self.properties, "What the server is and has", gives=Properties),
+            endpoint("GET", "/props", self.properties, "Properties of the server", gives=Properties),
             endpoint("GET", "/slots", self.slots, listed, gives=list[Slot]),
             endpoint("POST", "/slots/{id}", self.refuse_slot_action, kept),
         ]
@@ -100,7 +102,7 @@ class PropertyEndpoints:
         return settings
 
     async def slots(self, request: Request) -> Response:
-        """Each request that runs in a slot; the rest are free."""
+        """Return a slot for each running request, and the free slots."""
         streams, context = self._service.streams, self._service.context_length
         running = [it for it in streams.requests() if it.has_slot]
         free = max(0, streams.max_running - len(running))
@@ -122,8 +124,8 @@ class PropertyEndpoints:
 
     async def refuse_slot_action(self, request: Request) -> NoReturn:
         raise InvalidRequest(
-            "Slots are not saved, restored or erased: prompts of all requests share one cache",
-            "Leave it out; the server keeps its cache on disk by itself.",
+            "Slots cannot be saved, restored, or erased: all requests share one cache",
+            "Do not send this request; the server keeps its cache on disk by itself.",
             status=501,
         )
 

@@ -1,5 +1,6 @@
-"""Replies of llama.cpp's server: one writer of chunks, which are the streamed reply, and a fold that makes the whole
-reply of the same chunks. So the two cannot disagree.
+"""Replies of llama.cpp's server: the chunks of a streamed reply, written from the events of the service.
+
+`fold` makes a whole reply of the same chunks, so the two cannot disagree.
 """
 
 import math
@@ -27,7 +28,7 @@ StopType = Literal["eos", "limit", "word"]
 
 
 class Alternative(Struct, kw_only=True):
-    """With the model's own log-probability, or with the probability by which it was drawn."""
+    """A token with its log-probability before sampling, or its probability after sampling."""
 
     id: int
     token: str
@@ -42,19 +43,19 @@ class Probability(Alternative, kw_only=True):
 
 
 class Completion(Struct, kw_only=True):
-    """Of a chunk: its part. Of the last chunk, and of a whole reply, with all that is known at the end."""
+    """A chunk or a whole reply. Some fields are set only in the last chunk and in a whole reply."""
 
     index: int = 0  # of the reply, if there are several
     content: str = ""
-    tokens: list[int] = []  # ids of the part; of a whole reply, only if they were asked for
+    tokens: list[int] = []  # token ids of the chunk; in a whole reply only if the request asks for them
     id_slot: int = -1
     stop: bool = False
     model: str | UnsetType = UNSET
     tokens_predicted: int  # so far
-    tokens_evaluated: int  # all of the prompt, found or computed
-    tokens_cached: int | UnsetType = UNSET  # of those, found
+    tokens_evaluated: int  # tokens of the prompt, cached or computed
+    tokens_cached: int | UnsetType = UNSET  # cached tokens of the prompt
     generation_settings: GenerationSettings | UnsetType = UNSET
-    prompt: str | UnsetType = UNSET  # as the model read it
+    prompt: str | UnsetType = UNSET  # the rendered prompt
     has_new_line: bool | UnsetType = UNSET
     truncated: bool | UnsetType = UNSET
     stop_type: StopType | UnsetType = UNSET
@@ -66,21 +67,21 @@ class Completion(Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class ReportOptions:
-    """What the chunks of a request tell."""
+    """Data and options for the chunks of a request."""
 
     model: str
     prompts: Sequence[tuple[int, ...]]
     settings: Sequence[GenerationSettings]  # of each reply to a prompt
-    truncated: bool  # something was left out of the prompt
-    progress: bool  # of reading the prompts
-    timings: bool  # in every chunk
+    truncated: bool  # whether a part of the prompt was left out
+    progress: bool  # report the progress of prefill
+    timings: bool  # report timings in every chunk
 
 
 @dataclass(slots=True)
 class _ReplyState:
-    """What is known of one reply so far."""
+    """State of one reply."""
 
-    tokens: list[int] = field(default_factory=list)  # that no chunk has told
+    tokens: list[int] = field(default_factory=list)  # ids that no chunk has reported yet
     predicted: int = 0
     first_token_at: float = 0.0
     has_line_break: bool = False
@@ -98,7 +99,7 @@ class ChunkWriter:
         self._prompt_texts: dict[int, str] = {}  # by the index of the prompt
 
     async def chunks(self, replies: AsyncGenerator[Batch]) -> AsyncGenerator[list[Completion]]:
-        """The replies, in batches as they come. Errors about the prompts name their field."""
+        """Yield the chunks in batches. Errors about the prompts name their field."""
         with convert_errors("prompt"):
             async with aclosing(replies) as batches:
                 async for batch in batches:
@@ -136,7 +137,7 @@ class ChunkWriter:
                 yield self._end(index, reply, event)
 
     def _chunk(self, index: int, reply: _ReplyState, text: str = "") -> Completion:
-        """With the tokens that were not told yet."""
+        """Return a chunk with the token ids that were not reported yet."""
         tokens, reply.tokens = reply.tokens, []
         evaluated = len(self._prompt(index))
         return Completion(
@@ -164,7 +165,7 @@ class ChunkWriter:
         return self._reports.prompts[index // len(self._reports.settings)]
 
     async def _prompt_text(self, index: int) -> str:
-        """Return the prompt as the model read it, decoded once for all replies to it."""
+        """Return the text of the prompt's tokens. It is decoded once for all replies to the prompt."""
         prompt = index // len(self._reports.settings)
         if prompt not in self._prompt_texts:
             self._prompt_texts[prompt] = await decode_ids(self._service, self._reports.prompts[prompt])
@@ -191,9 +192,9 @@ class ChunkWriter:
 
 
 def fold(*, reports_tokens: bool, fields: Sequence[str] = ()) -> Callable[[AsyncGenerator[Completion]], Any]:
-    """What makes the whole reply of its chunks: one completion, or a list of several.
+    """Return a function that folds chunks into the whole reply: one completion, or a list of several.
 
-    It has the ids of its tokens if it `reports_tokens`; with `fields`, it has those alone (see `select_fields`).
+    With `reports_tokens`, the reply has its token ids. With `fields`, it has only those (see `select_fields`).
     """
 
     async def folded(chunks: AsyncGenerator[Completion]) -> Any:
@@ -216,8 +217,10 @@ def _merge(parts: Sequence[Completion], *, reports_tokens: bool) -> Completion:
 
 
 def select_fields(whole: Completion, fields: Sequence[str]) -> dict[str, Any]:
-    """The fields of a completion at some paths, such as `generation_settings/n_predict`, each under its path. Paths
-    that lead nowhere are left out."""
+    """Return the fields of a completion at some paths, such as `generation_settings/n_predict`, keyed by path.
+
+    Paths that do not exist are left out.
+    """
     fields_of: Any = msgspec.to_builtins(whole)
     found = {}
     for path in fields:
@@ -230,7 +233,7 @@ def select_fields(whole: Completion, fields: Sequence[str]) -> dict[str, Any]:
 
 
 def framing(fields: Sequence[str]) -> Framing:
-    """Of a stream whose last chunk has those `fields` alone, if any are named."""
+    """Return the framing of a stream. If `fields` are given, its last chunk has only those."""
 
     def frame(chunk: Struct) -> bytes:
         reply = select_fields(chunk, fields) if isinstance(chunk, Completion) and chunk.stop else chunk

@@ -1,6 +1,6 @@
-"""Requests of llama.cpp's server that text is generated for: every field that is read, with its type and its bounds.
+"""Requests of llama.cpp's server that generate text: every field that is read, with its type and its bounds.
 
-`fields` lists those that are not read, and why.
+`fields` lists all documented fields.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,14 +38,14 @@ _DEFAULTS: Mapping[str, float] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95
 
 
 class GeneratingRequest(LlamaSampling, kw_only=True):
-    """What both kinds of request have in common."""
+    """Fields of completion and infill requests."""
 
     model: ModelName | None = None
     stream: bool | None = None
-    n_predict: Amount | None = None  # less than 0: what the context holds; 0: the prompt is read, and no more
+    n_predict: Amount | None = None  # below 0: the rest of the context; 0: only prefill
     n_cmpl: Annotated[int, Meta(ge=1, le=16)] | None = None  # replies to each prompt
     n_probs: LogprobCount | None = None
-    post_sampling_probs: bool | None = None  # they are of what tokens are drawn from
+    post_sampling_probs: bool | None = None  # report the probabilities after sampling
     samplers: SamplerNames | None = None
     ignore_eos: bool | None = None
     logit_bias: biases.Biases | None = None
@@ -53,7 +53,7 @@ class GeneratingRequest(LlamaSampling, kw_only=True):
     xtc_threshold: Fraction | None = None
     grammar: GbnfText | None = None
     json_schema: Schema | str | None = None
-    t_max_prompt_ms: Milliseconds | None = None  # 0: any number, as for the next
+    t_max_prompt_ms: Milliseconds | None = None  # 0: no limit, as for the next
     t_max_predict_ms: Milliseconds | None = None
     return_tokens: bool | None = None
     return_progress: bool | None = None
@@ -80,9 +80,11 @@ class GeneratingRequest(LlamaSampling, kw_only=True):
     def generation_options(
         self, sampling: DefaultSampling = API_DEFAULTS, logit_bias: Sequence[tuple[int, float]] = ()
     ) -> GenerationOptions:
-        """The options of the replies to each prompt; with a seed, each candidate has the next one. `sampling` fills in
-        what the request leaves open, `logit_bias` is that of the request by token ids. Raises InvalidSampling, and
-        InvalidRequest for a bad grammar, or two."""
+        """Return the options of the replies to each prompt. With a seed, it grows by 1 per candidate.
+
+        `sampling` sets values that the request leaves open. `logit_bias` is the request's, by token ids. Raises
+        InvalidSampling, and InvalidRequest for an invalid grammar, or two.
+        """
         length, reported, purpose = self.n_predict, self.n_probs or None, self._purpose()
         inserts, several = purpose is Purpose.INSERTION, self.num_replies > 1
         filled = sampling.fill(self.sampling(), _DEFAULTS, inserts=inserts, several=several)
@@ -117,10 +119,10 @@ class GeneratingRequest(LlamaSampling, kw_only=True):
         return OriginFields(self._purpose())
 
     def check(self) -> None:
-        """Raise InvalidRequest for what no single field's bounds can say."""
+        """Raise InvalidRequest for problems that the bounds of single fields cannot express."""
         raise_first(self._problems())
 
-    # What the two kinds answer differently.
+    # Subclasses override the following methods.
 
     def _purpose(self) -> Purpose:
         return Purpose.COMPLETION
@@ -135,7 +137,7 @@ class CompletionRequest(GeneratingRequest, kw_only=True):
     prompt: Prompts
 
     def prompts(self) -> dict[str, OnePrompt]:
-        """The prompts by their paths in the request. Raises InvalidRequest."""
+        """Return the prompts, keyed by their paths. Raises InvalidRequest."""
         prompts = split_prompts(self.prompt, "prompt")
         if len(prompts) * self.num_replies > MAX_CHOICES:
             problem = f"prompt: {len(prompts)} prompts with {self.num_replies} replies each are more than {MAX_CHOICES}"
@@ -154,7 +156,7 @@ class InfillRequest(GeneratingRequest, kw_only=True):
     input_prefix: str = ""
     input_suffix: str = ""
     input_extra: Sequence[Extra] = ()
-    prompt: str = ""  # what the line begins with, behind the prefix
+    prompt: str = ""  # start of the missing text; added to input_prefix
 
     def gap(self) -> Gap:
         others = [OtherFile(extra.filename, extra.text) for extra in self.input_extra]

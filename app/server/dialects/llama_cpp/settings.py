@@ -1,4 +1,4 @@
-"""Generation settings: how a request was understood, by all the names that llama.cpp's server reports it under."""
+"""Generation settings of a reply, under all names that llama.cpp's server reports."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from engine.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class EchoedFields:
-    """Fields of a request that are reported as they were sent."""
+    """Fields of a request that are reported unchanged."""
 
     samplers: Sequence[str]
     grammar: str
@@ -27,7 +27,7 @@ class TokenBias(Struct):
 
 
 class GenerationSettings(Struct, kw_only=True):
-    """As they were understood. Those with a constant value are of samplers that this version does not have."""
+    """The settings in effect. Constants belong to samplers that this version does not have."""
 
     n_ctx: int
     seed: int
@@ -41,7 +41,7 @@ class GenerationSettings(Struct, kw_only=True):
     xtc_probability: float
     xtc_threshold: float
     typical_p: float = 1.0
-    repeat_last_n: int = -1  # penalties look at everything
+    repeat_last_n: int = -1  # penalties cover all tokens
     repeat_penalty: float
     presence_penalty: float
     frequency_penalty: float
@@ -71,7 +71,7 @@ class GenerationSettings(Struct, kw_only=True):
 
     @classmethod
     def of(cls, params: SamplingParams, context_length: int, echoed: EchoedFields) -> "GenerationSettings":
-        """Those of a reply in a context of `context_length` tokens."""
+        """Return the settings of a reply in a context of `context_length` tokens."""
         length = -1 if params.max_tokens is None else params.max_tokens
         dry = params.dry
         return cls(

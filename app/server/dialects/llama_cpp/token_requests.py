@@ -22,18 +22,18 @@ Messages = Annotated[list[ChatMessage], Meta(min_length=1)]
 
 
 class PromptOptions(Struct, kw_only=True):
-    """How a conversation becomes a prompt."""
+    """Fields that determine the prompt of a conversation."""
 
     model: ModelName | None = None
     tools: ToolDefinitions | None = None
     tool_choice: ToolChoice | None = None
     reasoning_effort: ReasoningEffort | None = None
     chat_template_kwargs: TemplateVariables | None = None
-    add_generation_prompt: bool | None = None  # true, if not given
-    continue_final_message: bool | None = None  # the prompt ends with the last message, which is not closed
+    add_generation_prompt: bool | None = None  # default: true
+    continue_final_message: bool | None = None  # the prompt ends with the last message, without an end token
 
     def conversation_of(self, messages: list[ChatMessage]) -> Conversation:
-        """Raises InvalidRequest naming the field that cannot become a prompt."""
+        """Convert the messages to a conversation. Raises InvalidRequest naming the invalid field."""
         if self.continue_final_message and self.add_generation_prompt:
             problem = "add_generation_prompt: it cannot be true together with continue_final_message"
             raise InvalidRequest(problem, "Leave one of them out.", parameter="add_generation_prompt")
@@ -56,26 +56,26 @@ class PromptOptions(Struct, kw_only=True):
 
 
 class TokenizeRequest(PromptOptions, kw_only=True):
-    """POST /tokenize. `content` is llama.cpp's, `prompt` and `messages` are vLLM's; one of them is given."""
+    """POST /tokenize. `content` is llama.cpp's, `prompt` and `messages` are vLLM's. Exactly one of them is set."""
 
     content: Annotated[str, Meta(max_length=MAX_TEXT_CHARS)] | None = None
-    add_special: bool = False  # what the model wants in front of a prompt
+    add_special: bool = False  # add a BOS token if the model uses one
     parse_special: bool = True
     with_pieces: bool = False
     prompt: str | None = None
     messages: Messages | None = None
-    add_special_tokens: bool | None = None  # true for a prompt, false for messages, whose template writes them
+    add_special_tokens: bool | None = None  # default: true for a prompt, false for messages, whose template writes them
     return_token_strs: bool | None = None
 
     def check(self) -> None:
-        """Raise InvalidRequest unless it has one text or conversation."""
+        """Raise InvalidRequest unless the request has exactly one text or conversation."""
         if sum(one is not None for one in (self.content, self.prompt, self.messages)) != 1:
             problem = "content: send one of content, prompt, and messages"
             raise InvalidRequest(problem, parameter="content")
 
 
 class DetokenizeRequest(Struct, kw_only=True):
-    """POST /detokenize. vLLM's clients name a model, llama.cpp's do not."""
+    """POST /detokenize. Clients of vLLM send a model; clients of llama.cpp do not."""
 
     tokens: Annotated[list[TokenId], Meta(max_length=1 << 20)]
     model: ModelName | None = None
@@ -95,10 +95,10 @@ class EmbeddingRequest(Struct, kw_only=True):
 
     content: Prompts
     model: ModelName | None = None
-    embd_normalize: Annotated[int, Meta(ge=-1, le=64)] | None = None  # the norm that becomes 1; 2, if not given
+    embd_normalize: Annotated[int, Meta(ge=-1, le=64)] | None = None  # the norm that becomes 1; default: 2
 
     def inputs(self) -> dict[str, str | tuple[int, ...]]:
-        """Texts and token ids by their paths. Raises InvalidRequest for a list with both."""
+        """Return texts and token ids, keyed by their paths. Raises InvalidRequest for a list that mixes both."""
         inputs: dict[str, str | tuple[int, ...]] = {}
         for path, given in split_prompts(self.content, "content").items():
             ids = [item for item in given if isinstance(item, int)] if not isinstance(given, str) else []

@@ -1,4 +1,4 @@
-"""Texts and conversations as token ids, and ids as texts: in the shapes of llama.cpp's server, and in vLLM's."""
+"""Encoding and decoding of texts and conversations, in the formats of llama.cpp's server and of vLLM."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,20 +22,20 @@ from app.server.served_model import ServedModel
 
 class Piece(Struct):
     id: int
-    piece: str | list[int]  # the bytes, where they are no text
+    piece: str | list[int]  # bytes, if they are not UTF-8
 
 
 class Tokens(Struct):
-    """The last three fields are vLLM's."""
+    """Token ids. vLLM has the last three fields."""
 
     tokens: list[int | Piece]
     count: int | UnsetType = UNSET
     max_model_len: int | UnsetType = UNSET
-    token_strs: list[str] | UnsetType | None = UNSET  # as the vocabulary writes them
+    token_strs: list[str] | UnsetType | None = UNSET  # as they are in the vocabulary
 
 
 class Text(Struct):
-    """Under llama.cpp's name, or under vLLM's."""
+    """A text under llama.cpp's name or under vLLM's."""
 
     content: str | UnsetType = UNSET
     prompt: str | UnsetType = UNSET
@@ -46,7 +46,7 @@ class Prompt(Struct):
 
 
 class TokenEndpoints:
-    """Of one model."""
+    """Endpoints of one model."""
 
     def __init__(self, service: ChatService, model: ServedModel) -> None:
         self._service = service
@@ -55,9 +55,9 @@ class TokenEndpoints:
     def endpoints(self) -> list[Endpoint]:
         endpoint = partial(Endpoint, "POST", errors=ERRORS)
         texts, ids, prompt = (
-            "The text of token ids",
-            "The token ids of a text or of a conversation",
-            "The prompt that a conversation becomes",
+            "Decode token ids",
+            "Encode a text or a conversation",
+            "Render the prompt of a conversation",
         )
         return [
             endpoint("/tokenize", self.tokenize, ids, takes=TokenizeRequest, gives=Tokens),
@@ -95,7 +95,7 @@ class TokenEndpoints:
         return Tokens([*ids], len(ids), self._service.context_length, texts)
 
     async def _encode_field(self, field: str, text: str, *, parse_special: bool, add_bos: bool) -> list[int]:
-        """The ids of the text of a field, with what begins a prompt if that `add_bos`. Raises InvalidRequest."""
+        """Encode the text of a field, with a BOS token if `add_bos` and the model uses one. Raises InvalidRequest."""
         with convert_errors(field):
             ids = await self._service.tokenize(text, parse_special=parse_special)
         tokenizer = self._service.tokenizer
@@ -116,7 +116,7 @@ class TokenEndpoints:
 
 
 async def decode_ids(service: ChatService, ids: Sequence[int]) -> str:
-    """The text of ids, control tokens included. Raises InvalidRequest."""
+    """Return the text of token ids, control tokens included. Raises InvalidRequest."""
     check_vocabulary(ids, service.vocab_size, "tokens")
     return await service.detokenize(ids)
 

@@ -1,1 +1,1 @@
-"""The APIs of LM Studio, for editors and programs that look for it."""
+"""The APIs of LM Studio, for editors and other programs that look for it."""

@@ -1,6 +1,6 @@
-"""LM Studio's own chat: the events of a response of the Responses API, in its words.
+"""LM Studio's own chat: the events of a response of the Responses API, in LM Studio's format.
 
-The whole reply is the result of the last event. So the two cannot disagree.
+The last event has the whole reply, so a stream and a whole reply cannot disagree.
 """
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -39,7 +39,7 @@ class ChatReply(Struct, kw_only=True):
     model_instance_id: str
     output: list[Message | Reasoning]
     stats: Stats
-    response_id: str | UnsetType = UNSET  # of a chat that is kept
+    response_id: str | UnsetType = UNSET  # of a stored chat
 
 
 class _Event(Struct, kw_only=True, tag_field="type"):
@@ -106,13 +106,13 @@ Event: TypeAlias = (
 
 
 def chat_events(reply: ResponseReply, earlier: Sequence[InputItem], model: str) -> AsyncGenerator[list[Event]]:
-    """The events of a reply, in batches as they come. Raises what `ResponseReply.events` raises."""
+    """Yield the events of a reply in batches. Raises what `ResponseReply.events` raises."""
     writer = _Writer(model, reply.writer.counts)
     return reply.events(earlier, lambda batch: [one for event in batch for one in writer.write(event)])
 
 
 async def fold(chunks: AsyncGenerator[Event]) -> ChatReply:
-    """The whole reply."""
+    """Return the whole reply."""
     async for event in chunks:
         if isinstance(event, ChatEnd):
             return event.result
@@ -120,7 +120,7 @@ async def fold(chunks: AsyncGenerator[Event]) -> ChatReply:
 
 
 def failure(error: Exception) -> Failure:
-    """What ends a stream that had begun."""
+    """Return the event that ends a stream that failed."""
     return Failure(error=error_body(error).error)
 
 
@@ -130,7 +130,7 @@ class _Writer:
     def __init__(self, model: str, counts: TokenCounts) -> None:
         self._model = model
         self._counts = counts
-        self._has_finished_prompt = False  # the prompt
+        self._has_finished_prompt = False
 
     def write(self, event: events.Event) -> Iterator[Event]:
         match event:
@@ -156,7 +156,7 @@ class _Writer:
                 yield ChatEnd(result=self._result(response))
 
     def _finish_prompt(self) -> Iterator[Event]:
-        """Report, once, that the prompt has been read."""
+        """Report once that the prompt was prefilled."""
         if not self._has_finished_prompt:
             self._has_finished_prompt = True
             yield PromptEnd()

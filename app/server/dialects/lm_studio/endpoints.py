@@ -1,4 +1,4 @@
-"""LM Studio's routes: lists of models, its own chat, and OpenAI's endpoints with its figures.
+"""LM Studio's endpoints: lists of models, its own chat, and OpenAI's endpoints with its statistics.
 
 LM Studio's SDKs use an undocumented WebSocket protocol; its routes return an error that says so.
 """
@@ -32,12 +32,12 @@ from app.server.refusals import NO_TEXT, NO_VECTORS, RANKS_ONLY
 from app.server.served_model import ServedModel
 
 GREETING = "/lmstudio-greeting"
-# The parts of the protocol, each a WebSocket.
+# Parts of the protocol. Each is a WebSocket.
 NAMESPACES = ("/llm", "/system", "/files", "/repository", "/diagnostics", "/plugins", "/runtime")
 
 
 def _protocol_endpoints() -> list[Endpoint]:
-    """Refusals of all of it."""
+    """Return endpoints that refuse the WebSocket protocol."""
     refused = "Refused: use OpenAI's API, or LM Studio's REST API"
     return [Endpoint("GET", path, _refuse, refused) for path in (GREETING, *NAMESPACES, "/embedding")]
 
@@ -59,19 +59,19 @@ VECTORS: Mapping[str, type[Struct]] = {EMBEDDINGS: EmbeddingRequest}
 
 
 class LMStudioEndpoints:
-    """Serves one model that writes text."""
+    """Endpoints of one model that generates text."""
 
     def __init__(
         self, service: ChatService, model: ServedModel, openai: OpenAIEndpoints, responses: ResponseEndpoints
     ) -> None:
-        """Replies are those of `openai`, and `responses` keeps chats."""
+        """`openai` generates the replies. `responses` stores the chats."""
         self._service = service
         self._model = model
         self._openai = openai
         self._responses = responses
 
     def endpoints(self) -> list[Endpoint]:
-        goes_on, turn = "What a text goes on with", "The next turn of a conversation"
+        goes_on, turn = "Continue a text", "Generate the next message of a conversation"
         return [
             *ModelEndpoints(self._model, "llm", self._capabilities).endpoints(),
             Endpoint(
@@ -120,7 +120,7 @@ class LMStudioEndpoints:
 
 
 def embedding_endpoints(model: ServedModel, openai: EmbeddingEndpoints, *, ranks: bool) -> list[Endpoint]:
-    """Of a model that gives vectors, or `ranks`."""
+    """Return the endpoints of a model that returns vectors, or that ranks documents if `ranks`."""
 
     async def capabilities() -> list[str]:
         return []
@@ -129,7 +129,7 @@ def embedding_endpoints(model: ServedModel, openai: EmbeddingEndpoints, *, ranks
         "POST",
         EMBEDDINGS,
         openai.create_embeddings,
-        "Texts become vectors",
+        "Compute the vectors of texts",
         takes=EmbeddingRequest,
         gives=EmbeddingList,
     )

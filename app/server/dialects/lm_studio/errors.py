@@ -1,4 +1,4 @@
-"""Errors as LM Studio's own API writes them: one object with a type, a message, a code and a parameter."""
+"""Errors in the format of LM Studio's own API: an object with a type, a message, a code, and a parameter."""
 
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
@@ -26,7 +26,7 @@ class ErrorBody(Struct):
 
 
 def error_body(error: Exception) -> ErrorBody:
-    """What a client is told about `error`; the cap of a request goes by its name here."""
+    """Return the body for `error`. The message names the field context_length instead of num_ctx."""
     status, written = http_status(error), openai_body(error).error
     kind = _KINDS.get(status, "invalid_request" if status < 500 else "internal_error")
     message = written.message.replace("num_ctx", "context_length")

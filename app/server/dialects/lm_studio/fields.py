@@ -1,4 +1,4 @@
-"""The documented fields of requests of LM Studio's APIs. Those of /api/v0 are OpenAI's."""
+"""The documented fields of requests to LM Studio's APIs. Those of /api/v0 are OpenAI's."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,15 +7,15 @@ from app.server.dialects.lm_studio.requests import ChatRequest, DownloadRequest,
 from app.server.request_fields import FieldTable, ignored, refused, supported
 
 STUDIO = "LM Studio"
-_LOADED = "The model is loaded, and stays loaded as it is."
+_LOADED = "The model stays loaded with its settings."
 
 CHAT = FieldTable(
     ChatRequest,
     {"input": "Hi"},
     [
-        supported("model", STUDIO, "", "The served model, if empty or absent."),
-        supported("input", STUDIO, [{"type": "message", "content": "Hi"}], "A text or parts; images are refused."),
-        supported("system_prompt", STUDIO, "Be brief.", "It is kept with the chat."),
+        supported("model", STUDIO, "", "Default: the served model."),
+        supported("input", STUDIO, [{"type": "message", "content": "Hi"}], "A text, or parts. Images are refused."),
+        supported("system_prompt", STUDIO, "Be brief.", "It is stored with the chat."),
         supported("stream", STUDIO, True),
         supported("temperature", STUDIO, 0.7),
         supported("top_p", STUDIO, 0.9),
@@ -24,11 +24,11 @@ CHAT = FieldTable(
         supported("repeat_penalty", STUDIO, 1.1),
         supported("max_output_tokens", STUDIO, 100),
         supported("reasoning", STUDIO, "off"),
-        supported("context_length", STUDIO, 4096, "A cap on prompt and reply together."),
-        supported("store", STUDIO, False, "True, if absent."),
+        supported("context_length", STUDIO, 4096, "Limit of prompt and reply together, in tokens."),
+        supported("store", STUDIO, False, "Default: true."),
         supported("previous_response_id", STUDIO, "resp_1"),
         refused(
-            "integrations", STUDIO, ["mcp/playwright"], "This server runs no tools; use /v1/responses.", neutral=[[]]
+            "integrations", STUDIO, ["mcp/playwright"], "This server runs no tools. Use /v1/responses.", neutral=[[]]
         ),
     ],
 )
@@ -36,7 +36,7 @@ LOAD = FieldTable(
     LoadRequest,
     {"model": "hash"},
     [
-        supported("model", STUDIO, "hash", "The served one."),
+        supported("model", STUDIO, "hash", "The served model."),
         supported("context_length", STUDIO, 2048, "At most that of the served model."),
         supported("echo_load_config", STUDIO, True),
         ignored("eval_batch_size", STUDIO, 512, _LOADED),
@@ -47,7 +47,7 @@ LOAD = FieldTable(
     ],
 )
 UNLOAD = FieldTable(
-    UnloadRequest, {"instance_id": "hash"}, [supported("instance_id", STUDIO, "hash", "It is refused.")]
+    UnloadRequest, {"instance_id": "hash"}, [supported("instance_id", STUDIO, "hash", "The request is refused.")]
 )
 _REFUSED = "The path is refused."
 DOWNLOAD = FieldTable(

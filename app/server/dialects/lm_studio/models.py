@@ -1,4 +1,4 @@
-"""Lists of models as LM Studio's API returns them, and its answers to requests to load or unload one."""
+"""LM Studio's lists of models, and its requests to load, unload, or download one."""
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
@@ -23,11 +23,11 @@ from app.server.served_model import ServedModel
 Kind = Literal["llm", "embeddings"]
 
 UNKNOWN = "unknown"
-_BITS = re.compile(r"(?:^|\D)(\d{1,2})(?=_|$)")  # of a quantization's name: Q4_K_M, F16
+_BITS = re.compile(r"(?:^|\D)(\d{1,2})(?=_|$)")  # in the name of a quantization: Q4_K_M, F16
 
 
 class Model(Struct, kw_only=True):
-    """A name that requests may give."""
+    """A name that requests may use, in the format of the older API."""
 
     id: str
     object: Literal["model"] = "model"
@@ -67,7 +67,7 @@ class Abilities(Struct):
 
 
 class StoredModel(Struct, kw_only=True):
-    """A name that requests may give, as the newer API lists it."""
+    """A name that requests may use, in the format of the newer API."""
 
     type: Literal["llm", "embedding"]
     publisher: str
@@ -80,7 +80,7 @@ class StoredModel(Struct, kw_only=True):
     loaded_instances: list[Instance]
     max_context_length: int
     format: Literal["gguf", "safetensors"]
-    capabilities: Abilities | UnsetType = UNSET  # of models that write text
+    capabilities: Abilities | UnsetType = UNSET  # of models that generate text
     description: None = None
 
 
@@ -91,13 +91,13 @@ class StoredModels(Struct):
 class Loaded(Struct, kw_only=True):
     type: Literal["llm", "embedding"]
     instance_id: str
-    load_time_seconds: float = 0.0  # it was loaded before
+    load_time_seconds: float = 0.0  # the model was loaded before the request
     status: Literal["loaded"] = "loaded"
     load_config: LoadConfig | UnsetType = UNSET
 
 
 class ModelEndpoints:
-    """Of the one model of a server, once for each of its names."""
+    """Endpoints that list the served model under each of its names."""
 
     def __init__(self, model: ServedModel, kind: Kind, capabilities: Callable[[], Awaitable[Sequence[str]]]) -> None:
         self._model = model
@@ -105,9 +105,17 @@ class ModelEndpoints:
         self._capabilities = capabilities
 
     def endpoints(self) -> list[Endpoint]:
-        names, one, path = "The names that requests may give", "What one name stands for", "/api/v0/models/{model:path}"
+        names, one, path = (
+            "List the model names that requests may use",
+            "Describe the model of one name",
+            "/api/v0/models/{model:path}",
+        )
         posting = partial(Endpoint, "POST", errors=ERRORS)
-        loaded, kept, fetched = "Load the served model, which is loaded", "Refused: it stays", "Refused: see /api/pull"
+        loaded, kept, fetched = (
+            "Load the served model, which is already loaded",
+            "Refused: the served model stays loaded",
+            "Refused: see /api/pull",
+        )
         v1 = "/api/v1/models"
         return [
             Endpoint("GET", "/api/v0/models", self.list_models, names, gives=ModelList),
@@ -136,7 +144,7 @@ class ModelEndpoints:
         loaded_context = self._model.context_length
         self._model.check(body.model)
         if body.context_length is not None and body.context_length > loaded_context:
-            problem = f"context_length: the model is loaded with {loaded_context}, and stays so"
+            problem = f"context_length: the model is loaded with {loaded_context} tokens, and is not reloaded"
             remedy = "Start the server with a larger --context."
             raise InvalidRequest(problem, remedy, parameter="context_length")
         config = LoadConfig(loaded_context) if body.echo_load_config else UNSET
@@ -146,16 +154,16 @@ class ModelEndpoints:
     async def unload(self, request: Request) -> NoReturn:
         body = await read_body(request, UNLOAD)
         self._model.check(body.instance_id)
-        problem = f"instance_id: {body.instance_id} is being served, and stays loaded"
-        raise InvalidRequest(problem, "End the server: ingle stop.", parameter="instance_id", status=409)
+        problem = f"instance_id: {body.instance_id} is the served model, and stays loaded"
+        raise InvalidRequest(problem, "Stop the server: ingle stop.", parameter="instance_id", status=409)
 
     async def download(self, request: Request) -> NoReturn:
         await read_body(request, DOWNLOAD)
         remedy = "Use POST /api/pull, or ingle pull."
-        raise InvalidRequest("model: models are not fetched by this path", remedy, parameter="model")
+        raise InvalidRequest("model: this path does not download models", remedy, parameter="model")
 
     async def _details_and_capabilities(self) -> tuple[ModelDetails, Sequence[str]]:
-        """Return the details and the capabilities of the model, which are the same under all its names."""
+        """Return the details and capabilities of the model, which are the same under all its names."""
         return await self._model.details(), await self._capabilities()
 
     def _listed(self, name: str, details: ModelDetails, capabilities: Sequence[str]) -> Model:
@@ -206,7 +214,7 @@ def _bits_per_weight(quantization: str) -> int | None:
 
 
 def _parameter_count_text(parameters: int) -> str | None:
-    """As LM Studio has it: 135M, 8B."""
+    """Return the number in LM Studio's format: 135M, 8B."""
     if not parameters:
         return None
     return f"{parameters / 1e9:.3g}B" if parameters >= 1e9 else f"{parameters / 1e6:.3g}M"

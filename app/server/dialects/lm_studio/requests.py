@@ -1,6 +1,6 @@
 """Requests of LM Studio's own API: every field that is read, with its type and its bounds.
 
-Chats become requests of the Responses API, whose responses are kept and gone on from in the same way.
+A chat becomes a request of the Responses API, which stores and continues responses in the same way.
 """
 
 from collections.abc import Mapping
@@ -22,12 +22,12 @@ _EFFORTS: Mapping[Reasoning, ReasoningEffort | None] = {
     "low": "low",
     "medium": "medium",
     "high": "high",
-    "on": None,  # a model thinks unless told otherwise
+    "on": None,  # a model reasons by default
 }
 
 
 class InputPart(Struct):
-    """A text, or something else by an address."""
+    """A text, or an image by its URL."""
 
     type: Literal["message", "text", "image"]
     content: str | None = None
@@ -48,14 +48,16 @@ class ChatRequest(Struct, kw_only=True):
     repeat_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     max_output_tokens: PositiveCount | None = None
     reasoning: Reasoning | None = None
-    context_length: PositiveCount | None = None  # a cap on prompt and reply together
-    store: bool | None = None  # true, if not given
+    context_length: PositiveCount | None = None  # limit of prompt and reply together, in tokens
+    store: bool | None = None  # default: true
     previous_response_id: ResponseId | None = None
 
     def response_request(self, earlier_prompt: str | None) -> ResponseRequest:
-        """Return the same for the Responses API. `earlier_prompt` is the system prompt of the chat that it continues.
+        """Return the same request for the Responses API.
 
-        Raises InvalidRequest for input that is no text."""
+        `earlier_prompt` is the system prompt of the chat that it continues. Raises InvalidRequest for input other than
+        text.
+        """
         effort = None if self.reasoning is None else _EFFORTS[self.reasoning]
         request = ResponseRequest(
             model=self.model,

@@ -1,4 +1,4 @@
-"""OpenAI's replies with the figures that LM Studio's older API adds: speeds, the model, and what runs it."""
+"""Statistics that LM Studio's older API adds to OpenAI's replies: speeds, the model, and the runtime."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import replace
@@ -20,7 +20,7 @@ from app.settings.settings import APP_NAME
 StopReason: TypeAlias = Literal["maxPredictedTokensReached", "toolCalls"]
 Handler: TypeAlias = Callable[[Request], Awaitable[StreamedReply[Any] | WholeReply[Any]]]
 
-# Of the reasons that OpenAI's API has. A stop may be an end token or a stop string.
+# By OpenAI's reason. The reason "stop" may be an end token or a stop string, so it has none here.
 _STOP_REASONS: Mapping[str | None, StopReason] = {"length": "maxPredictedTokensReached", "tool_calls": "toolCalls"}
 
 
@@ -57,7 +57,7 @@ class CompletionWithStats(Completion, kw_only=True):
 
 
 def with_stats(handler: Handler, model: ServedModel, kind: type[ChatWithStats | CompletionWithStats]) -> Handler:
-    """`handler`, but that a whole reply is of that `kind`. Streams are OpenAI's."""
+    """Wrap `handler` so that a whole reply is of type `kind`, with statistics. Streams stay OpenAI's."""
 
     async def reply(request: Request) -> StreamedReply[Any] | WholeReply[Any]:
         plain = await handler(request)

@@ -1,1 +1,1 @@
-"""The API of Ollama, for the editors and programs that look for it on their own."""
+"""The API of Ollama, for editors and other programs that look for it."""

@@ -1,4 +1,4 @@
-"""Ollama's embeddings: texts in, vectors out; and all else that it has for a model that gives them."""
+"""Ollama's embeddings, and its other endpoints for an embedding model."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from app.server.http.request_body import read_body
 from app.server.refusals import NO_TEXT, RANKS_ONLY
 from app.server.served_model import ServedModel
 
-WHOLE_TEXT = -1  # cut to what the model reads
+WHOLE_TEXT = -1  # cut to the context length
 
 GENERATING: Mapping[str, type[Struct]] = {"/api/chat": ChatRequest, "/api/generate": GenerateRequest}
 
@@ -39,12 +39,12 @@ class Embedding(Struct):
     embedding: list[float]
 
 
-# What is asked of a model that gives vectors, for one that does not to refuse.
+# Paths that a model without vectors refuses.
 VECTORS: Mapping[str, type[Struct]] = {"/api/embed": EmbedRequest, "/api/embeddings": EmbeddingsRequest}
 
 
 class OllamaEmbeddingEndpoints:
-    """Serves one embedding model."""
+    """Endpoints of one embedding model."""
 
     def __init__(self, service: EmbeddingService, model: ServedModel) -> None:
         self._service = service
@@ -61,7 +61,7 @@ class OllamaEmbeddingEndpoints:
         if self._service.ranks:
             return RANKS_ONLY.endpoints(VECTORS, ERRORS)
         endpoint = partial(Endpoint, errors=ERRORS)
-        several, one, path = "Texts become vectors", "A text becomes a vector", "/api/embeddings"
+        several, one, path = "Compute the vectors of texts", "Compute the vector of a text", "/api/embeddings"
         return [
             endpoint("POST", "/api/embed", self.embed, several, takes=EmbedRequest, gives=Embedded),
             endpoint("POST", path, self.embed_one, one, takes=EmbeddingsRequest, gives=Embedding),
@@ -85,7 +85,7 @@ class OllamaEmbeddingEndpoints:
         return json_reply(Embedding([number for one in vectors for number in one.tolist()]))
 
     async def _vectors(self, inputs: Mapping[str, str], truncate: int | None) -> tuple[list[Tensor], int]:
-        """The vector of each text, and the tokens of all."""
+        """Return the vector of each text, and the number of tokens of all texts."""
         sequences = await read_inputs(self._service, inputs, truncate)
         return await self._service.embed(sequences), sum(map(len, sequences))
 

@@ -1,4 +1,4 @@
-"""The endpoints of Ollama's API for a model that writes text: from a request to the response that carries its reply."""
+"""Endpoints of Ollama's API for a model that generates text: each decodes a request and returns the response for it."""
 
 from functools import partial
 
@@ -34,7 +34,7 @@ from app.text.infilling import Gap
 
 
 class OllamaEndpoints:
-    """Serves one model."""
+    """Endpoints of one model."""
 
     def __init__(self, service: ChatService, model: ServedModel) -> None:
         self._service = service
@@ -42,7 +42,7 @@ class OllamaEndpoints:
 
     def endpoints(self) -> list[Endpoint]:
         endpoint = partial(Endpoint, framing=LINES, errors=ERRORS)
-        turn, generated = "The next turn of a conversation", "An answer to a prompt, or what it goes on with"
+        turn, generated = "Generate the next message of a conversation", "Answer or continue a prompt"
         return [
             *ModelEndpoints(
                 self._model, self._capabilities, self._service.tokenizer.chat_template, self._service.sampling
@@ -90,7 +90,7 @@ class OllamaEndpoints:
             return json_reply(writer.end("load"))
         origin = origin_of(request, body.origin_fields())
         options = body.generation_options(self._service.sampling)
-        remedy = "Send the one of this model's reply."
+        remedy = "Send the context of a reply of this model."
         check_vocabulary(body.context or (), self._service.vocab_size, "context", remedy)
         prompt = [await self._prompt(body)] if body.continues_text else body.conversation()
         replies = self._service.reply(prompt, options, origin, counts)
@@ -110,6 +110,7 @@ class OllamaEndpoints:
             "tools": capabilities.tools,
             "insert": capabilities.insertion,
             "thinking": capabilities.thinking,
-            "generic_tools": capabilities.tool_support is ToolSupport.GENERIC,  # ours alone: tools are told as text
+            # an extension of this server: tools are described in the prompt
+            "generic_tools": capabilities.tool_support is ToolSupport.GENERIC,
         }
         return ["completion", *(name for name, is_able in abilities_by_name.items() if is_able)]

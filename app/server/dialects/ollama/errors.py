@@ -1,4 +1,4 @@
-"""Errors as Ollama writes them: one text."""
+"""Errors in Ollama's format: one text."""
 
 from msgspec import Struct
 
@@ -11,12 +11,12 @@ class ErrorBody(Struct, rename={"message": "error"}):
 
 
 def error_body(error: Exception) -> ErrorBody:
-    """What a client is told about `error`."""
-    if isinstance(error, ContextExceeded):  # clients know the phrase by heart
+    """Return the body for `error`."""
+    if isinstance(error, ContextExceeded):  # clients match this phrase
         numbers = f"{error.prompt_tokens} tokens, and the context holds {error.context_length}"
         return ErrorBody(f"prompt too long; exceeded max context length: {numbers}. {error.remedy}")
-    if isinstance(error, InvalidRequest) and error.code == CONTEXT_EXCEEDED:  # a text without a reply
-        remedy = "Send it in pieces, or have it cut with truncate."
+    if isinstance(error, InvalidRequest) and error.code == CONTEXT_EXCEEDED:  # the text of an embedding
+        remedy = "Send shorter inputs, or set truncate to true."
         return ErrorBody(f"the input length exceeds the context length: {bounded(error.message)}. {remedy}")
     return ErrorBody(bounded(client_message(error)))
 

@@ -1,4 +1,4 @@
-"""The documented fields of requests of Ollama's API."""
+"""The documented fields of requests to Ollama's API."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,9 +16,9 @@ from app.server.request_fields import Field, FieldTable, ignored, refused, suppo
 
 OLLAMA = "Ollama"
 LLAMA = "llama.cpp"
-_LOADED = "The model is loaded, and stays loaded as it is."
-_WHOLE = "A prompt is read whole or refused."
-_GONE = "Ollama does not have it any more."
+_LOADED = "The model stays loaded with its settings."
+_WHOLE = "Prompts are not truncated; too long ones are refused."
+_GONE = "Ollama has removed it."
 
 NAMED: Sequence[Field] = (
     supported("model", OLLAMA, "hash"),
@@ -27,15 +27,15 @@ NAMED: Sequence[Field] = (
 KEEP_ALIVE = ignored("keep_alive", OLLAMA, "5m", _LOADED)
 OPTIONS: Sequence[Field] = (
     supported("options", OLLAMA, {}),
-    supported("options.num_ctx", OLLAMA, 4096, "A cap on prompt and reply together."),
-    supported("options.num_predict", OLLAMA, 100, "Less than 0: what the context holds. 0: the prompt is read."),
+    supported("options.num_ctx", OLLAMA, 4096, "Limit of prompt and reply together, in tokens."),
+    supported("options.num_predict", OLLAMA, 100, "Below 0: the rest of the context. 0: only prefill."),
     supported("options.seed", OLLAMA, 42),
     supported("options.temperature", OLLAMA, 0.8),
     supported("options.top_k", OLLAMA, 20),
     supported("options.top_p", OLLAMA, 0.9),
     supported("options.min_p", OLLAMA, 0.05),
     supported("options.repeat_penalty", OLLAMA, 1.2),
-    supported("options.repeat_last_n", OLLAMA, 33, "0 turns the penalty off; all other values look at everything."),
+    supported("options.repeat_last_n", OLLAMA, 33, "0 turns the penalty off; otherwise it covers all tokens."),
     supported("options.presence_penalty", OLLAMA, 1.5),
     supported("options.frequency_penalty", OLLAMA, 1.0),
     supported("options.stop", OLLAMA, ["\n", "user:"]),
@@ -53,7 +53,7 @@ OPTIONS: Sequence[Field] = (
     ignored("options.tfs_z", OLLAMA, 0.5, _GONE),
     ignored("options.penalize_newline", OLLAMA, True, _GONE),
     ignored("options.num_keep", OLLAMA, 5, _WHOLE),
-    ignored("options.draft_num_predict", OLLAMA, 4, "No draft model is used."),
+    ignored("options.draft_num_predict", OLLAMA, 4, "A draft model changes only the speed."),
     *(
         ignored(f"options.{name}", OLLAMA, example, _LOADED)
         for name, example in (
@@ -76,14 +76,14 @@ GENERATING: Sequence[Field] = (
     *NAMED,
     *OPTIONS,
     KEEP_ALIVE,
-    supported("stream", OLLAMA, False, "True, if absent."),
+    supported("stream", OLLAMA, False, "Default: true."),
     supported("format", OLLAMA, "json", "`json`, or a JSON schema."),
     supported("think", OLLAMA, "high", "True, false, or an effort."),
     supported("logprobs", OLLAMA, True),
     supported("top_logprobs", OLLAMA, 3),
     ignored("truncate", OLLAMA, True, f"{_WHOLE} The error has both numbers."),
-    ignored("shift", OLLAMA, True, "A reply ends where the context does."),
-    refused("_debug_render_only", OLLAMA, True, "POST /apply-template gives the prompt.", neutral=[False]),
+    ignored("shift", OLLAMA, True, "A reply ends when the context is full."),
+    refused("_debug_render_only", OLLAMA, True, "Send the request to POST /apply-template.", neutral=[False]),
 )
 CHAT = FieldTable(
     ChatRequest,
@@ -102,8 +102,8 @@ GENERATE = FieldTable(
         *GENERATING,
         supported("prompt", OLLAMA, "Why is the sky blue?"),
         supported("suffix", OLLAMA, "    return result"),
-        supported("system", OLLAMA, "Be brief.", "Not with raw; a suffix has none."),
-        supported("context", OLLAMA, [1, 2, 3], "Of an earlier reply, which the prompt goes on from."),
+        supported("system", OLLAMA, "Be brief.", "Not with raw. With suffix it is not used."),
+        supported("context", OLLAMA, [1, 2, 3], "Token ids of an earlier reply, which the prompt continues."),
         supported("raw", OLLAMA, True),
         refused("template", OLLAMA, "{{ .Prompt }}", "Send the whole prompt with raw.", neutral=[""]),
         refused("images", OLLAMA, ["iVBORw0KGgo="], "This version reads text only.", neutral=[[]]),
@@ -128,13 +128,13 @@ EMBED = FieldTable(
 EMBEDDINGS = FieldTable(
     EmbeddingsRequest, {"model": "hash"}, [*NAMED, KEEP_ALIVE, _LOADING, supported("prompt", OLLAMA, "Hi")]
 )
-_NO_MODELFILE = "It would go into a Modelfile, which this version does not have."
+_NO_MODELFILE = "It changes a Modelfile, which this version does not have."
 SHOW = FieldTable(
     ShowRequest,
     {"model": "hash"},
     [
         *NAMED,
-        ignored("verbose", OLLAMA, True, "The reply never has the vocabulary and the tensors that it adds."),
+        ignored("verbose", OLLAMA, True, "Replies never include the vocabulary and the tensors."),
         ignored("system", OLLAMA, "Be brief.", _NO_MODELFILE),
         ignored("template", OLLAMA, "{{ .Prompt }}", _NO_MODELFILE),
         ignored("options", OLLAMA, {}, _NO_MODELFILE),
@@ -146,7 +146,7 @@ PULL = FieldTable(
     {"model": "hash"},
     [
         *NAMED,
-        supported("stream", OLLAMA, False, "True, if absent."),
+        supported("stream", OLLAMA, False, "Default: true."),
         ignored("insecure", OLLAMA, True, _NO_ACCOUNT),
         ignored("username", OLLAMA, "me", _NO_ACCOUNT),
         ignored("password", OLLAMA, "none", _NO_ACCOUNT),

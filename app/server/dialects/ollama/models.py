@@ -1,4 +1,4 @@
-"""Ollama's routes about models, and the page at `/` for browsers."""
+"""Ollama's endpoints about models, and the page at `/` for browsers."""
 
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
@@ -22,7 +22,7 @@ from app.server.http.reply import json_reply
 from app.server.http.request_body import read_body
 from app.server.served_model import ServedModel
 
-# Nothing is fetched, and nothing runs.
+# The page loads nothing and runs no scripts.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Inglenook</title>
@@ -42,17 +42,17 @@ To chat, run <code>ingle</code> in a terminal.</p>
 
 
 def front_page(model: ServedModel, base: str) -> HTMLResponse:
-    """The page of a server that is reached at the URL `base`, without a slash at its end."""
+    """Return the page of a server at the URL `base`, which has no slash at its end."""
     page = _PAGE.format(model=escape(model.name), context=model.context_length, base=escape(base))
     return HTMLResponse(page, headers={"content-security-policy": _POLICY})
 
 
-VERSION = "0.14.0"  # of the API that this is
+VERSION = "0.14.0"  # of Ollama's API
 NEVER = "9999-12-31T23:59:59Z"
-LATEST = ":latest"  # what Ollama's clients put behind a name without a tag
+LATEST = ":latest"  # Ollama's clients append it to a name without a tag
 UNKNOWN = "unknown"
-_PARAMETER_NAMES = {"repetition_penalty": "repeat_penalty"}  # where Ollama's is another one
-# Some clients look for it in a template, to find out whether a model inserts.
+_PARAMETER_NAMES = {"repetition_penalty": "repeat_penalty"}  # for parameters whose name differs in Ollama
+# Some clients search the template for it to find out whether a model supports infilling.
 _INSERTS = "{# .Suffix #}"
 
 
@@ -94,7 +94,7 @@ class RunningModels(Struct):
 
 
 class ModelDescription(Struct, kw_only=True):
-    """What there is to know of a model."""
+    """The reply to /api/show."""
 
     modelfile: str
     parameters: str
@@ -111,7 +111,7 @@ class Version(Struct):
 
 
 class ModelEndpoints:
-    """Of one model."""
+    """Endpoints about one model."""
 
     def __init__(
         self,
@@ -127,17 +127,17 @@ class ModelEndpoints:
 
     def endpoints(self) -> list[Endpoint]:
         endpoint = partial(Endpoint, errors=ERRORS)
-        shown = "What the model is, and what it can do"
+        shown = "Describe the model and its capabilities"
         return [
-            endpoint("GET", "/", self.greet, "That there is a server", gives=TEXT),
-            endpoint("GET", "/api/version", self.version, "Of Ollama's API", gives=Version),
-            endpoint("GET", "/api/tags", self.list_models, "The models there are", gives=ModelList),
-            endpoint("GET", "/api/ps", self.list_running, "Those that are loaded", gives=RunningModels),
+            endpoint("GET", "/", self.greet, "Say that the server runs", gives=TEXT),
+            endpoint("GET", "/api/version", self.version, "The version of Ollama's API", gives=Version),
+            endpoint("GET", "/api/tags", self.list_models, "List the models", gives=ModelList),
+            endpoint("GET", "/api/ps", self.list_running, "List the loaded models", gives=RunningModels),
             endpoint("POST", "/api/show", self.show, shown, takes=ShowRequest, gives=ModelDescription),
         ]
 
     async def greet(self, request: Request) -> Response:
-        """Programs look for Ollama's words; a person's browser gets a page."""
+        """Return the text that programs look for, or a page if a browser asks."""
         if "text/html" in request.headers.get("accept", ""):
             return front_page(self._model, str(request.base_url).rstrip("/"))
         return PlainTextResponse("Ollama is running")
@@ -201,7 +201,7 @@ class ModelEndpoints:
         return json_reply(shown)
 
     def _parameters(self) -> str:
-        """One a line, by Ollama's names."""
+        """Return Ollama's parameters, one per line."""
         recommended = self._sampling.recommended or {}
         lines = (f"{_PARAMETER_NAMES.get(name, name)} {value:.7g}" for name, value in recommended.items())
         return "\n".join((f"num_ctx {self._model.context_length}", *lines))
@@ -211,7 +211,7 @@ class ModelEndpoints:
 
 
 def check_model(model: ServedModel, body: ModelRequest) -> None:
-    """Raises InvalidRequest for the name of another model."""
+    """Raise InvalidRequest for the name of another model."""
     name = body.model_name
     if not name:
         raise InvalidRequest("model: it is required", parameter="model")
@@ -230,10 +230,10 @@ def _details(details: ModelDetails) -> Details:
 
 
 def _parameter_count_text(parameters: int) -> str:
-    """As Ollama has it: 134.52M, 8.03B."""
+    """Return the number in Ollama's format: 134.52M, 8.03B."""
     return f"{parameters / 1e9:.2f}B" if parameters >= 1e9 else f"{parameters / 1e6:.2f}M"
 
 
 def _digest(details: ModelDetails) -> str:
-    """By which clients tell models apart: of the file, or where that is not known, of the name."""
+    """Return the digest by which clients tell models apart: of the file, or of the name if the former is unknown."""
     return details.sha256 or hashlib.sha256(details.name.encode()).hexdigest()

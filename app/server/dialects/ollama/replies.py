@@ -1,5 +1,6 @@
-"""Replies of Ollama's API: one writer of chunks, which are the streamed reply, and folds that make the whole reply of
-the same chunks. So the two cannot disagree.
+"""Replies of Ollama's API: the chunks of a streamed reply, written from the events of the service.
+
+The folds make a whole reply of the same chunks, so the two cannot disagree.
 """
 
 from abc import ABC, abstractmethod
@@ -33,7 +34,7 @@ DoneReason = Literal["stop", "length", "load"]
 
 
 class Reply(Struct, kw_only=True):
-    """A chunk and a whole reply look the same. The figures are in the last chunk; times are in nanoseconds."""
+    """A chunk or a whole reply. The last chunk has the counts and times. Times are in nanoseconds."""
 
     model: str
     created_at: str
@@ -41,8 +42,8 @@ class Reply(Struct, kw_only=True):
     done_reason: DoneReason | UnsetType = UNSET
     logprobs: list[ReportedToken] | UnsetType = UNSET
     total_duration: int | UnsetType = UNSET
-    load_duration: int | UnsetType = UNSET  # before the model began with the prompt: in the queue, and from files
-    prompt_eval_count: int | UnsetType = UNSET  # all tokens of the prompt, found or computed
+    load_duration: int | UnsetType = UNSET  # time in the queue, and to restore cached blocks
+    prompt_eval_count: int | UnsetType = UNSET  # tokens of the prompt, cached or computed
     prompt_eval_duration: int | UnsetType = UNSET
     eval_count: int | UnsetType = UNSET
     eval_duration: int | UnsetType = UNSET
@@ -73,7 +74,7 @@ class ChatReply(Reply, kw_only=True):
 class GenerateReply(Reply, kw_only=True):
     response: str = ""
     thinking: str | UnsetType = UNSET
-    context: list[int] | UnsetType = UNSET  # ids of the prompt and the reply, which a later prompt may go on from
+    context: list[int] | UnsetType = UNSET  # token ids of the prompt and the reply, which a later request may continue
 
 
 ReplyT = TypeVar("ReplyT", bound=Reply)
@@ -104,11 +105,11 @@ class _Writer(ABC, Generic[ReplyT]):
                 yield self._tool_call(Call(self._call.id, function))
 
     def framing(self) -> Framing:
-        """Lines. Where none comes for long, there is one that says nothing, so that no client gives up."""
+        """Return the framing. After a silence an empty chunk is sent, so that clients do not give up."""
         return replace(LINES, ping=lambda status: LINES.frame(self._text("")))
 
     def end(self, reason: DoneReason, counts: TokenCounts | None = None) -> ReplyT:
-        """The last chunk."""
+        """Return the last chunk."""
         reply = self._text("")
         reply.done, reply.done_reason = True, reason
         if counts is not None:
@@ -124,7 +125,7 @@ class _Writer(ABC, Generic[ReplyT]):
         now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
         return {"model": self._model, "created_at": now}
 
-    # What the two kinds write differently.
+    # Subclasses define the following methods.
 
     @abstractmethod
     def _text(self, text: str) -> ReplyT: ...
@@ -176,11 +177,11 @@ class GenerateWriter(_Writer[GenerateReply]):
         return GenerateReply(**self._identity(), thinking=text)
 
     def _tool_call(self, call: Call) -> GenerateReply:
-        raise ValueError("a prompt without tools was answered with a call of one")
+        raise ValueError("the reply to a prompt without tools calls a tool")
 
 
 def _ids_before(stop: str, ids: list[int], tokenizer: Tokenizer) -> list[int]:
-    """The tokens that end before the stop string begins."""
+    """Return the tokens that end before the stop string starts."""
     pieces = [tokenizer.token_bytes(token_id) for token_id in ids]
     start, end = b"".join(pieces).find(stop.encode()), 0
     for count, piece in enumerate(pieces):
@@ -193,7 +194,7 @@ def _ids_before(stop: str, ids: list[int], tokenizer: Tokenizer) -> list[int]:
 async def reply_chunks(
     replies: AsyncGenerator[Batch], writer: _Writer[ReplyT], counts: TokenCounts, field: str
 ) -> AsyncGenerator[list[ReplyT]]:
-    """The reply, in batches as it comes. The prompt came in `field` of the request, which errors name."""
+    """Yield the chunks of a reply in batches. Errors about the prompt name `field`."""
     with convert_errors(field):
         async with aclosing(replies) as batches:
             async for batch in batches:
@@ -205,7 +206,7 @@ async def reply_chunks(
 
 
 async def fold_chat(chunks: AsyncGenerator[ChatReply]) -> ChatReply:
-    """The whole reply."""
+    """Return the whole reply."""
     whole, parts = await _folded(chunks)
     texts = [part.message for part in parts]
     whole.message = ReplyMessage(
@@ -217,7 +218,7 @@ async def fold_chat(chunks: AsyncGenerator[ChatReply]) -> ChatReply:
 
 
 async def fold_generate(chunks: AsyncGenerator[GenerateReply]) -> GenerateReply:
-    """The whole reply."""
+    """Return the whole reply."""
     whole, parts = await _folded(chunks)
     whole.response = "".join(part.response for part in parts)
     whole.thinking = "".join(part.thinking or "" for part in parts) or UNSET
@@ -225,7 +226,7 @@ async def fold_generate(chunks: AsyncGenerator[GenerateReply]) -> GenerateReply:
 
 
 async def _folded(chunks: AsyncGenerator[ReplyT]) -> tuple[ReplyT, list[ReplyT]]:
-    """The last chunk with all log-probabilities, and all chunks."""
+    """Return the last chunk with all log-probabilities, and all chunks."""
     parts = [chunk async for chunk in chunks]
     whole = parts[-1]
     whole.logprobs = [token for part in parts for token in part.logprobs or ()] or UNSET

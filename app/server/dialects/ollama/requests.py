@@ -1,6 +1,6 @@
-"""Requests of Ollama's API: every field that is read, with its type and bounds.
+"""Requests of Ollama's API: every field that is read, with its type and its bounds.
 
-`fields` lists the others. No request reloads the model: `num_ctx` is a limit on its prompt and reply.
+`fields` lists all documented fields. No request reloads the model: `num_ctx` only limits its prompt and reply.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ class ModelRequest(Struct, kw_only=True):
     """A request about a model."""
 
     model: ModelName = ""
-    name: ModelName = ""  # the same by its older name
+    name: ModelName = ""  # the older name of `model`
 
     @property
     def model_name(self) -> str:
@@ -38,7 +38,7 @@ class ShowRequest(ModelRequest, kw_only=True):
 class PullRequest(ModelRequest, kw_only=True):
     """POST /api/pull."""
 
-    stream: bool | None = None  # true, if not given
+    stream: bool | None = None  # default: true
 
 
 class DeleteRequest(ModelRequest, kw_only=True):
@@ -49,18 +49,18 @@ class EmbedRequest(ModelRequest, kw_only=True):
     """POST /api/embed."""
 
     input: str | Annotated[list[str], Meta(max_length=MAX_INPUTS)] | None = None
-    truncate: bool | None = None  # true, if not given: longer texts are cut
+    truncate: bool | None = None  # default: true; longer texts are cut
     dimensions: PositiveCount | None = None
 
     def inputs(self) -> Mapping[str, str]:
-        """The texts by their places. An empty text alone is none."""
+        """Return the texts, keyed by their paths. A single empty text counts as none."""
         if isinstance(self.input, list):
             return {f"input[{index}]": text for index, text in enumerate(self.input)}
         return {"input": self.input} if self.input else {}
 
 
 class EmbeddingsRequest(ModelRequest, kw_only=True):
-    """POST /api/embeddings, the older one."""
+    """POST /api/embeddings, the older path."""
 
     prompt: str = ""
 
@@ -71,21 +71,21 @@ Thinking: TypeAlias = bool | ReasoningEffort
 Format: TypeAlias = Literal["", "json"] | Schema
 
 
-# Ollama's, but for its penalty of what was said before: ours would look back to the beginning.
+# Ollama's defaults except its repetition penalty, which covers only the last tokens: the engine's would cover all.
 _DEFAULTS: Mapping[str, float] = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 
 
 class Options(LlamaSampling, kw_only=True):
-    """How tokens are picked, and how many."""
+    """Options for sampling and length."""
 
-    num_ctx: PositiveCount | None = None  # a cap on prompt and reply together
-    num_predict: Annotated[int, Meta(ge=-2, le=2**31 - 1)] | None = None  # less than 0: what the context holds
+    num_ctx: PositiveCount | None = None  # limit of prompt and reply together, in tokens
+    num_predict: Annotated[int, Meta(ge=-2, le=2**31 - 1)] | None = None  # below 0: the rest of the context
 
 
 class GeneratingRequest(ModelRequest, kw_only=True):
-    """What both kinds of request have in common."""
+    """Fields of chat and generate requests."""
 
-    stream: bool | None = None  # true, if not given
+    stream: bool | None = None  # default: true
     format: Format | None = None
     options: Options | None = None
     think: Thinking | None = None
@@ -97,8 +97,10 @@ class GeneratingRequest(ModelRequest, kw_only=True):
         return self.stream is not False
 
     def generation_options(self, sampling: DefaultSampling = API_DEFAULTS) -> GenerationOptions:
-        """`sampling` fills in what the request leaves open. Raises InvalidSampling, and InvalidRequest for a bad
-        grammar."""
+        """Return the options of the reply. `sampling` sets values that the request leaves open.
+
+        Raises InvalidSampling, and InvalidRequest for an invalid grammar.
+        """
         options = self.options or Options()
         length, reported = options.num_predict, self.top_logprobs or 0 if self.logprobs else None
         given = sampling.fill(options.sampling(), _DEFAULTS, inserts=self._purpose() is Purpose.INSERTION)
@@ -123,10 +125,10 @@ class GeneratingRequest(ModelRequest, kw_only=True):
         return OriginFields(self._purpose())
 
     def check(self) -> None:
-        """Raise InvalidRequest for what no single field's bounds can say."""
+        """Raise InvalidRequest for problems that the bounds of single fields cannot express."""
         raise_first(self._problems())
 
-    # What the two kinds answer differently.
+    # Subclasses override the following methods.
 
     def _purpose(self) -> Purpose:
         return Purpose.CHAT
@@ -167,11 +169,11 @@ class ChatRequest(GeneratingRequest, kw_only=True):
 
     messages: list[ChatMessage] | None = None
     tools: ToolDefinitions | None = None
-    tool_choice: ToolChoice | None = None  # not in Ollama's API, but in OpenAI's
+    tool_choice: ToolChoice | None = None  # OpenAI's field; Ollama has none
 
     @property
     def only_loads(self) -> bool:
-        """It asks for nothing, but to have the model loaded."""
+        """Whether the request asks only for the model to be loaded."""
         return not self.messages
 
     def conversation(self) -> Conversation:
@@ -207,12 +209,12 @@ class GenerateRequest(GeneratingRequest, kw_only=True):
 
     @property
     def only_loads(self) -> bool:
-        """Whether it asks only for the model to be loaded."""
+        """Whether the request asks only for the model to be loaded."""
         return not self.prompt and not self.suffix
 
     @property
     def continues_text(self) -> bool:
-        """It is for the prompt as it stands, and not for an answer to it."""
+        """Whether to continue the prompt itself instead of answering it in a chat."""
         return bool(self.raw or self.suffix)
 
     def conversation(self) -> Conversation:
@@ -231,12 +233,12 @@ class GenerateRequest(GeneratingRequest, kw_only=True):
         return Purpose.COMPLETION if self.raw else Purpose.CHAT
 
     def _reply_options(self) -> ReplyOptions:
-        """A chat's reply tells its ids."""
+        """Report token ids in chats, for the field context of the reply."""
         return ReplyOptions(reports_tokens=not self.continues_text)
 
     def _problems(self) -> Iterator[tuple[str, str]]:
         yield from super()._problems()
         if self.raw and self.system:
-            yield "system", "a raw prompt stands as it is; leave one of them out."
+            yield "system", "a raw prompt has no system message; leave one of them out."
         if self.continues_text and self.context:
-            yield "context", "it goes on with a chat; leave it out, or raw and suffix."
+            yield "context", "it continues a chat; leave it out, or leave out raw and suffix."

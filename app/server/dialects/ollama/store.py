@@ -1,6 +1,4 @@
-"""The models of this machine through Ollama's API: fetched and removed by their names. What Ollama does besides is
-refused: no model is made, copied or sent anywhere.
-"""
+"""Downloads and deletes models through Ollama's API. Creating, copying, and pushing models is refused."""
 
 import hashlib
 from collections.abc import AsyncGenerator, Mapping
@@ -26,7 +24,7 @@ from app.server.served_model import ServedModel
 
 
 class ModelPulls(Protocol):
-    """See `app.models.pulls.Pulls`."""
+    """The part of `app.models.pulls.Pulls` that this module uses."""
 
     def pull(self, name: str) -> AsyncGenerator[PullProgress]: ...
 
@@ -34,29 +32,29 @@ class ModelPulls(Protocol):
 
 
 class Progress(Struct, kw_only=True):
-    """How a pull goes."""
+    """Progress of a download."""
 
     status: str
-    digest: str | UnsetType = UNSET  # clients have a bar for each
+    digest: str | UnsetType = UNSET  # clients show one progress bar for each digest
     total: int | UnsetType = UNSET  # bytes
     completed: int | UnsetType = UNSET
 
 
 NO_MODEL_CREATION = Refusal(
-    "Refused: this server makes, copies and sends no models",
-    "This server makes, copies and sends no models",
-    "Serve another one: ingle serve --model NAME; another name for one is a model alias of config.toml.",
+    "Refused: this server does not create, copy, or push models",
+    "This server does not create, copy, or push models",
+    "Serve another model with ingle serve --model NAME, or add a name with model_aliases in config.toml.",
 )
 NO_DOWNLOADS = Refusal(
-    "Refused: this server fetches and removes no models",
-    "This server fetches and removes no models",
+    "Refused: this server does not download or delete models",
+    "This server does not download or delete models",
     "Use ingle pull and ingle rm.",
 )
 REFUSED_ROUTES: Mapping[str, type[Struct]] = dict.fromkeys(("/api/create", "/api/copy", "/api/push"), AnyRequest)
 
 
 class StoreEndpoints:
-    """Beside one model, which is served and stays."""
+    """Endpoints that manage stored models. The served model cannot be deleted."""
 
     def __init__(self, model: ServedModel, pulls: ModelPulls | None) -> None:
         self._model = model
@@ -66,11 +64,11 @@ class StoreEndpoints:
         refused = NO_MODEL_CREATION.endpoints(REFUSED_ROUTES, ERRORS)
         if self._pulls is None:
             return [*refused, *NO_DOWNLOADS.endpoints({"/api/pull": PullRequest}, ERRORS)]
-        endpoint, removed = partial(Endpoint, errors=ERRORS), "A stored model is removed"
+        endpoint, removed = partial(Endpoint, errors=ERRORS), "Delete a stored model"
         pulled = partial(endpoint, takes=PullRequest, gives=Progress, streams=Progress, framing=LINES)
         return [
             *refused,
-            pulled("POST", "/api/pull", partial(self.pull, self._pulls), "A model is fetched"),
+            pulled("POST", "/api/pull", partial(self.pull, self._pulls), "Download a model"),
             endpoint(
                 "DELETE",
                 "/api/delete",
@@ -89,7 +87,7 @@ class StoreEndpoints:
         body = await read_body(request, DELETE)
         name = _required_name(body)
         if self._model.has_name(name):
-            problem, remedy = f"model: {name} is being served", "End the server first: ingle stop."
+            problem, remedy = f"model: {name} is the served model", "Stop the server first: ingle stop."
             raise InvalidRequest(problem, remedy, parameter="model", status=409)
         await pulls.delete(name)
         return Response()
@@ -117,5 +115,5 @@ def _progress(event: PullProgress) -> Progress:
 
 
 async def _fold(chunks: AsyncGenerator[Progress]) -> Progress:
-    """The last of it."""
+    """Return the last chunk."""
     return [chunk async for chunk in chunks][-1]

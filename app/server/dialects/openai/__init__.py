@@ -1,1 +1,1 @@
-"""The API of OpenAI, as far as engines that speak it have agreed on more."""
+"""The API of OpenAI, with the common extensions of other engines."""

@@ -57,7 +57,7 @@ class ChoiceLogprobs(Struct):
 
 class FunctionDelta(Struct):
     arguments: str
-    name: str | UnsetType = UNSET  # with the first delta of a call, as are its id and type
+    name: str | UnsetType = UNSET  # in the first delta of a call, as are its id and type
 
 
 class CallDelta(Struct):
@@ -71,7 +71,7 @@ class Delta(Struct):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
-    reasoning_content: str | UnsetType = UNSET  # the same by its other name
+    reasoning_content: str | UnsetType = UNSET  # a second name of `reasoning`
     tool_calls: list[CallDelta] | UnsetType = UNSET
 
 
@@ -80,7 +80,7 @@ class ChunkChoice(Struct):
     delta: Delta
     logprobs: ChoiceLogprobs | None = None
     finish_reason: ChatFinishText | None = None
-    token_ids: list[int] | UnsetType = UNSET  # of the tokens since the last chunk of the choice
+    token_ids: list[int] | UnsetType = UNSET  # tokens since the choice's previous chunk
 
 
 class ChatCompletionChunk(Struct, kw_only=True):
@@ -90,10 +90,10 @@ class ChatCompletionChunk(Struct, kw_only=True):
     model: str
     choices: list[ChunkChoice]
     system_fingerprint: str = FINGERPRINT
-    usage: Usage | UnsetType = UNSET  # in the last chunk, which has no choice; in all, if asked for
-    timings: Timings | UnsetType = UNSET  # likewise
-    prompt_progress: ProgressReport | UnsetType = UNSET  # of a chunk that has no choice
-    prompt_token_ids: list[int] | UnsetType = UNSET  # with the first choice
+    usage: Usage | UnsetType = UNSET  # in the last chunk, which has no choice; in all chunks if the request asks for it
+    timings: Timings | UnsetType = UNSET  # as `usage`
+    prompt_progress: ProgressReport | UnsetType = UNSET  # only in chunks without a choice
+    prompt_token_ids: list[int] | UnsetType = UNSET  # in the first chunk with a choice
     prompt_logprobs: PromptLogprobList | UnsetType = UNSET  # in the last chunk
 
 
@@ -109,7 +109,7 @@ class Call(Struct):
 
 
 class AssistantMessage(Struct):
-    content: str | None  # none where it only calls tools
+    content: str | None  # null if the reply only calls tools
     role: Literal["assistant"] = "assistant"
     error_response: None = None
     reasoning: str | UnsetType = UNSET
@@ -139,7 +139,7 @@ class ChatCompletion(Struct, kw_only=True):
 
 
 async def fold(chunks: AsyncGenerator[ChatCompletionChunk]) -> ChatCompletion:
-    """The whole reply. The last chunk must be the one about usage."""
+    """Return the whole reply. The last chunk must have the usage."""
     parts: dict[int, _Parts] = {}
     prompt_ids: list[int] | UnsetType = UNSET
     async for chunk in chunks:
@@ -206,10 +206,10 @@ class _Parts:
 async def chunks(
     service: ChatService, body: ChatCompletionRequest, identity: Identity, origin: Origin, counts: TokenCounts
 ) -> AsyncGenerator[list[ChatCompletionChunk]]:
-    """Yield the reply in batches as it comes; last, if wanted, a chunk that says what it used.
+    """Yield the chunks of a reply in batches, and at the end the usage if the request asks for it.
 
-    The first batch is empty where the prompt is still being read: nothing with a choice comes before the first token.
-    Adds to `counts`. Raises what `ChatService.reply` raises, with errors about the request as InvalidRequest.
+    The first batch is empty during prefill: no chunk with a choice is sent before the first token. Adds to `counts`.
+    Raises what `ChatService.reply` raises, with errors about the request as InvalidRequest.
     """
     writer = _ChunkWriter(service, body, identity, counts)
     options = body.generation_options(service)

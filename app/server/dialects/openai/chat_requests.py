@@ -1,6 +1,6 @@
 """Requests of OpenAI's chat completions: messages, tools, reasoning, and variables of the chat template.
 
-`requests` declares the fields that other requests have in common with these.
+`requests` declares the fields that other requests share with these.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ from app.server.request_fields import LogprobCount, PositiveCount
 from app.server.structured_output import ResponseFormat, response_format_grammars
 
 MAX_VARIABLES = 32
-# What our own part of the template's variables is called, so that no client fills it.
+# Variables of the chat template that the server sets; clients may not.
 OWN_VARIABLES = frozenset(("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"))
 
 VariableName: TypeAlias = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
@@ -40,12 +40,12 @@ TemplateVariables: TypeAlias = Annotated[dict[VariableName, Any], Meta(max_lengt
 
 
 class ReasoningOptions(Struct):
-    """As OpenRouter has it."""
+    """OpenRouter's field `reasoning`."""
 
     effort: ReasoningEffort | None = None
     max_tokens: ThinkingBudget | None = None
     enabled: bool | None = None
-    exclude: bool | None = None  # the reply leaves its thoughts out
+    exclude: bool | None = None  # true: the reply has no reasoning
 
 
 class FunctionDefinition(Struct):
@@ -107,7 +107,7 @@ def tool_options(definitions: Sequence[ToolDefinition], choice: ToolChoice | Non
 
 RoleName: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$")]
 
-# Half of all templates drop what a developer says; a function is what tools were called first.
+# Half of all templates drop messages of developers. Tools were once called functions.
 _ROLES: Mapping[str, str] = {"developer": "system", "function": "tool"}
 
 
@@ -132,13 +132,15 @@ class ChatMessage(Struct):
     content: str | list[ContentPart] | None = None
     name: str | None = None
     reasoning: str | None = None
-    reasoning_content: str | None = None  # the same by its other name
+    reasoning_content: str | None = None  # a second name of `reasoning`
     tool_calls: list[MessageToolCall] | None = None
-    function_call: FunctionCall | None = None  # the one call of an older client
+    function_call: FunctionCall | None = None  # of older clients, which allow one call
     tool_call_id: str | None = None
 
     def to_message(self) -> Message:
-        """Raises InvalidMessage for what is not text, or arguments that are no JSON object."""
+        """Convert the message. Raises InvalidMessage for content other than text, or arguments that are not a JSON
+        object.
+        """
         parts = self.content
         if isinstance(parts, list):
             parts = text_of([{"type": part.type, "text": part.text, "refusal": part.error_response} for part in parts])
@@ -164,14 +166,14 @@ class ChatCompletionRequest(ReportingRequest, kw_only=True):
     reasoning: ReasoningOptions | None = None
     reasoning_effort: ReasoningEffort | None = None
     thinking_token_budget: ThinkingBudget | None = None
-    include_reasoning: bool | None = None  # false: the reply leaves its thoughts out
+    include_reasoning: bool | None = None  # false: the reply has no reasoning
     chat_template_kwargs: TemplateVariables | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     modalities: list[str] | None = None
 
     def conversation(self) -> Conversation:
-        """Raises InvalidRequest naming the message that cannot be given to a model."""
+        """Convert the request to a conversation. Raises InvalidRequest naming the invalid message."""
         tools, thinking = self._tool_options(), self._thinking()
         messages = self._messages()
         reply_prefix = messages.pop().content if self.continue_final_message else ""
@@ -220,14 +222,14 @@ class ChatCompletionRequest(ReportingRequest, kw_only=True):
         yield from super()._problems()
         yield from self._tool_options().problems()
         if self.use_beam_search and self._thinking().budget is not None:
-            yield "thinking_token_budget", "a beam search has none; leave one of them out."
+            yield "thinking_token_budget", "a beam search has no thinking budget; leave one of them out."
         if taken := OWN_VARIABLES.intersection(self.chat_template_kwargs or ()):
-            yield f"chat_template_kwargs.{min(taken)}", "it is filled from the conversation; leave it out."
+            yield f"chat_template_kwargs.{min(taken)}", "the server sets it from the conversation; leave it out."
         last = self.messages[-1]
         if self.continue_final_message and self.add_generation_prompt:
-            yield "add_generation_prompt", "a message that is continued has none; leave it out."
+            yield "add_generation_prompt", "it cannot be true with continue_final_message; leave it out."
         if self.continue_final_message and (last.role != "assistant" or last.tool_calls or not last.content):
-            yield "continue_final_message", "the last message is no text of the assistant; leave it out."
+            yield "continue_final_message", "the last message must be a text of the assistant; leave it out."
         if any(modality != "text" for modality in self.modalities or ()):
             yield "modalities", "this version writes text only; leave it out."
         if self.top_logprobs is not None and not self.logprobs:

@@ -1,6 +1,6 @@
-"""Requests of text completions, OpenAI's older dialect.
+"""Requests of OpenAI's text completions.
 
-What they have in common with other requests is declared in `requests` and `reporting`, in the same manner.
+`requests` and `reports` declare the fields that other requests share with these.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ from app.server.request_fields import LogprobCount, TokenId
 from app.server.structured_output import ResponseFormat, response_format_grammars
 from engine.sampling_params import SamplingParams
 
-MAX_CHOICES = 256  # of one request: prompts times those that are generated for each
+MAX_CHOICES = 256  # per request: prompts times candidates
 DEFAULT_COMPLETION_TOKENS = 16
 
 PromptIds: TypeAlias = Annotated[list[TokenId], Meta(min_length=1, max_length=1 << 20)]
@@ -34,11 +34,11 @@ class CompletionRequest(ReportingRequest, kw_only=True):
     echo: bool | None = None
     suffix: str | None = None
     response_format: ResponseFormat | None = None
-    truncate_prompt_tokens: Truncation | None = None  # so many tokens of each prompt stay; -1: what the context holds
+    truncate_prompt_tokens: Truncation | None = None  # number of tokens to keep of each prompt; -1: the most that fit
     truncation_side: Literal["left", "right"] | None = None
 
     def prompts(self) -> list[str | tuple[int, ...]]:
-        """The prompts, each a text or token ids. Raises InvalidRequest for too many of them."""
+        """Return the prompts, each a text or token ids. Raises InvalidRequest if they have too many choices."""
         prompts = split_prompts(self.prompt, "prompt")
         if len(prompts) * self._candidates > MAX_CHOICES:
             problem = f"{len(prompts)} prompts times n, or best_of, are more than {MAX_CHOICES} choices."
@@ -46,13 +46,15 @@ class CompletionRequest(ReportingRequest, kw_only=True):
         return prompts
 
     def truncate(self, prompt: tuple[int, ...], context_length: int) -> tuple[int, ...]:
-        """The last tokens of a prompt, or its first, as many as the request lets stay; with -1, as leave room for the
-        reply. Raises InvalidRequest for none."""
+        """Truncate a prompt to its last or first tokens, as the request asks; -1 leaves room for the reply.
+
+        Raises InvalidRequest if no token may be kept.
+        """
         limit = self.truncate_prompt_tokens
         if limit is None:
             return prompt
         if limit == 0:
-            raise InvalidRequest("truncate_prompt_tokens: it is 0.", parameter="truncate_prompt_tokens")
+            raise InvalidRequest("truncate_prompt_tokens: it must not be 0.", parameter="truncate_prompt_tokens")
         kept = limit if limit > 0 else max(1, context_length - (self._max_tokens() or 1))
         return prompt[:kept] if self.truncation_side == "right" else prompt[-kept:]
 
@@ -62,7 +64,7 @@ class CompletionRequest(ReportingRequest, kw_only=True):
     def _problems(self) -> Iterator[tuple[str, str]]:
         yield from super()._problems()
         if self.suffix and self.echo:
-            yield "suffix", "the prompt that goes with it cannot be echoed; leave echo out."
+            yield "suffix", "echo is not supported with a suffix; leave echo out."
 
     def _grammars(self) -> Iterator[RequestedGrammar]:
         yield from response_format_grammars(self.response_format)
@@ -74,7 +76,7 @@ class CompletionRequest(ReportingRequest, kw_only=True):
 
     def _max_tokens(self) -> int | None:
         if self.max_tokens == 0:
-            return 1  # the prompt is only read: the one token is not reported
+            return 1  # only prefill is wanted: the one token is not reported
         return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else super()._max_tokens()
 
     def _logprobs(self) -> int | None:
@@ -86,13 +88,15 @@ class CompletionRequest(ReportingRequest, kw_only=True):
 
 
 def split_prompts(prompts: str | list[str | int | list[int]], parameter: str) -> list[str | tuple[int, ...]]:
-    """Each prompt, a text or token ids, of a field with one or several. Raises InvalidRequest for a list of token ids
-    that holds anything else."""
+    """Split a field into its prompts, each a text or token ids.
+
+    Raises InvalidRequest for a list that mixes token ids with other items.
+    """
     if isinstance(prompts, str):
         return [prompts]
     ids = [item for item in prompts if isinstance(item, int)]
     if ids and len(ids) < len(prompts):
-        problem = "a list holds token ids alone, or texts and lists of token ids."
+        problem = "a list must contain token ids only, or texts and lists of token ids."
         raise InvalidRequest(f"{parameter}: {problem}", parameter=parameter)
     if ids:
         return [tuple(ids)]

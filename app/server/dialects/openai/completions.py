@@ -42,12 +42,13 @@ from engine.request import Origin, TokenLogprobs
 
 
 class CompletionLogprobs(Struct):
-    """Columns, one entry a token."""
+    """Parallel lists, with one entry for each token."""
 
     tokens: list[str] = msgspec.field(default_factory=list)
-    token_logprobs: list[float | None] = msgspec.field(default_factory=list)  # None: a prompt's first token
+    token_logprobs: list[float | None] = msgspec.field(default_factory=list)  # null for the first token of a prompt
     top_logprobs: list[dict[str, float] | None] = msgspec.field(default_factory=list)
-    text_offset: list[int] = msgspec.field(default_factory=list)  # where the token's first whole character is in `text`
+    # position in `text` of the token's first whole character
+    text_offset: list[int] = msgspec.field(default_factory=list)
 
     def extend(self, more: "CompletionLogprobs") -> None:
         self.tokens += more.tokens
@@ -57,19 +58,19 @@ class CompletionLogprobs(Struct):
 
 
 class CompletionChoice(Struct):
-    """Of a chunk: its part of the choice. Of a whole reply: all of it."""
+    """A choice of a chunk or of a whole reply."""
 
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: FinishText | None = None
     prompt_logprobs: PromptLogprobList | UnsetType = UNSET  # of the choice's prompt; never in a stream
-    prompt_token_ids: list[int] | UnsetType = UNSET  # with the choice's first part
+    prompt_token_ids: list[int] | UnsetType = UNSET  # in the choice's first chunk
     token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(Struct, kw_only=True):
-    """A chunk and a whole reply look the same."""
+    """A chunk or a whole reply."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -77,13 +78,13 @@ class Completion(Struct, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     system_fingerprint: str = FINGERPRINT
-    usage: Usage | UnsetType = UNSET  # in the last chunk, which has no choice; in all, if asked for
-    timings: Timings | UnsetType = UNSET  # likewise
-    prompt_progress: ProgressReport | UnsetType = UNSET  # of a chunk that has no choice
+    usage: Usage | UnsetType = UNSET  # in the last chunk, which has no choice; in all chunks if the request asks for it
+    timings: Timings | UnsetType = UNSET  # as `usage`
+    prompt_progress: ProgressReport | UnsetType = UNSET  # only in chunks without a choice
 
 
 async def fold(chunks: AsyncGenerator[Completion]) -> Completion:
-    """The whole reply. The last chunk must be the one about usage."""
+    """Return the whole reply. The last chunk must have the usage."""
     parts: dict[int, _Parts] = {}
     async for chunk in chunks:
         for choice in chunk.choices:
@@ -132,10 +133,10 @@ class _Parts:
 async def chunks(
     service: ChatService, body: CompletionRequest, identity: Identity, origin: Origin, counts: TokenCounts
 ) -> AsyncGenerator[list[Completion]]:
-    """Yield the reply in batches as it comes; last, if wanted, a chunk that says what it used.
+    """Yield the chunks of a reply in batches, and at the end the usage if the request asks for it.
 
-    The first batch is empty where a prompt is still being read: nothing with a choice comes before the first token.
-    Adds to `counts`. Raises what `ChatService.reply` raises, with errors about the request as InvalidRequest.
+    The first batch is empty during prefill: no chunk with a choice is sent before the first token. Adds to `counts`.
+    Raises what `ChatService.reply` raises, with errors about the request as InvalidRequest.
     """
     options = body.generation_options(service)
     given = body.prompts()
@@ -156,11 +157,11 @@ async def chunks(
 
 
 async def _encode(service: ChatService, prompt: str | tuple[int, ...], body: CompletionRequest) -> tuple[int, ...]:
-    """The ids of a prompt. Raises InvalidRequest."""
+    """Encode a prompt. Raises InvalidRequest."""
     if not body.suffix:
         return body.truncate(await text_prompt(service, prompt), service.context_length)
     if not isinstance(prompt, str):
-        raise InvalidRequest("suffix: it goes with a prompt that is a text.", parameter="suffix")
+        raise InvalidRequest("suffix: the prompt must be a text.", parameter="suffix")
     return await infill_prompt(service, Gap(prompt, body.suffix))
 
 
@@ -169,8 +170,8 @@ class _Echo:
     """The part of a prompt that its reply repeats."""
 
     text: str = ""
-    first_token: int | None = None  # of the prompt, where its tokens are to be reported
-    has_first: bool = True  # the text has that token; a token that the model wants in front of texts is not in it
+    first_token: int | None = None  # of the prompt, if its log-probabilities are reported
+    has_first: bool = True  # whether the text contains that token; a BOS token that was added is not in it
 
 
 def _echo(
@@ -196,7 +197,7 @@ class _ChunkWriter:
         identity: Identity,
         counts: TokenCounts,
     ) -> None:
-        """`echoes` are of the prompts, each of which has as many choices."""
+        """`echoes` has an entry for each prompt. All prompts have the same number of choices."""
         self._body = body
         self._tokenizer = service.tokenizer
         self._identity = identity
@@ -225,7 +226,7 @@ class _ChunkWriter:
                 yield chunk
 
     def _first_choice(self, index: int) -> CompletionChoice:
-        """Return the part before a reply: the echo of its prompt, and the reports about it."""
+        """Return the first part of a choice: the echo of its prompt, and the reports about the prompt."""
         text = id_text if self._body.return_tokens_as_token_ids else token_text
         shown = self._body.skip_special_tokens is False
         writer = self._choices[index] = _ChoiceWriter(self._tokenizer, index, text, shows_control=shown)
@@ -253,7 +254,7 @@ class _ChunkWriter:
 
 
 class _ChoiceWriter:
-    """Writes the parts of one choice; knows how far in its text the tokens are."""
+    """Writes the parts of one choice, and tracks the position of its tokens in the text."""
 
     def __init__(self, tokenizer: Tokenizer, index: int, text: TokenText, *, shows_control: bool) -> None:
         self._shows_control = shows_control
@@ -264,12 +265,12 @@ class _ChoiceWriter:
         self._offset = 0
 
     def first(self, echo: _Echo, reported: Sequence[TokenLogprobs]) -> CompletionChoice:
-        """Return the part before the reply; `reported` is of the prompt's tokens, from its second on."""
+        """Return the part before the reply. `reported` are the prompt's tokens from the second on."""
         if echo.first_token is None:
             return CompletionChoice(self._index, echo.text)
         columns = CompletionLogprobs()
         self._start_row(columns, echo.first_token, shown=echo.has_first)
-        columns.token_logprobs.append(None)  # nothing predicts it
+        columns.token_logprobs.append(None)  # no token before it predicts it
         columns.top_logprobs.append(None)
         columns.extend(self._columns(reported, shown=True))
         return CompletionChoice(self._index, echo.text, columns)
@@ -287,13 +288,15 @@ class _ChoiceWriter:
         return columns
 
     def _start_row(self, columns: CompletionLogprobs, token_id: int, *, shown: bool) -> None:
-        """`shown` if a control token is in the text."""
+        """Add a token. With `shown`, the text contains it even if it is a control token."""
         columns.tokens.append(self._text(self._tokenizer, token_id))
         columns.text_offset.append(self._offset)
         self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token_id, show_control=shown)))
 
     def _alternatives(self, token: TokenLogprobs) -> dict[str, float]:
-        """By text, the most likely where two tokens look the same; the picked one is always among them."""
+        """Return log-probabilities by text, with the likeliest of tokens that look alike. The sampled token is
+        included.
+        """
         alternatives: dict[str, float] = {}
         for token_id, logprob in (*token.top, (token.token_id, token.logprob)):
             alternatives.setdefault(self._text(self._tokenizer, token_id), finite_logprob(logprob))

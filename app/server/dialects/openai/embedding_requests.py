@@ -20,10 +20,10 @@ class EmbeddingRequest(Struct, kw_only=True):
     encoding_format: Encoding | None = None
     dimensions: PositiveCount | None = None
     user: str | None = None
-    truncate_prompt_tokens: Truncation | None = None  # not in OpenAI's API, but in vLLM's
+    truncate_prompt_tokens: Truncation | None = None  # a field of vLLM's
 
     def inputs(self) -> list[str | tuple[int, ...]]:
-        """The inputs, each a text or token ids. Raises InvalidRequest."""
+        """Return the inputs, each a text or token ids. Raises InvalidRequest."""
         inputs = split_prompts(self.input, "input")
         if len(inputs) > MAX_INPUTS:
             problem = f"{len(inputs)} inputs are more than {MAX_INPUTS}."

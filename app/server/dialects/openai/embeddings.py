@@ -26,7 +26,7 @@ from app.server.refusals import NO_TEXT, RANKS_ONLY
 from app.server.served_model import ServedModel
 
 EMBEDDINGS = "/v1/embeddings"
-BARE_EMBEDDINGS = "/embeddings"  # llama.cpp's, whose replies are lists; OpenAI's for requests that its libraries make
+BARE_EMBEDDINGS = "/embeddings"  # llama.cpp's path, which returns a list; requests with an encoding get OpenAI's reply
 GENERATING: Mapping[str, type[Struct]] = {
     "/v1/chat/completions": ChatCompletionRequest,
     "/chat/completions": ChatCompletionRequest,
@@ -36,7 +36,7 @@ GENERATING: Mapping[str, type[Struct]] = {
 
 class Embedding(Struct):
     index: int
-    embedding: Raw  # a list of numbers, or their bytes in base64
+    embedding: Raw  # a list of numbers, or a base64 string
     object: Literal["embedding"] = "embedding"
 
 
@@ -53,13 +53,13 @@ class EmbeddingList(Struct):
 
 
 class BareEmbedding(Struct):
-    """As llama.cpp's own route has it: the list has one vector, that of the whole text."""
+    """A vector in the reply of llama.cpp's path. The list has one entry, the vector of the whole text."""
 
     index: int
     embedding: list[Raw]
 
 
-# What is asked of a model that gives vectors, for one that does not to refuse.
+# Paths that a model without vectors refuses.
 VECTORS: Mapping[str, type[Struct]] = {
     **dict.fromkeys((EMBEDDINGS, BARE_EMBEDDINGS), EmbeddingRequest),
     **dict.fromkeys(RERANKING, RerankRequest),
@@ -67,7 +67,7 @@ VECTORS: Mapping[str, type[Struct]] = {
 
 
 class EmbeddingEndpoints:
-    """Serves one embedding model."""
+    """Endpoints of one embedding model."""
 
     def __init__(self, service: EmbeddingService, model: ServedModel) -> None:
         self._service = service
@@ -85,7 +85,7 @@ class EmbeddingEndpoints:
         if self._service.ranks:
             return RANKS_ONLY.endpoints(dict.fromkeys((EMBEDDINGS, BARE_EMBEDDINGS), EmbeddingRequest))
         summary, answers = (
-            "Texts become vectors",
+            "Compute the vectors of texts",
             {EMBEDDINGS: self.create_embeddings, BARE_EMBEDDINGS: self.create_bare},
         )
         gives = {EMBEDDINGS: EmbeddingList, BARE_EMBEDDINGS: EmbeddingList | list[BareEmbedding]}
@@ -98,7 +98,9 @@ class EmbeddingEndpoints:
         return await self._answer(request, await read_body(request, EMBEDDING_FIELDS), _list_body)
 
     async def create_bare(self, request: Request) -> Response:
-        """OpenAI's libraries always name an encoding, and llama.cpp's clients do not."""
+        """Answer as OpenAI does if the request names an encoding, as OpenAI's libraries always do, else as llama.cpp
+        does.
+        """
         body = await read_body(request, EMBEDDING_FIELDS)
         return await self._answer(request, body, _bare_body if body.encoding_format is None else _list_body)
 
@@ -118,7 +120,8 @@ def _encoded_vectors(vectors: Sequence[Tensor], body: EmbeddingRequest) -> Itera
     return (Raw(write(truncate(one, body.dimensions))) for one in vectors)
 
 
-Write: TypeAlias = Callable[[Iterator[Raw], str, int], bytes]  # from vectors, the model and its tokens to a body
+# encodes a reply of the vectors, the model's name, and the number of tokens
+Write: TypeAlias = Callable[[Iterator[Raw], str, int], bytes]
 
 
 def _list_body(vectors: Iterator[Raw], model: str, tokens: int) -> bytes:
@@ -135,7 +138,7 @@ def _as_numbers(vector: Tensor) -> bytes:
 
 
 def _as_base64(vector: Tensor) -> bytes:
-    """The numbers as float32, little endian."""
+    """Encode the numbers as little-endian float32 in base64."""
     return b'"' + base64.b64encode(vector.numpy().astype("<f4").tobytes()) + b'"'
 
 

@@ -1,6 +1,6 @@
-"""The endpoints of OpenAI's API: from a request to the response that will carry its reply.
+"""Endpoints of OpenAI's API: each decodes a request and returns the response for its reply.
 
-llama.cpp's server answers most of the paths without /v1 too, and its clients use them.
+Most paths also exist without /v1: clients of llama.cpp's server use those.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -31,21 +31,21 @@ from app.server.request_fields import FieldTable
 from app.server.served_model import ServedModel
 
 CHATS = ("/v1/chat/completions", "/chat/completions")
-COMPLETIONS = "/v1/completions"  # without /v1, llama.cpp's own
+COMPLETIONS = "/v1/completions"  # the same path without /v1 is llama.cpp's own
 
 RequestT = TypeVar("RequestT", bound=GenerationRequest)
 Reply: TypeAlias = StreamedReply[ChunkT] | WholeReply[ChunkT]
 
 
 class InputTokens(Struct):
-    """The length of the prompt that a request for a chat completion becomes."""
+    """The number of tokens in the prompt of a chat completion."""
 
     input_tokens: int
     object: str = "chat.completion.input_tokens"
 
 
 class OpenAIEndpoints:
-    """Serves one model."""
+    """Endpoints of one model."""
 
     def __init__(self, service: ChatService, model: ServedModel) -> None:
         self._service = service
@@ -60,7 +60,7 @@ class OpenAIEndpoints:
                 "POST",
                 COMPLETIONS,
                 self.create_completion,
-                "What a text goes on with, or what is missing in its middle",
+                "Continue a text, or fill in its middle",
                 takes=CompletionRequest,
                 gives=completions.Completion,
                 streams=completions.Completion,
@@ -73,7 +73,7 @@ class OpenAIEndpoints:
             "POST",
             path,
             self.create_chat_completion,
-            "The next turn of a conversation",
+            "Generate the next message of a conversation",
             takes=ChatCompletionRequest,
             gives=chat.ChatCompletion,
             streams=chat.ChatCompletionChunk,
@@ -84,7 +84,7 @@ class OpenAIEndpoints:
             "POST",
             f"{path}/input_tokens",
             self.count_input_tokens,
-            "How many tokens the prompt of a conversation has",
+            "Count the tokens of a conversation's prompt",
             takes=ChatCompletionRequest,
             gives=InputTokens,
         )
@@ -109,7 +109,7 @@ class OpenAIEndpoints:
         return _reply(body, chunks, completions.fold, counts)
 
     async def _read(self, request: Request, fields: FieldTable[RequestT]) -> tuple[RequestT, str]:
-        """A checked request, and the name that its reply carries."""
+        """Return the validated body of a request, and the model name for its reply."""
         body = await read_body(request, fields)
         model = self._model.reply_name(body.model)
         body.check()

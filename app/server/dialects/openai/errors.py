@@ -1,4 +1,4 @@
-"""Errors as OpenAI's API writes them: one JSON object with message, type, param and code."""
+"""Errors in OpenAI's format: an object with message, type, param, and code."""
 
 from typing import Final
 
@@ -16,7 +16,7 @@ class ErrorDetail(Struct):
     type: str
     param: str | None
     code: str | None
-    n_prompt_tokens: int | UnsetType = UNSET  # llama.cpp's names, of a prompt that is too long
+    n_prompt_tokens: int | UnsetType = UNSET  # llama.cpp's names, for a prompt that is too long
     n_ctx: int | UnsetType = UNSET
 
 
@@ -25,7 +25,7 @@ class ErrorBody(Struct):
 
 
 def error_body(error: Exception) -> ErrorBody:
-    """Return what a client is told about `error`."""
+    """Return the body for `error`."""
     status = http_status(error)
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
     detail = ErrorDetail(client_message(error), kind, _parameter(error), _code(error))
@@ -39,8 +39,10 @@ def error_body(error: Exception) -> ErrorBody:
 
 
 def _too_long(error: ContextExceeded) -> str:
-    """OpenAI's sentence, by which most clients recognize a prompt that is too long, and the words that LangChain looks
-    for behind the comma."""
+    """Return OpenAI's sentence for a prompt that is too long, by which most clients recognize it.
+
+    LangChain looks for the words after the comma.
+    """
     field, length = error.parameter.partition(".")[0] or "prompt", error.context_length
     count = f"{'' if error.too_long.is_exact else 'more than '}{error.prompt_tokens}"
     return (

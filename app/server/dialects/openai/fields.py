@@ -1,5 +1,7 @@
-"""The documented fields of the requests of OpenAI's API, as OpenAI, vLLM, llama.cpp's server, LM Studio and Ollama
-document them: see `app.server.request_fields`."""
+"""The documented fields of requests to OpenAI's API: see `app.server.request_fields`.
+
+The documents are those of OpenAI, vLLM, llama.cpp's server, LM Studio, and Ollama.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,16 +13,16 @@ from app.server.request_fields import Field, FieldTable, alias, ignored, refused
 
 _OPENAI = "OpenAI, vLLM, llama.cpp, Ollama, LM Studio"
 _ENGINES = "vLLM, llama.cpp, LM Studio"
-_NO_MEDIA = "This version reads text only; leave it out."
-_NO_SAMPLER = "This version does not have it; leave it out, or send top_p or min_p."
-_ONE_PROMPT = "the server keeps what was computed of every prompt by itself."
+_NO_MEDIA = "This version reads text only. Leave it out."
+_NO_SAMPLER = "This version does not have this sampler. Leave it out, or send top_p or min_p."
+_ONE_PROMPT = "every prompt is cached without it."
 
 SAMPLING: Sequence[Field] = (
     supported("temperature", _OPENAI, 0.7, "0 to 100."),
     supported("top_p", _OPENAI, 0.9),
     supported("top_k", _ENGINES, 40, "0 and -1: no limit."),
     supported("min_p", "vLLM, llama.cpp", 0.05),
-    supported("seed", _OPENAI, 7, "With n, each choice has the next one. -1 draws one."),
+    supported("seed", _OPENAI, 7, "With n, the seed grows by 1 per choice. -1: random."),
     supported("presence_penalty", _OPENAI, 0.5, "-2 to 2."),
     supported("frequency_penalty", _OPENAI, 0.5, "-2 to 2."),
     supported("repetition_penalty", "vLLM", 1.1),
@@ -34,39 +36,39 @@ SAMPLING: Sequence[Field] = (
     supported("dry_allowed_length", "llama.cpp", 2),
     supported("dry_penalty_last_n", "llama.cpp", 64),
     supported("dry_sequence_breakers", "llama.cpp", ["\n"]),
-    supported("samplers", "llama.cpp", ["top_k", "temperature"], "Samplers that a list does not name are off."),
+    supported("samplers", "llama.cpp", ["top_k", "temperature"], "Samplers that are not in the list are off."),
     supported("allowed_token_ids", "vLLM", [1, 2]),
     supported("bad_words", "vLLM", ["maybe"]),
     refused("typical_p", "llama.cpp", 0.9, _NO_SAMPLER, neutral=[1]),
     refused("top_n_sigma", "llama.cpp", 1.5, _NO_SAMPLER, neutral=[-1, 0]),
     refused("min_keep", "llama.cpp", 3, _NO_SAMPLER, neutral=[0, 1]),
     refused("mirostat", "llama.cpp", 2, _NO_SAMPLER, neutral=[0]),
-    ignored("mirostat_tau", "llama.cpp", 5.0, "It acts with mirostat alone."),
-    ignored("mirostat_eta", "llama.cpp", 0.1, "It acts with mirostat alone."),
-    refused("dynatemp_range", "llama.cpp", 0.5, "The temperature is fixed here; leave it out.", neutral=[0]),
-    ignored("dynatemp_exponent", "llama.cpp", 1.0, "It acts with dynatemp_range alone."),
+    ignored("mirostat_tau", "llama.cpp", 5.0, "It has an effect only with mirostat."),
+    ignored("mirostat_eta", "llama.cpp", 0.1, "It has an effect only with mirostat."),
+    refused("dynatemp_range", "llama.cpp", 0.5, "The temperature is constant. Leave it out.", neutral=[0]),
+    ignored("dynatemp_exponent", "llama.cpp", 1.0, "It has an effect only with dynatemp_range."),
     refused("adaptive_target", "llama.cpp", 0.5, _NO_SAMPLER, neutral=[-1]),
-    ignored("adaptive_decay", "llama.cpp", 0.9, "It acts with adaptive_target alone."),
-    ignored("backend_sampling", "llama.cpp", True, "It says where tokens are sampled, not which."),
-    refused("watermarking", "vLLM", True, "Replies carry no watermark; leave it out.", neutral=[False]),
-    refused("logits_processors", "vLLM", ["a.b"], "A request cannot bring code; leave it out.", neutral=[[]]),
+    ignored("adaptive_decay", "llama.cpp", 0.9, "It has an effect only with adaptive_target."),
+    ignored("backend_sampling", "llama.cpp", True, "It selects the device of the sampler, not the tokens."),
+    refused("watermarking", "vLLM", True, "Replies have no watermark. Leave it out.", neutral=[False]),
+    refused("logits_processors", "vLLM", ["a.b"], "A request cannot contain code. Leave it out.", neutral=[[]]),
     refused("repetition_detection", "vLLM", {"max_pattern_size": 8}, "Leave it out, or send dry_multiplier."),
 )
 
 LENGTH: Sequence[Field] = (
-    supported("max_tokens", _OPENAI, 100, "-1 and -2: as many as the context holds."),
+    supported("max_tokens", _OPENAI, 100, "-1 and -2: the rest of the context."),
     alias("n_predict", "llama.cpp", 100, of="max_tokens"),
     supported("min_tokens", "vLLM", 2),
     supported("stop", _OPENAI, ["\n"]),
     supported("stop_token_ids", "vLLM", [7]),
     supported("include_stop_str_in_output", "vLLM", True),
     supported("ignore_eos", "vLLM, llama.cpp", True),
-    supported("num_ctx", "Inglenook", 4096, "A cap on prompt and reply together. Nothing is loaded anew for it."),
-    supported("options", "Inglenook", {"num_ctx": 4096}, "Of Ollama's options, num_ctx alone is read."),
+    supported("num_ctx", "Inglenook", 4096, "Limit of prompt and reply together. The model is not reloaded."),
+    supported("options", "Inglenook", {"num_ctx": 4096}, "Only num_ctx of Ollama's options is read."),
     supported("options.num_ctx", "Inglenook", 4096),
     refused("n_indent", "llama.cpp", 4, "Leave it out, or send a grammar.", neutral=[0]),
-    ignored("n_keep", "llama.cpp", 32, "A prompt is never cut."),
-    ignored("n_discard", "llama.cpp", 32, "A prompt is never cut."),
+    ignored("n_keep", "llama.cpp", 32, "Prompts are not truncated."),
+    ignored("n_discard", "llama.cpp", 32, "Prompts are not truncated."),
 )
 
 GRAMMARS: Sequence[Field] = (
@@ -76,23 +78,31 @@ GRAMMARS: Sequence[Field] = (
     supported("structured_outputs.regex", "vLLM", "a+"),
     supported("structured_outputs.choice", "vLLM", ["a", "b"]),
     supported("structured_outputs.grammar", "vLLM", 'root ::= "a"'),
-    refused("structured_outputs.structural_tag", "vLLM", "{}", "Send json, regex, choice or grammar."),
+    refused("structured_outputs.structural_tag", "vLLM", "{}", "Send json, regex, choice, or grammar."),
     supported("structured_outputs.whitespace_pattern", "vLLM", " ?", "Between the parts of JSON."),
     supported("structured_outputs.disable_any_whitespace", "vLLM", True),
     ignored("structured_outputs.disable_additional_properties", "vLLM", True, "Objects are closed by default."),
-    ignored("structured_outputs.disable_fallback", "vLLM", True, "There is one compiler of grammars."),
-    ignored("structured_outputs.backend", "vLLM", "xgrammar", "There is one compiler of grammars."),
+    ignored("structured_outputs.disable_fallback", "vLLM", True, "There is only one grammar compiler."),
+    ignored("structured_outputs.backend", "vLLM", "xgrammar", "There is only one grammar compiler."),
     supported("guided_json", "vLLM", {"type": "integer"}),
     supported("guided_regex", "vLLM", "a+"),
     supported("guided_choice", "vLLM", ["a", "b"]),
     supported("guided_grammar", "vLLM", 'root ::= "a"'),
-    refused("guided_whitespace_pattern", "vLLM", " ?", "Leave it out: white space is bounded already."),
-    ignored("guided_decoding_backend", "vLLM", "xgrammar", "There is one compiler of grammars."),
+    refused("guided_whitespace_pattern", "vLLM", " ?", "Leave it out: white space is already limited."),
+    ignored("guided_decoding_backend", "vLLM", "xgrammar", "There is only one grammar compiler."),
     supported("grammar", "llama.cpp", 'root ::= "a"', "GBNF."),
     supported("json_schema", "llama.cpp", {"type": "integer"}),
-    refused("grammar_lazy", "llama.cpp", True, "A grammar begins with the reply; leave it out.", neutral=[False]),
-    refused("grammar_triggers", "llama.cpp", [{"type": 0}], "A grammar begins with the reply.", neutral=[[]]),
-    ignored("preserved_tokens", "llama.cpp", ["<tool>"], "Tokens that a format needs are kept as they are."),
+    refused(
+        "grammar_lazy", "llama.cpp", True, "A grammar applies from the first token. Leave it out.", neutral=[False]
+    ),
+    refused(
+        "grammar_triggers",
+        "llama.cpp",
+        [{"type": 0}],
+        "A grammar applies from the first token. Leave it out.",
+        neutral=[[]],
+    ),
+    ignored("preserved_tokens", "llama.cpp", ["<tool>"], "The server keeps all tokens that a format needs."),
 )
 
 CHOICES: Sequence[Field] = (
@@ -106,69 +116,81 @@ CHOICES: Sequence[Field] = (
 
 STREAM: Sequence[Field] = (
     supported("stream", _OPENAI, True),
-    supported("stream_options", _OPENAI, {"include_usage": True}, "With stream alone."),
+    supported("stream_options", _OPENAI, {"include_usage": True}, "Only with stream."),
     supported("stream_options.include_usage", _OPENAI, True),
     supported("stream_options.continuous_usage_stats", "vLLM", True),
-    supported("stream_options.interval_ms", "Inglenook", 100, "Least milliseconds between two chunks."),
+    supported("stream_options.interval_ms", "Inglenook", 100, "Minimum milliseconds between two chunks."),
     ignored("stream_options.include_obfuscation", "OpenAI", False, "It pads chunks on public networks."),
-    ignored("stream_interval", "vLLM", 4, "A chunk brings the tokens that are there."),
-    ignored("sse_ping_interval", "llama.cpp", 30, "A silent stream sends a comment each 5 s."),
+    ignored("stream_interval", "vLLM", 4, "A chunk has all tokens that are ready."),
+    ignored("sse_ping_interval", "llama.cpp", 30, "A silent stream sends a comment every 5 s."),
     supported("return_progress", "llama.cpp", True),
 )
 
 SERVICE: Sequence[Field] = (
-    supported("model", _OPENAI, "a-model", "Without it, the served model answers."),
-    supported("user", "OpenAI, vLLM", "me", "It is checked and not used."),
-    supported("store", "OpenAI", False, "false: nothing of the request is written to disk."),
-    supported("service_tier", "OpenAI", "flex", "flex is class background, priority is interactive."),
+    supported("model", _OPENAI, "a-model", "Default: the served model."),
+    supported("user", "OpenAI, vLLM", "me", "Validated, not used."),
+    supported("store", "OpenAI", False, "false: the request is not written to disk."),
+    supported("service_tier", "OpenAI", "flex", "flex sets the class background, priority interactive."),
     supported("service_class", "Inglenook", "background"),
-    supported("priority", "vLLM", 3, "Unlike in vLLM, the highest goes first."),
+    supported("priority", "vLLM", 3, "The highest value is served first, unlike in vLLM."),
     supported("cache_salt", "vLLM", "mine"),
-    ignored("metadata", "OpenAI", {"a": "b"}, "It names stored completions, which are not kept here."),
+    ignored("metadata", "OpenAI", {"a": "b"}, "It labels stored completions, which this server does not have."),
     ignored("safety_identifier", "OpenAI", "me", "It names the user."),
     ignored("session_id", "vLLM", "s1", "It names the session."),
     ignored("prompt_cache_key", "OpenAI", "k", f"It names a cache: {_ONE_PROMPT}"),
     ignored("prompt_cache_retention", "OpenAI", "24h", f"It sizes a cache: {_ONE_PROMPT}"),
     ignored("prompt_cache_options", "OpenAI", {"ttl": "24h"}, f"It sizes a cache: {_ONE_PROMPT}"),
-    ignored("cache_prompt", "llama.cpp", False, "A reply is the same with and without the cache."),
-    ignored("n_cache_reuse", "llama.cpp", 256, "A reply is the same with and without the cache."),
-    ignored("id_slot", "llama.cpp", 0, "Any request runs in any slot."),
+    ignored("cache_prompt", "llama.cpp", False, "The reply is the same with and without the cache."),
+    ignored("n_cache_reuse", "llama.cpp", 256, "The reply is the same with and without the cache."),
+    ignored("id_slot", "llama.cpp", 0, "Every request can run in every slot."),
     ignored("ttl", "LM Studio", 300, "The served model stays loaded."),
-    ignored("draft_model", "LM Studio", "small", "A draft model changes the speed of replies alone."),
-    ignored("speculative.n_max", "llama.cpp", 8, "A draft model changes the speed of replies alone."),
-    ignored("speculative.n_min", "llama.cpp", 1, "A draft model changes the speed of replies alone."),
-    ignored("speculative.p_min", "llama.cpp", 0.5, "A draft model changes the speed of replies alone."),
-    refused("lora", "llama.cpp", [{"id": 0, "scale": 1}], "This version has no adapters.", neutral=[[]]),
+    ignored("draft_model", "LM Studio", "small", "A draft model changes only the speed."),
+    ignored("speculative.n_max", "llama.cpp", 8, "A draft model changes only the speed."),
+    ignored("speculative.n_min", "llama.cpp", 1, "A draft model changes only the speed."),
+    ignored("speculative.p_min", "llama.cpp", 0.5, "A draft model changes only the speed."),
+    refused(
+        "lora",
+        "llama.cpp",
+        [{"id": 0, "scale": 1}],
+        "This version has no adapters. Serve a merged model.",
+        neutral=[[]],
+    ),
     refused("image_data", "llama.cpp", [{"data": "", "id": 1}], _NO_MEDIA, neutral=[[]]),
     refused("multimodal_data", "llama.cpp", ["aa"], _NO_MEDIA, neutral=[[]]),
-    ignored("mm_processor_kwargs", "vLLM", {"num_crops": 4}, "It is about images, which are refused."),
-    ignored("media_io_kwargs", "vLLM", {"video": {}}, "It is about media, which are refused."),
-    ignored("kv_transfer_params", "vLLM", {"do_remote_prefill": False}, "One server does all of a request."),
-    ignored("ec_transfer_params", "vLLM", {"a": 1}, "One server does all of a request."),
-    refused("vllm_xargs", "vLLM", {"a": 1}, "There are no extensions here; leave it out.", neutral=[{}]),
+    ignored("mm_processor_kwargs", "vLLM", {"num_crops": 4}, "For images, which are refused."),
+    ignored("media_io_kwargs", "vLLM", {"video": {}}, "For media, which are refused."),
+    ignored("kv_transfer_params", "vLLM", {"do_remote_prefill": False}, "One server computes the whole request."),
+    ignored("ec_transfer_params", "vLLM", {"a": 1}, "One server computes the whole request."),
+    refused("vllm_xargs", "vLLM", {"a": 1}, "There are no extensions. Leave it out.", neutral=[{}]),
 )
 
 TEXT: Sequence[Field] = (
-    supported("skip_special_tokens", "vLLM", False, "false: control tokens are written out."),
-    ignored("spaces_between_special_tokens", "vLLM", False, "No spaces are put between tokens."),
+    supported("skip_special_tokens", "vLLM", False, "false: control tokens are shown."),
+    ignored("spaces_between_special_tokens", "vLLM", False, "No spaces are added between tokens."),
 )
 
 GENERATION: Sequence[Field] = (*SAMPLING, *LENGTH, *GRAMMARS, *CHOICES, *STREAM, *SERVICE, *TEXT)
 
-_TEXT_ONLY = "This version reads and writes text only; leave it out."
-_DEVELOPERS = "Only the render routes of vLLM serve it."
+_TEXT_ONLY = "This version reads and writes text only. Leave it out."
+_DEVELOPERS = "Only vLLM's render routes use it."
 
-# Both kinds of completions.
+# In chat completions and text completions.
 REPORTING: Sequence[Field] = (
     supported("prompt_logprobs", "vLLM", 2, "0 to 20, not in a stream."),
-    refused("logprob_token_ids", "vLLM", [1], "Leave it out, and ask for up to 20 likely tokens."),
+    refused("logprob_token_ids", "vLLM", [1], "Leave it out, or send logprobs for up to 20 tokens."),
     supported("return_token_ids", "vLLM", True),
     supported("return_tokens_as_token_ids", "vLLM", True),
     supported("request_id", "vLLM", "r-1", "The end of the reply's id."),
     supported("timings_per_token", "llama.cpp", True, "Each chunk of a stream has timings."),
     supported("t_max_predict_ms", "llama.cpp", 5000),
     supported("t_max_prompt_ms", "llama.cpp", 5000),
-    refused("post_sampling_probs", "llama.cpp", True, "Probabilities are the model's own.", neutral=[False]),
+    refused(
+        "post_sampling_probs",
+        "llama.cpp",
+        True,
+        "Probabilities are those before sampling. Leave it out.",
+        neutral=[False],
+    ),
     ignored(
         "return_tokens", "llama.cpp", True, "llama.cpp's replies on this route have no tokens; send return_token_ids."
     ),
@@ -180,7 +202,7 @@ REPORTING: Sequence[Field] = (
 
 CHAT_ONLY: Sequence[Field] = (
     supported("messages", _OPENAI, [{"role": "user", "content": "Hello"}]),
-    supported("messages[].role", _OPENAI, "system", "Any name: the chat template decides."),
+    supported("messages[].role", _OPENAI, "system", "Any name; the chat template decides what it means."),
     supported("messages[].content", _OPENAI, "Hello", "A text, or parts of type text."),
     supported("messages[].name", "OpenAI, vLLM", "me"),
     supported("messages[].tool_calls", _OPENAI, [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]),
@@ -192,13 +214,13 @@ CHAT_ONLY: Sequence[Field] = (
     ignored("messages[].audio", "OpenAI", {"id": "a"}, "Replies here have none."),
     supported("max_completion_tokens", "OpenAI, vLLM, llama.cpp", 100),
     supported("logprobs", _OPENAI, True),
-    supported("top_logprobs", _OPENAI, 2, "With logprobs alone."),
+    supported("top_logprobs", _OPENAI, 2, "Only with logprobs."),
     refused("n_probs", "llama.cpp", 2, "Send logprobs and top_logprobs.", neutral=[0]),
     supported("response_format", _OPENAI, {"type": "json_object"}),
     supported("tools", _OPENAI, [{"type": "function", "function": {"name": "f"}}]),
     supported("tool_choice", "OpenAI, vLLM, llama.cpp, LM Studio", "none"),
     supported("parallel_tool_calls", "OpenAI, vLLM, llama.cpp", False),
-    refused("functions", "OpenAI", [{"name": "f"}], "They are called tools now; send tools.", neutral=[[]]),
+    refused("functions", "OpenAI", [{"name": "f"}], "Deprecated. Send tools.", neutral=[[]]),
     refused("function_call", "OpenAI", {"name": "f"}, "Send tool_choice.", neutral=["none", "auto"]),
     supported("reasoning", "Ollama, OpenRouter", {"effort": "low"}),
     supported("reasoning.effort", "Ollama, OpenRouter", "low"),
@@ -211,27 +233,38 @@ CHAT_ONLY: Sequence[Field] = (
     alias("thinking_budget", "Inglenook", 100, of="thinking_token_budget"),
     alias("thinking_budget_tokens", "llama.cpp", 100, of="thinking_token_budget"),
     alias("reasoning_budget_tokens", "llama.cpp", 100, of="thinking_token_budget"),
-    refused("reasoning_format", "llama.cpp", "none", "Thoughts come apart.", neutral=["auto", "deepseek"]),
-    refused("reasoning_in_content", "llama.cpp", True, "Thoughts come apart; leave it out.", neutral=[False]),
+    refused(
+        "reasoning_format",
+        "llama.cpp",
+        "none",
+        "Reasoning has its own field. Leave it out.",
+        neutral=["auto", "deepseek"],
+    ),
+    refused("reasoning_in_content", "llama.cpp", True, "Reasoning has its own field. Leave it out.", neutral=[False]),
     refused("thinking_forced_open", "llama.cpp", True, "The chat template decides.", neutral=[False]),
     refused("parse_tool_calls", "llama.cpp", False, "Send tool_choice none.", neutral=[True]),
     ignored("chat_format", "llama.cpp", 0, "The chat template decides."),
     supported("chat_template_kwargs", "vLLM, llama.cpp", {"enable_thinking": False}),
-    refused("chat_template", "vLLM", "{{ messages }}", "The model's own is used; send a prompt to /v1/completions."),
+    refused(
+        "chat_template",
+        "vLLM",
+        "{{ messages }}",
+        "The model's template is used. Send a rendered prompt to /v1/completions.",
+    ),
     supported("add_generation_prompt", "vLLM, llama.cpp", False),
     supported("continue_final_message", "vLLM, llama.cpp", True),
-    refused("echo", "vLLM", True, "A reply does not repeat its beginning; leave it out.", neutral=[False]),
+    refused("echo", "vLLM", True, "A reply does not repeat the continued message. Leave it out.", neutral=[False]),
     refused("add_special_tokens", "vLLM", True, "The chat template writes them.", neutral=[False]),
-    refused("documents", "vLLM", [{"text": "a"}], "Put them into a message.", neutral=[[]]),
-    refused("truncate_prompt_tokens", "vLLM", 100, "A conversation is never cut; send fewer messages."),
-    ignored("truncation_side", "vLLM", "left", "It acts with truncate_prompt_tokens alone."),
+    refused("documents", "vLLM", [{"text": "a"}], "Include them in a message.", neutral=[[]]),
+    refused("truncate_prompt_tokens", "vLLM", 100, "Conversations are not truncated. Send fewer messages."),
+    ignored("truncation_side", "vLLM", "left", "It has an effect only with truncate_prompt_tokens."),
     refused("return_prompt_text", "vLLM", True, "Send the request to /apply-template.", neutral=[False]),
-    supported("modalities", "OpenAI", ["text"], "Text alone."),
+    supported("modalities", "OpenAI", ["text"], "Only text."),
     refused("audio", "OpenAI", {"voice": "alloy", "format": "mp3"}, _TEXT_ONLY),
-    refused("web_search_options", "OpenAI", {}, "This server does not search the web; leave it out."),
-    refused("moderation", "OpenAI", {"model": "m"}, "Replies are not moderated; leave it out."),
-    ignored("prediction", "OpenAI", {"type": "content", "content": "a"}, "It changes the speed of replies alone."),
-    ignored("verbosity", "OpenAI", "low", "No chat template has a place for it."),
+    refused("web_search_options", "OpenAI", {}, "This server does not search the web. Leave it out."),
+    refused("moderation", "OpenAI", {"model": "m"}, "Replies are not moderated. Leave it out."),
+    ignored("prediction", "OpenAI", {"type": "content", "content": "a"}, "It changes only the speed."),
+    ignored("verbosity", "OpenAI", "low", "No chat template uses it."),
 )
 
 COMPLETION_ONLY: Sequence[Field] = (
@@ -239,22 +272,22 @@ COMPLETION_ONLY: Sequence[Field] = (
     supported("logprobs", "OpenAI, vLLM", 2),
     alias("n_probs", "llama.cpp", 2, of="logprobs"),
     supported("echo", "OpenAI, vLLM", True),
-    supported("suffix", "OpenAI, Ollama", " end", "By models that fill in the middle."),
+    supported("suffix", "OpenAI, Ollama", " end", "For models with infill tokens."),
     supported("response_format", "vLLM, llama.cpp", {"type": "json_object"}),
-    supported("truncate_prompt_tokens", "vLLM", 100, "-1: as many as leave room for the reply."),
-    supported("truncation_side", "vLLM", "right", "left, which keeps the last tokens, by default."),
+    supported("truncate_prompt_tokens", "vLLM", 100, "-1: the most that fit beside the reply."),
+    supported("truncation_side", "vLLM", "right", "Default: left, which keeps the last tokens."),
     refused("add_special_tokens", "vLLM", False, "Send token ids.", neutral=[True]),
     refused("prompt_embeds", "vLLM", "", "Send a text or token ids."),
-    refused("thinking_token_budget", "vLLM", 100, "A text completion has no thoughts.", neutral=[-1]),
+    refused("thinking_token_budget", "vLLM", 100, "Text completions have no reasoning. Leave it out.", neutral=[-1]),
 )
 
 EMBEDDING: Sequence[Field] = (
     supported("input", _OPENAI, ["a", [1, 2]], "A text, token ids, or a list of texts and lists of token ids."),
     alias("content", "llama.cpp", "a text", of="input"),
-    supported("model", _OPENAI, "a-model", "Without it, the served model answers."),
+    supported("model", _OPENAI, "a-model", "Default: the served model."),
     supported("encoding_format", "OpenAI, vLLM, llama.cpp, Ollama", "base64"),
     supported("dimensions", "OpenAI, vLLM, Ollama", 3),
-    supported("user", "OpenAI, vLLM", "me", "It is checked and not used."),
+    supported("user", "OpenAI, vLLM", "me", "Validated, not used."),
     supported("truncate_prompt_tokens", "vLLM", -1),
     refused("truncation_side", "vLLM", "left", "The end of a text is cut.", neutral=["right"]),
     refused("add_special_tokens", "vLLM", False, "Send token ids.", neutral=[True]),
@@ -265,13 +298,13 @@ EMBEDDING: Sequence[Field] = (
     refused("endianness", "vLLM", "big", "Bytes are little endian.", neutral=["native", "little"]),
     refused("messages", "vLLM", [{"role": "user", "content": "a"}], "Send input."),
     refused("chat_template", "vLLM", "{{ messages }}", "Send input."),
-    ignored("add_generation_prompt", "vLLM", True, "It acts with messages alone."),
-    ignored("continue_final_message", "vLLM", True, "It acts with messages alone."),
-    ignored("chat_template_kwargs", "vLLM", {"a": 1}, "It acts with messages alone."),
-    ignored("mm_processor_kwargs", "vLLM", {"a": 1}, "It is about images, which are refused."),
-    ignored("media_io_kwargs", "vLLM", {"video": {}}, "It is about media, which are refused."),
-    ignored("priority", "vLLM", 1, "Requests take turns."),
-    ignored("request_id", "vLLM", "r-1", "A reply has no id."),
+    ignored("add_generation_prompt", "vLLM", True, "It has an effect only with messages."),
+    ignored("continue_final_message", "vLLM", True, "It has an effect only with messages."),
+    ignored("chat_template_kwargs", "vLLM", {"a": 1}, "It has an effect only with messages."),
+    ignored("mm_processor_kwargs", "vLLM", {"a": 1}, "For images, which are refused."),
+    ignored("media_io_kwargs", "vLLM", {"video": {}}, "For media, which are refused."),
+    ignored("priority", "vLLM", 1, "Requests are served in order of arrival."),
+    ignored("request_id", "vLLM", "r-1", "Replies have no id."),
     ignored("cache_salt", "vLLM", "mine", "Nothing is cached."),
 )
 

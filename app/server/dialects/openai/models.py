@@ -1,4 +1,4 @@
-"""OpenAI's list of models, which here is one and its other names."""
+"""OpenAI's list of models: the served model under each of its names."""
 
 from datetime import UTC, datetime
 from typing import Literal
@@ -18,32 +18,35 @@ MODELS = ("/v1/models", "/models")
 
 
 class Version(Struct):
-    """As vLLM reports it."""
+    """The reply of vLLM's path /version."""
 
     version: str
 
 
 class ModelMeta(Struct):
-    """What llama.cpp's server calls `meta`, as far as its clients read it."""
+    """The members of llama.cpp's `meta` that clients read."""
 
     n_ctx: int
     n_vocab: int
 
 
 class Model(Struct):
-    """A name that requests may give. Of the ways to say how long a context may be, each has clients that know no other;
-    and clients of Anthropic's API, which ask on the same path, know some of the fields by other names."""
+    """A name that requests may use.
+
+    The context length has several fields, since some clients read only one of them. Clients of Anthropic's API use the
+    same path and other field names.
+    """
 
     id: str
     created: int
-    created_at: datetime  # the same, as the next three for clients of Anthropic's API
+    created_at: datetime  # the same; this and the next three are for clients of Anthropic's API
     display_name: str
     max_input_tokens: int
     context_length: int  # tokens of a prompt and its reply together
     max_model_len: int
     meta: ModelMeta
     root: str  # the served model's own name
-    default_sampling: dict[str, float] | None  # of requests that leave it open; null: each API has its own
+    default_sampling: dict[str, float] | None  # used by requests that set none; null: each API uses its own
     object: Literal["model"] = "model"
     type: Literal["model"] = "model"
     lifecycle: Literal["active"] = "active"
@@ -52,25 +55,25 @@ class Model(Struct):
 
 class ModelList(Struct):
     data: list[Model]
-    first_id: str  # all are there: this one, and the next two say so to clients of Anthropic's API
+    first_id: str  # for clients of Anthropic's API, as the next two: the list is complete
     last_id: str
     has_more: Literal[False] = False
     object: Literal["list"] = "list"
 
 
 class ModelEndpoints:
-    """Lists the one model of a server, once for each of its names."""
+    """Endpoints that list the served model under each of its names."""
 
     def __init__(self, served: ServedModel, sampling: DefaultSampling = API_DEFAULTS) -> None:
         self._served = served
         self._sampling = sampling
 
     def endpoints(self) -> list[Endpoint]:
-        all_names, one = "The names that requests may give", "What one name stands for"
+        all_names, one = "List the model names that requests may use", "Describe the model of one name"
         return [
             *(Endpoint("GET", path, self.list_models, all_names, gives=ModelList) for path in MODELS),
             *(Endpoint("GET", f"{path}/{{model:path}}", self.retrieve_model, one, gives=Model) for path in MODELS),
-            Endpoint("GET", "/version", self.version, "The version of this program", gives=Version),
+            Endpoint("GET", "/version", self.version, "Return the version of this program", gives=Version),
         ]
 
     async def version(self, request: Request) -> Response:

@@ -1,6 +1,6 @@
 """Reports beside the text of completions: identity, usage, timings, token ids, and log-probabilities.
 
-Some fields that ask for them are of vLLM and of llama.cpp's server.
+Some are extensions of vLLM and of llama.cpp's server.
 """
 
 import time
@@ -32,7 +32,7 @@ def _version() -> str:
 
 
 VERSION: Final = _version()
-FINGERPRINT: Final = f"{APP_NAME}-{VERSION}"  # of every reply: replies of one version are alike
+FINGERPRINT: Final = f"{APP_NAME}-{VERSION}"  # the same in all replies of one version
 
 
 class CompletionTokensDetails(Struct):
@@ -48,15 +48,15 @@ class Usage(Struct):
 
 
 class Identity(Struct, frozen=True):
-    """What every chunk of one reply repeats."""
+    """Fields that every chunk of one reply repeats."""
 
     id: str
-    created: int  # seconds of Unix time
+    created: int  # Unix time in seconds
     model: str
 
     @classmethod
     def new(cls, prefix: str, model: str, request_id: str | None = None) -> "Identity":
-        """`request_id` is the end of the id, if the client chose it."""
+        """Create an identity. `request_id` is the end of the reply's id if the client chose one."""
         return cls(f"{prefix}-{request_id or uuid.uuid4().hex}", int(time.time()), model)
 
 
@@ -67,24 +67,24 @@ def usage_of(counts: TokenCounts) -> Usage:
 
 
 def usage_so_far(counts: TokenCounts, running: RunningCounts) -> Usage:
-    """The usage of a request whose replies are under way."""
+    """Return the usage of a request whose replies are still running."""
     return Usage(counts.prompt_total, running.completion, counts.prompt_total + running.completion)
 
 
 class PromptLogprob(Struct):
-    """The log-probability of one token of a prompt, in vLLM's form."""
+    """Log-probability of one token of a prompt, in vLLM's format."""
 
     logprob: float
-    rank: int | None  # among all tokens, from 1; None: it is not among those that are reported
+    rank: int | None  # among all tokens, from 1; null if it is not among the reported ones
     decoded_token: str
 
 
-# By the id of each token; None for the first, which nothing predicts.
+# Keyed by token id; null for the first token, which no other token predicts.
 PromptLogprobList: TypeAlias = list[dict[str, PromptLogprob] | None]
 
 
 def prompt_logprobs(tokenizer: Tokenizer, reported: Sequence[TokenLogprobs]) -> PromptLogprobList:
-    """Log-probabilities of a prompt's tokens, from its second on, and of the likely ones in the place of each."""
+    """Return log-probabilities of a prompt's tokens from the second on, each with its likeliest alternatives."""
     return [None, *(_by_id(tokenizer, token) for token in reported)]
 
 
@@ -101,19 +101,19 @@ RequestId: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
 
 
 class ReportingRequest(GenerationRequest, kw_only=True):
-    """The fields of both kinds that the Responses API does not have."""
+    """Fields of chat and text completions that the Responses API does not have."""
 
     prompt_logprobs: LogprobCount | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None  # in log-probabilities
-    timings_per_token: bool | None = None  # each chunk of a stream has timings
+    timings_per_token: bool | None = None  # report timings in each chunk of a stream
     request_id: RequestId | None = None  # the end of the reply's id
-    t_max_prompt_ms: Milliseconds | None = None  # 0: any number, as for the next
+    t_max_prompt_ms: Milliseconds | None = None  # 0: no limit, as for the next
     t_max_predict_ms: Milliseconds | None = None
 
     @property
     def reports_usage_continuously(self) -> bool:
-        """Each chunk of a stream reports the usage so far."""
+        """Whether each chunk of a stream reports the usage so far."""
         options = self.stream_options
         return bool(self.reports_usage and self.stream and options and options.continuous_usage_stats)
 
@@ -144,7 +144,7 @@ class ReportingChoice(Protocol):
 
 
 class ReportingChunk(Protocol):
-    """A chunk of either kind of completion."""
+    """A chunk of a chat completion or a text completion."""
 
     usage: Usage | UnsetType
     timings: Timings | UnsetType
@@ -154,14 +154,14 @@ class ReportingChunk(Protocol):
 
 
 class ChunkReports:
-    """Collects what one request reports, and adds it to the request's chunks."""
+    """Collects the reports of one request and adds them to its chunks."""
 
     def __init__(self, body: ReportingRequest, counts: TokenCounts) -> None:
-        """`counts` is added up elsewhere, while the replies end."""
+        """`counts` is filled by the service while the replies end."""
         self._body = body
         self._counts = counts
         self._running = RunningCounts()
-        self._ids: dict[int, list[int]] = {}  # of each choice, those that no chunk has reported
+        self._ids: dict[int, list[int]] = {}  # token ids of each choice that no chunk has reported yet
 
     def count_event(self, index: int, event: ChatEvent) -> None:
         """Count an event of the choice at `index`."""
@@ -170,7 +170,7 @@ class ChunkReports:
             self._ids.setdefault(index, []).extend(event.ids)
 
     def add_to_chunk(self, chunk: ReportingChunk) -> None:
-        """Add the reports that the request asks for to a chunk with choices."""
+        """Add the requested reports to a chunk with choices."""
         if self._body.return_token_ids:
             for choice in chunk.choices:
                 choice.token_ids = self._ids.pop(choice.index, [])

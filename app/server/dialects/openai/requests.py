@@ -1,7 +1,6 @@
-"""The fields that all generating requests of OpenAI's APIs share, with their types and bounds.
+"""Fields that all generating requests of OpenAI's APIs share, with their types and bounds.
 
-`fields.py` and `generation_fields.py` list what the server does with the other documented fields. Fields that are
-absent or null have the API's defaults.
+`fields.py` lists all documented fields. Fields that are absent or null have the API's defaults.
 """
 
 from collections.abc import Iterator, Sequence
@@ -47,15 +46,15 @@ from app.server.structured_output import (
 from engine.sampling_params import MAX_BIASES, MAX_STOPS, MAX_WIDTH, BeamParams, SamplingParams
 
 MAX_PRIORITY = 100
-ANY_SEED = -1  # llama.cpp and vLLM draw one then
+ANY_SEED = -1  # llama.cpp and vLLM then choose a random seed
 
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
 Bias: TypeAlias = Annotated[float, Meta(ge=-100, le=100)]
 BiasPair: TypeAlias = Annotated[list[int | float | bool], Meta(min_length=2, max_length=2)]  # a token id and its bias
 BadWord: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024)]
-MaxTokens: TypeAlias = Annotated[int, Meta(ge=-2, le=2**31 - 1)]  # less than 0: as many as the context holds
+MaxTokens: TypeAlias = Annotated[int, Meta(ge=-2, le=2**31 - 1)]  # below 0: the rest of the context
 
-# Fields whose value, where there is one, is a field of SamplingParams as it stands.
+# Fields that SamplingParams has with the same name and meaning.
 _SAME_IN_SAMPLING = (
     "temperature",
     "top_p",
@@ -72,20 +71,21 @@ _SAME_IN_SAMPLING = (
 
 class StreamOptions(Struct):
     include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None  # with include_usage: each chunk says what was used so far, as in vLLM
-    interval_ms: Annotated[int, Meta(ge=0, le=60_000)] | None = None  # between two chunks at least; ours alone
+    continuous_usage_stats: bool | None = None  # with include_usage: each chunk has the usage so far, as in vLLM
+    # between two chunks, at least; an extension of this server
+    interval_ms: Annotated[int, Meta(ge=0, le=60_000)] | None = None
 
 
 class Options(Struct):
-    """Ollama's options, as far as this API has no field for them."""
+    """Ollama's options that this API has no field for."""
 
     num_ctx: PositiveCount | None = None
 
 
 class GenerationRequest(DryFields, kw_only=True):
-    """The fields that all kinds of requests have in common."""
+    """Fields of all kinds of requests."""
 
-    model: ModelName | None = None  # absent: the served one, as in llama.cpp and vLLM
+    model: ModelName | None = None  # absent: the served model, as in llama.cpp and vLLM
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Meta(ge=1, le=16)] | None = None
@@ -103,12 +103,12 @@ class GenerationRequest(DryFields, kw_only=True):
     stop: StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None = None
     user: str | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
-    store: bool | None = None  # false: nothing of it is written to disk
-    # Not in OpenAI's API, but in that of most engines that speak it.
+    store: bool | None = None  # false: the request is not written to disk
+    # Extensions that most engines with OpenAI's API have.
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # -1 and 0: no limit
     min_p: Fraction | None = None
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
-    repeat_last_n: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # 0: no repetition_penalty
+    repeat_last_n: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # 0 turns repetition_penalty off
     samplers: SamplerNames | None = None
     xtc_probability: Fraction | None = None
     xtc_threshold: Fraction | None = None
@@ -120,31 +120,36 @@ class GenerationRequest(DryFields, kw_only=True):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
-    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None  # the highest goes first
-    best_of: Annotated[int, Meta(ge=1, le=MAX_WIDTH)] | None = None  # so many are generated; of a search, its width
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None  # the highest value is served first
+    # number of candidates, or the width of a beam search
+    best_of: Annotated[int, Meta(ge=1, le=MAX_WIDTH)] | None = None
     use_beam_search: bool | None = None
-    length_penalty: Annotated[float, Meta(ge=-10, le=10)] | None = None  # of a search, as the next one
+    length_penalty: Annotated[float, Meta(ge=-10, le=10)] | None = None  # of a beam search, as the next
     early_stopping: bool | Literal["never"] | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: Schema | GrammarText | None = None  # and the others below: as `structured_outputs` has them
+    # this and the next three: vLLM's older names for members of `structured_outputs`
+    guided_json: Schema | GrammarText | None = None
     guided_regex: GrammarText | None = None
     guided_choice: Choices | None = None
     guided_grammar: GrammarText | None = None
-    grammar: GbnfText | None = None  # as llama.cpp has it, and the next: empty means none
+    grammar: GbnfText | None = None  # llama.cpp's, as the next; empty: no grammar
     json_schema: Schema | str | None = None
-    return_progress: bool | None = None  # a stream tells how much of a long prompt is read, as llama.cpp's does
-    num_ctx: PositiveCount | None = None  # a cap on prompt and reply together; nothing is loaded anew for it
+    return_progress: bool | None = None  # a stream reports the progress of prefill, as llama.cpp's server does
+    num_ctx: PositiveCount | None = None  # limit of prompt and reply together, in tokens; the model is not reloaded
     options: Options | None = None
-    service_class: Literal["interactive", "normal", "background"] | None = None  # ours alone
+    service_class: Literal["interactive", "normal", "background"] | None = None  # an extension of this server
 
     @property
     def reports_usage(self) -> bool:
-        """Whether the reply says what it used: a streamed one only if asked to."""
+        """Whether the reply reports its usage: a streamed reply does only if the request asks for it."""
         return not self.stream or (self.stream_options is not None and bool(self.stream_options.include_usage))
 
     def generation_options(self, service: ChatService) -> GenerationOptions:
-        """The options of the replies to each prompt by the model of `service`. Raises InvalidSampling, and
-        InvalidRequest for a bad grammar, several of them, or a token id that is not in the vocabulary."""
+        """Return the options of the replies to each prompt.
+
+        Raises InvalidSampling, and InvalidRequest for an invalid grammar, several grammars, or a token id that is not
+        in the vocabulary.
+        """
         grammar, options = self.requested_grammar(), self.sampling_options(service.sampling)
         if self.allowed_token_ids is None:
             return replace(options, grammar=grammar, bad_words=self.bad_words or ())
@@ -153,12 +158,14 @@ class GenerationRequest(DryFields, kw_only=True):
         return replace(options, grammar=grammar, allowed_ids=allowed, bad_words=self.bad_words or ())
 
     def requested_grammar(self) -> RequestedGrammar | None:
-        """The grammar that each reply follows. Raises InvalidRequest for a bad one, or several."""
+        """Return the grammar of the replies. Raises InvalidRequest if it is invalid or if there are several."""
         return only_grammar(self._grammars())
 
     def sampling_options(self, sampling: DefaultSampling = API_DEFAULTS) -> GenerationOptions:
-        """The same without the grammar and the token filter: with a seed, each candidate has the next one. `sampling`
-        fills in what the request leaves open, unless it is a beam search. Raises InvalidSampling."""
+        """Return the options without the grammar and the token filter. With a seed, it grows by 1 per candidate.
+
+        `sampling` sets values that the request leaves open, except in a beam search. Raises InvalidSampling.
+        """
         n, reports = self.n or 1, self._logprobs() is not None
         given = self._sampling() | {"dry": self.dry()}
         if self.use_beam_search:
@@ -166,7 +173,7 @@ class GenerationRequest(DryFields, kw_only=True):
         inserts = self._purpose() is Purpose.INSERTION
         given = only_named(self.samplers, sampling.fill(given, inserts=inserts, several=self._candidates > 1))
         if self._candidates > n:
-            given = {"logprobs": 0, **given}  # they are ranked by it
+            given = {"logprobs": 0, **given}  # candidates are ranked by their log-probabilities
         seed = None if self.seed == ANY_SEED else self.seed
         return self._make_options(n, candidates(given, self._candidates, seed), reports=reports)
 
@@ -208,7 +215,7 @@ class GenerationRequest(DryFields, kw_only=True):
         }
 
     def _biases(self) -> tuple[tuple[int, float], ...]:
-        """The bias of each token; false, in llama.cpp's pairs, stands for never."""
+        """Return the bias of each token. A bias of false, in llama.cpp's pairs, forbids the token."""
         if not isinstance(self.logit_bias, list):
             return tuple((self.logit_bias or {}).items())
         return tuple((int(token), -100.0 if bias is False else float(bias)) for token, bias in self.logit_bias)
@@ -230,10 +237,10 @@ class GenerationRequest(DryFields, kw_only=True):
         )
 
     def check(self) -> None:
-        """Raise InvalidRequest for what no single field's bounds can say."""
+        """Raise InvalidRequest for problems that the bounds of single fields cannot express."""
         raise_first(self._problems())
 
-    # The kinds of requests answer these differently.
+    # Subclasses override the following methods.
 
     def _purpose(self) -> Purpose:
         return Purpose.COMPLETION
@@ -242,16 +249,16 @@ class GenerationRequest(DryFields, kw_only=True):
         if self._candidates < (self.n or 1):
             yield "best_of", "it is less than n."
         if self.stream and self._candidates > (self.n or 1) and not self.use_beam_search:
-            yield "best_of", "which are the best is known when all have ended; leave stream out."
+            yield "best_of", "the best are known only at the end; leave stream out."
         if self.use_beam_search and self.dry_multiplier:
-            yield "dry_multiplier", "not with a beam search, which ranks by the model alone."
+            yield "dry_multiplier", "a beam search does not support it; leave one of them out."
         if self.use_beam_search and (self.allowed_token_ids is not None or self.bad_words):
             name = "bad_words" if self.allowed_token_ids is None else "allowed_token_ids"
-            yield name, "not with a beam search, which ranks by the model alone."
+            yield name, "a beam search does not support it; leave one of them out."
         if self.stream_options is not None and not self.stream:
             yield "stream_options", "it needs stream to be true; leave it out."
         if isinstance(self.logit_bias, list) and not all(map(_is_bias, self.logit_bias)):
-            yield "logit_bias", "each is a token id, and a number from -100 to 100 or false."
+            yield "logit_bias", "each must be a pair of a token id and a number from -100 to 100, or false."
 
     def _grammars(self) -> Iterator[RequestedGrammar]:
         guided = StructuredOutputs(

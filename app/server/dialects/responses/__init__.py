@@ -1,1 +1,3 @@
-"""OpenAI's Responses API: replies made of items, told by named events, and kept to go on from."""
+"""OpenAI's Responses API: replies are lists of items, streamed as named events, and stored so that they can be
+continued.
+"""

@@ -1,4 +1,4 @@
-"""Responses in the background: made whether or not a client listens, retrieved, followed as a stream, and cancelled."""
+"""Background responses: generated even without a connected client, then retrieved, streamed, or canceled."""
 
 import asyncio
 import contextlib
@@ -12,12 +12,12 @@ from app.server.dialects.responses.response import Response
 from app.server.http.errors import InvalidRequest
 
 MAX_RUNNING = 64
-MAX_FOLLOWED = 16  # responses whose events are kept after their end
-FROM_START = -1  # as the event after which a stream begins
+MAX_FOLLOWED = 16  # ended responses whose events are kept
+FROM_START = -1  # sequence number that starts a stream at the first event
 
 
 class EventLog:
-    """The events of one response, for any number of followers, each from an event of its own on."""
+    """The events of one response. Any number of clients can follow it, each from any event."""
 
     def __init__(self) -> None:
         self._events: list[Event] = []
@@ -33,7 +33,7 @@ class EventLog:
         self._notify()
 
     async def follow(self, number: int) -> AsyncGenerator[list[Event]]:
-        """The events behind the one of that sequence number, in batches as they come, to the end of the response."""
+        """Yield the events after a sequence number in batches, until the response ends."""
         num_sent = number + 1
         while True:
             changed = self._changed
@@ -51,17 +51,17 @@ class EventLog:
 
 
 class BackgroundReplies:
-    """Those under way, by owner and id. They are stored when they end."""
+    """Running background responses, by owner and id. Each is stored when it ends."""
 
     def __init__(self) -> None:
         self._running: dict[tuple[str, str], tuple[ResponseReply, asyncio.Task[None]]] = {}
         self._logs: OrderedDict[tuple[str, str], EventLog] = OrderedDict()
 
     def start(self, owner: str, reply: ResponseReply, earlier: Sequence[InputItem]) -> EventLog:
-        """Begin a response, which is queued. Raises InvalidRequest if too many are under way."""
+        """Start a response. It is queued. Raises InvalidRequest if too many are running."""
         if len(self._running) >= MAX_RUNNING:
-            problem = f"There are {MAX_RUNNING} responses in the background already"
-            raise InvalidRequest(problem, "Wait for one of them.", parameter="background", status=429)
+            problem = f"{MAX_RUNNING} background responses are running"
+            raise InvalidRequest(problem, "Wait until one of them ends.", parameter="background", status=429)
         key = (owner, reply.writer.response.id)
         log = self._logs[key] = EventLog()
         log.add([*reply.writer.queue()])
@@ -71,16 +71,16 @@ class BackgroundReplies:
         return log
 
     def find(self, owner: str, response_id: str) -> Response | None:
-        """The response so far, while it is under way."""
+        """Return a running response so far, or None."""
         found = self._running.get((owner, response_id))
         return None if found is None else found[0].writer.response
 
     def log(self, owner: str, response_id: str) -> EventLog | None:
-        """Its events, while it is under way and for a while after its end."""
+        """Return the events of a running or recently ended response, or None."""
         return self._logs.get((owner, response_id))
 
     async def cancel(self, owner: str, response_id: str) -> Response | None:
-        """End one that is under way, and return it."""
+        """Cancel a running response and return it, or return None."""
         found = self._running.get((owner, response_id))
         if found is None:
             return None

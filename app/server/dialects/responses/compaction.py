@@ -1,6 +1,6 @@
-"""Compaction of a conversation: its user messages, and one item that holds a summary of everything in it.
+"""Compaction of a conversation: its user messages, and one item with a summary of the whole conversation.
 
-The model that is served writes the summary. Clients send the item back in place of the items that it stands for.
+The served model writes the summary. Clients send the item in place of the items that it summarizes.
 """
 
 import time
@@ -26,7 +26,7 @@ from engine.sampling_params import SamplingParams
 MAX_SUMMARY_TOKENS = 1024
 
 _TASK = (
-    "Summarize this conversation so that it can go on without its earlier messages. Keep the goals, decisions, facts, "
+    "Summarize this conversation so that it can continue without its earlier messages. Keep the goals, decisions, facts, "
     "names, file paths, and open questions. Answer with the summary alone."
 )
 
@@ -43,7 +43,7 @@ class CompactRequest(Struct, kw_only=True):
 class Compaction(Struct, kw_only=True):
     id: str
     object: Literal["response.compaction"] = "response.compaction"
-    created_at: int  # seconds of Unix time
+    created_at: int  # Unix time in seconds
     output: list[InputItem]
     usage: Usage
 
@@ -51,8 +51,10 @@ class Compaction(Struct, kw_only=True):
 async def compaction(
     service: ChatService, body: CompactRequest, earlier: Sequence[InputItem], origin: Origin
 ) -> AsyncGenerator[list[Compaction]]:
-    """Yields one: the conversation of `earlier` items and those of the request. Raises what
-    `ChatService.reply` raises, with errors about the request as InvalidRequest."""
+    """Yield the compaction of `earlier` items and those of the request.
+
+    Raises what `ChatService.reply` raises, with errors about the request as InvalidRequest.
+    """
     items = items_of(body.input)
     messages = messages_of(body.instructions, earlier, items, qualified)
     summary, counts = await _summary(service, messages, origin)
@@ -80,7 +82,7 @@ async def _summary(service: ChatService, messages: Sequence[Message], origin: Or
 
 
 def _with_task(messages: Sequence[Message]) -> list[Message]:
-    """The conversation with the task behind it, in the user's last message if nothing follows that."""
+    """Append the task to the conversation, in its last message if that is the user's."""
     if messages and messages[-1].role == "user":
         return [*messages[:-1], Message("user", f"{messages[-1].content}\n\n{_TASK}")]
     return [*messages, Message("user", _TASK)]

@@ -1,4 +1,4 @@
-"""The endpoints of the Responses API: from a request to the response that carries its reply, and what is kept of it."""
+"""Endpoints of the Responses API, which generate, store, retrieve, cancel, and delete responses."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -56,14 +56,14 @@ class InputTokens(Struct):
 
 
 class _Retrieval(Struct):
-    """How a response is retrieved, by the query of the request."""
+    """Query parameters for retrieving a response."""
 
     stream: bool = False
     starting_after: int = FROM_START
 
 
 class _Page(Struct):
-    """Which items are listed, by the query of the request."""
+    """Query parameters for listing items."""
 
     limit: Annotated[int, Meta(ge=1, le=100)] = 20
     order: Literal["asc", "desc"] = "desc"
@@ -71,7 +71,7 @@ class _Page(Struct):
 
 
 class ResponseEndpoints:
-    """Serves one model."""
+    """Endpoints of one model."""
 
     def __init__(self, service: ChatService, model: ServedModel, stored: StoredResponses) -> None:
         self._service = service
@@ -86,7 +86,7 @@ class ResponseEndpoints:
                 "POST",
                 RESPONSES,
                 self.create,
-                "The next turn of a conversation, in items",
+                "Generate the next items of a conversation",
                 takes=ResponseRequest,
                 gives=Response,
                 streams=Event,
@@ -96,7 +96,7 @@ class ResponseEndpoints:
                 "POST",
                 counted,
                 self.count,
-                "How many tokens a request would bring",
+                "Count the tokens of a request's prompt",
                 takes=ResponseRequest,
                 gives=InputTokens,
             ),
@@ -104,7 +104,7 @@ class ResponseEndpoints:
                 "POST",
                 f"{RESPONSES}/compact",
                 self.compact,
-                "A conversation in fewer tokens: its user messages and a summary",
+                "Compact a conversation to its user messages and a summary",
                 takes=CompactRequest,
                 gives=Compaction,
             ),
@@ -112,14 +112,20 @@ class ResponseEndpoints:
                 "GET",
                 one,
                 self.retrieve,
-                "A response that was kept, or is under way",
+                "Retrieve a stored or running response",
                 gives=Response,
                 streams=Event,
                 framing=NAMED_EVENTS,
             ),
-            Endpoint("DELETE", one, self.delete, "Keep a response no longer", gives=Deleted),
-            Endpoint("POST", f"{one}/cancel", self.cancel, "End a response in the background", gives=Response),
-            Endpoint("GET", f"{one}/input_items", self.list_items, "What a request had brought", gives=ItemList),
+            Endpoint("DELETE", one, self.delete, "Delete a stored response", gives=Deleted),
+            Endpoint("POST", f"{one}/cancel", self.cancel, "Cancel a background response", gives=Response),
+            Endpoint(
+                "GET",
+                f"{one}/input_items",
+                self.list_items,
+                "List the input items of a stored response",
+                gives=ItemList,
+            ),
         ]
 
     async def create(self, request: Request) -> Reply:
@@ -136,19 +142,19 @@ class ResponseEndpoints:
         return WholeReply(events, fold)
 
     async def start_reply(self, request: Request, body: ResponseRequest) -> tuple[ResponseReply, Sequence[InputItem]]:
-        """The reply to a request that was checked, and the items that it goes on from. Raises InvalidRequest."""
+        """Return the reply to a validated request, and the items that it continues. Raises InvalidRequest."""
         origin, owner = origin_of(request, body.origin_fields()), _owner(request)
         earlier = await self._earlier(body.previous_response_id, owner)
         model = self._model.reply_name(body.model)
         return ResponseReply(self._service, body, model, origin, owner, self._stored), earlier
 
     async def instructions_of(self, request: Request, response_id: str | None) -> str | None:
-        """Those of a response that is kept, if there is one and it had any."""
+        """Return the instructions of a stored response, or None."""
         found = None if response_id is None else await self._stored.get(response_id, _owner(request))
         return None if found is None else stored_responses.instructions_of(found)
 
     async def count(self, request: Request) -> HTTPResponse:
-        """The tokens of a prompt that is not given to the model."""
+        """Count the tokens of a prompt without generating a reply."""
         body = await self._read(request)
         conversation = body.conversation_after(await self._earlier(body.previous_response_id, _owner(request)))
         with convert_errors("input"):
@@ -163,7 +169,7 @@ class ResponseEndpoints:
         return WholeReply(compaction(self._service, body, earlier, origin), single_compaction)
 
     async def retrieve(self, request: Request) -> Reply:
-        """The response, or the events of one in the background behind the one that the client names."""
+        """Return a response, or stream the events of a background response after the one that the client names."""
         owner, response_id, query = _owner(request), request.path_params["id"], _query(request, _Retrieval)
         if query.stream:
             return await self._follow(request, query.starting_after)
@@ -176,11 +182,13 @@ class ResponseEndpoints:
             return StreamedReply(log.follow(after), error_body, NAMED_EVENTS)
         await self._find(request)
         raise InvalidRequest(
-            "stream: the events of this response are not kept", "Retrieve it whole, without stream.", parameter="stream"
+            "stream: the events of this response are no longer stored",
+            "Retrieve the whole response, without stream.",
+            parameter="stream",
         )
 
     async def delete(self, request: Request) -> HTTPResponse:
-        """With what was computed of it, unless others go on from it."""
+        """Delete a response, and its cached blocks unless another response continues it."""
         owner, response_id = _owner(request), request.path_params["id"]
         await self._background.cancel(owner, response_id)
         self._background.forget(owner, response_id)
@@ -189,18 +197,20 @@ class ResponseEndpoints:
             _raise_unknown(response_id)
         if not await self._stored.has_successor(response_id, owner):
             gone, staying = stored_responses.conversation_of(chain)
-            with contextlib.suppress(TemplateError):  # then nothing was computed, either
+            with contextlib.suppress(TemplateError):  # then nothing was cached
                 await self._service.forget(gone, [staying] if staying else (), caller_origin(request))
         return json_reply(Deleted(response_id))
 
     async def cancel(self, request: Request) -> HTTPResponse:
-        """Of one that has ended, what it is."""
+        """Cancel a background response. Returns the stored response if it has already ended."""
         cancelled = await self._background.cancel(_owner(request), request.path_params["id"])
         if cancelled is not None:
             return json_reply(cancelled)
         body = (await self._find(request)).body
         if not msgspec.json.decode(body)["background"]:
-            raise InvalidRequest("Only responses in the background can be cancelled", "Close the connection of others.")
+            raise InvalidRequest(
+                "Only background responses can be canceled", "Close the connection to end another one."
+            )
         return _json_response(body)
 
     async def list_items(self, request: Request) -> HTTPResponse:
@@ -223,15 +233,15 @@ class ResponseEndpoints:
         return body
 
     async def _earlier(self, previous: str | None, owner: str) -> Sequence[InputItem]:
-        """The items of a response and of all that it goes on from."""
+        """Return the items of a response and of all responses that it continues."""
         if previous is None:
             return []
         chain = await self._stored.chain(previous, owner)
         missing = chain[0].previous if chain else previous
         if missing is not None:
             raise InvalidRequest(
-                f"previous_response_id: the response {missing!r} is not kept here",
-                "Send its items as a part of input.",
+                f"previous_response_id: the response {missing!r} is not stored here",
+                "Send its items in input.",
                 parameter="previous_response_id",
                 code="previous_response_not_found",
             )
@@ -244,20 +254,20 @@ class ResponseEndpoints:
 
 
 def _owner(request: Request) -> str:
-    """Whose responses the caller may read."""
+    """Return the owner whose responses the caller may read."""
     return caller_of(request).cache_salt
 
 
 def _query(request: Request, kind: type[QueryT]) -> QueryT:
-    """The query of the request. Raises InvalidRequest."""
+    """Decode the query parameters. Raises InvalidRequest."""
     try:
         return msgspec.convert(dict(request.query_params), kind, strict=False)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"The query of the request: {error}") from error
+        raise InvalidRequest(f"The query string is invalid: {error}") from error
 
 
 def _raise_unknown(response_id: str) -> NoReturn:
-    raise InvalidRequest(f"The response {response_id!r} is not kept here", status=404, code="response_not_found")
+    raise InvalidRequest(f"The response {response_id!r} is not stored here", status=404, code="response_not_found")
 
 
 def _json_response(body: bytes) -> HTTPResponse:

@@ -1,4 +1,4 @@
-"""The events of a streamed response. Each goes by the name of its type, and they are numbered from 0."""
+"""Events of a streamed response. Each is named by its type. Sequence numbers start at 0."""
 
 from typing import TypeAlias
 
@@ -10,7 +10,7 @@ from app.server.usage import ReportedToken
 
 
 class _Event(Struct, kw_only=True, tag_field="type"):
-    sequence_number: int = 0  # filled when it is told
+    sequence_number: int = 0  # set when the event is written
 
 
 class _OfResponse(_Event, kw_only=True):
@@ -42,7 +42,7 @@ class Failed(_OfResponse, kw_only=True, tag="response.failed"):
 
 
 class Error(_Event, kw_only=True, tag="error"):
-    """What ended a stream that had begun; behind the failed response, for clients that know no other way."""
+    """The error that ended a stream. It is sent after the failed response, for clients that read only this event."""
 
     code: str
     message: str

@@ -1,7 +1,7 @@
-"""The items that requests bring, and the messages that they are.
+"""Input items of requests, and their conversion to messages.
 
-What an assistant said in one go is told as several items: thoughts, a text, calls. Here they become one message again,
-so that its prompt is the one that is cached. Refuses to know how items are kept.
+One turn of an assistant has several items: reasoning, text, and calls. They become one message, so that the prompt is
+the same as the cached one.
 """
 
 import base64
@@ -19,10 +19,10 @@ from app.server.http.errors import InvalidRequest
 
 MAX_ITEMS = 1 << 14
 ITEM_REFERENCE = "item_reference"
-COMPACTION = "compaction"  # stands for earlier items, of which its content has a summary
-_CONTENT_PREFIX = "inglenook:"  # what the content of our compaction items begins with
+COMPACTION = "compaction"  # replaces earlier items by a summary of them
+_CONTENT_PREFIX = "inglenook:"  # start of the content of this server's compaction items
 _SUMMARY = "Summary of the conversation so far:\n\n{}"
-# The text of content parts, and the key each kind keeps it under.
+# The field with the text of each type of content part.
 _TEXTS = {
     "text": "text",
     "input_text": "text",
@@ -44,16 +44,16 @@ Content: TypeAlias = str | list[ContentPart]
 
 
 class InputItem(Struct, omit_defaults=True):
-    """An item of any type, with the fields of those that are read; an item of another type is passed over."""
+    """An item of any type, with the fields that are read. Items of unknown types are ignored."""
 
-    type: Annotated[str, Meta(max_length=64)] | None = None  # a message, where it has a role
+    type: Annotated[str, Meta(max_length=64)] | None = None  # absent: a message, if there is a role
     id: Annotated[str, Meta(max_length=256)] | None = None
     status: str | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
-    content: Content | None = None  # of a message, or of thoughts
-    summary: list[ContentPart] | None = None  # of thoughts
-    call_id: Annotated[str, Meta(max_length=256)] | None = None  # of a call, and of what came of it
-    name: Annotated[str, Meta(max_length=256)] | None = None  # of the tool that is called
+    content: Content | None = None  # of a message or reasoning
+    summary: list[ContentPart] | None = None  # of reasoning
+    call_id: Annotated[str, Meta(max_length=256)] | None = None  # of a call or its output
+    name: Annotated[str, Meta(max_length=256)] | None = None  # of the called tool
     namespace: Annotated[str, Meta(max_length=256)] | None = None
     arguments: str | dict[str, Any] | None = None
     input: str | None = None  # of a custom tool
@@ -65,7 +65,7 @@ class InputItem(Struct, omit_defaults=True):
         return self.type or ("message" if self.role else ITEM_REFERENCE if self.id else "")
 
     def to_stored(self) -> "InputItem":
-        """With all that it has where it is told again."""
+        """Return the item with all the fields that it has when it is listed."""
         given = self.id or f"{_ID_PREFIXES.get(self.kind, 'item')}_{uuid.uuid4().hex}"
         content = self.content
         if self.kind == "message" and isinstance(content, str):
@@ -74,13 +74,15 @@ class InputItem(Struct, omit_defaults=True):
 
 
 def compaction_item(summary: str) -> InputItem:
-    """The item for a summary. Its content is opaque to clients and not encrypted: it is their own conversation."""
+    """Return the item for a summary. Clients treat its content as opaque; it is not encrypted, since it is their own
+    chat.
+    """
     content = base64.urlsafe_b64encode(f"{_CONTENT_PREFIX}{summary}".encode()).decode()
     return InputItem(COMPACTION, f"cmp_{uuid.uuid4().hex}", encrypted_content=content)
 
 
 def _summary_of(item: InputItem) -> str:
-    """Raises InvalidMessage for a compaction item of another server."""
+    """Return the summary in an item. Raises InvalidMessage for a compaction item of another server."""
     try:
         content = base64.urlsafe_b64decode((item.encrypted_content or "").encode()).decode()
     except (binascii.Error, UnicodeError):
@@ -93,7 +95,7 @@ def _summary_of(item: InputItem) -> str:
 
 
 def items_of(given: str | Sequence[InputItem] | None) -> list[InputItem]:
-    """What a request brings, as items; an empty text is none."""
+    """Return the input of a request as items. An empty text has none."""
     if isinstance(given, str):
         return [InputItem("message", role="user", content=given)] if given else []
     return list(given or ())
@@ -105,8 +107,11 @@ def messages_of(
     items: Sequence[InputItem],
     tool_name: Callable[[str, str | None], str],
 ) -> list[Message]:
-    """The conversation of `earlier` items, which were read before, and those of a request. `tool_name` is what a model
-    calls a tool, by its name and namespace. Raises InvalidRequest naming the item that no model can be given."""
+    """Convert `earlier` items, which were validated before, and the items of a request to messages.
+
+    `tool_name` returns the model's name of a tool from its name and namespace. Raises InvalidRequest naming the item
+    that cannot be converted.
+    """
     builder = _MessageBuilder(tool_name)
     if instructions:
         builder.add_instructions(instructions)
@@ -123,7 +128,7 @@ def messages_of(
 
 @dataclass(slots=True)
 class _AssistantParts:
-    """By an assistant, in one go."""
+    """The parts of one turn of the assistant."""
 
     reasoning: list[str] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -134,7 +139,7 @@ class _AssistantParts:
 
 
 class _MessageBuilder:
-    """Messages, made of items one after the other."""
+    """Builds messages from items in order."""
 
     def __init__(self, tool_name: Callable[[str, str | None], str]) -> None:
         self._tool_name = tool_name
@@ -146,8 +151,11 @@ class _MessageBuilder:
         return self._messages
 
     def add_instructions(self, text: str) -> None:
-        """By the system or the developer. Most templates know the first of them alone, and in the first place: what
-        comes before everything else is one message of the system, and what comes later a part of what the user says."""
+        """Add a text of the system or the developer.
+
+        Most templates support only one system message, at the start. Texts before all other messages become one system
+        message; later ones become a part of the user's message.
+        """
         self._close_assistant()
         if not self._messages or (len(self._messages) == 1 and self._messages[0].role == "system"):
             self._join("system", text)
@@ -155,7 +163,7 @@ class _MessageBuilder:
             self._join("user", text)
 
     def add_item(self, item: InputItem) -> None:
-        """Raises InvalidMessage."""
+        """Add an item. Raises InvalidMessage."""
         match item.kind:
             case "message":
                 self._add_message(item)
@@ -170,18 +178,18 @@ class _MessageBuilder:
                 self._add_message(InputItem(role="assistant", content=_SUMMARY.format(_summary_of(item))))
             case kind if kind == ITEM_REFERENCE:
                 raise InvalidMessage(
-                    "Items are not referred to here", "Send the item itself, or use previous_response_id."
+                    "Item references are not supported", "Send the item itself, or use previous_response_id."
                 )
             case "":
-                raise InvalidMessage("It has no type", "Give it one, or a role.")
+                raise InvalidMessage("The item has no type", "Send a type or a role.")
 
     def _add_message(self, item: InputItem) -> None:
         text, role = _text(item.content), item.role
         if role is None:
-            raise InvalidMessage("A message needs a role", "Say whose it is.")
+            raise InvalidMessage("The message has no role", "Send a role.")
         if role == "assistant":
             assistant = self._open_assistant()
-            if assistant.texts and not assistant.calls:  # another time
+            if assistant.texts and not assistant.calls:  # a new turn
                 self._close_assistant()
                 assistant = self._open_assistant()
             assistant.texts.append(text)
@@ -192,7 +200,7 @@ class _MessageBuilder:
             self.add_instructions(text)
 
     def _join(self, role: Literal["system", "user"], text: str) -> None:
-        """Behind what the same one said just before, since many templates want roles to take turns."""
+        """Add a text, joined to a preceding message of the same role: many templates require alternating roles."""
         if self._messages and self._messages[-1].role == role:
             text = f"{self._messages.pop().content}\n\n{text}"
         self._messages.append(Message(role, text))
@@ -218,13 +226,13 @@ class _MessageBuilder:
 def _required(item: InputItem, name: Literal["name", "call_id"]) -> str:
     value = item.name if name == "name" else item.call_id
     if not value:
-        raise InvalidMessage(f"An item of type {item.kind} needs its {name}", "Send the item as it was told.")
+        raise InvalidMessage(f"An item of type {item.kind} needs its {name}", "Send the item as it was returned.")
     return value
 
 
 def _output(item: InputItem) -> str:
     if isinstance(item.output, Mapping):
-        raise InvalidMessage("What comes of a call is a text or a list of texts", "Send it as text.")
+        raise InvalidMessage("The output of a call must be a text or a list of texts", "Send text.")
     return _text(item.output)
 
 
@@ -239,7 +247,7 @@ def _part_text(part: ContentPart) -> str:
     text = None if key is None else part.text if key == "text" else part.error_response
     if text is None:
         raise InvalidMessage(
-            f"It has a part of type {part.type!r} without usable text; this version reads text only",
-            "Send text, without images, audio or files.",
+            f"A part of type {part.type!r} has no usable text; this version reads text only",
+            "Send text, without images, audio, or files.",
         )
     return text

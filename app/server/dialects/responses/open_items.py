@@ -1,6 +1,6 @@
-"""An item of a response while it comes: what is told when it begins, goes on and ends.
+"""Items of a response while they are generated: the events at their start, for each delta, and at their end.
 
-Every event has an item of its own: what was told is not changed any more. Refuses to know what makes an item begin.
+Each event has a new item object: an event that was sent must not change.
 """
 
 import json
@@ -44,14 +44,14 @@ from app.server.usage import ReportedToken
 
 
 class OpenItem(Protocol):
-    """Of any kind."""
+    """An item that is being generated."""
 
     def start(self) -> Iterator[ItemEvent]: ...
 
     def add_text(self, text: str, logprobs: Sequence[ReportedToken]) -> Iterator[ItemEvent]: ...
 
     def finish(self, status: ItemStatus) -> Iterator[ItemEvent]:
-        """The last of these events has the whole item."""
+        """Return the last events of the item. The final one has the whole item."""
 
 
 class OpenMessage:
@@ -78,7 +78,7 @@ class OpenMessage:
 
 
 class OpenReasoning:
-    """Told as they are."""
+    """Reasoning, reported as content."""
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -101,7 +101,7 @@ class OpenReasoning:
 
 
 class OpenSummary:
-    """Thoughts, told as their own summary."""
+    """Reasoning, reported as its summary."""
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -145,7 +145,7 @@ class OpenCall:
 
 
 class OpenCustomCall:
-    """A call of a custom tool, whose one text is told when all of it is there: until then it is a part of JSON."""
+    """A call of a custom tool. Its text is reported at the end: until then it is a part of a JSON object."""
 
     def __init__(self, index: int, call_id: str, name: str, namespace: str | None) -> None:
         self._index = index
@@ -172,7 +172,7 @@ def new_id(prefix: str) -> str:
 
 
 def _input_text(arguments: str) -> str:
-    """The one text of a call; all that there is, where that is something else."""
+    """Return the text in the arguments, or the arguments if they have another form."""
     try:
         match json.loads(arguments):
             case {"input": str(text)}:

@@ -1,4 +1,4 @@
-"""The items that replies are made of, as the Responses API writes them."""
+"""Output items of responses."""
 
 from typing import Literal, TypeAlias
 
@@ -11,8 +11,8 @@ ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
 class OutputText(Struct, tag_field="type", tag="output_text"):
     text: str = ""
-    annotations: list[str] = field(default_factory=list)  # never any
-    logprobs: list[ReportedToken] = field(default_factory=list)  # where they were asked for
+    annotations: list[str] = field(default_factory=list)  # always empty
+    logprobs: list[ReportedToken] = field(default_factory=list)  # if the request asks for them
 
 
 class ReasoningText(Struct, tag_field="type", tag="reasoning_text"):
@@ -34,7 +34,7 @@ class OutputMessage(Struct, tag_field="type", tag="message"):
 
 
 class Reasoning(Struct, tag_field="type", tag="reasoning"):
-    """What the model thinks: as its content, or where a summary was asked for, as that, since there is no other."""
+    """The reasoning: as content, or as summary if the request asks for one. The summary is the whole reasoning."""
 
     id: str
     status: ItemStatus = "in_progress"

@@ -1,4 +1,4 @@
-"""The events of one response: those of its turn, and the response kept before the last of them is told."""
+"""The events of one response. The response is stored before its last event is sent."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ EventT = TypeVar("EventT")
 
 
 class ResponseReply:
-    """The reply to one request. `writer` tells how far it is."""
+    """The reply to one request. `writer` has the response so far."""
 
     def __init__(
         self,
@@ -36,8 +36,9 @@ class ResponseReply:
         owner: str,
         stored: StoredResponses,
     ) -> None:
-        """`model` is the name that the reply carries. `stored` is where it is kept for its `owner`, unless it is not to
-        be."""
+        """`model` is the model name in the reply. `stored` keeps the response for its `owner`, unless the request says
+        not to.
+        """
         self._service = service
         self._body = body
         self._origin = origin
@@ -49,10 +50,10 @@ class ResponseReply:
     async def events(
         self, earlier: Sequence[InputItem], translate: Callable[[list[Event]], list[EventT]]
     ) -> AsyncGenerator[list[EventT]]:
-        """The events of the response after those of `earlier` items, in batches as they come, each translated.
+        """Yield the translated events of the response in batches. The response continues `earlier` items.
 
-        Raises what `ChatService.reply` raises, with errors about the request as InvalidRequest. If the response has
-        begun, a failed response comes first.
+        Raises what `ChatService.reply` raises, with errors about the request as InvalidRequest. If the response had
+        started, a failed response is yielded first.
         """
         if not earlier and not self._body.items:  # an empty conversation
             events = [*self.writer.start(), *self.writer.finish()]
@@ -76,7 +77,7 @@ class ResponseReply:
             raise
 
     async def run(self, earlier: Sequence[InputItem], publish: Callable[[list[Event]], None]) -> None:
-        """Make it to its end and `publish` its events. It is kept however it ends."""
+        """Generate the response and pass its events to `publish`. It is stored however it ends."""
         try:
             async with aclosing(self.events(earlier, list)) as batches:
                 async for batch in batches:
@@ -85,15 +86,15 @@ class ResponseReply:
             self.writer.cancel()
             await self._store_if_ended()
             raise
-        except Exception as error:  # noqa: BLE001  # whatever it is, the response tells
+        except Exception as error:  # noqa: BLE001 # any error: the response reports it
             if not self.writer.response.has_ended:
                 publish(self.writer.fail(error))
             kind = type(error).__name__ if isinstance(error, InglenookError) else traceback_without_message(error)
-            log.warning("a response in the background failed: %s", kind)
+            log.warning("a background response failed: %s", kind)
             await self._store_if_ended()
 
     async def _store_if_ended(self) -> None:
-        """If it is to be, and has ended."""
+        """Store the response if it has ended and the request asks for it."""
         response = self.writer.response
         if response.store and response.has_ended:
             body, items = msgspec.json.encode(response), [item.to_stored() for item in self._body.items]
@@ -102,7 +103,7 @@ class ResponseReply:
 
 
 async def fold(events: AsyncGenerator[Event]) -> Response:
-    """The whole reply, which is the response of the last event."""
+    """Return the whole reply, which is the response of the last event."""
     last: Event | None = None
     async for event in events:
         last = event

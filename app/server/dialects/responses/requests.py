@@ -1,6 +1,7 @@
 """Requests of the Responses API: every field that is read, with its type and its bounds.
 
-Fields shared with OpenAI's other requests are declared there. `fields.py` lists those that are ignored or refused.
+`app.server.dialects.openai.requests` declares fields that OpenAI's other requests share. `fields.py` lists all
+documented fields.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ from app.server.origin import Purpose
 from app.server.request_fields import PositiveCount
 from app.server.structured_output import Schema, schema_grammar
 
-LOGPROBS = "message.output_text.logprobs"  # as what is to be included
+LOGPROBS = "message.output_text.logprobs"  # a value of `include`
 
 ResponseId: TypeAlias = Annotated[str, Meta(max_length=128)]
 Text64: TypeAlias = Annotated[str, Meta(max_length=64)]
@@ -50,7 +51,7 @@ class ResponseRequest(GenerationRequest, kw_only=True, dict=True):
     instructions: str | None = None
     previous_response_id: ResponseId | None = None
     max_output_tokens: PositiveCount | None = None
-    max_tool_calls: PositiveCount | None = None  # of tools that a server runs itself, of which there are none
+    max_tool_calls: PositiveCount | None = None  # limits server-side tools, which this server does not have
     tools: ToolDefinitions | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -59,14 +60,14 @@ class ResponseRequest(GenerationRequest, kw_only=True, dict=True):
     include: Annotated[list[str], Meta(max_length=64)] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     metadata: Annotated[dict[Text64, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)] | None = None
-    truncation: Literal["auto", "disabled"] | None = None  # nothing is left out: what is too long is refused
+    truncation: Literal["auto", "disabled"] | None = None  # no effect: a prompt that is too long is refused
     background: bool | None = None
     prompt_cache_key: Annotated[str, Meta(max_length=1024)] | None = None
     safety_identifier: Annotated[str, Meta(max_length=1024)] | None = None
 
     @cached_property
     def items(self) -> Sequence[InputItem]:
-        """That it brings, as they are kept."""
+        """The input items, in the form in which they are stored."""
         return items_of(self.input)
 
     @cached_property
@@ -75,7 +76,7 @@ class ResponseRequest(GenerationRequest, kw_only=True, dict=True):
 
     @property
     def reports_summary(self) -> bool:
-        """Whether thoughts are told as their summary."""
+        """Whether reasoning is reported as its summary."""
         return self.reasoning is not None and self.reasoning.summary not in (None, "none")
 
     @property
@@ -88,8 +89,10 @@ class ResponseRequest(GenerationRequest, kw_only=True, dict=True):
         return msgspec.to_builtins(self.tool_choice or "auto")
 
     def conversation_after(self, earlier: Sequence[InputItem]) -> Conversation:
-        """What the model goes on with, behind the items of earlier responses. Raises InvalidRequest naming the item
-        that cannot be given to a model."""
+        """Convert the request to a conversation that continues `earlier` items.
+
+        Raises InvalidRequest naming the item that cannot be converted.
+        """
         options = self.offered.options(self.tool_choice)
         thinking = ThinkingOptions.of(self.reasoning.effort if self.reasoning else None)
         return Conversation(
@@ -122,7 +125,7 @@ class ResponseRequest(GenerationRequest, kw_only=True, dict=True):
         if self._format is not None and self._format.type == "json_schema" and self._format.schema is None:
             yield "text.format.schema", "it is required."
         if self.background and self.store is False:
-            yield "background", "a response in the background is stored; leave store out."
+            yield "background", "a background response must be stored; leave store out."
         yield from self.offered.problems()
         yield from self.offered.options(self.tool_choice).problems()
 

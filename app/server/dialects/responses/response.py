@@ -1,4 +1,4 @@
-"""A response: what its request asked for, its items, and what it used; as replies carry it and as it is kept."""
+"""A response as it is sent and stored: fields of the request, output items, and usage."""
 
 import time
 import uuid
@@ -18,7 +18,7 @@ Status: TypeAlias = Literal["queued", "in_progress", "completed", "incomplete", 
 
 
 class InputTokensDetails(PromptTokensDetails):
-    """Of the tokens that were computed, all are kept for later prompts."""
+    """Details about the prompt's tokens. All computed tokens are written to the cache."""
 
     cache_write_tokens: int = 0
 
@@ -50,7 +50,7 @@ class ResponseError(Struct):
 class Response(Struct, kw_only=True):
     id: str
     object: Literal["response"] = "response"
-    created_at: int  # seconds of Unix time, as the next
+    created_at: int  # Unix time in seconds, as the next
     completed_at: int | None = None
     status: Status = "in_progress"
     background: bool
@@ -74,7 +74,7 @@ class Response(Struct, kw_only=True):
     temperature: float
     text: TextOptions
     tool_choice: Any
-    tools: list[dict[str, Any]]  # those that the model was told of
+    tools: list[dict[str, Any]]  # tools that the model can see
     top_logprobs: int
     top_p: float
     truncation: Literal["disabled"] = "disabled"
@@ -83,7 +83,7 @@ class Response(Struct, kw_only=True):
 
     @classmethod
     def create(cls, body: ResponseRequest, model: str, defaults: DefaultSampling) -> "Response":
-        """What a request begins with: what it asked for, and `defaults` where it left the sampling open."""
+        """Create the response to a request. `defaults` are the sampling values that the request leaves open."""
         sampling = body.sampling_options(sampling=defaults).candidates[0]
         return cls(
             id=f"resp_{uuid.uuid4().hex}",
@@ -121,7 +121,7 @@ class Response(Struct, kw_only=True):
         return replace(self, status="in_progress")
 
     def ended(self, status: Status, output: list[OutputItem], counts: TokenCounts) -> "Response":
-        """The same when it has come to its end, whole or cut off by its limit."""
+        """Return the response at its end, complete or cut off by its token limit."""
         completed_at = int(time.time()) if status == "completed" else None
         details = IncompleteDetails("max_output_tokens") if status == "incomplete" else None
         return replace(

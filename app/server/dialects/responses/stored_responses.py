@@ -25,11 +25,11 @@ T = TypeVar("T")
 
 FILE_NAME = "responses.sqlite"
 MAX_BYTES = 256 << 20
-ROW_BYTES = 512  # what a response takes besides its texts
-MAX_CHAIN = 4096  # responses that one goes on from
+ROW_BYTES = 512  # size of a response besides its texts
+MAX_CHAIN = 4096  # responses that one can continue
 
 _VERSION = 1
-_BUSY_SECONDS = 5.0  # for another server to end its write
+_BUSY_SECONDS = 5.0  # to wait until another server has written
 _TABLE = """
     CREATE TABLE IF NOT EXISTS responses (
         id TEXT PRIMARY KEY, owner TEXT, previous TEXT, body BLOB, input BLOB, size INTEGER, used INTEGER
@@ -56,17 +56,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """One of them."""
+    """A response and its input."""
 
     id: str
-    owner: str  # who may read it
-    previous: str | None  # the one that it goes on from
-    body: bytes  # as JSON, as is the next
-    input: bytes  # the items that its request brought
+    owner: str  # whose key may read it
+    previous: str | None  # id of the response that it continues
+    body: bytes  # JSON, as the next
+    input: bytes  # input items of its request
 
 
 class StoredResponses:
-    """Those of one folder; without one, in memory."""
+    """Responses in one folder, or in memory."""
 
     def __init__(self, folder: Path | None = None, *, max_bytes: int = MAX_BYTES) -> None:
         self._path = None if folder is None else folder / FILE_NAME
@@ -77,8 +77,10 @@ class StoredResponses:
         await self._on_thread(lambda connection: self._put(connection, stored), None)
 
     async def chain(self, id: str, owner: str) -> Sequence[StoredResponse]:  # noqa: A002
-        """All that this one goes on from, oldest first, and itself; empty where it is not kept. One whose beginning is
-        not kept any more begins with another one's successor."""
+        """Return a response after all that it continues, oldest first; empty if it is not stored.
+
+        If the oldest were deleted, the first returned one has a `previous` that is not stored.
+        """
         return await self._on_thread(lambda connection: self._chain(connection, id, owner), [])
 
     async def get(self, id: str, owner: str) -> StoredResponse | None:  # noqa: A002
@@ -89,7 +91,7 @@ class StoredResponses:
         return StoredResponse(*rows[0]) if rows else None
 
     async def has_successor(self, id: str, owner: str) -> bool:  # noqa: A002
-        """Whether another one goes on from it."""
+        """Whether another response continues it."""
         query = "SELECT 1 FROM responses WHERE previous = ? AND owner = ? LIMIT 1"
         rows: list[tuple[int]] = await self._on_thread(
             lambda connection: connection.execute(query, (id, owner)).fetchall(), []
@@ -97,7 +99,7 @@ class StoredResponses:
         return bool(rows)
 
     async def delete(self, id: str, owner: str) -> bool:  # noqa: A002
-        """Whether it was there."""
+        """Delete a response. Returns whether it existed."""
         return await self._on_thread(lambda connection: self._delete(connection, id, owner), False)
 
     def close(self) -> None:
@@ -120,7 +122,7 @@ class StoredResponses:
     def _delete(self, connection: sqlite3.Connection, id: str, owner: str) -> bool:  # noqa: A002
         with connection:
             deleted = connection.execute("DELETE FROM responses WHERE id = ? AND owner = ?", (id, owner)).rowcount
-        fold_log(connection)  # from the log of changes, too
+        fold_log(connection)  # removes it from the write-ahead log
         return deleted > 0
 
     async def _on_thread(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
@@ -132,12 +134,16 @@ class StoredResponses:
                 return work(self._database.writable())
             except (sqlite3.Error, OSError) as problem:
                 self._database.close()
-                log.warning("%s cannot be used (%s): no response is kept until it is removed.", self._path, problem)
+                log.warning(
+                    "%s cannot be used (%s): responses are not stored. Delete the file, and restart the server.",
+                    self._path,
+                    problem,
+                )
                 return otherwise
 
 
 class _Continuation(Struct):
-    """What is read of a response to go on from it."""
+    """The fields of a response that are needed to continue it."""
 
     output: list[InputItem]
     instructions: str | None = None
@@ -148,22 +154,25 @@ _continuation = msgspec.json.Decoder(_Continuation)
 
 
 def request_items(stored: StoredResponse) -> list[InputItem]:
-    """The items of its request."""
+    """Return the input items of a response."""
     return _items.decode(stored.input)
 
 
 def instructions_of(stored: StoredResponse) -> str | None:
-    """Those of its request."""
+    """Return the instructions of a response."""
     return _continuation.decode(stored.body).instructions
 
 
 def items_of(chain: Sequence[StoredResponse]) -> list[InputItem]:
-    """All of them, oldest first."""
+    """Return the items of all responses, oldest first."""
     return [item for one in chain for item in (*request_items(one), *_continuation.decode(one.body).output)]
 
 
 def conversation_of(chain: Sequence[StoredResponse]) -> tuple[list[Message], list[Message]]:
-    """What was said up to the last one, and up to the one before, as the last one's model was told it but for tools."""
+    """Return the messages of a chain, and of the chain without its last response.
+
+    Both have the last response's instructions, and no tools.
+    """
     instructions = _continuation.decode(chain[-1].body).instructions
     whole, before = (messages_of(instructions, items_of(some), (), qualified) for some in (chain, chain[:-1]))
     return whole, before

@@ -1,7 +1,7 @@
-"""The tools of a request to the Responses API, and what a model is told of them.
+"""Tools of a request to the Responses API, and the functions that a model sees.
 
-A model knows functions alone: a custom tool is one with a single text, and the functions of a namespace have its name
-in theirs. Tools that a server of OpenAI's runs itself are passed over. Refuses to know how models write calls.
+Models support only functions. A custom tool becomes a function with one text argument. Functions of a namespace get its
+name as a prefix. Tools that only OpenAI's servers can run are ignored.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ class CustomFormat(Struct, omit_defaults=True):
 
 
 class SingleTool(Struct, omit_defaults=True):
-    """A tool of any type, with the fields of those that are served."""
+    """A tool of any type, with the fields that are read."""
 
     type: Annotated[str, Meta(max_length=64)]
     name: ToolName | None = None
@@ -42,7 +42,7 @@ class NamedTool(Struct, omit_defaults=True):
 
 
 class ChosenTools(Struct, omit_defaults=True):
-    """One by its name, or several that are allowed."""
+    """A choice of one tool by its name, or of several allowed tools."""
 
     type: str
     name: ToolName | None = None
@@ -59,16 +59,16 @@ ToolChoice: TypeAlias = Literal["none", "auto", "required"] | ChosenTools
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
-    """A tool that the model is told of."""
+    """A tool that the model can call."""
 
     tool: Tool
-    name: str  # as its client calls it
+    name: str  # the client's name for it
     namespace: str | None
     is_custom: bool
 
 
 class OfferedTools:
-    """All of a request."""
+    """The tools of a request."""
 
     def __init__(self, definitions: Sequence[ToolDefinition]) -> None:
         self._definitions = definitions
@@ -82,7 +82,7 @@ class OfferedTools:
         return list(_offered(self._definitions))
 
     def find(self, name: str) -> OfferedTool | None:
-        """By the name that the model knows."""
+        """Return the tool with the name that the model uses, or None."""
         return self._by_name.get(name)
 
     def options(self, choice: ToolChoice | None) -> ToolOptions:
@@ -100,13 +100,13 @@ class OfferedTools:
         return ToolOptions(tools)
 
     def _chosen_names(self, chosen: NamedTool) -> list[str]:
-        """The names that the model knows for what a choice names; a type, where that has no name."""
+        """Return the names that the model uses for a chosen tool, or the choice's name or type if no tool matches."""
         name = chosen.name or chosen.type
         found = [offered.tool.name for offered in self._all if name in (offered.name, offered.tool.name)]
         return found or [name]
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """What no single field's bounds can say, with the field."""
+        """Yield (field, problem) pairs that the bounds of single fields cannot express."""
         for index, definition in enumerate(self._definitions):
             if definition.type in _NAMED and definition.name is None:
                 yield f"tools[{index}].name", "it is required."
@@ -116,7 +116,7 @@ class OfferedTools:
 
     @property
     def reported(self) -> list[dict[str, Any]]:
-        """As responses tell them: with every field that functions have there."""
+        """The tools as a response lists them, with all fields of functions."""
         reported: list[dict[str, Any]] = []
         for definition in self._definitions:
             if definition.type == "function":
@@ -128,7 +128,7 @@ class OfferedTools:
 
 
 def qualified(name: str, namespace: str | None) -> str:
-    """What a model calls a tool."""
+    """Return the model's name of a tool."""
     return name if namespace is None else f"{namespace.rstrip('_')}__{name}"
 
 
@@ -142,7 +142,7 @@ def _offered(definitions: Sequence[ToolDefinition]) -> Iterator[OfferedTool]:
 
 
 def _offered_tool(definition: SingleTool, namespace: str | None) -> Iterator[OfferedTool]:
-    """None, where a server would have to run it."""
+    """Yield the tool unless only a server could run it."""
     name = definition.name or ""
     if definition.type == "function":
         parts = definition.description, definition.parameters
@@ -154,7 +154,7 @@ def _offered_tool(definition: SingleTool, namespace: str | None) -> Iterator[Off
 
 
 def _text_schema(custom_format: CustomFormat | None) -> dict[str, Any]:
-    """The schema of a custom tool's input, with the grammar that the client says it has to keep to."""
+    """Return the schema of a custom tool's input. Its description has the grammar that the client asks for."""
     text = {"type": "string"}
     if custom_format is not None and custom_format.definition:
         text["description"] = f"In this {custom_format.syntax or 'grammar'}:\n{custom_format.definition}"

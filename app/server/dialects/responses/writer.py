@@ -1,7 +1,6 @@
-"""What a model says becomes the events of a response, and the response itself when it has ended.
+"""Writes the events of a response, and the response itself, from the events of the service.
 
-So the streamed reply and the whole one, which is the response of the last event, cannot disagree. Refuses to know where
-the model's words come from.
+The last event has the whole response, so a stream and a whole reply cannot disagree.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -52,19 +51,19 @@ EventT = TypeVar("EventT", bound=Event)
 
 
 class ResponseWriter:
-    """Writes one response. `response` is how far it is."""
+    """Writes one response. `response` is its current state."""
 
     def __init__(
         self, response: Response, tools: OfferedTools, tokenizer: Tokenizer, *, reports_summary: bool = False
     ) -> None:
         self.response = response
-        self.counts = TokenCounts()  # to be filled by whoever generates
+        self.counts = TokenCounts()  # filled by the service
         self._tools = tools
         self._tokenizer = tokenizer
         self._reasoning_item = OpenSummary if reports_summary else OpenReasoning
         self._open: OpenItem | None = None
         self._output: list[OutputItem] = []
-        self._num_events = 0  # events
+        self._num_events = 0
         self._in_progress = False
 
     @property
@@ -72,12 +71,12 @@ class ResponseWriter:
         return self._num_events > 0
 
     def write(self, batch: Batch) -> list[Event]:
-        """What has come meanwhile. Begins the response, and ends it."""
+        """Return the events for a batch. The first call starts the response, and the end of the reply finishes it."""
         events = [] if self._in_progress else [*self.start()]
         return events + [written_event for _, event in batch for written_event in self._write(event)]
 
     def queue(self) -> Iterator[Event]:
-        """The first events of a response in the background, which waits for the engine."""
+        """Return the first events of a background response, which waits for the engine."""
         yield self._numbered(Created(response=self.response))
         yield self._numbered(Queued(response=self.response))
 
@@ -95,14 +94,14 @@ class ResponseWriter:
         yield self._numbered((Incomplete if cut_off else Completed)(response=self.response))
 
     def fail(self, error: Exception) -> list[Event]:
-        """Its end, where something went wrong."""
+        """Finish the response with an error."""
         detail = error_body(error).error
         closing = [*self._finish_item("incomplete")]
         self.response = self.response.failed(self._output, ResponseError(detail.code or detail.type, detail.message))
         return [*closing, self._numbered(Failed(response=self.response))]
 
     def cancel(self) -> None:
-        """Its end, where nobody is told of it."""
+        """Finish a response that was canceled, without events."""
         [*_] = self._finish_item("incomplete")
         self.response = self.response.cancelled(self._output)
 
@@ -129,7 +128,7 @@ class ResponseWriter:
             case ToolCallEnd():
                 yield from self._finish_item("completed")
             case ReplyEnd(finish):
-                if self._open is None and not self._output:  # nothing was said
+                if self._open is None and not self._output:  # the reply is empty
                     yield from self._start_item(OpenMessage)
                 yield from self.finish(cut_off=finish is FinishReason.LENGTH)
             case PromptProgress() | PromptLogprobs():
@@ -143,7 +142,7 @@ class ResponseWriter:
         return kind(index, call_id, offered.name, offered.namespace)
 
     def _start_item(self, new_item: Callable[[int], OpenItem]) -> Iterator[Event]:
-        """Whatever is open ends before the next item begins, which is made for its place."""
+        """Finish the open item and start the next one. `new_item` takes its index."""
         yield from self._finish_item("completed")
         self._open = new_item(len(self._output))
         yield from map(self._numbered, self._open.start())

@@ -83,7 +83,7 @@ def test_loading_the_served_model_does_nothing(hash_server: LiveServer) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "problem"),
     [
-        ("/api/v1/models/unload", {"instance_id": "hash"}, 409, "hash is being served"),
+        ("/api/v1/models/unload", {"instance_id": "hash"}, 409, "hash is the served model"),
         ("/api/v1/models/unload", {"instance_id": "other"}, 404, "does not exist here"),
         ("/api/v1/models/download", {"model": "other"}, 400, "Use POST /api/pull"),
     ],

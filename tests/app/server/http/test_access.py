@@ -92,7 +92,7 @@ def test_without_a_key_nothing_is_answered_but_what_is_public(locked: LiveServer
             if method != "HEAD":
                 error = json.loads(body)["error"]
                 told = error if isinstance(error, str) else error["message"]
-                assert told.startswith("This server does not know the API key of the request")
+                assert told.startswith("The API key is missing or unknown")
                 if path not in shaped:
                     assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
 

@@ -55,7 +55,7 @@ def test_vectors_have_the_norm_that_is_asked_for(server: EmbeddingServer) -> Non
     [
         ({}, "content: it is required"),
         ({"content": []}, "content"),
-        ({"content": "a", "embd_normalize": -1}, "embd_normalize: the vectors of this version are normalized"),
+        ({"content": "a", "embd_normalize": -1}, "embd_normalize: this version returns normalized vectors only"),
         ({"content": [1, "a"]}, "content: one input is a text or token ids"),
         ({"content": ["a", [10**6]]}, "content[1]: token id 1000000"),
         ({"content": ["a"] * 2049}, "content: 2049 inputs are more than 2048"),

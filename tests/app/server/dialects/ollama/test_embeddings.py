@@ -47,7 +47,9 @@ def test_nothing_has_no_vector(server: EmbeddingServer) -> None:
         assert list(api.embeddings("digest", "").embedding) == []
         assert api.embed("digest", "").embeddings == []
         assert api.embed("digest", ["", "a"]).embeddings[1] == api.embed("digest", "a").embeddings[0]
-        with pytest.raises(ollama.ResponseError, match="dimensions: 7 is more than the 6"):
+        with pytest.raises(
+            ollama.ResponseError, match="dimensions: the model's vectors have 6 dimensions, fewer than 7"
+        ):
             api.embed("digest", "a", dimensions=7)
 
 

@@ -74,7 +74,7 @@ def test_a_model_is_removed_unless_it_is_served(server: LiveServer, pulls: Other
     with client(server) as api:
         assert api.delete("tiny:1m").status == "success"
         assert pulls.deleted == ["tiny:1m"]
-        with pytest.raises(ollama.ResponseError, match="hash is being served") as refused:
+        with pytest.raises(ollama.ResponseError, match="hash is the served model") as refused:
             api.delete("hash")
     assert refused.value.status_code == 409
 
@@ -88,4 +88,4 @@ def test_models_are_not_made_copied_or_sent(server: LiveServer, path: str) -> No
 
 def test_a_server_that_fetches_nothing_says_so(hash_server: LiveServer) -> None:
     refused = httpx.post(f"{hash_server.url}/api/pull", json={"model": "tiny:1m"}, trust_env=False)
-    assert refused.json() == {"error": "This server fetches and removes no models. Use ingle pull and ingle rm."}
+    assert refused.json() == {"error": "This server does not download or delete models. Use ingle pull and ingle rm."}

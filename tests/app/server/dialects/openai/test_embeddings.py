@@ -176,8 +176,8 @@ def test_fewer_dimensions_are_the_first_ones_at_length_one(server: EmbeddingServ
 def test_what_is_too_long_is_cut_where_the_request_asks(server: EmbeddingServer) -> None:
     text, given = "hello " * 30, [4] * 30
     assert refused(server, {"model": "digest", "input": ["a", text]}) == {
-        "message": "input[1]: its 32 tokens are more than the 12 that the model reads. Send it in pieces, or have it "
-        "cut with truncate_prompt_tokens: -1.",
+        "message": "input[1]: it has 32 tokens, and the model reads at most 12. Send shorter inputs, or set "
+        "truncate_prompt_tokens to -1.",
         "type": "invalid_request_error",
         "param": "input[1]",
         "code": "context_length_exceeded",
@@ -348,7 +348,7 @@ def test_a_text_that_is_far_too_long_is_not_encoded_to_its_end(
     monkeypatch.setattr(long_texts, "COUNTED", 100)
     error = refused(server, {"model": "digest", **body}, path)
     assert (error["code"], error["param"]) == ("context_length_exceeded", name)
-    assert re.search(r"has more than 1\d\d tokens, and the model reads 12", error["message"])
+    assert re.search(r"has more than 1\d\d tokens, and the model reads at most 12", error["message"])
 
 
 def test_a_text_that_is_cut_is_encoded_as_far_as_it_is_needed(
