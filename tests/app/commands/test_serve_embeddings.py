@@ -41,7 +41,7 @@ def test_ps_lists_it(server: Server, folder: Path) -> None:
 def test_run_says_that_it_cannot_chat(server: Server, folder: Path) -> None:
     asked = server.ingle("run", "Hi", "--model", str(folder))  # of the server
     assert asked.returncode == 1
-    assert "gives embeddings, and writes no text" in asked.stderr
+    assert "returns embeddings, and generates no text" in asked.stderr
     alone = ingle(server.environment, "run", "Hi", "--model", str(folder), "--kernels", "reference")
     assert alone.returncode == 1
     assert b"return embeddings and cannot generate text" in alone.stderr

@@ -233,7 +233,7 @@ def test_a_search_that_never_fits_is_refused_with_the_numbers(small: LiveServer)
         assert wide["message"].startswith("best_of: a beam search of this width needs 5 slots, and there are 4")
         long = http.post(COMPLETION, json={**asked, "n": 4, "max_tokens": 1000}).json()["error"]
         assert (long["param"], long["code"]) == ("prompt", "context_length_exceeded")
-        assert "4 wide" in long["message"]
+        assert "width 4" in long["message"]
 
 
 def test_a_client_that_leaves_ends_its_search(small: LiveServer) -> None:

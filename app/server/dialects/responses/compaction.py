@@ -26,8 +26,8 @@ from engine.sampling_params import SamplingParams
 MAX_SUMMARY_TOKENS = 1024
 
 _TASK = (
-    "Summarize this conversation so that it can continue without its earlier messages. Keep the goals, decisions, facts, "
-    "names, file paths, and open questions. Answer with the summary alone."
+    "Summarize this conversation so that it can continue without its earlier messages. Keep the goals, decisions, "
+    "facts, names, file paths, and open questions. Answer with the summary alone."
 )
 
 

@@ -243,7 +243,7 @@ def test_a_model_that_gives_vectors_says_so() -> None:
         body = {"model": "digest", "messages": [QUESTION], "max_tokens": 1}
         answer = httpx.post(f"{server.url}/v1/messages", json=body, trust_env=False)
     assert (answer.status_code, answer.json()["type"]) == (400, "error")
-    assert "writes no text" in answer.json()["error"]["message"]
+    assert "generates no text" in answer.json()["error"]["message"]
 
 
 def test_a_stream_that_fails_ends_with_an_error(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:

@@ -67,4 +67,4 @@ def test_a_bad_field_is_named(server: EmbeddingServer, asked: dict[str, Any], pr
 
 
 def test_a_model_that_writes_text_says_so(hash_server: LiveServer) -> None:
-    assert "has no embeddings" in embed(hash_server, content="a")["error"]["message"]
+    assert "returns no embeddings" in embed(hash_server, content="a")["error"]["message"]

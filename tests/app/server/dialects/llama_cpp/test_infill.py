@@ -84,4 +84,4 @@ def test_a_prompt_that_takes_too_long_is_given_up(code_server: LiveServer) -> No
 def test_a_model_that_inserts_nothing_says_so(hash_server: LiveServer) -> None:
     answer = httpx.post(f"{hash_server.url}/infill", json={"input_prefix": "a"}, trust_env=False)
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
-    assert "hash has no tokens" in answer.json()["error"]["message"]
+    assert "hash does not support infilling" in answer.json()["error"]["message"]

@@ -90,7 +90,7 @@ def test_a_prompt_that_begins_with_text_gets_the_token_in_front(starting_server:
         ([], "prompt"),
         ([[]], "prompt"),
         ([1, [2]], "prompt: a list with token ids may contain only texts and token ids"),
-        ([1, {"prompt_string": "a"}], "prompt: among token ids"),
+        ([1, {"prompt_string": "a"}], "prompt: a list with token ids"),
         ([10**9], "not in the vocabulary"),
         (["a", [10**9]], "prompt[1]: token id 1000000000 is not in the vocabulary"),
         (["a", ""], "prompt[1]: it is empty"),

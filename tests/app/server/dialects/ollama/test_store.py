@@ -83,7 +83,7 @@ def test_a_model_is_removed_unless_it_is_served(server: LiveServer, pulls: Other
 def test_models_are_not_made_copied_or_sent(server: LiveServer, path: str) -> None:
     refused = httpx.post(f"{server.url}{path}", json={"model": "a", "from": "hash", "stream": True}, trust_env=False)
     assert (refused.status_code, list(refused.json())) == (400, ["error"])
-    assert "makes, copies and sends no models" in refused.json()["error"]
+    assert "does not create, copy, or push models" in refused.json()["error"]
 
 
 def test_a_server_that_fetches_nothing_says_so(hash_server: LiveServer) -> None:

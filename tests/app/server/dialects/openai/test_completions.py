@@ -169,7 +169,7 @@ def test_what_is_missing_before_a_suffix_is_asked_for_with_the_models_own_tokens
 
 
 def test_a_model_that_inserts_nothing_says_so(hash_server: LiveServer) -> None:
-    with pytest.raises(openai.BadRequestError, match="has no tokens"):
+    with pytest.raises(openai.BadRequestError, match="does not support infilling"):
         ask(hash_server, prompt="a", suffix="b")
 
 

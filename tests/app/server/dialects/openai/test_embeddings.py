@@ -230,7 +230,7 @@ def test_nothing_left_of_ids_is_refused(server: EmbeddingServer) -> None:
 def test_a_text_cannot_be_cut_to_less_than_its_markers(server: EmbeddingServer, most: int) -> None:
     error = refused(server, {"model": "digest", "input": ["hello"], "truncate_prompt_tokens": most})
     assert error["param"] == "input[0]"
-    assert f"more than {most}" in error["message"]
+    assert f"the limit is {most}" in error["message"]
 
 
 def test_a_body_that_is_too_long_is_refused(server: EmbeddingServer) -> None:
@@ -243,14 +243,14 @@ def test_a_body_that_is_too_long_is_refused(server: EmbeddingServer) -> None:
 @pytest.mark.parametrize("path", GENERATING)
 def test_an_embedding_model_says_that_it_writes_no_text(server: EmbeddingServer, path: str) -> None:
     error = refused(server, {"model": "digest", "messages": [{"role": "user", "content": "Hi"}]}, path)
-    assert "gives embeddings, and writes no text" in error["message"]
+    assert "returns embeddings, and generates no text" in error["message"]
     assert f"POST {EMBEDDINGS}" in error["message"]
 
 
 def test_a_model_that_writes_text_says_that_it_has_no_embeddings(hash_server: LiveServer) -> None:
     with (
         openai.OpenAI(base_url=f"{hash_server.url}/v1", api_key="none", max_retries=0) as api,
-        pytest.raises(openai.BadRequestError, match=r"writes text, and has no embeddings.*ingle serve --model"),
+        pytest.raises(openai.BadRequestError, match=r"generates text, and returns no embeddings.*ingle serve --model"),
     ):
         api.embeddings.create(model="hash", input="a")
 

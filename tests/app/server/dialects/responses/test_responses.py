@@ -241,7 +241,7 @@ def test_a_background_response_can_be_streamed_and_resumed(scripted: ScriptedAsk
     assert rest[-1].type == "response.completed"
     assert rest[-1].response.output_text == ended.output_text == "word " * 50
     kept = scripted(max_output_tokens=1)
-    with pytest.raises(openai.BadRequestError, match="not kept"):
+    with pytest.raises(openai.BadRequestError, match="no longer stored"):
         api.responses.retrieve(kept.id, stream=True)
 
 
@@ -297,7 +297,7 @@ def test_in_the_background_it_ends_and_can_be_cancelled(scripted: ScriptedAsker)
     assert (ended.status, ended.output_text.split()) == ("completed", ["word"] * 200)
     with pytest.raises(openai.BadRequestError):
         scripted(background=True, store=False)
-    with pytest.raises(openai.BadRequestError, match="in the background"):
+    with pytest.raises(openai.BadRequestError, match="Only background responses"):
         api.responses.cancel(scripted(max_output_tokens=1).id)
 
 
