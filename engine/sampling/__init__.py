@@ -1,1 +1,1 @@
-"""From logits to tokens: filters, drawing, and grammar masks."""
+"""From logits to tokens: logit shaping, filters, sampling, and grammar masks."""

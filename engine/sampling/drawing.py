@@ -1,10 +1,10 @@
-"""Drawing: the logits of a step, and one token for each row, by temperature and filters.
+"""Drawing: the logits of a step, and sampling of one token per row by temperature and filters.
 
-Filters keep a prefix of the tokens ordered from the most likely down, ties by id: min-p and top-k first, then top-p of
-what they left. A draw inverts a cumulative distribution at a number the caller brings. The few dozen most likely
-tokens mostly hold all that top-k and top-p keep, and only they are sorted. Where they do not, and where there is no
-such filter, the whole vocabulary is drawn from as it lies, again if top-p drops the token. Refuses to know requests
-and where its random numbers come from.
+Filters keep a prefix of the tokens, which are ordered from the most likely down, ties by id: min-p and top-k first,
+then top-p of what they kept. A draw inverts the cumulative distribution at a uniform number that the caller passes.
+Usually the few dozen most likely tokens contain everything that top-k and top-p keep, and only they are sorted. If they
+do not, or if there is no such filter, the row draws from the unsorted vocabulary, and draws again if top-p drops the
+token.
 """
 
 import math
@@ -18,14 +18,15 @@ from torch import Tensor
 from engine.grammar import Words
 from engine.sampling_params import SamplingParams
 
-PREFIXES = (64, 1024)  # tokens sorted before all: finding them takes 0.1 and 0.4 ms of 49,152, a sort 3.5 ms
-ATTEMPTS = 4  # draws from the whole vocabulary before it is sorted: 0.2 ms each, and top-p drops few
+# numbers of tokens to sort before all: 0.1 and 0.4 ms to find them of 49,152; a full sort takes 3.5 ms
+PREFIXES = (64, 1024)
+ATTEMPTS = 4  # draws from the unsorted vocabulary before it is sorted: 0.2 ms each, and top-p drops few tokens
 NO_TOKEN = -1
-SMALLEST_TEMPERATURE = 1e-30  # that float32 divides by without a NaN; all but the best are nothing long before
+SMALLEST_TEMPERATURE = 1e-30  # smallest float32 divisor without NaN; far above it only the best tokens have any weight
 
 
 class Draw(Protocol):
-    """Draws tokens of rows that have no filters, sooner than `engine.sampling.drawing` does."""
+    """A device's sampler for rows without filters, which is faster than `engine.sampling.drawing`."""
 
     def __call__(
         self,
@@ -36,19 +37,22 @@ class Draw(Protocol):
         temperatures: Sequence[float],
         uniforms: Sequence[float],
     ) -> list[int]:
-        """One token for each of some `rows` of float32 [rows, vocabulary], of what has a bit in the row of `words` at
-        its mask row, -1: of all. Less than 0 where nothing of that is likely, or infinitely so."""
+        """Sample one token for each row in `rows` of float32 logits [rows, vocabulary].
+
+        `mask_rows` are indices into `words`, whose bits mark the allowed tokens; -1: all are allowed. Returns a
+        negative number for a row whose allowed tokens all have probability 0, or whose logits are infinite.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """What a step computed, one row for each of the batch's logit rows. Valid until the device's next step."""
+    """The logits of a step, one row per logit row of the batch. Valid until the device's next step."""
 
     buffer: Tensor  # float32 [rows or more, vocabulary]
-    greedy: Sequence[int] | None = None  # the most likely token of each row, -1 where none is a number; None: not known
-    rows: int | None = None  # None: all of the buffer
-    draw: Draw | None = None  # None: the device has none of its own
+    greedy: Sequence[int] | None = None  # the most likely token of each row, -1 for a row of NaN; None: not known
+    rows: int | None = None  # None: all rows of the buffer
+    draw: Draw | None = None  # None: the device has no sampler
 
     @property
     def values(self) -> Tensor:
@@ -78,7 +82,7 @@ class Filters:
         return Filters(self.temperature[index], self.min_p[index], self.top_k[index], self.top_p[index])
 
     def without_filters(self, index: Tensor, vocab_size: int) -> "Filters":
-        """The same, but that those of the rows at `index`, int64, keep every token."""
+        """Return the filters with those of the rows at `index`, int64, disabled."""
         return Filters(
             self.temperature,
             self.min_p.index_fill(0, index, 0.0),
@@ -88,8 +92,9 @@ class Filters:
 
 
 def kept_weights(values: Tensor, filters: Filters) -> Tensor:
-    """The weights of logits that are sorted from the most likely token down, float32 [rows, vocabulary]; 0 for what the
-    filters drop. Returns float64 of the same shape."""
+    """Return the weights of sorted logits (float32 [rows, vocabulary], most likely first) as float64, 0 for dropped
+    tokens.
+    """
     weights = ((values.double() - values[:, :1]) / filters.temperature).exp()
     positions = torch.arange(values.shape[1], device=values.device)
     weights = torch.where((weights >= filters.min_p) & (positions < filters.top_k), weights, 0.0)
@@ -98,10 +103,11 @@ def kept_weights(values: Tensor, filters: Filters) -> Tensor:
 
 
 def sampled_logprobs(logits: Tensor, filters: Filters, token_ids: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The distributions that rows are drawn from, as natural-log probabilities; -inf for what the filters drop.
+    """Return natural-log probabilities under the distribution that rows are sampled from; -inf for dropped tokens.
 
-    logits float32 [rows, vocabulary], token_ids int64 [rows]. Returns those of the tokens, float64 [rows]; the ids of
-    the `count` most likely tokens, int64 [rows, count]; and theirs, float64 of the same shape.
+    logits float32 [rows, vocabulary], token_ids int64 [rows]. Returns the log-probabilities of `token_ids`, float64
+    [rows]; the ids of the `count` most likely tokens, int64 [rows, count]; and their log-probabilities, float64 of the
+    same shape.
     """
     values, ids = logits.sort(dim=-1, descending=True, stable=True)
     is_greedy = filters.temperature == 0
@@ -118,9 +124,10 @@ def sampled_logprobs(logits: Tensor, filters: Filters, token_ids: Tensor, count:
 
 
 def draw(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
-    """One token a row of `logits` (float32 [rows, vocabulary]) at `uniforms` (float64 [rows, ATTEMPTS], in [0, 1)).
+    """Sample one token per row of `logits` (float32 [rows, vocabulary]) at `uniforms` (float64 [rows, ATTEMPTS] in [0,
+    1)).
 
-    Returns int64 [rows]. What a row draws depends on nothing but the row.
+    Returns int64 [rows]. The result of a row depends on that row only.
     """
     vocabulary = logits.shape[1]
     drawn = torch.full((len(logits),), NO_TOKEN)
@@ -130,7 +137,7 @@ def draw(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
             break
         left = ((drawn == NO_TOKEN) & ~unsorted).nonzero().flatten()
         if len(left):
-            rows = left if len(left) < len(logits) else slice(None)  # which copies nothing
+            rows = left if len(left) < len(logits) else slice(None)  # a slice copies nothing
             drawn[left] = draw_among(logits[rows], filters.rows(rows), uniforms[rows, :1], prefix)
         for row in ((drawn == NO_TOKEN) & (filters.top_k >= vocabulary).flatten()).nonzero().flatten().tolist():
             drawn[row] = _draw_unsorted(logits[row], filters.rows(row), uniforms[row])
@@ -138,21 +145,23 @@ def draw(logits: Tensor, filters: Filters, uniforms: Tensor) -> Tensor:
 
 
 def draw_among(logits: Tensor, filters: Filters, uniforms: Tensor, prefix: int) -> Tensor:
-    """What each row draws, int64 [rows]; NO_TOKEN where its `prefix` most likely tokens do not hold all that is kept.
+    """Sample each row from its `prefix` most likely tokens. Returns int64 [rows].
 
-    With the whole vocabulary as the prefix they do, or with all of it that is possible.
+    The result is NO_TOKEN if those do not contain all tokens that the filters keep. It never is if `prefix` is the
+    whole vocabulary.
     """
     values, ids = most_likely(logits, prefix)
-    whole = (values[:, -1:] == -torch.inf) | (prefix == logits.shape[1])  # of what is possible at all
-    # Which of several tokens as likely as the last one are here is not said: they are left out, however many they are.
+    # all tokens with any probability are in the prefix
+    whole = (values[:, -1:] == -torch.inf) | (prefix == logits.shape[1])
+    # The prefix has an arbitrary part of the tokens that are as likely as its last one, so none of those are used.
     known = whole | (values > values[:, -1:])
-    # Distances from the best are 0 or less, so that however small the temperature, nothing but -inf comes of it.
+    # Distances from the best logit are at most 0, so even a tiny temperature yields nothing worse than -inf.
     weights = ((values.double() - values[:, :1]) / filters.temperature).exp()
     kept = known & (weights >= filters.min_p) & (torch.arange(prefix) < filters.top_k)
     weights = torch.where(kept, weights, 0.0)
     found, counts = known.sum(-1, keepdim=True), kept.sum(-1, keepdim=True)
-    ended = (counts < found) | (filters.top_k <= found) | whole  # where min-p and top-k keep nothing beyond
-    settled = ended | (filters.top_k >= logits.shape[1])  # whether the weight of what they keep is known
+    ended = (counts < found) | (filters.top_k <= found) | whole  # min-p and top-k keep nothing outside the prefix
+    settled = ended | (filters.top_k >= logits.shape[1])  # the total weight of what they keep is known
     total = torch.where(ended, weights.sum(-1, keepdim=True), _total(logits, filters, ended))
     within = kept & ((weights.cumsum(-1) - weights) / total < filters.top_p)
     within[:, 0] = True
@@ -164,11 +173,11 @@ def draw_among(logits: Tensor, filters: Filters, uniforms: Tensor, prefix: int) 
 
 
 def _draw_unsorted(logits: Tensor, filters: Filters, uniforms: Tensor) -> int:
-    """What one row draws without top-k; NO_TOKEN where top-p drops all tries."""
+    """Sample one row without top-k from the unsorted vocabulary. Returns NO_TOKEN if top-p drops all attempts."""
     weights = _weights(logits, filters)
     cumulative = weights.cumsum(-1, dtype=torch.float64)
     total = cumulative[-1]
-    # A number below 1 times the total rounds to less than the total: what it falls on weighs something.
+    # A number below 1 times the total rounds to less than the total, so the token has a weight above 0.
     for position in torch.searchsorted(cumulative, uniforms * total, right=True).tolist():
         if filters.top_p >= 1 or _weight_before(weights, position) / total < filters.top_p:
             return int(position)
@@ -176,18 +185,18 @@ def _draw_unsorted(logits: Tensor, filters: Filters, uniforms: Tensor) -> int:
 
 
 def _weight_before(weights: Tensor, token_id: int) -> Tensor:
-    """Of the tokens more likely than `token_id`, and of those as likely with a lower id."""
+    """Return the weight of the tokens before `token_id` in sorted order: more likely, or as likely with a lower id."""
     weight = weights[token_id]
     ties = (weights[:token_id] == weight).sum() * weight.double()
     return torch.where(weights > weight, weights, 0.0).sum(dtype=torch.float64) + ties
 
 
 def most_likely(logits: Tensor, prefix: int) -> tuple[Tensor, Tensor]:
-    """The `prefix` most likely tokens of each row from the most likely down, ties by id: values and ids."""
+    """Return the values and ids of the `prefix` most likely tokens of each row, most likely first, ties by id."""
     if prefix == logits.shape[1]:
         values, ids = torch.sort(logits, dim=-1, descending=True, stable=True)
         return values, ids
-    # Sorted by id first, so that the stable sort by value keeps ties in that order.
+    # Sorted by id first, so that the stable sort by value orders ties by id.
     ids = _candidates(logits, prefix)
     ids = ids.gather(-1, logits.gather(-1, ids).topk(prefix, sorted=False).indices).sort(dim=-1).values
     values, order = torch.sort(logits.gather(-1, ids), dim=-1, descending=True, stable=True)
@@ -195,8 +204,11 @@ def most_likely(logits: Tensor, prefix: int) -> tuple[Tensor, Tensor]:
 
 
 def _candidates(logits: Tensor, prefix: int) -> Tensor:
-    """Ids among which the `prefix` most likely tokens of each row are; of those as likely as the last, as many as it
-    takes. In columns of the vocabulary cut into parts, they are where the largest of a column is among the largest."""
+    """Return ids that include the `prefix` most likely tokens of each row, with enough of those tied with the last one.
+
+    The vocabulary is cut into parts of equal width. A column is one token of each part. The most likely tokens are in
+    the `prefix` columns with the largest maxima.
+    """
     vocabulary = logits.shape[1]
     parts = math.isqrt(vocabulary // prefix)
     width = vocabulary // parts
@@ -207,9 +219,9 @@ def _candidates(logits: Tensor, prefix: int) -> Tensor:
 
 
 def _total(logits: Tensor, filters: Filters, ended: Tensor) -> Tensor:
-    """The weight of all tokens that pass min-p, the most likely one's being 1; float64 [rows, 1].
+    """Return the weight of all tokens that pass min-p, relative to the most likely one; float64 [rows, 1].
 
-    The vocabulary is read for the rows only whose filters did not end.
+    Reads the vocabulary only for rows that are not in `ended`.
     """
     totals = torch.ones(ended.shape, dtype=torch.float64)
     for row in (~ended).flatten().nonzero().flatten().tolist():
@@ -218,7 +230,7 @@ def _total(logits: Tensor, filters: Filters, ended: Tensor) -> Tensor:
 
 
 def _weights(logits: Tensor, filters: Filters) -> Tensor:
-    """Of one row, the most likely token's being 1, nothing where min-p drops a token; float32 [vocabulary]."""
+    """Return the weights of one row relative to its most likely token, 0 if min-p drops it; float32 [vocabulary]."""
     distances = logits - logits.amax()
     weights = distances.div_(float(filters.temperature.clamp(min=SMALLEST_TEMPERATURE))).exp_()
     return weights if filters.min_p == 0 else torch.where(weights >= filters.min_p, weights, 0.0)

@@ -1,4 +1,4 @@
-"""Filters of logits that need more than a row: DRY repetition penalties and XTC."""
+"""Filters of logits that need more than one row: DRY repetition penalties and XTC."""
 
 import hashlib
 from array import array
@@ -14,7 +14,7 @@ from engine.request import Request
 from engine.sampling.drawing import Filters, kept_weights
 from engine.sampling_params import DryParams, SamplingParams
 
-MAX_MATCH = 50  # tokens of a repetition that count, as its author has it: the penalty is beyond all logits long before
+MAX_MATCH = 50  # tokens of a repetition that count, as in the original: the penalty exceeds all logits well before
 
 
 # Kept between steps, so that each step converts the new tokens only.
@@ -22,14 +22,14 @@ _token_arrays: "WeakKeyDictionary[Request, array[int]]" = WeakKeyDictionary()
 
 
 def token_array(request: Request) -> "array[int]":
-    """All known tokens of a request, prompt and reply, int64. Drop views of the result before the next call."""
+    """Return all known tokens of a request, prompt and reply, int64. Drop views of the result before the next call."""
     ids = _token_arrays.setdefault(request, array("q"))
     ids.extend(request.token_ids(len(ids), request.num_tokens))
     return ids
 
 
 def dry_penalties(request: Request) -> dict[int, float]:
-    """What each token that may not come next loses, by id; of the tokens that are known, prompt and reply alike."""
+    """Return the DRY penalty of each token that would continue a repetition in the prompt or the reply, by token id."""
     dry = request.params.dry
     if dry is None:
         return {}
@@ -43,7 +43,7 @@ def _penalties(ids: NDArray[np.int64], dry: DryParams) -> dict[int, float]:
         return {}
     positions = np.flatnonzero(ids[:-1] == ids[-1])
     lengths = np.ones(len(positions), np.int64)
-    for length in range(1, counted):  # positions[lengths >= length] end a match of that many tokens
+    for length in range(1, counted):  # positions[lengths >= length] end a match of at least `length` tokens
         going = np.flatnonzero((lengths == length) & (positions >= length))
         going = going[ids[positions[going] - length] == ids[-1 - length]]
         if not len(going):
@@ -57,16 +57,16 @@ def _penalties(ids: NDArray[np.int64], dry: DryParams) -> dict[int, float]:
 
 
 def _unbroken(ids: NDArray[np.int64], breakers: Collection[int]) -> int:
-    """How many of the last tokens a repetition can be made of."""
+    """Return how many of the last tokens a repetition may include: those after the last breaker."""
     last = ids[-MAX_MATCH:].tolist()
     return next((n for n, token in enumerate(reversed(last)) if token in breakers), len(last))
 
 
-MAX_THRESHOLD = 0.5  # above it no two tokens are as likely as the threshold
+MAX_THRESHOLD = 0.5  # at most one token reaches a higher threshold, so XTC would remove none
 
 
 def xtc_applies(params: SamplingParams, index: int) -> bool:
-    """Whether top choices are left out for token `index` of a reply. Where nothing is drawn, none are."""
+    """Whether XTC removes top choices for token `index` of a reply. It never does at temperature 0."""
     if params.temperature == 0 or params.xtc_probability == 0 or params.xtc_threshold > MAX_THRESHOLD:
         return False
     digest = hashlib.sha256(b"xtc" + params.seed.to_bytes(8, "little") + index.to_bytes(8, "little")).digest()
@@ -74,8 +74,11 @@ def xtc_applies(params: SamplingParams, index: int) -> bool:
 
 
 def xtc_logits(logits: Tensor, filters: Filters, thresholds: Tensor) -> Tensor:
-    """The logits of what is left of each row by its filters and its threshold, float32 [rows, 1]; all else is
-    impossible, so that no filter is needed any more. float32 [rows, vocabulary], on the device of the logits."""
+    """Apply filters and XTC: set the logits of all dropped tokens to -inf, so that no filter remains to be applied.
+
+    logits float32 [rows, vocabulary]; thresholds float32 [rows, 1]. Returns float32 [rows, vocabulary] on the device of
+    the logits.
+    """
     values, ids = logits.sort(dim=-1, descending=True, stable=True)
     weights, positions = kept_weights(values, filters), torch.arange(logits.shape[1], device=logits.device)
     likely = (weights >= thresholds * weights.sum(-1, keepdim=True)) & (weights > 0)

@@ -1,4 +1,4 @@
-"""Masks: which tokens the constrained requests of a step may pick, computed on a thread while the step computes."""
+"""Grammar masks: the tokens that constrained requests may sample, computed on a thread during the step."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -22,29 +22,28 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """The tokens that may come next, of the constrained requests of a step."""
+    """The allowed next tokens of the constrained requests of a step."""
 
     words: Words  # [constrained requests, ceil(vocabulary / 32)]
-    mask_rows: dict[int, int]  # by request id; who is in none of the two may go on with any token
-    problems: dict[int, str]  # by request id: why its grammar cannot go on
+    mask_rows: dict[int, int]  # by request id; a request without a row and without a problem may sample any token
+    problems: dict[int, str]  # by request id: why its grammar cannot continue
 
     def allows(self, request_id: int, token_id: int) -> bool:
-        """A token less than 0 is none, and nobody's to forbid."""
+        """Whether the request may sample the token. A negative id means no token and is always allowed."""
         mask_row = None if token_id < 0 else self.mask_rows.get(request_id)
         return mask_row is None or bool(self.words[mask_row, token_id // 32] >> (token_id % 32) & 1)
 
     def failure(self, request_id: int) -> SampledToken | None:
-        """The end of a request whose grammar cannot continue."""
+        """Return the end of a request whose grammar cannot continue, or None."""
         problem = self.problems.get(request_id)
         if problem is None:
             return None
         return SampledToken(request_id, None, problem=problem, reason=FinishReason.GRAMMAR)
 
     def allowed_ids(self, request_id: int, vocab_size: int, most: int) -> "NDArray[np.int64] | None":
-        """The tokens that one of the constrained requests may go on with, in order: int64, at least one; None for
-        more than `most`."""
+        """Return the allowed tokens of a constrained request in order, int64; None if they are more than `most`."""
         words = self.words[self.mask_rows[request_id]]
-        held = np.flatnonzero(words)  # so that the others, which are nearly all then, are looked at once
+        held = np.flatnonzero(words)  # most words are 0, and are read only once
         if len(held) > most:
             return None
         which, bits = np.nonzero(np.unpackbits(words[held].view(np.uint8), bitorder="little").reshape(-1, 32))
@@ -52,7 +51,7 @@ class Masks:
         return ids[ids < vocab_size] if len(ids) <= most else None
 
     def rows(self, request_ids: Sequence[int], vocab_size: int) -> "NDArray[np.bool_]":
-        """Which tokens each of these requests may go on with, constrained or not: [requests, vocabulary]."""
+        """Return the allowed tokens of these requests, constrained or not: bool [requests, vocabulary]."""
         words = np.full((len(request_ids), self.words.shape[1]), -1, np.int32)
         for row, request_id in enumerate(request_ids):
             if (mask_row := self.mask_rows.get(request_id)) is not None:
@@ -64,20 +63,23 @@ NO_MASKS = Masks(np.empty((0, 0), np.int32), {}, {})
 
 
 class MaskThread:
-    """Computes masks on a thread of its own, while the step computes what they are for."""
+    """Computes masks on a separate thread while the step computes the logits for them."""
 
     def __init__(self, vocab_size: int) -> None:
         self._words = -(-vocab_size // 32)
-        self._thread = ThreadPoolExecutor(1, "masks")  # which starts with the first of them
+        self._thread = ThreadPoolExecutor(1, "masks")  # starts with the first mask
 
     def start(self, requests: Sequence[Request]) -> "Future[Masks] | None":
-        """The masks of those that are constrained; None if none is. Until it is done, they must not get a token."""
+        """Start computing the masks of the constrained requests; None if there are none.
+
+        The requests must not get a token before the result is done.
+        """
         constrained = [(it.id, it.constraint) for it in requests if it.constraint is not None]
         return self._thread.submit(self._masks, constrained) if constrained else None
 
     def _masks(self, constrained: Sequence[tuple[int, Constraint]]) -> Masks:
         masks = Masks(np.zeros((len(constrained), self._words), np.int32), {}, {})
-        for request_id, constraint in constrained:  # those that other processes compute are computed at the same time
+        for request_id, constraint in constrained:  # started first, so that grammar processes work in parallel
             _attempt(masks, request_id, constraint.prefetch_mask)
         for mask_row, (request_id, constraint) in enumerate(constrained):
             fill = partial(constraint.fill, masks.words[mask_row])
@@ -87,7 +89,7 @@ class MaskThread:
 
 
 def _attempt(masks: Masks, request_id: int, work: Callable[[], T]) -> T | None:
-    """The result of `work`. If it fails, this ends its own request, and no other."""
+    """Return the result of `work`. An error ends this request only."""
     try:
         return work()
     except InglenookError as error:

@@ -1,9 +1,9 @@
-"""The sampler: from a step's logits to its tokens, by pure functions over a batch of rows.
+"""The sampler: pure functions that turn the logits of a step into tokens.
 
-Order: logit bias and DRY, forbidden tokens, penalties, grammar, temperature, then the filters min-p, top-k, top-p and
-XTC, then the draw.
-Every function works row by row, so that a row's token does not depend on its neighbours. The draw needs one uniform
-number a row, made from the request's seed and the token's index: the same after preemption, restart, or in any batch.
+Order: logit bias and DRY, forbidden end tokens, penalties, grammar, temperature, then the filters min-p, top-k, top-p,
+and XTC, then the draw. Every function works row by row, so the token of a row does not depend on other rows. A draw
+needs one uniform number per row, which depends only on the seed of the request and the index of the token. So it is the
+same after preemption, after a restart, and in any batch.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from engine.sampling.filters import dry_penalties, token_array, xtc_applies, xtc
 from engine.sampling.masks import NO_MASKS, Masks
 from engine.step import SampledToken
 
-SMALL_MASK = 512  # tokens that a grammar allows, which are looked at without all others
+SMALL_MASK = 512  # rows with at most this many allowed tokens are sampled without reading the rest of the vocabulary
 NOT_NUMBERS = (
     "The model computed values that are not numbers: its weights may be damaged. "
     "Pull the model again; if that does not help, try another file of it."
@@ -31,22 +31,22 @@ NOT_NUMBERS = (
 def next_tokens(
     logits: Logits, rows: Sequence[int], requests: Sequence[Request], masks: Masks = NO_MASKS
 ) -> list[SampledToken]:
-    """The next token of each request, from row rows[i] of the logits for requests[i]; of those that `masks` allow.
+    """Return the next token of each request, sampled from row rows[i] of the logits for requests[i] under `masks`.
 
-    Where the device has found the most likely tokens already, and nobody wants more than those, no logits are read.
+    If the device has found the most likely tokens already and all requests need only those, no logits are read.
     """
     greedy = logits.greedy
     if greedy is not None and not masks.problems and all(map(_is_plain, requests)):
         found = list(zip(requests, (greedy[row] for row in rows), strict=True))
         if all(masks.allows(request.id, token_id) for request, token_id in found):
             return [_sampled(request, token_id) for request, token_id in found]
-    together = list(rows) == list(range(len(rows)))  # mostly: nothing is copied then
+    together = list(rows) == list(range(len(rows)))  # the usual case, in which nothing is copied
     values = logits.values[: len(rows)] if together else logits.values[list(rows)]
     return sample(values, requests, masks, logits.draw)
 
 
 def _is_plain(request: Request) -> bool:
-    """Whether the request's next token is the most likely one by the model's own distribution, and nothing else."""
+    """Whether the next token is simply the most likely one under the model's own distribution."""
     params = request.params
     early = len(request.output_ids) < params.min_tokens
     shaped = early or params.logit_bias or params.logprobs is not None or params.needs_reply
@@ -54,7 +54,7 @@ def _is_plain(request: Request) -> bool:
 
 
 def _sampled(request: Request, token_id: int, report: TokenLogprobs | None = None) -> SampledToken:
-    """`token_id` is less than 0 where the row held NaN."""
+    """Return a sampled token, or a problem for a negative `token_id`, which marks a row of NaN."""
     if token_id < 0:
         return SampledToken(request.id, None, problem=NOT_NUMBERS)
     return SampledToken(request.id, token_id, report)
@@ -64,12 +64,12 @@ def _sampled(request: Request, token_id: int, report: TokenLogprobs | None = Non
 def sample(
     logits: Tensor, requests: Sequence[Request], masks: Masks = NO_MASKS, draw_unfiltered: Draw | None = None
 ) -> list[SampledToken]:
-    """Pick the next token of each request. logits float32 [rows, vocabulary], row r for requests[r].
+    """Sample the next token of each request. logits float32 [rows, vocabulary], row r for requests[r].
 
-    A request whose row holds NaN or infinity, or whose grammar cannot go on, is told that problem; its neighbours get
-    their tokens.
+    A request gets a problem instead if its row contains NaN or infinity, or if its grammar cannot continue. The other
+    requests get their tokens.
     """
-    numbers = logits.amax(-1) < torch.inf  # a maximum with NaN is NaN, and found in a tenth of the time
+    numbers = logits.amax(-1) < torch.inf  # a maximum with NaN is NaN, and takes a tenth of the time of a full check
     if masks.problems or not numbers.all():
         return _sample_around(numbers.tolist(), logits, requests, masks, draw_unfiltered)
     shaped = logits
@@ -78,7 +78,7 @@ def sample(
     sampled = _sample_unfiltered(draw_unfiltered, shaped, requests, masks) if draw_unfiltered is not None else {}
     left = [row for row in range(len(requests)) if row not in sampled]
     if left:
-        rows = left if sampled else slice(None)  # which copies nothing
+        rows = left if sampled else slice(None)  # a slice copies nothing
         others = sample_allowed(shaped[rows], logits[rows], [requests[row] for row in left], masks)
         sampled |= zip(left, others, strict=True)
     token_ids = [sampled[row] for row in range(len(requests))]
@@ -89,18 +89,18 @@ def sample(
 def _sample_around(
     numbers: Sequence[bool], logits: Tensor, requests: Sequence[Request], masks: Masks, draw_unfiltered: Draw | None
 ) -> list[SampledToken]:
-    """`sample` where some rows hold no numbers, or some grammars cannot go on."""
+    """Sample the valid rows, and return problems for rows with NaN or infinity and for failed grammars."""
     fine = [row for row, it in enumerate(requests) if numbers[row] and it.id not in masks.problems]
     results = {it.id: masks.failure(it.id) or SampledToken(it.id, None, problem=NOT_NUMBERS) for it in requests}
     rest = sample(logits[fine], [requests[row] for row in fine], replace(masks, problems={}), draw_unfiltered)
     return [(results | {it.request_id: it for it in rest})[request.id] for request in requests]
 
 
-# -- shaping logits: each returns new logits, or the same object when no request asks for anything
+# -- shaping logits: each returns new logits, or the same object if no request needs a change
 
 
 def apply_bias(logits: Tensor, requests: Sequence[Request]) -> Tensor:
-    """Add each request's `logit_bias`, and take off what going on with a repetition costs."""
+    """Add each request's `logit_bias`, and subtract its DRY penalties."""
     entries = [(row, i, bias) for row, request in enumerate(requests) for i, bias in request.params.logit_bias]
     entries += [(row, i, -cost) for row, request in enumerate(requests) for i, cost in dry_penalties(request).items()]
     if not entries:
@@ -110,7 +110,7 @@ def apply_bias(logits: Tensor, requests: Sequence[Request]) -> Tensor:
 
 
 def forbid_early_end(logits: Tensor, requests: Sequence[Request]) -> Tensor:
-    """Make end and stop tokens impossible for requests that have not reached `min_tokens`."""
+    """Set end and stop tokens to -inf for requests that have not reached `min_tokens`."""
     entries = [
         (row, token_id)
         for row, request in enumerate(requests)
@@ -124,7 +124,9 @@ def forbid_early_end(logits: Tensor, requests: Sequence[Request]) -> Tensor:
 
 
 def apply_penalties(logits: Tensor, requests: Sequence[Request]) -> Tensor:
-    """Repetition penalty over prompt and reply (arXiv:1909.05858); presence and frequency penalties over the reply."""
+    """Apply repetition penalties over prompt and reply (arXiv:1909.05858), presence and frequency penalties over the
+    reply.
+    """
     penalized = [row for row, request in enumerate(requests) if request.params.penalizes]
     if not penalized:
         return logits
@@ -142,13 +144,13 @@ def apply_penalties(logits: Tensor, requests: Sequence[Request]) -> Tensor:
     return logits
 
 
-# -- picking tokens
+# -- sampling token ids
 
 
 def _sample_unfiltered(
     draw_unfiltered: Draw, shaped: Tensor, requests: Sequence[Request], masks: Masks
 ) -> dict[int, int]:
-    """What the rows draw whose requests have no filters, by row; not of those in which nothing is likely."""
+    """Sample the rows without filters. Returns token ids by row, without rows that have no likely token."""
     rows = [row for row, request in enumerate(requests) if _is_unfiltered(request)]
     if not rows:
         return {}
@@ -165,14 +167,14 @@ def _sample_unfiltered(
 
 
 def _is_unfiltered(request: Request) -> bool:
-    """Whether every token may be drawn, by its probability alone."""
+    """Whether the token is sampled by its probability alone."""
     params = request.params
     filtered = params.top_k or params.top_p < 1 or params.min_p or xtc_applies(params, len(request.output_ids))
     return params.temperature > 0 and not filtered
 
 
 def sample_allowed(shaped: Tensor, logits: Tensor, requests: Sequence[Request], masks: Masks) -> list[int]:
-    """What `sample_ids` gives, of the tokens that each grammar allows; if `shaped` has none of them, of `logits`."""
+    """Sample from the tokens that each grammar allows; from `logits` if `shaped` excludes all of them."""
     if not masks.mask_rows:
         return sample_ids(shaped, requests)
     vocabulary = logits.shape[1]
@@ -191,12 +193,14 @@ def sample_allowed(shaped: Tensor, logits: Tensor, requests: Sequence[Request], 
 def _sample_small_masks(
     shaped: Tensor, logits: Tensor, requests: Sequence[Request], few: Mapping[int, NDArray[np.int64]]
 ) -> list[int]:
-    """Rows of few possible tokens, drawn from as a small vocabulary of their own: of one size, so that what a row draws
-    does not depend on its neighbours."""
+    """Sample rows with few allowed tokens as small vocabularies.
+
+    All of them have the same size, so that the result of a row does not depend on other rows.
+    """
     if not few:
         return []
     values = np.full((len(few), SMALL_MASK), -np.inf, np.float32)
-    first, second = shaped.numpy(), logits.numpy()  # views, which pick a few numbers sooner than tensors do
+    first, second = shaped.numpy(), logits.numpy()  # views, which gather a few numbers faster than tensors
     for index, (row, ids) in enumerate(few.items()):
         possible = first[row, ids]
         values[index, : len(ids)] = possible if possible.max() > -np.inf else second[row, ids]
@@ -205,8 +209,10 @@ def _sample_small_masks(
 
 
 def masked(shaped: Tensor, logits: Tensor, possible: Tensor) -> Tensor:
-    """Rows, float32 [rows, vocabulary], in which nothing is likely but what is `possible`, bool of the same shape: of
-    `shaped`, or else of `logits`."""
+    """Return rows, float32 [rows, vocabulary], with only the `possible` tokens (bool, same shape) of `shaped`.
+
+    A row of `shaped` without any of them is replaced by that of `logits`.
+    """
     held = torch.where(possible, shaped, -torch.inf)
     nothing = held.amax(-1) == -torch.inf
     if nothing.any():
@@ -215,7 +221,7 @@ def masked(shaped: Tensor, logits: Tensor, possible: Tensor) -> Tensor:
 
 
 def sample_ids(logits: Tensor, requests: Sequence[Request]) -> list[int]:
-    """The most likely token where the temperature is 0, else a draw from the filtered distribution."""
+    """Return the most likely token at temperature 0, else a draw from the filtered distribution."""
     drawing = [row for row, request in enumerate(requests) if request.params.temperature > 0]
     if not drawing:
         return logits.argmax(-1).tolist()
@@ -233,7 +239,7 @@ def sample_ids(logits: Tensor, requests: Sequence[Request]) -> list[int]:
 
 
 def _apply_xtc(logits: Tensor, filters: Filters, requests: Sequence[Request]) -> tuple[Tensor, Filters]:
-    """The rows with what XTC leaves of them, and their filters, which have nothing left to do where it has."""
+    """Return the logits after XTC, and the filters, which are disabled for the rows that XTC changed."""
     hit = [row for row, request in enumerate(requests) if xtc_applies(request.params, len(request.output_ids))]
     if not hit:
         return logits, filters
@@ -244,19 +250,22 @@ def _apply_xtc(logits: Tensor, filters: Filters, requests: Sequence[Request]) ->
 
 
 def uniform(seed: int, index: int, attempt: int = 0) -> float:
-    """A number in [0, 1) with 53 random bits, the same for the same seed, index and attempt on every machine."""
+    """Return a number in [0, 1) with 53 random bits, which depends only on seed, index, and attempt."""
     digest = hashlib.sha256(seed.to_bytes(8, "little") + index.to_bytes(8, "little")).digest()
     return (int.from_bytes(digest[8 * attempt : 8 * attempt + 8], "little") >> 11) / (1 << 53)
 
 
-# -- reporting
+# -- log-probabilities
 
 
 def report_logprobs(
     logits: Tensor, shaped: Tensor, token_ids: Sequence[int], requests: Sequence[Request], masks: Masks = NO_MASKS
 ) -> list[TokenLogprobs | None]:
-    """What each request asked to know of its token's probability: under the model's own distribution, `logits`, or
-    under the one that it was drawn from, by the `shaped` logits and the `masks` of grammars."""
+    """Return the log-probabilities that each request asked for.
+
+    They are those of the model's own distribution, `logits`; or with `drawn_logprobs` those of the distribution that
+    the token was sampled from, which `shaped` and `masks` define.
+    """
     reports: list[TokenLogprobs | None] = []
     for row, (token_id, request) in enumerate(zip(token_ids, requests, strict=True)):
         alternatives, one = request.params.logprobs, slice(row, row + 1)
@@ -270,7 +279,7 @@ def report_logprobs(
 
 
 def _drawn_logprobs(shaped: Tensor, logits: Tensor, token_id: int, request: Request, masks: Masks) -> TokenLogprobs:
-    """Of one row, float32 [1, vocabulary], as `sample_allowed` draws from it."""
+    """Return the log-probabilities of one row, float32 [1, vocabulary], under the distribution of `sample_allowed`."""
     params, vocabulary = request.params, logits.shape[1]
     if request.id in masks.mask_rows:
         shaped = masked(shaped, logits, torch.from_numpy(masks.rows([request.id], vocabulary)))
@@ -282,7 +291,7 @@ def _drawn_logprobs(shaped: Tensor, logits: Tensor, token_id: int, request: Requ
 
 @torch.inference_mode()
 def report_prompt(logits: Tensor, request: Request, positions: range) -> tuple[TokenLogprobs, ...]:
-    """What a request asked to know of its prompt's tokens: row r of `logits` predicts the one behind positions[r]."""
+    """Return the log-probabilities of prompt tokens: row r of `logits` predicts the token after positions[r]."""
     alternatives = request.params.prompt_logprobs or 0
     return tuple(
         _logprobs(row, request.prompt_ids[position + 1], alternatives)

@@ -318,7 +318,7 @@ def test_what_is_no_plain_file_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "loose").symlink_to(tmp_path / "nowhere")
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe", 0o600)
-    for name, why in (("link", "link"), ("loose", "link"), ("folder", "plain"), ("pipe", "plain")):
+    for name, why in (("link", "link"), ("loose", "link"), ("folder", "regular"), ("pipe", "regular")):
         assert why in bad(tmp_path / name)
 
 
