@@ -1,4 +1,4 @@
-"""Token ids in, token events out: scheduling, KV memory, models, attention, sampling.
+"""Token ids in, token events out: scheduling, the KV cache, models, attention, and sampling.
 
-Knows nothing of text, chat templates, files to download, HTTP or the terminal.
+Text, chat templates, downloads, HTTP, and the terminal are left to `app`.
 """

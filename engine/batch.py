@@ -1,8 +1,7 @@
 """Batch: the flat lists of one step, the explicit argument of `model.forward`.
 
-Tokens of all scheduled requests lie one after another; `query_starts` says where each request's begin. Every index is
-checked here, on the host, against what it will index: a wrong one must never reach a device, which makes of the lists
-whatever it computes with.
+The tokens of all scheduled requests are concatenated; `query_starts` gives the start of each request. Every index is
+checked here, on the host, against the size of what it indexes, because devices do not check the lists.
 """
 
 from collections.abc import Sequence
@@ -14,33 +13,35 @@ from engine.step import ScheduledRequest, StepPlan
 
 Ids = Sequence[int]
 
-PENDING_TOKEN = 0  # in place of a token that is still being sampled; it must be put in its place on the device
+PENDING_TOKEN = 0  # placeholder for a token that is still being sampled; the device must replace it
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """T tokens of R requests. One list of block tables and one slot mapping for each KV group."""
+    """T tokens of R requests, with one list of block tables and one slot mapping per KV group."""
 
     token_ids: Ids  # T numbers
     positions: Ids  # T: position of each token in its request
-    slot_mappings: tuple[Ids, ...]  # T each: block * BLOCK_SIZE + place, where the token's k and v go. Recurrent: none
-    # R lists each: a request's blocks in order, the null block where none is looked at any more; they go on growing
-    # afterwards. Recurrent: its state first, to be written; the step begins with what is in it.
+    # T each: block * BLOCK_SIZE + offset, where k and v are written; empty for recurrent groups
+    slot_mappings: tuple[Ids, ...]
+    # R lists each: a request's blocks in order, and the null block where no token attends any more. They grow after the
+    # step is launched. For recurrent groups: the state to write first, which starts with the content to read.
     block_tables: tuple[Sequence[Ids], ...]
     query_starts: Ids  # R + 1: request r has tokens query_starts[r] .. query_starts[r + 1]
-    context_lengths: Ids  # R: tokens of the request once this step is done
-    logit_rows: Ids  # the tokens whose logits are wanted
+    context_lengths: Ids  # R: tokens of the request after this step
+    logit_rows: Ids  # indices of the tokens whose logits are wanted
 
 
 def build_batch(
     plan: StepPlan, *, vocab_size: int, num_blocks: int, groups: Sequence[GroupConfig] = (GroupConfig(),)
 ) -> Batch:
-    """The batch of `plan`, for groups whose pools have `num_blocks` blocks unless they say otherwise.
+    """Build the batch of `plan`, for groups whose pools have `num_blocks` blocks unless the group states another
+    number.
 
-    Raises IndexError where an id or a slot would lie outside vocabulary, table or pool.
+    Raises IndexError if a token id, a block, or a slot is out of range.
 
-    Logit rows, in the plan's order: of each request the positions to be reported, then its last token where the next
-    one can be picked.
+    The logit rows are in the plan's order: for each request its `logprob_positions`, then its last token if the request
+    samples.
     """
     token_ids: list[int] = []
     positions: list[int] = []
@@ -77,7 +78,7 @@ def _logit_rows(part: ScheduledRequest, first_row: int) -> list[int]:
 
 
 def _check_table(part: ScheduledRequest, table: Sequence[int], group: GroupConfig, num_blocks: int) -> None:
-    """Whatever the step looks at or writes is in the pool, and no null block is among it."""
+    """Raise IndexError unless all blocks that the step reads or writes are in the pool, and none is the null block."""
     first = 0 if group.window is None else max(0, part.start - group.window + 1) // BLOCK_SIZE
     needed = 1 if group.recurrent else -(-part.stop // BLOCK_SIZE)
     if len(table) < needed:
@@ -87,5 +88,5 @@ def _check_table(part: ScheduledRequest, table: Sequence[int], group: GroupConfi
 
 
 def placeholder_batch() -> Batch:
-    """No tokens: for a device that records what a model does, whatever the batch."""
+    """Return a batch without tokens, for a device that records the operations of a model."""
     return Batch((), (), ((),), ((),), (0,), (), ())

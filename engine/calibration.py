@@ -1,6 +1,6 @@
 """Calibration for int4: the mean square of each input column of a decoder's linear layers, over the tokens of one text.
 
-The reference operations compute the model in chunks of the text. All weights are in memory as the file has them, and as
+The reference operations compute the model in chunks of the text. All weights are in memory in the file's format, and as
 float32 one layer at a time.
 """
 
@@ -30,16 +30,16 @@ from quant.quantize import is_linear_weight
 from quant.tensor import QTensor
 
 CHUNK = 256  # tokens
-MEMORY_SHARE = 0.8  # of what is free, for weights
+MEMORY_SHARE = 0.8  # of the free memory, for weights
 
 Report = Callable[[int], None]  # tokens computed so far
 
 
 def input_squares(checkpoint: Checkpoint, ids: Sequence[int], report: Report) -> dict[str, Tensor]:
-    """Float32 [columns] for every linear layer of the blocks, by the name that its weight has in the files.
+    """Return float32 [columns] for every linear layer of the blocks, by the name of its weight in the files.
 
-    `ids` is one text; what lies behind the model's context is left out. Raises UnsupportedModel, ModelFileError,
-    OutOfMemory, or EngineError where the model computes what is no number.
+    `ids` is one text; tokens past the model's context are ignored. Raises UnsupportedModel, ModelFileError,
+    OutOfMemory, or EngineError if the model computes NaN or infinity.
     """
     with raising_out_of_memory(), torch.inference_mode():
         config, stored = models.read_config(checkpoint.metadata), models.stored_weights(checkpoint)
@@ -60,9 +60,9 @@ def input_squares(checkpoint: Checkpoint, ids: Sequence[int], report: Report) ->
 
 
 def _readable(path: Path, config: ModelConfig, ids: Sequence[int]) -> Sequence[int]:
-    """As many of the text's tokens as the model has room for."""
+    """Return the text's tokens, up to the model's context."""
     if not ids or max(ids) >= config.vocab_size:
-        raise UnsupportedModel(f"{path} cannot read the text: its vocabulary is another one")
+        raise UnsupportedModel(f"{path} cannot read the text: its vocabulary does not match")
     return ids[: config.context_length]
 
 
@@ -84,11 +84,11 @@ def _batches(config: ModelConfig, ids: Sequence[int], blocks: int) -> Iterator[B
 
 
 class _NamedWeights(Weights):
-    """Remembers what each weight is called for as long as it lives."""
+    """Records the name of each weight object."""
 
     def __init__(self, path: Path, stored: Mapping[str, StoredWeight]) -> None:
         super().__init__(path, stored)
-        self.names: dict[int, str] = {}  # by the identity of a weight
+        self.names: dict[int, str] = {}  # by the id() of a weight
 
     def take(self, name: str, *shape: int) -> QTensor:
         weight = super().take(name, *shape)
@@ -97,7 +97,7 @@ class _NamedWeights(Weights):
 
 
 class _MeasuredLinear(ReferenceLinear):
-    """A layer that adds up the squares of what it reads, float64 [inputs]. Its products need not repeat to the bit."""
+    """A layer that adds up the squares of its inputs, float64 [inputs]. Its products need not be bitwise repeatable."""
 
     def __init__(self, segments: Sequence[QTensor]) -> None:
         super().__init__(segments, keep_dequantized=False)
@@ -109,7 +109,7 @@ class _MeasuredLinear(ReferenceLinear):
 
 
 class _MeasuredLayers:
-    """See `quant.linear.LinearBackend`. Keeps every layer under the names of all that it is made of."""
+    """A `quant.linear.LinearBackend` that keeps every layer under the names of all its weights."""
 
     name = "measured"
 
@@ -127,7 +127,7 @@ class _MeasuredLayers:
 
 
 class _MeasuringOperations(ReferenceOperations):
-    """Every token goes through all blocks, and none through the head."""
+    """All tokens go through all blocks, and none through the head."""
 
     weights: _MeasuredLayers
 

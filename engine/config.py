@@ -1,6 +1,6 @@
-"""What the engine is told before it starts: the shape of a model, and the resolved knobs of a run.
+"""Configuration that is fixed before the engine starts: the shape of a model, and the resolved options of a run.
 
-Both are frozen and built once. Knows numbers. Refuses to know files (a family's module reads those) and user settings.
+Both are frozen. The module of a model family fills the shape from a checkpoint; `engine.loading` resolves the options.
 """
 
 import enum
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 BLOCK_SIZE = 16  # tokens in a KV block
-TARGET_LATENCY = 0.06  # seconds between two tokens of a stream while others' prompts are read
+TARGET_LATENCY = 0.06  # seconds between two tokens of a stream while other prompts are prefilled
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,37 +24,38 @@ class Llama3Scaling:
     """Long wavelengths are stretched, short ones stay (the `llama3` rope type of transformers' configuration)."""
 
     factor: float
-    low: float  # turns within the original context, below which a frequency is divided by the factor
+    low: float  # rotations within the original context, below which a frequency is divided by the factor
     high: float  # and above which it stays
     original_context: int
 
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """Frequencies that make many turns within the original context stay, those that make few are divided by the factor,
-    and cosine and sine are multiplied (arXiv:2309.00071; `yarn` in transformers' configuration)."""
+    """Frequencies with many rotations within the original context stay, those with few are divided by the factor, and
+    cosine and sine are scaled (arXiv:2309.00071; `yarn` in transformers' configuration).
+    """
 
     factor: float
     original_context: int
-    fast: float = 32.0  # turns within the original context, above which a frequency stays
+    fast: float = 32.0  # rotations within the original context, above which a frequency stays
     slow: float = 1.0  # and below which it is divided
-    attention_factor: float | None = None  # of cosine and sine; None: it follows from the factor and the two below
+    attention_factor: float | None = None  # of cosine and sine; None: computed from the factor and the two fields below
     mscale: float = 1.0
     mscale_all: float = 0.0  # 0: neither of the two is used
-    truncate: bool = True  # the blended frequencies begin and end at whole numbers
+    truncate: bool = True  # round the bounds of the blended frequencies to whole indices
 
 
 @dataclass(frozen=True, slots=True)
 class LongRopeScaling:
-    """Every frequency is divided by a factor of its own, and cosine and sine are multiplied (arXiv:2402.13753).
+    """Every frequency is divided by its own factor, and cosine and sine are scaled (arXiv:2402.13753).
 
-    There are factors for contexts up to the original one, and others for longer ones. Cached keys must not depend on
-    how long their request becomes, so an engine takes one of the two for all it computes, by its own context length.
+    There are factors for contexts up to the original one, and others for longer contexts. Cached keys must not depend
+    on how long their request becomes, so an engine uses one of the two sets, by its own context length.
     """
 
     original_context: int
-    factor: float = 1.0  # by which the context is longer than that
-    attention_factor: float | None = None  # of cosine and sine; None: it follows from the factor
+    factor: float = 1.0  # ratio of the extended context to the original one
+    attention_factor: float | None = None  # of cosine and sine; None: computed from the factor
     short: tuple[float, ...] = ()  # empty: both are tensors of the checkpoint
     long: tuple[float, ...] = ()
 
@@ -67,75 +68,73 @@ RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary position embedding: which frequencies, and which elements of a head form a pair."""
+    """Rotary position embedding: the frequencies, and which elements of a head form a pair."""
 
     base: float
-    dimensions: int  # elements of a head that turn, the first ones of it
-    interleaved: (
-        bool  # pairs are neighbours (2i, 2i+1), as GGUF files of the llama family store them; else (i, i + d/2)
-    )
+    dimensions: int  # leading elements of a head that are rotated
+    interleaved: bool  # pairs are (2i, 2i+1), as in GGUF files of the llama family; else (i, i + d/2)
     scaling: RopeScaling | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """In what the attention of one layer differs from that of others."""
+    """The properties in which the attention of a layer differs from that of others."""
 
-    window: int | None = None  # tokens that it looks back on, its own included; None: all
-    rope: int | None = 0  # which of the model's ropes turns its heads; None: none does
+    window: int | None = None  # tokens that it attends to, including its own; None: all
+    rope: int | None = 0  # index of the model's rope that rotates its heads; None: no rotation
 
 
 class Gate(enum.Enum):
-    """What the gate of an MLP goes through before it is multiplied."""
+    """The activation function of an MLP's gate."""
 
     SILU = "silu"
-    GELU = "gelu"  # by tanh, as `gelu_pytorch_tanh`
+    GELU = "gelu"  # with tanh, as in `gelu_pytorch_tanh`
 
 
 class NormPlacement(enum.Enum):
-    """Where a layer normalizes what its attention and its MLP read, or what they give."""
+    """Whether a layer normalizes the inputs of attention and MLP, their outputs, or both."""
 
     BEFORE = "before"
-    AFTER = "after"  # what they give, before it is added
+    AFTER = "after"  # the outputs, before they are added to the residual stream
     BOTH = "both"
 
 
 class Block(enum.Enum):
-    """What the MLP of a layer reads."""
+    """The input of a layer's MLP."""
 
-    SEQUENTIAL = "sequential"  # the stream after attention was added to it
-    PARALLEL = "parallel"  # the stream that attention reads, through a norm of its own
-    PARALLEL_ONE_NORM = "parallel, one norm"  # the stream that attention reads, through the same norm
+    SEQUENTIAL = "sequential"  # the residual stream after attention was added
+    PARALLEL = "parallel"  # the input of attention, with a separate norm
+    PARALLEL_ONE_NORM = "parallel, one norm"  # the input of attention, with the same norm
 
 
 class NormKind(enum.Enum):
-    """What a normalized row is divided by."""
+    """The divisor of a normalized row."""
 
-    RMS = "rms"  # its root mean square (arXiv:1910.07467)
-    LAYER = "layer"  # its standard deviation, after its mean was subtracted (arXiv:1607.06450)
+    RMS = "rms"  # the root mean square (arXiv:1910.07467)
+    LAYER = "layer"  # the standard deviation, after the mean was subtracted (arXiv:1607.06450)
 
 
 @dataclass(frozen=True, slots=True)
 class NormRule:
-    """What all norms of a model have in common."""
+    """The properties that all norms of a model share."""
 
     epsilon: float
     kind: NormKind = NormKind.RMS
-    bias: bool = False  # added to normalized rows; normalized heads have none
+    bias: bool = False  # added to normalized rows, but not to normalized heads
     offset: float = 0.0  # added to the weights
 
 
 class HeadNorm(enum.Enum):
-    """What is normalized of q and k before they turn."""
+    """How q and k are normalized before they are rotated."""
 
-    EACH = "each"  # every head for itself, all with the same weights
-    OWN = "own"  # every head for itself, each with weights of its own
+    EACH = "each"  # each head separately, all with the same weights
+    OWN = "own"  # each head separately, with weights per head
     ALL = "all"  # all heads of a token together
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The shape of a decoder. Filled by the family's module from the checkpoint."""
+    """The shape of a decoder. The family's module fills it from the checkpoint."""
 
     architecture: str
     layers: int
@@ -145,27 +144,27 @@ class ModelConfig:
     head_dim: int
     mlp_hidden: int
     vocab_size: int
-    context_length: int  # tokens the model was made for
+    context_length: int  # tokens the model was trained for
     norm: NormRule
     ropes: tuple[RopeConfig, ...]
-    layout: tuple[LayerConfig, ...] = ()  # one for each layer; empty: all are alike
+    layout: tuple[LayerConfig, ...] = ()  # one per layer; empty: all layers are alike
     attention_scale: float = 0.0  # of scores; 0: 1 / sqrt(head_dim)
-    attention_softcap: float = 0.0  # c: scores become c * tanh(score / c); 0: they stay
+    attention_softcap: float = 0.0  # c: scores become c * tanh(score / c); 0: no soft cap
     logit_softcap: float = 0.0
     logit_scale: float = 1.0  # of logits, before the soft cap
     embedding_scale: float = 1.0
     gate: Gate = Gate.SILU
     norm_placement: NormPlacement = NormPlacement.BEFORE
-    block: Block | None = Block.SEQUENTIAL  # None: one norm, unless the checkpoint has another one for the MLP
+    block: Block | None = Block.SEQUENTIAL  # None: one norm, unless the checkpoint has a second one for the MLP
     head_norm: HeadNorm | None = None
     optional_head_norm: bool = False  # a checkpoint without weights of head norms has no head norms
-    qkv_bias: bool | None = False  # added to q, k and v; None: where the checkpoint has one
-    out_bias: bool | None = False  # added to what attention gives, in the same way
-    tied_head: bool | None = None  # the head is the embedding; None: where the checkpoint has no other
+    qkv_bias: bool | None = False  # added to q, k, and v; None: if the checkpoint has one
+    out_bias: bool | None = False  # added to the output of attention, in the same way
+    tied_head: bool | None = None  # the head is the embedding; None: if the checkpoint has no other head
 
     @property
     def matrix_elements(self) -> int:
-        """About how many weights its matrices have."""
+        """Approximate number of weights in its matrices."""
         attention = 2 * (self.heads + self.kv_heads) * self.head_dim * self.hidden
         mlp = 3 * self.mlp_hidden * self.hidden
         return self.layers * (attention + mlp) + 2 * self.vocab_size * self.hidden
@@ -174,84 +173,84 @@ class ModelConfig:
         return self.layout[number] if self.layout else LayerConfig()
 
     def long_ropes(self, context_length: int) -> tuple[bool, ...]:
-        """Of each rope, whether it takes the factors for long contexts."""
+        """Return, per rope, whether it uses the factors for long contexts."""
         scalings = (rope.scaling for rope in self.ropes)
         return tuple(isinstance(it, LongRopeScaling) and it.is_long(context_length) for it in scalings)
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """The window of each KV group: one group for all layers that look back as far."""
+        """The window of each KV group. Layers with the same window form a group."""
         windows = {self.layer(number).window for number in range(self.layers)}
         return tuple(sorted(windows, key=lambda window: (window is not None, window)))
 
 
 @dataclass(frozen=True, slots=True)
 class GroupConfig:
-    """How the layers of one KV group remember. Which layers they are, and what a block holds, is the device's."""
+    """The attention span of one KV group. The device decides its layers and the content of a block."""
 
-    window: int | None = None  # tokens that attention looks back on, its own included; None: all
-    recurrent: bool = False  # one state a request, in place of a block for each BLOCK_SIZE tokens
-    num_blocks: int = 0  # in the device pool, the null block included; 0: EngineConfig.num_blocks
+    window: int | None = None  # tokens that attention looks back on, including its own; None: all
+    recurrent: bool = False  # one state per request instead of one block per BLOCK_SIZE tokens
+    num_blocks: int = 0  # in the device pool, including the null block; 0: EngineConfig.num_blocks
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """How much of a GPU's memory an engine may take, in all. Neither: what is free, but for a reserve."""
+    """Limit of the GPU memory that an engine may use. Without either field: the free memory, minus a reserve."""
 
     num_bytes: int = 0
-    share: float = 0.0  # of all that the GPU has
+    share: float = 0.0  # of the GPU's total memory
 
 
 ALL_FREE = MemoryLimit()
 
 
 class Preemption(enum.Enum):
-    """What a request that yields does with what it has computed."""
+    """How the KV blocks of a preempted request are handled."""
 
-    AUTO = "auto"  # whichever is measured to be faster
+    AUTO = "auto"  # the faster of the two, as measured
     SWAP = "swap"  # copied to the host pool, and back
-    RECOMPUTE = "recompute"  # given up, but for what stays in the prefix cache
+    RECOMPUTE = "recompute"  # dropped, except for what stays in the prefix cache
 
 
 class Restore(enum.Enum):
-    """Whether a prefix that lies in files is read."""
+    """Whether a prefix that is in files is read."""
 
-    AUTO = "auto"  # where that is measured to be faster than computing it
+    AUTO = "auto"  # if that is measured to be faster than computing it
     ALWAYS = "always"
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """The resolved knobs of one engine. Filled by `engine.loading`."""
+    """The resolved options of one engine. Filled by `engine.loading`."""
 
     backend: str  # name of the kernel backend
-    context_length: int  # most tokens a request may hold, prompt and reply together
-    num_blocks: int  # KV blocks in the device pool, the null block included
-    model_context_length: int = 0  # what the model was made for
-    longest_context: int = 0  # the most of that which the memory holds; 0: not known
-    max_step_tokens: int = 256  # token budget of one step: bounds how long a stop or a newcomer waits
+    context_length: int  # tokens a request may hold, prompt and reply together, at most
+    num_blocks: int  # KV blocks in the device pool, including the null block
+    model_context_length: int = 0  # tokens the model was trained for
+    longest_context: int = 0  # the longest context that fits the memory, up to that; 0: not known
+    max_step_tokens: int = 256  # token budget of one step: bounds how long an abort or a new request waits
     max_running: int = 16  # requests that may hold blocks at the same time
     step_depth: int = 1  # steps launched before the first of them is collected
     cache_salt: tuple[str, ...] = ()  # what keys and values depend on besides the tokens: model, numerics, KV type
     threads: int = 1  # that compute
     groups: tuple[GroupConfig, ...] = (GroupConfig(),)
-    host_blocks: int = 0  # in each group's host pool, the null block included; 0: there is none
-    block_bytes: int = 0  # that one block of every group takes together
+    host_blocks: int = 0  # in each group's host pool, including the null block; 0: no host pool
+    block_bytes: int = 0  # of one block of every group together
     preemption: Preemption = Preemption.AUTO
     restore: Restore = Restore.AUTO
-    write_delay: float = 0.5  # seconds that filled blocks wait for others before they are written to files together
-    target_latency: float = 0.0  # seconds between two tokens of a stream that a long prompt may cause; 0: any
+    write_delay: float = 0.5  # seconds that filled blocks wait for more blocks before they are written to files
+    target_latency: float = 0.0  # seconds between two tokens of a stream while long prompts are prefilled; 0: unlimited
 
     @property
     def pool_sizes(self) -> tuple[int, ...]:
-        """Blocks of each group's device pool, the null block included."""
+        """Blocks of each group's device pool, including the null block."""
         return tuple(map(self.pool_blocks, range(len(self.groups))))
 
     def pool_blocks(self, group: int) -> int:
         return self.groups[group].num_blocks or self.num_blocks
 
     def with_pools(self, sizes: Sequence[int]) -> Self:
-        """With pools of so many blocks, of each group."""
+        """Return a copy with these numbers of blocks per group."""
         groups = tuple(replace(group, num_blocks=size) for group, size in zip(self.groups, sizes, strict=True))
         return replace(self, groups=groups, num_blocks=max(sizes))
 
@@ -261,18 +260,18 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class EncoderConfig:
-    """The shape of an encoder. Filled by the family's module from the checkpoint."""
+    """The shape of an encoder. The family's module fills it from the checkpoint."""
 
     layers: int
     hidden: int
     heads: int
     mlp_hidden: int
     vocab_size: int
-    context_length: int  # positions that it has
+    context_length: int  # number of position embeddings
     token_types: int
     norm_epsilon: float
 
     @property
     def matrix_elements(self) -> int:
-        """About how many weights its matrices have."""
+        """Approximate number of weights in its matrices."""
         return self.layers * (4 * self.hidden + 2 * self.mlp_hidden) * self.hidden + self.vocab_size * self.hidden

@@ -1,7 +1,6 @@
 """The engine: requests in, token events out, one step at a time.
 
-Owns scheduler and runner, and is driven by exactly one thread. Refuses to know text, clients and where models come
-from, and which kind of device the runner drives.
+It owns the scheduler and the runner, and exactly one thread may drive it (`engine.thread`).
 """
 
 import itertools
@@ -28,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _LaunchedStep(Generic[TicketT]):
-    """A launched step."""
+    """A step that was launched and not collected."""
 
     plan: StepPlan
     ticket: TicketT
@@ -36,7 +35,7 @@ class _LaunchedStep(Generic[TicketT]):
 
 
 class Engine(Generic[TicketT]):
-    """One loaded model and the requests it is working on."""
+    """One loaded model and the requests that it serves."""
 
     def __init__(
         self,
@@ -52,8 +51,8 @@ class Engine(Generic[TicketT]):
         self._scheduler = Scheduler(config, block_transfer, store, clock)
         self._runner = runner
         self._under_way: deque[_LaunchedStep[TicketT]] = deque()
-        self._collected = 0.0  # when the last step was
-        # Seconds that what is going on will take, by the steps before; inf: not known. Read by other threads.
+        self._collected = 0.0  # time when the last step was collected
+        # Expected seconds of the current operation, from earlier steps; inf: not known. Read by other threads.
         self.expected_seconds = 0.0
         self._limits = StepLimits()
         self._ids = itertools.count(1)
@@ -64,12 +63,12 @@ class Engine(Generic[TicketT]):
 
     @property
     def has_requests(self) -> bool:
-        """Whether somebody waits for something; else there may be work behind the scenes, which nobody waits for."""
+        """Whether a caller waits for a request. Background copies may remain without one."""
         return self._scheduler.has_requests
 
     @property
     def progress(self) -> int:
-        """Grows with each step and each copy of blocks. Read by other threads."""
+        """Number of steps planned and copies ended so far. Read by other threads."""
         return self._scheduler.progress
 
     @property
@@ -81,7 +80,7 @@ class Engine(Generic[TicketT]):
         return self._scheduler.num_waiting
 
     def state(self) -> EngineState:
-        """What is going on; any thread may ask, and is told numbers of about the same moment."""
+        """Return the current numbers, of about the same moment. Any thread may call it."""
         return self._scheduler.state()
 
     def request(
@@ -91,9 +90,9 @@ class Engine(Generic[TicketT]):
         end_ids: frozenset[int],
         origin: Origin = PROGRAM,
     ) -> Request:
-        """A request that `add` will take. Changes nothing here, so that any thread may call it.
+        """Create and validate a request for `add`. Changes no state, so any thread may call it.
 
-        Raises PromptTooLong or InvalidSampling; IndexError for an id that is not in the vocabulary.
+        Raises PromptTooLong or InvalidSampling, or IndexError for an id that is not in the vocabulary.
         """
         params.check_vocabulary(self.vocab_size)
         ids = (*prompt_ids, *end_ids)
@@ -108,13 +107,14 @@ class Engine(Generic[TicketT]):
     def search(
         self, prompt_ids: tuple[int, ...], params: SamplingParams, end_ids: frozenset[int], origin: Origin = PROGRAM
     ) -> list[Request]:
-        """The results of the beam search that `params.beams` describes, for `add` to take together. When it ends each
-        gets its tokens, best first, all at once; aborting one of them ends all.
+        """Create the results of the beam search that `params.beams` describes, for `add` to take together.
 
-        Raises what `request` raises, and InvalidSampling or PromptTooLong for a search that never fits.
+        When the search ends, each result gets all its tokens at once, best result first. Aborting one result ends all.
+
+        Raises the errors of `request`, and InvalidSampling or PromptTooLong if the search can never fit.
         """
         if params.beams is None:
-            raise ValueError("no beam search is asked for")
+            raise ValueError("params.beams is not set")
         results = [self.request(prompt_ids, params, end_ids, origin) for _ in range(params.beams.results)]
         if params.beams.width + len(end_ids) + len(params.stop_token_ids) > self.vocab_size:
             raise InvalidSampling("width", f"too wide for a vocabulary of {self.vocab_size}")
@@ -122,11 +122,13 @@ class Engine(Generic[TicketT]):
         return results
 
     def add(self, *requests: Request) -> None:
-        """Queue a request, or several of one prompt, which is read once for all of them; or the results of a search."""
+        """Queue a request, several requests with the same prompt, which is prefilled once, or the results of a beam
+        search.
+        """
         self._scheduler.add(*requests)
 
     def step(self) -> list[TokenEvent]:
-        """Launch steps as far ahead as the configuration says, then collect the oldest. A failing one fails alone."""
+        """Launch up to `step_depth` steps, then collect the oldest. A step that fails ends only its own requests."""
         try:
             return self._step()
         finally:
@@ -143,7 +145,7 @@ class Engine(Generic[TicketT]):
                 self._under_way.append(_LaunchedStep(plan, self._runner.launch(plan), began))
             except OutOfMemory as error:
                 return self._handle_out_of_memory(plan, error, launched=False)
-            except Exception as error:  # noqa: BLE001  # whatever a kernel raises ends the requests it ran, and no others
+            except Exception as error:  # noqa: BLE001 # a kernel may raise anything; only the requests of this step end
                 return self._handle_failure(plan, error)
         if not self._under_way:
             self.expected_seconds = math.inf
@@ -162,13 +164,13 @@ class Engine(Generic[TicketT]):
         return self._scheduler.update(step.plan, sampled)
 
     def _handle_out_of_memory(self, plan: StepPlan, error: OutOfMemory, *, launched: bool) -> list[TokenEvent]:
-        """A step did not get its memory: a smaller one is tried next. Where it cannot be smaller, its request ends."""
+        """Retry a step that ran out of memory with fewer tokens. If it cannot be smaller, its request ends."""
         self._runner.recover()
-        while launched and self._under_way:  # they were built on it
+        while launched and self._under_way:  # they depend on its results
             self._scheduler.undo(self._under_way.pop().plan)
         if not self._limits.halve(plan):
             return self._handle_failure(plan, error)
-        log.warning("%s; a step of %d tokens is tried again, or a smaller one", error, plan.num_tokens)
+        log.warning("%s; a step of %d tokens is retried, possibly with fewer tokens", error, plan.num_tokens)
         self._scheduler.undo(plan)
         return []
 
@@ -177,24 +179,25 @@ class Engine(Generic[TicketT]):
         return self._scheduler.fail(plan, f"{type(error).__name__}: {error}")
 
     def abort(self, request_id: int) -> list[TokenEvent]:
-        """End a request in any state; nothing when it has ended already."""
+        """End a request in any state. Returns no events if it has ended already."""
         return self._scheduler.abort(request_id)
 
     def abort_all(self) -> list[TokenEvent]:
-        """End every request; steps under way are forgotten with their results."""
+        """End every request, and drop the steps under way with their results."""
         forgotten = [step.plan for step in self._under_way]
         self._under_way.clear()
         return self._scheduler.abort_all(forgotten)
 
     def flush(self, seconds: float = 60.0) -> None:
-        """Wait for the copies under way, and have what is due written to files, as far as that begins in that time."""
+        """Wait for the copies under way, and write dirty blocks to files; no write starts after `seconds`."""
         self._scheduler.flush(seconds)
 
     def forget(self, token_ids: Sequence[int], origin: Origin = PROGRAM, *, kept: int = 0) -> None:
-        """Make what was computed of some tokens unfindable, on the device, in memory and in files, but for the first
-        `kept` of them. Raises nothing where there is nothing of it."""
+        """Make the cached blocks of these tokens unfindable on the device, in RAM, and in files, except for the first
+        `kept`.
+        """
         self._scheduler.forget(token_ids, origin, kept)
 
     def assert_empty(self) -> None:
-        """Raise RuntimeError when a request or a block is still held."""
+        """Raise RuntimeError if a request or a block is still held."""
         self._scheduler.assert_empty()

@@ -1,6 +1,6 @@
-"""What an engine has done so far and what it holds now, as plain numbers for whoever watches it. No torch.
+"""Counters and state of an engine, as plain numbers for metrics. Imports no torch.
 
-Written on the engine's thread alone, read from any. Refuses to know what is made of the numbers.
+Only the engine's thread writes them. Any thread may read them.
 """
 
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from engine.request import NO_TOKENS, ServiceClass, TokenSources
 
 @dataclass(slots=True)
 class Counters:
-    """Since the engine was made; they only grow."""
+    """Totals since the engine was created."""
 
-    prompt_tokens: int = 0  # of requests that were admitted for the first time
+    prompt_tokens: int = 0  # of requests that started for the first time
     prompts: TokenSources = NO_TOKENS  # where those tokens were found
     disk_read_bytes: int = 0
     disk_written_bytes: int = 0
     disk_misses: int = 0  # restores from files that failed; the tokens were computed
-    computed_tokens: int = 0  # tokens that steps computed, prompts and replies, again after a preemption
+    computed_tokens: int = 0  # tokens that steps computed, in prompts and replies, including recomputed ones
     generated_tokens: int = 0
     swapped_out: int = 0  # preemptions that copied the request's blocks to the host pools
     recomputed: int = 0  # preemptions that dropped the request's blocks
@@ -26,14 +26,14 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """One look at an engine."""
+    """A snapshot of an engine."""
 
     running: int
-    waiting: tuple[int, ...]  # requests of each ServiceClass that wait, by its value
-    swapped: int  # of the waiting ones, those whose blocks are in the host pool
-    kv_blocks: int  # blocks there are to hand out
+    waiting: tuple[int, ...]  # number of waiting requests per ServiceClass, by its value
+    swapped: int  # waiting requests whose blocks are in the host pool
+    kv_blocks: int  # blocks that can be allocated
     kv_blocks_held: int  # by requests
-    kv_blocks_cached: int  # held by nobody, with content that may be used again
+    kv_blocks_cached: int  # held by no request, with content that can be reused
     host_blocks: int
     host_blocks_used: int
     counters: Counters

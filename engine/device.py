@@ -1,7 +1,6 @@
-"""The seam between the engine and what computes: where weights and caches lie, and which kernels run.
+"""Device: the interface to one kind of hardware, with its memory for weights and caches and its kernels.
 
-A device loads a model once and gives a function that computes batches. Chosen by `backends.device_choice`; the runner
-knows nothing else of it.
+A device loads a model once and returns a function that computes batches. `backends.device_choice` chooses the device.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,10 +20,10 @@ from engine.step import Runner
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Bytes that a model takes on a device besides its caches, as far as its headers tell."""
+    """Bytes that a model needs on a device besides its caches, estimated from its headers."""
 
-    weights: int  # once they are loaded
-    steps: int  # what steps compute with, and what is prepared for them
+    weights: int  # after they are loaded
+    steps: int  # buffers of steps and what is prepared for them
 
     @property
     def total(self) -> int:
@@ -47,17 +46,17 @@ class Device(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the backend."""
+        """Name of the backend."""
         ...
 
     @property
     def threads(self) -> int:
-        """How many compute."""
+        """Number of compute threads."""
         ...
 
     @property
     def numerics(self) -> tuple[str, ...]:
-        """What the bits of keys and values depend on besides model and tokens."""
+        """Names of everything that the bits of keys and values depend on, besides the model and the tokens."""
         ...
 
     @property
@@ -70,12 +69,12 @@ class Device(Protocol):
 
     @property
     def contexts(self) -> int:
-        """Of how many whole contexts pools may hold the tokens, where memory has room for that."""
+        """Number of full contexts that the pools should hold, if there is enough memory."""
         ...
 
     @property
     def host_cache(self) -> int:
-        """Bytes of the host pool, where nobody says: a device that computes in the host's memory needs none."""
+        """Default bytes of the host pool. Devices that compute in the host's memory need none."""
         ...
 
     @property
@@ -84,31 +83,35 @@ class Device(Protocol):
         ...
 
     def layer_shape(self, kv_heads: int, head_dim: int) -> tuple[int, ...]:
-        """Of one layer of one KV block, in elements of `kv_type`. Raises UnsupportedModel."""
+        """Return the shape of one layer of one KV block, in elements of `kv_type`. Raises UnsupportedModel."""
         ...
 
     def step_tokens(self, model: ModelConfig) -> int:
-        """The token budget of one step: whoever wants to stop or to join waits for the step under way."""
+        """Return the token budget of one step. An abort or a new request waits for the step under way."""
         ...
 
     def free_memory(self) -> int:
-        """Bytes that a model may take here, in all."""
+        """Return the bytes that a model may use on this device."""
         ...
 
     def needs(self, model: ModelConfig, stored: Mapping[str, StoredWeight]) -> Needs:
-        """What these weights, of which nothing has been read, will take."""
+        """Return what these weights will need. Reads no weight."""
         ...
 
     def kv_memory(self, model: ModelConfig, weight_bytes: int) -> int:
-        """Bytes that are there for caches, once weights of about so many bytes are loaded. Raises
-        OutOfMemory where these alone do not fit."""
+        """Return the bytes available for caches beside `weight_bytes` of weights.
+
+        Raises OutOfMemory if the weights alone do not fit.
+        """
         ...
 
     def load(self, model: ModelConfig, weights: Weights, config: EngineConfig) -> LoadedModel:
-        """Take the model's weights, reserve its caches: pools as the configuration has them, or of whatever size turns
-        out to fit. Raises UnsupportedModel, ModelFileError or OutOfMemory."""
+        """Load the model's weights and reserve its caches, with pools of the configured size or of what fits.
+
+        Raises UnsupportedModel, ModelFileError, or OutOfMemory.
+        """
         ...
 
     def runner(self, loaded: LoadedModel, vocab_size: int, groups: Sequence[GroupConfig]) -> Runner[Any]:
-        """What runs plans on it."""
+        """Return the runner that runs plans on this device."""
         ...

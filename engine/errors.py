@@ -1,22 +1,20 @@
-"""The engine's branch of the error tree (its root is `quant.errors.InglenookError`).
+"""The engine's branch of the error tree, whose root is `quant.errors.InglenookError`.
 
-EngineError
-├── UnsupportedModel       an architecture or a config value this version does not run
-├── InvalidSampling        a sampling parameter out of its bounds; names the parameter
-├── PromptTooLong          a request that can never fit, with the numbers
-├── OutOfMemory            a device or the host had none left; what was tried is undone
-└── NoCompiler             kernels for GPUs need a C compiler, once, and there is none that works
+EngineError ├── UnsupportedModel       an architecture or a config value that this version does not support ├──
+InvalidSampling        a sampling parameter that is out of bounds, by name ├── PromptTooLong          a request that can
+never fit, with the numbers ├── OutOfMemory            an allocation on a device or the host failed and was undone └──
+NoCompiler             no working C compiler, which GPU kernels need
 """
 
 from quant.errors import InglenookError
 
 
 class EngineError(InglenookError):
-    """The engine refuses or cannot continue."""
+    """The engine refuses a request or cannot continue."""
 
 
 class UnsupportedModel(EngineError):
-    """The checkpoint asks for something that this version does not compute."""
+    """The checkpoint needs something that this version cannot compute."""
 
 
 class InvalidSampling(EngineError):
@@ -28,10 +26,10 @@ class InvalidSampling(EngineError):
 
 
 class PromptTooLong(EngineError):
-    """The request cannot fit the context, even alone.
+    """The request does not fit the context, even alone.
 
-    `tokens` is what its prompt has; unless `is_exact`, it has more than that. `context` is what prompt and reply may
-    have together, and `longest_context` the most that --context could make of it here. 0: not known.
+    `tokens` is the length of its prompt, or a lower bound of it unless `is_exact`. `context` is the limit of prompt and
+    reply together. `longest_context` is the largest possible --context for this model and memory. 0: not known.
     """
 
     def __init__(
@@ -52,7 +50,7 @@ class PromptTooLong(EngineError):
 
     @classmethod
     def of(cls, tokens: int, context: int, longest_context: int, *, is_exact: bool = True) -> "PromptTooLong":
-        """For a prompt of so many tokens: see the class."""
+        """Create the error for a prompt of `tokens` tokens. See the class for the other numbers."""
         count = f"{tokens:,}" if is_exact else f"more than {tokens:,}"
         error = cls(
             f"The prompt has {count} tokens, and the context holds {context:,} including the reply",
@@ -68,13 +66,13 @@ class PromptTooLong(EngineError):
 
     @property
     def fits_longer_context(self) -> bool:
-        """Whether a larger --context makes room for it: the model and the memory allow that."""
+        """Whether the prompt would fit a larger --context that the model and the memory allow."""
         return max(self.tokens, self.context) < self.longest_context
 
 
 class OutOfMemory(EngineError):
-    """An allocation failed. Whoever raises it has kept nothing of what it tried."""
+    """An allocation failed. The operation that raises it has freed everything it allocated."""
 
 
 class NoCompiler(EngineError):
-    """Triton cannot build the module that launches kernels: names what is missing."""
+    """Triton cannot build the module that launches kernels. The message names what is missing."""

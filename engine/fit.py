@@ -1,7 +1,7 @@
-"""Whether a model fits into a device's memory, and how long its context may be, told from its headers alone.
+"""Whether a model fits into a device's memory, and with which context length, from its headers alone.
 
-Every number is one by which the engine itself chooses when it loads: what a device says of its memory and its needs,
-and the budget of the caches. Nothing is decided here. Refuses to know where headers come from, and how people are told.
+The numbers are those that the engine itself uses when it loads a model: the device's memory and needs, and the budget
+of the caches.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,34 +25,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CacheFit:
-    """What there is room for with keys and values of one type."""
+    """The context that fits with keys and values of one type."""
 
     kv_type: str
-    token_bytes: Mapping[int | None, int]  # that a token takes in the layers of each window; None: that see all
-    context: int  # tokens that fit, as many as were asked for at most
-    size: int  # bytes of the caches of so many tokens, or of the fewest that are of use
-    tables: int  # bytes among them that are filled when the model is loaded, whatever is asked
+    token_bytes: Mapping[int | None, int]  # bytes per token in the layers of each window; None: layers without a window
+    context: int  # tokens that fit, at most the requested number
+    size: int  # bytes of the caches for that context, or for the least useful one
+    tables: int  # bytes among them that are filled at load time, regardless of use
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What a model takes, and what there is."""
+    """The memory that a model needs, and the memory that is available."""
 
     device: str  # name of the backend
-    memory: int  # bytes that are there for it, in all
+    memory: int  # bytes available for the model
     needs: Needs
-    caches: tuple[CacheFit, ...]  # the type that is used first; none of a model that keeps no keys and values
-    wanted: int  # tokens of context: those asked for, or what the model was made for
-    least: int  # tokens of context, below which it is of no use
+    caches: tuple[CacheFit, ...]  # the type in use first; empty for a model without a KV cache
+    wanted: int  # requested tokens of context, or those the model was trained for
+    least: int  # tokens of context below which the model is of no use
 
     @property
     def is_possible(self) -> bool:
-        """As it was asked for, with the type of keys and values that is used."""
+        """Whether the model fits as requested, with the KV type in use."""
         return self._has(self.least)
 
     @property
     def has_room(self) -> bool:
-        """For a context that is of some use, whatever was asked for."""
+        """Whether the model fits with a useful context, even if it is shorter than requested."""
         return self._has(min(self.wanted, MIN_CONTEXT))
 
     def _has(self, context: int) -> bool:
@@ -60,14 +60,15 @@ class Fit:
 
     @property
     def needed(self) -> int:
-        """Bytes, with the context that fits, or the least one that would be of use."""
+        """Bytes needed with the context that fits, or with the least useful one."""
         return self.needs.total + (self.caches[0].size if self.caches else 0)
 
 
 def fit(checkpoint: Checkpoint, options: LoadOptions, memory: int = 0) -> Fit:
-    """For the device that the engine would try first. `memory`: bytes of it, had it so many; 0: what it has.
+    """Return the fit for the device that the engine would try first.
 
-    Raises UnsupportedModel, UnsupportedTier, ModelFileError or UnsupportedQuantization.
+    `memory` replaces the bytes of that device's memory; 0: what it has. Raises UnsupportedModel, UnsupportedTier,
+    ModelFileError, or UnsupportedQuantization.
     """
     options = replace(options, host_memory=memory) if memory else options
     if checkpoint.metadata.architecture in ENCODERS:
@@ -101,7 +102,7 @@ def _devices(
     stored: Mapping[str, StoredWeight],
     memory: int,
 ) -> Iterator[tuple[str, Device]]:
-    """The device, by each type of keys and values that it has; first the one that is asked for."""
+    """Yield the device with each of its KV types, the requested type first."""
     gpu = _gpu(options, memory)
     if gpu is not None:
         from engine.backends.cuda.device import KV_TYPES as GPU_KV_TYPES
@@ -117,7 +118,7 @@ def _devices(
 
 
 def _gpu(options: LoadOptions, memory: int) -> "Gpu | None":
-    """The one that is there; one that is asked about, where its memory is said."""
+    """Return the GPU to use; a planned one if `memory` is given."""
     if not memory:
         return gpu_for(options)
     if not options.asks_for_gpu and gpu_for(options) is None:
@@ -125,18 +126,18 @@ def _gpu(options: LoadOptions, memory: int) -> "Gpu | None":
     try:
         from engine.backends.cuda.gpu import planned_gpu
     except ImportError as problem:
-        raise UnsupportedModel(f"Nothing is known of GPUs here: {problem}", "Use --device cpu.") from None
+        raise UnsupportedModel(f"GPU support cannot be loaded: {problem}", "Use --device cpu.") from None
     return planned_gpu(memory)
 
 
 def _type_names(kinds: Mapping[str, object], chosen: str) -> list[str]:
-    """Those of a device's types: the chosen one, or the one that `auto` stands for, and the others behind it."""
+    """Return the names of a device's KV types: the chosen one, or the one that `auto` selects, then the others."""
     names = [name for name in kinds if name != "auto"]
     first = next(name for name in names if kinds[name] == kinds.get(chosen))
     return [first, *(name for name in names if name != first)]
 
 
 def _encoder_fit(checkpoint: Checkpoint, memory: int) -> Fit:
-    """Of a model that gives embeddings: it has no cache, and its weights are nearly all it takes."""
+    """Return the fit of an embedding model, which has no cache and needs little besides its weights."""
     weights = sum(weight.nbytes for weight in checkpoint.weights(Names({})).values())
     return Fit("cpu", host_memory(memory), Needs(weights, 0), (), 0, 0)

@@ -1,4 +1,4 @@
-"""Gives freed memory back to the system, which glibc otherwise keeps for each thread that has used it."""
+"""Returns freed memory to the system, which glibc otherwise keeps for each thread that has used it."""
 
 import contextlib
 import ctypes
@@ -6,12 +6,12 @@ import gc
 
 
 def return_freed_memory() -> None:
-    """Collect garbage, then `trim`. Takes some tens of milliseconds; other threads run."""
+    """Collect garbage, then `trim`. Takes some tens of milliseconds, during which other threads run."""
     gc.collect()
     trim()
 
 
 def trim() -> None:
-    """Give what is free back to the system. Does nothing if the C library has no malloc_trim."""
+    """Return free memory to the system. Does nothing if the C library has no malloc_trim."""
     with contextlib.suppress(OSError, TypeError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

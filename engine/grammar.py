@@ -1,7 +1,7 @@
-"""Grammars: what the tokens of a reply may be, given those before.
+"""Grammars: the interface for constraints on the tokens of a reply.
 
-A grammar is compiled by the caller. The engine starts one constraint of it for each reply, asks which tokens may
-follow, and tells the constraint which one was picked.
+The caller compiles a grammar. The engine starts one constraint of it per reply, gets the allowed next tokens from it,
+and passes it each sampled token.
 """
 
 from collections.abc import Sequence
@@ -10,40 +10,41 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-Words: TypeAlias = NDArray[np.int32]  # bit t % 32 of word t // 32 stands for token t
+Words: TypeAlias = NDArray[np.int32]  # bit t % 32 of word t // 32 belongs to token t
 
 
 class Constraint(Protocol):
-    """One reply on its way through a grammar. Used by one thread at a time."""
+    """The state of one reply within a grammar. Used by one thread at a time."""
 
     @property
     def ended(self) -> bool:
-        """Whether nothing can follow: the reply is over."""
+        """Whether no token can follow: the reply has ended."""
         ...
 
     def prefetch_mask(self) -> None:
-        """The next call is `fill`: what computes elsewhere may begin. Raises what `fill` raises."""
+        """Start work for `fill`, which must be the next call. Raises what `fill` raises."""
         ...
 
     def fill(self, words: Words) -> bool:
-        """Set the bits of the tokens that may come next, and no others. False where any may: `words` are as they were.
+        """Set the bits of the allowed next tokens, and no others. Returns False if any token is allowed, without
+        changing `words`.
 
-        Whatever it raises ends the reply, and no other.
+        An exception ends this reply only.
         """
         ...
 
     def prefetch_accept(self, token_id: int) -> None:
-        """The next call is `accept` of this token: what computes elsewhere may begin. Raises nothing."""
+        """Start work for `accept` of this token, which must be the next call. Raises nothing."""
         ...
 
     def accept(self, token_id: int) -> Sequence[int]:
-        """Take a token, which was allowed. Returns those that must follow it, which are taken as well."""
+        """Accept an allowed token. Returns the tokens that must follow it, which are accepted as well."""
         ...
 
 
 class Grammar(Protocol):
-    """What a reply must be like. Immutable, and safe for several threads."""
+    """The rules for a reply. Immutable, and safe for several threads."""
 
     def start(self, *, jumps: bool) -> Constraint:
-        """A constraint at its beginning; where it does not jump, `accept` gives no tokens."""
+        """Return a constraint for a new reply. Without `jumps`, its `accept` returns no tokens."""
         ...

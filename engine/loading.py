@@ -1,7 +1,4 @@
-"""From an open checkpoint to a running engine: how much memory, which model.
-
-Refuses to know where the file came from and what a user typed.
-"""
+"""Loading: from an open checkpoint to a running engine on a device, with all options resolved."""
 
 import gc
 import logging
@@ -39,13 +36,14 @@ log = logging.getLogger(__name__)
 
 ModelEngine = Engine[Any]
 
-MAX_LOADING_THREADS = 4  # more would wait for memory
+MAX_LOADING_THREADS = 4  # more threads would wait for memory
 
 
 def open_checkpoint(path: Path, quantize: str | None = None) -> Checkpoint:
-    """A GGUF file, or a folder with a config.json and safetensors files; quantized while it loads, by one of METHODS.
+    """Open a GGUF file, or a folder with config.json and safetensors files. `quantize`: one of METHODS, applied on
+    loading.
 
-    Raises ModelFileError, UnsupportedModel or UnsupportedQuantization.
+    Raises ModelFileError, UnsupportedModel, or UnsupportedQuantization.
     """
     checkpoint: Checkpoint = SafetensorsCheckpoint(path) if path.is_dir() else GGUFCheckpoint(path)
     return QuantizedCheckpoint(checkpoint, quantize) if quantize else checkpoint
@@ -53,11 +51,12 @@ def open_checkpoint(path: Path, quantize: str | None = None) -> Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class OutputStage:
-    """What becomes of a decoder's last states: logits, of which a runner makes tokens, or something else."""
+    """The use of a decoder's last hidden states: logits to sample tokens from, or something else such as embeddings."""
 
     config: Callable[[ModelConfig], ModelConfig]
     weights: type[Weights]
-    runner: Callable[[ModelRunner], Runner[Ticket]] | None = None  # around the plain one; None: the device's own
+    # wraps the plain runner; None: the device's own runner
+    runner: Callable[[ModelRunner], Runner[Ticket]] | None = None
 
 
 NEXT_TOKEN = OutputStage(lambda model: model, Weights)
@@ -66,9 +65,9 @@ NEXT_TOKEN = OutputStage(lambda model: model, Weights)
 def load_engine(
     checkpoint: Checkpoint, options: LoadOptions, progress: LoadProgress | None = None, output: OutputStage = NEXT_TOKEN
 ) -> ModelEngine:
-    """The engine for an open checkpoint.
+    """Load a checkpoint into an engine.
 
-    Raises UnsupportedModel, UnsupportedTier, ModelFileError or OutOfMemory; nothing stays allocated then.
+    Raises UnsupportedModel, UnsupportedTier, ModelFileError, or OutOfMemory, after freeing everything.
     """
     with raising_out_of_memory():
         return _load_engine(checkpoint, options, progress, output)
@@ -111,14 +110,14 @@ def _load_on(
     block_transfer = ThreadedTransfer(loaded.kv, store) if config.host_blocks or store else None
     if output.runner is None:
         runner = device.runner(loaded, model.vocab_size, config.groups)
-    else:  # it looks at logits when a step is collected, where the next one must not have overwritten them
+    else:  # it reads logits when a step is collected, so the next step must not have overwritten them
         config = replace(config, step_depth=1)
         runner = output.runner(ModelRunner(loaded, model.vocab_size, config.groups))
     return Engine(config, model.vocab_size, runner, block_transfer, store)
 
 
 def _open_store(options: LoadOptions, config: EngineConfig, kv: KVCache, kv_type: str) -> DiskStore | None:
-    """The files of the model: those that were written with the same weights, by the same kernels, in the same shape."""
+    """Open the disk tier for blocks of the same weights, kernels, and shapes; None if it is off."""
     if options.disk is None or not options.fingerprint:
         return None
     fingerprint = root_key(*config.cache_salt, f"version {VERSION}", *map(str, kv.block_bytes))
@@ -130,7 +129,7 @@ def _open_store(options: LoadOptions, config: EngineConfig, kv: KVCache, kv_type
 def _resolve(
     model: ModelConfig, device: Device, options: LoadOptions, identity: tuple[str, ...], weight_bytes: int = 0
 ) -> EngineConfig:
-    """The knobs of a run, with every choice made. Raises UnsupportedModel for a context that memory cannot hold."""
+    """Resolve all options of a run. Raises UnsupportedModel for a context that does not fit the memory."""
     budget = cache_budget(model, device)
     room = device.kv_memory(model, weight_bytes)
     host_cache = device.host_cache if options.host_cache is None else options.host_cache
@@ -157,6 +156,6 @@ def _resolve(
 
 
 def cache_budget(model: ModelConfig, device: Device) -> KVBudget:
-    """What a model's caches take on a device. Raises UnsupportedModel."""
+    """Return the budget of a model's caches on a device. Raises UnsupportedModel."""
     layer = device.layer_shape(model.kv_heads, model.head_dim)
     return KVBudget(model, layer, device.kv_type, device.step_tokens(model), device.max_running)

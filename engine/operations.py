@@ -1,8 +1,8 @@
-"""Operations: what model code is written in, and the seam behind which each kind of device computes.
+"""Operations: the interface in which models are written, and which each kind of device implements.
 
-Coarse enough to fuse, few enough to know by heart. A model file reads the same on every backend: one computes at once,
-another records a program that is run for every batch. Values between operations are the backend's own; model code
-passes them on and never looks into them.
+The operations are few, and coarse enough to be fused. A model file is the same for every backend: one computes at once,
+another records a program that runs for every batch. Values between operations belong to the backend, and model code
+only passes them on.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from engine.kv.cache import LayerKV
 from engine.rope import RotaryTable
 from quant.linear import LinearBackend, QLinear
 
-Activation: TypeAlias = Any  # rows of floats, one for each token: a tensor, or a place in a recorded program
-Inputs: TypeAlias = Any  # a step's `engine.batch.Batch`, or what the backend has made of it
+Activation: TypeAlias = Any  # rows of floats, one per token: a tensor, or a location in a recorded program
+Inputs: TypeAlias = Any  # a step's `engine.batch.Batch`, or the backend's form of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +26,15 @@ class Norm:
     weight: Tensor  # float32 [width]
     epsilon: float
     kind: NormKind = NormKind.RMS
-    bias: Tensor | None = None  # float32 [width]; of LAYER alone
+    bias: Tensor | None = None  # float32 [width]; for LAYER only
 
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """Normalization of q and k before they turn, without biases.
+    """Normalization of q and k before they are rotated, without biases.
 
-    Weights are [head_dim]: every head for itself; [heads, head_dim]: the same, each head with its own weights; or
-    [heads * head_dim]: all heads of a token together.
+    Weights are [head_dim] for separate heads with the same weights, [heads, head_dim] for separate heads with different
+    weights, or [heads * head_dim] for all heads of a token together.
     """
 
     q: Norm
@@ -43,40 +43,42 @@ class HeadNorms:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """How the heads of one layer attend."""
+    """The attention parameters of one layer."""
 
     scale: float  # of scores
-    rotary: RotaryTable | None  # None: heads do not turn
+    rotary: RotaryTable | None  # None: heads are not rotated
     norms: HeadNorms | None = None
-    softcap: float = 0.0  # c: scores become c * tanh(score / c); 0: they stay
-    window: int | None = None  # tokens that are looked back on, the own one included; None: all
+    softcap: float = 0.0  # c: scores become c * tanh(score / c); 0: no soft cap
+    window: int | None = None  # tokens to attend to, including the own one; None: all
 
 
 class Operations(Protocol):
-    """One backend. Widths are those of the weights."""
+    """One backend's operations. Widths are those of the weights."""
 
     @property
     def weights(self) -> LinearBackend:
-        """Makes the layers that these operations take."""
+        """Creates the layers that these operations take."""
         ...
 
     def embed(self, batch: Inputs, table: QLinear, scale: float = 1.0) -> Activation:
-        """The table's row of every token, times `scale`."""
+        """Return the table's row of every token, times `scale`."""
         ...
 
     def norm(self, x: Activation, norm: Norm, add_to: Activation | None = None) -> Activation:
-        """Normalized rows, added to `add_to` as in `linear`."""
+        """Return normalized rows, added to `add_to` as in `linear`."""
         ...
 
     def linear(
         self, x: Activation, weight: QLinear, add_to: Activation | None = None, bias: Tensor | None = None
     ) -> Activation:
-        """The product, and `bias`, float32 [outputs]; added to `add_to`, which may be overwritten and must not be used
-        again."""
+        """Return the product plus `bias`, float32 [outputs], added to `add_to`.
+
+        `add_to` may be overwritten and must not be used again.
+        """
         ...
 
     def rope_and_store(self, qkv: Activation, batch: Inputs, kv: LayerKV, attention: Attention) -> Activation:
-        """Split q, k and v, normalize and turn q and k, write k and v into their slots; the result is for `attend`."""
+        """Split q, k, and v; normalize and rotate q and k; write k and v into their slots. Returns q for `attend`."""
         ...
 
     def attend(self, q: Activation, batch: Inputs, kv: LayerKV, attention: Attention) -> Activation:
@@ -86,13 +88,13 @@ class Operations(Protocol):
     def gated_mlp(
         self, x: Activation, gate_up: QLinear, down: QLinear, add_to: Activation | None = None, gate: Gate = Gate.SILU
     ) -> Activation:
-        """down(gate(x's first half) * its second half), of x times gate_up; added to `add_to` as in `linear`."""
+        """Return down(gate(first half of y) * second half) for y = gate_up(x), added to `add_to` as in `linear`."""
         ...
 
     def select(self, x: Activation, batch: Inputs) -> Activation:
-        """The rows of x whose logits are wanted."""
+        """Return the rows of x whose logits are wanted."""
         ...
 
     def logits(self, x: Activation, head: QLinear, softcap: float = 0.0) -> Activation:
-        """The last operation of every model; `softcap` as that of `Attention`."""
+        """Return logits, as the last operation of every model. `softcap` is as in `Attention`."""
         ...

@@ -1,14 +1,11 @@
-"""Folders that belong to one user alone.
-
-Refuses to know what is kept in them.
-"""
+"""Folders that only their user can access."""
 
 import contextlib
 from pathlib import Path
 
 
 def private_folder(path: Path) -> Path:
-    """Create `path` and its missing parents for this user alone, whatever the umask. Raises OSError."""
+    """Create `path` and its missing parents for this user only, regardless of the umask. Raises OSError."""
     for folder in (*reversed(path.parents), path):
         if not folder.exists():
             with contextlib.suppress(FileExistsError):

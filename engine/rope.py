@@ -1,7 +1,4 @@
-"""Rotary frequencies: one angle per position for each pair of a head's elements.
-
-Knows the published scaling rules. Refuses to know where their numbers are stored.
-"""
+"""Rotary frequencies: one angle per position for each pair of a head's elements, with the published scaling rules."""
 
 import math
 from dataclasses import dataclass
@@ -13,9 +10,9 @@ from engine.config import LinearScaling, Llama3Scaling, LongRopeScaling, RopeCon
 
 
 def inverse_frequencies(rope: RopeConfig, factors: Tensor | None = None, positions: int = 0) -> Tensor:
-    """float64 [dimensions / 2], radians per position, for contexts of up to `positions` tokens.
+    """Return float64 [dimensions / 2], in radians per position, for contexts of up to `positions` tokens.
 
-    `factors`, of the same length, divide them once more.
+    They are also divided by `factors`, if given, of the same length.
     """
     exponents = torch.arange(0, rope.dimensions, 2, dtype=torch.float64) / rope.dimensions
     frequencies = rope.base**-exponents
@@ -33,16 +30,18 @@ def inverse_frequencies(rope: RopeConfig, factors: Tensor | None = None, positio
 
 
 def _llama3_factors(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
-    """What frequencies are divided by: those that make between `low` and `high` turns in the original context are
-    blended, between 1 and the factor."""
+    """Return the divisors of frequencies: `factor` below `low` rotations in the original context, 1 above `high`, and
+    blended between.
+    """
     turns = scaling.original_context * frequencies / (2 * math.pi)
     smooth = ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)
     return 1 / ((1 - smooth) / scaling.factor + smooth)
 
 
 def _yarn_factors(rope: RopeConfig, scaling: YarnScaling) -> Tensor:
-    """What frequencies are divided by: those between the numbers that make `fast` and `slow` turns in the original
-    context are blended by their number, between 1 and the factor (arXiv:2309.00071, section 3.2)."""
+    """Return the divisors of frequencies, blended from 1 to the factor between the indices that make `fast` and `slow`
+    rotations in the original context (arXiv:2309.00071, section 3.2).
+    """
 
     def number(turns: float) -> float:
         wavelength = scaling.original_context / (turns * 2 * math.pi)
@@ -58,19 +57,19 @@ def _yarn_factors(rope: RopeConfig, scaling: YarnScaling) -> Tensor:
 
 
 def attention_factor(rope: RopeConfig) -> float:
-    """What cosine and sine are multiplied by, so that scores are by its square."""
+    """Return the scale of cosine and sine. Scores are scaled by its square."""
     match rope.scaling:
         case YarnScaling(attention_factor=float(given)) | LongRopeScaling(attention_factor=float(given)):
             return given
         case YarnScaling() as scaling:
             return _yarn_attention_factor(scaling)
-        case LongRopeScaling(original, factor):  # as Phi-3 has it (arXiv:2404.14219)
+        case LongRopeScaling(original, factor):  # as in Phi-3 (arXiv:2404.14219)
             return math.sqrt(1 + math.log(max(factor, 1.0)) / math.log(original))
     return 1.0
 
 
 def _yarn_attention_factor(scaling: YarnScaling) -> float:
-    """Section 3.4 of arXiv:2309.00071; a quotient of two such factors as DeepSeek-V2 has it (arXiv:2405.04434)."""
+    """Section 3.4 of arXiv:2309.00071; with two mscales, their quotient, as in DeepSeek-V2 (arXiv:2405.04434)."""
 
     def grown(scale: float) -> float:
         return 1 + 0.1 * scale * math.log(scaling.factor)
@@ -89,7 +88,7 @@ class RotaryTable:
 
 
 def rotary_table(rope: RopeConfig, factors: Tensor | None, positions: int) -> RotaryTable:
-    """The table for positions 0 .. positions - 1; `factors` as in `inverse_frequencies`."""
+    """Return the table for positions 0 .. positions - 1; `factors` as in `inverse_frequencies`."""
     steps = torch.arange(positions, dtype=torch.float64)
     angles = torch.outer(steps, inverse_frequencies(rope, factors, positions))
     scale = attention_factor(rope)

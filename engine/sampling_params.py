@@ -1,4 +1,4 @@
-"""Sampling parameters: how one request picks its tokens, checked when they are made."""
+"""Sampling parameters of a request, validated when they are created."""
 
 import math
 import secrets
@@ -10,7 +10,7 @@ from engine.errors import InvalidSampling
 if TYPE_CHECKING:
     from engine.grammar import Grammar
 
-Bounds: TypeAlias = tuple[tuple[str, float, float], ...]  # (field, least, most)
+Bounds: TypeAlias = tuple[tuple[str, float, float], ...]  # (field, minimum, maximum)
 
 MAX_STOPS = 64  # editors send two dozen
 MAX_BIASES = 1024
@@ -21,13 +21,13 @@ MAX_TEMPERATURE = 100.0
 
 @dataclass(frozen=True, slots=True)
 class BeamParams:
-    """How a beam search goes. Raises InvalidSampling naming the parameter."""
+    """Parameters of a beam search. Raises InvalidSampling, which names the parameter."""
 
-    width: int  # sequences that go on at a time
-    results: int = 1  # of them, how many are told: the best
-    length_penalty: float = 1.0  # a score is divided by the reply's length to this power; above 0, long ones gain
-    # True: ends when `width` sequences have. False: when none that goes on scores higher now than the worst of those.
-    # "never": when none can come to do so, however long it gets.
+    width: int  # beams per round
+    results: int = 1  # number of sequences to return, best first
+    length_penalty: float = 1.0  # a score is divided by the reply's length to this power; above 0, longer replies gain
+    # True: stop when `width` sequences have ended. False: stop when no live beam scores higher now than the worst of
+    # those. "never": stop when no live beam can ever do so, at any length.
     early_stopping: bool | Literal["never"] = False
 
     _BOUNDS: ClassVar[Bounds] = (("width", 1, MAX_WIDTH), ("length_penalty", -10, 10))
@@ -40,14 +40,16 @@ class BeamParams:
 
 @dataclass(frozen=True, slots=True)
 class DryParams:
-    """How tokens that would go on with a repetition become less likely (`sampling.filters`). Raises InvalidSampling,
-    the parameter."""
+    """DRY penalties on tokens that would continue a repetition (`engine.sampling.filters`).
+
+    Raises InvalidSampling, which names the parameter.
+    """
 
     multiplier: float  # of the penalty
-    base: float = 1.75  # that the penalty grows by with each token of the repetition
-    allowed_length: int = 2  # tokens of a repetition that costs the multiplier; shorter ones cost nothing
-    last_n: int | None = None  # tokens that are looked through; None: all
-    breakers: frozenset[int] = frozenset()  # tokens that no repetition goes across
+    base: float = 1.75  # growth of the penalty with each token of the repetition
+    allowed_length: int = 2  # length of a repetition that costs the multiplier; shorter ones cost nothing
+    last_n: int | None = None  # last tokens to search; None: all
+    breakers: frozenset[int] = frozenset()  # tokens that end a repetition
 
     _BOUNDS: ClassVar[Bounds] = (("multiplier", 0, 100), ("base", 1, 4), ("allowed_length", 0, 2**31 - 1))
 
@@ -57,9 +59,9 @@ class DryParams:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one request picks its tokens. Validated when made; raises InvalidSampling naming the parameter."""
+    """How one request samples its tokens. Raises InvalidSampling, which names the parameter."""
 
-    temperature: float = 1.0  # 0: the most likely token, always
+    temperature: float = 1.0  # 0: always the most likely token
     top_k: int = 0  # keep the k most likely tokens; 0: all
     top_p: float = 1.0  # keep the fewest most likely tokens that reach this probability together
     min_p: float = 0.0  # keep tokens at least this likely, relative to the most likely one
@@ -67,20 +69,20 @@ class SamplingParams:
     presence_penalty: float = 0.0  # subtracted once from tokens already generated
     frequency_penalty: float = 0.0  # subtracted for each time a token was generated
     dry: DryParams | None = None  # against repetitions of several tokens
-    xtc_probability: float = 0.0  # how often the most likely tokens are left out: see `engine.sampling.filters`
-    xtc_threshold: float = 0.1  # how likely those are
+    xtc_probability: float = 0.0  # how often the most likely tokens are removed: see `engine.sampling.filters`
+    xtc_threshold: float = 0.1  # probability from which tokens are removed
     seed: int = field(default_factory=lambda: secrets.randbits(63))
-    max_tokens: int | None = None  # None: as many as the context holds
-    min_tokens: int = 0  # end and stop tokens are not picked before this many
+    max_tokens: int | None = None  # None: as the context allows
+    min_tokens: int = 0  # end and stop tokens are not sampled before this many tokens
     ignore_eos: bool = False  # the model's own end tokens do not end the reply
     stop: tuple[str, ...] = ()  # strings that end the reply; applied where ids become text, not here
     stop_token_ids: tuple[int, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
-    logprobs: int | None = None  # alternatives to report for each token; 0: only the picked one; None: none
-    drawn_logprobs: bool = False  # those reports are of what the token is drawn from, not of the model's distribution
-    prompt_logprobs: int | None = None  # the same for the tokens of the prompt, which is computed whole for it
-    grammar: "Grammar | None" = None  # that the reply is in; it ends the reply, too, whatever else says it must not
-    beams: BeamParams | None = None  # nothing is drawn then: temperature and filters mean nothing
+    logprobs: int | None = None  # alternatives to report for each token; 0: only the sampled token; None: no report
+    drawn_logprobs: bool = False  # report the distribution that the token is sampled from, not the model's own
+    prompt_logprobs: int | None = None  # the same for prompt tokens; the prompt is then computed in full
+    grammar: "Grammar | None" = None  # constrains the reply, and may end it in spite of min_tokens and ignore_eos
+    beams: BeamParams | None = None  # beam search, which ignores temperature and filters
 
     _BOUNDS: ClassVar[Bounds] = (
         ("temperature", 0, MAX_TEMPERATURE),
@@ -111,39 +113,41 @@ class SamplingParams:
             raise InvalidSampling("logit_bias", "a bias is not between -100 and 100")
         for name in _SHAPING if self.beams is not None else ():
             if getattr(self, name) != SamplingParams.__dataclass_fields__[name].default:
-                raise InvalidSampling(name, "not with a beam search, which ranks by the model alone")
+                raise InvalidSampling(
+                    name, "not available with beam search, which ranks by the model's own probabilities"
+                )
 
     @property
     def penalizes(self) -> bool:
-        """Whether tokens that are there already become less likely."""
+        """Whether tokens that occurred before become less likely."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @property
     def needs_reply(self) -> bool:
-        """Whether all tokens of the reply must be known before the next is picked."""
+        """Whether all tokens of the reply must be known before the next one is sampled."""
         return self.penalizes or self.dry is not None
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Raise InvalidSampling where a token id is not in the vocabulary. A wrong id must never reach a device."""
+        """Raise InvalidSampling if a token id is not in the vocabulary, since a wrong id must never reach a device."""
         for name, ids in (("logit_bias", [i for i, _ in self.logit_bias]), ("stop_token_ids", self.stop_token_ids)):
             for token_id in ids:
                 if not 0 <= token_id < vocab_size:
                     raise InvalidSampling(name, f"token id {token_id} is not in the vocabulary of {vocab_size}")
 
 
-# What changes the model's own distribution.
+# Parameters that change the model's own distribution.
 _SHAPING = ("logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty", "dry", "grammar")
 
 
 def _check_bounds(params: object, bounds: Bounds) -> None:
     for name, low, high in bounds:
         value = getattr(params, name)
-        if value is not None and not low <= value <= high:  # NaN is not, either
+        if value is not None and not low <= value <= high:  # NaN fails this check as well
             raise InvalidSampling(name, f"{value} is not between {low} and {high}")
 
 
 @dataclass(frozen=True, slots=True)
 class BeamSampling(SamplingParams):
-    """How one beam of a search is read: as many alternatives are reported as the search has to choose from."""
+    """Sampling parameters of a request that computes beams. `logprobs` is what the search needs of each beam."""
 
     _BOUNDS: ClassVar[Bounds] = ()

@@ -1,4 +1,4 @@
-"""A step: the plan that the scheduler makes, what the runner returns for it, and the runner's interface."""
+"""A step: its limits, the plan that the scheduler makes, the runner's results, and the runner's interface."""
 
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -10,7 +10,7 @@ TicketT = TypeVar("TicketT")
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """A block of a KV group that a step copies before it computes, in the order of the plan."""
+    """A block of a KV group that is copied before the step computes, in the order of the plan."""
 
     group: int
     source: int
@@ -24,12 +24,13 @@ class ScheduledRequest:
     request: Request
     start: int
     num_tokens: int
-    samples: bool  # the step reaches the request's last token, so that its next one can be picked
-    block_tables: tuple[list[int], ...] = ()  # of each KV group: the request's blocks in order, which go on growing
+    samples: bool  # the step reaches the request's last token, so the next one can be sampled
+    block_tables: tuple[list[int], ...] = ()  # per KV group: the request's blocks in order; the lists keep growing
     needs_pending_token: bool = False  # the step before still samples its last token: the runner inserts it
     logprob_positions: range = range(0)  # prompt positions whose log-probabilities of the next token are wanted
     copies: tuple[BlockCopy, ...] = ()
-    followers: tuple[Request, ...] = ()  # pick a first token of their own from the same logits
+    # requests with the same prompt, which sample their first token from the same logits
+    followers: tuple[Request, ...] = ()
 
     @property
     def stop(self) -> int:
@@ -37,16 +38,16 @@ class ScheduledRequest:
 
     @property
     def sampling_requests(self) -> "tuple[Request, ...]":
-        """Those that pick a token from the logits of its last one, where it samples."""
+        """The requests that sample a token from the logits of the part's last token, if the part samples."""
         return (self.request, *self.followers)
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What one step runs. Made by the scheduler, run by the runner."""
+    """The requests of one step. Made by the scheduler, run by the runner."""
 
     scheduled: tuple[ScheduledRequest, ...]
-    preempted: tuple[Request, ...] = ()  # gave their blocks back for it
+    preempted: tuple[Request, ...] = ()  # gave up their blocks for it
 
     @property
     def num_tokens(self) -> int:
@@ -55,15 +56,14 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """What the runner found for one request of a step. `token_id` is None where the step only reports on the prompt, or
-    there is none to be had."""
+    """The result of a step for one request. `token_id` is None if it reports only on the prompt, or failed."""
 
     request_id: int
     token_id: int | None
     logprobs: TokenLogprobs | None = None
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens behind the positions that were to be reported
-    problem: str = ""  # why there is no token to be had: the request ends with it
-    reason: FinishReason = FinishReason.ERROR  # for a problem
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # for the part's `logprob_positions`
+    problem: str = ""  # why there is no token; the request ends with it
+    reason: FinishReason = FinishReason.ERROR  # finish reason for a problem
 
 
 UNLIMITED = 1 << 30
@@ -71,16 +71,16 @@ UNLIMITED = 1 << 30
 
 @dataclass(slots=True)
 class StepLimits:
-    """The limits of the next step."""
+    """The limits of the next step, which shrink when steps run out of memory."""
 
     requests: int = UNLIMITED
     tokens: int = UNLIMITED
     _failures: int = 0  # since the last step that succeeded
 
     def halve(self, plan: StepPlan) -> bool:
-        """A step has failed for want of memory: half of it next time. False where there is nothing to halve.
+        """Halve the next step after this plan ran out of memory. Returns False if it cannot be smaller.
 
-        The first time it may just be tried again: memory that was kept for speed has been given back meanwhile.
+        The first failure only causes a retry, because the runner has freed its caches meanwhile.
         """
         self._failures += 1
         if self._failures == 1:
@@ -94,22 +94,22 @@ class StepLimits:
         return True
 
     def restore(self) -> None:
-        """A step has succeeded."""
+        """Relax the limits after a step succeeded."""
         self._failures = 0
         self.requests, self.tokens = min(UNLIMITED, 2 * self.requests), min(UNLIMITED, 2 * self.tokens)
 
 
 class Runner(Protocol[TicketT]):
-    """Computes plans in the order they are launched; tickets are collected in that order too."""
+    """Runs plans in the order of their launch. Tickets are collected in the same order."""
 
     def launch(self, plan: StepPlan) -> TicketT:
-        """Start a step. With steps before it under way, it follows them on the device."""
+        """Start a step. On the device it runs after the steps under way."""
         ...
 
     def collect(self, ticket: TicketT) -> list[SampledToken]:
-        """Wait for a step: what it found for each part of its plan that samples or reports."""
+        """Wait for a step, and return a result for each request that samples or reports."""
         ...
 
     def recover(self) -> None:
-        """Memory has run out: wait for what was launched, and give back what is only kept for speed."""
+        """Recover from a lack of memory: wait for all launched steps, and free caches that are only kept for speed."""
         ...

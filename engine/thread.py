@@ -1,7 +1,7 @@
-"""The engine's thread: the sole owner of the engine, fed through a queue, heard through one callback a step.
+"""EngineThread: the thread that owns the engine, with a queue of commands and one callback per step.
 
-Any thread may submit and abort; the engine itself is touched here alone. A failing step fails its requests; a failing
-engine fails all of them and stays dead, and says so to whoever asks for its health. Refuses to know event loops.
+Any thread may submit and abort requests, but only this thread touches the engine. A failing step ends its requests. If
+the engine itself fails, all requests end, no others are accepted, and `problem` returns the reason.
 """
 
 import contextlib
@@ -20,10 +20,10 @@ from engine.sampling_params import SamplingParams
 
 log = logging.getLogger(__name__)
 
-UPKEEP_SECONDS = 0.01  # between two looks at copies that nobody waits for
-WEDGED_SECONDS = 10.0  # from then on a turn of the loop counts as stuck, unless a longer one was to be expected
-SLOW = 4.0  # times the expected seconds
-UNKNOWN_SECONDS = 60.0  # for what nothing is expected of: the first step, copies, or all that comes before a step
+UPKEEP_SECONDS = 0.01  # seconds between two checks of copies that no request waits for
+WEDGED_SECONDS = 10.0  # seconds after which an iteration counts as stuck, unless a longer one was expected
+SLOW = 4.0  # factor on the expected seconds
+UNKNOWN_SECONDS = 60.0  # limit if no time is expected: for the first step, for copies, and before a step starts
 
 Deliver = Callable[[Sequence[TokenEvent]], None]
 _Command = Callable[[], "list[TokenEvent]"]
@@ -33,26 +33,26 @@ class EngineThread:
     """Runs an engine. `deliver` is called on this thread with all events of a step at once, and must not block."""
 
     def __init__(self, engine: Engine[Any], deliver: Deliver, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock` tells seconds that only grow."""
+        """`clock` returns monotonic seconds."""
         self._engine = engine
         self._deliver = deliver
         self._clock = clock
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._stopping = False
         self._failure = ""
-        # When the loop's turn under way began, and when the engine had last got on by then; None while it waits for
-        # work. One field, so that another thread never joins the time of one turn with that of another.
+        # Start of the current iteration, and time of the last progress before it; None while the thread waits for work.
+        # One field, so that another thread never combines the times of two iterations.
         self._turn: tuple[float, float] | None = None
-        self._progress = 0  # of the engine when it was last seen to get on
-        self._moved_at = 0.0  # when that was, or there was nothing to do
-        self._live: set[int] = set()  # requests that were not told their end
+        self._progress = 0  # of the engine, at the last check
+        self._moved_at = 0.0  # time of the last progress, or of the last idle moment
+        self._live: set[int] = set()  # requests whose end was not delivered yet
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """End every request with an event of its own, then the thread; returns when it has ended."""
+        """End every request with an event, stop the thread, and wait for it."""
         self._commands.put(self._stop)
         self._thread.join()
 
@@ -65,11 +65,10 @@ class EngineThread:
         *,
         before: Callable[[Request], None],
     ) -> list[Request]:
-        """Hand requests over that continue one prompt, which is read once for all of them; all, or none where it
-        raises. A beam search is submitted alone, and its results are the requests. `before` is called for each just
-        before it can have events.
+        """Submit requests with the same prompt, which is prefilled once. If one of them is invalid, none is submitted.
 
-        Raises what `Engine.request` raises, and EngineError when the engine does not run.
+        A beam search is submitted alone, and its results are the requests. `before` is called for each request before
+        its first event. Raises the errors of `Engine.request`, and EngineError if the engine does not run.
         """
         if problem := self._fatal_problem():
             raise EngineError(f"The engine does not run: {problem}", "Start it again.")
@@ -79,22 +78,22 @@ class EngineThread:
         elif not others:
             requests = self._engine.search(prompt_ids, first, end_ids, origin)
         else:
-            raise ValueError("a search is submitted alone")
+            raise ValueError("a beam search is submitted alone")
         for request in requests:
             before(request)
         self._commands.put(lambda: self._add(requests))
         return requests
 
     def abort(self, request_id: int) -> None:
-        """End a request, in any state and any number of times."""
+        """End a request in any state. Repeated calls have no effect."""
         self._commands.put(lambda: self._abort(request_id))
 
     def forget(self, token_ids: Sequence[int], origin: Origin = PROGRAM, *, kept: int = 0) -> None:
-        """Have the engine forget what it computed of some tokens, but for the first `kept`: see `Engine.forget`."""
+        """Make the cached blocks of these tokens unfindable, except for the first `kept`: see `Engine.forget`."""
         self._commands.put(lambda: self._forget(token_ids, origin, kept))
 
     def problem(self) -> str:
-        """Why the engine cannot serve, or empty while it can. From the step loop's own heartbeat."""
+        """Return why the engine cannot serve, or an empty string. Derived from the heartbeat of the step loop."""
         if death := self._fatal_problem():
             return death
         turn, now = self._turn, self._clock()
@@ -103,16 +102,16 @@ class EngineThread:
         began, moved_at = turn
         if now - began >= self._turn_limit():
             return f"a step has been running for {now - began:.0f} s"
-        waiting = began - moved_at  # by turns that planned nothing
+        waiting = began - moved_at  # through iterations that planned nothing
         return f"requests wait, and no step has run for {waiting:.0f} s" if waiting >= UNKNOWN_SECONDS else ""
 
     def _turn_limit(self) -> float:
-        """Seconds of one turn of the loop. Long steps of a large model on a slow machine are no problem."""
+        """Return the allowed seconds of one iteration. Steps that are expected to take long are allowed more."""
         expected = self._engine.expected_seconds
         return UNKNOWN_SECONDS if math.isinf(expected) else max(WEDGED_SECONDS, SLOW * expected)
 
     def _fatal_problem(self) -> str:
-        """Why it will never serve again; a step that only takes long is no reason."""
+        """Return why the engine will never serve again. A slow step is not a reason."""
         return self._failure or ("" if self._thread.is_alive() else "it is stopped")
 
     # -- on the engine thread
@@ -124,8 +123,8 @@ class EngineThread:
                 events += self._engine.step()
                 self._note_progress()
                 self._deliver_events(events)
-            self._deliver_events(self._engine.abort_all())  # what came in while it stopped
-        except BaseException as error:  # whatever ends this thread, nobody may be left waiting for it
+            self._deliver_events(self._engine.abort_all())  # commands that arrived while it stopped
+        except BaseException as error:  # no error may leave a caller waiting
             log.exception("the engine failed")
             self._failure = f"{type(error).__name__}: {error}"
             self._fail_all_requests()
@@ -136,7 +135,7 @@ class EngineThread:
             self._deliver(events)
 
     def _fail_all_requests(self) -> None:
-        """The life of a dead engine: whoever waits, or was on the way when it died, is told. It is not asked again."""
+        """Run in place of the step loop after a failure: end every known request, and those submitted later."""
         while True:
             self._deliver_events(
                 [TokenEvent(i, None, finish=FinishReason.ERROR, error=self._failure) for i in self._live]
@@ -147,7 +146,7 @@ class EngineThread:
                 self._commands.get()()
 
     def _run_commands(self) -> list[TokenEvent]:
-        """A turn's beginning: carry out every command there is; wait for one while nobody waits for anything else."""
+        """Run all queued commands. Waits for one if no request is active."""
         events: list[TokenEvent] = []
         if self._engine.has_requests:
             self._turn = (self._clock(), self._moved_at)

@@ -53,7 +53,7 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 2:
-            raise ValueError(f"a pool of {num_blocks} blocks has none to hand out")
+            raise ValueError(f"a pool of {num_blocks} blocks has none to allocate")
         self.num_blocks = num_blocks
         self._references = [0] * num_blocks
         self._contents: list[Content | None] = [None] * num_blocks
@@ -78,7 +78,7 @@ class BlockPool:
     def allocate(self, count: int) -> list[int]:
         """Allocate blocks with one reference each. Raises ValueError if fewer than `count` are free."""
         if count > self.num_free:
-            raise ValueError(f"{count} blocks asked for, {self.num_free} free")
+            raise ValueError(f"{count} blocks requested, {self.num_free} free")
         blocks = [self._empty.popleft() if self._empty else self._evict() for _ in range(count)]
         for block in blocks:
             self._references[block] = 1
@@ -181,16 +181,16 @@ class BlockPool:
         for block in range(self.num_blocks):
             held, free = self._references[block] > 0, block in empty or block in self._cached
             if block == NULL_BLOCK and (held or free or self._contents[block]):
-                raise RuntimeError("the null block was handed out")
+                raise RuntimeError("the null block was allocated")
             if block != NULL_BLOCK and held == free:
                 raise RuntimeError(f"block {block} is {'both held and free' if held else 'neither held nor free'}")
             content = self._contents[block]
             if content and self._by_key.get(content.key) != block:
-                raise RuntimeError(f"block {block} is not the one its key names")
+                raise RuntimeError(f"block {block} is not the one its key maps to")
             if content if block in empty else not content and block in self._cached:
-                raise RuntimeError(f"block {block} is free in the wrong way")
+                raise RuntimeError(f"block {block} is in the wrong list of free blocks")
         if len(self._by_key) != sum(content is not None for content in self._contents):
-            raise RuntimeError("a key names a block without that content")
+            raise RuntimeError("a key maps to a block without that content")
 
     def _evict(self) -> int:
         """Drop the least recently used content and return its block."""
