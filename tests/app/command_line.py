@@ -1,4 +1,4 @@
-"""The whole command line in the tests' own process, where to import torch again would take longer than all else."""
+"""Run the command line in the tests' process, because importing torch in a new process takes longer than the rest."""
 
 import signal
 import subprocess
@@ -12,9 +12,9 @@ from app import cli
 
 
 def ingle(environment: Mapping[str, str], *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """What a process of its own would have done. Signals and pipes need a real one."""
+    """Return the result that a new process would have. Tests of signals and pipes need a real process."""
     with CliRunner().isolation(input=stdin, env=environment) as (out, err, *_), pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["ingle", *arguments])
-        patch.setattr(signal, "signal", lambda *_: None)  # this process's own stay
+        patch.setattr(signal, "signal", lambda *_: None)  # keeps the signal handlers of this process
         status = cli.main()
         return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())

@@ -1,4 +1,6 @@
-"""What tests share: tokenizers of the default model and of other real vocabularies, a template child, a TLS context."""
+"""Fixtures of app tests: tokenizers of the default model and of other real vocabularies, a template child, a TLS
+context.
+"""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -15,7 +17,9 @@ from quant.gguf import GGUFFile
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_tls_context() -> Iterator[None]:
-    """A client of httpx reads the certificates of all authorities, also to speak to this machine: once is enough."""
+    """Share one TLS context: httpx reads all certificate authorities for each client, also for requests to this
+    machine.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("httpx._transports.default.create_ssl_context", functools.cache(httpx.create_ssl_context))
         yield
@@ -29,7 +33,9 @@ def tokenizer(smollm2: Path) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def vocabularies(llama_cpp_models: Path) -> Callable[[str], Tokenizer]:
-    """The tokenizer of one of llama.cpp's vocabularies, by name. A large one takes seconds to build: some are kept."""
+    """Return tokenizers of llama.cpp's vocabularies by name. Some are cached, because a large one takes seconds to
+    build.
+    """
 
     @functools.lru_cache(maxsize=4)
     def load(name: str) -> Tokenizer:

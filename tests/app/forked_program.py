@@ -1,6 +1,7 @@
-"""Processes of `ingle` that start at once: each is forked off one that has imported what takes long, once a test run.
+"""`ingle` processes that start fast: each is forked from a process that has imported the slow modules once per test
+run.
 
-Whoever starts one is its parent, as of any other process: it is handed over by one in between that ends.
+The test process is their parent, as of any child: the fork goes through an intermediate process that exits.
 """
 
 import atexit
@@ -27,12 +28,12 @@ IMPORTED = (
     "app.models.load.loaded_encoder",
     "engine.backends.cpu.device",
 )
-_MOST_BYTES = 1 << 20  # of what a program is told
-_SUBREAPER = 36  # prctl: processes whose parents have ended belong to this one
+_MOST_BYTES = 1 << 20  # of the message to the forking process
+_SUBREAPER = 36  # prctl: orphaned descendants become children of this process
 
 
 class ForkedProgram(subprocess.Popen[str]):
-    """`ingle` with these arguments, as `subprocess.Popen` would have started it."""
+    """An `ingle` process with these arguments, like one that `subprocess.Popen` started."""
 
     def __init__(self, environment: Mapping[str, str], *arguments: str) -> None:
         super().__init__(["ingle", *arguments], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
@@ -54,7 +55,7 @@ class ForkedProgram(subprocess.Popen[str]):
 
 @cache
 def _forker() -> socket.socket:
-    """The end of a line to the process that has imported everything; it ends with the line."""
+    """Return a socket to the process that has imported everything. That process exits when the socket closes."""
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its:
         command = [sys.executable, "-m", "tests.app.forked_program", str(its.fileno())]
@@ -65,7 +66,7 @@ def _forker() -> socket.socket:
 
 
 def _wait(line: socket.socket) -> list[str]:
-    """Fork whenever that is asked for. Returns in what was forked, with what it is to run."""
+    """Fork on request. Returns in the forked process, with the request of what to run."""
     while True:
         told, standard, *_ = socket.recv_fds(line, _MOST_BYTES, 3)
         if not told:
@@ -94,7 +95,7 @@ def main() -> int:
     line = socket.socket(fileno=int(sys.argv[1]))
     for name in IMPORTED:
         import_module(name)
-    with suppress(KeyboardInterrupt):  # Ctrl-C is for the tests
+    with suppress(KeyboardInterrupt):  # Ctrl-C is for the tests only
         sys.argv = _wait(line)
         return int(import_module("app.cli").main())
     return 128 + signal.SIGINT

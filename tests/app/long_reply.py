@@ -1,4 +1,4 @@
-"""A question whose reply cannot end before somebody has looked at it."""
+"""A question with an endless reply, for tests that act while the reply runs."""
 
-# The default model, at temperature 0, soon says the same again and again, and goes on to the end of any context.
+# At temperature 0 the default model soon repeats itself, and continues to the end of any context.
 WITHOUT_END = ("List all prime numbers.", "--temperature", "0")

@@ -1,4 +1,4 @@
-"""The command line: what it prints where, its exit statuses, and what it does not import."""
+"""The command line: output, exit statuses, and imports."""
 
 import json
 import subprocess
@@ -28,7 +28,7 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _ingle(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Run the real command in a fresh process."""
+    """Run the command in a new process."""
     return subprocess.run([sys.executable, "-m", "app", *arguments], capture_output=True, text=True, check=False)
 
 
@@ -38,7 +38,7 @@ def _invoke(*arguments: str) -> Result:
 
 @pytest.fixture
 def stored(tmp_path: Path, smollm2: Path) -> Path:
-    """The default model in this test's own folder."""
+    """The path of the default model in a temporary models folder."""
     (tmp_path / "models").mkdir()
     path = tmp_path / "models" / smollm2.name
     path.hardlink_to(smollm2)
@@ -53,7 +53,7 @@ def test_help_lists_every_command_and_examples(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--endpoint"], ["chat", "--endpoint"]])
-def test_without_a_command_the_chat_is_meant(arguments: list[str]) -> None:
+def test_chat_is_the_default_command(arguments: list[str]) -> None:
     answer = _invoke(*arguments)
     assert (answer.exit_code, "'--endpoint' requires an argument" in answer.output) == (2, True)
 
@@ -66,24 +66,24 @@ def test_every_command_has_help_with_examples(name: str) -> None:
 
 
 @pytest.mark.parametrize("code", ["import app.cli", "import sys, app.cli; sys.argv[1:] = ['--help']; app.cli.main()"])
-def test_the_start_imports_nothing_heavy(code: str) -> None:
+def test_start_imports_no_heavy_modules(code: str) -> None:
     code += f"\nimport sys; print('loaded:', sorted({HEAVY} & sys.modules.keys()))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).endswith("loaded: []\n")
 
 
-def test_a_command_that_is_not_there_is_answered_with_a_close_one() -> None:
+def test_unknown_command_suggests_a_similar_one() -> None:
     answer = _ingle("pul")
     assert (answer.returncode, answer.stdout) == (2, "")
     assert "No such command: pul. Did you mean pull?" in answer.stderr
 
 
-def test_an_option_that_is_not_there_is_a_usage_error() -> None:
+def test_unknown_option_is_a_usage_error() -> None:
     assert _ingle("--wrong").returncode == 2
     assert _ingle("ls", "--wrong").returncode == 2
     assert _ingle("rm").returncode == 2
 
 
-def test_version() -> None:
+def test_version_is_printed() -> None:
     assert _invoke("--version").output.startswith("ingle ")
 
 
@@ -101,7 +101,7 @@ def test_version() -> None:
         (MemoryError(), 1),
     ],
 )
-def test_exit_statuses(
+def test_errors_have_exit_statuses(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], error: BaseException, status: int
 ) -> None:
     def fail() -> None:
@@ -130,7 +130,7 @@ SHORTAGES = [
 
 @pytest.mark.parametrize("error", SHORTAGES, ids=repr)
 @pytest.mark.parametrize("is_cause", [False, True])
-def test_a_shortage_of_memory_is_told_in_words(
+def test_shortage_of_memory_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, is_cause: bool
 ) -> None:
     def fail() -> None:
@@ -145,7 +145,7 @@ def test_a_shortage_of_memory_is_told_in_words(
     assert capsys.readouterr().err.startswith("error: There is not enough memory\ntry: Close other programs")
 
 
-def test_a_mistake_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise RuntimeError("a mistake")
 
@@ -156,7 +156,7 @@ def test_a_mistake_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
         cli.main()
 
 
-def test_a_reader_that_goes_away_is_no_reason_to_complain(stored: Path) -> None:
+def test_closed_stdout_prints_no_error(stored: Path) -> None:
     command = [sys.executable, "-m", "app", "ls", "--json"]
     with Started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -166,14 +166,14 @@ def test_a_reader_that_goes_away_is_no_reason_to_complain(stored: Path) -> None:
     assert process.returncode == 1
 
 
-def test_a_setting_that_makes_no_sense_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_setting_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INGLE_THREADS", "many")
     answer = _ingle("ls")
     assert answer.returncode == 2
     assert answer.stderr.startswith("error: INGLE_THREADS: threads must be")
 
 
-def test_ls_of_nothing(tmp_path: Path) -> None:
+def test_ls_without_models(tmp_path: Path) -> None:
     answer = _ingle("ls")
     assert (answer.returncode, answer.stdout) == (0, "")
     assert "ingle pull smollm2:135m" in answer.stderr

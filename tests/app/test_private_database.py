@@ -1,4 +1,4 @@
-"""SQLite files of the user's own."""
+"""Private SQLite files."""
 
 import os
 import sqlite3
@@ -25,7 +25,7 @@ def database(path: Path) -> Iterator[PrivateDatabase]:
         yield database
 
 
-def test_a_new_file_is_for_its_owner_alone_and_an_old_one_stays(tmp_path: Path) -> None:
+def test_new_file_is_private_and_existing_file_is_kept(tmp_path: Path) -> None:
     file = tmp_path / "a.sqlite"
     make_private(file)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -35,14 +35,14 @@ def test_a_new_file_is_for_its_owner_alone_and_an_old_one_stays(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
-def test_a_pipe_or_a_folder_is_refused(tmp_path: Path, make: object) -> None:
+def test_pipe_or_folder_is_refused(tmp_path: Path, make: object) -> None:
     assert callable(make)
     make(tmp_path / "a.sqlite")
     with pytest.raises(OSError, match="is not a regular file"):
         make_private(tmp_path / "a.sqlite")
 
 
-def test_first_write_makes_the_file(database: PrivateDatabase, path: Path) -> None:
+def test_first_write_creates_the_file(database: PrivateDatabase, path: Path) -> None:
     assert database.readable() is None
     assert not path.parent.exists()
     with database.writable() as connection:
@@ -62,7 +62,7 @@ def test_reader_cannot_write(database: PrivateDatabase, path: Path) -> None:
             connection.execute("INSERT INTO things VALUES ('a')")
 
 
-def test_file_that_is_just_being_made_is_not_read(database: PrivateDatabase, path: Path) -> None:
+def test_empty_file_is_not_read(database: PrivateDatabase, path: Path) -> None:
     path.parent.mkdir()
     make_private(path)
     assert database.readable() is None

@@ -1,4 +1,4 @@
-"""What is made in the cache, and for settings, belongs to the user alone."""
+"""Permissions of cache and settings files: private to the user."""
 
 import os
 import stat

@@ -1,4 +1,4 @@
-"""Progress: everything on stderr, a few lines where no terminal is, nothing when quiet."""
+"""Progress: all output on stderr, lines without a terminal, nothing when quiet."""
 
 import os
 import re
@@ -28,7 +28,7 @@ def _work(reporter: Progress, seconds: float = 0.0) -> None:
 
 
 def _slow_work() -> None:
-    """All tasks take far longer than it takes until they are told of."""
+    """Each task takes longer than the delay after which it is shown."""
     progress._DELAY_SECONDS = 0.01
     _work(progress_on_stderr(), seconds=0.5)
 
@@ -46,14 +46,14 @@ def test_lines_without_a_terminal(capfd: pytest.CaptureFixture[str], monkeypatch
     assert (out, re.sub(r"\d+\.\d+ s", "0.5 s", err).splitlines()) == ("", lines)
 
 
-def test_lines_on_the_way(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_lines_of_a_running_task(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_LINE_SECONDS", 0.0)
     _work(LineProgress())
     told = ["Fetching.", "Downloading [x]: 50 %", "Reading: 66 %"]
     assert capfd.readouterr() == ("", "".join(f"{line}\n" for line in told))
 
 
-def test_on_a_narrow_terminal_a_line_is_said_above_the_figures() -> None:
+def test_narrow_terminal_shows_lines_above_the_figures() -> None:
     code = """
 from contextlib import contextmanager
 from app import progress
@@ -73,17 +73,17 @@ with reporter.task("Downloading [x]", 2_000_000) as report:
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).replace("\r", "\n").splitlines()
     assert "It [broke]." in lines
     assert [line for line in lines if "Downloading" in line and "1.0/2.0 MB" in line], lines
-    assert "━" not in shown  # there is no room
+    assert "━" not in shown  # too narrow for a bar
 
 
-def test_what_takes_no_time_is_not_told_of(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_tasks_are_not_shown(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_DELAY_SECONDS", 600.0)
     _work(LineProgress())
     _work(BarProgress())
     assert capfd.readouterr() == ("", "Fetching.\n" * 2)
 
 
-def test_a_task_that_fails_ends_its_display(capfd: pytest.CaptureFixture[str]) -> None:
+def test_failed_task_ends_its_display(capfd: pytest.CaptureFixture[str]) -> None:
     for reporter in (LineProgress(), BarProgress()):
         with pytest.raises(KeyboardInterrupt), reporter.task("Loading", 100):
             raise KeyboardInterrupt
@@ -91,12 +91,12 @@ def test_a_task_that_fails_ends_its_display(capfd: pytest.CaptureFixture[str]) -
     assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
 
 
-def test_silence(capfd: pytest.CaptureFixture[str]) -> None:
+def test_quiet_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     _work(progress_on_stderr(quiet=True))
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_kind_follows_from_where_stderr_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_depends_on_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(progress_on_stderr(), LineProgress)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert isinstance(progress_on_stderr(), BarProgress)
@@ -104,17 +104,17 @@ def test_the_kind_follows_from_where_stderr_goes(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("no_color", [False, True])
-def test_a_bar_on_a_terminal(no_color: bool) -> None:
+def test_terminal_shows_a_bar(no_color: bool) -> None:
     code = "import tests.app.test_progress as t; t._slow_work()"
     shown = _on_a_terminal(code, {"COLUMNS": "100", "NO_COLOR": "1" if no_color else ""})
     assert all(part in shown for part in ("Fetching.", "Downloading [x]", "1.0/2.0", "MB", "200/300"))
     assert "━" in shown
-    assert ("\x1b[3" in shown) is not no_color  # a colour sequence
-    assert shown.count("\x1b[?25h") == 3  # the cursor is back after each task
+    assert ("\x1b[3" in shown) is not no_color  # a color sequence
+    assert shown.count("\x1b[?25h") == 3  # the cursor is visible again after each task
 
 
 def _on_a_terminal(code: str, more: dict[str, str]) -> str:
-    """What a program writes to its terminal, which is stderr; stdout stays empty."""
+    """Return what a program writes to a terminal, which is its stderr. Its stdout stays empty."""
     terminal, theirs = os.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", **more}
     with Started[bytes]([sys.executable, "-c", code], env=environment, stderr=theirs, stdout=subprocess.PIPE) as child:
@@ -127,12 +127,12 @@ def _on_a_terminal(code: str, more: dict[str, str]) -> str:
 
 
 def _read_all(terminal: int) -> str:
-    """All that was written to a pseudo-terminal until its other end was closed."""
+    """Return everything written to a pseudo-terminal until its other end closes."""
     parts = []
     try:
         while part := os.read(terminal, 10_000):
             parts.append(part)
-    except OSError:  # how Linux says that the other end is closed
+    except OSError:  # the other end is closed, on Linux
         pass
     os.close(terminal)
     return b"".join(parts).decode()
@@ -150,5 +150,5 @@ def _read_all(terminal: int) -> str:
         (2 * 10**12, "2.0 TB"),
     ],
 )
-def test_sizes_for_people(count: int, text: str) -> None:
+def test_sizes_are_formatted(count: int, text: str) -> None:
     assert format_bytes(count) == text

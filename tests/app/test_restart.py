@@ -1,4 +1,7 @@
-"""A server that is killed and starts again: what was computed and generated is there. Real processes and model."""
+"""A server that is killed and restarted finds its KV cache and replies on disk.
+
+Uses real processes and the real model.
+"""
 
 import json
 import signal
@@ -14,10 +17,10 @@ import pytest
 from tests.app.commands.test_serve import Server, environment_of, ready, serve
 from tests.support.processes import HANGING_SECONDS
 
-KEPT_SECONDS = 2.0  # after which nothing is lost any more
+KEPT_SECONDS = 2.0  # seconds after which everything is saved
 BLOCK_SIZE = 16
 QUESTION = {"role": "user", "content": "Tell me of the sea, of its storms and of those who sail it. " * 6}
-ENDLESS = {"logit_bias": {str(end_id): -100 for end_id in (0, 1, 2)}}  # no token that is no text
+ENDLESS = {"logit_bias": {str(end_id): -100 for end_id in (0, 1, 2)}}  # no tokens that end the reply
 NEXT = {"role": "user", "content": "And of the mountains?"}
 
 
@@ -27,7 +30,7 @@ class Start(Protocol):
 
 @pytest.fixture
 def start(smollm2: Path, cpu_kernels: Path, tmp_path: Path) -> Iterator[Start]:
-    """Starts servers of one user, who keeps blocks in a folder of their own."""
+    """Start servers of one user, with one on-disk cache."""
     with ExitStack() as stack:
 
         def started(**environment: str) -> Server:
@@ -47,7 +50,10 @@ def ask(server: Server, messages: Sequence[Mapping[str, str]], **fields: object)
 
 
 def stream_for(server: Server, messages: Sequence[Mapping[str, str]], seconds: float, kept: float) -> tuple[str, str]:
-    """Read an endless reply for some seconds: its text up to `kept` seconds before the end, and all of it."""
+    """Read an endless reply for some seconds.
+
+    Return its text up to `kept` seconds before the end, and the whole text.
+    """
     body = {"model": "smollm2:135m", "messages": messages, "temperature": 0.9, "seed": 5, "stream": True}
     texts: list[tuple[float, str]] = []
     with httpx.stream(
@@ -76,7 +82,7 @@ def tokens_of(answer: Any) -> Mapping[str, Any]:
 
 @pytest.mark.share(1)
 @pytest.mark.parametrize("end", ["kill", "stop"])
-def test_the_next_turn_finds_prompt_and_reply(start: Start, end: str) -> None:
+def test_next_turn_restores_prompt_and_reply(start: Start, end: str) -> None:
     server = start()
     answer = ask(server, [QUESTION])
     reply = answer["choices"][0]["message"]
@@ -87,13 +93,13 @@ def test_the_next_turn_finds_prompt_and_reply(start: Start, end: str) -> None:
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(HANGING_SECONDS) == 0
     again = tokens_of(ask(start(), [QUESTION, reply, NEXT]))
-    computed = answer["usage"]["total_tokens"] - 1  # nothing is computed of the last one
+    computed = answer["usage"]["total_tokens"] - 1  # the last token is never prefilled
     assert again["disk_tokens"] == computed // BLOCK_SIZE * BLOCK_SIZE
     assert again["device_tokens"] == 0
     assert again["restore_ms"] > 0
 
 
-def test_a_reply_that_was_cut_off_is_found_as_far_as_it_was_kept(start: Start) -> None:
+def test_interrupted_reply_is_restored_up_to_the_saved_part(start: Start) -> None:
     server = start()
     kept, whole = stream_for(server, [QUESTION], 2 * KEPT_SECONDS, KEPT_SECONDS)
     kill(server)
@@ -103,18 +109,18 @@ def test_a_reply_that_was_cut_off_is_found_as_far_as_it_was_kept(start: Start) -
     prompts = [[QUESTION], [QUESTION, said[0]]]
     asked, told = (tokens_of(ask(server, it, store=False, max_tokens=1))["prompt_tokens"] for it in prompts)
     assert told > asked
-    # Encoded again, without an end, it may take a few tokens more than it was generated as.
+    # Text that is encoded again without its end can have a few tokens more than were generated.
     assert again["disk_tokens"] > asked + 0.9 * (told - asked) - 2 * BLOCK_SIZE
 
 
 @pytest.mark.share(1)
 @pytest.mark.parametrize(("environment", "fields"), [({"INGLE_KV_DISK_GB": "0"}, {}), ({}, {"store": False})])
-def test_of_a_chat_that_is_not_kept_nothing_is_found_or_left(
+def test_chat_with_store_disabled_leaves_nothing_on_disk(
     start: Start, tmp_path: Path, environment: dict[str, str], fields: dict[str, object]
 ) -> None:
     server = start(**environment)
     reply = ask(server, [QUESTION], **fields)["choices"][0]["message"]
-    if fields:  # what nobody waits for is never kept
+    if fields:  # background requests are not saved
         ask(server, [QUESTION, reply, NEXT], service_class="background")
     time.sleep(KEPT_SECONDS)
     kill(server)

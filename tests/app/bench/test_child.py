@@ -1,4 +1,4 @@
-"""Child programs: how they start, how their failures are quoted, and that none outlives the body."""
+"""Child programs: start, failures with their output, and end."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ def python(statement: str) -> list[str]:
     return [sys.executable, "-u", "-c", statement]
 
 
-def test_a_program_that_is_not_there() -> None:
+def test_missing_program_is_an_error() -> None:
     with (
         pytest.raises(CompetitorFailed, match="/no/such/program does not start: No such file"),
         child("it", ["/no/such/program"]),
@@ -26,23 +26,23 @@ def test_a_program_that_is_not_there() -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_a_child_ends_with_what_it_was_started_for(error: type[BaseException]) -> None:
+def test_child_ends_when_its_block_raises(error: type[BaseException]) -> None:
     with pytest.raises(error), child("sleeper", python("import time; time.sleep(600)")) as sleeper:  # noqa: PT012
-        os.kill(sleeper.pid, 0)  # it is there
+        os.kill(sleeper.pid, 0)  # it runs
         raise error
     with pytest.raises(ProcessLookupError):
         os.kill(sleeper.pid, 0)
 
 
-def test_a_child_can_tidy_up(tmp_path: Path) -> None:
-    """It is asked to end before it is made to."""
+def test_child_is_terminated_before_it_is_killed(tmp_path: Path) -> None:
+    """SIGTERM comes before SIGKILL."""
     tidy = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(open('tidy', 'w').close()))"
     with child("tidy", python(f"{tidy}; {READY}"), cwd=tmp_path) as process:
         process.wait_for((tmp_path / "ready").exists)
     assert (tmp_path / "tidy").exists()
 
 
-def test_a_child_that_does_not_want_to_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_child_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("app.bench.child._STOP_SECONDS", 0.1)
     with child("stubborn", python(STUBBORN), cwd=tmp_path) as stubborn:
         stubborn.wait_for((tmp_path / "ready").exists)
@@ -50,7 +50,7 @@ def test_a_child_that_does_not_want_to_end(monkeypatch: pytest.MonkeyPatch, tmp_
         os.kill(stubborn.pid, 0)
 
 
-def test_a_child_that_died_is_quoted() -> None:
+def test_error_quotes_output_of_dead_child() -> None:
     with (
         pytest.raises(CompetitorFailed, match=r"dying ended(?s:.*)no such model"),
         child("dying", python("import sys; sys.exit('no such model')")) as process,
@@ -58,7 +58,7 @@ def test_a_child_that_died_is_quoted() -> None:
         process.wait_for(lambda: None)
 
 
-def test_a_child_that_never_gets_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_that_is_not_ready_in_time_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.bench.child._START_SECONDS", 0.1)
     with (
         pytest.raises(CompetitorFailed, match="slow is not ready after"),

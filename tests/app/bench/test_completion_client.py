@@ -1,4 +1,4 @@
-"""The client that measures servers, against a server that sends what a test tells it to, byte by byte if need be."""
+"""The client that measures servers, against a server that sends given bytes."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ REPLY = (b": a comment\n\n", event(""), event("a"), event("ß"), event("c\r\n"),
 
 
 def ask(parts: Sequence[bytes], *, streams: int = 1, tokens: int = 3) -> tuple[list[Timeline], list[bytes]]:
-    """What the client makes of a server that sends `parts`, each by itself, and the requests that it sent."""
+    """Return the timelines of requests to a server that sends `parts` one by one, and the requests that it received."""
     requests: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -49,7 +49,7 @@ def ask(parts: Sequence[bytes], *, streams: int = 1, tokens: int = 3) -> tuple[l
     return asyncio.run(run()), requests
 
 
-def test_a_reply_in_whole_chunks() -> None:
+def test_reply_in_whole_chunks_is_timed() -> None:
     [line], [request] = ask([HEAD, *map(chunk, REPLY), chunk(b"")])
     assert line.tokens == len(line.arrivals) == 3
     assert line.sent < line.first <= line.last
@@ -63,8 +63,8 @@ def test_a_reply_in_whole_chunks() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 50])
-def test_a_reply_in_pieces_of_any_size(size: int) -> None:
-    """Chunks that are no events, events in several chunks, and reads that end anywhere."""
+def test_reply_is_read_in_pieces_of_any_size(size: int) -> None:
+    """Chunks without events, events in several chunks, and reads that end anywhere."""
     events = b"".join(REPLY)
     chunks = b"".join(chunk(events[at : at + 33]) for at in range(0, len(events), 33))
     wire = HEAD + chunks + chunk(b"")
@@ -72,18 +72,18 @@ def test_a_reply_in_pieces_of_any_size(size: int) -> None:
     assert line.tokens == len(line.arrivals) == 3
 
 
-def test_several_streams() -> None:
+def test_streams_are_sent_together() -> None:
     lines, requests = ask([HEAD, *map(chunk, REPLY)], streams=5)
     assert [line.tokens for line in lines] == [3] * 5
     assert len(requests) == 5
 
 
-def test_half_characters_are_held_back() -> None:
+def test_part_with_several_tokens_has_one_arrival_time() -> None:
     [line], _ = ask([HEAD, *map(chunk, (event("a"), event("bc", 3), DONE))])
     assert (line.tokens, len(line.arrivals)) == (3, 2)
 
 
-def test_a_token_without_text_has_come_with_the_end() -> None:
+def test_token_without_text_arrives_with_the_end_of_the_reply() -> None:
     [line], _ = ask([HEAD, *map(chunk, (event(""), event("", 1), DONE))], tokens=1)
     assert (line.tokens, len(line.arrivals)) == (1, 1)
 
@@ -100,11 +100,11 @@ def test_a_token_without_text_has_come_with_the_end() -> None:
         ([b""], "server at 127.0.0.1"),
     ],
 )
-def test_what_is_no_reply_is_an_error(parts: list[bytes], words: str) -> None:
+def test_invalid_reply_is_an_error(parts: list[bytes], words: str) -> None:
     with pytest.raises(CompetitorFailed, match=words):
         ask(parts)
 
 
-def test_nobody_listens() -> None:
+def test_refused_connection_is_an_error() -> None:
     with pytest.raises(CompetitorFailed, match=r"server at 127\.0\.0\.1:9"):
         asyncio.run(stream_all(Endpoint("127.0.0.1", 9, "tiny"), [[1]], 1))

@@ -1,4 +1,4 @@
-"""Our engine as a competitor, over the hash model."""
+"""The engine as a competitor, with the hash model."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from engine.step import StepPlan
 from tests.support.hash_model import VOCABULARY, HashTicket, hash_engine
 
 
-def test_every_prompt_is_computed_and_every_reply_has_its_length() -> None:
+def test_all_prompts_are_computed_and_replies_have_full_length() -> None:
     engine, runner = hash_engine(num_blocks=64)
     load = Load(20, 6, 4)
     own = OwnEngine(engine)
@@ -25,21 +25,21 @@ def test_every_prompt_is_computed_and_every_reply_has_its_length() -> None:
     engine.assert_empty()
 
 
-def test_streams_that_join_one_after_the_other_decode_together() -> None:
-    """A budget of 16 tokens reads one prompt after the other."""
+def test_streams_that_start_one_by_one_decode_together() -> None:
+    """A budget of 16 tokens prefills one prompt after the other."""
     engine, _ = hash_engine(budget=16)
     load = Load(16, 30, 4)
     assert OwnEngine(engine).measure(load, load.prompts(1, VOCABULARY)).together == 4
 
 
-def test_more_streams_than_the_engine_runs_at_once() -> None:
+def test_too_many_streams_are_refused() -> None:
     engine, _ = hash_engine(running=8)
     with pytest.raises(UnsuitableLoad, match="9 streams are more than the engine runs at once, which is 8") as raised:
         OwnEngine(engine).check_load(Load(4, 4, 9))
     assert exit_status(raised.value) == EXIT_USAGE
 
 
-def test_a_load_that_does_not_fit_the_context() -> None:
+def test_load_longer_than_the_context_is_refused() -> None:
     engine, _ = hash_engine(context=32)
     own = OwnEngine(engine)
     own.check_load(Load(30, 2))
@@ -47,7 +47,7 @@ def test_a_load_that_does_not_fit_the_context() -> None:
         own.check_load(Load(30, 3))
 
 
-def test_streams_that_crowd_the_cache_run_all_the_same() -> None:
+def test_streams_that_overflow_the_cache_still_run() -> None:
     engine, _ = hash_engine(num_blocks=5)
     own, load = OwnEngine(engine), Load(20, 20, 2)
     assert own.overflows_cache(load)
@@ -55,7 +55,7 @@ def test_streams_that_crowd_the_cache_run_all_the_same() -> None:
     assert len(own.measure(load, load.prompts(1, VOCABULARY)).between_tokens) == 2 * 19
 
 
-def test_a_failing_step_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_step_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, runner = hash_engine()
 
     def fail(plan: StepPlan) -> HashTicket:

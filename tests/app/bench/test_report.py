@@ -1,4 +1,4 @@
-"""What is printed: the JSON object that scripts rely on, and the table."""
+"""The report: its JSON object, on which scripts rely, and its table."""
 
 import json
 import os
@@ -13,13 +13,13 @@ from app.bench.workload import SUITE, Load, Rate, Row, loads_of, rows_of
 from app.commands.output import as_json
 from tests.app.bench.test_rounds import Recorder
 
-TOLD = Conditions(
+CONDITIONS = Conditions(
     model="tiny", device="cpu", processor="Abacus", backend="reference", via="engine", threads=2, repeat=3
 )
 
 
 def series(name: str, rows: tuple[Row, ...], speed: float, *, pid: int | None) -> Series:
-    """Three rounds, each a half faster than the one before, at 100 times `speed` for every figure."""
+    """Three rounds with 1, 1.5, and 2.25 times the same figures, which are 100 times `speed`."""
     samples = {
         load: [
             Sample(dict.fromkeys(load.rates, 100 * speed * factor), load.streams, (0.5, 0.75), (0.125,))
@@ -32,7 +32,7 @@ def series(name: str, rows: tuple[Row, ...], speed: float, *, pid: int | None) -
 
 def report(rows: tuple[Row, ...], load: Load | None) -> Report:
     ours = series("ingle", rows, 2.0, pid=os.getpid())
-    return report_of(TOLD, rows, load, ours, weight_bytes=10**9, peak_vram_mb=0.0)
+    return report_of(CONDITIONS, rows, load, ours, weight_bytes=10**9, peak_vram_mb=0.0)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def one_workload() -> Report:
     return report(rows, rows[-1].load)
 
 
-def test_the_object_of_one_workload(one_workload: Report) -> None:
+def test_json_of_one_workload(one_workload: Report) -> None:
     found = json.loads(as_json(one_workload.json()))
     assert found.pop("peak_rss_mb") > 1
     assert found.pop("spread")["weight_gb_s"] == [200.0, 450.0]
@@ -69,34 +69,34 @@ def test_the_object_of_one_workload(one_workload: Report) -> None:
     }
 
 
-def test_the_object_of_the_suite() -> None:
+def test_json_of_the_suite() -> None:
     found = report(SUITE, None).json()
     assert [found[row.name] for row in SUITE] == [300.0] * 5
     assert found["workloads"]["decode_16_streams"] == {"prompt_tokens": 60, "output_tokens": 64, "concurrency": 16}
     assert found["ttft_ms"] is found["weight_gb_s"] is None
 
 
-def test_a_figure_that_nobody_tells_is_null() -> None:
+def test_unknown_figure_is_null() -> None:
     rows = rows_of(512, 1, 1)
     samples = {load: [Sample({Rate.PREFILL: 9.87654}, 1)] for load in loads_of(rows)}
-    found = report_of(TOLD, rows, rows[-1].load, Series(Recorder("ingle"), samples), 1, 0.0).json()
+    found = report_of(CONDITIONS, rows, rows[-1].load, Series(Recorder("ingle"), samples), 1, 0.0).json()
     assert found["prefill_tok_s"] == 9.877
     assert found["decode_tok_s"] is found["weight_gb_s"] is found["ttft_ms"] is None
     assert found["spread"]["decode_tok_s"] is None
 
 
-def test_the_table(one_workload: Report) -> None:
+def test_table_of_one_workload(one_workload: Report) -> None:
     lines = table(one_workload)
     assert lines[0] == ("", "ingle")
     assert ("prefill", "300 tok/s (200-450)") in lines
     assert ("time to first token", "625 ms (p99 750)") in lines
     assert lines[-2] == ("weights read", "300 (200-450) GB/s")
     assert lines[-1][0] == "peak memory"
-    told = conditions(one_workload)
-    assert told[0] == "tiny, 512 + 128 tokens, 4 streams, without HTTP, on 2 threads of Abacus."
-    assert told[-1] == "ingle: the build of ingle"
+    lines_below = conditions(one_workload)
+    assert lines_below[0] == "tiny, 512 + 128 tokens, 4 streams, without HTTP, on 2 threads of Abacus."
+    assert lines_below[-1] == "ingle: the build of ingle"
 
 
-def test_the_table_of_the_suite() -> None:
+def test_table_of_the_suite() -> None:
     titles = [line[0] for line in table(report(SUITE, None))]
     assert titles[1:6] == [row.title for row in SUITE]

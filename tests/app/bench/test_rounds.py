@@ -1,4 +1,4 @@
-"""The order of measuring, and runs that other programs disturb."""
+"""The order of measurements, and runs that other programs disturb."""
 
 import os
 import signal
@@ -20,37 +20,37 @@ SINGLE, CROWD = Load(16, 20), Load(16, 20, 3)
 
 @dataclass
 class Recorder:
-    """Notes what it is asked, in a list that all of them share."""
+    """Records its calls in a list that all recorders share."""
 
     name: str
-    told: list[tuple[str, Load, Prompts]] = field(default_factory=list)
+    calls: list[tuple[str, Load, Prompts]] = field(default_factory=list)
     seconds: float = 0.0
     pid: int | None = None
     build: str = "none"
 
     def warm_up(self, load: Load, prompts: Prompts) -> None:
-        self.told.append((f"{self.name} warms up", load, prompts))
+        self.calls.append((f"{self.name} warms up", load, prompts))
 
     def measure(self, load: Load, prompts: Prompts) -> Sample:
         time.sleep(self.seconds)
-        self.told.append((self.name, load, prompts))
-        return Sample({Rate.DECODE: float(len(self.told))}, load.streams)
+        self.calls.append((self.name, load, prompts))
+        return Sample({Rate.DECODE: float(len(self.calls))}, load.streams)
 
 
 @dataclass
 class Disturbed(Recorder):
-    """Is rid of a program that disturbs it at its third run."""
+    """Ends a disturbing program at its third run."""
 
     disturber: int = 0
 
     def measure(self, load: Load, prompts: Prompts) -> Sample:
-        if len(self.told) == 3:
+        if len(self.calls) == 3:
             os.kill(self.disturber, signal.SIGKILL)
         return super().measure(load, prompts)
 
 
 class Quiet(Watch):
-    """On a machine where nothing else runs."""
+    """A watch that detects no disturbance."""
 
     def end(self) -> Disturbance:
         return Disturbance(0.0, serious=False)
@@ -64,11 +64,11 @@ def silent(line: str) -> None:
     pass
 
 
-def test_rounds_go_through_loads_and_competitors_in_turn() -> None:
-    told: list[tuple[str, Load, Prompts]] = []
-    ours, peer = Recorder("ours", told), Recorder("peer", told)
+def test_rounds_interleave_loads_and_competitors() -> None:
+    calls: list[tuple[str, Load, Prompts]] = []
+    ours, peer = Recorder("ours", calls), Recorder("peer", calls)
     series = Rounds(1000, silent, quiet).run([ours, peer], [SINGLE, CROWD], 2)
-    order = [(name, load.streams) for name, load, _ in told]
+    order = [(name, load.streams) for name, load, _ in calls]
     once = [("ours", 1), ("peer", 1), ("ours", 3), ("peer", 3)]
     assert order == [(f"{name} warms up", streams) for name, streams in once] + once + once
     assert [one.competitor for one in series] == [ours, peer]
@@ -76,18 +76,18 @@ def test_rounds_go_through_loads_and_competitors_in_turn() -> None:
     assert series[1].rates(CROWD, Rate.PREFILL) == [None, None]
 
 
-def test_everyone_has_the_same_prompts_and_no_round_those_of_another() -> None:
-    told: list[tuple[str, Load, Prompts]] = []
-    Rounds(1000, silent, quiet).run([Recorder("ours", told), Recorder("peer", told)], [CROWD], 3)
-    assert all(len(prompts) == load.streams for _, load, prompts in told)
-    assert [prompts for name, _, prompts in told if "ours" in name] == [p for name, _, p in told if "peer" in name]
-    assert len({prompts for _, _, prompts in told}) == 4
+def test_competitors_share_prompts_and_rounds_differ() -> None:
+    calls: list[tuple[str, Load, Prompts]] = []
+    Rounds(1000, silent, quiet).run([Recorder("ours", calls), Recorder("peer", calls)], [CROWD], 3)
+    assert all(len(prompts) == load.streams for _, load, prompts in calls)
+    assert [prompts for name, _, prompts in calls if "ours" in name] == [p for name, _, p in calls if "peer" in name]
+    assert len({prompts for _, _, prompts in calls}) == 4
 
 
-def test_a_warm_up_reads_the_whole_prompt_and_replies_shortly() -> None:
+def test_warm_up_has_full_prompt_and_short_reply() -> None:
     recorder = Recorder("ours")
     Rounds(1000, silent, quiet).run([recorder], [Load(300, 200, 2)], 1)
-    _, load, prompts = recorder.told[0]
+    _, load, prompts = recorder.calls[0]
     assert (load.output_tokens, load.streams) == (8, 2)
     assert [len(prompt) for prompt in prompts] == [300, 300]
 
@@ -99,24 +99,24 @@ def process(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("process", ["while True: pass"], indirect=True)
-def test_a_run_that_another_program_disturbs_is_repeated_with_other_prompts(process: int) -> None:
-    """The one that was disturbed least counts: here the last, in which the program has ended."""
+def test_disturbed_run_is_repeated_with_other_prompts(process: int) -> None:
+    """The least disturbed run counts: here the last one, after the other program has ended."""
     assert process
     recorder = Disturbed("ours", seconds=0.4, disturber=process)
     said: list[str] = []
     [series] = Rounds(1000, said.append).run([recorder], [SINGLE], 1)
-    runs = [prompts for name, _, prompts in recorder.told if name == "ours"]
+    runs = [prompts for name, _, prompts in recorder.calls if name == "ours"]
     assert len(runs) == len(set(runs)) == 3
     assert len(series.samples[SINGLE]) == len(series.elsewhere) == 1
 
 
 @pytest.mark.parametrize("process", ["while True: pass"], indirect=True)
-def test_a_machine_that_is_always_busy_is_said_once(process: int) -> None:
-    """After three disturbed runs of the first round there is one of each."""
+def test_busy_machine_is_reported_once(process: int) -> None:
+    """After three disturbed attempts in the first round, the later rounds have one attempt each."""
     assert process
     recorder = Recorder("ours", seconds=0.3)
     said: list[str] = []
     [series] = Rounds(1000, said.append).run([recorder], [SINGLE], 3)
-    assert [name for name, _, _ in recorder.told].count("ours") == 5
+    assert [name for name, _, _ in recorder.calls].count("ours") == 5
     assert len([line for line in said if "keep this machine busy" in line]) == 1
     assert min(series.elsewhere) > 0.1

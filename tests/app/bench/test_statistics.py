@@ -5,14 +5,14 @@ import pytest
 from app.bench.sample import Spread, percentile, percentiles, spread
 
 
-def test_spread() -> None:
+def test_spread_is_median_smallest_and_largest() -> None:
     assert spread([3.0, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0)
     assert spread([3.0, None]) == Spread(3.0, 3.0, 3.0)
     assert spread([None]) is None
     assert Spread(2.0, 1.0, 4.0).times(3) == Spread(6.0, 3.0, 12.0)
 
 
-def test_percentiles() -> None:
+def test_percentiles_interpolate() -> None:
     values = [float(value) for value in range(101)]
     assert percentile(values, 0.5) == 50
     assert percentile(values, 0.99) == 99

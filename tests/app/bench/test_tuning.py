@@ -1,4 +1,4 @@
-"""`ingle bench --tune` with a clock of its own on an interpreted card, and without any GPU."""
+"""`ingle bench --tune` with a simulated clock on an interpreted GPU, and without a GPU."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -30,7 +30,7 @@ def settings(tmp_path: Path) -> Settings:
 
 
 class Clock:
-    """What is timed later is faster; some time it is interrupted."""
+    """Each measurement is faster than the one before; one call is interrupted."""
 
     def __init__(self, until: float = float("inf")) -> None:
         self.calls, self._until = 0, until
@@ -43,7 +43,7 @@ class Clock:
         return 1.0 / self.calls
 
 
-def test_what_is_measured_is_kept_and_read_when_loading(settings: Settings) -> None:
+def test_tuned_tiles_are_saved_and_loaded(settings: Settings) -> None:
     tuned = tune(settings, SilentProgress(), DRY_CARD, Clock())
     assert {(512, 256), (256, 512)} <= {(shape.outputs, shape.inputs) for shape in tuned.tiles}
     assert tuned.faster == sum(tile != rule_tile(shape, DRY_CARD) for shape, tile in tuned.tiles.items()) > 0
@@ -57,7 +57,7 @@ def test_what_is_measured_is_kept_and_read_when_loading(settings: Settings) -> N
     assert repr(tuned.tiles) not in salts[1]
 
 
-def test_what_was_found_before_an_interruption_is_kept(settings: Settings) -> None:
+def test_tiles_measured_before_an_interruption_are_saved(settings: Settings) -> None:
     whole = tune(settings, SilentProgress(), DRY_CARD, counted := Clock())
     tuned_file = whole.file.read_bytes()
     whole.file.unlink()
@@ -69,14 +69,14 @@ def test_what_was_found_before_an_interruption_is_kept(settings: Settings) -> No
     assert whole.file.read_bytes() == tuned_file
 
 
-def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tuning_without_a_gpu_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     result = CliRunner().invoke(bench, ["--tune", "-m", str(tmp_path / "none.gguf")])
     assert isinstance(result.exception, UnsupportedModel)
     assert "No GPU can be used" in str(result.exception)
 
 
-def test_it_runs_no_workload() -> None:
+def test_tune_refuses_workload_options() -> None:
     result = CliRunner().invoke(bench, ["--tune", "--suite"])
     assert result.exit_code == 2
     assert "remove --suite" in result.output

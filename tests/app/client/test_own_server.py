@@ -1,4 +1,4 @@
-"""The client of a running server, against a stand-in that says on the wire what each test wants."""
+"""The client of a running server, against a stand-in that sends given bytes."""
 
 import asyncio
 import threading
@@ -52,7 +52,7 @@ HEALTH = {
 
 @dataclass
 class StandIn:
-    """A server whose answers a test sets, and which remembers what it was asked."""
+    """A server with given responses, which records its requests."""
 
     parts: list[bytes] = field(default_factory=list)
     endless: bool = False
@@ -84,7 +84,7 @@ class StandIn:
         try:
             for part in self.parts:
                 yield part
-                await asyncio.sleep(0.001)  # so that parts travel apart
+                await asyncio.sleep(0.001)  # so that the parts arrive separately
             while self.endless:
                 yield b": still there\n\n"
                 await asyncio.sleep(0.01)
@@ -119,7 +119,7 @@ def chat(address: Instance, *messages: Message, params: SamplingParams | None = 
     return asyncio.run(collect())
 
 
-def test_a_reply_becomes_chat_events(server: StandIn, address: Instance) -> None:
+def test_reply_becomes_chat_events(server: StandIn, address: Instance) -> None:
     role = 'data: {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}\n\n'
     server.parts = [part.encode() for part in (role, TEXT % "Hel", TEXT % "lo", STOP % "length", USAGE, DONE)]
     *deltas, end = chat(address)
@@ -131,7 +131,7 @@ def test_a_reply_becomes_chat_events(server: StandIn, address: Instance) -> None
     assert 0 < end.first_token_seconds <= end.total_seconds
 
 
-def test_where_the_prompt_came_from_is_read(server: StandIn, address: Instance) -> None:
+def test_cache_details_are_read(server: StandIn, address: Instance) -> None:
     miss = '{"reason": "diverged", "position": 5, "before": "a", "was": "b", "is": "c"}'
     details = (
         '{"cached_tokens": 6, "device_tokens": 1, "host_tokens": 2, "disk_tokens": 3, "computed_tokens": 1,'
@@ -145,14 +145,16 @@ def test_where_the_prompt_came_from_is_read(server: StandIn, address: Instance) 
 
 
 @pytest.mark.parametrize("details", ['{"cached_tokens": "many"}', '{"miss": {"reason": "tired", "position": 1}}', "7"])
-def test_what_makes_no_sense_of_it_is_an_error(server: StandIn, address: Instance, details: str) -> None:
+def test_invalid_cache_details_are_an_error(server: StandIn, address: Instance, details: str) -> None:
     server.parts = [(STOP % "stop" + USAGE.replace('{"cached_tokens": 5}', details) + DONE).encode()]
     with pytest.raises(ServerError):
         chat(address)
 
 
-def test_events_may_arrive_in_any_pieces(server: StandIn, address: Instance) -> None:
-    """One byte at a time, after a comment, with separators in the text that are line ends to some."""
+def test_events_are_read_in_pieces_of_any_size(server: StandIn, address: Instance) -> None:
+    """The stream arrives one byte at a time. It starts with a comment, and its text has separators that some parsers
+    treat as line ends.
+    """
     text = "é\u2028\u0085\u2029 data: x"
     stream = ": comment\r\n\r\n" + TEXT % text + STOP % "stop" + DONE
     server.parts = [bytes([byte]) for byte in stream.encode()]
@@ -162,7 +164,7 @@ def test_events_may_arrive_in_any_pieces(server: StandIn, address: Instance) -> 
     assert end.finish is FinishReason.STOP
 
 
-def test_the_server_is_told_everything_that_shapes_the_answer(server: StandIn, address: Instance) -> None:
+def test_request_has_all_sampling_fields(server: StandIn, address: Instance) -> None:
     server.parts = [(STOP % "stop" + DONE).encode()]
     params = SamplingParams(
         temperature=0.0,
@@ -199,7 +201,7 @@ def test_the_server_is_told_everything_that_shapes_the_answer(server: StandIn, a
         "repetition_penalty": 1.0,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
-        "seed": -3,  # 64 bits, signed on the wire
+        "seed": -3,  # signed 64-bit integer in JSON
         "max_tokens": 8,
         "stop": ["a", "b"],
         "min_tokens": 2,
@@ -209,7 +211,7 @@ def test_the_server_is_told_everything_that_shapes_the_answer(server: StandIn, a
     }
 
 
-def test_what_is_not_limited_is_not_sent(server: StandIn, address: Instance) -> None:
+def test_unset_limits_are_not_sent(server: StandIn, address: Instance) -> None:
     server.parts = [(STOP % "stop" + DONE).encode()]
     chat(address)
     assert not {"max_tokens", "stop"} & server.asked[0].keys()
@@ -225,7 +227,7 @@ def test_what_is_not_limited_is_not_sent(server: StandIn, address: Instance) -> 
         (500, {"error": "oops"}, ServerError, "status 500"),
     ],
 )
-def test_a_refusal_is_an_error_of_ours(
+def test_error_response_raises_the_matching_error(
     server: StandIn, address: Instance, status: int, body: object, kind: type[InglenookError], words: str
 ) -> None:
     server.refusal = JSONResponse(body, status)
@@ -241,7 +243,7 @@ def test_a_refusal_is_an_error_of_ours(
         (TEXT % "a" + "data: {\n\n", ServerError, "not in the expected format"),
     ],
 )
-def test_a_reply_that_breaks_off_is_an_error_after_its_text(
+def test_interrupted_reply_raises_after_its_text(
     server: StandIn, address: Instance, stream: str, kind: type[InglenookError], words: str
 ) -> None:
     server.parts = [stream.encode()]
@@ -257,7 +259,7 @@ def test_a_reply_that_breaks_off_is_an_error_after_its_text(
     assert events == [TextDelta("a")]
 
 
-def test_leaving_a_reply_closes_the_connection(server: StandIn, address: Instance) -> None:
+def test_closing_a_reply_closes_the_connection(server: StandIn, address: Instance) -> None:
     server.parts, server.endless = [(TEXT % "a").encode()], True
 
     async def leave() -> ChatEvent:
@@ -289,26 +291,26 @@ def test_default_sampling_is_that_of_the_served_model(address: Instance) -> None
     assert asyncio.run(ask(replace(address, model="b"))) is None
 
 
-def test_health_while_it_serves_and_while_it_is_stopped(server: StandIn, address: Instance) -> None:
+def test_health_of_a_serving_and_a_stopping_server(server: StandIn, address: Instance) -> None:
     assert ask_health(address) == Health("", 2, 1, {"normal": 2}, {"background": 1}, 100, 40)
     server.health = JSONResponse({**HEALTH, "status": "unavailable", "reason": "it is stopped"}, 503)
     assert ask_health(address).problem == "it is stopped"
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'{"running": "x", "waiting": 0}'])
-def test_another_program_on_the_port_is_no_server_of_ours(server: StandIn, address: Instance, body: bytes) -> None:
+def test_response_of_another_program_is_an_error(server: StandIn, address: Instance, body: bytes) -> None:
     server.health = Response(body)
     with pytest.raises(ServerError):
         ask_health(address)
 
 
-def test_proxies_are_for_other_machines(address: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxies_are_not_used_for_loopback(address: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(variable, "http://127.0.0.1:9")
     assert ask_health(address).running == 2
 
 
-def test_nobody_there(address: Instance) -> None:
+def test_refused_connection_is_an_error(address: Instance) -> None:
     with closing(ListeningSockets(0)) as sockets:
         port = sockets.port
     nobody = Instance(1, port, f"http://127.0.0.1:{port}", "m", "/m.gguf", "2026-01-01T00:00:00+00:00")

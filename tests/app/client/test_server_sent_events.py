@@ -1,4 +1,4 @@
-"""The data of server-sent events, from bytes in parts of any size."""
+"""Parsing of server-sent events, from bytes in parts of any size."""
 
 import pytest
 
@@ -8,7 +8,7 @@ STREAM = b': a comment\n\ndata: {"a": 1}\r\n\r\nevent: x\ndata:{"b": "\xc2\x85"}
 
 
 @pytest.mark.parametrize("size", [1, 3, 10, len(STREAM)])
-def test_events_are_found_in_parts_of_any_size(size: int) -> None:
+def test_events_are_read_in_parts_of_any_size(size: int) -> None:
     reader, found = EventReader(), []
     for start in range(0, len(STREAM), size):
         found += reader.feed(STREAM[start : start + size])
@@ -18,7 +18,7 @@ def test_events_are_found_in_parts_of_any_size(size: int) -> None:
     assert reader.ended
 
 
-def test_event_that_has_not_ended_is_kept_back() -> None:
+def test_incomplete_event_is_kept_for_later() -> None:
     reader = EventReader()
     assert reader.feed(b"data: half") == []
     assert not reader.ended

@@ -1,4 +1,4 @@
-"""The doctor: what each check says about a good machine and a bad one, and its exit status."""
+"""`ingle doctor`: the results of its checks on good and bad machines, and its exit status."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def _result(check: checks.Check, settings: Settings) -> CheckResult:
     return check(settings, SilentProgress())
 
 
-def test_the_ranges_are_those_of_the_project_file() -> None:
+def test_version_ranges_match_pyproject() -> None:
     project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
     (low, high), (torch_low, torch_high) = (
         [".".join(map(str, bound)) for bound in bounds] for bounds in (PYTHON_RANGE, TORCH_RANGE)
@@ -43,7 +43,7 @@ def test_the_ranges_are_those_of_the_project_file() -> None:
     assert f"torch>={torch_low},<{torch_high}" in project["dependencies"]
 
 
-def test_this_machine_can_run_ingle(tmp_path: Path, smollm2: Path) -> None:
+def test_all_checks_run_on_this_machine(tmp_path: Path, smollm2: Path) -> None:
     results = list(run_checks(settings_in(tmp_path, model=str(smollm2)), SilentProgress()))
     assert [result.name for result in results] == [
         "Python",
@@ -71,7 +71,7 @@ def test_this_machine_can_run_ingle(tmp_path: Path, smollm2: Path) -> None:
     assert all(result.found for result in results)
 
 
-def test_a_hub_that_answers_is_ok_and_one_that_must_not_be_asked_too(tmp_path: Path) -> None:
+def test_hub_is_not_contacted_in_offline_mode(tmp_path: Path) -> None:
     with serve() as hub:
         settings = settings_in(tmp_path, hub_endpoint=f"{hub.address}")
         assert _result(checks._hub, settings) == CheckResult("Hub", "ok", "127.0.0.1 responds")
@@ -84,14 +84,16 @@ def test_a_hub_that_answers_is_ok_and_one_that_must_not_be_asked_too(tmp_path: P
     ("version", "status"),
     [("2.10.1", "fail"), ("2.11.0", "ok"), ("2.13.0+cpu", "ok"), ("2.14.0", "fail"), ("?", "fail")],
 )
-def test_torch_out_of_range(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, status: str) -> None:
+def test_torch_version_out_of_range_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, status: str
+) -> None:
     monkeypatch.setattr(checks, "version", lambda name: version)
     result = _result(checks._torch, settings_in(tmp_path))
     assert result.status == status
     assert bool(result.remedy) == (status == "fail")
 
 
-def test_the_tier_of_the_kernels_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_kernel_tier_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     result = _result(checks._kernels, settings_in(tmp_path, cache_dir=tmp_path))
     assert result.status == "ok"
     assert result.found.startswith(f"{choose('auto').tier}, to be compiled when a model is first loaded")
@@ -106,7 +108,7 @@ def test_the_tier_of_the_kernels_is_said(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert result.remedy == "Set cpu_tier to one of: auto, portable."
 
 
-def test_torch_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_torch_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def missing(name: str) -> str:
         raise PackageNotFoundError(name)
 
@@ -119,7 +121,7 @@ def test_torch_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 def _with_gpu(
     monkeypatch: pytest.MonkeyPatch, version: str | None, cuda: str | None, built: tuple[str, ...] = ()
 ) -> None:
-    """A machine with this driver, torch's build for this CUDA with code for these cards, and a card of sm_120."""
+    """Simulate this driver, a torch build for this CUDA version and these architectures, and an sm_120 GPU."""
     monkeypatch.setattr(gpu_checks, "driver_version", lambda: version)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(built))
@@ -129,41 +131,41 @@ def _with_gpu(
 
 
 @pytest.mark.parametrize(
-    ("version", "cuda", "told"),
+    ("version", "cuda", "problem"),
     [
         (None, None, None),
         ("550.54.14", "12.8", None),
         ("580.65", "13.0", None),
         ("", "13.0", None),
-        ("470.82", None, None),  # the build of torch is what is amiss
+        ("470.82", None, None),  # the check of the torch build reports the problem
         ("550.54.14", "13.0", "too old for CUDA 13.0"),
         ("470.82", "12.6", "too old for CUDA 12.6"),
     ],
 )
-def test_the_driver_suits_the_cuda_that_torch_is_built_for(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str | None, cuda: str | None, told: str | None
+def test_driver_too_old_for_torch_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str | None, cuda: str | None, problem: str | None
 ) -> None:
     _with_gpu(monkeypatch, version, cuda)
     monkeypatch.setattr(gpu_checks, "_PCI", tmp_path)
     result = _result(gpu_checks.driver, settings_in(tmp_path))
-    assert (result.status == "warn", bool(result.remedy)) == (told is not None, told is not None)
-    assert (told or "") in result.found
+    assert (result.status == "warn", bool(result.remedy)) == (problem is not None, problem is not None)
+    assert (problem or "") in result.found
 
 
-def test_a_card_without_a_driver_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gpu_without_a_driver_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(gpu_checks, "driver_version", lambda: None)
     monkeypatch.setattr(gpu_checks, "_PCI", tmp_path)
     device = tmp_path / "0000:01:00.0"
     device.mkdir()
     (device / "vendor").write_text("0x10de\n")
-    (device / "class").write_text("0x040300\n")  # its sound
+    (device / "class").write_text("0x040300\n")  # its sound device
     assert _result(gpu_checks.driver, settings_in(tmp_path)).status == "ok"
     (device / "class").write_text("0x030000\n")
     assert _result(gpu_checks.driver, settings_in(tmp_path)).status == "warn"
 
 
 @pytest.mark.parametrize(
-    ("cuda", "built", "told"),
+    ("cuda", "built", "problem"),
     [
         (None, (), "for the CPU only"),
         ("12.6", ("sm_80", "sm_90"), "no code for sm_120"),
@@ -171,27 +173,27 @@ def test_a_card_without_a_driver_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_pa
         ("12.8", ("sm_80", "compute_90"), None),
     ],
 )
-def test_torch_has_code_for_the_card(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cuda: str | None, built: tuple[str, ...], told: str | None
+def test_torch_without_code_for_the_gpu_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cuda: str | None, built: tuple[str, ...], problem: str | None
 ) -> None:
     _with_gpu(monkeypatch, "580.65", cuda, built)
     result = _result(gpu_checks.torch_build, settings_in(tmp_path))
-    assert (result.status == "warn", bool(result.remedy)) == (told is not None, told is not None)
-    assert (told or "") in result.found
+    assert (result.status == "warn", bool(result.remedy)) == (problem is not None, problem is not None)
+    assert (problem or "") in result.found
 
 
-def test_a_missing_compiler_comes_with_a_way_to_get_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_compiler_is_a_warning_with_a_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def missing() -> None:
         raise NoCompiler("this machine has none", "Install one.")
 
     monkeypatch.setattr(compiler, "prepare_compiler", missing)
-    assert _result(gpu_checks.compiler, settings_in(tmp_path)).status == "ok"  # nobody needs it
+    assert _result(gpu_checks.compiler, settings_in(tmp_path)).status == "ok"  # not needed without a GPU
     monkeypatch.setattr(gpu_checks, "driver_version", lambda: "580.65")
     result = _result(gpu_checks.compiler, settings_in(tmp_path))
     assert (result.status, result.remedy) == ("warn", "Install one.")
 
 
-def test_a_port_that_is_taken_is_told_with_who_has_it(tmp_path: Path) -> None:
+def test_used_port_is_reported_with_its_program(tmp_path: Path) -> None:
     with closing(ListeningSockets(0)) as sockets:
         settings = settings_in(tmp_path, port=sockets.port, state_dir=tmp_path)
         result = _result(checks._port, settings)
@@ -202,19 +204,19 @@ def test_a_port_that_is_taken_is_told_with_who_has_it(tmp_path: Path) -> None:
     assert _result(checks._servers, settings).found == "none running"
 
 
-def test_a_model_that_is_not_stored_comes_with_the_command(tmp_path: Path) -> None:
+def test_missing_default_model_is_a_warning_with_the_pull_command(tmp_path: Path) -> None:
     result = _result(checks._default_model, settings_in(tmp_path))
     assert (result.status, result.remedy) == ("warn", "ingle pull smollm2:135m")
 
 
-def test_a_models_folder_that_cannot_be_is_a_failure(tmp_path: Path) -> None:
+def test_invalid_models_folder_fails(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = _result(checks._models_dir, settings_in(tmp_path, models_dir=tmp_path / "file" / "models"))
     assert result.status == "fail"
     assert "--models-dir" in result.remedy
 
 
-def test_the_cache_on_disk(tmp_path: Path) -> None:
+def test_size_and_mode_of_the_disk_cache_are_checked(tmp_path: Path) -> None:
     folder = tmp_path / "kv"
 
     def result(limit: str = "auto") -> CheckResult:
@@ -240,10 +242,10 @@ def test_the_cache_on_disk(tmp_path: Path) -> None:
     assert result().remedy == f"chmod 700 {folder}"
     (tmp_path / "file").touch()
     folder = tmp_path / "file" / "kv"
-    assert result().status == "ok"  # told by who writes there
+    assert result().status == "ok"  # the check accepts it; the engine reports the problem when it writes there
 
 
-def test_little_memory_and_little_disk_are_warnings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_low_memory_and_low_disk_space_are_warnings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=1000))
     monkeypatch.setattr(checks, "_first_line", lambda path, key: "1000 kB")
@@ -253,7 +255,7 @@ def test_little_memory_and_little_disk_are_warnings(monkeypatch: pytest.MonkeyPa
         assert result.remedy
 
 
-def test_of_two_disks_the_fuller_one_is_told_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_fuller_of_two_disks_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     settings, usage = settings_in(tmp_path), shutil.disk_usage(tmp_path)
     for folder, other in ((settings.models_dir, settings.hub_cache), (settings.hub_cache, settings.models_dir)):
         folder.mkdir(exist_ok=True)
@@ -275,7 +277,7 @@ GOOD, BAD, WORST = (
 )
 
 
-def test_a_warning_is_no_failure_and_a_failure_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exit_status_is_1_only_for_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     _with_checks(monkeypatch, GOOD, BAD)
     answer = CliRunner().invoke(ingle, ["doctor"])
     assert answer.exit_code == 0
@@ -288,7 +290,7 @@ def test_a_warning_is_no_failure_and_a_failure_is(monkeypatch: pytest.MonkeyPatc
     assert CliRunner().invoke(ingle, ["doctor"]).exit_code == 1
 
 
-def test_json(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_output(monkeypatch: pytest.MonkeyPatch) -> None:
     _with_checks(monkeypatch, GOOD, WORST)
     answer = CliRunner().invoke(ingle, ["doctor", "--json"])
     assert answer.exit_code == 1

@@ -1,4 +1,4 @@
-"""Who keeps an engine running: chats that hold a lock, and other programs, by use."""
+"""Leases on an engine: chats that hold a lock, and requests of other programs."""
 
 import asyncio
 import os
@@ -30,22 +30,22 @@ def ask(leases: EngineLeases, agent: bytes, method: str = "POST") -> None:
     asyncio.run(leases.track_requests(nothing)(scope, nothing, nothing))  # type: ignore[arg-type]
 
 
-def test_it_waits_for_its_first_chat_and_ends_with_its_last(settings: Settings, clock: Clock) -> None:
+def test_leases_expire_with_the_last_chat(settings: Settings, clock: Clock) -> None:
     leases = EngineLeases(settings, clock)
     assert not leases.is_expired()
     with hold_lease(settings, os.getpid()):
         assert not leases.is_expired()
-        assert count_other_leases(settings, os.getpid()) == 0  # but for this process
+        assert count_other_leases(settings, os.getpid()) == 0  # the lease of this process does not count
     assert leases.is_expired()
 
 
-def test_one_that_nobody_comes_to_ends(settings: Settings, clock: Clock) -> None:
+def test_leases_expire_if_no_chat_starts(settings: Settings, clock: Clock) -> None:
     leases = EngineLeases(settings, clock)
     clock.seconds += 61
     assert leases.is_expired()
 
 
-def test_a_chat_that_died_may_come_back(settings: Settings, clock: Clock) -> None:
+def test_crashed_chat_keeps_the_engine_for_30_seconds(settings: Settings, clock: Clock) -> None:
     leases = EngineLeases(settings, clock)
     with hold_lease(settings, os.getpid()):
         assert not leases.is_expired()
@@ -62,7 +62,7 @@ def test_a_chat_that_died_may_come_back(settings: Settings, clock: Clock) -> Non
     ("agent", "method", "stays"),
     [(b"editor/1", "POST", True), (CHAT_CLIENT.encode() + b"/7", "POST", False), (b"editor/1", "GET", False)],
 )
-def test_programs_that_have_used_it_keep_it_for_a_while(
+def test_requests_of_other_programs_keep_the_engine(
     settings: Settings, clock: Clock, agent: bytes, method: str, stays: bool
 ) -> None:
     leases = EngineLeases(settings, clock)
@@ -76,7 +76,7 @@ def test_programs_that_have_used_it_keep_it_for_a_while(
 
 
 @pytest.mark.parametrize("seconds", [0, 7])
-def test_how_long_it_stays_for_others_is_a_setting(tmp_path: Path, clock: Clock, seconds: int) -> None:
+def test_keep_alive_setting_limits_the_wait_for_other_programs(tmp_path: Path, clock: Clock, seconds: int) -> None:
     leases = EngineLeases(load_settings(state_dir=tmp_path, keep_alive_s=seconds), clock)
     with hold_lease(load_settings(state_dir=tmp_path), os.getpid()):
         assert not leases.is_expired()

@@ -1,4 +1,4 @@
-"""The records of running servers: found while their process lives, gone when it does not, however it went."""
+"""Records of running servers: they exist while the process lives, and are removed after it ends or crashes."""
 
 import os
 import signal
@@ -72,13 +72,13 @@ def left(settings: Settings) -> list[str]:
     return sorted(path.name for path in (settings.state_dir / "servers").iterdir())
 
 
-def test_there_is_nothing_before_the_first_server(settings: Settings) -> None:
+def test_no_records_before_the_first_server(settings: Settings) -> None:
     assert running_instances(settings) == []
     assert find_instance(settings) is None
     assert not settings.state_dir.exists()
 
 
-def test_a_record_is_there_for_as_long_as_the_server(settings: Settings) -> None:
+def test_record_exists_while_the_server_runs(settings: Settings) -> None:
     with recorded(made(), settings):
         assert running_instances(settings) == [made()]
         assert find_instance(settings) == made()
@@ -86,7 +86,7 @@ def test_a_record_is_there_for_as_long_as_the_server(settings: Settings) -> None
     assert left(settings) == []
 
 
-def test_a_record_is_for_this_user_alone(settings: Settings) -> None:
+def test_record_is_private(settings: Settings) -> None:
     (settings.state_dir / "servers").mkdir(parents=True, mode=0o755)
     with recorded(made(), settings):
         assert stat.S_IMODE((settings.state_dir / "servers").stat().st_mode) == 0o700
@@ -94,12 +94,12 @@ def test_a_record_is_for_this_user_alone(settings: Settings) -> None:
         assert modes == {0o600}
 
 
-def test_several_servers_are_listed_by_port(settings: Settings) -> None:
+def test_servers_are_sorted_by_port(settings: Settings) -> None:
     with recorded(made(10000), settings), recorded(made(4645), settings), recorded(made(9), settings):
         assert [one.port for one in running_instances(settings)] == [9, 4645, 10000]
 
 
-def test_a_server_that_was_killed_leaves_a_record_that_the_next_look_removes(settings: Settings, held: Holders) -> None:
+def test_record_of_a_killed_server_is_removed(settings: Settings, held: Holders) -> None:
     process = held.start(4645)
     assert [one.pid for one in running_instances(settings)] == [process.pid]
     process.kill()
@@ -109,7 +109,7 @@ def test_a_server_that_was_killed_leaves_a_record_that_the_next_look_removes(set
     assert left(settings) == []
 
 
-def test_a_process_that_has_the_number_of_a_dead_server_is_not_taken_for_it(settings: Settings) -> None:
+def test_reused_process_id_is_not_a_running_server(settings: Settings) -> None:
     with recorded(made(), settings):
         record = (settings.state_dir / "servers" / "4645.json").read_bytes()
     (settings.state_dir / "servers" / "4645.json").write_bytes(record)
@@ -118,13 +118,13 @@ def test_a_process_that_has_the_number_of_a_dead_server_is_not_taken_for_it(sett
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"pid": 1}', b"\xff"])
-def test_a_record_that_makes_no_sense_is_passed_over(settings: Settings, content: bytes) -> None:
+def test_invalid_record_is_ignored(settings: Settings, content: bytes) -> None:
     with recorded(made(), settings):
         (settings.state_dir / "servers" / "4645.json").write_bytes(content)
         assert running_instances(settings) == []
 
 
-def test_the_next_server_on_a_port_waits_for_the_record_of_the_last_one(settings: Settings, held: Holders) -> None:
+def test_server_waits_for_the_record_of_an_ending_server(settings: Settings, held: Holders) -> None:
     leaving = held.start(4645)
     leaving.send_signal(signal.SIGTERM)
     process = held.start(4645)
@@ -138,7 +138,7 @@ def test_withdrawing_twice_is_harmless(settings: Settings) -> None:
         assert running_instances(settings) == []
 
 
-def test_stopping_waits_until_the_process_is_gone(settings: Settings, held: Holders) -> None:
+def test_stopping_waits_for_the_process_to_end(settings: Settings, held: Holders) -> None:
     process = held.start(4645)
     [server] = running_instances(settings)
     stop_instance(server, settings)
@@ -147,7 +147,7 @@ def test_stopping_waits_until_the_process_is_gone(settings: Settings, held: Hold
     stop_instance(server, settings)
 
 
-def test_a_server_that_does_not_stop_is_named(
+def test_server_that_does_not_stop_is_an_error_with_its_pid(
     settings: Settings, held: Holders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(instance, "_STOP_SECONDS", 0.2)

@@ -1,4 +1,4 @@
-"""The listening sockets: both addresses or neither, and who is named when a port is taken."""
+"""Listening sockets: both loopback addresses or neither, and errors that name the program on the port."""
 
 import errno
 import os
@@ -20,7 +20,7 @@ def listener(family: int, address: str) -> socket.socket:
     return taken
 
 
-def test_both_addresses_are_bound_to_one_free_port() -> None:
+def test_loopback_addresses_share_one_free_port() -> None:
     with closing(ListeningSockets(0)) as sockets:
         assert sockets.port > 0
         for address in ("127.0.0.1", "::1"):
@@ -30,7 +30,7 @@ def test_both_addresses_are_bound_to_one_free_port() -> None:
 @pytest.mark.parametrize(
     ("family", "address", "other"), [(socket.AF_INET, "127.0.0.1", "::1"), (socket.AF_INET6, "::1", "127.0.0.1")]
 )
-def test_a_port_that_is_taken_on_one_address_is_left_alone_on_the_other(family: int, address: str, other: str) -> None:
+def test_port_in_use_on_one_address_is_not_bound_on_the_other(family: int, address: str, other: str) -> None:
     with listener(family, address) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(PortTaken, match=f"port {port} is in use by .* \\(pid {os.getpid()}\\)"):
@@ -39,7 +39,7 @@ def test_a_port_that_is_taken_on_one_address_is_left_alone_on_the_other(family: 
             socket.create_connection((other, port))
 
 
-def test_ollamas_port_is_one_of_the_same_server() -> None:
+def test_ollama_port_belongs_to_the_same_server() -> None:
     with closing(ListeningSockets(0)) as free:
         port = free.port
     settings = load_settings(port=0, ollama_port=port)
@@ -51,17 +51,17 @@ def test_ollamas_port_is_one_of_the_same_server() -> None:
         with pytest.raises(PortTaken, match=f"port {port} is in use by") as refused:
             _listen(settings)
         assert refused.value.remedy == "Stop it, or choose another port with --ollama-port."
-    assert load_settings().ollama_port == 0  # nothing that nobody asked for
+    assert load_settings().ollama_port == 0  # off by default
 
 
-def test_a_port_of_another_user_is_named_by_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_the_user_of_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "_program_of", lambda inode: "")
     with listener(socket.AF_INET, "127.0.0.1") as taken, pytest.raises(PortTaken, match="a program of the user "):
         ListeningSockets(taken.getsockname()[1])
 
 
-def test_any_port_is_one_that_is_free_on_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The port that the system chose first happens to be taken on the second address."""
+def test_free_port_is_free_on_both_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The port that the system chose first is in use on the second address."""
     chosen: list[int] = []
     listen = listening._listen
 
@@ -79,7 +79,7 @@ def test_any_port_is_one_that_is_free_on_both(monkeypatch: pytest.MonkeyPatch) -
         ListeningSockets(port).close()
 
 
-def test_a_machine_without_ipv6_gets_the_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ipv6_only_ipv4_is_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     listen = listening._listen
 
     def without_ipv6(family: int, address: str, port: int) -> socket.socket:
@@ -93,8 +93,8 @@ def test_a_machine_without_ipv6_gets_the_one_address(monkeypatch: pytest.MonkeyP
         socket.create_connection(("127.0.0.1", sockets.port)).close()
 
 
-def test_a_port_can_be_used_again_at_once() -> None:
-    """Even where a connection was closed from this side, which leaves the port in TIME_WAIT."""
+def test_port_is_reusable_at_once() -> None:
+    """This includes a port in TIME_WAIT after the server closed a connection."""
     with closing(ListeningSockets(0)) as sockets:
         client = socket.create_connection(("127.0.0.1", sockets.port))
         sockets.sockets[0].accept()[0].close()
@@ -103,13 +103,13 @@ def test_a_port_can_be_used_again_at_once() -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])  # noqa: S104
-def test_all_addresses_are_both_loopback_addresses_too(host: str) -> None:
+def test_wildcard_host_includes_both_loopback_addresses(host: str) -> None:
     with closing(ListeningSockets(0, host)) as sockets:
         for address in ("127.0.0.1", "::1"):
             socket.create_connection((address, sockets.port)).close()
 
 
-def test_one_address_is_that_one_alone() -> None:
+def test_single_address_binds_only_that_address() -> None:
     with closing(ListeningSockets(0, "127.0.0.2")) as sockets:
         socket.create_connection(("127.0.0.2", sockets.port)).close()
         with pytest.raises(ConnectionRefusedError):
@@ -117,11 +117,11 @@ def test_one_address_is_that_one_alone() -> None:
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1", "no such name"])
-def test_an_address_that_is_not_here_is_named(host: str) -> None:
+def test_error_names_a_foreign_address(host: str) -> None:
     with pytest.raises(NoSuchAddress, match=host):
         ListeningSockets(0, host)
 
 
-def test_only_loopback_addresses_serve_this_machine_alone() -> None:
+def test_only_loopback_addresses_are_loopback() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "::1", "localhost")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.1.2", "mybox", "127.0.0.1.evil.com", "")))  # noqa: S104

@@ -1,4 +1,4 @@
-"""The signals that ask a process to end, in processes of their own."""
+"""Signals that end a process in order, tested in child processes."""
 
 import signal
 import subprocess
@@ -11,7 +11,7 @@ from tests.support.processes import HANGING_SECONDS
 
 ROOT = Path(__file__).parents[3]
 
-# Sends itself signals: the first one interrupts it, and the others come while it ends.
+# Sends itself signals: the first one interrupts it, the others arrive during its cleanup.
 PROGRAM = """
 import os, signal, sys
 from app.process.signals import interrupt_on_signals
@@ -35,18 +35,18 @@ except KeyboardInterrupt:
         ("", "SIGTERM", "ended in order"),
         ("", "SIGHUP", "ended in order"),
         ("", "SIGHUP SIGTERM", "ended in order"),
-        ("SIGHUP", "SIGHUP", "not interrupted"),  # as under nohup
+        ("SIGHUP", "SIGHUP", "not interrupted"),  # as with nohup
         ("SIGHUP", "SIGHUP SIGTERM", "ended in order"),
     ],
 )
-def test_the_first_signal_interrupts_and_later_ones_do_not_disturb(ignored: str, sent: str, said: str) -> None:
+def test_first_signal_interrupts_and_later_ones_are_ignored(ignored: str, sent: str, said: str) -> None:
     command = [sys.executable, "-c", PROGRAM, ignored, sent]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=HANGING_SECONDS)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, said, "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_the_command_line_is_interrupted(number: signal.Signals) -> None:
+def test_signal_interrupts_the_command_line(number: signal.Signals) -> None:
     code = f"""
 import os, sys
 from app import cli

@@ -9,7 +9,7 @@ from app.process.uninterruptible import exit_if_busy, run_uninterruptible
 
 ROOT = Path(__file__).parents[3]
 
-# The interrupt comes while the work is going on, which takes no notice of it and would take minutes.
+# The interrupt comes during the work, which ignores it and would take minutes.
 PROGRAM = """
 import _thread, sys, threading, time
 from app.process.uninterruptible import exit_if_busy, run_uninterruptible
@@ -23,11 +23,11 @@ except KeyboardInterrupt:
 """
 
 
-def test_the_work_is_done_by_another_thread() -> None:
+def test_work_runs_in_another_thread() -> None:
     assert run_uninterruptible(threading.get_ident) != threading.get_ident()
 
 
-def test_what_it_raises_is_raised() -> None:
+def test_exception_of_the_work_is_raised() -> None:
     def fail() -> None:
         raise LookupError("nothing there")
 
@@ -35,10 +35,10 @@ def test_what_it_raises_is_raised() -> None:
         run_uninterruptible(fail)
 
 
-def test_an_interrupt_does_not_wait_for_it() -> None:
+def test_interrupt_does_not_wait_for_the_work() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "begun\ninterrupted\n", "")
 
 
-def test_without_such_work_a_status_is_just_returned() -> None:
+def test_status_is_returned_if_no_work_runs() -> None:
     assert exit_if_busy(7) == 7

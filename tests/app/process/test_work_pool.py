@@ -1,4 +1,4 @@
-"""The pool for work on texts: order, abandoned jobs, and when it counts as stuck."""
+"""The thread pool for work on texts: order, cancelled jobs, and detection of stuck jobs."""
 
 import asyncio
 import threading
@@ -13,17 +13,17 @@ from tests.support.processes import HANGING_SECONDS, until
 
 
 class Held:
-    """A job that checks whenever it is allowed to, and ends when it is told to."""
+    """A job that calls its check each time that the test allows it, and ends on request."""
 
     def __init__(self) -> None:
-        self.has_begun = threading.Event()
+        self.has_started = threading.Event()
         self.steps = threading.Semaphore(0)
         self.checks = 0
         self.ends = False
         self.raised: BaseException | None = None
 
     def __call__(self, check: Check) -> str:
-        self.has_begun.set()
+        self.has_started.set()
         while not self.ends:
             assert self.steps.acquire(timeout=HANGING_SECONDS)
             try:
@@ -39,14 +39,14 @@ class Held:
         self.steps.release()
 
 
-def test_a_job_runs_on_a_thread_of_the_pool() -> None:
+def test_job_runs_on_a_thread_of_the_pool() -> None:
     async def main() -> str:
         return await WorkPool("texts", 1).run(lambda _: threading.current_thread().name)
 
     assert asyncio.run(main()).startswith("texts")
 
 
-def test_an_error_of_a_job_is_raised() -> None:
+def test_error_of_a_job_is_raised() -> None:
     def fail(check: Check) -> None:
         raise LookupError("inside")
 
@@ -54,11 +54,11 @@ def test_an_error_of_a_job_is_raised() -> None:
         asyncio.run(WorkPool("texts", 1).run(fail))
 
 
-def test_a_running_job_whose_caller_is_cancelled_ends_at_its_next_check() -> None:
+def test_running_job_of_a_cancelled_caller_ends_at_its_next_check() -> None:
     async def main() -> None:
         pool, held = WorkPool("texts", 1), Held()
         running = asyncio.create_task(pool.run(held))
-        await asyncio.to_thread(held.has_begun.wait, HANGING_SECONDS)
+        await asyncio.to_thread(held.has_started.wait, HANGING_SECONDS)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
@@ -69,43 +69,43 @@ def test_a_running_job_whose_caller_is_cancelled_ends_at_its_next_check() -> Non
     asyncio.run(main())
 
 
-def test_a_waiting_job_whose_caller_is_cancelled_never_begins() -> None:
+def test_waiting_job_of_a_cancelled_caller_never_starts() -> None:
     async def main() -> None:
         pool, held, other = WorkPool("texts", 1), Held(), Held()
         running, waiting = asyncio.create_task(pool.run(held)), asyncio.create_task(pool.run(other))
-        await asyncio.to_thread(held.has_begun.wait, HANGING_SECONDS)
+        await asyncio.to_thread(held.has_started.wait, HANGING_SECONDS)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
         held.end()
         assert await running == "done"
         assert await pool.run(lambda _: "next") == "next"
-        assert not other.has_begun.is_set()
+        assert not other.has_started.is_set()
 
     asyncio.run(main())
 
 
-def test_jobs_without_progress_are_a_problem_until_they_make_some() -> None:
+def test_stuck_jobs_are_a_problem_until_they_make_progress() -> None:
     async def main() -> list[str]:
         clock = Clock()
         pool, held = WorkPool("encoding texts", 1, clock), Held()
-        told = [pool.problem()]
-        clock.seconds += 10 * STUCK_SECONDS  # idle for long
+        problems = [pool.problem()]
+        clock.seconds += 10 * STUCK_SECONDS  # idle for a long time
         running, waiting = asyncio.create_task(pool.run(held)), asyncio.create_task(pool.run(lambda _: "next"))
-        await asyncio.to_thread(held.has_begun.wait, HANGING_SECONDS)
-        told.append(pool.problem())
+        await asyncio.to_thread(held.has_started.wait, HANGING_SECONDS)
+        problems.append(pool.problem())
         clock.seconds += STUCK_SECONDS
-        told.append(pool.problem())
+        problems.append(pool.problem())
         held.steps.release()
         await asyncio.to_thread(until, lambda: held.checks == 1)
-        told.append(pool.problem())
+        problems.append(pool.problem())
         clock.seconds += STUCK_SECONDS - 1
-        told.append(pool.problem())
+        problems.append(pool.problem())
         held.end()
         await asyncio.gather(running, waiting)
         clock.seconds += STUCK_SECONDS
-        told.append(pool.problem())
-        return told
+        problems.append(pool.problem())
+        return problems
 
     assert asyncio.run(main()) == ["", "", "encoding texts: no progress for 30 s", "", "", ""]
 
@@ -115,7 +115,7 @@ def test_closing_ends_running_and_waiting_jobs_with_an_error() -> None:
         pool, held = WorkPool("texts", 1), Held()
         never: Callable[[Check], str] = lambda _: "never"  # noqa: E731
         jobs = [asyncio.create_task(pool.run(work)) for work in (held, never)]
-        await asyncio.to_thread(held.has_begun.wait, HANGING_SECONDS)
+        await asyncio.to_thread(held.has_started.wait, HANGING_SECONDS)
         closing = asyncio.create_task(pool.close())
         await asyncio.sleep(0)
         held.steps.release()

@@ -1,4 +1,4 @@
-"""Keys in files: who may read them, what may be in them, and that no error shows one."""
+"""API keys in files: permissions, valid content, and errors that do not show a key."""
 
 import os
 import stat
@@ -41,13 +41,13 @@ def test_keys_come_from_the_variable_and_the_file(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o602, 0o777])
-def test_a_file_that_others_can_read_or_write_is_refused(tmp_path: Path, mode: int) -> None:
+def test_key_file_with_open_permissions_is_refused(tmp_path: Path, mode: int) -> None:
     with pytest.raises(InvalidSetting, match="other users can access") as refused:
         chosen_keys(settings_with(tmp_path, SECRET, mode))
     assert refused.value.remedy.startswith("chmod 600 ")
 
 
-def test_a_file_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, stranger = settings_with(tmp_path, SECRET), os.geteuid() + 1
     monkeypatch.setattr(os, "geteuid", lambda: stranger)
     real = Path.stat
@@ -58,13 +58,13 @@ def test_a_file_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("content", ["", "# nothing\n", f"{SECRET} é\n", f"{SECRET}\x00\n", f"{'k' * 513}{SECRET}"])
-def test_what_is_no_key_is_refused_and_not_shown(tmp_path: Path, content: str) -> None:
+def test_invalid_key_is_refused_and_not_shown(tmp_path: Path, content: str) -> None:
     with pytest.raises(InvalidSetting) as refused:
         chosen_keys(settings_with(tmp_path, content))
     assert SECRET not in str(refused.value) + refused.value.remedy
 
 
-def test_a_bad_key_in_the_variable_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_key_in_the_variable_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INGLE_API_KEY", f"{SECRET}\x7f")
     with pytest.raises(InvalidSetting, match="INGLE_API_KEY") as refused:
         load_settings()
@@ -72,13 +72,13 @@ def test_a_bad_key_in_the_variable_is_not_shown(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("place", ["none", "folder"])
-def test_a_file_that_is_not_there_is_named(tmp_path: Path, place: str) -> None:
+def test_error_names_a_missing_key_file(tmp_path: Path, place: str) -> None:
     (tmp_path / "folder").mkdir(0o700)
     with pytest.raises(InvalidSetting, match=place):
         chosen_keys(load_settings(api_key_file=str(tmp_path / place)))
 
 
-def test_a_key_in_the_configuration_needs_a_private_file(tmp_path: Path) -> None:
+def test_key_in_config_toml_needs_a_private_file(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text(f'api_key = ["{SECRET}"]\n')
     file.chmod(0o644)
@@ -88,7 +88,7 @@ def test_a_key_in_the_configuration_needs_a_private_file(tmp_path: Path) -> None
     assert chosen_keys(load_settings()) == (SECRET,)
 
 
-def test_our_own_key_is_made_once_for_this_user_alone() -> None:
+def test_own_key_is_generated_once_in_a_private_file() -> None:
     settings = load_settings()
     assert own_key(settings) is None
     before = os.umask(0)
@@ -101,5 +101,5 @@ def test_our_own_key_is_made_once_for_this_user_alone() -> None:
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
     assert own_key(settings) == make_own_key(settings) == key
     assert len(key) >= 32
-    file.chmod(0o644)  # somebody may have read it
+    file.chmod(0o644)  # another user may have read it
     assert make_own_key(settings) != key

@@ -1,4 +1,4 @@
-"""Settings: precedence, origins, and what is said about values that make no sense."""
+"""Settings: precedence, origins, and errors about invalid values."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ from engine.config import ALL_FREE, MemoryLimit
 
 @pytest.fixture(autouse=True)
 def _empty_world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No variable that any setting reads, and a home of the test's own."""
+    """Remove all variables that settings read, and use a temporary home."""
     for name, setting in SETTINGS.items():
         for variable in (f"INGLE_{name.upper()}", *setting.also):
             monkeypatch.delenv(variable, raising=False)
@@ -71,7 +71,7 @@ def test_precedence(
     assert settings.origins["threads"].endswith(origin)
 
 
-def test_our_variable_comes_before_those_of_other_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_variable_precedes_those_of_other_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example/")
     assert load_settings().hub_endpoint == "https://mirror.example"
     assert load_settings().origins["hub_endpoint"] == "HF_ENDPOINT"
@@ -93,7 +93,7 @@ def test_hugging_face_folders_follow_the_rules_of_huggingface_hub(
     assert load_settings().hub_cache == tmp_path / "elsewhere"
 
 
-def test_the_token_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_is_not_in_repr(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     assert "hf_secret" not in repr(load_settings())
 
@@ -106,7 +106,7 @@ def test_the_token_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
         (None, '[model_aliases]\n"gpt-4o" = "smollm2:135m"\no3 = "*"'),
     ],
 )
-def test_names_of_models_are_a_text_or_a_table(
+def test_model_aliases_are_a_string_or_a_table(
     monkeypatch: pytest.MonkeyPatch, variable: str | None, in_file: str
 ) -> None:
     if variable is not None:
@@ -116,7 +116,7 @@ def test_names_of_models_are_a_text_or_a_table(
 
 
 @pytest.mark.parametrize("table", ["{o3 = 1}", "3", '{"" = "a"}'])
-def test_other_tables_of_names_are_refused(table: str) -> None:
+def test_invalid_model_aliases_are_refused(table: str) -> None:
     _write_config(f"model_aliases = {table}\n")
     with pytest.raises(InvalidSetting, match="must be names with their models"):
         load_settings()
@@ -152,7 +152,7 @@ def test_other_tables_of_names_are_refused(table: str) -> None:
         ("INGLE_MODEL_ALIASES", "=smollm2:135m"),
     ],
 )
-def test_a_bad_value_names_its_source(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
+def test_error_names_the_origin_of_an_invalid_value(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
     monkeypatch.setenv(variable, value)
     with pytest.raises(InvalidSetting, match=re.escape(variable)):
         load_settings()
@@ -170,7 +170,7 @@ def test_a_bad_value_names_its_source(monkeypatch: pytest.MonkeyPatch, variable:
         ("threads = ", "config.toml"),
     ],
 )
-def test_a_bad_config_file_is_named(text: str, complaint: str) -> None:
+def test_error_names_an_invalid_config_file(text: str, complaint: str) -> None:
     _write_config(text)
     with pytest.raises(InvalidSetting, match=complaint):
         load_settings()
@@ -186,16 +186,16 @@ def test_a_bad_config_file_is_named(text: str, complaint: str) -> None:
         ("100%", MemoryLimit(share=1.0)),
     ],
 )
-def test_the_memory_of_a_gpu_is_a_size_or_a_share(value: str, limit: MemoryLimit) -> None:
+def test_gpu_memory_is_a_size_or_a_share(value: str, limit: MemoryLimit) -> None:
     assert load_settings(gpu_memory=value, device="cuda:1").gpu_memory == limit
 
 
-def test_the_hosts_memory_for_blocks_is_chosen_unless_it_is_said() -> None:
+def test_kv_host_bytes_default_to_auto() -> None:
     assert load_settings().kv_host_bytes is None
     assert load_settings(kv_host_mb="2.5").kv_host_bytes == 2_500_000
 
 
-def test_a_misspelled_key_is_answered_with_the_close_one() -> None:
+def test_misspelled_key_suggests_a_similar_one() -> None:
     _write_config("modle = 'x'")
     with pytest.raises(InvalidSetting) as caught:
         load_settings()
@@ -212,44 +212,42 @@ def test_words_for_yes_and_no(monkeypatch: pytest.MonkeyPatch, word: str, value:
     ("given", "limit"),
     [("auto", None), ("0", 0), ("20", 20_000_000_000), ("0.25", 250_000_000), ("1e-12", 0), ("1000000", 10**15)],
 )
-def test_the_limit_on_disk_in_bytes(given: str, limit: int | None) -> None:
+def test_disk_limit_is_converted_to_bytes(given: str, limit: int | None) -> None:
     assert load_settings(kv_disk_gb=given).kv_disk_limit == limit
 
 
 @pytest.mark.parametrize(("text", "limit"), [("'auto'", None), ("0", 0), ("0.5", 500_000_000), ("'2'", 2_000_000_000)])
-def test_the_limit_on_disk_in_the_file(text: str, limit: int | None) -> None:
+def test_disk_limit_is_read_from_config_toml(text: str, limit: int | None) -> None:
     _write_config(f"kv_disk_gb = {text}")
     settings = load_settings()
     assert settings.kv_disk_limit == limit
     assert settings.origins["kv_disk_gb"] == str(config_file())
 
 
-def test_auto_on_the_command_line_wins_over_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_option_precedes_a_number_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INGLE_KV_DISK_GB", "3")
     assert load_settings(kv_disk_gb="auto").kv_disk_limit is None
     assert load_settings(kv_disk_gb="auto").origins["kv_disk_gb"] == "--kv-disk-gb"
 
 
-def test_the_folder_on_disk_follows_the_cache_folder_unless_it_is_set(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_disk_cache_folder_defaults_to_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("INGLE_CACHE_DIR", str(tmp_path / "elsewhere"))
     assert load_settings().kv_disk_dir == tmp_path / "elsewhere" / "kv"
     monkeypatch.setenv("INGLE_KV_DISK_DIR", "~/kv")
     assert load_settings().kv_disk_dir == tmp_path / "kv"
 
 
-def test_an_unknown_flag_is_a_mistake_of_ours() -> None:
+def test_unknown_flag_raises_type_error() -> None:
     with pytest.raises(TypeError, match="thread"):
         load_settings(thread=2)
 
 
-def test_every_setting_says_what_it_means() -> None:
+def test_every_setting_has_a_meaning() -> None:
     assert all(setting.meaning.endswith(".") for setting in SETTINGS.values())
     assert {*SETTINGS, "origins"} == set(Settings.__dataclass_fields__)
 
 
-def test_a_setting_is_stated_as_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_setting_is_stated_as_the_user_gave_it(monkeypatch: pytest.MonkeyPatch) -> None:
     file = _write_config("context = 1000\n")
     assert load_settings().stated("context") == f"context = 1000 in {file}"
     monkeypatch.setenv("INGLE_CONTEXT", "2000")
