@@ -1,1 +1,1 @@
-"""Grammars for replies: checked, compiled, and followed in processes of their own."""
+"""Grammars of replies: validation, compilation, and token masks, in separate processes."""

@@ -1,7 +1,7 @@
-"""Compiles grammars over the llguidance library, within a grammar process.
+"""Compiles grammars with the llguidance library, in a grammar process.
 
-A grammar is rewritten (`app.grammars.schemas`), checked for texts that never end (`app.grammars.lark`), compiled, and
-followed for a few tokens, so that one that is too complex is refused before a reply begins.
+A grammar is rewritten (`app.grammars.schemas`), checked for rules that never end (`app.grammars.lark`), compiled, and
+tried for a few tokens. A grammar that is too complex is therefore refused before a reply starts.
 """
 
 import functools
@@ -20,13 +20,13 @@ from app.grammars.lark import UnknownSyntax, expanded, rules_of, tokens_of, with
 from app.grammars.schema_keywords import Json, Schema
 from app.grammars.schemas import enforceable
 
-# Work that the library counts for one mask, and the size of what it builds. Exceeding one is an error of the grammar.
+# Limits on the library's work for one mask, and on the size of its data. Exceeding one is an error of the grammar.
 LIMITS: Final = llguidance.LLParserLimits(
     max_lexer_states=50_000, max_grammar_size=50_000, step_max_items=50_000, verbose_errors=False
 )
 _WALKS, _WALK_TOKENS = 2, 8
 _DETAIL_CHARS: Final = 400
-# How the library says that a limit was exceeded, and how it says that nothing fits.
+# Words in the library's errors about limits, and in its errors about grammars that match nothing.
 _LIMIT_WORDS: Final = (
     "too many",
     "too large",
@@ -41,8 +41,11 @@ _EMPTY_WORDS: Final = ("unsatisfiable", "noextension")
 
 
 class Compiler:
-    """Compiles for one vocabulary. `tokenizer` knows all of it, `bytes_tokenizer` single bytes alone. A grammar is too
-    complex if a mask takes more than `mask_cpu_seconds` of processor time."""
+    """Compiles grammars for one vocabulary.
+
+    `tokenizer` has the whole vocabulary, `bytes_tokenizer` only single bytes. A grammar is too complex if a mask takes
+    more than `mask_cpu_seconds` of CPU time.
+    """
 
     def __init__(
         self,
@@ -55,7 +58,7 @@ class Compiler:
         self._mask_cpu_seconds = mask_cpu_seconds
 
     def compile(self, source: GrammarText) -> llguidance.LLMatcher:
-        """A matcher at the beginning of the grammar. Raises GrammarProblem."""
+        """Return a matcher at the start of the grammar. Raises GrammarProblem."""
         matcher = _matcher(self._tokenizer, self._library_text(source))
         if problem := matcher.get_error():
             raise problem_of(problem)
@@ -80,16 +83,18 @@ class Compiler:
         except (UnknownSyntax, RecursionError):
             return text
         definitions = "\n".join(rules.terminals.values())
-        cycle, is_empty = rules.find_endless(lambda name: self._is_empty(f"start: {name}\n{definitions}"))
+        names, is_empty = rules.find_endless(lambda name: self._is_empty(f"start: {name}\n{definitions}"))
         if is_empty:
-            raise GrammarProblem(f"No text matches it: nothing matches {cycle[-1]}.")
-        if cycle:
-            chain = " > ".join(cycle)
-            raise GrammarProblem(f"No finite text matches it: rule {cycle[-1]!r} requires itself ({chain}).")
+            raise GrammarProblem(f"No text matches it: nothing matches {names[-1]}.")
+        if names:
+            chain = " > ".join(names)
+            raise GrammarProblem(f"No finite text matches it: rule {names[-1]!r} requires itself ({chain}).")
         return with_schemas(text, tokens, self._rewritten)
 
     def _rewritten(self, schema: Json) -> Json:
-        """A schema within a grammar. Its `x-guidance` says how JSON is written, and what errors call the schema."""
+        """Rewrite a schema within a grammar. Its `x-guidance` has the format of the JSON, and the schema's path for
+        errors.
+        """
         guidance = schema.get("x-guidance") if isinstance(schema, Mapping) else None
         options: dict[str, Json] = dict(guidance) if isinstance(guidance, Mapping) else {}
         lenient, path = bool(options.pop("lenient", False)), options.pop("path", "")
@@ -112,7 +117,7 @@ class Compiler:
         return ("empty" if _is_empty(problem) else "invalid"), problem_of(problem).message
 
     def _follow(self, matcher: llguidance.LLMatcher, chance: random.Random) -> None:
-        """Take some tokens, drawn at random. Raises GrammarProblem."""
+        """Consume a few random tokens. Raises GrammarProblem."""
         for position in range(_WALK_TOKENS):
             began = time.process_time()
             mask = int.from_bytes(matcher.compute_bitmask(), "little")
@@ -120,7 +125,7 @@ class Compiler:
                 raise too_complex(f"a mask takes {seconds * 1000:,.0f} ms")
             if problem := matcher.get_error():
                 if position and _is_empty(problem):
-                    return  # a dead end: the model may never take this way
+                    return  # a dead end, which the model may never reach
                 raise problem_of(problem)
             if matcher.is_stopped() or not matcher.consume_token(_drawn(mask, chance)):
                 return
@@ -138,19 +143,19 @@ def _json_grammar(schema: Schema, guidance: Mapping[str, Json]) -> str:
 def _lark_of(grammar: str) -> str:
     try:
         return gbnf_to_lark(grammar)
-    except Exception as error:  # the library raises plain ones too
+    except Exception as error:  # the library raises plain Exception as well
         detail = str(error) or type(error).__name__
         raise GrammarProblem(f"It is not valid GBNF: {detail[:_DETAIL_CHARS]}.") from error
 
 
 def _drawn(mask: int, chance: random.Random) -> int:
-    """A bit that is set."""
+    """Return the index of a random set bit."""
     shifted = mask >> (start := chance.randrange(max(1, mask.bit_length())))
     return start + (shifted & -shifted).bit_length() - 1
 
 
 def problem_of(text: str) -> GrammarProblem:
-    """What the library says, in words that tell what to do."""
+    """Convert an error of the library to a message with a remedy."""
     detail = text.replace("<non-verbose/>", "").split("<backtrace>")[0].strip()[:_DETAIL_CHARS]
     if _is_empty(detail):
         return GrammarProblem(f"No text matches it ({detail}).")

@@ -1,7 +1,7 @@
-"""What the server and its grammar processes exchange: frames, grammars as text, limits, and the error of a refusal.
+"""The protocol between the server and its grammar processes: frames, grammars as text, limits, and errors.
 
-A frame is a header (bytes of the payload, kind, number of the reply) and a payload. Both sides import this module, so
-it imports the standard library alone.
+A frame is a header (payload size in bytes, kind, number of the reply) and a payload. Both sides import this module, so
+it imports only the standard library.
 """
 
 import enum
@@ -15,9 +15,9 @@ SIMPLIFY = "Use smaller counts, fewer alternatives, or fewer nested repetitions.
 
 
 class GrammarProblem(Exception):
-    """A grammar or schema that cannot be compiled, enforced or completed.
+    """A grammar or schema cannot be compiled, enforced, or completed.
 
-    `path` is the path of the part at fault, from the root of the schema.
+    `path` leads from the root of the schema to the part at fault.
     """
 
     def __init__(self, message: str, path: str = "") -> None:
@@ -26,27 +26,29 @@ class GrammarProblem(Exception):
         self.path = path
 
 
-# Between the parts of JSON there may be nothing, a space, or a line break with its indentation. Without a bound, a
-# model that is not sure how to continue writes spaces forever.
+# White space between the parts of JSON: none, one space, or a line break with indentation. Without a limit, a model
+# that is unsure how to continue may write spaces forever.
 WHITESPACE: Final = r"( |\n {0,32})?"
 GrammarKind: TypeAlias = Literal["json", "regex", "lark", "gbnf"]
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarText:
-    """`text` is a JSON schema, a regular expression, or a grammar in the library's Lark or in llama.cpp's GBNF."""
+    """The source of a grammar: a JSON schema, a regular expression, Lark in the library's dialect, or llama.cpp's
+    GBNF.
+    """
 
     kind: GrammarKind
     text: str
-    lenient: bool = False  # keywords of a schema that cannot be enforced are ignored
-    whitespace: str | None = WHITESPACE  # between the parts of JSON, as a regular expression; None: nothing
+    lenient: bool = False  # whether keywords of a schema that cannot be enforced are ignored
+    whitespace: str | None = WHITESPACE  # regular expression of the white space between the parts of JSON; None: none
 
     def packed(self) -> bytes:
-        """As the payload of a frame."""
+        """Return the grammar as the payload of a frame."""
         return json.dumps(asdict(self)).encode()
 
     def guidance(self) -> dict[str, str | bool]:
-        """How JSON is written, in the library's words."""
+        """Return the format of JSON as options of the library."""
         if self.whitespace is None:
             return {"whitespace_flexible": False}
         return {"whitespace_pattern": self.whitespace}
@@ -57,22 +59,22 @@ class GrammarText:
 
 
 HEADER = struct.Struct("<IBI")
-MAX_PAYLOAD = 64 << 20  # bytes; the largest is a vocabulary
+MAX_PAYLOAD = 64 << 20  # bytes; a vocabulary is the largest payload
 READ_BYTES = 1 << 16
 
 
 class Kind(enum.IntEnum):
-    """What a frame is. The comments name the sender and the payload."""
+    """The kind of a frame. The comments name the sender and the payload."""
 
-    VOCABULARY = 0  # server: see `Vocabulary`; the first frame of a process that knows none
+    VOCABULARY = 0  # server: see `Vocabulary`; the first frame to a process without a vocabulary
     READY = 1  # process: none
     COMPILE = 2  # server: a grammar's source, as JSON
-    COMPILED = 3  # process: see `Problem`; none for a grammar that can be used
-    ACCEPT = 4  # server: a token id and whether to jump
-    ACCEPTED = 5  # process: whether the reply has ended, and the token ids that must follow
+    COMPILED = 3  # process: see `Problem`; empty if the grammar is valid
+    ACCEPT = 4  # server: a token id, and whether to return forced tokens
+    ACCEPTED = 5  # process: whether the reply has ended, and the forced token ids
     MASK = 6  # server: none
-    MASKED = 7  # process: a bit per token
-    FAILED = 8  # process, in place of the two others: why the reply cannot go on, as text
+    MASKED = 7  # process: one bit per token
+    FAILED = 8  # process, in place of the two above: why the reply cannot continue, as text
     END = 9  # server: none; the reply has ended
     TOKENIZE = 10  # process: a text
     TOKENIZED = 11  # server: its token ids
@@ -92,27 +94,30 @@ class Frame:
 
 
 class ConnectionLost(Exception):
-    """The other side is gone, or sends what no side of ours sends."""
+    """The other process is gone, or has sent an invalid frame."""
 
 
 class Channel:
-    """Sends and receives frames over any stream of bytes."""
+    """Sends and receives frames over a byte stream."""
 
     def __init__(self, receive: Callable[[int], bytes], send: Callable[[bytes], object]) -> None:
-        """`receive` returns about that many bytes, none at the end of the stream; `send` sends all of its bytes."""
+        """`receive` takes a size hint and returns bytes, none at the end of the stream.
+
+        `send` sends all of its bytes.
+        """
         self._receive = receive
         self._send = send
         self._buffer = bytearray()
 
     def send(self, frame: Frame) -> None:
-        """Raises ConnectionLost."""
+        """Send a frame. Raises ConnectionLost."""
         try:
             self._send(HEADER.pack(len(frame.payload), frame.kind, frame.reply) + frame.payload)
         except OSError as error:
             raise ConnectionLost from error
 
     def receive(self) -> Frame:
-        """Raises ConnectionLost; TimeoutError if the stream has a time limit."""
+        """Return the next frame. Raises ConnectionLost, and TimeoutError if the stream has a time limit."""
         size, kind, reply = HEADER.unpack(self._take(HEADER.size))
         if size > MAX_PAYLOAD or kind not in _KINDS:
             raise ConnectionLost
@@ -138,7 +143,7 @@ _KINDS = frozenset(Kind)
 
 
 def packed_ids(ids: Iterable[int]) -> bytes:
-    """Token ids as the payload of a frame."""
+    """Return token ids as the payload of a frame."""
     several = list(ids)
     return struct.pack(f"<{len(several)}I", *several)
 
@@ -149,17 +154,17 @@ def unpacked_ids(payload: bytes) -> Sequence[int]:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The tokens of a model, as the grammar library wants them."""
+    """The tokens of a model, in the form that the grammar library expects."""
 
     tokens: Sequence[bytes]  # by id
     special: Sequence[int]  # ids of control tokens
-    ends: Sequence[int]  # ids of the tokens that end a reply: at least one
+    ends: Sequence[int]  # ids of the tokens that end a reply, at least one
     bos: int | None
 
     _HEAD = struct.Struct("<IIIi")
 
     def packed(self) -> bytes:
-        """As the payload of a frame."""
+        """Return the vocabulary as the payload of a frame."""
         head = self._HEAD.pack(
             len(self.tokens), len(self.special), len(self.ends), -1 if self.bos is None else self.bos
         )
@@ -181,14 +186,14 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why a grammar is refused."""
+    """The reason why a grammar is refused."""
 
     message: str
-    path: str = ""  # the path of the part at fault, from the root of a schema
-    trace: str = ""  # of a failure of the program itself
+    path: str = ""  # leads from the root of the schema to the part at fault
+    trace: str = ""  # traceback, if the program itself failed
 
     def packed(self) -> bytes:
-        """As the payload of a frame."""
+        """Return the problem as the payload of a frame."""
         return json.dumps([self.message, self.path, self.trace]).encode()
 
     @classmethod
@@ -198,11 +203,11 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class GrammarLimits:
-    """What a process may use for one grammar."""
+    """Limits of a process for one grammar."""
 
     compile_cpu_seconds: float = 1.5
-    compile_wall_seconds: float = 3.5  # more than the processor time, for a busy machine
-    mask_cpu_seconds: float = 0.1  # of one mask or one token
-    burst_cpu_seconds: float = 0.5  # of all masks and tokens together, more than `mean_cpu_seconds` of each
+    compile_wall_seconds: float = 3.5  # more than the CPU time, for busy machines
+    mask_cpu_seconds: float = 0.1  # for one mask or one token
+    burst_cpu_seconds: float = 0.5  # for all masks and tokens together, in addition to `mean_cpu_seconds` for each
     mean_cpu_seconds: float = 0.01
-    memory_bytes: int = 384 << 20  # of address space, more than the vocabulary takes
+    memory_bytes: int = 384 << 20  # of address space, in addition to the vocabulary

@@ -1,6 +1,6 @@
-"""One grammar and the replies that follow it, as the server sees them: all of it happens in a process of its own.
+"""The server's side of a grammar process: compiles one grammar, and computes the masks of the replies that follow it.
 
-If that process exceeds a limit it ends, and with it the replies that follow this grammar, and no others.
+A process that exceeds a limit ends. Only the replies with its grammar fail.
 """
 
 import collections
@@ -34,18 +34,19 @@ from engine.grammar import Constraint, Words
 
 log = logging.getLogger(__name__)
 
-# The longest that a step waits for its grammars to take a token, and again for their masks. A process ends itself when
-# it has used its processor time, which is far less; only a machine that gives it none lets a step wait so long.
+# The longest that a step waits for its grammars to accept a token, and again for their masks. A process ends itself
+# when its CPU time is used up, which is much less. A step only waits this long if the machine gives the process no CPU
+# time.
 STEP_SECONDS: Final = 10.0
-_SLACK_SECONDS: Final = 1.0  # for an answer about a limit that a process keeps by itself
+_SLACK_SECONDS: Final = 1.0  # extra time for a process to report that it reached its own limit
 
 
 class GrammarFailed(InvalidGrammar):
-    """A grammar that was compiled turned out to be too complex for a reply to go on."""
+    """A compiled grammar turned out to be too complex to continue a reply."""
 
 
 class GrammarProcess:
-    """See `engine.grammar.Grammar`. `tokenize` returns the ids of a text that continues another."""
+    """See `engine.grammar.Grammar`. `tokenize` returns the ids of a text that continues another text."""
 
     def __init__(
         self, stream: ProcessStream, tokenize: Callable[[bytes], Sequence[int]], limits: GrammarLimits, *, jumps: bool
@@ -56,10 +57,10 @@ class GrammarProcess:
         self._jumps = jumps
         self._channel = Channel(stream.receive, stream.send)
         self._sending, self._receiving = threading.Lock(), threading.Lock()
-        self._answers: dict[int, Frame] = {}  # to other replies than the one that waits
-        self._ended: collections.deque[int] = collections.deque()  # replies that the process can forget
+        self._answers: dict[int, Frame] = {}  # answers that arrived for other replies
+        self._ended: collections.deque[int] = collections.deque()  # replies whose state the process can drop
         self._numbers = itertools.count(1)
-        self._problem = ""  # why it has ended
+        self._problem = ""  # why the process has ended
         self.end = stream.end
         weakref.finalize(self, stream.close)
 
@@ -68,7 +69,7 @@ class GrammarProcess:
         return not self._problem
 
     def compile(self, source: GrammarText) -> None:
-        """Raises InvalidGrammar, and GrammarsUnavailable if the process did not start."""
+        """Compile a grammar. Raises InvalidGrammar, and GrammarsUnavailable if the process did not start."""
         self._stream.limit(START_SECONDS)
         try:
             self._channel.receive()
@@ -101,7 +102,7 @@ class GrammarProcess:
             raise self._failed("it exceeded its limits of time and memory") from error
 
     def receive(self, reply: int, seconds: float) -> Frame:
-        """The next frame about a reply. Raises GrammarFailed."""
+        """Return the next frame about a reply. Raises GrammarFailed."""
         try:
             self._stream.limit(seconds)
             answer = self._answer(reply)
@@ -114,7 +115,7 @@ class GrammarProcess:
         return answer
 
     def release(self, reply: int) -> None:
-        """Its reply has ended. Any thread may call it, even within another call."""
+        """Drop the state of an ended reply. Thread-safe, and safe during another call."""
         self._ended.append(reply)
 
     def _failed(self, problem: str) -> GrammarFailed:
@@ -145,7 +146,7 @@ class _GrammarConstraint:
         self._process = process
         self._number = number
         self._jumps = jumps
-        self._asked_at: float | None = None  # what is not answered yet
+        self._asked_at: float | None = None  # time of the request that has no answer yet
         self._failure: GrammarFailed | None = None
         self.ended = False
         weakref.finalize(self, process.release, number).atexit = False
@@ -170,7 +171,7 @@ class _GrammarConstraint:
             try:
                 self._process.send(Frame(Kind.ACCEPT, self._number, ACCEPT.pack(token_id, self._jumps)))
             except GrammarFailed as failure:
-                self._failure = failure  # which the next mask raises
+                self._failure = failure  # raised by the next mask
 
     def accept(self, token_id: int) -> Sequence[int]:
         self.prefetch_accept(token_id)
@@ -185,7 +186,7 @@ class _GrammarConstraint:
         return unpacked_ids(answer.payload[ENDED.size :])
 
     def _answer(self) -> Frame:
-        """To what was asked, within the time that a step has for all of its replies together."""
+        """Return the answer to the last request, within the time limit that all grammars of a step share."""
         waited = time.monotonic() - (self._asked_at or 0.0)
         self._asked_at = None
         return self._process.receive(self._number, max(0.01, STEP_SECONDS - waited))

@@ -1,7 +1,7 @@
-"""Lark and GBNF grammars as texts: told apart, their JSON schemas rewritten, and checked for rules that never end.
+"""Lark and GBNF grammars as text: detects GBNF, rewrites JSON schemas in a grammar, and finds rules that never end.
 
-The grammar library's dialect of Lark has the same tokens in its `docs/syntax.md`. What this module does not understand
-it leaves to the library.
+The dialect of Lark is that of the grammar library (its `docs/syntax.md`). Syntax that this module does not know is left
+to the library.
 """
 
 import json
@@ -28,30 +28,30 @@ _TOKEN: Final = re.compile(
     """,
     re.VERBOSE,
 )
-# What may hold `::=` as text: strings, comments, character classes and regular expressions.
+# Tokens that may contain `::=` as text: strings, comments, character classes, and regular expressions.
 _GBNF: Final = re.compile(r'"(?:\\.|[^"\\\n])*"|\#[^\n]*|//[^\n]*|\[(?:\\.|[^\]\\\n])*\]|/(?:\\.|[^/\\\n])+/|(::=)')
-# What a regular expression or terminal that no text fits has: a class of nothing, an intersection, or a negation.
+# Syntax that every expression without matches contains: an empty class, an intersection, or a negation.
 _MAY_BE_EMPTY: Final = re.compile(r"\[\^(?:\\.|[^\]\\])*?\\[sSdDwWpP]|[&~]|\\P")
 _WITH_JSON: Final = frozenset(("%json", "%regex", "%llguidance", "%gbnf"))
 
 
 def literal(text: str) -> str:
-    """A text as a literal of Lark."""
+    """Return a text as a Lark literal."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def is_gbnf(text: str) -> bool:
-    """Whether a grammar is written in GBNF, or another EBNF with `::=`, and not in Lark."""
+    """Whether a grammar is GBNF, or another EBNF with `::=`, rather than Lark."""
     return any(found[1] for found in _GBNF.finditer(text))
 
 
 class UnknownSyntax(Exception):
-    """The grammar has something that this module does not know; the library may."""
+    """The grammar contains syntax that this module does not know, but the library may."""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A word of a Lark grammar. `value` is the JSON behind `%json` and its like."""
+    """A token of a Lark grammar. `value` is the JSON after `%json` and similar directives."""
 
     kind: str
     text: str
@@ -61,7 +61,7 @@ class Token:
 
 
 def tokens_of(text: str) -> list[Token]:
-    """Raises UnknownSyntax."""
+    """Return the tokens of a grammar. Raises UnknownSyntax."""
     return [token for token in _tokens(text) if token.kind != "skip"]
 
 
@@ -82,7 +82,7 @@ def _tokens(text: str) -> Iterator[Token]:
 
 
 def expanded(text: str, lark_of: Callable[[str], str]) -> str:
-    """The grammar with those in GBNF that are written in it (`%gbnf "..."`, our own word) as Lark."""
+    """Replace each GBNF grammar within a grammar (`%gbnf "..."`, not part of the library's syntax) by Lark."""
     if "%gbnf" not in text:
         return text
     pieces, at = [], 0
@@ -94,7 +94,7 @@ def expanded(text: str, lark_of: Callable[[str], str]) -> str:
 
 
 def with_schemas(text: str, tokens: Sequence[Token], rewrite: Callable[[Json], Json]) -> str:
-    """The grammar with each JSON schema in it rewritten."""
+    """Rewrite each JSON schema within a grammar."""
     pieces, at = [], 0
     for token in tokens:
         if token.text == "%json":
@@ -103,7 +103,7 @@ def with_schemas(text: str, tokens: Sequence[Token], rewrite: Callable[[Json], J
     return "".join((*pieces, text[at:]))
 
 
-# What a rule needs to end: a name, all of several, or one of several.
+# The requirement of a rule to end: a rule by name, all of several, or any of several.
 Need: TypeAlias = "str | All | Any"
 
 
@@ -122,30 +122,33 @@ ALWAYS_ENDS: Final = All(())
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What each rule and terminal of a grammar needs."""
+    """The requirements of each rule and terminal of a grammar."""
 
     needs: Mapping[str, Need]
-    terminals: Mapping[str, str]  # definitions, by name
-    regexes: Sequence[str]  # which are their own names in `needs`
+    terminals: Mapping[str, str]  # definitions by name
+    regexes: Sequence[str]  # regular expressions, which are their own names in `needs`
 
     def find_endless(self, is_empty: Callable[[str], bool]) -> "tuple[list[str], bool]":
-        """If no finite text fits the start: the way from there to what is at fault, and whether that fits no text at
-        all; else it leads back to itself. `is_empty` compiles a terminal or a regex."""
+        """Return why no finite text matches the start rule: the rules from there to the one at fault.
+
+        The second value tells whether that one matches no text at all; otherwise the rules form a cycle. The list is
+        empty if a finite text matches. `is_empty` compiles a terminal or a regular expression.
+        """
         leaves = {**self.terminals, **{regex: regex for regex in self.regexes}}
         empty = {name for name, text in leaves.items() if _MAY_BE_EMPTY.search(text) and is_empty(name)}
         unmet = empty | self.needs.keys()
         while found := {name for name in unmet - empty if _blocker(self.needs[name], unmet) is None}:
             unmet -= found
-        cycle: list[str] = []
+        names: list[str] = []
         step: str | None = "start" if "start" in unmet else None
         while step is not None:
-            cycle.append(step)
-            step = None if step in empty or step in cycle[:-1] else _blocker(self.needs[step], unmet)
-        return cycle, bool(cycle) and cycle[-1] in empty
+            names.append(step)
+            step = None if step in empty or step in names[:-1] else _blocker(self.needs[step], unmet)
+        return names, bool(names) and names[-1] in empty
 
 
 def _blocker(need: Need, unmet: AbstractSet[str]) -> str | None:
-    """A name that keeps a need from being met; None if it is met."""
+    """Return a name that prevents a need from being met, or None if it is met."""
     if isinstance(need, str):
         return need if need in unmet else None
     blockers = [_blocker(one, unmet) for one in need.needs]
@@ -155,12 +158,12 @@ def _blocker(need: Need, unmet: AbstractSet[str]) -> str | None:
 
 
 def rules_of(text: str, tokens: Sequence[Token]) -> Rules:
-    """Raises UnknownSyntax."""
+    """Parse the rules of a grammar. Raises UnknownSyntax."""
     return _Parser(text, tokens).rules()
 
 
 class _Parser:
-    """Reads rules by recursive descent."""
+    """Recursive-descent parser of rules."""
 
     def __init__(self, text: str, tokens: Sequence[Token]) -> None:
         self._text = text
@@ -271,7 +274,7 @@ class _Parser:
         raise UnknownSyntax
 
     def _nested(self) -> Need:
-        """A grammar within: its names are its own."""
+        """Parse a nested grammar, whose names are separate."""
         start = self._at
         if not self._take("{"):
             raise UnknownSyntax

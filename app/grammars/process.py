@@ -1,14 +1,13 @@
-"""The program that compiles grammars and computes masks, run in processes of their own by `app.grammars.host`.
+"""The program that compiles grammars and computes masks, run in separate processes by `app.grammars.host`.
 
     python -I -S process.py OPTIONS FOLDER...
 
 OPTIONS is a JSON object: the fields of `GrammarLimits`, and `forks`. Each FOLDER is added to the module search path.
-The first frame on stdin is a vocabulary. If `forks` is true, stdin is a Unix socket: each byte that follows on it
-brings another socket along, and the process forks a copy of itself to serve that. Otherwise it serves stdin and stdout.
+The first frame on stdin is a vocabulary. If `forks` is true, stdin is a Unix socket. Each byte that follows on it comes
+with another socket, and the process forks a copy of itself to serve that. Otherwise it serves stdin and stdout.
 
-Each copy serves one grammar, and all replies that follow it. The library that compiles grammars can take minutes over
-a small grammar, or over a single mask, and cannot be interrupted. A copy that exceeds a limit therefore ends, and the
-server reads the end of its stream.
+A copy serves one grammar and all replies that follow it. The grammar library can take minutes for a small grammar or
+for one mask, and cannot be interrupted. So a copy that exceeds a limit ends, and the server sees the end of its stream.
 """
 
 import collections
@@ -28,9 +27,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 if __name__ == "__main__":
-    for name in {"SIGINT", "SIGHUP"} & signal.Signals.__members__.keys():  # of the terminal: the server handles them
+    # signals from the terminal; the server handles them
+    for name in {"SIGINT", "SIGHUP"} & signal.Signals.__members__.keys():
         signal.signal(signal.Signals[name], signal.SIG_IGN)
-    sys.path[:] = [*sys.argv[2:], *sys.path[1:]]  # in place of the folder of this file
+    sys.path[:] = [*sys.argv[2:], *sys.path[1:]]  # replaces the folder of this file
 
 import llguidance
 
@@ -51,16 +51,18 @@ from app.grammars.frames import (
     unpacked_ids,
 )
 
-# Tokens of text, by length: where a text may continue with that many characters, the library allows all tokens of a
-# slice at once. Its own slices are of 10 and 30 characters, so that it looks at most tokens one by one in a text of at
-# most 30 characters.
+# Slices of the vocabulary: tokens of text up to a length. The library allows all tokens of a slice at once in a
+# position where any text of that length is allowed. Its default slices are 10 and 30 characters, so that for a text of
+# at most 30 characters it checks most tokens one by one.
 _CHARACTER = r'[^"\\\x00-\x1F\x7F]'
 SLICES = [r"[\x20\x0A\x0D\x09]+", *(f"{_CHARACTER}{{1,{most}}}" for most in (10, 12, 16, 30)), f"{_CHARACTER}+"]
 _BYTES = Vocabulary([*(bytes([value]) for value in range(256)), b"<end>"], [256], [256], None)
 
 
 class _Wrapper:
-    """What the library asks of a tokenizer. `tokenize` returns the ids of a text that continues another."""
+    """The tokenizer interface that the library expects. `tokenize` returns the ids of a text that continues another
+    text.
+    """
 
     is_tokenizer_wrapper = True
 
@@ -77,17 +79,18 @@ class _Wrapper:
 
 @dataclass(slots=True)
 class _ServerChannel:
-    """The channel to the server, which tokenizes: each copy of the process has another."""
+    """The channel to the server, which also tokenizes. Each forked copy has its own channel."""
 
     channel: Channel
-    _early: collections.deque[Frame] = field(default_factory=collections.deque)  # that came before token ids
+    # frames that arrived while waiting for token ids
+    _early: collections.deque[Frame] = field(default_factory=collections.deque)
 
     def receive(self) -> Frame:
-        """The next frame that asks for something. Raises ConnectionLost."""
+        """Return the next request. Raises ConnectionLost."""
         return self._early.popleft() if self._early else self.channel.receive()
 
     def tokenize(self, text: bytes) -> list[int]:
-        """Raises ConnectionLost. The server may ask about other replies before it answers."""
+        """Return the ids of a text. Other requests may arrive before the answer. Raises ConnectionLost."""
         self.channel.send(Frame(Kind.TOKENIZE, payload=text))
         while (frame := self.channel.receive()).kind is not Kind.TOKENIZED:
             self._early.append(frame)
@@ -97,30 +100,30 @@ class _ServerChannel:
 def tokenizer_of(
     vocabulary: Vocabulary, tokenize: Callable[[bytes], list[int]], slices: list[str]
 ) -> llguidance.LLTokenizer:
-    """The library's tokenizer, which it takes a while to build."""
+    """Build the library's tokenizer, which is slow."""
     wrapper = _Wrapper(vocabulary, tokenize)
     built = llguidance.LLTokenizer(wrapper, eos_token=list(vocabulary.ends), slices=slices)  # type: ignore[arg-type]
-    wrapper.tokens.clear()  # the library has its own
+    wrapper.tokens.clear()  # the library has its own copy
     return built
 
 
 def bytes_tokenizer() -> llguidance.LLTokenizer:
-    """The tokenizer of single bytes."""
+    """Return a tokenizer of single bytes."""
     return tokenizer_of(_BYTES, list, [])
 
 
 @dataclass(slots=True)
 class GrammarReplies:
-    """The replies that follow one grammar, each at its place in it."""
+    """The replies that follow one grammar, each with its position in the grammar."""
 
     start: llguidance.LLMatcher
     limits: GrammarLimits
     _matchers: dict[int, llguidance.LLMatcher] = field(default_factory=dict)
-    _seconds: float = 0.0  # of processor time that all masks and tokens have taken
+    _seconds: float = 0.0  # CPU time of all masks and tokens
     _steps: int = 0
 
     def answer(self, frame: Frame) -> Frame | None:
-        """The frame that answers one about a reply."""
+        """Return the answer to a frame about a reply."""
         if frame.kind is Kind.END:
             self._matchers.pop(frame.reply, None)
             return None
@@ -138,7 +141,7 @@ class GrammarReplies:
 
     @property
     def are_slow(self) -> bool:
-        """Whether they have taken more time than they may."""
+        """Whether they have used more CPU time than the limits allow."""
         most = self.limits.burst_cpu_seconds + self.limits.mean_cpu_seconds * self._steps
         return self._seconds > most
 
@@ -162,7 +165,7 @@ class GrammarReplies:
 
 
 def serve(server: _ServerChannel, compiler: Compiler, limits: GrammarLimits) -> None:
-    """Compile the grammar of the first frame, then follow replies until the channel ends, or they are too slow."""
+    """Compile the grammar of the first frame, then follow replies until the channel closes or they are too slow."""
     channel = server.channel
     channel.send(Frame(Kind.READY))
     source = GrammarText.unpacked(server.receive().payload)
@@ -192,7 +195,7 @@ def _compiled(compiler: Compiler, source: GrammarText) -> llguidance.LLMatcher |
 
 @contextlib.contextmanager
 def _within(cpu_seconds: float, wall_seconds: float | None = None) -> Iterator[None]:
-    """End this process if the block takes longer. Nothing else stops the library."""
+    """End this process if the body takes longer. The library cannot be stopped in another way."""
     if sys.platform == "win32":
         faulthandler.dump_traceback_later(wall_seconds or 2 * cpu_seconds, exit=True)
         try:
@@ -202,7 +205,7 @@ def _within(cpu_seconds: float, wall_seconds: float | None = None) -> Iterator[N
         return
     limits = ((signal.ITIMER_PROF, cpu_seconds), (signal.ITIMER_REAL, wall_seconds))
     for timer, seconds in limits:
-        signal.setitimer(timer, seconds or 0)  # its signal ends the process
+        signal.setitimer(timer, seconds or 0)  # the timer's signal ends the process
     try:
         yield
     finally:
@@ -211,10 +214,10 @@ def _within(cpu_seconds: float, wall_seconds: float | None = None) -> Iterator[N
 
 
 def _forever(control: socket.socket, compiler: Compiler, server: _ServerChannel, limits: GrammarLimits) -> None:
-    """Fork a copy for each socket that comes, until the server closes its end."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a copy ended
+    """Fork a copy for each socket that arrives, until the server closes the control socket."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # exit statuses of copies are not needed
     gc.collect()
-    gc.freeze()  # so that copies share this memory: a collection writes to all that it looks at
+    gc.freeze()  # keeps memory shared with copies: the garbage collector writes to every object it visits
     while True:
         message, sockets, _, _ = socket.recv_fds(control, 1, 1)
         if not message:
@@ -227,7 +230,7 @@ def _forever(control: socket.socket, compiler: Compiler, server: _ServerChannel,
 
 
 def _serve_alone(served: socket.socket, compiler: Compiler, server: _ServerChannel, limits: GrammarLimits) -> None:
-    """The life of a copy."""
+    """Main function of a forked copy."""
     status = 1
     try:
         server.channel = Channel(served.recv, served.sendall)
@@ -242,17 +245,17 @@ def _serve_alone(served: socket.socket, compiler: Compiler, server: _ServerChann
 
 
 def _end_with(served: socket.socket) -> None:
-    """End this process when the server closes the channel, whatever it computes."""
+    """End this process when the server closes the channel, even during a computation."""
     import select
 
     poll = select.poll()
-    poll.register(served, 0)  # the end alone, which is always told
+    poll.register(served, 0)  # no flags: only a hangup is reported, always
     poll.poll()
     os._exit(0)
 
 
 def _limit_memory(more_bytes: int) -> None:
-    """Allow this process that much more memory than it has now. macOS has no such limit."""
+    """Limit the memory of this process to `more_bytes` above its current size. macOS has no such limit."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -278,7 +281,7 @@ def main(options: dict[str, float | bool]) -> None:
     compiler = Compiler(tokenizer_of(vocabulary, server.tokenize, SLICES), bytes_tokenizer(), limits.mask_cpu_seconds)
     with contextlib.suppress(ConnectionLost):
         if control is not None:
-            channel.send(Frame(Kind.READY))  # until then the server sends nothing more
+            channel.send(Frame(Kind.READY))  # the server waits for this frame
             _forever(control, compiler, server, limits)
         else:
             serve(server, compiler, limits)

@@ -1,7 +1,7 @@
-"""Streams of bytes to grammar processes, and how those start.
+"""Byte streams to grammar processes, and how those processes start.
 
-A first process builds the vocabulary and forks one for each grammar, which takes milliseconds. Windows cannot fork:
-there each grammar's process starts from nothing, and builds the vocabulary again.
+A first process builds the vocabulary, and forks a copy for each grammar in milliseconds. Windows cannot fork, so each
+grammar's process starts from scratch there and builds the vocabulary again.
 """
 
 import contextlib
@@ -19,36 +19,36 @@ from app.errors import GrammarsUnavailable
 from app.grammars.frames import READ_BYTES, Channel, ConnectionLost, Frame, GrammarLimits, Kind, Vocabulary
 from app.process.limited_process import library_folders, start_isolated
 
-START_SECONDS: Final = 60.0  # Python and the library load from a disk that may be slow
+START_SECONDS: Final = 60.0  # to load Python and the library, perhaps from a slow disk
 _PROGRAM: Final = Path(__file__).with_name("process.py")
 _ROOT: Final = Path(__file__).parents[2]
 _AGAIN: Final = "Try again; if it fails again, restart the server."
 
 
 class ProcessStream(Protocol):
-    """The stream to one process."""
+    """The byte stream to one process."""
 
     def send(self, data: bytes) -> object: ...
 
     def receive(self, size: int) -> bytes:
-        """About that many bytes; none after `end`, or when the process has ended. Raises TimeoutError."""
+        """Return some bytes, about `size`; none after `end`, or after the process has ended. Raises TimeoutError."""
         ...
 
     def limit(self, seconds: float) -> None:
-        """How long `receive` waits from now on."""
+        """Set how long `receive` waits."""
         ...
 
     def end(self) -> None:
-        """End the process, even in the middle of a computation. Any thread may call it, any number of times."""
+        """End the process, even during a computation. Thread-safe, and may be called any number of times."""
         ...
 
     def close(self) -> None:
-        """End the process and free what the stream needs. Call it only if no other thread sends or receives."""
+        """End the process and release the stream. No other thread may be sending or receiving."""
         ...
 
 
 class SocketStream:
-    """To a forked process, which ends with its socket."""
+    """The stream to a forked process, which ends when its socket closes."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -61,13 +61,13 @@ class SocketStream:
             self._connection.shutdown(socket.SHUT_RDWR)  # wakes a thread that is receiving
 
     def close(self) -> None:
-        # Not in `end`: a thread about to receive would wait for whatever gets the number of this socket next.
+        # Not done in `end`: a thread that is about to receive could get the next socket with the same descriptor.
         self.end()
         self._connection.close()
 
 
 class PipeStream:
-    """To a process that was started for one grammar. A thread reads its pipe, which alone cannot be given a limit."""
+    """The stream to a process for one grammar. A thread reads its pipe, because a pipe has no time limit."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process
@@ -99,7 +99,7 @@ class PipeStream:
 
 
 def _read_all(stream: IO[bytes], received: "queue.SimpleQueue[bytes]") -> None:
-    """Pass on what comes until the process ends, and then nothing."""
+    """Put all data into the queue, and an empty value when the process has ended."""
     with stream:
         while part := stream.read(READ_BYTES):
             received.put(part)
@@ -107,7 +107,7 @@ def _read_all(stream: IO[bytes], received: "queue.SimpleQueue[bytes]") -> None:
 
 
 class ProcessStarter:
-    """Starts grammar processes for one vocabulary, from any thread."""
+    """Starts grammar processes for one vocabulary. Thread-safe."""
 
     def __init__(
         self, vocabulary: Callable[[], Vocabulary], limits: GrammarLimits, *, forks: bool = sys.platform != "win32"
@@ -120,13 +120,13 @@ class ProcessStarter:
         self._first: tuple[subprocess.Popen[bytes], socket.socket] | None = None
 
     def prepare(self) -> None:
-        """Start the first process, and return when it has built the vocabulary. Raises GrammarsUnavailable."""
+        """Start the first process, and wait until it has built the vocabulary. Raises GrammarsUnavailable."""
         if self._forks:
             with self._lock:
                 self._control()
 
     def start(self) -> ProcessStream:
-        """A process that will say that it is ready. Raises GrammarsUnavailable."""
+        """Start a process for one grammar. Its first frame is READY. Raises GrammarsUnavailable."""
         if not self._forks:
             return self._spawned()
         ours, theirs = socket.socketpair()
@@ -146,7 +146,7 @@ class ProcessStarter:
     def _hand_over(self, served: socket.socket) -> None:
         try:
             socket.send_fds(self._control(), [b"f"], [served.fileno()])
-        except OSError:  # the first process has died meanwhile
+        except OSError:  # the first process has died in the meantime
             self._drop()
             socket.send_fds(self._control(), [b"f"], [served.fileno()])
 
@@ -173,7 +173,7 @@ class ProcessStarter:
         stream = PipeStream(self._process(subprocess.PIPE, subprocess.PIPE))
         with self._lock:
             packed = self._packed_vocabulary()
-        with contextlib.suppress(OSError, ConnectionLost):  # it is not ready then
+        with contextlib.suppress(OSError, ConnectionLost):  # the process then sends no READY frame
             Channel(stream.receive, stream.send).send(Frame(Kind.VOCABULARY, payload=packed))
         return stream
 

@@ -1,4 +1,4 @@
-"""Whether a value can fit two schemas: what tells `oneOf` from `anyOf`, which is what is enforced."""
+"""Checks whether a value can match two schemas. If not, `oneOf` is the same as `anyOf`, which can be enforced."""
 
 import json
 import math
@@ -34,8 +34,11 @@ class Disjointness:
         self._definitions = definitions
 
     def resolve(self, root: Json, paths: Mapping[int, str], *, lenient: bool) -> Json:
-        """The root with `anyOf` for each `oneOf`; the definitions are changed alike. `paths` has the place of each
-        oneOf, by the identity of its list. Raises GrammarProblem for one whose schemas overlap, unless lenient."""
+        """Replace each `oneOf` by `anyOf`, in the root and in the definitions.
+
+        `paths` has the path of each oneOf, by the identity of its list. Raises GrammarProblem if the schemas of one
+        overlap, unless lenient.
+        """
         if not paths:
             return root
 
@@ -62,7 +65,7 @@ class Disjointness:
         return all(self._disjoint(*pair, _MAX_DEPTH) for pair in combinations(branches, 2))
 
     def _have_discriminator(self, branches: Sequence[Json]) -> bool:
-        """Whether one member has another constant in each."""
+        """Whether a required member has a different constant in each branch."""
         seen = [self._facts(branch) for branch in branches]
         names = set[str].intersection(*(facts.required for facts in seen)) if seen else set()
         for name in names:
@@ -87,7 +90,7 @@ class Disjointness:
         return self._facts(one).excludes(self._facts(other), lambda a, b: self._disjoint(a, b, depth - 1))
 
     def _branches(self, schema: Json) -> Sequence[Json] | None:
-        """The alternatives of a schema that is a union and nothing else."""
+        """Return the branches of a schema that consists of one union."""
         seen = set[str]()
         while (name := definition_of(schema)) is not None and name not in seen:
             seen.add(name)
@@ -108,10 +111,10 @@ class Disjointness:
 
 @dataclass(slots=True)
 class _Facts:
-    """What is known of the values that fit a schema."""
+    """Known properties of the values that match a schema."""
 
     types: frozenset[str] = _ALL
-    values: frozenset[str] | None = None  # as JSON; None: not listed
+    values: frozenset[str] | None = None  # as JSON; None: not enumerated
     low: float = -math.inf
     high: float = math.inf
     members: dict[str, list[Json]] = field(default_factory=dict)
@@ -119,7 +122,7 @@ class _Facts:
     allowed: frozenset[str] | None = None  # names of members; None: any
 
     def add(self, schema: Mapping[str, Json]) -> None:
-        """Another schema that the values fit."""
+        """Add the constraints of another schema that the values match."""
         if "type" in schema:
             self.types &= frozenset("number" if it == "integer" else it for it in types_in(schema))
         listed = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -137,7 +140,7 @@ class _Facts:
             self.allowed = names_here if self.allowed is None else self.allowed & names_here
 
     def excludes(self, other: "_Facts", disjoint: "_Disjoint") -> bool:
-        """Whether no value fits both."""
+        """Whether no value matches both."""
         types = self.types & other.types
         if self.values is not None and other.values is not None:
             return not self.values & other.values
@@ -162,7 +165,7 @@ class _Facts:
 
 
 def _canonical(value: Json) -> str:
-    """Equal values as equal texts."""
+    """Return a text that is the same for equal values."""
 
     def plain(part: Json) -> Json:
         if isinstance(part, float) and part.is_integer():

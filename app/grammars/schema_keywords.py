@@ -1,7 +1,8 @@
-"""The keywords of JSON Schema: which are enforced, which are refused, and what their values must be.
+"""The keywords of JSON Schema: which are enforced, which are refused, and which values they must have.
 
-Words that are not in these tables are annotations (title, description, default, ...) or extensions of other tools
-(nullable, discriminator, strict, x-...). They say nothing that a value must keep to, and are ignored."""
+Other keywords are annotations (title, description, default, ...) or extensions of other tools (nullable, discriminator,
+strict, x-...). They do not constrain values and are ignored.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ Schema: TypeAlias = Mapping[str, Json]
 
 TYPES: Final = ("null", "boolean", "integer", "number", "string", "array", "object")
 
-# The type that a keyword is about: values of other types always satisfy it.
+# The type that each keyword applies to. Values of other types always satisfy it.
 TYPE_OF: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
@@ -42,7 +43,7 @@ ENFORCED: Final = frozenset((*TYPE_OF, *COMBINERS, "type", "enum", "const"))
 FORMATS: Final = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 )
-# Formats that JSON Schema defines and nothing here enforces. Any other name is an annotation.
+# Formats of JSON Schema that are not enforced. Any other name is an annotation.
 UNENFORCED_FORMATS: Final = frozenset(
     (
         "idn-email",
@@ -59,41 +60,41 @@ UNENFORCED_FORMATS: Final = frozenset(
 
 
 def unenforced(schema: Schema) -> str | None:
-    """The first keyword of a schema that restricts values and cannot be enforced."""
+    """Return the first keyword of a schema that constrains values but cannot be enforced."""
     return next((key for key in schema if key in _REFUSED and not _REFUSED[key](schema)), None)
 
 
 def mistake(keyword: str, value: Json) -> str | None:
-    """What the value of an enforced keyword must be, if it is not that."""
+    """Return the expected kind of value if the value of an enforced keyword is wrong, or None."""
     expected, fits = _VALUES[keyword]
     return None if fits(value) else expected
 
 
 def number_in(schema: Schema, key: str) -> int | float | None:
-    """The number under a keyword."""
+    """Return the number under a keyword, or None."""
     value = schema.get(key)
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def list_in(schema: Schema, key: str) -> Sequence[Json]:
-    """The members of the list under a keyword; none without one."""
+    """Return the list under a keyword. Empty if there is none."""
     value = schema.get(key)
     return value if is_list(value) else ()
 
 
 def texts_in(schema: Schema, key: str) -> Sequence[str]:
-    """The strings in the list under a keyword."""
+    """Return the strings in the list under a keyword."""
     return [value for value in list_in(schema, key) if isinstance(value, str)]
 
 
 def types_in(schema: Schema) -> Sequence[str]:
-    """The names under `type`, which is one or a list; none without it."""
+    """Return the type names under `type`, which is a string or a list. Empty if there are none."""
     given = schema.get("type")
     return [given] if isinstance(given, str) else texts_in(schema, "type")
 
 
 def named_in(schema: Schema, key: str) -> Schema:
-    """The members of the object under a keyword."""
+    """Return the members of the object under a keyword."""
     value = schema.get(key)
     return value if isinstance(value, Mapping) else {}
 
@@ -166,7 +167,7 @@ def _never(schema: Schema) -> bool:
     return False
 
 
-# Keywords that restrict values and are not enforced, with the case in which they do not restrict any.
+# Keywords that constrain values and are not enforced, each with a test for the case that it constrains nothing.
 _REFUSED: Mapping[str, Callable[[Schema], bool]] = {
     "not": lambda schema: schema["not"] is False,
     "uniqueItems": lambda schema: not schema["uniqueItems"] or schema.get("maxItems") in (0, 1),
@@ -182,14 +183,17 @@ _REFUSED: Mapping[str, Callable[[Schema], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """`shared` are the members that other parts of the same intersection describe too; `shares_items`, the items."""
+    """How a schema is used. `shared` are the members that other parts of the same intersection also describe.
 
-    is_closed: bool  # objects allow no members but those that are described
+    `shares_items` tells whether other parts describe the items as well.
+    """
+
+    is_closed: bool  # whether objects allow only the members that are described
     shared: frozenset[str] = frozenset()
     shares_items: bool = False
 
     def of_member(self, name: str) -> "Use":
-        """Of the value of a member."""
+        """Return the use of the schema of a member."""
         return PART if name in self.shared else VALUE
 
     @property
@@ -198,12 +202,12 @@ class Use:
 
     @property
     def of_others(self) -> "Use":
-        """Of the values of members that are not named."""
+        """Return the use of the schema of all unnamed members."""
         return VALUE if self.is_closed else PART
 
 
 VALUE: Final = Use(is_closed=True)  # the whole description of a value
 PART: Final = Use(is_closed=False)
 
-Rewrite: TypeAlias = Callable[[Json, str, Use], Json]  # a schema at its place
-Refuse: TypeAlias = Callable[[str, str], None]  # a message and the place at fault; raises, or returns
+Rewrite: TypeAlias = Callable[[Json, str, Use], Json]  # a schema and its path
+Refuse: TypeAlias = Callable[[str, str], None]  # a message and the path at fault; raises, or returns

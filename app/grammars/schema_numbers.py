@@ -1,7 +1,7 @@
-"""Bounds of numbers, rewritten so that the grammar library enforces them.
+"""Rewrites bounds of numbers so that the grammar library enforces them.
 
-The library reads bounds as 64-bit floats, and fails on very large and very small ones. A bound that it would not keep
-exactly is moved inwards to the next one that it keeps: a reply may use fewer numbers, and never others.
+The library parses bounds as 64-bit floats, and fails on very large and very small ones. A bound that it would not keep
+exactly is moved inward to the nearest one that it keeps. A reply may then use fewer numbers, but never others.
 """
 
 import math
@@ -12,10 +12,10 @@ from app.grammars.frames import GrammarProblem
 from app.grammars.schema_keywords import Json, Schema, number_in
 
 LARGEST_INTEGER: Final = 2**63 - 1024  # the largest float below 2**63
-MAX_MULTIPLE: Final = 10_000  # the digits of multipleOf as an integer: the library takes quadratic time
-_POWERS_OF_TEN: Final = frozenset(10**power for power in range(10))  # which are cheap
+MAX_MULTIPLE: Final = 10_000  # digits of multipleOf as an integer; the library takes quadratic time
+_POWERS_OF_TEN: Final = frozenset(10**power for power in range(10))  # fast in the library
 _LARGEST: Final = 10**18
-_SMALLEST: Final = 1e-15  # above 0
+_SMALLEST: Final = 1e-15  # positive numbers
 _EXACT: Final = 2**53
 _LARGEST_FLOAT: Final = 2**1023
 
@@ -23,14 +23,14 @@ Number = int | float
 
 
 class _Bound(NamedTuple):
-    """A bound, and whether values that equal it are excluded."""
+    """A bound, and whether it is exclusive."""
 
     value: Number
     is_excluded: bool
 
 
 def integer_bounds(schema: Schema) -> dict[str, Json]:
-    """`minimum` and `maximum` of a schema of integers. Raises GrammarProblem if no integer is left."""
+    """Return `minimum` and `maximum` of a schema of integers. Raises GrammarProblem if no integer matches."""
     least, most = _bound(schema, "minimum", "exclusiveMinimum", 1), _bound(schema, "maximum", "exclusiveMaximum", -1)
     low = None if least is None else math.floor(least.value) + 1 if least.is_excluded else math.ceil(least.value)
     high = None if most is None else math.ceil(most.value) - 1 if most.is_excluded else math.floor(most.value)
@@ -46,7 +46,7 @@ def integer_bounds(schema: Schema) -> dict[str, Json]:
 
 
 def number_bounds(schema: Schema) -> dict[str, Json]:
-    """The bounds of a schema of numbers. Raises GrammarProblem if no number is left."""
+    """Return the bounds of a schema of numbers. Raises GrammarProblem if no number matches."""
     low, high = _bound(schema, "minimum", "exclusiveMinimum", 1), _bound(schema, "maximum", "exclusiveMaximum", -1)
     low = None if low is None else _handled(low, 1)
     high = None if high is None else _handled(high, -1)
@@ -63,7 +63,7 @@ def number_bounds(schema: Schema) -> dict[str, Json]:
 
 
 def multiple(value: Number) -> Number:
-    """A `multipleOf` that the library enforces in time. Raises GrammarProblem."""
+    """Return a `multipleOf` that the library can enforce. Raises GrammarProblem."""
     whole = abs(Fraction(str(value)))
     while whole.denominator != 1:
         whole *= 10
@@ -75,14 +75,14 @@ def multiple(value: Number) -> Number:
 
 
 def is_exact(value: Number) -> bool:
-    """Whether the library writes a constant number as it is."""
+    """Whether the library keeps a constant number exactly."""
     if isinstance(value, float) or abs(value) <= _EXACT:
         return True
     return abs(value) < _LARGEST_FLOAT and int(float(value)) == value
 
 
 def _bound(schema: Schema, inclusive_key: str, exclusive_key: str, sign: int) -> _Bound | None:
-    """The tighter of two bounds; `sign` is 1 for lower ones."""
+    """Return the tighter of two bounds. `sign` is 1 for lower bounds, -1 for upper bounds."""
     inclusive, exclusive = number_in(schema, inclusive_key), number_in(schema, exclusive_key)
     if schema.get(exclusive_key) is True:  # as in draft 4
         exclusive = inclusive
@@ -92,7 +92,7 @@ def _bound(schema: Schema, inclusive_key: str, exclusive_key: str, sign: int) ->
 
 
 def _handled(bound: _Bound, sign: int) -> _Bound:
-    """The bound, moved inwards to a number that the library handles; `sign` is 1 for lower ones."""
+    """Move a bound inward to a number that the library supports. `sign` is 1 for lower bounds, -1 for upper bounds."""
     value = sign * bound.value
     if value < -_LARGEST:
         return _Bound(sign * -_LARGEST, is_excluded=False)
@@ -108,7 +108,7 @@ def _key(side: str, bound: _Bound) -> str:
 
 
 def _inwards(bound: int, sign: int) -> int:
-    """The nearest integer that a float holds, upwards for a sign of 1, else downwards."""
+    """Return the nearest integer that a float can represent: upward if `sign` is 1, else downward."""
     if abs(bound) <= _EXACT or abs(bound) > _LARGEST_FLOAT:
         return bound
     near = float(bound)

@@ -1,4 +1,4 @@
-"""The keywords of objects: which members there are, which others may come, how they are named and counted."""
+"""Rewrites the keywords of objects: members, other members, and their names and number."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _NAMES = "It can only be enforced if it lists the names, or is a pattern for all
 
 @dataclass(slots=True)
 class _Members:
-    """The members that an object may have. `others` is the schema of all the rest; None if nothing is said of them."""
+    """The members that an object may have. `others` is the schema of all the rest; None: unspecified."""
 
     named: dict[str, Json]
     by_pattern: dict[str, Json]
@@ -35,7 +35,10 @@ class _Members:
 
 
 class ObjectRewriter:
-    """Rewrites them. `resolve` follows references; `refuse` raises, or returns if a keyword is to be left out."""
+    """Rewrites the keywords of objects.
+
+    `resolve` follows references. `refuse` raises, or returns to ignore the keyword.
+    """
 
     def __init__(self, rewrite: Rewrite, refuse: Refuse, resolve: Callable[[Json], Json]) -> None:
         self._rewrite = rewrite
@@ -43,7 +46,7 @@ class ObjectRewriter:
         self._resolve = resolve
 
     def rewrite(self, known: Schema, path: str, use: Use) -> dict[str, Json]:
-        """The keywords of objects among `known`."""
+        """Return the rewritten keywords of objects among `known`."""
         required = list(dict.fromkeys(texts_in(known, "required")))
         members = _Members(
             self._parts(known, "properties", path, use),
@@ -88,7 +91,9 @@ class ObjectRewriter:
             self._refuse(_NAMES, f"{path}.propertyNames")
 
     def _counted(self, counts: dict[str, float], members: _Members, required: list[str], path: str) -> dict[str, float]:
-        """The numbers of members, as far as they say more than the rest; the library enforces some of them."""
+        """Return the bounds on the number of members that are not implied by the rest. The library enforces some of
+        them.
+        """
         least, most = (counts.get(key) for key in _COUNTS)
         optional = [name for name in members.named if name not in required]
         if least is not None and least <= len(required):
@@ -111,7 +116,7 @@ _COUNTS = ("minProperties", "maxProperties")
 
 
 def _close(known: Schema, members: _Members, required: list[str]) -> None:
-    """Allow no members but those that are described, if any are. Constants say themselves what there is."""
+    """Allow only the members that are described, if any are. Constants need no such limit."""
     described = "properties" in known or required
     if described and not known.keys() & {"enum", "const"}:
         members.named |= {name: True for name in required if name not in members.named}

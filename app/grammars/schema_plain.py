@@ -1,4 +1,4 @@
-"""Schemas without references and combinations: the type of a value, its constants, and the keywords of its type."""
+"""Rewrites schemas without references and combinations: the type, the constants, and the keywords of the type."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Literal, TypeAlias
@@ -22,7 +22,7 @@ from app.grammars.schema_keywords import (
 from app.grammars.schema_numbers import integer_bounds, is_exact, multiple, number_bounds
 from app.grammars.schema_objects import ObjectRewriter
 
-# Compiles the schema of a string or a number: "empty" if no value fits, else what is wrong with it, if anything.
+# Compiles the schema of a string or a number. Returns "empty" if no value matches, "invalid" with a message, or None.
 LeafProblem: TypeAlias = Callable[[Schema], "tuple[Literal['empty', 'invalid'], str] | None"]
 
 _BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
@@ -33,7 +33,7 @@ _WITH_KEYWORDS: Final = ("integer", "number", "string", "array", "object")
 class PlainRewriter:
     """Rewrites schemas of one value.
 
-    `refuse` raises, or returns if a keyword is to be left out. `note_empty` hears of each part that no value fits.
+    `refuse` raises, or returns to ignore the keyword. `note_empty` records a part that no value matches.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class PlainRewriter:
         self._objects = objects
 
     def rewrite(self, known: Schema, path: str, use: Use) -> Json:
-        """`known` has keywords that are enforced, with values of the right kind."""
+        """Rewrite a schema. `known` has only enforced keywords with values of the right kind."""
         types = _types(known, implied=use.is_closed)
         written: dict[str, Json] = {key: self._constants(known, key, path) for key in ("enum", "const") if key in known}
         if "enum" in written and not list_in(written, "enum"):
@@ -67,7 +67,7 @@ class PlainRewriter:
         return written if types == _ALL else {"type": _named(types), **written}
 
     def _of_type(self, kind: str, known: Schema, path: str, use: Use) -> dict[str, Json] | None:
-        """The keywords of one type; None if no value of it fits."""
+        """Return the keywords of one type, or None if no value of the type matches."""
         match kind:
             case "integer" | "number":
                 return self._number(known, path, kind)
@@ -139,13 +139,13 @@ class PlainRewriter:
 
 
 def counts(known: Schema, *keys: str) -> dict[str, Json]:
-    """The whole numbers among the keywords."""
+    """Return the integers among the keywords."""
     found = ((key, number_in(known, key)) for key in keys)
     return {key: int(value) for key, value in found if value is not None}
 
 
 def _types(known: Schema, *, implied: bool) -> frozenset[str]:
-    """What a value may be. A schema that has keywords of one type alone means that type, even if it does not say so."""
+    """Return the types of the values. Without `type`, keywords that apply to one type only imply that type."""
     if "type" not in known:
         kinds = {TYPE_OF[key] for key in known if key in TYPE_OF}
         is_one = implied and len(kinds) == 1 and not known.keys() & {"enum", "const"}
@@ -160,7 +160,7 @@ def _named(types: frozenset[str]) -> Json:
 
 
 def _inexact(value: Json) -> Iterator[int | float]:
-    """The numbers in a constant that the library would round."""
+    """Yield the numbers in a constant that the library would round."""
     if isinstance(value, int | float) and not is_exact(value):
         yield value
     if isinstance(value, Mapping):

@@ -1,6 +1,6 @@
-"""Schemas that no finite value fits: an object that requires itself, a reference that leads back to itself.
+"""Finds schemas that no finite value matches, such as an object that requires itself or a circular reference.
 
-A fixpoint over the definitions: one can be completed if it needs none but those that can.
+It computes a fixpoint: a definition has a finite value if everything that it requires has one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,11 +9,11 @@ from typing import Final
 from app.grammars.schema_keywords import Json, Schema, list_in, named_in, number_in, texts_in, types_in
 from app.grammars.schema_tree import conjuncts, definition_of, mapped
 
-_MAX_ITEMS: Final = 1000  # of prefixItems that are looked at
+_MAX_ITEMS: Final = 1000  # of prefixItems that are checked
 
 
 def without_infinite(root: Json, definitions: Mapping[str, Json]) -> tuple[Json, dict[str, Json]]:
-    """Both, with `false` for every part that no finite value fits."""
+    """Replace every part that no finite value matches by `false`, in the root and in the definitions."""
     search = _Search(definitions)
 
     def cut(schema: Json) -> Json:
@@ -23,7 +23,7 @@ def without_infinite(root: Json, definitions: Mapping[str, Json]) -> tuple[Json,
 
 
 class _Search:
-    """Knows which definitions can be completed."""
+    """Finds the definitions that have a finite value."""
 
     def __init__(self, definitions: Mapping[str, Json]) -> None:
         self._definitions = definitions
@@ -34,7 +34,7 @@ class _Search:
             left = {name: body for name, body in left.items() if name not in found}
 
     def is_finite(self, schema: Json) -> bool:
-        """Whether a finite value fits, as far as is known."""
+        """Whether a finite value matches, as far as is known."""
         if not isinstance(schema, Mapping):
             return schema is not False
         name = definition_of(schema)
@@ -60,7 +60,7 @@ class _Search:
         return all(self.is_finite(_member(part, name)) for name in required for part in parts)
 
     def _objects(self, schema: Schema) -> Sequence[Schema]:
-        """The parts of an intersection that describe an object; none if it may be something else."""
+        """Return the parts of an intersection that describes an object. Empty if it may be something else."""
         parts = [
             part
             for part in conjuncts(schema, self._definitions)
@@ -70,14 +70,14 @@ class _Search:
 
 
 def _needed_items(schema: Schema) -> Sequence[Json]:
-    """The items that the shortest array has."""
+    """Return the schemas of the items in the shortest array."""
     least = int(number_in(schema, "minItems") or 0)
     first = list_in(schema, "prefixItems")
     return [*first[: min(least, _MAX_ITEMS)], *([schema.get("items", True)] if least > len(first) else ())]
 
 
 def _member(schema: Schema, name: str) -> Json:
-    """The schema of a member."""
+    """Return the schema of a member."""
     properties = named_in(schema, "properties")
     if name in properties:
         return properties[name]

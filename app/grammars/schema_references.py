@@ -1,4 +1,4 @@
-"""References within a schema: which part of it each `$ref` means. Nothing is ever fetched from elsewhere."""
+"""Resolves references within a schema. Other documents are never fetched."""
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping
@@ -7,7 +7,7 @@ from urllib.parse import unquote
 from app.grammars.frames import GrammarProblem
 from app.grammars.schema_keywords import Json, is_list
 
-Pointer = tuple[str, ...]  # the steps from the root
+Pointer = tuple[str, ...]  # keys from the root
 
 
 class Document:
@@ -17,7 +17,7 @@ class Document:
         self._root = root
 
     def find(self, reference: str, path: str) -> tuple[Pointer, Json]:
-        """The part that a reference at `path` means. Raises GrammarProblem."""
+        """Return the part that the reference at `path` points to. Raises GrammarProblem."""
         base, _, fragment = reference.partition("#")
         if base and base.rstrip("#") != self._id:
             raise GrammarProblem(
@@ -53,7 +53,7 @@ class Document:
 
 
 def path_of(pointer: Pointer) -> str:
-    """A pointer as errors name it."""
+    """Return a pointer as a path for errors."""
     return "".join(f"[{step}]" if step.isdigit() else f".{step}" for step in pointer)
 
 
@@ -70,7 +70,7 @@ def _member(part: Json, step: str) -> tuple[Json] | None:
 
 
 def _parts(pointer: Pointer, part: Json) -> Iterator[tuple[Pointer, Mapping[str, Json]]]:
-    """All objects in a schema."""
+    """Yield all objects in a schema."""
     members: Iterable[tuple[str, Json]] = ()
     if isinstance(part, Mapping):
         yield pointer, part

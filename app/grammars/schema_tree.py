@@ -1,4 +1,4 @@
-"""Rewritten schemas as trees: the schemas directly in one, and one with others in their place."""
+"""Rewritten schemas as trees: functions to list and to replace the direct subschemas of a schema."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -12,7 +12,7 @@ _NAMED = ("properties", "patternProperties")
 
 
 def parts_of(schema: Json) -> Iterator[Json]:
-    """The schemas directly in a schema."""
+    """Yield the direct subschemas of a schema."""
     if isinstance(schema, Mapping):
         for key, value in schema.items():
             if key in _ONE:
@@ -24,7 +24,7 @@ def parts_of(schema: Json) -> Iterator[Json]:
 
 
 def mapped(schema: Json, change: Callable[[Json], Json]) -> Json:
-    """The schema with `change` applied to the schemas directly in it."""
+    """Return the schema with `change` applied to its direct subschemas."""
     if not isinstance(schema, Mapping):
         return schema
     changed: dict[str, Json] = {}
@@ -41,13 +41,13 @@ def mapped(schema: Json, change: Callable[[Json], Json]) -> Json:
 
 
 def definition_of(schema: Json) -> str | None:
-    """The name of the definition that a schema refers to."""
+    """Return the name of the definition that a schema refers to, or None."""
     reference = schema.get("$ref") if isinstance(schema, Mapping) else None
     return reference.removeprefix(DEFINITION) if isinstance(reference, str) else None
 
 
 def conjuncts(schema: Json, definitions: Mapping[str, Json]) -> Iterator[Json]:
-    """The schema and all that it requires through `allOf` and `$ref`; each definition once."""
+    """Yield the schema and everything that it requires through `allOf` and `$ref`; each definition once."""
     left, seen = [schema], set[str]()
     while left:
         part = left.pop()
@@ -61,7 +61,7 @@ def conjuncts(schema: Json, definitions: Mapping[str, Json]) -> Iterator[Json]:
 
 
 def reachable(root: Json, definitions: Mapping[str, Json]) -> set[str]:
-    """The names of the definitions that a schema uses."""
+    """Return the names of the definitions that a schema uses."""
     found: set[str] = set()
     left = [root]
     while left:

@@ -1,14 +1,14 @@
-"""JSON schemas rewritten so that the grammar library enforces all of them, or refused by keyword and place.
+"""Rewrites JSON schemas so that the grammar library enforces them fully, or refuses them by keyword and path.
 
-    enforced({"properties": {"a": {"type": "string"}}}, leaf_problem, lenient=False)
+    enforceable({"properties": {"a": {"type": "string"}}}, leaf_problem, lenient=False)
     -> {"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": False}
 
-- Keywords that restrict values and cannot be enforced raise GrammarProblem, or are left out of lenient schemas.
-- Objects are closed: a schema with `properties` or `required` that says nothing of other members allows none, as in
-  llama.cpp. This includes objects that `allOf`, `$ref`, `anyOf` and `oneOf` put together, except where both of the last
-  two, or several of them, restrict one object.
-- `oneOf` becomes `anyOf` if no value fits two of its schemas, and is refused if one might.
-- Definitions get new names, and those that no finite value fits become `false`.
+- Keywords that constrain values and cannot be enforced raise GrammarProblem. In lenient schemas they are dropped.
+- Objects are closed: a schema with `properties` or `required` allows no other members unless it mentions them, as in
+  llama.cpp. This includes objects combined by `allOf`, `$ref`, `anyOf`, and `oneOf`, unless several `anyOf` or `oneOf`
+  constrain the same object.
+- `oneOf` becomes `anyOf` if no value matches two of its schemas, and is refused otherwise.
+- Definitions are renamed. Those that no finite value matches become `false`.
 """
 
 import json
@@ -39,17 +39,17 @@ from app.grammars.schema_references import Document, Pointer, path_of
 from app.grammars.schema_tree import DEFINITION, reachable
 
 _OBJECT_KEYS: Final = ("properties", "required", "patternProperties", "additionalProperties", "unevaluatedProperties")
-_EXPLICIT: Final = frozenset(_OBJECT_KEYS[2:])  # these say themselves which other members there may be
+_EXPLICIT: Final = frozenset(_OBJECT_KEYS[2:])  # keywords that define which other members are allowed
 _SHOWN_CHARS: Final = 60
 _ELSEWHERE: Final = "It cannot be enforced here. Use additionalProperties in each schema."
 
-_Part: TypeAlias = tuple[Json, str]  # a schema and its place
+_Part: TypeAlias = tuple[Json, str]  # a schema and its path
 
 
 def enforceable(schema: Json, leaf_problem: LeafProblem, *, lenient: bool) -> dict[str, Json]:
-    """The schema as the library enforces it. `leaf_problem` compiles one string or number schema.
+    """Return the schema in a form that the library enforces. `leaf_problem` compiles one string or number schema.
 
-    Raises GrammarProblem for a keyword that cannot be enforced, and for a schema that no finite value fits.
+    Raises GrammarProblem for a keyword that cannot be enforced, and for a schema that no finite value matches.
     """
     rewriter = _Rewriter(Document(schema), leaf_problem, lenient=lenient)
     root = rewriter.rewrite_all(schema)
@@ -65,13 +65,13 @@ def enforceable(schema: Json, leaf_problem: LeafProblem, *, lenient: bool) -> di
 
 @dataclass(slots=True)
 class _Survey:
-    """What the parts of an intersection say of objects and arrays."""
+    """Requirements on objects and arrays in the parts of an intersection."""
 
-    declared: Counter[str] = field(default_factory=Counter)  # members by name: how many parts declare each
+    declared: Counter[str] = field(default_factory=Counter)  # by member name: number of parts that declare it
     required: dict[str, None] = field(default_factory=dict)  # in order
-    arrays: int = 0  # parts that describe items
-    is_explicit: bool = False  # a part says which other members there may be
-    has_unions: bool = False  # a part is a union of objects
+    arrays: int = 0  # number of parts that describe items
+    is_explicit: bool = False  # whether a part defines which other members are allowed
+    has_unions: bool = False  # whether a part is a union of objects
 
     @property
     def names(self) -> dict[str, None]:
@@ -83,21 +83,21 @@ class _Survey:
 
 
 class _Rewriter:
-    """One schema on its way."""
+    """Rewrites one schema."""
 
     def __init__(self, document: Document, leaf_problem: LeafProblem, *, lenient: bool) -> None:
         self.definitions: dict[str, Json] = {}  # by their new names
-        self.unions: dict[int, str] = {}  # the place of each oneOf, by the identity of its list
+        self.unions: dict[int, str] = {}  # path of each oneOf, by the identity of its list
         self._document = document
         self._lenient = lenient
         self._names: dict[tuple[Pointer, Use], str] = {}
         self._pending: deque[tuple[str, Json, str, Use]] = deque()
-        self._empty: list[GrammarProblem] = []  # parts that no value fits
+        self._empty: list[GrammarProblem] = []  # parts that no value matches
         objects = ObjectRewriter(self.rewrite, self.refuse, self._resolved)
         self._plain = PlainRewriter(self.rewrite, self.refuse, self._empty.append, leaf_problem, objects)
 
     def rewrite_all(self, schema: Json) -> Json:
-        """The root; its definitions are in `definitions` then."""
+        """Return the rewritten root, and fill `definitions`."""
         root = self.rewrite(schema, "", VALUE)
         while self._pending:
             name, part, path, use = self._pending.popleft()
@@ -105,7 +105,7 @@ class _Rewriter:
         return root
 
     def emptiness(self) -> GrammarProblem:
-        """Why no finite value fits the root."""
+        """Return why no finite value matches the root."""
         if self._empty:
             return self._empty[0]
         return GrammarProblem(
@@ -113,7 +113,7 @@ class _Rewriter:
         )
 
     def refuse(self, message: str, path: str) -> None:
-        """Raise GrammarProblem, unless the schema is lenient: the caller then leaves the keyword out."""
+        """Raise GrammarProblem, unless the schema is lenient: then the caller drops the keyword."""
         if not self._lenient:
             raise GrammarProblem(message, path)
 
@@ -129,7 +129,7 @@ class _Rewriter:
         return self._plain.rewrite(known, path, use)
 
     def _known(self, schema: Schema, path: str) -> dict[str, Json]:
-        """The keywords that are enforced, with values that make sense."""
+        """Return the enforced keywords that have valid values."""
         left = dict(schema)
         while (keyword := unenforced(left)) is not None:
             message = f"The keyword {keyword} cannot be enforced. Remove it, and check the reply yourself."
@@ -144,7 +144,7 @@ class _Rewriter:
                 known[key] = value
         return known
 
-    # -- schemas that are put together
+    # -- combined schemas
 
     def _combined(self, known: Schema, path: str, use: Use) -> Json:
         parts = self._conjuncts(known, path)
@@ -165,7 +165,7 @@ class _Rewriter:
         return self._intersection(parts, unions, path, _part_use(survey), shut)
 
     def _conjuncts(self, known: Schema, path: str) -> "list[_Part]":
-        """What must hold together, in the order in which it is written: that decides the order of members."""
+        """Return the parts of an intersection in their written order, which decides the order of members."""
         own = {key: value for key, value in known.items() if key not in (*COMBINERS, "unevaluatedProperties")}
         if own.pop("unevaluatedItems", True) is not True:
             self.refuse(
@@ -183,7 +183,7 @@ class _Rewriter:
         return parts
 
     def _closes_explicitly(self, known: Schema, path: str) -> bool:
-        """Whether a schema that is put together says that its objects have no other members."""
+        """Whether a combined schema forbids other members."""
         unevaluated = known.get("unevaluatedProperties", True)
         if unevaluated not in (True, False, {}):
             self.refuse("It cannot be enforced in combination with other schemas.", f"{path}.unevaluatedProperties")
@@ -217,7 +217,7 @@ class _Rewriter:
         return {key: branches}
 
     def _union(self, parts: Sequence[_Part], union: tuple[str, Sequence[Json]], path: str, *, closes: bool) -> Json:
-        """Alternatives for an object whose other parts, if any, hold for each."""
+        """Return a union whose branches each include the other parts of the object."""
         key, branches = union
         survey = self._survey(part for part, _ in parts)
         if not survey.names and not closes:
@@ -265,7 +265,7 @@ class _Rewriter:
     # -- definitions
 
     def _resolved(self, schema: Json) -> Json:
-        """The schema that references lead to."""
+        """Return the schema after following references."""
         seen = set[str]()
         while isinstance(schema, Mapping) and isinstance(reference := schema.get("$ref"), str):
             found = [] if reference in seen else self._found(reference)
@@ -287,7 +287,7 @@ class _Rewriter:
         return {"$ref": DEFINITION + self._names[pointer, use]}
 
     def _define(self, body: Json) -> Json:
-        """A reference to a part that is already rewritten."""
+        """Return a reference to a rewritten part."""
         name = self._new_name()
         self.definitions[name] = body
         return {"$ref": DEFINITION + name}
@@ -299,8 +299,10 @@ class _Rewriter:
 
 
 def _part_use(common: _Survey, *branches: _Survey) -> Use:
-    """How parts of an intersection are rewritten, each beside at most one of the branches: a member that two of them
-    describe is left open, as they are."""
+    """Return the use of the parts of an intersection, each combined with at most one branch.
+
+    A member that two parts describe stays open in both.
+    """
     counts, arrays = Counter(common.declared), common.arrays
     for name in {name for branch in branches for name in branch.declared}:
         counts[name] += max(branch.declared[name] for branch in branches)

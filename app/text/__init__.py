@@ -1,1 +1,1 @@
-"""Between text and token ids: vocabularies of every kind, detokenizing as it streams, what a terminal may be shown."""
+"""Text and token ids: tokenizers of every kind, streaming detokenization, and text that is safe for a terminal."""

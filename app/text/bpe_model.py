@@ -1,6 +1,6 @@
-"""Byte-pair models of the `tokenizers` library, from lists that a file gives and that are checked here.
+"""Byte-pair models of the `tokenizers` library, built from lists in a model file.
 
-The library panics on some malformed lists, so that nothing reaches it unchecked.
+The lists are checked here, because the library panics on some malformed ones.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -12,17 +12,17 @@ from app.text.tokenizer import library_errors
 
 
 def split_merges(merges: Iterable[str]) -> list[tuple[str, str]]:
-    """Merges written as two texts with a space between. One without a space gets an empty second text."""
+    """Split merges written as two texts with a space between them. Without a space, the second text is empty."""
     return [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
 
 
 def merge_pairs(
     merges: Iterable[tuple[str, str]], vocab: Mapping[str, int], control: Collection[str], *, field: str
 ) -> list[tuple[str, str]]:
-    """The pairs to merge, first to last.
+    """Return the merges to apply, in order.
 
-    A merge that has to do with a `control` token is left out, since text never becomes one. Raises ModelFileError if a
-    piece, or what two pieces make, is no token.
+    Merges that involve a `control` token are left out, because text never becomes one. Raises ModelFileError if a part
+    or the result of a merge is not in the vocabulary.
     """
     pairs = []
     for pair in merges:
@@ -39,10 +39,10 @@ def merge_pairs(
 def bpe_model(
     vocab: dict[str, int], pairs: list[tuple[str, str]], *, byte_fallback: bool = False, ignore_merges: bool = False
 ) -> models.BPE:
-    """A byte-pair model. With `byte_fallback`, a character that is no token becomes its bytes' tokens, `<0x00>` on.
+    """Return a byte-pair model. With `byte_fallback`, unknown characters become byte tokens, `<0x00>` and so on.
 
-    Raises ModelFileError if one of these is missing that could be needed. Without `byte_fallback`, a character that is
-    no token is left out, as llama.cpp does; byte-level vocabularies lack a byte only where text never has it.
+    Raises ModelFileError if a byte token that may be needed is missing. Without `byte_fallback`, unknown characters are
+    dropped, as in llama.cpp. Byte-level vocabularies only lack bytes that never occur in text.
     """
     if byte_fallback:
         _require_every_byte(vocab)
@@ -54,6 +54,6 @@ def bpe_model(
 
 def _require_every_byte(vocab: Mapping[str, int]) -> None:
     for byte in range(256):
-        # Gemma has tokens for some ASCII characters in place of byte tokens.
+        # Gemma has tokens of some ASCII characters in place of their byte tokens.
         if f"<0x{byte:02X}>" not in vocab and (byte >= 0x80 or chr(byte) not in vocab):
             raise malformed(f"The vocabulary has no token for the byte 0x{byte:02X}: some texts cannot be encoded")

@@ -1,4 +1,4 @@
-"""Typed access to the fields of a model file's metadata, which is hostile until checked.
+"""Typed access to the fields of a model file's metadata, which is untrusted.
 
 Every error is a ModelFileError that names the field.
 """
@@ -12,15 +12,15 @@ T = TypeVar("T")
 
 
 def malformed(problem: str) -> ModelFileError:
-    """The error for a field that makes no sense."""
+    """Return the error for an invalid field."""
     return ModelFileError(problem, "The file may be damaged or incomplete: remove it and pull it again.")
 
 
 class CheckedFields:
-    """A mapping of names to values of unknown types, read field by field."""
+    """A mapping of names to values of unknown types, accessed field by field."""
 
     def __init__(self, values: Mapping[str, object], path: str = "") -> None:
-        """`path` goes in front of field names in errors."""
+        """`path` precedes field names in errors."""
         self._values = values
         self._path = path
 
@@ -28,29 +28,29 @@ class CheckedFields:
         return self._values.get(name) is not None
 
     def is_object(self, name: str) -> bool:
-        """Whether the field holds further fields."""
+        """Whether the field is an object."""
         return isinstance(self._values.get(name), dict)
 
     def is_array(self, name: str) -> bool:
-        """Whether the field holds a list."""
+        """Whether the field is an array."""
         return isinstance(self._values.get(name), list | tuple)
 
     def get(self, name: str, kind: type[T]) -> T | None:
-        """The value of a field that is exactly of `kind`, or None where it is absent or null."""
+        """Return the value of a field if it is exactly of type `kind`. None: the field is missing or null."""
         value = self._values.get(name)
         if value is None or type(value) is kind:
             return value
         raise malformed(f"{self._path}{name} is of type {type(value).__name__}, not {kind.__name__}")
 
     def require(self, name: str, kind: type[T]) -> T:
-        """The value of a field that must be there."""
+        """Return the value of a required field."""
         value = self.get(name, kind)
         if value is None:
             raise malformed(f"{self._path}{name} is missing")
         return value
 
     def array(self, name: str, kind: type[T]) -> Sequence[T]:
-        """A required list or tuple whose elements are all exactly of `kind`."""
+        """Return a required list or tuple with elements that are all exactly of type `kind`."""
         values = self._values.get(name)
         if values is None:
             raise malformed(f"{self._path}{name} is missing")
@@ -59,5 +59,5 @@ class CheckedFields:
         return values
 
     def child(self, name: str) -> "CheckedFields":
-        """The fields of a required object."""
+        """Return the fields of a required object."""
         return CheckedFields(self.require(name, dict), f"{self._path}{name}.")

@@ -1,11 +1,9 @@
-"""Control tokens in text: where they stand in a rendered chat, and how contents are kept from spelling one.
+"""Control tokens in text: finds them in a rendered chat, and protects message texts from spelling one.
 
-A chat template renders everything into one string, in which `<|im_end|>` typed by a user and `<|im_end|>` written by
-the template look alike. `protect` puts a mark into each such place of a content before it is rendered; a token broken
-by a mark is none, and `split` takes the marks out of the plain text it returns. No character of a protected content
-ever becomes part of a control token, also not together with what the template or another content puts next to it.
-
-Knows texts and token ids. Refuses to know how plain text becomes ids.
+A chat template renders everything into one string, in which an `<|im_end|>` typed by a user and one written by the
+template look alike. `protect` inserts a mark into each control token of a text before it is rendered. `split` ignores
+marked tokens and removes the marks. No character of a protected text becomes part of a control token, even in
+combination with adjacent text of the template or of other messages.
 """
 
 import bisect
@@ -13,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-# A code point that Unicode reserves for use inside one program, never for text.
+# A code point that Unicode reserves for internal use by programs. It never occurs in text.
 MARK = "\ufdd0"
 
 _LOOKS_LIKE_CONTROL = re.compile(r"<\|.*\|>|<｜.*｜>", re.DOTALL)
@@ -22,7 +20,7 @@ _WHITE_SPACE = re.compile(r"\s*")
 
 @dataclass(frozen=True, slots=True)
 class ControlToken:
-    """One control token. White space next to it belongs to it, on the sides that say so."""
+    """A control token. `strip_left` and `strip_right` tell whether it includes adjacent white space."""
 
     id: int
     strip_left: bool = False
@@ -30,10 +28,10 @@ class ControlToken:
 
 
 class ControlTokens:
-    """The control tokens of a vocabulary, by text. Immutable, so safe for several threads."""
+    """The control tokens of a vocabulary, by text. Immutable and thread-safe."""
 
     def __init__(self, tokens: Mapping[str, ControlToken]) -> None:
-        """`tokens` by text. One of a single character is never found in text: no mark could break it."""
+        """`tokens` are by text. A token of one character is never found in text, because a mark cannot break it."""
         self._tokens = {text: token for text, token in tokens.items() if len(text) > 1}
         self.ids: Mapping[str, int] = {text: token.id for text, token in tokens.items()}
         self._longest = max(map(len, self._tokens), default=0)
@@ -43,7 +41,7 @@ class ControlTokens:
             lengths.setdefault(text[0], set()).add(len(text))
             seconds[text[0]] = seconds.get(text[0], "") + re.escape(text[1])
         self._lengths = {first: sorted(of_first, reverse=True) for first, of_first in lengths.items()}
-        # The second one is only looked at, since tokens may overlap.
+        # The second character is only a lookahead, since tokens may overlap.
         beginnings = (f"{re.escape(first)}(?=[{following}])" for first, following in seconds.items())
         self._beginning = re.compile("|".join(beginnings) or r"(?!)")
         self._sorted = sorted(self._tokens)
@@ -51,9 +49,9 @@ class ControlTokens:
         self._all_ends = MARK.join(text[1:] for text in self._tokens)
 
     def split(self, text: str, *, marked: bool = False) -> Iterator[int | str]:
-        """Cut `text` into control token ids and the non-empty plain texts between them.
+        """Split `text` into control token ids and the non-empty plain texts between them.
 
-        The leftmost longest token wins, as in the `tokenizers` library. With `marked`, plain texts come without marks.
+        The leftmost longest token wins, as in the `tokenizers` library. `marked` removes marks from the plain texts.
         """
         plain_from = 0
         for start, token_text in self._occurrences(text):
@@ -69,9 +67,9 @@ class ControlTokens:
         yield from _plain(text[plain_from:], marked)
 
     def protect(self, content: str) -> str:
-        """Mark `content` wherever it spells a control token, could begin one, or could go on with one begun before it.
+        """Mark `content` where it contains, may start, or may continue a control token.
 
-        A mark character of the content's own becomes U+FFFD.
+        Mark characters in the original text become U+FFFD.
         """
         content = content.replace(MARK, "\ufffd")
         cuts = {start + 1 for start, _ in self._occurrences(content)}
@@ -85,7 +83,7 @@ class ControlTokens:
         return MARK.join(content[start:end] for start, end in zip([0, *ends], [*ends, len(content)], strict=True))
 
     def _occurrences(self, text: str) -> Iterator[tuple[int, str]]:
-        """Each place where a control token stands, with the longest that stands there. They may overlap."""
+        """Yield each position of a control token, with the longest token there. They may overlap."""
         for first in self._beginning.finditer(text):
             start = first.start()
             for length in self._lengths[first.group()]:
@@ -95,7 +93,7 @@ class ControlTokens:
                     break
 
     def _may_continue_token(self, content: str) -> bool:
-        """Whether `content` could be the end or the middle of a token begun in front of it."""
+        """Whether `content` may be the end or the middle of a token that starts before it."""
         if content and content in self._all_ends:
             return True
         backwards = content[: max(0, self._longest - 1)][::-1]
@@ -103,7 +101,7 @@ class ControlTokens:
 
 
 def _is_partial(text: str, sorted_texts: list[str]) -> bool:
-    """Whether one of `sorted_texts` begins with `text` and goes on."""
+    """Whether `text` is a proper prefix of one of `sorted_texts`."""
     following = bisect.bisect_right(sorted_texts, text)
     return following < len(sorted_texts) and sorted_texts[following].startswith(text)
 
@@ -114,8 +112,7 @@ def _plain(text: str, marked: bool) -> Iterator[str]:
         yield text
 
 
-# Texts that end a reply, as llama.cpp lists them (src/llama-vocab.cpp): chat turns, documents, and what follows a
-# fill-in-the-middle completion.
+# Texts that end a reply, from llama.cpp (src/llama-vocab.cpp): ends of turns, of documents, and of infilled text.
 # fmt: off
 _ENDING_TEXTS = frozenset((
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
@@ -125,21 +122,23 @@ _ENDING_TEXTS = frozenset((
     "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>",
 ))
 # fmt: on
-# With both tokens of a pair, `<|end|>` closes one message of several.
+# If a vocabulary has both tokens of a pair, `<|end|>` only ends one of several messages.
 _MESSAGE_ENDS = (("<|return|>", "<|call|>"), ("<|flush|>", "<|calls|>"))
 
 
 def looks_like_control(text: str) -> bool:
-    """Whether a token is written like chat markup, whatever its vocabulary calls it.
+    """Whether a token is written like chat markup, regardless of its type in the vocabulary.
 
     Some vocabularies (DeepSeek's `<｜User｜>`, Command R's turn tokens) list markup among the added tokens that any
-    text may spell; the converters to GGUF know it by the same look. `</s>` is left out, which is HTML, too.
+    text may contain. The converters to GGUF recognize it in the same way. `</s>` is excluded, because it is also HTML.
     """
     return _LOOKS_LIKE_CONTROL.fullmatch(text) is not None or (text in _ENDING_TEXTS and text != "</s>")
 
 
 def end_of_generation_ids(control_ids: Mapping[str, int], named: Iterable[int]) -> frozenset[int]:
-    """The ids after which nothing more is generated: those the file names, and control tokens known to end a reply."""
+    """Return the ids that end generation: those that the file names, and control tokens that are known to end a
+    reply.
+    """
     ending = {text: id_ for text, id_ in control_ids.items() if text in _ENDING_TEXTS}
     if any(ending.keys() >= set(pair) for pair in _MESSAGE_ENDS):
         ending.pop("<|end|>", None)

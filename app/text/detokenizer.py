@@ -1,7 +1,6 @@
-"""Token ids, one at a time, to text as it becomes certain.
+"""Incremental detokenizer: converts token ids, one at a time, to the text that is certain.
 
-Text is certain once its characters are whole and no stop string can begin in it any more. Knows one reply's text.
-Refuses to know what the text is for, and when else a reply ends.
+Text is certain if its characters are complete and no stop string can start in it.
 """
 
 import codecs
@@ -11,10 +10,11 @@ from app.text.tokenizer import Tokenizer
 
 
 class IncrementalDetokenizer:
-    """The text of one reply. What `push` and `finish` return, joined, is the decoded reply up to the first stop string.
+    """The text of one reply. `push` and `finish` together return the decoded reply up to the first stop string.
 
-    The first stop string is the one that is complete first; of several that end together, the longest. It and what
-    follows are left out, unless it is to be included. Work per token does not grow with the reply.
+    The first stop string is the one that is complete first; of several that end at the same position, the longest. The
+    stop string and the text after it are left out, unless `include_stop` is set. Time per token does not depend on the
+    length of the reply.
     """
 
     def __init__(
@@ -26,9 +26,12 @@ class IncrementalDetokenizer:
         show_control: bool = False,
         continues_text: bool = False,
     ) -> None:
-        """`show_control` writes control tokens out, for parsers of markup. `continues_text` if the reply goes on in
-        the middle of a text, whose next word may need its space; else the space that the vocabulary puts in front of
-        text is taken off. Raises ValueError for an empty stop string."""
+        """Create the detokenizer of a reply.
+
+        `show_control` includes control tokens, for parsers of markup. `continues_text` means that the reply continues a
+        text, so its first word keeps a leading space; otherwise the space that the vocabulary adds is removed. Raises
+        ValueError for an empty stop string.
+        """
         if "" in stop:
             raise ValueError("a stop string is empty")
         self._tokenizer = tokenizer
@@ -43,11 +46,11 @@ class IncrementalDetokenizer:
         self.stopped: str | None = None  # the stop string that was found
 
     def push(self, token_id: int) -> str:
-        """What is certain now that `token_id` follows. After a stop string, nothing."""
+        """Return the text that is certain after `token_id`. Empty after a stop string."""
         return self._advance(self._tokenizer.token_bytes(token_id, show_control=self._show_control), final=False)
 
     def finish(self) -> str:
-        """What was held back, now that no token follows."""
+        """Return the text that was held back, when no token follows."""
         return self._advance(b"", final=True)
 
     def _advance(self, encoded: bytes, *, final: bool) -> str:
@@ -69,7 +72,7 @@ class IncrementalDetokenizer:
         return text[:certain]
 
     def _first_stop(self, text: str) -> tuple[int, str] | None:
-        """Where the stop string begins that is complete first, and which it is."""
+        """Return the start of the stop string that is complete first, and that string."""
         starts = [(text.find(stop), stop) for stop in self._stop]
         ends = [(start + len(stop), start, stop) for start, stop in starts if start >= 0]
         if not ends:
@@ -78,7 +81,7 @@ class IncrementalDetokenizer:
         return start, stop
 
     def _certain(self, text: str) -> int:
-        """The length of `text` in front of the first place where an unfinished stop string may have begun."""
+        """Return the length of `text` before the first position where an incomplete stop string may start."""
         for start in range(max(0, len(text) - self._longest_stop + 1), len(text)):
             if text[start] in self._first_characters and any(stop.startswith(text[start:]) for stop in self._stop):
                 return start

@@ -1,8 +1,7 @@
-"""Texts to the ids that an embedding model reads: out of a tokenizer.json, or of a GGUF file with a BERT vocabulary.
+"""Tokenizers of embedding models, from a tokenizer.json or from a GGUF file with a BERT vocabulary.
 
 The ids are those of the `tokenizers` library, with the markers that the model expects around every text ([CLS] and
-[SEP] for BERT, an end for others); what people wrote never becomes a marker. The files are hostile until checked.
-Refuses to know chats: there is no way back from ids to text.
+[SEP] for BERT, an end marker for others). Text never becomes a marker. The files are untrusted. Ids cannot be decoded.
 """
 
 import functools
@@ -22,25 +21,25 @@ from app.text.tokenizer import SPACE_SYMBOL, library_errors
 from quant.bounded_json import JSONProblem, parse_object
 
 KEYS = Keys.Tokenizer
-# Each marker by the keys that converters use for it (one of them is misspelled in the format itself), and the id it
-# has in BERT's own vocabularies, where a file does not say.
+# The keys that converters use for each marker (one key is misspelled in the format itself), and the ids in BERT's own
+# vocabularies, for files that lack the keys.
 CLS_IDS = ("tokenizer.ggml.cls_token_id", KEYS.BOS_ID)
 SEP_IDS = (KEYS.SEP_ID, KEYS.EOS_ID)
 BERT_CLS, BERT_SEP, BERT_UNKNOWN = 101, 102, 100
 LOWERCASE = "tokenizer.ggml.normalizer.lowercase"
 STRIP_ACCENTS = "tokenizer.ggml.normalizer.strip_accents"
 
-CONTINUES = "##"  # how BERT writes a piece that goes on with a word
+CONTINUES = "##"  # BERT's prefix of a piece that continues a word
 MAX_MARKERS = 64  # around a text
 MAX_WORD = 100  # characters; a longer word is one unknown token. Source: BERT's tokenization.py
 _REMEDY = "Choose another embedding model, or a GGUF file of this one."
 
 
 class EncoderTokenizer:
-    """One encoder's vocabulary. Immutable, and safe for several threads."""
+    """The tokenizer of one encoder. Immutable and thread-safe."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        """`backend` holds no special tokens but those that its post-processor puts around a text."""
+        """`backend` has no special tokens except those that its post-processor adds around a text."""
         self._backend = backend
         with library_errors("building its vocabulary"):
             sample = backend.encode("a", add_special_tokens=True)
@@ -48,13 +47,16 @@ class EncoderTokenizer:
             vocab = backend.get_vocab(with_added_tokens=True)
         if len(markers := (*self._begin, *self._end)) > MAX_MARKERS:
             raise malformed(f"The tokenizer puts {len(markers):,} markers around a text; the limit is {MAX_MARKERS}")
-        self.markers_before = len(self._begin)  # of a text
-        self.vocab_size = 1 + max((*vocab.values(), *markers))  # ids are below this
-        self.longest_token = max(MAX_WORD, *map(len, vocab))  # characters, but for words that become an unknown token
+        self.markers_before = len(self._begin)  # before a text
+        self.vocab_size = 1 + max((*vocab.values(), *markers))  # all ids are below this
+        # characters, except for words that become an unknown token
+        self.longest_token = max(MAX_WORD, *map(len, vocab))
 
     def encode(self, text: str, max_ids: int | None = None, limit: TextLimit = NO_LIMIT) -> tuple[int, ...]:
-        """The ids of `text` with the markers around it; where `max_ids` is given, the text is cut to fit into so many.
-        Raises TextTooLong beyond the `limit`, but for a text that is cut."""
+        """Return the ids of `text` with the markers around it. With `max_ids`, the text is cut so that they fit.
+
+        Raises TextTooLong beyond the `limit`, unless the text is cut.
+        """
         text = _without_surrogates(text)
         if max_ids is None:
             ids = encode_long(self, text, at_start=True, limit=limit)
@@ -66,7 +68,7 @@ class EncoderTokenizer:
     def encode_piece(self, text: str, *, at_start: bool) -> Sequence[int]:
         """See `PieceEncoder`."""
         with library_errors("encoding text"):
-            # A batch of one: unlike `encode`, it lets other threads run meanwhile.
+            # A batch of one, because this method releases the GIL and `encode` does not.
             (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
         ids: list[int] = encoded.ids
         return ids
@@ -84,7 +86,7 @@ class EncoderTokenizer:
 
 
 def _around(ids: list[int], special: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The markers before and behind a text, from the ids of one."""
+    """Return the markers before and after a text, found in the ids of a sample text."""
     texts = [index for index, mark in enumerate(special) if not mark]
     if not texts:
         raise malformed("The tokenizer returns no tokens for a text of one letter")
@@ -92,19 +94,19 @@ def _around(ids: list[int], special: list[int]) -> tuple[tuple[int, ...], tuple[
 
 
 def _without_surrogates(text: str) -> str:
-    """`text` with each lone surrogate, which UTF-8 cannot express, as U+FFFD."""
+    """Replace each lone surrogate, which UTF-8 cannot encode, by U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-# -- out of a GGUF file
+# -- from a GGUF file
 
 
 def from_gguf(metadata: Mapping[str, object]) -> EncoderTokenizer:
-    """The tokenizer of a GGUF file whose `tokenizer.ggml.model` is `bert`.
+    """Return the tokenizer of a GGUF file whose `tokenizer.ggml.model` is `bert`.
 
-    Such a file writes a word's first piece behind U+2581 and its others bare, where BERT's own vocabulary writes the
-    first bare and the others behind `##`. Raises UnsupportedTokenizer for another model, ModelFileError for a malformed
-    vocabulary.
+    Such a file writes the first piece of a word after U+2581, and the others plainly. BERT's own vocabulary writes the
+    first piece plainly, and the others after `##`. Raises UnsupportedTokenizer for other models, and ModelFileError for
+    a malformed vocabulary.
     """
     fields = CheckedFields(metadata)
     if (model := fields.require(KEYS.MODEL, str)) != "bert":
@@ -135,25 +137,25 @@ def from_gguf(metadata: Mapping[str, object]) -> EncoderTokenizer:
 
 
 def _piece(text: str) -> str:
-    """A token as BERT's own vocabulary writes it."""
+    """Return a token as BERT's own vocabulary writes it."""
     return text.removeprefix(SPACE_SYMBOL) if text.startswith(SPACE_SYMBOL) else CONTINUES + text
 
 
 def _id(fields: CheckedFields, names: tuple[str, ...], default: int, size: int) -> int:
-    """The first of these fields that there is: the id of a token."""
+    """Return the id of a token, from the first of these fields that exists."""
     id_ = next((found for name in names if (found := fields.get(name, int)) is not None), default)
     if not 0 <= id_ < size:
         raise malformed(f"{names[0]} is {id_}, but there are {size} tokens")
     return id_
 
 
-# -- out of a tokenizer.json
+# -- from a tokenizer.json
 
 
 def from_json(content: bytes) -> EncoderTokenizer:
-    """The tokenizer of a tokenizer.json, without the truncation and padding that it may ask for.
+    """Return the tokenizer of a tokenizer.json, without its truncation and padding.
 
-    Raises UnsupportedTokenizer for another model than WordPiece and BPE, ModelFileError for a malformed file.
+    Raises UnsupportedTokenizer for models other than WordPiece and BPE, and ModelFileError for a malformed file.
     """
     try:
         document = parse_object(content)
@@ -173,7 +175,8 @@ def from_json(content: bytes) -> EncoderTokenizer:
     kept = {text: id_ for text, id_ in vocab.items() if text not in special}
     changed = {
         **document,
-        # With its id, which the library makes up for a token that is added alone.
+        # The vocabulary gets added tokens with their ids. The library would assign new ids to a token that is only
+        # added.
         "model": {
             **fields.require("model", dict),
             "vocab": kept | {token["content"]: token["id"] for token in verbatim},
@@ -188,7 +191,9 @@ def from_json(content: bytes) -> EncoderTokenizer:
 
 
 def _added_tokens(fields: CheckedFields) -> list[dict[str, Any]]:
-    """The entries of `added_tokens`, each with an id, a text, and whether it is special: what no text becomes."""
+    """Return the entries of `added_tokens`. Each has an id, a text, and a flag for special tokens, which text never
+    becomes.
+    """
     added = fields.array("added_tokens", dict) if "added_tokens" in fields else ()
     for index, entry in enumerate(added):
         token = CheckedFields(entry, f"added_tokens[{index}].")

@@ -1,7 +1,6 @@
-"""The tokenizer of a checkpoint's folder, from all of its files that say something about text.
+"""The tokenizer of a checkpoint folder, from all of its files that concern text.
 
-What `app.text.json_tokenizer` does not know: which files there are, and which of them decides where several speak.
-Source: what transformers does with the same folder.
+This module defines which files there are, and which file overrides which. Source: transformers' behavior.
 """
 
 from pathlib import Path
@@ -19,7 +18,7 @@ MAX_ENDING_IDS = 256
 
 
 def from_folder(folder: Path) -> Tokenizer:
-    """Raises UnsupportedTokenizer for a kind that is not known, ModelFileError for malformed files."""
+    """Return the tokenizer. Raises UnsupportedTokenizer for unknown kinds, and ModelFileError for malformed files."""
     vocabulary = read_bytes(folder, VOCABULARY)
     if vocabulary is None:
         raise UnsupportedTokenizer(
@@ -30,10 +29,10 @@ def from_folder(folder: Path) -> Tokenizer:
 
 
 def tokenizer_config(folder: Path) -> dict[str, object]:
-    """tokenizer_config.json, with what other files have of it. Raises ModelFileError.
+    """Return tokenizer_config.json, merged with other files. Raises ModelFileError.
 
-    A template in a file of its own is the newest way to store one, and overrides. Special tokens in a file of their own
-    are the oldest, and fill in; so does the template that belongs to a model's image processor.
+    A template in a separate file is the newest form, and overrides. Special tokens in a separate file are the oldest
+    form, and are only a fallback. So is the template of a model's image processor.
     """
     special = read_object(folder, "special_tokens_map.json") or {}
     processor = read_object(folder, "chat_template.json") or {}
@@ -43,7 +42,7 @@ def tokenizer_config(folder: Path) -> dict[str, object]:
 
 
 def _rows(folder: Path) -> int | None:
-    """How many ids the model knows; None: config.json does not say."""
+    """Return the size of the model's vocabulary. None: config.json does not have it."""
     match read_object(folder, "config.json"):
         case {"vocab_size": int(rows)} | {"text_config": {"vocab_size": int(rows)}} if rows > 0:
             return rows
@@ -51,14 +50,14 @@ def _rows(folder: Path) -> int | None:
 
 
 def _ending_ids(folder: Path) -> frozenset[int]:
-    """The ids after which generation ends: of generation_config.json, or as it was before there was one."""
+    """Return the ids that end generation, from generation_config.json or, in older checkpoints, config.json."""
     files = ("generation_config.json", "config.json")
     listed = [ids for name in files if (ids := _listed_ids(folder, name)) is not None]
     return listed[0] if listed else frozenset()
 
 
 def _listed_ids(folder: Path, name: str) -> frozenset[int] | None:
-    """Those of one file; None: it names none. Raises ModelFileError."""
+    """Return the ids in one file, or None if it has none. Raises ModelFileError."""
     fields = CheckedFields(read_object(folder, name) or {}, f"{name}: ")
     if EOS not in fields:
         return None

@@ -1,9 +1,7 @@
 """A tokenizer from the `tokenizer.*` metadata of a GGUF file.
 
-The ids are those of llama.cpp (src/llama-vocab.cpp), token by token, on text; its guesses about damaged or unknown
-vocabularies are not repeated: what is not known exactly is refused by name. The metadata is hostile until checked.
-
-Knows the metadata's keys and what each `tokenizer.ggml.model` means. Refuses to know the file it came from.
+For text, the ids are the same as those of llama.cpp (src/llama-vocab.cpp). Damaged or unknown vocabularies, for which
+llama.cpp guesses, are refused. The metadata is untrusted.
 """
 
 import collections
@@ -35,14 +33,14 @@ KEYS = Keys.Tokenizer
 ENDING_IDS = (KEYS.EOS_ID, KEYS.EOT_ID, KEYS.EOM_ID, KEYS.FIM_PAD_ID, KEYS.FIM_REP_ID, KEYS.FIM_SEP_ID)
 
 MAX_TOKEN_CHARACTERS = 1024  # twice the longest token of any known vocabulary
-_NO_TOKEN = (-1, 0xFFFF_FFFF)  # what some converters write for a token that a model does not have
+_NO_TOKEN = (-1, 0xFFFF_FFFF)  # written by some converters if a model lacks the token
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class _Tokens:
-    """The checked token list, and which of its tokens are markup."""
+    """The checked list of tokens."""
 
     texts: Sequence[str]
     types: Sequence[int]
@@ -58,7 +56,7 @@ class _Tokens:
 
 @dataclass(frozen=True, slots=True)
 class _Scheme:
-    """How one kind of vocabulary turns text into ids and back."""
+    """How one kind of vocabulary converts text to ids and back."""
 
     backend: tokenizers.Tokenizer
     to_bytes: Callable[[str], bytes]
@@ -67,10 +65,9 @@ class _Scheme:
 
 
 def from_gguf(metadata: Mapping[str, object]) -> Tokenizer:
-    """The tokenizer of a GGUF file's `metadata` (arrays are tuples).
+    """Return the tokenizer of a GGUF file's `metadata` (arrays are tuples).
 
-    Raises UnsupportedTokenizer for a model or pre-tokenizer that is not known here, ModelFileError for a malformed
-    vocabulary.
+    Raises UnsupportedTokenizer for an unknown model or pre-tokenizer, and ModelFileError for a malformed vocabulary.
     """
     fields = CheckedFields(metadata)
     model = fields.require(KEYS.MODEL, str)
@@ -128,7 +125,7 @@ def _gemma4(fields: CheckedFields, tokens: _Tokens) -> _Scheme:
     backend = tokenizers.Tokenizer(bpe_model(tokens.vocab, _listed_pairs(fields, tokens), byte_fallback=True))
     backend.normalizer = normalizers.Replace(" ", SPACE_SYMBOL)
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[^\n]+|\n+"), "isolated")
-    # Early conversions deny that the model expects BOS.
+    # Early conversions wrongly state that the model expects no BOS.
     return _Scheme(backend, sentencepiece_bytes, add_bos=True)
 
 
@@ -144,7 +141,7 @@ def _read_tokens(fields: CheckedFields, default_ids: Mapping[str, int]) -> _Toke
     special = {key: _token_id(fields, key, size, default_ids.get(key)) for key in (KEYS.BOS_ID, *ENDING_IDS)}
     named = frozenset(id_ for id_ in special.values() if id_ is not None)
     user_defined = _of_type(types, TokenType.USER_DEFINED)
-    # A token that the file gives a role, or that is written like markup, is markup, also where its type says otherwise.
+    # A token is markup if the file gives it a role or it looks like markup, even if its type says otherwise.
     by_look = {id_ for id_ in user_defined if looks_like_control(texts[id_])}
     untyped = frozenset() if typed else named
     markup = _of_type(types, TokenType.CONTROL, TokenType.UNKNOWN) | by_look | (named & user_defined) | untyped
@@ -171,9 +168,9 @@ def _of_type(types: Sequence[int], *wanted: TokenType) -> frozenset[int]:
 
 
 def _strips_right(fields: CheckedFields) -> Callable[[str], bool]:
-    """Whether white space behind a special token belongs to it: a property that GGUF has no place for.
+    """Return whether a special token includes the white space after it, which GGUF cannot express.
 
-    Source: the tokenizer.json of the Phi-3 models, which llama.cpp, too, knows by their name.
+    Source: the tokenizer.json of the Phi-3 models, which llama.cpp also recognizes by name.
     """
     name = (fields.get(Keys.General.NAME, str) or "").lower()
     is_phi3 = "phi-3" in name or "phi3" in name
@@ -198,13 +195,13 @@ def _read_texts(fields: CheckedFields) -> Sequence[str]:
 
 
 def _listed_pairs(fields: CheckedFields, tokens: _Tokens) -> list[tuple[str, str]]:
-    """The merges of a file that lists them, each as two texts with a space between."""
+    """Return the merges of a file that lists them, each as two texts with a space between them."""
     merges = split_merges(fields.array(KEYS.MERGES, str))
     return merge_pairs(merges, tokens.vocab, tokens.control.ids, field=KEYS.MERGES)
 
 
 def _scored_pairs(fields: CheckedFields, tokens: _Tokens) -> list[tuple[str, str]]:
-    """The merges of a vocabulary that has scores: any two tokens that make a third, the best-scored third first."""
+    """Return the merges of a vocabulary with scores: every two tokens that form a third, best-scored third first."""
     scores = _per_token(fields, KEYS.SCORES, float, len(tokens.texts))
     if not all(map(math.isfinite, scores)):
         raise malformed(f"{KEYS.SCORES} contains a value that is not finite")
@@ -222,7 +219,7 @@ def _scored_pairs(fields: CheckedFields, tokens: _Tokens) -> list[tuple[str, str
 
 
 def _per_token(fields: CheckedFields, name: str, kind: type[T], size: int) -> Sequence[T]:
-    """An array with one element for each of `size` tokens."""
+    """Return an array with one element for each of `size` tokens."""
     values = fields.array(name, kind)
     if len(values) != size:
         raise malformed(f"{name} has {len(values)} elements for {size} tokens")
@@ -230,7 +227,7 @@ def _per_token(fields: CheckedFields, name: str, kind: type[T], size: int) -> Se
 
 
 def _token_id(fields: CheckedFields, name: str, size: int, default: int | None) -> int | None:
-    """A special token's id, in a vocabulary of `size` tokens."""
+    """Return the id of a special token in a vocabulary of `size` tokens."""
     id_ = fields.get(name, int)
     if id_ is None:
         return default if default is not None and default < size else None

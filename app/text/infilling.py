@@ -1,30 +1,29 @@
-"""Infilling: how a vocabulary asks its model for what is missing in the middle of a text (arXiv:2207.14255).
+"""Infilling, or fill in the middle: prompts for the missing text between two others (arXiv:2207.14255).
 
-Three control tokens say where the text before and the text behind begin, and where the model is to write. Knows the
-families' tokens, and their order. Refuses to know how texts become ids.
+Three control tokens mark the prefix, the suffix, and the position of the missing text.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-REPOSITORY, THIS_FILE = "repository", "file"  # as what they are named, since nobody says
+REPOSITORY, THIS_FILE = "repository", "file"  # names in prompts, since clients send none
 
 
 @dataclass(frozen=True, slots=True)
 class InfillMarks:
-    """The tokens of one family, by text."""
+    """The control tokens of one model family, by text."""
 
     prefix: str
     suffix: str
-    middle: str = ""  # empty: the model writes behind the prefix, which comes last
+    middle: str = ""  # empty: the reply follows the prefix, which then comes last
     suffix_first: bool = False
-    repository: str = ""  # a name of a repository follows; this and the next one only where a vocabulary has them
-    file: str = ""  # the name of a file, a line break and its text follow
+    repository: str = ""  # precedes the name of a repository; like the next one, not in every vocabulary
+    file: str = ""  # precedes the name of a file, a line break, and its text
 
 
 @dataclass(frozen=True, slots=True)
 class OtherFile:
-    """A part of a file that may have a say in what is missing in another."""
+    """A part of another file, as context for the missing text."""
 
     name: str
     text: str
@@ -32,7 +31,7 @@ class OtherFile:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """What is missing between two texts."""
+    """The missing text between a prefix and a suffix."""
 
     prefix: str
     suffix: str
@@ -63,7 +62,7 @@ MARKS = (
 
 @dataclass(frozen=True, slots=True)
 class Infilling:
-    """The tokens of one vocabulary."""
+    """The control tokens of one vocabulary."""
 
     prefix: int
     suffix: int
@@ -74,7 +73,7 @@ class Infilling:
 
     @classmethod
     def of(cls, control_tokens: Mapping[str, int]) -> "Infilling | None":
-        """None where the vocabulary has no such tokens."""
+        """Find the infilling tokens of a vocabulary, or return None if it has none."""
         for marks in MARKS:
             wanted = [text for text in (marks.prefix, marks.suffix, marks.middle) if text]
             if all(text in control_tokens for text in wanted):
@@ -90,7 +89,7 @@ class Infilling:
         return None
 
     def parts(self, gap: Gap) -> Iterator[int | str]:
-        """The prompt as control tokens and non-empty plain texts."""
+        """Yield the prompt as control tokens and non-empty plain texts."""
         if gap.others:
             yield from self._others(gap.others)
         halves = [(self.prefix, gap.prefix), (self.suffix, gap.suffix)]
@@ -102,7 +101,7 @@ class Infilling:
             yield self.middle
 
     def _others(self, others: Sequence[OtherFile]) -> Iterator[int | str]:
-        """Other files as the family was taught them (arXiv:2409.12186); as snippets, where it was not."""
+        """Yield other files in the format that the family was trained on (arXiv:2409.12186), or else as snippets."""
         if self.file is None:
             yield "".join(f"\n\n--- snippet ---\n\n{other.text}\n" for other in others)
             return

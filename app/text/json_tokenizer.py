@@ -1,10 +1,7 @@
 """A tokenizer from the contents of a checkpoint's tokenizer.json and tokenizer_config.json.
 
-The ids are those that the `tokenizers` library gives for the same file, except that text never becomes a control
-token. The files are hostile until checked. Byte-pair vocabularies that spell bytes in a known way are read; others are
-refused by name.
-
-Knows the fields of both files. Refuses to know where they came from.
+The ids are those of the `tokenizers` library for the same file, except that text never becomes a control token. The
+files are untrusted. Only byte-pair vocabularies with a known spelling of bytes are supported; others are refused.
 """
 
 import json
@@ -24,7 +21,7 @@ from app.text.tokenizer import TextEncoder, Tokenizer, Vocabulary, byte_level_by
 from quant.bounded_json import JSONProblem, parse_object
 
 _REMEDY = "Choose a model of another family, or a GGUF file of this one."
-# How many ids without a token a vocabulary may have: some leave room, a forged one could ask for all memory.
+# Ids without a token in a vocabulary, at most. Some vocabularies have gaps, but a forged one could exhaust the memory.
 MAX_UNUSED_IDS = 1 << 16
 
 
@@ -59,12 +56,12 @@ def from_json(
     ending_ids: Collection[int] = (),
     rows: int | None = None,
 ) -> Tokenizer:
-    """The tokenizer of a tokenizer.json's bytes and the parsed tokenizer_config.json, if there is one.
+    """Return the tokenizer for a tokenizer.json and a parsed tokenizer_config.json.
 
-    Without the second, nothing says which tokens begin and end a document, and there is no chat template. `ending_ids`
-    end a reply, as do eos_token and the control tokens that are known to. Of a model that knows `rows` ids, added
-    tokens past these are left out: a model that does not see may come with the vocabulary of one that does.
-    Raises UnsupportedTokenizer for a kind that is not known here, ModelFileError for a malformed file.
+    Without the second, the tokens that start and end a document are unknown, and there is no chat template.
+    `ending_ids` end a reply, as do eos_token and known control tokens. `rows` is the size of the model's vocabulary:
+    added tokens beyond it are left out, because a text-only model may come with the vocabulary of a vision model.
+    Raises UnsupportedTokenizer for unknown kinds, and ModelFileError for a malformed file.
     """
     document = CheckedFields(_parse(content))
     config = CheckedFields(tokenizer_config or {}, "tokenizer_config.")
@@ -94,7 +91,7 @@ def from_json(
         chat_template=chat_template(tokenizer_config or {}),
         response_template=config.get("response_template", dict) if config.is_object("response_template") else None,
     )
-    backend.post_processor = None  # what it adds is added here; without a place for the text it would drop that
+    backend.post_processor = None  # its tokens are added in this module; a malformed one could drop the text
     encoder = TextEncoder(backend, start_prefix=start_prefix, verbatim=[token.text for token in verbatim])
     return Tokenizer(encoder, vocabulary)
 
@@ -128,7 +125,7 @@ def _added_tokens(document: CheckedFields) -> list[_Added]:
 
 
 def _token_ids(document: CheckedFields, added: list[_Added]) -> dict[str, int]:
-    """The id of every token, ordinary and added."""
+    """Return the ids of all tokens, including added ones."""
     ids = dict(document.child("model").require("vocab", dict))
     for token in added:
         ids[token.text] = token.id
@@ -153,7 +150,7 @@ def _texts_by_id(ids: Mapping[str, int]) -> list[str]:
 
 
 def _spelling(document: CheckedFields) -> _Spelling:
-    """How tokens spell bytes, which only the decoder says. Its steps must be those known here."""
+    """Return how tokens spell bytes, as the decoder defines it. All of its steps must be known."""
     decoder = document.child("decoder")
     kind = decoder.require("type", str)
     if kind == "ByteLevel":
@@ -178,9 +175,9 @@ def _spelling(document: CheckedFields) -> _Spelling:
 def _backend(
     document: CheckedFields, vocab: dict[str, int], control: Collection[str]
 ) -> tuple[tokenizers.Tokenizer, str]:
-    """The library's tokenizer for plain text, and what goes in front of text that starts the input.
+    """Return the library's tokenizer for plain text, and the prefix of text at the start of the input.
 
-    A prefix of the first piece only is not left to the library, which takes each text between control tokens for one.
+    A prefix of only the first piece is not left to the library, which would add it after each control token.
     """
     normalizer = document.get("normalizer", dict)
     pre_tokenizer, start_prefix = _without_first_prefix(document.get("pre_tokenizer", dict))
@@ -200,7 +197,9 @@ def _backend(
 
 
 def _without_first_prefix(pre_tokenizer: Any) -> tuple[Any, str]:
-    """`pre_tokenizer` with a Metaspace step that prefixes the first piece only made to prefix none."""
+    """Return `pre_tokenizer` without the prefix of a Metaspace step that only prefixes the first piece, and the
+    prefix.
+    """
     match pre_tokenizer:
         case {"type": "Metaspace", "prepend_scheme": "first", "replacement": "\u2581"}:
             return {**pre_tokenizer, "prepend_scheme": "never"}, " "
@@ -222,7 +221,7 @@ def _model(model: CheckedFields, vocab: dict[str, int], control: Collection[str]
 
 
 def _listed_pairs(model: CheckedFields) -> list[tuple[str, str]]:
-    """The merges, in either of the two forms that the library writes: "left right", and ["left", "right"]."""
+    """Return the merges, in either form that the library writes: "left right" or ["left", "right"]."""
     merges = model.require("merges", list)
     if merges and isinstance(merges[0], str):
         return split_merges(model.array("merges", str))
@@ -256,7 +255,7 @@ def _library_token(token: _Added) -> AddedToken:
 
 
 def _named_id(config: CheckedFields, name: str, ids: Mapping[str, int]) -> int | None:
-    """The id of a token that the configuration names by its text, or by an object that holds it."""
+    """Return the id of a token that the configuration gives by its text, or by an object with its text."""
     if name not in config:
         return None
     text = config.child(name).require("content", str) if config.is_object(name) else config.require(name, str)
@@ -274,7 +273,7 @@ def _adds_bos(config: CheckedFields, backend: tokenizers.Tokenizer, bos_id: int)
 
 
 def chat_template(tokenizer_config: Mapping[str, object]) -> str | None:
-    """The template; of several, the one that is named default. Raises ModelFileError."""
+    """Return the template, or of several, the one named default. Raises ModelFileError."""
     config = CheckedFields(tokenizer_config, "tokenizer_config.")
     if not config.is_array("chat_template"):
         return config.get("chat_template", str)

@@ -1,7 +1,7 @@
-"""Long texts become ids in pieces, so that encoding can stop at a limit or when its caller is gone.
+"""Encodes long texts in pieces, so that encoding can stop at a limit or when its caller is gone.
 
-A piece ends in front of a space between two words, which no token reaches across: the ids are those of the whole text.
-A stretch without such a place is encoded at once, after an estimate of its tokens if they are limited.
+A piece ends before a space between two words. No token crosses that position, so the ids are those of the whole text. A
+stretch without such a position is encoded at once. If tokens are limited, their number is estimated first.
 """
 
 import re
@@ -13,43 +13,43 @@ from typing import Protocol
 from app.errors import TextTooLong
 
 PIECE = 1 << 15  # characters
-COUNTED = 1 << 17  # tokens of a text that is too long: up to here all are counted, so that its refusal is exact
+COUNTED = 1 << 17  # tokens, up to which a text that is too long is counted exactly for its error
 
 _WORD = re.compile(r"(?<=[A-Za-z0-9,.]) (?=[A-Za-z0-9])")
-_REACHES_ACROSS = re.compile("[A-Za-z0-9,.][ \u0120\u2581]")  # a space as vocabularies write it: as it is, Ġ or ▁
+_REACHES_ACROSS = re.compile("[A-Za-z0-9,.][ \u0120\u2581]")  # a space as vocabularies write it: plain, Ġ, or ▁
 _SAMPLE = ("Two words", " and 3", " more, or", " 25.", " End1", " x")
 
 
 def _no_check() -> None:
-    """The check of work that nobody stops."""
+    """The check for work that cannot be canceled."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextLimit:
-    """What encoding may take."""
+    """Limits of an encoding."""
 
     tokens: int | None = None  # texts that certainly have more are refused
-    counted: int | None = None  # tokens after which encoding stops; None: `tokens`
+    counted: int | None = None  # encoding stops beyond this number of tokens; None: `tokens`
     check: Callable[[], None] = _no_check  # called between pieces; raises to end the work
 
     @classmethod
     def of_context(cls, tokens: int, check: Callable[[], None] = _no_check) -> "TextLimit":
-        """For a prompt that has to fit into a context of so many tokens."""
+        """Return the limit for a prompt in a context of `tokens` tokens."""
         return cls(tokens, max(2 * tokens, COUNTED), check)
 
     @property
     def stop_after(self) -> int | None:
-        """Tokens beyond which encoding stops; None: it never does."""
+        """The number of tokens beyond which encoding stops; None: never."""
         return self.tokens if self.counted is None else self.counted
 
     def check_characters(self, characters: int, longest_token: int) -> None:
-        """Raise TextTooLong for a text of so many characters if it cannot fit, whatever they are."""
+        """Raise TextTooLong if a text of `characters` characters certainly has too many tokens."""
         least = characters // longest_token
         if self.tokens is not None and least > self.tokens:
             raise TextTooLong(least)
 
     def check_count(self, tokens: int) -> None:
-        """Raise TextTooLong for a text whose first part has so many tokens, and call `check`."""
+        """Call `check`, and raise TextTooLong if the `tokens` so far exceed the limit."""
         self.check()
         if self.stop_after is not None and tokens > self.stop_after:
             raise TextTooLong(tokens)
@@ -59,29 +59,29 @@ NO_LIMIT = TextLimit()
 
 
 class PieceEncoder(Protocol):
-    """What encodes one piece."""
+    """A tokenizer for pieces."""
 
     @property
     def longest_token(self) -> int:
-        """Characters that one token stands for at most."""
+        """The number of characters in one token, at most."""
         ...
 
     @property
     def splits_at_words(self) -> bool:
-        """Whether the ids of a text are those of its pieces: see `splits_exactly`."""
+        """Whether the ids of a text are those of its pieces; see `splits_exactly`."""
         ...
 
     def encode_piece(self, text: str, *, at_start: bool) -> Sequence[int]:
-        """The ids of a text, whatever its length."""
+        """Return the ids of a text of any length."""
         ...
 
     def continue_piece(self, text: str) -> Sequence[int] | None:
-        """The ids of a text that goes on after another piece; None where the vocabulary has no way to say it."""
+        """Return the ids of a text that follows another piece, or None if the vocabulary cannot express it."""
         ...
 
 
 def encode_long(encoder: PieceEncoder, text: str, *, at_start: bool, limit: TextLimit = NO_LIMIT) -> Sequence[int]:
-    """The ids of `text`. Raises TextTooLong and what `limit.check` raises."""
+    """Return the ids of `text`. Raises TextTooLong, and what `limit.check` raises."""
     ids = array("I")
     for piece in _pieces(encoder, text):
         if limit.stop_after is not None and len(piece) > 2 * PIECE:
@@ -95,13 +95,13 @@ def encode_long(encoder: PieceEncoder, text: str, *, at_start: bool, limit: Text
 
 
 def encode_prefix(encoder: PieceEncoder, text: str, enough: int, check: Callable[[], None]) -> Sequence[int]:
-    """The first `enough` ids of `text`, or more. Raises what `check` raises."""
+    """Return the first `enough` ids of `text`, or more. Raises what `check` raises."""
     ids = array("I")
     for piece in _pieces(encoder, text):
         check()
         part = piece[: enough * encoder.longest_token + PIECE]
         found = encoder.continue_piece(part) if ids else encoder.encode_piece(part, at_start=True)
-        if found is None or (len(part) < len(piece) and len(ids) + len(found) < enough):  # blanks may be no tokens
+        if found is None or (len(part) < len(piece) and len(ids) + len(found) < enough):  # blanks may have no tokens
             return encoder.encode_piece(text, at_start=True)
         ids.extend(found)
         if len(ids) >= enough:
@@ -110,8 +110,10 @@ def encode_prefix(encoder: PieceEncoder, text: str, enough: int, check: Callable
 
 
 def splits_exactly(texts: Iterable[str], encoder: PieceEncoder) -> bool:
-    """Whether a vocabulary with tokens of these texts has none that reaches across a cut; tried out as well, since
-    files may ask for a prefix on every text."""
+    """Whether no token in `texts` crosses a cut.
+
+    Also tries the encoder, since a file may add a prefix to every text.
+    """
     if any(map(_REACHES_ACROSS.search, texts)):
         return False
     whole = encoder.encode_piece("".join(_SAMPLE), at_start=False)
@@ -120,7 +122,9 @@ def splits_exactly(texts: Iterable[str], encoder: PieceEncoder) -> bool:
 
 
 def _pieces(encoder: PieceEncoder, text: str) -> Iterator[str]:
-    """Pieces of at least PIECE characters, but for the last; all of `text` where it cannot be cut exactly."""
+    """Yield pieces of at least PIECE characters, except for the last one; all of `text` if it cannot be split
+    exactly.
+    """
     start = 0
     if len(text) > PIECE and encoder.splits_at_words:
         while (word := _WORD.search(text, start + PIECE)) is not None:
@@ -130,8 +134,10 @@ def _pieces(encoder: PieceEncoder, text: str) -> Iterator[str]:
 
 
 def _estimate(encoder: PieceEncoder, text: str, before: int, limit: TextLimit) -> None:
-    """Raise TextTooLong for a stretch that is too long by the tokens of its parts. To cut it anywhere changes some
-    tokens beside each cut."""
+    """Raise TextTooLong if the parts of a stretch certainly have too many tokens together.
+
+    A cut at any position only changes the tokens beside it.
+    """
     least = before
     for start in range(0, len(text), PIECE):
         limit.check_count(least)

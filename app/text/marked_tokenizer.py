@@ -1,6 +1,7 @@
-"""A vocabulary that was made for chats, as an embedding model reads it: a text between the markers that it expects.
+"""A tokenizer for embedding models with a chat model's vocabulary: adds the markers that the model expects around a
+text.
 
-The same as `app.text.encoder_tokenizer` to whoever uses it. Text never becomes a control token.
+It has the interface of `app.text.encoder_tokenizer`. Text never becomes a control token.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from app.text.tokenizer import Tokenizer, without_surrogates
 
 
 class MarkedTokenizer:
-    """Immutable to its users, and safe for several threads."""
+    """Encodes texts for one embedding model. Immutable and thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, begin: tuple[int, ...], end: tuple[int, ...]) -> None:
         self.vocab_size = tokenizer.vocab_size
@@ -23,8 +24,10 @@ class MarkedTokenizer:
         self.markers_before = len(begin)
 
     def encode(self, text: str, max_ids: int | None = None, limit: TextLimit = NO_LIMIT) -> tuple[int, ...]:
-        """The ids of `text` with the markers around it; where `max_ids` is given, the text is cut to fit into so many.
-        Raises TextTooLong beyond the `limit`, but for a text that is cut."""
+        """Return the ids of `text` with the markers around it. With `max_ids`, the text is cut so that they fit.
+
+        Raises TextTooLong beyond the `limit`, unless the text is cut.
+        """
         ids: Sequence[int] = ()
         if max_ids is None:
             ids = self._tokenizer.encode(text, limit=limit)
@@ -35,7 +38,7 @@ class MarkedTokenizer:
 
 
 def from_gguf(metadata: Mapping[str, object]) -> MarkedTokenizer:
-    """Of a GGUF file's metadata. Raises UnsupportedTokenizer or ModelFileError."""
+    """Create the tokenizer from a GGUF file's metadata. Raises UnsupportedTokenizer or ModelFileError."""
     tokenizer = chat_tokenizer(metadata)
     begin = tokenizer.bos_id if tokenizer.add_bos else None
     end = tokenizer.eos_id if CheckedFields(metadata).get(Keys.Tokenizer.ADD_EOS, bool) else None

@@ -1,8 +1,8 @@
-"""How byte-level BPE vocabularies cut text into words before merging: one entry per `tokenizer.ggml.pre` name.
+"""Pre-tokenizers of byte-level BPE vocabularies: the patterns that split text into words, by `tokenizer.ggml.pre` name.
 
-The patterns are those of each model's published tokenizer.json, in Oniguruma syntax; which name stands for which
-pattern follows llama.cpp (src/llama-vocab.cpp), which names them. A name that is not listed is unknown: no pattern is
-a safe guess, since a wrong one still gives fluent, slightly worse answers.
+The patterns are those of each model's published tokenizer.json, in Oniguruma syntax. The names are those of llama.cpp
+(src/llama-vocab.cpp). Other names are unsupported: a wrong pattern gives answers that are fluent but slightly worse, so
+the pattern cannot be guessed.
 """
 
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """Each pattern isolates its matches, in order, within what the ones before it left."""
+    """Patterns that isolate their matches, each within the text that the patterns before it left."""
 
     patterns: tuple[str, ...]
-    ignore_merges: bool = False  # a word that is itself a token is taken whole
-    add_bos: bool = False  # for files that leave tokenizer.ggml.add_bos_token out
+    ignore_merges: bool = False  # a word that is itself a token becomes that token
+    add_bos: bool = False  # default for files without tokenizer.ggml.add_bos_token
 
 
 def _any_of(*alternatives: str) -> str:

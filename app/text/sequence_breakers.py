@@ -1,4 +1,4 @@
-"""Which tokens no repetition goes across, by the texts that break sequences: see `engine.sampling.filters`."""
+"""Sequence breakers: the tokens that end a repetition for the DRY penalty (see `engine.sampling.filters`)."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -6,20 +6,22 @@ from functools import lru_cache
 from app.process.work_pool import WorkPool
 from app.text.tokenizer import Tokenizer
 
-REMEMBERED = 16  # combinations of texts; the vocabulary is looked through once for each
+REMEMBERED = 16  # sets of texts that are cached; each takes a pass over the vocabulary
 
 
 class SequenceBreakers:
-    """Of one vocabulary."""
+    """Finds sequence breakers in one vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer, work: WorkPool) -> None:
-        """`work` runs what takes long."""
+        """`work` runs the passes over the vocabulary."""
         self._tokenizer = tokenizer
         self._work = work
         self._tokens = lru_cache(REMEMBERED)(self._look_up)
 
     async def tokens(self, texts: Sequence[str]) -> frozenset[int]:
-        """Those that hold one of the texts; of a text that none holds, the last of its own."""
+        """Return all tokens that contain one of the texts. If none contains a text, the last token of its encoding is
+        used.
+        """
         return await self._work.run(lambda _: self._tokens(tuple(texts))) if texts else frozenset()
 
     def _look_up(self, texts: tuple[str, ...]) -> frozenset[int]:

@@ -1,9 +1,9 @@
-"""How much longer a tokenizer's steps can make a text, so that a model file cannot ask for all memory.
+"""Bounds how much a tokenizer's steps can lengthen a text, so that a model file cannot exhaust the memory.
 
-A tokenizer.json may list normalizers and pre-tokenizers of any number, and each may replace a character by many. The
+A tokenizer.json may list any number of normalizers and pre-tokenizers, and each may replace a character by many. The
 bound is computed from the steps alone, before any text is encoded.
 
-Source: the steps of the `tokenizers` library, and the longest decompositions of Unicode.
+Source: the steps of the `tokenizers` library, and Unicode's longest decompositions.
 """
 
 import base64
@@ -17,17 +17,17 @@ from app.errors import UnsupportedTokenizer
 # Characters that one character may become. Tokenizers in use stay below 300: NFKC, lower case, a replacement, and the
 # byte-level alphabet.
 MAX_GROWTH = 512
-MAX_ADDED = 1 << 12  # characters put in front of a text
+MAX_ADDED = 1 << 12  # characters added to a text
 MAX_STEPS = 64
 
-# Characters that one character becomes at most.
+# Characters that one character may become, by step.
 _UNICODE = {"NFD": 4, "NFKD": 18, "NFC": 3, "NFKC": 18, "Lowercase": 2, "ByteLevel": 4, "BertNormalizer": 4}
-_PREFIXED = ("Metaspace", "ByteLevel")  # steps that may put a character in front of each piece
+_PREFIXED = ("Metaspace", "ByteLevel")  # steps that may add a character before each piece
 
 
 @dataclass(frozen=True, slots=True)
 class TextGrowth:
-    """A text of n characters becomes one of at most `factor` * n + `added`."""
+    """A text of n characters becomes one of at most `factor` * n + `added` characters."""
 
     factor: int = 1
     added: int = 0
@@ -37,9 +37,9 @@ class TextGrowth:
 
 
 def check_growth(*steps: object) -> None:
-    """Raise UnsupportedTokenizer if these steps, one after the other, can make a text far longer than it is.
+    """Raise UnsupportedTokenizer if the steps together can make a text much longer.
 
-    Each is a normalizer or pre-tokenizer as tokenizer.json writes it, or None.
+    Each step is a normalizer or pre-tokenizer as in tokenizer.json, or None.
     """
     growth = TextGrowth()
     listed = [inner for step in steps for inner in _flat(step, MAX_STEPS)]
@@ -58,7 +58,7 @@ def check_growth(*steps: object) -> None:
 
 
 def _flat(step: object, depth: int) -> list[Mapping[str, object]]:
-    """The steps of a sequence, those of sequences in it included."""
+    """Return the steps of a sequence, including those of nested sequences."""
     match step:
         case {"type": "Sequence", "normalizers": list(inner)} | {"type": "Sequence", "pretokenizers": list(inner)}:
             return [one for it in inner for one in _flat(it, depth - 1)] if depth else [{}] * (MAX_STEPS + 1)
@@ -84,7 +84,7 @@ def _growth_of(step: Mapping[str, object]) -> TextGrowth:
 
 
 def _longest_mapping(charsmap: str) -> int:
-    """The most characters that one is mapped to by SentencePiece's table: a trie, then texts that end with NUL."""
+    """Return the length of the longest replacement in SentencePiece's table: a trie, then texts that end with NUL."""
     try:
         table = base64.b64decode(charsmap, validate=True)
     except (binascii.Error, ValueError):

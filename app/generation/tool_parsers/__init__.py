@@ -1,1 +1,1 @@
-"""How models write down what they think and which tools they call, and how that is read while it comes."""
+"""Parsers of replies: reasoning, tool calls, and the formats in which models write them."""

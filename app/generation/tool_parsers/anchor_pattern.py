@@ -1,7 +1,7 @@
-"""Regular expressions, as response templates mark the parts of a reply with them, become markup.
+"""Converts the regular expressions of response templates to markup.
 
-They come with a model, which is not trusted, and so are never run: what says in them which literals there are, with
-names and white space between, is all that is read. Whatever else they say is not understood.
+The patterns come with a model, so they are untrusted and never run. They are parsed for literals, names, and white
+space. Any other pattern is refused as unsupported.
 """
 
 import re
@@ -16,23 +16,25 @@ _CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]")
 _WORD_CLASSES = "wdS"
 _WHITE_SPACE = {"s": "\n", "n": "\n", "t": "\t", "r": "\n"}
 _HOLE = re.compile(r"\{(\w+)\}")
-_NEVER_LITERAL = "*+?{}["  # such a character is in the wrong place
+_NEVER_LITERAL = "*+?{}["  # not valid as unescaped literals
 
 
 class UnsupportedPattern(ValueError):
-    """A part of a response template means what no markup can say."""
+    """A part of a response template that markup cannot express."""
 
 
 def literal_markup(text: str) -> str:
-    """Markup of a literal. Raises UnsupportedPattern for one that would have holes."""
+    """Return the markup of a literal. Raises UnsupportedPattern if it would contain holes."""
     if not text or len(text) > MAX_PATTERN or _HOLE.search(text):
         raise UnsupportedPattern(f"the literal {text[:80]!r}")
     return text
 
 
 def markup_of(pattern: str) -> Sequence[str]:
-    """Markup of all that a pattern matches, what is plainest first: `{name}` for a group of that name, `{any}` for
-    anything, `{word}` for what has characters of one class. Raises UnsupportedPattern."""
+    """Return markup for everything that a pattern matches, plainest first. Raises UnsupportedPattern.
+
+    The markup has `{name}` for a group of that name, `{any}` for any text, and `{word}` for characters of one class.
+    """
     if len(pattern) > MAX_PATTERN:
         raise UnsupportedPattern(f"a pattern of {len(pattern):,} characters")
     reader = _Reader(pattern)
@@ -82,7 +84,7 @@ class _Reader:
         return found
 
     def _piece(self) -> list[str]:
-        """One atom with its quantifier."""
+        """Parse one atom with its quantifier."""
         if group := _GROUP.match(self._pattern, self._position):
             return self._group(group)
         if self._pattern.startswith("\\", self._position):
@@ -119,7 +121,7 @@ class _Reader:
         return self._optional([character])
 
     def _repeated(self, hole: str) -> list[str]:
-        """A class of characters, which must be repeated to be a hole."""
+        """Parse the quantifier of a character class, which is a hole if it repeats."""
         quantifier = self._quantifier()
         if quantifier in ("", "?"):
             raise self.problem()

@@ -1,6 +1,6 @@
-"""What the arguments of a tool are, by its schema; and from an argument as plain text to JSON.
+"""Types of a tool's arguments by its schema, and conversion of arguments from plain text to JSON.
 
-Formats that write arguments between tags do not say whether `2` is a number or a text; the schema does.
+Formats that write arguments between tags do not tell the number `2` from the text `2`. The schema does.
 """
 
 import json
@@ -11,19 +11,19 @@ from app.generation.conversation import Json
 from app.generation.tool_parsers.relaxed_json import as_json
 
 _UNIONS = ("anyOf", "oneOf", "allOf")
-_MAX_DEPTH = 8  # of unions and references
+_MAX_DEPTH = 8  # nesting of unions and references
 
 Types = frozenset[str]
 TEXT: Types = frozenset({"string"})
 
 
 def types_in(schema: Json, root: Json) -> Types:
-    """The types that a schema allows; `root` is the schema that it is a part of."""
+    """Return the types that a schema allows. `root` is the schema that contains it."""
     return frozenset(_types(schema, root if isinstance(root, Mapping) else {}, 0))
 
 
 def member_schema(schema: Json, name: str) -> Json:
-    """The schema of a member of an object; None where it is not said."""
+    """Return the schema of an object's member, or None if there is none."""
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     return properties.get(name) if isinstance(properties, Mapping) else None
 
@@ -59,7 +59,7 @@ def _referred(reference: str, root: Mapping[str, Json]) -> Json:
 
 
 def type_of(value: Json) -> str:
-    """The type of a value, in the words of JSON Schema."""
+    """Return the type of a value, as JSON Schema names it."""
     match value:
         case bool():
             return "boolean"
@@ -78,8 +78,10 @@ def type_of(value: Json) -> str:
 
 
 def argument_json(text: str, types: Types) -> str:
-    """The JSON of an argument: a text where the schema wants one or where it is nothing else, as is any argument that
-    does not look like what the schema wants."""
+    """Return the JSON of an argument.
+
+    It is a string if the schema allows only strings, or if the text is not valid JSON of an allowed type.
+    """
     if types != TEXT:
         for written in (text.strip(), as_json(text)):
             if written is not None and (found := _value_type(written)) and _fits(found, types):
@@ -100,7 +102,7 @@ def _refuse(constant: str) -> NoReturn:
 
 def _fits(found: str, types: Types) -> bool:
     if found == "string":
-        return False  # it is the text itself, quotes included
+        return False  # a quoted text is a string that includes the quotes
     if not types or found in types:
         return True
     return found in ("integer", "number") and bool(types & {"integer", "number"})

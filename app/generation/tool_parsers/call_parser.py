@@ -1,7 +1,4 @@
-"""One call, or several that are written as one, read by each markup that it may be in until one is certain.
-
-Knows the formats of calls. Refuses to know what stands around them.
-"""
+"""Parses a call, or several calls in one markup. Each possible markup of the format is tried until one is certain."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,7 +11,7 @@ from app.generation.tool_parsers.tool_calls import CallBody, CallEvent, CallWrit
 
 
 class CallMarkup:
-    """The markup of a call, in front of its body and behind it."""
+    """The markup before and after the body of a call."""
 
     def __init__(self, written: str, parameters: Sequence[str]) -> None:
         self.body = next(body for body in BODIES if f"{{{body}}}" in written)
@@ -39,17 +36,17 @@ def call_markups(syntax: CallSyntax) -> list[CallMarkup]:
 
 
 class CallParser:
-    """Reads from the beginning of a call. `feed` takes all text since then but for what `take` was told of."""
+    """Parses from the start of a call. `feed` takes all text since then, without what `consume` has removed."""
 
     def __init__(self, markups: Sequence[CallMarkup], new_writer: Callable[[], CallWriter]) -> None:
         self._candidates = [_Candidate(markup, new_writer()) for markup in markups]
-        self.certain = False  # it is a call
+        self.certain = False  # the text is a call
         self.done = False
-        self.failed = False  # it is none, or is one no longer
-        self.position = 0  # up to where it was read
+        self.failed = False  # the text is not a call, or is no longer one
+        self.position = 0  # end of the parsed text
 
     def feed(self, text: str, *, final: bool = False) -> list[CallEvent]:
-        """What has become certain of the calls."""
+        """Return the events that have become certain."""
         while True:
             candidate = self._candidates[0]
             candidate.feed(text, final=final)
@@ -61,7 +58,7 @@ class CallParser:
         return candidate.events()
 
     def consume(self) -> int:
-        """How much of the text will not be fed again."""
+        """Return the length of text that will not be fed again."""
         candidate = self._candidates[0]
         taken, candidate.position, self.position = candidate.position, 0, 0
         return taken
@@ -96,7 +93,7 @@ class _Candidate:
             self._read_tail(text, final)
 
     def _read_tail(self, text: str, final: bool) -> None:
-        """What ends a call is taken where it is there, and missed by nobody where it is not."""
+        """Skip the markup that ends a call. It may be missing."""
         tail = self._markup.tail.match(text, self.position, final=final)
         if isinstance(tail, Found):
             self.position = tail.end

@@ -1,7 +1,6 @@
-"""The format of a model's replies, found out by rendering a reply with its chat template and reading that again.
+"""Detects the format of a model's replies: renders a reply with its chat template, and parses the result.
 
-A template that renders neither calls nor thoughts is looked through for their markup instead. Refuses to know where a
-template comes from.
+If a template renders neither calls nor reasoning, its source is searched for their markup.
 """
 
 import re
@@ -17,7 +16,7 @@ from app.generation.tool_parsers.markup import Markup
 from app.generation.tool_parsers.reply_format import NO_MESSAGES, PLAIN, CallSyntax, ReplyFormat, ThinkingSyntax
 from app.generation.tool_parsers.reply_parser import FormatMarkup, ReplyParser
 
-_CALLED, _KEY, _VALUE, _THOUGHT = "zxqcalled", "zxqkey", "zxqvalue", "zxqthought"  # in no template
+_CALLED, _KEY, _VALUE, _THOUGHT = "zxqcalled", "zxqkey", "zxqvalue", "zxqthought"  # occur in no template
 _TAG = re.compile(r"<[|｜][^<>]+[|｜]>")
 _HOLE = re.compile(r"\{\w+\}")
 _USER = Message("user", "Hello")
@@ -31,20 +30,21 @@ _TOOL: Mapping[str, Json] = {
 
 @dataclass(frozen=True, slots=True)
 class DetectedFormat:
-    """What a template knows of replies."""
+    """The format that a chat template shows."""
 
     format: ReplyFormat
-    takes_tools: bool  # it tells the model of them
-    takes_system: bool  # it gives the model system messages
-    arguments_as_text: bool  # it wants the arguments of a call as the text of their JSON
+    takes_tools: bool  # it renders tools
+    takes_system: bool  # it renders system messages
+    arguments_as_text: bool  # it expects the arguments of a call as JSON text
 
 
 def detect_format(
     template: str, variables: Mapping[str, Json], renderer: ChatTemplateRenderer, control_tokens: Iterable[str] = ()
 ) -> DetectedFormat:
-    """`control_tokens` of the vocabulary may be markup that the template says nothing of.
+    """Detect the format of a template. `control_tokens` may include markup that the template does not mention.
 
-    Raises TemplateUnavailable where no template can be rendered."""
+    Raises TemplateUnavailable if no template can be rendered.
+    """
     probe = _Probe(template, variables, renderer)
     called, as_text = probe.reply(Message("assistant", "", None, (_CALL,)))
     reasoning, _ = probe.reply(Message("assistant", "", _THOUGHT, (_CALL,)))
@@ -67,7 +67,7 @@ class _Probe:
         self.prompt = self._rendered([_USER]) or ""
 
     def reply(self, message: Message) -> tuple[str, bool]:
-        """How a reply is written, and whether the arguments of its call had to be text; nothing where it is refused."""
+        """Return the rendered reply, and whether its arguments had to be text. Empty if the template refuses it."""
         for as_text in (False, True):
             whole = self._rendered([_USER, message], arguments_as_text=as_text)
             if whole is not None and (_CALLED in whole[len(self.prompt) // 2 :] or not message.tool_calls):
@@ -75,7 +75,7 @@ class _Probe:
         return "", False
 
     def takes_system(self) -> bool:
-        """Whether a system message is rendered. A template that renders no conversation without one may take it."""
+        """Return whether system messages are rendered. Assumed if the template renders no conversation without one."""
         told = self._rendered([Message("system", _THOUGHT), _USER], tools=None)
         return _THOUGHT in (told or "") or self._rendered([_USER], tools=None) is None
 
@@ -102,7 +102,7 @@ class _Probe:
 
 
 def _after_prompt(prompt: str, whole: str) -> str:
-    """What `whole` says behind what it has in common with `prompt`."""
+    """Return `whole` without the prefix that it shares with `prompt`."""
     end = next((start for start, (was, now) in enumerate(zip(prompt, whole, strict=False)) if was != now), len(prompt))
     return whole[end:]
 
@@ -129,20 +129,20 @@ def _parses_call(syntax: CallSyntax, written: str, others: ReplyFormat) -> bool:
 
 
 def _starts(written: str, syntax: CallSyntax) -> Iterator[int]:
-    """Where to begin: without marks, a call is one only at the beginning of a reply."""
+    """Yield positions where a call may start. Without marks, that is only the start of a reply."""
     yield 0
     if syntax.unmarked and (brace := written.find("{")) > 0:
         yield brace
 
 
 def _mentions(known: str, syntax: CallSyntax) -> bool:
-    """Whether all markup of one of its calls is in a template, or in the vocabulary."""
+    """Whether all markup of one of its calls occurs in the template or the vocabulary."""
     parameters = [mark for written in syntax.parameters[:1] for mark in _literals(written)]
     return any(all(mark in known for mark in (*_literals(written), *parameters)) for written in syntax.calls)
 
 
 def _literals(written: str) -> Sequence[str]:
-    """Tags alone, where there are any: a template may put together what is between them."""
+    """Return the tags in the markup, if it has any: a template may compose the text between them."""
     literals = Markup(_HOLE.sub("{any}", written)).literals
     return [tag for literal in literals for tag in _TAG.findall(literal) or [literal]]
 

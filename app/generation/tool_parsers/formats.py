@@ -1,6 +1,6 @@
-"""The formats that models write their replies in: data, from the chat templates that the models were trained with.
+"""The formats in which models write replies, taken from the chat templates that they were trained with.
 
-Of two that a reply fits, the first is it; so what is told apart by less comes later.
+The first format that matches a reply is used, so formats with more specific markup come first.
 """
 
 from app.generation.tool_parsers.reply_format import CallSyntax, MessageSyntax, ThinkingSyntax

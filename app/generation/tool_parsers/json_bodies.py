@@ -1,6 +1,6 @@
-"""Calls that are written as JSON: the arguments alone, behind the name of the tool; or objects that hold both.
+"""Bodies of calls in JSON: the arguments alone, after the name of the tool, or objects with name and arguments.
 
-Work is linear in the text.
+Parsing takes time linear in the length of the text.
 """
 
 import json
@@ -12,13 +12,13 @@ from app.generation.tool_parsers.tool_calls import CallWriter, match_end, skip_s
 NAME_KEYS = ("name", "tool_name", "function")
 ARGUMENT_KEYS = ("arguments", "parameters", "args")
 _ID_KEY = "id"
-_WRAPPER_KEY = "function"  # where its value is an object
+_WRAPPER_KEY = "function"  # if its value is an object
 _MAX_WRAPPERS = 2
 _BETWEEN_OBJECTS = re.compile(r"[\s,;]*")
 
 
 class ArgumentsBody:
-    """The arguments of a call, as one JSON object; its name is known."""
+    """The arguments of a call as one JSON object. The name of the tool is known."""
 
     def __init__(self, writer: CallWriter, name: str, call_id: str) -> None:
         self.done = self.failed = False
@@ -46,10 +46,10 @@ class ArgumentsBody:
 
 
 class ObjectsBody:
-    """One JSON object for each call: in a list, or one after the other."""
+    """One JSON object per call, either in a list or in sequence."""
 
     def __init__(self, writer: CallWriter, *, keyed: bool = False) -> None:
-        """`keyed` if an object has the name of the tool for its only key."""
+        """`keyed` means that each object has the tool's name as its only key."""
         self.done = self.failed = False
         self._writer = writer
         self._keyed = keyed
@@ -86,13 +86,13 @@ class ObjectsBody:
         if self._in_list and text[after] == "]":
             self.done, self.failed = self._calls > 0, self._calls == 0
             return after + 1
-        # Without a list, whatever comes next is what follows the calls.
+        # Outside of a list, other text ends the calls.
         self.done, self.failed = self._calls > 0, self._calls == 0
         return after
 
 
 class _CallObject:
-    """The name of a tool and its arguments, in any order, as members of one object."""
+    """One object that contains the name of a tool and its arguments, in any order."""
 
     def __init__(self, writer: CallWriter, *, keyed: bool) -> None:
         self.done = self.failed = False
@@ -101,10 +101,10 @@ class _CallObject:
         self._depth = 0
         self._key: str | None = None
         self._value: RelaxedJson | None = None
-        self._written: list[str] = []  # of the value that is being read
+        self._written: list[str] = []  # of the current value
         self._name = ""
         self._id = ""
-        self._held: list[str] | None = None  # arguments in front of the name
+        self._held: list[str] | None = None  # arguments that precede the name
         self._started = False
 
     def feed(self, text: str, position: int, *, final: bool) -> int:
@@ -117,7 +117,7 @@ class _CallObject:
         return position
 
     def _between(self, text: str, position: int) -> int:
-        """What stands between names and values."""
+        """Parse the text between names and values."""
         character = text[position]
         if character.isspace() or (character == "," and self._depth):
             return position + 1
@@ -180,7 +180,7 @@ class _CallObject:
         return position
 
     def _complete_member(self, written: str) -> None:
-        """A name or a value is complete."""
+        """Process a complete name or value."""
         key, self._key = self._key, None
         if key is None:
             self._key = str(json.loads(written))
@@ -195,7 +195,7 @@ class _CallObject:
             self._id = str(json.loads(written))
 
     def _complete_arguments(self, written: str) -> None:
-        """Arguments that could not be passed on while they came, perhaps written as a text that holds them."""
+        """Process arguments that could not be streamed, and may be encoded as a string."""
         if written.startswith('"'):
             inner = RelaxedJson()
             source = str(json.loads(written))

@@ -1,6 +1,6 @@
-"""A grammar that is being written, rule by rule, in llguidance's dialect of Lark (its docs/syntax.md).
+"""Builds a grammar from rules, in llguidance's dialect of Lark (its docs/syntax.md).
 
-Control tokens, which plain text cannot spell, stand in it by their ids. Refuses to know what it is a grammar of.
+Control tokens are written as ids, because plain text cannot express them.
 """
 
 import json
@@ -11,12 +11,12 @@ from app.generation.conversation import Json
 from app.grammars.lark import literal
 
 _ANYTHING = "/(.|\\n)*/"
-# As templates write JSON, so that the call, sent back, is encoded as it was generated.
+# JSON as templates write it, so that a call has the same ids when it is sent back.
 _GUIDANCE: Mapping[str, Json] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class LarkRules:
-    """The rules so far."""
+    """The rules of a grammar."""
 
     def __init__(self, control: Mapping[str, int]) -> None:
         self._control = control
@@ -29,17 +29,17 @@ class LarkRules:
         return "\n".join((f"start: {expression}", *rules))
 
     def rule(self, expression: str, attributes: str = "") -> str:
-        """The name of a rule, which is new unless there is one that says the same."""
+        """Return the name of a rule with this expression. An existing one is reused."""
         return self._names.setdefault((attributes, expression), f"r{len(self._names)}")
 
     def text(self, text: str) -> str:
-        """A text as it stands, control tokens in it included."""
+        """Return an expression for a literal text, which may contain control tokens."""
         parts = [part for part in self._tokens.split(text) if part]
         written = (f"<[{self._control[part]}]>" if part in self._control else literal(part) for part in parts)
         return " ".join(written) or '""'
 
     def until(self, text: str) -> str:
-        """Anything, up to and with a text."""
+        """Return an expression for any text that ends with the first occurrence of `text`."""
         if self._tokens.match(text):
             return f"{self.rule(_ANYTHING)} {self.text(text)}"
         first_part, *rest = [part for part in self._tokens.split(text) if part]
@@ -47,7 +47,7 @@ class LarkRules:
         return f"{ending} {self.text(''.join(rest))}"
 
     def marked_text(self, mark: str, follower: str, times: str) -> str:
-        """Anything, in which `follower` stands behind each `mark`, of which there may be several `times`."""
+        """Return an expression for any text in which `follower` follows each `mark`. `times` quantifies the marks."""
         if mark in self._control:
             anything = self.none_of(mark)
             return f"({anything} {self.text(mark)} {follower}){times} {anything}"
@@ -55,15 +55,15 @@ class LarkRules:
         return f"({up_to_mark} {follower}){times} {self.rule(_ANYTHING)}"
 
     def none_of(self, mark: str) -> str:
-        """Any tokens but a control token."""
+        """Return an expression for any tokens except one control token."""
         return self.rule(f"<[^{self._control[mark]}]>*")
 
     def first_part(self, text: str) -> str:
-        """The control token that a text begins with, or all in front of one."""
+        """Return the control token at the start of a text, or else all text before the first one."""
         return next((part for part in self._tokens.split(text) if part), "")
 
     def json(self, schema: Mapping[str, Json], *, lenient: bool, path: str) -> str:
-        """A value that fits a schema; `path` is what errors call it."""
+        """Return an expression for JSON that matches a schema. `path` is the path of the schema in errors."""
         schema = {**schema, "x-guidance": {**_GUIDANCE, "lenient": lenient, "path": path}}
         return self.rule(f"%json {json.dumps(schema, ensure_ascii=False)}")
 
@@ -72,5 +72,5 @@ class LarkRules:
 
 
 def _escaped(text: str) -> str:
-    """For a regular expression between slashes."""
+    """Escape a text for a regular expression between slashes."""
     return "".join("\\n" if character == "\n" else re.escape(character).replace("/", "\\/") for character in text)

@@ -1,8 +1,8 @@
-"""A sequence of literals and holes, as it is written in a table of formats, found in text that is still coming.
+r"""Markup: a sequence of literals and holes, matched against text that arrives in pieces.
 
-    <function={name}>\n      a literal, a hole, a literal, and white space, of which there may be none or more
+    <function={name}>\n      a literal, a hole, a literal, and optional white space
 
-Knows text. Refuses to know what the holes are for. No match looks at more than its own characters.
+A match never looks at text after its own characters.
 """
 
 import functools
@@ -23,14 +23,14 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """White space; `text` is what the format writes, and any or none is taken."""
+    """White space. `text` is what the format writes; any amount matches, including none."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """A name, or with `anything` whatever there is up to the next literal."""
+    """A name, or for `any`, all text up to the next literal."""
 
     name: str
     pattern: re.Pattern[str] = field(compare=False)
@@ -40,7 +40,7 @@ Part = Literal | Space | Hole
 
 
 class NotYet(Enum):
-    """More text is needed to tell."""
+    """The result if more text is needed."""
 
     WAIT = auto()
 
@@ -50,12 +50,12 @@ WAIT = NotYet.WAIT
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    end: int  # in the text
+    end: int  # position in the text
     holes: Mapping[str, str]
 
 
 class Markup:
-    """One such sequence. Immutable."""
+    """One sequence of literals and holes. Immutable."""
 
     def __init__(self, written: str) -> None:
         self.written = written
@@ -64,7 +64,7 @@ class Markup:
 
     @functools.cached_property
     def first(self) -> str:
-        """What every match begins with; nothing where that is a hole."""
+        """The literal at the start of every match. Empty if the markup starts with a hole."""
         part = self.parts[0] if self.parts else None
         return part.text if isinstance(part, Literal) else ""
 
@@ -73,19 +73,22 @@ class Markup:
         return [part.text for part in self.parts if isinstance(part, Literal)]
 
     def filled(self, **holes: str) -> str:
-        """As the format writes it, with texts for its holes; up to the first hole that has none."""
+        """Return the markup with its holes filled, up to the first hole without a value."""
         filled = self.parts[: self.filled_parts(**holes)]
         return "".join(holes[part.name] if isinstance(part, Hole) else part.text for part in filled)
 
     def filled_parts(self, **holes: str) -> int:
-        """How many parts that are."""
+        """Return the number of parts before that hole."""
         unknown = (i for i, part in enumerate(self.parts) if isinstance(part, Hole) and part.name not in holes)
         return next(unknown, len(self.parts))
 
     def match(
         self, text: str, start: int, *, final: bool = False, known: Mapping[str, str] | None = None
     ) -> Found | NotYet | None:
-        """The sequence at `start`; `final` if no text follows; `known` holes must say the same again."""
+        """Match the sequence at `start`.
+
+        `final` means that no text follows. Holes in `known` must have the same text.
+        """
         position, holes = start, dict(known or {})
         for number, own in enumerate(self.parts):
             part = Literal(holes[own.name]) if isinstance(own, Hole) and own.name in holes else own

@@ -1,4 +1,4 @@
-"""Reads the parameters of a tool call that are written between tags, also nested ones."""
+"""Bodies of calls with parameters between tags, which may be nested."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,12 +11,12 @@ from app.generation.tool_parsers.tool_calls import CallWriter
 
 
 class ParameterMarkup:
-    """How one parameter is written, with holes for its key, its value and, in some formats, its type."""
+    """The markup of a parameter, with holes for its key, its value, and in some formats its type."""
 
     def __init__(self, written: str) -> None:
         head, _, close = written.partition("{value}")
         self.head, self.close = Markup(head), Markup(close)
-        # One line break on each side belongs to the format; a value may begin and end with more of them.
+        # One line break on each side belongs to the format. A value may start and end with more.
         self.opens_line = head.endswith("\n")
         self.closes_line = close.startswith("\n")
         if self.opens_line:
@@ -31,7 +31,7 @@ _MAX_DEPTH = 16
 
 
 def nested_json(text: str, types: Types, parameter: ParameterMarkup, schema: Json, depth: int = 0) -> str:
-    """The JSON of an argument, by its types and its schema; of one without tags, that of its text."""
+    """Return the JSON of an argument, by its types and schema. Without nested tags, that is the JSON of its text."""
     members = list(_members(text, parameter)) if depth < _MAX_DEPTH else []
     if not members:
         empty = [_EMPTY[kind] for kind in sorted(types & _EMPTY.keys())]
@@ -49,7 +49,7 @@ def nested_json(text: str, types: Types, parameter: ParameterMarkup, schema: Jso
 
 
 def _members(text: str, parameter: ParameterMarkup) -> Iterator[tuple[str, str]]:
-    """Each key with what stands between its tags; up to what is no such thing."""
+    """Yield each key and the text between its tags, until other text follows."""
     position = 0
     while isinstance(head := parameter.head.match(text, position, final=True), Found):
         end = _end(text, head.end, head.holes["key"], parameter)
@@ -60,7 +60,7 @@ def _members(text: str, parameter: ParameterMarkup) -> Iterator[tuple[str, str]]
 
 
 def _end(text: str, start: int, key: str, parameter: ParameterMarkup) -> tuple[int, int] | None:
-    """Where the closing tag of `key` begins and ends, past those of equal tags inside."""
+    """Return the start and end of the closing tag of `key`, after nested tags of the same name."""
     opening, closed, position = parameter.head.filled(key=key), 0, start
     while (position := text.find(parameter.close.first, position)) >= 0:
         found = parameter.close.match(text, position, final=True, known={"key": key})
@@ -72,12 +72,12 @@ def _end(text: str, start: int, key: str, parameter: ParameterMarkup) -> tuple[i
     return None
 
 
-_TEXT_WORDS = ("true", "string")  # what says in a tag that a parameter is text
+_TEXT_WORDS = ("true", "string")  # type attributes of a parameter that is text
 _TYPE_HOLE = "type"
 
 
 class ParametersBody:
-    """The parameters of one call, whose name is known, up to `tail`, which is not read."""
+    """The parameters of one call whose name is known. Ends before `tail`."""
 
     def __init__(
         self, writer: CallWriter, name: str, call_id: str, parameters: Sequence[ParameterMarkup], tail: Markup
@@ -105,7 +105,7 @@ class ParametersBody:
         return position
 
     def follows(self, text: str, position: int, *, final: bool) -> bool | NotYet:
-        """Whether another parameter, or the end of the call, stands there."""
+        """Whether another parameter or the end of the call follows."""
         while position < len(text) and text[position].isspace():
             position += 1
         if position == len(text):
@@ -163,7 +163,7 @@ class ParametersBody:
 
 
 def _types(types: Types, said: str | None) -> Types:
-    """The types of an argument. Where its tag says whether it is text, that counts more than the schema."""
+    """Return the types of an argument. A type in its tag overrides the schema."""
     if said is None:
         return types
     return TEXT if said in _TEXT_WORDS else types - TEXT
@@ -221,7 +221,10 @@ class _Value:
         return found.end if follows else None
 
     def _append_before_tag(self, text: str, start: int, end: int) -> int:
-        """The value's text up to `end`, where its closing tag may begin; a line break in front may belong to that."""
+        """Append the text up to `end`, where the closing tag may start.
+
+        A line break before it may belong to the tag.
+        """
         end -= self._parameter.closes_line and end > start and text[end - 1] == "\n"
         return self._append(text, start, end)
 

@@ -1,4 +1,4 @@
-"""Calls that are written as Python. Work is linear in the text."""
+"""Bodies of calls in Python syntax. Parsing takes time linear in the length of the text."""
 
 import json
 import re
@@ -8,11 +8,11 @@ from app.generation.tool_parsers.tool_calls import CallWriter, match_end, skip_s
 
 _BETWEEN = re.compile(r"[\s,;]*")
 _NAME = re.compile(r"[^\W\d][\w.]*")
-_METHOD = ".call"  # of Llama's built-in tools
+_METHOD = ".call"  # suffix of Llama's built-in tools
 
 
 class PythonBody:
-    """Calls as Python writes them, with arguments by name: `[now(), weather(city='Rome', days=2)]`."""
+    """Python calls with keyword arguments: `[now(), weather(city='Rome', days=2)]`."""
 
     def __init__(self, writer: CallWriter) -> None:
         self.done = self.failed = False
@@ -65,7 +65,7 @@ class PythonBody:
         return name.end() + 1
 
     def _argument(self, text: str, position: int) -> int:
-        """Up to the value of the next argument, or behind the call."""
+        """Parse up to the value of the next argument, or the end of the call."""
         after = match_end(_BETWEEN, text, position) if self._arguments else skip_space(text, position)
         if after == len(text):
             return position

@@ -1,19 +1,18 @@
-"""JSON as models write it becomes JSON, character by character while it comes.
+"""Converts JSON as models write it to valid JSON, while it is streamed.
 
-What is JSON passes unchanged. Besides it, what models are known to write in its place is understood: line breaks in
-strings, Python's words and quotes, names without quotes, commas too many or missing, and the string marks of Gemma.
-Whatever comes out is a beginning of valid JSON, and all of it once the value is done.
-
-Knows one value. Refuses to know what it is for. Work is linear in the text.
+Valid JSON is unchanged. Known deviations are converted: line breaks in strings, Python's words and quotes, unquoted
+names, missing or superfluous commas, and Gemma's string marks. The output is always a prefix of valid JSON, and
+complete when the value is done. Parsing takes time linear in the length of the text.
 """
 
 import json
 import re
 from enum import Enum, auto
 
-STRING_MARKS = ('<|"|>', "<escape>")  # around strings, with no escapes inside: Gemma 4, FunctionGemma
+STRING_MARKS = ('<|"|>', "<escape>")  # around strings without escapes: Gemma 4, FunctionGemma
 
-_SPECIAL = {'"': re.compile(r"[\x00-\x1f\"\\]"), "'": re.compile(r"[\x00-\x1f\"\\']")}  # in a string, by its quote
+# special characters in a string, by its quote
+_SPECIAL = {'"': re.compile(r"[\x00-\x1f\"\\]"), "'": re.compile(r"[\x00-\x1f\"\\']")}
 _NOT_SPACE = re.compile(r"\S")
 _WORD_END = re.compile(r"[\s,:\[\]{}()\"'<]")
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
@@ -23,7 +22,7 @@ _HEX_ESCAPES = {"u": 4, "x": 2}
 _AFTER_STRING = frozenset(",)]}:")
 _CLOSING = {"{": "}", "[": "]"}
 MAX_DEPTH = 64
-MAX_WORD = 512  # characters of a number, or of a name without quotes
+MAX_WORD = 512  # characters of a number or an unquoted name
 
 
 class _Expects(Enum):
@@ -35,15 +34,15 @@ class _Expects(Enum):
 
 
 class RelaxedJson:
-    """One value. `feed` says how much of a text belongs to it."""
+    """One value. `feed` returns how much of a text belongs to it."""
 
     def __init__(self) -> None:
         self.done = False
         self.failed = False
         self._open: list[str] = []  # brackets
         self._expects = _Expects.VALUE
-        self._comma = ""  # held back, for nothing may follow
-        self._quote: str = ""  # of the string that the text is in
+        self._comma = ""  # held back, since the list or object may end
+        self._quote: str = ""  # of the current string
         self._out: list[str] = []
 
     @property
@@ -51,8 +50,10 @@ class RelaxedJson:
         return self.done or self.failed
 
     def feed(self, text: str, start: int = 0, *, final: bool = False) -> tuple[int, str]:
-        """Up to where `text` is read, from `start`, and the JSON of that. What is not read is to be fed again, with
-        what follows; `final` if nothing does."""
+        """Return the position up to which `text` is parsed, starting at `start`, and the JSON of that part.
+
+        The rest must be fed again with the following text. `final` means that no text follows.
+        """
         position = start
         while position < len(text) and not self.over:
             step = self._string if self._quote else self._structure
@@ -63,7 +64,7 @@ class RelaxedJson:
         out, self._out = "".join(self._out), []
         return position, out
 
-    # -- each step: from a position to the one that it reached; the same one where more text is needed
+    # -- steps: each returns the new position, or the same one if it needs more text
 
     def _structure(self, text: str, position: int, final: bool) -> int:
         character = text[position]
@@ -97,11 +98,11 @@ class RelaxedJson:
         return position + 1
 
     def _member(self, text: str, position: int, final: bool) -> int:
-        """The beginning of a value or of a name."""
+        """Parse the start of a value or a name."""
         opening = self._opening(text, position, final)
         if opening is None:
             return position
-        if self._expects is _Expects.COMMA:  # one is missing
+        if self._expects is _Expects.COMMA:  # missing comma
             self._comma = ","
             self._expects = _Expects.KEY if self._open[-1] == "{" else _Expects.ITEM
         if opening in _CLOSING:
@@ -113,7 +114,7 @@ class RelaxedJson:
         return self._word(text, position, final)
 
     def _opening(self, text: str, position: int, final: bool) -> str | None:
-        """The bracket or string mark that stands there; none for a word; None where that is not known yet."""
+        """Return the bracket or string mark at `position`; "" for a word; None if more text is needed."""
         if text[position] in "{[\"'":
             return text[position]
         for mark in STRING_MARKS:
@@ -166,7 +167,7 @@ class RelaxedJson:
         return position + 1
 
     def _single_quote(self, text: str, position: int, final: bool) -> int:
-        """The end of the string, or an apostrophe: these come without escapes, so that what follows decides."""
+        """Parse a single quote, which ends the string or is an unescaped apostrophe. The text after it decides."""
         after = _NOT_SPACE.search(text, position + 1)
         if after is None and not final:
             return position
@@ -208,7 +209,7 @@ class RelaxedJson:
             return position + 1
         return position + 2
 
-    # -- what a step changes
+    # -- state changes of a step
 
     def _begin(self, out: str) -> None:
         self._out.append(self._comma + out)
@@ -231,13 +232,13 @@ class RelaxedJson:
 
 
 def longest_overlap(text: str, start: int, mark: str) -> int:
-    """How many characters at the end of `text`, from `start`, may be the beginning of `mark`; never all of it."""
+    """Return the length of the longest end of `text`, from `start`, that is a proper prefix of `mark`."""
     most = min(len(mark) - 1, len(text) - start)
     return next((size for size in range(most, 0, -1) if text.endswith(mark[:size])), 0)
 
 
 def as_json(text: str) -> str | None:
-    """The JSON of a text that is one value as models write it; None where it is not."""
+    """Return the JSON of a text that is a single value as models write it, or None if it is not."""
     value = RelaxedJson()
     reached, out = value.feed(text, final=True)
     return out.strip() if value.done and not text[reached:].strip() else None

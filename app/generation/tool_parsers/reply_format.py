@@ -1,14 +1,12 @@
-"""What a model's replies are made of: the noun that a table fills and a parser reads.
+"""The format of a model's replies.
 
-A call is written as one line of markup (see markup.py), in the middle of which stands one of
+The markup of a call (see markup.py) contains one of these bodies:
 
-    {json}         the arguments as a JSON object; the tool is named in front of it
-    {objects}      JSON objects with the tool's name and the arguments, in a list or one after the other
-    {keyed}        the same with the tool's name for a key and the arguments for its value
-    {parameters}   one parameter after the other, each as `parameters` says
+    {json}         the arguments as a JSON object, after the tool's name
+    {objects}      JSON objects with the tool's name and the arguments, in a list or in sequence
+    {keyed}        likewise, but with the tool's name as key and the arguments as value
+    {parameters}   parameters in sequence, each in the markup of `parameters`
     {python}       Python calls
-
-Refuses to know which model has which format.
 """
 
 from collections.abc import Sequence
@@ -19,9 +17,9 @@ BODIES = ("json", "objects", "keyed", "parameters", "python")
 
 @dataclass(frozen=True, slots=True)
 class ThinkingSyntax:
-    """What stands around the thoughts of a model."""
+    """The marks around the reasoning of a model."""
 
-    begin: Sequence[str]  # markup; the first is what the format's own models write
+    begin: Sequence[str]  # markup; models of the format write the first one
     end: Sequence[str]
 
 
@@ -30,26 +28,26 @@ class CallSyntax:
     """How a model calls tools."""
 
     name: str
-    calls: Sequence[str]  # markup of a call; the first that fits what the model writes is it
-    parameters: Sequence[str] = ()  # markup of one parameter, with {key} and {value}, perhaps {type}
-    around: Sequence[str] = ()  # markup around all calls, which is no text; the first begins them, the second ends them
-    unmarked: bool = False  # a reply that begins as a call does may be one
-    # What the models of the format write where more is understood:
-    object: str = '{"name": "{name}", "arguments": {arguments}}'  # of {objects} and {keyed}
-    listed: bool = False  # these, in a list
+    calls: Sequence[str]  # markup of a call; the first that matches is used
+    parameters: Sequence[str] = ()  # markup of one parameter, with {key} and {value}, optionally {type}
+    around: Sequence[str] = ()  # markup around all calls: the first starts them, the second ends them
+    unmarked: bool = False  # a reply that starts like a call may be a call
+    # What models of the format write, if the parser accepts more:
+    object: str = '{"name": "{name}", "arguments": {arguments}}'  # an object of {objects} and {keyed}
+    listed: bool = False  # objects are written as a list
     any: str = ""
-    text_words: tuple[str, str] | None = None  # for {type}: of text and of all else; None: the JSON type
+    text_words: tuple[str, str] | None = None  # values of {type}: for text, and for all else; None: the JSON type
 
 
 @dataclass(frozen=True, slots=True)
 class MessageSyntax:
-    """What stands around whole messages, where a reply has several."""
+    """The markup around whole messages, if a reply has several."""
 
-    mark: str  # that only templates of the format hold
-    silent: Sequence[str]  # markup that is no part of what is said
-    openings: Sequence[str] = ()  # ends of prompts that are the beginning of some markup
-    answer: str = ""  # in front of what is said
-    answer_mark: str = ""  # that ends all markup: everything behind it is text
+    mark: str  # text by which templates of the format are recognized
+    silent: Sequence[str]  # markup that is not part of the text
+    openings: Sequence[str] = ()  # ends of prompts that are the start of some markup
+    answer: str = ""  # markup before the answer
+    answer_mark: str = ""  # mark after which all is text
 
 
 NO_MESSAGES = MessageSyntax("", ())
@@ -57,14 +55,14 @@ NO_MESSAGES = MessageSyntax("", ())
 
 @dataclass(frozen=True, slots=True)
 class ReplyFormat:
-    """How the replies of one model are read; without anything, they are text."""
+    """The format of one model's replies. By default all of a reply is text."""
 
     thinking: ThinkingSyntax | None = None
     calls: CallSyntax | None = None
     messages: MessageSyntax = NO_MESSAGES
 
     def without_calls(self) -> "ReplyFormat":
-        """For replies that may call nothing: what looks like a call is text."""
+        """Return the format for replies without tools, in which calls are text."""
         return replace(self, calls=None)
 
 

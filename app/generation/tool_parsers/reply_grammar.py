@@ -1,6 +1,6 @@
-"""What a reply must be like, as a grammar: thoughts as the model likes, then calls of some tools, or what was asked.
+"""Grammars of replies: optional reasoning, then tool calls or an answer.
 
-Or free text, and what begins in it as a call is one. Refuses to know how a grammar is compiled and kept to.
+A free grammar allows any text, in which everything that starts like a call must be a valid call.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,11 @@ from app.generation.tool_parsers.markup import Hole, Markup
 from app.generation.tool_parsers.reply_format import CallSyntax, ReplyFormat
 from app.grammars.lark import literal
 
-# An answer without bounds. White space at its beginning is not told, and would not be in the text that is sent back.
+# Any answer. Leading white space is excluded: it is stripped from replies, so it would be missing when they are sent
+# back.
 ANY_TEXT = r"(/[^ \n\r\t](.|\n)*/)?"
 
-_GAP = "/[ \\n]{0,2}/"  # behind thoughts
+_GAP = "/[ \\n]{0,2}/"  # after the reasoning
 _BETWEEN_CALLS = "/\\n?/"
 _ID = "/[a-zA-Z0-9]{9}/"
 _SHARED = ("$defs", "definitions")
@@ -32,8 +33,10 @@ def call_grammar(
     parallel: bool,
     thinks: bool,
 ) -> str:
-    """One call at least of one of `tools`, more only where `parallel`, and nothing else but thoughts. `opening` is what
-    the prompt has of the reply; `thinks` whether there may be thoughts. Raises ValueError for a format without calls.
+    """Return a grammar of at least one call of `tools` after optional reasoning; more calls if `parallel`.
+
+    `opening` is the start of the reply in the prompt. `thinks` allows reasoning. Raises ValueError if the format has no
+    calls.
     """
     grammar = LarkRules(control)
     calls = _calls(grammar, written, tools, parallel=parallel, is_only=len(tools) == 1)
@@ -52,8 +55,10 @@ def answer_grammar(
     parallel: bool,
     thinks: bool,
 ) -> str:
-    """What is said is `answer`, a Lark expression; thoughts may come before it, and calls of `tools` in its place.
-    Raises ValueError for tools in a format without calls."""
+    """Return a grammar of `answer`, a Lark expression, or calls of `tools`, after optional reasoning.
+
+    Raises ValueError if there are tools but the format has no calls.
+    """
     grammar = LarkRules(control)
     lead = written.messages.answer
     later, first = (f"{grammar.text(text)} {answer}" for text in (lead, lead.removeprefix(opening)))
@@ -72,8 +77,10 @@ def free_grammar(
     parallel: bool,
     thinks: bool,
 ) -> str | None:
-    """Anything, but what begins as a call is one of `tools`. None for a format whose calls begin as other things do.
-    Raises ValueError for one without calls."""
+    """Return a grammar of any text in which every call is a valid call of `tools`.
+
+    None: calls of the format start like other markup. Raises ValueError if the format has no calls.
+    """
     grammar = LarkRules(control)
     calls = _calls(grammar, written, tools, parallel=parallel)
     mark = calls.mark
@@ -84,8 +91,10 @@ def free_grammar(
 
 
 def no_call_grammar(written: ReplyFormat, control: Mapping[str, int]) -> str | None:
-    """Anything but a call. None for a format whose calls begin as other things do, or with plain text. Raises
-    ValueError for one without calls."""
+    """Return a grammar of any text without calls.
+
+    None: calls of the format start like other markup or like plain text. Raises ValueError if the format has no calls.
+    """
     grammar = LarkRules(control)
     mark = _calls(grammar, written, (), parallel=False).mark
     return grammar.start(grammar.none_of(mark)) if mark in control and not _begins_others(mark, written) else None
@@ -107,7 +116,7 @@ def _calls(
 def _after_reasoning(
     grammar: LarkRules, written: ReplyFormat, opening: str, later: str, first: str, *, thinks: bool
 ) -> str:
-    """`later` is for behind thoughts; `first` for the beginning of the reply, some of which is in the prompt."""
+    """Prepend optional reasoning. `later` follows reasoning; `first` starts the reply, after the prompt's opening."""
     thinking = written.thinking
     if thinking is None:
         return first
@@ -124,7 +133,7 @@ class _Calls:
     def __init__(
         self, grammar: LarkRules, syntax: CallSyntax, tools: Sequence[Tool], *, parallel: bool, is_only: bool
     ) -> None:
-        """`is_only` if the reply must call one certain tool."""
+        """`is_only` means that the reply must call one specific tool."""
         self._is_only = is_only
         self._grammar = grammar
         self._syntax = syntax
@@ -134,14 +143,14 @@ class _Calls:
 
     @property
     def mark(self) -> str:
-        """What they begin with, as far as that is one token or plain text; nothing, where an answer may begin so."""
+        """The start of the calls, up to one token or plain text. Empty if an answer may start the same way."""
         if not self._markup.head.first:
             return ""
         around = self._syntax.around[:1] if not self._syntax.listed else ()
         return self._grammar.first_part(next(iter(around), self._markup.head.filled(any=self._syntax.any))).rstrip()
 
     def whole(self, opening: str) -> str:
-        """All of them; the first without what `opening` has of it."""
+        """Return an expression for all calls, the first one without its start in `opening`."""
         begin, end = self._syntax.around[:2] if self._syntax.around else ("", "")
         if not self._syntax.listed and self._markup.head.first:
             stripped = begin.removeprefix(opening) if begin else ""
@@ -152,7 +161,7 @@ class _Calls:
         return f"{self._grammar.text(head)} {self._listed()} {self._grammar.text(self._markup.tail.filled())}"
 
     def _marked(self, opening: str) -> str:
-        """A call with markup of its own."""
+        """Return an expression for a call with its own markup."""
         return self._grammar.any_of([self._call(tool, opening) for tool in self._tools])
 
     def _call(self, tool: Tool, opening: str) -> str:
@@ -162,7 +171,7 @@ class _Calls:
         return f"{self._filled(self._markup.head, opening, name=tool.name)} {arguments} {tail}"
 
     def _filled(self, markup: Markup, opening: str, **holes: str) -> str:
-        """Markup with its holes filled; an id is whatever the model likes."""
+        """Return markup with its holes filled. An id may be any id."""
         before = markup.filled(any=self._syntax.any, **holes)
         rest = markup.parts[markup.filled_parts(any=self._syntax.any, **holes) :]
         expression = self._grammar.text(before.removeprefix(opening))
@@ -172,10 +181,10 @@ class _Calls:
         return f"{expression} {_ID} {self._filled(after, '', **holes)}"
 
     def _listed(self) -> str:
-        """Calls as JSON objects or in Python."""
+        """Return an expression for calls as JSON objects or in Python."""
         one = self._python if self._markup.body == "python" else self._object
         item = self._grammar.any_of([one(tool) for tool in self._tools])
-        if not self._syntax.listed:  # nor marked, so that a second one could not be told from text
+        if not self._syntax.listed:  # without marks, a second call looks like text
             return item
         more = f'(", " {item})*' if self._parallel else ""
         return f'"[" {item} {more} "]"'
@@ -227,7 +236,7 @@ class _Calls:
         return self._grammar.rule(f"{self._grammar.text(before)} {value}")
 
     def _member(self, tool: Tool, key: str) -> str:
-        """The value of an argument as JSON."""
+        """Return an expression for the value of an argument as JSON."""
         root = tool.parameters if isinstance(tool.parameters, Mapping) else {}
         schema = member_schema(tool.parameters, key)
         shared = {name: root[name] for name in _SHARED if name in root}
@@ -236,13 +245,16 @@ class _Calls:
         return self._grammar.json(whole, lenient=self._is_lenient(tool), path=path)
 
     def _is_lenient(self, tool: Tool) -> bool:
-        """Keywords that cannot be enforced are ignored: agents send many tools, and most schemas are only hints. A tool
-        that is strict, or the only one that may be called, is taken at its word."""
+        """Whether keywords that cannot be enforced are ignored.
+
+        Agents send many tools, and most schemas are only hints. Schemas of strict tools, or of the only callable tool,
+        are enforced.
+        """
         return not tool.strict and not self._is_only
 
 
 def _members(parameters: Json) -> tuple[list[str], list[str]]:
-    """The names of the arguments: those that must be there, and those that may."""
+    """Return the names of the required and of the optional arguments."""
     root = parameters if isinstance(parameters, Mapping) else {}
     properties, required = root.get("properties"), root.get("required")
     names = list(properties) if isinstance(properties, Mapping) else []

@@ -1,9 +1,7 @@
-"""The text of a reply, while it comes, to what it says: its text, what the model thinks, and the tools it calls.
+"""Parses the text of a reply, while it is generated, into text, reasoning, and tool calls.
 
-What belongs to no markup is text; what begins like markup and turns out to be none is text as well, so that nothing a
-model writes is an error. However a text is cut into pieces, the events say the same.
-
-Knows one reply and its format. Refuses to know tokens, models and templates. Work is linear in the text.
+Text outside of markup is plain text, and so is invalid markup: no reply is an error. The events do not depend on how
+the text is split into pieces. Parsing takes time linear in the length of the text.
 """
 
 import re
@@ -21,7 +19,7 @@ from app.generation.tool_parsers.tool_calls import CallEvent, CallWriter, Tools
 
 @dataclass(frozen=True, slots=True)
 class ParsedEvent:
-    """An event, and where in the text of the reply it was heard."""
+    """An event, and its range of characters in the text of the reply."""
 
     event: ContentEvent
     start: int
@@ -31,11 +29,11 @@ class ParsedEvent:
 class _Mode(Enum):
     TEXT = auto()
     THINKING = auto()
-    ANSWER = auto()  # text to the end, whatever it looks like
+    ANSWER = auto()  # plain text up to the end of the reply
 
 
 class FormatMarkup:
-    """The markup of a format, ready to be found. Immutable, and shared by all replies."""
+    """The compiled markup of a format. Immutable, and shared by all replies."""
 
     def __init__(self, written: ReplyFormat) -> None:
         thinking, calls = written.thinking, written.calls
@@ -60,20 +58,20 @@ class FormatMarkup:
         self._literals = "\n".join(text for markup in everything for text in markup.literals)
 
     def may_contain(self, control: str) -> bool:
-        """Whether a control token may be a part of markup, or of what stands in it."""
+        """Whether a control token may be part of the markup, or of the arguments within it."""
         return bool(control) and (control in self._literals or control in _IN_ARGUMENTS)
 
     def opening(self, prompt: str) -> str:
-        """The beginning of the reply that is in the prompt, as far as it is markup."""
+        """Return the start of the reply that is in the prompt, as far as it is markup."""
         end = prompt.rstrip()
         return max((one for one in self.openings if end.endswith(one.rstrip())), key=len, default="")
 
     def thinks(self, opening: str) -> bool:
-        """Whether thoughts have begun behind an opening."""
+        """Whether an opening starts the reasoning."""
         return any(opening == begin.written for begin in self.reasoning_starts)
 
     def skips_reasoning(self, prompt: str) -> bool:
-        """Whether a prompt ends with the end of thoughts, so that there are none."""
+        """Whether a prompt ends with the end of the reasoning, so that the reply has none."""
         end = prompt.rstrip()
         return any(end.endswith(one.written) for one in self.reasoning_ends)
 
@@ -82,14 +80,14 @@ _IN_ARGUMENTS = '<|"|><escape>'
 
 
 class _MarkupSearch:
-    """Where in a text one of several pieces of markup may begin."""
+    """Finds where one of several markups may start in a text."""
 
     def __init__(self, markups: Sequence[Markup]) -> None:
         self._firsts = sorted({markup.first for markup in markups if markup.first}, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, self._firsts)) or r"(?!)")
 
     def search(self, text: str, *, final: bool) -> int:
-        """The place, or where all of `text` has none, its end."""
+        """Return the position, or the length of the text that certainly contains no start."""
         if found := self._pattern.search(text):
             return found.start()
         held = 0 if final else max((longest_overlap(text, 0, first) for first in self._firsts), default=0)
@@ -97,14 +95,16 @@ class _MarkupSearch:
 
 
 class ReplyParser:
-    """Reads one reply."""
+    """Parses one reply."""
 
     def __init__(
         self, markup: FormatMarkup, tools: Tools, *, opening: str = "", parallel: bool = True, answers: bool = False
     ) -> None:
-        """`opening` is the beginning of the reply, where the prompt ends with it. Without `parallel`, the reply has
-        ended when its first call has. If it `answers`, the prompt ends in a marked answer, and all that follows is
-        text."""
+        """Create a parser.
+
+        `opening` is the start of the reply at the end of the prompt. Without `parallel`, the reply ends after its first
+        call. `answers` means that the prompt ends within an answer after an answer mark, so all that follows is text.
+        """
         self.ended = False
         self.num_calls = 0
         self._markup = markup
@@ -112,36 +112,38 @@ class ReplyParser:
         self._parallel = parallel
         self._mode = _Mode.ANSWER if answers else _Mode.TEXT
         self._buffer = ""
-        self._base = 0  # of the buffer, in the text of the reply
+        self._base = 0  # position of the buffer in the text of the reply
         self._call: CallParser | None = None
-        self._no_call = 0  # what the buffer begins with is no call, as far as this
-        self._space = ""  # white space behind what was told: nothing, where markup follows
-        self._is_after_markup = False  # white space there is not told
+        self._no_call = 0  # length of the buffer's start that is not a call
+        self._space = ""  # white space after the text so far; dropped if markup follows
+        self._is_after_markup = False  # white space after markup is dropped
         self._is_at_start = True
         self._opened = self._read(opening, final=False)
         self._base = -len(self._buffer)
 
     @property
     def is_text(self) -> bool:
-        """Whether what follows is text, if it is not markup."""
+        """Whether the next text is plain text, unless it is markup."""
         return self._mode is not _Mode.THINKING and self._call is None
 
     @property
     def is_thinking(self) -> bool:
-        """Whether what follows is thought, if it is not markup."""
+        """Whether the next text is reasoning, unless it is markup."""
         return self._mode is _Mode.THINKING
 
     def may_contain(self, control: str) -> bool:
         return self._markup.may_contain(control)
 
     def push(self, text: str) -> list[ParsedEvent]:
-        """What is certain now that `text` follows."""
+        """Return the events that are certain after `text`."""
         events, self._opened = self._opened, []
         return events + self._read(text, final=False)
 
     def finish(self, *, cut_off: bool = False) -> list[ParsedEvent]:
-        """What was held back, now that nothing follows. Of a reply that was `cut_off` by its limit, the beginning of a
-        closing mark is dropped: the rest of the mark would have made it no text."""
+        """Return the events that were held back, when no text follows.
+
+        If the token limit has `cut_off` the reply, the start of a closing mark at its end is dropped.
+        """
         events, self._opened = self._opened, []
         if cut_off:
             self._buffer = self._buffer[: len(self._buffer) - self._cut_mark()]
@@ -152,7 +154,7 @@ class ReplyParser:
         return events
 
     def _cut_mark(self) -> int:
-        """How many characters at the end of thoughts begin the mark that ends them."""
+        """Return the number of characters at the end of the reasoning that start its end mark."""
         if self._mode is not _Mode.THINKING:
             return 0
         return max((longest_overlap(self._buffer, 0, end.written) for end in self._markup.reasoning_ends), default=0)
@@ -209,8 +211,10 @@ class ReplyParser:
         return False
 
     def _is_cut_off(self) -> bool:
-        """Whether the rest is the beginning of markup that a limit has cut off, where nothing else may be: in front of
-        a marked answer, or behind a call."""
+        """Whether the rest is the start of markup, cut off by a limit, in a position where only markup is possible.
+
+        Only markup is possible before an answer mark and after a call.
+        """
         answers = [mark.first for mark in self._markup.answer_marks]
         rest, marks = self._buffer.strip(), [*answers, *self._markup.call_literals]
         is_alone = self._is_at_start and bool(answers)
@@ -265,10 +269,10 @@ class ReplyParser:
         elif isinstance(event, ToolCallEnd):
             self.ended = not self._parallel
 
-    # -- what a step changes
+    # -- state changes of a step
 
     def _enter(self, found: Found | NotYet, mode: _Mode) -> bool:
-        """Behind a piece of markup."""
+        """Continue after a piece of markup."""
         if not isinstance(found, Found):
             return True
         self._drop(found.end)
@@ -283,7 +287,7 @@ class ReplyParser:
         self._no_call = 0
 
     def _emit_prefix(self, events: list[ParsedEvent], size: int) -> None:
-        """The beginning of the buffer, as text or thoughts. White space at its end waits for what follows."""
+        """Emit the start of the buffer as text or reasoning. White space at its end is held back."""
         if not size:
             return
         text = self._buffer[:size]
@@ -303,7 +307,7 @@ class ReplyParser:
             self._emit_text(events, body, self._base - len(text))
 
     def _emit_text(self, events: list[ParsedEvent], text: str, start: int) -> None:
-        text = text[max(0, -start) :]  # the prompt's part of it was said by nobody
+        text = text[max(0, -start) :]  # skip the part that is in the prompt
         if not text:
             return
         start = max(0, start)

@@ -1,7 +1,7 @@
-"""The format of a model's replies, by the `response_template` in its tokenizer_config.json.
+"""Reads the format of a model's replies from the `response_template` in its tokenizer_config.json.
 
-Source: transformers, docs/source/en/chat_response_parsing.md, version 1. A template that says what no format of ours
-can is not understood as a whole; it is never run, since whoever wrote it is not trusted.
+Source: transformers, docs/source/en/chat_response_parsing.md, version 1. A template that the format cannot express is
+refused as a whole. It is untrusted and never run.
 """
 
 import re
@@ -62,7 +62,7 @@ class _Template(Struct, forbid_unknown_fields=True):
 
 
 def parse_response_template(response_template: Mapping[str, object]) -> ReplyFormat:
-    """Raises UnsupportedPattern."""
+    """Convert a response template to a format. Raises UnsupportedPattern."""
     try:
         template = msgspec.convert(response_template, _Template)
     except msgspec.ValidationError as error:
@@ -93,7 +93,7 @@ def _thinking(field: _Field) -> ThinkingSyntax:
 
 
 def _messages(template: _Template) -> MessageSyntax:
-    """What is said stands between markup, or is all that is left."""
+    """Return the markup around the answer. If there is none, the answer is all remaining text."""
     anchors = _markups(template.start_anchor, template.start_anchor_pattern)
     content = template.fields.get("content", _Field())
     others = [one for field in template.fields.values() for one in field.opens if one not in content.opens]
@@ -122,7 +122,7 @@ def _calls(field: _Field) -> CallSyntax:
 
 
 def _tail(head: str, closes: Sequence[str], *, tags: bool) -> str:
-    """What ends a call. Tags that the head opens, and no template says a word of, end there, too."""
+    """Return the end of a call. It includes closing tags of the head that the template does not mention."""
     close = closes[0] if closes else ""
     open_tags = [f"</{tag}>" for tag in reversed(_OPEN_TAG.findall(head))] if tags else []
     return "\n".join([*(tag for tag in open_tags if tag not in close), close])
@@ -133,7 +133,7 @@ def _function_of(transform: Json) -> Json:
 
 
 def _json_body(transform: Json, *, each: bool) -> tuple[str, str]:
-    """What stands for the JSON of a call in its markup, and how one object is written."""
+    """Return the body in the markup of a call, and the form of one object."""
     function = _function_of(transform)
     if transform is None or (function == _CONTENT and not each):
         return "{objects}", _object_of("name", "arguments")

@@ -1,4 +1,4 @@
-"""What readers of tool calls share: the body of a call, and a writer that turns what was read into events."""
+"""Parts that the parsers of tool calls share: the body of a call, and a writer that collects the events of calls."""
 
 import re
 import secrets
@@ -13,14 +13,16 @@ _SPACES = re.compile(r"\s*")
 
 
 class CallBody(Protocol):
-    """Reads while the text comes, and tells a CallWriter."""
+    """Parses the body of a call while it is generated, and passes it to a CallWriter."""
 
     done: bool
     failed: bool
 
     def feed(self, text: str, position: int, *, final: bool) -> int:
-        """Up to where `text` is read now, all in front of `position` having been. What is not read is to be fed again
-        with what follows; `final` if nothing does."""
+        """Return the position up to which `text` is parsed, starting at `position`.
+
+        The rest must be fed again with the following text. `final` means that no text follows.
+        """
         ...
 
 
@@ -36,19 +38,19 @@ def match_end(pattern: "re.Pattern[str]", text: str, position: int) -> int:
 _ALPHABET = string.ascii_letters + string.digits
 _ID = re.compile(r"[\w.:/-]{1,256}", re.ASCII)
 _MAX_NAME = 256  # characters
-_ID_LENGTH = 9  # the only length that the templates of Mistral's models take
+_ID_LENGTH = 9  # the only length that the templates of Mistral's models accept
 
-Tools = Mapping[str, Json]  # the schema of the arguments, by name of the tool
+Tools = Mapping[str, Json]  # schemas of the arguments, by tool name
 CallEvent = ToolCallStart | ToolCallDelta | ToolCallEnd
 
 
 def new_call_id() -> str:
-    """An id that every template takes."""
+    """Return a new id that every template accepts."""
     return "".join(secrets.choice(_ALPHABET) for _ in range(_ID_LENGTH))
 
 
 class CallWriter:
-    """Collects events. `only_known` for formats that are so plain that an answer may look like them."""
+    """Collects the events of calls. `only_known` is for formats in which an answer may look like a call."""
 
     def __init__(self, tools: Tools, first_index: int, *, only_known: bool = False) -> None:
         self.tools = tools
@@ -57,7 +59,7 @@ class CallWriter:
         self._only_known = only_known
 
     def start(self, name: str, call_id: str = "") -> bool:
-        """Whether this may be a call; then it has begun. What nobody can send back is no name, and no id."""
+        """Start a call, and return whether the name is valid. An invalid id is replaced."""
         if not 0 < len(name) <= _MAX_NAME or not name.isprintable() or (self._only_known and name not in self.tools):
             return False
         self.events.append(ToolCallStart(self._next, call_id if _ID.fullmatch(call_id) else new_call_id(), name))
