@@ -40,11 +40,11 @@ class ForkedProgram(subprocess.Popen[str]):
 
     def _execute_child(self, *given: Any) -> None:
         asked = signature(subprocess.Popen._execute_child).bind(self, *given).arguments  # type: ignore[attr-defined]
-        told = json.dumps({"arguments": asked["args"], "environment": asked["env"]}).encode()
+        request = json.dumps({"arguments": asked["args"], "environment": asked["env"]}).encode()
         standard = [asked[name] for name in ("p2cread", "c2pwrite", "errwrite")]
         line, prctl = _forker(), ctypes.CDLL(None).prctl
         prctl(_SUBREAPER, 1)
-        socket.send_fds(line, [told], [mine if mine >= 0 else place for place, mine in enumerate(standard)])
+        socket.send_fds(line, [request], [mine if mine >= 0 else place for place, mine in enumerate(standard)])
         self.pid = int(line.recv(32))
         prctl(_SUBREAPER, 0)
         self._child_created = True
@@ -55,7 +55,7 @@ class ForkedProgram(subprocess.Popen[str]):
 
 @cache
 def _forker() -> socket.socket:
-    """Return a socket to the process that has imported everything. That process exits when the socket closes."""
+    """Return a socket to the process that has imported everything. The process exits when the socket closes."""
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its:
         command = [sys.executable, "-m", "tests.app.forked_program", str(its.fileno())]
@@ -68,8 +68,8 @@ def _forker() -> socket.socket:
 def _wait(line: socket.socket) -> list[str]:
     """Fork on request. Returns in the forked process, with the request of what to run."""
     while True:
-        told, standard, *_ = socket.recv_fds(line, _MOST_BYTES, 3)
-        if not told:
+        request, standard, *_ = socket.recv_fds(line, _MOST_BYTES, 3)
+        if not request:
             os._exit(0)
         number, writer = os.pipe()
         if between := os.fork():
@@ -85,7 +85,7 @@ def _wait(line: socket.socket) -> list[str]:
             os.dup2(descriptor, place)
         for descriptor in (number, writer, line.detach(), *standard):
             os.close(descriptor)
-        asked = json.loads(told)
+        asked = json.loads(request)
         os.environ.clear()
         os.environ.update(asked["environment"])
         return list(asked["arguments"])

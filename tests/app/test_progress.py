@@ -49,8 +49,8 @@ def test_lines_without_a_terminal(capfd: pytest.CaptureFixture[str], monkeypatch
 def test_progress_lines_of_a_running_task(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_LINE_SECONDS", 0.0)
     _work(LineProgress())
-    told = ["Fetching.", "Downloading [x]: 50 %", "Reading: 66 %"]
-    assert capfd.readouterr() == ("", "".join(f"{line}\n" for line in told))
+    lines = ["Fetching.", "Downloading [x]: 50 %", "Reading: 66 %"]
+    assert capfd.readouterr() == ("", "".join(f"{line}\n" for line in lines))
 
 
 def test_narrow_terminal_shows_lines_above_the_figures() -> None:

@@ -1,4 +1,4 @@
-"""`ingle bench` as a person meets it: the real default model, children of their own, sizes that take no time."""
+"""`ingle bench` with the real default model, in child processes, with small workloads."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def environment(smollm2: Path, cpu_kernels: Path, tmp_path: Path) -> dict[str, s
 
 
 def own_folders(smollm2: Path, tmp_path: Path) -> dict[str, str]:
-    """An environment in which the model is stored, and there is no network."""
+    """An environment in which the model is stored and offline mode is on."""
     own = {"INGLE_MODELS_DIR": str(smollm2.parent), "INGLE_OFFLINE": "1", "XDG_CONFIG_HOME": str(tmp_path)}
     own |= {"INGLE_STATE_DIR": str(tmp_path / "state"), "INGLE_KV_DISK_DIR": str(tmp_path / "kv")}
     return {**os.environ, **own, "HF_HUB_CACHE": str(tmp_path / "hub")}
@@ -38,7 +38,7 @@ def bench(environment: dict[str, str], *arguments: str) -> "subprocess.Completed
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
-def test_an_object_for_scripts(environment: dict[str, str], smollm2: Path) -> None:
+def test_json_output(environment: dict[str, str], smollm2: Path) -> None:
     done = bench(environment, *SMALL, *ONE_THREAD, "--concurrency", "2", "--repeat", "2", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -57,7 +57,7 @@ def test_an_object_for_scripts(environment: dict[str, str], smollm2: Path) -> No
     assert not Path(environment["INGLE_KV_DISK_DIR"]).exists()
 
 
-def test_server_over_http(environment: dict[str, str]) -> None:
+def test_http_measures_a_server(environment: dict[str, str]) -> None:
     done = bench(environment, *SMALL, *ONE_THREAD, "--http")
     assert done.returncode == 0, done.stderr
     titles, *lines = done.stdout.split("\n\n")[0].splitlines()
@@ -69,7 +69,7 @@ def test_server_over_http(environment: dict[str, str]) -> None:
     assert "\x1b" not in done.stdout + done.stderr
 
 
-def test_an_interrupt_leaves_no_process_behind(environment: dict[str, str]) -> None:
+def test_interrupt_leaves_no_process(environment: dict[str, str]) -> None:
     command = [*PROGRAM, *ONE_THREAD, "--http", "--prompt-tokens", "99"]
     assert_interrupt_ends_all(command, 1, ROOT, environment)
 
@@ -87,7 +87,7 @@ def test_an_interrupt_leaves_no_process_behind(environment: dict[str, str]) -> N
         (["--model", "smolm2"], 3, "smollm2"),
     ],
 )
-def test_mistakes_are_answered_with_what_to_do(
+def test_errors_have_a_message_and_an_exit_status(
     environment: dict[str, str], arguments: list[str], status: int, words: str
 ) -> None:
     done = bench(environment, *arguments)
@@ -98,8 +98,8 @@ def test_mistakes_are_answered_with_what_to_do(
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_the_weights_that_a_token_needs(tmp_path: Path, tied: bool) -> None:
-    """An embedding that is the head too is read whole; one that is not, a row of it."""
+def test_weight_bytes_of_a_decode_step(tmp_path: Path, tied: bool) -> None:
+    """A tied embedding is read whole; a separate one counts as one row."""
     path = make_tiny(tmp_path, tied=tied).path
     model = read_model(StoredModel("tiny", path, path.stat().st_size, None, "", None, None))
     attention, mlp, norms = (64 + 32 + 32 + 64) * 64, 3 * 96 * 64, 2 * 64

@@ -1,4 +1,4 @@
-"""`ingle cache`: what it lists, deletes and finds bad, and when it asks; in a folder of its own."""
+"""`ingle cache`: listing, clearing, verification, and its question, in a temporary folder."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def keep(root: Path, number: int, about: About, blocks: int) -> Path:
-    """The sub-folder of a model of which so many blocks are kept."""
+    """Write a segment file of `blocks` blocks. Returns the folder of its model."""
     fingerprint = bytes([number]) * 32
     store = DiskStore(model_folder(root, fingerprint, about), fingerprint, [BLOCK_BYTES], Quota(root, GIB))
     keys = [BlockKey(bytes([number, place]) * 16) for place in range(blocks)]
@@ -42,7 +42,7 @@ def keep(root: Path, number: int, about: About, blocks: int) -> Path:
 
 @pytest.fixture
 def kept(root: Path) -> list[Path]:
-    """Two models, the first used last."""
+    """Two models; the first was used last."""
     folders = [
         keep(root, 1, About(ENTRY.name, ENTRY.sha256, "cpu", "float16"), 3),
         keep(root, 2, About("my.gguf\x1b[2J", "ab" * 32, "cpu", "int8"), 2),
@@ -63,7 +63,7 @@ def runs(folder: Path) -> list[Path]:
     return sorted(folder.glob("??/*.run"))
 
 
-def test_a_table(kept: list[Path], root: Path) -> None:
+def test_ls_prints_a_table(kept: list[Path], root: Path) -> None:
     first, *rows, empty, total = invoke("ls").stdout.splitlines()
     assert re.split("  +", first) == ["ID", "MODEL", "BACKEND", "KV TYPE", "TOKENS", "SIZE", "LAST USED"]
     cells = [re.split("  +", row) for row in rows]
@@ -74,7 +74,7 @@ def test_a_table(kept: list[Path], root: Path) -> None:
     assert re.fullmatch(rf"21\.4 kB of at most [\d.]+ GB in {re.escape(str(root))}", total)
 
 
-def test_the_limit_is_that_of_the_setting(kept: list[Path], root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ls_prints_the_limit_of_the_setting(kept: list[Path], root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INGLE_KV_DISK_GB", "1.5")
     assert invoke("ls").stdout.endswith(f"\n21.4 kB of at most 1.5 GB in {root}\n")
     monkeypatch.setenv("INGLE_KV_DISK_GB", "0")
@@ -82,7 +82,7 @@ def test_the_limit_is_that_of_the_setting(kept: list[Path], root: Path, monkeypa
     assert json.loads(invoke("ls", "--json").stdout)["limit"] == 0
 
 
-def test_json(kept: list[Path], root: Path) -> None:
+def test_ls_json(kept: list[Path], root: Path) -> None:
     listed = json.loads(invoke("ls", "--json").stdout)
     assert listed.keys() == {"folder", "size", "limit", "models"}
     assert (listed["folder"], listed["size"]) == (str(root), sum(model["size"] for model in listed["models"]))
@@ -102,7 +102,7 @@ def test_json(kept: list[Path], root: Path) -> None:
     }
 
 
-def test_nothing_is_kept(root: Path) -> None:
+def test_empty_cache(root: Path) -> None:
     assert invoke("ls").stdout.startswith("0 B of at most ")
     assert json.loads(invoke("ls", "--json").stdout)["models"] == []
     assert invoke("verify").exit_code == 0
@@ -110,7 +110,7 @@ def test_nothing_is_kept(root: Path) -> None:
     assert not root.exists()
 
 
-def test_one_model_is_cleared_without_a_question(kept: list[Path], root: Path) -> None:
+def test_clearing_one_model_does_not_ask(kept: list[Path], root: Path) -> None:
     done = invoke("clear", ENTRY.aliases[0] if ENTRY.aliases else ENTRY.name)
     assert (done.exit_code, done.stdout) == (0, "")
     assert done.stderr == f"11.2 kB freed in {root}.\n"
@@ -119,19 +119,19 @@ def test_one_model_is_cleared_without_a_question(kept: list[Path], root: Path) -
     assert not (root / f"{FILE_NAME}-wal").exists()
 
 
-def test_a_model_of_the_catalog_that_was_used_by_its_path(root: Path) -> None:
+def test_clear_finds_a_catalog_model_used_by_path(root: Path) -> None:
     folder = keep(root, 3, About("renamed.gguf", ENTRY.sha256), 1)
     assert invoke("clear", ENTRY.name).exit_code == 0
     assert not runs(folder)
 
 
 @pytest.mark.parametrize("name", ["02020202", "some/where/my.gguf\x1b[2J"])
-def test_an_id_and_a_path_name_a_model(kept: list[Path], name: str) -> None:
+def test_clear_accepts_an_id_or_a_path(kept: list[Path], name: str) -> None:
     assert invoke("clear", name).exit_code == 0
     assert (len(runs(kept[0])), len(runs(kept[1]))) == (1, 0)
 
 
-def test_a_model_of_which_nothing_is_kept(kept: list[Path], root: Path) -> None:
+def test_clear_without_an_entry_is_not_found(kept: list[Path], root: Path) -> None:
     done = invoke("clear", "nothing")
     assert isinstance(done.exception, ModelNotFound)
     assert (root / FILE_NAME).exists()
@@ -151,7 +151,7 @@ def on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("answer", "status", "left"), [("y\n", 0, 0), ("n\n", 1, 2), ("\n", 1, 2), ("", 1, 2)])
-def test_everything_is_cleared_after_a_question(
+def test_clearing_all_models_asks_first(
     kept: list[Path], root: Path, monkeypatch: pytest.MonkeyPatch, answer: str, status: int, left: int
 ) -> None:
     on_a_terminal(monkeypatch)
@@ -163,7 +163,7 @@ def test_everything_is_cleared_after_a_question(
     assert (root / FILE_NAME).exists() == bool(left)
 
 
-def test_nobody_who_could_be_asked(kept: list[Path], root: Path) -> None:
+def test_clearing_all_models_without_a_terminal_needs_yes(kept: list[Path], root: Path) -> None:
     done = invoke("clear", answer="y\n")
     assert isinstance(done.exception, AppError)
     assert done.exception.remedy == "ingle cache clear --yes"
@@ -173,7 +173,7 @@ def test_nobody_who_could_be_asked(kept: list[Path], root: Path) -> None:
     assert {path.name for path in root.rglob("*") if path.is_file()} == {"about.json"}
 
 
-def test_what_cannot_be_deleted_is_no_success(kept: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_cannot_be_deleted_are_an_error(kept: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Path, missing_ok: bool = False) -> None:
         raise PermissionError(13, "Permission denied")
 
@@ -184,14 +184,14 @@ def test_what_cannot_be_deleted_is_no_success(kept: list[Path], monkeypatch: pyt
     assert done.stderr.startswith("0 B freed")
 
 
-def test_good_files(kept: list[Path]) -> None:
+def test_verify_accepts_good_files(kept: list[Path]) -> None:
     done = invoke("verify")
     assert (done.exit_code, done.stdout, done.stderr) == (0, "", "Files: 2, 21.4 kB. Damaged: 0.\n")
     assert invoke("verify", "-q", "--delete").stderr == ""
     assert sum(len(runs(folder)) for folder in kept) == 2
 
 
-def test_bad_files_are_listed_and_deleted_if_asked(kept: list[Path]) -> None:
+def test_verify_lists_damaged_files_and_deletes_them_on_request(kept: list[Path]) -> None:
     [bad], [good] = map(runs, kept)
     content = bytearray(bad.read_bytes())
     content[-1] ^= 1
@@ -207,7 +207,7 @@ def test_bad_files_are_listed_and_deleted_if_asked(kept: list[Path]) -> None:
     assert invoke("verify").exit_code == 0
 
 
-def test_a_bad_file_that_cannot_be_deleted(kept: list[Path]) -> None:
+def test_damaged_file_that_cannot_be_deleted_is_an_error(kept: list[Path]) -> None:
     [path] = runs(kept[0])
     path.unlink()
     path.mkdir()
@@ -218,12 +218,12 @@ def test_a_bad_file_that_cannot_be_deleted(kept: list[Path]) -> None:
 
 
 @pytest.mark.parametrize("name", ["ls", "clear", "verify"])
-def test_every_part_has_help_with_examples(name: str) -> None:
+def test_every_subcommand_has_help_with_examples(name: str) -> None:
     output = invoke(name, "--help").output
     assert f"Examples:\n    ingle cache {name}" in output
 
 
-def test_errors_become_words(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_error_message_has_a_remedy(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.argv", ["ingle", "cache", "clear", "nothing"])
     monkeypatch.setattr("signal.signal", lambda number, handler: None)
     assert main() == 3

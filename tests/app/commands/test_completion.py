@@ -1,4 +1,4 @@
-"""`ingle completion`: the scripts, and what a shell is answered that asks by them."""
+"""`ingle completion`: the scripts, and the completions that a shell receives."""
 
 import shutil
 import subprocess
@@ -12,7 +12,7 @@ from app.settings.settings import SETTINGS
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_asks_this_program(shell: str) -> None:
+def test_script_calls_this_program(shell: str) -> None:
     script = CliRunner().invoke(ingle, ["completion", shell]).stdout
     assert f"_INGLE_COMPLETE={shell}_complete" in script
     if interpreter := shutil.which(shell):
@@ -20,12 +20,12 @@ def test_the_script_asks_this_program(shell: str) -> None:
         assert subprocess.run(command, input=script.encode(), check=False).returncode == 0
 
 
-def test_of_other_shells_it_knows_nothing() -> None:
+def test_other_shells_are_a_usage_error() -> None:
     assert CliRunner().invoke(ingle, ["completion", "tcsh"]).exit_code == 2
 
 
 def completed(words: str) -> list[str]:
-    """What bash is answered for a line that ends with the last word."""
+    """Return the completions that bash receives for a line, at its last word."""
     environment = {
         "_INGLE_COMPLETE": "bash_complete",
         "COMP_WORDS": words,
@@ -35,11 +35,11 @@ def completed(words: str) -> list[str]:
     return [line.partition(",")[2] for line in answer.stdout.splitlines() if line]
 
 
-def test_names_of_models_are_completed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_model_names_are_completed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("MODELS_DIR", "HUB_CACHE", "OLLAMA_DIR", "LMSTUDIO_DIR"):
         monkeypatch.setenv(f"INGLE_{name}", str(tmp_path / name))
     assert completed("ingle pull smollm2:1") == ["smollm2:135m", "smollm2:1.7b"]
-    assert completed("ingle rm smollm2:1") == []  # nothing is there
+    assert completed("ingle rm smollm2:1") == []  # no model is stored
     assert completed("ingle fit qwen3:0") == ["qwen3:0.6b"]
     monkeypatch.setenv("INGLE_THREADS", "many")
     assert completed("ingle pull smollm2:1") == []

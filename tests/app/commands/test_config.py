@@ -1,4 +1,4 @@
-"""`ingle config`: what is shown, and what becomes of a config.toml that people have written."""
+"""`ingle config`: its output, and its edits of config.toml."""
 
 import json
 import stat
@@ -46,14 +46,14 @@ def write(text: str) -> Path:
     return config_file()
 
 
-def test_all_else_stays_as_people_have_written_it(invoke: Invoke) -> None:
+def test_set_and_unset_keep_the_rest_of_the_file(invoke: Invoke) -> None:
     path = write(WRITTEN)
     assert invoke("set", "threads", "7").exit_code == 0
     assert path.read_text() == WRITTEN.replace("threads = 2", "threads = 7")
     assert invoke("unset", "threads").exit_code == 0
     assert path.read_text() == WRITTEN.replace("threads = 2\n", "")
     assert load_settings().threads == 0
-    assert invoke("set", "context", "512").exit_code == 0  # before the table
+    assert invoke("set", "context", "512").exit_code == 0  # written before the table
     assert (load_settings().context, dict(load_settings().model_aliases)) == (512, {"gpt-4o": "smollm2:135m"})
 
 
@@ -70,16 +70,16 @@ def test_all_else_stays_as_people_have_written_it(invoke: Invoke) -> None:
         ("model", 'a "b"', "model = 'a \"b\"'"),
     ],
 )
-def test_a_value_is_written_as_people_would(invoke: Invoke, name: str, value: str, line: str) -> None:
+def test_values_are_written_as_plain_toml(invoke: Invoke, name: str, value: str, line: str) -> None:
     expected = SETTINGS[name].parse(value)
     assert invoke("set", name, value).exit_code == 0
     written = config_file().read_text().strip()
     assert written == line or written == line.replace("'a \"b\"'", '"a \\"b\\""')
     assert vars(load_settings())[name] == expected
-    assert stat.S_IMODE(config_file().stat().st_mode) == 0o600  # it may come to hold keys
+    assert stat.S_IMODE(config_file().stat().st_mode) == 0o600  # the file can contain API keys later
 
 
-def test_names_are_a_table(invoke: Invoke) -> None:
+def test_model_aliases_are_written_as_a_table(invoke: Invoke) -> None:
     write(WRITTEN)
     assert invoke("set", "model_aliases", "gpt-4o=qwen3:4b,o3=*").exit_code == 0
     assert load_settings().model_aliases == {"gpt-4o": "qwen3:4b", "o3": "*"}
@@ -96,7 +96,7 @@ def test_names_are_a_table(invoke: Invoke) -> None:
         (("unset", "thread"), "no such setting: thread"),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_the_file_stays(
+def test_invalid_value_is_refused_and_the_file_is_unchanged(
     invoke: Invoke, words: tuple[str, ...], allowed: str
 ) -> None:
     path = write(WRITTEN)
@@ -108,7 +108,7 @@ def test_what_makes_no_sense_is_refused_and_the_file_stays(
     assert path.read_text() == WRITTEN
 
 
-def test_a_key_that_is_no_setting_can_be_taken_out(invoke: Invoke) -> None:
+def test_unknown_key_can_be_removed(invoke: Invoke) -> None:
     path = write("modell = 1\nthreads = 2\n")
     assert isinstance(invoke("list").exception, InvalidSetting)
     assert invoke("unset", "modell").exit_code == 0
@@ -116,13 +116,13 @@ def test_a_key_that_is_no_setting_can_be_taken_out(invoke: Invoke) -> None:
     assert "is not set in" in invoke("unset", "context").stderr
 
 
-def test_a_file_that_is_no_toml_is_left_alone(invoke: Invoke) -> None:
+def test_invalid_toml_file_is_unchanged(invoke: Invoke) -> None:
     path = write("model = ")
     assert isinstance(invoke("set", "threads", "1").exception, InvalidSetting)
     assert path.read_text() == "model = "
 
 
-def test_where_the_file_is_a_link_what_it_leads_to_is_written(invoke: Invoke, tmp_path: Path) -> None:
+def test_target_of_a_symbolic_link_is_written(invoke: Invoke, tmp_path: Path) -> None:
     target = tmp_path / "dotfiles.toml"
     target.write_text("threads = 2\n")
     target.chmod(0o644)
@@ -134,14 +134,14 @@ def test_where_the_file_is_a_link_what_it_leads_to_is_written(invoke: Invoke, tm
     assert stat.S_IMODE(target.stat().st_mode) == 0o644
 
 
-def test_what_comes_first_is_told(invoke: Invoke) -> None:
+def test_set_warns_about_an_overriding_variable(invoke: Invoke) -> None:
     answer = invoke("set", "threads", "3", INGLE_THREADS="5")
     assert "INGLE_THREADS is set in the environment and overrides config.toml" in answer.stderr
     assert invoke("get", "threads", INGLE_THREADS="5").stdout == "5\n"
     assert invoke("get", "threads").stdout == "3\n"
 
 
-def test_each_has_its_line_and_secrets_are_not_shown(invoke: Invoke) -> None:
+def test_list_shows_every_setting_but_no_secrets(invoke: Invoke) -> None:
     keys: Mapping[str, str] = {"INGLE_API_KEY": "sk-secret", "HF_TOKEN": "hf_secret"}
     shown = invoke("list", **keys)
     lines = dict(line.split(None, 1) for line in shown.stdout.splitlines()[1:])
@@ -153,7 +153,7 @@ def test_each_has_its_line_and_secrets_are_not_shown(invoke: Invoke) -> None:
         assert "secret" not in invoke(*words, **keys).stdout.replace("(secret)", "")
 
 
-def test_json(invoke: Invoke) -> None:
+def test_list_json(invoke: Invoke) -> None:
     write(WRITTEN)
     found = {entry["name"]: entry for entry in json.loads(invoke("list", "--json", INGLE_GPU_MEMORY="20GB").stdout)}
     assert found.keys() == SETTINGS.keys()
@@ -165,12 +165,12 @@ def test_json(invoke: Invoke) -> None:
     assert found["port"]["variable"] == "INGLE_PORT"
 
 
-def test_a_key_comes_from_stdin(invoke: Invoke) -> None:
+def test_set_reads_a_value_from_stdin(invoke: Invoke) -> None:
     assert invoke("set", "hub_token", "-", stdin="hf_secret\n").exit_code == 0
     assert load_settings().hub_token == "hf_secret"  # noqa: S105
 
 
-def test_the_path_is_told_of_a_file_that_is_not_there(invoke: Invoke) -> None:
+def test_path_of_a_missing_file_is_printed(invoke: Invoke) -> None:
     assert invoke("path").stdout == f"{config_file()}\n"
     assert not config_file().exists()
 

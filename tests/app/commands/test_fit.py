@@ -1,4 +1,4 @@
-"""`ingle fit` as people and scripts call it."""
+"""`ingle fit`: its output as a table and as JSON."""
 
 import json
 from pathlib import Path
@@ -19,8 +19,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("tiny"), head_dim=32).path
 
 
-def test_by_formula() -> None:
-    """70 billion weights; 80 layers of 64 heads of 128, without groups: 2.6 MB a token."""
+def test_formula_gives_kv_and_weight_sizes() -> None:
+    """70 billion weights, and 80 layers of 64 heads of 128 without grouped queries: 2.6 MB of KV cache per token."""
     figures = ("--layers", 80, "--kv-heads", 64, "--head-dim", 128, "--context", 4096)
     found = json.loads(fit("--params", "70b", *figures, "--json").stdout)
     assert found["kv"][0] == {"bits": 16, "token_bytes": 2_621_440, "size": 10_737_418_240}
@@ -47,11 +47,11 @@ def test_by_formula() -> None:
         ("--memory", "much"),
     ],
 )
-def test_figures_that_make_no_sense(words: tuple[object, ...]) -> None:
+def test_invalid_figures_are_a_usage_error(words: tuple[object, ...]) -> None:
     assert fit(*words).exit_code == 2
 
 
-def test_a_model_at_a_path(tiny: Path) -> None:
+def test_model_at_a_path_fits(tiny: Path) -> None:
     shown = fit(tiny, "--memory", "1GB")
     assert shown.exit_code == 0
     lines = shown.stdout.splitlines()
@@ -61,7 +61,7 @@ def test_a_model_at_a_path(tiny: Path) -> None:
     assert [line.split()[:2] for line in lines[-2:]] == [["f16", "512"], ["int8", "512"]]
 
 
-def test_one_that_does_not_fit_says_so_by_its_exit_status(tiny: Path) -> None:
+def test_model_that_does_not_fit_exits_with_1(tiny: Path) -> None:
     shown = fit(tiny, "--memory", "0.01GB", "--json")
     assert shown.exit_code == 1
     found = json.loads(shown.stdout)

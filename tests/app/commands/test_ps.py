@@ -1,4 +1,4 @@
-"""`ingle ps` over servers in this process: what it says of their requests, and of servers that say nothing."""
+"""`ingle ps` with servers in this process: their requests, and servers with invalid responses."""
 
 import json
 import threading
@@ -32,7 +32,7 @@ def instance(port: int) -> Instance:
 
 
 def listed() -> dict[str, Any]:
-    """What is said of the only server, as JSON."""
+    """Return the entry of the only server, from the JSON output."""
     [server] = json.loads(CliRunner().invoke(ingle, ["ps", "--json"]).stdout)
     assert isinstance(server, dict)
     return server
@@ -76,9 +76,7 @@ def test_requests_are_listed_by_class(tokenizer: Tokenizer, renderer: ChatTempla
     assert " of 512 (" in busy_table[4]
 
 
-def test_prompts_that_are_read_are_listed_with_their_progress(
-    tokenizer: Tokenizer, renderer: ChatTemplateRenderer
-) -> None:
+def test_prompts_in_prefill_are_listed_with_progress(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     engine, runner = controlled_engine(tokenizer.vocab_size, budget=100)
 
     def ask() -> int:
@@ -103,7 +101,7 @@ def test_prompts_that_are_read_are_listed_with_their_progress(
     assert busy_table[-1].split() == ["4242", "editor[2J", "500", "(33%)", "1,500", "tokens"]
 
 
-def test_an_engine_that_cannot_serve_says_why(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+def test_status_of_a_stopped_engine_is_its_problem(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     engine, _ = controlled_engine(tokenizer.vocab_size)
     with LiveServer("hash", engine, tokenizer, renderer) as server, recorded(instance(server.port), load_settings()):
         server.call(server.streams.stop())
@@ -113,7 +111,7 @@ def test_an_engine_that_cannot_serve_says_why(tokenizer: Tokenizer, renderer: Ch
 
 @pytest.fixture
 def odd_server(tmp_path: Path) -> Iterator[tuple[int, list[bytes]]]:
-    """The port of a server that is none of ours, and what it answers."""
+    """Return the port of a server that is not ingle, and the list whose first item is its response."""
     body = [b""]
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
@@ -129,7 +127,7 @@ def odd_server(tmp_path: Path) -> Iterator[tuple[int, list[bytes]]]:
 
 
 @pytest.mark.parametrize("answer", [b"", b"[]", b"1", b"{}", b'{"running": 1, "waiting": 2}', b"\xff"])
-def test_an_answer_that_makes_no_sense(odd_server: tuple[int, list[bytes]], answer: bytes) -> None:
+def test_status_of_an_invalid_response_is_an_error(odd_server: tuple[int, list[bytes]], answer: bytes) -> None:
     port, body = odd_server
     body[0] = answer
     with recorded(instance(port), load_settings()):
@@ -138,7 +136,7 @@ def test_an_answer_that_makes_no_sense(odd_server: tuple[int, list[bytes]], answ
         assert table()[4].split() == ["4242", "-", "-", "-"]
 
 
-def test_a_server_that_does_not_answer() -> None:
+def test_status_of_an_unreachable_server_is_an_error() -> None:
     with recorded(instance(1), load_settings()):
         assert "does not respond" in listed()["status"]
         assert listed()["kv_blocks"] is None

@@ -1,4 +1,4 @@
-"""`ingle pull` of several models, and the end of a download that another process was asked for."""
+"""`ingle pull` of several models, and a download that another process stops."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +20,7 @@ def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Res
     return lambda *words: CliRunner().invoke(pull, [str(word) for word in words])
 
 
-def test_each_model_has_its_line(invoke: Callable[..., Result], tmp_path: Path) -> None:
+def test_pull_prints_a_path_per_model(invoke: Callable[..., Result], tmp_path: Path) -> None:
     files = [tmp_path / "one.gguf", tmp_path / "two.gguf"]
     for file in files:
         file.touch()
@@ -30,14 +30,14 @@ def test_each_model_has_its_line(invoke: Callable[..., Result], tmp_path: Path) 
     assert answer.stderr.count(" is ready: ") == 2
 
 
-def test_the_running_download_is_asked_to_stop(invoke: Callable[..., Result], tmp_path: Path) -> None:
-    assert isinstance(invoke("--stop").exception, AppError)  # there is none
+def test_stop_ends_the_running_download(invoke: Callable[..., Result], tmp_path: Path) -> None:
+    assert isinstance(invoke("--stop").exception, AppError)  # no download is running
 
     def download() -> None:
         with DownloadTurn(tmp_path / "models", "org/repo").hold(SilentProgress()) as progress:
             with progress.task("Downloading it", 100):
                 assert "The download of org/repo (pid " in invoke("--stop").stderr
-            with progress.task("Downloading more", 100):  # the next word about it
+            with progress.task("Downloading more", 100):  # the next progress report
                 pass
 
     with pytest.raises(DownloadStopped) as caught:
@@ -45,7 +45,9 @@ def test_the_running_download_is_asked_to_stop(invoke: Callable[..., Result], tm
     assert exit_status(caught.value) == 130
 
 
-def test_an_interrupt_says_that_nothing_is_lost(invoke: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_pull_says_that_the_part_is_kept(
+    invoke: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*arguments: object) -> None:
         raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""`ingle quantize`: what it prints where, and what it refuses."""
+"""`ingle quantize`: its output, and the sources and options that it refuses."""
 
 import json
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _threads() -> Iterator[None]:
-    """The command takes one; other tests keep theirs."""
+    """Restore torch's threads, because the command sets one thread."""
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
@@ -40,14 +40,14 @@ def _quantize(*arguments: object) -> Result:
     return CliRunner().invoke(ingle, ["quantize", *map(str, arguments)])
 
 
-def test_the_path_goes_to_stdout(source: Path, tmp_path: Path) -> None:
+def test_path_is_printed_to_stdout(source: Path, tmp_path: Path) -> None:
     answer = _quantize(source, tmp_path / "copy", "--to", "fp8")
     assert (answer.exit_code, answer.stdout) == (0, f"{tmp_path / 'copy'}\n")
     assert "Quantized 1 layers to fp8: from 532.5 kB to" in answer.stderr
     assert (tmp_path / "copy" / "model.safetensors").exists()
 
 
-def test_the_same_as_json(source: Path, tmp_path: Path) -> None:
+def test_json_output(source: Path, tmp_path: Path) -> None:
     answer = _quantize(source, tmp_path / "copy", "--to", "int4", "--group-size", 32, "--json", "-q")
     assert answer.stderr == ""
     report = json.loads(answer.stdout)
@@ -55,14 +55,14 @@ def test_the_same_as_json(source: Path, tmp_path: Path) -> None:
     assert (report["method"], report["group_size"], report["layers"]) == ("int4", 32, 1)
 
 
-def test_the_scales_of_nf4_can_be_quantized(source: Path, tmp_path: Path) -> None:
+def test_double_quant_makes_nf4_smaller(source: Path, tmp_path: Path) -> None:
     _quantize(source, tmp_path / "copy", "--to", "nf4")
     _quantize(source, tmp_path / "small", "--to", "nf4", "--double-quant")
     sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("copy", "small")]
     assert sizes[0] - sizes[1] > 512 * 256 // 64 * 2
 
 
-def test_one_process_at_a_time_writes_a_folder(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_target_folder_is_locked(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def writing(*arguments: object) -> None:
         [lock] = (tmp_path / "models" / ".locks").iterdir()
         with pytest.raises(Timeout):
@@ -88,17 +88,17 @@ def test_one_process_at_a_time_writes_a_folder(source: Path, tmp_path: Path, mon
         ("--to", "int4", "--group-size", "48"),
     ],
 )
-def test_options_that_do_not_fit_are_a_usage_error(source: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_incompatible_options_are_a_usage_error(source: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
     answer = _quantize(source, tmp_path / "copy", *options)
     assert (answer.exit_code, answer.stdout) == (2, "")
     assert not (tmp_path / "copy").exists()
 
 
-def test_a_model_that_is_not_there_is_not_found(tmp_path: Path) -> None:
+def test_missing_source_is_not_found(tmp_path: Path) -> None:
     answer = _quantize(tmp_path / "absent", tmp_path / "copy", "--to", "nf4")
     assert isinstance(answer.exception, ModelNotFound)
     assert exit_status(answer.exception) == EXIT_NOT_FOUND
 
 
-def test_a_model_can_be_saved_as_whatever_it_can_be_loaded_as() -> None:
+def test_saving_and_loading_have_the_same_methods() -> None:
     assert list(METHODS) == list(quantized_storage.METHODS) == list(quantizing.METHODS)

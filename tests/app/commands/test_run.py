@@ -1,5 +1,4 @@
-"""`ingle run` as a person meets it: the real default model, both streams, the exit status; signals and pipes, too, in
-processes of its own."""
+"""`ingle run` with the real default model: both streams, the exit status, signals, and pipes."""
 
 import json
 import os
@@ -22,15 +21,15 @@ PROGRAM = [sys.executable, "-m", "app", "run"]
 
 @pytest.fixture
 def environment(smollm2: Path, cpu_kernels: Path, tmp_path: Path) -> dict[str, str]:
-    """The model is stored, kernels are compiled, and there is no network."""
+    """An environment in which the model is stored, kernels are compiled, and offline mode is on."""
     own = {"INGLE_MODELS_DIR": str(smollm2.parent), "INGLE_OFFLINE": "1", "XDG_CONFIG_HOME": str(tmp_path)}
-    own["INGLE_STATE_DIR"] = str(tmp_path / "state")  # no server of the developer's is found
+    own["INGLE_STATE_DIR"] = str(tmp_path / "state")  # so that no server of the developer is found
     return {**os.environ, **own, "HF_HUB_CACHE": str(tmp_path / "hub")}
 
 
 @pytest.fixture
 def process(environment: dict[str, str]) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Where a test puts the processes that must not outlive it."""
+    """A list of processes, which end with the test."""
     started: list[subprocess.Popen[bytes]] = []
     yield started
     for one in started:
@@ -42,7 +41,7 @@ def run(environment: dict[str, str], *arguments: str, stdin: bytes = b"") -> sub
     return ingle(environment, "run", *arguments, stdin=stdin)
 
 
-def test_answers_a_question(environment: dict[str, str]) -> None:
+def test_run_prints_an_answer(environment: dict[str, str]) -> None:
     done = run(environment, "What is the capital of France?", "--temperature", "0")
     assert done.returncode == 0, done.stderr.decode()
     assert "Paris" in done.stdout.decode()
@@ -50,7 +49,7 @@ def test_answers_a_question(environment: dict[str, str]) -> None:
     assert b"Traceback" not in done.stderr
 
 
-def test_the_same_seed_gives_the_same_answer_as_json(environment: dict[str, str]) -> None:
+def test_same_seed_gives_the_same_json_answer(environment: dict[str, str]) -> None:
     answers = []
     for _ in range(2):
         done = run(environment, "-", "--json", "--seed", "7", "-t", "1", "-n", "12", "-q", stdin=b"Name a river.\n")
@@ -82,31 +81,31 @@ def test_continue_adds_to_the_previous_conversation(environment: dict[str, str],
     assert messages[2]["content"] == first["text"]
 
 
-def test_a_context_that_is_longer_than_the_models_own_is_lowered_with_a_warning(environment: dict[str, str]) -> None:
+def test_context_longer_than_the_models_is_lowered_with_a_warning(environment: dict[str, str]) -> None:
     done = run(environment, "Hello", "-n", "1", "--context", "16384")
     assert done.returncode == 0
     assert "The context of the model is 8,192 tokens. --context 16384 is lowered to that." in done.stderr.decode()
 
 
-def test_an_answer_that_is_cut_off_says_so(environment: dict[str, str]) -> None:
+def test_truncated_answer_is_reported(environment: dict[str, str]) -> None:
     done = run(environment, "Tell me a long story.", "-n", "5", "--temperature", "0")
     assert done.returncode == 0
     assert b"cut off after 5 tokens" in done.stderr
 
 
-def test_stop_ends_the_answer_before_the_text(environment: dict[str, str]) -> None:
+def test_stop_text_ends_the_answer(environment: dict[str, str]) -> None:
     done = run(environment, "What is the capital of France?", "--temperature", "0", "--stop", "Par", "--json")
     answer = json.loads(done.stdout)
     assert answer["finish_reason"] == "stop"
     assert answer["text"] == "The capital of France is "
 
 
-def test_the_system_prompt_reaches_the_model(environment: dict[str, str]) -> None:
-    plain, told = (
+def test_system_message_is_part_of_the_prompt(environment: dict[str, str]) -> None:
+    plain, with_system = (
         json.loads(run(environment, "Hi", "--json", "-n", "1", *system).stdout)["usage"]["prompt_tokens"]
         for system in ([], ["--system", "one two three four five six seven eight nine ten " * 5])
     )
-    assert told > plain
+    assert with_system > plain
 
 
 @pytest.mark.parametrize("phase", ["compiling", "loading", "prefill", "decode"])
@@ -134,14 +133,14 @@ def test_interrupt_stops_at_once(
     elif phase == "prefill":
         assert any(b"Reading the prompt" in line for line in started.stderr)
     else:
-        assert started.stdout.read(1)  # text streams, while there are thousands of tokens to go
+        assert started.stdout.read(1)  # text is streamed while thousands of tokens are still to come
         assert started.poll() is None
     started.send_signal(signal.SIGINT)
     assert started.wait(HANGING_SECONDS) == 130
     rest = started.stderr.read()
     assert b"Traceback" not in rest
     if phase != "decode":
-        assert b"done in" not in rest  # nor was what came next begun
+        assert b"done in" not in rest  # the next task did not start
         assert started.stdout.read().strip() == b""
 
 
@@ -158,7 +157,7 @@ def test_interrupt_stops_at_once(
         (["hi", "--context", "8"], 1, "context"),
     ],
 )
-def test_mistakes_are_answered_with_what_to_do(
+def test_errors_have_a_message_and_an_exit_status(
     environment: dict[str, str], arguments: list[str], status: int, words: str
 ) -> None:
     done = run(environment, *arguments)
@@ -168,9 +167,7 @@ def test_mistakes_are_answered_with_what_to_do(
     assert done.stdout.strip() == b""
 
 
-def test_a_damaged_model_file_is_an_error_that_names_the_place(
-    environment: dict[str, str], smollm2: Path, tmp_path: Path
-) -> None:
+def test_error_names_a_damaged_model_file(environment: dict[str, str], smollm2: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(smollm2.read_bytes()[:2_000_000])
     done = run(environment, "hi", "--model", str(broken))
@@ -180,7 +177,7 @@ def test_a_damaged_model_file_is_an_error_that_names_the_place(
     assert b"Traceback" not in done.stderr
 
 
-def test_too_little_memory_to_start_is_told_in_words(environment: dict[str, str]) -> None:
+def test_too_little_memory_to_start_is_reported(environment: dict[str, str]) -> None:
     limit = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({300 << 20},) * 2)"
     code = f"{limit}; import sys; from app.cli import main; sys.argv = ['ingle', 'run', 'hi']; sys.exit(main())"
     done = subprocess.run(
@@ -197,7 +194,7 @@ def test_too_little_memory_to_start_is_told_in_words(environment: dict[str, str]
     assert "Traceback" not in done.stderr
 
 
-def test_a_closed_pipe_is_quiet(environment: dict[str, str], process: list[subprocess.Popen[bytes]]) -> None:
+def test_closed_stdout_prints_no_error(environment: dict[str, str], process: list[subprocess.Popen[bytes]]) -> None:
     command = [*PROGRAM, *WITHOUT_END, "-q"]
     started = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.append(started)

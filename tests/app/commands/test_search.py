@@ -1,4 +1,4 @@
-"""`ingle search`: what is found on a fake hub, in which order, and what is searched without one."""
+"""`ingle search`: results from a fake hub and their order, and the search without a hub."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -19,13 +19,13 @@ Search = Callable[..., Result]
 
 
 def gguf(**sizes: int) -> dict[str, bytes]:
-    """Files by their quantization."""
+    """Return the files of a GGUF repository by name."""
     return {f"model-{kind}.gguf": bytes(size) for kind, size in sizes.items()}
 
 
 @pytest.fixture
 def hub() -> Iterator[FakeHub]:
-    """From the least fetched repository to the most."""
+    """Repositories from the least to the most downloaded."""
     with serve() as served:
         served.repositories = {
             "org/Small-Chat-GGUF": gguf(Q8_0=4000, Q4_K_M=2500, Q2_K=900),
@@ -51,7 +51,7 @@ def search(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Sea
     return run
 
 
-def test_what_fits_comes_first_in_the_quantization_to_take(search: Search) -> None:
+def test_models_that_fit_come_first_with_their_quantization(search: Search) -> None:
     found = json.loads(search("chat", "--json").stdout)
     assert [(it["name"], it["format"], it["fits"]) for it in found] == [
         ("org/Middle-Chat-GGUF:Q3_K_M", "gguf", True),
@@ -66,7 +66,7 @@ def test_what_fits_comes_first_in_the_quantization_to_take(search: Search) -> No
     assert "org/Chat-pickles-GGUF" not in str(found)
 
 
-def test_another_memory_may_be_said(search: Search) -> None:
+def test_memory_option_changes_what_fits(search: Search) -> None:
     found = json.loads(search("large", "--json", "--memory", "0.00001GB").stdout)
     assert [(it["name"], it["fits"]) for it in found] == [("org/Large-Chat-GGUF:Q4_K_M", True)]
     wrong = search("large", "--memory", "8")
@@ -76,37 +76,37 @@ def test_another_memory_may_be_said(search: Search) -> None:
     assert {it["fits"] for it in offline} == {True, False}
 
 
-def test_the_table_for_people(search: Search) -> None:
+def test_table_output(search: Search) -> None:
     lines = [line.split() for line in search("small", "chat").stdout.splitlines()]
     assert lines[0] == ["NAME", "FORMAT", "SIZE", "FITS", "DOWNLOADS", "LICENSE"]
     assert ["org/Small-Chat-GGUF:Q4_K_M", "gguf", "2.5", "kB", "yes", "0", "mit"] in lines
 
 
-def test_one_kind_alone_and_at_most_so_many(search: Search) -> None:
+def test_format_and_limit_restrict_results(search: Search) -> None:
     assert [it["format"] for it in json.loads(search("chat", "--format", "awq", "--json").stdout)] == ["awq"]
-    assert len(json.loads(search("chat", "--limit", "3", "--json").stdout)) == 2  # and one without a model
+    assert len(json.loads(search("chat", "--limit", "3", "--json").stdout)) == 2  # a third one has no model
 
 
-def test_nothing_found_has_a_status_of_its_own(search: Search) -> None:
+def test_no_results_exit_with_3(search: Search) -> None:
     answer = search("no such thing")
     assert (answer.exit_code, answer.stdout) == (3, "")
     assert json.loads(search("no such thing", "--json").stdout) == []
 
 
 @pytest.mark.parametrize("more", [{"INGLE_OFFLINE": "1"}, {"INGLE_HUB_ENDPOINT": "http://127.0.0.1:9"}])
-def test_without_the_hub_the_known_models_are_searched(search: Search, hub: FakeHub, more: dict[str, str]) -> None:
+def test_known_models_are_searched_without_the_hub(search: Search, hub: FakeHub, more: dict[str, str]) -> None:
     answer = search("qwen", "coder", "--json", **more)
     assert "models with a short name" in answer.stderr
     names = [it["name"] for it in json.loads(answer.stdout)]
     assert set(names) == {model.name for model in load_families() if model.name.startswith("qwen2.5-coder:")}
-    assert names[0] == "qwen2.5-coder:0.5b"  # none fits: the smallest is nearest
+    assert names[0] == "qwen2.5-coder:0.5b"  # none fits, so the smallest comes first
     assert hub.requests == []
 
 
 @pytest.mark.parametrize(
     "listing", [b"{}", b"[", b'[{"id": "../../x", "downloads": 1}, {"id": 3}, {"id": "org/x:Q4_0", "downloads": 1}, 7]']
 )
-def test_an_answer_that_makes_no_sense(search: Search, hub: FakeHub, listing: bytes) -> None:
+def test_invalid_hub_response_gives_no_results(search: Search, hub: FakeHub, listing: bytes) -> None:
     hub.listing = listing
     answer = search("chat", "--json")
     if listing.endswith(b"]"):

@@ -1,4 +1,4 @@
-"""`ingle serve`, `ps`, `stop` and a `run` that attaches, as a person meets them: real processes, the real model."""
+"""`ingle serve`, `ps`, `stop`, and a `run` that uses the server, with real processes and the real model."""
 
 import json
 import os
@@ -67,7 +67,7 @@ Start = Callable[..., Server]
 
 @pytest.fixture(scope="module")
 def start(smollm2: Path, cpu_kernels: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """Starts servers, each of a user of its own, that do not outlive the tests."""
+    """Start servers, each with a separate home, which end with the test."""
     with ExitStack() as stack:
 
         def started(*arguments: str, home: Path | None = None) -> Server:
@@ -81,7 +81,7 @@ def start(smollm2: Path, cpu_kernels: Path, tmp_path_factory: pytest.TempPathFac
 
 
 def environment_of(model: Path, home: Path) -> dict[str, str]:
-    """The model is stored, and there is no network."""
+    """Return an environment in which the model is stored and offline mode is on."""
     own = {
         "INGLE_MODELS_DIR": str(model.parent),
         "INGLE_OFFLINE": "1",
@@ -99,7 +99,7 @@ def serve(environment: dict[str, str], *arguments: str) -> "subprocess.Popen[str
 
 
 def ready(process: "subprocess.Popen[str]", environment: dict[str, str]) -> Server:
-    """The server, once it has said that it is ready."""
+    """Return the server after it has printed that it is ready."""
     assert process.stderr is not None
     said = []
     for line in process.stderr:
@@ -111,31 +111,31 @@ def ready(process: "subprocess.Popen[str]", environment: dict[str, str]) -> Serv
 
 @pytest.fixture(scope="module")
 def server(start: Start) -> Server:
-    """For tests that leave it as they found it."""
+    """A server for tests that do not change it."""
     return start()
 
 
 @pytest.fixture(scope="module")
 def other(start: Start) -> Server:
-    """For one test that hears all it says, and a later one that ends it."""
+    """A server for one test that reads all its output, and a later test that ends it."""
     return start()
 
 
-def test_it_is_ready_on_both_addresses(server: Server) -> None:
+def test_server_is_ready_on_both_loopback_addresses(server: Server) -> None:
     for address in ("127.0.0.1", "[::1]", "localhost"):
         health = httpx.get(f"http://{address}:{server.port}/health", trust_env=False)
         assert health.status_code == 200
         assert health.json()["status"] == "ok"
 
 
-def test_it_tells_what_it_takes_of_the_machine(server: Server) -> None:
-    told = httpx.get(f"{server.url}/inglenook/engine", trust_env=False).json()
-    assert told["block_bytes"] > 0
-    assert told["disk"]["total"] > told["disk"]["used"] >= 0
-    assert told["gpu"] is None
+def test_engine_report_has_memory_and_disk_use(server: Server) -> None:
+    report = httpx.get(f"{server.url}/inglenook/engine", trust_env=False).json()
+    assert report["block_bytes"] > 0
+    assert report["disk"]["total"] > report["disk"]["used"] >= 0
+    assert report["gpu"] is None
 
 
-def test_ps_lists_it(server: Server) -> None:
+def test_ps_lists_the_server(server: Server) -> None:
     [listed] = server.listed()
     assert listed["pid"] == server.process.pid
     assert listed["api_url"] == f"{server.url}/v1"
@@ -147,7 +147,7 @@ def test_ps_lists_it(server: Server) -> None:
     assert table[1].split()[:6] == [str(server.process.pid), "smollm2:135m", f"{server.url}/v1", "ok", "0", "0"]
 
 
-def test_ps_counts_the_requests(server: Server) -> None:
+def test_ps_counts_running_requests(server: Server) -> None:
     with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=ENDLESS, timeout=600) as response:
         assert response.status_code == 200
         next(lines := response.iter_lines())
@@ -155,7 +155,7 @@ def test_ps_counts_the_requests(server: Server) -> None:
         next(lines)
 
 
-def test_a_port_that_is_taken_by_ingle(server: Server) -> None:
+def test_error_names_the_ingle_server_on_the_port(server: Server) -> None:
     done = ingle(server.environment, "serve", "--port", str(server.port))
     assert done.returncode == 1
     said = done.stderr.decode()
@@ -163,7 +163,7 @@ def test_a_port_that_is_taken_by_ingle(server: Server) -> None:
     assert f"ingle stop {server.port}" in said
 
 
-def test_a_port_that_is_taken_by_another_program(server: Server) -> None:
+def test_error_names_the_program_on_the_port(server: Server) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = server.ingle("serve", "--port", str(port))
@@ -171,11 +171,11 @@ def test_a_port_that_is_taken_by_another_program(server: Server) -> None:
     assert f"error: port {port} is in use by" in done.stderr
     assert f"(pid {os.getpid()})" in done.stderr
     assert "--port" in done.stderr
-    assert len(server.records()) == 2  # the record and the lock of the server that runs
+    assert len(server.records()) == 2  # the record and the lock of the running server
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.2", "::", "example.org"])  # noqa: S104
-def test_other_machines_are_not_served_without_a_key(server: Server, host: str) -> None:
+def test_serving_other_machines_needs_a_key(server: Server, host: str) -> None:
     done = ingle(server.environment, "serve", "--host", host)
     assert done.returncode == 2
     assert b"--api-key-file" in done.stderr
@@ -183,7 +183,7 @@ def test_other_machines_are_not_served_without_a_key(server: Server, host: str) 
 
 @pytest.fixture
 def no_torch(tmp_path: Path) -> dict[str, str]:
-    """An environment in which a process that needs torch fails."""
+    """An environment in which a process that imports torch fails."""
     (tmp_path / "torch.py").write_text("raise ImportError('torch was imported')")
     return {"PYTHONPATH": str(tmp_path)}
 
@@ -199,7 +199,7 @@ def test_run_uses_a_running_server(server: Server, no_torch: dict[str, str]) -> 
     assert answer["usage"]["cached_tokens"] > 0
 
 
-def test_run_gives_the_answer_of_an_engine_of_its_own(server: Server, no_torch: dict[str, str]) -> None:
+def test_run_gives_the_same_answer_with_and_without_a_server(server: Server, no_torch: dict[str, str]) -> None:
     flags = ("--top-k", "20", "--min-p", "0.02", "--top-p", "0.9", "--repetition-penalty", "1.2", "-t", "1.1")
     question = (
         "run",
@@ -230,7 +230,7 @@ def test_run_gives_the_answer_of_an_engine_of_its_own(server: Server, no_torch: 
     assert attached["timings"]["ttft_ms"] > 0
 
 
-def test_a_request_that_leaves_sampling_open_is_answered_as_run_answers(server: Server) -> None:
+def test_default_sampling_of_server_and_run_is_the_same(server: Server) -> None:
     question = "What is the capital of France?"
     own = json.loads(ingle(server.environment, "run", question, "--json", "--kv-disk-gb", "0", "-q").stdout)
     body = {"model": "smollm2:135m", "messages": [{"role": "user", "content": question}]}
@@ -245,16 +245,16 @@ def test_sampling_defaults_and_generic_tools_can_be_turned_off(start: Start) -> 
     [model] = httpx.get(f"{server.url}/v1/models", trust_env=False).json()["data"]
     assert model["default_sampling"] is None
     answer = json.loads(server.ingle("run", "What is the capital of France?", "--json").stdout)
-    assert "Paris" in answer["text"]  # the command line's own default stays
+    assert "Paris" in answer["text"]  # `ingle run` keeps its default sampling
 
 
-def test_it_tells_of_every_request_in_a_line(other: Server) -> None:
+def test_every_request_is_logged_in_a_line(other: Server) -> None:
     assert other.process.stderr is not None
-    for told in ("37 computed; no similar prompt before; first token after", "first token after"):
+    for part in ("37 computed; no similar prompt before; first token after", "first token after"):
         assert other.ingle("run", "What is the capital of France?", "-n", "3").returncode == 0
         line = other.process.stderr.readline()
         assert re.match(r"\d\d:\d\d:\d\d smollm2:135m interactive; prompt \d+: \d+ device, 0 RAM, 0 disk, ", line)
-        assert told in line
+        assert part in line
         assert re.search(r"; 3 tokens at [\d.]+/s$", line.rstrip("\n"))
         assert "France" not in line
 
@@ -262,9 +262,7 @@ def test_it_tells_of_every_request_in_a_line(other: Server) -> None:
 @pytest.mark.parametrize(
     "flags", [["--context", "64"], ["--threads", "1"], ["--kernels", "reference"], ["--kv-disk-gb", "1"]]
 )
-def test_run_with_an_engine_flag_has_an_engine_of_its_own(
-    server: Server, no_torch: dict[str, str], flags: list[str]
-) -> None:
+def test_run_with_an_engine_option_starts_an_engine(server: Server, no_torch: dict[str, str], flags: list[str]) -> None:
     done = server.ingle("run", "hi", "-n", "1", *flags, **no_torch)
     assert done.returncode == 1
     assert "torch was imported" in done.stderr
@@ -278,7 +276,7 @@ def test_run_with_an_engine_flag_has_an_engine_of_its_own(
         (["hi", "--model", "smolm2"], 3, "smollm2"),
     ],
 )
-def test_mistakes_are_told_as_without_a_server(
+def test_errors_of_run_are_the_same_with_a_server(
     server: Server, no_torch: dict[str, str], arguments: list[str], status: int, words: str
 ) -> None:
     done = server.ingle("run", *arguments, **no_torch)
@@ -287,23 +285,21 @@ def test_mistakes_are_told_as_without_a_server(
     assert "Traceback" not in done.stderr
 
 
-def test_a_file_is_served_by_its_aliases_and_found_by_its_path(
-    start: Start, smollm2: Path, no_torch: dict[str, str]
-) -> None:
+def test_file_is_served_under_aliases_and_found_by_path(start: Start, smollm2: Path, no_torch: dict[str, str]) -> None:
     server = start("--model", str(smollm2), "--served-model-name", "mine,other")
     listed = httpx.get(f"{server.url}/v1/models", trust_env=False).json()["data"]
     assert [(model["id"], model["root"]) for model in listed] == [("mine", "mine"), ("other", "mine")]
     asked = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
-    for name, told in (("other", "other"), (str(smollm2), "mine"), (None, "mine")):
+    for name, served in (("other", "other"), (str(smollm2), "mine"), (None, "mine")):
         body = {**asked, "model": name}
         reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, trust_env=False, timeout=60).json()
-        assert reply["model"] == told
+        assert reply["model"] == served
     done = server.ingle("run", "hi", "-n", "1", "--model", str(smollm2), **no_torch)
     assert done.returncode == 0, done.stderr
     assert [listed["model"] for listed in server.listed()] == [str(smollm2)]
 
 
-def test_an_interrupted_run_ends_its_request(server: Server) -> None:
+def test_interrupted_run_ends_its_request(server: Server) -> None:
     command = [*PROGRAM, "run", *WITHOUT_END, "-q"]
     with Started(command, cwd=ROOT, env=server.environment, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -315,7 +311,7 @@ def test_an_interrupted_run_ends_its_request(server: Server) -> None:
 
 
 def follow(server: Server, act: Callable[[], object]) -> list[str]:
-    """Read an endless reply, `act` after its first text, and read on to the end; its events."""
+    """Read an endless reply, call `act` after its first text, and read to the end. Return its events."""
     events = []
     with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=ENDLESS, timeout=600) as response:
         assert response.status_code == 200
@@ -330,7 +326,7 @@ def follow(server: Server, act: Callable[[], object]) -> list[str]:
 
 @pytest.mark.share(2)
 @pytest.mark.parametrize("way", ["SIGINT", "SIGTERM", "SIGHUP", "SIGTERM SIGTERM SIGHUP", "stop"])
-def test_stopping_ends_a_stream_properly_and_leaves_nothing(start: Start, way: str) -> None:
+def test_stopping_ends_streams_with_an_error_and_leaves_nothing(start: Start, way: str) -> None:
     server = start()
     children = server.children()
     assert children, "the child that renders chat templates"
@@ -341,7 +337,7 @@ def test_stopping_ends_a_stream_properly_and_leaves_nothing(start: Start, way: s
             command = [*PROGRAM, "stop", str(server.port)]
             stops.append(Started(command, cwd=ROOT, env=server.environment, stderr=subprocess.PIPE))
         else:
-            for name in way.split():  # of several, as by two programs at once
+            for name in way.split():  # several, like signals from two programs at once
                 server.process.send_signal(signal.Signals[name])
 
     events = follow(server, stop)
@@ -358,8 +354,8 @@ def test_stopping_ends_a_stream_properly_and_leaves_nothing(start: Start, way: s
         socket.create_connection(("127.0.0.1", server.port))
 
 
-def test_ctrl_c_does_not_wait_for_a_server_that_is_being_stopped(other: Server) -> None:
-    """Its end takes some hundredths of a second at least."""
+def test_ctrl_c_ends_a_stopping_server_at_once(other: Server) -> None:
+    """Stopping takes at least some hundredths of a second."""
     other.process.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + HANGING_SECONDS
     while other.process.poll() is None:
@@ -370,7 +366,7 @@ def test_ctrl_c_does_not_wait_for_a_server_that_is_being_stopped(other: Server) 
     assert other.records() == []
 
 
-def test_a_server_that_was_killed_is_forgotten_at_the_next_look(start: Start) -> None:
+def test_killed_server_is_not_listed(start: Start) -> None:
     server = start()
     assert server.records()
     server.process.kill()
@@ -384,7 +380,7 @@ def test_a_server_that_was_killed_is_forgotten_at_the_next_look(start: Start) ->
     assert "try: ingle serve" in server.ingle("ps").stderr
 
 
-def test_several_servers_are_stopped_by_port_or_all(start: Start, tmp_path: Path) -> None:
+def test_servers_are_stopped_by_port_or_together(start: Start, tmp_path: Path) -> None:
     first, second = start(home=tmp_path), start(home=tmp_path)
     assert {one["port"] for one in first.listed()} == {first.port, second.port}
     done = first.ingle("stop")
@@ -398,11 +394,12 @@ def test_several_servers_are_stopped_by_port_or_all(start: Start, tmp_path: Path
     assert first.records() == []
 
 
-def test_an_interrupt_while_the_model_loads_leaves_nothing(smollm2: Path, tmp_path: Path) -> None:
+def test_interrupt_while_loading_leaves_nothing(smollm2: Path, tmp_path: Path) -> None:
     with serve(environment_of(smollm2, tmp_path)) as process:
         wait_until_mapped(process, smollm2)
         process.send_signal(signal.SIGTERM)
         assert process.wait(HANGING_SECONDS) == 130
         assert process.stderr is not None
         assert "Traceback" not in process.stderr.read()
-    assert {path.name for path in (tmp_path / "state").iterdir()} <= {"own-key"}  # that all servers of a user have
+    # the key is common to all servers of a user
+    assert {path.name for path in (tmp_path / "state").iterdir()} <= {"own-key"}

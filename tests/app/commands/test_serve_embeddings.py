@@ -1,4 +1,4 @@
-"""`ingle serve` with an embedding model, and a `run` that cannot chat with one, as a person meets them."""
+"""`ingle serve` with an embedding model, and a `run` that refuses it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,20 +26,20 @@ def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         process.kill()
 
 
-def test_the_real_client_gets_vectors(server: Server, folder: Path) -> None:
+def test_openai_client_gets_vectors(server: Server, folder: Path) -> None:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as api:
         one, two, same = api.embeddings.create(model=str(folder), input=["hello", "world", "hello"]).data
     assert one.embedding == same.embedding != two.embedding
     assert len(one.embedding) == 64
 
 
-def test_ps_lists_it(server: Server, folder: Path) -> None:
+def test_ps_lists_the_server(server: Server, folder: Path) -> None:
     [listed] = server.listed()
     assert (listed["model"], listed["status"], listed["running"]) == (str(folder), "ok", 0)
 
 
-def test_run_says_that_it_cannot_chat(server: Server, folder: Path) -> None:
-    asked = server.ingle("run", "Hi", "--model", str(folder))  # of the server
+def test_run_refuses_an_embedding_model(server: Server, folder: Path) -> None:
+    asked = server.ingle("run", "Hi", "--model", str(folder))  # with the running server
     assert asked.returncode == 1
     assert "returns embeddings, and generates no text" in asked.stderr
     alone = ingle(server.environment, "run", "Hi", "--model", str(folder), "--kernels", "reference")
@@ -47,8 +47,8 @@ def test_run_says_that_it_cannot_chat(server: Server, folder: Path) -> None:
     assert b"return embeddings and cannot generate text" in alone.stderr
 
 
-def test_it_ends_when_it_is_told_to(server: Server) -> None:
-    """The last test of this file, since it ends the server of all."""
+def test_stop_ends_the_server(server: Server) -> None:
+    """The last test of this file, because it ends the shared server."""
     assert httpx.get(f"{server.url}/health", trust_env=False).json()["status"] == "ok"
     server.ingle("stop", str(server.port))
     assert server.process.wait(HANGING_SECONDS) == 0

@@ -1,4 +1,4 @@
-"""`ingle show`: what a model is, from its headers alone."""
+"""`ingle show`: details of a model, from its headers only."""
 
 import json
 import re
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_gguf_file(smollm2: Path) -> None:
+def test_details_of_a_gguf_file(smollm2: Path) -> None:
     shown = as_json(smollm2)
     assert (shown["architecture"], shown["context_length"], shown["vocab_size"]) == ("llama", 8192, 49152)
     assert (shown["parameters"], shown["size"], shown["quantization"]) == (134_515_008, 98_362_432, "Q4_1")
@@ -48,13 +48,13 @@ def test_a_gguf_file(smollm2: Path) -> None:
     }
 
 
-def test_it_tells_which_sampling_applies(folder: Path, smollm2: Path) -> None:
+def test_sampling_is_that_of_the_files_or_the_default(folder: Path, smollm2: Path) -> None:
     assert re.search(r"^SAMPLING +temperature 0\.6, top_p 0\.9$", show(str(folder)).output, re.MULTILINE)
     default = r"^SAMPLING +temperature 0\.7, top_p 0\.95 \(the model recommends none\)$"
     assert re.search(default, show(str(smollm2)).output, re.MULTILINE)
 
 
-def test_a_folder(folder: Path) -> None:
+def test_details_of_a_folder(folder: Path) -> None:
     shown = as_json(folder)
     assert (shown["architecture"], shown["context_length"], shown["vocab_size"]) == ("llama", 256, 300)
     embedding, layer, mlp = 300 * 32, 32 * 32 * 2 + 32 * 16 * 2, 3 * 32 * 64
@@ -71,7 +71,7 @@ def test_a_folder(folder: Path) -> None:
     assert [part["name"] for part in shown["tensors"]] == ["embedding", "attention", "MLP", "norms", "head"]  # type: ignore[attr-defined]
 
 
-def test_the_table_for_people(folder: Path) -> None:
+def test_table_output(folder: Path) -> None:
     lines = show(str(folder)).output.splitlines()
     facts = dict(line.split(None, 1) for line in lines[: lines.index("")] if line.split()[0] != "CHAT")
     assert facts["ARCHITECTURE"] == "llama"
@@ -89,14 +89,14 @@ def test_the_table_for_people(folder: Path) -> None:
         {"model_type": "\x1b]0;owned\x07"},
     ],
 )
-def test_what_makes_no_sense_is_not_shown(tmp_path: Path, config: object) -> None:
+def test_invalid_values_are_not_shown(tmp_path: Path, config: object) -> None:
     write(tmp_path, {**whole_files(), "config.json": json.dumps(config).encode()})
     shown = as_json(tmp_path)
     assert (shown["context_length"], shown["vocab_size"], shown["quantization"]) == (None, None, "F32")
     assert "\x1b" not in show(str(tmp_path)).output
 
 
-def test_a_model_that_sees_is_shown_by_the_part_that_reads(tmp_path: Path) -> None:
+def test_vision_model_is_described_by_its_text_config(tmp_path: Path) -> None:
     text = {"max_position_embeddings": 4096, "vocab_size": 1000}
     config = {"model_type": "seeing", "vocab_size": 7, "text_config": text}
     write(tmp_path, {**whole_files(), "config.json": json.dumps(config).encode()})
@@ -104,25 +104,25 @@ def test_a_model_that_sees_is_shown_by_the_part_that_reads(tmp_path: Path) -> No
     assert (shown["architecture"], shown["context_length"], shown["vocab_size"]) == ("seeing", 4096, 1000)
 
 
-def test_whether_it_fits_is_told_to_who_asks(folder: Path) -> None:
+def test_fit_is_shown_on_request(folder: Path) -> None:
     fit = json.loads(show(str(folder), "--fit", "--json").output)["fit"]
     assert (fit["fits"], fit["wanted_context"], fit["is_stored"]) == (True, 256, True)
     assert "MEMORY         fits: 256 context" in show(str(folder), "--fit").output
     assert "fit" not in as_json(folder)
 
 
-def test_fill_in_the_middle(tmp_path: Path) -> None:
+def test_fill_in_the_middle_is_detected(tmp_path: Path) -> None:
     write(tmp_path, {**whole_files(), "tokenizer.json": b'{"added_tokens": [{"content": "<|fim_prefix|>"}]}'})
     assert as_json(tmp_path)["fills_in_the_middle"] is True
     assert "fill in the middle" in show(str(tmp_path)).output
 
 
-def test_a_model_that_is_not_stored_is_not_found() -> None:
+def test_missing_model_is_not_found() -> None:
     command = [sys.executable, "-m", "app", "show", "no-such-model"]
     assert subprocess.run(command, capture_output=True, check=False, cwd=Path(__file__).parents[3]).returncode == 3
 
 
-def test_nothing_heavy_is_imported(folder: Path) -> None:
+def test_show_imports_no_heavy_modules(folder: Path) -> None:
     code = f"""
 import sys
 from app.cli import ingle
@@ -144,7 +144,7 @@ print(sorted({{"torch", "numba", "transformers", "huggingface_hub"}} & sys.modul
         ("model_type", "unheard"),
     ],
 )
-def test_show_names_what_this_version_does_not_run(folder: Path, tmp_path: Path, key: str, value: object) -> None:
+def test_show_names_unsupported_values(folder: Path, tmp_path: Path, key: str, value: object) -> None:
     assert as_json(folder)["problem"] == ""
     changed = shutil.copytree(folder, tmp_path / "changed")
     config = json.loads((changed / "config.json").read_text())
@@ -154,11 +154,11 @@ def test_show_names_what_this_version_does_not_run(folder: Path, tmp_path: Path,
     assert "PROBLEM" in show(str(changed)).output
 
 
-def test_show_names_a_value_of_a_gguf_file_that_is_no_number(smollm2: Path, tmp_path: Path) -> None:
+def test_show_names_a_gguf_value_that_is_not_finite(smollm2: Path, tmp_path: Path) -> None:
     epsilon, rope = b"llama.attention.layer_norm_rms_epsilon", b"llama.rope.freq_base"
     content = smollm2.read_bytes()
     for key in (epsilon, rope):
-        value = content.index(key) + len(key) + 4  # a type of four bytes stands between the key and its float32
+        value = content.index(key) + len(key) + 4  # a 4-byte type is between the key and its float32
         changed = tmp_path / "changed.gguf"
         for number in (float("nan"), float("inf"), 0.0):
             changed.write_bytes(content[:value] + struct.pack("<f", number) + content[value + 4 :])

@@ -1,4 +1,4 @@
-"""What tests of downloads share: nobody waits before another attempt."""
+"""Fixtures of download tests: retries do not wait."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A Hugging Face Hub on loopback: serves files as /{repo}/resolve/{revision}/{file}, and misbehaves on request."""
+"""A Hugging Face Hub on loopback: serves files as /{repo}/resolve/{revision}/{file}, and fails on request."""
 
 import hashlib
 import json
@@ -20,41 +20,42 @@ _PIECE = 1 << 14
 
 @dataclass(frozen=True)
 class Mishap:
-    """What goes wrong with one download."""
+    """A failure of one download."""
 
-    status: int = 0  # this answer, and no file
-    headers: dict[str, str] = field(default_factory=dict)  # in place of the true ones, or besides; empty: none
-    cut_at: int | None = None  # the connection is closed after so many bytes
-    stall_at: int | None = None  # nothing more comes after so many bytes, and the connection stays
-    flip_at: int | None = None  # this byte of what is sent is another one
+    status: int = 0  # status to return instead of the file
+    headers: dict[str, str] = field(default_factory=dict)  # headers to replace or add; an empty value removes one
+    cut_at: int | None = None  # bytes after which the connection is closed
+    stall_at: int | None = None  # bytes after which nothing more is sent, on an open connection
+    flip_at: int | None = None  # position of a byte to change
     ignores_range: bool = False
-    chunked: bool = False  # the body comes in one chunk, and its end never
+    chunked: bool = False  # send the body as one chunk, without the final chunk
 
 
 @dataclass
 class FakeHub:
-    """What the hub does; tests set it. `requests` collects (method, path, headers)."""
+    """The state of the hub, which tests set. `requests` collects (method, path, headers)."""
 
     address: str = ""
-    content: bytes = b""  # of every file of a repository that is not one of these
-    repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)  # files by name, at commit REVISION
-    tags: dict[str, str] = field(default_factory=dict)  # of repositories that are no GGUF: what else they are
-    large: int = 100  # from so many bytes on, a file is listed with its sha256
-    listing: bytes | None = None  # what is said of every repository instead of the truth
+    content: bytes = b""  # content of every file of other repositories
+    # repository -> file name -> content, at commit REVISION
+    repositories: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)  # search tag of a repository; default: gguf
+    large: int = 100  # bytes from which on a file is listed with its sha256
+    listing: bytes | None = None  # list of files to send for every repository instead
     refusal: tuple[int, str] | None = None  # status and X-Error-Code
-    ranges: bool = True  # send a part of a file to whoever asks for one
-    sent_range: str | None = None  # what is said of a part instead of the truth
-    cut_at: int | None = None  # close the connection after so many bytes
-    redirect: str | None = None  # send downloads to this address instead
-    mishaps: deque[Mishap] = field(default_factory=deque)  # of the next downloads, one each
-    meeting: Barrier | None = None  # so many downloads have to be asked for before any is answered
+    ranges: bool = True  # support range requests
+    sent_range: str | None = None  # value of Content-Range to send instead
+    cut_at: int | None = None  # bytes after which connections are closed
+    redirect: str | None = None  # address to which downloads are redirected
+    mishaps: deque[Mishap] = field(default_factory=deque)  # one for each of the next downloads
+    meeting: Barrier | None = None  # holds responses until all its parties have requested a download
     pace: float = 0.0  # seconds between two pieces of a file
-    sent: int = 0  # bytes of files
+    sent: int = 0  # bytes of files sent
     requests: list[tuple[str, str, Message]] = field(default_factory=list)
     closing: Event = field(default_factory=Event)
 
     def answer(self, path: str) -> bytes | None:
-        """The body for a path; None where there is nothing."""
+        """Return the body for a path; None if there is none."""
         if path.startswith("/api/models?"):
             return self._search(parse_qs(urlsplit(path).query)) if self.listing is None else self.listing
         for repo, files in self.repositories.items():
@@ -65,7 +66,7 @@ class FakeHub:
         return None if path.startswith("/api/") or self.repositories else self.content
 
     def _list(self, files: dict[str, bytes]) -> bytes:
-        """As the Hub answers /api/models/{repo}/revision/main?blobs=true."""
+        """Return the Hub's response to /api/models/{repo}/revision/main?blobs=true."""
         siblings: list[dict[str, object]] = []
         for name, content in files.items():
             git = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()  # noqa: S324
@@ -76,7 +77,9 @@ class FakeHub:
         return json.dumps({"sha": REVISION, "siblings": siblings, "cardData": {"license": "mit"}}).encode()
 
     def _search(self, query: dict[str, list[str]]) -> bytes:
-        """As the Hub answers /api/models?search=WORDS&filter=TAG. The first repository is the one fetched least."""
+        """Return the Hub's response to /api/models?search=WORDS&filter=TAG. The first repository is the least
+        downloaded.
+        """
         ((words,), (tag,), (limit,)) = query["search"], query["filter"], query["limit"]
         found = [
             {"id": repo, "downloads": 100 * number, "tags": [tag]}
@@ -96,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
     hub: FakeHub
 
     def log_message(self, *args: object) -> None:
-        """Tests have no use for an access log."""
+        """Disable the access log."""
 
     def do_HEAD(self) -> None:
         self.hub.requests.append(("HEAD", self.path, self.headers))
@@ -120,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(body, hub.mishaps.popleft() if is_file and hub.mishaps else Mishap())
 
     def _send(self, body: bytes, mishap: Mishap) -> None:
-        """The whole, or from the first byte on that the request's Range names, where it is of the same file."""
+        """Send the whole file, or the rest from the start of the requested range if the file is unchanged."""
         hub, asked = self.hub, self.headers["Range"]
         etag = f'"{hashlib.md5(body).hexdigest()}"'  # noqa: S324
         knows = hub.ranges and not mishap.ignores_range and self.headers["If-Range"] in (None, etag)
@@ -136,7 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
             truth = f"bytes {begin}-{end - 1}/{len(body)}"
             status, headers["Content-Range"] = 206, truth if hub.sent_range is None else hub.sent_range
         self._head(status, {**headers, **mishap.headers})
-        with suppress(ConnectionError):  # whoever asked may be gone
+        with suppress(ConnectionError):  # the client may have disconnected
             self._write(bytearray(body[begin:end]), mishap)
 
     def _write(self, body: bytearray, mishap: Mishap) -> None:
@@ -164,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serve(content: bytes = b"", host: str = "127.0.0.1") -> Iterator[FakeHub]:
-    """A hub on a free port of loopback, as long as the body runs."""
+    """Run a hub on a free loopback port while the body runs."""
     hub = FakeHub(content=content)
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
     hub.address = f"http://{host}:{server.server_port}"

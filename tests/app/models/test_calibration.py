@@ -1,4 +1,4 @@
-"""What the layers of a folder's model read decides how it is quantized; without it, it is quantized all the same."""
+"""Calibration of quantized copies, and copies without it."""
 
 from pathlib import Path
 
@@ -49,7 +49,7 @@ def scales(folder: Path) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in found.items() if name.endswith("weight_scale")}
 
 
-def test_the_command_measures_unless_it_is_told_not_to(folder: Path, tmp_path: Path) -> None:
+def test_quantize_calibrates_by_default(folder: Path, tmp_path: Path) -> None:
     importance = quantized_copy.measure(folder, SilentProgress())
     assert len(importance) == LAYERS
     assert "is not calibrated" not in quantize(folder, tmp_path / "measured")
@@ -67,7 +67,7 @@ def test_the_command_measures_unless_it_is_told_not_to(folder: Path, tmp_path: P
             assert error[0] < error[1]
 
 
-def test_a_model_that_cannot_be_run_is_quantized_without(folder: Path, tmp_path: Path) -> None:
+def test_model_that_cannot_run_is_quantized_without_calibration(folder: Path, tmp_path: Path) -> None:
     (folder / "tokenizer.json").unlink()
     heard = Heard()
     assert quantized_copy.measure(folder, heard) == {}

@@ -1,4 +1,4 @@
-"""The catalog: the shipped data, and what is refused."""
+"""The catalog: the shipped data, and invalid data."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from app.models.catalog import CATALOG_FILE, HubSource, PackageSource, load_catalog
 
 
-def test_the_default_model_is_in_the_shipped_catalog() -> None:
+def test_default_model_is_in_the_catalog() -> None:
     entry = load_catalog().find("smollm2:135m")
     assert entry is not None
     assert entry is not load_catalog().find("SmolLM2")
@@ -16,7 +16,7 @@ def test_the_default_model_is_in_the_shipped_catalog() -> None:
     assert [type(source) for source in entry.sources] == [HubSource, PackageSource]
 
 
-def test_near_names() -> None:
+def test_similar_names() -> None:
     assert "smollm2:135m" in load_catalog().similar("smolm2:135m")
     assert load_catalog().similar("qwerty") == []
 
@@ -41,7 +41,7 @@ def test_near_names() -> None:
         ('aliases = ["smollm2"]', 'aliases = ["../x"]'),
     ],
 )
-def test_a_mistake_in_the_catalog_is_refused(tmp_path: Path, original: str, broken: str) -> None:
+def test_invalid_catalog_is_refused(tmp_path: Path, original: str, broken: str) -> None:
     text = CATALOG_FILE.read_text(encoding="utf-8")
     assert original in text
     file = tmp_path / "catalog.toml"

@@ -1,4 +1,4 @@
-"""The digest of a file: computed once, and again when the file is another one; never a wrong one."""
+"""Digests of files: computed once, and again after the file has changed."""
 
 import hashlib
 import json
@@ -19,8 +19,8 @@ from tests.support.processes import Started
 ROOT = Path(__file__).parents[3]
 
 
-class Told(SilentProgress):
-    """What was told. `meanwhile` is called when some of a file has been read."""
+class Recorder(SilentProgress):
+    """Records the progress. Calls `meanwhile` after a part of a file has been read."""
 
     def __init__(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         self.tasks: list[tuple[str, int | None]] = []
@@ -52,20 +52,20 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def test_a_file_is_read_once(file: Path, records: Path) -> None:
-    told = Told()
+def test_file_is_hashed_once(file: Path, records: Path) -> None:
+    progress = Recorder()
     for _ in range(3):
-        assert remembered_sha256(file, records, told) == sha256(b"weights")
-    assert told.tasks == [("Hashing my.gguf, once", 7)]
-    assert told.lines == []
+        assert remembered_sha256(file, records, progress) == sha256(b"weights")
+    assert progress.tasks == [("Hashing my.gguf, once", 7)]
+    assert progress.lines == []
 
 
-def test_a_relative_path_is_the_same_file(file: Path, records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_path_is_the_same_file(file: Path, records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(file.parent)
-    told = Told()
-    remembered_sha256(file, records, told)
-    remembered_sha256(Path(file.name), records, told)
-    assert len(told.tasks) == 1
+    progress = Recorder()
+    remembered_sha256(file, records, progress)
+    remembered_sha256(Path(file.name), records, progress)
+    assert len(progress.tasks) == 1
 
 
 def write_in_place(file: Path) -> None:
@@ -73,7 +73,7 @@ def write_in_place(file: Path) -> None:
 
 
 def replace_it(file: Path) -> None:
-    """By one of the same length and time."""
+    """Replace the file by one of the same length and time."""
     times = file.stat().st_atime_ns, file.stat().st_mtime_ns
     other = file.with_suffix(".new")
     other.write_bytes(b"Weights")
@@ -82,58 +82,58 @@ def replace_it(file: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [write_in_place, replace_it])
-def test_a_file_that_changed_is_read_again(file: Path, records: Path, change: Callable[[Path], None]) -> None:
-    told = Told()
+def test_changed_file_is_hashed_again(file: Path, records: Path, change: Callable[[Path], None]) -> None:
+    progress = Recorder()
     os.utime(file, ns=(0, 0))
-    remembered_sha256(file, records, told)
+    remembered_sha256(file, records, progress)
     change(file)
     for _ in range(2):
-        assert remembered_sha256(file, records, told) == sha256(b"Weights")
-    assert len(told.tasks) == 2
+        assert remembered_sha256(file, records, progress) == sha256(b"Weights")
+    assert len(progress.tasks) == 2
 
 
-def test_another_device_is_another_file(file: Path, records: Path) -> None:
-    remembered_sha256(file, records, Told())
+def test_file_on_another_device_is_hashed_again(file: Path, records: Path) -> None:
+    remembered_sha256(file, records, Recorder())
     [record] = records.iterdir()
     content = json.loads(record.read_bytes())
     status = file.stat()
     assert content["identity"] == [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns]
     content["identity"][0] += 1
     record.write_text(json.dumps(content))
-    remembered_sha256(file, records, told := Told())
-    assert len(told.tasks) == 1
+    remembered_sha256(file, records, progress := Recorder())
+    assert len(progress.tasks) == 1
 
 
 @pytest.mark.parametrize("content", ["", "\xff", "[]", "{}", '{"identity": IDENTITY, "sha256": 2}', "null"])
-def test_a_record_that_makes_no_sense_is_none(file: Path, records: Path, content: str) -> None:
-    remembered_sha256(file, records, Told())
+def test_invalid_record_is_ignored(file: Path, records: Path, content: str) -> None:
+    remembered_sha256(file, records, Recorder())
     [record] = records.iterdir()
     identity = json.dumps(json.loads(record.read_bytes())["identity"])
     record.write_text(content.replace("IDENTITY", identity), encoding="latin-1")
-    told = Told()
-    assert remembered_sha256(file, records, told) == sha256(b"weights")
-    assert len(told.tasks) == 1
-    remembered_sha256(file, records, told)
-    assert len(told.tasks) == 1
+    progress = Recorder()
+    assert remembered_sha256(file, records, progress) == sha256(b"weights")
+    assert len(progress.tasks) == 1
+    remembered_sha256(file, records, progress)
+    assert len(progress.tasks) == 1
 
 
-def test_a_file_that_changes_while_it_is_read_is_not_remembered(file: Path, records: Path) -> None:
-    remembered_sha256(file, records, Told(lambda: write_in_place(file)))
+def test_file_that_changes_while_it_is_hashed_is_not_recorded(file: Path, records: Path) -> None:
+    remembered_sha256(file, records, Recorder(lambda: write_in_place(file)))
     assert not records.exists()
-    assert remembered_sha256(file, records, Told()) == sha256(b"Weights")
+    assert remembered_sha256(file, records, Recorder()) == sha256(b"Weights")
 
 
-def test_a_record_that_cannot_be_kept_is_told_in_one_line(file: Path, tmp_path: Path) -> None:
+def test_record_that_cannot_be_saved_is_reported_in_one_line(file: Path, tmp_path: Path) -> None:
     (tmp_path / "models").touch()
-    told = Told()
+    progress = Recorder()
     for reads in (1, 2):
-        assert remembered_sha256(file, tmp_path / "models" / ".digests", told) == sha256(b"weights")
-        assert len(told.tasks) == len(told.lines) == reads
-    assert "The digest of my.gguf cannot be saved" in told.lines[0]
+        assert remembered_sha256(file, tmp_path / "models" / ".digests", progress) == sha256(b"weights")
+        assert len(progress.tasks) == len(progress.lines) == reads
+    assert "The digest of my.gguf cannot be saved" in progress.lines[0]
 
 
-def test_an_interrupt_ends_cleanly_and_leaves_no_record(tmp_path: Path, records: Path) -> None:
-    """A file that takes minutes to read, and no room on the disk."""
+def test_interrupt_leaves_no_record(tmp_path: Path, records: Path) -> None:
+    """The file is sparse, takes minutes to read, and needs no disk space."""
     large = tmp_path / "large.gguf"
     with large.open("wb") as file:
         file.truncate(1 << 38)

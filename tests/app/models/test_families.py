@@ -1,4 +1,4 @@
-"""Short names of models of the Hub: the shipped data, what a name means, and what is refused."""
+"""Short names of Hub models: the shipped data, the meaning of names, and invalid data."""
 
 from collections import Counter
 from pathlib import Path
@@ -12,7 +12,7 @@ from app.models.store import ModelStore
 from tests.app.models.tiny_model import settings_in
 
 
-def test_the_shipped_families_are_many_and_of_all_kinds() -> None:
+def test_families_file_has_models_of_all_kinds() -> None:
     families = load_families()
     counts = Counter(model.kind for model in families)
     assert counts.keys() == {*KINDS}
@@ -39,11 +39,11 @@ def test_the_shipped_families_are_many_and_of_all_kinds() -> None:
         *((name, None) for name in ("smollm2", "qwen3:5b", "qwen3:", "qwen3:4b-", "qwen3:4b-x", "qwen", "", "../x")),
     ],
 )
-def test_what_a_name_means(name: str, repository: RepositoryName | None) -> None:
+def test_names_are_resolved_to_repositories(name: str, repository: RepositoryName | None) -> None:
     assert load_families().repository(name) == repository
 
 
-def test_the_store_knows_them_and_the_catalog_comes_first(tmp_path: Path) -> None:
+def test_store_prefers_the_catalog_to_families(tmp_path: Path) -> None:
     store = ModelStore(settings_in(tmp_path))
     assert store.repository("qwen3:8b") == RepositoryName("bartowski/Qwen_Qwen3-8B-GGUF")
     assert store.repository("smollm2:135m") is None
@@ -65,7 +65,7 @@ def test_the_store_knows_them_and_the_catalog_comes_first(tmp_path: Path) -> Non
         ('recommended = ["qwen3:32b"', 'recommended = ["qwen3:33b"'),
     ],
 )
-def test_a_mistake_is_refused(tmp_path: Path, original: str, broken: str) -> None:
+def test_invalid_families_file_is_refused(tmp_path: Path, original: str, broken: str) -> None:
     text = FAMILIES_FILE.read_text(encoding="utf-8")
     assert original in text
     file = tmp_path / "families.toml"

@@ -1,4 +1,4 @@
-"""Whether a model fits: one that is stored, and the same one by its headers alone, from a fake hub."""
+"""Whether a model fits: from stored files, and from headers of a fake hub."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -32,7 +32,7 @@ PLENTY = 1 << 30
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
-    """A repository of two GGUF files, one four times as large, and a checkpoint in shards."""
+    """A repository with two GGUF files, one four times as large, and one with a sharded checkpoint."""
     place, folder = tmp_path_factory.mktemp("gguf"), tmp_path_factory.mktemp("folder")
     tiny_chat.save(folder, shard_size="40KB")
     large = make(place, head_dim=32, mlp=768, vocab=2000).path.read_bytes()
@@ -55,7 +55,7 @@ def settings(hub: FakeHub, tmp_path: Path) -> Settings:
 
 @pytest.mark.parametrize("ranges", [True, False], ids=["parts", "no parts"])
 @pytest.mark.parametrize("name", [f"{GGUF}:F32", FOLDER])
-def test_headers_tell_what_the_whole_model_does(
+def test_fit_by_headers_equals_fit_by_files(
     hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch, name: str, ranges: bool
 ) -> None:
     monkeypatch.setattr(remote_headers, "_FIRST_BYTES", 300)  # shorter than any header
@@ -74,11 +74,11 @@ def test_headers_tell_what_the_whole_model_does(
 
 @pytest.mark.share(2)
 @pytest.mark.parametrize("kind", KINDS)
-def test_headers_of_quantized_layers_tell_their_form(
+def test_fit_by_headers_handles_every_quantization(
     hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
 ) -> None:
     monkeypatch.setattr(remote_headers, "_FIRST_BYTES", 300)
-    monkeypatch.setattr(remote_headers, "_SMALL_BYTES", 500)  # a part of so tiny a model
+    monkeypatch.setattr(remote_headers, "_SMALL_BYTES", 500)  # less than all of such a tiny model
     folder = quantized_folder(tmp_path, kind).path
     hub.repositories["org/Few-bits"] = {path.name: path.read_bytes() for path in folder.iterdir()}
     found = fit_model("org/Few-bits", settings, memory=PLENTY)
@@ -86,7 +86,7 @@ def test_headers_of_quantized_layers_tell_their_form(
     assert hub.sent < folder.joinpath("model.safetensors").stat().st_size
 
 
-def test_a_smaller_quantization_is_offered_where_one_fits(hub: FakeHub, settings: Settings) -> None:
+def test_smaller_quantization_is_suggested_if_it_fits(hub: FakeHub, settings: Settings) -> None:
     large, small = (fit_model(f"{GGUF}:{kind}", settings, memory=PLENTY) for kind in ("F32", "Q4_0"))
     assert (large.smaller, large.is_possible) == ("", True)
     between = (large.fit.needed + small.fit.needed) // 2
@@ -99,7 +99,7 @@ def test_a_smaller_quantization_is_offered_where_one_fits(hub: FakeHub, settings
     assert fit_model(f"{GGUF}:F32", settings, memory=between).smaller == f"{GGUF}:Q4_0"
 
 
-def test_what_is_not_there_and_cannot_be_asked_for_is_not_found(settings: Settings, tmp_path: Path) -> None:
+def test_unknown_model_is_not_found(settings: Settings, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound):
         fit_model(GGUF, settings_in(tmp_path, offline=True))
     with pytest.raises(ModelNotFound):
@@ -108,20 +108,20 @@ def test_what_is_not_there_and_cannot_be_asked_for_is_not_found(settings: Settin
         fit_model(GGUF, settings_in(tmp_path))
 
 
-def test_a_header_that_is_none_is_refused(hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_header_is_refused(hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     content = hub.repositories[GGUF]["tiny-F32.gguf"]
     hub.repositories[GGUF] = {"tiny-F32.gguf": content[:4] + b"\xff" * 60 + content[64:]}
     with pytest.raises(GGUFError):
         fit_model(GGUF, settings)
 
 
-def test_another_part_than_was_asked_for_is_refused(hub: FakeHub, settings: Settings) -> None:
+def test_wrong_range_is_refused(hub: FakeHub, settings: Settings) -> None:
     hub.sent_range = "bytes 7-100/1000"
     with pytest.raises(IntegrityError, match="another part"):
         fit_model(f"{GGUF}:F32", settings)
 
 
-def test_a_connection_that_breaks_is_no_end(hub: FakeHub, settings: Settings) -> None:
+def test_lost_connection_is_retried(hub: FakeHub, settings: Settings) -> None:
     hub.mishaps.extend([Mishap(cut_at=100), Mishap(status=503)])
     assert fit_model(f"{GGUF}:F32", settings, memory=PLENTY).is_possible
 
@@ -134,7 +134,7 @@ class Said(SilentProgress):
         self.lines.append(line)
 
 
-def test_loading_refuses_what_does_not_fit_and_says_what_would(
+def test_loading_refuses_a_model_that_does_not_fit_with_suggestions(
     hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored = pull(f"{GGUF}:F32", settings)
@@ -150,8 +150,8 @@ def test_loading_refuses_what_does_not_fit_and_says_what_would(
     assert refusal.value.remedy
 
 
-@pytest.mark.parametrize(("taken", "told"), [(1000, False), (1020, False), (1200, True), (700, True)])
-def test_what_was_not_expected_is_told(monkeypatch: pytest.MonkeyPatch, taken: int, told: bool) -> None:
+@pytest.mark.parametrize(("taken", "is_reported"), [(1000, False), (1020, False), (1200, True), (700, True)])
+def test_unexpected_memory_use_is_reported(monkeypatch: pytest.MonkeyPatch, taken: int, is_reported: bool) -> None:
     amounts = iter((5_000_000_000, 5_000_000_000 + taken * 1_000_000))
     monkeypatch.setattr(module, "resident_bytes", lambda: next(amounts))
     progress = Said()
@@ -160,11 +160,11 @@ def test_what_was_not_expected_is_told(monkeypatch: pytest.MonkeyPatch, taken: i
     with compare_with_plan(plan, "It", progress):
         pass
     expected = f"It takes {taken / 1000 if taken >= 1000 else taken:.1f} "
-    assert bool(progress.lines) == told
+    assert bool(progress.lines) == is_reported
     assert all(line.startswith(expected) and "instead of the expected 1.0 GB" in line for line in progress.lines)
 
 
-def test_the_longest_context_is_told_first() -> None:
+def test_verdict_names_the_longest_context_first() -> None:
     caches = tuple(CacheFit(name, {None: 1}, context, 2, 1) for name, context in (("bf16", 23_456), ("fp8", 46_912)))
     plan = Fit("cuda", 9_800_000_000, Needs(8_000_000_000, 0), caches, 131_072, 512)
     found = module.ModelFit("a", 1, True, plan, None, "", False)

@@ -1,4 +1,4 @@
-"""A checkpoint's folder, from its files to an answer, as transformers answers with the same files."""
+"""A checkpoint folder, from its files to an answer, compared with transformers."""
 
 import json
 import os
@@ -24,7 +24,7 @@ QUESTION, TOKENS = "what does the lazy fox say?", 16
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of several shards. Its own sampling is as good as greedy, that of the program is not."""
+    """A checkpoint of several shards. Its recommended sampling is almost greedy, unlike the program's default."""
     path = tmp_path_factory.mktemp("tiny-chat")
     save(path, shard_size="40KB", do_sample=True, temperature=0.0001)
     assert (path / INDEX).exists()
@@ -39,7 +39,7 @@ def their_answer(folder: Path) -> str:
     return str(tokenizer.decode(reply[prompt["input_ids"].shape[1] :], skip_special_tokens=True))
 
 
-def test_a_folder_answers_as_in_transformers(folder: Path, tmp_path: Path) -> None:
+def test_folder_answers_like_transformers(folder: Path, tmp_path: Path) -> None:
     environment = {
         **os.environ,
         "INGLE_STATE_DIR": str(tmp_path / "state"),
@@ -55,7 +55,7 @@ def test_a_folder_answers_as_in_transformers(folder: Path, tmp_path: Path) -> No
     assert answer["usage"]["completion_tokens"] == TOKENS
 
 
-def test_its_blocks_are_known_by_all_of_its_weights(folder: Path, tmp_path: Path) -> None:
+def test_fingerprint_covers_all_files_of_a_folder(folder: Path, tmp_path: Path) -> None:
     settings = settings_in(tmp_path, kernels="reference", kv_disk_dir=tmp_path / "kv", kv_disk_gb="0.5", context=64)
     load_model(ModelStore(settings).resolve(str(folder)), settings, SilentProgress())
     [kept] = (tmp_path / "kv").iterdir()
@@ -65,7 +65,7 @@ def test_its_blocks_are_known_by_all_of_its_weights(folder: Path, tmp_path: Path
     assert names == {"config.json", *(path.name for path in folder.glob("*.safetensors"))}
 
 
-def test_tokens_that_the_model_does_not_know_are_left_out(tmp_path: Path) -> None:
+def test_tokens_beyond_the_vocabulary_are_ignored(tmp_path: Path) -> None:
     save(tmp_path)
     document = json.loads((tmp_path / "tokenizer.json").read_text())
     document["added_tokens"].append({**document["added_tokens"][0], "id": 300, "content": "<image>"})
@@ -78,7 +78,7 @@ def test_tokens_that_the_model_does_not_know_are_left_out(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "generation_config.json"])
-def test_a_damaged_file_is_one_clear_error(tmp_path: Path, name: str) -> None:
+def test_error_names_a_damaged_file(tmp_path: Path, name: str) -> None:
     save(tmp_path)
     (tmp_path / name).write_bytes(b"{")
     settings = settings_in(tmp_path, kernels="reference", kv_disk_gb="0", context=64)

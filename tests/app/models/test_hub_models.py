@@ -1,4 +1,4 @@
-"""Models by the name of their repository: fetched from a fake hub, found in the shared cache, and removed."""
+"""Models by repository name: downloaded from a fake hub, found in the shared cache, and removed."""
 
 import hashlib
 import json
@@ -35,7 +35,7 @@ GGUF = "tiny-Q4_0.gguf"
 
 @pytest.fixture
 def fake_hub() -> Iterator[FakeHub]:
-    """A hub with a checkpoint in two shards, among files that are not wanted."""
+    """A hub with a checkpoint of two shards, among other files."""
     with serve() as served:
         served.repositories[REPO] = {**OTHERS, **sharded_files()}
         yield served
@@ -47,7 +47,7 @@ def settings(fake_hub: FakeHub, tmp_path: Path) -> Settings:
 
 
 def fetched(hub: FakeHub) -> list[str]:
-    """The files that were downloaded."""
+    """Return the names of the downloaded files."""
     return [path.partition(f"/{REVISION}/")[2] for path, _ in hub.downloads() if "/resolve/" in path]
 
 
@@ -55,7 +55,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_checkpoint_is_fetched_and_nothing_else(fake_hub: FakeHub, settings: Settings) -> None:
+def test_only_files_of_the_checkpoint_are_downloaded(fake_hub: FakeHub, settings: Settings) -> None:
     stored = pull(REPO, settings)
     files = sharded_files()
     assert contents(stored.path) == files
@@ -67,7 +67,7 @@ def test_a_checkpoint_is_fetched_and_nothing_else(fake_hub: FakeHub, settings: S
         assert list(checkpoint.tensors) == ["a", "b"]
 
 
-def test_what_is_stored_is_had_without_the_network(fake_hub: FakeHub, settings: Settings, tmp_path: Path) -> None:
+def test_stored_model_is_found_without_the_network(fake_hub: FakeHub, settings: Settings, tmp_path: Path) -> None:
     stored = pull(REPO, settings)
     assert [*ModelStore(settings).hub_models.unfinished()] == []
     asked = len(fake_hub.requests)
@@ -77,7 +77,7 @@ def test_what_is_stored_is_had_without_the_network(fake_hub: FakeHub, settings: 
     assert len(fake_hub.requests) == asked
 
 
-def test_other_tools_find_it_in_their_cache(settings: Settings) -> None:
+def test_huggingface_hub_finds_the_model_in_its_cache(settings: Settings) -> None:
     stored = pull(REPO, settings)
     cache = str(settings.hub_cache)
     found = huggingface_hub.snapshot_download(REPO, cache_dir=cache, local_files_only=True)
@@ -85,7 +85,7 @@ def test_other_tools_find_it_in_their_cache(settings: Settings) -> None:
     assert not huggingface_hub.scan_cache_dir(cache).warnings
 
 
-def test_an_interrupted_download_goes_on_with_the_file_it_was_at(
+def test_interrupted_download_resumes_at_its_file(
     fake_hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     second = fake_hub.repositories[REPO].pop(SHARDS[1])
@@ -106,7 +106,7 @@ def test_an_interrupted_download_goes_on_with_the_file_it_was_at(
     assert contents(stored.path) == sharded_files()
 
 
-def test_a_file_goes_on_where_it_was_and_room_is_needed_for_the_rest_alone(
+def test_partial_file_resumes_and_needs_space_for_the_rest_only(
     fake_hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     weights = sharded_files()
@@ -123,7 +123,7 @@ def test_a_file_goes_on_where_it_was_and_room_is_needed_for_the_rest_alone(
     assert not partial.exists()
 
 
-def test_a_small_file_is_checked_by_the_id_that_git_gives_it(fake_hub: FakeHub, settings: Settings) -> None:
+def test_small_file_is_verified_by_its_git_id(fake_hub: FakeHub, settings: Settings) -> None:
     fake_hub.listing = fake_hub._list(fake_hub.repositories[REPO])
     fake_hub.repositories[REPO]["config.json"] = SMALL["config.json"].replace(b"llama", b"lloma")
     with pytest.raises(IntegrityError, match="sha1"):
@@ -133,16 +133,16 @@ def test_a_small_file_is_checked_by_the_id_that_git_gives_it(fake_hub: FakeHub, 
     assert fake_hub.repositories[REPO]["config.json"] not in kept.values()
 
 
-@pytest.mark.parametrize(("free", "told"), [(10**9, False), (100, True)])
-def test_a_model_that_is_large_for_this_machine_is_told_to_be(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, free: int, told: bool
+@pytest.mark.parametrize(("free", "is_warned"), [(10**9, False), (100, True)])
+def test_pull_warns_about_a_model_larger_than_memory(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, free: int, is_warned: bool
 ) -> None:
     lines: list[str] = []
     progress = SilentProgress()
     monkeypatch.setattr(progress, "say", lines.append)
     monkeypatch.setattr(budget, "available_memory", lambda: free)
     pull(REPO, settings, progress)
-    assert any(f"Check with: ingle fit {REPO}" in line for line in lines) == told
+    assert any(f"Check with: ingle fit {REPO}" in line for line in lines) == is_warned
 
 
 def test_space_is_checked_for_all_files_together(
@@ -158,43 +158,43 @@ def test_space_is_checked_for_all_files_together(
     assert contents(pull(REPO, settings).path) == sharded_files()
 
 
-def test_a_shard_that_the_repository_does_not_have(fake_hub: FakeHub, settings: Settings) -> None:
+def test_shard_missing_in_the_repository_is_an_error(fake_hub: FakeHub, settings: Settings) -> None:
     del fake_hub.repositories[REPO][SHARDS[0]]
     with pytest.raises(IntegrityError, match=f"names {SHARDS[0]}, which the repository does not have"):
         pull(REPO, settings)
 
 
 @pytest.mark.parametrize("shard", ["../../evil.safetensors", "/etc/passwd", "pytorch_model.bin"])
-def test_an_index_cannot_name_any_file(fake_hub: FakeHub, settings: Settings, shard: str) -> None:
+def test_index_with_an_unsafe_file_name_is_refused(fake_hub: FakeHub, settings: Settings, shard: str) -> None:
     fake_hub.repositories[REPO][INDEX] = json.dumps({"weight_map": {"a": shard}}).encode()
     with pytest.raises(ModelFileError, match="not a name that a shard may have"):
         pull(REPO, settings)
     assert set(fetched(fake_hub)) <= {*SMALL, INDEX}
 
 
-def test_a_gguf_of_the_named_quantization_is_fetched_with_all_its_parts(fake_hub: FakeHub, settings: Settings) -> None:
+def test_gguf_of_a_quantization_is_downloaded_with_all_parts(fake_hub: FakeHub, settings: Settings) -> None:
     parts = {f"Q8_0/tiny-Q8_0-0000{n}-of-00002.gguf": bytes([n]) * 200 for n in (1, 2)}
     fake_hub.repositories[REPO] |= {GGUF: b"GGUF" * 100, **parts}
     stored = pull(f"{REPO}:q8_0", settings)
-    assert sorted(fetched(fake_hub)) == sorted(parts)  # they come side by side
+    assert sorted(fetched(fake_hub)) == sorted(parts)  # downloads run in parallel
     assert (stored.name, stored.quantization, stored.size) == (f"{REPO}:Q8_0", "Q8_0", 400)
     assert [path.read_bytes() for path in stored.weights()] == list(parts.values())
     assert pull(f"{REPO}:Q4_0", settings).path.name == GGUF
     assert {model.name for model in ModelStore(settings).entries()} == {f"{REPO}:Q4_0", f"{REPO}:Q8_0"}
 
 
-def test_a_quantization_that_is_not_there_is_answered_with_those_that_are(settings: Settings) -> None:
+def test_missing_quantization_lists_the_existing_ones(settings: Settings) -> None:
     with pytest.raises(ModelNotFound, match="is not a model of this repository") as caught:
         pull(f"{REPO}:Q4_0", settings)
     assert caught.value.remedy == f"Choose one of: {REPO}."
 
 
-def test_a_repository_that_is_not_there(settings: Settings) -> None:
+def test_missing_repository_is_an_error(settings: Settings) -> None:
     with pytest.raises(AppError, match="org/other does not exist on the Hub, or is private"):
         pull("org/other", settings)
 
 
-def test_when_the_network_is_off_nothing_is_asked(fake_hub: FakeHub, tmp_path: Path) -> None:
+def test_offline_mode_sends_no_request(fake_hub: FakeHub, tmp_path: Path) -> None:
     with pytest.raises(Offline, match="is not stored, and offline mode is on"):
         pull(REPO, settings_in(tmp_path, hub_endpoint=fake_hub.address, offline=True))
     assert fake_hub.requests == []
@@ -210,15 +210,13 @@ FORGED = [
 
 
 @pytest.mark.parametrize("listing", FORGED)
-def test_a_list_that_makes_no_sense(fake_hub: FakeHub, settings: Settings, listing: bytes) -> None:
+def test_invalid_file_list_is_an_error(fake_hub: FakeHub, settings: Settings, listing: bytes) -> None:
     fake_hub.listing = listing
     with pytest.raises(AppError, match="is invalid"):
         pull(REPO, settings)
 
 
-def test_a_configuration_that_makes_no_sense_is_told_when_the_model_is_used(
-    fake_hub: FakeHub, settings: Settings
-) -> None:
+def test_invalid_configuration_is_reported_when_the_model_is_used(fake_hub: FakeHub, settings: Settings) -> None:
     fake_hub.repositories[REPO]["config.json"] = b"[]"
     stored = pull(REPO, settings)
     assert (stored.name, stored.quantization) == (REPO, None)
@@ -226,7 +224,7 @@ def test_a_configuration_that_makes_no_sense_is_told_when_the_model_is_used(
         read_header(stored)
 
 
-def test_a_list_without_end_is_not_read(fake_hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_file_list_is_refused(fake_hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_listing, "MAX_BYTES", 100)
     with pytest.raises(AppError, match="has more than 100 bytes"):
         pull(REPO, settings)
@@ -240,10 +238,10 @@ HOSTILE = (
 )  # fmt: skip
 
 
-def test_listed_names_that_lead_elsewhere_are_left_out(fake_hub: FakeHub, settings: Settings, tmp_path: Path) -> None:
-    """By the rules of POSIX and of Windows; of what remains, nothing is written outside of the stores."""
+def test_unsafe_file_names_are_ignored(fake_hub: FakeHub, settings: Settings, tmp_path: Path) -> None:
+    """Names that are unsafe on POSIX or Windows are ignored. The remaining files are written inside the stores only."""
     hostile = {name + suffix: b"x" * 200 for name in HOSTILE for suffix in ("", "/m-Q8_0.gguf")}
-    console = {"console/com10.gguf": b"y" * 200}  # no device
+    console = {"console/com10.gguf": b"y" * 200}  # not a device name
     fake_hub.repositories[REPO] = {**hostile, **console}
     assert set(hub_listing.list_repository(REPO, settings, SilentProgress()).files) == {*console}
     pull(REPO, settings)
@@ -253,7 +251,7 @@ def test_listed_names_that_lead_elsewhere_are_left_out(fake_hub: FakeHub, settin
 
 
 def fill_cache(cache: Path, files: dict[str, bytes], *, with_ref: bool = True) -> Path:
-    """A repository as another tool keeps it there."""
+    """Create a repository in the cache as another tool does."""
     folder = cache / f"models--{REPO.replace('/', '--')}"
     snapshot = folder / "snapshots" / REVISION
     for name, content in files.items():
@@ -269,7 +267,7 @@ def fill_cache(cache: Path, files: dict[str, bytes], *, with_ref: bool = True) -
 
 
 @pytest.mark.parametrize("with_ref", [True, False])
-def test_what_other_tools_have_fetched_is_used_in_place(tmp_path: Path, with_ref: bool) -> None:
+def test_models_of_other_tools_in_the_cache_are_used(tmp_path: Path, with_ref: bool) -> None:
     settings = settings_in(tmp_path)
     snapshot = fill_cache(settings.hub_cache, {**whole_files(), **OTHERS, GGUF: b"GGUF" * 100}, with_ref=with_ref)
     stored = pull(REPO, settings)
@@ -278,8 +276,8 @@ def test_what_other_tools_have_fetched_is_used_in_place(tmp_path: Path, with_ref
     assert len(digest_of(stored.weights(), tmp_path / "records", SilentProgress())) == 64
 
 
-@pytest.mark.parametrize("name", [SHARDS[1], "config.json"])  # known by their sha256, and by git's sha1
-def test_what_is_damaged_is_fetched_again_or_not_used(
+@pytest.mark.parametrize("name", [SHARDS[1], "config.json"])  # one is verified by its sha256, the other by git's sha1
+def test_damaged_file_is_downloaded_again_or_refused(
     fake_hub: FakeHub, settings: Settings, tmp_path: Path, name: str
 ) -> None:
     path = pull(REPO, settings).path / name
@@ -292,7 +290,7 @@ def test_what_is_damaged_is_fetched_again_or_not_used(
     assert fetched(fake_hub)[done:] == [name]
 
 
-def test_bytes_that_are_there_for_another_commit_are_not_fetched_again(
+def test_bytes_of_another_commit_are_not_downloaded_again(
     fake_hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored = pull(REPO, settings)
@@ -307,7 +305,7 @@ def test_bytes_that_are_there_for_another_commit_are_not_fetched_again(
     assert fetched(fake_hub)[done:] == [SHARDS[0]]
 
 
-def test_what_other_tools_have_fetched_is_not_removed(tmp_path: Path) -> None:
+def test_models_of_other_tools_are_not_removed(tmp_path: Path) -> None:
     settings = settings_in(tmp_path)
     snapshot = fill_cache(settings.hub_cache, whole_files())
     with pytest.raises(AppError, match="was not downloaded by ingle") as caught:
@@ -316,7 +314,7 @@ def test_what_other_tools_have_fetched_is_not_removed(tmp_path: Path) -> None:
     assert contents(snapshot) == whole_files()
 
 
-def test_a_checkpoint_without_a_shard_is_not_stored(tmp_path: Path) -> None:
+def test_checkpoint_with_a_missing_shard_is_not_listed(tmp_path: Path) -> None:
     settings = settings_in(tmp_path)
     files = sharded_files()
     del files[SHARDS[1]]
@@ -327,7 +325,7 @@ def test_a_checkpoint_without_a_shard_is_not_stored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"../../elsewhere", b"0" * 40, b"", b"."])
-def test_a_reference_that_makes_no_sense_leads_nowhere(tmp_path: Path, content: bytes) -> None:
+def test_invalid_reference_is_ignored(tmp_path: Path, content: bytes) -> None:
     settings = settings_in(tmp_path)
     snapshot = fill_cache(settings.hub_cache, whole_files())
     write(settings.hub_cache / "elsewhere", whole_files())
@@ -336,32 +334,32 @@ def test_a_reference_that_makes_no_sense_leads_nowhere(tmp_path: Path, content: 
     assert ModelStore(settings).entries() == []
 
 
-def test_removal_takes_what_was_pulled_and_spares_the_rest(fake_hub: FakeHub, settings: Settings) -> None:
+def test_removal_deletes_only_the_pulled_files(fake_hub: FakeHub, settings: Settings) -> None:
     fake_hub.repositories[REPO][GGUF] = b"GGUF" * 100
     folder, file = pull(REPO, settings), pull(f"{REPO}:Q4_0", settings)
     before = files_below(settings.hub_cache)
-    told = ModelStore(settings).remove(REPO, really=False)
+    planned = ModelStore(settings).remove(REPO, really=False)
     assert files_below(settings.hub_cache) == before
     [removal] = ModelStore(settings).remove(REPO)
-    assert told == [removal]
+    assert planned == [removal]
     assert (removal.freed, removal.shared) == (sum(map(len, sharded_files().values())), True)
     assert removal.path == folder.path
     assert file.path.is_file()
     assert [model.name for model in ModelStore(settings).entries()] == [f"{REPO}:Q4_0"]
-    ModelStore(settings).remove(REPO)  # which means the file now
+    ModelStore(settings).remove(REPO)  # now the name means the file
     with pytest.raises(ModelNotFound):
         ModelStore(settings).remove(REPO)
     assert not any(name.endswith(".gguf") for name in files_below(settings.hub_cache))
 
 
-def test_what_has_arrived_of_a_download_that_was_given_up_is_removed(fake_hub: FakeHub, settings: Settings) -> None:
+def test_removal_deletes_an_unfinished_download(fake_hub: FakeHub, settings: Settings) -> None:
     fake_hub.listing = fake_hub._list(fake_hub.repositories[REPO])
     shard = fake_hub.repositories[REPO].pop(SHARDS[1])
     with pytest.raises(AppError, match="does not exist"):
         pull(REPO, settings)
     blob = hub_cache.blob_path(settings.hub_cache, HubSource(REPO, REVISION, SHARDS[1]), "0" * 64)
     blob.with_name(f"{blob.name}.partial").write_bytes(shard[:50])
-    there = sum(path.stat().st_size for path in blob.parent.iterdir())  # of the others, what was quick enough
+    there = sum(path.stat().st_size for path in blob.parent.iterdir())  # other files may have arrived as well
     assert there >= 50
     assert ModelStore(settings).entries() == []
     [begun] = ModelStore(settings).hub_models.unfinished()
@@ -374,7 +372,7 @@ def test_what_has_arrived_of_a_download_that_was_given_up_is_removed(fake_hub: F
 
 
 @pytest.mark.parametrize("record", [b"", b"[]", b"{}", b'{"revision": 1}'])
-def test_a_record_that_makes_no_sense_is_none(settings: Settings, record: bytes) -> None:
+def test_invalid_record_is_ignored(settings: Settings, record: bytes) -> None:
     stored = pull(REPO, settings)
     [path] = (settings.models_dir / ".pulled").glob("*.json")
     path.write_bytes(record)
@@ -382,7 +380,7 @@ def test_a_record_that_makes_no_sense_is_none(settings: Settings, record: bytes)
     assert HubModels(settings.hub_cache, settings.models_dir).pulled(NAME) is None
 
 
-def test_the_digests_of_a_download_are_known(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digests_of_a_download_are_recorded(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*arguments: object) -> str:
         raise AssertionError("a file was read")
 
@@ -397,7 +395,7 @@ def test_the_digests_of_a_download_are_known(settings: Settings, monkeypatch: py
     )
 
 
-def test_one_byte_of_weights_or_configuration_makes_another_model(tmp_path: Path) -> None:
+def test_changed_byte_of_weights_or_configuration_changes_the_fingerprint(tmp_path: Path) -> None:
     found = set()
     for number, (name, old, new) in enumerate(
         [

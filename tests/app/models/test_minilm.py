@@ -1,4 +1,4 @@
-"""A real embedding model against transformers, as sentence-transformers pools it: from text to vector."""
+"""A real embedding model, from text to vector, compared with transformers and the pooling of sentence-transformers."""
 
 from contextlib import closing
 from pathlib import Path
@@ -49,7 +49,7 @@ def expected(minilm: Path) -> Tensor:
 
 
 @pytest.mark.parametrize("kernels", ["reference", "cpu"])
-def test_vectors_are_those_of_sentence_transformers(
+def test_vectors_equal_those_of_sentence_transformers(
     tmp_path: Path, minilm: Path, cpu_kernels: Path, expected: Tensor, kernels: str
 ) -> None:
     settings = settings_in(tmp_path, kernels=kernels, cache_dir=cpu_kernels)

@@ -1,4 +1,4 @@
-"""Models that Ollama and LM Studio have stored: found by name, checked, used in place, never written."""
+"""Models of Ollama and LM Studio: found by name, verified, used without a copy, never written."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from tests.app.models.tiny_model import CONTENT, settings_in
 
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
 WEIGHTS = {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{DIGEST}", "size": len(CONTENT)}
-LICENCE = {"mediaType": "application/vnd.ollama.image.license", "digest": f"sha256:{'1' * 64}", "size": 5}
+LICENSE = {"mediaType": "application/vnd.ollama.image.license", "digest": f"sha256:{'1' * 64}", "size": 5}
 
 
 @pytest.fixture
@@ -30,10 +30,10 @@ def blob(settings: Settings, content: bytes) -> str:
 
 
 def put(settings: Settings, place: str, **more: object) -> None:
-    """A model as Ollama keeps it, by the place of its manifest."""
+    """Create a model as Ollama stores it, with its manifest at `place`."""
     blob(settings, CONTENT)
     config = blob(settings, json.dumps({"model_format": "gguf", "file_type": "Q4_K_M"}).encode())
-    manifest = {"schemaVersion": 2, "config": {"digest": config}, "layers": [LICENCE, WEIGHTS], **more}
+    manifest = {"schemaVersion": 2, "config": {"digest": config}, "layers": [LICENSE, WEIGHTS], **more}
     write(settings.ollama_dir / "manifests", {place: json.dumps(manifest).encode()})
 
 
@@ -46,7 +46,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize(("place", "asked", "name"), NAMES)
-def test_a_model_of_ollama_is_used_in_place(settings: Settings, place: str, asked: str, name: str) -> None:
+def test_ollama_model_is_used_without_a_copy(settings: Settings, place: str, asked: str, name: str) -> None:
     put(settings, place)
     before = {path: path.stat().st_mtime_ns for path in settings.ollama_dir.rglob("*")}
     stored = pull(asked, settings)
@@ -64,7 +64,7 @@ def test_a_model_of_ollama_is_used_in_place(settings: Settings, place: str, aske
     assert {path: path.stat().st_mtime_ns for path in settings.ollama_dir.rglob("*")} == before
 
 
-def test_a_damaged_blob_is_not_used(settings: Settings) -> None:
+def test_damaged_blob_is_refused(settings: Settings) -> None:
     put(settings, NAMES[0][0])
     write(settings.ollama_dir / "blobs", {f"sha256-{DIGEST}": CONTENT[:-1] + b"!"})
     with pytest.raises(IntegrityError, match="damaged"):
@@ -78,12 +78,12 @@ def test_a_damaged_blob_is_not_used(settings: Settings) -> None:
         [],
         [WEIGHTS, WEIGHTS],
         [{**WEIGHTS, "digest": "sha256:../../../etc/passwd"}],
-        [{**WEIGHTS, "digest": f"sha256:{'0' * 64}"}],  # not there
+        [{**WEIGHTS, "digest": f"sha256:{'0' * 64}"}],  # missing blob
         [{**WEIGHTS, "mediaType": 7}],
         [7],
     ],
 )
-def test_manifests_that_make_no_sense_are_none(settings: Settings, layers: object) -> None:
+def test_invalid_manifests_are_ignored(settings: Settings, layers: object) -> None:
     put(settings, NAMES[0][0], layers=layers)
     assert ModelStore(settings).entries() == []
     with pytest.raises(ModelNotFound):
@@ -91,14 +91,14 @@ def test_manifests_that_make_no_sense_are_none(settings: Settings, layers: objec
 
 
 @pytest.mark.parametrize("name", ["ollama:../../x", "ollama:a/b/c/d", "ollama:", "ollama:/etc/passwd", "ollama:a:b:c"])
-def test_names_lead_nowhere_else(settings: Settings, name: str) -> None:
+def test_names_cannot_escape_the_folder(settings: Settings, name: str) -> None:
     put(settings, NAMES[0][0])
     with pytest.raises(ModelNotFound) as caught:
         pull(name, settings)
     assert caught.value.remedy == "Choose one of: ollama:llama3.2:1b."
 
 
-def test_a_model_of_lm_studio_is_used_in_place(settings: Settings) -> None:
+def test_lm_studio_model_is_used_without_a_copy(settings: Settings) -> None:
     folder = settings.lmstudio_dir / "org" / "Tiny-GGUF"
     write(folder, {"tiny-Q4_K_M.gguf": CONTENT, "tiny-Q8_0.gguf": CONTENT + b"!", "mmproj-F16.gguf": b"x"})
     stored = pull("lmstudio:org/Tiny-GGUF", settings)
@@ -114,12 +114,12 @@ def test_a_model_of_lm_studio_is_used_in_place(settings: Settings) -> None:
     assert len([*folder.iterdir()]) == 3
 
 
-def test_a_checkpoint_of_lm_studio(settings: Settings) -> None:
+def test_lm_studio_checkpoint_is_used(settings: Settings) -> None:
     folder = write(settings.lmstudio_dir / "org" / "Tiny", whole_files())
     assert pull("lmstudio:org/Tiny", settings).path == folder
 
 
-def test_the_folders_are_where_the_tools_have_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_folders_are_those_of_the_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("OLLAMA_MODELS", raising=False)
     (tmp_path / ".ollama" / "models").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Pulls that several follow, wait for each other, are left, and are stopped; and the removal of what they brought."""
+"""Pulls with several followers: order, leaving, stopping, and deletion."""
 
 import asyncio
 import time
@@ -38,7 +38,7 @@ async def follow(pulls: Pulls, name: str) -> list[PullProgress]:
 
 
 async def some_bytes(events: AsyncGenerator[PullProgress]) -> PullProgress:
-    """The first event of bytes that have arrived."""
+    """Wait for the first event with received bytes."""
     async for progress in events:
         if progress.done:
             return progress
@@ -49,7 +49,7 @@ def is_stored(settings: Settings, name: str) -> bool:
     return ModelStore(settings).hub_models.find(RepositoryName(name)) is not None
 
 
-def test_a_pull_tells_how_it_goes_and_ends_with_the_stored_model(settings: Settings) -> None:
+def test_pull_reports_progress_and_the_stored_model(settings: Settings) -> None:
     events = asyncio.run(follow(Pulls(settings), ONE))
     assert [events[0].state, events[-1].state] == [PullState.WAITING, PullState.DONE]
     assert {progress.name for progress in events} == {ONE}
@@ -59,7 +59,7 @@ def test_a_pull_tells_how_it_goes_and_ends_with_the_stored_model(settings: Setti
     assert stored.path.read_bytes() == b"1" * SIZE
 
 
-def test_all_who_follow_share_one_download_and_one_may_leave(hub: FakeHub, settings: Settings) -> None:
+def test_followers_share_one_download(hub: FakeHub, settings: Settings) -> None:
     hub.pace = 0.005
 
     async def work() -> list[list[PullProgress]]:
@@ -74,7 +74,7 @@ def test_all_who_follow_share_one_download_and_one_may_leave(hub: FakeHub, setti
     assert sum("/resolve/" in path for path, _ in hub.downloads()) == 1
 
 
-def test_the_last_who_leaves_stops_it_and_another_pull_goes_on_there(hub: FakeHub, settings: Settings) -> None:
+def test_pull_stops_with_its_last_follower_and_resumes(hub: FakeHub, settings: Settings) -> None:
     hub.pace = 0.005
 
     async def work() -> None:
@@ -90,10 +90,8 @@ def test_the_last_who_leaves_stops_it_and_another_pull_goes_on_there(hub: FakeHu
     assert hub.sent < 1.5 * SIZE
 
 
-def test_one_after_another_in_the_order_of_asking(
-    hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However long it takes to see that the first one is not there yet."""
+def test_pulls_run_in_the_order_of_requests(hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order does not depend on how long it takes to look up the first model."""
     hub.pace = 0.002
     is_there = Pulls._is_there
 
@@ -115,7 +113,7 @@ def test_one_after_another_in_the_order_of_asking(
         assert (await first)[-1].state is PullState.DONE
         assert not is_stored(settings, TWO)
         async with asyncio.timeout(60):
-            await follow(pulls, ONE)  # what is stored does not wait
+            await follow(pulls, ONE)  # a stored model does not wait
         await second
         assert pulls.now() == []
 
@@ -123,7 +121,7 @@ def test_one_after_another_in_the_order_of_asking(
     assert is_stored(settings, TWO)
 
 
-def test_what_waits_and_what_runs_can_be_deleted(hub: FakeHub, settings: Settings) -> None:
+def test_waiting_and_running_pulls_can_be_deleted(hub: FakeHub, settings: Settings) -> None:
     hub.pace = 0.005
 
     async def work() -> None:
@@ -132,7 +130,7 @@ def test_what_waits_and_what_runs_can_be_deleted(hub: FakeHub, settings: Setting
         async with aclosing(pulls.pull(ONE)) as running, aclosing(waiting):
             await some_bytes(running)
             await anext(waiting)
-            with pytest.raises(ModelNotFound):  # nothing of it is there
+            with pytest.raises(ModelNotFound):  # no part of it is stored
                 await pulls.delete(TWO)
             with pytest.raises(DownloadStopped):
                 await anext(waiting)
@@ -145,7 +143,7 @@ def test_what_waits_and_what_runs_can_be_deleted(hub: FakeHub, settings: Setting
     assert not [path for path in settings.hub_cache.rglob("*") if path.is_file() and path.suffix != ".lock"]
 
 
-def test_a_stored_model_is_deleted(settings: Settings) -> None:
+def test_stored_model_is_deleted(settings: Settings) -> None:
     async def work() -> None:
         pulls = Pulls(settings)
         await follow(pulls, ONE)
@@ -157,12 +155,12 @@ def test_a_stored_model_is_deleted(settings: Settings) -> None:
 
 
 @pytest.mark.parametrize("name", [__file__, "/etc/passwd", "http://127.0.0.1:1/x.gguf", "ollama:x", "..", ""])
-def test_no_path_and_no_address_is_a_name(settings: Settings, name: str) -> None:
+def test_paths_and_addresses_are_refused(settings: Settings, name: str) -> None:
     with pytest.raises(ModelNotFound, match="no model is called"):
         asyncio.run(follow(Pulls(settings), name))
 
 
-def test_what_goes_wrong_is_raised_for_all_who_follow(tmp_path: Path) -> None:
+def test_error_is_raised_for_all_followers(tmp_path: Path) -> None:
     async def work() -> list[object]:
         pulls = Pulls(settings_in(tmp_path, offline=True))
         return await asyncio.gather(*(follow(pulls, ONE) for _ in range(2)), return_exceptions=True)
@@ -170,7 +168,7 @@ def test_what_goes_wrong_is_raised_for_all_who_follow(tmp_path: Path) -> None:
     assert [type(outcome) for outcome in asyncio.run(work())] == [Offline, Offline]
 
 
-def test_the_end_of_all_stops_them(hub: FakeHub, settings: Settings) -> None:
+def test_close_stops_all_pulls(hub: FakeHub, settings: Settings) -> None:
     hub.pace = 0.005
 
     async def work() -> None:

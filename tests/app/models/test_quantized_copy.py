@@ -1,4 +1,4 @@
-"""A model that transformers wrote, quantized, and read again: by transformers, and by our readers."""
+"""A model that transformers wrote, quantized, and read by transformers and by our readers."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ QUANTIZED: dict[str, Quantizer] = {
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama in bfloat16, its head tied to its embedding, in several files."""
+    """A tiny Llama in bfloat16 with a tied embedding, in several files."""
     folder = tmp_path_factory.mktemp("original") / "tiny"
     torch.manual_seed(7)
     config = LlamaConfig(
@@ -57,7 +57,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def source(original: Path, tmp_path: Path) -> Path:
-    """A copy that a test may change."""
+    """A copy that tests can change."""
     return Path(shutil.copytree(original, tmp_path / "source"))
 
 
@@ -67,7 +67,7 @@ def tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def expected(folder: Path, method: str) -> dict[str, Tensor]:
-    """The weights that a copy stands for, float32."""
+    """Return the dequantized weights of a copy, float32."""
     with SafetensorsShards(folder) as checkpoint:
         plain = {name: decode_plain(tensor, checkpoint.data(name)) for name, tensor in checkpoint.tensors.items()}
     return {
@@ -84,7 +84,7 @@ def save(source: Path, target: Path, method: Method = INT4, shard_bytes: int = 4
 def test_transformers_reads_the_same_weights(original: Path, tmp_path: Path, method: Method) -> None:
     save(original, tmp_path / "copy", method)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of this way to ask for weights of 16 bits
+        warnings.simplefilter("ignore")  # about this way to request 16-bit weights
         theirs = AutoModelForCausalLM.from_pretrained(
             tmp_path / "copy", dtype=torch.bfloat16, quantization_config=CompressedTensorsConfig(dequantize=True)
         )
@@ -96,7 +96,7 @@ def test_transformers_reads_the_same_weights(original: Path, tmp_path: Path, met
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_nf4_is_what_our_reader_reads(original: Path, tmp_path: Path, nested: bool) -> None:
+def test_nf4_copy_is_read_by_the_bitsandbytes_reader(original: Path, tmp_path: Path, nested: bool) -> None:
     save(original, tmp_path / "copy", Method("nf4", nested=nested))
     config = bitsandbytes.BitsAndBytes.read(json.loads((tmp_path / "copy" / "config.json").read_text())[SECTION])
     written, layers = tensors(tmp_path / "copy"), 0
@@ -112,7 +112,7 @@ def test_nf4_is_what_our_reader_reads(original: Path, tmp_path: Path, nested: bo
     assert layers == 14
 
 
-def test_says_what_was_written(original: Path, tmp_path: Path) -> None:
+def test_result_describes_the_copy(original: Path, tmp_path: Path) -> None:
     copy = save(original, tmp_path / "copy")
     assert (copy.path, copy.method, copy.group_size, copy.layers) == (tmp_path / "copy", "int4", 64, 14)
     assert copy.original_bytes == sum(tensor.nbytes for tensor in tensors(original).values())
@@ -120,7 +120,7 @@ def test_says_what_was_written(original: Path, tmp_path: Path) -> None:
     assert save(original, tmp_path / "second", Method("int4", 32)).group_size == 32
 
 
-def test_the_other_files_come_along_without_pickles_and_code(original: Path, tmp_path: Path) -> None:
+def test_copy_includes_companion_files_but_no_pickles_or_code(original: Path, tmp_path: Path) -> None:
     save(original, tmp_path / "copy", FP8)
     copied = {path.name: path for path in (tmp_path / "copy").iterdir() if not path.name.startswith("model")}
     assert copied.keys() == {"config.json", "generation_config.json", "tokenizer.json"}
@@ -131,7 +131,7 @@ def test_the_other_files_come_along_without_pickles_and_code(original: Path, tmp
     assert section["ignore"] == ["lm_head", "model.embed_tokens"]
 
 
-def test_what_is_quantized_already_is_refused(original: Path, source: Path, tmp_path: Path) -> None:
+def test_quantized_source_is_refused(original: Path, source: Path, tmp_path: Path) -> None:
     save(original, tmp_path / "copy", FP8)
     with pytest.raises(AppError, match=r"already quantized: its config\.json"):
         save(tmp_path / "copy", tmp_path / "again")
@@ -142,7 +142,7 @@ def test_what_is_quantized_already_is_refused(original: Path, source: Path, tmp_
     assert not (tmp_path / "again").exists()
 
 
-def test_what_exists_is_let_alone(original: Path, tmp_path: Path) -> None:
+def test_existing_target_is_refused(original: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     (tmp_path / "folder").mkdir()
     for name in ("link", "folder"):
@@ -152,7 +152,7 @@ def test_what_exists_is_let_alone(original: Path, tmp_path: Path) -> None:
     assert list((tmp_path / "folder").iterdir()) == []
 
 
-def test_what_is_no_checkpoint_is_refused(source: Path, tmp_path: Path) -> None:
+def test_source_without_a_checkpoint_is_refused(source: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="is not a folder"):
         save(tmp_path / "absent", tmp_path / "copy")
     (source / "config.json").write_text("[]")
@@ -167,15 +167,13 @@ def test_what_is_no_checkpoint_is_refused(source: Path, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"source"}
 
 
-def test_groups_that_do_not_divide_are_refused(original: Path, tmp_path: Path) -> None:
+def test_group_size_that_does_not_divide_is_refused(original: Path, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedQuantization, match="Groups of 128"):
         save(original, tmp_path / "copy", Method("int4", 128))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_is_told_before_anything_is_written(
-    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_space_is_checked_before_writing(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=70_000))
     with pytest.raises(NoSpace, match=r"70\.0 kB free") as caught:
@@ -185,7 +183,7 @@ def test_a_full_disk_is_told_before_anything_is_written(
 
 
 class Interrupted(SilentProgress):
-    """Ctrl-C after some tensors."""
+    """Raises KeyboardInterrupt after some tensors."""
 
     def __init__(self) -> None:
         self.reports = 0
@@ -204,7 +202,7 @@ class Interrupted(SilentProgress):
             raise KeyboardInterrupt
 
 
-def test_nothing_stays_of_a_copy_that_was_interrupted(original: Path, tmp_path: Path) -> None:
+def test_interrupted_copy_leaves_nothing(original: Path, tmp_path: Path) -> None:
     progress = Interrupted()
     with pytest.raises(KeyboardInterrupt):
         save_quantized(original, tmp_path / "copy", FP8, progress, 20_000)
@@ -212,7 +210,7 @@ def test_nothing_stays_of_a_copy_that_was_interrupted(original: Path, tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_process_left_is_replaced(original: Path, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_replaced(original: Path, tmp_path: Path) -> None:
     (tmp_path / ".copy.partial").mkdir()
     (tmp_path / ".copy.partial" / "model.safetensors").write_bytes(b"torn")
     save(original, tmp_path / "copy", FP8)
@@ -220,7 +218,7 @@ def test_what_a_killed_process_left_is_replaced(original: Path, tmp_path: Path) 
     assert not (tmp_path / "copy" / "model.safetensors").exists()
 
 
-def test_a_weight_that_cannot_be_quantized_is_named(
+def test_error_names_a_weight_that_cannot_be_quantized(
     original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(tensor: object, data: memoryview) -> PlainTensor:

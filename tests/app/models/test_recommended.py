@@ -1,4 +1,4 @@
-"""The model that a new machine is told of: the best of a list that fits, and is fast enough for a CPU."""
+"""The recommended model of a new machine: the best of a list that fits and is fast enough for a CPU."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +22,7 @@ LARGE, SMALL = "qwen3:8b", "qwen3-instruct:4b"
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Two files, one four times as large, by what stands for them."""
+    """Return two GGUF files by name, one four times as large as the other."""
     place = tmp_path_factory.mktemp("gguf")
     sizes = {LARGE: {"mlp": 768}, SMALL: {"mlp": 192, "types": {"token_embd": "Q4_0"}}}
     return {name: make(place, head_dim=32, vocab=2000, **more).path.read_bytes() for name, more in sizes.items()}  # type: ignore[arg-type]
@@ -44,23 +44,23 @@ def settings(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S
     return settings_in(tmp_path, hub_endpoint=hub.address, device="cpu")
 
 
-def test_the_best_one_that_may_fit_is_looked_at_first(settings: Settings) -> None:
+def test_best_model_that_fits_is_recommended(settings: Settings) -> None:
     found = recommended_fit(settings)
     assert (found.name, found.is_possible, found.is_stored) == (LARGE, True, False)
 
 
-def test_headers_decide(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headers_decide_what_fits(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     large, small = (fit_model(name, settings, memory=1 << 30) for name in (LARGE, SMALL))
     monkeypatch.setattr(budget, "available_memory", lambda: (large.fit.needed + small.fit.needed) // 2)
     assert recommended_fit(settings).name == SMALL
 
 
-def test_a_cpu_is_given_what_it_reads_fast_enough(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_gets_a_model_small_enough_to_be_fast(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_FLUENT_BYTES", fit_model(SMALL, settings).size)
     assert recommended_fit(settings).name == SMALL
 
 
-def test_little_memory_asks_for_nothing(settings: Settings, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_sends_no_request(settings: Settings, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "machine_memory", lambda settings: 1_000_000_000)
     with pytest.raises(ModelNotFound, match="no recommended model fits"):
         recommended_fit(settings)
@@ -68,10 +68,10 @@ def test_little_memory_asks_for_nothing(settings: Settings, hub: FakeHub, monkey
 
 
 @pytest.mark.usefixtures("settings")
-def test_without_the_hub_there_is_none(tmp_path: Path) -> None:
+def test_unreachable_hub_is_offline(tmp_path: Path) -> None:
     with pytest.raises(Offline):
         recommended_fit(settings_in(tmp_path))
 
 
-def test_the_command_takes_no_name_beside_it() -> None:
+def test_recommended_refuses_a_name() -> None:
     assert CliRunner().invoke(ingle, ["fit", "--recommended", "qwen3:8b"]).exit_code == 2

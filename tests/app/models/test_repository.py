@@ -1,4 +1,4 @@
-"""Names of repositories, and which of their files make a model; by names alone."""
+"""Names of repositories, and which of their files form a model, by names only."""
 
 import pytest
 
@@ -33,7 +33,7 @@ CHECKPOINT = {"config.json", "tokenizer.json", "model.safetensors", "README.md",
         ),
     ],
 )
-def test_names(text: str, name: RepositoryName | None) -> None:
+def test_names_are_parsed(text: str, name: RepositoryName | None) -> None:
     assert RepositoryName.parse(text) == name
 
 
@@ -50,17 +50,17 @@ def test_names(text: str, name: RepositoryName | None) -> None:
         ("model.gguf", ""),
     ],
 )
-def test_what_a_name_says_of_quantization(file: str, quantization: str) -> None:
+def test_quantization_is_read_from_file_names(file: str, quantization: str) -> None:
     assert quantization_of(file) == quantization
 
 
-def test_the_files_of_a_checkpoint_are_those_that_describe_it_and_its_weights() -> None:
+def test_checkpoint_consists_of_descriptions_and_weights() -> None:
     assert choose(RepositoryName("o/r"), CHECKPOINT).files == ("config.json", "tokenizer.json", "model.safetensors")
     sharded = {"config.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors", "x.safetensors"}
     assert choose(RepositoryName("o/r"), sharded).files == ("config.json", "model.safetensors.index.json")
 
 
-def test_the_parts_of_a_gguf_model_are_one() -> None:
+def test_parts_of_a_gguf_model_form_one_model() -> None:
     names = {"m-Q4_0-00002-of-00002.gguf", "m-Q4_0-00001-of-00002.gguf", "m-Q8_0.gguf", "mmproj-m-F16.gguf"}
     first, second = models_among(names)
     assert first == ModelFiles("Q4_0", ("m-Q4_0-00001-of-00002.gguf", "m-Q4_0-00002-of-00002.gguf"))
@@ -70,7 +70,7 @@ def test_the_parts_of_a_gguf_model_are_one() -> None:
     assert choose(RepositoryName("o/r", "Q4_0"), names) == first
 
 
-def test_the_checkpoint_is_meant_where_no_quantization_is_named() -> None:
+def test_checkpoint_is_preferred_without_a_quantization() -> None:
     names = CHECKPOINT | {"m-Q8_0.gguf"}
     assert not choose(RepositoryName("o/r"), names).is_gguf
     assert choose(RepositoryName("o/r", "Q8_0"), names).files == ("m-Q8_0.gguf",)
@@ -86,7 +86,7 @@ def test_the_checkpoint_is_meant_where_no_quantization_is_named() -> None:
         (("Q6_K",), "Q6_K"),
     ],
 )
-def test_the_quantization_that_is_meant_where_none_is_named(quantizations: tuple[str, ...], chosen: str) -> None:
+def test_preferred_quantization_is_chosen(quantizations: tuple[str, ...], chosen: str) -> None:
     names = {f"m-{quantization}.gguf" for quantization in quantizations}
     assert choose(RepositoryName("o/r"), names).quantization == chosen
     with pytest.raises(ModelNotFound, match="is ambiguous"):
@@ -107,7 +107,7 @@ def test_the_quantization_that_is_meant_where_none_is_named(quantizations: tuple
         ("o/r", {"model.safetensors"}, "has no model that can run here", "GGUF"),
     ],
 )
-def test_what_cannot_be_chosen_comes_with_what_can(name: str, names: set[str], message: str, remedy: str) -> None:
+def test_error_lists_the_choices(name: str, names: set[str], message: str, remedy: str) -> None:
     parsed = RepositoryName.parse(name)
     assert parsed is not None
     with pytest.raises(ModelNotFound, match=message) as caught:

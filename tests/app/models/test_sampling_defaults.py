@@ -1,4 +1,4 @@
-"""The sampling that suits a model: the catalog's, or that of its own files."""
+"""Recommended sampling: that of the catalog or of the model's files."""
 
 import json
 from collections.abc import Mapping
@@ -27,12 +27,12 @@ from tests.support.gguf_bytes import F32, build
         ({}, None),
     ],
 )
-def test_what_a_folder_says(tmp_path: Path, content: object, sampling: Sampling | None) -> None:
+def test_generation_config_recommends_sampling(tmp_path: Path, content: object, sampling: Sampling | None) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps(content))
     assert read_sampling(tmp_path, {}) == sampling
 
 
-def test_a_folder_that_says_nothing(tmp_path: Path) -> None:
+def test_folder_without_generation_config_recommends_none(tmp_path: Path) -> None:
     assert read_sampling(tmp_path, {}) is None
 
 
@@ -50,7 +50,7 @@ def test_a_folder_that_says_nothing(tmp_path: Path) -> None:
         ("temperature", 10**400),
     ],
 )
-def test_values_that_make_no_sense_are_named(tmp_path: Path, name: str, value: object) -> None:
+def test_error_names_an_invalid_value(tmp_path: Path, name: str, value: object) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps({name: value}))
     with pytest.raises(ModelFileError, match=f"generation_config.json: {name} is"):
         read_sampling(tmp_path, {})
@@ -59,7 +59,7 @@ def test_values_that_make_no_sense_are_named(tmp_path: Path, name: str, value: o
 GGUF = {
     "general.sampling.temp": 0.6,
     "general.sampling.top_k": 20,
-    "general.sampling.top_p": 0.949999988079071,  # 0.95 in 32 bits
+    "general.sampling.top_p": 0.949999988079071,  # 0.95 as float32
     "general.sampling.penalty_repeat": 1.0499999523162842,
     "general.sampling.mirostat": 0,
 }
@@ -80,12 +80,12 @@ def test_gguf_metadata_recommends_sampling(
 
 
 @pytest.mark.parametrize(("key", "value"), [("temp", float("nan")), ("top_p", "0.5"), ("penalty_repeat", 0.0)])
-def test_a_gguf_value_out_of_bounds_is_named(tmp_path: Path, key: str, value: object) -> None:
+def test_error_names_a_gguf_value_out_of_bounds(tmp_path: Path, key: str, value: object) -> None:
     with pytest.raises(ModelFileError, match=f"general.sampling.{key} is"):
         read_sampling(tmp_path / "file.gguf", {f"general.sampling.{key}": value})
 
 
-def test_the_catalog_comes_before_files_and_a_default_after_them(tmp_path: Path) -> None:
+def test_catalog_precedes_files_and_the_default(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.6}')
     assert catalogued_sampling("tiny", catalog()) == Sampling(temperature=0.2, top_p=0.9)
     assert catalogued_sampling("other", catalog()) is None
@@ -94,11 +94,11 @@ def test_the_catalog_comes_before_files_and_a_default_after_them(tmp_path: Path)
     assert suitable_sampling("gone", tmp_path / "gone.gguf") == DEFAULT_SAMPLING
 
 
-def test_the_metadata_of_a_file_is_read(tmp_path: Path) -> None:
+def test_metadata_of_a_gguf_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(build([("general.sampling.temp", F32, 0.5)], []).data)
     assert suitable_sampling("m", tmp_path / "m.gguf") == Sampling(0.5)
 
 
-def test_sampling_is_told_by_what_it_changes() -> None:
+def test_sampling_text_names_changed_values_only() -> None:
     assert str(Sampling(0.0, repetition_penalty=1.1)) == "temperature 0, repetition_penalty 1.1"
     assert str(Sampling(1.0)) == "temperature 1"

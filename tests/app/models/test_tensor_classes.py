@@ -1,4 +1,4 @@
-"""Which class a tensor is of, and what a class takes."""
+"""Classes of tensors, and their sizes."""
 
 import pytest
 
@@ -29,11 +29,11 @@ from app.models.tensor_classes import HeaderTensor, TensorClass, class_of, class
         ("rope_freqs.weight", "other"),
     ],
 )
-def test_classes_by_name(name: str, kind: str) -> None:
+def test_class_follows_from_the_name(name: str, kind: str) -> None:
     assert class_of(name) == kind
 
 
-def test_what_a_class_takes() -> None:
+def test_size_of_a_class_is_summed() -> None:
     tensors = [
         HeaderTensor("blk.0.ffn_up.weight", "Q4_1", (4, 32), 80),
         HeaderTensor("blk.0.ffn_down.weight", "F16", (32, 4), 256),
@@ -56,8 +56,10 @@ def test_what_a_class_takes() -> None:
         ([("qweight", "I32", (32, 64), 8192), ("g_idx", "I32", (128,), 512)], 8),
     ],
 )
-def test_parameters_of_packed_weights(tensors: list[tuple[str, str, tuple[int, ...], int]], bits: int | None) -> None:
-    """One matrix of 64 rows and 128 columns, as the formats store it."""
+def test_parameters_of_packed_weights_are_counted(
+    tensors: list[tuple[str, str, tuple[int, ...], int]], bits: int | None
+) -> None:
+    """One matrix of 64 rows and 128 columns, in the layout of each format."""
     prefix = "model.layers.0.mlp.up_proj."
     [part] = classes_of((HeaderTensor(prefix + name, *others) for name, *others in tensors), bits)  # type: ignore[arg-type]
     assert part.parameters == 64 * 128

@@ -1,4 +1,4 @@
-"""When a model was loaded last."""
+"""The time at which a model was last loaded."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from app.models.stored_model import last_use, record_use, stored_model
 
 
-def test_a_use_is_known_by_the_model_that_was_used(tmp_path: Path) -> None:
+def test_last_use_is_recorded_per_model(tmp_path: Path) -> None:
     one, other = tmp_path / "one.gguf", tmp_path / "other.gguf"
     for path in (one, other):
         path.touch()
@@ -19,8 +19,8 @@ def test_a_use_is_known_by_the_model_that_was_used(tmp_path: Path) -> None:
     assert last_use(unused, tmp_path / "models") is None
 
 
-def test_a_folder_that_cannot_be_written_to_keeps_no_one_from_loading(tmp_path: Path) -> None:
+def test_read_only_folder_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "one.gguf"
     path.touch()
-    record_use(stored_model("one", path, "local file"), path / "models")  # below a file
+    record_use(stored_model("one", path, "local file"), path / "models")  # a path below a file
     assert last_use(stored_model("one", path, "local file"), path / "models") is None

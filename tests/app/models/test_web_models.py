@@ -1,4 +1,4 @@
-"""A GGUF file of any address, named with its digest; all of it on loopback."""
+"""GGUF files from web addresses with a digest, on loopback."""
 
 import hashlib
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def name_at(host: FakeHub) -> str:
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_a_file_is_fetched_found_and_removed(host: FakeHub, settings: Settings, tmp_path: Path, ranges: bool) -> None:
+def test_file_is_downloaded_found_and_removed(host: FakeHub, settings: Settings, tmp_path: Path, ranges: bool) -> None:
     host.ranges = ranges
     stored = pull(name_at(host), settings)
     assert stored.path.read_bytes() == CONTENT
@@ -54,7 +54,7 @@ def test_a_file_is_fetched_found_and_removed(host: FakeHub, settings: Settings, 
         ModelStore(settings).remove(stored.name)
 
 
-def test_an_interrupted_download_goes_on_where_it_was(host: FakeHub, settings: Settings) -> None:
+def test_interrupted_download_resumes(host: FakeHub, settings: Settings) -> None:
     host.mishaps += [Mishap(), Mishap(cut_at=HALF), Mishap(status=404)]
     with pytest.raises(AppError, match=r"127\.0\.0\.1 refused tiny-Q4_0\.gguf \(it returned status 404\)"):
         pull(name_at(host), settings)
@@ -71,7 +71,7 @@ def test_wrong_bytes_leave_nothing(host: FakeHub, settings: Settings) -> None:
     assert ModelStore(settings).entries() == []
 
 
-def test_a_damaged_file_is_fetched_again_or_refused(host: FakeHub, settings: Settings, tmp_path: Path) -> None:
+def test_damaged_file_is_downloaded_again_or_refused(host: FakeHub, settings: Settings, tmp_path: Path) -> None:
     stored = pull(name_at(host), settings)
     stored.path.write_bytes(CONTENT[:-1] + b"!")
     with pytest.raises(IntegrityError, match="damaged"):
@@ -79,7 +79,7 @@ def test_a_damaged_file_is_fetched_again_or_refused(host: FakeHub, settings: Set
     assert pull(name_at(host), settings).path.read_bytes() == CONTENT
 
 
-def test_a_host_that_does_not_say_how_much_it_sends(host: FakeHub, settings: Settings) -> None:
+def test_host_that_does_not_state_the_size_is_an_error(host: FakeHub, settings: Settings) -> None:
     host.mishaps.append(Mishap(headers={"Content-Length": ""}, ignores_range=True))
     with pytest.raises(AppError, match="does not state the size"):
         pull(name_at(host), settings)
@@ -96,12 +96,12 @@ def test_a_host_that_does_not_say_how_much_it_sends(host: FakeHub, settings: Set
         ("https://me:secret@example.org/tiny.gguf#sha256=" + DIGEST, "which lists would show"),
     ],
 )
-def test_addresses_that_do_not_say_enough(settings: Settings, text: str, problem: str) -> None:
+def test_incomplete_addresses_are_refused(settings: Settings, text: str, problem: str) -> None:
     with pytest.raises(AppError, match=problem):
         pull(text, settings)
 
 
-def test_an_encoded_slash_stays_outside_of_the_name() -> None:
+def test_encoded_slash_is_not_part_of_the_file_name() -> None:
     name = WebName.parse(f"https://example.org/x%2F..%2Ftiny.gguf#sha256={DIGEST}")
     assert name is not None
     assert name.file == "tiny.gguf"

@@ -1,4 +1,4 @@
-"""A model of a few thousand bytes, with a catalog entry for it, for tests of the store and the sources."""
+"""A model of a few thousand bytes, with a catalog entry, for tests of the store and the sources."""
 
 import hashlib
 from pathlib import Path
@@ -12,7 +12,7 @@ PACKAGE = PackageSource("tiny-weights==1.0", "tiny_weights/tiny.Q4_0.gguf", 1 <<
 
 
 def entry(*sources: Source, content: bytes = CONTENT) -> CatalogEntry:
-    """An entry whose promised bytes are `content`."""
+    """Return an entry whose file is `content`."""
     return CatalogEntry(
         name="tiny:1k",
         aliases=("tiny",),
@@ -32,7 +32,7 @@ def catalog(*sources: Source) -> Catalog:
 
 
 def settings_in(folder: Path, **more: object) -> Settings:
-    """Settings that keep everything below `folder`, and whose hub is a port where nobody listens."""
+    """Return settings with all folders below `folder`, and a hub address that refuses connections."""
     chosen: dict[str, object] = {
         "models_dir": folder / "models",
         "hub_cache": folder / "hub",
@@ -45,5 +45,5 @@ def settings_in(folder: Path, **more: object) -> Settings:
 
 
 def files_below(folder: Path) -> set[str]:
-    """The names of all files below a folder, those of locks left out."""
+    """Return the names of all files below a folder, without locks."""
     return {path.name for path in folder.rglob("*") if not path.is_dir() and path.suffix != ".lock"}

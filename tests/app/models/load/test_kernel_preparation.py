@@ -1,4 +1,4 @@
-"""What a person is told while a model is loaded."""
+"""Progress lines while a model is loaded."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from engine.load_options import LoadOptions
 
 
 class Listed:
-    """What would be told."""
+    """Records the progress."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -29,7 +29,7 @@ class Listed:
         raise AssertionError(line)
 
 
-def test_what_follows_the_reading_has_a_line_of_its_own(tmp_path: Path) -> None:
+def test_preparation_after_loading_is_a_separate_task(tmp_path: Path) -> None:
     progress = Listed()
     with loading(StoredModel("it", tmp_path, 30, None, "", None, None), progress) as report:
         report(10, 20)
@@ -39,7 +39,7 @@ def test_what_follows_the_reading_has_a_line_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("problem", ["", "/cache (Read-only file system)"])
-def test_kernels_that_cannot_be_kept_are_told_of_once(monkeypatch: pytest.MonkeyPatch, problem: str) -> None:
+def test_kernels_that_cannot_be_saved_are_reported_once(monkeypatch: pytest.MonkeyPatch, problem: str) -> None:
     progress, said = Listed(), list[str]()
     monkeypatch.setattr(progress, "say", said.append)
     monkeypatch.setattr(kernel_preparation, "layouts_are_compiled", lambda layouts, options: False)

@@ -1,4 +1,4 @@
-"""A stored embedding model becomes an encoder and a vocabulary, out of a folder and out of a GGUF file."""
+"""Loading an embedding model from a folder and from a GGUF file."""
 
 import asyncio
 from contextlib import closing
@@ -30,7 +30,7 @@ from tests.engine.models.tiny_bert import TinyBert, make, make_ranking, write_mo
 
 
 def embedding_model(folder: Path, vocab: int = len(TOKENS)) -> TinyBert:
-    """A tiny BERT with a small vocabulary, in both forms."""
+    """A tiny BERT with a small vocabulary, as a folder and as a GGUF file."""
     tiny = make(folder, vocab=vocab, pooling="pooling_mode_cls_token", metadata=metadata())
     (folder / "tokenizer.json").write_bytes(document())
     return tiny
@@ -47,7 +47,7 @@ def settings(tmp_path: Path) -> Settings:
     return settings_in(tmp_path / "home", kernels="reference")
 
 
-def test_folders_and_files_are_the_same_model(tmp_path: Path, settings: Settings) -> None:
+def test_folder_and_file_give_the_same_vectors(tmp_path: Path, settings: Settings) -> None:
     tiny = embedding_model(tmp_path / "model")
     expected = pool_states(tiny.states(ids("hello", "wor", "##ld")), Pooling.CLS)
     for path in (tiny.folder, tiny.path):
@@ -58,7 +58,7 @@ def test_folders_and_files_are_the_same_model(tmp_path: Path, settings: Settings
         assert encoder.context_length == 48
 
 
-def test_a_cross_encoder_reads_two_texts_together(tmp_path: Path, settings: Settings) -> None:
+def test_cross_encoder_scores_a_pair_of_texts(tmp_path: Path, settings: Settings) -> None:
     reference, file = make_ranking(tmp_path / "model", vocab=len(TOKENS), metadata=metadata())
     (tmp_path / "model" / "tokenizer.json").write_bytes(document())
     first, second = ids("hello", "wor"), ids("a")[1:]
@@ -74,7 +74,7 @@ def test_a_cross_encoder_reads_two_texts_together(tmp_path: Path, settings: Sett
             assert asyncio.run(service.scores([pair])) == pytest.approx([float(expected)], abs=1e-5)
 
 
-def test_a_quantized_copy_gives_embeddings_too(tmp_path: Path, settings: Settings) -> None:
+def test_quantized_copy_gives_similar_vectors(tmp_path: Path, settings: Settings) -> None:
     tiny = embedding_model(tmp_path / "model")
     save_quantized(tiny.folder, tmp_path / "copy", Method("fp8"), SilentProgress())
     with SafetensorsShards(tmp_path / "copy") as checkpoint:
@@ -88,8 +88,8 @@ def test_a_quantized_copy_gives_embeddings_too(tmp_path: Path, settings: Setting
 
 
 @pytest.mark.parametrize("family", [(LlamaConfig, LlamaModel), (Qwen3Config, Qwen3Model)])
-def test_a_decoder_gives_the_state_of_its_last_token(tmp_path: Path, settings: Settings, family: Any) -> None:
-    """As Qwen3-Embedding: a checkpoint without a head, whose texts end with a token of their own."""
+def test_decoder_returns_the_state_of_its_last_token(tmp_path: Path, settings: Settings, family: Any) -> None:
+    """Like Qwen3-Embedding: a checkpoint without a head, whose texts end with an end token."""
     torch.manual_seed(5)
     make_config, make_model = family
     config = make_config(
@@ -119,20 +119,20 @@ def test_a_decoder_gives_the_state_of_its_last_token(tmp_path: Path, settings: S
     assert torch.allclose(vector, expected, atol=1e-4)
 
 
-def test_another_pooling_over_a_decoder_is_refused(tmp_path: Path, settings: Settings) -> None:
+def test_other_pooling_of_a_decoder_is_refused(tmp_path: Path, settings: Settings) -> None:
     save(tmp_path)
     write_modules(tmp_path, {"pooling_mode_mean_tokens": True})
     with pytest.raises(UnsupportedModel, match="asks for the pooling mean over a decoder"):
         load(tmp_path, settings)
 
 
-def test_the_context_can_be_shorter(tmp_path: Path) -> None:
+def test_context_setting_shortens_the_context(tmp_path: Path) -> None:
     settings = settings_in(tmp_path / "home", kernels="reference", context=16)
     with closing(load(embedding_model(tmp_path / "model").folder, settings).encoder) as encoder:
         assert encoder.context_length == 16
 
 
-def test_a_vocabulary_that_is_larger_than_the_models_is_refused(tmp_path: Path, settings: Settings) -> None:
+def test_vocabulary_larger_than_the_models_is_refused(tmp_path: Path, settings: Settings) -> None:
     tiny = embedding_model(tmp_path / "model", vocab=len(TOKENS) - 1)
     with pytest.raises(
         UnsupportedModel, match=f"a vocabulary of {len(TOKENS)} tokens, but its model has {len(TOKENS) - 1}"
@@ -140,14 +140,14 @@ def test_a_vocabulary_that_is_larger_than_the_models_is_refused(tmp_path: Path, 
         load(tiny.folder, settings)
 
 
-def test_a_folder_without_a_vocabulary_is_refused(tmp_path: Path, settings: Settings) -> None:
+def test_folder_without_a_vocabulary_is_refused(tmp_path: Path, settings: Settings) -> None:
     tiny = embedding_model(tmp_path / "model")
     (tiny.folder / "tokenizer.json").unlink()
     with pytest.raises(UnsupportedTokenizer, match=r"has no tokenizer\.json"):
         load(tiny.folder, settings)
 
 
-def test_it_is_no_model_to_chat_with(tmp_path: Path, settings: Settings) -> None:
+def test_embedding_model_cannot_chat(tmp_path: Path, settings: Settings) -> None:
     tiny = embedding_model(tmp_path / "model")
     for path in (tiny.folder, tiny.path):
         with pytest.raises(UnsupportedModel, match="return embeddings and cannot generate text") as refusal:
@@ -155,5 +155,5 @@ def test_it_is_no_model_to_chat_with(tmp_path: Path, settings: Settings) -> None
         assert "POST /v1/embeddings" in refusal.value.remedy
 
 
-def test_a_model_that_writes_text_is_none(smollm2: Path, settings: Settings) -> None:
+def test_chat_model_is_no_embedding_model(smollm2: Path, settings: Settings) -> None:
     assert not is_embedding_model(ModelStore(settings).resolve(str(smollm2)))

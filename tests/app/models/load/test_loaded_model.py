@@ -1,4 +1,4 @@
-"""Which weights the engine is told to have, and where it keeps what it computes with them."""
+"""Options of the engine: the fingerprint of the weights, and the folder of the on-disk cache."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ ENTRY = load_catalog().entries[0]
 
 
 class Loading(Exception):
-    """Ends here, with these options."""
+    """Stops loading, with the options."""
 
     def __init__(self, options: LoadOptions) -> None:
         self.options = options
@@ -40,9 +40,7 @@ def settings_of(folder: Path, **more: object) -> Settings:
     return settings_in(folder, kernels="reference", kv_disk_dir=folder / "kv", context=64, **more)
 
 
-def test_files_of_one_shape_are_told_apart_by_their_weights(
-    tmp_path: Path, smollm2: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fingerprint_depends_on_the_weights(tmp_path: Path, smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, tuned = settings_of(tmp_path, kv_disk_gb="0.5"), tmp_path / "tuned.gguf"
     content = bytearray(smollm2.read_bytes())
     content[-1] ^= 1
@@ -57,7 +55,9 @@ def test_files_of_one_shape_are_told_apart_by_their_weights(
     assert len(files_below(tmp_path / "models" / ".digests")) == 2
 
 
-def test_the_digest_of_a_download_is_known(tmp_path: Path, smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digest_of_a_download_is_not_computed_again(
+    tmp_path: Path, smollm2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = settings_of(tmp_path, models_dir=smollm2.parent)
 
     def never(*arguments: object) -> str:
@@ -70,7 +70,7 @@ def test_the_digest_of_a_download_is_known(tmp_path: Path, smollm2: Path, monkey
     assert (options.disk.limit, options.disk.model) == (None, ENTRY.name)
 
 
-def test_without_a_cache_on_disk_nobody_asks_which_weights_they_are(
+def test_without_disk_cache_no_fingerprint_is_computed(
     tmp_path: Path, smollm2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = options_for(str(smollm2), settings_of(tmp_path, kv_disk_gb="0"), monkeypatch)
@@ -78,7 +78,7 @@ def test_without_a_cache_on_disk_nobody_asks_which_weights_they_are(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_folder_of_a_model_says_what_it_is_of(tmp_path: Path, smollm2: Path) -> None:
+def test_cache_folder_describes_its_model(tmp_path: Path, smollm2: Path) -> None:
     settings = settings_of(tmp_path)
     load_model(ModelStore(settings).resolve(str(smollm2)), settings, SilentProgress())
     [folder] = (tmp_path / "kv").iterdir()

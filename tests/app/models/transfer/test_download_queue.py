@@ -1,4 +1,4 @@
-"""What people see of downloads that run, wait, and were left."""
+"""The list of running, waiting, and unfinished downloads."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def seen(settings: Settings) -> list[Download]:
     return downloads(ModelStore(settings).hub_models, settings.models_dir)
 
 
-def test_they_are_in_the_order_of_asking(settings: Settings) -> None:
+def test_downloads_are_in_the_order_of_requests(settings: Settings) -> None:
     assert seen(settings) == []
     with queue_note(settings.models_dir, ["org/a", "org/b"]) as first, queue_note(settings.models_dir) as second:
         second.add("org/c")
@@ -46,7 +46,7 @@ def test_they_are_in_the_order_of_asking(settings: Settings) -> None:
     assert not [path for path in settings.models_dir.rglob("*-*") if path.is_file()]
 
 
-def test_a_note_whose_process_was_killed_counts_for_nothing(settings: Settings) -> None:
+def test_note_of_a_killed_process_is_removed(settings: Settings) -> None:
     with queue_note(settings.models_dir, ["org/a"]):
         (note,) = settings.models_dir.rglob("*.json")
         left = note.with_name("0-1.json")
@@ -57,7 +57,7 @@ def test_a_note_whose_process_was_killed_counts_for_nothing(settings: Settings) 
         assert seen(settings) == []
 
 
-def test_what_was_left_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfinished_downloads_come_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempts, "WAITS", ())
     with serve() as hub:
         settings = settings_in(tmp_path, hub_endpoint=hub.address)

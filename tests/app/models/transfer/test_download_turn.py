@@ -1,4 +1,4 @@
-"""One download at a time: who waits sees how the other one goes, and takes over when it ends, however it ends."""
+"""One download at a time: a waiting process shows the progress of the running one, and is next when that ends."""
 
 import os
 import threading
@@ -21,7 +21,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Display(SilentProgress):
-    """What a person would see. `enough` is set once an amount of 40 is shown."""
+    """Records the display. Sets `enough` when an amount of 40 is shown."""
 
     def __init__(self) -> None:
         self.seen: list[str | int] = []
@@ -44,7 +44,7 @@ class Display(SilentProgress):
 
 
 def another(folder: Path, name: str, display: Display) -> "Future[None]":
-    """Somebody who takes a turn, and shows what he waits for."""
+    """Take the turn in another thread, with `display` as its progress."""
 
     def take() -> None:
         with DownloadTurn(folder, name).hold(display):
@@ -68,7 +68,7 @@ def _apart(work: Callable[[], None]) -> "Future[None]":
 
 
 @pytest.mark.parametrize("name", ["mine", "other"])
-def test_who_waits_sees_how_it_goes_and_is_next(tmp_path: Path, name: str) -> None:
+def test_waiting_process_shows_progress_and_is_next(tmp_path: Path, name: str) -> None:
     display = Display()
     with (
         DownloadTurn(tmp_path, "mine").hold(SilentProgress()) as progress,
@@ -89,7 +89,7 @@ def test_who_waits_sees_how_it_goes_and_is_next(tmp_path: Path, name: str) -> No
 
 
 @pytest.mark.parametrize("state", ["", "{}", '{"pid": 1, "name": "x", "label": "y", "done": 3, "total": null}'])
-def test_of_a_download_that_was_killed_nothing_is_shown(tmp_path: Path, state: str) -> None:
+def test_progress_of_a_killed_download_is_not_shown(tmp_path: Path, state: str) -> None:
     with DownloadTurn(tmp_path, "mine").hold(SilentProgress()):
         pass
     [folder] = tmp_path.iterdir()
@@ -100,7 +100,7 @@ def test_of_a_download_that_was_killed_nothing_is_shown(tmp_path: Path, state: s
         assert display.seen == []
 
 
-def test_a_download_can_be_asked_to_stop_and_so_can_those_that_wait_for_it(tmp_path: Path) -> None:
+def test_stop_request_ends_running_and_waiting_downloads(tmp_path: Path) -> None:
     display, started = Display(), threading.Event()
 
     def download() -> None:
@@ -122,4 +122,4 @@ def test_a_download_can_be_asked_to_stop_and_so_can_those_that_wait_for_it(tmp_p
             asked.result()
     other.result()
     with DownloadTurn(tmp_path, "mine").hold(SilentProgress()) as progress, progress.task("Again", 1) as report:
-        report(1)  # what was asked for before is done with
+        report(1)  # the earlier stop request no longer applies

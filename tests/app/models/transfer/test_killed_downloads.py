@@ -1,4 +1,4 @@
-"""A few downloads that are killed at random bytes. tests/torture/killed_downloads.py runs more of them."""
+"""Downloads that are killed at random bytes. tests/torture/killed_downloads.py runs more of them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ def downloader() -> Iterator[Downloader]:
     process.close()
 
 
-def test_a_download_that_is_killed_goes_on_until_it_is_whole(
+def test_killed_download_resumes_until_it_is_complete(
     downloader: Downloader, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     random = Random(request.config.option.seed)

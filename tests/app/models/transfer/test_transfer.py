@@ -1,4 +1,4 @@
-"""Bytes from a hub that breaks off, stalls, damages, sends elsewhere and asks for patience; all of it on loopback."""
+"""Downloads from a hub that disconnects, stalls, damages bytes, redirects, and asks to wait, on loopback."""
 
 import hashlib
 import logging
@@ -41,7 +41,7 @@ def settings(hub: FakeHub, tmp_path: Path) -> Settings:
 
 
 class Recorder(SilentProgress):
-    """Keeps what was said and the amounts reported."""
+    """Records the lines and amounts."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -61,7 +61,7 @@ def check(stored: StoredModel) -> None:
 
 
 def file_requests(hub: FakeHub) -> list[tuple[str | None, str | None]]:
-    """The ranges asked for, and on which condition."""
+    """Return the requested ranges and their If-Range conditions."""
     return [(headers["Range"], headers["If-Range"]) for path, headers in hub.downloads() if "/resolve/" in path]
 
 
@@ -71,39 +71,35 @@ def file_requests(hub: FakeHub) -> list[tuple[str | None, str | None]]:
         Mishap(status=429, headers={"Retry-After": "0"}),
         Mishap(status=503),
         Mishap(cut_at=0),
-        Mishap(headers={"X-Linked-Etag": '"' + "0" * 64 + '"'}),  # a machine that is behind the others
+        Mishap(headers={"X-Linked-Etag": '"' + "0" * 64 + '"'}),  # an outdated machine of the same host
         Mishap(flip_at=7),
         Mishap(headers={"Content-Length": str(HALF)}),
     ],
 )
-def test_what_goes_wrong_once_is_done_again(hub: FakeHub, settings: Settings, mishap: Mishap) -> None:
+def test_single_failure_is_retried(hub: FakeHub, settings: Settings, mishap: Mishap) -> None:
     hub.mishaps.append(mishap)
     check(pull(REPO, settings))
     assert file_requests(hub) == [(None, None)] * 2
 
 
-def test_a_download_that_stalls_goes_on_where_it_was(
-    hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stalled_download_resumes(hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "STALL", 0.2)
     hub.mishaps.append(Mishap(stall_at=HALF))
     check(pull(REPO, settings))
-    assert len(file_requests(hub)) >= 2  # on a busy machine, more answers seem to stall
+    assert len(file_requests(hub)) >= 2  # more requests may stall on a busy machine
 
 
-def test_an_answer_that_crawls_is_left_for_another(
-    hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_response_is_retried(hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "_WINDOW", 0.0)
     monkeypatch.setattr(attempts, "_QUIET_SECONDS", -1.0)
-    hub.mishaps.append(Mishap(stall_at=HALF))  # which nobody waits for
+    hub.mishaps.append(Mishap(stall_at=HALF))  # the slow response is abandoned before it stalls
     progress = Recorder()
     check(pull(REPO, settings, progress))
     assert "127.0.0.1 is too slow. Retrying in 0 s." in progress.lines
     assert all(asked for asked, _ in file_requests(hub)[1:])
 
 
-def test_a_connection_that_breaks_behind_the_last_byte_is_no_loss(
+def test_connection_lost_after_the_last_byte_is_ignored(
     hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer, "STALL", 0.3)
@@ -112,13 +108,13 @@ def test_a_connection_that_breaks_behind_the_last_byte_is_no_loss(
     assert not hub.ranges_asked_for()
 
 
-def test_parts_are_of_one_and_the_same_file(hub: FakeHub, settings: Settings) -> None:
+def test_range_requests_name_the_etag(hub: FakeHub, settings: Settings) -> None:
     hub.mishaps.append(Mishap(headers={"ETag": '"old"'}, cut_at=HALF))
     check(pull(REPO, settings))
-    assert file_requests(hub) == [(None, None), (f"bytes={HALF}-", '"old"')]  # answered with the whole file
+    assert file_requests(hub) == [(None, None), (f"bytes={HALF}-", '"old"')]  # the response was the whole file
 
 
-def test_what_is_damaged_twice_leaves_nothing(hub: FakeHub, settings: Settings) -> None:
+def test_file_damaged_twice_leaves_nothing(hub: FakeHub, settings: Settings) -> None:
     hub.mishaps += [Mishap(flip_at=HALF), Mishap(flip_at=HALF + 1)]
     progress = Recorder()
     with pytest.raises(IntegrityError, match=f"{FILE}: the file has sha256"):
@@ -127,23 +123,23 @@ def test_what_is_damaged_twice_leaves_nothing(hub: FakeHub, settings: Settings) 
     assert files_below(settings.hub_cache) == set()
 
 
-def test_a_file_that_has_changed_on_the_hub_is_not_fetched(hub: FakeHub, settings: Settings) -> None:
+def test_file_changed_on_the_hub_is_refused(hub: FakeHub, settings: Settings) -> None:
     hub.mishaps += [Mishap(headers={"X-Linked-Etag": '"' + "0" * 64 + '"'})] * 20
     with pytest.raises(IntegrityError, match="has changed"):
         pull(REPO, settings)
     assert files_below(settings.hub_cache) == set()
 
 
-def test_people_are_told_why_they_wait(hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_is_reported_with_its_reason(hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempts, "_QUIET_SECONDS", -1.0)
     hub.mishaps.append(Mishap(status=429, headers={"Retry-After": "0"}))
     progress = Recorder()
     check(pull(REPO, settings, progress))
-    told = "127.0.0.1 is unavailable (it returned status 429). Retrying in 0 s."
-    assert told in progress.lines
+    line = "127.0.0.1 is unavailable (it returned status 429). Retrying in 0 s."
+    assert line in progress.lines
 
 
-def test_a_hub_that_asks_for_too_much_patience_is_left_alone(hub: FakeHub, settings: Settings) -> None:
+def test_excessive_retry_after_gives_up(hub: FakeHub, settings: Settings) -> None:
     hub.mishaps += [Mishap(cut_at=HALF), Mishap(status=429, headers={"Retry-After": "3600"})]
     with pytest.raises(Offline, match=r"returned status 429, and asks to wait 3600 s"):
         pull(REPO, settings)
@@ -155,14 +151,14 @@ def test_a_hub_that_asks_for_too_much_patience_is_left_alone(hub: FakeHub, setti
     ("text", "wait"),
     [("120", 120.0), ("", None), ("-5", None), ("soon", None), ("9" * 400, None), (formatdate(0, usegmt=True), 0.0)],
 )
-def test_what_a_server_asks_for(text: str, wait: float | None) -> None:
+def test_retry_after_header_is_parsed(text: str, wait: float | None) -> None:
     assert retry_after({"Retry-After": text}) == wait
 
 
-def test_files_are_fetched_at_once(hub: FakeHub, settings: Settings) -> None:
+def test_files_are_downloaded_in_parallel(hub: FakeHub, settings: Settings) -> None:
     parts = {f"tiny-Q8_0-{n:05d}-of-00004.gguf": CONTENT[: HALF + n] for n in (1, 2, 3, 4)}
     hub.repositories[REPO] = parts
-    hub.meeting = Barrier(len(parts), timeout=20)  # which is broken where they come one after the other
+    hub.meeting = Barrier(len(parts), timeout=20)  # breaks if the requests are sequential
     progress = Recorder()
     stored = pull(REPO, settings, progress)
     assert not hub.meeting.broken
@@ -171,7 +167,7 @@ def test_files_are_fetched_at_once(hub: FakeHub, settings: Settings) -> None:
 
 
 class Interrupted(Recorder):
-    """Ctrl-C in the middle."""
+    """Raises KeyboardInterrupt in the middle of the download."""
 
     @contextmanager
     def task(self, label: str, total: int | None, *, unit: Unit = "bytes") -> Iterator[Report]:
@@ -182,8 +178,8 @@ class Interrupted(Recorder):
         yield report
 
 
-def test_an_interrupt_keeps_what_has_arrived(hub: FakeHub, settings: Settings) -> None:
-    hub.mishaps.append(Mishap(stall_at=HALF + 1))  # or all of it might be there
+def test_interrupt_keeps_the_received_part(hub: FakeHub, settings: Settings) -> None:
+    hub.mishaps.append(Mishap(stall_at=HALF + 1))  # or the whole file might have arrived
     with pytest.raises(KeyboardInterrupt):
         pull(REPO, settings, Interrupted())
     assert files_below(settings.hub_cache) == {f"{DIGEST}.partial"}
@@ -193,14 +189,14 @@ def test_an_interrupt_keeps_what_has_arrived(hub: FakeHub, settings: Settings) -
     assert progress.amounts[-1] == len(CONTENT)
 
 
-def test_a_redirect_to_no_web_address_ends_it_at_once(hub: FakeHub, settings: Settings) -> None:
+def test_redirect_to_another_protocol_is_an_error(hub: FakeHub, settings: Settings) -> None:
     hub.mishaps += [Mishap(status=302, headers={"Location": "ftp://127.0.0.1/x"})] * 9
     with pytest.raises(Offline, match="the response is invalid"):
         pull(REPO, settings)
     assert len(file_requests(hub)) == 1
 
 
-def test_the_token_is_in_no_log_and_no_message(hub: FakeHub, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_token_is_not_logged(hub: FakeHub, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     settings = settings_in(tmp_path, hub_endpoint=hub.address, hub_token="hf_secret")  # noqa: S106
     progress = Recorder()
