@@ -31,7 +31,7 @@ from app.settings.settings import load_settings
 from engine.backends import device_choice
 from engine.embedding import loading as embedder_loading
 from quant.cpu import tiers
-from tests.support import drawn_cases
+from tests.support import sampled_cases
 from tests.support.fenced_memory import fenced
 from tests.support.processes import answer_signals
 from tests.support.timeouts import pytest_timeout_set_timer  # noqa: F401  # a hook
@@ -165,7 +165,7 @@ def _join_parts(scratch: Path, whole: Path) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    drawn_cases.add_options(parser)
+    sampled_cases.add_options(parser)
     parser.addoption("--requests", type=int, default=2000, help="how many requests the hash model serves")
     parser.addoption("--rules", type=int, default=5000, help="how many rules the block pool's state machine obeys")
     parser.addoption("--mutations", type=int, default=1000, help="how many mutated model files to try")
@@ -179,7 +179,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """With --cpu-tier, this processor has what the tier needs and nothing else."""
     answer_signals()
-    drawn_cases.choose_seed(config)
+    sampled_cases.choose_seed(config)
     name = config.getoption("--cpu-tier")
     tiers.choose(name)  # an error where it cannot be executed
     needs = {tier.name: tier.required for tier in tiers.TIERS}
@@ -194,12 +194,12 @@ def pytest_report_header(config: pytest.Config) -> str:
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """A worker of pytest-xdist is about to start."""
-    drawn_cases.tell_seed(node.config, node.workerinput)
+    sampled_cases.send_seed(node.config, node.workerinput)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Who asks for the device tests kernels. Of cases that are very many, a share runs."""
-    drawn_cases.draw(config, items)
+    sampled_cases.sample(config, items)
     for item in items:
         if item.get_closest_marker("slow") is not None:
             item.add_marker(pytest.mark.timeout(SLOW_SECONDS))

@@ -130,7 +130,9 @@ def check_command(words: list[str], *, whole: bool) -> None:
 
 
 def check_pytest(words: list[str]) -> None:
-    check_options(words, "\n".join(read(ROOT / name) for name in ("tests/conftest.py", "tests/support/drawn_cases.py")))
+    check_options(
+        words, "\n".join(read(ROOT / name) for name in ("tests/conftest.py", "tests/support/sampled_cases.py"))
+    )
     assert all((ROOT / word).exists() for word in words if word.startswith("tests/")), words
 
 

@@ -7,7 +7,7 @@ from engine.request import PROGRAM, FinishReason, Origin, Request
 from engine.sampling_params import BeamParams, SamplingParams
 from engine.scheduling.beam import BeamGroup
 from tests.support.hash_model import HashTicket, expected_output, variant_of
-from tests.support.plain_search import plain_search
+from tests.support.reference_beam_search import reference_beam_search
 
 ENDS = frozenset(range(100))  # one generated token in fifty
 
@@ -98,7 +98,7 @@ class Run:
                 assert set(ends) == {ends[0]}
                 assert not any(self.outputs[result.id] for result in group.results)
                 continue
-            expected = plain_search(
+            expected = reference_beam_search(
                 request.prompt_ids, group.beams, request.params, FEW_ENDS, group.max_tokens, self.engine.config.groups
             )
             found = [(self.outputs[result.id], end) for result, end in zip(group.results, ends, strict=True)]

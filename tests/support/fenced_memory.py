@@ -1,6 +1,7 @@
-"""Memory that shows how it was misused: what `torch.empty` gives is poisoned, and fenced on both sides.
+"""Detect misuse of memory: tensors of `torch.empty` are filled with NaN or the largest integer, with fences on both
+sides.
 
-Whoever reads what was not written finds NaN, or the largest integer; who writes beside a tensor is told at the end.
+A read of uninitialized memory shows in the results. A write next to a tensor fails the test at the end.
 """
 
 import math
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-FENCE = 128  # elements on either side: whatever the type, a multiple of the alignment that kernels count on
+FENCE = 128  # elements on either side; for every type a multiple of the alignment that kernels rely on
 
 
 class Fences:
@@ -35,7 +36,7 @@ class Fences:
         return self.empty(*other.shape, dtype=other.dtype, device=other.device)
 
     def check(self) -> None:
-        """Nobody has written on a fence."""
+        """Check that no fence was written."""
         for whole in self._wholes:
             for fence in (whole[:FENCE], whole[-FENCE:]):
                 untouched = fence.isnan() if fence.is_floating_point() else fence == torch.iinfo(fence.dtype).max
@@ -45,7 +46,7 @@ class Fences:
 @contextmanager
 def fenced() -> Iterator[None]:
     fences, before = Fences(), torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)  # has new tensors filled
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills new tensors
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch, "empty", fences.empty)

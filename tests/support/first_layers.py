@@ -1,6 +1,6 @@
-"""The first layers of a model in a GGUF file, with its whole vocabulary: real weights at a fraction of the cost.
+"""Write the first layers of a model to a GGUF file, with its vocabulary: real weights at a fraction of the cost.
 
-What it says means little, but each token still depends on all before it.
+The output has little meaning, but each token still depends on all earlier tokens.
 """
 
 from pathlib import Path
@@ -13,8 +13,10 @@ from tests.support.gguf_reader import Reader
 def write_first_layers(
     reader: Reader, path: Path, count: int, *, tokenizer: bool = False, most_tensors: int = 0
 ) -> None:
-    """The first `count` layers of the Llama in a file, bit for bit, and all else that it says; of its tokenizer only
-    where that is wanted. `path`: one file, or several beside it, of so many tensors at most."""
+    """Write the first `count` layers of a Llama, bit for bit, and its metadata. The tokenizer is optional.
+
+    With `most_tensors`, several files with at most that number of tensors are written beside `path`.
+    """
     writer = gguf.GGUFWriter(path, "llama", split_max_tensors=most_tensors)
     left_out = ("GGUF.", "general.architecture", *(() if tokenizer else ("tokenizer.",)))
     for field in reader.fields.values():

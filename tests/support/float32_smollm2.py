@@ -1,4 +1,4 @@
-"""SmolLM2-135M in transformers, over a GGUF file's weights as float32, which none of our code has touched."""
+"""SmolLM2-135M in transformers, with float32 weights of a GGUF file that the `gguf` package dequantizes."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.support.gguf_reader import Reader
 
 
 def transformers_model(path: Path, *, tied: bool) -> LlamaForCausalLM:
-    """Dequantized by the `gguf` package. `tied`: the head is the embedding itself, and not a copy of it."""
+    """Load the model. If `tied`, the head shares the embedding's memory, else it is a copy."""
     reader = Reader(path)
     values = {t.name: torch.tensor(gguf.dequantize(t.data, t.tensor_type)) for t in reader.tensors}
     config = LlamaConfig(
@@ -27,7 +27,7 @@ def transformers_model(path: Path, *, tied: bool) -> LlamaForCausalLM:
         rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
         tie_word_embeddings=tied,
     )
-    with no_init_weights():  # which are all overwritten
+    with no_init_weights():  # all weights are overwritten
         model: LlamaForCausalLM = LlamaForCausalLM(config).train(mode=False)
     model.tie_weights()
     model.load_state_dict(_renamed(values), strict=not tied)
@@ -55,7 +55,7 @@ def _renamed(values: dict[str, Tensor]) -> dict[str, Tensor]:
         if name.startswith("blk."):
             _, layer, part, _ = name.split(".")
             heads = {"attn_q": 9, "attn_k": 3}.get(part)
-            # Pairs of neighbours become pairs half a head apart.
+            # Pairs of adjacent rows become pairs half a head apart.
             halves = value.view(heads, -1, 2, 576).transpose(1, 2).reshape(value.shape) if heads else value
             out[f"model.layers.{layer}.{parts[part]}.weight"] = halves
     return out

@@ -1,4 +1,4 @@
-"""Writes GGUF files byte by byte, well-formed or not, and remembers where every number of the header lies."""
+"""Write GGUF files byte by byte, well-formed or malformed, and record the position of every number in the header."""
 
 import struct
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ Value = int | float | str | list[int] | list[float] | list[str]
 
 @dataclass(frozen=True)
 class Number:
-    """A number of the header: where it is, how wide, and what it is for."""
+    """A number of the header: position, width in bytes, and role."""
 
     offset: int
     width: int
@@ -20,7 +20,7 @@ class Number:
 
 @dataclass
 class GGUFBytes:
-    """A file under construction. `numbers` lists every field that a mutation may want to change."""
+    """A file under construction. `numbers` lists every field that a mutation may change."""
 
     data: bytearray = field(default_factory=bytearray)
     numbers: list[Number] = field(default_factory=list)
@@ -57,7 +57,7 @@ class GGUFBytes:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor to write: `dims` innermost first, as the file has them."""
+    """A tensor to write. `dims` is innermost first, as in the file."""
 
     name: str
     dims: list[int]
@@ -68,7 +68,7 @@ class Tensor:
 def build(
     metadata: list[tuple[str, int, Value]], tensors: list[Tensor], *, version: int = 3, alignment: int = 32
 ) -> GGUFBytes:
-    """A well-formed file. An array is given as (key, element type, list)."""
+    """Return a well-formed file. An array is given as (key, element type, list)."""
     out = GGUFBytes()
     out.data += b"GGUF"
     out.number("I", version, "version")
@@ -96,7 +96,7 @@ def build(
 
 
 def small_file(*, version: int = 3) -> GGUFBytes:
-    """One of everything: all scalar types, string and number arrays, tensors of several types."""
+    """Return a file with all scalar types, arrays of strings and numbers, and tensors of several types."""
     metadata: list[tuple[str, int, Value]] = [
         ("general.architecture", STRING, "llama"),
         ("general.alignment", U32, 32),

@@ -1,4 +1,4 @@
-"""The `gguf` package's reader over plain arrays: with slices of a mapped one, large vocabularies take it 20 s."""
+"""The `gguf` package's reader over plain arrays. With slices of a mapped array it takes 20 s for a large vocabulary."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from numpy.typing import DTypeLike, NDArray
 
 
 class Reader(gguf.GGUFReader):
-    """Of little-endian files. All that it makes of the bytes is the package's own."""
+    """Reads little-endian files. The interpretation of the bytes is the package's."""
 
     def _get(self, offset: int, dtype: DTypeLike, count: int = 1, override_order: str | None = None) -> NDArray[Any]:
         return np.frombuffer(self.data, dtype, int(count), int(offset))

@@ -1,12 +1,12 @@
 """The hash model: an engine backend whose next token is a digest of everything it attends to.
 
-A slot of its cache holds a digest of a token, its position and the slot before it; the next token is a digest of all
-its slots, read through the block table. So one wrong, stale, missing or misplaced block changes the output, and
-what the output must be is known without running anything: it is a function of the prompt alone. It may have groups of
-layers with a window, which see the last slots alone, and recurrent ones, whose state is a digest of all tokens.
+A slot of its cache holds a digest of a token, its position, and the slot before it. The next token is a digest of all
+slots, read through the block table. So one wrong, stale, missing, or misplaced block changes the output. The correct
+output is known without running the engine: it is a function of the prompt alone. There may be groups of layers with a
+window, which see only the last slots, and recurrent groups, whose state is a digest of all tokens.
 
-Steps are executed late: some at once, some only when they are collected, as a device would; and so are copies between
-the pools, in any order.
+Steps are executed late, as on a device: some at once, some only when they are collected. So are copies between pools,
+in any order.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from engine.sampling_params import SamplingParams
 from engine.step import BlockCopy, SampledToken, ScheduledRequest, StepPlan
 
 VOCABULARY = 5000
-ALTERNATIVES = 100  # ids below it are what a token may be that is not the most likely one
+ALTERNATIVES = 100  # ids below it are the tokens that are not the most likely
 NOTHING = b"nothing was written here"
 INITIAL = b"the state before the first token"
 
@@ -38,17 +38,19 @@ def digest(*parts: bytes | int) -> bytes:
 
 @lru_cache(1 << 17)
 def slot(token_id: int, position: int, before: bytes = b"") -> bytes:
-    """What a token leaves in a cache, behind what the one before it left there; many tests ask for the same."""
+    """Return the cache content of a token at a position after the slot `before`."""
     return digest(token_id, position, before)
 
 
 def next_token(variant: int, *seen: Sequence[bytes]) -> int:
-    """From what each group sees at the last token."""
+    """Return the next token for the slots that each group sees at the last token."""
     return most_likely(variant, *seen, count=1)[0][0]
 
 
 def most_likely(variant: int, *seen: Sequence[bytes], count: int) -> list[tuple[int, float]]:
-    """The next tokens with their log-probabilities, best first: the first of any token, the others of few."""
+    """Return the next tokens with log-probabilities, best first. The first may be any token, the others are
+    ALTERNATIVES.
+    """
     root = digest(variant, *(b"".join(slots) for slots in seen))
     ranked: dict[int, float] = {}
     logprob, number, limit = 0.0, 0, VOCABULARY
@@ -62,37 +64,37 @@ def most_likely(variant: int, *seen: Sequence[bytes], count: int) -> list[tuple[
 
 
 def variant_of(params: SamplingParams) -> int:
-    """Requests that draw their tokens generate other ones than those that do not, each after its own seed."""
+    """Return the seed of a request that samples; such requests generate other tokens than greedy ones."""
     return params.seed if params.top_k else 0
 
 
 def expected_output(
     prompt: Sequence[int], count: int, groups: Sequence[GroupConfig] = (GroupConfig(),), variant: int = 0
 ) -> list[int]:
-    """The first `count` tokens that the model must generate after `prompt`."""
+    """Return the first `count` tokens that the model must generate after `prompt`."""
     return list(_expected_output(tuple(prompt), count, tuple(groups), variant))
 
 
 @lru_cache(1 << 12)
 def _expected_output(prompt: tuple[int, ...], count: int, groups: tuple[GroupConfig, ...], variant: int) -> list[int]:
-    seen = Seen(groups).behind(*prompt)
+    seen = Seen(groups).after(*prompt)
     tokens: list[int] = []
     for _ in range(count):
         tokens.append(next_token(variant, *seen.slots()))
-        seen = seen.behind(tokens[-1])
+        seen = seen.after(tokens[-1])
     return tokens
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What the model must see behind some tokens."""
+    """The slots and states that the model must see after some tokens."""
 
     groups: Sequence[GroupConfig]
     chain: tuple[bytes, ...] = ()
     slots_by_position: tuple[bytes, ...] = ()
     state: bytes = INITIAL
 
-    def behind(self, *token_ids: int) -> "Seen":
+    def after(self, *token_ids: int) -> "Seen":
         chain, slots_by_position, state = list(self.chain), list(self.slots_by_position), self.state
         for position, token_id in enumerate(token_ids, len(chain)):
             chain.append(slot(token_id, position, chain[-1] if chain else b""))
@@ -101,7 +103,7 @@ class Seen:
         return Seen(self.groups, tuple(chain), tuple(slots_by_position), state)
 
     def slots(self) -> list[Sequence[bytes]]:
-        """Of each group."""
+        """Return the visible slots of each group."""
         return [
             [self.state] if group.recurrent else self.slots_by_position[-group.window :] if group.window else self.chain
             for group in self.groups
@@ -110,7 +112,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Part:
-    """What a device is given of one request: copies, so that later changes on the host cannot reach it."""
+    """A request's part of a step, copied so that later changes on the host do not affect it."""
 
     request_id: int
     token_ids: list[int]
@@ -118,7 +120,7 @@ class Part:
     tables: list[list[int]]
     samples: bool
     needs_pending_token: bool
-    samplers: tuple[tuple[int, int, int | None], ...]  # (request, variant, alternatives that it wants to know)
+    samplers: tuple[tuple[int, int, int | None], ...]  # (request, variant, number of alternatives to report)
 
     @classmethod
     def of(cls, part: ScheduledRequest) -> "Part":
@@ -137,11 +139,11 @@ class HashTicket:
 
 @dataclass
 class HashRunner:
-    """Executes steps in the order they were launched, at a time of the generator's choosing."""
+    """Executes steps in the order they were launched, at random times."""
 
     config: EngineConfig
     random: random.Random
-    pools: list[list[list[bytes]]] = field(init=False)  # of each group, block by block: its slots, or its state
+    pools: list[list[list[bytes]]] = field(init=False)  # by group and block: the slots of the block, or its state
     host: list[list[list[bytes]]] = field(init=False)
     launched: list[HashTicket] = field(default_factory=list)
     last_tokens: dict[int, int] = field(default_factory=dict)
@@ -231,7 +233,7 @@ SLOT_BYTES = 32
 
 
 def block_bytes(groups: Sequence[GroupConfig]) -> list[int]:
-    """That a block of each group takes in a file."""
+    """Return the bytes of a block of each group in a file."""
     return [SLOT_BYTES * (1 if group.recurrent else BLOCK_SIZE) for group in groups]
 
 
@@ -246,10 +248,10 @@ def from_bytes(content: bytes) -> list[bytes]:
 
 @dataclass(eq=False)
 class LateHandle:
-    """Work that ends after some more looks at it."""
+    """A transfer that is done after `looks` more checks."""
 
-    work: Callable[[], int]  # the bytes of files it was about
-    looks: int  # until it is done
+    work: Callable[[], int]  # returns the bytes of files that it read or wrote
+    looks: int  # remaining checks until it is done
     block_transfer: "LateTransfer"
     seconds: float = 1e-3
     failed: bool = False
@@ -265,7 +267,7 @@ class LateHandle:
 
 @dataclass
 class LateTransfer:
-    """Copies at once or at the last moment, ends late and in any order, and fails now and then."""
+    """Copies immediately or at the last moment, finishes late and in any order, and fails sometimes."""
 
     runner: HashRunner
     random: random.Random
@@ -357,7 +359,7 @@ def hash_engine(
     write_delay: float = 0.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Engine[HashTicket], HashRunner]:
-    """A real engine over the hash model."""
+    """Return an engine with the hash model as its backend."""
     config = EngineConfig(
         "hash",
         context,

@@ -1,4 +1,4 @@
-"""Servers of other programs on this machine: a port for one, and whether it answers."""
+"""Servers of other programs on this machine: free ports and readiness."""
 
 import socket
 
@@ -6,14 +6,14 @@ import httpx
 
 
 def free_port() -> int:
-    """A port of this machine that no process listens on."""
+    """Return a port of this machine that no process listens on."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
         return port
 
 
 def answers(url: str) -> bool:
-    """Whether a server has loaded its model."""
+    """Whether a server is ready."""
     try:
         return httpx.get(f"{url}/health", trust_env=False).status_code == httpx.codes.OK
     except httpx.HTTPError:

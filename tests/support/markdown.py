@@ -11,7 +11,7 @@ _INLINE = re.compile(r"`([^`\n]+)`")
 
 
 def slug(heading: str) -> str:
-    """The anchor of a heading: lower case, without punctuation, spaces as hyphens."""
+    """Return the anchor of a heading: lower case, without punctuation, spaces as hyphens."""
     return re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower()).replace(" ", "-")
 
 
@@ -25,12 +25,12 @@ def lines_outside_fences(text: str) -> Iterator[str]:
 
 
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
-    """(language, content) of each fenced block; the language is empty if the fence names none."""
+    """Return (language, content) of each fenced block. The language is empty if the fence names none."""
     return re.findall(r"^ *```(\w*)\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL)
 
 
 def headings(text: str) -> list[tuple[int, str]]:
-    """(level, text) of each heading, in order."""
+    """Return (level, text) of each heading, in order."""
     found = (_HEADING.match(line) for line in lines_outside_fences(text))
     return [(len(match[1]), match[2]) for match in found if match]
 
@@ -40,7 +40,7 @@ def anchors(text: str) -> set[str]:
 
 
 def contents_entries(text: str) -> list[str]:
-    """The headings that the contents list names: the items that link within the page, before the first section."""
+    """Return the headings in the contents list: the items before the first section that link within the page."""
     found: list[str] = []
     for line in lines_outside_fences(text):
         if line.startswith("## "):
@@ -51,12 +51,12 @@ def contents_entries(text: str) -> list[str]:
 
 
 def contents_list(sections: Sequence[str]) -> list[str]:
-    """The lines of a contents list with a link for each section."""
+    """Return the lines of a contents list with a link for each section."""
     return [f"- [{section}](#{slug(section)})" for section in sections]
 
 
 def links(text: str) -> list[str]:
-    """The targets of all links and images."""
+    """Return the targets of all links and images."""
     return [target for line in lines_outside_fences(text) for target in _LINK.findall(re.sub(_INLINE, "", line))]
 
 
@@ -65,7 +65,7 @@ def inline_code(text: str) -> list[str]:
 
 
 def table_rows(text: str) -> list[list[str]]:
-    """The cells of each row of each table, without the line below the head."""
+    """Return the cells of each row of each table, without the line below the head."""
     rows = [line.strip().strip("|") for line in lines_outside_fences(text) if line.startswith("|")]
     cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)] for row in rows]
     return [row for row in cells if set("".join(row)) - set("-: ")]

@@ -1,4 +1,4 @@
-"""Processes that tests start: they answer signals as in a terminal, and do not outlive the test."""
+"""Processes that tests start: they handle signals as in a terminal, and do not outlive the test."""
 
 import signal
 import subprocess
@@ -11,32 +11,32 @@ from pathlib import Path
 from types import TracebackType
 from typing import AnyStr
 
-# So that what hangs fails. Nothing here measures time.
+# Limit after which a hung wait fails. It measures no time.
 HANGING_SECONDS = 120.0
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Return once it holds; fail when it never does."""
+    """Wait until the condition holds. Fails after HANGING_SECONDS."""
     deadline = time.monotonic() + HANGING_SECONDS
     while not condition():
-        assert time.monotonic() < deadline, "it never came true"
+        assert time.monotonic() < deadline, "the condition never became true"
         time.sleep(0.005)
 
 
 def answer_signals() -> None:
-    """Have this process and all that it starts answer Ctrl-C and hang-ups, even if both are ignored.
+    """Make this process and its children handle Ctrl-C and SIGHUP, even if both are ignored.
 
     nohup and the background jobs of a script ignore them, and programs inherit that.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    hang_up = getattr(signal, "SIGHUP", None)  # Windows has none
+    hang_up = getattr(signal, "SIGHUP", None)  # Windows has no SIGHUP
     if hang_up is not None and signal.getsignal(hang_up) is signal.SIG_IGN:
-        # Programs do not inherit a handler. This one keeps the tests themselves alive, as nohup asks.
+        # Programs do not inherit a handler. This one keeps the tests alive, as nohup requires.
         signal.signal(hang_up, lambda *_: None)
 
 
 class Started(subprocess.Popen[AnyStr]):
-    """A process that is killed when the body of its `with` fails, or when it does not end after the body."""
+    """A process that is killed if the body of its `with` fails, or if it does not exit after the body."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -54,7 +54,7 @@ class Started(subprocess.Popen[AnyStr]):
 
 @contextmanager
 def running_statement(statement: str) -> Iterator[int]:
-    """The pid of a Python process that runs a statement, and has started."""
+    """Yield the pid of a Python process that runs a statement, after it has started."""
     command = [sys.executable, "-c", f"print(flush=True)\n{statement}"]
     with Started(command, stdout=subprocess.PIPE) as running:
         assert running.stdout is not None
@@ -64,7 +64,7 @@ def running_statement(statement: str) -> Iterator[int]:
 
 
 def assert_interrupt_ends_all(command: Sequence[str], children: int, cwd: Path, env: Mapping[str, str]) -> None:
-    """Interrupt a benchmark once it warms up: it exits with status 130, and its child processes end with it."""
+    """Check that an interrupt during a benchmark's warm-up gives status 130 and ends its child processes."""
     with Started(command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         assert process.stdout is not None
@@ -72,8 +72,8 @@ def assert_interrupt_ends_all(command: Sequence[str], children: int, cwd: Path, 
         pids = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         assert len(pids) == children
         process.send_signal(signal.SIGINT)
-        status, said = process.wait(HANGING_SECONDS), process.stderr.read()
-        assert status == 130, said
-        assert "Traceback" not in said
+        status, errors = process.wait(HANGING_SECONDS), process.stderr.read()
+        assert status == 130, errors
+        assert "Traceback" not in errors
         assert process.stdout.read() == ""
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]

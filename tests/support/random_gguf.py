@@ -1,10 +1,9 @@
-"""Llama-shaped GGUF files of random weights, of any type and of real size.
+"""Write Llama-shaped GGUF files of random weights, of any type and of real size.
 
     python -m tests.support.random_gguf --help
 
-Nothing is quantized: a block is random bytes with scales written over them, which a real file's weights could have.
-What such a model says means nothing, but it takes the memory and the time of a real one, and its activations are as
-large as a real one's.
+Nothing is quantized: a block is random bytes with realistic scales. The output of such a model has no meaning, but it
+takes the memory and time of a real one, and its activations have realistic magnitudes.
 """
 
 import argparse
@@ -22,13 +21,13 @@ from tests.support.weight_mixes import Q4_K_M, kind_in_mix
 
 Bytes = NDArray[np.uint8]
 
-DEVIATION = 0.02  # of a weight
-PIECE = 1 << 20  # blocks made at a time: what bounds the memory
+DEVIATION = 0.02  # standard deviation of a weight
+PIECE = 1 << 20  # blocks made at a time, which limits the memory
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The numbers of a Llama. Widths are multiples of 256, so that every type can store every matrix."""
+    """The shape of a Llama. Widths are multiples of 256, so that every type can store every matrix."""
 
     layers: int
     hidden: int
@@ -41,7 +40,7 @@ class Shape:
 
 
 SIZES = {
-    "1.1b": Shape(22, 2048, 32, 4, 64, 5632, 32_000),  # TinyLlama's
+    "1.1b": Shape(22, 2048, 32, 4, 64, 5632, 32_000),  # TinyLlama
     "tiny": Shape(4, 256, 4, 2, 64, 512, 512),
 }
 
@@ -50,11 +49,11 @@ SIZES = {
 class Scales:
     """A block's float16 scales: at each byte offset, a multiple of one random number."""
 
-    deviation: float  # of the values where that number is 1
+    deviation: float  # of the values if that number is 1
     halves: dict[int, float]
 
 
-# Deviations are those of uniform codes and uniform scales in the block; the minimum's multiple makes the mean 0.
+# Deviations are those of uniform codes and uniform scales in the block. The minimum's multiple makes the mean 0.
 SCALES = {
     "Q4_0": Scales(4.6, {0: 1}),
     "Q4_1": Scales(4.6, {0: 1, 2: -7.5}),
@@ -71,13 +70,13 @@ SCALES = {
     "TQ1_0": Scales(0.8, {52: 1}),
     "TQ2_0": Scales(1.2, {64: 1}),
 }
-MXFP4_EXPONENTS = (118, 120)  # of the scale byte: four-bit values times 2 ** -10 to 2 ** -8
+MXFP4_EXPONENTS = (118, 120)  # range of the scale byte: four-bit values times 2 ** -10 to 2 ** -8
 PLAIN = ("F32", "F16", "BF16")
 TYPES = (*SCALES, "MXFP4", *PLAIN)
 
 
 def random_blocks(kind: str, count: int, rng: np.random.Generator) -> Bytes:
-    """`count` blocks of a type, [count, bytes of a block], whose values have about DEVIATION and a mean near 0."""
+    """Return `count` random blocks of a type, [count, bytes of a block], with about DEVIATION and a mean near 0."""
     elements, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     if kind in PLAIN:
         values = rng.standard_normal(count * elements, np.float32) * np.float32(DEVIATION)
@@ -98,7 +97,7 @@ def random_blocks(kind: str, count: int, rng: np.random.Generator) -> Bytes:
 
 
 def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """Name, shape and type of every tensor. `mix` is a type, for all matrices, or several, in turn; or Q4_K_M."""
+    """Yield the name, shape, and type of every tensor. `mix` is a type for all matrices, several in turn, or Q4_K_M."""
     kinds = cycle(mix.split())
 
     def matrix(name: str, rows: int, columns: int) -> tuple[str, tuple[int, ...], str]:
@@ -124,7 +123,7 @@ def tensors(shape: Shape, mix: str) -> Iterator[tuple[str, tuple[int, ...], str]
 
 
 def write(path: Path, mix: str, shape: Shape, seed: int = 0) -> None:
-    """Write a file, one piece of a tensor after another."""
+    """Write a file, one piece of a tensor at a time."""
     writer = gguf.GGUFWriter(path, "llama")
     _add_metadata(writer, shape)
     _add_vocabulary(writer, shape.vocabulary)
@@ -169,7 +168,7 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: Shape) -> None:
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
-    """A byte-level vocabulary: every byte, as many pairs of bytes as there is room for, and an end."""
+    """Add a byte-level vocabulary: every byte, pairs of bytes up to the size, and an end-of-text token."""
     alphabet = sorted(ByteLevel.alphabet())
     pairs = list(islice(((a, b) for a in alphabet for b in alphabet), size - len(alphabet) - 1))
     tokens = [*alphabet, *(a + b for a, b in pairs), "<|endoftext|>"]

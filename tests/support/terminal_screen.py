@@ -1,4 +1,4 @@
-"""A program in a terminal of its own, and what that terminal is like when the program has ended."""
+"""Run a program in a pseudo-terminal, and check how it leaves the terminal when it exits."""
 
 import fcntl
 import os
@@ -16,21 +16,21 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 HANGING_SECONDS = 60.0
 _MODE = re.compile(rb"\x1b\[\?([0-9;]+)([hl])")
-ON_AT_FIRST = frozenset({7, 25})  # wrapping, and the cursor
+ON_AT_FIRST = frozenset({7, 25})  # line wrapping, and the cursor
 
 
 @dataclass(frozen=True)
 class Ended:
     """How a program left its terminal."""
 
-    status: int  # as a shell has it
-    modes: frozenset[int]  # private modes that are other than at first
-    attributes_are_back: bool  # echo, lines, signals
+    status: int  # exit status as in a shell
+    modes: frozenset[int]  # private modes that differ from the initial ones
+    attributes_are_back: bool  # echo, line mode, and signals are restored
     output: bytes
 
 
 class Terminal:
-    """Runs one program."""
+    """Runs one program in a pseudo-terminal."""
 
     def __init__(self, command: Sequence[str], environment: dict[str, str]) -> None:
         self.master, slave = pty.openpty()
@@ -76,7 +76,7 @@ class Terminal:
 
 
 def changed_modes(output: bytes) -> frozenset[int]:
-    """The private modes that are on at the end, but for those that are on at first; and those of them that are off."""
+    """Return the private modes whose final state differs from the initial one."""
     state: dict[int, bool] = {}
     for numbers, what in _MODE.findall(output):
         for number in numbers.split(b";"):
@@ -85,7 +85,7 @@ def changed_modes(output: bytes) -> frozenset[int]:
 
 
 def children_of(pid: int) -> list[int]:
-    """Of a process of Linux."""
+    """Return the children of a process on Linux."""
     listed = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
     return [int(child) for child in listed]
 

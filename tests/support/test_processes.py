@@ -1,4 +1,4 @@
-"""Processes of tests: the signals that they answer, and their end."""
+"""Signal handling and termination of the processes that tests start."""
 
 import signal
 import subprocess
@@ -16,28 +16,28 @@ ANSWERS = f"import signal; print(*(signal.getsignal(getattr(signal, name)) is si
 SLEEPING = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
 
 
-def test_started_programs_answer_signals_that_the_tests_inherited_as_ignored() -> None:
+def test_started_programs_handle_signals_that_were_ignored() -> None:
     before = {name: signal.signal(getattr(signal, name), signal.SIG_IGN) for name in NAMES}
     try:
         answer_signals()
-        said = subprocess.check_output([sys.executable, "-S", "-c", ANSWERS], text=True)
+        output = subprocess.check_output([sys.executable, "-S", "-c", ANSWERS], text=True)
     finally:
         for name, handler in before.items():
             signal.signal(getattr(signal, name), handler)
-    assert said.split() == ["False", "False"]
+    assert output.split() == ["False", "False"]
 
 
-def test_the_tests_themselves_answer_ctrl_c() -> None:
+def test_process_of_the_tests_handles_ctrl_c() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_process_is_killed_if_the_body_of_its_with_fails() -> None:
+def test_process_is_killed_if_the_with_body_fails() -> None:
     with pytest.raises(LookupError), Started(SLEEPING) as process:
         raise LookupError
     assert process.returncode == -signal.SIGKILL
 
 
-def test_a_process_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hung_process_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "HANGING_SECONDS", 0.1)
     with Started(SLEEPING) as process:
         pass
@@ -56,8 +56,8 @@ def test_last(): pass
 """
 
 
-def test_a_test_that_hangs_fails_alone(tmp_path: Path) -> None:
-    """Both of its waits are interrupted."""
+def test_hung_test_fails_and_other_tests_run(tmp_path: Path) -> None:
+    """Both waits of the hung test are interrupted."""
     (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\ntimeout = 3\n")
     imported = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom tests.support.timeouts import pytest_timeout_set_timer\n"

@@ -1,4 +1,4 @@
-"""The files of random weights that benchmarks and tests of block types run on."""
+"""GGUF files of random weights, for benchmarks and tests of block types."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_the_values_of_every_type_are_finite_and_of_the_right_size(kind: str) -> None:
+def test_values_of_every_type_have_the_intended_deviation(kind: str) -> None:
     blocks = random_blocks(kind, 20_000, np.random.default_rng())
     values = gguf.dequantize(np.ascontiguousarray(blocks), gguf.GGMLQuantizationType[kind])
     assert np.isfinite(values).all()
@@ -33,7 +33,7 @@ def test_the_values_of_every_type_are_finite_and_of_the_right_size(kind: str) ->
 
 
 @pytest.mark.parametrize("mix", [*TYPES, Q4_K_M])
-def test_both_readers_read_every_type(tmp_path: Path, mix: str) -> None:
+def test_every_type_is_read_like_the_gguf_package(tmp_path: Path, mix: str) -> None:
     path, shape = tmp_path / "tiny.gguf", SIZES["tiny"]
     write(path, mix, shape)
     theirs = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
@@ -51,8 +51,8 @@ def test_both_readers_read_every_type(tmp_path: Path, mix: str) -> None:
     assert tokenizer.encode("Grüße") != []
 
 
-def test_q4_k_m_is_llama_cpps_mix() -> None:
-    """Of 22 layers, Q6_K goes to 11: 0 and 1, 4, 7, 10, 13 and 16, then 19 to 21."""
+def test_q4_k_m_equals_llama_cpps_mix() -> None:
+    """Q6_K is used in 11 of 22 layers: 0 and 1, 4, 7, 10, 13 and 16, then 19 to 21."""
     kinds = {name: kind for name, _, kind in tensors(SIZES["1.1b"], Q4_K_M)}
     precise = [int(name.split(".")[1]) for name, kind in kinds.items() if "attn_v" in name and kind == "Q6_K"]
     assert precise == [0, 1, 4, 7, 10, 13, 16, 19, 20, 21]
@@ -62,8 +62,8 @@ def test_q4_k_m_is_llama_cpps_mix() -> None:
 
 
 @pytest.mark.parametrize("mix", [*TYPES, Q4_K_M])
-def test_what_it_says_follows_from_what_it_reads(tmp_path: Path, mix: str) -> None:
-    """Activations that explode or vanish would make every answer the same."""
+def test_output_depends_on_the_prompt(tmp_path: Path, mix: str) -> None:
+    """Activations that explode or vanish would make all outputs equal."""
     path = tmp_path / "tiny.gguf"
     write(path, mix, SIZES["tiny"])
     with open_checkpoint(path) as checkpoint:
@@ -77,7 +77,7 @@ def test_what_it_says_follows_from_what_it_reads(tmp_path: Path, mix: str) -> No
     assert len({tuple(request.output_ids) for request in requests}) > 5
 
 
-def test_as_a_script(tmp_path: Path) -> None:
+def test_command_line_writes_a_file(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     command = [sys.executable, "-m", "tests.support.random_gguf", str(path), "--mix", "q4_k_m", "--size", "tiny"]
     subprocess.run(command, check=True, cwd=ROOT)

@@ -1,4 +1,4 @@
-"""Triton's interpreter, once mended, treats bfloat16 and 8-bit floats as a GPU does, on which these tests run too."""
+"""Triton's patched interpreter treats bfloat16 and 8-bit floats as a GPU does. The tests also run on a GPU."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ def _cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_matrices_are_multiplied_by_value(dtype: torch.dtype, device: torch.device) -> None:
+def test_dot_multiplies_values_not_bits(dtype: torch.dtype, device: torch.device) -> None:
     a, b = torch.randn(2, SIZE, SIZE).to(dtype)
     out = torch.full((SIZE, SIZE), torch.nan, device=device)
     _product_kernel[1,](a.to(device), b.to(device), out, SIZE=SIZE)
@@ -58,19 +58,19 @@ def test_matrices_are_multiplied_by_value(dtype: torch.dtype, device: torch.devi
 
 
 HARD = [0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1 + 2**-8, 1 + 3 * 2**-8, 1e-40, 3.4e38, 2**-9, 2**-10, 3 * 2**-10]
-HARD += [448.0, 463.9, 464.1, 1e9, -1e9, 0.99 * 2**-10, 17.0, 19.0]  # ends and ties of e4m3
+HARD += [448.0, 463.9, 464.1, 1e9, -1e9, 0.99 * 2**-10, 17.0, 19.0]  # limits and ties of e4m3
 
 
 def _hard() -> torch.Tensor:
     return torch.cat((torch.tensor(HARD), 100 * torch.randn(4 * SIZE - len(HARD))))
 
 
-def test_to_bfloat_rounds_to_even(device: torch.device) -> None:
+def test_conversion_to_bfloat16_rounds_to_even(device: torch.device) -> None:
     x = _hard()
     torch.testing.assert_close(_cast(x.to(device), torch.bfloat16), x.bfloat16(), rtol=0, atol=0, equal_nan=True)
 
 
-def test_to_8_bits_saturates_and_keeps_nan(device: torch.device) -> None:
+def test_conversion_to_e4m3_saturates_and_keeps_nan(device: torch.device) -> None:
     x = _hard()
     got = _cast(x.to(device), torch.float8_e4m3fn)
     want = x.clamp(-448, 448).to(torch.float8_e4m3fn)
@@ -79,26 +79,26 @@ def test_to_8_bits_saturates_and_keeps_nan(device: torch.device) -> None:
 
 @pytest.mark.parametrize("source", [torch.bfloat16, torch.float8_e4m3fn])
 @pytest.mark.parametrize("target", [torch.float32, torch.float16])
-def test_from_short_floats(source: torch.dtype, target: torch.dtype, device: torch.device) -> None:
+def test_conversion_from_short_floats_is_exact(source: torch.dtype, target: torch.dtype, device: torch.device) -> None:
     x = (10 * torch.randn(SIZE)).to(source)
     assert torch.equal(_cast(x.to(device), target), x.to(target))
 
 
-def test_between_integers_and_bfloat(device: torch.device) -> None:
+def test_conversion_between_integers_and_bfloat16(device: torch.device) -> None:
     x = torch.randint(-1000, 1000, (SIZE,), dtype=torch.int32)
     assert torch.equal(_cast(x.to(device), torch.bfloat16), x.bfloat16())
     assert torch.equal(_cast(x.bfloat16().to(device), torch.int32), x.bfloat16().int())
 
 
-def test_arithmetic_and_comparison_of_bfloat(device: torch.device) -> None:
+def test_arithmetic_and_comparison_of_bfloat16(device: torch.device) -> None:
     x, y = torch.randn(2, SIZE).bfloat16()
     out = torch.full((SIZE,), torch.nan, dtype=torch.bfloat16, device=device)
     _sum_kernel[1,](x.to(device), y.to(device), out, SIZE=SIZE)
     assert torch.equal(out.cpu(), torch.where(x > y, x + y, x * y))
 
 
-def test_every_code_of_8_bits_decodes_by_integers(device: torch.device) -> None:
-    """As kernels decode e4m3 on GPUs that do not know it; both codes of NaN become 480."""
+def test_every_e4m3_code_decodes_with_integers(device: torch.device) -> None:
+    """The method of kernels on GPUs without e4m3; both NaN codes become 480."""
     codes = torch.arange(256, dtype=torch.int32).to(torch.uint8)
     out = torch.full((256,), torch.nan, dtype=torch.float16, device=device)
     _decode_kernel[1,](codes.to(device), out, SIZE=256)
@@ -108,7 +108,7 @@ def test_every_code_of_8_bits_decodes_by_integers(device: torch.device) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_a_sum_over_bfloat_is_refused() -> None:
+def test_sum_over_bfloat16_raises() -> None:
     install()
     x: Any = torch.ones(SIZE, dtype=torch.bfloat16)
     with pytest.raises(Exception, match="float32"):

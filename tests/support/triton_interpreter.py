@@ -1,8 +1,8 @@
-"""Triton's interpreter made honest about bfloat16 and 8-bit floats, whose bits it takes for integers.
+"""Patch Triton's interpreter for bfloat16 and 8-bit floats, whose bits it treats as integers, and speed it up.
 
-`install` mends that in this process, for Triton 3.6 to 3.7: conversions round as a GPU's, e4m3 saturates, products of
-matrices take the values. What cannot be mended raises: sums over bfloat16 are to be made in float32. And made faster:
-most of its time goes into types and shapes that it has made before.
+`install` patches this process, for Triton 3.6 to 3.7: conversions round as on a GPU, e4m3 saturates, and matrix
+products use the values. Unsupported operations raise: sums over bfloat16 must be made in float32. Most of the
+interpreter's time goes into types and shapes that it has made before, so these are cached.
 """
 
 from typing import Any
@@ -42,7 +42,7 @@ _block_types: dict[tuple[Any, ...], dict[str, Any]] = {}
 
 
 def _tensor(data: Any, kind: Any) -> torch.Tensor:
-    """The values of raw bits."""
+    """Return the values of raw bits."""
     bits = np.ascontiguousarray(data)
     return torch.from_numpy(bits.view(SIGNED[bits.itemsize][0]).copy()).view(FLOATS[kind]).reshape(np.shape(data))
 
@@ -62,7 +62,7 @@ def _converted(data: Any, source: Any, target: Any, *rest: Any, **options: Any) 
     values = _tensor(data, source).float()
     if target in (tl.float8e4nv, tl.float8e5):
         most = torch.finfo(FLOATS[target]).max
-        values = values.clamp(-most, most)  # NaN stays
+        values = values.clamp(-most, most)  # NaN is kept
     bits = values.to(FLOATS[target]).contiguous()
     size = bits.element_size()
     return bits.view(SIGNED[size][1]).numpy().view(UNSIGNED[size]).reshape(np.shape(data))
@@ -74,7 +74,7 @@ def _bfloat(values: Any) -> Any:
 
 def _dotted(self: Any, a: Any, b: Any, accumulator: Any, *rest: Any) -> Any:
     if accumulator.dtype.scalar == tl.bfloat16:
-        raise TypeError("sums of products are to be float32")
+        raise TypeError("sums of products must be float32")
     a, b = (_handle(_values(it), tl.float32) if it.dtype.scalar in FLOATS else it for it in (a, b))
     return _dot(self, a, b, accumulator, *rest)
 
@@ -103,12 +103,12 @@ def _unary_op(self: Any, operand: Any, op: Any) -> Any:
 
 def _reduced(self: Any, operand: Any) -> Any:
     if _is_bfloat(*(operand if isinstance(operand, tuple) else (operand,))):
-        raise TypeError("sums and maxima over bfloat16 are to be made in float32")
+        raise TypeError("sums and maxima over bfloat16 must be made in float32")
     return _reduce(self, operand)
 
 
 def _patched(tensor: Any, *rest: Any) -> Any:
-    """A number in a tensor of one element as an index, which numpy 2.4 no longer takes it for (Triton 3.6)."""
+    """Make a tensor of one element usable as an index, for numpy 2.4 with Triton 3.6."""
     result = _patch(tensor, *rest)
 
     def index(self: Any) -> int:
@@ -122,12 +122,12 @@ def _patched(tensor: Any, *rest: Any) -> Any:
 
 
 def _launched(self: Any, *arguments: Any, **options: Any) -> Any:
-    _prepared.clear()  # a launch takes back what it has done to the language
+    _prepared.clear()  # a launch reverts its changes to the language
     return _launch(self, *arguments, **options)
 
 
 def _called(self: Any, *arguments: Any, **options: Any) -> Any:
-    """A function that a kernel calls. Triton would prepare the language for each call anew, which takes longest."""
+    """Call a function from a kernel. The language is prepared once, not for each call, which takes longest."""
     modules = tuple(any(it is module for it in self.fn.__globals__.values()) for module in (tl, tl.core))
     if modules not in _prepared:
         interpreter._patch_lang(self.fn)
@@ -136,7 +136,7 @@ def _called(self: Any, *arguments: Any, **options: Any) -> Any:
 
 
 def _same_type(self: Any, element_ty: Any, shape: Any) -> None:
-    """Types of blocks share what they are made of; the shape that tensors have by them, too."""
+    """Share the attributes of equal block types, including the shape of their tensors."""
     key = element_ty.name, *map(tl.core._unwrap_if_constexpr, shape)
     if key not in _block_types:
         _block(self, element_ty, shape)
@@ -161,7 +161,7 @@ def _same_numpy_type(kind: Any) -> Any:
 
 
 def install() -> None:
-    """Once for a process; twice does no harm."""
+    """Patch the interpreter of this process. Repeated calls have no effect."""
     interpreter._convert_float = _converted
     _builder.create_dot, _builder.cast_impl = _dotted, _cast_to
     _builder.binary_op, _builder.unary_op = _binary_op, _unary_op

@@ -1,10 +1,10 @@
-"""Which matrix of a model is stored as which type where not all are alike: llama.cpp's Q4_K_M."""
+"""The types of a model's matrices in llama.cpp's Q4_K_M mix."""
 
 Q4_K_M = "Q4_K_M"
 
 
 def kind_in_mix(name: str, layers: int) -> str:
-    """The type of a matrix, by its name in GGUF files."""
+    """Return the type of a matrix, by its name in GGUF files."""
     last = name.rpartition(".")[2]
     if last == "output":
         return "Q6_K"
@@ -14,7 +14,6 @@ def kind_in_mix(name: str, layers: int) -> str:
 
 
 def gets_more_bits(layer: int, layers: int) -> bool:
-    """Where attn_v and ffn_down are stored as Q6_K: the first eighth of the layers, the last eighth, and every third
-    between."""
+    """Whether attn_v and ffn_down are Q6_K: in the first and the last eighth of the layers, and every third between."""
     eighth = layers // 8
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.stand_in_endpoint import StandInEndpoint
+from tests.support.fake_endpoint import FakeEndpoint
 from tests.support.terminal_screen import Ended, Terminal, children_of, python
 
 QUIT = b"\x11"
@@ -37,7 +37,7 @@ PLAIN = (
 )  # fmt: skip
 
 
-def chat(place: Path, endpoint: StandInEndpoint) -> Terminal:
+def chat(place: Path, endpoint: FakeEndpoint) -> Terminal:
     """One that is ready to be typed into."""
     folders = {f"INGLE_{name}_DIR": str(place / name) for name in ("STATE", "CACHE", "MODELS")}
     terminal = Terminal(python("-m", "app", "chat", "--endpoint", endpoint.url), folders)
@@ -57,7 +57,7 @@ def quiet(terminal: Terminal, seconds: float = 0.4) -> None:
                 until = time.monotonic() + seconds
 
 
-def say(terminal: Terminal, endpoint: StandInEndpoint, *, whole: bool = True) -> None:
+def say(terminal: Terminal, endpoint: FakeEndpoint, *, whole: bool = True) -> None:
     asked, done = len(endpoint.asked), endpoint.done
     os.write(terminal.master, b"x\r")
     terminal.read_until(lambda output: len(endpoint.asked) > asked and (not whole or endpoint.done > done))
@@ -66,7 +66,7 @@ def say(terminal: Terminal, endpoint: StandInEndpoint, *, whole: bool = True) ->
 
 def ended_by(act: Callable[[Terminal], None], *, dies: bool = False) -> Ended:
     with tempfile.TemporaryDirectory(prefix="ingle-chat-") as place:
-        endpoint = StandInEndpoint([["It ", "goes ", "on."]])
+        endpoint = FakeEndpoint([["It ", "goes ", "on."]])
         endpoint.usage = None
         with endpoint:
             terminal = chat(Path(place), endpoint)
@@ -115,7 +115,7 @@ def texts(count: int, draw: random.Random) -> None:
         )
         cuts = sorted(draw.randrange(len(text)) for _ in range(draw.randrange(1, 30)))
         replies.append([text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)])
-    with tempfile.TemporaryDirectory(prefix="ingle-chat-") as place, StandInEndpoint(replies) as endpoint:
+    with tempfile.TemporaryDirectory(prefix="ingle-chat-") as place, FakeEndpoint(replies) as endpoint:
         terminal = chat(Path(place), endpoint)
         pauses = []
         for number in range(len(replies)):

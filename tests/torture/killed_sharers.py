@@ -20,7 +20,7 @@ from pathlib import Path
 
 from app.history.history import History
 from app.history.records import State
-from tests.support.stand_in_endpoint import StandInEndpoint
+from tests.support.fake_endpoint import FakeEndpoint
 from tests.support.terminal_screen import HANGING_SECONDS, ROOT, python
 
 PIECE_SECONDS = 0.02
@@ -35,7 +35,7 @@ class PlainChat:
     shown: bytes = b""
 
     @classmethod
-    def start(cls, state: Path, endpoint: StandInEndpoint, name: str) -> "PlainChat":
+    def start(cls, state: Path, endpoint: FakeEndpoint, name: str) -> "PlainChat":
         command = python("-m", "app", "chat", "--plain", "--endpoint", endpoint.url)
         environment = {**os.environ, "INGLE_STATE_DIR": str(state), "INGLE_CACHE_DIR": str(state / "cache")}
         process = subprocess.Popen(
@@ -89,7 +89,7 @@ def kill_rounds(kills: int, num_chats: int, draw: random.Random) -> Count:
     count = Count()
     with (
         tempfile.TemporaryDirectory(prefix="ingle-history-") as name,
-        StandInEndpoint(answers(100_000)) as endpoint,
+        FakeEndpoint(answers(100_000)) as endpoint,
     ):
         endpoint.pause = PIECE_SECONDS
         state, started, dead = Path(name), 0, list[PlainChat]()
@@ -122,7 +122,7 @@ def _wait_for_replies(chats: Sequence[PlainChat]) -> None:
         time.sleep(0.02)
 
 
-def _look(state: Path, endpoint: StandInEndpoint, chats: Sequence[PlainChat], count: Count) -> None:
+def _look(state: Path, endpoint: FakeEndpoint, chats: Sequence[PlainChat], count: Count) -> None:
     asked = {str(request["messages"][-1]["content"]) for request in list(endpoint.asked)}
     for chat in chats:
         chat.read()

@@ -12,7 +12,7 @@ from app.chat_backend.client import TerminalClient
 from app.chat_backend.titles import extract_title
 from app.history.history import History
 from app.settings.settings import Settings
-from tests.support.stand_in_endpoint import StandInEndpoint
+from tests.support.fake_endpoint import FakeEndpoint
 from tui.client import ClientError
 from tui.engine_types import ModelInfo
 from tui.types import (
@@ -29,8 +29,8 @@ from tui.types import (
 
 
 @pytest.fixture
-def endpoint() -> Iterator[StandInEndpoint]:
-    with StandInEndpoint([["Hel", "lo."]]) as endpoint:
+def endpoint() -> Iterator[FakeEndpoint]:
+    with FakeEndpoint([["Hel", "lo."]]) as endpoint:
         yield endpoint
 
 
@@ -46,7 +46,7 @@ def run(settings: Settings, url: str, work: Callable[[TerminalClient], Awaitable
     return asyncio.run(main())
 
 
-def test_request_and_reply_of_an_endpoint(settings: Settings, endpoint: StandInEndpoint) -> None:
+def test_request_and_reply_of_an_endpoint(settings: Settings, endpoint: FakeEndpoint) -> None:
     async def work(client: TerminalClient) -> list[ReplyEvent]:
         sampling = Sampling(temperature=0.5, seed=3, thinking=False)
         chat = (await client.chats.create(ChatSettings("Be kind.", sampling))).summary.id
@@ -86,7 +86,7 @@ def test_request_and_reply_of_an_endpoint(settings: Settings, endpoint: StandInE
     }
 
 
-def test_chat_gets_one_title(settings: Settings, endpoint: StandInEndpoint) -> None:
+def test_chat_gets_one_title(settings: Settings, endpoint: FakeEndpoint) -> None:
     async def work(client: TerminalClient) -> None:
         chat = (await client.chats.create(ChatSettings())).summary.id
         await client.chats.add(chat, None, "Hi")
@@ -108,7 +108,7 @@ def replied(settings: Settings, url: str) -> list[ReplyEvent]:
     return received
 
 
-def test_usage_is_measured_if_the_server_reports_none(settings: Settings, endpoint: StandInEndpoint) -> None:
+def test_usage_is_measured_if_the_server_reports_none(settings: Settings, endpoint: FakeEndpoint) -> None:
     endpoint.usage = None
     end = replied(settings, endpoint.url)[-1]
     assert isinstance(end, ReplyEnd)
@@ -117,7 +117,7 @@ def test_usage_is_measured_if_the_server_reports_none(settings: Settings, endpoi
     assert end.usage.first_token_seconds > 0  # measured
 
 
-def test_unknown_context_length_has_no_limit(settings: Settings, endpoint: StandInEndpoint) -> None:
+def test_unknown_context_length_has_no_limit(settings: Settings, endpoint: FakeEndpoint) -> None:
     del endpoint.model["max_model_len"]
 
     async def work(client: TerminalClient) -> None:
@@ -140,7 +140,7 @@ def test_unknown_context_length_has_no_limit(settings: Settings, endpoint: Stand
     run(settings, endpoint.url, work)
 
 
-def test_usage_details_in_another_format_are_ignored(settings: Settings, endpoint: StandInEndpoint) -> None:
+def test_usage_details_in_another_format_are_ignored(settings: Settings, endpoint: FakeEndpoint) -> None:
     endpoint.usage = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": None}}
     end = replied(settings, endpoint.url)[-1]
     assert isinstance(end, ReplyEnd)
@@ -148,7 +148,7 @@ def test_usage_details_in_another_format_are_ignored(settings: Settings, endpoin
     assert (end.usage.sources.device, end.usage.sources.computed) == (0, 9)
 
 
-def test_interrupted_reply_keeps_its_text(settings: Settings, endpoint: StandInEndpoint) -> None:
+def test_interrupted_reply_keeps_its_text(settings: Settings, endpoint: FakeEndpoint) -> None:
     endpoint.breaks_off = True
     *parts, end = replied(settings, endpoint.url)
     assert [part.text for part in parts if isinstance(part, TextDelta)] == ["Hel", "lo."]
@@ -173,7 +173,7 @@ def test_interrupted_reply_keeps_its_text(settings: Settings, endpoint: StandInE
     ],
 )
 def test_error_message_of_the_server_is_reported(
-    settings: Settings, endpoint: StandInEndpoint, status: int, body: bytes, said: str
+    settings: Settings, endpoint: FakeEndpoint, status: int, body: bytes, said: str
 ) -> None:
     endpoint.refusal = status, body
     with pytest.raises(ClientError, match=said) as raised:
@@ -183,7 +183,7 @@ def test_error_message_of_the_server_is_reported(
 
 
 @pytest.mark.parametrize("answer", [(404, b"Not Found"), (200, b"Ollama is running"), (200, b"[]")])
-def test_url_without_v1_is_explained(settings: Settings, endpoint: StandInEndpoint, answer: tuple[int, bytes]) -> None:
+def test_url_without_v1_is_explained(settings: Settings, endpoint: FakeEndpoint, answer: tuple[int, bytes]) -> None:
     endpoint.refusal = answer
     with pytest.raises(ClientError) as raised:
         replied(settings, endpoint.url.removesuffix("/v1"))
@@ -197,20 +197,20 @@ def test_invalid_url_is_explained(settings: Settings, url: str) -> None:
     assert "http://127.0.0.1:8000/v1" in raised.value.remedy
 
 
-def test_error_during_a_reply_is_reported_in_sentences(settings: Settings, endpoint: StandInEndpoint) -> None:
+def test_error_during_a_reply_is_reported_in_sentences(settings: Settings, endpoint: FakeEndpoint) -> None:
     endpoint.error = {"message": "Try again."}
     end = replied(settings, endpoint.url)[-1]
     assert end == ReplyEnd(Finish.FAILED, error="Try again.")
 
 
-def test_unknown_model_of_an_endpoint_is_reported(settings: Settings, endpoint: StandInEndpoint) -> None:
+def test_unknown_model_of_an_endpoint_is_reported(settings: Settings, endpoint: FakeEndpoint) -> None:
     other = replace(settings, model="other", origins={**settings.origins, "model": "--model"})
     with pytest.raises(ClientError, match="has no model other") as raised:
         replied(other, endpoint.url)
     assert "stand-in" in raised.value.remedy
 
 
-def test_endpoint_models_can_be_loaded(settings: Settings, endpoint: StandInEndpoint) -> None:
+def test_endpoint_models_can_be_loaded(settings: Settings, endpoint: FakeEndpoint) -> None:
     async def work(client: TerminalClient) -> None:
         await client.engine.status()
         with pytest.raises(ClientError, match="has no model other"):
@@ -221,7 +221,7 @@ def test_endpoint_models_can_be_loaded(settings: Settings, endpoint: StandInEndp
     run(settings, endpoint.url, work)
 
 
-def test_endpoint_models_are_listed(settings: Settings, endpoint: StandInEndpoint) -> None:
+def test_endpoint_models_are_listed(settings: Settings, endpoint: FakeEndpoint) -> None:
     async def work(client: TerminalClient) -> None:
         await client.engine.status()
         assert await client.models.installed() == [ModelInfo("stand-in", loaded=True, elsewhere=True)]
@@ -236,7 +236,7 @@ def test_endpoint_models_are_listed(settings: Settings, endpoint: StandInEndpoin
     run(settings, endpoint.url, work)
 
 
-def test_endpoint_models_are_listed_without_a_loaded_one(settings: Settings, endpoint: StandInEndpoint) -> None:
+def test_endpoint_models_are_listed_without_a_loaded_one(settings: Settings, endpoint: FakeEndpoint) -> None:
     other = replace(settings, model="other", origins={**settings.origins, "model": "--model"})
 
     async def work(client: TerminalClient) -> None:

@@ -16,8 +16,8 @@ from engine.sampling_params import BeamParams, SamplingParams
 from tests.app.server.live_server import LiveServer, controlled_engine
 from tests.app.server.test_disconnects import hang_up, send
 from tests.support.hash_model import Seen, most_likely
-from tests.support.plain_search import plain_search
 from tests.support.processes import HANGING_SECONDS, until
+from tests.support.reference_beam_search import reference_beam_search
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 PROMPT = "Once upon a time"
@@ -51,7 +51,7 @@ def text_of(choice: dict[str, Any]) -> str:
 def expected(server: LiveServer, path: str, beams: BeamParams, text: str = PROMPT) -> list[tuple[str, str, int]]:
     """(text, finish reason, tokens) of the results, best first."""
     tokenizer = server.service.tokenizer
-    found = plain_search(
+    found = reference_beam_search(
         prompt_ids(server, path, text), beams, SamplingParams(), tokenizer.end_of_generation_ids, max_tokens=9
     )
     words = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
@@ -143,14 +143,14 @@ def test_a_stop_string_cuts_a_result(hash_server: LiveServer, http: httpx.Client
 def candidate(server: LiveServer, path: str, seed: int) -> tuple[float, str, int]:
     """(mean log-probability, text, tokens) of what the hash model draws with a seed."""
     tokenizer = server.service.tokenizer
-    seen = Seen(server.engine.config.groups).behind(*prompt_ids(server, path))
+    seen = Seen(server.engine.config.groups).after(*prompt_ids(server, path))
     tokens: list[int] = []
     logprobs: list[float] = []
     while len(tokens) < 9 and not tokenizer.end_of_generation_ids.intersection(tokens):
         ((token_id, logprob),) = most_likely(seed, *seen.slots(), count=1)
         tokens.append(token_id)
         logprobs.append(logprob)
-        seen = seen.behind(token_id)
+        seen = seen.after(token_id)
     text = tokenizer.decode(tokens, continues_text=path == COMPLETION)
     return sum(logprobs) / len(logprobs), text, len(tokens)
 

@@ -35,7 +35,7 @@ def some_beams(rng: random.Random, widest: int = 5) -> BeamParams:
 @pytest.mark.parametrize("groups", GROUPS)
 @pytest.mark.parametrize("stopping", STOPPING)
 @pytest.mark.parametrize("width", [1, 2, 5, 16])
-def test_it_finds_what_a_plain_search_finds(
+def test_it_finds_what_a_reference_search_finds(
     width: int, stopping: Literal[True, False, "never"], groups: str, depth: int
 ) -> None:
     engine, _ = hash_engine(num_blocks=400, depth=depth, groups=GROUPS[groups], running=16)

@@ -29,7 +29,7 @@ from app.settings.settings import Settings
 from app.text.tokenizer import Tokenizer
 from engine.kv.budget import available_memory
 from tests.app.server.live_server import Clock, LiveServer, controlled_engine
-from tests.support.stand_in_endpoint import StandInEndpoint
+from tests.support.fake_endpoint import FakeEndpoint
 from tui.client import ClientError
 from tui.engine_types import Loading
 from tui.types import ChatId, MessageId
@@ -148,7 +148,7 @@ def test_remote_ingle_server_reports_default_sampling(
     recommended = {"temperature": 0.3, "top_k": 20}
     with LiveServer("m", engine, tokenizer, renderer, sampling=DefaultSampling(recommended)) as server:
         assert asyncio.run(default_sampling(f"{server.url}/v1")) == recommended
-    with StandInEndpoint([]) as other:
+    with FakeEndpoint([]) as other:
         assert asyncio.run(default_sampling(other.url)) == {}
 
 

@@ -16,7 +16,7 @@ from app.chat_backend.session import Session
 from app.history.database import FILE_NAME
 from app.settings.settings import Settings
 from tests.app.chat_backend.conftest import Clients
-from tests.support.stand_in_endpoint import StandInEndpoint
+from tests.support.fake_endpoint import FakeEndpoint
 from tests.tui.scripted_client import ScriptedClient, ScriptedModels
 from tui.engine_types import Loading, Recommendation
 from tui.types import ChatSettings, FullContext, Notice, Role, Sampling
@@ -325,7 +325,7 @@ def test_endpoint_is_not_named_by_the_default_model(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("Hi\n"))
-    with StandInEndpoint() as endpoint:
+    with FakeEndpoint() as endpoint:
         assert Session(settings, {"stay": False}, endpoint.url).run_plain() == 0
         out, err = capsys.readouterr()
     assert out == "Hello.\n"

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.fake_endpoint import FakeEndpoint
 from tests.support.processes import HANGING_SECONDS, Started
-from tests.support.stand_in_endpoint import StandInEndpoint
 from tests.support.terminal_screen import ROOT, Terminal, children_of, python
 
 
 @pytest.fixture
-def endpoint() -> Iterator[StandInEndpoint]:
+def endpoint() -> Iterator[FakeEndpoint]:
     """A server whose reply stops halfway."""
-    with StandInEndpoint([["It ", "goes ", "on."]]) as served:
+    with FakeEndpoint([["It ", "goes ", "on."]]) as served:
         served.hold()
         yield served
 
@@ -25,11 +25,11 @@ def folders(place: Path) -> dict[str, str]:
     return {f"INGLE_{name}_DIR": str(place / name) for name in ("STATE", "CACHE", "MODELS")}
 
 
-def command(endpoint: StandInEndpoint, *more: str) -> list[str]:
+def command(endpoint: FakeEndpoint, *more: str) -> list[str]:
     return python("-m", "app", "chat", "--endpoint", endpoint.url, *more)
 
 
-def asked(endpoint: StandInEndpoint, place: Path) -> Terminal:
+def asked(endpoint: FakeEndpoint, place: Path) -> Terminal:
     """Start a chat in a terminal, in the middle of a reply."""
     terminal = Terminal(command(endpoint, "--plain"), folders(place))
     terminal.read_until(lambda output: b"> " in output)
@@ -39,7 +39,7 @@ def asked(endpoint: StandInEndpoint, place: Path) -> Terminal:
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
-def test_signal_at_the_prompt_ends_the_chat(endpoint: StandInEndpoint, tmp_path: Path, name: str) -> None:
+def test_signal_at_the_prompt_ends_the_chat(endpoint: FakeEndpoint, tmp_path: Path, name: str) -> None:
     terminal = Terminal(command(endpoint, "--plain"), folders(tmp_path))
     terminal.read_until(lambda output: b"> " in output)
     os.kill(terminal.pid, getattr(signal, name))
@@ -49,13 +49,13 @@ def test_signal_at_the_prompt_ends_the_chat(endpoint: StandInEndpoint, tmp_path:
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
-def test_signal_during_a_reply_ends_the_chat(endpoint: StandInEndpoint, tmp_path: Path, name: str) -> None:
+def test_signal_during_a_reply_ends_the_chat(endpoint: FakeEndpoint, tmp_path: Path, name: str) -> None:
     terminal = asked(endpoint, tmp_path)
     os.kill(terminal.pid, getattr(signal, name))
     assert terminal.ended().status == 128 + getattr(signal, name)
 
 
-def test_first_ctrl_c_stops_the_reply_and_second_ends_the_chat(endpoint: StandInEndpoint, tmp_path: Path) -> None:
+def test_first_ctrl_c_stops_the_reply_and_second_ends_the_chat(endpoint: FakeEndpoint, tmp_path: Path) -> None:
     terminal = asked(endpoint, tmp_path)
     os.write(terminal.master, b"\x03")
     terminal.read_until(lambda output: b"Stopped.\r\n> " in output)
@@ -63,7 +63,7 @@ def test_first_ctrl_c_stops_the_reply_and_second_ends_the_chat(endpoint: StandIn
     assert terminal.ended().status == 128 + signal.SIGINT
 
 
-def piped(endpoint: StandInEndpoint, place: Path, text: bytes, **more: str) -> "subprocess.Popen[bytes]":
+def piped(endpoint: FakeEndpoint, place: Path, text: bytes, **more: str) -> "subprocess.Popen[bytes]":
     environment = {**os.environ, **folders(place), **more}
     pipe = subprocess.PIPE
     process = Started[bytes](command(endpoint), env=environment, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe)
@@ -74,7 +74,7 @@ def piped(endpoint: StandInEndpoint, place: Path, text: bytes, **more: str) -> "
     return process
 
 
-def test_ctrl_c_ends_a_chat_with_a_pipe(endpoint: StandInEndpoint, tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_chat_with_a_pipe(endpoint: FakeEndpoint, tmp_path: Path) -> None:
     with piped(endpoint, tmp_path, b"One\nTwo\n") as process:
         while not endpoint.asked:
             assert process.poll() is None
@@ -85,7 +85,7 @@ def test_ctrl_c_ends_a_chat_with_a_pipe(endpoint: StandInEndpoint, tmp_path: Pat
 
 
 def test_input_that_is_not_utf8_is_answered(tmp_path: Path) -> None:
-    with StandInEndpoint() as endpoint:
+    with FakeEndpoint() as endpoint:
         with piped(endpoint, tmp_path, b"One\nT\xffwo\n", PYTHONIOENCODING="utf-8:strict") as process:
             out, _ = process.communicate(timeout=HANGING_SECONDS)
         assert (process.returncode, out) == (0, b"Hello.\nHello.\n")
@@ -93,7 +93,7 @@ def test_input_that_is_not_utf8_is_answered(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_screens_ended_by_a_signal_report_it(endpoint: StandInEndpoint, tmp_path: Path, name: str) -> None:
+def test_screens_ended_by_a_signal_report_it(endpoint: FakeEndpoint, tmp_path: Path, name: str) -> None:
     terminal = Terminal(command(endpoint), folders(tmp_path))
     terminal.resize(120, 40)
     terminal.read_until(lambda output: b"sk anything" in output)

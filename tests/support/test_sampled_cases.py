@@ -1,4 +1,4 @@
-"""Which cases of a test run when it draws a share of them, in runs of pytest within this one."""
+"""Sampling of test cases, tested in separate runs of pytest."""
 
 from pathlib import Path
 
@@ -7,11 +7,11 @@ import pytest
 pytest_plugins = ["pytester"]
 
 CONFTEST = """
-from tests.support import drawn_cases
+from tests.support import sampled_cases
 
-pytest_addoption = drawn_cases.add_options
-pytest_configure = drawn_cases.choose_seed
-pytest_collection_modifyitems = drawn_cases.draw
+pytest_addoption = sampled_cases.add_options
+pytest_configure = sampled_cases.choose_seed
+pytest_collection_modifyitems = sampled_cases.sample
 """
 TESTS = """
 import pytest
@@ -48,7 +48,7 @@ def collected(folder: pytest.Pytester, *arguments: str) -> list[str]:
     return [item.name for item in run.getcall("pytest_collection_finish").session.items]
 
 
-def test_so_many_cases_are_drawn_for_each_value(folder: pytest.Pytester) -> None:
+def test_sample_size_applies_to_each_parameter_value(folder: pytest.Pytester) -> None:
     names = collected(folder, "--seed=1")
     for name in "abc":
         assert sum(it.startswith(f"test_many[{name}-") for it in names) == 2
@@ -56,17 +56,17 @@ def test_so_many_cases_are_drawn_for_each_value(folder: pytest.Pytester) -> None
     assert len(names) == 3 * 2 + 5 + 2 * 3
 
 
-def test_tests_of_one_file_draw_the_same_ones(folder: pytest.Pytester) -> None:
+def test_tests_of_one_file_sample_the_same_cases(folder: pytest.Pytester) -> None:
     names = collected(folder)
     one, other = ([it.partition("[")[2] for it in names if it.startswith(name)] for name in ("test_one", "test_other"))
     assert one == other != []
 
 
-def test_a_seed_draws_the_same_share_again_and_none_another_one(folder: pytest.Pytester) -> None:
+def test_seed_repeats_the_sample(folder: pytest.Pytester) -> None:
     assert collected(folder, "--seed=1") == collected(folder, "--seed=1")
     assert len({tuple(collected(folder, *seed)) for seed in (["--seed=1"], ["--seed=2"], [], [])}) == 4
 
 
-def test_every_case_runs_when_it_is_asked_for(folder: pytest.Pytester) -> None:
+def test_every_case_option_and_named_cases_run(folder: pytest.Pytester) -> None:
     assert len(collected(folder, "--every-case")) == 3 * 20 + 5 + 2 * 20
     assert collected(folder, "test_it.py::test_many[b-7]") == ["test_many[b-7]"]

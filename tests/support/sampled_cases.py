@@ -1,8 +1,8 @@
-"""Tests of very many cases alike: each run draws a share of them, another one each time.
+"""Run a random sample of large parametrized tests, a different one in each run.
 
-`@pytest.mark.share(2, "name", "kv_type")` has two cases run for each name with each kv_type. Tests of one file that
-have as many cases draw the same ones: what several of them need is built once. A run tells its seed, with which
-`--seed` draws the same share again; `--every-case` runs all. Who names single cases gets them.
+`@pytest.mark.share(2, "name", "kv_type")` runs two cases for each name with each kv_type. Tests of one file with the
+same parameters sample the same cases, so that shared fixtures are built once. A run prints its seed; `--seed` repeats
+its sample, and `--every-case` runs all cases. A case that is named on the command line always runs.
 """
 
 import random
@@ -15,25 +15,25 @@ MOST_SEED = 1 << 32
 
 
 def add_options(parser: pytest.Parser) -> None:
-    parser.addoption("--seed", type=int, help="draw the cases that a run with this seed has drawn")
-    parser.addoption("--every-case", action="store_true", help="run all cases of tests that draw a share of theirs")
+    parser.addoption("--seed", type=int, help="repeat the sample of the run with this seed")
+    parser.addoption("--every-case", action="store_true", help="run all cases of sampled tests")
 
 
 def choose_seed(config: pytest.Config) -> None:
-    """Once for a run: the workers of pytest-xdist are told that of the first process, by `tell_seed`."""
-    told: Mapping[str, int] = getattr(config, "workerinput", {})
-    if "seed" in told:
-        config.option.seed = told["seed"]
+    """Choose the seed of a run. The workers of pytest-xdist receive the first process's seed from `send_seed`."""
+    received: Mapping[str, int] = getattr(config, "workerinput", {})
+    if "seed" in received:
+        config.option.seed = received["seed"]
     elif config.option.seed is None:
         config.option.seed = random.SystemRandom().randrange(MOST_SEED)
 
 
-def tell_seed(config: pytest.Config, worker: dict[str, int]) -> None:
+def send_seed(config: pytest.Config, worker: dict[str, int]) -> None:
     worker["seed"] = config.option.seed
 
 
-def draw(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Take out of `items` what is not drawn."""
+def sample(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Remove the cases that are not sampled from `items`."""
     if config.option.every_case:
         return
     alike: dict[tuple[str, ...], list[pytest.Item]] = defaultdict(list)

@@ -1,5 +1,6 @@
-"""Beam search as one would write it down: whole sequences in a list, read anew in each round. An engine must find the
-same.
+"""A simple beam search that keeps whole sequences in a list and recomputes them in each round.
+
+The engine must find the same sequences.
 """
 
 from collections.abc import Sequence
@@ -9,10 +10,10 @@ from engine.request import FinishReason
 from engine.sampling_params import BeamParams, SamplingParams
 from tests.support.hash_model import Seen, most_likely
 
-Found = tuple[float, list[int], FinishReason]  # (score, tokens, why it ended)
+Found = tuple[float, list[int], FinishReason]  # (score, tokens, finish reason)
 
 
-def plain_search(
+def reference_beam_search(
     prompt: Sequence[int],
     beams: BeamParams,
     params: SamplingParams,
@@ -20,15 +21,15 @@ def plain_search(
     max_tokens: int,
     groups: Sequence[GroupConfig] = (GroupConfig(),),
 ) -> list[Found]:
-    """The best `beams.width` sequences behind a prompt by the hash model, best first."""
+    """Return the best `beams.width` sequences of the hash model after a prompt, best first."""
     ends = end_ids.union(params.stop_token_ids) if not params.ignore_eos else frozenset(params.stop_token_ids)
-    read = Seen(groups).behind(*prompt)
+    read = Seen(groups).after(*prompt)
     running: list[tuple[float, list[int]]] = [(0.0, [])]
     done: list[Found] = []
     for length in range(1, max_tokens + 1):
         candidates = []
         for score, tokens in running:
-            ranked = most_likely(0, *read.behind(*tokens).slots(), count=beams.width + len(ends))
+            ranked = most_likely(0, *read.after(*tokens).slots(), count=beams.width + len(ends))
             candidates += [
                 (score + logprob, [*tokens, token_id])
                 for token_id, logprob in ranked

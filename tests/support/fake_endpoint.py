@@ -1,4 +1,4 @@
-"""A server that speaks enough of OpenAI's dialect to be chatted with, and says what it is told to say."""
+"""A server that implements enough of OpenAI's API for a chat, and sends prepared replies."""
 
 import json
 import threading
@@ -15,22 +15,24 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away in the middle is what is tried."""
+        """Ignore errors: tests disconnect in the middle of a reply."""
 
 
-class StandInEndpoint:
-    """Serves while it is entered. Each reply is the next of `replies`, in pieces; the last one again and again. Asked
-    for a title, it gives one."""
+class FakeEndpoint:
+    """Serves inside its `with` block. Each request gets the next of `replies`, in pieces; the last one is repeated.
+
+    Requests for a title get `title`.
+    """
 
     def __init__(self, replies: Sequence[Sequence[str]] = (("Hello.",),)) -> None:
         self.replies = list(replies)
         self.asked: list[dict[str, Any]] = []
-        self.breaks_off = False  # behind the last piece of a reply
-        self.error: object = None  # that is told behind it
-        self.refusal: tuple[int, bytes] | None = None  # the answer to every request, if there is one
+        self.breaks_off = False  # close the connection after the last piece of a reply
+        self.error: object = None  # sent after the last piece
+        self.refusal: tuple[int, bytes] | None = None  # the answer to every request, if not None
         self.title = "A title"
         self.pause = 0.0  # seconds between two pieces of a reply
-        self.done = 0  # replies that were sent whole
+        self.done = 0  # number of replies that were sent completely
         self.model: dict[str, Any] = {"id": "stand-in", "max_model_len": 1 << 24}
         self.usage: dict[str, Any] | None = {"prompt_tokens": 9, "completion_tokens": 2}
         self._held = threading.Event()
@@ -40,7 +42,7 @@ class StandInEndpoint:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), name="endpoint", daemon=True)
 
     def hold(self) -> None:
-        """Replies stop after their first piece."""
+        """Stop replies after their first piece."""
         self._held.clear()
 
     def __enter__(self) -> Self:
@@ -73,15 +75,15 @@ class StandInEndpoint:
         if self.usage is not None:
             yield {"choices": [], "usage": self.usage}
 
-    def _handler(endpoint: "StandInEndpoint") -> type[BaseHTTPRequestHandler]:  # noqa: N805  # the other is the handler's
+    def _handler(endpoint: "FakeEndpoint") -> type[BaseHTTPRequestHandler]:  # noqa: N805  # `self` is the handler
         class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:  # as the library has it
+            def do_GET(self) -> None:  # the name that the library requires
                 self._answer("application/json", [json.dumps({"data": [endpoint.model]}).encode()])
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 asked = json.loads(body)
-                for_chat = "max_tokens" not in asked  # a title has a limit
+                for_chat = "max_tokens" not in asked  # only requests for a title have a limit
                 pieces = endpoint._next(asked) if for_chat else (endpoint.title,)
                 events = (b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in endpoint._chunks(pieces))
                 self._answer("text/event-stream", events)

@@ -1,6 +1,6 @@
 """Texts that would drive a terminal, shown in every part of the chat's screens.
 
-    python -m tests.torture.hostile_places
+    python -m tests.torture.hostile_text
 
 The screens run in a pseudo-terminal of their own. Titles, messages, thoughts, errors, and the names of models, files,
 presets, requests and clients are such texts; each chat is opened, searched, and each screen looked at. Then the bytes
@@ -145,7 +145,7 @@ def is_ours(output: bytes, at: int) -> bool:
 def written(count: int, seed: int) -> bytes:
     """What the screens write to the terminal. Raises AssertionError where they end as they should not."""
     with tempfile.TemporaryDirectory(prefix="ingle-chat-") as place:
-        command = ["-m", "tests.torture.hostile_places", "--screens", "--texts", str(count), "--seed", str(seed)]
+        command = ["-m", "tests.torture.hostile_text", "--screens", "--texts", str(count), "--seed", str(seed)]
         folders = {f"INGLE_{name}_DIR": str(Path(place) / name) for name in ("STATE", "CACHE", "MODELS")}
         ended = Terminal(python(*command), {**folders, "COLUMNS": "120", "LINES": "40"}).ended()
     assert ended.status == 0, ended.output[-2000:]
