@@ -1,4 +1,4 @@
-"""Starts the program. Installed as inglenook/__main__.py, with app, engine, quant and tui beside it."""
+"""Start the program. Installed as inglenook/__main__.py, beside app, engine, quant, and tui."""
 
 import sys
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Puts the private folder on sys.path. Installed as inglenook/__init__.py.
+"""Put the private folder on sys.path. Installed as inglenook/__init__.py.
 
-A worker process that unpickles one of our objects imports `inglenook` first and then finds `app`, `engine`, `quant` and
-`tui` by the same names as the parent did, so nothing generic has to live in site-packages itself.
+A worker process that unpickles an object imports `inglenook` first. It then finds `app`, `engine`, `quant`, and `tui`
+by the same names as the parent process, so that no generic names are needed in site-packages.
 """
 
 import sys

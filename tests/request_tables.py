@@ -1,4 +1,4 @@
-"""All tables of request fields, and the page docs/request-fields.md: `python -m tests.request_tables` writes it."""
+"""Write the page docs/request-fields.md from all tables of request fields: `python -m tests.request_tables`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,7 +47,7 @@ Contents:
 
 
 def page(tables: Mapping[str, FieldTable[Any]]) -> str:
-    """The tables as Markdown, by the method and path of their endpoints."""
+    """Return the tables as Markdown, by the method and path of their endpoints."""
     lines = [_PREFACE, *contents_list(list(tables))]
     for endpoint, table in tables.items():
         lines += ["", f"## {endpoint}", "", "| field | documented by | here | notes |", "|---|---|---|---|"]

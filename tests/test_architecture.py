@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md lists every folder, every module has a docstring, and folders that are no packages stay so."""
+"""ARCHITECTURE.md lists every folder, every module has a docstring, and `packaging` and `tests` are not packages."""
 
 import subprocess
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_every_module_has_a_docstring() -> None:
             assert source.startswith('"""'), f"{name} has no docstring at its start"
 
 
-def test_packaging_and_tests_are_no_packages() -> None:
+def test_packaging_and_tests_are_not_packages() -> None:
     """An __init__.py there would hide the `packaging` library, or make the tests importable under another name."""
     for folder in ("packaging", "tests"):
         assert not list((ROOT / folder).rglob("__init__.py"))

@@ -34,7 +34,7 @@ WITH_CONTENTS = [
     *(ROOT / f"{name}.md" for name in ("ARCHITECTURE", "BENCHMARKS", "CONTRIBUTING", "RELIABILITY", "SECURITY")),
 ]
 DOCUMENTS = [README, ROOT / "CHANGELOG.md", ROOT / ".github" / "pull_request_template.md", *WITH_CONTENTS]
-OTHER_VARIABLES = {"INGLE_TEST_GPU"}  # read by tests alone
+OTHER_VARIABLES = {"INGLE_TEST_GPU"}  # read by tests only
 SEPARATORS = ";|&()<>\n"
 
 every_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
@@ -98,7 +98,7 @@ def test_links_lead_to_files_and_headings(path: Path) -> None:
 
 
 def commands_in(script: str) -> Iterator[list[str]]:
-    """The words of each simple command of a shell script, without assignments before it."""
+    """Yield the words of each simple command of a shell script, without assignments before it."""
     script = re.sub(r"(?:^|\s)# .*$", "", script.replace("\\\n", " "), flags=re.MULTILINE)
     lexer = shlex.shlex(script, posix=True, punctuation_chars=SEPARATORS)
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t", True, ""
@@ -113,7 +113,9 @@ def commands_in(script: str) -> Iterator[list[str]]:
 
 
 def check_command(words: list[str], *, whole: bool) -> None:
-    """Raise an error if the command or one of its options does not exist; in a `whole` command nothing may lack."""
+    """Raise an error if the command or one of its options does not exist. With `whole`, required arguments must be
+    there.
+    """
     match words:
         case ["ingle", *rest]:
             check_ingle([re.sub(r"^[A-Z_]+$", "1", word) for word in rest], whole=whole)
@@ -199,7 +201,7 @@ def options_of(command: click.Command) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def known_options() -> set[str]:
-    """Those of all commands, and those that programs of the tests read."""
+    """The options of all commands, and those that programs of the tests read."""
     sources = [read(ROOT / name) for name in tracked_files() if re.match(r"tests/.*\.(py|sh)$", name)]
     return {*options_of(ingle), "--help", *re.findall(r"(?<![\w-])--\w[\w-]*", "\n".join(sources))}
 
@@ -242,7 +244,7 @@ def test_environment_variables_exist(path: Path) -> None:
 
 
 def shown_default(name: str) -> str | None:
-    """A default as docs/settings.md shows it; None if it depends on the machine."""
+    """Return a default as docs/settings.md shows it, or None if it depends on the machine."""
     match SETTINGS[name].default:
         case Inside(setting, folder):
             return f"`{folder}` in `{setting}`"

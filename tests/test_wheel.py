@@ -1,4 +1,4 @@
-"""The wheel as people install it: one private folder, a launcher, and the data files in place."""
+"""The installed wheel: one private folder, a launcher, and all data files."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that holds what `pip install .` would put into site-packages, its dependencies aside."""
+    """Return a folder with what `pip install .` puts into site-packages, without dependencies."""
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
     subprocess.run(command, check=True)
@@ -25,7 +25,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(site: Path, *arguments: str) -> str:
-    """Run Python away from the checkout, in a folder that has an `app` of its own."""
+    """Run Python outside of the checkout, in a folder with another package named `app`."""
     elsewhere = site.parent / "elsewhere"
     (elsewhere / "app").mkdir(parents=True, exist_ok=True)
     (elsewhere / "app" / "__init__.py").write_text("raise ImportError('the wrong app')")
@@ -37,7 +37,7 @@ def run(site: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_nothing_generic_lands_in_site_packages(site: Path) -> None:
+def test_site_packages_gets_one_folder(site: Path) -> None:
     names = {path.name for path in site.iterdir()}
     assert {name for name in names if not name.endswith(".dist-info")} == {"inglenook"}
     assert {path.name for path in (site / "inglenook").iterdir()} == {
@@ -52,12 +52,12 @@ def test_every_file_of_the_packages_is_in_the_wheel(site: Path) -> None:
                 assert (site / "inglenook" / path.relative_to(ROOT)).is_file(), path
 
 
-def test_the_launcher_starts_the_installed_program(site: Path) -> None:
+def test_launcher_starts_the_installed_program(site: Path) -> None:
     assert "ingle 0." in run(site, "-m", "inglenook", "--version")
     assert "pull" in run(site, "-m", "inglenook", "--help")
 
 
-def test_a_spawned_child_unpickles_our_objects(site: Path) -> None:
+def test_spawned_process_unpickles_objects(site: Path) -> None:
     script = site.parent / "spawning.py"
     script.write_text(
         "import multiprocessing\n"
@@ -70,8 +70,8 @@ def test_a_spawned_child_unpickles_our_objects(site: Path) -> None:
     assert "seed=4242" in run(site, str(script))
 
 
-def test_a_stranger_unpickles_our_objects_after_one_import(site: Path) -> None:
-    """A worker that was not spawned by us, and finds the installed package as any other."""
+def test_other_process_unpickles_objects_after_one_import(site: Path) -> None:
+    """The unpickling process was not spawned by the pickling one."""
     make = (
         "import inglenook, pickle\n"
         "from engine.request import SamplingParams\n"
