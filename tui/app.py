@@ -56,7 +56,7 @@ class ChatApp(App[None]):
         """
         super().__init__(ansi_color=None if colors else True)
         self._client = client
-        self._wanted_theme = self._kept_theme = theme if colors else themes.TERMINAL
+        self._wanted_theme = self._saved_theme = theme if colors else themes.TERMINAL
         self._downloads = Downloads(
             client.models,
             lambda pull: self.run_worker(pull, group="download", description="download"),
@@ -69,7 +69,7 @@ class ChatApp(App[None]):
         for theme in (themes.NIGHT, themes.DAY):
             self.register_theme(theme)
         self.theme = themes.pick_theme(self._wanted_theme, self.console.color_system, self.available_themes)
-        self._kept_theme = self.theme
+        self._saved_theme = self.theme
         self.theme_changed_signal.subscribe(self, self._note_theme)
         self.push_screen(self._chat_screen)
         self.run_worker(collect_when_idle(), group="gc", description="gc")
@@ -109,8 +109,8 @@ class ChatApp(App[None]):
         return AwaitComplete() if self.screen is self._chat_screen else super().pop_screen()
 
     def _note_theme(self, theme: Theme) -> None:
-        if theme.name != self._kept_theme:
-            self._kept_theme = theme.name
+        if theme.name != self._saved_theme:
+            self._saved_theme = theme.name
             self.save_theme(theme.name)
 
     @work(exclusive=True, group="theme", description="theme")

@@ -13,24 +13,24 @@ async def coalesced(events: AsyncGenerator[ReplyEvent, None], interval: float) -
     Closing this generator closes `events`. An exception of `events` is raised after the events that preceded it.
     """
     batch: list[ReplyEvent] = []
-    came = asyncio.Event()
+    arrived = asyncio.Event()
 
     async def read() -> None:
         try:
             async for event in events:
                 batch.append(event)
-                came.set()
+                arrived.set()
         finally:
-            came.set()
+            arrived.set()
 
     reading = asyncio.create_task(read())
     try:
         while not reading.done() or batch:
-            await came.wait()
-            came.clear()
-            taken = list(batch)
+            await arrived.wait()
+            arrived.clear()
+            current = list(batch)
             batch.clear()
-            for event in joined(taken):
+            for event in joined(current):
                 yield event
             if not reading.done():
                 await asyncio.wait([reading], timeout=interval)

@@ -64,8 +64,8 @@ def prompt_cost(usage: Usage) -> str:
         known = f", {reused:,} cached" if reused else ""
         return f"{usage.prompt_tokens:,} prompt tokens{known}" if usage.prompt_tokens else ""
     tiers = [("device", sources.device), ("RAM", sources.host), ("disk", sources.disk)]
-    places = ", ".join(f"{count:,} {name}" for name, count in tiers if count)
-    return f"{reused:,} of {usage.prompt_tokens:,} prompt tokens cached{f' ({places})' if places else ''}"
+    counts = ", ".join(f"{count:,} {name}" for name, count in tiers if count)
+    return f"{reused:,} of {usage.prompt_tokens:,} prompt tokens cached{f' ({counts})' if counts else ''}"
 
 
 def reply_cost(usage: Usage) -> str:

@@ -18,16 +18,16 @@ class Field:
     label: str
     least: float
     most: float
-    whole: bool = False
+    is_integer: bool = False
 
     def parse(self, text: str) -> float | int | None:
         """Return the typed number, or None for an empty text. Raises InvalidField."""
         if not text.strip():
             return None
         try:
-            value = int(text) if self.whole else float(text)
+            value = int(text) if self.is_integer else float(text)
         except ValueError:
-            raise InvalidField(f"{self.label} must be a {'whole ' if self.whole else ''}number.") from None
+            raise InvalidField(f"{self.label} must be a {'whole ' if self.is_integer else ''}number.") from None
         if not self.least <= value <= self.most:
             raise InvalidField(f"{self.label} must be between {self.least:g} and {self.most:g}.")
         return value
@@ -36,10 +36,10 @@ class Field:
 FIELDS = (
     Field("temperature", "Temperature", 0, 5),
     Field("top_p", "Top p", 0, 1),
-    Field("top_k", "Top k", 0, 1_000_000, whole=True),
+    Field("top_k", "Top k", 0, 1_000_000, is_integer=True),
     Field("min_p", "Min p", 0, 1),
-    Field("max_tokens", "Max tokens", 1, 1_000_000, whole=True),
-    Field("seed", "Seed", 0, 2**63 - 1, whole=True),
+    Field("max_tokens", "Max tokens", 1, 1_000_000, is_integer=True),
+    Field("seed", "Seed", 0, 2**63 - 1, is_integer=True),
 )
 
 
@@ -59,15 +59,15 @@ def texts(sampling: Sampling) -> dict[str, str]:
 def parse(typed: Mapping[str, str], *, thinking: bool | None) -> Sampling:
     """Return the sampling parameters typed into the fields. Raises InvalidField."""
     found = {field.name: field.parse(typed.get(field.name, "")) for field in FIELDS}
-    whole = {
-        field.name: None if (value := found[field.name]) is None else int(value) for field in FIELDS if field.whole
+    integers = {
+        field.name: None if (value := found[field.name]) is None else int(value) for field in FIELDS if field.is_integer
     }
     return Sampling(
         temperature=found["temperature"],
         top_p=found["top_p"],
-        top_k=whole["top_k"],
+        top_k=integers["top_k"],
         min_p=found["min_p"],
-        max_tokens=whole["max_tokens"],
-        seed=whole["seed"],
+        max_tokens=integers["max_tokens"],
+        seed=integers["seed"],
         thinking=thinking,
     )

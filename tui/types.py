@@ -39,7 +39,7 @@ class Finish(enum.Enum):
 
 
 class TokenSources(Protocol):
-    """The sources of a prompt's tokens, as the engine reports it."""
+    """The sources of a prompt's tokens, as the engine reports them."""
 
     @property
     def device(self) -> int: ...  # found in device memory

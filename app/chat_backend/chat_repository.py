@@ -44,12 +44,12 @@ Title = Callable[[ChatId], Awaitable[str]]
 
 
 class ChatRepository:
-    """Implements `tui.client.Chats`. `coming` holds the replies being generated, as pairs of chat and message."""
+    """Implements `tui.client.Chats`. `in_progress` holds the replies being generated, as pairs of chat and message."""
 
     def __init__(self, history: History) -> None:
         self._history = history
         self._private = History(None)
-        self.coming: set[tuple[ChatId, int]] = set()
+        self.in_progress: set[tuple[ChatId, int]] = set()
         self.make_title: Title | None = None  # how a chat gets a title; None: from its first words
 
     def locate(self, chat: ChatId) -> tuple[History, int]:
@@ -88,24 +88,24 @@ class ChatRepository:
         return await to_thread(self._summaries, archived)
 
     def _summaries(self, archived: bool) -> Sequence[ChatSummary]:
-        kept = [summary_of(chat, private=False) for chat in self._history.chats.listed(archived=archived)]
+        stored = [summary_of(chat, private=False) for chat in self._history.chats.listed(archived=archived)]
         private = [summary_of(chat, private=True) for chat in self._private.chats.listed(archived=archived)]
-        return sorted([*private, *kept], key=lambda chat: (not chat.pinned, -chat.updated))
+        return sorted([*private, *stored], key=lambda chat: (not chat.pinned, -chat.updated))
 
     async def create(self, settings: ChatSettings, *, private: bool = False) -> Chat:
         history = self._private if private else self._history
-        made = await to_thread(history.chats.create, stored_settings(settings))
-        return chat_of(made, (), "", private=private, coming=())
+        created = await to_thread(history.chats.create, stored_settings(settings))
+        return chat_of(created, (), "", private=private, in_progress=())
 
     async def open(self, chat: ChatId) -> Chat:
         return await to_thread(self._open, chat)
 
     def _open(self, chat: ChatId) -> Chat:
         history, number = self.locate(chat)
-        coming = {message for where, message in self.coming if where == chat}
+        in_progress = {message for where, message in self.in_progress if where == chat}
         found, messages = history.chats.get(number), history.messages.in_chat(number)
         draft = history.inputs.draft(number)
-        return chat_of(found, messages, draft, private=history is self._private, coming=coming)
+        return chat_of(found, messages, draft, private=history is self._private, in_progress=in_progress)
 
     async def add(
         self, chat: ChatId, parent: MessageId | None, text: str, attachments: Sequence[Attachment] = ()
@@ -178,8 +178,8 @@ class ChatRepository:
         return await to_thread(self._history.inputs.recent)
 
     async def presets(self) -> Sequence[Preset]:
-        kept = await to_thread(self._history.inputs.presets)
-        return [Preset(preset.name, settings_of(preset.settings)) for preset in kept]
+        stored = await to_thread(self._history.inputs.presets)
+        return [Preset(preset.name, settings_of(preset.settings)) for preset in stored]
 
     async def save_preset(self, preset: Preset) -> None:
         await to_thread(self._history.inputs.save_preset, records.Preset(preset.name, stored_settings(preset.settings)))
@@ -202,16 +202,16 @@ class ChatRepository:
             raise AppError(f"{path} already exists", "Choose another name.") from None
 
     async def notices(self) -> AsyncGenerator[Notice, None]:
-        loop, coming = asyncio.get_running_loop(), asyncio.Queue[HistoryNotice]()
+        loop, in_progress = asyncio.get_running_loop(), asyncio.Queue[HistoryNotice]()
 
         def on_notice(notice: HistoryNotice) -> None:
             with suppress(RuntimeError):  # the event loop was closed
-                loop.call_soon_threadsafe(coming.put_nowait, notice)
+                loop.call_soon_threadsafe(in_progress.put_nowait, notice)
 
         for notice in self._history.subscribe(on_notice):
             yield notice_of(notice)
         while True:
-            yield notice_of(await coming.get())
+            yield notice_of(await in_progress.get())
 
     async def import_chats(self, path: Path) -> Sequence[ChatSummary]:
         chats = await to_thread(add_chats, self._history, await to_thread(read_chats, path))

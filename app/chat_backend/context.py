@@ -34,7 +34,7 @@ class ChatContext:
             return await self._budget(engine, found, branch, typed)
 
     async def plan(self, chat: ChatId, leaf: MessageId | None, how: FullContext, typed: str) -> TrimPlan:
-        """Leave out the oldest turns until `_wanted` tokens are free and `typed` fits; at least one turn.
+        """Leave out the oldest turns until `_tokens_to_free` is reached and `typed` fits; at least one turn.
 
         A turn is a question with its answers.
         """
@@ -44,26 +44,26 @@ class ChatContext:
             of_typed = await engine.endpoint.count(text=typed) if typed else 0
             for_summary = _summary_tokens(engine) if how is FullContext.SUMMARIZE else 0
             turns = _turns(found, branch, is_answered=bool(typed))
-            going = await _enough(engine, turns, for_summary + _wanted(before, of_typed))
+            num_turns = await _enough(engine, turns, for_summary + _tokens_to_free(before, of_typed))
             while True:
-                leaving = [message.id for turn in turns[:going] for message in turn]
-                kept = {} if how is FullContext.SUMMARIZE and leaving else found.trim.by_message
-                trimmed = replace(found, trim=Trim((*found.trim.left_out, *leaving), summaries=kept))
+                dropped = [message.id for turn in turns[:num_turns] for message in turn]
+                kept = {} if how is FullContext.SUMMARIZE and dropped else found.trim.by_message
+                trimmed = replace(found, trim=Trim((*found.trim.left_out, *dropped), summaries=kept))
                 freed = before.used - (await self._budget(engine, trimmed, branch, typed)).used - for_summary
-                if freed >= before.lacking or going == len(turns):
+                if freed >= before.lacking or num_turns == len(turns):
                     break
-                going += 1
-        return TrimPlan(how, tuple(message_id(message) for message in leaving), freed if leaving else 0)
+                num_turns += 1
+        return TrimPlan(how, tuple(message_id(message) for message in dropped), freed if dropped else 0)
 
     async def trim(self, chat: ChatId, plan: TrimPlan) -> Chat:
-        leaving = [int(message) for message in plan.messages]
-        summarizes = leaving and plan.how is FullContext.SUMMARIZE
-        summary = {leaving[-1]: await self._summary(chat, leaving[-1])} if summarizes else {}
+        dropped = [int(message) for message in plan.messages]
+        summarizes = dropped and plan.how is FullContext.SUMMARIZE
+        summary = {dropped[-1]: await self._summary(chat, dropped[-1])} if summarizes else {}
 
         def trim() -> None:
             history, number = self._chats.locate(chat)
             before = history.chats.get(number).trim
-            left_out = tuple(dict.fromkeys((*before.left_out, *leaving)))
+            left_out = tuple(dict.fromkeys((*before.left_out, *dropped)))
             history.chats.trim(number, Trim(left_out, summaries={**before.by_message, **summary}))
 
         await to_thread(trim)
@@ -72,14 +72,14 @@ class ChatContext:
     async def _summary(self, chat: ChatId, last: int) -> str:
         """Let the model summarize the messages up to `last`, including what was left out before."""
         found, branch = await to_thread(self._branch, chat, message_id(last))
-        asked = [*prompt_messages(found, branch, with_reasoning=False), {"role": "user", "content": _SUMMARIZE}]
+        request = [*prompt_messages(found, branch, with_reasoning=False), {"role": "user", "content": _SUMMARIZE}]
         async with self._connection.use() as engine:
             own: dict[str, object] = {"service_class": "interactive"} if engine.endpoint.is_inglenook else {}
             if self._chats.is_private(chat) and own:
                 own["store"] = False
             longest = _summary_tokens(engine)
             limit = engine.context_length
-            readable = asked if limit is None else await _shortened(engine, asked, limit - longest)
+            readable = request if limit is None else await _shortened(engine, request, limit - longest)
             sampling = {"temperature": 0.2, **engine.default_sampling, "max_tokens": longest}
             body = {"model": engine.model, "messages": readable, **sampling, **own}
             summary = (await engine.endpoint.complete(body)).strip()
@@ -116,7 +116,7 @@ def _summary_tokens(engine: ReadyEngine) -> int:
     return _SUMMARY_TOKENS if limit is None else min(_SUMMARY_TOKENS, limit // _SUMMARY_SHARE)
 
 
-def _wanted(budget: ContextBudget, of_typed: int) -> int:
+def _tokens_to_free(budget: ContextBudget, of_typed: int) -> int:
     """Return how many tokens to free: half of the context without `typed`, and enough for `typed`.
 
     If the context length is unknown, return half of the history.
@@ -131,23 +131,23 @@ def _turns(chat: StoredChat, branch: Sequence[StoredMessage], *, is_answered: bo
 
     A question at the end is included only if it `is_answered`, that is, if a new message follows it.
     """
-    report = [message for message in branch if message.id not in chat.trim.left_out]
-    if report and report[-1].role is Role.USER and not is_answered:
-        report.pop()
+    sent = [message for message in branch if message.id not in chat.trim.left_out]
+    if sent and sent[-1].role is Role.USER and not is_answered:
+        sent.pop()
     turns: list[list[StoredMessage]] = []
-    for message in report:
+    for message in sent:
         if message.role is Role.USER or not turns:
             turns.append([])
         turns[-1].append(message)
     return turns
 
 
-async def _enough(engine: ReadyEngine, turns: Sequence[Sequence[StoredMessage]], wanted: int) -> int:
-    """Return how many turns are needed to free about `wanted` tokens; at least one, if there are any."""
-    for going, turn in enumerate(turns, 1):
-        wanted -= sum([await engine.endpoint.count(text=prompt_text(message)) for message in turn])
-        if wanted <= 0:
-            return going
+async def _enough(engine: ReadyEngine, turns: Sequence[Sequence[StoredMessage]], tokens: int) -> int:
+    """Return how many turns are needed to free about `tokens`; at least one, if there are any."""
+    for num_turns, turn in enumerate(turns, 1):
+        tokens -= sum([await engine.endpoint.count(text=prompt_text(message)) for message in turn])
+        if tokens <= 0:
+            return num_turns
     return len(turns)
 
 

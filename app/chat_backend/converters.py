@@ -50,14 +50,19 @@ def first_words(text: str) -> str:
 
 
 def chat_of(
-    chat: records.Chat, messages: Sequence[records.StoredMessage], draft: str, *, private: bool, coming: Container[int]
+    chat: records.Chat,
+    messages: Sequence[records.StoredMessage],
+    draft: str,
+    *,
+    private: bool,
+    in_progress: Container[int],
 ) -> types.Chat:
-    """`coming` are the replies that this program is generating."""
+    """`in_progress` are the replies that this program is generating."""
     known = {message.id for message in messages}
     return types.Chat(
         summary=summary_of(chat, private=private),
         settings=settings_of(chat.settings),
-        messages=tuple(message_of(message, known, coming) for message in messages),
+        messages=tuple(message_of(message, known, in_progress) for message in messages),
         leaf=message_id(chat.shown) if chat.shown in known and chat.shown is not None else None,
         draft=draft,
         left_out=frozenset(message_id(message) for message in chat.trim.left_out),
@@ -66,9 +71,9 @@ def chat_of(
 
 
 def message_of(
-    message: records.StoredMessage, known: Container[int] | None = None, coming: Container[int] = ()
+    message: records.StoredMessage, known: Container[int] | None = None, in_progress: Container[int] = ()
 ) -> types.Message:
-    """If the parent is not `known`, it was lost, and the message starts a branch. `coming` as in `chat_of`."""
+    """If the parent is not `known`, it was lost, and the message starts a branch. `in_progress` as in `chat_of`."""
     parent = message.parent if message.parent is not None and (known is None or message.parent in known) else None
     is_reply = message.role is records.Role.ASSISTANT
     return types.Message(
@@ -81,7 +86,7 @@ def message_of(
         reasoning=message.reasoning,
         reasoning_seconds=message.reasoning_seconds,
         model=message.model,
-        finish=_FINISH[message.state] if is_reply and message.id not in coming else None,
+        finish=_FINISH[message.state] if is_reply and message.id not in in_progress else None,
         usage=usage_of(message.usage),
         error=message.usage.error if message.usage else "",
     )

@@ -28,25 +28,25 @@ class ReplyClock:
     """Measures a reply, starting when it is created."""
 
     def __init__(self) -> None:
-        self._began = time.monotonic()
+        self._started = time.monotonic()
         self._first: float | None = None
-        self._last = self._began
+        self._last = self._started
 
-    def token(self) -> None:
+    def mark_token(self) -> None:
         """Note that tokens arrived."""
         self._last = time.monotonic()
         if self._first is None:
             self._first = self._last
 
     @property
-    def has_begun(self) -> bool:
+    def has_tokens(self) -> bool:
         """Whether tokens have arrived."""
         return self._first is not None
 
     @property
     def first_token_seconds(self) -> float:
         """Seconds until the first token, or until now if none has arrived."""
-        return (self._first or time.monotonic()) - self._began
+        return (self._first or time.monotonic()) - self._started
 
     @property
     def reply_seconds(self) -> float:
@@ -115,7 +115,7 @@ class ChatEndpoint:
         """
         self.url = checked_url(url)
         self.is_inglenook = is_inglenook
-        self._unhurried = {"interval_ms": _INTERVAL_MS} if is_inglenook else {}
+        self._interval = {"interval_ms": _INTERVAL_MS} if is_inglenook else {}
         self._http = HTTPClient(
             self.url,
             key,
@@ -148,7 +148,7 @@ class ChatEndpoint:
         """
         clock = ReplyClock()
         fold = _Fold(clock)
-        asked = {**body, "stream": True, "stream_options": {"include_usage": True, **self._unhurried}}
+        asked = {**body, "stream": True, "stream_options": {"include_usage": True, **self._interval}}
         async with aclosing(self._http.stream(f"{self.url}/chat/completions", asked)) as chunks:
             async for chunk in chunks:
                 with self._http.parsing_response():
@@ -203,7 +203,7 @@ class _Fold:
 
     def __init__(self, clock: ReplyClock) -> None:
         self._clock = clock
-        self._begun = False
+        self._is_accepted = False
         self._state: State | None = None
         self._usage: Mapping[str, Any] | None = None
         self._timings: Mapping[str, Any] = {}
@@ -215,9 +215,9 @@ class _Fold:
         self._usage = chunk.get("usage") or self._usage
         self._timings = chunk.get("timings") or self._timings
         parts: list[ReplyPart] = []
-        if not self._begun and (reply := chunk.get("id")):
+        if not self._is_accepted and (reply := chunk.get("id")):
             parts.append(Accepted(str(reply)))
-        self._begun = True
+        self._is_accepted = True
         if progress := chunk.get("prompt_progress"):
             parts.append(
                 PromptProgress(int(progress["processed"]), int(progress["total"]), int(progress.get("cache", 0)))
@@ -231,13 +231,13 @@ class _Fold:
             if reason := choice.get("finish_reason"):
                 self._state = State.CUT if reason == "length" else State.WHOLE
         if any(isinstance(part, TextDelta | ReasoningDelta) for part in parts):
-            self._clock.token()
+            self._clock.mark_token()
         return parts
 
     def end(self) -> Ended:
         if self._state is None:
             raise ServerUnreachable("the server ended the reply before it was complete", "Try again.")
-        is_known = self._usage is not None or self._clock.has_begun
+        is_known = self._usage is not None or self._clock.has_tokens
         return Ended(self._state, self._stored_usage(self._usage or {}) if is_known else None)
 
     def _stored_usage(self, usage: Mapping[str, Any]) -> StoredUsage:
@@ -246,14 +246,14 @@ class _Fold:
         details = _details(usage)
         cached = min(details.cached_tokens, prompt)
         # a stopped request may have computed only part of its prompt
-        tells = "computed_tokens" in (usage.get("prompt_tokens_details") or ())
+        is_reported = "computed_tokens" in (usage.get("prompt_tokens_details") or ())
         queue = float(self._timings.get("queue_ms") or 0.0) / 1000
         reply = float(self._timings.get("predicted_ms") or 0.0) / 1000
         return StoredUsage(
             device_tokens=cached - details.host_tokens - details.disk_tokens,
             host_tokens=details.host_tokens,
             disk_tokens=details.disk_tokens,
-            computed_tokens=details.computed_tokens if tells else prompt - cached,
+            computed_tokens=details.computed_tokens if is_reported else prompt - cached,
             reply_tokens=int(usage.get("completion_tokens") or 0),
             queue_seconds=queue,
             prompt_seconds=max(0.0, self._clock.first_token_seconds - queue),

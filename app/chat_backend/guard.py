@@ -73,12 +73,12 @@ def _signal_left(pipe: int) -> None:
 
 def _wait(child: int) -> int:
     """Wait for the child. Returns its exit status, or the negative signal that ended it."""
-    asked_at: list[float] = []
+    signaled_at: list[float] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        asked_at.append(time.monotonic())
+        signaled_at.append(time.monotonic())
         with suppress(ProcessLookupError):
-            os.kill(child, number if len(asked_at) == 1 else signal.SIGKILL)
+            os.kill(child, number if len(signaled_at) == 1 else signal.SIGKILL)
         signal.setitimer(signal.ITIMER_REAL, _PATIENCE)
 
     def give_up(number: int, frame: FrameType | None) -> None:

@@ -26,7 +26,7 @@ class ChatModels:
     def __init__(self, settings: Settings, connection: EngineConnection) -> None:
         self._settings = settings
         self._connection = connection
-        self._pulls_made: Pulls | None = None
+        self._pull_queue: Pulls | None = None
 
     async def installed(self) -> Sequence[ModelInfo]:
         """Return the models on this machine, or those of the remote endpoint."""
@@ -202,14 +202,14 @@ class ChatModels:
         """The download queue of this process, created on the event loop that uses it."""
         from app.models.pulls import Pulls
 
-        if self._pulls_made is None:
-            self._pulls_made = Pulls(self._settings)
-        return self._pulls_made
+        if self._pull_queue is None:
+            self._pull_queue = Pulls(self._settings)
+        return self._pull_queue
 
     async def close(self) -> None:
         """Stop all downloads. Partial downloads are kept."""
-        if self._pulls_made is not None:
-            await self._pulls_made.close()
+        if self._pull_queue is not None:
+            await self._pull_queue.close()
 
     async def load(self, name: str) -> AsyncGenerator[Loading, None]:
         if not self._connection.is_remote:

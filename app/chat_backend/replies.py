@@ -40,7 +40,7 @@ class _ReplyInProgress:
     reply: str = ""  # its id at the server
     text: str = ""
     reasoning: str = ""
-    reasoning_began: float | None = None
+    reasoning_started: float | None = None
     reasoning_seconds: float = 0.0
     saved_at: float = field(default_factory=time.monotonic)
     stopped: asyncio.Event = field(default_factory=asyncio.Event)  # set when the stream is no longer read
@@ -51,8 +51,8 @@ class _ReplyInProgress:
         now = time.monotonic()
         if isinstance(part, ReasoningDelta):
             self.reasoning += part.text
-            self.reasoning_began = self.reasoning_began or now
-            self.reasoning_seconds = now - self.reasoning_began
+            self.reasoning_started = self.reasoning_started or now
+            self.reasoning_seconds = now - self.reasoning_started
         else:
             self.text += part.text
 
@@ -91,17 +91,17 @@ class ChatReplies:
         body = await to_thread(self._body, chat, to, engine)
         async with aclosing(engine.endpoint.stream(body)) as parts:
             first = await anext(parts)
-            growing = await self._begin(chat, to, engine)
+            current = await self._begin(chat, to, engine)
             try:
-                yield types.ReplyStarted(message_id(growing.message), engine.model)
-                async with aclosing(self._reply_events(growing, first, parts)) as events:
+                yield types.ReplyStarted(message_id(current.message), engine.model)
+                async with aclosing(self._reply_events(current, first, parts)) as events:
                     async for event in events:
                         yield event
             finally:
-                if not growing.has_ended:  # the caller closed the generator
-                    growing.save(State.STOPPED)
-                self._chats.coming.discard((chat, growing.message))
-                self._in_progress.pop(growing.message, None)
+                if not current.has_ended:  # the caller closed the generator
+                    current.save(State.STOPPED)
+                self._chats.in_progress.discard((chat, current.message))
+                self._in_progress.pop(current.message, None)
 
     def _body(self, chat: types.ChatId, to: int, engine: ReadyEngine) -> dict[str, object]:
         history, number = self._chats.locate(chat)
@@ -126,57 +126,57 @@ class ChatReplies:
             return history.messages.start_reply(number, to, engine.model), history, number
 
         message, history, number = await to_thread(begin)
-        growing = _ReplyInProgress(message.id, number, history, engine)
-        self._in_progress[message.id] = growing
-        self._chats.coming.add((chat, message.id))
-        return growing
+        current = _ReplyInProgress(message.id, number, history, engine)
+        self._in_progress[message.id] = current
+        self._chats.in_progress.add((chat, message.id))
+        return current
 
     async def _reply_events(
-        self, growing: _ReplyInProgress, first: ReplyPart, parts: AsyncGenerator[ReplyPart]
+        self, current: _ReplyInProgress, first: ReplyPart, parts: AsyncGenerator[ReplyPart]
     ) -> AsyncGenerator[types.ReplyEvent, None]:
         """Yield the events of a reply and save it as it grows. Always ends with a ReplyEnd."""
         part: ReplyPart | None = first
         try:
             while part is not None and not isinstance(part, Ended):
                 if isinstance(part, Accepted):
-                    growing.reply = part.reply
+                    current.reply = part.reply
                 elif isinstance(part, PromptProgress):
                     yield types.PromptProgress(part.done, part.total, part.cached)
                 else:
-                    growing.add(part)
+                    current.add(part)
                     yield _delta(part)
-                if growing.is_save_due:
-                    await to_thread(growing.save)
+                if current.is_save_due:
+                    await to_thread(current.save)
                 with client_errors():
-                    part = await _next(parts, growing.stopped)
+                    part = await _next(parts, current.stopped)
         except ClientError as problem:
-            await to_thread(growing.save, State.FAILED, StoredUsage(error=problem.sentences))
+            await to_thread(current.save, State.FAILED, StoredUsage(error=problem.sentences))
             yield types.ReplyEnd(types.Finish.FAILED, error=problem.sentences)
             return
         ended = part or Ended(State.STOPPED, None)
-        if growing.is_stopping:
+        if current.is_stopping:
             ended = Ended(State.STOPPED, ended.usage)
-        await to_thread(growing.save, ended.state, ended.usage)
+        await to_thread(current.save, ended.state, ended.usage)
         yield types.ReplyEnd(_FINISH[ended.state], usage_of(ended.usage))
 
     async def stop(self, message: types.MessageId) -> None:
         """Stop a reply. Inglenook then reports its usage; the connection to another server is closed."""
-        if (growing := self._in_progress.get(int(message))) is not None:
-            await self._stop(growing)
+        if (current := self._in_progress.get(int(message))) is not None:
+            await self._stop(current)
 
     async def stop_by_id(self, reply: str) -> bool:
         """Stop a reply by its id at the server. Returns whether it belongs to this chat."""
-        growing = next((one for one in self._in_progress.values() if reply and one.reply == reply), None)
-        if growing is not None:
-            await self._stop(growing)
-        return growing is not None
+        current = next((one for one in self._in_progress.values() if reply and one.reply == reply), None)
+        if current is not None:
+            await self._stop(current)
+        return current is not None
 
-    async def _stop(self, growing: _ReplyInProgress) -> None:
-        growing.is_stopping = True
+    async def _stop(self, current: _ReplyInProgress) -> None:
+        current.is_stopping = True
         try:
-            await growing.engine.endpoint.stop(growing.reply)
+            await current.engine.endpoint.stop(current.reply)
         except InglenookError:  # another server, or one that has exited
-            growing.stopped.set()
+            current.stopped.set()
 
     async def count_tokens(self, text: str) -> int:
         async with self._connection.use() as engine:
@@ -189,13 +189,13 @@ def _delta(part: ReasoningDelta | TextDelta) -> types.ReplyEvent:
 
 async def _next(parts: AsyncGenerator[ReplyPart], stopped: asyncio.Event) -> ReplyPart | None:
     """Return the next part, or None if the reply is stopped first."""
-    coming = asyncio.ensure_future(anext(parts))
+    next_part = asyncio.ensure_future(anext(parts))
     stopping = asyncio.ensure_future(stopped.wait())
     try:
-        await asyncio.wait((coming, stopping), return_when=asyncio.FIRST_COMPLETED)
-        return coming.result() if coming.done() else None
+        await asyncio.wait((next_part, stopping), return_when=asyncio.FIRST_COMPLETED)
+        return next_part.result() if next_part.done() else None
     finally:
-        for task in (coming, stopping):
+        for task in (next_part, stopping):
             task.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await task

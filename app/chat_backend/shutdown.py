@@ -15,17 +15,17 @@ class Shutdown:
 
     def __init__(self, end: Callable[[int], object]) -> None:
         self._end = end
-        self._is_asked = False
+        self._is_requested = False
 
     def listen(self, *names: str) -> None:
         """Handle the named signals that this system has and this process does not ignore."""
         for number in available_signals(*names):
             with suppress(NotImplementedError):  # Windows
-                asyncio.get_running_loop().add_signal_handler(number, self.ask, number)
+                asyncio.get_running_loop().add_signal_handler(number, self.request, number)
 
-    def ask(self, number: int) -> None:
+    def request(self, number: int) -> None:
         """End the run because of a signal. A second signal exits at once, in case something hangs."""
-        if self._is_asked:
+        if self._is_requested:
             os._exit(_SIGNALLED + number)
-        self._is_asked = True
+        self._is_requested = True
         self._end(_SIGNALLED + number)

@@ -84,12 +84,12 @@ def as_markdown(chat: Chat, messages: Sequence[StoredMessage]) -> str:
 
 def _section(message: StoredMessage) -> str:
     when = datetime.fromtimestamp(message.created, UTC).isoformat(timespec="minutes")
-    said_by = f"{_WHO[message.role]}, {message.model}" if message.model else _WHO[message.role]
+    author = f"{_WHO[message.role]}, {message.model}" if message.model else _WHO[message.role]
     files = [f"{file.name}:\n\n{_fenced(file.text)}" for file in message.attachments]
-    thought = (
+    reasoning = (
         [f"<details><summary>Reasoning</summary>\n\n{message.reasoning}\n\n</details>"] if message.reasoning else []
     )
-    return "\n\n".join([f"## {said_by} ({when})", *files, *thought, message.text])
+    return "\n\n".join([f"## {author} ({when})", *files, *reasoning, message.text])
 
 
 def _fenced(text: str) -> str:

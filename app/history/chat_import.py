@@ -97,13 +97,13 @@ def add_chats(history: History, chats: Sequence[FileChat]) -> list[Chat]:
 
 
 def _add_chat(history: History, chat: FileChat) -> Chat:
-    made = history.chats.create(chat.settings, chat.title, created=chat.created or None)
+    created = history.chats.create(chat.settings, chat.title, created=chat.created or None)
     ids: list[int] = []
     for message in chat.messages:
         parent = message.parent if message.parent is not None and 0 <= message.parent < len(ids) else None
-        kept = StoredMessage(
+        stored = StoredMessage(
             id=0,
-            chat=made.id,
+            chat=created.id,
             parent=None if parent is None else ids[parent],
             role=message.role,
             text=message.text,
@@ -112,12 +112,12 @@ def _add_chat(history: History, chat: FileChat) -> Chat:
             model=message.model,
             state=message.state,
             usage=message.usage,
-            created=message.created or made.created,
+            created=message.created or created.created,
         )
-        ids.append(history.messages.add(kept).id)
+        ids.append(history.messages.add(stored).id)
     if chat.shown is not None and 0 <= chat.shown < len(ids):
-        history.chats.show(made.id, ids[chat.shown])
-    return history.chats.get(made.id)
+        history.chats.show(created.id, ids[chat.shown])
+    return history.chats.get(created.id)
 
 
 def _inglenook(content: bytes) -> list[FileChat]:

@@ -76,8 +76,8 @@ class History:
         self.inputs.save_draft(text, NEW - self._window.number)
 
     def _adopt(self, window: int) -> None:
-        with self._window.reserve(window) as is_gone, self._database.writing():
-            if is_gone and self.inputs.draft(NEW - window):
+        with self._window.reserve(window) as is_closed, self._database.writing():
+            if is_closed and self.inputs.draft(NEW - window):
                 self.inputs.move_draft(window, self.chats.create(ChatSettings()).id)
 
     def close(self) -> None:

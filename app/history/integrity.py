@@ -36,8 +36,8 @@ def check_integrity(connection: sqlite3.Connection) -> list[Key]:
         _require(not schema, "it is not a chat history")
         return []
     _require(schema.get("about") == _entry("table", "about", ABOUT), "its version cannot be read")
-    told = connection.execute("SELECT version FROM about").fetchone()
-    _require(told == (version,), "it has two versions")
+    row = connection.execute("SELECT version FROM about").fetchone()
+    _require(row == (version,), "it has two versions")
     if version > VERSION:
         raise too_new_error(version)
     _compare(schema, _expected(version))

@@ -69,13 +69,13 @@ class Messages:
             created=time.time(),
         )
         with self._database.writing() as connection:
-            kept = self.add(message)
+            stored = self.add(message)
             given = (chat, storable(text), message.created)
             insert = "INSERT INTO inputs (chat, text, created) VALUES (?, ?, ?) RETURNING id"
             [number] = connection.execute(insert, given).fetchone()
             sign(connection, "inputs", number)
             connection.execute("DELETE FROM drafts WHERE chat = ?", (chat,))
-        return kept
+        return stored
 
     def rewrite(self, chat: int, reply: int, text: str) -> StoredMessage:
         """Store the user's version of a reply as a sibling of that reply."""

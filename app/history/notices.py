@@ -63,31 +63,35 @@ class Rescue:
         return HistoryNotice(message, f"The damaged file is kept as {self.aside}." if self.aside else "")
 
 
-def rescue_of(reason: str, aside: Path | None, left: Salvage, saved: Mapping[str, int]) -> Rescue:
+def rescue_of(reason: str, aside: Path | None, salvaged: Salvage, saved: Mapping[str, int]) -> Rescue:
     """Return the result of a salvage. `saved`: rows by table that are in the new file."""
     return Rescue(
         reason,
         aside,
         saved,
-        {table: len(ids) for table, ids in left.lost.items()},
-        {table: len(ids) for table, ids in left.changed.items()},
-        left.unreadable,
-        left.gaps,
-        [_title(left, chat) for chat in sorted(_hurt_chats(left))],
+        {table: len(ids) for table, ids in salvaged.lost.items()},
+        {table: len(ids) for table, ids in salvaged.changed.items()},
+        salvaged.unreadable,
+        salvaged.gaps,
+        [_title(salvaged, chat) for chat in sorted(_hurt_chats(salvaged))],
     )
 
 
-def _hurt_chats(left: Salvage) -> set[int]:
+def _hurt_chats(salvaged: Salvage) -> set[int]:
     """Return the remaining chats that are damaged, or have lost or damaged messages."""
-    messages = {*left.lost["messages"], *left.changed["messages"]}
-    kept = left.rows["messages"]
-    chats = {kept[one][1] if one in kept else left.indexed.get(one) for one in messages}
-    return {chat for chat in {*chats, *left.changed["chats"]} if isinstance(chat, int) and chat in left.rows["chats"]}
+    messages = {*salvaged.lost["messages"], *salvaged.changed["messages"]}
+    kept = salvaged.rows["messages"]
+    chats = {kept[one][1] if one in kept else salvaged.indexed.get(one) for one in messages}
+    return {
+        chat
+        for chat in {*chats, *salvaged.changed["chats"]}
+        if isinstance(chat, int) and chat in salvaged.rows["chats"]
+    }
 
 
-def _title(left: Salvage, chat: int) -> str:
-    title = str(left.rows["chats"][chat][1])
-    beginnings = (str(row[4]) for _, row in sorted(left.rows["messages"].items()) if row[1] == chat)
+def _title(salvaged: Salvage, chat: int) -> str:
+    title = str(salvaged.rows["chats"][chat][1])
+    beginnings = (str(row[4]) for _, row in sorted(salvaged.rows["messages"].items()) if row[1] == chat)
     return shorten(title or next(beginnings, ""), _TITLE, placeholder="…") or f"chat {chat}"
 
 

@@ -117,9 +117,9 @@ def open_file(path: Path, tell: Tell, damage: str = "") -> Opened:
 def _read(path: Path, tell: Tell, why: str, remedy: str) -> Opened:
     """Read what is readable of a history that cannot be written. Raises OSError."""
     tell("The chat history cannot be written. Reading it into memory.")
-    read_from, left = stamp_of(path), salvage(path)
+    read_from, salvaged = stamp_of(path), salvage(path)
     connection = create_database(None)
-    account = rescue_of("it cannot be repaired now", None, left, refill(connection, left))
+    account = rescue_of("it cannot be repaired now", None, salvaged, refill(connection, salvaged))
     notices = [HistoryNotice(f"Nothing is saved: {why}.", remedy, is_saved=False)]
     if account.is_loss:
         notices.append(replace(account.notice, is_saved=False))
@@ -153,16 +153,16 @@ def _opening_lock(path: Path, tell: Tell) -> Iterator[None]:
 
 def _retry_while_locked(work: Callable[[], T], tell: Tell) -> T:
     """Call `work` until no other program has the file locked, and return its result."""
-    begun, is_told = time.monotonic(), False
+    started, is_reported = time.monotonic(), False
     while True:
         try:
             return work()
         except FAILURES as problem:
-            waited = time.monotonic() - begun
+            waited = time.monotonic() - started
             if not is_lock(problem) or waited > _LOCKED_SECONDS:
                 raise
-        if waited > _SOON_SECONDS and not is_told:
-            is_told = True
+        if waited > _SOON_SECONDS and not is_reported:
+            is_reported = True
             tell(
                 "Another program has the chat history locked."
                 f" Waiting for {_LOCKED_SECONDS:.0f} s at most; Ctrl-C cancels."

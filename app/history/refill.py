@@ -11,13 +11,13 @@ from app.history.schema import COLUMNS
 RESCUED_TITLE = "Recovered chat"
 
 
-def refill(connection: sqlite3.Connection, left: Salvage) -> Mapping[str, int]:
+def refill(connection: sqlite3.Connection, salvaged: Salvage) -> Mapping[str, int]:
     """Insert all rows in one transaction. Returns the number of rows per table, and counts the others as unreadable.
 
     Messages whose chat is lost get a new chat. A message whose parent is lost follows the message before it.
     """
-    rows = {**left.rows, "messages": _reattached(left.rows["messages"])}
-    rows["chats"] = _chats(left.rows["chats"], rows["messages"])
+    rows = {**salvaged.rows, "messages": _reattached(salvaged.rows["messages"])}
+    rows["chats"] = _chats(salvaged.rows["chats"], rows["messages"])
     counts = {}
     connection.execute("BEGIN IMMEDIATE")
     for table, columns in COLUMNS.items():
@@ -26,7 +26,7 @@ def refill(connection: sqlite3.Connection, left: Salvage) -> Mapping[str, int]:
         statement = f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({marks})"  # noqa: S608  # names of the schema
         signed = ((*row, digest_of(row)) for _, row in sorted(rows[table].items()))
         counts[table] = connection.executemany(statement, signed).rowcount
-        left.unreadable += len(rows[table]) - counts[table]
+        salvaged.unreadable += len(rows[table]) - counts[table]
     connection.execute("COMMIT")
     return counts
 
@@ -43,8 +43,8 @@ def _reattached(messages: Mapping[int, Row]) -> Mapping[int, Row]:
 def _chats(chats: Mapping[int, Row], messages: Mapping[int, Row]) -> Mapping[int, Row]:
     """Return the chats, with new ones for messages without a chat. Each shows a message that exists."""
     newest: dict[object, Row] = {row[1]: row for _, row in sorted(messages.items())}
-    made = {int(chat): _new_chat(int(chat), row) for chat, row in newest.items() if isinstance(chat, int)}
-    known = {**made, **chats}
+    new = {int(chat): _new_chat(int(chat), row) for chat, row in newest.items() if isinstance(chat, int)}
+    known = {**new, **chats}
     return {chat: _with_shown(row, messages, newest.get(chat)) for chat, row in known.items()}
 
 

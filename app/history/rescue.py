@@ -30,13 +30,13 @@ def rescue(path: Path, reason: str, create: Callable[[Path], sqlite3.Connection]
     Raises HistoryTooNew, sqlite3.Error, or OSError; the files are then unchanged.
     """
     refuse_newer(path)
-    left = salvage(path)
+    salvaged = salvage(path)
     fresh = path.with_suffix(".fresh")
     _remove(fresh)
     aside = _put_aside(path)
     try:
         with closing(create(fresh)) as connection:
-            saved = refill(connection, left)
+            saved = refill(connection, salvaged)
             fold_log(connection)
         os.replace(fresh, _complete(path))
     except BaseException:
@@ -44,7 +44,7 @@ def rescue(path: Path, reason: str, create: Callable[[Path], sqlite3.Connection]
             _remove(file)
         raise
     finish_replacement(path)
-    return rescue_of(reason, aside if aside.exists() else wal_path(aside), left, saved)
+    return rescue_of(reason, aside if aside.exists() else wal_path(aside), salvaged, saved)
 
 
 def finish_replacement(path: Path) -> None:

@@ -48,7 +48,7 @@ class Salvage:
     unreadable: int = 0  # more lost rows, of unknown tables
     gaps: list[str] = field(default_factory=list)  # lost parts of the files, with unknown contents
 
-    def take(self, found: FoundRow) -> None:
+    def add(self, found: FoundRow) -> None:
         """Keep a row, unless a sound row has the same id."""
         if found.is_sound or found.id not in self.rows[found.table] or found.id in self.changed[found.table]:
             self.rows[found.table][found.id] = found.row
@@ -63,7 +63,7 @@ class Salvage:
         """
         for found in before:
             if self.lacks(found):
-                self.take(found)
+                self.add(found)
             elif found.id in self.changed[found.table] and found.is_sound and State.COMING not in found.row:
                 self.rows[found.table][found.id] = found.row
 
@@ -83,24 +83,24 @@ def salvage(path: Path) -> Salvage:
     log = read_wal(read_start(wal_path(path)), read_start(shm_path(path)))
     pages = read_pages(path)
     _apply(log.frames[: log.applied], pages)
-    left = Salvage()
-    left.gaps += ["changes stored only in its log"] if log.is_damaged and not log.is_complete else []
-    left.gaps += ["the end of its file"] if is_cut(pages) else []
+    salvaged = Salvage()
+    salvaged.gaps += ["changes stored only in its log"] if log.is_damaged and not log.is_complete else []
+    salvaged.gaps += ["the end of its file"] if is_cut(pages) else []
     settled = list(_all_rows(pages)) if log.is_damaged else []
     older = _apply(log.frames[log.applied :], pages) if log.is_damaged else []
     for found in _all_rows(pages):
         if found is None:
-            left.unreadable += 1
+            salvaged.unreadable += 1
         else:
-            left.take(found)
-    left.restore_committed(found for found in settled if found is not None)
-    left.indexed = _indexed(pages)
-    left.assign_chats()
-    if left.unreadable or any(_missing(left).values()):
-        _look_again(left, pages, older)
-    left.lost.update(_missing(left))
-    left.unreadable = max(0, left.unreadable - sum(map(len, left.lost.values())))
-    return left
+            salvaged.add(found)
+    salvaged.restore_committed(found for found in settled if found is not None)
+    salvaged.indexed = _indexed(pages)
+    salvaged.assign_chats()
+    if salvaged.unreadable or any(_missing(salvaged).values()):
+        _look_again(salvaged, pages, older)
+    salvaged.lost.update(_missing(salvaged))
+    salvaged.unreadable = max(0, salvaged.unreadable - sum(map(len, salvaged.lost.values())))
+    return salvaged
 
 
 def _apply(frames: Sequence[Frame], pages: list[bytes]) -> Pages:
@@ -163,30 +163,30 @@ def _indexed(pages: Pages) -> Mapping[int, int]:
     return {entry[1]: entry[0] for entry in entries if len(entry) == 2 and is_id(entry[0]) and is_id(entry[1])}
 
 
-def _missing(left: Salvage) -> Mapping[str, set[int]]:
+def _missing(salvaged: Salvage) -> Mapping[str, set[int]]:
     """Return ids of messages and chats that other rows or the index refer to, but that were not found."""
-    messages, chats = left.rows["messages"], left.rows["chats"]
-    sound = [row for message, row in messages.items() if message not in left.changed["messages"]]
+    messages, chats = salvaged.rows["messages"], salvaged.rows["chats"]
+    sound = [row for message, row in messages.items() if message not in salvaged.changed["messages"]]
     parents = {row[2] for row in sound}
-    shown = {row[-1] for chat, row in chats.items() if chat not in left.changed["chats"]}
+    shown = {row[-1] for chat, row in chats.items() if chat not in salvaged.changed["chats"]}
     chats_of = {row[1] for row in sound}
-    known = {"messages": {*left.indexed, *parents, *shown}, "chats": {*left.indexed.values(), *chats_of}}
-    return {table: {one for one in ids if is_id(one)} - left.rows[table].keys() for table, ids in known.items()}
+    known = {"messages": {*salvaged.indexed, *parents, *shown}, "chats": {*salvaged.indexed.values(), *chats_of}}
+    return {table: {one for one in ids if is_id(one)} - salvaged.rows[table].keys() for table, ids in known.items()}
 
 
-def _look_again(left: Salvage, pages: Pages, older: Pages) -> None:
+def _look_again(salvaged: Salvage, pages: Pages, older: Pages) -> None:
     """Search missing rows in damaged pages, ignoring their headers, and in older versions of pages."""
     for number, page in enumerate(pages):
         if is_suspect(page, number, len(pages)) or None in _rows(pages, page, number):
             for found in _carved(pages, page):
-                if left.lacks(found) and found.is_sound:
-                    left.take(found)
-                    left.unreadable = max(0, left.unreadable - 1)
-    missing = _missing(left)
+                if salvaged.lacks(found) and found.is_sound:
+                    salvaged.add(found)
+                    salvaged.unreadable = max(0, salvaged.unreadable - 1)
+    missing = _missing(salvaged)
     for page in older if any(missing.values()) else ():
         for row in _rows(pages, page, 1):
-            if row is not None and row.id in missing.get(row.table, ()) and left.lacks(row):
-                left.take(row)
+            if row is not None and row.id in missing.get(row.table, ()) and salvaged.lacks(row):
+                salvaged.add(row)
 
 
 def _carved(pages: Pages, page: bytes) -> Iterator[FoundRow]:

@@ -83,8 +83,8 @@ def _is_unwritten(content: bytes, salt: bytes, rest: Sequence[Frame], applied: i
     there = {frame.index for frame in rest}
     absent = (index for index in range(applied + 1, rest[-1].index) if index not in there)
     salts = (content[_start(index) + 8 : _start(index) + 16] for index in absent)
-    is_one = not any(frame.is_commit for frame in rest[:-1])
-    return is_one and any(_distance(found, salt) > _FLIPS for found in salts)
+    is_single = not any(frame.is_commit for frame in rest[:-1])
+    return is_single and any(_distance(found, salt) > _FLIPS for found in salts)
 
 
 def _start(index: int) -> int:

@@ -26,13 +26,13 @@ class Window:
     def number(self) -> int:
         folder = self._folder
         if folder is not None and self._held is None:
-            self._number, self._held = next((n, lock) for n in count() if (lock := _taken(folder, n)))
+            self._number, self._held = next((n, lock) for n in count() if (lock := _acquire(folder, n)))
         return self._number
 
     @contextmanager
     def reserve(self, number: int) -> Iterator[bool]:
         """Reserve another number while the body runs. Yields whether it was free."""
-        lock = None if self._folder is None else _taken(self._folder, number)
+        lock = None if self._folder is None else _acquire(self._folder, number)
         try:
             yield lock is not None
         finally:
@@ -45,7 +45,7 @@ class Window:
             self._held = None
 
 
-def _taken(folder: Path, number: int) -> "BaseFileLock | None":
+def _acquire(folder: Path, number: int) -> "BaseFileLock | None":
     """Lock a number and return its lock; None if another process holds it."""
     from filelock import FileLock, Timeout
 

@@ -288,15 +288,15 @@ class ChatScreen(SteadyScreen):
         from tui.screens.extracts import ExtractsScreen
 
         found = await asyncio.to_thread(extracts, event.message.text)
-        taken = await self.app.push_screen_wait(ExtractsScreen(found)) if found else None
+        choice = await self.app.push_screen_wait(ExtractsScreen(found)) if found else None
         if not found:
             self.app.notify("No code or links here.", markup=False)
-        elif taken is not None and isinstance(taken.extract, Address):
-            self.open_address(taken.extract.text)
-        elif taken is not None and taken.to_file:
-            self.save(taken.extract.text)
-        elif taken is not None:
-            self.copy(taken.extract.text)
+        elif choice is not None and isinstance(choice.extract, Address):
+            self.open_address(choice.extract.text)
+        elif choice is not None and choice.to_file:
+            self.save(choice.extract.text)
+        elif choice is not None:
+            self.copy(choice.extract.text)
 
     def on_markdown_link_clicked(self, event: "Markdown.LinkClicked") -> None:
         self.open_address(event.href)

@@ -20,14 +20,14 @@ _LONGEST_LINE = 100  # characters
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class ExtractChoice:
     """The user's choice."""
 
     extract: Extract
     to_file: bool = False
 
 
-class ExtractsScreen(Dialog[Taken]):
+class ExtractsScreen(Dialog[ExtractChoice]):
     """Lists code and links. Enter copies code and opens a link."""
 
     CSS_PATH = "extracts.tcss"
@@ -55,14 +55,14 @@ class ExtractsScreen(Dialog[Taken]):
 
     @on(OptionList.OptionSelected)
     def choose(self) -> None:
-        self.dismiss(Taken(self._chosen()))
+        self.dismiss(ExtractChoice(self._chosen()))
 
     def action_copy(self) -> None:
-        self.dismiss(Taken(Code(self._chosen().text, "")))
+        self.dismiss(ExtractChoice(Code(self._chosen().text, "")))
 
     def action_save(self) -> None:
         if isinstance(self._chosen(), Code):
-            self.dismiss(Taken(self._chosen(), to_file=True))
+            self.dismiss(ExtractChoice(self._chosen(), to_file=True))
 
 
 def _line(extract: Extract) -> Content:

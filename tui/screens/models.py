@@ -117,13 +117,13 @@ class ModelsScreen(Page[str]):
             return SearchResults(tuple(await self._models.variants(self._repository)))
         match self._list():
             case "installed":
-                return SearchResults((*await self._models.installed(), *self._coming()))
+                return SearchResults((*await self._models.installed(), *self._own_downloads()))
             case "catalog":
                 return SearchResults(tuple(await self._models.catalog()))
             case _:
                 return await self._searched(self.query_one("#search", Input).value.strip())
 
-    def _coming(self) -> Iterator[ModelInfo]:
+    def _own_downloads(self) -> Iterator[ModelInfo]:
         """Downloads that this screen started. Those of the engine are in its own lists."""
         return (model for model in self._downloads.models.values() if not model.fetching)
 

@@ -113,8 +113,8 @@ def _label(part: Content) -> Label:
 def _highlighted(part: str, language: str, ansi: bool, dark: bool) -> Content:
     text = _without_long_lines(part)
     inner = text.strip("\n")  # the highlighter strips empty lines at both ends
-    before, _, behind = text.partition(inner) if inner else (text, "", "")
-    return Content.assemble(before, MarkdownFence.highlight(inner, language, ansi, dark) if inner else "", behind)
+    before, _, after = text.partition(inner) if inner else (text, "", "")
+    return Content.assemble(before, MarkdownFence.highlight(inner, language, ansi, dark) if inner else "", after)
 
 
 @lru_cache(maxsize=256)

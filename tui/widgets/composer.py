@@ -135,9 +135,9 @@ class Composer(Vertical):
 
     async def flush_keys(self) -> None:
         """Wait until the prompt has processed all earlier keys."""
-        taken = asyncio.Event()
-        if self.area.is_running and self.area.call_later(taken.set):
-            await taken.wait()
+        flushed = asyncio.Event()
+        if self.area.is_running and self.area.call_later(flushed.set):
+            await flushed.wait()
 
     @work(group="keep", description="keep")
     async def save_soon(self) -> None:

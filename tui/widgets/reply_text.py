@@ -198,7 +198,7 @@ class ReplyText(Column):
     async def _show_waiting(self) -> None:
         if not self.is_attached:  # another chat was opened
             return
-        began = process_time()
+        started = process_time()
         self._read()
         # one layout for all changes; the chat may be left meanwhile
         with self.app.batch_update(), suppress(MountError):
@@ -207,7 +207,7 @@ class ReplyText(Column):
             while self._unshown and left > 0:
                 left -= PIECE if self._unshown[0].begins else 0
                 left -= await self._show(max(left, PIECE))
-        self.call_after_refresh(self._pause, began)
+        self.call_after_refresh(self._pause, started)
 
     def _read(self) -> None:
         text = "".join(self._unread)
@@ -247,11 +247,11 @@ class ReplyText(Column):
             if isinstance(last, Document):
                 last.close(adjoined=following.adjoins)
 
-    def _pause(self, began: float) -> None:
+    def _pause(self, started: float) -> None:
         """After a frame, idle for longer than it took before the next one."""
         self._is_growing = False
         self._after_layout()
-        rest = _REST * (process_time() - began)
+        rest = _REST * (process_time() - started)
         self.set_timer(min(max(0.001, rest), _LONGEST_REST), self._end_pause)
 
     def _end_pause(self) -> None:

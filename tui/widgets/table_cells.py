@@ -78,10 +78,10 @@ def _row(cells: Sequence[Content], columns: Sequence[tuple[int, Side]]) -> list[
     wrapped = [cell.wrap(width) or [Content("")] for cell, (width, _) in zip(cells, columns, strict=True)]
     bar = Content.styled("│", _FRAME)
     lines = []
-    for place in range(max(map(len, wrapped))):
+    for index in range(max(map(len, wrapped))):
         parts = [bar]
         for lines_of_cell, (width, side) in zip(wrapped, columns, strict=True):
-            part = lines_of_cell[place].rstrip() if place < len(lines_of_cell) else Content("")
+            part = lines_of_cell[index].rstrip() if index < len(lines_of_cell) else Content("")
             parts += [Content(" "), _aligned(part, width, side), Content(" "), bar]
         lines.append(Content("").join(parts))
     return lines

@@ -49,12 +49,12 @@ class StdoutProgress:
 
     @contextmanager
     def task(self, label: str, total: int | None, *, unit: Unit = "bytes") -> Iterator[Report]:
-        told_at = 0.0
+        sent_at = 0.0
 
         def report(done: int) -> None:
-            nonlocal told_at
-            if (now := time.monotonic()) - told_at >= _OFTEN:
-                told_at = now
+            nonlocal sent_at
+            if (now := time.monotonic()) - sent_at >= _OFTEN:
+                sent_at = now
                 self.send(ChildMessage(stage=label, done=done, total=total, unit=unit))
 
         report(0)

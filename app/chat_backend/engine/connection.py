@@ -52,7 +52,7 @@ class _TargetModel:
     """The model to load."""
 
     model: str
-    is_asked: bool  # only this model will do; else any loaded model
+    is_required: bool  # only this model will do; else any loaded model
 
 
 class EngineConnection:
@@ -220,14 +220,14 @@ class EngineConnection:
         """
         if retry:
             self.resume()
-        wanted = self.state
+        requested = self.state
         try:
-            async for now in wanted.states():
+            async for now in requested.states():
                 yield now
             return
         except ClientError as problem:
             before = self.state
-            if before is wanted:
+            if before is requested:
                 raise
             reason = problem
         try:
@@ -243,15 +243,15 @@ class EngineConnection:
         """Use another model for further replies, and return its loading state. Replies in progress are not affected."""
         if model != self._target.model or self.state.is_over or self.is_paused:
             self._previous = self._target
-            self._switch_to(_TargetModel(model, is_asked=True))
+            self._switch_to(_TargetModel(model, is_required=True))
         return self.state
 
-    def cancel_switch(self, wanted: LoadingState) -> None:
-        """Stop loading `wanted` and return to the previous model. A partial download is kept."""
-        if wanted.is_over or wanted is not self.state:
+    def cancel_switch(self, requested: LoadingState) -> None:
+        """Stop loading `requested` and return to the previous model. A partial download is kept."""
+        if requested.is_over or requested is not self.state:
             return
         before = self._served or self._previous
-        if before is None or before.model == wanted.model:
+        if before is None or before.model == requested.model:
             self.pause()
         else:
             self._switch_to(before)
@@ -271,7 +271,7 @@ class EngineConnection:
         one.
         """
         if self._remote:
-            return LoadingState(target.model if target.is_asked else self._remote, "connecting")
+            return LoadingState(target.model if target.is_required else self._remote, "connecting")
         return LoadingState(target.model, "starting")
 
     def _start_loading(self) -> None:
@@ -299,7 +299,7 @@ class EngineConnection:
             state.finish(ClientError("the engine could not be started", "Run ingle doctor, and report its output."))
             raise
         else:
-            self._served = _TargetModel(self._engine.model, is_asked=True) if self._remote else target
+            self._served = _TargetModel(self._engine.model, is_required=True) if self._remote else target
             state.succeed(self._engine.model, self._warning(self._engine))
 
     def _warning(self, engine: ReadyEngine) -> str:
@@ -344,12 +344,14 @@ class EngineConnection:
         async with AsyncExitStack() as unless_used:
             unless_used.push_async_callback(endpoint.close)
             names = await endpoint.names()
-            wanted = target.model if target.is_asked else ""
-            found = next((one for one in names if one.name == wanted), None) if wanted else next(iter(names), None)
+            requested = target.model if target.is_required else ""
+            found = (
+                next((one for one in names if one.name == requested), None) if requested else next(iter(names), None)
+            )
             if found is None:
                 there = ", ".join(one.name for one in names[:8])
                 raise AppError(
-                    f"{self._remote} has no model {wanted}".rstrip(), f"Available: {there}." if there else ""
+                    f"{self._remote} has no model {requested}".rstrip(), f"Available: {there}." if there else ""
                 )
             unless_used.pop_all()
             # Other servers may refuse sampling parameters, so only reported ones are sent.
@@ -380,7 +382,7 @@ class EngineConnection:
     def _running(self, settings: Settings, target: _TargetModel) -> Sequence[Instance]:
         """Return the server of the model. If any model will do, return all servers, that one first."""
         found = find_instance(settings)
-        others = [] if target.is_asked else [one for one in running_instances(settings) if one != found]
+        others = [] if target.is_required else [one for one in running_instances(settings) if one != found]
         return [*([found] if found else []), *others]
 
     async def _start_process(self, settings: Settings, state: LoadingState) -> ReadyEngine:

@@ -29,8 +29,8 @@ class DownloadRate:
         self._marks.append((now, done))
         while now - self._marks[0][0] > _WINDOW:
             self._marks.popleft()
-        begun, before = self._marks[0]
-        return (done - before) / (now - begun) if now > begun else 0.0
+        start, before = self._marks[0]
+        return (done - before) / (now - start) if now > start else 0.0
 
 
 LINE_SECONDS = 5.0  # seconds between two lines about one load
@@ -41,8 +41,8 @@ class LoadingLines:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._told_at: float | None = None
-        self._told = ""
+        self._last_time: float | None = None
+        self._last_line = ""
 
     def line(self, state: Loading) -> str:
         """Return the line that describes this state; empty if there is nothing new."""
@@ -50,9 +50,9 @@ class LoadingLines:
             return f"{state.model}: {state.warning}"
         done = "" if state.fraction is None else f", {state.fraction:.0%}"
         words, now = f"{state.model}: {state.stage}{done}", self._clock()
-        if words == self._told or (self._told_at is not None and now - self._told_at < LINE_SECONDS):
+        if words == self._last_line or (self._last_time is not None and now - self._last_time < LINE_SECONDS):
             return ""
-        self._told_at, self._told = now, words
+        self._last_time, self._last_line = now, words
         return words
 
 

@@ -135,13 +135,13 @@ class PlainChat:
     async def _write_reply(self, to: MessageId) -> None:
         """Print a reply as it arrives."""
         chat = await self._commands.current()
-        words, told_at = WholeWords(), time.monotonic()
+        words, reported_at = WholeWords(), time.monotonic()
         async with aclosing(self._client.replies.reply(chat.summary.id, to)) as events:
             async for event in events:
                 if isinstance(event, ReplyStarted):
                     continue
-                if isinstance(event, PromptProgress) and time.monotonic() - told_at > LINE_SECONDS:
-                    told_at = time.monotonic()
+                if isinstance(event, PromptProgress) and time.monotonic() - reported_at > LINE_SECONDS:
+                    reported_at = time.monotonic()
                     self._note(f"Read {event.done} of {event.total} tokens")
                 elif isinstance(event, TextDelta):
                     self._write(words.add(event.text))
@@ -220,7 +220,7 @@ class PlainChat:
             self._write("\n")
             self._doing.cancel()
         else:
-            self._shutdown.ask(signal.SIGINT)
+            self._shutdown.request(signal.SIGINT)
 
     def _end(self, status: int) -> None:
         self._ended_with = status
