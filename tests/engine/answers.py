@@ -1,4 +1,4 @@
-"""What an engine says to a fixed prompt: for tests that compare ways of loading a model."""
+"""An engine's answer to a fixed prompt, for tests that compare ways of loading a model."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from engine.sampling_params import SamplingParams
 
 
 def answer(path: Path, options: LoadOptions) -> tuple[str, list[int]]:
-    """The backend that was chosen, and eight greedy tokens."""
+    """Return the chosen backend and eight greedy tokens."""
     with open_checkpoint(path) as checkpoint:
         engine = load_engine(checkpoint, options)
     request = engine.request(tuple(range(30)), SamplingParams(temperature=0, max_tokens=8), frozenset())

@@ -1,4 +1,4 @@
-"""Requests in and tokens out of an engine over the hash model, and what they must be."""
+"""Drives an engine over the hash model and compares its tokens with the expected ones."""
 
 from dataclasses import dataclass, field
 
@@ -12,12 +12,13 @@ from tests.support.reference_beam_search import reference_beam_search
 ENDS = frozenset(range(100))  # one generated token in fifty
 
 
-FEW_ENDS = frozenset(range(5))  # of searches: one alternative in twenty, so that some end and others go on
+# for beam searches: one alternative in twenty, so that some beams end and others continue
+FEW_ENDS = frozenset(range(5))
 
 
 @dataclass
 class Run:
-    """Requests in and tokens out of one engine."""
+    """The requests of one engine, and the tokens and finish reasons that they got."""
 
     engine: Engine[HashTicket]
     outputs: dict[int, list[int]] = field(default_factory=dict)
@@ -26,7 +27,7 @@ class Run:
     groups: dict[int, BeamGroup] = field(default_factory=dict)  # by the id of a result
 
     def submit(self, prompt: tuple[int, ...], origin: Origin = PROGRAM, count: int = 1, **params: object) -> Request:
-        """Several of one prompt where `count` says so; the first of them."""
+        """Submit `count` requests with the same prompt. Returns the first of them."""
         drawn = [{"top_k": 1, "seed": seed} if count > 1 else {} for seed in range(count)]
         family = [
             self.engine.request(prompt, SamplingParams(**params, **own), ENDS, origin)  # type: ignore[arg-type]
@@ -40,7 +41,7 @@ class Run:
     def search(
         self, prompt: tuple[int, ...], beams: BeamParams, origin: Origin = PROGRAM, **params: object
     ) -> list[Request]:
-        """The results of a beam search."""
+        """Submit a beam search and return its results."""
         wanted = SamplingParams(beams=beams, **params)  # type: ignore[arg-type]
         results = self.engine.search(prompt, wanted, FEW_ENDS, origin)
         self.engine.add(*results)
@@ -74,7 +75,7 @@ class Run:
         self.engine.assert_empty()
 
     def check(self) -> None:
-        """Every request ended, and every token is the one that the prompt alone determines."""
+        """Assert that every request has ended with the tokens that its prompt determines."""
         assert self.finished.keys() == self.requests.keys()
         for number, request in self.requests.items():
             output = self.outputs[number]
@@ -90,7 +91,7 @@ class Run:
         self._check_searches()
 
     def _check_searches(self) -> None:
-        """The results of each search are those of a plain one, whatever happened meanwhile; or all ended together."""
+        """Assert that the results of each search equal those of a plain search, or that all of them failed together."""
         for group in set(self.groups.values()):
             request = group.results[0]
             ends = [self.finished[result.id] for result in group.results]

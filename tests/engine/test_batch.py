@@ -8,7 +8,7 @@ from tests.support.held_request import HeldRequest
 
 
 def plan(*parts: tuple[list[int], list[int], int, int]) -> StepPlan:
-    """Parts are (prompt, block table, tokens computed before, tokens in this step)."""
+    """Return a plan with parts given as (prompt, block table, tokens computed before, tokens in this step)."""
     return StepPlan(
         tuple(
             HeldRequest(n, tuple(ids), SamplingParams(), num_computed=done, block_tables=(table,)).next_part(count)
@@ -17,7 +17,7 @@ def plan(*parts: tuple[list[int], list[int], int, int]) -> StepPlan:
     )
 
 
-def test_tokens_of_all_requests_lie_one_after_another() -> None:
+def test_batch_concatenates_the_tokens_of_all_requests() -> None:
     batch = build_batch(
         plan((list(range(40)), [7, 3, 9], 14, 5), ([50, 51], [4], 0, 2), ([60, 61, 62], [5], 0, 1)),
         vocab_size=100,
@@ -53,8 +53,6 @@ def test_tokens_of_all_requests_lie_one_after_another() -> None:
         ([1] * 17, [1], 17, "needs 2 blocks"),
     ],
 )
-def test_an_index_out_of_range_never_becomes_a_batch(
-    ids: list[int], table: list[int], tokens: int, message: str
-) -> None:
+def test_out_of_range_indices_raise(ids: list[int], table: list[int], tokens: int, message: str) -> None:
     with pytest.raises(IndexError, match=message):
         build_batch(plan((ids, table, 0, tokens)), vocab_size=100, num_blocks=10)

@@ -1,4 +1,4 @@
-"""What layers read, in every decoder family: as hooks on transformers' own layers see it."""
+"""Inputs of linear layers in every decoder family, compared with hooks on transformers' layers."""
 
 import shutil
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ from tests.engine.models.family_checkpoints import CONTEXT, FAMILIES, VOCABULARY
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Tensors are tiny: threads would only wait for each other."""
+    """With tiny tensors, threads only wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -38,7 +38,7 @@ def context_length(path: Path) -> int:
 
 
 def expected(tiny: TinyModel, ids: Sequence[int]) -> dict[str, Tensor]:
-    """By the name of the weight; the head aside."""
+    """Return the mean squares of inputs by the name of the weight, without the head."""
     found: dict[str, Tensor] = {}
     hooks = []
     for name, module in tiny.reference.named_modules():
@@ -60,7 +60,7 @@ def text(length: int) -> list[int]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_layer_of_every_family(tmp_path: Path, family: str) -> None:
+def test_input_squares_equal_transformers_hooks(tmp_path: Path, family: str) -> None:
     tiny = make(tmp_path, family, "folder")
     ids = text(min(CHUNK + 41, context_length(tiny.path)))
     found, reports = measured(tiny.path, ids)
@@ -73,7 +73,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     return make(tmp_path_factory.mktemp("llama"), "qwen2", "folder")
 
 
-def test_no_more_than_the_context_is_read(llama: TinyModel) -> None:
+def test_tokens_past_the_context_are_ignored(llama: TinyModel) -> None:
     ids = text(CONTEXT + 9)
     found, reports = measured(llama.path, ids)
     assert reports[-1] == CONTEXT
@@ -81,18 +81,18 @@ def test_no_more_than_the_context_is_read(llama: TinyModel) -> None:
 
 
 @pytest.mark.parametrize("ids", [[], [3, VOCABULARY]])
-def test_a_text_that_the_model_cannot_read_is_refused(llama: TinyModel, ids: list[int]) -> None:
+def test_text_outside_the_vocabulary_is_rejected(llama: TinyModel, ids: list[int]) -> None:
     with pytest.raises(UnsupportedModel, match="vocabulary"):
         measured(llama.path, ids)
 
 
-def test_a_model_that_does_not_fit_is_refused(llama: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_larger_than_memory_is_rejected(llama: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "available_memory", lambda: 100_000)
     with pytest.raises(OutOfMemory):
         measured(llama.path, text(5))
 
 
-def test_what_is_no_number_is_told(llama: TinyModel, tmp_path: Path) -> None:
+def test_nan_raises_an_error(llama: TinyModel, tmp_path: Path) -> None:
     broken = Path(shutil.copytree(llama.path, tmp_path / "broken"))
     weights = load_file(broken / "model.safetensors")
     weights["model.layers.1.mlp.up_proj.weight"][3] = torch.nan

@@ -11,7 +11,7 @@ def config(**options: object) -> EngineConfig:
 
 
 def learned(fixed: float, per_token: float, noise: float = 0.0) -> StepTimes:
-    """From a hundred steps of many sizes."""
+    """Return step times learned from a hundred steps of many sizes."""
     rng, times = random.Random(1), StepTimes()
     for _ in range(100):
         tokens = rng.choice([1, 2, 4, 64, 128, 256])
@@ -20,17 +20,17 @@ def learned(fixed: float, per_token: float, noise: float = 0.0) -> StepTimes:
     return times
 
 
-def test_the_fixed_part_and_that_of_a_token_are_told_apart() -> None:
+def test_fixed_and_per_token_times_are_learned() -> None:
     times = learned(0.002, 0.0005)
     assert (times.fixed, times.per_token) == pytest.approx((0.002, 0.0005))
     assert learned(0.01, 0.001, noise=0.2).per_token == pytest.approx(0.0011, rel=0.15)
 
 
-def test_nothing_is_expected_before_the_first_step() -> None:
+def test_expected_time_is_zero_before_the_first_step() -> None:
     assert StepTimes().expected(1) == StepTimes().expected(100) == 0
 
 
-def test_what_a_token_costs_follows_a_prompt_that_gets_longer() -> None:
+def test_cost_per_token_follows_a_growing_prompt() -> None:
     times = learned(0.002, 0.0005)
     for step in range(60):
         cost = 0.0005 * (1 + step / 30)
@@ -39,7 +39,7 @@ def test_what_a_token_costs_follows_a_prompt_that_gets_longer() -> None:
         assert expected > 0.85 * (0.002 + cost * 50)
 
 
-def test_one_step_that_somebody_held_up_is_forgotten() -> None:
+def test_a_single_slow_step_has_little_effect() -> None:
     times = learned(0.002, 0.0005)
     times.observe(64, 30.0)
     assert times.expected(64) < 2 * (0.002 + 0.0005 * 64)
@@ -48,19 +48,19 @@ def test_one_step_that_somebody_held_up_is_forgotten() -> None:
     assert times.per_token == pytest.approx(0.0005, rel=0.05)
 
 
-def test_nobody_waits_longer_than_the_target() -> None:
+def test_budget_keeps_steps_within_the_target_latency() -> None:
     costs = CostModel(config(target_latency=0.05), learned(0.002, 0.0005))
     budget = costs.token_budget(streams=3)
     assert 0.9 * LATENCY_FRACTION * 0.05 < costs.steps.expected(budget) < 0.65 * 0.05
 
 
 @pytest.mark.parametrize(("streams", "target"), [(0, 0.05), (3, 0.0)])
-def test_a_step_is_as_large_as_it_may_be_where_nobody_waits_or_cares(streams: int, target: float) -> None:
+def test_budget_is_the_maximum_without_streams_or_target(streams: int, target: float) -> None:
     assert CostModel(config(target_latency=target), learned(0.002, 0.0005)).token_budget(streams) == 256
 
 
-def test_a_prompt_is_not_read_in_crumbs() -> None:
-    """Where a step takes long, whatever it does, the target is missed rather than the prompt made much slower."""
+def test_chunks_stay_large_when_the_fixed_time_exceeds_the_target() -> None:
+    """If even small steps take long, the target is missed, because tiny chunks would slow down the prefill."""
     fixed, per_token = 0.09, 0.008
     costs = CostModel(config(target_latency=0.05), learned(fixed, per_token))
     chunk = costs.token_budget(streams=1) - 1
@@ -70,19 +70,19 @@ def test_a_prompt_is_not_read_in_crumbs() -> None:
 
 
 @pytest.mark.parametrize("choice", [Preemption.SWAP, Preemption.RECOMPUTE])
-def test_what_was_chosen_is_not_weighed(choice: Preemption) -> None:
+def test_configured_preemption_overrides_measurements(choice: Preemption) -> None:
     assert CostModel(config(preemption=choice)).prefers_swap(5) == (choice is Preemption.SWAP)
 
 
-def test_a_swap_is_preferred_where_copying_is_faster_than_computing() -> None:
+def test_swap_is_preferred_if_copying_is_faster() -> None:
     costs = CostModel(config(), learned(0.001, 0.001))
-    costs.copy_rate = 1000 * 1e3  # a block of 1,000 bytes in a millisecond, its 16 tokens in 16
+    costs.copy_rate = 1000 * 1e3  # 1 ms to copy a block of 1,000 bytes, 16 ms to compute its tokens
     assert costs.prefers_swap(10)
-    costs.copy_rate = 1000 * 1e2  # in ten, and ten back
+    costs.copy_rate = 1000 * 1e2  # 10 ms each way
     assert not costs.prefers_swap(10)
 
 
-def test_copying_is_measured() -> None:
+def test_copy_rate_is_averaged() -> None:
     costs = CostModel(config())
     for seconds in (0.1, 0.5, 0.5, 0.5):
         costs.observe_copy(100, seconds)

@@ -1,4 +1,4 @@
-"""What is told of a model before it is loaded, against what loading comes to."""
+"""Memory and context that are predicted for a model, compared with those of the loaded engine."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,12 +21,12 @@ from tests.engine.checkpoints.quantized_folders import KINDS, quantized_folder
 from tests.engine.models import family_checkpoints, tiny_bert
 from tests.engine.models.tiny_llama import MIXES, make
 
-WHOLE = 512  # tokens of context that the tiny models were made for
+WHOLE = 512  # context length of the tiny models, in tokens
 
 
 @pytest.mark.parametrize("head_dim", [16, 32], ids=["reference kernels", "CPU kernels"])
-def test_the_context_is_the_one_that_loading_comes_to(tmp_path: Path, head_dim: int, cpu_kernels: Path) -> None:
-    """In memory that is enough, in some that is not quite, and as it is asked for."""
+def test_context_equals_that_of_the_loaded_engine(tmp_path: Path, head_dim: int, cpu_kernels: Path) -> None:
+    """With enough memory, with slightly too little, and with a requested context."""
     with open_checkpoint(make(tmp_path, head_dim=head_dim).path) as checkpoint:
         roomy = fit(checkpoint, LoadOptions(), memory=1 << 30)
         assert [cache.kv_type for cache in roomy.caches] == (["f16", "int8"] if head_dim == 32 else ["f32"])
@@ -44,7 +44,7 @@ def test_the_context_is_the_one_that_loading_comes_to(tmp_path: Path, head_dim: 
         assert load_engine(checkpoint, options).config.context_length == tight.caches[0].context == 100
 
 
-def test_one_that_does_not_fit_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+def test_model_that_does_not_fit_is_rejected_before_reading_weights(tmp_path: Path) -> None:
     read: list[int] = []
     with open_checkpoint(make(tmp_path).path) as checkpoint:
         found = fit(checkpoint, LoadOptions(), memory=1 << 30)
@@ -55,7 +55,7 @@ def test_one_that_does_not_fit_is_refused_before_anything_is_read(tmp_path: Path
     assert not read
 
 
-def test_int8_has_nearly_twice_the_context_of_f16(tmp_path: Path) -> None:
+def test_int8_cache_holds_nearly_twice_the_context_of_f16(tmp_path: Path) -> None:
     with open_checkpoint(make(tmp_path, head_dim=32).path) as checkpoint:
         config = replace(models.read_config(checkpoint.metadata), layers=30, head_dim=64, context_length=1 << 20)
         engines = [
@@ -76,7 +76,7 @@ GGUF = {f"GGUF {name}": types for name, types in MIXES.items()}
 
 @pytest.mark.share(2)
 @pytest.mark.parametrize("name", [*GGUF, *KINDS])
-def test_weights_take_what_was_told(tmp_path: Path, name: str, cpu_kernels: Path) -> None:
+def test_predicted_weight_bytes_match_loaded_bytes(tmp_path: Path, name: str, cpu_kernels: Path) -> None:
     if name in GGUF:
         path = make(tmp_path, head_dim=32, types=GGUF[name], mlp=192, hidden=128, vocab=1000).path
     else:
@@ -91,11 +91,11 @@ def test_weights_take_what_was_told(tmp_path: Path, name: str, cpu_kernels: Path
         held = sum(region.size for region, _ in step.arena._regions if region.name in names)
         tables = len(model.ropes) * 4 * model.head_dim * config.context_length
         told = packed_bytes(stored)
-    # Tiles of narrow matrices begin with a header that is a large part of them.
+    # The header of a tile is a large part of the tiles of narrow matrices.
     assert abs(told + tables - held) < 0.03 * held + 3 * 4096
 
 
-def test_layers_with_a_window_are_told_apart(tmp_path: Path) -> None:
+def test_token_bytes_are_listed_per_window(tmp_path: Path) -> None:
     path = family_checkpoints.make(tmp_path, "gemma3", "folder").path
     with open_checkpoint(path) as checkpoint:
         (cache, *_) = fit(checkpoint, LoadOptions(), memory=1 << 30).caches
@@ -106,7 +106,7 @@ def test_layers_with_a_window_are_told_apart(tmp_path: Path) -> None:
     assert cache.token_bytes[family_checkpoints.WINDOW] == windowed * one_layer
 
 
-def test_a_model_that_gives_embeddings_takes_its_weights(tmp_path: Path) -> None:
+def test_embedding_model_needs_only_its_weights(tmp_path: Path) -> None:
     with open_checkpoint(tiny_bert.make(tmp_path).folder) as checkpoint:
         found = fit(checkpoint, LoadOptions(), memory=1 << 30)
         assert (found.caches, found.is_possible) == ((), True)
@@ -115,18 +115,18 @@ def test_a_model_that_gives_embeddings_takes_its_weights(tmp_path: Path) -> None
         assert not fit(checkpoint, LoadOptions(), memory=held).is_possible
 
 
-def test_a_gpu_that_is_not_there_can_be_asked_about(tmp_path: Path) -> None:
+def test_fit_for_an_absent_gpu(tmp_path: Path) -> None:
     options = LoadOptions(device="cuda")
     with open_checkpoint(make(tmp_path, head_dim=32).path) as checkpoint:
         found = fit(checkpoint, options, memory=8 * 10**9)
         assert (found.device, found.is_possible) == ("cuda", True)
         assert [cache.kv_type for cache in found.caches] == ["bf16", "f16", "fp8"]
         assert found.caches[2].token_bytes[None] * 2 == found.caches[0].token_bytes[None]
-        assert found.memory < 8 * 10**9  # the display has some of it
+        assert found.memory < 8 * 10**9  # the display uses some of it
         assert not fit(checkpoint, options, memory=10**8).has_room
 
 
-def test_with_layers_quantized_while_it_loads_it_takes_less(tmp_path: Path) -> None:
+def test_quantizing_on_load_reduces_the_bytes(tmp_path: Path) -> None:
     tiny_chat.save(tmp_path)
     sizes = []
     for method in (None, "int4"):

@@ -1,4 +1,4 @@
-"""The real scheduler, block pool and engine over the hash model: not one wrong token, whatever happens to a request.
+"""The real scheduler, block pool, and engine over the hash model, which reveals every wrong token.
 
 The full run is `pytest tests/engine/test_hash_model.py --requests 10000`.
 """
@@ -20,13 +20,13 @@ from tests.support.hash_model import hash_engine
 
 @dataclass
 class Load:
-    """A stream of requests whose prompts share beginnings that end around block boundaries."""
+    """A stream of prompts that share prefixes, which end near block boundaries."""
 
     random: random.Random
     beginnings: list[list[int]] = field(default_factory=list)
 
     def prompt(self) -> tuple[int, ...]:
-        """A fresh prompt, an old one again, or an old one cut near a block boundary and continued."""
+        """Return a new prompt, an old one, or an old one cut near a block boundary and extended."""
         if not self.beginnings or self.random.random() < 0.2:
             prompt = [self.random.randrange(5000) for _ in range(self.random.randrange(1, 5 * BLOCK_SIZE))]
         else:
@@ -39,7 +39,7 @@ class Load:
         return tuple(prompt)
 
     def arrivals(self) -> Iterator[tuple[int, ...]]:
-        """What arrives before one step: often nothing, sometimes twins."""
+        """Yield the prompts that arrive before one step: often none, sometimes the same one twice."""
         for _ in range(self.random.choice([0, 0, 0, 1, 1, 2, 3])):
             prompt = self.prompt()
             yield prompt
@@ -61,8 +61,10 @@ GROUPS = {
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("preemption", Preemption)
 @pytest.mark.parametrize("groups", GROUPS)
-def test_everything_at_once_has_no_wrong_token(groups: str, preemption: Preemption, depth: int, requests: int) -> None:
-    """Families, classes, aborts, preemption by either way, copies that end late, in any order, or not at all."""
+def test_random_load_with_preemption_and_aborts_has_no_wrong_token(
+    groups: str, preemption: Preemption, depth: int, requests: int
+) -> None:
+    """Families, classes, aborts, both kinds of preemption, and copies that end late, out of order, or fail."""
     rng = random.Random(f"{groups} {preemption} {depth}")
     engine, _ = hash_engine(
         seed=rng.randrange(1 << 30), num_blocks=26, depth=depth, budget=48, groups=GROUPS[groups], host_blocks=20,
@@ -85,7 +87,7 @@ def test_everything_at_once_has_no_wrong_token(groups: str, preemption: Preempti
 @pytest.mark.share(1, "num_blocks")
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("num_blocks", [24, 200])
-def test_a_mixed_load_has_no_wrong_token(depth: int, num_blocks: int, requests: int) -> None:
+def test_scarce_and_ample_blocks_have_no_wrong_token(depth: int, num_blocks: int, requests: int) -> None:
     rng = random.Random(depth * 1000 + num_blocks)
     engine, _ = hash_engine(seed=rng.randrange(1 << 30), num_blocks=num_blocks, depth=depth, budget=48)
     run, load = Run(engine), Load(rng)
@@ -104,8 +106,8 @@ def test_a_mixed_load_has_no_wrong_token(depth: int, num_blocks: int, requests: 
     assert any(finish is FinishReason.STOP for finish in run.finished.values())
 
 
-def test_a_wrong_block_would_be_seen() -> None:
-    """The oracle itself: one slot changed behind the engine's back changes the output."""
+def test_oracle_detects_a_wrong_block() -> None:
+    """Overwriting one slot of the cache changes the output."""
     engine, runner = hash_engine()
     run = Run(engine)
     request = run.submit(tuple(range(10, 50)), max_tokens=20)
@@ -119,7 +121,7 @@ def test_a_wrong_block_would_be_seen() -> None:
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("groups", GROUPS)
 @pytest.mark.parametrize("length", [BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 3 * BLOCK_SIZE, 300])
-def test_a_prompt_that_came_before_is_not_computed_again(groups: str, depth: int, length: int) -> None:
+def test_repeated_prompt_is_taken_from_the_cache(groups: str, depth: int, length: int) -> None:
     engine, runner = hash_engine(depth=depth, groups=GROUPS[groups])
     run = Run(engine)
     prompt = tuple(range(100, 100 + length))
@@ -134,8 +136,8 @@ def test_a_prompt_that_came_before_is_not_computed_again(groups: str, depth: int
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_state_is_kept_every_few_blocks(depth: int) -> None:
-    """A prompt that leaves another's way goes on from the last state before."""
+def test_diverging_prompt_resumes_from_the_last_checkpoint_state(depth: int) -> None:
+    """A prompt that diverges from an earlier one resumes from the last state before the difference."""
     engine, _ = hash_engine(depth=depth, groups=GROUPS["all"], num_blocks=200)
     run = Run(engine)
     prompt = tuple(range(1000, 1700))
@@ -147,7 +149,7 @@ def test_a_state_is_kept_every_few_blocks(depth: int) -> None:
     assert branch.num_cached == 2 * CHECKPOINT * BLOCK_SIZE
 
 
-def test_generated_tokens_are_cached_too() -> None:
+def test_generated_tokens_are_cached() -> None:
     engine, _ = hash_engine()
     run = Run(engine)
     first = run.submit(tuple(range(20)), max_tokens=30, ignore_eos=True)
@@ -158,7 +160,7 @@ def test_generated_tokens_are_cached_too() -> None:
     assert second.num_cached == 3 * BLOCK_SIZE  # 49 of the 50 tokens have keys and values
 
 
-def test_salts_share_nothing() -> None:
+def test_different_salts_share_no_blocks() -> None:
     engine, _ = hash_engine()
     prompt = tuple(range(40))
     requests = []
@@ -172,7 +174,7 @@ def test_salts_share_nothing() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_pool_for_a_fraction_of_the_demand_serves_everyone(depth: int) -> None:
+def test_small_pool_serves_all_requests(depth: int) -> None:
     engine, _ = hash_engine(num_blocks=8, depth=depth, running=16, budget=32)
     run = Run(engine)
     rng = random.Random(depth)
@@ -188,7 +190,7 @@ def test_a_pool_for_a_fraction_of_the_demand_serves_everyone(depth: int) -> None
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("site", ["launch", "collect"])
 @pytest.mark.parametrize("call", [1, 2, 3, 5, 8])
-def test_a_failing_step_fails_the_requests_it_ran_and_no_others(depth: int, site: str, call: int) -> None:
+def test_failing_step_ends_only_its_requests(depth: int, site: str, call: int) -> None:
     engine, runner = hash_engine(depth=depth, running=2)
     run = Run(engine)
     for number in range(6):
@@ -214,7 +216,7 @@ def test_a_failing_step_fails_the_requests_it_ran_and_no_others(depth: int, site
     run.check()
 
 
-def test_abort_all_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_abort_all_releases_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, _ = hash_engine(depth=2, num_blocks=10)
     run = Run(engine)
     for number in range(20):

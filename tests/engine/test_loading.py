@@ -28,13 +28,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("tiny")).path
 
 
-def test_little_memory_changes_the_speed_and_not_the_answer(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_low_memory_gives_the_same_tokens(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plenty = answer(tiny, LoadOptions())
     monkeypatch.setattr(device_choice, "float32_bytes", lambda model: 1 << 60)
     assert answer(tiny, LoadOptions()) == plenty
 
 
-def test_progress_counts_every_byte_of_the_tensors(tiny: Path) -> None:
+def test_progress_counts_all_tensor_bytes(tiny: Path) -> None:
     reports: list[tuple[int, int]] = []
     with open_checkpoint(tiny) as checkpoint:
         load_engine(checkpoint, LoadOptions(), lambda done, total: reports.append((done, total)))
@@ -44,12 +44,12 @@ def test_progress_counts_every_byte_of_the_tensors(tiny: Path) -> None:
 
 
 @pytest.mark.parametrize(("asked", "given"), [(0, 512), (100, 100), (10_000, 512)])
-def test_the_context_is_what_is_asked_for_up_to_the_models_own(tiny: Path, asked: int, given: int) -> None:
+def test_context_is_limited_to_the_models_own(tiny: Path, asked: int, given: int) -> None:
     with open_checkpoint(tiny) as checkpoint:
         assert load_engine(checkpoint, LoadOptions(context_length=asked)).config.context_length == given
 
 
-def test_the_estimate_covers_the_matrices(tiny: Path) -> None:
+def test_float32_estimate_is_close_to_the_weights(tiny: Path) -> None:
     with open_checkpoint(tiny) as checkpoint:
         config = models.read_config(checkpoint.metadata)
         assert (
@@ -59,26 +59,26 @@ def test_the_estimate_covers_the_matrices(tiny: Path) -> None:
         )
 
 
-def test_a_large_model_rounds_activations_as_others_do(tiny: Path) -> None:
+def test_large_models_use_8_bit_activations(tiny: Path) -> None:
     with open_checkpoint(tiny) as checkpoint:
         small = models.read_config(checkpoint.metadata)
     large = replace(small, layers=22, hidden=2048, heads=32, kv_heads=4, head_dim=64, mlp_hidden=5632)
     assert [default_activation_bits(it.matrix_elements) for it in (small, large)] == [14, 8]
 
 
-def test_an_unknown_backend_is_refused(tiny: Path) -> None:
+def test_unknown_backend_is_rejected(tiny: Path) -> None:
     with open_checkpoint(tiny) as checkpoint, pytest.raises(UnsupportedModel, match="'abacus'"):
         load_engine(checkpoint, LoadOptions(backend="abacus"))
 
 
-def test_a_file_without_a_model_is_refused(tmp_path: Path) -> None:
+def test_file_without_a_model_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "small.gguf"
     path.write_bytes(small_file().data)
     with open_checkpoint(path) as checkpoint, pytest.raises(UnsupportedModel, match=r"llama\."):
         load_engine(checkpoint, LoadOptions())
 
 
-def test_the_context_fits_the_memory(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_context_is_reduced_to_fit_memory(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_checkpoint(tiny) as checkpoint:
         config = models.read_config(checkpoint.metadata)
         needed = budget_of(config, ReferenceDevice(keep_dequantized=True, threads=1)).bytes(511)
@@ -113,7 +113,7 @@ DEVICES = {
 
 
 @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
-def test_what_a_token_takes_is_what_the_cache_holds(tmp_path: Path, device: Device) -> None:
+def test_budget_equals_the_allocated_bytes(tmp_path: Path, device: Device) -> None:
     config = config_of(make(tmp_path, head_dim=32).path)
     group = KVGroup(tuple(range(config.layers)), config.kv_heads, config.head_dim)
     pool = KVCache([group], 10, device.layer_shape, device.kv_type).pools[0]
@@ -122,9 +122,7 @@ def test_what_a_token_takes_is_what_the_cache_holds(tmp_path: Path, device: Devi
     assert pool.nbytes // (10 * BLOCK_SIZE) + rotary == (budget.bytes(320) - budget.bytes(160)) // 160
 
 
-def test_integers_give_nearly_twice_the_context_in_the_same_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_int8_cache_gives_nearly_twice_the_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = replace(config_of(make(tmp_path, head_dim=32).path), layers=30, head_dim=64, context_length=1 << 20)
     monkeypatch.setattr(budget, "available_memory", lambda: 1 << 30)
     floats, integers = (
@@ -136,8 +134,8 @@ def test_integers_give_nearly_twice_the_context_in_the_same_memory(
     assert integers.cache_salt != floats.cache_salt
 
 
-def test_layers_with_a_window_take_what_their_window_takes(tmp_path: Path) -> None:
-    """Ten times the context, ten times the memory of the layers that look back on all of it; and no more of others."""
+def test_windowed_layers_need_blocks_for_their_window_only(tmp_path: Path) -> None:
+    """Ten times the context needs ten times the blocks in layers without a window, and the same in those with one."""
     plain = config_of(make(tmp_path, head_dim=32).path)
     config = replace(plain, layout=(LayerConfig(window=64), LayerConfig(), LayerConfig(window=64)))
     device = ReferenceDevice(keep_dequantized=True, threads=1)
@@ -148,7 +146,7 @@ def test_layers_with_a_window_take_what_their_window_takes(tmp_path: Path) -> No
     assert budget_of(config, device).groups(320) == (GroupConfig(None, num_blocks=21), GroupConfig(64, num_blocks=21))
 
 
-def test_a_kv_type_that_the_kernels_have_not_is_refused(tiny: Path) -> None:
+def test_unsupported_kv_type_is_rejected(tiny: Path) -> None:
     with open_checkpoint(tiny) as checkpoint:
         with pytest.raises(UnsupportedModel, match="'f12'"):
             load_engine(checkpoint, LoadOptions(kv_type="f12"))
@@ -158,8 +156,8 @@ def test_a_kv_type_that_the_kernels_have_not_is_refused(tiny: Path) -> None:
             assert "INGLE_KV_TYPE=auto" in str(refusal.value.remedy)
 
 
-def test_what_the_cache_depends_on_is_in_its_salt(tiny: Path, tmp_path: Path) -> None:
-    """Two files of the same shape, one with another rope base: their blocks are not each other's."""
+def test_rope_base_changes_the_cache_salt(tiny: Path, tmp_path: Path) -> None:
+    """Two files differ only in their rope base, so they must not share blocks."""
     salts = set()
     other = make(tmp_path, linear_factor=4.0).path
     for path in (tiny, tiny, other):
@@ -168,8 +166,8 @@ def test_what_the_cache_depends_on_is_in_its_salt(tiny: Path, tmp_path: Path) ->
     assert len(salts) == 2
 
 
-def test_loading_collects_no_garbage(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A collection visits every object of the process."""
+def test_loading_does_not_collect_garbage(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A garbage collection visits every object of the process."""
     collected: list[bool] = []
     monkeypatch.setattr("gc.collect", lambda: collected.append(True))
     with open_checkpoint(tiny) as checkpoint:

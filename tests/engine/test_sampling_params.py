@@ -32,23 +32,23 @@ from engine.sampling_params import SamplingParams
         ("logit_bias", ((1, 0.0),) * 1025),
     ],
 )
-def test_an_odd_value_is_refused_by_name(parameter: str, value: object) -> None:
+def test_out_of_range_values_are_rejected_by_name(parameter: str, value: object) -> None:
     with pytest.raises(InvalidSampling) as caught:
         SamplingParams(**{parameter: value})  # type: ignore[arg-type]
     assert caught.value.parameter == parameter
     assert parameter in str(caught.value)
 
 
-def test_min_tokens_must_not_pass_max_tokens() -> None:
+def test_min_tokens_above_max_tokens_is_rejected() -> None:
     with pytest.raises(InvalidSampling, match="min_tokens"):
         SamplingParams(min_tokens=5, max_tokens=4)
 
 
 @pytest.mark.parametrize("params", [{"logit_bias": ((100, 1.0),)}, {"stop_token_ids": (-1,)}])
-def test_ids_outside_the_vocabulary_are_refused(params: dict[str, object]) -> None:
+def test_ids_outside_the_vocabulary_are_rejected(params: dict[str, object]) -> None:
     with pytest.raises(InvalidSampling, match="vocabulary"):
         SamplingParams(**params).check_vocabulary(100)  # type: ignore[arg-type]
 
 
-def test_every_request_has_a_seed_of_its_own() -> None:
+def test_default_seeds_differ() -> None:
     assert SamplingParams().seed != SamplingParams().seed

@@ -1,4 +1,4 @@
-"""The engine's thread over the hash model: everything that is asked gets its events, whatever fails."""
+"""The engine's thread over the hash model: every request gets its events, even if steps or the engine fail."""
 
 import queue
 import random
@@ -23,7 +23,7 @@ PROMPT = tuple(range(50, 90))
 
 
 class Client:
-    """Submits, and collects what the thread delivers."""
+    """Submits requests and collects the events that the thread delivers."""
 
     def __init__(self, engine: Engine[Any], clock: Callable[[], float] = time.monotonic) -> None:
         self.engine = engine
@@ -40,7 +40,7 @@ class Client:
         return self.thread.submit(prompt, several, frozenset(), before=lambda request: None)
 
     def endings(self, requests: Sequence[Request]) -> dict[int, TokenEvent]:
-        """Wait until all of `requests` have ended; the last event of each."""
+        """Wait until all of `requests` have ended, and return the last event of each."""
         ends: dict[int, TokenEvent] = {}
         while not {request.id for request in requests} <= ends.keys():
             ends.update({event.request_id: event for event in self.steps.get() if event.finish})
@@ -55,7 +55,7 @@ def parts() -> Iterator[tuple[Client, HashRunner]]:
     client.thread.stop()
 
 
-def test_serves_what_many_threads_submit(parts: tuple[Client, HashRunner]) -> None:
+def test_serves_requests_from_several_threads(parts: tuple[Client, HashRunner]) -> None:
     client, _ = parts
     requests: list[Request] = []
 
@@ -73,7 +73,7 @@ def test_serves_what_many_threads_submit(parts: tuple[Client, HashRunner]) -> No
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_seeded_load_with_aborts_and_scarce_blocks_has_no_wrong_token(depth: int) -> None:
+def test_load_with_aborts_and_scarce_blocks_has_no_wrong_token(depth: int) -> None:
     rng = random.Random(depth)
     engine, _ = hash_engine(seed=depth, num_blocks=16, depth=depth, budget=32)
     client = Client(engine)
@@ -92,7 +92,7 @@ def test_a_seeded_load_with_aborts_and_scarce_blocks_has_no_wrong_token(depth: i
         assert request.output_ids == expected_output(request.prompt_ids, len(request.output_ids))
 
 
-def test_a_bad_request_is_refused_on_the_callers_thread(parts: tuple[Client, HashRunner]) -> None:
+def test_invalid_request_raises_on_the_callers_thread(parts: tuple[Client, HashRunner]) -> None:
     client, _ = parts
     with pytest.raises(PromptTooLong):
         client.submit(())
@@ -101,7 +101,7 @@ def test_a_bad_request_is_refused_on_the_callers_thread(parts: tuple[Client, Has
     assert client.endings([client.submit()])
 
 
-def test_a_prompt_that_several_continue_is_read_once(parts: tuple[Client, HashRunner]) -> None:
+def test_requests_with_one_prompt_prefill_it_once(parts: tuple[Client, HashRunner]) -> None:
     client, runner = parts
     before = runner.computed_tokens
     requests = client.submit_several([SamplingParams(max_tokens=count) for count in (1, 4, 6)])
@@ -110,7 +110,7 @@ def test_a_prompt_that_several_continue_is_read_once(parts: tuple[Client, HashRu
     assert runner.computed_tokens - before == len(PROMPT) + 3 + 5  # the last token of a reply is not computed
 
 
-def test_of_several_requests_one_of_which_is_bad_there_is_none(parts: tuple[Client, HashRunner]) -> None:
+def test_an_invalid_request_rejects_the_whole_call(parts: tuple[Client, HashRunner]) -> None:
     client, _ = parts
     begun: list[Request] = []
     several = [SamplingParams(max_tokens=5), SamplingParams(stop_token_ids=(5000,))]
@@ -121,7 +121,7 @@ def test_of_several_requests_one_of_which_is_bad_there_is_none(parts: tuple[Clie
     assert client.steps.empty()
 
 
-def test_abort_reaches_a_request_in_any_state(parts: tuple[Client, HashRunner]) -> None:
+def test_abort_ends_requests_in_any_state(parts: tuple[Client, HashRunner]) -> None:
     client, _ = parts
     requests = [client.submit((*PROMPT, number), 900) for number in range(12)]
     for request in reversed(requests):
@@ -131,9 +131,7 @@ def test_abort_reaches_a_request_in_any_state(parts: tuple[Client, HashRunner]) 
     assert {event.finish for event in ends.values()} == {FinishReason.ABORT}
 
 
-def test_a_failing_step_does_not_stop_the_thread(
-    parts: tuple[Client, HashRunner], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_thread_survives_a_failing_step(parts: tuple[Client, HashRunner], monkeypatch: pytest.MonkeyPatch) -> None:
     client, runner = parts
     monkeypatch.setattr(runner, "collect", lambda ticket: 1 / 0)
     failed = client.submit()
@@ -146,7 +144,7 @@ def test_a_failing_step_does_not_stop_the_thread(
     assert client.thread.problem() == ""
 
 
-def test_a_failing_engine_tells_everyone_and_its_health(
+def test_failing_engine_ends_all_requests_and_reports_a_problem(
     parts: tuple[Client, HashRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, _ = parts
@@ -159,7 +157,7 @@ def test_a_failing_engine_tells_everyone_and_its_health(
         client.submit()
 
 
-def test_an_engine_whose_state_is_broken_tells_everyone_all_the_same(
+def test_engine_with_broken_scheduler_ends_all_requests(
     parts: tuple[Client, HashRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, _ = parts
@@ -172,7 +170,7 @@ def test_an_engine_whose_state_is_broken_tells_everyone_all_the_same(
     monkeypatch.undo()
 
 
-def test_a_step_that_takes_long_does_not_turn_newcomers_away(
+def test_slow_step_does_not_reject_new_requests(
     parts: tuple[Client, HashRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, _ = parts
@@ -190,7 +188,7 @@ def test_stop_ends_every_request(parts: tuple[Client, HashRunner]) -> None:
     assert "stopped" in client.thread.problem()
 
 
-def test_what_a_command_raises_is_not_taken_for_a_queue_that_is_empty(
+def test_queue_empty_raised_by_a_command_is_a_failure(
     parts: tuple[Client, HashRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, _ = parts
@@ -201,7 +199,7 @@ def test_what_a_command_raises_is_not_taken_for_a_queue_that_is_empty(
 
 
 @pytest.mark.parametrize("end", [SystemExit("enough"), KeyboardInterrupt(), MemoryError()])
-def test_whatever_ends_the_thread_is_told_to_everyone(
+def test_any_exception_in_the_thread_ends_all_requests(
     parts: tuple[Client, HashRunner], monkeypatch: pytest.MonkeyPatch, end: BaseException
 ) -> None:
     client, _ = parts
@@ -217,7 +215,7 @@ def test_whatever_ends_the_thread_is_told_to_everyone(
 
 
 class Hanging:
-    """Calls of one function are held back; the time stands still while a test does not move it."""
+    """Holds the calls of one function until the test continues. Its clock moves only when the test moves it."""
 
     def __init__(self) -> None:
         self.seconds = 5.0
@@ -241,10 +239,10 @@ class Hanging:
         ("launch", True, WEDGED_SECONDS),
         ("collect", True, WEDGED_SECONDS),
         ("add", False, WEDGED_SECONDS),
-        ("launch", False, UNKNOWN_SECONDS),  # nothing tells how long the first step takes
+        ("launch", False, UNKNOWN_SECONDS),  # no time is expected for the first step
     ],
 )
-def test_a_step_that_hangs_shows_in_the_health_until_it_ends(
+def test_hanging_step_is_a_problem_until_it_ends(
     where: str, warm: bool, patience: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, runner = hash_engine()
@@ -267,8 +265,8 @@ def test_a_step_that_hangs_shows_in_the_health_until_it_ends(
     client.thread.stop()
 
 
-def test_a_step_that_is_expected_to_take_long_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those of a large model on a slow machine."""
+def test_step_expected_to_be_slow_is_not_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a slow machine with a large model."""
     engine, runner = hash_engine()
     hang = Hanging()
     client = Client(engine, hang.clock)
@@ -286,15 +284,15 @@ def test_a_step_that_is_expected_to_take_long_is_no_problem(monkeypatch: pytest.
     client.thread.stop()
 
 
-def test_requests_that_wait_while_no_step_runs_show_in_the_health(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop goes on, and plans nothing."""
+def test_waiting_requests_without_steps_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop runs, but plans nothing."""
     engine, _ = hash_engine()
     hang = Hanging()
     client = Client(engine, hang.clock)
     client.endings([client.submit()])
-    hang.seconds += 1e6  # nothing to do for long
+    hang.seconds += 1e6  # a long idle time
     with monkeypatch.context() as patch:
-        patch.setattr(engine._scheduler, "schedule", lambda allowance: StepPlan((), ()))
+        patch.setattr(engine._scheduler, "schedule", lambda limits: StepPlan((), ()))
         request = client.submit()
         until(lambda: engine.num_waiting == 1)
         hang.seconds += UNKNOWN_SECONDS - 1
@@ -307,7 +305,7 @@ def test_requests_that_wait_while_no_step_runs_show_in_the_health(monkeypatch: p
     client.thread.stop()
 
 
-def test_many_steps_are_no_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_slow_steps_are_not_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, runner = hash_engine()
     hang = Hanging()
     client = Client(engine, hang.clock)
@@ -332,16 +330,16 @@ def test_many_steps_are_no_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told == [""] * 5
 
 
-def test_an_engine_without_work_is_well_however_long() -> None:
+def test_idle_engine_never_has_a_problem() -> None:
     hang = Hanging()
     client = Client(hash_engine()[0], hang.clock)
     client.endings([client.submit()])
     hang.seconds += 1e6
-    until(lambda: client.thread.problem() == "")  # its last turn may not be over yet
+    until(lambda: client.thread.problem() == "")  # the last iteration may not have ended yet
     client.thread.stop()
 
 
-def test_a_search_is_submitted_alone_and_ends_as_one(parts: tuple[Client, HashRunner]) -> None:
+def test_beam_search_is_submitted_alone_and_ends_as_a_whole(parts: tuple[Client, HashRunner]) -> None:
     client, _ = parts
     beams = SamplingParams(beams=BeamParams(4, 3), max_tokens=30)
     with pytest.raises(ValueError, match="alone"):

@@ -25,7 +25,9 @@ def numbers(rows: int, generator: torch.Generator) -> Tensor:
 
 
 def spread_numbers(count: int, generator: torch.Generator) -> Tensor:
-    """The first of each row lie one in each of `count` parts of [0, 1): what they draw has hardly any noise."""
+    """Return uniforms whose first number per row is in a different one of `count` parts of [0, 1), to reduce the
+    variance.
+    """
     out = numbers(count, generator)
     out[:, 0] = (torch.randperm(count, generator=generator) + out[:, 0]) / count
     return out
@@ -36,7 +38,7 @@ def filters_of(params: dict[str, float], rows: int) -> Filters:
 
 
 def kept(logits: Tensor, params: SamplingParams) -> Tensor:
-    """The distribution that is drawn from, by the words of its definition; float64 [vocabulary]."""
+    """Return the filtered distribution by its definition; float64 [vocabulary]."""
     probabilities = torch.softmax(logits.double() / params.temperature, -1)
     order = sorted(range(VOCABULARY), key=lambda token_id: (-float(logits[token_id]), token_id))
     order = order[: params.top_k or VOCABULARY]
@@ -53,8 +55,8 @@ def kept(logits: Tensor, params: SamplingParams) -> Tensor:
 @pytest.mark.share(1, "spread")
 @pytest.mark.parametrize("params", FILTERS, ids=str)
 @pytest.mark.parametrize("spread", [0.5, 4.0], ids=["flat", "steep"])
-def test_draws_follow_what_the_filters_keep(params: dict[str, float], spread: float) -> None:
-    """1,000 draws against the distribution: none outside, and 20 parts of it hit as often as they should be."""
+def test_draws_follow_the_filtered_distribution(params: dict[str, float], spread: float) -> None:
+    """1,000 draws: none is a dropped token, and 20 parts of the distribution are hit with their probabilities."""
     generator = torch.Generator().manual_seed(5)
     logits = (torch.randn(VOCABULARY, generator=generator) * spread).mul(8).round() / 8  # with ties
     expected = kept(logits, SamplingParams(**params))  # type: ignore[arg-type]
@@ -70,7 +72,7 @@ def test_draws_follow_what_the_filters_keep(params: dict[str, float], spread: fl
 
 
 @pytest.mark.parametrize("params", FILTERS[2:], ids=str)
-def test_a_prefix_that_tells_agrees_with_the_whole_vocabulary(params: dict[str, float]) -> None:
+def test_draws_from_a_prefix_equal_those_from_the_vocabulary(params: dict[str, float]) -> None:
     generator = torch.Generator().manual_seed(6)
     logits = (torch.randn(200, VOCABULARY, generator=generator) * 3).mul(8).round() / 8
     uniforms, filters = numbers(200, generator)[:, :1], filters_of(params, 200)
@@ -84,7 +86,7 @@ def test_a_prefix_that_tells_agrees_with_the_whole_vocabulary(params: dict[str, 
 
 @pytest.mark.parametrize("params", FILTERS[2:], ids=str)
 @pytest.mark.parametrize("possible", [1, 5, 63, 64, 65])
-def test_a_prefix_tells_where_no_more_is_possible(params: dict[str, float], possible: int) -> None:
+def test_prefix_suffices_if_it_has_all_possible_tokens(params: dict[str, float], possible: int) -> None:
     generator = torch.Generator().manual_seed(9)
     logits = torch.full((50, VOCABULARY), -torch.inf)
     ids = torch.stack([torch.randperm(VOCABULARY, generator=generator)[:possible] for _ in logits])
@@ -96,8 +98,8 @@ def test_a_prefix_tells_where_no_more_is_possible(params: dict[str, float], poss
 
 
 @pytest.mark.parametrize("size", [65, 127, 128, 1025, 4097, 9999])
-def test_prefixes_of_any_vocabulary_are_the_most_likely(size: int) -> None:
-    """With many as likely as each other, and some that are impossible; each token once."""
+def test_prefixes_contain_the_most_likely_tokens(size: int) -> None:
+    """With many ties and some impossible tokens. Each token occurs once."""
     logits = (torch.randn(20, size) * 2).round() / 2
     logits[logits < -1] = -torch.inf
     for prefix in (p for p in PREFIXES if p < size):
@@ -107,15 +109,15 @@ def test_prefixes_of_any_vocabulary_are_the_most_likely(size: int) -> None:
         assert all(len(set(row)) == prefix for row in ids.tolist())
 
 
-def test_only_ties_at_the_top_are_no_prefix() -> None:
-    """All as likely as each other: top-k keeps the lowest ids, which no partial selection promises to find."""
+def test_top_k_of_equal_logits_keeps_the_lowest_ids() -> None:
+    """A partial selection does not promise to find the lowest ids of equal logits."""
     logits, generator = torch.zeros(300, VOCABULARY), torch.Generator().manual_seed(7)
     drawn = Counter(draw(logits, filters_of({"top_k": 3}, 300), numbers(300, generator)).tolist())
     assert set(drawn) == {0, 1, 2}
 
 
-def test_what_cannot_be_picked_is_not() -> None:
-    """Numbers next to 1 fall on the last token that weighs anything, not on the last of the vocabulary."""
+def test_impossible_tokens_are_never_drawn() -> None:
+    """Numbers close to 1 select the last token with a weight, not the last of the vocabulary."""
     logits = torch.full((1, VOCABULARY), -torch.inf)
     logits[0, 7], logits[0, 9] = 1.0, 1.0
     for params in FILTERS:
@@ -123,7 +125,7 @@ def test_what_cannot_be_picked_is_not() -> None:
         assert int(draw(logits, filters_of(params, 1), edge)) in (7, 9)
 
 
-def test_a_row_does_not_depend_on_its_neighbours() -> None:
+def test_draw_of_a_row_does_not_depend_on_other_rows() -> None:
     generator = torch.Generator().manual_seed(8)
     params = [SamplingParams(**FILTERS[row % len(FILTERS)]) for row in range(24)]  # type: ignore[arg-type]
     logits, uniforms = torch.randn(24, VOCABULARY, generator=generator) * 2, numbers(24, generator)

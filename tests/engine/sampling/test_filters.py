@@ -15,13 +15,13 @@ from engine.sampling_params import DryParams, SamplingParams
 
 
 def request(ids: Sequence[int], dry: DryParams | None, prompt: int = 1, **params: object) -> Request:
-    """The first `prompt` tokens are its prompt, the others its reply."""
+    """Return a request whose prompt is the first `prompt` ids, and whose reply is the others."""
     sampling = SamplingParams(dry=dry, **params)  # type: ignore[arg-type]
     return Request(1, tuple(ids[:prompt]), sampling, output_ids=list(ids[prompt:]))
 
 
 def plain_penalties(ids: Sequence[int], dry: DryParams) -> dict[int, float]:
-    """Every earlier index, and how many of the tokens up to it are those at the end."""
+    """Compute DRY penalties by comparing the end of the tokens with every earlier index."""
     ids = list(ids if dry.last_n is None else ids[max(0, len(ids) - dry.last_n) :])
     longest: dict[int, int] = {}
     for index in range(len(ids) - 1):
@@ -34,7 +34,7 @@ def plain_penalties(ids: Sequence[int], dry: DryParams) -> dict[int, float]:
     return {token: dry.multiplier * dry.base ** (n - dry.allowed_length) for token, n in longest.items()}
 
 
-def test_penalties_are_those_of_the_definition() -> None:
+def test_penalties_equal_the_definition() -> None:
     found = 0
     for _ in range(300):
         ids = [random.randrange(random.choice((2, 3, 8))) for _ in range(random.randint(1, 80))]
@@ -48,15 +48,15 @@ def test_penalties_are_those_of_the_definition() -> None:
     assert found > 30
 
 
-def test_a_repetition_without_end_costs_no_more_than_a_number_can_say() -> None:
+def test_penalty_of_an_endless_repetition_is_finite() -> None:
     for dry in (DryParams(100.0, 4.0, 0), DryParams(0.8, 1.75)):
         [(token, cost)] = dry_penalties(request([7] * 500, dry)).items()
         assert (token, cost) == (7, dry.multiplier * dry.base ** (MAX_MATCH - dry.allowed_length))
         assert torch.tensor(cost).isfinite()
 
 
-def test_the_example_of_a_sentence_that_begins_again() -> None:
-    """A B C D . A B C: after three tokens that were there, D costs the multiplier times the base once."""
+def test_repeated_sentence_is_penalized_by_length() -> None:
+    """A B C D . A B C: after three repeated tokens, D costs the multiplier times the base."""
     ids = (1, 2, 3, 4, 9, 1, 2, 3)
     assert dry_penalties(request(ids, DryParams(0.8, 1.75, 2))) == {4: 0.8 * 1.75}
     assert dry_penalties(request(ids, DryParams(0.8, 1.75, 4))) == {}
@@ -64,7 +64,7 @@ def test_the_example_of_a_sentence_that_begins_again() -> None:
     assert dry_penalties(request(ids, None)) == {}
 
 
-def test_the_logits_lose_what_the_repetition_costs_and_the_token_is_another() -> None:
+def test_dry_penalty_changes_the_sampled_token() -> None:
     logits = torch.tensor([[0.0, 0.0, 0.0, 2.0, 5.0], [0.0, 0.0, 0.0, 2.0, 5.0]])
     requests = [request((1, 2, 4, 1, 2), DryParams(6.0), temperature=0), request((1, 2, 4, 1, 2), None, temperature=0)]
     assert apply_bias(logits, requests).tolist() == [[0.0, 0.0, 0.0, 2.0, -1.0], [0.0, 0.0, 0.0, 2.0, 5.0]]
@@ -74,7 +74,7 @@ def test_the_logits_lose_what_the_repetition_costs_and_the_token_is_another() ->
 @pytest.mark.parametrize(
     "params", [{"multiplier": -1.0}, {"base": 0.5}, {"base": float("nan")}, {"allowed_length": -1}]
 )
-def test_bad_parameters_are_named(params: dict[str, float]) -> None:
+def test_invalid_dry_parameters_are_named(params: dict[str, float]) -> None:
     with pytest.raises(InvalidSampling, match=next(iter(params))):
         DryParams(**{"multiplier": 1.0, **params})  # type: ignore[arg-type]
 
@@ -87,7 +87,7 @@ def params(**given: object) -> SamplingParams:
 
 
 def plainly_left(logits: list[float], wanted: SamplingParams) -> set[int]:
-    """What the filters keep, in order, without all but the last of those that are likely enough."""
+    """Return the tokens that the filters keep, without the likely ones except for the least likely of those."""
     weights = torch.softmax(torch.tensor(logits, dtype=torch.float64) / wanted.temperature, -1).tolist()
     order = sorted(range(len(weights)), key=lambda token: (-weights[token], token))
     order = [token for token in order if weights[token] >= wanted.min_p * weights[order[0]]]
@@ -103,7 +103,7 @@ def plainly_left(logits: list[float], wanted: SamplingParams) -> set[int]:
     return set(kept[max(0, likely - 1) :])
 
 
-def test_what_is_left_is_what_the_definition_leaves() -> None:
+def test_xtc_keeps_what_the_definition_keeps() -> None:
     wanted = [
         params(
             temperature=random.choice((0.5, 1.0, 2.0)),
@@ -122,7 +122,7 @@ def test_what_is_left_is_what_the_definition_leaves() -> None:
         assert torch.equal(torch.where(left[row] > -torch.inf, logits[row], -torch.inf), left[row])
 
 
-def test_tokens_are_drawn_from_what_is_left_beside_rows_that_keep_all() -> None:
+def test_xtc_applies_only_to_its_rows_of_a_batch() -> None:
     logits = torch.tensor([4.0, 4.0, 3.5, 1.0, 0.0])
     several = [params(seed=seed, xtc_threshold=0.2) for seed in range(300)]
     requests = [Request(row, (1,), it) for row, it in enumerate(several)]
@@ -132,13 +132,13 @@ def test_tokens_are_drawn_from_what_is_left_beside_rows_that_keep_all() -> None:
     assert set(drawn[:-2]) == {2, 3, 4}
 
 
-def test_chance_is_as_often_as_told_and_the_same_for_the_same_seed() -> None:
+def test_xtc_probability_is_met_and_depends_on_the_seed() -> None:
     hits = [xtc_applies(params(xtc_probability=0.3, seed=7), index) for index in range(4000)]
     assert hits == [xtc_applies(params(xtc_probability=0.3, seed=7), index) for index in range(4000)]
     assert abs(sum(hits) / len(hits) - 0.3) < 0.04
     assert hits != [xtc_applies(params(xtc_probability=0.3, seed=8), index) for index in range(4000)]
 
 
-def test_it_never_happens_where_it_means_nothing() -> None:
+def test_xtc_is_off_at_temperature_zero_and_high_thresholds() -> None:
     for given in ({"temperature": 0}, {"xtc_probability": 0.0}, {"xtc_threshold": 0.51}):
         assert not any(xtc_applies(params(**given), index) for index in range(100))

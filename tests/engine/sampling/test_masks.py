@@ -1,4 +1,4 @@
-"""Replies that are held to a grammar: masks, tokens that must follow, ends, and failures that stay alone."""
+"""Replies with grammars: masks, forced tokens, ends, and failures that end only their own reply."""
 
 import random
 from collections.abc import Sequence
@@ -26,8 +26,9 @@ NO_ENDS: frozenset[int] = frozenset()
 
 @dataclass
 class Steps:
-    """A grammar of so many steps: each allows some tokens, and is forced where that is one. Steps behind the last: ends
-    alone."""
+    """A grammar of fixed steps, each of which allows some tokens. A step with one token is forced. The reply ends after
+    the last step.
+    """
 
     steps: Sequence[Sequence[int]]
     fails_at: int = -1
@@ -73,7 +74,7 @@ class Walk:
 
 
 def random_engine(*, greedy: bool = False, seed: int = 0) -> Engine[Ticket]:
-    """Of a model that likes any token as well as another; with a NaN behind a prompt that is token 13."""
+    """Return an engine whose logits are random, with a NaN after the prompt (13,)."""
     kv = KVCache([KVGroup((0,), 1, 8)], 40, lambda heads, dim: (2, heads, 16, dim), torch.float32)
     generator = torch.Generator().manual_seed(seed)
 
@@ -103,14 +104,14 @@ def tokens_of(events: Sequence[TokenEvent], request_id: int) -> list[int]:
 
 @pytest.mark.parametrize("greedy", [False, True])
 @pytest.mark.parametrize("temperature", [0, 1.0])
-def test_only_what_the_grammar_allows_is_picked(greedy: bool, temperature: float) -> None:
+def test_only_allowed_tokens_are_sampled(greedy: bool, temperature: float) -> None:
     engine = random_engine(greedy=greedy)
     chance = random.Random()
-    # No end before they must differ.
+    # The first 20 steps allow no end token, so that the replies differ.
     steps = [
         chance.sample(range(END + 1 if step < 20 else 0, VOCABULARY), chance.choice((2, 3, 40))) for step in range(30)
     ]
-    grammar = Steps([*steps, []])  # anything at last
+    grammar = Steps([*steps, []])  # the last step allows any token
     params = SamplingParams(temperature=temperature, grammar=grammar, max_tokens=60)
     several = [engine.request((1, 2, 3), params, frozenset({END})) for _ in range(3)]
     free = engine.request((1, 2, 4), SamplingParams(max_tokens=40, ignore_eos=True), NO_ENDS)
@@ -122,10 +123,10 @@ def test_only_what_the_grammar_allows_is_picked(greedy: bool, temperature: float
         assert len(tokens) == 31 or tokens[-1] == END
         assert all(token in allowed for token, allowed in zip(tokens, steps, strict=False))
     assert len(tokens_of(events, free.id)) == 40
-    assert len({tuple(tokens_of(events, it.id)) for it in several}) == 3  # each has its own place in the grammar
+    assert len({tuple(tokens_of(events, it.id)) for it in several}) == 3  # each reply has its own grammar state
 
 
-def test_what_must_follow_is_not_computed_one_by_one() -> None:
+def test_forced_tokens_are_appended_in_one_step() -> None:
     engine = random_engine()
     grammar = Steps([(10, 11), (20,), (21,), (22,), (30, 31), (40,)])
     request = engine.request((1,), SamplingParams(grammar=grammar), NO_ENDS)
@@ -139,7 +140,7 @@ def test_what_must_follow_is_not_computed_one_by_one() -> None:
     engine.assert_empty()
 
 
-def test_who_reports_probabilities_has_every_token_computed() -> None:
+def test_logprobs_disable_forced_jumps() -> None:
     engine = random_engine()
     grammar = Steps([(10,), (20,), (30,)])
     engine.add(engine.request((1,), SamplingParams(grammar=grammar, logprobs=1), NO_ENDS))
@@ -149,7 +150,7 @@ def test_who_reports_probabilities_has_every_token_computed() -> None:
     assert all(it.logprobs is not None for it in events)
 
 
-def test_a_reply_is_as_long_as_it_may_be_however_much_must_follow() -> None:
+def test_forced_tokens_respect_max_tokens() -> None:
     engine = random_engine()
     request = engine.request(
         (1,), SamplingParams(grammar=Steps([[token] for token in range(9)]), max_tokens=4), NO_ENDS
@@ -160,7 +161,7 @@ def test_a_reply_is_as_long_as_it_may_be_however_much_must_follow() -> None:
     assert events[-1].finish is FinishReason.LENGTH
 
 
-def test_a_grammar_that_fails_ends_its_own_reply_alone() -> None:
+def test_failing_grammar_ends_only_its_reply() -> None:
     engine = random_engine()
     good, bad = Steps([(1, 2)] * 6), Steps([(1, 2)] * 6, fails_at=3)
     requests = [engine.request((1,), SamplingParams(grammar=grammar), NO_ENDS) for grammar in (good, bad, good)]
@@ -174,7 +175,7 @@ def test_a_grammar_that_fails_ends_its_own_reply_alone() -> None:
 
 
 @pytest.mark.parametrize("greedy", [False, True])
-def test_a_row_that_is_not_numbers_ends_its_own_reply_alone(greedy: bool) -> None:
+def test_row_with_nan_ends_only_its_reply(greedy: bool) -> None:
     engine = random_engine(greedy=greedy)
     requests = [engine.request((last,), SamplingParams(temperature=0, max_tokens=1), NO_ENDS) for last in (1, 13, 2)]
     for request in requests:
@@ -184,7 +185,7 @@ def test_a_row_that_is_not_numbers_ends_its_own_reply_alone(greedy: bool) -> Non
     assert "not numbers" in ends[requests[1].id].error
 
 
-def test_an_end_that_the_grammar_demands_comes_before_the_least_number_of_tokens() -> None:
+def test_grammar_may_end_the_reply_before_min_tokens() -> None:
     engine = random_engine()
     params = SamplingParams(grammar=Steps([(10, 11), (END,)]), min_tokens=5, logprobs=0)
     engine.add(engine.request((1,), params, frozenset({END})))
@@ -193,6 +194,6 @@ def test_an_end_that_the_grammar_demands_comes_before_the_least_number_of_tokens
     assert events[-1].finish is FinishReason.STOP
 
 
-def test_a_search_has_no_grammar() -> None:
+def test_beam_search_rejects_a_grammar() -> None:
     with pytest.raises(InvalidSampling, match="grammar"):
         SamplingParams(beams=BeamParams(2), grammar=Steps([]))

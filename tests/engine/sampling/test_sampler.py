@@ -30,13 +30,13 @@ def picked(logits: Tensor, **params: object) -> int:
 
 
 def frequencies(count: int = 4000, **params: object) -> Tensor:
-    """How often each token is drawn from LOGITS, over `count` seeds."""
+    """Return how often each token is drawn from LOGITS, over `count` seeds."""
     requests = [request(seed=seed, **params) for seed in range(count)]  # type: ignore[arg-type]
     drawn = Counter(token.token_id for token in sample(LOGITS.repeat(count, 1), requests))
     return torch.tensor([drawn[i] / count for i in range(VOCABULARY)])
 
 
-def test_temperature_zero_is_the_most_likely_token() -> None:
+def test_temperature_zero_samples_the_most_likely_token() -> None:
     assert picked(LOGITS, temperature=0) == 1
     assert picked(torch.zeros(VOCABULARY), temperature=0) == 0
 
@@ -61,14 +61,14 @@ def renormalized(keep: list[int]) -> Tensor:
         ({"top_k": 3}, [1, 4, 2]),
         ({"top_k": 100}, list(range(VOCABULARY))),
         ({"top_p": 0.0}, [1]),
-        ({"top_p": 0.40}, [1, 4]),  # the first alone has 0.39
+        ({"top_p": 0.40}, [1, 4]),  # the first token has 0.39
         ({"top_p": 0.38}, [1]),
         ({"min_p": 1.0}, [1]),
         ({"min_p": 0.35}, [1, 4, 2]),  # e^-0.5 and e^-1 pass, e^-1.5 does not
         ({"top_k": 2, "top_p": 0.95, "min_p": 0.01}, [1, 4]),
     ],
 )
-def test_filters_keep_what_they_say(params: dict[str, object], kept: list[int]) -> None:
+def test_filters_keep_the_expected_tokens(params: dict[str, object], kept: list[int]) -> None:
     drawn = frequencies(**params)  # type: ignore[arg-type]
     assert set(drawn.nonzero().flatten().tolist()) <= set(kept)
     assert (drawn - renormalized(kept)).abs().max() < 0.03
@@ -79,7 +79,7 @@ def test_ties_at_the_edge_of_top_k_keep_exactly_k() -> None:
     assert drawn == {0, 1}
 
 
-def test_the_same_seed_and_index_draw_the_same_token_in_any_batch() -> None:
+def test_seed_and_index_determine_the_token_in_any_batch() -> None:
     logits = torch.randn(40, 5000)
     requests = [request(seed=n, output=[1] * (n % 3)) for n in range(40)]
     together = [token.token_id for token in sample(logits, requests)]
@@ -88,8 +88,8 @@ def test_the_same_seed_and_index_draw_the_same_token_in_any_batch() -> None:
 
 
 @pytest.mark.parametrize("params", [{}, {"top_k": 40}, {"top_p": 0.9}], ids=str)
-def test_what_a_grammar_lets_a_row_draw_is_the_same_in_any_batch(params: dict[str, object]) -> None:
-    """Rows that may go on with 1 to 30 of 5,000 tokens, with up to 1,000, and with nearly all."""
+def test_masked_rows_draw_the_same_token_in_any_batch(params: dict[str, object]) -> None:
+    """Rows with 1 to 30, up to 1,000, and nearly all of 5,000 tokens allowed."""
     counts = [*range(1, 31), 50, 300, 1000, 4000, 4990]
     words = np.zeros((len(counts), 5024), np.uint8)
     for row, count in enumerate(counts):
@@ -109,31 +109,31 @@ def test_what_a_grammar_lets_a_row_draw_is_the_same_in_any_batch(params: dict[st
     assert all(words[row, token_id] for row, token_id in enumerate(together))
 
 
-def test_the_next_token_of_a_seed_is_another_draw() -> None:
+def test_uniform_numbers_differ_by_index() -> None:
     numbers = {uniform(5, index) for index in range(1000)}
     assert len(numbers) == 1000
     assert all(0 <= number < 1 for number in numbers)
 
 
-def test_greedy_and_drawing_requests_share_a_batch() -> None:
+def test_greedy_and_sampled_requests_share_a_batch() -> None:
     requests = [request(temperature=0), request(seed=3, temperature=2.0), request(temperature=0)]
     tokens = sample(LOGITS.repeat(3, 1), requests)
     assert tokens[0].token_id == tokens[2].token_id == 1
 
 
-def test_bias_moves_the_choice() -> None:
+def test_logit_bias_changes_the_sampled_token() -> None:
     assert picked(LOGITS, temperature=0, logit_bias=((8, 50.0),)) == 8
     assert picked(LOGITS, temperature=0, logit_bias=((1, -100.0),)) == 4
 
 
-def test_no_end_before_min_tokens() -> None:
+def test_end_tokens_are_excluded_before_min_tokens() -> None:
     ends = {"ends": [1], "stop_token_ids": (4,), "min_tokens": 2, "temperature": 0}
     assert picked(LOGITS, **ends) == 2
     assert picked(LOGITS, **ends, output=[0]) == 2
     assert picked(LOGITS, **ends, output=[0, 0]) == 1
 
 
-def test_penalties() -> None:
+def test_repetition_presence_and_frequency_penalties() -> None:
     """Token 1 is in the prompt, token 4 was generated twice, token 3 (a negative logit) once."""
     params: dict[str, object] = {"repetition_penalty": 2.0, "presence_penalty": 0.25, "frequency_penalty": 0.5}
     out = apply_penalties(LOGITS.unsqueeze(0), [request(prompt=[1], output=[4, 4, 3], **params)])[0]  # type: ignore[arg-type]
@@ -144,14 +144,14 @@ def test_penalties() -> None:
     torch.testing.assert_close(out, expected)
 
 
-def test_penalties_of_one_request_leave_the_others() -> None:
+def test_penalties_of_one_request_do_not_affect_others() -> None:
     logits = LOGITS.repeat(2, 1)
     out = apply_penalties(logits, [request(prompt=[1], repetition_penalty=3.0), request(prompt=[1])])
     assert torch.equal(out[1], LOGITS)
     assert torch.equal(logits[0], LOGITS)
 
 
-def test_logprobs_are_the_models_own() -> None:
+def test_logprobs_use_the_models_own_distribution() -> None:
     params = {"temperature": 0, "logit_bias": ((8, 50.0),), "logprobs": 3}
     token = sample(LOGITS.unsqueeze(0), [request(**params)])[0]  # type: ignore[arg-type]
     expected = torch.log_softmax(LOGITS, -1)
@@ -161,7 +161,7 @@ def test_logprobs_are_the_models_own() -> None:
     assert token.logprobs.top[0][1] == pytest.approx(float(expected[1]), abs=1e-6)
 
 
-def test_logprobs_without_alternatives_and_without_request() -> None:
+def test_logprobs_with_zero_alternatives_and_unset() -> None:
     tokens = sample(LOGITS.repeat(2, 1), [request(logprobs=0), request()])
     assert tokens[0].logprobs is not None
     assert tokens[0].logprobs.top == ()
@@ -169,7 +169,7 @@ def test_logprobs_without_alternatives_and_without_request() -> None:
 
 
 def drawn_from(**params: object) -> Tensor:
-    """The probabilities that a request is told its token was drawn by."""
+    """Return the probabilities that are reported with `drawn_logprobs`."""
     asked = {"logprobs": VOCABULARY, "drawn_logprobs": True, "seed": 3, **params}
     [token] = sample(LOGITS.unsqueeze(0), [request(**asked)])  # type: ignore[arg-type]
     assert token.logprobs is not None
@@ -183,11 +183,11 @@ def drawn_from(**params: object) -> Tensor:
 @pytest.mark.parametrize(
     ("params", "kept"), [({}, list(range(VOCABULARY))), ({"top_k": 3}, [1, 4, 2]), ({"min_p": 0.5}, [1, 4])]
 )
-def test_drawn_logprobs_are_what_the_filters_left(params: dict[str, object], kept: list[int]) -> None:
+def test_drawn_logprobs_equal_the_filtered_distribution(params: dict[str, object], kept: list[int]) -> None:
     assert drawn_from(**params).tolist() == pytest.approx(renormalized(kept).tolist(), abs=1e-6)
 
 
-def test_drawn_logprobs_know_all_that_shapes_a_draw() -> None:
+def test_drawn_logprobs_include_temperature_bias_and_xtc() -> None:
     cold = torch.softmax(LOGITS / 0.5, -1)
     assert drawn_from(temperature=0.5).tolist() == pytest.approx(cold.tolist(), abs=1e-6)
     greedy = drawn_from(temperature=0, top_p=0.9)
@@ -200,7 +200,7 @@ def test_drawn_logprobs_know_all_that_shapes_a_draw() -> None:
     assert (without_best > 0).tolist() == [token_id in (2, 4) for token_id in range(VOCABULARY)]
 
 
-def test_drawn_logprobs_keep_to_a_grammar() -> None:
+def test_drawn_logprobs_include_the_grammar_mask() -> None:
     one = request(logprobs=VOCABULARY, drawn_logprobs=True)
     masks = Masks(np.array([[1 << 2 | 1 << 5]], np.int32), {one.id: 0}, {})
     [token] = sample(LOGITS.unsqueeze(0), [one], masks)
@@ -213,7 +213,7 @@ def test_drawn_logprobs_keep_to_a_grammar() -> None:
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("temperature", [0, 1e-9])
-def test_not_a_number_is_an_error_and_not_a_token(value: float, temperature: float) -> None:
+def test_nan_and_infinity_are_reported_as_problems(value: float, temperature: float) -> None:
     logits = LOGITS.repeat(3, 1)
     logits[1, 5] = value
     requests = [request(temperature=temperature) for _ in range(3)]
@@ -227,6 +227,6 @@ def test_not_a_number_is_an_error_and_not_a_token(value: float, temperature: flo
 
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e-30, 1e-40, 5e-324])
-def test_however_small_the_temperature_it_is_the_most_likely_token(temperature: float) -> None:
+def test_tiny_temperature_samples_the_most_likely_token(temperature: float) -> None:
     requests = [request(temperature=temperature, seed=1), request(temperature=1.0, seed=2)]
     assert sample(LOGITS.repeat(2, 1), requests)[0].token_id == 1

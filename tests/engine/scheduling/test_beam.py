@@ -1,4 +1,4 @@
-"""Beam search: what it finds, whatever happens to its beams meanwhile, and what it costs."""
+"""Beam search: its results under preemption, aborts, and failures, and its cost."""
 
 import random
 from typing import Literal
@@ -35,7 +35,7 @@ def some_beams(rng: random.Random, widest: int = 5) -> BeamParams:
 @pytest.mark.parametrize("groups", GROUPS)
 @pytest.mark.parametrize("stopping", STOPPING)
 @pytest.mark.parametrize("width", [1, 2, 5, 16])
-def test_it_finds_what_a_reference_search_finds(
+def test_results_equal_those_of_a_reference_search(
     width: int, stopping: Literal[True, False, "never"], groups: str, depth: int
 ) -> None:
     engine, _ = hash_engine(num_blocks=400, depth=depth, groups=GROUPS[groups], running=16)
@@ -53,8 +53,8 @@ def test_it_finds_what_a_reference_search_finds(
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("preemption", Preemption)
 @pytest.mark.parametrize("groups", GROUPS)
-def test_among_others_in_a_pool_that_is_too_small(groups: str, preemption: Preemption, depth: int) -> None:
-    """Searches, families and single requests of all classes, aborts, copies that end late or not at all."""
+def test_searches_among_other_requests_in_a_small_pool(groups: str, preemption: Preemption, depth: int) -> None:
+    """Searches, families, and single requests of all classes, with aborts and copies that end late or fail."""
     rng = random.Random(f"{groups} {preemption} {depth}")
     engine, _ = hash_engine(
         seed=rng.randrange(1 << 30), num_blocks=26, depth=depth, budget=32, running=16, groups=GROUPS[groups],
@@ -84,7 +84,7 @@ def test_among_others_in_a_pool_that_is_too_small(groups: str, preemption: Preem
 @pytest.mark.share(1, "groups")
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("groups", GROUPS)
-def test_it_runs_in_the_least_memory_that_it_is_let_in_with(groups: str, depth: int) -> None:
+def test_search_completes_in_the_least_memory_that_is_accepted(groups: str, depth: int) -> None:
     rng = random.Random(groups)
     for _ in range(12):
         beams = some_beams(rng, 4)
@@ -103,7 +103,7 @@ def test_it_runs_in_the_least_memory_that_it_is_let_in_with(groups: str, depth: 
             pytest.fail("it never fits")
 
 
-def test_a_search_that_yielded_often_runs_alone_and_to_its_end() -> None:
+def test_often_preempted_search_runs_alone_to_its_end() -> None:
     engine, _ = hash_engine(num_blocks=200)
     run = Run(engine)
     results = run.search(prompt_of(20), BeamParams(4, 2), max_tokens=20, ignore_eos=True)
@@ -121,8 +121,8 @@ def test_a_search_that_yielded_often_runs_alone_and_to_its_end() -> None:
     run.check()
 
 
-def test_the_first_search_yields_to_nobody() -> None:
-    """Not even to one that has preemptions so often that it stands before it."""
+def test_oldest_search_is_never_preempted() -> None:
+    """It is not preempted for a request that was preempted so often that it comes first in order."""
     engine, _ = hash_engine(num_blocks=1 + 14)
     run = Run(engine)
     results = run.search(prompt_of(30), BeamParams(4), Origin(ServiceClass.INTERACTIVE), max_tokens=30, ignore_eos=True)
@@ -138,7 +138,7 @@ def test_the_first_search_yields_to_nobody() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("who", [0, 2])
-def test_the_end_of_one_result_is_the_end_of_all_at_any_time(who: int, depth: int) -> None:
+def test_aborting_one_result_ends_all(who: int, depth: int) -> None:
     for steps in range(16):
         engine, _ = hash_engine(seed=steps, num_blocks=20, depth=depth, budget=8)
         run = Run(engine)
@@ -153,7 +153,7 @@ def test_the_end_of_one_result_is_the_end_of_all_at_any_time(who: int, depth: in
         assert run.finished[other.id] is FinishReason.LENGTH
 
 
-def test_abort_all_tells_every_result() -> None:
+def test_abort_all_ends_every_result() -> None:
     for steps in range(12):
         engine, _ = hash_engine(seed=steps, num_blocks=20, depth=2, budget=8)
         run = Run(engine)
@@ -167,7 +167,7 @@ def test_abort_all_tells_every_result() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("site", ["launch", "collect"])
-def test_a_failing_step_ends_its_searches_and_no_others(site: str, depth: int) -> None:
+def test_failing_step_ends_only_its_searches(site: str, depth: int) -> None:
     for call in range(1, 9):
         engine, runner = hash_engine(depth=depth, budget=10, running=9)
         run = Run(engine)
@@ -187,7 +187,7 @@ def test_a_failing_step_ends_its_searches_and_no_others(site: str, depth: int) -
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("site", ["launch", "collect"])
 @pytest.mark.parametrize("groups", GROUPS)
-def test_steps_short_of_memory_cost_no_answer(groups: str, site: str, depth: int) -> None:
+def test_steps_out_of_memory_do_not_change_results(groups: str, site: str, depth: int) -> None:
     for every in range(2, 9):
         engine, runner = hash_engine(seed=every, num_blocks=24, depth=depth, budget=24, groups=GROUPS[groups])
         run = Run(engine)
@@ -200,7 +200,7 @@ def test_steps_short_of_memory_cost_no_answer(groups: str, site: str, depth: int
 
 
 def fail_at(runner: HashRunner, site: str, call: int, error: Exception, *, repeat: bool = False) -> None:
-    """Have one call fail, or every so many."""
+    """Make one call fail, or with `repeat` every `call`-th one."""
     original, calls = getattr(runner, site), 0
 
     def failing(argument: object) -> object:
@@ -215,7 +215,7 @@ def fail_at(runner: HashRunner, site: str, call: int, error: Exception, *, repea
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("groups", [(FULL,), (FULL, WINDOW)])
-def test_a_prompt_is_read_once_and_no_full_block_is_copied(groups: tuple[GroupConfig, ...], depth: int) -> None:
+def test_prompt_is_prefilled_once_and_full_blocks_are_shared(groups: tuple[GroupConfig, ...], depth: int) -> None:
     width, length, tokens = 8, 2000, 40
     engine, runner = hash_engine(num_blocks=400, depth=depth, groups=groups, budget=256)
     run = Run(engine)
@@ -235,12 +235,13 @@ def test_a_prompt_is_read_once_and_no_full_block_is_copied(groups: tuple[GroupCo
     run.check()
     assert runner.computed_tokens == length + width * (tokens - 1)
     assert copies
-    assert all(start % BLOCK_SIZE for _, start in copies)  # each is of a block that the token is written into
+    # only partial blocks are copied, which the next token is written to
+    assert all(start % BLOCK_SIZE for _, start in copies)
     shared, grown = length // BLOCK_SIZE, -(-(length + tokens) // BLOCK_SIZE)
     assert held <= shared + width * (grown - shared) + width
 
 
-def test_a_search_that_yields_shares_again_what_its_beams_have_in_common() -> None:
+def test_preempted_search_shares_the_common_prefix_again() -> None:
     engine, runner = hash_engine(num_blocks=200, budget=256)
     run = Run(engine)
     results = run.search(prompt_of(1000), BeamParams(8), max_tokens=30, ignore_eos=True)
@@ -256,12 +257,12 @@ def test_a_search_that_yields_shares_again_what_its_beams_have_in_common() -> No
     for _ in range(3):
         run.step()
     assert engine.state().kv_blocks_held <= before + 8
-    assert runner.computed_tokens - computed < 200  # the prompt was found
+    assert runner.computed_tokens - computed < 200  # the prompt was in the cache
     run.run_out()
     run.check()
 
 
-def test_it_keeps_seats_for_all_its_beams() -> None:
+def test_running_search_reserves_slots_for_its_beams() -> None:
     engine, _ = hash_engine(running=5, num_blocks=200)
     run = Run(engine)
     run.search(prompt_of(20, 1), BeamParams(4), max_tokens=10, ignore_eos=True)
@@ -274,7 +275,7 @@ def test_it_keeps_seats_for_all_its_beams() -> None:
     run.check()
 
 
-def test_what_never_fits_is_refused_with_the_numbers() -> None:
+def test_search_that_never_fits_is_rejected_with_the_numbers() -> None:
     engine, _ = hash_engine(running=4, num_blocks=11)
     with pytest.raises(InvalidSampling, match=r"needs 5 slots, and there are 4") as caught:
         engine.search((1, 2), SamplingParams(beams=BeamParams(5)), frozenset())
@@ -285,7 +286,7 @@ def test_what_never_fits_is_refused_with_the_numbers() -> None:
     with pytest.raises(PromptTooLong):
         engine.search(prompt_of(150), SamplingParams(beams=BeamParams(4)), frozenset())
     run = Run(engine)
-    (result,) = run.search(prompt, BeamParams(4), ignore_eos=True)  # as much as there is room for
+    (result,) = run.search(prompt, BeamParams(4), ignore_eos=True)  # the longest reply that fits
     run.run_out()
     run.check()
     assert len(result.output_ids) == 24
@@ -304,7 +305,7 @@ def test_what_never_fits_is_refused_with_the_numbers() -> None:
         ("length_penalty", {"width": 2, "length_penalty": 11.0}),
     ],
 )
-def test_an_odd_value_is_refused_by_name(parameter: str, values: dict[str, float]) -> None:
+def test_out_of_range_values_are_rejected_by_name(parameter: str, values: dict[str, float]) -> None:
     with pytest.raises(InvalidSampling) as caught:
         BeamParams(**values)  # type: ignore[arg-type]
     assert caught.value.parameter == parameter
@@ -319,14 +320,14 @@ def test_an_odd_value_is_refused_by_name(parameter: str, values: dict[str, float
         {"frequency_penalty": -0.1},
     ],
 )
-def test_what_changes_the_models_distribution_is_refused(shaping: dict[str, object]) -> None:
+def test_parameters_that_shape_logits_are_rejected(shaping: dict[str, object]) -> None:
     with pytest.raises(InvalidSampling) as caught:
         SamplingParams(beams=BeamParams(2), **shaping)  # type: ignore[arg-type]
     assert [caught.value.parameter] == list(shaping)
     SamplingParams(beams=BeamParams(2), temperature=2, top_k=3, top_p=0.5, min_p=0.1)
 
 
-def test_logprobs_are_those_of_the_sequence_and_add_up_to_its_score() -> None:
+def test_logprobs_of_a_sequence_add_up_to_its_score() -> None:
     engine, _ = hash_engine()
     results = engine.search(
         prompt_of(20), SamplingParams(beams=BeamParams(3, 2), max_tokens=7, logprobs=9), frozenset({1})

@@ -1,4 +1,4 @@
-"""Beam search against transformers' own: the same sequences in the same order, with the same scores."""
+"""Beam search compared with transformers: the same sequences in the same order, with the same scores."""
 
 import random
 from dataclasses import replace
@@ -26,9 +26,9 @@ def engine(tiny: TinyLlama) -> ModelEngine:
 
 
 def theirs(tiny: TinyLlama, prompt: tuple[int, ...], beams: BeamParams, ends: list[int], **more: Any) -> list[Any]:
-    """(tokens, score) of each sequence."""
+    """Return (tokens, score) of each sequence that transformers finds."""
     options = {"eos_token_id": ends, "pad_token_id": 0} if ends else {"eos_token_id": None, "pad_token_id": 0}
-    reference: Any = tiny.reference  # whose types do not admit what it returns
+    reference: Any = tiny.reference  # its types do not allow the attributes of the result
     found = reference.generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
@@ -65,7 +65,7 @@ def ours(
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0, -1.0])
 @pytest.mark.parametrize("width", [2, 3, 8])
-def test_sequences_and_scores_are_theirs(
+def test_sequences_and_scores_equal_transformers(
     tiny: TinyLlama, engine: ModelEngine, width: int, length_penalty: float, early_stopping: Any
 ) -> None:
     rng = random.Random(width)
@@ -76,10 +76,11 @@ def test_sequences_and_scores_are_theirs(
         found = ours(engine, prompt, beams, ends, max_tokens=14)
         assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]
         scores = [score for _, score in expected]
-        assert [score for _, score in found] == pytest.approx(scores, abs=1e-4, rel=1e-6)  # theirs are float32
+        # transformers' scores are float32
+        assert [score for _, score in found] == pytest.approx(scores, abs=1e-4, rel=1e-6)
 
 
-def test_no_reply_ends_too_early(tiny: TinyLlama, engine: ModelEngine) -> None:
+def test_min_tokens_equals_transformers(tiny: TinyLlama, engine: ModelEngine) -> None:
     prompt, ends = tuple(range(20)), list(range(0, 97, 3))
     beams = BeamParams(4, 4)
     short = ours(engine, prompt, beams, ends, max_tokens=14)
@@ -90,8 +91,8 @@ def test_no_reply_ends_too_early(tiny: TinyLlama, engine: ModelEngine) -> None:
     assert min(len(tokens) for tokens, _ in found) > 5
 
 
-def test_the_prompt_is_reported_to_every_result(engine: ModelEngine) -> None:
-    """Whatever is cached of it: as a plain request is told."""
+def test_every_result_gets_the_prompt_logprobs(engine: ModelEngine) -> None:
+    """They equal the log-probabilities of a plain request, even if part of the prompt is cached."""
     prompt, params = tuple(range(40)), SamplingParams(max_tokens=3, prompt_logprobs=2)
     engine.add(plain := engine.request(prompt, params, frozenset()))
     results = engine.search(prompt, replace(params, beams=BeamParams(3, 2)), frozenset())

@@ -1,4 +1,4 @@
-"""Every allocation fails once: while a model is loaded, a prompt read, tokens generated, blocks moved."""
+"""Allocations that fail once: while a model is loaded, a prompt prefilled, tokens generated, and blocks copied."""
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -23,7 +23,7 @@ PROMPTS = [tuple(range(3, 40)), tuple(range(50, 90)), tuple(range(3, 60))]
 
 
 class FailingAllocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts operations, each of which allocates its result; the one with a given number does not get its memory."""
+    """Counts operations, each of which allocates its result, and makes the one with a given number fail."""
 
     def __init__(self, fails: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -39,13 +39,13 @@ class FailingAllocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of every type of weight."""
+    """A model with every type of weight."""
     folder = tmp_path_factory.mktemp("tiny")
     return make(folder, heads=6, kv_heads=2, head_dim=32, hidden=96, vocab=300, types=MIXES["every type"]).path
 
 
 def load(path: Path) -> ModelEngine:
-    """With memory for half of what is asked, and all that preempts copied."""
+    """Load with memory for half of what the requests need, and swap every preempted request."""
     options = LoadOptions(
         backend="reference", context_length=128, host_cache=1 << 20, preemption=Preemption.SWAP, threads=1
     )
@@ -70,14 +70,14 @@ def run_out(engine: ModelEngine) -> list[FinishReason]:
 
 
 def numbers(total: int, count: int) -> Iterator[int]:
-    """About `count` numbers from 1 to total: all of the first, then further and further apart."""
+    """Yield about `count` numbers from 1 to total: all of the first, then with growing distances."""
     number = 1
     while number <= total:
         yield number
         number += 1 + number * 4 // count
 
 
-def test_a_load_that_fails_says_why_and_the_next_one_works(tiny: Path) -> None:
+def test_failing_load_raises_and_the_next_load_works(tiny: Path) -> None:
     with FailingAllocations(0) as mode:
         load(tiny)
     assert mode.count > 20
@@ -90,10 +90,10 @@ def test_a_load_that_fails_says_why_and_the_next_one_works(tiny: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
-def test_a_load_whose_memory_numpy_does_not_get(
+def test_load_raises_if_numpy_cannot_allocate(
     tiny: Path, cpu_kernels: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
-    """Weights, caches and buffers: the first, the second, and so on, until there is none left that could fail."""
+    """Fails the first allocation of weights, caches, and buffers, then the second, and so on until none is left."""
     options = LoadOptions(backend=backend, context_length=128, code_cache=cpu_kernels)
     calls, fails, failed = 0, 0, 0
 
@@ -119,8 +119,8 @@ def test_a_load_whose_memory_numpy_does_not_get(
     assert failed == fails - 1 > 5
 
 
-def test_every_step_survives_it_and_every_answer_is_the_same(tiny: Path) -> None:
-    """Once is never anyone's end: the step is tried again."""
+def test_a_failed_allocation_in_a_step_changes_no_token(tiny: Path) -> None:
+    """One failure ends no request: the step is retried."""
     engine = load(tiny)
     undisturbed = submit(engine)
     with FailingAllocations(0) as mode:
@@ -135,7 +135,7 @@ def test_every_step_survives_it_and_every_answer_is_the_same(tiny: Path) -> None
         assert [request.output_ids for request in requests] == expected
 
 
-def test_where_there_is_none_for_long_requests_end_and_the_engine_does_not(tiny: Path) -> None:
+def test_permanent_lack_of_memory_ends_one_request_not_the_engine(tiny: Path) -> None:
     engine = load(tiny)
     submit(engine)
     reasons: list[FinishReason] = []
@@ -148,9 +148,7 @@ def test_where_there_is_none_for_long_requests_end_and_the_engine_does_not(tiny:
 
 
 @pytest.mark.parametrize("fails", [1, 2, 3])
-def test_blocks_that_cannot_be_moved_are_computed_again(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch, fails: int
-) -> None:
+def test_blocks_that_cannot_be_copied_are_recomputed(tiny: Path, monkeypatch: pytest.MonkeyPatch, fails: int) -> None:
     engine = load(tiny)
     undisturbed = submit(engine)
     run_out(engine)

@@ -1,4 +1,4 @@
-"""Whatever raises inside a step ends the requests it ran, and no others; the next request works."""
+"""An exception inside a step ends the requests of this step only, and the next request works."""
 
 import importlib
 from typing import Any
@@ -21,7 +21,7 @@ SITES = [
     ("quant.kernels.reference", "matmul"),
     ("quant.kernels.reference", "dequantize_rows"),
     ("engine.backends.runner", "next_tokens"),
-    ("engine.sampling.sampler", "pick"),
+    ("engine.sampling.sampler", "sample_ids"),
     ("engine.sampling.sampler", "report_logprobs"),
 ]
 
@@ -72,7 +72,7 @@ def test_the_requests_of_a_failing_step_end_with_an_error(
     assert endings(engine) == {after: FinishReason.LENGTH}
 
 
-def test_a_request_that_was_waiting_is_not_touched(engine: ModelEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_request_survives_a_failing_step(engine: ModelEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     ask(engine, 1)
     monkeypatch.setattr("engine.backends.runner.next_tokens", lambda logits, requests: 1 / 0)
     (event,) = engine.step()

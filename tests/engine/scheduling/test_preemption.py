@@ -1,4 +1,4 @@
-"""Who preempts, how, and how often: the scheduler over the hash model, in a pool that is much too small."""
+"""Preemption: victims, swapping, recomputing, and limits, over the hash model in a pool that is far too small."""
 
 import random
 
@@ -21,8 +21,8 @@ def fresh_prompt(rng: random.Random, length: int) -> tuple[int, ...]:
 @pytest.mark.share(1, "preemption")
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("preemption", Preemption)
-def test_a_pool_for_a_tenth_of_the_demand_serves_hundreds(preemption: Preemption, depth: int) -> None:
-    """All at once, of all classes: each is what it would be alone, and none preempts too often."""
+def test_small_pool_serves_hundreds_of_requests(preemption: Preemption, depth: int) -> None:
+    """Requests of all classes arrive at once. Each gets the tokens that it would get alone, within MAX_PREEMPTIONS."""
     rng = random.Random(depth)
     engine, _ = hash_engine(
         num_blocks=1 + 24, depth=depth, running=16, budget=64, host_blocks=40, preemption=preemption
@@ -41,8 +41,8 @@ def test_a_pool_for_a_tenth_of_the_demand_serves_hundreds(preemption: Preemption
     assert (counters.swapped_out > 0) == (preemption is Preemption.SWAP) or preemption is Preemption.AUTO
 
 
-def test_who_yielded_often_gets_all_it_can_need_and_keeps_it() -> None:
-    """It waits until nobody else holds what it may come to need, and is nobody's victim then."""
+def test_pinned_request_starts_with_all_blocks_and_keeps_them() -> None:
+    """It waits until no other request holds blocks that it may need, and is not preempted after that."""
     engine, _ = hash_engine(num_blocks=1 + 8, budget=200)
     run, rng = Run(engine), random.Random(5)
     other = run.submit(fresh_prompt(rng, 40), max_tokens=30, ignore_eos=True)
@@ -62,8 +62,8 @@ def test_who_yielded_often_gets_all_it_can_need_and_keeps_it() -> None:
     assert often.num_preemptions == MAX_PREEMPTIONS - 1
 
 
-def test_what_was_swapped_goes_on_where_it_was() -> None:
-    """Nothing is computed twice, although both grow beyond what the pool holds together."""
+def test_swapped_requests_resume_without_recomputing() -> None:
+    """No token is computed twice, although both requests outgrow the pool."""
     engine, runner = hash_engine(num_blocks=1 + 6, host_blocks=20, preemption=Preemption.SWAP, budget=200)
     run, rng = Run(engine), random.Random(1)
     for _ in range(2):
@@ -74,7 +74,7 @@ def test_what_was_swapped_goes_on_where_it_was() -> None:
     assert runner.computed_tokens == 2 * (40 + 49)
 
 
-def test_a_full_host_pool_means_computing_again() -> None:
+def test_full_host_pool_causes_recomputing() -> None:
     engine, runner = hash_engine(num_blocks=1 + 6, host_blocks=2, preemption=Preemption.SWAP, budget=200)
     run, rng = Run(engine), random.Random(1)
     for _ in range(2):
@@ -85,7 +85,7 @@ def test_a_full_host_pool_means_computing_again() -> None:
     assert runner.computed_tokens > 2 * (40 + 49)
 
 
-def test_copies_that_fail_cost_time_and_no_answer() -> None:
+def test_failing_copies_change_no_token() -> None:
     engine, _ = hash_engine(num_blocks=1 + 6, host_blocks=20, preemption=Preemption.SWAP, budget=200, failing_moves=1.0)
     run, rng = Run(engine), random.Random(1)
     for _ in range(3):
@@ -94,8 +94,8 @@ def test_copies_that_fail_cost_time_and_no_answer() -> None:
     run.check()
 
 
-def test_what_the_device_gives_up_is_found_in_the_host_pool() -> None:
-    """A prompt comes back after many others have been through the pool: it is copied, and not computed."""
+def test_evicted_prompt_is_found_in_the_host_pool() -> None:
+    """A repeated prompt was evicted by many others: its blocks are copied back, not computed."""
     engine, _ = hash_engine(num_blocks=1 + 16, host_blocks=200)
     run, rng = Run(engine), random.Random(2)
     prompts = [fresh_prompt(rng, 60) for _ in range(10)]
@@ -108,7 +108,7 @@ def test_what_the_device_gives_up_is_found_in_the_host_pool() -> None:
     assert again.num_cached == 48
 
 
-def test_one_of_a_higher_class_takes_the_place_of_a_lower_one() -> None:
+def test_higher_class_preempts_lower_class() -> None:
     engine, _ = hash_engine(num_blocks=1 + 8, running=2, host_blocks=20, preemption=Preemption.SWAP)
     run, rng = Run(engine), random.Random(3)
     low = [run.submit(fresh_prompt(rng, 40), BACKGROUND, max_tokens=40, ignore_eos=True) for _ in range(2)]
@@ -118,12 +118,12 @@ def test_one_of_a_higher_class_takes_the_place_of_a_lower_one() -> None:
     while high.id not in run.finished:
         run.step()
     assert not any(request.id in run.finished for request in low)
-    assert [request.num_preemptions for request in low] == [0, 1]  # the oldest of the others keeps its place
+    assert [request.num_preemptions for request in low] == [0, 1]  # the older one keeps its slot
     run.run_out()
     run.check()
 
 
-def test_nobody_takes_the_place_of_an_equal() -> None:
+def test_requests_of_one_class_do_not_take_slots_from_each_other() -> None:
     engine, _ = hash_engine(running=2, host_blocks=20)
     run, rng = Run(engine), random.Random(4)
     first = [run.submit(fresh_prompt(rng, 20), NORMAL, max_tokens=20, ignore_eos=True) for _ in range(2)]
@@ -133,8 +133,8 @@ def test_nobody_takes_the_place_of_an_equal() -> None:
     assert [request.num_preemptions for request in first] == [0, 0]
 
 
-def test_abort_is_legal_while_blocks_are_copied() -> None:
-    """In either direction; the copies end when they do, and nothing is left held."""
+def test_abort_while_blocks_are_copied() -> None:
+    """In both directions. The copies end later, and no block stays held."""
     for steps in range(1, 40):
         engine, _ = hash_engine(
             seed=steps, num_blocks=1 + 6, host_blocks=20, preemption=Preemption.SWAP, budget=200, depth=1 + steps % 2
@@ -149,7 +149,7 @@ def test_abort_is_legal_while_blocks_are_copied() -> None:
         run.check()
 
 
-def test_the_order_of_a_class_is_priority_then_age() -> None:
+def test_order_is_class_then_priority_then_age() -> None:
     engine, _ = hash_engine(running=1)
     run = Run(engine)
     wanted: dict[int, str] = {}
@@ -164,8 +164,8 @@ def test_the_order_of_a_class_is_priority_then_age() -> None:
     assert order == ["first", "second", "third", "last"]
 
 
-def test_whoever_waits_long_enough_is_first() -> None:
-    """One of the lowest class against a stream of the highest, by a clock that the test moves."""
+def test_background_request_ages_past_interactive_ones() -> None:
+    """One background request against a stream of interactive ones, with a clock that the test moves."""
     now = 0.0
     engine, _ = hash_engine(running=1, clock=lambda: now)
     run = Run(engine)
@@ -184,8 +184,8 @@ def test_whoever_waits_long_enough_is_first() -> None:
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("preemption", Preemption)
 @pytest.mark.parametrize("seed", range(2))
-def test_long_prompts_and_short_steps_stall_nobody(seed: int, preemption: Preemption, depth: int) -> None:
-    """Steps of fewer tokens than there are requests that want some, of all classes, with layers that have a window."""
+def test_long_prompts_with_small_steps_all_finish(seed: int, preemption: Preemption, depth: int) -> None:
+    """Steps have fewer tokens than there are requests of all classes, and some layers have a window."""
     rng = random.Random(f"{seed} {preemption}")
     engine, _ = hash_engine(
         seed=seed, num_blocks=16, depth=depth, budget=8, running=8, host_blocks=rng.choice([0, 5, 20]),

@@ -27,31 +27,31 @@ def order(*requests: Request) -> list[int]:
     return [requests.index(it) for it in sorted(requests, key=priority_key)]
 
 
-def test_of_equals_the_oldest_is_first() -> None:
+def test_oldest_request_of_a_class_is_first() -> None:
     assert order(request(arrival=2), request(arrival=1), request(arrival=1)) == [1, 2, 0]
 
 
-def test_a_class_goes_before_the_next_one() -> None:
+def test_higher_class_is_first() -> None:
     assert order(request(BACKGROUND), request(INTERACTIVE), request(NORMAL)) == [1, 2, 0]
 
 
-def test_whoever_waits_long_enough_goes_before_a_higher_class() -> None:
+def test_long_wait_outranks_a_higher_class() -> None:
     late = CLASS_DELAY[BACKGROUND] + 1
     assert order(request(BACKGROUND), request(INTERACTIVE, arrival=late)) == [0, 1]
     assert order(request(BACKGROUND), request(INTERACTIVE, arrival=late - 2)) == [1, 0]
 
 
-def test_priority_counts_within_a_class_and_not_beyond_it() -> None:
+def test_priority_orders_requests_within_a_class_only() -> None:
     assert order(request(priority=-1), request(), request(priority=1)) == [2, 1, 0]
     assert order(request(NORMAL, priority=100), request(INTERACTIVE, priority=-100)) == [1, 0]
     assert min(CLASS_DELAY[NORMAL], CLASS_DELAY[BACKGROUND] - CLASS_DELAY[NORMAL]) > 200 * PRIORITY_STEP
 
 
-def test_who_had_to_yield_goes_before_those_that_came_later() -> None:
+def test_preempted_request_moves_ahead_of_later_ones() -> None:
     assert order(request(arrival=0), request(arrival=PREEMPTION_BONUS - 1, preemptions=1)) == [1, 0]
 
 
-def test_who_yielded_as_often_as_anyone_may_goes_before_all() -> None:
+def test_pinned_request_is_before_all_others() -> None:
     often = request(BACKGROUND, arrival=1e9, preemptions=MAX_PREEMPTIONS - 1)
     assert is_pinned(often)
     assert not is_pinned(request(preemptions=MAX_PREEMPTIONS - 2))
@@ -67,19 +67,19 @@ def divide(budget: int, *wanted: tuple[ServiceClass, int]) -> list[int]:
     return [given[number] for number in range(len(wanted))]
 
 
-def test_equals_get_the_same() -> None:
+def test_equal_requests_get_equal_shares() -> None:
     assert divide(90, (NORMAL, 1000), (NORMAL, 2000), (NORMAL, 500)) == [30, 30, 30]
 
 
-def test_what_one_does_not_want_the_others_get() -> None:
+def test_unused_shares_go_to_the_other_requests() -> None:
     assert divide(128, (NORMAL, 4000), (NORMAL, 10), (NORMAL, 1)) == [117, 10, 1]
 
 
-def test_a_higher_class_gets_more_and_no_class_nothing() -> None:
+def test_higher_class_gets_more_and_every_class_gets_some() -> None:
     assert divide(105, (BACKGROUND, 900), (NORMAL, 900), (INTERACTIVE, 900)) == [5, 20, 80]
 
 
-def test_nothing_is_left_over_and_nothing_is_given_twice() -> None:
+def test_split_uses_the_whole_budget_fairly() -> None:
     rng = random.Random(6)
     for _ in range(500):
         wanted = [(rng.choice(list(ServiceClass)), rng.randrange(1, 300)) for _ in range(rng.randrange(1, 9))]
@@ -88,11 +88,11 @@ def test_nothing_is_left_over_and_nothing_is_given_twice() -> None:
         assert sum(given) == min(budget, sum(tokens for _, tokens in wanted))
         for (service, tokens), own in zip(wanted, given, strict=True):
             assert 0 <= own <= tokens
-            # Nobody who got less than was wanted could envy another of a class that counts no more.
+            # No request with an unmet need has a smaller share, by weight, than another request.
             rates = [got / WEIGHTS[other] for (other, _), got in zip(wanted, given, strict=True)]
             assert own == tokens or (own + 1) / WEIGHTS[service] >= max(rates) - 1
 
 
-def test_of_no_budget_there_is_nothing() -> None:
+def test_zero_budget_gives_zero_tokens() -> None:
     assert divide(0, (NORMAL, 5)) == [0]
     assert split_token_budget([], 5) == {}

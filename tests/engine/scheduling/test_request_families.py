@@ -1,4 +1,4 @@
-"""Several requests of one prompt: it is read once, its blocks are held once, and each goes its own way behind it."""
+"""Families: several requests with one prompt, which is prefilled once and whose blocks are shared."""
 
 import random
 
@@ -21,7 +21,7 @@ def prompt_of(length: int) -> tuple[int, ...]:
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("groups", GROUPS)
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 2000])
-def test_eight_read_their_prompt_once(length: int, groups: tuple[GroupConfig, ...], depth: int) -> None:
+def test_eight_requests_prefill_their_prompt_once(length: int, groups: tuple[GroupConfig, ...], depth: int) -> None:
     engine, runner = hash_engine(num_blocks=400, depth=depth, groups=groups, budget=256)
     run = Run(engine)
     run.submit(prompt_of(length), count=8, max_tokens=20, ignore_eos=True)
@@ -34,11 +34,11 @@ def test_eight_read_their_prompt_once(length: int, groups: tuple[GroupConfig, ..
     run.check()
     assert runner.computed_tokens == length + 8 * 19
     shared, grown = length // BLOCK_SIZE, -(-(length + 20) // BLOCK_SIZE)
-    assert held <= shared + 8 * (grown - shared) + 1  # the block that the first of them copied from
+    assert held <= shared + 8 * (grown - shared) + 1  # the block that the first copy was made from
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_full_block_is_never_copied(depth: int) -> None:
+def test_only_the_partial_block_is_copied(depth: int) -> None:
     engine, runner = hash_engine(num_blocks=100, depth=depth)
     run = Run(engine)
     run.submit(prompt_of(40), count=5, max_tokens=30, ignore_eos=True)
@@ -52,12 +52,12 @@ def test_a_full_block_is_never_copied(depth: int) -> None:
     runner.launch = watched  # type: ignore[assignment, method-assign]
     run.run_out()
     run.check()
-    assert len(copies) in (4, 5)  # the last one finds the block its own, unless all run ahead
+    assert len(copies) in (4, 5)  # the last request is the only holder of the block, unless all run ahead
     assert len({copy.source for copy in copies}) == 1
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_who_finds_no_seat_joins_by_the_cache(depth: int) -> None:
+def test_requests_without_a_slot_start_from_the_cache_later(depth: int) -> None:
     engine, runner = hash_engine(num_blocks=400, running=3, depth=depth)
     run = Run(engine)
     run.submit(prompt_of(100), count=8, max_tokens=10, ignore_eos=True)
@@ -69,8 +69,8 @@ def test_who_finds_no_seat_joins_by_the_cache(depth: int) -> None:
 @pytest.mark.parametrize("steps", range(6))
 @pytest.mark.parametrize("who", range(5))
 @pytest.mark.parametrize("depth", [1, 2])
-def test_any_of_them_may_end_at_any_time(depth: int, who: int, steps: int) -> None:
-    """The first too, while its prompt is read: another one takes its place."""
+def test_any_request_of_a_family_may_be_aborted_at_any_time(depth: int, who: int, steps: int) -> None:
+    """If the leader ends during its prefill, another request takes over."""
     engine, _ = hash_engine(num_blocks=60, depth=depth, budget=32)
     run = Run(engine)
     first = run.submit(prompt_of(80), count=5, max_tokens=6, ignore_eos=True)
@@ -85,7 +85,7 @@ def test_any_of_them_may_end_at_any_time(depth: int, who: int, steps: int) -> No
 
 @pytest.mark.parametrize("site", ["launch", "collect"])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_failing_step_ends_those_that_were_part_of_it(depth: int, site: str) -> None:
+def test_failing_step_ends_the_whole_family(depth: int, site: str) -> None:
     engine, runner = hash_engine(depth=depth)
     run = Run(engine)
     run.submit(prompt_of(10), count=3, max_tokens=6, ignore_eos=True)
@@ -101,7 +101,7 @@ def test_a_failing_step_ends_those_that_were_part_of_it(depth: int, site: str) -
     assert set(run.finished.values()) == {FinishReason.ERROR}
 
 
-def test_they_wait_as_long_as_their_prompt_does() -> None:
+def test_followers_wait_with_their_leader() -> None:
     engine, _ = hash_engine(running=1)
     run = Run(engine)
     run.submit((1, 2, 3), max_tokens=30, ignore_eos=True)
@@ -118,8 +118,8 @@ def test_they_wait_as_long_as_their_prompt_does() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_what_one_is_computing_others_wait_for(depth: int) -> None:
-    """Eight requests of their own, with one beginning: it is computed once, and someone without it is not held up."""
+def test_requests_wait_for_a_prefix_that_another_is_computing(depth: int) -> None:
+    """The prefix that six requests share is computed once, and a request without it is not delayed."""
     engine, runner = hash_engine(num_blocks=400, budget=64, depth=depth)
     run, beginning = Run(engine), prompt_of(1600)
     for number in range(6):
@@ -133,7 +133,7 @@ def test_what_one_is_computing_others_wait_for(depth: int) -> None:
     assert runner.computed_tokens == 1600 + 6 * (10 + 4) + 30 + 1
 
 
-def test_whoever_computes_a_beginning_may_end_and_another_goes_on_with_it() -> None:
+def test_another_request_continues_an_aborted_prefix() -> None:
     engine, runner = hash_engine(num_blocks=400, budget=64)
     run, beginning = Run(engine), prompt_of(640)
     first, _ = (run.submit((*beginning, number), max_tokens=3, ignore_eos=True) for number in range(2))
@@ -145,7 +145,7 @@ def test_whoever_computes_a_beginning_may_end_and_another_goes_on_with_it() -> N
     assert runner.computed_tokens == 641 + 2
 
 
-def test_a_person_does_not_wait_for_what_a_background_request_computes() -> None:
+def test_interactive_request_does_not_wait_for_a_background_prefix() -> None:
     engine, _ = hash_engine(num_blocks=400, budget=64)
     run, beginning = Run(engine), prompt_of(640)
     run.submit((*beginning, 1), Origin(ServiceClass.BACKGROUND), max_tokens=3)
@@ -159,7 +159,7 @@ def test_a_person_does_not_wait_for_what_a_background_request_computes() -> None
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_families_of_one_prompt_share_its_last_state(depth: int) -> None:
-    """A state that is kept is published once, by whoever comes first."""
+    """A checkpoint state is published once, by the first request that reaches it."""
     engine, _ = hash_engine(num_blocks=400, depth=depth, groups=GROUPS[1], budget=256)
     run = Run(engine)
     for _ in range(2):

@@ -17,7 +17,7 @@ def config(*, blocks: int = 100, budget: int = 8, running: int = 4, context: int
 
 
 def request(number: int, prompt: int, *, max_tokens: int | None = 4) -> Request:
-    """Of a prompt that no other one shares."""
+    """Return a request whose prompt no other request shares."""
     ids = tuple(range(1000 * number, 1000 * number + prompt))
     return Request(number, ids, SamplingParams(max_tokens=max_tokens), frozenset({END}))
 
@@ -31,7 +31,7 @@ def tokens(plan: StepPlan, token_id: int = 7) -> list[SampledToken]:
 
 
 def run_out(scheduler: Scheduler) -> list[list[tuple[int, int]]]:
-    """Steps until nothing is left to do."""
+    """Run steps until no work is left, and return their shapes."""
     shapes = []
     while scheduler.has_work:
         plan = scheduler.schedule()
@@ -41,14 +41,14 @@ def run_out(scheduler: Scheduler) -> list[list[tuple[int, int]]]:
     return shapes
 
 
-def test_a_long_prompt_is_read_in_chunks_and_then_one_token_a_step() -> None:
+def test_long_prompt_is_prefilled_in_chunks_then_decoded() -> None:
     scheduler = Scheduler(config())
     scheduler.add(request(1, 20, max_tokens=3))
     assert run_out(scheduler) == [[(1, 8)], [(1, 8)], [(1, 4)], [(1, 1)], [(1, 1)]]
     scheduler.assert_empty()
 
 
-def test_running_requests_come_first_and_newcomers_fill_the_budget() -> None:
+def test_running_requests_come_before_waiting_ones() -> None:
     scheduler = Scheduler(config(budget=8))
     scheduler.add(request(1, 3))
     plan = scheduler.schedule()
@@ -58,14 +58,14 @@ def test_running_requests_come_first_and_newcomers_fill_the_budget() -> None:
     assert shape(scheduler.schedule()) == [(1, 1), (2, 5), (3, 2)]
 
 
-def test_seats_are_bounded() -> None:
+def test_at_most_max_running_requests_run() -> None:
     scheduler = Scheduler(config(running=2, budget=100))
     for number in range(5):
         scheduler.add(request(number, 4))
     assert [len(step) for step in run_out(scheduler)] == [2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1]
 
 
-def test_the_queue_ends_with_the_first_seat() -> None:
+def test_queue_time_ends_with_the_first_slot() -> None:
     seconds = 1000.0
     scheduler = Scheduler(config(running=1, budget=100), clock=lambda: seconds)
     first, second = request(1, 4, max_tokens=1), request(2, 4, max_tokens=1)
@@ -78,7 +78,7 @@ def test_the_queue_ends_with_the_first_seat() -> None:
     assert (first.queue_seconds, second.queue_seconds) == (2.5, 5.0)
 
 
-def test_a_request_waits_for_blocks_and_then_gets_them() -> None:
+def test_request_waits_for_free_blocks() -> None:
     scheduler = Scheduler(config(blocks=1 + 2, budget=100))
     scheduler.add(request(1, BLOCK_SIZE + 1, max_tokens=2))
     scheduler.add(request(2, 3, max_tokens=2))
@@ -86,8 +86,8 @@ def test_a_request_waits_for_blocks_and_then_gets_them() -> None:
     scheduler.assert_empty()
 
 
-def test_the_youngest_yields_and_comes_back_first() -> None:
-    """Two blocks for two growing requests: the second gives way, and a third does not overtake it."""
+def test_youngest_request_is_preempted_and_restarts_first() -> None:
+    """Two growing requests run out of blocks: the second is preempted, and a third does not overtake it."""
     scheduler = Scheduler(config(blocks=1 + 4, budget=100))
     old, young, third = (request(n, 2 * BLOCK_SIZE - 2, max_tokens=12) for n in (1, 2, 3))
     for it in (old, young, third):
@@ -100,7 +100,7 @@ def test_the_youngest_yields_and_comes_back_first() -> None:
     scheduler.assert_empty()
 
 
-def test_a_plan_names_who_gave_way() -> None:
+def test_plan_lists_preempted_requests() -> None:
     scheduler = Scheduler(config(blocks=1 + 2, budget=100))
     old, young = request(1, BLOCK_SIZE - 1, max_tokens=8), request(2, 3, max_tokens=8)
     scheduler.add(old)
@@ -114,8 +114,8 @@ def test_a_plan_names_who_gave_way() -> None:
     assert scheduler._memory.blocks_of(young).tables == ([],)
 
 
-def test_nobody_gives_way_while_part_of_a_step_under_way() -> None:
-    """The oldest waits for that step, and the younger ones do not run on meanwhile."""
+def test_requests_of_a_step_under_way_are_not_preempted() -> None:
+    """The oldest request waits for that step, and the younger ones do not run meanwhile."""
     scheduler = Scheduler(config(blocks=1 + 2, budget=100))
     old, young = request(1, BLOCK_SIZE, max_tokens=8), request(2, 3, max_tokens=8)
     scheduler.add(old)
@@ -130,7 +130,7 @@ def test_nobody_gives_way_while_part_of_a_step_under_way() -> None:
     assert second.preempted == (young,)
 
 
-def test_a_second_step_is_planned_before_the_first_is_collected() -> None:
+def test_second_step_is_planned_before_the_first_is_collected() -> None:
     scheduler = Scheduler(config(budget=8))
     it = request(1, 10, max_tokens=3)
     scheduler.add(it)
@@ -145,8 +145,8 @@ def test_a_second_step_is_planned_before_the_first_is_collected() -> None:
     assert it.output_ids == [50, 51]
 
 
-def test_every_position_of_a_prompt_is_reported_once() -> None:
-    """In chunks, and although the request gives way in mid-reply and computes its prompt again."""
+def test_each_prompt_position_is_reported_once() -> None:
+    """The prompt is prefilled in chunks, and again after the request was preempted during its reply."""
     scheduler = Scheduler(config(blocks=1 + 3, budget=8))
     old = Request(1, tuple(range(20)), SamplingParams(max_tokens=12))
     young = Request(2, tuple(range(50, 62)), SamplingParams(max_tokens=8, prompt_logprobs=0))
@@ -162,7 +162,7 @@ def test_every_position_of_a_prompt_is_reported_once() -> None:
     assert positions == list(range(11))
 
 
-def test_a_prompt_to_be_reported_on_is_computed_whole() -> None:
+def test_prompt_with_logprobs_is_not_taken_from_the_cache() -> None:
     scheduler = Scheduler(config(budget=100))
     for params in (SamplingParams(max_tokens=1), SamplingParams(max_tokens=1, prompt_logprobs=0)):
         it = Request(id(params), tuple(range(40)), params)
@@ -171,14 +171,14 @@ def test_a_prompt_to_be_reported_on_is_computed_whole() -> None:
         assert it.num_cached == 0
 
 
-def test_nothing_is_planned_beyond_the_last_token() -> None:
+def test_no_step_is_planned_after_the_last_token() -> None:
     scheduler = Scheduler(config())
     scheduler.add(request(1, 3, max_tokens=1))
     scheduler.schedule()
     assert scheduler.schedule().scheduled == ()
 
 
-def test_blocks_of_an_ended_request_wait_for_the_steps_under_way() -> None:
+def test_blocks_of_an_ended_request_are_released_after_steps_under_way() -> None:
     scheduler = Scheduler(config())
     scheduler.add(request(1, 3))
     first, second = scheduler.schedule(), scheduler.schedule()
@@ -191,7 +191,7 @@ def test_blocks_of_an_ended_request_wait_for_the_steps_under_way() -> None:
 
 
 @pytest.mark.parametrize("prompt", [BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 2 * BLOCK_SIZE - 1])
-def test_a_reply_fills_the_context_and_not_one_token_more(prompt: int) -> None:
+def test_reply_stops_when_the_context_is_full(prompt: int) -> None:
     scheduler = Scheduler(config(context=2 * BLOCK_SIZE, budget=100))
     it = request(1, prompt, max_tokens=None)
     scheduler.add(it)
@@ -200,7 +200,7 @@ def test_a_reply_fills_the_context_and_not_one_token_more(prompt: int) -> None:
 
 
 @pytest.mark.parametrize(("prompt", "blocks"), [(0, 100), (64, 100), (200, 100), (16, 2)])
-def test_what_can_never_fit_is_refused_with_the_numbers(prompt: int, blocks: int) -> None:
+def test_prompt_that_never_fits_is_rejected_with_the_numbers(prompt: int, blocks: int) -> None:
     scheduler = Scheduler(config(context=64, blocks=blocks))
     with pytest.raises(PromptTooLong) as caught:
         scheduler.validate_request(request(1, prompt))
@@ -217,7 +217,7 @@ def test_what_can_never_fit_is_refused_with_the_numbers(prompt: int, blocks: int
         (2000, 4000, True, "Shorten the prompt, or start with a larger --context (at most 4,000 here)."),
     ],
 )
-def test_a_larger_context_is_advised_only_where_it_helps(
+def test_larger_context_is_suggested_only_if_it_helps(
     prompt: int, longest: int, fits_longer_context: bool, remedy: str
 ) -> None:
     scheduler = Scheduler(replace(config(context=64), longest_context=longest))
@@ -237,7 +237,7 @@ def finish_of(token_id: int, **params: object) -> FinishReason | None:
     return event.finish
 
 
-def test_why_a_reply_ends() -> None:
+def test_finish_reasons() -> None:
     assert finish_of(END) is FinishReason.STOP
     assert finish_of(END, ignore_eos=True) is None
     assert finish_of(5, stop_token_ids=(5,)) is FinishReason.STOP
@@ -246,7 +246,7 @@ def test_why_a_reply_ends() -> None:
     assert finish_of(5, max_tokens=1) is FinishReason.LENGTH
 
 
-def test_abort_is_legal_in_every_state() -> None:
+def test_abort_in_every_state() -> None:
     scheduler = Scheduler(config(running=1, budget=8))
     first, second, third = request(1, 20), request(2, 3), request(3, 3)
     for it in (first, second, third):
@@ -263,7 +263,7 @@ def test_abort_is_legal_in_every_state() -> None:
     scheduler.assert_empty()
 
 
-def test_assert_empty_sees_a_request_that_is_left() -> None:
+def test_assert_empty_raises_for_a_remaining_request() -> None:
     scheduler = Scheduler(config())
     scheduler.add(request(1, 3))
     with pytest.raises(RuntimeError, match="1 waiting"):

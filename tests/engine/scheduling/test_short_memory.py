@@ -1,4 +1,4 @@
-"""Allocations that fail: steps get smaller and are tried again; at most the request ends that cannot run alone."""
+"""Steps that run out of memory are retried with fewer tokens. Only a request that cannot run alone ends."""
 
 import random
 from collections.abc import Callable
@@ -17,7 +17,7 @@ GROUPS = (GroupConfig(), GroupConfig(window=24), GroupConfig(recurrent=True))
 
 
 def starve(runner: HashRunner, site: str, fails: Callable[[StepPlan], bool]) -> None:
-    """Have steps run out of memory, when they are launched or when they are collected."""
+    """Make steps run out of memory when they are launched, or when they are collected."""
     plans: dict[int, StepPlan] = {}
     launch, collect = runner.launch, runner.collect
 
@@ -37,7 +37,7 @@ def starve(runner: HashRunner, site: str, fails: Callable[[StepPlan], bool]) -> 
 
 
 def mixed_load(depth: int, seed: int) -> tuple[Run, HashRunner]:
-    """Families and single requests of all classes, in a pool that is too small for them, with every kind of group."""
+    """Run families and single requests of all classes in a pool that is too small, with every kind of group."""
     rng = random.Random(seed)
     engine, runner = hash_engine(seed=seed, num_blocks=24, depth=depth, budget=48, groups=GROUPS, host_blocks=12)
     run = Run(engine)
@@ -51,7 +51,7 @@ def mixed_load(depth: int, seed: int) -> tuple[Run, HashRunner]:
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("site", ["launch", "collect"])
 @pytest.mark.parametrize("every", range(2, 12))
-def test_steps_that_fail_now_and_then_cost_no_answer(every: int, site: str, depth: int) -> None:
+def test_occasional_out_of_memory_changes_no_token(every: int, site: str, depth: int) -> None:
     run, runner = mixed_load(depth, every)
     calls = iter(range(10**9))
     starve(runner, site, lambda _: next(calls) % every == every - 1)
@@ -62,7 +62,7 @@ def test_steps_that_fail_now_and_then_cost_no_answer(every: int, site: str, dept
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("site", ["launch", "collect"])
-def test_a_batch_shrinks_to_what_there_is_memory_for(site: str, depth: int) -> None:
+def test_batch_shrinks_to_the_available_memory(site: str, depth: int) -> None:
     run, runner = mixed_load(depth, 0)
     starve(runner, site, lambda plan: plan.num_tokens > 7 or len(plan.scheduled) > 2)
     run.run_out()
@@ -73,7 +73,7 @@ def test_a_batch_shrinks_to_what_there_is_memory_for(site: str, depth: int) -> N
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("site", ["launch", "collect"])
 @pytest.mark.parametrize("number", [1, 3, 6])
-def test_only_the_request_at_fault_ends(number: int, site: str, depth: int) -> None:
+def test_only_the_request_that_never_fits_ends(number: int, site: str, depth: int) -> None:
     engine, runner = hash_engine(depth=depth)
     run = Run(engine)
     for first in range(6):
@@ -91,7 +91,7 @@ def plan(*tokens: int) -> StepPlan:
     )
 
 
-def test_what_is_allowed_shrinks_and_comes_back() -> None:
+def test_step_limits_halve_and_recover() -> None:
     limits = StepLimits()
     assert limits.halve(plan(5, 6, 7))
     assert limits.requests > 3
