@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from app.bench.processes import cpu_seconds, machine_cpu_seconds
 
-_SHARE = 0.1  # of a core: below the usual background load of any machine
+_SHARE = 0.1  # of a core: more than the background load of an idle machine
 _LEAST_SECONDS = 0.05  # of processor time, which the system reports in steps of 0.01
 
 

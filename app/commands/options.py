@@ -90,7 +90,7 @@ def engine_options(command: Command) -> Command:
 
 
 def _with(options: Sequence[Callable[[Command], Command]], command: Command) -> Command:
-    for option in reversed(options):  # click lists the option that was added last first
+    for option in reversed(options):  # click lists options in the reverse order of their decorators
         command = option(command)
     return command
 

@@ -53,7 +53,9 @@ _FAILED = "Run ingle doctor. If it finds nothing, report this as a bug."
 @click.option("--min-p", type=float, help="Sample from tokens at least this likely, relative to the most likely one.")
 @click.option("--repetition-penalty", type=float, help="Make repeated tokens less likely (values above 1).")
 @click.option("--stop", multiple=True, help="End the answer before this text. Repeatable.")
-@click.option("--seed", type=int, help="Seed of the random numbers: the same seed gives the same answer.")
+@click.option(
+    "--seed", type=int, help="Seed of the random numbers: the same seed gives the same answer. Default: random."
+)
 @engine_options
 @click.option("--json", "as_object", is_flag=True, help="Print one JSON object when the answer is complete.")
 @click.option("-q", "--quiet", is_flag=True, help="Print no progress, and no reasoning of the model.")

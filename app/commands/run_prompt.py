@@ -25,7 +25,7 @@ class NoPreviousRun(AppError):
 
 
 def read_question(argument: str | None) -> str:
-    """The question: `argument`, stdin if it is missing or "-", or both if text is piped in beside an argument.
+    """Return the question: `argument`, stdin if it is missing or "-", or both if text is piped in beside an argument.
 
     Raises click.UsageError if there is none.
     """
@@ -55,7 +55,7 @@ class _Exchange(msgspec.Struct):
 
 
 def previous_messages(state_folder: Path) -> "list[Message]":
-    """The messages of the previous `ingle run`, oldest first. Raises NoPreviousRun."""
+    """Return the messages of the previous `ingle run`, oldest first. Raises NoPreviousRun."""
     from app.generation.conversation import Message
 
     try:

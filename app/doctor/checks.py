@@ -159,7 +159,7 @@ def _cache(settings: Settings, progress: Progress) -> CheckResult:
         found = f"disabled ({settings.origins['kv_disk_gb']}), {format_bytes(kept)} in {folder}"
         return CheckResult(name, "warn" if kept else "ok", found, remedy)
     found = f"{format_bytes(kept)} of at most {format_bytes(limit)} in {folder}"
-    if kept > limit + limit // SWEEP_FRACTION:  # the slack is what may be written between two checks of the size
+    if kept > limit + limit // SWEEP_FRACTION:  # allows for writes between two checks of the size
         remedy = "It shrinks the next time a model is used. ingle cache clear deletes it now."
         return CheckResult(name, "warn", found, remedy)
     return CheckResult(name, "ok", found)
