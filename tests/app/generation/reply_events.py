@@ -1,4 +1,4 @@
-"""The events of a reply to a prompt of token ids, one after the other."""
+"""Helper that generates one reply to a prompt of token ids."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -18,7 +18,10 @@ async def reply_events(
     reply: ReplyOptions = PLAIN_REPLY,
     origin: Origin = PROGRAM,
 ) -> AsyncGenerator[ChatEvent]:
-    """Closing it ends the reply. Raises what `ChatService.reply` raises."""
+    """Yield the events of the reply, one by one.
+
+    Closing the generator ends it. Raises what `ChatService.reply` raises.
+    """
     async with aclosing(service.reply([prompt], GenerationOptions([params], reply=reply), origin)) as batches:
         async for batch in batches:
             for _, event in batch:

@@ -5,11 +5,11 @@ import pytest
 from app.generation.conversation import InvalidMessage, Message, ToolCall, text_of
 
 
-def test_a_plain_message_has_role_and_content_only() -> None:
+def test_plain_message_has_only_role_and_content() -> None:
     assert Message("user", "hi").to_template() == {"role": "user", "content": "hi"}
 
 
-def test_content_is_empty_rather_than_absent() -> None:
+def test_missing_content_is_empty() -> None:
     assert Message("assistant", tool_calls=(ToolCall("now", {}),)).to_template()["content"] == ""
 
 
@@ -36,7 +36,7 @@ def test_every_field_reaches_the_template() -> None:
     }
 
 
-def test_a_call_without_id_has_no_id_key() -> None:
+def test_call_without_id_has_no_id_key() -> None:
     assert ToolCall("now", {}).to_template() == {"type": "function", "function": {"name": "now", "arguments": {}}}
 
 
@@ -46,7 +46,7 @@ def test_arguments_are_parsed(text: str, arguments: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '"a"', "null", "1", "[" * 100_000])
-def test_arguments_that_are_no_object_are_refused_by_name(text: str) -> None:
+def test_non_object_arguments_are_refused(text: str) -> None:
     with pytest.raises(InvalidMessage, match="'get_time'") as caught:
         ToolCall.parse("get_time", text)
     assert caught.value.remedy
@@ -63,7 +63,7 @@ def test_arguments_that_are_no_object_are_refused_by_name(text: str) -> None:
         ([{"type": "output_text", "text": "a", "annotations": []}, {"type": "refusal", "refusal": "no"}], "a\nno"),
     ],
 )
-def test_content_becomes_text(content: str | list[dict[str, object]] | None, text: str) -> None:
+def test_content_parts_become_text(content: str | list[dict[str, object]] | None, text: str) -> None:
     assert text_of(content) == text
 
 
@@ -79,6 +79,6 @@ def test_content_becomes_text(content: str | list[dict[str, object]] | None, tex
         {},
     ],
 )
-def test_other_parts_are_refused(part: dict[str, object]) -> None:
+def test_non_text_parts_are_refused(part: dict[str, object]) -> None:
     with pytest.raises(InvalidMessage, match="only text"):
         text_of([{"type": "text", "text": "before"}, part])

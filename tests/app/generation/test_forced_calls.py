@@ -1,4 +1,4 @@
-"""Any tokens that the grammar of forced calls lets through are calls, under real templates whose tags are tokens."""
+"""All tokens that a grammar of forced calls allows form calls, with real templates whose tags are tokens."""
 
 import asyncio
 import json
@@ -28,10 +28,10 @@ from tests.app.generation.tool_parsers.parsed_reply import ParsedReply
 
 TAG = re.compile(r"<[|｜]?[\w/:▁ -]{2,40}[|｜]?>|\[/?[A-Z_]{3,}\]")
 END = "<|the_end|>"
-SEVERAL_MESSAGES = ("<|flush|>", "<|calls|>")  # with these, `<|end|>` does not end a reply
-LONGEST_END = len("[BEGIN FINAL RESPONSE]")  # in tokens, where it is none itself
-UNRENDERED = "fireworks-ai-llama-3-firefunction-v2"  # needs variables that belong to no chat
-HOW = {"description": "How"}  # without one, some templates fail
+SEVERAL_MESSAGES = ("<|flush|>", "<|calls|>")  # with these tokens, `<|end|>` does not end a reply
+LONGEST_END = len("[BEGIN FINAL RESPONSE]")  # in tokens, if the mark is not a token
+UNRENDERED = "fireworks-ai-llama-3-firefunction-v2"  # needs variables that no chat has
+HOW = {"description": "How"}  # some templates fail without a description
 SCHEMAS: dict[str, dict[str, Any]] = {
     "find": {
         "type": "object",
@@ -49,7 +49,7 @@ TOOLS = [
     Tool(name, {"type": "function", "function": {"name": name, "description": name, "parameters": schema}}, schema)
     for name, schema in SCHEMAS.items()
 ]
-GENERIC = {  # that have no place for tools, or do not say how they are called
+GENERIC = {  # templates that do not support tools, or do not show the format of calls
     "HuggingFaceTB-SmolLM3-3B", "LFM2-8B-A1B", "LFM2.5-Instruct", "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
     "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "deepseek-ai-DeepSeek-V3.1", "fireworks-ai-llama-3-firefunction-v2",
     "google-gemma-2-2b-it", "llama-cpp-deepseek-r1", "llama-cpp-rwkv-world", "microsoft-Phi-3.5-mini-instruct",
@@ -57,7 +57,7 @@ GENERIC = {  # that have no place for tools, or do not say how they are called
 
 
 def vocabulary(template: str) -> Tokenizer:
-    """Bytes, and each tag in a template as a token; every other one is hidden where text is shown."""
+    """Return a vocabulary of bytes and of all tags in a template. Every other tag is hidden in text."""
     letters = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     library = Library(models.BPE(letters, []))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -69,14 +69,14 @@ def vocabulary(template: str) -> Tokenizer:
     return tokenizer
 
 
-def walked(grammar: Grammar, tokenizer: Tokenizer, chance: random.Random) -> list[int]:
-    """Any tokens that a grammar lets through."""
+def random_walk(grammar: Grammar, tokenizer: Tokenizer, chance: random.Random) -> list[int]:
+    """Return random tokens that a grammar allows."""
     constraint, ids = grammar.start(jumps=True), list[int]()
     while not constraint.ended and len(ids) < 5000:
         words = np.zeros(-(-tokenizer.vocab_size // 32), np.int32)
         assert constraint.fill(words)
         allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
-        marks = [token_id for token_id in allowed if token_id >= 256]  # as likely as all else together
+        marks = [token_id for token_id in allowed if token_id >= 256]  # as likely as all other tokens together
         token_id = int(chance.choice(chance.choice([allowed, marks or allowed])))
         ids += [token_id, *constraint.accept(token_id)]
         if ids[-1] in tokenizer.end_of_generation_ids:
@@ -84,7 +84,7 @@ def walked(grammar: Grammar, tokenizer: Tokenizer, chance: random.Random) -> lis
     return ids
 
 
-def heard(reader: ReplyReader, ids: list[int], tokenizer: Tokenizer) -> ParsedReply:
+def parse_reply(reader: ReplyReader, ids: list[int], tokenizer: Tokenizer) -> ParsedReply:
     events = [
         event
         for token_id in ids
@@ -97,7 +97,7 @@ def heard(reader: ReplyReader, ids: list[int], tokenizer: Tokenizer) -> ParsedRe
 
 
 @pytest.mark.parametrize("parallel", [False, True])
-def test_whatever_is_let_through_is_a_call(
+def test_forced_grammar_only_allows_valid_calls(
     llama_cpp_models: Path, renderer: ChatTemplateRenderer, request: pytest.FixtureRequest, parallel: bool
 ) -> None:
     templates = {path.stem: path for path in sorted((llama_cpp_models / "templates").glob("*.jinja"))}
@@ -129,14 +129,14 @@ def check_tools(tokenizer: Tokenizer, encoder: PromptEncoder, conversation: Conv
     grammar = asyncio.run(GrammarCompiler(tokenizer).compile(source))
     limited = encoder.format.with_thinking_budget(conversation, rendered, grammar)
     assert limited is not None
-    ids = walked(limited, tokenizer, random.Random())
+    ids = random_walk(limited, tokenizer, random.Random())
     reader = ReplyReader(tokenizer, (), encoder.format.parser(conversation, rendered))
-    parsed = heard(reader, ids, tokenizer)
-    told = (name, [tokenizer.token_bytes(token_id, show_control=True) for token_id in ids])
-    assert reader.reasoning_tokens <= 8 + 3 + LONGEST_END, told  # a character may be begun
-    assert not parsed.text.strip(), told
-    assert parsed.calls, told
-    assert conversation.parallel_calls or len(parsed.calls) == 1, told
+    parsed = parse_reply(reader, ids, tokenizer)
+    details = (name, [tokenizer.token_bytes(token_id, show_control=True) for token_id in ids])
+    assert reader.reasoning_tokens <= 8 + 3 + LONGEST_END, details  # the end may wait for the rest of a character
+    assert not parsed.text.strip(), details
+    assert parsed.calls, details
+    assert conversation.parallel_calls or len(parsed.calls) == 1, details
     for call in parsed.calls:
-        assert call.ended, told
+        assert call.ended, details
         jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])

@@ -1,4 +1,4 @@
-"""Tools for models whose chat template has no place for them, under the real templates of such models."""
+"""Tools for models whose chat template does not support them, with the real templates of such models."""
 
 import asyncio
 import copy
@@ -20,7 +20,15 @@ from app.generation.reply import ReplyReader
 from app.generation.reply_token_cache import ReplyTokenCache
 from app.generation.template import ChatTemplateRenderer
 from app.text.tokenizer import Tokenizer
-from tests.app.generation.test_forced_calls import GENERIC, SCHEMAS, TOOLS, UNRENDERED, heard, vocabulary, walked
+from tests.app.generation.test_forced_calls import (
+    GENERIC,
+    SCHEMAS,
+    TOOLS,
+    UNRENDERED,
+    parse_reply,
+    random_walk,
+    vocabulary,
+)
 from tests.app.generation.tool_parsers.parsed_reply import ParsedReply, parse_pieces
 from tests.app.generation.tool_parsers.test_second_turn import generated
 
@@ -32,7 +40,7 @@ RESULT = Message("tool", "22 degrees", tool_call_id="abcdef123", name="find")
 WRITTEN_CALL = (
     '<tool_call>\n{"name": "find", "arguments": {"city": "San José", "nights": 2, "by": ["train"]}}\n</tool_call>'
 )
-# Replies of the first four begin with thoughts, which are left out later; the last writes a space in front of them.
+# The first four render reasoning at the start of a reply, and omit it later. The last adds a space before replies.
 WRITTEN_OTHERWISE = {
     "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
     "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
@@ -64,16 +72,16 @@ def prompt_of(encoder: PromptEncoder, conversation: Conversation) -> ChatPrompt:
     return ChatPrompt(ids, encoder.format, conversation, rendered)
 
 
-def drawn(
+def random_reply(
     tokenizer: Tokenizer, prompt: ChatPrompt, asked: GrammarSource | None = None, seed: float | None = None
 ) -> ParsedReply:
-    """A reply of any tokens that its grammar lets through."""
+    """Return a reply of random tokens that its grammar allows."""
     source, _ = prompt.grammar(asked)
     assert source is not None
     grammar = prompt.with_thinking_budget(asyncio.run(GrammarCompiler(tokenizer).compile(source)))
     assert grammar is not None
-    ids = walked(grammar, tokenizer, random.Random(seed))
-    return heard(ReplyReader(tokenizer, (), prompt.new_parser()), ids, tokenizer)
+    ids = random_walk(grammar, tokenizer, random.Random(seed))
+    return parse_reply(ReplyReader(tokenizer, (), prompt.new_parser()), ids, tokenizer)
 
 
 def check_calls(parsed: ParsedReply, most: int = 1000) -> None:
@@ -83,9 +91,7 @@ def check_calls(parsed: ParsedReply, most: int = 1000) -> None:
         jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
 
 
-def test_the_model_is_told_of_the_tools_and_of_the_system_message(
-    template: str, tokenizer: Tokenizer, renderer: ChatTemplateRenderer
-) -> None:
+def test_system_message_includes_tools(template: str, tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     encoder = PromptEncoder(with_template(tokenizer, template), renderer, ReplyTokenCache())
     assert encoder.format.tool_support is ToolSupport.GENERIC
     for messages in ([QUESTION], [SYSTEM, QUESTION], [SYSTEM, QUESTION, CALLED, RESULT]):
@@ -100,41 +106,41 @@ def test_the_model_is_told_of_the_tools_and_of_the_system_message(
         assert rendered.count("<tools>") == 1
 
 
-def test_a_reply_is_an_answer_or_calls(template: str, renderer: ChatTemplateRenderer) -> None:
+def test_reply_is_an_answer_or_calls(template: str, renderer: ChatTemplateRenderer) -> None:
     tokenizer = vocabulary(template)
     encoder = PromptEncoder(tokenizer, renderer, ReplyTokenCache())
     for parallel, most in ((True, 1000), (None, 1)):
         conversation = Conversation([QUESTION], TOOLS, parallel_calls=parallel, thinking_budget=8)
         kinds = set()
         for _ in range(4):
-            parsed = drawn(tokenizer, prompt_of(encoder, conversation))
+            parsed = random_reply(tokenizer, prompt_of(encoder, conversation))
             check_calls(parsed, most)
             assert not (parsed.text and parsed.calls)
             kinds.add(bool(parsed.calls))
         assert kinds
 
 
-def test_forced_calls_and_forbidden_ones(template: str, renderer: ChatTemplateRenderer) -> None:
+def test_tool_choice_forces_or_forbids_calls(template: str, renderer: ChatTemplateRenderer) -> None:
     tokenizer = vocabulary(template)
     encoder = PromptEncoder(tokenizer, renderer, ReplyTokenCache())
     now = [tool for tool in TOOLS if tool.name == "now"]
     named = Conversation([QUESTION], TOOLS, now, ToolUse.FORCED, thinking_budget=8)
-    parsed = drawn(tokenizer, prompt_of(encoder, named))
+    parsed = random_reply(tokenizer, prompt_of(encoder, named))
     assert [(call.name, call.arguments, call.ended) for call in parsed.calls] == [("now", "{}", True)]
     assert parsed.text == ""
     for _ in range(3):
         none = Conversation([QUESTION], TOOLS, [], thinking_budget=8)
-        assert drawn(tokenizer, prompt_of(encoder, none)).calls == []
+        assert random_reply(tokenizer, prompt_of(encoder, none)).calls == []
     same = [encoder.encode_conversation(Conversation([QUESTION], TOOLS, allowed))[0] for allowed in (None, now, [])]
-    assert same[0] == same[1] == same[2]  # nothing is computed again where the choice changes
+    assert same[0] == same[1] == same[2]  # a different tool choice invalidates no cache
 
 
-def test_answers_keep_to_a_schema_beside_calls(template: str, renderer: ChatTemplateRenderer) -> None:
+def test_answers_follow_a_schema_unless_tools_are_called(template: str, renderer: ChatTemplateRenderer) -> None:
     tokenizer = vocabulary(template)
     encoder = PromptEncoder(tokenizer, renderer, ReplyTokenCache())
     asked = GrammarSource.schema({"type": "integer", "minimum": 0, "maximum": 9})
     for _ in range(4):
-        parsed = drawn(tokenizer, prompt_of(encoder, Conversation([QUESTION], TOOLS, thinking_budget=8)), asked)
+        parsed = random_reply(tokenizer, prompt_of(encoder, Conversation([QUESTION], TOOLS, thinking_budget=8)), asked)
         check_calls(parsed)
         assert parsed.calls or parsed.text in list("0123456789")
 
@@ -147,7 +153,7 @@ REPLIES = [
 
 
 @pytest.mark.parametrize(("written", "said"), REPLIES, ids=["call", "calls", "answer"])
-def test_the_second_turn_has_the_ids_of_the_first(
+def test_second_turn_starts_with_ids_of_first_turn(
     llama_cpp_models: Path, tokenizer: Tokenizer, renderer: ChatTemplateRenderer, written: str, said: Message
 ) -> None:
     reused = []
@@ -170,7 +176,7 @@ def test_the_second_turn_has_the_ids_of_the_first(
     assert set(TEMPLATES) - set(reused) == WRITTEN_OTHERWISE
 
 
-def test_calls_of_earlier_turns_are_told_where_there_are_no_tools_now(
+def test_earlier_calls_are_rendered_without_current_tools(
     template: str, tokenizer: Tokenizer, renderer: ChatTemplateRenderer
 ) -> None:
     encoder = PromptEncoder(with_template(tokenizer, template), renderer, ReplyTokenCache())
@@ -183,7 +189,7 @@ def test_calls_of_earlier_turns_are_told_where_there_are_no_tools_now(
     assert prompt.grammar(None) == (None, False)
 
 
-def test_what_people_write_spells_no_markup(renderer: ChatTemplateRenderer, llama_cpp_models: Path) -> None:
+def test_user_text_contains_no_markup(renderer: ChatTemplateRenderer, llama_cpp_models: Path) -> None:
     source = (llama_cpp_models / "templates" / "microsoft-Phi-3.5-mini-instruct.jinja").read_text(encoding="utf-8")
     tokenizer = vocabulary(f"{source}{{# <tool_call> #}}")
     mark = tokenizer.control_tokens["<tool_call>"]
@@ -199,9 +205,7 @@ def test_what_people_write_spells_no_markup(renderer: ChatTemplateRenderer, llam
     assert marks(QUESTION, CALLED, RESULT) == own + 1
 
 
-def test_a_reply_that_has_begun_is_an_answer(
-    template: str, tokenizer: Tokenizer, renderer: ChatTemplateRenderer
-) -> None:
+def test_continued_reply_is_an_answer(template: str, tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     encoder = PromptEncoder(with_template(tokenizer, template), renderer, ReplyTokenCache())
     prompt = prompt_of(encoder, Conversation([QUESTION], TOOLS, reply_prefix="It is"))
     assert prompt.grammar(None) == (None, False)
@@ -210,7 +214,7 @@ def test_a_reply_that_has_begun_is_an_answer(
     assert rendered.endswith(f"{ANSWER_MARK}It is")
 
 
-def test_results_join_what_the_user_says_behind_them() -> None:
+def test_tool_results_join_the_next_user_message() -> None:
     messages = [QUESTION, CALLED, RESULT, replace_content(RESULT, "cold"), Message("user", "Well?")]
     *_, last = generic_messages(messages, [])
     assert last == Message(
@@ -222,7 +226,7 @@ def replace_content(message: Message, content: str) -> Message:
     return message.with_texts(lambda text: content if text == message.content else text)
 
 
-def test_schemas_that_cannot_be_compiled_are_loosened_unless_calls_are_forced(
+def test_uncompilable_schemas_are_dropped_unless_calls_are_forced(
     tokenizer: Tokenizer, renderer: ChatTemplateRenderer
 ) -> None:
     encoder = PromptEncoder(tokenizer, renderer, ReplyTokenCache())

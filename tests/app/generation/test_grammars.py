@@ -1,4 +1,4 @@
-"""Grammars over the vocabulary of a real model: whoever keeps to the masks writes what was asked for."""
+"""Grammars with a real model's vocabulary: random replies within the masks match the grammar."""
 
 import asyncio
 import json
@@ -40,8 +40,8 @@ def compiled(compiler: GrammarCompiler, source: GrammarSource) -> Grammar:
     return asyncio.run(compiler.compile(source))
 
 
-def written(compiler: GrammarCompiler, tokenizer: Tokenizer, source: GrammarSource, *, jumps: bool) -> str:
-    """What somebody writes who knows nothing but the masks."""
+def random_reply(compiler: GrammarCompiler, tokenizer: Tokenizer, source: GrammarSource, *, jumps: bool) -> str:
+    """Return a random reply within the masks."""
     chance, constraint = random.Random(), compiled(compiler, source).start(jumps=jumps)
     ids: list[int] = []
     while not constraint.ended and len(ids) < 400:
@@ -57,34 +57,36 @@ def written(compiler: GrammarCompiler, tokenizer: Tokenizer, source: GrammarSour
 
 
 @pytest.mark.parametrize("jumps", [False, True])
-def test_a_schema_is_kept(compiler: GrammarCompiler, tokenizer: Tokenizer, jumps: bool) -> None:
+def test_replies_match_the_schema(compiler: GrammarCompiler, tokenizer: Tokenizer, jumps: bool) -> None:
     for _ in range(8):
-        text = written(compiler, tokenizer, GrammarSource.schema(PERSON), jumps=jumps)
+        text = random_reply(compiler, tokenizer, GrammarSource.schema(PERSON), jumps=jumps)
         jsonschema.validate(json.loads(text), PERSON)
 
 
-def test_a_regular_expression_and_a_choice_are_kept(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+def test_replies_match_a_regular_expression_or_choice(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
     pattern = r"[A-Z]{2}-[0-9]{3,5}(, [a-z]{1,9}ß)?"
     choices = ['yes "indeed"', "no\nnever", "日本"]
     grammar = GrammarSource("lark", 'start: "(" NUMBER ")" | "[" start "]"\nNUMBER: /[0-9]{1,3}/')
     for _ in range(8):
-        assert re.fullmatch(pattern, written(compiler, tokenizer, GrammarSource("regex", pattern), jumps=True))
-        assert written(compiler, tokenizer, GrammarSource.choice(choices), jumps=True) in choices
-        assert re.fullmatch(r"\[*\(\d{1,3}\)\]*", written(compiler, tokenizer, grammar, jumps=True))
+        assert re.fullmatch(pattern, random_reply(compiler, tokenizer, GrammarSource("regex", pattern), jumps=True))
+        assert random_reply(compiler, tokenizer, GrammarSource.choice(choices), jumps=True) in choices
+        assert re.fullmatch(r"\[*\(\d{1,3}\)\]*", random_reply(compiler, tokenizer, grammar, jumps=True))
 
 
-def test_what_must_follow_is_said(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+def test_forced_tokens_are_returned(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
     constraint = compiled(compiler, GrammarSource.choice(["alphabetically sorted", "numbered"])).start(jumps=True)
     (first,) = tokenizer.encode_plain("alpha", at_start=False)
     assert tokenizer.decode(constraint.accept(first), continues_text=True) == "betically sorted"
     assert constraint.ended
 
 
-def test_other_vocabularies_keep_it_too(vocabularies: Callable[[str], Tokenizer]) -> None:
+def test_other_vocabularies_match_the_schema(vocabularies: Callable[[str], Tokenizer]) -> None:
     for name in ("llama-spm", "qwen2"):
         tokenizer = vocabularies(name)
         compiler = GrammarCompiler(tokenizer)
-        jsonschema.validate(json.loads(written(compiler, tokenizer, GrammarSource.schema(PERSON), jumps=True)), PERSON)
+        jsonschema.validate(
+            json.loads(random_reply(compiler, tokenizer, GrammarSource.schema(PERSON), jumps=True)), PERSON
+        )
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,7 @@ def test_other_vocabularies_keep_it_too(vocabularies: Callable[[str], Tokenizer]
         ({"items": {"$ref": "#/$defs/x"}, "$defs": {"x": {"pattern": "(a"}}}, ".$defs.x.pattern", "unclosed"),
     ],
 )
-def test_a_bad_schema_is_refused_with_the_place(
+def test_invalid_schema_is_refused_with_its_path(
     compiler: GrammarCompiler, schema: dict[str, Json], place: str, problem: str
 ) -> None:
     with pytest.raises(InvalidGrammar, match=problem) as refused:
@@ -109,7 +111,7 @@ def test_a_bad_schema_is_refused_with_the_place(
 
 
 @pytest.mark.parametrize("lenient", [False, True])
-def test_the_schemas_of_anything_and_of_nothing(compiler: GrammarCompiler, lenient: bool) -> None:
+def test_true_schema_allows_any_value_and_false_is_refused(compiler: GrammarCompiler, lenient: bool) -> None:
     words = np.zeros(2000, np.int32)
     assert compiled(compiler, GrammarSource.schema(True, lenient=lenient)).start(jumps=False).fill(words)
     assert words.any()
@@ -117,11 +119,11 @@ def test_the_schemas_of_anything_and_of_nothing(compiler: GrammarCompiler, lenie
         compiled(compiler, GrammarSource.schema(False, lenient=lenient))
 
 
-def test_lenient_schemas_ignore_keywords_that_cannot_be_enforced(compiler: GrammarCompiler) -> None:
+def test_lenient_schemas_ignore_unenforceable_keywords(compiler: GrammarCompiler) -> None:
     compiled(compiler, GrammarSource.schema({"type": "object", "not": {"required": ["a"]}}, lenient=True))
 
 
-def test_what_is_too_large_is_refused(compiler: GrammarCompiler) -> None:
+def test_large_grammars_are_refused(compiler: GrammarCompiler) -> None:
     deep: Json = {"type": "string"}
     for _ in range(100):
         deep = {"items": deep}
@@ -131,7 +133,7 @@ def test_what_is_too_large_is_refused(compiler: GrammarCompiler) -> None:
         compiled(compiler, GrammarSource("regex", "a" * (MAX_SOURCE + 1)))
 
 
-def test_a_grammar_is_compiled_once_and_evicted_after_many_others(
+def test_grammar_is_cached_until_many_others_are_compiled(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.generation.grammars.MAX_CACHED", 3)
@@ -143,9 +145,7 @@ def test_a_grammar_is_compiled_once_and_evicted_after_many_others(
     assert compiled(compiler, ANY_OBJECT) is not first
 
 
-def test_a_grammar_that_nobody_asks_for_is_evicted_after_a_while(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unused_grammar_expires(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.generation.grammars.CACHED_SECONDS", 0.05)
     compiler = GrammarCompiler(tokenizer)
 
@@ -158,25 +158,25 @@ def test_a_grammar_that_nobody_asks_for_is_evicted_after_a_while(
 
 
 @pytest.mark.parametrize("text", ["a \x7f b", "tab\t", "\u2028", "\\"])
-def test_choices_may_have_any_character(compiler: GrammarCompiler, tokenizer: Tokenizer, text: str) -> None:
-    assert written(compiler, tokenizer, GrammarSource.choice([text]), jumps=True) == text
+def test_choices_may_contain_any_character(compiler: GrammarCompiler, tokenizer: Tokenizer, text: str) -> None:
+    assert random_reply(compiler, tokenizer, GrammarSource.choice([text]), jumps=True) == text
 
 
 @pytest.mark.parametrize(
     ("whitespace", "pattern"), [(None, r'\{"a":\[1,1\]\}'), ("[ ]{2}", r'\{  "a"  :  \[  1  ,  1  \]  \}')]
 )
-def test_whitespace_is_what_is_asked_for(
+def test_requested_whitespace_is_enforced(
     compiler: GrammarCompiler, tokenizer: Tokenizer, whitespace: str | None, pattern: str
 ) -> None:
     ones: Json = {"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2}
     schema: Json = {"properties": {"a": ones}, "required": ["a"]}
     source = GrammarSource.schema(schema, whitespace=whitespace)
-    text = written(compiler, tokenizer, source, jumps=True)
+    text = random_reply(compiler, tokenizer, source, jumps=True)
     assert json.loads(text) == {"a": [1, 1]}
     assert whitespace is not None or re.fullmatch(pattern, text)
 
 
-def test_parts_of_a_larger_grammar_are_checked_as_they_are_alone(compiler: GrammarCompiler) -> None:
+def test_parts_of_a_grammar_are_checked(compiler: GrammarCompiler) -> None:
     for part, problem in (
         (GrammarSource.schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
         (GrammarSource("gbnf", "root ::= a\na ::= root"), "requires itself"),

@@ -1,4 +1,4 @@
-"""Histograms of replies' times: each duration where it belongs, by class, and nothing counted that did not happen."""
+"""Latency histograms: each duration is counted in its bucket and its class."""
 
 import asyncio
 from collections.abc import Iterable
@@ -22,13 +22,13 @@ PROMPT = tuple(range(1000, 1040))
 BACKGROUND, NORMAL = ServiceClass.BACKGROUND, ServiceClass.NORMAL
 
 
-def observed(bounds: Iterable[float], *seconds: float) -> list[int]:
-    """How many of `seconds` are up to each bound, and past the one before."""
+def bucket_counts(bounds: Iterable[float], *seconds: float) -> list[int]:
+    """Return the counts of `seconds` by bucket."""
     edges = [0.0, *bounds, float("inf")]
     return [sum(low < one <= high for one in seconds) for low, high in pairwise(edges)]
 
 
-def test_a_duration_is_counted_at_the_first_bound_that_holds_it() -> None:
+def test_duration_is_counted_at_its_upper_bound() -> None:
     histogram = Histogram((1, 2, 5))
     for seconds in (0.5, 1, 1.5, 2, 5, 5.1, 1e9):
         histogram.observe(seconds)
@@ -36,22 +36,22 @@ def test_a_duration_is_counted_at_the_first_bound_that_holds_it() -> None:
     assert histogram.total_seconds == pytest.approx(1e9 + 15.1)
 
 
-def test_the_times_of_one_reply() -> None:
+def test_timer_records_times_of_one_reply() -> None:
     latencies = Latencies()
     timer = latencies.timer(BACKGROUND, 100.0)
     for now in (103.0, 103.025, 103.75):
         timer.record_token(now)
     timer.record_end(FinishReason.LENGTH, 104.0)
-    assert latencies.first_token[BACKGROUND].counts == observed(REPLY_BOUNDS, 3.0)
-    assert latencies.between_tokens[BACKGROUND].counts == observed(GAP_BOUNDS, 0.025, 0.725)
-    assert latencies.whole_reply[BACKGROUND].counts == observed(REPLY_BOUNDS, 4.0)
+    assert latencies.first_token[BACKGROUND].counts == bucket_counts(REPLY_BOUNDS, 3.0)
+    assert latencies.between_tokens[BACKGROUND].counts == bucket_counts(GAP_BOUNDS, 0.025, 0.725)
+    assert latencies.whole_reply[BACKGROUND].counts == bucket_counts(REPLY_BOUNDS, 4.0)
     assert latencies.between_tokens[BACKGROUND].total_seconds == pytest.approx(0.75)
     others = [latencies.first_token[NORMAL], latencies.between_tokens[NORMAL], latencies.whole_reply[NORMAL]]
     assert not any(sum(histogram.counts) for histogram in others)
 
 
 @pytest.mark.parametrize("finish", list(FinishReason))
-def test_only_replies_that_end_by_themselves_tell_how_long_replies_take(finish: FinishReason) -> None:
+def test_total_time_excludes_aborted_replies(finish: FinishReason) -> None:
     latencies = Latencies()
     latencies.timer(NORMAL, 0.0).record_end(finish, 2.0)
     assert latencies.ends == {reason: reason is finish for reason in FinishReason}
@@ -59,8 +59,8 @@ def test_only_replies_that_end_by_themselves_tell_how_long_replies_take(finish: 
     assert sum(latencies.whole_reply[NORMAL].counts) == whole
 
 
-def test_streams_time_what_arrives() -> None:
-    """A prompt that is read in three steps, of which only the last brings a token, and two more tokens."""
+def test_streams_record_latencies() -> None:
+    """A prefill of three steps, of which only the last yields a token, and two more tokens."""
 
     async def main() -> None:
         clock = Clock()
@@ -73,16 +73,16 @@ def test_streams_time_what_arrives() -> None:
                     steps.release()
                     await asyncio.wait_for(anext(stream), HANGING_SECONDS)
             latencies = streams.latencies
-        assert latencies.first_token[BACKGROUND].counts == observed(REPLY_BOUNDS, 0.3)
-        assert latencies.between_tokens[BACKGROUND].counts == observed(GAP_BOUNDS, 0.04, 0.004)
-        assert latencies.whole_reply[BACKGROUND].counts == observed(REPLY_BOUNDS, 0.344)
+        assert latencies.first_token[BACKGROUND].counts == bucket_counts(REPLY_BOUNDS, 0.3)
+        assert latencies.between_tokens[BACKGROUND].counts == bucket_counts(GAP_BOUNDS, 0.04, 0.004)
+        assert latencies.whole_reply[BACKGROUND].counts == bucket_counts(REPLY_BOUNDS, 0.344)
         assert latencies.ends[FinishReason.LENGTH] == sum(latencies.ends.values()) == 1
 
     asyncio.run(main())
 
 
-def test_each_request_ends_once_and_for_its_reason(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
-    """By itself, at a stop string, because it was left, and because the engine is stopped."""
+def test_each_request_is_counted_once_by_finish_reason(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+    """Finish reasons: end of reply, stop string, abort, and shutdown."""
 
     async def main() -> None:
         streams = TokenStreams(hash_engine()[0])
@@ -115,7 +115,7 @@ def test_each_request_ends_once_and_for_its_reason(tokenizer: Tokenizer, rendere
     asyncio.run(main())
 
 
-def test_the_tokens_of_a_search_come_at_once_and_count_as_one() -> None:
+def test_beam_search_counts_as_one_token() -> None:
     async def main() -> None:
         engine, _ = hash_engine()
         async with TokenStreams(engine) as streams:

@@ -1,4 +1,4 @@
-"""How replies are read: as the model's own file states it, where that is understood, or else by its chat template."""
+"""The format of replies: from the model's response template if supported, else detected from its chat template."""
 
 import asyncio
 import copy
@@ -42,7 +42,7 @@ STATED = {
         (STATED, "<think>a</think>b", []),
     ],
 )  # fmt: skip
-def test_what_the_model_states_counts_where_it_is_understood(
+def test_response_template_overrides_detected_format(
     tokenizer: Tokenizer,
     renderer: ChatTemplateRenderer,
     llama_cpp_models: Path,
@@ -74,7 +74,7 @@ def lets_through(grammar: Grammar, tokenizer: Tokenizer, ids: Sequence[int]) -> 
     [("openai-gpt-oss-120b", "<|channel|>analysis<|message|><"), ("Qwen-Qwen3-0.6B", "<think><")],
 )
 @pytest.mark.parametrize("budget", [None, 1, 0])
-def test_where_nothing_may_be_thought_no_thoughts_begin(
+def test_grammar_excludes_reasoning_when_thinking_is_off(
     tokenizer: Tokenizer,
     renderer: ChatTemplateRenderer,
     llama_cpp_models: Path,

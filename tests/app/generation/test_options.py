@@ -1,4 +1,4 @@
-"""Options of a generation: what limits them, and what is resolved into every candidate."""
+"""Generation options: defaults of sampling fields, limits, and the parameters of candidates."""
 
 from typing import Any
 
@@ -13,25 +13,25 @@ API = {"temperature": 0.8, "top_k": 40}
 GREEDY = DefaultSampling({**RECOMMENDED, "temperature": 0.0})
 
 
-def test_a_seed_gives_each_candidate_the_next_one() -> None:
+def test_candidates_get_consecutive_seeds() -> None:
     assert [one.seed for one in candidates({}, 3, 2**64 - 1)] == [2**64 - 1, 0, 1]
     drawn = {one.seed for one in candidates({}, 8, None)}
     assert len(drawn) == 8
 
 
-def test_a_beam_search_has_as_many_replies_as_results() -> None:
+def test_beam_search_has_one_reply_per_result() -> None:
     assert GenerationOptions([SamplingParams()] * 3).replies == 3
     assert GenerationOptions([SamplingParams(beams=BeamParams(4, results=2), logprobs=0)]).replies == 2
 
 
-def test_breakers_reach_only_candidates_with_a_repetition_penalty() -> None:
+def test_breakers_are_set_only_with_dry_penalty() -> None:
     options = GenerationOptions([SamplingParams(dry=DryParams(0.8)), SamplingParams()], 2)
     penalized, plain = options.with_grammar(None, frozenset({7})).candidates
     assert penalized.dry == DryParams(0.8, breakers=frozenset({7}))
     assert plain.dry is None
 
 
-def test_a_context_caps_the_prompt_and_the_reply_together() -> None:
+def test_context_limits_prompt_and_reply_together() -> None:
     options = GenerationOptions([SamplingParams(), SamplingParams(max_tokens=4)], 2, context=10)
     assert [one.max_tokens for one in options.clamp_to_context(range(3))] == [7, 4]
     assert [one.max_tokens for one in options.clamp_to_context(range(8))] == [2, 2]
@@ -58,13 +58,13 @@ def test_given_fields_win_one_by_one(given: dict[str, Any], changed: dict[str, A
     assert API_DEFAULTS.fill(given, API) == API | changed
 
 
-def test_insertion_has_no_penalty_for_repeating_the_prompt() -> None:
+def test_infilling_drops_the_repetition_penalty() -> None:
     filled = DefaultSampling(RECOMMENDED).fill({}, API, inserts=True)
     assert filled == {name: value for name, value in RECOMMENDED.items() if name != "repetition_penalty"}
     assert DefaultSampling(RECOMMENDED).fill({"repetition_penalty": 1.3}, inserts=True)["repetition_penalty"] == 1.3
 
 
-def test_several_replies_are_drawn_where_one_would_be_greedy() -> None:
+def test_several_replies_raise_a_zero_temperature() -> None:
     assert GREEDY.fill({})["temperature"] == 0
     assert GREEDY.fill({}, several=True)["temperature"] == 0.7
     assert GREEDY.fill({"temperature": 0.0}, several=True)["temperature"] == 0

@@ -1,13 +1,13 @@
-"""Requests on their way to the engine: when they count as stuck."""
+"""Detection of requests that are stuck in preparation."""
 
 from app.generation.service import STUCK_SECONDS, Preparation
 from tests.app.server.live_server import Clock
 
 
-def test_requests_that_are_never_prepared_are_a_problem_until_one_gets_on() -> None:
+def test_stuck_preparation_is_a_problem_until_one_finishes() -> None:
     clock = Clock()
     preparation = Preparation(clock)
-    clock.seconds += 10 * STUCK_SECONDS  # idle for long
+    clock.seconds += 10 * STUCK_SECONDS  # a long idle time
     assert preparation.problem() == ""
     with preparation.track():
         clock.seconds += STUCK_SECONDS - 1

@@ -1,5 +1,7 @@
-"""Prompts whose earlier replies stand with the very ids that they were generated as, over real vocabularies and
-templates. The replies are random tokens, whose text hardly ever encodes to them again."""
+"""Prompts contain the generated ids of earlier replies, with real vocabularies and templates.
+
+The replies are random tokens. Encoding their text hardly ever gives the same tokens again.
+"""
 
 import copy
 import functools
@@ -67,7 +69,7 @@ def told_text(tokenizer: Tokenizer, ids: Sequence[int], stop: Sequence[str] = ()
 
 
 def words(tokenizer: Tokenizer, rng: random.Random, count: int) -> list[int]:
-    """Tokens of whole characters. The outer ones are no white space, which templates take away."""
+    """Return tokens of whole characters. The first and last ones are not white space, which templates strip."""
     while True:
         ids: list[int] = []
         while len(ids) < count:
@@ -84,7 +86,7 @@ def words(tokenizer: Tokenizer, rng: random.Random, count: int) -> list[int]:
 
 @dataclass
 class Chat:
-    """A client, and what it asks of an encoder."""
+    """A client that keeps a conversation, and the encoder of its prompts."""
 
     tokenizer: Tokenizer
     renderer: ChatTemplateRenderer
@@ -101,22 +103,22 @@ class Chat:
         return self.prompt_ids
 
     def reply(self, ids: Sequence[int], stop: Sequence[str] = (), *, stored: bool = True) -> str:
-        """The model's answer; the client keeps its text."""
+        """Add the model's reply. The client keeps its text."""
         told = told_text(self.tokenizer, ids, stop)
         self.encoder.remember(GeneratedReply(self.prompt_ids, ids, told, continues_text=False, stored=stored))
         self.messages.append(Message("assistant", told))
         return told
 
-    def says(self, text: str) -> None:
-        """The client sends other text than it was told."""
+    def replace_reply(self, text: str) -> None:
+        """Replace the last reply by other text."""
         self.messages[-1] = Message("assistant", text)
 
     def without_memory(self) -> tuple[int, ...]:
         return PromptEncoder(self.tokenizer, self.renderer, ReplyTokenCache()).encode(self.messages)
 
 
-def meaning(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int | bytes]:
-    """The control tokens, and the bytes between them."""
+def decoded_parts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int | bytes]:
+    """Return the control tokens, and the bytes between them."""
     control = frozenset(tokenizer.control_tokens.values())
     parts: list[int | bytes] = [b""]
     for token_id in ids:
@@ -134,7 +136,7 @@ def end_token(tokenizer: Tokenizer) -> list[int]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_each_prompt_begins_with_the_last_one_and_its_reply(
+def test_prompt_starts_with_previous_prompt_and_reply(
     models: Callable[[str], Tokenizer], renderer: ChatTemplateRenderer, name: str
 ) -> None:
     rng = random.Random(name)
@@ -147,13 +149,13 @@ def test_each_prompt_begins_with_the_last_one_and_its_reply(
         prompts.append(chat.ask(f"Go on, {turn} <|im_end|> [/INST] </s>"))
     for reply, (before, after) in zip(replies, pairwise(prompts), strict=True):
         assert after[: len(before) + len(reply)] == (*before, *reply)
-        assert meaning(tokenizer, after[: len(before)]) == meaning(tokenizer, before)
+        assert decoded_parts(tokenizer, after[: len(before)]) == decoded_parts(tokenizer, before)
     again = chat.without_memory()
     assert again != prompts[-1]
-    assert meaning(tokenizer, again) == meaning(tokenizer, prompts[-1])
+    assert decoded_parts(tokenizer, again) == decoded_parts(tokenizer, prompts[-1])
 
 
-def test_texts_that_are_continued(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+def test_continued_texts_keep_generated_ids(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     rng = random.Random(1)
     encoder = PromptEncoder(tokenizer, renderer, ReplyTokenCache())
     text, expected = "Once upon a time", list(tokenizer.encode("Once upon a time"))
@@ -175,18 +177,18 @@ def random_text(rng: random.Random) -> str:
     return "".join(rng.choice((*HOSTILE, "a", "hello ")) for _ in range(rng.randrange(8)))
 
 
-def changed(rng: random.Random, text: str) -> str:
-    """What clients do with what they were told."""
+def client_edit(rng: random.Random, text: str) -> str:
+    """Return a reply as a client may change it."""
     cut = rng.randrange(len(text) + 1)
     choices = [text, text, text, text.strip(), text[:cut], text[cut:], text + random_text(rng), random_text(rng)]
     return rng.choice([*choices, text[:cut] + random_text(rng) + text[cut:]])
 
 
 @pytest.mark.parametrize("name", [*MODELS, *DROPPING])
-def test_remembered_replies_never_change_what_a_prompt_says(
+def test_remembered_replies_never_change_the_text(
     models: Callable[[str], Tokenizer], renderer: ChatTemplateRenderer, name: str
 ) -> None:
-    """Control tokens and bytes are those of the same conversation without memory, whatever was generated and sent."""
+    """The prompt has the same control tokens and bytes as without remembered replies."""
     rng = random.Random(name)
     tokenizer = models(name)
     control = sorted(tokenizer.control_tokens.values())
@@ -197,7 +199,7 @@ def test_remembered_replies_never_change_what_a_prompt_says(
         chat = Chat(tokenizer, renderer, reply_tokens)
         for _ in range(3):
             chat.ask(rng.choice(["Hello", "", random_text(rng)]))
-            for _ in range(rng.choice([1, 1, 3])):  # the last one is gone on from
+            for _ in range(rng.choice([1, 1, 3])):  # the last of several replies is continued
                 ids = [
                     rng.choice([rng.randrange(tokenizer.vocab_size), rng.choice(spaces), rng.choice(control or [0])])
                     if rng.random() < 0.3
@@ -207,17 +209,15 @@ def test_remembered_replies_never_change_what_a_prompt_says(
                 told = chat.reply(ids, stop=rng.choice([(), ("e",), (" ",)]))
                 last = chat.messages.pop()
             chat.messages.append(last)
-            chat.says(changed(rng, told))
+            chat.replace_reply(client_edit(rng, told))
             with_memory = chat.encoder.encode(chat.messages)
             without = chat.without_memory()
-            assert meaning(tokenizer, with_memory) == meaning(tokenizer, without)
+            assert decoded_parts(tokenizer, with_memory) == decoded_parts(tokenizer, without)
             spliced += with_memory != without
     assert spliced > 3 or name in DROPPING
 
 
-def test_a_reply_cut_off_by_a_stop_string_keeps_the_ids_in_front(
-    tokenizer: Tokenizer, renderer: ChatTemplateRenderer
-) -> None:
+def test_ids_before_a_stop_string_are_kept(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     chat = Chat(tokenizer, renderer)
     before = chat.ask("Count.")
     ids = [*map(tokenizer.encode, ("on", "e,", " two", " thr"))]
@@ -226,11 +226,11 @@ def test_a_reply_cut_off_by_a_stop_string_keeps_the_ids_in_front(
     after = chat.ask("Go on.")
     kept = [token_id for several in ids[:3] for token_id in several]
     assert after[len(before) :][: len(kept)] == tuple(kept)
-    assert meaning(tokenizer, after) == meaning(tokenizer, chat.without_memory())
+    assert decoded_parts(tokenizer, after) == decoded_parts(tokenizer, chat.without_memory())
 
 
 @pytest.mark.parametrize("name", ["ChatML", "Llama 3, which strips", "without control tokens"])
-def test_white_space_that_is_taken_away_costs_no_more_than_its_tokens(
+def test_stripped_white_space_only_drops_its_tokens(
     models: Callable[[str], Tokenizer], renderer: ChatTemplateRenderer, name: str
 ) -> None:
     chat = Chat(tokenizer := models(name), renderer)
@@ -238,12 +238,12 @@ def test_white_space_that_is_taken_away_costs_no_more_than_its_tokens(
     ids = words(tokenizer, random.Random(3), 20)
     told = chat.reply([*ids, *tokenizer.encode(" "), *tokenizer.encode("\n")])
     assert told.endswith(" \n")
-    chat.says(told.rstrip())
+    chat.replace_reply(told.rstrip())
     assert chat.ask("Go on.")[: len(before) + len(ids)] == (*before, *ids)
 
 
-def test_half_a_character_at_the_end_is_left_out(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
-    """Its first byte is that of the replacement character which the client was told, and sends back."""
+def test_partial_character_at_the_end_is_dropped(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+    """Its first byte equals that of the replacement character, which the client receives and sends back."""
     chat = Chat(tokenizer, renderer)
     before = chat.ask("Hello")
     ids = words(tokenizer, random.Random(9), 5)
@@ -251,11 +251,11 @@ def test_half_a_character_at_the_end_is_left_out(tokenizer: Tokenizer, renderer:
     assert chat.reply([*ids, half]).endswith("\ufffd")
     after = chat.ask("Go on.")
     assert after[: len(before) + 5] == (*before, *ids)
-    assert meaning(tokenizer, after) == meaning(tokenizer, chat.without_memory())
+    assert decoded_parts(tokenizer, after) == decoded_parts(tokenizer, chat.without_memory())
 
 
-def test_no_character_is_cut_in_two(renderer: ChatTemplateRenderer) -> None:
-    """A token holds the second half of one and a letter; the client keeps the one and not the other."""
+def test_characters_are_never_split(renderer: ChatTemplateRenderer) -> None:
+    """A token contains half of a character and a letter. The client keeps only the character."""
     small = metadata()
     tokens, types = small["tokenizer.ggml.tokens"], small["tokenizer.ggml.token_type"]
     assert isinstance(tokens, tuple)
@@ -273,7 +273,7 @@ def test_no_character_is_cut_in_two(renderer: ChatTemplateRenderer) -> None:
     assert tokenizer.decode(encoder.encode_text("hello" + told[:-1])) == "hello" + told[:-1]
 
 
-def test_ids_stand_behind_their_own_prompt_alone(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+def test_ids_are_reused_only_after_their_prompt(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     encoder = PromptEncoder(tokenizer, renderer, ReplyTokenCache())
     ids = words(tokenizer, random.Random(10), 5)
     told = told_text(tokenizer, ids, continues=True)
@@ -283,8 +283,8 @@ def test_ids_stand_behind_their_own_prompt_alone(tokenizer: Tokenizer, renderer:
 
 
 @pytest.mark.parametrize("name", ["Phi 3, of SentencePiece", "Gemma"])
-def test_a_reply_to_nothing(models: Callable[[str], Tokenizer], renderer: ChatTemplateRenderer, name: str) -> None:
-    """The prompt is the token alone that begins a text."""
+def test_reply_to_empty_prompt(models: Callable[[str], Tokenizer], renderer: ChatTemplateRenderer, name: str) -> None:
+    """The prompt is only the BOS token."""
     tokenizer = models(name)
     encoder = PromptEncoder(tokenizer, renderer, ReplyTokenCache())
     before = encoder.encode_text("")
@@ -295,12 +295,10 @@ def test_a_reply_to_nothing(models: Callable[[str], Tokenizer], renderer: ChatTe
     after = encoder.encode_text(told + "\nmore")
     assert after[:6] == (*before, *ids)
     again = PromptEncoder(tokenizer, renderer, ReplyTokenCache()).encode_text(told + "\nmore")
-    assert meaning(tokenizer, after) == meaning(tokenizer, again)
+    assert decoded_parts(tokenizer, after) == decoded_parts(tokenizer, again)
 
 
-def test_of_several_replies_the_one_that_was_chosen_stands(
-    tokenizer: Tokenizer, renderer: ChatTemplateRenderer
-) -> None:
+def test_ids_of_the_chosen_reply_are_used(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     rng = random.Random(4)
     chat = Chat(tokenizer, renderer)
     before = chat.ask("Hello")
@@ -314,7 +312,7 @@ def test_of_several_replies_the_one_that_was_chosen_stands(
         assert chat.ask("Go on.")[: len(before) + len(ids)] == (*before, *ids)
 
 
-def test_a_generated_control_token_never_comes_from_text(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+def test_text_never_becomes_a_generated_control_token(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     chat = Chat(tokenizer, renderer)
     before = chat.ask("Hello")
     start, end = tokenizer.control_tokens["<|im_start|>"], tokenizer.control_tokens["<|im_end|>"]
@@ -323,17 +321,15 @@ def test_a_generated_control_token_never_comes_from_text(tokenizer: Tokenizer, r
     chat.reply([*one, start, *two])
     shown = told_text(tokenizer, one) + "<|im_start|>" + told_text(tokenizer, two)
     for text in (chat.messages[-1].content, shown):
-        chat.says(text)
+        chat.replace_reply(text)
         after = chat.encoder.encode(chat.messages)
         assert after[: len(before) + len(one)] == (*before, *one)
         assert start not in after[len(before) : after.index(end, len(before))]
 
 
 @pytest.mark.parametrize("shown", ["", "<|im_start|>"])
-def test_a_reply_with_control_tokens_stands_where_the_template_writes_the_same_ones(
-    tokenizer: Tokenizer, shown: str
-) -> None:
-    """`A<|im_start|>B` stands again where the template itself puts the token between two of its contents."""
+def test_reply_with_control_tokens_is_reused_if_the_template_writes_them(tokenizer: Tokenizer, shown: str) -> None:
+    """`A<|im_start|>B` is reused if the template itself writes the token between two contents."""
     start = tokenizer.control_tokens["<|im_start|>"]
     template = (
         "{% for m in messages %}{% if m.role == 'user' %}<|im_start|>{{ m.content }}<|im_end|>"
@@ -356,9 +352,7 @@ def test_a_reply_with_control_tokens_stands_where_the_template_writes_the_same_o
     assert after[: len(before) + 11] == (*before, *one, start, *two)
 
 
-def test_a_deleted_conversation_is_forgotten_and_others_are_not(
-    tokenizer: Tokenizer, renderer: ChatTemplateRenderer
-) -> None:
+def test_forget_removes_only_one_conversation(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     reply_tokens, rng = ReplyTokenCache(), random.Random(7)
     deleted, kept = Chat(tokenizer, renderer, reply_tokens), Chat(tokenizer, renderer, reply_tokens)
     for chat, question in ((deleted, "Hello"), (kept, "Good morning")):
@@ -372,7 +366,7 @@ def test_a_deleted_conversation_is_forgotten_and_others_are_not(
     assert kept.encoder.encode(kept.messages) == kept.prompt_ids != kept.without_memory()
 
 
-def test_a_text_is_encoded_once(models: Callable[[str], Tokenizer], renderer: ChatTemplateRenderer) -> None:
+def test_text_is_encoded_once(models: Callable[[str], Tokenizer], renderer: ChatTemplateRenderer) -> None:
     tokenizer = models("ChatML")
     chat = Chat(tokenizer, renderer)
     rng = random.Random(8)
@@ -393,7 +387,7 @@ def test_a_text_is_encoded_once(models: Callable[[str], Tokenizer], renderer: Ch
         ("meta-llama-Llama-3.1-8B-Instruct", "<|start_header_id|>assistant<|end_header_id|>\n\n"),
     ],
 )
-def test_a_reply_that_is_begun_is_gone_on_from(
+def test_prompt_ends_with_the_reply_prefix(
     tokenizer: Tokenizer, renderer: ChatTemplateRenderer, llama_cpp_models: Path, template: str, before: str
 ) -> None:
     model = copy.copy(tokenizer)

@@ -1,4 +1,4 @@
-"""The longest common beginning is found as by looking at each; what is remembered is bounded."""
+"""The longest common prefix equals that of a plain comparison, and the memory is bounded."""
 
 import random
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from app.generation.recent_prompts import Exchange, RecentPrompts, common_prefix_len, packed, unpacked
 
-# Few different ids, so that much is in common; and long runs, so that strides are crossed.
+# Few different ids, for long common prefixes, and long runs, to cross the steps of the search.
 IDS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 1500)), max_size=6).map(
     lambda runs: [token_id for token_id, count in runs for _ in range(count)]
 )
@@ -26,7 +26,7 @@ def in_common(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 @given(st.lists(st.tuples(IDS, st.sampled_from(("", "a"))), max_size=8), IDS.filter(bool), st.sampled_from(("", "a")))
-def test_the_nearest_is_the_one_with_most_in_common(
+def test_nearest_has_the_longest_common_prefix(
     known: list[tuple[list[int], str]], prompt: list[int], salt: str
 ) -> None:
     recent = RecentPrompts()
@@ -40,7 +40,7 @@ def test_the_nearest_is_the_one_with_most_in_common(
         assert found.exchange.salt == salt
 
 
-def test_of_several_with_as_much_in_common_the_latest_is_found() -> None:
+def test_latest_exchange_wins_a_tie() -> None:
     recent = RecentPrompts()
     for last in (7, 8, 9):
         recent.remember(exchange([1, 2, 3, last]))
@@ -52,7 +52,7 @@ def test_of_several_with_as_much_in_common_the_latest_is_found() -> None:
     assert (nothing_in_common.common, nothing_in_common.exchange) == (0, found.exchange)
 
 
-def test_a_conversation_takes_one_place_while_it_grows() -> None:
+def test_growing_conversation_is_one_exchange() -> None:
     recent = RecentPrompts(max_exchanges=2)
     recent.remember(exchange([9] * 20, computed=20))
     for turn in range(1, 30):
@@ -63,7 +63,7 @@ def test_a_conversation_takes_one_place_while_it_grows() -> None:
     assert (other.common, own.common, own.exchange.computed) == (20, 290, 190)
 
 
-def test_one_that_is_asked_again_is_the_latest_and_keeps_its_reply() -> None:
+def test_repeated_prompt_becomes_latest_and_keeps_its_reply() -> None:
     recent = RecentPrompts(max_exchanges=2)
     recent.remember(Exchange("", packed([1, 2, 3, 4]), 2, computed=3))
     recent.remember(exchange([5, 6]))
@@ -77,7 +77,7 @@ def test_one_that_is_asked_again_is_the_latest_and_keeps_its_reply() -> None:
     assert gone.common == 0
 
 
-def test_no_more_is_remembered_than_there_is_room_for() -> None:
+def test_oldest_exchanges_are_dropped_beyond_the_limits() -> None:
     recent = RecentPrompts(max_exchanges=3, max_tokens=100)
     for first in range(10):
         recent.remember(exchange([first] * 10))

@@ -1,4 +1,4 @@
-"""What is remembered of generated ids: at once, within bounds, and across the end of the process."""
+"""The cache of generated ids: lookups, limits, and persistence."""
 
 import logging
 import signal
@@ -16,7 +16,7 @@ from app.generation.reply_token_file import FILE_NAME, OVERHEAD, ReplyTokenFile,
 from tests.support.processes import Started
 
 PLACE = b"p" * 32
-SECONDS = 60.0  # so that what hangs fails
+SECONDS = 60.0  # so that a hang fails the test
 
 
 def generated(number: int, *, part_key: bytes = PLACE, stored: bool = True) -> TokenSpan:
@@ -31,7 +31,7 @@ def numbers(several: Iterable[TokenSpan]) -> list[int]:
     return [one.ids[0] for one in several]
 
 
-def test_it_is_known_at_once() -> None:
+def test_remembered_spans_are_found_at_once() -> None:
     reply_tokens = ReplyTokenCache()
     for number in range(100):
         remember(reply_tokens, generated(number))
@@ -39,13 +39,13 @@ def test_it_is_known_at_once() -> None:
     assert reply_tokens.find(b"elsewhere") == ()
 
 
-def test_what_is_remembered_again_is_the_newest() -> None:
+def test_repeated_span_becomes_newest() -> None:
     reply_tokens = ReplyTokenCache()
     remember(reply_tokens, generated(1), generated(2), generated(1))
     assert numbers(reply_tokens.find(PLACE)) == [2, 1]
 
 
-def test_what_goes_on_takes_the_place_of_its_beginning(tmp_path: Path) -> None:
+def test_longer_span_replaces_its_prefix(tmp_path: Path) -> None:
     reply_tokens = ReplyTokenCache(tmp_path)
     whole = generated(1)
     for count in (2, 5, 5, 10):
@@ -58,7 +58,7 @@ def test_what_goes_on_takes_the_place_of_its_beginning(tmp_path: Path) -> None:
     assert len(ReplyTokenFile(tmp_path).find(PLACE)) == 2
 
 
-def test_what_was_used_least_recently_goes_first() -> None:
+def test_least_recently_used_spans_are_dropped() -> None:
     reply_tokens = ReplyTokenCache(max_size=3 * (10 + OVERHEAD))
     several = [generated(number, part_key=bytes([number])) for number in range(4)]
     remember(reply_tokens, *several[:3])
@@ -68,7 +68,7 @@ def test_what_was_used_least_recently_goes_first() -> None:
     assert [len(reply_tokens.find(one.part_key)) for one in several] == [1, 0, 1, 1]
 
 
-def test_it_is_found_after_a_restart(tmp_path: Path) -> None:
+def test_spans_are_found_after_a_restart(tmp_path: Path) -> None:
     reply_tokens = ReplyTokenCache(tmp_path)
     remember(reply_tokens, generated(1), generated(2, stored=False))
     assert reply_tokens.flush(SECONDS)
@@ -80,7 +80,7 @@ def test_it_is_found_after_a_restart(tmp_path: Path) -> None:
     assert numbers(reply_tokens.find_stored(PLACE)) == [1, 2]
 
 
-def test_the_file_is_not_asked_again_for_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_keys_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bytes] = []
     find = ReplyTokenFile.find
 
@@ -99,14 +99,14 @@ def test_the_file_is_not_asked_again_for_what_it_lacks(tmp_path: Path, monkeypat
     assert numbers(reply_tokens.find_stored(PLACE)) == [1]
 
 
-def test_what_must_not_be_stored_makes_no_file(tmp_path: Path) -> None:
+def test_unstored_spans_create_no_file(tmp_path: Path) -> None:
     reply_tokens = ReplyTokenCache(tmp_path / "folder")
     remember(reply_tokens, generated(1, stored=False))
     assert reply_tokens.flush(SECONDS)
     assert not (tmp_path / "folder").exists()
 
 
-def test_a_use_keeps_a_reply_on_disk(tmp_path: Path) -> None:
+def test_used_spans_stay_on_disk(tmp_path: Path) -> None:
     room = 3 * (10 + OVERHEAD)
     first = ReplyTokenCache(tmp_path, max_size=room)
     for number in range(3):
@@ -123,7 +123,7 @@ def test_a_use_keeps_a_reply_on_disk(tmp_path: Path) -> None:
     assert [len(again.find_stored(bytes([number]))) for number in range(4)] == [1, 0, 1, 1]
 
 
-def test_what_is_forgotten_does_not_come_back(tmp_path: Path) -> None:
+def test_forgotten_spans_stay_forgotten(tmp_path: Path) -> None:
     reply_tokens = ReplyTokenCache(tmp_path)
     remember(reply_tokens, generated(1), generated(2))
     assert reply_tokens.flush(SECONDS)
@@ -133,12 +133,12 @@ def test_what_is_forgotten_does_not_come_back(tmp_path: Path) -> None:
     assert reply_tokens.flush(SECONDS)
     assert numbers(reply_tokens.find_stored(PLACE)) == [2]
     assert numbers(ReplyTokenCache(tmp_path).find_stored(PLACE)) == [2]
-    remember(reply_tokens, generated(1))  # it is generated again
+    remember(reply_tokens, generated(1))  # generated again
     assert reply_tokens.flush(SECONDS)
     assert numbers(ReplyTokenCache(tmp_path).find_stored(PLACE)) == [2, 1]
 
 
-def test_a_damaged_file_costs_no_more_than_itself(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_file_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / FILE_NAME).write_bytes(b"something else" * 1000)
     reply_tokens = ReplyTokenCache(tmp_path)
     assert reply_tokens.find_stored(PLACE) == ()
@@ -167,7 +167,7 @@ def child(folder: Path, first: int, end: int) -> "subprocess.Popen[str]":
     return Started(command, stdout=subprocess.PIPE, text=True)
 
 
-def test_it_survives_a_process_that_is_killed_while_it_writes(tmp_path: Path) -> None:
+def test_file_survives_a_killed_writer(tmp_path: Path) -> None:
     process = child(tmp_path, 0, 100_000)
     with process:
         assert process.stdout is not None

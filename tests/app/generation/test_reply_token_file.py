@@ -1,4 +1,4 @@
-"""The file of generated ids: what is in it, who may read it, and that nothing that befalls it gets out."""
+"""The file of generated ids: its contents, its permissions, and its handling of errors."""
 
 import logging
 import os
@@ -34,22 +34,22 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.message for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_what_is_written_is_found_by_others(tmp_path: Path) -> None:
+def test_written_spans_are_found_by_other_readers(tmp_path: Path) -> None:
     write(ReplyTokenFile(tmp_path), generated(1, used=5), generated(2, used=4), generated(3, part_key=b"elsewhere"))
     found = ReplyTokenFile(tmp_path).find(PLACE)
-    assert numbers(found) == [2, 1]  # what was used last comes last
+    assert numbers(found) == [2, 1]  # the last used is last
     assert found[1].ids == array("I", range(1, 11))
     assert (found[1].prefix_key, found[1].prefix_characters, found[1].used) == (generated(1).prefix_key, 1, 5)
 
 
-def test_there_is_no_file_before_the_first_row(tmp_path: Path) -> None:
+def test_file_is_created_with_the_first_row(tmp_path: Path) -> None:
     file = ReplyTokenFile(tmp_path / "folder")
     assert file.find(PLACE) == []
     file.apply(Changes(forgotten={b"lead"}))
     assert not (tmp_path / "folder").exists()
 
 
-def test_all_is_readable_to_its_owner_alone(tmp_path: Path) -> None:
+def test_files_are_readable_only_to_their_owner(tmp_path: Path) -> None:
     previous = os.umask(0)
     try:
         file = ReplyTokenFile(tmp_path / "folder")
@@ -61,7 +61,7 @@ def test_all_is_readable_to_its_owner_alone(tmp_path: Path) -> None:
     assert modes == dict.fromkeys((FILE_NAME, f"{FILE_NAME}-wal", f"{FILE_NAME}-shm"), 0o600)
 
 
-def test_what_was_used_least_recently_goes_first(tmp_path: Path) -> None:
+def test_least_recently_used_spans_are_dropped(tmp_path: Path) -> None:
     file = ReplyTokenFile(tmp_path, max_size=3 * (10 + OVERHEAD))
     write(file, *(generated(number, used=number) for number in range(3)))
     write(file, generated(0, used=9))
@@ -69,13 +69,13 @@ def test_what_was_used_least_recently_goes_first(tmp_path: Path) -> None:
     assert numbers(file.find(PLACE)) == [2, 7, 0]
 
 
-def test_of_a_place_the_newest_are_found(tmp_path: Path) -> None:
+def test_newest_spans_of_a_part_are_found(tmp_path: Path) -> None:
     file = ReplyTokenFile(tmp_path)
     write(file, *(generated(number, used=number) for number in range(MAX_SPANS_PER_PART + 5)))
     assert numbers(file.find(PLACE)) == list(range(5, MAX_SPANS_PER_PART + 5))
 
 
-def test_what_is_forgotten_leaves_no_trace(tmp_path: Path) -> None:
+def test_forgotten_spans_leave_no_trace(tmp_path: Path) -> None:
     file = ReplyTokenFile(tmp_path)
     secret = generated(77_777, length=500)
     write(file, generated(1), secret)
@@ -89,8 +89,8 @@ def test_what_is_forgotten_leaves_no_trace(tmp_path: Path) -> None:
     assert secret.prefix_key not in left
 
 
-def test_a_file_that_is_deleted_is_made_again(tmp_path: Path) -> None:
-    """As somebody clears the folder while a server runs."""
+def test_deleted_file_is_created_again(tmp_path: Path) -> None:
+    """For example, a user clears the folder while a server runs."""
     file = ReplyTokenFile(tmp_path)
     write(file, generated(1))
     assert numbers(file.find(PLACE)) == [1]
@@ -101,10 +101,10 @@ def test_a_file_that_is_deleted_is_made_again(tmp_path: Path) -> None:
     assert numbers(file.find(PLACE)) == numbers(ReplyTokenFile(tmp_path).find(PLACE)) == [2]
 
 
-def test_a_file_that_another_process_is_making_is_waited_for(
+def test_busy_file_is_waited_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SQLite itself does not always wait then."""
+    """SQLite itself does not always wait in this case."""
     monkeypatch.setattr("app.generation.reply_token_file._BUSY_SECONDS", 0.0)
     maker = sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)
     maker.execute("BEGIN EXCLUSIVE")
@@ -164,7 +164,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
 @pytest.mark.parametrize("first", ["find", "write"])
-def test_a_damaged_file_is_set_aside_with_one_line(
+def test_damaged_file_is_renamed_and_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], object], first: str
 ) -> None:
     before = ReplyTokenFile(tmp_path)
@@ -183,7 +183,7 @@ def test_a_damaged_file_is_set_aside_with_one_line(
     assert numbers(ReplyTokenFile(tmp_path).find(PLACE)) == numbers(file.find(PLACE))
 
 
-def test_a_truncated_file_is_nobodys_trouble(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_truncated_file_raises_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     before = ReplyTokenFile(tmp_path)
     write(before, *(generated(number) for number in range(300)))
     before.close()
@@ -202,7 +202,7 @@ def test_a_truncated_file_is_nobodys_trouble(tmp_path: Path, caplog: pytest.LogC
         file.close()
 
 
-def test_rows_of_the_wrong_kind_are_none(tmp_path: Path) -> None:
+def test_malformed_rows_are_ignored(tmp_path: Path) -> None:
     file = ReplyTokenFile(tmp_path)
     write(file, generated(1))
     rows = [
@@ -222,9 +222,7 @@ def test_rows_of_the_wrong_kind_are_none(tmp_path: Path) -> None:
     assert numbers(file.find(PLACE)) == [1]
 
 
-def test_where_no_file_can_be_written_all_goes_on_with_one_line(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unwritable_folder_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "folder").write_text("no folder")
     file = ReplyTokenFile(tmp_path / "folder" / "deeper")
     for number in range(3):
@@ -234,7 +232,7 @@ def test_where_no_file_can_be_written_all_goes_on_with_one_line(
     assert "only in memory" in warning
 
 
-def test_a_full_disk_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_full_disk_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = ReplyTokenFile(tmp_path)
     write(file, generated(1))
     connection = file._writer.writable()

@@ -1,4 +1,4 @@
-"""The chat service and its token streams over the hash model, whose every token is known beforehand."""
+"""The chat service and its token streams with the hash model, whose output is known in advance."""
 
 import asyncio
 import threading
@@ -48,7 +48,7 @@ def served(tokenizer: Tokenizer, renderer: ChatTemplateRenderer, **engine: Any) 
     return ChatService("hash", tokenizer, TokenStreams(built), renderer)
 
 
-def test_the_text_is_that_of_the_tokens(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+def test_text_equals_decoded_tokens(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     async def main() -> None:
         service = served(tokenizer, renderer)
         async with service.streams:
@@ -60,7 +60,7 @@ def test_the_text_is_that_of_the_tokens(tokenizer: Tokenizer, renderer: ChatTemp
     asyncio.run(main())
 
 
-def test_a_long_prompt_reports_its_progress(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+def test_long_prompt_reports_progress(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     async def main() -> None:
         service = served(tokenizer, renderer, budget=16)
         async with service.streams:
@@ -78,7 +78,7 @@ async def with_options(service: ChatService, options: ReplyOptions, **params: ob
     return [event async for event in reply_events(service, PROMPT, sampling, reply=options)]
 
 
-def test_token_ids_come_before_their_text_when_asked(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+def test_token_ids_precede_their_text_if_requested(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     async def main() -> None:
         service = served(tokenizer, renderer)
         async with service.streams:
@@ -93,7 +93,7 @@ def test_token_ids_come_before_their_text_when_asked(tokenizer: Tokenizer, rende
 
 
 @pytest.mark.parametrize(("budget", "count"), [(16, 3), (256, 1)])
-def test_progress_ends_with_the_whole_prompt_when_asked(
+def test_progress_ends_with_the_whole_prompt_if_requested(
     tokenizer: Tokenizer, renderer: ChatTemplateRenderer, budget: int, count: int
 ) -> None:
     async def main() -> None:
@@ -108,7 +108,7 @@ def test_progress_ends_with_the_whole_prompt_when_asked(
     asyncio.run(main())
 
 
-def test_the_text_ends_with_the_stop_string_when_asked(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+def test_text_includes_the_stop_string_if_requested(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     async def main() -> None:
         service = served(tokenizer, renderer)
         async with service.streams:
@@ -124,7 +124,7 @@ def test_the_text_ends_with_the_stop_string_when_asked(tokenizer: Tokenizer, ren
     asyncio.run(main())
 
 
-def test_many_replies_at_once_are_what_each_is_alone(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+def test_concurrent_replies_equal_single_replies(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     async def main() -> None:
         service = served(tokenizer, renderer, depth=2, num_blocks=40)
         prompts = [(*PROMPT[: 10 + n], n) for n in range(30)]
@@ -136,9 +136,7 @@ def test_many_replies_at_once_are_what_each_is_alone(tokenizer: Tokenizer, rende
     asyncio.run(main())
 
 
-def test_several_replies_heard_as_one_are_what_each_is_alone(
-    tokenizer: Tokenizer, renderer: ChatTemplateRenderer
-) -> None:
+def test_candidates_equal_single_replies(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     async def main() -> None:
         service = served(tokenizer, renderer, num_blocks=40)
         prompts = [(*PROMPT[: 10 + n], n) for n in range(3)]
@@ -168,7 +166,7 @@ def test_several_replies_heard_as_one_are_what_each_is_alone(
     asyncio.run(main())
 
 
-def test_a_prompt_with_several_replies_is_read_once(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+def test_prompt_of_several_replies_is_prefilled_once(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     async def main() -> None:
         built, runner = hash_engine()
         service = ChatService("hash", tokenizer, TokenStreams(built), renderer)
@@ -189,10 +187,8 @@ def test_a_prompt_with_several_replies_is_read_once(tokenizer: Tokenizer, render
     asyncio.run(main())
 
 
-def test_a_stop_string_ends_its_reply_though_more_tokens_had_come(
-    tokenizer: Tokenizer, renderer: ChatTemplateRenderer
-) -> None:
-    """A reader that fell behind finds tokens behind the stop string already there."""
+def test_stop_string_drops_later_tokens(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+    """A slow reader finds tokens after the stop string."""
 
     async def main() -> None:
         whole = tokenizer.decode(expected_output(PROMPT, 12), continues_text=True)
@@ -213,8 +209,8 @@ def test_a_stop_string_ends_its_reply_though_more_tokens_had_come(
     asyncio.run(main())
 
 
-def test_a_stop_string_ends_the_reply_and_its_request(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
-    """The engine takes no more steps than lead to the stop string and one that is under way: no end comes from it."""
+def test_stop_string_ends_the_engine_request(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+    """The engine runs at most one step after the stop string. The finish reason does not come from the engine."""
 
     async def main() -> None:
         whole = tokenizer.decode(expected_output(PROMPT, 12), continues_text=True)
@@ -234,7 +230,7 @@ def test_a_stop_string_ends_the_reply_and_its_request(tokenizer: Tokenizer, rend
     asyncio.run(main())
 
 
-def test_nothing_is_told_while_all_text_is_held_back(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+def test_no_events_while_text_is_held_back(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     async def main() -> None:
         whole = tokenizer.decode(expected_output(PROMPT, 12), continues_text=True)
         service = served(tokenizer, renderer)
@@ -247,7 +243,7 @@ def test_nothing_is_told_while_all_text_is_held_back(tokenizer: Tokenizer, rende
     asyncio.run(main())
 
 
-def test_leaving_early_aborts(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+def test_closing_the_generator_aborts(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     async def main() -> None:
         built, _ = hash_engine()
         service = ChatService("hash", tokenizer, TokenStreams(built), renderer)
@@ -263,7 +259,7 @@ def test_leaving_early_aborts(tokenizer: Tokenizer, renderer: ChatTemplateRender
     asyncio.run(main())
 
 
-def test_the_second_turn_finds_the_first(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+def test_second_turn_reuses_the_first(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     async def main() -> None:
         service = served(tokenizer, renderer)
         async with service.streams:
@@ -278,7 +274,7 @@ def test_the_second_turn_finds_the_first(tokenizer: Tokenizer, renderer: ChatTem
     ("prompt", "params", "error"),
     [((), {}, PromptTooLong), (PROMPT, {"stop_token_ids": (5000,)}, InvalidSampling)],
 )
-def test_what_is_refused_is_refused_before_the_first_event(
+def test_errors_are_raised_before_the_first_event(
     tokenizer: Tokenizer,
     renderer: ChatTemplateRenderer,
     prompt: tuple[int, ...],
@@ -294,7 +290,7 @@ def test_what_is_refused_is_refused_before_the_first_event(
     asyncio.run(main())
 
 
-def test_stopping_gives_every_stream_its_end(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+def test_stop_ends_every_stream(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     async def main() -> None:
         built, _ = hash_engine(running=2)
         service = ChatService("hash", tokenizer, TokenStreams(built), renderer)
@@ -312,20 +308,20 @@ def test_stopping_gives_every_stream_its_end(tokenizer: Tokenizer, renderer: Cha
     asyncio.run(main())
 
 
-def test_nothing_is_taken_on_while_stopping(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+def test_requests_are_refused_while_stopping(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     async def main() -> None:
         service = served(tokenizer, renderer)
         await service.streams.start()
         stopping = asyncio.create_task(service.streams.stop())
         await asyncio.sleep(0)
-        with pytest.raises(EngineError, match="stopped"):
+        with pytest.raises(EngineError, match="shutting down"):
             await collect(service)
         await stopping
 
     asyncio.run(main())
 
 
-def test_control_tokens_in_contents_stay_text(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+def test_control_tokens_in_messages_stay_text(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     async def main() -> None:
         service = served(tokenizer, renderer)
         plain = await service.encode([Message("user", "hello")])
@@ -338,16 +334,14 @@ def test_control_tokens_in_contents_stay_text(tokenizer: Tokenizer, renderer: Ch
 
 
 async def answered(service: ChatService, messages: list[Message], **params: object) -> tuple[tuple[int, ...], ReplyEnd]:
-    """The prompt, whose reply's text joins the conversation, with the next question."""
+    """Return the prompt, and append the reply and the next question to the conversation."""
     prompt = await service.encode(messages)
     events, end = await collect(service, prompt, **params)
     messages += [Message("assistant", text_of_deltas(events)), Message("user", "Go on.")]
     return prompt, end
 
 
-def test_the_next_turn_has_the_ids_that_were_generated(
-    tokenizer: Tokenizer, renderer: ChatTemplateRenderer, tmp_path: Path
-) -> None:
+def test_next_turn_contains_generated_ids(tokenizer: Tokenizer, renderer: ChatTemplateRenderer, tmp_path: Path) -> None:
     async def main() -> None:
         reply_tokens = ReplyTokenCache(tmp_path)
         messages = [Message("user", "Hello")]
@@ -379,7 +373,7 @@ def test_the_next_turn_has_the_ids_that_were_generated(
     asyncio.run(main())
 
 
-def test_what_a_client_that_left_was_told_is_remembered(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+def test_aborted_reply_is_remembered(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     async def main() -> None:
         built, _ = controlled_engine(tokenizer.vocab_size)
         service = ChatService("hash", tokenizer, TokenStreams(built), renderer)
@@ -400,7 +394,7 @@ def test_what_a_client_that_left_was_told_is_remembered(tokenizer: Tokenizer, re
     asyncio.run(main())
 
 
-def test_background_replies_and_those_not_to_be_stored_stay_off_the_disk(
+def test_background_and_unstored_replies_stay_off_disk(
     tokenizer: Tokenizer, renderer: ChatTemplateRenderer, tmp_path: Path
 ) -> None:
     async def main() -> None:
@@ -420,7 +414,7 @@ def test_background_replies_and_those_not_to_be_stored_stay_off_the_disk(
 
 
 async def question_with_plain_answer(service: ChatService, *before: Message) -> Message:
-    """One whose answer is whole characters, as other ids than its text encodes to."""
+    """Return a question whose answer is whole characters, but encodes to other ids."""
     for number in range(100):
         question = Message("user", f"Question {number}? " * 20)
         output = expected_output(await service.encode([*before, question]), 12)
@@ -430,10 +424,10 @@ async def question_with_plain_answer(service: ChatService, *before: Message) -> 
     raise AssertionError("no such question")
 
 
-def test_a_reply_is_kept_while_it_is_told(
+def test_reply_is_stored_while_it_is_generated(
     tokenizer: Tokenizer, renderer: ChatTemplateRenderer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What another process would find, if this one were killed."""
+    """Another process can use the part that was generated, even if this process is killed."""
     monkeypatch.setattr("app.generation.reply.REMEMBERED_SECONDS", 0.0)
 
     async def main() -> None:
@@ -458,8 +452,8 @@ def test_a_reply_is_kept_while_it_is_told(
     asyncio.run(main())
 
 
-def test_what_is_forgotten_is_computed_and_encoded_anew(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
-    """All but what it has in common with a conversation that stays."""
+def test_forgotten_conversation_is_computed_again(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+    """The prefix that it shares with a remaining conversation stays cached."""
 
     async def main() -> None:
         built, _ = controlled_engine(tokenizer.vocab_size)
@@ -488,7 +482,7 @@ def test_what_is_forgotten_is_computed_and_encoded_anew(tokenizer: Tokenizer, re
     asyncio.run(main())
 
 
-def test_grammars_are_prepared_when_nothing_is_generated(
+def test_grammars_are_prepared_when_idle(
     tokenizer: Tokenizer, renderer: ChatTemplateRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.generation.service.IDLE_SECONDS", 0.01)

@@ -31,7 +31,7 @@ def test_system_messages_join_the_next_user_message(messages: Sequence[Message],
 
 
 @pytest.mark.parametrize("dropped", [False, True])
-def test_a_template_without_the_role_gets_the_text(
+def test_template_without_system_role_gets_the_text(
     tokenizer: Tokenizer, renderer: ChatTemplateRenderer, llama_cpp_models: Path, dropped: bool
 ) -> None:
     source = (llama_cpp_models / "templates" / "google-gemma-2-2b-it.jinja").read_text(encoding="utf-8")
@@ -42,7 +42,7 @@ def test_a_template_without_the_role_gets_the_text(
     assert "<start_of_turn>user\nBe brief.\n\nHello" in rendered
 
 
-def test_a_template_with_the_role_is_left_alone(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+def test_template_with_system_role_gets_system_messages(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     _, rendered = PromptEncoder(tokenizer, renderer, ReplyTokenCache()).encode_conversation(
         Conversation([SYSTEM, ASKED])
     )

@@ -1,4 +1,4 @@
-"""Tests of app/generation/template.py and its child: equal to transformers, and unharmed by hostile templates."""
+"""Template rendering and its child process: the result equals transformers, and hostile templates do no harm."""
 
 import ast
 import itertools
@@ -33,20 +33,20 @@ HELLO = [Message("user", "hello")]
 
 @pytest.fixture(scope="module")
 def renderer() -> Iterator[ChatTemplateRenderer]:
-    """A renderer as the product has it."""
+    """A renderer with the default limits."""
     with ChatTemplateRenderer() as renderer:
         yield renderer
 
 
 @pytest.fixture(scope="module")
 def patient() -> Iterator[ChatTemplateRenderer]:
-    """A renderer with a deadline so late that whatever fails did so for another reason."""
+    """A renderer with a late deadline, so that failures have other reasons."""
     with ChatTemplateRenderer(seconds=100) as renderer:
         yield renderer
 
 
 def refusal(renderer: ChatTemplateRenderer, template: str, **options: Any) -> str:
-    """The message of the error that `template` ends in, which is fit to be shown."""
+    """Return the message of the error that `template` raises. It is safe to print."""
     with pytest.raises(TemplateError) as caught:
         renderer.render(template, HELLO, **options)
     assert caught.value.message.isprintable()
@@ -58,7 +58,7 @@ def assert_works(renderer: ChatTemplateRenderer) -> None:
     assert renderer.render(GOOD, HELLO) == "<user>hello"
 
 
-# ---- the same text as transformers
+# ---- equal to transformers
 
 
 class Conversation(NamedTuple):
@@ -122,7 +122,7 @@ CONVERSATIONS = {
 
 
 class FixedDatetime(datetime):
-    """`datetime`, whose time stands still."""
+    """A `datetime` with a fixed time."""
 
     @classmethod
     def now(cls, tz: object = None) -> "FixedDatetime":
@@ -130,7 +130,7 @@ class FixedDatetime(datetime):
 
 
 def transformers_text(template: str, conversation: Conversation, variables: dict[str, Any]) -> str | None:
-    """What transformers renders, or None where it refuses."""
+    """Return the text that transformers renders, or None if it refuses."""
     from transformers.utils import chat_template_utils
 
     try:
@@ -149,7 +149,7 @@ def transformers_text(template: str, conversation: Conversation, variables: dict
 def our_text(
     renderer: ChatTemplateRenderer, template: str, conversation: Conversation, variables: dict[str, Json]
 ) -> str | None:
-    """What we render, or None where we refuse."""
+    """Return the text that our renderer renders, or None if it refuses."""
     try:
         return renderer.render(
             template,
@@ -164,10 +164,10 @@ def our_text(
 
 @pytest.mark.share(1)
 @pytest.mark.parametrize("first", range(4))
-def test_real_templates_give_what_transformers_gives(
+def test_real_templates_render_like_transformers(
     llama_cpp_models: Path, monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
-    """Template by template, since each is compiled once, by either. A quarter of them in a run."""
+    """One test per template, because both renderers compile it once. Each run tests a quarter of the templates."""
     monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", FixedDatetime)
     templates = sorted((llama_cpp_models / "templates").glob("*.jinja"))
     assert len(templates) == 70
@@ -181,7 +181,7 @@ def test_real_templates_give_what_transformers_gives(
             if our_text(renderer, template, conversation, variables) != expected:
                 different.append((path.stem, name))
     assert different == []
-    assert all(rendered[name] > 10 for name in CONVERSATIONS)  # the others are refused by both
+    assert all(rendered[name] > 10 for name in CONVERSATIONS)  # both refuse the others
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_real_templates_give_what_transformers_gives(
         "{{ [1] * 'a' }}",
     ],
 )
-def test_features_give_what_transformers_gives(
+def test_features_render_like_transformers(
     patient: ChatTemplateRenderer, monkeypatch: pytest.MonkeyPatch, template: str
 ) -> None:
     monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", FixedDatetime)
@@ -218,7 +218,7 @@ def test_features_give_what_transformers_gives(
     assert our_text(patient, template, conversation, {}) == transformers_text(template, conversation, {})
 
 
-# ---- templates that mean harm
+# ---- hostile templates
 
 ESCAPES = [
     "{{ ''.__class__.__mro__[1].__subclasses__() }}",
@@ -363,7 +363,7 @@ print(json.dumps([defused, after - before, resource.getrusage(resource.RUSAGE_CH
 
 
 class Defused(NamedTuple):
-    """How a bomb was refused, empty where it was not, and what a harmless template gives behind it."""
+    """The error of an expensive template, empty if there was none, and the text of a harmless template after it."""
 
     message: str
     remedy: str
@@ -371,7 +371,7 @@ class Defused(NamedTuple):
 
 
 class Harm(NamedTuple):
-    """What all bombs did, one after another, in a program that did nothing else."""
+    """The effects of all expensive templates, one after another, in a separate program."""
 
     defused: list[Defused]
     parent_grew: int  # bytes
@@ -389,7 +389,7 @@ def harm() -> Harm:
 
 
 def assert_gets_nothing(renderer: ChatTemplateRenderer, template: str) -> None:
-    """`template` fails, or what it reached for was undefined; and the renderer goes on."""
+    """`template` fails or renders an undefined value, and the renderer still works."""
     try:
         assert renderer.render(template, HELLO).capitalize() in ("", "[undefined]")
     except TemplateError as error:
@@ -398,12 +398,12 @@ def assert_gets_nothing(renderer: ChatTemplateRenderer, template: str) -> None:
 
 
 @pytest.mark.parametrize("template", ESCAPES)
-def test_the_sandbox_holds(patient: ChatTemplateRenderer, template: str) -> None:
+def test_sandbox_escapes_fail(patient: ChatTemplateRenderer, template: str) -> None:
     assert_gets_nothing(patient, template)
 
 
 @pytest.mark.parametrize("number", range(len(BOMBS)), ids=[f"{n} {bomb[:40]}" for n, bomb in enumerate(BOMBS)])
-def test_bombs_are_defused_before_any_deadline(harm: Harm, number: int) -> None:
+def test_expensive_templates_are_refused_before_the_deadline(harm: Harm, number: int) -> None:
     defused = harm.defused[number]
     assert "took longer" not in defused.message
     assert defused.message.isprintable()
@@ -412,20 +412,20 @@ def test_bombs_are_defused_before_any_deadline(harm: Harm, number: int) -> None:
 
 
 @pytest.mark.parametrize("template", TOO_LONG, ids=["text", "tags"])
-def test_templates_that_are_too_long_are_refused(patient: ChatTemplateRenderer, template: str) -> None:
+def test_long_templates_are_refused(patient: ChatTemplateRenderer, template: str) -> None:
     assert "took longer" not in refusal(patient, template)
     assert_works(patient)
 
 
 @pytest.mark.share(2)
 @pytest.mark.parametrize("template", LOOPS)
-def test_what_does_not_end_is_killed(renderer: ChatTemplateRenderer, template: str) -> None:
+def test_endless_templates_are_killed(renderer: ChatTemplateRenderer, template: str) -> None:
     assert "took longer than 1 s" in refusal(renderer, template)
     assert_works(renderer)
 
 
-def test_composed_attacks(patient: ChatTemplateRenderer, mutations: int) -> None:
-    """Attacks inside other constructs, two deep, get no further."""
+def test_composed_attacks_fail(patient: ChatTemplateRenderer, mutations: int) -> None:
+    """Attacks within other constructs, nested twice, fail as well."""
     wrappers = [
         "%s",
         "{%% for m in messages %%}%s{%% endfor %%}",
@@ -458,20 +458,20 @@ def test_composed_attacks(patient: ChatTemplateRenderer, mutations: int) -> None
         ("{{ 0 * 'a' }}{{ -10**9 * 'a' }}", ""),
     ],
 )
-def test_harmless_text_stays(patient: ChatTemplateRenderer, template: str, text: str | None) -> None:
+def test_harmless_text_is_unchanged(patient: ChatTemplateRenderer, template: str, text: str | None) -> None:
     if text is None:
         refusal(patient, template)
     else:
         assert patient.render(template, HELLO) == text
 
 
-def test_neither_side_takes_much_memory(harm: Harm) -> None:
+def test_memory_of_both_processes_is_limited(harm: Harm) -> None:
     assert harm.parent_grew < 32 << 20
-    assert 32 << 20 < harm.child_took < subject.MEMORY_BYTES  # it did take a lot, and was stopped
+    assert 32 << 20 < harm.child_took < subject.MEMORY_BYTES  # it used much memory before it was stopped
 
 
-def test_memory_that_templates_keep_is_given_back() -> None:
-    """A compiled template holds its constants, and what they leave may be too little for another template."""
+def test_memory_of_compiled_templates_is_released() -> None:
+    """A compiled template keeps its constants, which may leave too little memory for another template."""
     needy = "{{ 'a'.ljust(130000000)|length }}"
     with ChatTemplateRenderer(seconds=100) as renderer:
         for length in (40_000_000, 40_000_001, 40_000_002):
@@ -481,12 +481,12 @@ def test_memory_that_templates_keep_is_given_back() -> None:
         assert renderer.render(needy, HELLO) == "130000000"
 
 
-def test_what_a_failure_took_is_there_for_the_next(patient: ChatTemplateRenderer) -> None:
+def test_memory_of_failed_renders_is_released(patient: ChatTemplateRenderer) -> None:
     for _ in range(20):
         assert "division by zero" in refusal(patient, "{% set x = 'a'.ljust(90000000) %}{{ 1 / 0 }}")
 
 
-# ---- limits and failures, each named
+# ---- limits and errors
 
 
 @pytest.mark.parametrize(
@@ -517,14 +517,14 @@ def test_what_a_failure_took_is_there_for_the_next(patient: ChatTemplateRenderer
         ("\ud800", "not valid text"),
     ],
 )
-def test_errors_say_what_happened(patient: ChatTemplateRenderer, template: str, message: str) -> None:
+def test_error_messages_describe_the_failure(patient: ChatTemplateRenderer, template: str, message: str) -> None:
     shown = refusal(patient, template)
     assert message in shown
     assert len(shown) < 700
 
 
 @pytest.mark.parametrize("template", [None, 1, b"{{ 1 }}", ["{{ 1 }}"], {"default": "{{ 1 }}"}])
-def test_a_template_that_is_no_text_is_refused(patient: ChatTemplateRenderer, template: Any) -> None:
+def test_non_text_template_is_refused(patient: ChatTemplateRenderer, template: Any) -> None:
     assert type(template).__name__ in refusal(patient, template)
 
 
@@ -548,32 +548,32 @@ def nested(depth: int) -> list[Any]:
     ],
     ids=["nesting", "bytes", "set", "object", "surrogate", "tuple key", "size"],
 )
-def test_inputs_that_cannot_be_passed_are_refused(patient: ChatTemplateRenderer, value: Any) -> None:
+def test_invalid_inputs_are_refused(patient: ChatTemplateRenderer, value: Any) -> None:
     refusal(patient, GOOD, variables={"extra": value})
     refusal(patient, GOOD, tools=[value])
     assert_works(patient)
 
 
-def test_variables_reach_the_template_but_do_not_replace_its_own(patient: ChatTemplateRenderer) -> None:
+def test_variables_cannot_replace_conversation_inputs(patient: ChatTemplateRenderer) -> None:
     assert patient.render("{{ bos_token }}{{ self_ }}", [], variables={"bos_token": "<s>", "self_": 1}) == "<s>1"
     assert "'messages'" in refusal(patient, GOOD, variables={"messages": []})
 
 
-def test_a_compiled_template_is_kept_and_each_keeps_its_own(patient: ChatTemplateRenderer) -> None:
-    templates = [f"{{{{ messages[0].content }}}} {n}" for n in range(20)]  # more than the child keeps
+def test_compiled_templates_are_cached(patient: ChatTemplateRenderer) -> None:
+    templates = [f"{{{{ messages[0].content }}}} {n}" for n in range(20)]  # more than the child caches
     for _ in range(2):
         for n, template in enumerate(templates):
             assert patient.render(template, HELLO) == f"hello {n}"
 
 
-def test_the_largest_conversation_fits_its_limits(patient: ChatTemplateRenderer) -> None:
+def test_largest_conversation_is_within_the_limits(patient: ChatTemplateRenderer) -> None:
     text = "🙂" * (subject.MAX_TEXT_CHARS - 100)
     with pytest.raises(TemplateError, match="The conversation has"):
         patient.render(GOOD, [Message("user", text + "🙂" * 100)])
     assert patient.render(GOOD, [Message("user", text)]) == f"<user>{text}"
 
 
-# ---- the child as a process
+# ---- the child process
 
 
 def test_threads_get_their_own_answers(patient: ChatTemplateRenderer) -> None:
@@ -596,7 +596,7 @@ def test_close_ends_the_child_and_a_render_starts_another() -> None:
     renderer.close()
 
 
-def test_an_interrupted_render_leaves_nothing_for_the_next() -> None:
+def test_interrupted_render_does_not_affect_the_next() -> None:
     with ChatTemplateRenderer(seconds=100) as renderer:
         assert_works(renderer)
         interrupt = threading.Timer(0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
@@ -628,13 +628,13 @@ def request(source: str) -> dict[str, object]:
     return {"template": "a", "source": source, "now": NOW.isoformat(), "context": {"messages": []}}
 
 
-def test_the_child_ends_when_its_parent_is_gone() -> None:
+def test_child_ends_when_its_parent_dies() -> None:
     done = subprocess.run(child_command(), input=framed(request("x")), capture_output=True, timeout=100, check=False)
     assert done.returncode == 0
     assert done.stdout == framed({"ready": True}) + framed({"text": "x"})
 
 
-def test_the_child_ends_by_itself_when_its_parent_dies_during_a_loop() -> None:
+def test_child_in_a_loop_ends_when_its_parent_dies() -> None:
     done = subprocess.run(
         child_command(), input=framed(request(LOOPS[0])), capture_output=True, timeout=100, check=False
     )
@@ -643,7 +643,7 @@ def test_the_child_ends_by_itself_when_its_parent_dies_during_a_loop() -> None:
 
 
 @pytest.mark.parametrize("frame", [b"{", b"[]", b"1", b"{}", b"\xff", b'{"template": [], "source": 1}', b"[" * 99_999])
-def test_the_child_answers_any_frame(frame: bytes) -> None:
+def test_child_answers_any_frame(frame: bytes) -> None:
     sent = len(frame).to_bytes(4, "big") + frame + framed(request("x"))
     done = subprocess.run(child_command(), input=sent, capture_output=True, timeout=100, check=False)
     assert b'"error": ' in done.stdout
@@ -668,25 +668,25 @@ for attempt in (
 """
 
 
-def test_a_template_that_left_the_sandbox_could_open_nothing() -> None:
+def test_escaped_template_can_open_no_files() -> None:
     done = subprocess.run([sys.executable, "-c", LOCKED], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["refused"] * 5
 
 
-def test_the_child_imports_nothing_of_ours() -> None:
+def test_child_imports_no_project_modules() -> None:
     nodes = list(ast.walk(ast.parse(CHILD.read_text(encoding="utf-8"))))
     imported = {alias.name.split(".")[0] for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     imported |= {(node.module or "").split(".")[0] for node in nodes if isinstance(node, ast.ImportFrom)}
     assert imported - sys.stdlib_module_names == {"jinja2"}
 
 
-def test_the_parent_imports_no_jinja2() -> None:
+def test_parent_imports_no_jinja2() -> None:
     program = "import app.generation.template, sys; print('jinja2' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
 
-# ---- a child that cannot be trusted
+# ---- an untrusted child process
 
 IMPOSTOR = """
 import os, sys, time
@@ -723,17 +723,17 @@ LIES: dict[str, list[bytes]] = {
 
 
 @pytest.mark.parametrize("sent", LIES.values(), ids=LIES.keys())
-def test_whatever_the_child_sends_is_an_error_at_worst(tmp_path: Path, sent: list[bytes]) -> None:
+def test_invalid_answers_raise_template_errors(tmp_path: Path, sent: list[bytes]) -> None:
     program, pid = tmp_path / "impostor.py", tmp_path / "pid"
     program.write_text(IMPOSTOR.format(pid=str(pid), sent=sent, stays=False), encoding="utf-8")
     with ChatTemplateRenderer(seconds=100, program=program) as renderer:
         refusal(renderer, GOOD)
         refusal(renderer, GOOD)
     with pytest.raises(ProcessLookupError):
-        os.kill(int(pid.read_text()), 0)  # gone, and no zombie
+        os.kill(int(pid.read_text()), 0)  # the process is gone and not a zombie
 
 
-def test_a_child_that_trickles_is_killed(tmp_path: Path) -> None:
+def test_slow_child_is_killed(tmp_path: Path) -> None:
     program, pid = tmp_path / "impostor.py", tmp_path / "pid"
     program.write_text(IMPOSTOR.format(pid=str(pid), sent=[READY, b"\0"], stays=True), encoding="utf-8")
     with ChatTemplateRenderer(seconds=0.1, program=program) as renderer:
@@ -742,7 +742,7 @@ def test_a_child_that_trickles_is_killed(tmp_path: Path) -> None:
             os.kill(int(pid.read_text()), 0)
 
 
-def test_a_child_killed_while_idle_is_replaced(tmp_path: Path) -> None:
+def test_child_killed_while_idle_is_replaced(tmp_path: Path) -> None:
     program, pid = tmp_path / "impostor.py", tmp_path / "pid"
     answers = [READY, *itertools.repeat(framed({"text": "x"}), 2)]
     program.write_text(IMPOSTOR.format(pid=str(pid), sent=answers, stays=True), encoding="utf-8")
@@ -755,12 +755,12 @@ def test_a_child_killed_while_idle_is_replaced(tmp_path: Path) -> None:
         assert int(pid.read_text()) != first
 
 
-def test_a_missing_program_is_an_error(tmp_path: Path) -> None:
+def test_missing_program_is_an_error(tmp_path: Path) -> None:
     with ChatTemplateRenderer(seconds=100, program=tmp_path / "none.py") as renderer:
         assert "Starting the process" in refusal(renderer, GOOD)
 
 
-def test_a_huge_answer_is_not_read(tmp_path: Path) -> None:
+def test_huge_answer_is_not_read(tmp_path: Path) -> None:
     program = tmp_path / "impostor.py"
     sent = [READY, (subject.MAX_FRAME_BYTES + 1).to_bytes(4, "big") + b"x" * 1000]
     program.write_text(IMPOSTOR.format(pid=str(tmp_path / "pid"), sent=sent, stays=False), encoding="utf-8")

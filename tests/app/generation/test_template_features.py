@@ -1,4 +1,4 @@
-"""What a template can do is what it does."""
+"""Features of chat templates are detected by rendering."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ SWITCH = "{% if enable_thinking is defined and not enable_thinking %}now{% endif
         ("{% broken", TemplateFeatures(system=False, tools=False, thinking=False)),
     ],
 )
-def test_features(renderer: ChatTemplateRenderer, template: str, features: TemplateFeatures) -> None:
+def test_features_are_detected(renderer: ChatTemplateRenderer, template: str, features: TemplateFeatures) -> None:
     assert probe_template(template, "<s>", renderer) == features
 
 
@@ -44,13 +44,13 @@ def test_features(renderer: ChatTemplateRenderer, template: str, features: Templ
         ("openai-gpt-oss-120b", TemplateFeatures(system=True, tools=True, thinking=True)),
     ],
 )
-def test_real_templates(
+def test_features_of_real_templates(
     llama_cpp_models: Path, renderer: ChatTemplateRenderer, name: str, features: TemplateFeatures
 ) -> None:
     template = (llama_cpp_models / "templates" / f"{name}.jinja").read_text()
     assert probe_template(template, "<s>", renderer) == features
 
 
-def test_a_template_without_end_is_told_of() -> None:
+def test_endless_template_raises_template_unavailable() -> None:
     with ChatTemplateRenderer(seconds=0.3) as renderer, pytest.raises(TemplateUnavailable):
         probe_template("{% for a in range(9999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "", renderer)

@@ -1,4 +1,4 @@
-"""Template variables that no request sets, with the chat templates that llama.cpp collects."""
+"""Default template variables, with the chat templates that llama.cpp collects."""
 
 import copy
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ def prompt(template: Path, tokenizer: Tokenizer, renderer: ChatTemplateRenderer,
         ("Qwen-Qwen3-0.6B", "<|im_start|>assistant\n", "<think>\n\n</think>\n\n"),
     ],
 )
-def test_models_think_unless_told_otherwise(
+def test_thinking_is_enabled_by_default(
     llama_cpp_models: Path, tokenizer: Tokenizer, timed: ChatTemplateRenderer, name: str, thinks: str, answers: str
 ) -> None:
     template = llama_cpp_models / "templates" / f"{name}.jinja"
@@ -69,20 +69,18 @@ def test_models_think_unless_told_otherwise(
         ("fireworks-ai-llama-3-firefunction-v2", "Today is Mar 04 2026."),
     ],
 )
-def test_templates_are_told_the_day(
+def test_templates_get_the_date(
     llama_cpp_models: Path, tokenizer: Tokenizer, timed: ChatTemplateRenderer, name: str, day: str
 ) -> None:
     assert day in prompt(llama_cpp_models / "templates" / f"{name}.jinja", tokenizer, timed)
 
 
-def test_a_request_sets_the_day_itself(
-    llama_cpp_models: Path, tokenizer: Tokenizer, timed: ChatTemplateRenderer
-) -> None:
+def test_request_overrides_the_date(llama_cpp_models: Path, tokenizer: Tokenizer, timed: ChatTemplateRenderer) -> None:
     template = llama_cpp_models / "templates" / "meta-llama-Llama-3.1-8B-Instruct.jinja"
     assert "Today Date: 1 May 1999" in prompt(template, tokenizer, timed, date_string="1 May 1999")
 
 
-def test_prompts_are_the_same_all_day(
+def test_prompts_do_not_depend_on_the_time(
     llama_cpp_models: Path, tokenizer: Tokenizer, timed: ChatTemplateRenderer, clock: Clock
 ) -> None:
     def prompts(now: datetime) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Thoughts end when their tokens are used up, wherever that is, and what follows is as free as it was."""
+"""Reasoning ends at its token budget, and the answer after it is unconstrained."""
 
 import asyncio
 import copy
@@ -22,7 +22,7 @@ def budget(
 
 
 def allowed(constraint: Constraint, tokenizer: Tokenizer) -> Sequence[int] | None:
-    """None: all tokens."""
+    """Return the allowed token ids. None: all."""
     words: Words = np.zeros(-(-tokenizer.vocab_size // 32), np.int32)
     if not constraint.fill(words):
         assert not words.any()
@@ -30,8 +30,8 @@ def allowed(constraint: Constraint, tokenizer: Tokenizer) -> Sequence[int] | Non
     return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
 
 
-def said(constraint: Constraint, tokenizer: Tokenizer, wanted: Sequence[int]) -> list[int]:
-    """The tokens that come where a model wants to say `wanted`, and cannot where another one is forced."""
+def generate(constraint: Constraint, tokenizer: Tokenizer, wanted: Sequence[int]) -> list[int]:
+    """Return the tokens of a model that generates `wanted` whenever no token is forced."""
     ids: list[int] = []
     left = list(wanted)
     while left:
@@ -45,52 +45,52 @@ def said(constraint: Constraint, tokenizer: Tokenizer, wanted: Sequence[int]) ->
 
 
 @pytest.mark.parametrize("end", ["</think>", "<|im_end|>", "\n[BEGIN FINAL RESPONSE]"])
-def test_it_counts_from_the_mark_and_ends_with_the_other(tokenizer: Tokenizer, end: str) -> None:
+def test_budget_counts_tokens_between_the_marks(tokenizer: Tokenizer, end: str) -> None:
     chance = random.Random(end)
     thought = tokenizer.encode(" ".join(chance.choice(("well", "perhaps", "so what", "1 + 1")) for _ in range(40)))
     begin, last = tokenizer.encode("<think>"), tokenizer.encode("The answer is two.")
     end_ids = [*tokenizer.encode(end, parse_special=True)]
     for tokens in (0, 1, 7, len(thought)):
         constraint = budget(tokenizer, tokens, thinks=True, end=end)
-        assert said(constraint, tokenizer, [*thought, *last]) == [
+        assert generate(constraint, tokenizer, [*thought, *last]) == [
             *thought[:tokens], *end_ids, *thought[tokens:], *last
         ]  # fmt: skip
     constraint = budget(tokenizer, 3, thinks=False, end=end)
     words = [*tokenizer.encode("Well. "), *begin]
-    assert said(constraint, tokenizer, [*words, *thought])[: len(words) + 3 + len(end_ids)] == [
+    assert generate(constraint, tokenizer, [*words, *thought])[: len(words) + 3 + len(end_ids)] == [
         *words, *thought[:3], *end_ids
     ]  # fmt: skip
 
 
-def test_thoughts_that_end_by_themselves_are_left_alone(tokenizer: Tokenizer) -> None:
+def test_short_reasoning_is_unchanged(tokenizer: Tokenizer) -> None:
     for mark in ("</think>", "</reason>"):
         text = f"{'hm ' * 5}{mark}{'Two. ' * 50}"
         ids = tokenizer.encode(text)
-        assert said(budget(tokenizer, 20, thinks=True), tokenizer, ids) == [*ids]
+        assert generate(budget(tokenizer, 20, thinks=True), tokenizer, ids) == [*ids]
 
 
-def test_the_budget_is_that_of_all_thoughts_together(tokenizer: Tokenizer) -> None:
+def test_budget_covers_all_reasoning_together(tokenizer: Tokenizer) -> None:
     thoughts = "hm</think>"
     ids = tokenizer.encode(f"{thoughts} So.<think>")
     constraint = budget(tokenizer, len(tokenizer.encode(thoughts)) + 2, thinks=True)
     more = tokenizer.encode("one two three four")
-    assert said(constraint, tokenizer, [*ids, *more]) == [
+    assert generate(constraint, tokenizer, [*ids, *more]) == [
         *ids, *more[:2], *tokenizer.encode("</think>"), *more[2:]
     ]  # fmt: skip
 
 
-def test_no_character_is_cut(tokenizer: Tokenizer) -> None:
+def test_characters_are_never_split(tokenizer: Tokenizer) -> None:
     thought = tokenizer.encode("𓀀𓀁𓀂𓀃!")  # several tokens each
     assert len(thought) > 8
     for tokens in range(len(thought)):
-        ids = said(budget(tokenizer, tokens, thinks=True), tokenizer, thought)
+        ids = generate(budget(tokenizer, tokens, thinks=True), tokenizer, thought)
         text = b"".join(map(tokenizer.token_bytes, ids)).decode()
         assert text.replace("</think>", "") == "𓀀𓀁𓀂𓀃!"
         assert "</think>" in text
 
 
 @pytest.mark.parametrize("thought", ["", "<think>hm</think>"])
-def test_marks_in_an_answer_that_keeps_to_a_grammar_begin_no_thoughts(tokenizer: Tokenizer, thought: str) -> None:
+def test_marks_in_a_constrained_answer_are_text(tokenizer: Tokenizer, thought: str) -> None:
     source = GrammarSource("lark", 'start: (t | "") "<a>" /(.|\\n)*/\nt[lazy]: /<think>(.|\\n)*<\\/think>/')
     text = f"{thought}<a>Write <think> and what you think: one two three four five six seven eight nine ten."
     reply = asyncio.run(GrammarCompiler(copy.copy(tokenizer)).compile(source))
@@ -100,7 +100,7 @@ def test_marks_in_an_answer_that_keeps_to_a_grammar_begin_no_thoughts(tokenizer:
         constraint.accept(token_id)
 
 
-def test_what_follows_keeps_to_its_grammar(tokenizer: Tokenizer) -> None:
+def test_answer_follows_its_grammar_after_forced_end(tokenizer: Tokenizer) -> None:
     compiler = GrammarCompiler(copy.copy(tokenizer))
     source = GrammarSource("lark", 'start: t "42"\nt[lazy]: /(.|\\n)*<\\/think>/')
     reply = asyncio.run(compiler.compile(source))

@@ -15,7 +15,7 @@ SIZE = 100
 
 
 def allowed(constraint: Constraint, size: int = SIZE) -> Sequence[int] | None:
-    """The tokens that may come next; None: all."""
+    """Return the allowed token ids. None: all."""
     words: Words = np.zeros(-(-size // 32), np.int32)
     if not constraint.fill(words):
         return None
@@ -23,7 +23,7 @@ def allowed(constraint: Constraint, size: int = SIZE) -> Sequence[int] | None:
     return ids
 
 
-def test_only_allowed_tokens_come() -> None:
+def test_only_allowed_tokens_are_generated() -> None:
     constraint = TokenFilter(frozenset({0, 31, 64, 99})).start(jumps=True)
     assert allowed(constraint) == [0, 31, 64, 99]
     assert constraint.accept(31) == ()
@@ -31,25 +31,25 @@ def test_only_allowed_tokens_come() -> None:
     assert not constraint.ended
 
 
-def test_a_forbidden_sequence_is_never_completed() -> None:
+def test_forbidden_sequence_is_never_completed() -> None:
     constraint = TokenFilter(forbidden=[(5, 6, 7), (9,), (6, 8)]).start(jumps=True)
     for token_id, missing in ((5, {9}), (6, {9, 7, 8}), (5, {9}), (5, {9}), (6, {9, 7, 8}), (1, {9})):
         constraint.accept(token_id)
         assert set(range(SIZE)) - set(allowed(constraint) or ()) == missing
 
 
-def test_nothing_is_masked_while_no_forbidden_sequence_has_begun() -> None:
+def test_no_mask_before_a_forbidden_sequence_starts() -> None:
     constraint = TokenFilter(forbidden=[(5, 6)]).start(jumps=True)
     assert allowed(constraint) is None
     constraint.accept(5)
     assert allowed(constraint) == [one for one in range(SIZE) if one != 6]
 
 
-def test_allowed_tokens_that_are_all_forbidden_stay_allowed() -> None:
+def test_allowed_tokens_override_forbidden_sequences() -> None:
     assert allowed(TokenFilter(frozenset({4}), [(4,)]).start(jumps=True)) == [4]
 
 
-def test_a_filter_within_a_grammar_leaves_what_both_allow(tokenizer: Tokenizer) -> None:
+def test_filter_and_grammar_are_intersected(tokenizer: Tokenizer) -> None:
     compiled = asyncio.run(GrammarCompiler(copy.copy(tokenizer)).compile(GrammarSource("regex", "[0-9]")))
     two, size = tokenizer.encode("2")[0], tokenizer.vocab_size
     both = TokenFilter(frozenset({two, 5}), reply=compiled).start(jumps=True)

@@ -1,4 +1,4 @@
-"""Token streams over the hash model: what has come is read at once, in order and whole, and nobody is kept waiting."""
+"""Token streams with the hash model: events arrive together, in order, and readers take turns."""
 
 import asyncio
 import threading
@@ -22,10 +22,10 @@ def submit(stream: TokenStream, last: int = 7, max_tokens: int = 100) -> Request
 
 
 async def finished(streams: TokenStreams, *requests: Request) -> None:
-    """Until the engine is done with all requests, and all is told."""
+    """Wait until the engine is done with all requests and all events are delivered."""
     while streams.num_running or any(request.status is not RequestStatus.FINISHED for request in requests):
         await asyncio.sleep(0)
-    await asyncio.to_thread(lambda: None)  # what was on its way to the loop came first
+    await asyncio.to_thread(lambda: None)  # after the callbacks that were scheduled before
 
 
 async def read(stream: TokenStream) -> list[list[TokenEvent]]:
@@ -37,7 +37,7 @@ def tokens_of(batches: list[list[TokenEvent]], request: Request) -> list[int | N
     return [event.token_id for event in events]
 
 
-def test_a_reader_takes_what_has_come_at_once_in_its_order() -> None:
+def test_reader_gets_waiting_events_in_order() -> None:
     async def main() -> None:
         async with TokenStreams(hash_engine()[0]) as streams:
             with streams.open() as stream:
@@ -51,7 +51,7 @@ def test_a_reader_takes_what_has_come_at_once_in_its_order() -> None:
     asyncio.run(main())
 
 
-def test_a_token_does_not_wait_for_the_next() -> None:
+def test_token_is_delivered_before_the_next_step() -> None:
     async def main() -> None:
         engine, runner = controlled_engine(VOCABULARY)
         runner.steps_allowed = steps = threading.Semaphore(0)
@@ -69,7 +69,7 @@ def test_a_token_does_not_wait_for_the_next() -> None:
 
 
 @pytest.mark.parametrize("pause", [0.01, 10 * HANGING_SECONDS])
-def test_a_reader_with_a_pause_is_woken_for_the_first_token_then_behind_it_or_for_the_end(pause: float) -> None:
+def test_pause_delays_all_but_the_first_and_last_tokens(pause: float) -> None:
     async def main() -> None:
         engine, runner = controlled_engine(VOCABULARY)
         runner.steps_allowed = steps = threading.Semaphore(0)
@@ -91,7 +91,7 @@ def test_a_reader_with_a_pause_is_woken_for_the_first_token_then_behind_it_or_fo
     asyncio.run(main())
 
 
-def test_the_end_waits_for_no_pause() -> None:
+def test_last_event_is_not_delayed() -> None:
     async def main() -> None:
         async with TokenStreams(hash_engine()[0]) as streams:
             with streams.open(pause=10 * HANGING_SECONDS) as stream:
@@ -102,7 +102,7 @@ def test_the_end_waits_for_no_pause() -> None:
     asyncio.run(main())
 
 
-def test_whoever_has_fallen_behind_takes_turns() -> None:
+def test_slow_readers_take_turns() -> None:
     async def main() -> None:
         async with TokenStreams(hash_engine()[0]) as streams:
             with streams.open() as one, streams.open() as other:
@@ -120,7 +120,7 @@ def test_whoever_has_fallen_behind_takes_turns() -> None:
     asyncio.run(main())
 
 
-def test_a_stream_of_several_requests_ends_with_the_last_of_them() -> None:
+def test_stream_ends_with_its_last_request() -> None:
     async def main() -> None:
         async with TokenStreams(hash_engine()[0]) as streams:
             with streams.open() as stream:
@@ -133,7 +133,7 @@ def test_a_stream_of_several_requests_ends_with_the_last_of_them() -> None:
     asyncio.run(main())
 
 
-def test_one_of_several_can_be_ended() -> None:
+def test_single_request_of_a_stream_can_be_aborted() -> None:
     async def main() -> None:
         engine, _ = hash_engine()
         async with TokenStreams(engine) as streams:
@@ -152,7 +152,7 @@ def test_one_of_several_can_be_ended() -> None:
     asyncio.run(main())
 
 
-def test_leaving_a_stream_ends_all_its_requests() -> None:
+def test_leaving_a_stream_aborts_its_requests() -> None:
     async def main() -> None:
         engine, _ = hash_engine()
         async with TokenStreams(engine) as streams:
@@ -167,7 +167,7 @@ def test_leaving_a_stream_ends_all_its_requests() -> None:
     asyncio.run(main())
 
 
-def test_stopping_ends_each_request_once() -> None:
+def test_stop_ends_each_request_once() -> None:
     async def main() -> None:
         streams = TokenStreams(hash_engine()[0])
         await streams.start()

@@ -1,6 +1,6 @@
-"""JSON schemas that put objects together, drawn at random: by references, allOf, anyOf and oneOf.
+"""Random JSON schemas of objects that are combined by references, allOf, anyOf, and oneOf.
 
-Whatever a schema allows is bounded, so that any text that follows it comes to an end.
+All values are bounded, so that every text that follows a schema ends.
 """
 
 import random
@@ -12,13 +12,13 @@ Schema = dict[str, Any]
 
 
 def combined_schema(chance: random.Random) -> Schema:
-    """An object at its root, with definitions that its parts refer to."""
+    """Return a schema of an object, with definitions for its parts."""
     definitions = {name: _named(chance, name) for name in ("first", "second", "third")}
     return _value(chance, 0) | {"$defs": definitions}
 
 
 def _named(chance: random.Random, prefix: str) -> Schema:
-    """An object whose members are its own."""
+    """Return a schema of an object with its own member names."""
     members = {f"{prefix}_{number}": _leaf(chance) for number in range(chance.randint(1, 3))}
     required = [name for name in members if chance.random() < 0.6]
     return {"type": "object", "properties": members, **({"required": required} if required else {})}
@@ -88,7 +88,7 @@ def _one_required(chance: random.Random, _depth: int) -> Schema:
 
 
 def closed(schema: Any) -> Any:
-    """The same schema, as it is enforced: objects have no members but those that it describes."""
+    """Return the schema as it is enforced: objects allow only the members that are described."""
     if not isinstance(schema, dict):
         return schema
     out = {key: _closed_within(key, value) for key, value in schema.items()}
@@ -108,7 +108,7 @@ def _closed_within(key: str, value: Any) -> Any:
 
 
 def _opened(schema: Any) -> Any:
-    """A part of a value's schema: its own members are closed, and it is not."""
+    """Close the members of a schema, but not the schema itself, which is part of another."""
     return {key: _closed_within(key, value) for key, value in schema.items()}
 
 

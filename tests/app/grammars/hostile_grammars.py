@@ -1,5 +1,6 @@
-"""Grammars and schemas that cost as much as they can, drawn at random: huge numbers, references in circles, nested
-repetitions, wide and ambiguous rules, and all of that behind a beginning that looks harmless."""
+"""Random grammars and schemas that are expensive: huge numbers, circular references, nested repetitions, wide and
+ambiguous rules, and any of these after a harmless start.
+"""
 
 import json
 import random
@@ -34,7 +35,7 @@ REPEATED = ("", "", "", "*", "+", "?", "{2,5}", "{1,1000}", "{999999999}")
 
 @dataclass(frozen=True, slots=True)
 class Hostile:
-    """A grammar as a request would ask for it."""
+    """A grammar as a request sends it."""
 
     kind: Kind
     text: str
@@ -184,7 +185,7 @@ def _sequence(chance: random.Random, rules: list[str], kind: Kind) -> str:
 
 
 def _ambiguous(chance: random.Random) -> Hostile:
-    """Rules that begin and end with each other, so that one mask takes minutes; mostly only after some text."""
+    """Rules that start and end with each other, so that one mask takes minutes. Mostly after some text."""
     count = chance.choice((30, 100, 300, 1000))
     body = chance.choice(['wide? "y" wide?', 'wide? wide? "y"', '("y" | "z") wide?', '"y"? wide? "z"?'])
     beginning = chance.choice(['"a"', "[a-z ]{20}", "[a-z ]{60}", "[A-Z]{300}"])
@@ -194,7 +195,7 @@ def _ambiguous(chance: random.Random) -> Hostile:
 
 
 def _product(chance: random.Random) -> Hostile:
-    """Intersections of unions, whose alternatives multiply; and arrays of arrays that begin alike."""
+    """Intersections of unions, whose alternatives multiply, and arrays of arrays with the same start."""
     count = chance.choice((3, 10, 100, 1000))
     if chance.random() < 0.5:
         union = [{"type": "object", "properties": {f"p{number}": {"const": number}}} for number in range(count)]

@@ -1,4 +1,4 @@
-"""Grammars that cost as much as they can are compiled or refused in time, and what they cost is nobody else's."""
+"""Expensive grammars are compiled or refused in time, and affect no other grammar."""
 
 import asyncio
 import random
@@ -15,7 +15,7 @@ from app.text.tokenizer import Tokenizer
 from engine.grammar import Grammar
 from tests.app.grammars.hostile_grammars import hostile
 
-MOST_SECONDS = 60.0  # of one case
+MOST_SECONDS = 60.0  # per case
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
 
 
 def follow(grammar: Grammar, tokenizer: Tokenizer, chance: random.Random) -> None:
-    """A few tokens of a reply, drawn from those that may come."""
+    """Generate a few random tokens that the grammar allows."""
     constraint = grammar.start(jumps=True)
     words = np.zeros(-(-tokenizer.vocab_size // 32), np.int32)
     for _ in range(12):
@@ -37,7 +37,7 @@ def follow(grammar: Grammar, tokenizer: Tokenizer, chance: random.Random) -> Non
 
 @pytest.mark.share(24)
 @pytest.mark.parametrize("seed", range(1000))
-def test_it_is_compiled_or_refused_in_time(
+def test_hostile_grammar_is_compiled_or_refused_in_time(
     compiler: GrammarCompiler, tokenizer: Tokenizer, seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     chance = random.Random(seed)

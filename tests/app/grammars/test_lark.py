@@ -1,4 +1,4 @@
-"""Lark and GBNF are told apart, and grammars that no finite text fits are refused."""
+"""Detection of GBNF, and refusal of grammars without a finite text."""
 
 import json
 
@@ -54,11 +54,11 @@ def lets_through(compiler: Compiler, source: GrammarText, text: str) -> bool:
         ("", False),
     ],
 )
-def test_gbnf_is_told_by_its_sign(text: str, is_in_gbnf: bool) -> None:
+def test_gbnf_is_detected(text: str, is_in_gbnf: bool) -> None:
     assert is_gbnf(text) is is_in_gbnf
 
 
-def test_both_dialects_of_a_grammar_of_sql_are_compiled(compiler: Compiler) -> None:
+def test_sql_grammar_compiles_in_both_dialects(compiler: Compiler) -> None:
     assert lets_through(compiler, GrammarText("gbnf", SQL_IN_GBNF), "SELECT col_1  from table_2  where col_2 = 1 ")
     assert lets_through(compiler, GrammarText("lark", SQL_IN_LARK), "SELECT a,b FROM c")
 
@@ -78,9 +78,7 @@ def test_both_dialects_of_a_grammar_of_sql_are_compiled(compiler: Compiler) -> N
         ("regex", r"a[^\w\W]b", "No text matches"),
     ],
 )
-def test_a_grammar_that_no_finite_text_fits_is_refused(
-    compiler: Compiler, kind: GrammarKind, text: str, problem: str
-) -> None:
+def test_grammar_without_finite_text_is_refused(compiler: Compiler, kind: GrammarKind, text: str, problem: str) -> None:
     with pytest.raises(GrammarProblem, match=problem):
         compiler.compile(GrammarText(kind, text))
 
@@ -103,15 +101,13 @@ def test_a_grammar_that_no_finite_text_fits_is_refused(
         ("lark", 'start: %gbnf "root ::= \\"g\\" [0-9]+" "!"', "g12!"),
     ],
 )
-def test_a_grammar_that_a_finite_text_fits_is_compiled(
-    compiler: Compiler, kind: GrammarKind, text: str, said: str
-) -> None:
+def test_grammar_with_finite_text_is_compiled(compiler: Compiler, kind: GrammarKind, text: str, said: str) -> None:
     assert lets_through(compiler, GrammarText(kind, text), said)
     if kind == "lark":
-        rules_of(text, tokens_of(text))  # all of it is understood
+        rules_of(text, tokens_of(text))  # the whole grammar is parsed
 
 
-def test_schemas_in_a_grammar_are_enforced_like_others(compiler: Compiler) -> None:
+def test_schemas_within_a_grammar_are_enforced(compiler: Compiler) -> None:
     closed = GrammarText("lark", 'start: "x" %json {"properties": {"a": {"const": 1}}} "y"')
     assert lets_through(compiler, closed, 'x{"a":1}y')
     assert not lets_through(compiler, closed, 'x{"b":1}y')
@@ -123,6 +119,6 @@ def test_schemas_in_a_grammar_are_enforced_like_others(compiler: Compiler) -> No
     assert lets_through(compiler, GrammarText("lark", f"start: %json {json.dumps(lenient)}"), "[[1,1]]")
 
 
-def test_words_of_the_library_that_are_unknown_here_are_left_to_it() -> None:
+def test_unknown_syntax_is_left_to_the_library() -> None:
     with pytest.raises(UnknownSyntax):
         rules_of(text := "start: a{b}\na{x}: x", tokens_of(text))

@@ -1,4 +1,4 @@
-"""Grammar processes: what one grammar costs is no other's, and no limit is exceeded for long."""
+"""Grammar processes: one grammar never delays others, and limits are enforced."""
 
 import asyncio
 import gc
@@ -26,16 +26,16 @@ from engine.sampling_params import SamplingParams
 from tests.support.processes import HANGING_SECONDS, until
 
 FAST = GrammarSource("regex", "[a-z]{1,5}")
-# A row of its parser takes minutes: each of the rules begins and ends with any of them.
+# One row of the parser takes minutes, because each rule may start and end with any other rule.
 _WIDE = "wide: " + " | ".join(f"r{number}" for number in range(1000))
 _RULES = "\n".join(f'r{number}: wide? "y" wide?' for number in range(1000))
 SLOW = GrammarSource("lark", f'start: "a" wide\n{_WIDE}\n{_RULES}')
-# The same behind a text that no walk of the compiler gets to the end of.
+# The same rules after a text that the compiler's trial never completes.
 SLOW_LATER = GrammarSource("lark", f'start: /[A-Z ]{{3000}}/ "q" wide\n{_WIDE}\n{_RULES}')
 
 
 class CountingStarter(ProcessStarter):
-    """Knows the lines of the processes that it has started."""
+    """A starter that records the streams of its processes."""
 
     def __init__(self, tokenizer: Tokenizer, limits: GrammarLimits | None = None, *, forks: bool = True) -> None:
         super().__init__(lambda: vocabulary_of(tokenizer), limits or GrammarLimits(), forks=forks)
@@ -54,15 +54,15 @@ class CountingStarter(ProcessStarter):
         return self._first[0].pid
 
     def children(self) -> int:
-        """Forked processes that run."""
+        """The number of forked processes."""
         told = subprocess.run(["ps", "-A", "-o", "ppid=,stat="], capture_output=True, text=True, check=True).stdout
         rows = [line.split() for line in told.splitlines()]
         return sum(row[0] == str(self.first_pid) and not row[1].startswith("Z") for row in rows)
 
 
 @pytest.fixture
-def made(tokenizer: Tokenizer) -> Iterator[Callable[..., tuple[GrammarCompiler, CountingStarter]]]:
-    """Makes a compiler with limits, and ends what it has started."""
+def make_compiler(tokenizer: Tokenizer) -> Iterator[Callable[..., tuple[GrammarCompiler, CountingStarter]]]:
+    """Return a function that creates a compiler with limits. Ends its processes after the test."""
     starters: list[CountingStarter] = []
 
     def make(limits: GrammarLimits | None = None, *, forks: bool = True) -> tuple[GrammarCompiler, CountingStarter]:
@@ -76,12 +76,12 @@ def made(tokenizer: Tokenizer) -> Iterator[Callable[..., tuple[GrammarCompiler, 
         starter.close()
 
 
-def test_ended_stream_keeps_its_descriptor_until_it_is_closed() -> None:
+def test_ended_stream_keeps_its_descriptor_until_closed() -> None:
     ours, theirs = socket.socketpair()
     line = SocketStream(ours)
     with theirs:
         line.end()
-        other, also = socket.socketpair()  # with the lowest free numbers
+        other, also = socket.socketpair()  # get the lowest free descriptors
         with other, also:
             assert ours.fileno() not in (-1, other.fileno(), also.fileno())
             assert (line.receive(1), theirs.recv(1)) == (b"", b"")
@@ -95,8 +95,8 @@ def allowed(constraint: Constraint, tokenizer: Tokenizer) -> list[int]:
     return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
 
 
-def said(grammar: Grammar, tokenizer: Tokenizer, most: int = 400) -> int:
-    """How many tokens a reply has that takes the longest one that may come each time."""
+def longest_reply_length(grammar: Grammar, tokenizer: Tokenizer, most: int = 400) -> int:
+    """Return the number of tokens in a reply that always takes the longest allowed token."""
     constraint, count = grammar.start(jumps=True), 0
     while not constraint.ended and count < most:
         best = max(allowed(constraint, tokenizer), key=lambda one: len(tokenizer.token_bytes(one)))
@@ -104,10 +104,10 @@ def said(grammar: Grammar, tokenizer: Tokenizer, most: int = 400) -> int:
     return count
 
 
-def test_a_slow_grammar_is_refused_in_time_and_delays_no_other(
-    made: Callable[..., tuple[GrammarCompiler, CountingStarter]],
+def test_slow_grammar_is_refused_and_delays_no_other(
+    make_compiler: Callable[..., tuple[GrammarCompiler, CountingStarter]],
 ) -> None:
-    compiler, starter = made(GrammarLimits(compile_cpu_seconds=60, compile_wall_seconds=4))
+    compiler, starter = make_compiler(GrammarLimits(compile_cpu_seconds=60, compile_wall_seconds=4))
     done: list[str] = []
 
     async def compiled(source: GrammarText, name: str) -> None:
@@ -128,38 +128,38 @@ def test_a_slow_grammar_is_refused_in_time_and_delays_no_other(
     assert done == ["fast"] * 20 + ["slow"]
 
 
-def test_processor_time_is_limited_as_well(made: Callable[..., tuple[GrammarCompiler, CountingStarter]]) -> None:
-    compiler, _ = made(GrammarLimits(compile_cpu_seconds=0.2, compile_wall_seconds=600))
+def test_cpu_time_is_limited(make_compiler: Callable[..., tuple[GrammarCompiler, CountingStarter]]) -> None:
+    compiler, _ = make_compiler(GrammarLimits(compile_cpu_seconds=0.2, compile_wall_seconds=600))
     with pytest.raises(InvalidGrammar, match="too complex"):
         asyncio.run(asyncio.wait_for(compiler.compile(SLOW), HANGING_SECONDS))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_signals_of_the_terminal_end_no_process(
-    made: Callable[..., tuple[GrammarCompiler, CountingStarter]], number: signal.Signals
+def test_terminal_signals_are_ignored(
+    make_compiler: Callable[..., tuple[GrammarCompiler, CountingStarter]], number: signal.Signals
 ) -> None:
-    compiler, starter = made()
+    compiler, starter = make_compiler()
     asyncio.run(compiler.compile(FAST))
     os.kill(starter.first_pid, number)
     asyncio.run(asyncio.wait_for(compiler.compile(GrammarSource("regex", "[a-z]{2}")), HANGING_SECONDS))
     assert len(starter.lines) == 2
 
 
-def test_memory_is_limited(made: Callable[..., tuple[GrammarCompiler, CountingStarter]]) -> None:
+def test_memory_is_limited(make_compiler: Callable[..., tuple[GrammarCompiler, CountingStarter]]) -> None:
     large = GrammarSource("regex", "a{99999}")
     limits = GrammarLimits(compile_cpu_seconds=600, compile_wall_seconds=600, mask_cpu_seconds=600)
-    roomy, _ = made(limits)
+    roomy, _ = make_compiler(limits)
     asyncio.run(roomy.compile(large))
-    narrow, _ = made(replace(limits, memory_bytes=24 << 20))
+    narrow, _ = make_compiler(replace(limits, memory_bytes=24 << 20))
     with pytest.raises(InvalidGrammar, match="24 MB"):
         asyncio.run(asyncio.wait_for(narrow.compile(large), HANGING_SECONDS))
     asyncio.run(narrow.compile(FAST))
 
 
-def test_requests_for_one_grammar_wait_for_one_compilation(
-    made: Callable[..., tuple[GrammarCompiler, CountingStarter]],
+def test_concurrent_requests_share_a_compilation(
+    make_compiler: Callable[..., tuple[GrammarCompiler, CountingStarter]],
 ) -> None:
-    compiler, starter = made()
+    compiler, starter = make_compiler()
 
     async def main() -> list[Grammar]:
         return await asyncio.gather(*(compiler.compile(GrammarSource("regex", "[a-z]{1,5}")) for _ in range(10)))
@@ -168,10 +168,10 @@ def test_requests_for_one_grammar_wait_for_one_compilation(
     assert len(starter.lines) == 1
 
 
-def test_compiling_goes_on_while_anybody_waits_and_ends_with_the_last(
-    made: Callable[..., tuple[GrammarCompiler, CountingStarter]],
+def test_compilation_stops_when_the_last_request_leaves(
+    make_compiler: Callable[..., tuple[GrammarCompiler, CountingStarter]],
 ) -> None:
-    compiler, starter = made(GrammarLimits(compile_cpu_seconds=600, compile_wall_seconds=600))
+    compiler, starter = make_compiler(GrammarLimits(compile_cpu_seconds=600, compile_wall_seconds=600))
 
     async def main() -> None:
         waiting = [asyncio.create_task(compiler.compile(SLOW)) for _ in range(3)]
@@ -186,7 +186,7 @@ def test_compiling_goes_on_while_anybody_waits_and_ends_with_the_last(
         waiting[2].cancel()
         await asyncio.to_thread(until, lambda: starter.children() == 0)
         await compiler.compile(FAST)
-        again = asyncio.create_task(compiler.compile(SLOW))  # it is begun anew
+        again = asyncio.create_task(compiler.compile(SLOW))  # starts a new compilation
         await asyncio.to_thread(until, lambda: starter.children() == 2)
         again.cancel()
 
@@ -194,10 +194,10 @@ def test_compiling_goes_on_while_anybody_waits_and_ends_with_the_last(
     assert len(starter.lines) == 3
 
 
-def test_a_mask_that_takes_too_long_ends_its_own_reply_alone(
-    tokenizer: Tokenizer, made: Callable[..., tuple[GrammarCompiler, CountingStarter]]
+def test_slow_mask_ends_only_its_own_reply(
+    tokenizer: Tokenizer, make_compiler: Callable[..., tuple[GrammarCompiler, CountingStarter]]
 ) -> None:
-    compiler, starter = made()
+    compiler, starter = make_compiler()
     slow, fast = asyncio.run(compiler.compile(SLOW_LATER)), asyncio.run(compiler.compile(FAST))
     requests = [Request(number, (1,), SamplingParams()) for number in range(3)]
     for request, grammar in zip(requests, (slow, fast, slow), strict=True):
@@ -219,16 +219,16 @@ def test_a_mask_that_takes_too_long_ends_its_own_reply_alone(
     assert steps > 8
     assert "too complex" in next(iter(found.problems.values()))
     assert not slow.is_alive  # type: ignore[attr-defined]
-    assert said(fast, tokenizer)
+    assert longest_reply_length(fast, tokenizer)
     until(lambda: starter.children() == 1)
     assert asyncio.run(compiler.compile(SLOW_LATER)) is not slow
 
 
-def test_replies_of_one_step_follow_a_grammar_that_forces_text(
-    tokenizer: Tokenizer, made: Callable[..., tuple[GrammarCompiler, CountingStarter]]
+def test_forced_tokens_are_tokenized_during_other_requests(
+    tokenizer: Tokenizer, make_compiler: Callable[..., tuple[GrammarCompiler, CountingStarter]]
 ) -> None:
-    """The process asks for token ids while it is asked about the other replies."""
-    compiler, _ = made()
+    """The process requests token ids while it gets requests about other replies."""
+    compiler, _ = make_compiler()
     grammar = asyncio.run(compiler.compile(GrammarSource("regex", "[ab] and a fixed text that follows.")))
     [first] = tokenizer.encode("a")
     replies = [grammar.start(jumps=True) for _ in range(8)]
@@ -240,22 +240,22 @@ def test_replies_of_one_step_follow_a_grammar_that_forces_text(
 
 
 def test_masks_that_are_slow_on_average_end_a_reply(
-    tokenizer: Tokenizer, made: Callable[..., tuple[GrammarCompiler, CountingStarter]]
+    tokenizer: Tokenizer, make_compiler: Callable[..., tuple[GrammarCompiler, CountingStarter]]
 ) -> None:
-    compiler, _ = made(GrammarLimits(burst_cpu_seconds=0.0, mean_cpu_seconds=0.0))
+    compiler, _ = make_compiler(GrammarLimits(burst_cpu_seconds=0.0, mean_cpu_seconds=0.0))
     grammar = asyncio.run(compiler.compile(GrammarSource("regex", "([a-z]+ ?){1,1000}end")))
     with pytest.raises(GrammarFailed, match="ms on average"):
-        said(grammar, tokenizer)
+        longest_reply_length(grammar, tokenizer)
     constraint = grammar.start(jumps=True)
     assert constraint.accept(5) == ()
     with pytest.raises(GrammarFailed, match="too complex"):
         constraint.fill(np.zeros(2000, np.int32))
 
 
-def test_a_grammar_that_allows_nothing_more_ends_the_reply(
-    tokenizer: Tokenizer, made: Callable[..., tuple[GrammarCompiler, CountingStarter]]
+def test_dead_end_ends_the_reply(
+    tokenizer: Tokenizer, make_compiler: Callable[..., tuple[GrammarCompiler, CountingStarter]]
 ) -> None:
-    compiler, _ = made()
+    compiler, _ = make_compiler()
     grammar = asyncio.run(compiler.compile(GrammarSource("lark", 'start: "x" A | "y"\nA: /[a-z]/ & /[0-9]/')))
     constraint = grammar.start(jumps=False)
     (x,) = tokenizer.encode_plain("x", at_start=False)
@@ -263,14 +263,14 @@ def test_a_grammar_that_allows_nothing_more_ends_the_reply(
     with pytest.raises(GrammarFailed, match="No text matches"):
         allowed(constraint, tokenizer)
     other = grammar.start(jumps=False)
-    assert x in allowed(other, tokenizer)  # which is no fault of the grammar's other replies
+    assert x in allowed(other, tokenizer)  # other replies with the grammar are unaffected
 
 
 @pytest.mark.parametrize("forks", [True, False])
-def test_replies_of_one_grammar_that_are_asked_at_once_are_answered_each(
-    tokenizer: Tokenizer, made: Callable[..., tuple[GrammarCompiler, CountingStarter]], forks: bool
+def test_concurrent_replies_get_their_own_answers(
+    tokenizer: Tokenizer, make_compiler: Callable[..., tuple[GrammarCompiler, CountingStarter]], forks: bool
 ) -> None:
-    compiler, _ = made(forks=forks)
+    compiler, _ = make_compiler(forks=forks)
     words = ["alphabetically sorted", "numbered by hand", "randomly"]
     grammar = asyncio.run(compiler.compile(GrammarSource.choice(words)))
     replies = [grammar.start(jumps=True) for _ in words]
@@ -289,19 +289,19 @@ def test_replies_of_one_grammar_that_are_asked_at_once_are_answered_each(
     assert all(reply.ended for reply in replies)
 
 
-def test_a_new_first_process_starts_after_the_old_one_has_died(
-    tokenizer: Tokenizer, made: Callable[..., tuple[GrammarCompiler, CountingStarter]]
+def test_first_process_is_restarted_after_it_dies(
+    tokenizer: Tokenizer, make_compiler: Callable[..., tuple[GrammarCompiler, CountingStarter]]
 ) -> None:
-    compiler, starter = made()
+    compiler, starter = make_compiler()
     asyncio.run(compiler.prepare())
     os.kill(starter.first_pid, signal.SIGKILL)
-    assert said(asyncio.run(compiler.compile(FAST)), tokenizer)
+    assert longest_reply_length(asyncio.run(compiler.compile(FAST)), tokenizer)
 
 
-def test_processes_that_start_from_nothing_follow_grammars_alike(
-    tokenizer: Tokenizer, made: Callable[..., tuple[GrammarCompiler, CountingStarter]]
+def test_processes_without_fork_work_the_same(
+    tokenizer: Tokenizer, make_compiler: Callable[..., tuple[GrammarCompiler, CountingStarter]]
 ) -> None:
-    compiler, _ = made(GrammarLimits(compile_cpu_seconds=600, compile_wall_seconds=1), forks=False)
+    compiler, _ = make_compiler(GrammarLimits(compile_cpu_seconds=600, compile_wall_seconds=1), forks=False)
     asyncio.run(compiler.prepare())
     choices = GrammarSource.choice(["alphabetically sorted", "numbered"])
     constraint = asyncio.run(compiler.compile(choices)).start(jumps=True)
@@ -314,10 +314,10 @@ def test_processes_that_start_from_nothing_follow_grammars_alike(
         asyncio.run(compiler.compile(GrammarSource.schema({"$ref": "#"})))
 
 
-def test_a_process_ends_when_nobody_holds_its_grammar(
-    made: Callable[..., tuple[GrammarCompiler, CountingStarter]],
+def test_process_ends_with_the_last_reference(
+    make_compiler: Callable[..., tuple[GrammarCompiler, CountingStarter]],
 ) -> None:
-    compiler, starter = made()
+    compiler, starter = make_compiler()
     asyncio.run(compiler.compile(FAST))
     assert starter.children() == 1
     compiler._cache.clear()
@@ -335,7 +335,7 @@ def test_all_processes_end_with_the_compiler(tokenizer: Tokenizer) -> None:
     until(lambda: process.poll() is not None)
 
 
-def test_processes_that_cannot_start_are_unavailable(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_start_raises_grammars_unavailable(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.process.limited_process.sys.executable", "/nowhere")
     for forks in (True, False):
         compiler = GrammarCompiler(tokenizer, starter=CountingStarter(tokenizer, forks=forks))
@@ -348,16 +348,16 @@ def test_processes_that_cannot_start_are_unavailable(tokenizer: Tokenizer, monke
             asyncio.run(compiler.compile(FAST))
 
 
-def test_a_failure_of_the_program_itself_is_logged_and_refuses_the_grammar(
-    made: Callable[..., tuple[GrammarCompiler, CountingStarter]], caplog: pytest.LogCaptureFixture
+def test_internal_failure_is_logged_and_refuses_the_grammar(
+    make_compiler: Callable[..., tuple[GrammarCompiler, CountingStarter]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    compiler, _ = made()
+    compiler, _ = make_compiler()
     with pytest.raises(InvalidGrammar, match="cannot be compiled"):
         asyncio.run(compiler.compile(GrammarSource("json", "{")))
     assert "JSONDecodeError" in caplog.text
 
 
-def test_a_vocabulary_is_the_same_after_its_way_to_a_process(tokenizer: Tokenizer) -> None:
+def test_vocabulary_survives_packing(tokenizer: Tokenizer) -> None:
     vocabulary = vocabulary_of(tokenizer)
     there = Vocabulary.unpacked(vocabulary.packed())
     assert [list(there.tokens), list(there.special), list(there.ends)] == [
@@ -369,7 +369,7 @@ def test_a_vocabulary_is_the_same_after_its_way_to_a_process(tokenizer: Tokenize
 @pytest.mark.parametrize(
     "sent", [b"", b"\x00\x00", b"\xff\xff\xff\xff\x01\x00\x00\x00\x00", b"\x00\x00\x00\x00\xee" + b"\x00" * 4]
 )
-def test_frames_that_make_no_sense_end_the_line(sent: bytes) -> None:
+def test_invalid_frames_close_the_connection(sent: bytes) -> None:
     left = bytearray(sent)
 
     def receive(size: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Schemas are enforced as they are written, or refused by keyword and place."""
+"""Schemas are enforced, or refused with the keyword and its path."""
 
 import json
 import random
@@ -27,12 +27,12 @@ def rewritten(schema: Json, *, lenient: bool = False) -> Json:
 
 
 def members(*names: str, **more: Any) -> dict[str, Any]:
-    """An object with these members, all of them required."""
+    """Return a schema of an object with these members, all required."""
     return {"type": "object", "properties": dict.fromkeys(names, TEXT), "required": [*names], **more}
 
 
 def written(compiler: Compiler, schema: Json, chance: random.Random) -> str:
-    """A text that follows a schema, by a writer who knows only which bytes may come next."""
+    """Return a random text that a schema allows, written byte by byte."""
     matcher = compiler.compile(GrammarText("json", json.dumps(schema), whitespace=None))
     text = bytearray()
     while not matcher.is_stopped():
@@ -47,8 +47,8 @@ def written(compiler: Compiler, schema: Json, chance: random.Random) -> str:
     return text.decode()
 
 
-def follows(compiler: Compiler, schema: Json, value: Any) -> bool:
-    """Whether the schema, as it is enforced, lets a value through."""
+def allows(compiler: Compiler, schema: Json, value: Any) -> bool:
+    """Whether the enforced schema allows a value."""
     matcher = compiler.compile(GrammarText("json", json.dumps(schema), whitespace=None))
     text = json.dumps(value, separators=(",", ":")).encode()
     return matcher.try_consume_tokens(list(text)) == len(text) and matcher.is_accepting()
@@ -56,7 +56,7 @@ def follows(compiler: Compiler, schema: Json, value: Any) -> bool:
 
 @pytest.mark.share(10)
 @pytest.mark.parametrize("seed", range(200))
-def test_replies_fit_schemas_that_put_objects_together(compiler: Compiler, seed: int) -> None:
+def test_replies_match_combined_schemas(compiler: Compiler, seed: int) -> None:
     chance = random.Random(seed)
     schema = combined_schema(chance)
     check = jsonschema.Draft202012Validator(closed(schema))
@@ -159,11 +159,9 @@ def test_replies_fit_schemas_that_put_objects_together(compiler: Compiler, seed:
         ({"const": {"a": {"$ref": "x"}}}, [{"a": {"$ref": "x"}}], [{}]),
     ],
 )  # fmt: skip
-def test_what_a_schema_says_is_enforced(
-    compiler: Compiler, schema: Json, allowed: list[Any], forbidden: list[Any]
-) -> None:
-    assert [value for value in allowed if not follows(compiler, schema, value)] == []
-    assert [value for value in forbidden if follows(compiler, schema, value)] == []
+def test_keywords_are_enforced(compiler: Compiler, schema: Json, allowed: list[Any], forbidden: list[Any]) -> None:
+    assert [value for value in allowed if not allows(compiler, schema, value)] == []
+    assert [value for value in forbidden if allows(compiler, schema, value)] == []
 
 
 REFUSED: list[tuple[Json, str, str]] = [
@@ -198,7 +196,7 @@ REFUSED: list[tuple[Json, str, str]] = [
 
 
 @pytest.mark.parametrize(("schema", "path", "problem"), REFUSED)
-def test_what_cannot_be_enforced_is_refused_by_keyword_and_place(schema: Json, path: str, problem: str) -> None:
+def test_unenforceable_keywords_are_refused_with_their_path(schema: Json, path: str, problem: str) -> None:
     with pytest.raises(GrammarProblem, match=problem) as refused:
         rewritten(schema)
     assert refused.value.path == path
@@ -206,7 +204,7 @@ def test_what_cannot_be_enforced_is_refused_by_keyword_and_place(schema: Json, p
 
 
 @pytest.mark.parametrize("schema", [schema for schema, _, _ in REFUSED])
-def test_lenient_schemas_leave_it_out(schema: Json, compiler: Compiler) -> None:
+def test_lenient_schemas_drop_unenforceable_keywords(schema: Json, compiler: Compiler) -> None:
     compiler.compile(GrammarText("json", json.dumps(schema), lenient=True))
 
 
@@ -230,31 +228,31 @@ def test_lenient_schemas_leave_it_out(schema: Json, compiler: Compiler) -> None:
         ({"anyOf": []}, ""),
     ],
 )
-def test_a_schema_that_no_finite_value_fits_is_refused(compiler: Compiler, schema: Json, path: str) -> None:
+def test_schema_without_finite_value_is_refused(compiler: Compiler, schema: Json, path: str) -> None:
     with pytest.raises(GrammarProblem, match=r"[Nn]o .*(match|between)") as refused:
         compiler.compile(GrammarText("json", json.dumps(schema)))
     assert refused.value.path == path
 
 
-def test_a_pattern_that_is_no_regular_expression_is_refused_at_its_place(compiler: Compiler) -> None:
+def test_invalid_pattern_is_refused_with_its_path(compiler: Compiler) -> None:
     schema = {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"type": "string", "pattern": "(a"}}}
     with pytest.raises(GrammarProblem, match="unclosed group") as refused:
         compiler.compile(GrammarText("json", json.dumps(schema)))
     assert refused.value.path == ".$defs.x.pattern"
 
 
-def test_the_order_of_members_is_that_of_the_schema(compiler: Compiler) -> None:
+def test_members_keep_the_order_of_the_schema(compiler: Compiler) -> None:
     schema = {"allOf": [members("z")], **members("m"), "$defs": {}}
-    assert follows(compiler, schema, {"z": "1", "m": "2"})
-    assert not follows(compiler, schema, {"m": "2", "z": "1"})
+    assert allows(compiler, schema, {"z": "1", "m": "2"})
+    assert not allows(compiler, schema, {"m": "2", "z": "1"})
 
 
-def test_rewriting_is_the_same_every_time() -> None:
+def test_rewriting_is_deterministic() -> None:
     schemas = [combined_schema(random.Random(seed)) for seed in range(20)]
     assert [json.dumps(rewritten(it)) for it in schemas] == [json.dumps(rewritten(it)) for it in schemas]
 
 
-def test_many_tagged_alternatives_are_told_apart_by_their_tag() -> None:
+def test_many_tagged_alternatives_are_disjoint() -> None:
     branches: list[Json] = [{"properties": {"t": {"const": f"t{number}"}}, "required": ["t"]} for number in range(300)]
     assert isinstance(rewritten({"oneOf": branches}), dict)
     with pytest.raises(GrammarProblem, match="Use anyOf"):

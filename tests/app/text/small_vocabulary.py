@@ -9,7 +9,7 @@ CONTROL = ("<|bos|>", "<|im_end|>")
 
 
 def metadata(**changes: object) -> dict[str, object]:
-    """The metadata with `changes` by last part of the key ("pre", "tokens", ...); None takes a field out."""
+    """Return the metadata with `changes`, by the last part of the key ("pre", "tokens", ...). None removes a field."""
     made = ("he", "ll", "hell", "hello", "Ġw")
     tokens = (*BYTES, *made, *CONTROL, "<tool>", "", "[PAD]x")
     types = [TokenType.NORMAL] * len(tokens)

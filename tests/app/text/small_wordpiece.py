@@ -12,12 +12,12 @@ TOKENS = (*MARKERS, *PIECES)
 
 
 def ids(*pieces: str) -> tuple[int, ...]:
-    """The ids of pieces, with the markers around them."""
+    """Return the ids of pieces, with the markers around them."""
     return tuple(TOKENS.index(piece) for piece in ("[CLS]", *pieces, "[SEP]"))
 
 
 def document(**model: object) -> bytes:
-    """A tokenizer.json, as BERT's are, with fields of its model changed."""
+    """Return a tokenizer.json like BERT's, with changed fields of its model."""
     special = {"special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     return json.dumps(
         {
@@ -52,7 +52,7 @@ def document(**model: object) -> bytes:
 
 
 def metadata(**changes: object) -> dict[str, object]:
-    """GGUF metadata with `changes` by last part of the key; None takes a field out."""
+    """Return GGUF metadata with `changes`, by the last part of the key. None removes a field."""
     texts = [piece.removeprefix(CONTINUES) if piece.startswith(CONTINUES) else "\u2581" + piece for piece in PIECES]
     fields: dict[str, object] = {
         "model": "bert",

@@ -12,20 +12,20 @@ def control_tokens(*texts: str) -> ControlTokens:
     return ControlTokens({text: ControlToken(id_) for id_, text in enumerate(texts)})
 
 
-def test_split_finds_tokens_and_the_text_between() -> None:
+def test_split_yields_tokens_and_text() -> None:
     control = control_tokens("<s>", "</s>", "[INST]")
     assert list(control.split("<s>[INST] hi <s </s>")) == [0, 2, " hi <s ", 1]
     assert list(control.split("")) == []
     assert list(ControlTokens({}).split("<s>")) == ["<s>"]
 
 
-def test_the_leftmost_longest_token_wins() -> None:
+def test_leftmost_longest_token_wins() -> None:
     control = control_tokens("ab", "abc", "bcd")
     assert list(control.split("abcd")) == [1, "d"]
     assert list(control.split("abd")) == [0, "d"]
 
 
-def test_white_space_next_to_a_token_may_belong_to_it() -> None:
+def test_tokens_may_include_adjacent_white_space() -> None:
     control = ControlTokens(
         {"<a>": ControlToken(0, strip_left=True), "<b>": ControlToken(1, strip_right=True), "<c>": ControlToken(2)}
     )
@@ -50,14 +50,12 @@ def test_split_agrees_with_the_tokenizers_library(tokens: list[str], text: str) 
 
 
 def render(parts: Sequence[tuple[str, bool]], control: ControlTokens) -> str:
-    """What a template makes of literals and contents (True)."""
+    """Join literals of a template and contents (marked by True), as a template would."""
     return "".join(control.protect(text) if is_content else text for text, is_content in parts)
 
 
 @given(SMALL_TOKENS, st.lists(st.tuples(SMALL_TEXTS, st.booleans()), max_size=6))
-def test_no_character_of_a_protected_content_becomes_part_of_a_token(
-    tokens: list[str], parts: list[tuple[str, bool]]
-) -> None:
+def test_protected_text_never_becomes_part_of_a_token(tokens: list[str], parts: list[tuple[str, bool]]) -> None:
     control = control_tokens(*tokens)
     from_content = [is_content for text, is_content in parts for _ in text]
     position, rebuilt = 0, ""
@@ -70,33 +68,33 @@ def test_no_character_of_a_protected_content_becomes_part_of_a_token(
     assert rebuilt == "".join(text for text, _ in parts)
 
 
-def test_a_content_cannot_be_the_middle_of_a_token_either() -> None:
+def test_protected_text_cannot_be_the_middle_of_a_token() -> None:
     control = control_tokens("<user>")
     assert list(control.split("<" + control.protect("user") + ">", marked=True)) == ["<user>"]
     assert list(control.split("<" + control.protect("use") + control.protect("r>"), marked=True)) == ["<user>"]
 
 
 @given(st.text("<>xy \n", max_size=8), st.text("<>xy", max_size=8))
-def test_the_templates_own_tokens_stay_whatever_the_contents_are(first: str, second: str) -> None:
+def test_template_tokens_do_not_depend_on_contents(first: str, second: str) -> None:
     control = control_tokens("<x>", "<y>")
-    # Templates trim, which must not move a mark in front of a token of theirs.
+    # Templates strip contents, which must not move a mark to the start of a template's token.
     rendered = "<x>" + control.protect(first).strip() + control.protect(second) + "<y>"
     plain = first.strip() + second
     assert list(control.split(rendered, marked=True)) == [0, *([plain] if plain else []), 1]
 
 
-def test_content_without_a_trace_of_markup_is_left_alone() -> None:
+def test_text_without_markup_is_unchanged() -> None:
     control = control_tokens("<|im_start|>", "<|im_end|>")
     content = "def f(a: int) -> bool:\n    return a < 3 | b > 4\n"
     assert control.protect(content) == content
     assert control.protect("") == ""
 
 
-def test_a_mark_of_the_contents_own_is_replaced() -> None:
+def test_mark_in_text_is_replaced() -> None:
     assert control_tokens("<x>").protect(f"a{MARK}b") == "a\ufffdb"
 
 
-def test_a_token_of_one_character_is_never_found() -> None:
+def test_single_character_token_is_never_found() -> None:
     control = control_tokens("\n", "<x>")
     assert list(control.split("a\nb<x>")) == ["a\nb", 1]
     assert control.ids == {"\n": 0, "<x>": 1}
@@ -114,14 +112,14 @@ def test_a_token_of_one_character_is_never_found() -> None:
         ("<|", False),
     ],
 )
-def test_markup_is_known_by_its_look(text: str, expected: bool) -> None:
+def test_markup_is_recognized_by_its_form(text: str, expected: bool) -> None:
     assert looks_like_control(text) is expected
 
 
-def test_end_of_generation_ids_are_the_named_and_the_well_known() -> None:
+def test_end_of_generation_ids_include_named_and_known_tokens() -> None:
     assert end_of_generation_ids({"<|im_start|>": 1, "<|im_end|>": 2, "<|end|>": 3}, [9]) == {2, 3, 9}
 
 
-def test_end_of_message_ends_nothing_where_replies_have_several_messages() -> None:
+def test_end_of_message_does_not_end_multi_message_replies() -> None:
     ids = {"<|end|>": 1, "<|return|>": 2, "<|call|>": 3}
     assert end_of_generation_ids(ids, [2]) == {2, 3}

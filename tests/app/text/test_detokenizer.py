@@ -11,7 +11,7 @@ from app.text.tokenizer import TextEncoder, Tokenizer, Vocabulary
 
 
 def latin1_tokenizer(tokens: Sequence[bytes], *, space_prefix: bool = False) -> Tokenizer:
-    """A tokenizer whose ids stand for `tokens`, and the one past them for the control token <end>."""
+    """Return a tokenizer for `tokens`, by index, with the control token <end> as the last id."""
     end = len(tokens)
     vocabulary = Vocabulary(
         texts=[*(token.decode("latin-1") for token in tokens), "<end>"],
@@ -38,7 +38,7 @@ def deltas(detokenizer: IncrementalDetokenizer, ids: Sequence[int]) -> list[str]
 
 
 def cut_at_stop(text: str, stop: Sequence[str], *, include: bool = False) -> tuple[str, str | None]:
-    """`text` up to the stop string that is complete first, found one character at a time, and that string."""
+    """Return `text` before the stop string that is complete first, found character by character, and that string."""
     for end in range(1, len(text) + 1):
         ending = [s for s in stop if text[:end].endswith(s)]
         if ending:
@@ -47,7 +47,7 @@ def cut_at_stop(text: str, stop: Sequence[str], *, include: bool = False) -> tup
     return text, None
 
 
-# Few letters, so that stop strings occur; characters of two and four bytes; bytes that are no UTF-8.
+# Few letters, for frequent stop strings; characters of two and four bytes; and invalid UTF-8.
 PIECES = st.sampled_from(
     [b"a", b"b", b"ab", b"ba", b"aab", " ä".encode(), "🦙".encode(), b"\xc3", b"\xff", b"\xf0\x9f"]
 )
@@ -56,16 +56,14 @@ STOPS = st.lists(st.text("abä🦙\ufffd", min_size=1, max_size=4), max_size=4)
 
 @st.composite
 def tokenized_bytes(draw: st.DrawFn) -> list[bytes]:
-    """Any bytes, cut anywhere."""
+    """Random bytes, split at random positions."""
     whole = b"".join(draw(st.lists(PIECES, max_size=12)))
     cuts = sorted(draw(st.lists(st.integers(0, len(whole)), max_size=8)))
     return [whole[start:end] for start, end in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
 
 
 @given(tokenized_bytes(), STOPS, st.booleans())
-def test_the_text_is_the_whole_cut_at_the_first_stop_string(
-    tokens: list[bytes], stop: list[str], include: bool
-) -> None:
+def test_text_ends_before_the_first_stop_string(tokens: list[bytes], stop: list[str], include: bool) -> None:
     under_test = detokenizer(tokens, stop, include_stop=include)
     text = "".join(deltas(under_test, range(len(tokens))))
     whole = b"".join(tokens).decode(errors="replace")
@@ -73,7 +71,7 @@ def test_the_text_is_the_whole_cut_at_the_first_stop_string(
 
 
 @given(tokenized_bytes(), STOPS)
-def test_text_is_given_as_soon_as_it_is_certain(tokens: list[bytes], stop: list[str]) -> None:
+def test_text_is_returned_once_certain(tokens: list[bytes], stop: list[str]) -> None:
     under_test = detokenizer(tokens, stop)
     given_text = b""
     text = ""
@@ -81,24 +79,24 @@ def test_text_is_given_as_soon_as_it_is_certain(tokens: list[bytes], stop: list[
         given_text += token
         text += under_test.push(id_)
         if under_test.stopped is None:
-            # What is held back begins a stop string, or is the beginning of one character.
+            # Text that is held back starts a stop string or a character.
             whole = given_text.decode(errors="replace")
             held = whole[len(text) :]
             characters = held.removesuffix("\ufffd")
             assert not characters or any(s.startswith((characters, held)) for s in stop)
 
 
-def test_half_a_character_waits_for_the_other_half() -> None:
+def test_partial_character_is_held_back() -> None:
     llama = "🦙".encode()
     assert deltas(detokenizer([llama[:1], llama[1:3], llama[3:]]), range(3)) == ["", "", "🦙", ""]
 
 
-def test_invalid_bytes_are_replaced_as_soon_as_they_are_known_to_be() -> None:
+def test_invalid_bytes_are_replaced_at_once() -> None:
     assert deltas(detokenizer([b"\xff", b"\xc3", b"a"]), range(3)) == ["\ufffd", "", "\ufffda", ""]
     assert deltas(detokenizer([b"a", b"\xf0\x9f"]), range(2)) == ["a", "", "\ufffd"]
 
 
-def test_text_that_could_begin_a_stop_string_is_held_back() -> None:
+def test_possible_stop_string_is_held_back() -> None:
     under_test = detokenizer([b"x\nUs", b"er:", b" hi"], ["\nUser:"])
     assert deltas(under_test, [0, 2]) == ["x", "\nUs hi", ""]
     assert under_test.stopped is None
@@ -107,7 +105,7 @@ def test_text_that_could_begin_a_stop_string_is_held_back() -> None:
     assert under_test.stopped == "\nUser:"
 
 
-def test_of_several_stop_strings_the_one_complete_first_wins() -> None:
+def test_first_complete_stop_string_wins() -> None:
     under_test = detokenizer([b"abcd"], ["bcd", "c"])
     assert deltas(under_test, [0]) == ["ab", ""]
     assert under_test.stopped == "c"
@@ -116,21 +114,21 @@ def test_of_several_stop_strings_the_one_complete_first_wins() -> None:
     assert under_test.stopped == "abc"
 
 
-def test_the_stop_string_can_be_included() -> None:
+def test_stop_string_can_be_included() -> None:
     assert deltas(detokenizer([b"a EN", b"D b"], ["END"], include_stop=True), range(2)) == ["a ", "END", ""]
 
 
-def test_an_empty_stop_string_is_refused() -> None:
+def test_empty_stop_string_is_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
         detokenizer([], [""])
 
 
-def test_control_tokens_are_shown_on_request_only() -> None:
+def test_control_tokens_are_shown_only_on_request() -> None:
     assert deltas(detokenizer([b"a"]), [0, 1]) == ["a", "", ""]
     assert deltas(detokenizer([b"a"], show_control=True), [0, 1]) == ["a", "<end>", ""]
 
 
-def test_the_space_in_front_of_text_is_taken_off_unless_the_reply_continues_a_text() -> None:
+def test_leading_space_is_stripped_unless_text_continues() -> None:
     tokenizer = latin1_tokenizer([b" Hello", b" world"], space_prefix=True)
     assert "".join(deltas(IncrementalDetokenizer(tokenizer), [0, 1])) == tokenizer.decode([0, 1]) == "Hello world"
     continuing = IncrementalDetokenizer(tokenizer, continues_text=True)

@@ -21,7 +21,7 @@ def small(request: pytest.FixtureRequest) -> EncoderTokenizer:
     return SOURCES[request.param]()
 
 
-def test_ids_are_those_of_the_original_tokenizer(llama_cpp_models: Path) -> None:
+def test_ids_equal_the_original_tokenizer(llama_cpp_models: Path) -> None:
     tokenizer = from_gguf(vocabulary_metadata(llama_cpp_models, "bert-bge"))
     for text, expected in truth(llama_cpp_models, "bert-bge"):
         assert tokenizer.encode(text) == (101, *expected, 102), text
@@ -40,7 +40,7 @@ def test_ids_are_those_of_the_original_tokenizer(llama_cpp_models: Path) -> None
         ("a \ud800 a", ("a", "a")),
     ],
 )
-def test_text_is_normalized_as_for_bert(small: EncoderTokenizer, text: str, pieces: tuple[str, ...]) -> None:
+def test_text_is_normalized_like_bert(small: EncoderTokenizer, text: str, pieces: tuple[str, ...]) -> None:
     assert small.encode(text) == ids(*pieces)
 
 
@@ -48,17 +48,17 @@ def test_text_never_becomes_a_marker(small: EncoderTokenizer) -> None:
     assert small.encode("[SEP]") == ids("[", "[UNK]", "]")
 
 
-def test_a_text_is_cut_between_its_markers(small: EncoderTokenizer) -> None:
+def test_text_is_cut_between_its_markers(small: EncoderTokenizer) -> None:
     assert small.encode("hello hello hello", max_ids=4) == ids("hello", "hello")
     assert small.encode("hello", max_ids=1) == ids()
 
 
-def test_ids_are_below_the_vocabularys_size(small: EncoderTokenizer) -> None:
+def test_ids_are_below_vocab_size(small: EncoderTokenizer) -> None:
     assert small.vocab_size == len(TOKENS)
 
 
 @given(st.text())
-def test_both_files_give_the_librarys_ids(text: str) -> None:
+def test_ids_equal_the_library_for_either_file(text: str) -> None:
     library, of_json, of_gguf = tokenizers_of_both_files()
     plain = text.replace("[", "").replace("\ud800", "")
     assert list(of_json.encode(plain)) == library.encode(plain).ids
@@ -72,14 +72,14 @@ def tokenizers_of_both_files() -> tuple[tokenizers.Tokenizer, EncoderTokenizer, 
     return library, from_json(document()), from_gguf(metadata())
 
 
-def test_case_and_accents_are_kept_where_the_file_says_so() -> None:
+def test_case_and_accents_are_kept_if_configured() -> None:
     tokenizer = from_gguf(metadata(**{"normalizer.lowercase": False}))
     assert tokenizer.encode("Hello café cafe") == ids("[UNK]", "[UNK]", "cafe")
     stripping = from_gguf(metadata(**{"normalizer.lowercase": False, "normalizer.strip_accents": True}))
     assert stripping.encode("café") == ids("cafe")
 
 
-def test_other_names_of_the_markers_are_known() -> None:
+def test_other_marker_keys_are_supported() -> None:
     renamed = metadata(cls_token_id=None, bos_token_id=2, seperator_token_id=None, eos_token_id=3)
     assert from_gguf(renamed).encode("a") == ids("a")
 
@@ -96,7 +96,7 @@ def test_other_names_of_the_markers_are_known() -> None:
         ({"unknown_token_id": -1}, "tokenizer.ggml.unknown_token_id is -1"),
     ],
 )
-def test_malformed_metadata_is_refused_with_the_fields_name(changes: dict[str, object], message: str) -> None:
+def test_malformed_metadata_error_names_the_field(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ModelFileError) as refusal:
         from_gguf(metadata(**changes))
     assert message in refusal.value.message
@@ -113,27 +113,27 @@ def test_malformed_metadata_is_refused_with_the_fields_name(changes: dict[str, o
         (document(unk_token="[NONE]"), "model.unk_token is '[NONE]', which is not a token"),  # noqa: S106
     ],
 )
-def test_a_malformed_tokenizer_json_is_refused_with_the_fields_name(content: bytes, message: str) -> None:
+def test_malformed_tokenizer_json_error_names_the_field(content: bytes, message: str) -> None:
     with pytest.raises(ModelFileError) as refusal:
         from_json(content)
     assert message in refusal.value.message
 
 
 def with_added(**token: object) -> bytes:
-    """A tokenizer.json with one more added token."""
+    """Return a tokenizer.json with one more added token."""
     changed = json.loads(document())
     changed["added_tokens"].append({**changed["added_tokens"][0], **token})
     return json.dumps(changed).encode()
 
 
-def test_an_added_token_that_is_not_special_is_found_in_text_by_its_own_id() -> None:
+def test_added_token_keeps_its_id() -> None:
     tokenizer = from_json(with_added(id=40, content="<tool>", special=False))
     assert tokenizer.encode("a <tool> b") == (*ids("a")[:-1], 40, *ids("[UNK]")[1:])
     assert tokenizer.vocab_size == 41
     assert from_json(with_added(id=40, content="<tool>", special=True)).encode("<tool>") == ids(*["[UNK]"] * 3)
 
 
-def test_byte_pairs_end_as_the_file_says() -> None:
+def test_post_processor_of_bpe_file_is_used() -> None:
     library = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
     library.add_special_tokens(["<end>"])
     library.post_processor = tokenizers.processors.TemplateProcessing("$A <end>", special_tokens=[("<end>", 3)])
@@ -143,7 +143,7 @@ def test_byte_pairs_end_as_the_file_says() -> None:
     assert (tokenizer.encode(""), tokenizer.vocab_size) == ((3,), 4)
 
 
-def test_another_model_is_refused_by_name() -> None:
+def test_unsupported_model_is_refused() -> None:
     with pytest.raises(UnsupportedTokenizer, match="'gpt2'"):
         from_gguf(metadata(model="gpt2"))
     with pytest.raises(UnsupportedTokenizer, match="'Unigram'"):
@@ -155,7 +155,7 @@ FIELDS = ("version", "added_tokens", "normalizer", "pre_tokenizer", "post_proces
 
 
 @given(st.sampled_from(FIELDS), VALUES | st.lists(VALUES, max_size=3) | st.dictionaries(st.text(max_size=4), VALUES))
-def test_no_tokenizer_json_causes_another_error(field: str, value: object) -> None:
+def test_any_tokenizer_json_raises_only_known_errors(field: str, value: object) -> None:
     changed = {**json.loads(document()), field: value}
     try:
         tokenizer = from_json(json.dumps(changed).encode())
@@ -165,7 +165,7 @@ def test_no_tokenizer_json_causes_another_error(field: str, value: object) -> No
 
 
 @given(st.sampled_from(["tokens", "token_type", "cls_token_id", "normalizer.lowercase"]), VALUES, st.data())
-def test_no_metadata_causes_another_error(field: str, value: object, data: st.DataObject) -> None:
+def test_any_metadata_raises_only_known_errors(field: str, value: object, data: st.DataObject) -> None:
     fields = metadata()
     if field.startswith("token"):
         array = list(fields[f"tokenizer.ggml.{field}"])  # type: ignore[call-overload]

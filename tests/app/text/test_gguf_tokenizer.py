@@ -17,7 +17,7 @@ from tests.app.text.small_vocabulary import BYTES, CONTROL, metadata
 
 SEPARATOR = "\n__ggml_vocab_test__\n"
 
-# Every vocabulary that llama.cpp tests with ids of its own, but BERT's, with what ends a reply in it.
+# All vocabularies for which llama.cpp has test ids, except BERT's, with the tokens that end a reply.
 VOCABULARIES = {
     "command-r": {"<PAD>", "<|END_OF_TURN_TOKEN|>"},
     "deepseek-coder": {"<｜end▁of▁sentence｜>"},
@@ -37,7 +37,7 @@ VOCABULARIES = {
 EXPECT_BOS = {"command-r", "deepseek-coder", "deepseek-llm", "gemma-4", "llama-bpe", "llama-spm", "phi-3"}
 PREFIX_SPACE = {"llama-spm", "phi-3"}
 
-half_of_them = pytest.mark.share(7)  # the same for each test: a large one takes seconds to build
+half_of_them = pytest.mark.share(7)  # the same for each test, because a large vocabulary takes seconds to build
 
 
 def vocabulary_metadata(models: Path, name: str) -> dict[str, object]:
@@ -46,7 +46,7 @@ def vocabulary_metadata(models: Path, name: str) -> dict[str, object]:
 
 
 def truth(models: Path, name: str) -> list[tuple[str, list[int]]]:
-    """llama.cpp's own test cases: texts, and the ids that the models' original tokenizers give."""
+    """Return llama.cpp's test cases: texts, and their ids from the models' original tokenizers."""
     texts = (models / f"ggml-vocab-{name}.gguf.inp").read_bytes().decode().split(SEPARATOR)
     lines = (models / f"ggml-vocab-{name}.gguf.out").read_text().splitlines()
     cases = [(text, [int(id_) for id_ in line.split()]) for text, line in zip(texts, lines, strict=False)]
@@ -60,7 +60,7 @@ def vocabulary(request: pytest.FixtureRequest, vocabularies: Callable[[str], Tok
     return name, vocabularies(name)
 
 
-# What texts are made of, joined with and without spaces.
+# Parts of texts, joined with and without spaces.
 WORDS = (
     *("the", "cat", "a", "1", "23", "456,", "7.5", '"x": ', "don't", "I'm", "foo_bar", "(x)", "x.y,", "0x1f", "-", "!"),
     *(" ", "  ", "\n", "\n\n", "\t", "\u00a0", "é", "中文", "🙂", "<|im_end|>"),
@@ -68,7 +68,7 @@ WORDS = (
 
 
 @half_of_them
-def test_a_long_text_has_the_same_ids_in_pieces(
+def test_long_text_has_the_same_ids_in_pieces(
     vocabulary: tuple[str, Tokenizer], seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, tokenizer = vocabulary
@@ -83,14 +83,14 @@ def test_a_long_text_has_the_same_ids_in_pieces(
 
 
 @half_of_them
-def test_ids_are_those_of_the_original_tokenizer(llama_cpp_models: Path, vocabulary: tuple[str, Tokenizer]) -> None:
+def test_ids_equal_the_original_tokenizer(llama_cpp_models: Path, vocabulary: tuple[str, Tokenizer]) -> None:
     name, tokenizer = vocabulary
     for text, ids in truth(llama_cpp_models, name):
         assert tokenizer.encode(text) == ids, text
 
 
 @half_of_them
-def test_the_bytes_of_the_tokens_are_the_text(llama_cpp_models: Path, vocabulary: tuple[str, Tokenizer]) -> None:
+def test_token_bytes_form_the_text(llama_cpp_models: Path, vocabulary: tuple[str, Tokenizer]) -> None:
     name, tokenizer = vocabulary
     for text, ids in truth(llama_cpp_models, name):
         prefix = " " if text and name in PREFIX_SPACE else ""
@@ -99,7 +99,7 @@ def test_the_bytes_of_the_tokens_are_the_text(llama_cpp_models: Path, vocabulary
 
 
 @half_of_them
-def test_what_the_metadata_says_about_special_tokens(vocabulary: tuple[str, Tokenizer]) -> None:
+def test_special_tokens_come_from_metadata(vocabulary: tuple[str, Tokenizer]) -> None:
     name, tokenizer = vocabulary
     ending = {tokenizer.token_bytes(id_, show_control=True).decode() for id_ in tokenizer.end_of_generation_ids}
     assert ending == VOCABULARIES[name]
@@ -118,20 +118,20 @@ def test_plain_text_never_becomes_a_control_token(vocabulary: tuple[str, Tokeniz
 
 
 @pytest.mark.parametrize("name", ["qwen2", "phi-3"])
-def test_the_chat_template_is_the_files(
+def test_chat_template_comes_from_metadata(
     llama_cpp_models: Path, vocabularies: Callable[[str], Tokenizer], name: str
 ) -> None:
     fields = vocabulary_metadata(llama_cpp_models, name)
     assert vocabularies(name).chat_template == fields["tokenizer.chat_template"]
 
 
-def test_a_space_goes_in_front_of_each_text_between_control_tokens(vocabularies: Callable[[str], Tokenizer]) -> None:
+def test_space_is_added_after_each_control_token(vocabularies: Callable[[str], Tokenizer]) -> None:
     tokenizer = vocabularies("llama-spm")
     hello = tokenizer.encode("Hello")
     assert tokenizer.encode("<s>Hello</s>Hello", parse_special=True) == [1, *hello, 2, *hello]
 
 
-def test_white_space_behind_phi_3s_markup_belongs_to_it(
+def test_phi_3_markup_includes_following_white_space(
     llama_cpp_models: Path, vocabularies: Callable[[str], Tokenizer]
 ) -> None:
     tokenizer, fields = vocabularies("phi-3"), vocabulary_metadata(llama_cpp_models, "phi-3")
@@ -141,7 +141,7 @@ def test_white_space_behind_phi_3s_markup_belongs_to_it(
     assert others.encode("<|end|>\n", parse_special=True) == [end, *others.encode("\n")]
 
 
-def test_gemmas_ascii_tokens_stand_in_for_byte_tokens(llama_cpp_models: Path) -> None:
+def test_gemma_ascii_tokens_replace_byte_tokens(llama_cpp_models: Path) -> None:
     fields = vocabulary_metadata(llama_cpp_models, "llama-spm")
     tokens = fields["tokenizer.ggml.tokens"]
     assert isinstance(tokens, tuple)
@@ -151,7 +151,7 @@ def test_gemmas_ascii_tokens_stand_in_for_byte_tokens(llama_cpp_models: Path) ->
 
 
 @pytest.mark.parametrize("name", PRETOKENIZERS)
-def test_every_known_pre_tokenizer_keeps_every_character(name: str) -> None:
+def test_every_pre_tokenizer_keeps_every_character(name: str) -> None:
     tokenizer = from_gguf(metadata(pre=name))
     text = "Hello  world! I'm 12345 years\r\n\told, 'TIS ½ é 我在用 かな 한국어 नमस्ते 🦙\u200d…//\n\n  x"
     assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -162,13 +162,13 @@ def test_small_vocabulary_merges_as_listed() -> None:
     assert tokenizer.encode("hello w") == [len(BYTES) + 3, len(BYTES) + 4]
 
 
-def test_user_defined_tokens_are_found_in_text_and_written_out() -> None:
+def test_user_defined_tokens_are_found_in_text() -> None:
     tokenizer = from_gguf(metadata())
     [id_] = tokenizer.encode("<tool>")
     assert tokenizer.token_bytes(id_) == b"<tool>"
 
 
-def test_user_defined_tokens_that_look_like_markup_are_not_found_in_text_but_written_out() -> None:
+def test_user_defined_markup_is_not_found_in_text() -> None:
     fields = metadata(token_type=(*[1] * (len(BYTES) + 5), 3, 4, 4, 1, 5))
     tokenizer = from_gguf(fields)
     im_end = tokenizer.control_tokens["<|im_end|>"]
@@ -178,17 +178,17 @@ def test_user_defined_tokens_that_look_like_markup_are_not_found_in_text_but_wri
     assert tokenizer.token_bytes(im_end) == b"<|im_end|>"
 
 
-def test_without_token_types_the_tokens_with_a_role_are_control_tokens() -> None:
+def test_tokens_with_a_role_are_control_without_token_types() -> None:
     tokenizer = from_gguf(metadata(token_type=None))
     assert tokenizer.control_tokens.keys() == set(CONTROL)
 
 
-def test_unused_tokens_stand_for_nothing() -> None:
+def test_unused_tokens_have_no_bytes() -> None:
     tokenizer = from_gguf(metadata())
     assert tokenizer.decode(range(tokenizer.vocab_size - 2, tokenizer.vocab_size)) == ""
 
 
-def test_a_merge_that_makes_a_control_token_is_left_out() -> None:
+def test_merge_into_a_control_token_is_dropped() -> None:
     tokenizer = from_gguf(
         metadata(merges=("h e", "l l", "he ll", "hell o"), token_type=(*[1] * 256, 1, 1, 1, 3, *[1] * 6))
     )
@@ -197,14 +197,14 @@ def test_a_merge_that_makes_a_control_token_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("minus_one", [-1, 0xFFFF_FFFF])
-def test_minus_one_is_no_token(minus_one: int) -> None:
+def test_minus_one_means_no_token(minus_one: int) -> None:
     tokenizer = from_gguf(metadata(bos_token_id=minus_one, add_bos_token=True))
     assert tokenizer.bos_id is None
     assert not tokenizer.add_bos
     assert "bos_token" not in tokenizer.special_tokens
 
 
-def test_add_bos_is_the_files_word_or_else_the_pre_tokenizers() -> None:
+def test_add_bos_defaults_to_the_pre_tokenizer() -> None:
     assert not from_gguf(metadata(pre="smollm")).add_bos
     assert from_gguf(metadata(pre="llama-bpe")).add_bos
     assert not from_gguf(metadata(pre="llama-bpe", add_bos_token=False)).add_bos
@@ -219,7 +219,7 @@ def test_add_bos_is_the_files_word_or_else_the_pre_tokenizers() -> None:
         ({"pre": None}, "tokenizer.ggml.pre"),
     ],
 )
-def test_unknown_kinds_are_refused_by_name(changes: dict[str, object], named: str) -> None:
+def test_unknown_kinds_are_refused(changes: dict[str, object], named: str) -> None:
     with pytest.raises(UnsupportedTokenizer, match=named) as refusal:
         from_gguf(metadata(**changes))
     assert refusal.value.remedy
@@ -262,7 +262,7 @@ SIZE = len(TOKENS)
         ({**SPM, "scores": (0.0,) * SIZE}, "no token for the byte 0x00"),
     ],
 )
-def test_malformed_metadata_is_refused_with_the_fields_name(changes: dict[str, object], message: str) -> None:
+def test_malformed_metadata_error_names_the_field(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ModelFileError) as refusal:
         from_gguf(metadata(**changes))
     assert message in refusal.value.message
@@ -290,7 +290,7 @@ FIELDS = [
     st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=3),
     st.data(),
 )
-def test_no_metadata_causes_another_error(model: str, changes: dict[str, object], data: st.DataObject) -> None:
+def test_any_metadata_raises_only_known_errors(model: str, changes: dict[str, object], data: st.DataObject) -> None:
     fields = metadata(**{"model": model, **changes})
     spoilt = data.draw(st.sampled_from(sorted(fields)))
     array = fields[spoilt]

@@ -1,4 +1,4 @@
-"""How vocabularies ask for what is missing in the middle."""
+"""Infilling prompts of all supported families."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from app.text.tokenizer import Tokenizer
 
 
 @pytest.mark.parametrize("marks", MARKS)
-def test_each_familys_tokens_are_found_and_put_in_order(marks: InfillMarks) -> None:
+def test_tokens_of_each_family_are_found_and_ordered(marks: InfillMarks) -> None:
     ids = {text: number for number, text in enumerate(("<|im_end|>", marks.prefix, marks.suffix, marks.middle)) if text}
     infilling = Infilling.of(ids)
     assert infilling is not None
@@ -18,7 +18,7 @@ def test_each_familys_tokens_are_found_and_put_in_order(marks: InfillMarks) -> N
     assert list(infilling.parts(Gap("", "b")))[-1] == (1 if marks.suffix_first else 3)
 
 
-def test_other_files_go_first_with_their_names_where_a_family_has_tokens_for_them() -> None:
+def test_other_files_come_first() -> None:
     gap = Gap("a", "b", [OtherFile("x.py", "1"), OtherFile("y.py", "2")])
     ids = {"<|fim_prefix|>": 1, "<|fim_suffix|>": 2, "<|fim_middle|>": 3, "<|repo_name|>": 4, "<|file_sep|>": 5}
     with_files, without = Infilling.of(ids), Infilling.of({text: ids[text] for text in list(ids)[:3]})
@@ -32,7 +32,7 @@ def test_other_files_go_first_with_their_names_where_a_family_has_tokens_for_the
     assert rest == [1, "a", 2, "b", 3]
 
 
-def test_some_of_the_tokens_are_not_enough() -> None:
+def test_incomplete_tokens_are_not_used() -> None:
     assert Infilling.of({"<fim_prefix>": 1, "<fim_suffix>": 2}) is None
     assert Infilling.of({}) is None
 
@@ -40,5 +40,7 @@ def test_some_of_the_tokens_are_not_enough() -> None:
 @pytest.mark.parametrize(
     ("name", "found"), [("qwen2", False), ("starcoder", True), ("refact", True), ("deepseek-coder", True)]
 )
-def test_real_vocabularies(vocabularies: Callable[[str], Tokenizer], name: str, found: bool) -> None:
+def test_infilling_tokens_of_real_vocabularies(
+    vocabularies: Callable[[str], Tokenizer], name: str, found: bool
+) -> None:
     assert (Infilling.of(vocabularies(name).control_tokens) is not None) == found

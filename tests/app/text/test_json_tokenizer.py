@@ -23,7 +23,7 @@ SPM_DECODER = decoders.Sequence(SPM_STEPS)
 
 
 def saved(library: tokenizers.Tokenizer, **changes: object) -> bytes:
-    """A tokenizer.json as the library writes it, with top-level `changes`."""
+    """Return a tokenizer.json written by the library, with top-level `changes`."""
     return json.dumps(json.loads(library.to_str()) | changes).encode()
 
 
@@ -58,7 +58,7 @@ def assert_agrees(library: tokenizers.Tokenizer, ours: Tokenizer, text: str) -> 
 
 
 @given(PARTS.map("".join))
-def test_byte_level_vocabularies_encode_as_the_library_does(text: str) -> None:
+def test_byte_level_ids_equal_the_library(text: str) -> None:
     assert_agrees(*with_byte_level(), text)
 
 
@@ -75,7 +75,7 @@ NORMALIZERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 @given(text=PARTS.map("".join))
-def test_sentencepiece_vocabularies_encode_as_the_library_does(normalizer: str, text: str) -> None:
+def test_sentencepiece_ids_equal_the_library(normalizer: str, text: str) -> None:
     assert_agrees(*with_normalizer(normalizer), text)
 
 
@@ -93,16 +93,14 @@ def with_normalizer(normalizer: str) -> tuple[tokenizers.Tokenizer, Tokenizer]:
 @pytest.mark.parametrize("scheme", ["first", "always", "never"])
 @pytest.mark.parametrize("in_sequence", [False, True])
 @given(text=PARTS.map("".join))
-def test_a_prefix_of_the_first_piece_is_put_where_the_library_puts_it(
-    scheme: str, in_sequence: bool, text: str
-) -> None:
+def test_first_piece_prefix_equals_the_library(scheme: str, in_sequence: bool, text: str) -> None:
     library, ours = with_metaspace(scheme, in_sequence)
     assert ours.encode(text, parse_special=True) == library.encode(text, add_special_tokens=False).ids
 
 
 @functools.cache
 def with_metaspace(scheme: str, in_sequence: bool) -> tuple[tokenizers.Tokenizer, Tokenizer]:
-    """The library's tokenizer, and ours of its file."""
+    """Return the library's tokenizer, and ours from its file."""
     library = sentencepiece()
     metaspace = pre_tokenizers.Metaspace(prepend_scheme=scheme)
     library.pre_tokenizer = pre_tokenizers.Sequence([metaspace]) if in_sequence else metaspace
@@ -114,7 +112,7 @@ def with_metaspace(scheme: str, in_sequence: bool) -> tuple[tokenizers.Tokenizer
 
 @pytest.mark.share(1)
 @pytest.mark.parametrize("name", ["llama-bpe", "qwen2", "deepseek-llm", "falcon", "llama-spm", "gemma-4"])
-def test_a_built_tokenizer_saved_and_loaded_gives_the_same_ids(
+def test_saved_tokenizer_gives_the_same_ids(
     llama_cpp_models: Path, vocabularies: Callable[[str], Tokenizer], name: str
 ) -> None:
     built = vocabularies(name)
@@ -146,7 +144,7 @@ def test_text_never_becomes_a_special_token() -> None:
     assert tokenizer.control_tokens.keys() == {"<s>", "</s>", "<|role|>"}
 
 
-def test_an_added_token_is_written_out_as_it_is() -> None:
+def test_added_token_is_decoded_verbatim() -> None:
     library = byte_level()
     library.add_tokens(["é"])
     tokenizer = from_json(saved(library))
@@ -154,20 +152,20 @@ def test_an_added_token_is_written_out_as_it_is() -> None:
     assert tokenizer.token_bytes(id_) == "é".encode()
 
 
-def test_special_tokens_are_hidden_and_other_added_tokens_are_not() -> None:
+def test_only_special_tokens_are_hidden() -> None:
     tokenizer = from_json(saved(byte_level()))
     ids = tokenizer.encode("<s>he<tool><|role|></s>", parse_special=True)
     assert tokenizer.decode(ids) == "he<tool><|role|>"
 
 
-def test_truncation_and_padding_of_the_file_are_not_used() -> None:
+def test_truncation_and_padding_are_ignored() -> None:
     library = byte_level()
     library.enable_truncation(2)
     library.enable_padding(length=50)
     assert len(from_json(saved(library)).encode("hello hello")) == 7
 
 
-def test_the_configuration_names_special_tokens_and_the_template() -> None:
+def test_configuration_sets_special_tokens_and_template() -> None:
     config = {
         "bos_token": {"content": "<s>", "special": True},
         "eos_token": "</s>",
@@ -182,12 +180,12 @@ def test_the_configuration_names_special_tokens_and_the_template() -> None:
     assert from_json(saved(byte_level()), {"chat_template": "C"}).chat_template == "C"
 
 
-def test_a_response_template_is_given_as_it_stands() -> None:
+def test_response_template_is_returned_unchanged() -> None:
     for stated, read in (({"fields": {}}, {"fields": {}}), (["?"], None), (None, None)):
         assert from_json(saved(byte_level()), {"response_template": stated}).response_template == read
 
 
-def test_whether_bos_is_expected_is_told_by_the_configuration_or_else_by_the_post_processor() -> None:
+def test_add_bos_comes_from_config_or_post_processor() -> None:
     library = byte_level()
     bos = {"bos_token": "<s>"}
     assert not from_json(saved(library), bos).add_bos
@@ -213,7 +211,7 @@ def test_whether_bos_is_expected_is_told_by_the_configuration_or_else_by_the_pos
         ({"normalizer": {"type": "Replace", "pattern": {"Regex": "("}, "content": ""}}, "reading tokenizer.json"),
     ],
 )
-def test_unknown_kinds_are_refused_by_name(changes: dict[str, object], named: str) -> None:
+def test_unknown_kinds_are_refused(changes: dict[str, object], named: str) -> None:
     with pytest.raises(UnsupportedTokenizer) as refusal:
         from_json(saved(byte_level(), **changes))
     assert named in refusal.value.message
@@ -256,7 +254,7 @@ def bpe(**changes: object) -> dict[str, object]:
         (bpe(byte_fallback=True), "no token for the byte 0x00"),
     ],
 )
-def test_malformed_files_are_refused_with_the_fields_name(changes: dict[str, object], message: str) -> None:
+def test_malformed_file_error_names_the_field(changes: dict[str, object], message: str) -> None:
     with pytest.raises(InglenookError) as refusal:
         from_json(saved(byte_level(), **changes))
     assert message in refusal.value.message
@@ -265,7 +263,7 @@ def test_malformed_files_are_refused_with_the_fields_name(changes: dict[str, obj
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000, b"{" + b"," * (1 << 22), b'{"a":1,"a":2}']
 )
-def test_what_is_no_json_object_is_refused(content: bytes) -> None:
+def test_non_object_json_is_refused(content: bytes) -> None:
     with pytest.raises(ModelFileError, match=r"tokenizer\.json: "):
         from_json(content)
 
@@ -280,9 +278,7 @@ def test_malformed_configurations_are_refused(config: dict[str, object]) -> None
 
 @pytest.mark.parametrize("library", [byte_level, sentencepiece])
 @pytest.mark.parametrize("has_text", [True, False])
-def test_a_post_processor_with_forged_ids_changes_no_text(
-    library: Callable[[], tokenizers.Tokenizer], has_text: bool
-) -> None:
+def test_forged_post_processor_changes_no_text(library: Callable[[], tokenizers.Tokenizer], has_text: bool) -> None:
     marker, text = {"SpecialToken": {"id": "zz", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
     forged = {
         "type": "TemplateProcessing",

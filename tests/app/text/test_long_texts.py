@@ -1,4 +1,4 @@
-"""Encoding in pieces: where texts are cut, the limit of tokens, and the places to stop."""
+"""Encoding in pieces: positions of the cuts, token limits, and cancellation."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,7 +15,7 @@ PIECE = 100
 
 
 class Abandoned(Exception):
-    """The caller is gone."""
+    """Raised when the caller is gone."""
 
 
 @pytest.fixture(autouse=True)
@@ -26,12 +26,12 @@ def _short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def tokenizer() -> Tokenizer:
-    """Nearly every character is a token."""
+    """A tokenizer in which almost every character is a token."""
     return from_gguf(metadata())
 
 
 def calls(allowed: int) -> Callable[[], None]:
-    """A check that raises after some calls."""
+    """Return a check that raises after `allowed` calls."""
     left = [allowed]
 
     def check() -> None:
@@ -43,7 +43,7 @@ def calls(allowed: int) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("text", ["x y " * 500, "9" * 2000, " " * 2000])
-def test_encoding_stops_when_the_caller_is_gone(tokenizer: Tokenizer, text: str) -> None:
+def test_encoding_stops_when_the_caller_leaves(tokenizer: Tokenizer, text: str) -> None:
     with pytest.raises(Abandoned):
         tokenizer.encode_plain(text, at_start=True, limit=TextLimit(10_000, check=calls(3)))
     assert tokenizer.characters_encoded < 600
@@ -58,35 +58,35 @@ def test_encoding_stops_beyond_its_limit(tokenizer: Tokenizer, text: str) -> Non
 
 
 @pytest.mark.parametrize("text", ["x y " * 200, "9" * 800])
-def test_a_text_within_its_limit_is_encoded_whole(tokenizer: Tokenizer, text: str) -> None:
+def test_text_within_its_limit_is_encoded(tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.encode_plain(text, at_start=True, limit=TextLimit(800)) == tokenizer.encode_piece(
         text, at_start=True
     )
 
 
 def test_text_without_a_limit_is_encoded_once(tokenizer: Tokenizer) -> None:
-    assert tokenizer.splits_at_words  # which encodes a few words to find out
+    assert tokenizer.splits_at_words  # first use, which encodes a few words
     before = tokenizer.characters_encoded
     tokenizer.encode_plain("9" * 2000, at_start=True, limit=TextLimit(check=calls(10)))
     assert tokenizer.characters_encoded - before == 2000
 
 
-def test_a_prompt_that_is_not_much_too_long_is_counted_exactly(tokenizer: Tokenizer) -> None:
+def test_slightly_long_prompt_is_counted_exactly(tokenizer: Tokenizer) -> None:
     assert len(tokenizer.encode("9" * 290, limit=TextLimit.of_context(100))) == 290
     assert len(tokenizer.encode("9" * 590, limit=TextLimit.of_context(300))) == 590
     with pytest.raises(TextTooLong):
         tokenizer.encode("9 x" * 200, limit=TextLimit.of_context(100))
 
 
-def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(tokenizer: Tokenizer) -> None:
+def test_very_long_text_is_refused_before_encoding(tokenizer: Tokenizer) -> None:
     with pytest.raises(TextTooLong) as raised:
         tokenizer.encode("9" * 1000, limit=TextLimit.of_context(10))
     assert raised.value.least == 1000 // tokenizer.longest_token
     assert tokenizer.characters_encoded == 0
 
 
-def test_texts_are_not_cut_where_a_token_reaches_across() -> None:
-    """In a vocabulary whose words may be letters with spaces between them."""
+def test_texts_are_not_split_within_tokens() -> None:
+    """The words of this vocabulary may be single letters with spaces between them."""
     tokens = (*BYTES, "dĠ", "<|bos|>", "<|im_end|>")
     ids = {"bos_token_id": tokens.index("<|bos|>"), "eos_token_id": tokens.index("<|im_end|>")}
     joining = from_gguf(metadata(tokens=tokens, token_type=None, merges=("d Ġ",), pre="exaone-moe", **ids))
@@ -96,7 +96,7 @@ def test_texts_are_not_cut_where_a_token_reaches_across() -> None:
 
 
 class Words:
-    """One id for each word, and none for the blanks between them."""
+    """One id per word, and none for blanks."""
 
     longest_token = 5
     splits_at_words = True
@@ -113,13 +113,13 @@ class Words:
 
 
 @pytest.mark.parametrize("text", ["a bc " * 9000, "<> " * 15_000, " " * 10_000 + "bc a" + " " * 1000])
-def test_the_beginning_of_a_text_needs_no_more_than_that(text: str) -> None:
+def test_prefix_encodes_only_the_needed_pieces(text: str) -> None:
     words, all_words = Words(), text.split()
     ids = encode_prefix(words, text, 30, calls(10))
     assert list(ids[:30]) == [len(word) for word in all_words[:30]]
     assert words.encoded < 2 * PIECE + 30 * words.longest_token or len(all_words) < 30
 
 
-def test_the_ids_of_all_pieces_are_those_of_the_text() -> None:
+def test_ids_of_pieces_equal_ids_of_the_text() -> None:
     text = "a bc " * 9000
     assert list(encode_long(Words(), text, at_start=True)) == [1, 2] * 9000

@@ -6,7 +6,7 @@ from tests.app.text.small_vocabulary import metadata
 
 
 @pytest.mark.parametrize(("bos", "eos"), [(False, False), (True, False), (False, True), (True, True)])
-def test_the_file_says_which_markers_stand_around_a_text(bos: bool, eos: bool) -> None:
+def test_markers_come_from_metadata(bos: bool, eos: bool) -> None:
     fields = metadata(add_bos_token=bos, add_eos_token=eos)
     chat = chat_tokenizer(fields)
     assert chat.bos_id is not None

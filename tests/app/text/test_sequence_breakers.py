@@ -1,4 +1,4 @@
-"""Tokens that break sequences, over the vocabulary of a real model."""
+"""Sequence breakers in the vocabulary of a real model."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from app.text.sequence_breakers import SequenceBreakers
 from app.text.tokenizer import Tokenizer
 
 
-def test_each_token_that_holds_a_text_breaks_sequences(tokenizer: Tokenizer) -> None:
+def test_tokens_containing_a_text_are_breakers(tokenizer: Tokenizer) -> None:
     breakers = SequenceBreakers(tokenizer, WorkPool("encoding", 1))
     found = asyncio.run(breakers.tokens(["\n", ":"]))
     texts = {token_id: tokenizer.token_bytes(token_id, show_control=True) for token_id in range(tokenizer.vocab_size)}
@@ -17,7 +17,7 @@ def test_each_token_that_holds_a_text_breaks_sequences(tokenizer: Tokenizer) -> 
     assert asyncio.run(breakers.tokens([])) == frozenset()
 
 
-def test_of_a_text_that_no_token_holds_it_is_the_last_of_its_own(tokenizer: Tokenizer) -> None:
+def test_last_token_of_an_uncontained_text_is_a_breaker(tokenizer: Tokenizer) -> None:
     text = "This is in no vocabulary!"
     breakers = SequenceBreakers(tokenizer, WorkPool("encoding", 1))
     assert asyncio.run(breakers.tokens([text])) == {tokenizer.encode(text)[-1]}

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from app.text.terminal_text import sanitize
 
-ANY_TEXT = st.text(st.characters(exclude_categories=()))  # lone surrogates, too
+ANY_TEXT = st.text(st.characters(exclude_categories=()))  # includes lone surrogates
 
 
 @pytest.mark.parametrize(
@@ -23,22 +23,22 @@ ANY_TEXT = st.text(st.characters(exclude_categories=()))  # lone surrogates, too
         ("👩\u200d💻 نمی\u200cخواهم", "👩\u200d💻 نمی\u200cخواهم"),
     ],
 )
-def test_what_drives_a_terminal_is_taken_out(text: str, expected: str) -> None:
+def test_terminal_control_sequences_are_removed(text: str, expected: str) -> None:
     assert sanitize(text) == expected
 
 
 @given(ANY_TEXT)
-def test_no_control_character_is_left(text: str) -> None:
+def test_no_control_character_remains(text: str) -> None:
     left = set(sanitize(text))
     assert not {c for c in left if unicodedata.category(c) in ("Cc", "Cs")} - {"\n", "\t"}
     assert not {c for c in left if unicodedata.bidirectional(c) in ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "PDI")}
 
 
 @given(ANY_TEXT, ANY_TEXT)
-def test_pieces_are_as_safe_as_the_whole(first: str, second: str) -> None:
+def test_pieces_equal_the_whole(first: str, second: str) -> None:
     assert sanitize(first) + sanitize(second) == sanitize(first + second)
 
 
 @given(st.text(st.characters(categories=["L", "N", "P", "S", "Z", "M"])))
-def test_ordinary_text_is_left_alone(text: str) -> None:
+def test_ordinary_text_is_unchanged(text: str) -> None:
     assert sanitize(text) == text

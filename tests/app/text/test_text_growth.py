@@ -1,4 +1,4 @@
-"""Normalizers that multiply are refused before any text is encoded; those in use are not."""
+"""Normalizers that multiply text are refused before any text is encoded; common ones are accepted."""
 
 import base64
 import json
@@ -51,7 +51,7 @@ USED = {
 
 
 @pytest.mark.parametrize("name", GROWING)
-def test_steps_that_multiply_a_text_are_refused(name: str) -> None:
+def test_steps_that_multiply_text_are_refused(name: str) -> None:
     normalizer, pre_tokenizer = GROWING[name]
     with pytest.raises(UnsupportedTokenizer, match="normalizers"):
         from_json(
@@ -59,12 +59,12 @@ def test_steps_that_multiply_a_text_are_refused(name: str) -> None:
         )
 
 
-def test_an_encoder_with_steps_that_multiply_is_refused() -> None:
+def test_encoder_with_multiplying_steps_is_refused() -> None:
     changed = json.loads(document()) | {"normalizer": GROWING["replacements"][0]}
     with pytest.raises(UnsupportedTokenizer, match="normalizers"):
         encoder_tokenizer.from_json(json.dumps(changed).encode())
 
 
 @pytest.mark.parametrize("name", USED)
-def test_steps_in_use_are_accepted(name: str) -> None:
+def test_common_steps_are_accepted(name: str) -> None:
     check_growth(*(step and json.loads(step.__getstate__()) for step in USED[name]))

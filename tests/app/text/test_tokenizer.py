@@ -19,7 +19,7 @@ from tests.app.text.small_vocabulary import metadata
 
 @pytest.fixture(scope="module")
 def smollm(llama_cpp_models: Path) -> Tokenizer:
-    """A full byte-level vocabulary, cut the way SmolLM2's is."""
+    """A complete byte-level vocabulary with SmolLM2's pre-tokenizer."""
     with GGUFFile(llama_cpp_models / "ggml-vocab-gpt-2.gguf") as file:
         return from_gguf({**file.metadata, "tokenizer.ggml.pre": "smollm"})
 
@@ -35,18 +35,18 @@ def qwen(vocabularies: Callable[[str], Tokenizer]) -> Tokenizer:
 
 
 @given(st.text())
-def test_any_text_comes_back(smollm: Tokenizer, text: str) -> None:
+def test_any_text_round_trips(smollm: Tokenizer, text: str) -> None:
     ids = smollm.encode(text)
     assert b"".join(map(smollm.token_bytes, ids)) == text.encode()
     assert smollm.decode(ids) == text
 
 
 @given(st.text().filter(lambda text: "\u2581" not in text))
-def test_any_text_comes_back_from_a_sentencepiece_vocabulary(llama2: Tokenizer, text: str) -> None:
+def test_any_text_round_trips_with_sentencepiece(llama2: Tokenizer, text: str) -> None:
     assert llama2.decode(llama2.encode(text)) == text
 
 
-def test_a_text_goes_on_without_a_space_of_its_own(smollm: Tokenizer, llama2: Tokenizer) -> None:
+def test_continuation_adds_no_space(smollm: Tokenizer, llama2: Tokenizer) -> None:
     for tokenizer in (smollm, llama2):
         for text in ("lo there", " there", "  two", "\nline", "\n\n", "é", "🦙", "x" * 50):
             ids = tokenizer.encode_continuation(text)
@@ -60,13 +60,13 @@ def test_only_plain_text_has_plain_bytes(smollm: Tokenizer) -> None:
     assert smollm.plain_bytes(smollm.vocab_size) == b""
 
 
-def test_the_longest_token_is_as_long_as_it_says(smollm: Tokenizer, llama2: Tokenizer) -> None:
+def test_longest_token_is_correct(smollm: Tokenizer, llama2: Tokenizer) -> None:
     for tokenizer in (smollm, llama2, from_gguf(metadata())):
         lengths = [len(tokenizer.token_bytes(it, show_control=True)) for it in range(tokenizer.vocab_size)]
         assert tokenizer.longest_token == max(lengths)
 
 
-def test_vocabularies_are_told_apart() -> None:
+def test_fingerprints_differ_between_vocabularies() -> None:
     first = metadata()["tokenizer.ggml.tokens"]
     assert isinstance(first, tuple)
     swapped = metadata(tokens=(first[1], first[0], *first[2:]))
@@ -80,7 +80,7 @@ def test_lone_surrogates_are_replaced(smollm: Tokenizer) -> None:
     assert smollm.decode(smollm.encode_rendered("a\ud83d")) == "a\ufffd"
 
 
-def test_control_tokens_are_parsed_on_request_only(qwen: Tokenizer) -> None:
+def test_control_tokens_are_parsed_only_on_request(qwen: Tokenizer) -> None:
     im_start, im_end = qwen.control_tokens["<|im_start|>"], qwen.control_tokens["<|im_end|>"]
     text = "<|im_start|>user\nhi<|im_end|>\n"
     assert qwen.encode(text, parse_special=True) == [im_start, *qwen.encode("user\nhi"), im_end, *qwen.encode("\n")]
@@ -88,35 +88,35 @@ def test_control_tokens_are_parsed_on_request_only(qwen: Tokenizer) -> None:
     assert qwen.decode(qwen.encode(text)) == text
 
 
-def test_nothing_is_added_to_a_text(llama2: Tokenizer) -> None:
+def test_no_bos_is_added(llama2: Tokenizer) -> None:
     assert llama2.add_bos
     assert llama2.encode("") == llama2.encode("", parse_special=True) == []
     assert llama2.bos_id not in llama2.encode("Hello", parse_special=True)
 
 
-def test_the_bytes_of_control_tokens_are_shown_on_request_only(qwen: Tokenizer) -> None:
+def test_control_token_bytes_are_shown_only_on_request(qwen: Tokenizer) -> None:
     im_end = qwen.control_tokens["<|im_end|>"]
     assert qwen.token_bytes(im_end) == b""
     assert qwen.token_bytes(im_end, show_control=True) == b"<|im_end|>"
     assert qwen.decode([*qwen.encode("hi"), im_end]) == "hi"
 
 
-def test_bytes_of_sentencepiece_tokens(llama2: Tokenizer) -> None:
+def test_sentencepiece_token_bytes(llama2: Tokenizer) -> None:
     assert llama2.token_bytes(3) == b"\x00"
     assert llama2.token_bytes(3 + 0xF0) == b"\xf0"
     assert llama2.token_bytes(llama2.encode("Hello")[0]) == b" Hello"
 
 
-def test_ids_outside_the_vocabulary_stand_for_nothing(smollm: Tokenizer) -> None:
+def test_ids_outside_the_vocabulary_have_no_bytes(smollm: Tokenizer) -> None:
     assert smollm.token_bytes(smollm.vocab_size) == b""
     assert smollm.token_bytes(-1) == b""
 
 
-def test_half_a_character_decodes_to_a_replacement(smollm: Tokenizer) -> None:
+def test_partial_character_decodes_to_a_replacement(smollm: Tokenizer) -> None:
     assert smollm.decode(smollm.encode("🦙")[:1]) == "\ufffd"
 
 
-def test_a_rendered_chat_encodes_as_a_whole_where_contents_hold_no_markup(qwen: Tokenizer) -> None:
+def test_rendered_chat_without_markup_encodes_as_a_whole(qwen: Tokenizer) -> None:
     contents = ["Be brief.", "What is 1 < 2 | 3?", "x" * 500]
     rendered = "".join(f"<|im_start|>user\n{content}<|im_end|>\n" for content in contents)
     protected = "".join(f"<|im_start|>user\n{qwen.protect(content)}<|im_end|>\n" for content in contents)
@@ -127,7 +127,7 @@ MARKUP = st.lists(st.sampled_from(["<|im_start|>", "<|im_end|>", "<|im_", "end|>
 
 
 @given(MARKUP.map("".join), MARKUP.map("".join))
-def test_contents_encode_as_plain_text_in_a_rendered_chat(qwen: Tokenizer, system: str, user: str) -> None:
+def test_protected_contents_encode_as_plain_text(qwen: Tokenizer, system: str, user: str) -> None:
     im_start, im_end = qwen.control_tokens["<|im_start|>"], qwen.control_tokens["<|im_end|>"]
     ids = qwen.encode_rendered(f"<|im_start|>{qwen.protect(system)}{qwen.protect(user)}<|im_end|>")
     contents = (system + user).replace(MARK, "\ufffd")
@@ -154,7 +154,7 @@ def test_threads_share_a_tokenizer() -> None:
 
 
 class CountingBackend:
-    """Stands in for the library's tokenizer: one id per character, and a count of calls."""
+    """A backend with one id per character that counts its calls."""
 
     def __init__(self) -> None:
         self.encoded: list[str] = []
@@ -172,13 +172,13 @@ def counting_encoder() -> tuple[TextEncoder, CountingBackend]:
     return TextEncoder(cast(tokenizers.Tokenizer, backend)), backend
 
 
-def test_text_that_comes_again_is_not_encoded_again() -> None:
+def test_repeated_text_is_not_encoded_again() -> None:
     encoder, backend = counting_encoder()
     assert list(encoder.encode("ab", at_start=True)) == list(encoder.encode("ab", at_start=False)) == [97, 98]
     assert backend.encoded == ["ab"]
 
 
-def test_what_is_remembered_is_bounded_and_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_is_bounded_and_drops_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app.text.tokenizer, "REMEMBERED_CHARACTERS", 4)
     encoder, backend = counting_encoder()
     for text in ("ab", "cd", "ab", "ef", "ab", "cd", "longer", "longer"):
@@ -186,9 +186,9 @@ def test_what_is_remembered_is_bounded_and_the_oldest_is_forgotten(monkeypatch: 
     assert backend.encoded == ["ab", "cd", "ef", "cd", "longer", "longer"]
 
 
-def test_a_panic_of_the_library_is_a_typed_error() -> None:
+def test_library_panic_raises_a_typed_error() -> None:
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
-    # Backtracks without end, which the library answers with a panic.
+    # Endless backtracking, to which the library responds with a panic.
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("(a+)+$"), "isolated")
     with pytest.raises(UnsupportedTokenizer, match="encoding text"):
         TextEncoder(backend).encode("a" * 40 + "b", at_start=True)

@@ -1,4 +1,4 @@
-"""A byte-level tokenizer of 300 tokens, made with the `tokenizers` library, for checkpoints made by tests."""
+"""A byte-level tokenizer of 300 tokens, built with the `tokenizers` library, for test checkpoints."""
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
@@ -9,7 +9,9 @@ BOS, EOS, TURN = "<s>", "</s>", "<|turn|>"
 
 
 def byte_level() -> tokenizers.Tokenizer:
-    """BOS and EOS are the first ids; TURN is special too, and `<tool>` is added and not special."""
+    """Return the tokenizer. BOS and EOS are the first ids. TURN is a special token, `<tool>` an added one that is not
+    special.
+    """
     library = tokenizers.Tokenizer(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()

@@ -1,4 +1,4 @@
-"""What a reply says, folded from the events of a parser."""
+"""The contents of a reply, built from the events of a parser, and helpers to split and mutate texts."""
 
 import random
 import re
@@ -46,8 +46,8 @@ class ParsedReply:
             case ToolCallEnd(index):
                 self.calls[index].ended = True
 
-    def told(self) -> tuple[str, str, list[tuple[str, str, bool]]]:
-        """All but the ids, which are random."""
+    def contents(self) -> tuple[str, str, list[tuple[str, str, bool]]]:
+        """Return everything except the ids, which are random."""
         return self.text, self.reasoning, [(call.name, call.arguments, call.ended) for call in self.calls]
 
 
@@ -67,7 +67,7 @@ def parsed(written: str | Iterable[str], format: ReplyFormat, tools: Tools, *, o
 
 
 def cut(text: str, chance: random.Random) -> Iterator[str]:
-    """The text in pieces of a few characters."""
+    """Split the text into pieces of a few characters."""
     start = 0
     while start < len(text):
         end = start + chance.choice((1, 1, 2, 3, 5, 9))
@@ -76,14 +76,14 @@ def cut(text: str, chance: random.Random) -> Iterator[str]:
 
 
 def tokens(rendered: str, markup: FormatMarkup) -> Iterator[str]:
-    """A rendered reply as a tokenizer gives it: without control tokens that are no part of the format."""
+    """Yield a rendered reply in pieces as a tokenizer would, without control tokens that are not part of the format."""
     for piece in _CONTROL.split(rendered.partition(_NEXT_TURN)[0]):
         if piece and (not _CONTROL.fullmatch(piece) or markup.may_contain(piece)):
             yield piece
 
 
 def mutated(text: str, chance: random.Random) -> str:
-    """The text with one to three places changed: cut out, cut off, swapped, written over, written in or repeated."""
+    """Change the text at one to three positions: delete, truncate, swap, overwrite, insert, or repeat."""
     for _ in range(chance.randrange(1, 4)):
         start = chance.randrange(len(text) + 1)
         end = min(len(text), start + chance.choice((1, 1, 2, 5, 20)))

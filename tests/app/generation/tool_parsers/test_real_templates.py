@@ -1,4 +1,4 @@
-"""What real chat templates write as the assistant's message is read back as that message, however it is cut."""
+"""Messages rendered by real chat templates are parsed back, however the text is split."""
 
 import json
 import random
@@ -18,7 +18,7 @@ from app.generation.tool_parsers.reply_parser import FormatMarkup, ReplyParser
 from tests.app.generation.tool_parsers.parsed_reply import ParsedReply, cut, mutated, parse_pieces, tokens
 
 USER = Message("user", "Hello?")
-UNWRITTEN = "Here are my reasoning steps:\n"  # Apriel's prompts end with it, and its replies are written without
+UNWRITTEN = "Here are my reasoning steps:\n"  # Apriel's prompts end with it; replies are rendered without it
 VARIABLES: dict[str, Json] = {"bos_token": "<s>", "eos_token": "</s>", "enable_thinking": True}
 
 OBJECT: Mapping[str, Json] = {"type": "object", "additionalProperties": True}
@@ -68,7 +68,7 @@ MESSAGES = [
     Message("assistant", SAID, THOUGHT),
 ]
 
-# What cannot be read back, since the template does not write it, and why.
+# Templates whose output cannot be parsed back, and why.
 NO_CALLS = {
     "HuggingFaceTB-SmolLM3-3B": "knows no tools",
     "LFM2-8B-A1B": "leaves calls out",
@@ -93,7 +93,7 @@ ONE_CALL = {
 }
 NO_NULL = {"MiniMax-M3": "leaves out what is null"}
 NO_TEXT = {"NVIDIA-Nemotron-Nano-v2": "writes the text where thoughts are, and the calls in a turn of their own"}
-# Whose own markup for calls can be told without a call of theirs.
+# Templates whose format of calls is detected without a rendered call.
 WITHOUT_CALLS = {
     "ibm-granite-granite-3.3-2B-Instruct": "granite",
     "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": "deepseek",
@@ -111,7 +111,7 @@ def renderer() -> Iterator[ChatTemplateRenderer]:
 
 
 class Template:
-    """A real template, and what is known of its replies."""
+    """A real template, and its detected format."""
 
     def __init__(self, source: str, renderer: ChatTemplateRenderer) -> None:
         self.source = source
@@ -138,7 +138,7 @@ class Template:
         return self.written[MESSAGES.index(message)]
 
     def reply(self, message: Message) -> tuple[str, str] | None:
-        """What the template writes for a reply behind the prompt for it, and the beginning that the prompt has."""
+        """Return the text that the template renders after the prompt, and the start of the reply in the prompt."""
         prompt, whole = self.prompt, self.render([USER, message])
         if prompt is None or whole is None:
             return None
@@ -167,7 +167,7 @@ def templates(llama_cpp_models: Path, renderer: ChatTemplateRenderer) -> dict[st
 
 
 def differences(parsed: ParsedReply, calls: Sequence[ToolCall]) -> list[object]:
-    """What of the calls is not as it was; a call whose arguments are no JSON raises."""
+    """Return the calls that differ from `calls`. Raises if the arguments of a call are not JSON."""
     heard = [(call.name, json.loads(call.arguments), call.ended) for call in parsed.calls]
     return [
         pair for pair in zip_longest(heard, ((call.name, call.arguments, True) for call in calls)) if pair[0] != pair[1]
@@ -175,7 +175,7 @@ def differences(parsed: ParsedReply, calls: Sequence[ToolCall]) -> list[object]:
 
 
 @pytest.mark.parametrize("calls", ASKED_OF_TOOLS, ids=["one", "empty", "two", "both"])
-def test_calls_are_read_back(templates: dict[str, Template], calls: tuple[ToolCall, ...]) -> None:
+def test_rendered_calls_are_parsed_back(templates: dict[str, Template], calls: tuple[ToolCall, ...]) -> None:
     exceptions = NO_CALLS if len(calls) == 1 else NO_CALLS | ONE_CALL
     for name, template in templates.items():
         if name in exceptions:
@@ -189,10 +189,10 @@ def test_calls_are_read_back(templates: dict[str, Template], calls: tuple[ToolCa
         assert (parsed.text.strip(), parsed.reasoning) == ("", ""), name
         again = template.read(Message("assistant", "", None, calls), random.Random(name))
         assert again is not None
-        assert again.told() == parsed.told(), name
+        assert again.contents() == parsed.contents(), name
 
 
-def test_the_exceptions_are_no_more_than_there_are(templates: dict[str, Template]) -> None:
+def test_exceptions_are_still_needed(templates: dict[str, Template]) -> None:
     for name in NO_CALLS:
         parsed = templates[name].read(Message("assistant", "", None, (CALL,)))
         assert parsed is None or not parsed.calls, name
@@ -203,7 +203,7 @@ def test_the_exceptions_are_no_more_than_there_are(templates: dict[str, Template
     assert {name: calls.name for name, calls in told.items() if calls is not None} == WITHOUT_CALLS
 
 
-def test_mutated_replies_are_read_the_same_however_they_are_cut(templates: dict[str, Template]) -> None:
+def test_mutated_replies_parse_the_same_for_any_split(templates: dict[str, Template]) -> None:
     seed = random.randrange(1 << 32)
     chance = random.Random(seed)
     known = [(template, *written) for template in templates.values() for written in template.written if written]
@@ -214,13 +214,13 @@ def test_mutated_replies_are_read_the_same_however_they_are_cut(templates: dict[
             parse_pieces(ReplyParser(template.markup, SCHEMAS, opening=opening), pieces)
             for pieces in ([text], text, cut(text, chance), cut(text[: chance.randrange(len(text) + 1)], chance))
         )
-        assert [other.told() for other in others[:2]] == [whole.told()] * 2, (seed, text)
+        assert [other.contents() for other in others[:2]] == [whole.contents()] * 2, (seed, text)
         for call in (call for told in (whole, *others) for call in told.calls):
             json.dumps([call.name, call.id, call.arguments], ensure_ascii=False).encode()
             assert not call.ended or isinstance(json.loads(call.arguments), dict), (seed, text)
 
 
-def test_text_thoughts_and_calls_are_told_apart(templates: dict[str, Template]) -> None:
+def test_text_reasoning_and_calls_are_separated(templates: dict[str, Template]) -> None:
     thought = 0
     for name, template in templates.items():
         if name in NO_CALLS or name in NO_TEXT:
@@ -237,11 +237,11 @@ def test_text_thoughts_and_calls_are_told_apart(templates: dict[str, Template]) 
             thought += bool(parsed.reasoning)
             again = template.read(message, random.Random(name))
             assert again is not None
-            assert again.told() == parsed.told(), name
+            assert again.contents() == parsed.contents(), name
     assert thought > 40
 
 
-def test_thoughts_without_calls(templates: dict[str, Template]) -> None:
+def test_reasoning_without_calls_is_parsed(templates: dict[str, Template]) -> None:
     thought = 0
     for name, template in templates.items():
         reply = template.reply_to(Message("assistant", SAID, THOUGHT))
@@ -255,7 +255,7 @@ def test_thoughts_without_calls(templates: dict[str, Template]) -> None:
     assert thought > 25
 
 
-def test_a_prompt_that_ends_in_thoughts_is_known_to(templates: dict[str, Template]) -> None:
+def test_prompt_with_open_reasoning_is_detected(templates: dict[str, Template]) -> None:
     for name, template in templates.items():
         prompt = template.prompt
         if prompt is None:

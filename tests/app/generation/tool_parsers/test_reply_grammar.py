@@ -1,4 +1,4 @@
-"""Whatever a grammar of calls lets through is read as such calls, for every format there is."""
+"""For every format, the texts that a grammar of calls allows are parsed as such calls."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ from tests.app.generation.tool_parsers.parsed_reply import parse_pieces, parsed
 
 THINK = ThinkingSyntax(("<think>",), ("</think>",))
 BY_NAME = {syntax.name: syntax for syntax in CALLS}
-# Nothing in it is without end.
+# All parts are bounded.
 PARAMETERS: Mapping[str, Json] = {
     "type": "object",
     "properties": {
@@ -58,14 +58,14 @@ def matcher(grammar: str, vocabulary: llguidance.LLTokenizer) -> llguidance.LLMa
 
 
 def walk(made: llguidance.LLMatcher, chance: random.Random) -> str:
-    """Any text that the grammar lets through."""
+    """Return a random text that the grammar allows."""
     said = bytearray()
     while not made.is_stopped():
         mask = int.from_bytes(made.compute_bitmask(), "little")
         allowed = [token for token in range(256) if mask >> token & 1]
         if made.is_accepting() and (not allowed or chance.random() < 0.3):
             break
-        # What ends something is as likely as all else together.
+        # Characters that end something are as likely as all others together.
         token = chance.choice(chance.choice([allowed, [one for one in allowed if chr(one) in '"<}'] or allowed]))
         assert made.consume_token(token)
         said.append(token)
@@ -80,7 +80,7 @@ def format_with(syntax: CallSyntax) -> ReplyFormat:
 
 @pytest.mark.share(8)
 @pytest.mark.parametrize("syntax", CALLS, ids=lambda syntax: syntax.name)
-def test_what_it_lets_through_is_read_as_calls(syntax: CallSyntax, vocabulary: llguidance.LLTokenizer) -> None:
+def test_allowed_texts_are_parsed_as_calls(syntax: CallSyntax, vocabulary: llguidance.LLTokenizer) -> None:
     chance = random.Random(f"walk {syntax.name}")
     written = format_with(syntax)
     opening = "<|start|>assistant" if syntax.name == "harmony" else ""
@@ -113,7 +113,7 @@ def check(name: str, arguments: dict[str, Json]) -> None:
     ]
 
 
-def test_thoughts_come_first_and_only_where_they_may(vocabulary: llguidance.LLTokenizer) -> None:
+def test_reasoning_is_only_allowed_first(vocabulary: llguidance.LLTokenizer) -> None:
     hermes = format_with(BY_NAME["hermes"])
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     for opening, thinks, text in (
@@ -129,7 +129,7 @@ def test_thoughts_come_first_and_only_where_they_may(vocabulary: llguidance.LLTo
     assert not made.consume_tokens(list(b"<think>"))
 
 
-def test_a_text_argument_may_say_anything(vocabulary: llguidance.LLTokenizer) -> None:
+def test_text_argument_may_contain_any_text(vocabulary: llguidance.LLTokenizer) -> None:
     tool = Tool("say", {}, {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]})
     coder = format_with(BY_NAME["qwen-coder"])
     text = '<tool_call>\n<function=say>\n<parameter=text>\nif a < b: "é"\n\n</parameter>\n</function>\n</tool_call>'
@@ -140,7 +140,7 @@ def test_a_text_argument_may_say_anything(vocabulary: llguidance.LLTokenizer) ->
     assert json.loads(told.calls[0].arguments) == {"text": 'if a < b: "é"\n'}
 
 
-def test_an_answer_comes_behind_thoughts(vocabulary: llguidance.LLTokenizer) -> None:
+def test_answer_follows_reasoning(vocabulary: llguidance.LLTokenizer) -> None:
     written = ReplyFormat(THINKING[0], None, MESSAGES[0])
     opening, answer = "<|start|>assistant", '%json {"type": "boolean"}'
     thought = "<|channel|>analysis<|message|>Well.<|end|>"
@@ -153,7 +153,7 @@ def test_an_answer_comes_behind_thoughts(vocabulary: llguidance.LLTokenizer) -> 
         assert told.reasoning == ("Well." if "Well" in text else "")
 
 
-def test_calls_may_come_in_place_of_an_answer(vocabulary: llguidance.LLTokenizer) -> None:
+def test_calls_may_replace_an_answer(vocabulary: llguidance.LLTokenizer) -> None:
     hermes, answer = format_with(BY_NAME["hermes"]), '%json {"type": "boolean"}'
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     for opening, text in (
@@ -172,7 +172,7 @@ def test_calls_may_come_in_place_of_an_answer(vocabulary: llguidance.LLTokenizer
 
 @pytest.mark.share(8)
 @pytest.mark.parametrize("syntax", CALLS, ids=lambda syntax: syntax.name)
-def test_what_begins_as_a_call_is_one(syntax: CallSyntax, vocabulary: llguidance.LLTokenizer) -> None:
+def test_started_call_must_be_valid(syntax: CallSyntax, vocabulary: llguidance.LLTokenizer) -> None:
     chance = random.Random(f"free {syntax.name}")
     written = format_with(syntax)
     grammar = free_grammar(written, "", TOOLS, {}, parallel=True, thinks=False)
@@ -186,7 +186,7 @@ def test_what_begins_as_a_call_is_one(syntax: CallSyntax, vocabulary: llguidance
     assert not matcher(grammar, vocabulary).consume_tokens(list(f"{begun}unknown".encode()))
 
 
-def test_where_answers_begin_as_calls_do_there_is_no_such_grammar() -> None:
+def test_ambiguous_format_has_no_free_grammar() -> None:
     llama, functionary = (replace(BY_NAME[name], calls=BY_NAME[name].calls[-1:]) for name in ("llama", "functionary"))
     for written, control in (
         (format_with(llama), {}),
@@ -196,12 +196,12 @@ def test_where_answers_begin_as_calls_do_there_is_no_such_grammar() -> None:
         assert free_grammar(written, "", TOOLS, control, parallel=True, thinks=False) is None
 
 
-def test_a_schema_stands_in_it_once() -> None:
+def test_schema_is_included_once() -> None:
     grammar = call_grammar(format_with(BY_NAME["hermes"]), "", TOOLS, {}, parallel=True, thinks=True)
     assert grammar.count("San ") == 1
 
 
-def test_no_call_begins_where_none_may(tokenizer: Tokenizer) -> None:
+def test_no_call_grammar_excludes_calls(tokenizer: Tokenizer) -> None:
     mark = "<repo_name>"
     control = {mark: tokenizer.control_tokens[mark]}
     written = ReplyFormat(None, CallSyntax("control", (f"{mark}{{objects}}</call>",)))
@@ -217,8 +217,8 @@ def test_no_call_begins_where_none_may(tokenizer: Tokenizer) -> None:
     assert no_call_grammar(format_with(BY_NAME["harmony"]), {"<|start|>": 3}) is None
 
 
-def test_all_tokens_are_free_but_the_one_that_begins_a_call(tokenizer: Tokenizer) -> None:
-    """The vocabulary has no `<tool_call>`: another of its control tokens stands for it."""
+def test_free_grammar_allows_all_other_tokens(tokenizer: Tokenizer) -> None:
+    """The vocabulary has no `<tool_call>`, so the test uses another control token."""
     mark = "<repo_name>"
     control = {mark: tokenizer.control_tokens[mark]}
     syntax = CallSyntax("control", (f"{mark}{{objects}}</call>",))
@@ -234,7 +234,7 @@ def test_all_tokens_are_free_but_the_one_that_begins_a_call(tokenizer: Tokenizer
     assert 0 < np.unpackbits(words.view(np.uint8)).sum() < 20
 
 
-def test_control_tokens_stand_by_their_ids() -> None:
+def test_control_tokens_are_written_as_ids() -> None:
     control = {"<tool_call>": 7, "</think>": 8, "</tool_call>": 9}
     grammar = call_grammar(format_with(BY_NAME["hermes"]), "<think>", TOOLS, control, parallel=False, thinks=True)
     assert "<[7]>" in grammar

@@ -1,4 +1,4 @@
-"""Tests of the parser of replies: any cut gives the same, nothing raises, and what is malformed is text."""
+"""The reply parser: any split gives the same events, nothing raises, and invalid markup is text."""
 
 import json
 import random
@@ -31,7 +31,7 @@ def format_with(syntax: CallSyntax) -> ReplyFormat:
 
 
 def called(written: str, syntax: CallSyntax) -> str:
-    """A call as its markup says."""
+    """Return a call in the markup of a format."""
     parameter = (
         syntax.parameters[0].replace("{key}", "a").replace("{value}", "x").replace("{type}", "true")
         if syntax.parameters
@@ -53,7 +53,7 @@ def called(written: str, syntax: CallSyntax) -> str:
 
 
 def fragments(syntax: CallSyntax) -> list[str]:
-    """What texts of a format are made of, in pieces that may come in any order."""
+    """Return parts of texts of a format, to be joined in any order."""
     written = [*syntax.calls, *syntax.parameters, *syntax.around]
     filled = [
         text.replace("{name}", "f").replace("{key}", "a").replace("{id}", "1").replace("{any}", "") for text in written
@@ -93,15 +93,15 @@ def fragments(syntax: CallSyntax) -> list[str]:
 
 
 @pytest.mark.parametrize("syntax", CALLS, ids=lambda syntax: syntax.name)
-def test_however_it_is_cut_it_says_the_same(syntax: CallSyntax) -> None:
+def test_events_do_not_depend_on_the_split(syntax: CallSyntax) -> None:
     chance = random.Random(f"cut {syntax.name}")
     markup, pieces = FormatMarkup(format_with(syntax)), fragments(syntax)
     calls = 0
     for _ in range(12):
         text = "".join(chance.choice(pieces) for _ in range(chance.randrange(1, 16)))
         whole = parse_pieces(ReplyParser(markup, TOOLS), [text])
-        assert parse_pieces(ReplyParser(markup, TOOLS), cut(text, chance)).told() == whole.told(), text
-        assert parse_pieces(ReplyParser(markup, TOOLS), text).told() == whole.told(), text
+        assert parse_pieces(ReplyParser(markup, TOOLS), cut(text, chance)).contents() == whole.contents(), text
+        assert parse_pieces(ReplyParser(markup, TOOLS), text).contents() == whole.contents(), text
         for call in whole.calls:
             if call.ended:
                 assert isinstance(json.loads(call.arguments), dict), text
@@ -109,13 +109,13 @@ def test_however_it_is_cut_it_says_the_same(syntax: CallSyntax) -> None:
     assert calls > 0 or syntax.unmarked
 
 
-def test_text_is_text() -> None:
+def test_plain_text_is_unchanged() -> None:
     for format_ in (PLAIN, HERMES, CODER, HARMONY):
         for text in ("", " ", "a", "  a < b\n\n", "<thinks> <tool_calls> </", "{}[]", "\n\n"):
-            assert parsed(text, format_, TOOLS).told() == (text, "", [])
+            assert parsed(text, format_, TOOLS).contents() == (text, "", [])
 
 
-def test_positions_are_those_of_the_text() -> None:
+def test_positions_match_the_text() -> None:
     text = "Well. <think> hm, yes </think>\n\n Done <tool_call>\n"
     parser = ReplyParser(FormatMarkup(HERMES), TOOLS)
     heard = [*parser.push(text), *parser.finish()]
@@ -146,7 +146,7 @@ def test_positions_are_those_of_the_text() -> None:
         (format_with(BY_NAME["lfm"]), "<|tool_call_start|>[1, 2] and"),
     ],
 )
-def test_what_is_no_call_is_text(format_: ReplyFormat, text: str) -> None:
+def test_invalid_calls_are_text(format_: ReplyFormat, text: str) -> None:
     told = parsed(text, format_, TOOLS)
     assert told.calls == []
     assert told.text == text
@@ -176,7 +176,7 @@ CALLED = [Call("f", "", '{"a": "x", "n": 2}', ended=True)]
         ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"a": "x", "n": 2}, "id": "abcdefghi"}]'),
     ],
 )
-def test_what_models_write_besides_their_templates_is_understood(name: str, text: str) -> None:
+def test_known_deviations_are_parsed(name: str, text: str) -> None:
     told = parsed(text, format_with(BY_NAME[name]), TOOLS)
     assert told.text.strip() == ""
     assert [(call.name, json.loads(call.arguments), call.ended) for call in told.calls] == [
@@ -184,7 +184,7 @@ def test_what_models_write_besides_their_templates_is_understood(name: str, text
     ]
 
 
-def test_a_text_argument_comes_as_it_is_written_and_may_hold_tags() -> None:
+def test_text_argument_is_streamed_and_may_contain_tags() -> None:
     parser = ReplyParser(FormatMarkup(CODER), TOOLS)
     parser.push("<function=f>\n<parameter=a>\n")
     said = [heard.event for heard in parser.push("one </parameter> two\n\n")]
@@ -197,7 +197,7 @@ def heard_of_rest(parser: ReplyParser, text: str) -> list[object]:
     return [heard.event for heard in (*parser.push(text), *parser.finish())]
 
 
-def test_a_call_that_is_cut_off_has_no_end() -> None:
+def test_cut_off_call_has_no_end() -> None:
     for text in (
         '<tool_call>\n{"name": "f", "arguments": {"a": "x',
         '<tool_call>\n{"name": "f", "arguments": {"a": "x", "n": nothing here}} and so on',
@@ -207,7 +207,7 @@ def test_a_call_that_is_cut_off_has_no_end() -> None:
         assert told.calls[0].arguments.startswith('{"a": "x')
 
 
-def test_without_parallel_calls_the_reply_ends_with_the_first() -> None:
+def test_reply_ends_after_first_call_without_parallel_calls() -> None:
     parser = ReplyParser(FormatMarkup(HERMES), TOOLS, parallel=False)
     call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n'
     events = heard_of_rest(parser, call + call + "more")
@@ -217,17 +217,17 @@ def test_without_parallel_calls_the_reply_ends_with_the_first() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_behind_the_mark_of_an_answer_all_is_text(seed: int) -> None:
+def test_all_is_text_after_an_answer_mark(seed: int) -> None:
     text = 'Write <response> or <tool_call>\n{"name": "f", "arguments": {}}\n</tool_call> or <think>.'
     told = parsed(cut(f"<think>hm</think>\n<response>{text}", random.Random(seed)), GENERIC, TOOLS)
-    assert told.told() == (text, "hm", [])
+    assert told.contents() == (text, "hm", [])
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_calls_of_the_generic_format_are_told(seed: int) -> None:
+def test_generic_calls_are_parsed(seed: int) -> None:
     call = '<tool_call>\n{"name": "f", "arguments": {"a": "<response>"}}\n</tool_call>'
     told = parsed(cut(f"{call}\n{call}", random.Random(seed)), GENERIC, TOOLS)
-    assert told.told() == ("", "", [("f", '{"a": "<response>"}', True)] * 2)
+    assert told.contents() == ("", "", [("f", '{"a": "<response>"}', True)] * 2)
 
 
 @pytest.mark.parametrize(
@@ -236,27 +236,27 @@ def test_calls_of_the_generic_format_are_told(seed: int) -> None:
         ("<respon", GENERIC, ""),
         ("<tool_c", GENERIC, ""),
         ("<response>a <", GENERIC, "a <"),
-        ("<", HERMES, "<"),  # where an answer has no mark, it may begin so
+        ("<", HERMES, "<"),  # without an answer mark, an answer may start like this
         ("a <tool_", HERMES, "a <tool_"),
         ('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_', HERMES, ""),
         ('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n<to', HERMES, ""),
         ('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\na <', HERMES, "a <"),
     ],
 )
-def test_markup_that_a_limit_cuts_off_is_no_text(written: str, format: ReplyFormat, text: str) -> None:  # noqa: A002
+def test_cut_off_markup_is_dropped(written: str, format: ReplyFormat, text: str) -> None:  # noqa: A002
     assert parsed(written, format, TOOLS).text == text
     assert parsed(list(written), format, TOOLS).text == text
 
 
-def test_an_opening_is_a_part_of_the_reply_that_is_not_said_again() -> None:
-    assert parsed("hm</think>Yes", HERMES, TOOLS, opening="<think>\n").told() == ("Yes", "hm", [])
+def test_opening_is_not_repeated() -> None:
+    assert parsed("hm</think>Yes", HERMES, TOOLS, opening="<think>\n").contents() == ("Yes", "hm", [])
     opening = '<tool_call>\n{"name": "f", "arguments": '
     told = parsed('{"a": "x"}}\n</tool_call>', HERMES, TOOLS, opening=opening)
-    assert told.told() == ("", "", [("f", '{"a": "x"}', True)])
+    assert told.contents() == ("", "", [("f", '{"a": "x"}', True)])
     assert parsed("no", HERMES, TOOLS, opening=opening).text == "no"
 
 
-def test_ids_are_the_models_own_where_it_writes_one() -> None:
+def test_call_ids_of_the_model_are_kept() -> None:
     mistral = format_with(BY_NAME["mistral"])
     told = parsed('[TOOL_CALLS]f[CALL_ID]abcDEF123[ARGS]{"a": "x"}[TOOL_CALLS]f[ARGS]{}', mistral, TOOLS)
     assert told.calls[0].id == "abcDEF123"
@@ -264,14 +264,14 @@ def test_ids_are_the_models_own_where_it_writes_one() -> None:
     assert told.calls[1].id.isalnum()
 
 
-def test_ids_that_cannot_be_sent_are_not_taken() -> None:
+def test_invalid_call_ids_are_replaced() -> None:
     for written in (r"\ud800", "", r"a\u0000b", "x y", "9" * 300):
         told = parsed(f'<tool_call>{{"id": "{written}", "name": "f", "arguments": {{}}}}</tool_call>', HERMES, TOOLS)
         assert told.calls[0].id.isalnum()
         assert len(told.calls[0].id) == 9
 
 
-def test_much_that_is_nearly_a_call_takes_no_longer_than_text() -> None:
+def test_near_calls_take_linear_time() -> None:
     for text in ("<tool_call>" * 4_000, '<tool_call>{"a": ' * 1_000, "<" * 20_000, "<tool_call>{'" + "' " * 2_000):
         assert parsed(text, HERMES, TOOLS).calls == []
     for text in ("<function=f>\n<parameter=a>" + "</parameter>" * 10_000, "<function=f>" + " " * 20_000):
@@ -287,9 +287,7 @@ CLOSED = [
 
 
 @pytest.mark.parametrize(("written", "said", "mark"), CLOSED)
-def test_the_beginning_of_a_closing_mark_is_dropped_from_a_reply_that_was_cut(
-    written: ReplyFormat, said: str, mark: str
-) -> None:
+def test_partial_end_mark_is_dropped_from_cut_off_reply(written: ReplyFormat, said: str, mark: str) -> None:
     def events(text: str, *, cut_off: bool) -> list[object]:
         parser = ReplyParser(FormatMarkup(written), TOOLS)
         return [one.event for one in (*parser.push(text), *parser.finish(cut_off=cut_off))]
@@ -301,7 +299,7 @@ def test_the_beginning_of_a_closing_mark_is_dropped_from_a_reply_that_was_cut(
         assert "".join(thoughts) in ("", "Hm")
 
 
-def test_text_that_only_looks_like_a_mark_is_kept_in_a_reply_that_was_cut() -> None:
+def test_text_like_a_mark_is_kept_in_cut_off_reply() -> None:
     parser = ReplyParser(FormatMarkup(HERMES), TOOLS)
     heard = [*parser.push("if a <"), *parser.finish(cut_off=True)]
     assert "".join(one.event.text for one in heard if isinstance(one.event, TextDelta)) == "if a <"

@@ -1,4 +1,4 @@
-"""Response templates are read as transformers reads them, and what they mark is found in replies as it comes."""
+"""Response templates are parsed like in transformers, and their markup is found in streamed replies."""
 
 import json
 import random
@@ -115,7 +115,7 @@ CITIES = ("Rome", "San José", "a<b", "x\ny", "{x}")
 
 
 def reply(name: str, chance: random.Random) -> str:
-    """Thoughts, text and calls as models of the format write them, some of these three."""
+    """Return a reply of a model with the format: reasoning, text, and calls, each optional."""
     thought = chance.choice(("", "Well.", "1 < 2\n\nso <b>"))
     text = chance.choice(("", "It is warm.", "a\n\n* b <i>"))
     calls: list[Any] = [
@@ -179,7 +179,7 @@ def told(parsed: ParsedReply) -> tuple[str, str, list[Any]]:
 
 
 def expected(text: str, template: dict[str, Any]) -> tuple[str, str, list[Any]]:
-    """What transformers makes of it."""
+    """Return the result of transformers."""
     message = parse_response(text, template, prefix="")
     thought = next((message[name] for name in ("thinking", "reasoning_content") if name in message), "")
     functions = [call["function"] for call in message.get("tool_calls", ())]
@@ -187,7 +187,7 @@ def expected(text: str, template: dict[str, Any]) -> tuple[str, str, list[Any]]:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_replies_are_read_as_transformers_reads_them(name: str) -> None:
+def test_replies_are_parsed_like_transformers(name: str) -> None:
     chance = random.Random(name)
     markup = FormatMarkup(parse_response_template(TEMPLATES[name]))
     opening = markup.opening("<|message_model|>" if name == "blocks" else "<|start|>assistant")
@@ -220,7 +220,7 @@ def test_patterns_become_markup() -> None:
         *(r"a.*?x.*?y", "(?:a|b|c|d|e)(?:a|b|c|d|e)", r"\{name}", "(?P<key>a)(?P<key>b)", "a" * (MAX_PATTERN + 1)),
     ],
 )
-def test_other_patterns_are_not_understood(pattern: str) -> None:
+def test_unsupported_patterns_are_refused(pattern: str) -> None:
     with pytest.raises(UnsupportedPattern):
         markup_of(pattern)
 
@@ -242,6 +242,6 @@ def test_other_patterns_are_not_understood(pattern: str) -> None:
         {"fields": {"thinking": 5}},
     ],
 )  # fmt: skip
-def test_what_is_not_understood_is_told(change: dict[str, Any]) -> None:
+def test_unsupported_templates_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedPattern):
         parse_response_template({**TEMPLATES["chatml"], **change})

@@ -1,5 +1,7 @@
-"""An agent's second turn begins with the very ids of the first one and its reply, thoughts and calls included, wherever
-the chat template writes them again as they were generated."""
+"""An agent's second turn starts with the ids of its first turn, including reasoning and calls.
+
+This requires that the chat template renders them as they were generated.
+"""
 
 import copy
 import json
@@ -61,7 +63,7 @@ def asked(messages: Sequence[Message]) -> Conversation:
 
 
 def generated(tokenizer: Tokenizer, text: str, chance: random.Random) -> list[int]:
-    """A text as a model may write it: in tokens that it would not be encoded to."""
+    """Encode a text to other tokens than the tokenizer would, as a model may generate it."""
     ids: list[int] = []
     for part in tokenizer.split(text):
         pieces = [part] if isinstance(part, int) else list(cut(part, chance))
@@ -71,7 +73,7 @@ def generated(tokenizer: Tokenizer, text: str, chance: random.Random) -> list[in
 
 
 def written(encoder: PromptEncoder, messages: Sequence[Message], answer: Message) -> str:
-    """What the template writes for an answer, both at the end and with a result behind it; and some of what follows."""
+    """Return the rendered answer, both at the end and before a result, and part of the text after it."""
     first, *others = (
         encoder.encode_conversation(asked(told))[1]
         for told in ([*messages], [*messages, answer], [*messages, answer, RESULT])
@@ -84,7 +86,7 @@ def written(encoder: PromptEncoder, messages: Sequence[Message], answer: Message
 
 @pytest.mark.share(10)
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_the_second_turn_has_the_ids_of_the_first(
+def test_second_turn_starts_with_ids_of_first_turn(
     llama_cpp_models: Path, tokenizer: Tokenizer, renderer: ChatTemplateRenderer, name: str
 ) -> None:
     chance = random.Random(name)
@@ -99,7 +101,7 @@ def test_the_second_turn_has_the_ids_of_the_first(
         heard = encoder.format.parser(conversation, rendered).push(reply)
         ends = [one.end for one in heard if isinstance(one.event, ToolCallEnd)]
         if not ends:
-            continue  # the template does not write it again
+            continue  # the template does not render it again
         reply = reply[: ends[-1]]
         parsed = parse_pieces(encoder.format.parser(conversation, rendered), [reply])
         ids = generated(model, reply, chance)
