@@ -91,7 +91,7 @@ class Run:
         self._check_searches()
 
     def _check_searches(self) -> None:
-        """Assert that the results of each search equal those of a plain search, or that all of them failed together."""
+        """Assert that each search found the results of a reference search, or that all its results failed together."""
         for group in set(self.groups.values()):
             request = group.results[0]
             ends = [self.finished[result.id] for result in group.results]

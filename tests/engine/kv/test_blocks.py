@@ -9,7 +9,7 @@ from engine.config import BLOCK_SIZE
 from engine.kv.blocks import NULL_BLOCK, BlockKey, BlockPool, block_key, root_key
 
 
-def test_hands_out_every_block_but_the_null_block() -> None:
+def test_allocates_every_block_except_the_null_block() -> None:
     pool = BlockPool(5)
     assert sorted(pool.allocate(4)) == [1, 2, 3, 4]
     assert pool.num_free == 0
@@ -18,7 +18,7 @@ def test_hands_out_every_block_but_the_null_block() -> None:
 
 
 @pytest.mark.parametrize("block", [NULL_BLOCK, -1, 5, 3])
-def test_refuses_to_release_what_is_not_held(block: int) -> None:
+def test_releasing_a_block_that_is_not_held_raises(block: int) -> None:
     pool = BlockPool(5)
     pool.allocate(2)
     with pytest.raises(ValueError, match="not held"):
@@ -38,7 +38,7 @@ A, B, C = (tuple(range(n, n + BLOCK_SIZE)) for n in (0, 100, 200))
 
 
 def filled(pool: BlockPool, *contents: tuple[int, ...]) -> list[int]:
-    """A held chain of published blocks."""
+    """Return a held chain of published blocks."""
     blocks, key = pool.allocate(len(contents)), ROOT
     for block, content in zip(blocks, contents, strict=True):
         key = block_key(key, content)
@@ -47,7 +47,7 @@ def filled(pool: BlockPool, *contents: tuple[int, ...]) -> list[int]:
 
 
 def find(pool: BlockPool, letters: Sequence[tuple[int, ...]], root: BlockKey = ROOT) -> list[int]:
-    """The longest cached prefix, held."""
+    """Return the longest cached prefix, and hold it."""
     blocks, key = [], root
     for content in letters:
         key = block_key(key, content)
@@ -59,7 +59,7 @@ def find(pool: BlockPool, letters: Sequence[tuple[int, ...]], root: BlockKey = R
     return blocks
 
 
-def test_finds_the_longest_prefix_and_holds_it() -> None:
+def test_finds_the_longest_cached_prefix() -> None:
     pool = BlockPool(10)
     chain = filled(pool, A, B)
     pool.release(chain)
@@ -72,31 +72,31 @@ def test_finds_the_longest_prefix_and_holds_it() -> None:
     assert find(pool, [A, B], root_key("another model")) == []
 
 
-def test_a_block_is_found_only_once_it_is_published() -> None:
+def test_unpublished_block_is_not_found() -> None:
     pool = BlockPool(10)
     pool.allocate(1)
     assert find(pool, [A]) == []
 
 
-def test_a_digest_alone_is_not_trusted() -> None:
+def test_key_with_other_tokens_is_a_miss() -> None:
     pool = BlockPool(10)
     (block,) = pool.allocate(1)
     pool.publish(block, block_key(ROOT, A), B)
     assert find(pool, [A]) == []
 
 
-def test_the_least_recently_used_goes_first_and_of_a_chain_the_deeper_block() -> None:
+def test_eviction_takes_the_oldest_chain_from_its_end() -> None:
     pool = BlockPool(6)
     old, recent = filled(pool, A, B), filled(pool, C)
     pool.release(old)
     pool.release(recent)
-    assert pool.allocate(2) == [4, 5]  # never used
+    assert pool.allocate(2) == [4, 5]  # never used before
     pool.allocate(1)
     assert len(find(pool, [A, B])) == 1
     pool.check()
 
 
-def test_what_is_released_cold_goes_first() -> None:
+def test_blocks_released_cold_are_evicted_first() -> None:
     pool = BlockPool(4)
     first, second = filled(pool, A), filled(pool, B)
     pool.release(first)
@@ -106,7 +106,7 @@ def test_what_is_released_cold_goes_first() -> None:
     assert pool.allocate(2) == [3, *second]
 
 
-def test_only_what_is_held_or_findable_can_be_held() -> None:
+def test_holding_a_free_empty_block_raises() -> None:
     pool = BlockPool(4)
     (block,) = pool.allocate(1)
     pool.hold(block)
@@ -119,7 +119,7 @@ def test_only_what_is_held_or_findable_can_be_held() -> None:
         pool.content(block)
 
 
-def test_twins_keep_the_first_block_of_a_key() -> None:
+def test_first_published_block_of_a_key_is_kept() -> None:
     pool = BlockPool(6)
     first, second = filled(pool, A), filled(pool, A)
     pool.release(second)
@@ -135,23 +135,23 @@ def test_only_full_blocks_are_published(content: tuple[int, ...]) -> None:
         pool.publish(block, ROOT, content)
 
 
-def test_what_nobody_holds_is_not_published() -> None:
+def test_publishing_a_free_block_raises() -> None:
     with pytest.raises(ValueError, match="not held"):
         BlockPool(3).publish(1, ROOT, A)
 
 
-def test_parts_of_a_salt_do_not_run_together() -> None:
+def test_root_key_separates_the_parts_of_a_salt() -> None:
     assert root_key("ab", "c") != root_key("a", "bc") != root_key("abc")
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Requests that look up, fill, publish, share and release, against what each holds and what was ever published."""
+    """Requests that match prefixes, allocate, publish, share, and release blocks, compared with a model of the pool."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(12)
-        self.chains: list[tuple[list[int], list[tuple[int, ...]], int]] = []  # blocks, contents, published
-        self.contents: dict[int, tuple[tuple[int, ...], ...]] = {}  # block -> the prefix it was filled with
+        self.chains: list[tuple[list[int], list[tuple[int, ...]], int]] = []  # blocks, contents, number published
+        self.contents: dict[int, tuple[tuple[int, ...], ...]] = {}  # block -> the prefix that it was filled with
 
     @rule(letters=st.lists(st.sampled_from([A, B, C]), min_size=1, max_size=5))
     def join(self, letters: list[tuple[int, ...]]) -> None:
@@ -190,7 +190,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert len(held) == self.pool.num_usable - self.pool.num_free
 
 
-def test_no_sequence_of_rules_breaks_an_invariant(rules: int) -> None:
+def test_random_rules_keep_the_pool_consistent(rules: int) -> None:
     """The full run is `pytest tests/engine/kv/test_blocks.py --rules 100000`."""
     steps = 50
     run_state_machine_as_test(

@@ -1,4 +1,4 @@
-"""Any order of what can happen to requests: after each step, every block is held by exactly those who say so.
+"""Random sequences of events: after each one, the reference counts of all blocks match their holders.
 
 The full run is `pytest tests/engine/kv/test_kv_machine.py --rules 1000000`.
 """
@@ -40,7 +40,7 @@ LETTERS = [tuple(range(100 * n, 100 * n + BLOCK_SIZE)) for n in range(3)]
 
 
 def expected_references(engine: Engine[HashTicket]) -> list[Counter[int]]:
-    """How often each block of each pool is held, by what requests, copies and steps under way say."""
+    """Return the expected references of each block in each pool: by requests, copies, and steps under way."""
     scheduler = engine._scheduler
     memory = scheduler._memory
     groups = len(memory.groups)
@@ -63,7 +63,7 @@ def expected_references(engine: Engine[HashTicket]) -> list[Counter[int]]:
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """Requests and searches that join, fork, step, end, yield, move, and go through pools that are too small."""
+    """Requests and searches that start, fork, step, end, and are preempted, in pools that are too small."""
 
     @initialize(
         groups=st.sampled_from(sorted(GROUPS)), depth=st.integers(1, 2), preemption=st.sampled_from(Preemption),
@@ -94,7 +94,7 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.folder)
     @rule()
     def restart(self) -> None:
-        """Without a word to anyone: what was being written may have been written, or not."""
+        """Start a new engine without stopping the old one, whose writes under way may be done or not."""
         self.engine = self.new_engine()
         self.run = Run(self.engine)
 
@@ -114,7 +114,7 @@ class EngineMachine(RuleBasedStateMachine):
         letters=st.lists(st.sampled_from(LETTERS), max_size=3), rest=st.integers(1, 18), count=st.integers(1, 4),
         tokens=st.integers(1, 40), service=st.sampled_from(ServiceClass), stored=st.booleans(),
     )  # fmt: skip
-    def join(
+    def submit(
         self, letters: list[tuple[int, ...]], rest: int, count: int, tokens: int, service: ServiceClass, stored: bool,
     ) -> None:  # fmt: skip
         if self.engine.num_waiting < 6:
@@ -150,7 +150,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.run.abort(living[which % len(living)])
 
     @rule(which=st.integers(0, 3))
-    def give_way(self, which: int) -> None:
+    def preempt(self, which: int) -> None:
         scheduler = self.engine._scheduler
         running = [it for it in scheduler._requests.running.values() if it.status is RequestStatus.RUNNING]
         if running and running[which % len(running)].num_preemptions < 6:
@@ -171,7 +171,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.folder.cleanup()
 
 
-def test_no_order_of_events_loses_a_block_or_a_token(rules: int) -> None:
+def test_random_events_lose_no_block_and_no_token(rules: int) -> None:
     steps = 50
     run_state_machine_as_test(
         EngineMachine,

@@ -1,4 +1,4 @@
-"""Memory that is allocated and not used: half a block for each request, and nothing else."""
+"""Unused memory in allocated blocks: half a block per request, and no more."""
 
 import random
 
@@ -12,7 +12,7 @@ HALF_A_BLOCK = (BLOCK_SIZE - 1) / 2
 
 
 @pytest.mark.parametrize(("shortest", "longest", "reply"), [(1, 120, 60), (150, 600, 200)])
-def test_half_a_block_for_each_request(shortest: int, longest: int, reply: int) -> None:
+def test_waste_is_half_a_block_per_request(shortest: int, longest: int, reply: int) -> None:
     rng = random.Random(longest)
     engine, _ = hash_engine(num_blocks=2000, running=24, budget=512)
     run = Run(engine)
@@ -29,6 +29,6 @@ def test_half_a_block_for_each_request(shortest: int, longest: int, reply: int) 
         holders += len(running)
     waste, theory = 1 - used / allocated, HALF_A_BLOCK * holders / allocated
     assert abs(waste - theory) < 0.005
-    if shortest >= 150:  # as chats are
+    if shortest >= 150:  # the length of chats
         assert waste < 0.04
     run.check()

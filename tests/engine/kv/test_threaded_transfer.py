@@ -1,4 +1,4 @@
-"""The block_transfer with threads of its own: what waiting for it means."""
+"""ThreadedTransfer: when `wait` returns."""
 
 import threading
 
@@ -15,7 +15,7 @@ def shape(kv_heads: int, head_dim: int) -> tuple[int, ...]:
 
 
 class HeldCache(KVCache):
-    """Whose moves between the pools end when they may."""
+    """A cache whose copies between the pools block until the test releases them."""
 
     def __init__(self) -> None:
         super().__init__([KVGroup((0,), 1, 8)], 4, shape, torch.float32, host_blocks=4)
@@ -27,23 +27,23 @@ class HeldCache(KVCache):
         super().move(moves)
 
 
-def test_who_waits_is_woken_by_what_he_has_not_seen_and_by_nothing_else() -> None:
+def test_wait_returns_only_for_transfers_that_were_not_seen_done() -> None:
     kv = HeldCache()
     block_transfer = ThreadedTransfer(kv)
     first, second = (block_transfer.move([MoveBlock(0, block, block, to_host=True)]) for block in (1, 2))
     assert not first.done
     kv.may_end[1].set()
     block_transfer.wait()
-    block_transfer.wait()  # nobody has seen its end
+    block_transfer.wait()  # its end was not seen yet
     assert first.done
     assert not second.done
     woken = threading.Event()
     waiter = threading.Thread(target=lambda: (block_transfer.wait(), woken.set()))
     waiter.start()
-    assert not woken.wait(0.2)  # the first is known to have ended
+    assert not woken.wait(0.2)  # the first transfer was seen done
     kv.may_end[2].set()
     waiter.join(HANGING_SECONDS)
     assert woken.is_set()
     assert second.done
     assert not second.failed
-    block_transfer.wait()  # for nothing
+    block_transfer.wait()  # returns at once without transfers under way

@@ -1,4 +1,4 @@
-"""Blocks whose tokens and data follow from their keys, so that whoever reads one knows what it must be."""
+"""Blocks whose tokens and data follow from their keys, so that their content can be checked."""
 
 import hashlib
 from collections.abc import Iterable
@@ -11,16 +11,16 @@ from engine.kv.disk.segment_file import SEGMENT_BLOCKS
 from engine.kv.disk.store import DiskStore, FilledBlock
 
 FINGERPRINT = bytes(range(32))
-SIZES = (1000, 37)  # bytes of a block, of each group
+SIZES = (1000, 37)  # bytes per block of each group
 
 
 def new_store(root: Path, limit: int | None = 1 << 30) -> DiskStore:
-    """Another store, as another process has it, over the same folder."""
+    """Return another store over the same folder, as another process has it."""
     return DiskStore(root / "model", FINGERPRINT, SIZES, Quota(root, limit))
 
 
 def keys_of(name: object, count: int = SEGMENT_BLOCKS) -> list[BlockKey]:
-    """Of a segment, which is named by the first of them."""
+    """Return the keys of a segment. The first one identifies it."""
     return [BlockKey(hashlib.sha256(f"{name} {number}".encode()).digest()) for number in range(count)]
 
 
@@ -38,7 +38,7 @@ def filled(keys: Iterable[BlockKey], group: int = 0, size: int | None = None) ->
 
 
 def read_back(store: DiskStore, group: int, first_key: BlockKey) -> set[BlockKey]:
-    """The keys of all blocks that are found of a segment; each is what it must be. Raises DiskMiss."""
+    """Read all blocks of a segment that are found, check their content, and return their keys. Raises DiskMiss."""
     blocks = list(store.find(group, first_key).values())
     read: list[bytes] = [b""] * len(blocks)
 

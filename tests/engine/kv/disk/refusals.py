@@ -1,4 +1,4 @@
-"""A disk that refuses what would change it, and a clock for what is tried again later."""
+"""System calls that fail when they would change the disk, and a clock for the retries."""
 
 import os
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from engine.kv.disk import segment_file
 
 @dataclass
 class Refusals:
-    """System calls that change something: from the `first` to the last one of them `error` is what comes back."""
+    """Makes system calls that change something raise `error`, from the `first` to the `last` of them."""
 
     first: int
     last: int
@@ -42,7 +42,7 @@ class Refusals:
         class Refusing(FileIO):
             def write(self, data: memoryview, /) -> int:  # type: ignore[override]
                 if refusals.calls + 1 == refusals.first and len(data) > 1:
-                    return super().write(data[: len(data) // 2])  # what fits; the next call says so
+                    return super().write(data[: len(data) // 2])  # the part that fits; the next call fails
                 refusals.count()
                 return super().write(data)
 

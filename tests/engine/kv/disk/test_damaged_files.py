@@ -1,9 +1,11 @@
-"""Damaged files, through the whole engine: each is a miss with at most one line in the log, never an error, and never a
-wrong token; what is computed again is written again. And so it goes where nothing can be written.
+"""Damaged files and failing writes, with a whole engine.
 
-Damage is seen wherever it may matter. It is not seen in bytes that stand for nothing: between the table and the data,
-and in the table behind its last entry. Nor is it in the last entry where the last byte of its checksum is zero: a
-process that was ended there leaves the same, so that this block counts as never written.
+A damaged file is a miss with at most one log line. It causes no error and no wrong token, and its blocks are computed
+and written again. Engines also continue if nothing can be written.
+
+Damage is found wherever it matters. It is not found in unused bytes: between the table and the data, and after the last
+entry of the table. It is not found in the last entry if the last byte of its checksum is zero, because a killed process
+leaves the same: that block counts as never written.
 """
 
 import errno
@@ -37,13 +39,13 @@ KINDS = {
 }
 FINGERPRINT = bytes(range(32))
 PROMPTS = [tuple(range(start, start + 100 + 17 * number)) for number, start in enumerate(range(0, 3000, 500))]
-OUTPUT = 17  # tokens: they end a block, wherever the prompt ends
+OUTPUT = 17  # tokens, so that replies end within a block after any prompt
 HEADER_BYTES, ENTRY_BYTES = 112, 104
 
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between two looks at a damaged table."""
+    """Do not wait between two reads of a damaged table."""
     monkeypatch.setattr(segment_file, "READ_INTERVAL", 0.0)
 
 
@@ -54,7 +56,7 @@ def new_store(root: Path, groups: Sequence[GroupConfig], clock: Clock | None = N
 def answer(
     store: DiskStore, groups: tuple[GroupConfig, ...], prompts: Sequence[tuple[int, ...]], seed: int = 0
 ) -> list[Request]:
-    """All of them at once; each token is right, and no request fails."""
+    """Run the prompts together. Every token must be right, and no request may fail."""
     run = Run(hash_engine(seed=seed, num_blocks=200, groups=groups, store=store)[0])
     requests = [run.submit(prompt, ignore_eos=True, max_tokens=OUTPUT) for prompt in prompts]
     run.run_out()
@@ -72,17 +74,17 @@ def files(root: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class Damaged:
-    """A file, and whether that is seen by who looks for its blocks."""
+    """A damaged file, and whether the damage is found when its blocks are looked up."""
 
     path: Path
     seen: bool = True
 
 
-Way = Callable[[random.Random, Path, Path], list[Damaged]]  # of one file; another one is given, too
+Way = Callable[[random.Random, Path, Path], list[Damaged]]  # of a file, with another file to exchange content with
 
 
 def num_blocks(path: Path) -> int:
-    """That a file holds; its table has no gaps."""
+    """Return the number of blocks in a file whose table has no gaps."""
     table = path.read_bytes()[HEADER_BYTES:DATA_START]
     entries = [table[start : start + ENTRY_BYTES] for start in range(0, 64 * ENTRY_BYTES, ENTRY_BYTES)]
     return sum(entry != bytes(ENTRY_BYTES) for entry in entries)
@@ -93,14 +95,14 @@ def block_size(path: Path) -> int:
 
 
 def change(chance: random.Random, path: Path, value: Callable[[int], int]) -> list[Damaged]:
-    """One byte; as often in the header and in the table as in the data."""
+    """Change one byte, as often in the header and the table as in the data."""
     content = bytearray(path.read_bytes())
     entries = HEADER_BYTES + num_blocks(path) * ENTRY_BYTES
     regions = [(0, HEADER_BYTES), (HEADER_BYTES, entries), (entries, DATA_START), (DATA_START, len(content))]
     offset = chance.randrange(*chance.choices(regions, (2, 4, 1, 4))[0])
     content[offset] = value(content[offset])
     path.write_bytes(content)
-    if entries - ENTRY_BYTES <= offset < HEADER_BYTES + 64 * ENTRY_BYTES:  # the last entry that there seems to be
+    if entries - ENTRY_BYTES <= offset < HEADER_BYTES + 64 * ENTRY_BYTES:  # the entry that looks like the last one
         end = HEADER_BYTES + ((offset - HEADER_BYTES) // ENTRY_BYTES + 1) * ENTRY_BYTES
         return [Damaged(path, content[end - 1] != 0)]
     return [Damaged(path, not entries <= offset < DATA_START)]
@@ -127,7 +129,7 @@ def swap_files(chance: random.Random, path: Path, other: Path) -> list[Damaged]:
 
 
 def swap_blocks(chance: random.Random, path: Path, other: Path) -> list[Damaged]:
-    """Data of two places; of this file, or of this one and another."""
+    """Swap the data of two blocks of one file, or of two files."""
     size = block_size(path)
     if num_blocks(path) > 1 and chance.random() < 0.5:
         content = bytearray(path.read_bytes())
@@ -150,7 +152,7 @@ def swap_blocks(chance: random.Random, path: Path, other: Path) -> list[Damaged]
 
 
 def forge(path: Path, offset: int, new: bytes) -> list[Damaged]:
-    """Another header, with its checksum."""
+    """Write other header fields with a valid checksum."""
     content = bytearray(path.read_bytes())
     content[offset : offset + len(new)] = new
     content[HEADER_BYTES - 4 : HEADER_BYTES] = struct.pack("<I", zlib.crc32(content[: HEADER_BYTES - 4]))
@@ -167,12 +169,12 @@ def other_model(chance: random.Random, path: Path, other: Path) -> list[Damaged]
 
 
 def other_kind(chance: random.Random, path: Path, other: Path) -> list[Damaged]:
-    """Another group, or blocks of another size."""
+    """Write another group, or another block size."""
     return forge(path, *chance.choice([(16, struct.pack("<I", 7)), (20, struct.pack("<Q", block_size(path) // 2))]))
 
 
 def link(chance: random.Random, path: Path, other: Path) -> list[Damaged]:
-    """To where it is now, to another one, or to nowhere."""
+    """Replace the file by a link to it, to another file, to itself, or to nothing."""
     moved = path.with_suffix(".moved")
     path.rename(moved)
     path.symlink_to(chance.choice((moved, other, path.with_suffix(".nowhere"), path)))
@@ -202,7 +204,7 @@ def empty(chance: random.Random, path: Path, other: Path) -> list[Damaged]:
 
 
 def random_bytes(chance: random.Random, path: Path, other: Path) -> list[Damaged]:
-    """All of it, or its data."""
+    """Replace the whole file, or its data."""
     start = chance.choice((0, DATA_START))
     path.write_bytes(path.read_bytes()[:start] + chance.randbytes(path.stat().st_size - start))
     return [Damaged(path)]
@@ -215,7 +217,9 @@ WAYS: tuple[Way, ...] = (
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_damaged_files(tmp_path: Path, corruptions: int, caplog: pytest.LogCaptureFixture, kind: str) -> None:
+def test_damaged_files_are_misses_and_logged_once(
+    tmp_path: Path, corruptions: int, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
     groups, chance = KINDS[kind], random.Random(kind)
     whole = tmp_path / "whole"
     first = answer(new_store(whole, groups), groups, PROMPTS)
@@ -236,7 +240,7 @@ def _damage(
     chance: random.Random,
     caplog: pytest.LogCaptureFixture,
 ) -> int:
-    """Some files, and what engines make of them. How many."""
+    """Damage some files, run engines over them, and return the number of damaged files."""
     shutil.copytree(whole, root)
     caplog.clear()
     second, found_before = new_store(root, groups), chance.random() < 0.4
@@ -250,44 +254,44 @@ def _damage(
         for it in chance.choice(WAYS)(chance, path, other)
     ]
     answer(second, groups, prompts, seed=1)
-    told = _told(caplog)
+    logged = _logged(caplog)
     for it in damaged:
-        if len(groups) == 1:  # else not all blocks of a file are looked at
-            assert told.count(it.path) == it.seen, (it, found_before, caplog.messages)
-        assert told.count(it.path) <= it.seen
-    assert set(told) <= {it.path for it in damaged}
+        if len(groups) == 1:  # otherwise not all blocks of a file are needed
+            assert logged.count(it.path) == it.seen, (it, found_before, caplog.messages)
+        assert logged.count(it.path) <= it.seen
+    assert set(logged) <= {it.path for it in damaged}
     caplog.clear()
     third = answer(new_store(root, groups), groups, prompts, seed=2)
     if len(groups) == 1:
         assert [it.cache.disk for it in third] == [(len(it.prompt_ids) - 1) // BLOCK_SIZE * BLOCK_SIZE for it in third]
-        assert all(path.is_dir() for path in _told(caplog))
+        assert all(path.is_dir() for path in _logged(caplog))
     return len(damaged)
 
 
-def _told(caplog: pytest.LogCaptureFixture) -> list[Path]:
-    """The files that a line in the log is about."""
-    told = []
+def _logged(caplog: pytest.LogCaptureFixture) -> list[Path]:
+    """Return the files that log lines are about."""
+    logged = []
     for record in caplog.records:
         assert (record.name, record.levelno) == ("engine.kv.disk.store", logging.WARNING), record
         assert isinstance(record.args, tuple)
-        told.append(record.args[0])
-    return told  # type: ignore[return-value]
+        logged.append(record.args[0])
+    return logged  # type: ignore[return-value]
 
 
 def _names(path: Path) -> tuple[int, BlockKey]:
-    """Group and first key."""
+    """Return the group and the first key of a file."""
     header = segment_file.SegmentHeader.from_bytes(path.read_bytes()[:HEADER_BYTES])
     return header.group, header.first_key
 
 
-# -- nothing can be written
+# -- writing fails
 
 
 @pytest.mark.parametrize(("error", "lasting"), [(errno.ENOSPC, False), (errno.ENOSPC, True), (errno.EROFS, True)])
-def test_requests_go_on_where_nothing_can_be_written(
+def test_requests_continue_when_writing_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: int, lasting: bool
 ) -> None:
-    """From the first call that writes, from the second, and so on; afterwards the next engine goes on from files."""
+    """Writing fails from the third call on, from the sixth, and so on. The next engine continues from files."""
     groups = KINDS["hybrid"]
     first = 0
     while True:
@@ -305,7 +309,7 @@ def test_requests_go_on_where_nothing_can_be_written(
             break
         assert store.is_paused
         clock.now += WRITE_PAUSE
-        _answer_on(run, PROMPTS[0])  # what was not written is due again
+        _answer_on(run, PROMPTS[0])  # its blocks are queued again
         (again,) = answer(new_store(root, groups), groups, PROMPTS[:1], seed=2)
         assert again.cache.disk == (len(PROMPTS[0]) - 1) // BLOCK_SIZE * BLOCK_SIZE
         assert len(caplog.records) == 1
@@ -320,7 +324,7 @@ def _answer_on(run: Run, prompt: tuple[int, ...]) -> None:
     assert run.finished[request.id] is FinishReason.LENGTH
 
 
-def test_what_was_written_is_found_in_a_folder_that_cannot_be_written_any_more(
+def test_files_in_a_read_only_folder_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     groups = KINDS["full"]
@@ -332,11 +336,11 @@ def test_what_was_written_is_found_in_a_folder_that_cannot_be_written_any_more(
     assert len(caplog.records) == 1
 
 
-# -- files that are given up
+# -- deleted files
 
 
-def test_what_is_left_of_a_chain_is_its_beginning(tmp_path: Path) -> None:
-    """Where the files of one prompt are more than may be kept."""
+def test_quota_keeps_the_start_of_a_chain(tmp_path: Path) -> None:
+    """The files of one prompt exceed the limit."""
     groups = KINDS["full"]
     limit = 4 * (DATA_START + 64 * block_bytes(groups)[0])  # four segments
     prompt = tuple(number % 4999 for number in range(64 * BLOCK_SIZE * 7))
@@ -347,4 +351,4 @@ def test_what_is_left_of_a_chain_is_its_beginning(tmp_path: Path) -> None:
         run.run_out()
         run.check()
         assert sum(path.stat().st_size for path in files(tmp_path)) <= limit
-    assert request.cache.disk >= 2 * 64 * BLOCK_SIZE  # of three that stay, since some room is made at once
+    assert request.cache.disk >= 2 * 64 * BLOCK_SIZE  # three segments stay, because a sweep frees more than needed

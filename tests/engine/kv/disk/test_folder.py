@@ -1,4 +1,4 @@
-"""The root folder: what is listed of each model, what is found wrong, and that only our own files are deleted."""
+"""The root folder: the list of models, damage that is found, and deletion of cache files only."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def store(root: Path, fingerprint: bytes = b"\x01" * 32, about: About = TINY) ->
 
 
 def write(store: DiskStore, segment: int, count: int, group: int = 0) -> int:
-    """Blocks of a segment whose first key is that number; in the bucket that the number's high byte names."""
+    """Write blocks of a segment whose first key is derived from its number. The high byte names the shard."""
     data = memoryview(bytes([segment % 255 + 1]) * BLOCK_BYTES[group])
     blocks = [(key(segment + number), tuple(range(BLOCK_SIZE)), data) for number in range(count)]
     return store.write(group, key(segment), blocks)
@@ -53,7 +53,7 @@ def all_below(root: Path) -> set[str]:
     return {str(path.relative_to(root)) for path in root.rglob("*")}
 
 
-def test_a_folder_is_private_whatever_the_umask_is(tmp_path: Path) -> None:
+def test_model_folder_is_private_under_any_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         folder = model_folder(tmp_path / "cache" / "kv", b"\x01" * 32, TINY)
@@ -64,7 +64,7 @@ def test_a_folder_is_private_whatever_the_umask_is(tmp_path: Path) -> None:
     assert all_below(folder) == {ABOUT}
 
 
-def test_it_keeps_when_it_was_made_and_learns_a_new_name(tmp_path: Path) -> None:
+def test_description_keeps_its_creation_time_and_gets_a_new_name(tmp_path: Path) -> None:
     folder = model_folder(tmp_path, b"\x01" * 32, TINY)
     assert json.loads((folder / ABOUT).read_text())["made"].endswith("Z")
     (folder / ABOUT).write_text(json.dumps({"model": "old", "made": "2026-01-01T00:00:00Z", "more": 1, "backend": 2}))
@@ -81,7 +81,9 @@ def test_it_keeps_when_it_was_made_and_learns_a_new_name(tmp_path: Path) -> None
     assert (folder / ABOUT).stat().st_ino == written
 
 
-def test_a_folder_that_cannot_be_made_is_named_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_folder_returns_the_path_even_if_it_cannot_be_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
     assert model_folder(tmp_path / "file", b"\x01" * 32, TINY) == tmp_path / "file" / ("01" * 16)
 
@@ -92,7 +94,7 @@ def test_a_folder_that_cannot_be_made_is_named_all_the_same(tmp_path: Path, monk
     assert list(model_folder(tmp_path, b"\x02" * 32, TINY).iterdir()) == []
 
 
-def test_what_is_kept_of_each_model(tmp_path: Path) -> None:
+def test_cached_models_lists_files_blocks_and_tokens(tmp_path: Path) -> None:
     first, second = store(tmp_path), store(tmp_path, b"\x02" * 32, About("other"))
     model_folder(tmp_path, b"\x03" * 32, About("empty"))
     write(first, 1000, 5)
@@ -114,7 +116,7 @@ def test_what_is_kept_of_each_model(tmp_path: Path) -> None:
     assert (other.about, other.files, other.size, other.blocks) == (About(), 1, 11, 0)
 
 
-def test_models_are_chosen_by_name_digest_and_fingerprint(tmp_path: Path) -> None:
+def test_models_are_found_by_name_digest_and_fingerprint(tmp_path: Path) -> None:
     for number, name in enumerate(("tiny:1k", "tiny:1k", "other"), 1):
         about = About(name, "cd" * 32 if name == "other" else "")
         write(store(tmp_path, bytes([number]) * 32, about), 1, 1)
@@ -129,14 +131,14 @@ def test_models_are_chosen_by_name_digest_and_fingerprint(tmp_path: Path) -> Non
     assert chosen("030") == chosen("") == chosen("nothing") == set()
 
 
-def test_clearing_frees_what_it_says_and_leaves_what_is_not_ours(tmp_path: Path) -> None:
+def test_clear_deletes_only_cache_files_and_counts_the_bytes(tmp_path: Path) -> None:
     kept = store(tmp_path)
     for segment in range(0, 3000, 256):
         write(kept, segment, 2)
     write(store(tmp_path, b"\x02" * 32), 0, 1)
-    bucket = kept.folder / "00"
-    (bucket / "half.tmp").write_bytes(b"12345")
-    (bucket / "notes.txt").touch()
+    shard = kept.folder / "00"
+    (shard / "half.tmp").write_bytes(b"12345")
+    (shard / "notes.txt").touch()
     (kept.folder / "photos").mkdir()
     (kept.folder / "photos" / "x.run").touch()
     (tmp_path / "mine" / "00").mkdir(parents=True)
@@ -148,7 +150,7 @@ def test_clearing_frees_what_it_says_and_leaves_what_is_not_ours(tmp_path: Path)
     size = next(model.size for model in models if model.folder == kept.folder)
     assert clear(kept.folder) == ClearResult(freed=size + 5)
     assert all_below(kept.folder) == {
-        ABOUT, "photos", "photos/x.run", "ff", bucket.name, f"{bucket.name}/notes.txt",
+        ABOUT, "photos", "photos/x.run", "ff", shard.name, f"{shard.name}/notes.txt",
     }  # fmt: skip
     assert [model.fingerprint for model in cached_models(tmp_path)] == ["02" * 16]
     assert all(file.path.name != "y.run" for file in segment_files(tmp_path))
@@ -156,7 +158,7 @@ def test_clearing_frees_what_it_says_and_leaves_what_is_not_ours(tmp_path: Path)
     assert clear(kept.folder) == clear(tmp_path / "nowhere") == ClearResult()
 
 
-def test_a_store_in_use_misses_what_was_cleared_and_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_store_in_use_continues_after_clear(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept = store(tmp_path)
     write(kept, 1000, 3)
     assert len(kept.find(0, key(1000))) == 3
@@ -169,17 +171,17 @@ def test_a_store_in_use_misses_what_was_cleared_and_goes_on(tmp_path: Path, capl
     assert caplog.records == []
 
 
-def test_clearing_while_another_thread_writes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_clear_while_another_thread_writes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept = store(tmp_path)
     ended = threading.Event()
 
-    def write_on() -> None:
+    def keep_writing() -> None:
         for segment in range(0, 40_000, 100):
             write(kept, segment, 1)
             kept.find(0, key(segment))
         ended.set()
 
-    writing = threading.Thread(target=write_on)
+    writing = threading.Thread(target=keep_writing)
     writing.start()
     cleared = ClearResult()
     while not ended.is_set():
@@ -193,7 +195,7 @@ def test_clearing_while_another_thread_writes(tmp_path: Path, caplog: pytest.Log
     assert caplog.records == []
 
 
-def test_what_cannot_be_deleted_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clear_counts_files_that_cannot_be_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = store(tmp_path)
     write(kept, 1000, 1)
 
@@ -206,7 +208,7 @@ def test_what_cannot_be_deleted_is_counted(tmp_path: Path, monkeypatch: pytest.M
     assert delete(tmp_path / "nothing") == ClearResult()
 
 
-def test_what_is_wrong_with_a_file(tmp_path: Path) -> None:
+def test_find_damage_names_the_problem(tmp_path: Path) -> None:
     kept, other = store(tmp_path), store(tmp_path, b"\x02" * 32)
     write(kept, 1000, 3)
     write(other, 1000, 3)
@@ -234,12 +236,12 @@ def test_what_is_wrong_with_a_file(tmp_path: Path) -> None:
     assert find_damage(moved) == "a symbolic link"
 
 
-def test_the_limit_is_what_was_set_or_follows_the_disk(tmp_path: Path) -> None:
+def test_limit_is_the_setting_or_automatic(tmp_path: Path) -> None:
     assert resolve_limit(tmp_path, 5, 9) == 5
     assert 0 < resolve_limit(tmp_path / "not" / "there", None, 0) <= 100 * GIB
 
 
-def test_a_root_that_is_gone_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_root_folder_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "kv").symlink_to(tmp_path / "nowhere")
     kept = store(tmp_path / "kv")
     assert write(kept, 1000, 1) == 0

@@ -1,4 +1,4 @@
-"""One file: what was written is read, and nothing that is anything else."""
+"""One segment file: written blocks are read back, and damage is found."""
 
 import errno
 import os
@@ -40,7 +40,7 @@ ENTRY_BYTES = 104
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between two looks at a damaged table."""
+    """Do not wait between two reads of a damaged table."""
     monkeypatch.setattr(segment_file, "READ_INTERVAL", 0.0)
 
 
@@ -57,7 +57,7 @@ def new_file(path: Path, count: int, size: int = SIZE, name: str = "chain") -> l
 
 
 def contents(path: Path, indexes: list[int] | None = None) -> list[bytes]:
-    """Of some blocks, or of all."""
+    """Return the data of some or all blocks."""
     read: dict[int, bytes] = {}
     with open_segment(path) as file:
         head = read_head(file)
@@ -86,11 +86,11 @@ def entry_start(index: int) -> int:
     return HEADER_BYTES + index * ENTRY_BYTES
 
 
-# -- what was written is read
+# -- round trips
 
 
 @pytest.mark.parametrize("size", [1, 7, 4097, segment_file.READ_BATCH_BYTES // 3, segment_file.READ_BATCH_BYTES + 1])
-def test_round_trip(tmp_path: Path, size: int) -> None:
+def test_written_blocks_are_read_back(tmp_path: Path, size: int) -> None:
     path, keys = tmp_path / "one.run", keys_of("chain", 9)
     header, blocks = header_of(keys[0], size), filled(keys, size=size)
     create(path, header)
@@ -107,7 +107,7 @@ def test_round_trip(tmp_path: Path, size: int) -> None:
     assert path.stat().st_size == DATA_START + 9 * size
 
 
-def test_a_file_has_room_for_a_segment(tmp_path: Path) -> None:
+def test_file_holds_a_whole_segment(tmp_path: Path) -> None:
     path = tmp_path / "one.run"
     keys = new_file(path, SEGMENT_BLOCKS)
     assert [entry.key for entry in head_of(path).entries.values()] == keys
@@ -115,25 +115,25 @@ def test_a_file_has_room_for_a_segment(tmp_path: Path) -> None:
     assert not verify(path)
 
 
-def test_blocks_that_are_not_asked_for_are_not_read(tmp_path: Path) -> None:
+def test_only_requested_blocks_are_read(tmp_path: Path) -> None:
     path = tmp_path / "one.run"
     new_file(path, 5)
     flip(path, DATA_START + 2 * SIZE)
     assert len(contents(path, [0, 1, 3, 4])) == 4
 
 
-# -- and nothing else is
+# -- damage
 
 
 def bad(path: Path) -> str:
-    """What is wrong with it, which there must be."""
+    """Return what is wrong with a damaged file."""
     with pytest.raises(BadSegment) as problem:
         contents(path)
     assert verify(path) == str(problem.value)
     return str(problem.value)
 
 
-def test_every_byte_of_the_header_counts(tmp_path: Path) -> None:
+def test_damage_to_any_header_byte_is_found(tmp_path: Path) -> None:
     path = tmp_path / "one.run"
     new_file(path, 3)
     whole = path.read_bytes()
@@ -143,10 +143,10 @@ def test_every_byte_of_the_header_counts(tmp_path: Path) -> None:
         assert bad(path)
 
 
-def test_every_entry_counts_and_the_last_one_may_be_torn(tmp_path: Path) -> None:
+def test_damaged_entry_is_found_and_a_torn_last_entry_ignored(tmp_path: Path) -> None:
     path, count = tmp_path / "one.run", 20
     new_file(path, count)
-    while path.read_bytes()[entry_start(count) - 1] == 0:  # once in 256 times
+    while path.read_bytes()[entry_start(count) - 1] == 0:  # the case of 1 file in 256
         path.unlink()
         new_file(path, count)
     whole = path.read_bytes()
@@ -163,7 +163,7 @@ def test_every_entry_counts_and_the_last_one_may_be_torn(tmp_path: Path) -> None
         assert len(contents(path)) == count - 1
 
 
-def test_what_stands_where_no_entry_is_counts_for_nothing(tmp_path: Path) -> None:
+def test_bytes_of_unused_entries_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "one.run"
     new_file(path, 3)
     whole = path.read_bytes()
@@ -173,7 +173,7 @@ def test_what_stands_where_no_entry_is_counts_for_nothing(tmp_path: Path) -> Non
         assert len(contents(path)) == 3
 
 
-def test_every_byte_of_the_data_counts(tmp_path: Path) -> None:
+def test_damage_to_any_data_byte_is_found(tmp_path: Path) -> None:
     path = tmp_path / "one.run"
     new_file(path, 2, size=50)
     whole = path.read_bytes()
@@ -183,7 +183,7 @@ def test_every_byte_of_the_data_counts(tmp_path: Path) -> None:
         assert bad(path) == f"block {offset // 50} is damaged"
 
 
-def test_every_byte_that_is_cut_off_counts(tmp_path: Path) -> None:
+def test_truncation_at_any_byte_is_found(tmp_path: Path) -> None:
     path = tmp_path / "one.run"
     new_file(path, 3, size=30)
     size = path.stat().st_size
@@ -191,11 +191,11 @@ def test_every_byte_that_is_cut_off_counts(tmp_path: Path) -> None:
         os.truncate(path, length)
         assert bad(path) == "truncated"
         with pytest.raises(BadSegment):
-            head_of(path)  # known before its data is read
+            head_of(path)  # found before the data is read
 
 
-def test_data_and_entries_fit_their_place_alone(tmp_path: Path) -> None:
-    """What was swapped within a file, or with another one that holds the same."""
+def test_swapped_data_and_entries_are_found(tmp_path: Path) -> None:
+    """Content swapped within a file, or with another file that holds the same blocks."""
     paths = [tmp_path / "one.run", tmp_path / "two.run"]
     for path in paths:
         new_file(path, 4)
@@ -211,7 +211,7 @@ def test_data_and_entries_fit_their_place_alone(tmp_path: Path) -> None:
     assert first[DATA_START:] == second[DATA_START:]
 
 
-def test_the_same_data_with_other_entries_is_another_block(tmp_path: Path) -> None:
+def test_data_of_another_file_is_found(tmp_path: Path) -> None:
     paths = [tmp_path / "one.run", tmp_path / "two.run"]
     for path, name in zip(paths, "ab", strict=True):
         new_file(path, 4, name=name)
@@ -223,7 +223,7 @@ def test_the_same_data_with_other_entries_is_another_block(tmp_path: Path) -> No
     ("field", "value", "why"),
     [("MAGIC", b"INGLEKW\0", "not a segment file"), ("VERSION", 2, "version 2"), ("SEGMENT_BLOCKS", 32, "version")],
 )
-def test_other_kinds_of_files(
+def test_other_magic_and_versions_are_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str, value: object, why: str
 ) -> None:
     path = tmp_path / "one.run"
@@ -233,15 +233,15 @@ def test_other_kinds_of_files(
     assert why in bad(path)
 
 
-def test_blocks_of_no_bytes(tmp_path: Path) -> None:
+def test_header_with_block_size_zero_is_rejected(tmp_path: Path) -> None:
     create(tmp_path / "one.run", header_of(keys_of("chain")[0], 0))
     assert "damaged" in bad(tmp_path / "one.run")
 
 
-# -- while somebody writes
+# -- concurrent writes
 
 
-def test_a_table_that_is_just_being_written_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_that_is_being_written_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "one.run"
     new_file(path, 5)
     whole = path.read_bytes()
@@ -259,7 +259,7 @@ def test_a_table_that_is_just_being_written_is_no_damage(tmp_path: Path, monkeyp
 
 
 class _Growing(FileIO):
-    """A file that others append to, just before it is first read."""
+    """A file that another process appends to just before its first read."""
 
     grow: Callable[[], None] | None = None
 
@@ -270,7 +270,7 @@ class _Growing(FileIO):
         return super().readinto(buffer)
 
 
-def test_a_file_may_grow_while_its_head_is_read(tmp_path: Path) -> None:
+def test_file_may_grow_while_its_head_is_read(tmp_path: Path) -> None:
     path, keys = tmp_path / "one.run", keys_of("chain", 5)
     header = header_of(keys[0])
     create(path, header)
@@ -280,7 +280,7 @@ def test_a_file_may_grow_while_its_head_is_read(tmp_path: Path) -> None:
         assert len(read_head(file).entries) == 5
 
 
-# -- files of ours, and of nobody else
+# -- permissions
 
 
 @contextmanager
@@ -291,7 +291,7 @@ def umask(mask: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("mask", [0, 0o022, 0o377, 0o777])
-def test_files_are_ours_whatever_the_umask(tmp_path: Path, mask: int) -> None:
+def test_files_have_mode_0600_under_any_umask(tmp_path: Path, mask: int) -> None:
     path = tmp_path / "one.run"
     with umask(mask):
         new_file(path, 3)
@@ -299,20 +299,20 @@ def test_files_are_ours_whatever_the_umask(tmp_path: Path, mask: int) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o610, 0o601, 0o777])
-def test_files_that_others_may_use(tmp_path: Path, mode: int) -> None:
+def test_files_with_permissions_for_other_users_are_rejected(tmp_path: Path, mode: int) -> None:
     new_file(tmp_path / "one.run", 3)
     (tmp_path / "one.run").chmod(mode)
     assert "other users" in bad(tmp_path / "one.run")
 
 
-def test_files_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_other_users_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new_file(tmp_path / "one.run", 3)
     mine = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
     assert "other users" in bad(tmp_path / "one.run")
 
 
-def test_what_is_no_plain_file_is_not_waited_for(tmp_path: Path) -> None:
+def test_links_folders_and_pipes_are_rejected_at_once(tmp_path: Path) -> None:
     new_file(tmp_path / "one.run", 3)
     (tmp_path / "link").symlink_to(tmp_path / "one.run")
     (tmp_path / "loose").symlink_to(tmp_path / "nowhere")
@@ -322,7 +322,7 @@ def test_what_is_no_plain_file_is_not_waited_for(tmp_path: Path) -> None:
         assert why in bad(tmp_path / name)
 
 
-def test_links_are_not_followed_though_they_come_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_link_created_after_the_check_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new_file(tmp_path / "one.run", 3)
     (tmp_path / "link").symlink_to(tmp_path / "one.run")
     monkeypatch.setattr(Path, "is_symlink", lambda path: False)
@@ -332,7 +332,7 @@ def test_links_are_not_followed_though_they_come_late(tmp_path: Path, monkeypatc
         append(tmp_path / "link", header_of(keys_of("chain")[0]), 3, [])
 
 
-def test_no_file_stays_open(tmp_path: Path) -> None:
+def test_verify_closes_every_file(tmp_path: Path) -> None:
     new_file(tmp_path / "one.run", 3)
     (tmp_path / "folder").mkdir()
     (tmp_path / "empty").touch(0o600)
@@ -345,7 +345,7 @@ def test_no_file_stays_open(tmp_path: Path) -> None:
     assert after == before
 
 
-def test_what_cannot_be_begun_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_create_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "no space left")
 
@@ -357,5 +357,5 @@ def test_what_cannot_be_begun_leaves_nothing(tmp_path: Path, monkeypatch: pytest
         assert not list(tmp_path.iterdir())
 
 
-def test_verify_tells_of_a_file_that_is_gone(tmp_path: Path) -> None:
+def test_verify_reports_a_missing_file(tmp_path: Path) -> None:
     assert "No such file" in verify(tmp_path / "one.run")

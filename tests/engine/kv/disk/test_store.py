@@ -1,4 +1,4 @@
-"""The files of one model: found by whoever looks, whoever wrote them, and whatever happens meanwhile."""
+"""The files of one model: lookups by any process, damage, deletion, failing disks, and concurrency."""
 
 import errno
 import itertools
@@ -34,7 +34,7 @@ def files(root: Path) -> list[Path]:
 
 
 def write_all(store: DiskStore, keys: list[BlockKey], first_key: BlockKey | None = None) -> int:
-    """Of all groups."""
+    """Write the blocks of all groups, and return the number of bytes."""
     return sum(store.write(group, first_key or keys[0], filled(keys, group)) for group in GROUPS)
 
 
@@ -51,15 +51,15 @@ def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 Warnings = Callable[[], list[str]]
 
 
-# -- what one writes, everyone finds
+# -- writing and finding
 
 
-def test_nothing_is_there_before_something_is_written(tmp_path: Path) -> None:
+def test_empty_store_finds_nothing_and_creates_no_folder(tmp_path: Path) -> None:
     assert not new_store(tmp_path).find(0, keys_of("chain")[0])
     assert not list(tmp_path.iterdir())
 
 
-def test_a_segment_that_grows(tmp_path: Path) -> None:
+def test_growing_segment_is_found_by_all_stores(tmp_path: Path) -> None:
     keys = keys_of("chain")
     one, two = new_store(tmp_path), new_store(tmp_path)
     for stop in (1, 2, 30, SEGMENT_BLOCKS):
@@ -67,10 +67,10 @@ def test_a_segment_that_grows(tmp_path: Path) -> None:
         for other in (one, two, new_store(tmp_path)):
             assert_holds(other, keys[:stop], keys[0])
     assert len(files(tmp_path)) == len(SIZES)
-    assert write_all(one, keys) == write_all(two, keys) == 0  # they are there
+    assert write_all(one, keys) == write_all(two, keys) == 0  # they are stored already
 
 
-def test_two_that_write_the_same_segment_have_files_of_their_own(tmp_path: Path) -> None:
+def test_stores_write_one_segment_to_separate_files(tmp_path: Path) -> None:
     keys = keys_of("chain", 30)
     one, two = new_store(tmp_path), new_store(tmp_path)
     write_all(one, keys[:10], keys[0])
@@ -80,12 +80,11 @@ def test_two_that_write_the_same_segment_have_files_of_their_own(tmp_path: Path)
         assert_holds(other, keys)
     assert len(files(tmp_path)) == 2 * len(SIZES)
     blocks = (10 + 10 + 10) * sum(SIZES)
-    assert (
-        sum(path.stat().st_size for path in files(tmp_path)) == blocks + len(files(tmp_path)) * segment_file.DATA_START
-    )
+    heads = len(files(tmp_path)) * segment_file.DATA_START
+    assert sum(path.stat().st_size for path in files(tmp_path)) == blocks + heads
 
 
-def test_forks_within_a_segment_take_more_than_one_file(tmp_path: Path) -> None:
+def test_forks_within_a_segment_need_several_files(tmp_path: Path) -> None:
     trunk = keys_of("trunk", 10)
     ends = [keys_of(f"end {number}", SEGMENT_BLOCKS - 10) for number in range(4)]
     one = new_store(tmp_path)
@@ -106,7 +105,7 @@ def test_many_chains_in_one_folder(tmp_path: Path) -> None:
             assert_holds(other, keys)
 
 
-def test_another_process(tmp_path: Path) -> None:
+def test_blocks_of_another_process_are_found(tmp_path: Path) -> None:
     keys = keys_of("chain", 5)
     here = new_store(tmp_path)
     assert not here.find(0, keys[0])
@@ -119,7 +118,7 @@ def test_another_process(tmp_path: Path) -> None:
     assert_holds(here, keys)
 
 
-def test_models_do_not_meet(tmp_path: Path, warnings: Warnings) -> None:
+def test_files_of_another_model_are_a_miss(tmp_path: Path, warnings: Warnings) -> None:
     keys = keys_of("chain", 5)
     write_all(new_store(tmp_path), keys)
     other = DiskStore(tmp_path / "model", bytes(32), SIZES, Quota(tmp_path, None))
@@ -129,7 +128,7 @@ def test_models_do_not_meet(tmp_path: Path, warnings: Warnings) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(SIZES[0] + 1,), (SIZES[1],)])
-def test_other_kinds_of_blocks_do_not_meet(tmp_path: Path, sizes: tuple[int, ...], warnings: Warnings) -> None:
+def test_blocks_of_another_size_are_a_miss(tmp_path: Path, sizes: tuple[int, ...], warnings: Warnings) -> None:
     keys = keys_of("chain", 5)
     write_all(new_store(tmp_path), keys)
     other = DiskStore(tmp_path / "model", FINGERPRINT, sizes, Quota(tmp_path, None))
@@ -137,7 +136,7 @@ def test_other_kinds_of_blocks_do_not_meet(tmp_path: Path, sizes: tuple[int, ...
     assert "another group or size" in warnings()[0]
 
 
-def test_a_file_under_another_name(tmp_path: Path, warnings: Warnings) -> None:
+def test_renamed_file_is_a_miss(tmp_path: Path, warnings: Warnings) -> None:
     keys, other = keys_of("chain", 5), keys_of("other", 5)
     write_all(new_store(tmp_path), keys)
     write_all(new_store(tmp_path), other)
@@ -147,8 +146,8 @@ def test_a_file_under_another_name(tmp_path: Path, warnings: Warnings) -> None:
     assert "another segment" in warnings()[0]
 
 
-def test_what_is_remembered_of_a_folder_is_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Folders are listed again when they have changed; and for a while after that, since clocks tick slowly."""
+def test_changed_folders_are_listed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders are listed again after a change, and for a while after it, because their timestamps are coarse."""
     listed: list[Path] = []
     real = os.listdir
 
@@ -186,7 +185,7 @@ def test_heads_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert other.find(0, keys[0]) == found
 
 
-def test_few_heads_and_few_own_files_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_heads_and_own_files_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "MAX_HEADS", 3)
     monkeypatch.setattr(store, "MAX_OWN_FILES", 3)
     chains = [keys_of(number, 3) for number in range(10)]
@@ -200,12 +199,12 @@ def test_few_heads_and_few_own_files_are_remembered(tmp_path: Path, monkeypatch:
         assert len(one._own_files) <= 3
 
 
-# -- what is not what it was
+# -- changed and damaged files
 
 
 @pytest.mark.parametrize("found_before", [False, True])
-def test_files_of_two_groups_that_changed_places(tmp_path: Path, warnings: Warnings, found_before: bool) -> None:
-    """Their blocks have the same keys and the same tokens."""
+def test_swapped_files_of_two_groups_are_misses(tmp_path: Path, warnings: Warnings, found_before: bool) -> None:
+    """Their blocks have the same keys and tokens."""
     sizes = (100, 100)
     new = [DiskStore(tmp_path / "model", FINGERPRINT, sizes, Quota(tmp_path, None)) for _ in range(2)]
     keys = keys_of("chain", 5)
@@ -226,7 +225,7 @@ def test_files_of_two_groups_that_changed_places(tmp_path: Path, warnings: Warni
     assert not files(tmp_path)
 
 
-def test_an_entry_that_is_another_one_than_it_was(tmp_path: Path, warnings: Warnings) -> None:
+def test_entry_replaced_after_lookup_is_a_miss(tmp_path: Path, warnings: Warnings) -> None:
     keys = keys_of("chain", 5)
     one = new_store(tmp_path)
     write_all(one, keys)
@@ -242,10 +241,10 @@ def test_an_entry_that_is_another_one_than_it_was(tmp_path: Path, warnings: Warn
     assert len(warnings()) == 1
 
 
-def test_a_bad_file_that_cannot_be_deleted_is_told_once(
+def test_damaged_file_that_cannot_be_deleted_is_logged_once(
     tmp_path: Path, warnings: Warnings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor is it found again, though its head is whole."""
+    """It is not found again, although its head is valid."""
     keys = keys_of("chain", 5)
     one = new_store(tmp_path)
     write_all(one, keys)
@@ -265,7 +264,7 @@ def test_a_bad_file_that_cannot_be_deleted_is_told_once(
     assert len(warnings()) == 1
 
 
-def test_a_file_that_made_room_is_no_bad_file(tmp_path: Path, warnings: Warnings) -> None:
+def test_file_deleted_after_lookup_is_a_miss_without_a_warning(tmp_path: Path, warnings: Warnings) -> None:
     keys = keys_of("chain", 5)
     one = new_store(tmp_path)
     write_all(one, keys)
@@ -280,9 +279,7 @@ def test_a_file_that_made_room_is_no_bad_file(tmp_path: Path, warnings: Warnings
     assert not warnings()
 
 
-def test_a_file_that_makes_room_while_it_is_appended_to(
-    tmp_path: Path, warnings: Warnings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_deleted_during_an_append(tmp_path: Path, warnings: Warnings, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = keys_of("chain", 5)
     one = new_store(tmp_path)
     write_all(one, keys[:2], keys[0])
@@ -301,7 +298,7 @@ def test_a_file_that_makes_room_while_it_is_appended_to(
     assert not warnings()
 
 
-def test_what_cannot_be_opened_now_is_not_deleted(
+def test_unreadable_file_is_ignored_for_a_while_and_kept(
     tmp_path: Path, warnings: Warnings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = keys_of("chain", 5)
@@ -323,7 +320,7 @@ def test_what_cannot_be_opened_now_is_not_deleted(
     assert_holds(new_store(tmp_path), keys)
 
 
-def test_nothing_is_appended_to_a_bad_file_that_cannot_be_deleted(tmp_path: Path, warnings: Warnings) -> None:
+def test_damaged_own_file_is_replaced_by_a_new_one(tmp_path: Path, warnings: Warnings) -> None:
     keys = keys_of("chain", 5)
     one = new_store(tmp_path)
     write_all(one, keys[:2], keys[0])
@@ -335,11 +332,13 @@ def test_nothing_is_appended_to_a_bad_file_that_cannot_be_deleted(tmp_path: Path
     assert len(warnings()) == len(SIZES)
 
 
-# -- forgetting and touching
+# -- forget and touch
 
 
 @pytest.mark.parametrize("harm", ["killed before the entries", "torn", "cannot be opened"])
-def test_what_may_hold_what_is_forgotten_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str) -> None:
+def test_forget_deletes_files_that_may_hold_the_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
     keys, other = keys_of("chain", 5), keys_of("other", 5)
     write_all(new_store(tmp_path), other)
     write_all(new_store(tmp_path), keys)
@@ -358,8 +357,8 @@ def test_what_may_hold_what_is_forgotten_is_deleted(tmp_path: Path, monkeypatch:
     assert_holds(new_store(tmp_path), other)
 
 
-def test_what_is_forgotten_is_in_no_file(tmp_path: Path) -> None:
-    """In none of several that hold the same."""
+def test_forget_deletes_all_copies_of_a_block(tmp_path: Path) -> None:
+    """Several files hold the same block."""
     keys, more, other = keys_of("chain", 5), keys_of("more", 5), keys_of("other", 5)
     one = new_store(tmp_path)
     write_all(one, keys)
@@ -376,7 +375,7 @@ def test_what_is_forgotten_is_in_no_file(tmp_path: Path) -> None:
     assert len(files(tmp_path)) == len(SIZES)
 
 
-def test_the_beginning_of_a_chain_was_used_last(tmp_path: Path) -> None:
+def test_touch_orders_a_chain_from_its_start(tmp_path: Path) -> None:
     segments = [keys_of(number, 2) for number in range(4)]
     one = new_store(tmp_path)
     for keys in reversed(segments):
@@ -386,11 +385,11 @@ def test_the_beginning_of_a_chain_was_used_last(tmp_path: Path) -> None:
     assert sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True) == paths
 
 
-# -- private
+# -- permissions
 
 
 @pytest.mark.parametrize("mask", [0, 0o022, 0o377, 0o777])
-def test_folders_and_files_are_ours_whatever_the_umask(tmp_path: Path, mask: int) -> None:
+def test_folders_and_files_are_private_under_any_umask(tmp_path: Path, mask: int) -> None:
     root = tmp_path / "root"
     before = os.umask(mask)
     try:
@@ -402,7 +401,7 @@ def test_folders_and_files_are_ours_whatever_the_umask(tmp_path: Path, mask: int
     assert {stat.S_IMODE(path.stat().st_mode) for path in (root, *root.rglob("*"))} == {0o700, 0o600}
 
 
-# -- disks that refuse
+# -- failing disks
 
 
 def write_several(disk: DiskStore) -> None:
@@ -413,7 +412,7 @@ def write_several(disk: DiskStore) -> None:
 
 
 @pytest.mark.parametrize(("error", "lasting"), [(errno.ENOSPC, False), (errno.ENOSPC, True), (errno.EROFS, True)])
-def test_every_refusal(
+def test_store_recovers_from_failing_writes(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -421,7 +420,7 @@ def test_every_refusal(
     error: int,
     lasting: bool,
 ) -> None:
-    """At a call that writes, or one after the next, and so on, others each run; once, or from there on."""
+    """Writing fails at one call, or from that call on. Each run of the loop starts at a later call."""
     first, chance = 0, random.Random(seed)
     while True:
         first += chance.randint(1, 4)
@@ -438,10 +437,11 @@ def test_every_refusal(
             assert disk.is_paused
             calls = refusals.calls
             write_several(disk)
-            assert refusals.calls == calls  # nothing is tried
+            assert refusals.calls == calls  # writing is paused
             clock.now += WRITE_PAUSE
             write_several(disk)
-            write_all(disk, keys_of("new", 5))  # above all may be there: a torn entry whose last byte is zero is whole
+            # all blocks above may be stored: a torn entry whose last byte is zero is valid
+            write_all(disk, keys_of("new", 5))
             assert disk.is_paused == lasting
         for reader in (disk, new_store(root)):
             for name in ("one", "two"):
@@ -458,8 +458,8 @@ def test_every_refusal(
     assert first > 20
 
 
-def test_a_full_disk_makes_us_look_at_what_we_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others took the room, so that less is ours now."""
+def test_full_disk_causes_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other programs took the space, so the automatic limit is lower."""
     disk = new_store(tmp_path, None)
     for number in range(20):
         write_all(disk, keys_of(number, 20))
@@ -476,10 +476,10 @@ class _Usage:
     free: int
 
 
-# -- at the same time
+# -- concurrency
 
 
-def test_who_looks_does_not_wait_for_who_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lookups_do_not_wait_for_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = keys_of("chain", 5)
     one = new_store(tmp_path)
     write_all(one, keys[:2], keys[0])
@@ -498,34 +498,34 @@ def test_who_looks_does_not_wait_for_who_writes(tmp_path: Path, monkeypatch: pyt
 
 
 @dataclass
-class Crew:
-    """Threads that go on until one of them is done; what goes wrong in one goes wrong in all."""
+class Workers:
+    """Threads that run until the first work ends. The first problem in any of them is raised."""
 
     ended: threading.Event = field(default_factory=threading.Event)
     problems: list[BaseException] = field(default_factory=list)
 
     def run(self, work: Callable[[], Iterator[None]], *others: Callable[[], Iterator[None]]) -> None:
-        threads = [threading.Thread(target=self._go_on, args=(it,)) for it in others]
+        threads = [threading.Thread(target=self._work, args=(it,)) for it in others]
         for thread in threads:
             thread.start()
-        self._go_on(work)
+        self._work(work)
         self.ended.set()
         for thread in threads:
             thread.join()
         if self.problems:
             raise self.problems[0]
 
-    def _go_on(self, work: Callable[[], Iterator[None]]) -> None:
+    def _work(self, work: Callable[[], Iterator[None]]) -> None:
         try:
             for _ in work():
                 if self.ended.is_set():
                     return
-        except BaseException as problem:  # noqa: BLE001 - told in the end
+        except BaseException as problem:  # noqa: BLE001 - raised by `run`
             self.problems.append(problem)
             self.ended.set()
 
 
-def test_reading_writing_and_giving_up_at_the_same_time(tmp_path: Path, warnings: Warnings) -> None:
+def test_concurrent_reads_writes_and_sweeps(tmp_path: Path, warnings: Warnings) -> None:
     shared, names, read, gone = new_store(tmp_path), range(12), [0], [0]
 
     def write() -> Iterator[None]:
@@ -556,17 +556,17 @@ def test_reading_writing_and_giving_up_at_the_same_time(tmp_path: Path, warnings
             time.sleep(0.005)
             yield
 
-    Crew().run(write, reading(4, shared), reading(5, new_store(tmp_path)), give_up)
+    Workers().run(write, reading(4, shared), reading(5, new_store(tmp_path)), give_up)
     assert not warnings()
     assert read[0] > 1000
     assert gone[0] > 3
 
 
-# -- processes that end
+# -- killed processes
 
 
-def test_a_process_that_is_killed(tmp_path: Path, kills: int, warnings: Warnings) -> None:
-    """At any moment: what it said was written is there, and all that is there is right. Somebody reads meanwhile."""
+def test_blocks_written_before_a_kill_are_found(tmp_path: Path, kills: int, warnings: Warnings) -> None:
+    """All blocks that the process reported are found, and all found blocks are right. Another store reads meanwhile."""
     chance, watcher = random.Random(0), new_store(tmp_path)
     for seed in range(kills):
         command = [sys.executable, "-m", "tests.engine.kv.disk.writer", str(seed), str(tmp_path)]

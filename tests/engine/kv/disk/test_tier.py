@@ -1,4 +1,4 @@
-"""Blocks in files: what an engine has computed is there for the next one, and never anything else."""
+"""Blocks in files: they are found by the next engine, and never cause a wrong token."""
 
 import queue
 import random
@@ -37,7 +37,7 @@ FINGERPRINT = bytes(range(32))
 
 @pytest.fixture
 def new_store(tmp_path: Path) -> Callable[[Sequence[GroupConfig]], DiskStore]:
-    """Another store, as another process has it, over the same folder."""
+    """Return another store over the same folder, as another process has it."""
 
     def store(groups: Sequence[GroupConfig] = FULL) -> DiskStore:
         return DiskStore(tmp_path / "model", FINGERPRINT, block_bytes(groups), Quota(tmp_path, 1 << 30))
@@ -54,7 +54,7 @@ def new_run(store: DiskStore, groups: tuple[GroupConfig, ...] = FULL, **options:
 
 
 def answer(run: Run, prompt: tuple[int, ...], origin: Origin = PROGRAM, *, max_tokens: int = 40) -> Request:
-    """One request, run to its end, and its blocks written."""
+    """Run one request to its end, and write its blocks."""
     request = run.submit(prompt, origin, ignore_eos=True, max_tokens=max_tokens)
     run.run_out()
     run.check()
@@ -70,13 +70,14 @@ def files(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_the_next_engine_goes_on_where_this_one_ended(new_store: NewStore, kind: str) -> None:
+def test_next_engine_continues_from_files(new_store: NewStore, kind: str) -> None:
     groups = KINDS[kind]
     first = answer(new_run(new_store(groups), groups)[0], tuple(range(300)))
     run, runner = new_run(new_store(groups), groups, seed=1)
     prompt = (*first.prompt_ids, *first.output_ids, *range(1000, 1020))
     second = answer(run, prompt)
-    found = full_blocks(339) if kind in ("full", "windows") else full_blocks(299)  # a state is kept at a prompt's end
+    # a state is kept at the end of a prompt
+    found = full_blocks(339) if kind in ("full", "windows") else full_blocks(299)
     assert (second.cache.disk, second.cache.device, second.cache.host) == (found, 0, 0)
     assert second.cache.restore_seconds > 0
     assert runner.computed_tokens == len(prompt) - found + 39
@@ -85,7 +86,7 @@ def test_the_next_engine_goes_on_where_this_one_ended(new_store: NewStore, kind:
     assert counters.disk_read_bytes > 0
 
 
-def test_what_is_on_the_device_is_not_read(new_store: NewStore) -> None:
+def test_blocks_on_the_device_are_not_read_from_files(new_store: NewStore) -> None:
     run, _ = new_run(new_store())
     first = answer(run, tuple(range(300)))
     written = run.engine.state().counters.disk_written_bytes
@@ -94,10 +95,10 @@ def test_what_is_on_the_device_is_not_read(new_store: NewStore) -> None:
     counters = run.engine.state().counters
     assert written > 0
     assert counters.disk_read_bytes == 0
-    assert counters.disk_written_bytes == written  # nor written again
+    assert counters.disk_written_bytes == written  # not written again
 
 
-def test_files_go_on_where_the_device_ends(new_store: NewStore) -> None:
+def test_files_extend_a_prefix_on_the_device(new_store: NewStore) -> None:
     answer(new_run(new_store())[0], tuple(range(300)))
     run, _ = new_run(new_store())
     answer(run, tuple(range(100)))
@@ -106,8 +107,10 @@ def test_files_go_on_where_the_device_ends(new_store: NewStore) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_others_go_on_while_files_are_read(new_store: NewStore, monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
-    """A token a step, and nobody waits for the reading; who reads joins them when it has ended."""
+def test_other_requests_run_while_files_are_read(
+    new_store: NewStore, monkeypatch: pytest.MonkeyPatch, depth: int
+) -> None:
+    """Another request gets one token per step, and the reader joins it when its read has ended."""
     known = answer(new_run(new_store())[0], tuple(range(300)))
     run, _ = new_run(new_store(), depth=depth)
     block_transfer = run.engine._scheduler._memory.transfers.block_transfer
@@ -138,7 +141,7 @@ def test_others_go_on_while_files_are_read(new_store: NewStore, monkeypatch: pyt
     assert reader.cache.disk == full_blocks(299)
 
 
-def test_what_was_read_is_not_written_again(
+def test_blocks_read_from_files_are_not_written_again(
     new_store: NewStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer(new_run(new_store())[0], tuple(range(300)), max_tokens=1)
@@ -153,14 +156,14 @@ def test_what_was_read_is_not_written_again(
     assert [(path, path.stat().st_size) for path in files(tmp_path)] == before
 
 
-def test_nothing_of_a_private_request_is_written(new_store: NewStore, tmp_path: Path) -> None:
+def test_unstored_request_writes_no_files(new_store: NewStore, tmp_path: Path) -> None:
     answer(new_run(new_store())[0], tuple(range(300)), UNSTORED)
     assert not files(tmp_path)
     second = answer(new_run(new_store())[0], tuple(range(300)))
     assert second.cache.cached == 0
 
 
-def test_what_a_private_request_computed_is_written_for_another_one(new_store: NewStore) -> None:
+def test_blocks_of_an_unstored_request_are_written_for_a_stored_one(new_store: NewStore) -> None:
     run, _ = new_run(new_store())
     answer(run, tuple(range(200)), UNSTORED)
     shared = answer(run, (*range(200), *range(900, 1000)), max_tokens=1)
@@ -169,13 +172,13 @@ def test_what_a_private_request_computed_is_written_for_another_one(new_store: N
     assert again.cache.disk == full_blocks(299)
 
 
-def test_salts_do_not_meet_in_files(new_store: NewStore) -> None:
+def test_different_salts_share_no_files(new_store: NewStore) -> None:
     answer(new_run(new_store())[0], tuple(range(300)), Origin(cache_salt="one"))
     assert answer(new_run(new_store())[0], tuple(range(300)), Origin(cache_salt="two")).cache.cached == 0
     assert answer(new_run(new_store())[0], tuple(range(300)), Origin(cache_salt="one")).cache.disk == full_blocks(299)
 
 
-def test_a_chain_that_forks_is_found_on_both_sides(new_store: NewStore) -> None:
+def test_all_branches_of_a_chain_are_found(new_store: NewStore) -> None:
     run, _ = new_run(new_store())
     trunk = tuple(range(500))
     ends = [tuple(range(first, first + 600)) for first in (1000, 2000, 3000)]
@@ -186,8 +189,8 @@ def test_a_chain_that_forks_is_found_on_both_sides(new_store: NewStore) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_a_file_that_is_gone_is_a_miss(new_store: NewStore, tmp_path: Path, kind: str) -> None:
-    """Between the moment that it is found and the one that it is read."""
+def test_file_deleted_after_lookup_is_a_miss(new_store: NewStore, tmp_path: Path, kind: str) -> None:
+    """The files are deleted between the lookup and the read."""
     groups = KINDS[kind]
     answer(new_run(new_store(groups), groups)[0], tuple(range(300)))
     store = new_store(groups)
@@ -206,8 +209,8 @@ def test_a_file_that_is_gone_is_a_miss(new_store: NewStore, tmp_path: Path, kind
     assert (counters.disk_misses, counters.prompt_tokens, counters.prompts.cached) == (1, 300, 0)
 
 
-def test_no_digest_is_trusted_alone(new_store: NewStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if other tokens had had the same digests."""
+def test_equal_key_with_other_tokens_in_files_is_a_miss(new_store: NewStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulates other tokens with the same keys."""
     write = DiskStore.write
 
     def write_others(store: DiskStore, group: int, first_key: BlockKey, blocks: Sequence[Any]) -> int:
@@ -219,7 +222,7 @@ def test_no_digest_is_trusted_alone(new_store: NewStore, monkeypatch: pytest.Mon
     assert answer(new_run(new_store())[0], tuple(range(300)), max_tokens=1).cache.cached == 0
 
 
-def test_what_is_forgotten_is_nowhere(new_store: NewStore, tmp_path: Path) -> None:
+def test_forgotten_blocks_are_found_in_no_tier(new_store: NewStore, tmp_path: Path) -> None:
     run, _ = new_run(new_store())
     first = answer(run, tuple(range(3000)), max_tokens=1)
     other = answer(run, (*range(100), *range(4000, 4100)), max_tokens=1)
@@ -235,8 +238,8 @@ def test_what_is_forgotten_is_nowhere(new_store: NewStore, tmp_path: Path) -> No
 @pytest.mark.share(2, "kind")
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_any_number_of_restarts(new_store: NewStore, kind: str, seed: int) -> None:
-    """Engines with small pools, classes, swaps and failing copies, that are left at any moment."""
+def test_random_restarts_have_no_wrong_token(new_store: NewStore, kind: str, seed: int) -> None:
+    """Engines with small pools, all classes, swaps, and failing copies are abandoned at random moments."""
     chance, groups = random.Random(seed), KINDS[kind]
     stems = [tuple(chance.randrange(5000) for _ in range(chance.randrange(20, 400))) for _ in range(4)]
     from_files = 0
@@ -266,7 +269,7 @@ def test_any_number_of_restarts(new_store: NewStore, kind: str, seed: int) -> No
     assert from_files > 0
 
 
-def test_writing_goes_on_when_nobody_waits(new_store: NewStore) -> None:
+def test_writes_continue_without_requests(new_store: NewStore) -> None:
     run, _ = new_run(new_store())
     run.submit(tuple(range(3000)), max_tokens=1)
     while run.engine.has_requests:
@@ -278,8 +281,8 @@ def test_writing_goes_on_when_nobody_waits(new_store: NewStore) -> None:
     assert answer(new_run(new_store())[0], tuple(range(3000)), max_tokens=1).cache.disk == full_blocks(2999)
 
 
-def test_until_all_is_written_there_is_work(new_store: NewStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At any moment, for who looks from another thread."""
+def test_engine_has_work_until_all_blocks_are_written(new_store: NewStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every lookup, as seen from another thread."""
     store = new_store()
     run, _ = new_run(store)
     run.submit(tuple(range(3000)), max_tokens=1)
@@ -296,7 +299,7 @@ def test_until_all_is_written_there_is_work(new_store: NewStore, monkeypatch: py
     assert set(looks) == {True}
 
 
-def test_beside_steps_blocks_are_written_together(new_store: NewStore) -> None:
+def test_writes_during_steps_are_batched(new_store: NewStore) -> None:
     clock = Clock()
     engine, _ = hash_engine(num_blocks=200, store=new_store(), write_delay=0.5, clock=clock)
     run = Run(engine)
@@ -311,13 +314,13 @@ def test_beside_steps_blocks_are_written_together(new_store: NewStore) -> None:
     assert engine.state().counters.disk_written_bytes >= 8 * block_bytes(FULL)[0]
     before = engine.state().counters.disk_written_bytes
     run.step()
-    run.run_out()  # nobody waits then
+    run.run_out()  # without requests, writes are not delayed
     assert engine.state().counters.disk_written_bytes > before
 
 
 @contextmanager
 def thread_of(engine: Engine[HashTicket]) -> Iterator[Callable[[tuple[int, ...]], None]]:
-    """The engine's thread, and a way to have a prompt read on it."""
+    """Run an engine's thread, and yield a function that prefills a prompt on it."""
     ends: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def deliver(events: Sequence[TokenEvent]) -> None:
@@ -336,7 +339,7 @@ def thread_of(engine: Engine[HashTicket]) -> Iterator[Callable[[tuple[int, ...]]
     thread.stop()
 
 
-def test_the_thread_writes_while_nobody_asks_for_anything(new_store: NewStore) -> None:
+def test_idle_thread_writes_dirty_blocks(new_store: NewStore) -> None:
     engine = new_run(new_store())[0].engine
     prompt = tuple(range(3000))
     with thread_of(engine) as read:
@@ -346,15 +349,15 @@ def test_the_thread_writes_while_nobody_asks_for_anything(new_store: NewStore) -
         assert answer(new_run(new_store())[0], prompt, max_tokens=1).cache.disk == full_blocks(2999)
 
 
-def test_the_thread_writes_what_is_due_before_it_ends(new_store: NewStore) -> None:
+def test_stopping_thread_writes_dirty_blocks(new_store: NewStore) -> None:
     prompt = tuple(range(3000))
     with thread_of(new_run(new_store())[0].engine) as read:
         read(prompt)
     assert answer(new_run(new_store())[0], prompt, max_tokens=1).cache.disk == full_blocks(2999)
 
 
-def test_files_that_are_slow_are_left_alone(new_store: NewStore) -> None:
-    """And tried again some time."""
+def test_slow_files_are_skipped_and_retried_later(new_store: NewStore) -> None:
+    """Each skip raises the assumed read rate, so that reading is tried again."""
     answer(new_run(new_store())[0], tuple(range(600)), max_tokens=1)
     engine, runner = hash_engine(num_blocks=200, store=new_store(), restore=Restore.AUTO)
     run = Run(engine)

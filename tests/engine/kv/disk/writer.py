@@ -1,4 +1,4 @@
-"""A process that writes blocks until it is ended, and says of each batch that it is written: SEED FOLDER."""
+"""Writes blocks until it is killed, and prints a line for each batch that is written. Arguments: SEED FOLDER."""
 
 import random
 import sys
