@@ -1,7 +1,7 @@
-"""One layer's attention as a step runs it, and its plain twins' answer.
+"""A test case for attention: one layer run as a step, and the result of the reference implementation.
 
-Whatever a step has no business with is NaN: blocks of nobody, the null block, places behind a request's context, and
-blocks before its window, which it gives back as a scheduler would.
+Everything that a step must not read is NaN: unused blocks, the null block, slots after a request's context, and blocks
+before its window, which are released as a scheduler would.
 """
 
 import random
@@ -27,7 +27,7 @@ from tests.support.held_request import HeldRequest
 SEED = 7
 CONTEXT = 300
 BLOCKS = 64
-LAYER = 1  # of two: the other one's memory has to stay as it is
+LAYER = 1  # of two; the memory of the other must not change
 EPSILON = 1e-5
 
 
@@ -37,13 +37,13 @@ def normal(*shape: int, seed: int = SEED) -> Tensor:
 
 @dataclass(frozen=True)
 class Shape:
-    """Heads of one layer."""
+    """The heads of one layer."""
 
     kv_heads: int
-    group: int  # query heads that share a KV head
+    group: int  # query heads per KV head
     head_dim: int
     interleaved: bool = True
-    rotary_dim: int | None = None  # elements of a head that turn; None: all; 0: heads do not turn
+    rotary_dim: int | None = None  # elements per head that are rotated; None: all; 0: none
     head_norm: HeadNorm | None = None
     norm_kind: NormKind = NormKind.RMS
     softcap: float = 0.0
@@ -76,7 +76,7 @@ class Shape:
         return Attention(self.head_dim**-0.5, self.rotary, self.norms, self.softcap, self.window)
 
     def split(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v [tokens, heads, head_dim] of rows of all three."""
+        """Split rows into q, k, and v, [tokens, heads, head_dim]."""
         heads = rows.view(len(rows), -1, self.head_dim)
         return (
             heads[:, : self.heads],
@@ -85,7 +85,7 @@ class Shape:
         )
 
     def rotated(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """q and k as they are attended with, by the twins; row t is at position t."""
+        """Return normalized and rotated q and k by the reference implementation; row t is at position t."""
         q, k, _ = self.split(rows)
         if self.norms:
             q, k = (
@@ -100,16 +100,17 @@ class Shape:
 
 @dataclass(frozen=True)
 class Case:
-    """Attention over rows of q, k and v: a token's id is the number of its row."""
+    """Attention over rows of q, k, and v. The id of a token is its row number."""
 
     shape: Shape
     rows: Tensor
     it: Recorded
-    released: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)  # by request and place
+    # by (request id, index in its block table)
+    released: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @classmethod
     def recorded(cls, shape: Shape, rows: Tensor, code_cache: Path, kv_type: torch.dtype = torch.float16) -> "Case":
-        attention = shape.attention  # its tensors are constants of the program
+        attention = shape.attention  # kept alive: its tensors are constants of the program
 
         def forward(ops: CpuOperations, batch: Batch, kv: KVCache) -> Activation:
             qkv = ops.embed(batch, layer(ops, plain(rows)))
@@ -120,7 +121,7 @@ class Case:
         return cls(shape, rows, record(code_cache, forward, groups=groups, num_blocks=BLOCKS, kv_type=kv_type))
 
     def run(self, steps: Iterator[list[tuple[HeldRequest, int]]]) -> dict[int, Tensor]:
-        """What came out for each token, by its id. Now and then a step is that of two threads."""
+        """Run steps. Returns the output of each token by id. One in eight steps uses two threads."""
         out: dict[int, Tensor] = {}
         groups = [GroupConfig(self.shape.window)]
         for number, parts in enumerate(steps):
@@ -131,34 +132,36 @@ class Case:
         return out
 
     def _release(self, request: HeldRequest) -> None:
-        """Give back the blocks that the next token does not see."""
+        """Release the blocks that the next token does not see."""
         rule = reference.ScoreRule(1.0, window=self.shape.window)
-        for place in range(rule.first(request.num_computed) // BLOCK_SIZE):
-            block = request.block_table[place]
+        for index in range(rule.first(request.num_computed) // BLOCK_SIZE):
+            block = request.block_table[index]
             if block != NULL_BLOCK:
-                self.released[request.id, place] = self.it.pool(LAYER, block)
+                self.released[request.id, index] = self.it.pool(LAYER, block)
                 spoil(self.it.kv.pools[0][block])
-                request.block_table[place] = NULL_BLOCK
+                request.block_table[index] = NULL_BLOCK
 
     def expected(self, request: HeldRequest) -> Tensor:
-        """The twins' answer, [positions, heads * head_dim], from the keys and values that the pool holds or held."""
+        """Return the reference output, [positions, heads * head_dim], for the keys and values that the pool holds or
+        held.
+        """
         shape, table = self.shape, torch.arange(len(request.block_table))
         pool = torch.full((len(table), 2, shape.kv_heads, BLOCK_SIZE, shape.head_dim), torch.nan)
-        for place, block in enumerate(request.block_table):
-            gone = self.released.get((request.id, place))
-            pool[place, 0], pool[place, 1] = gone or self.it.pool(LAYER, block)
+        for index, block in enumerate(request.block_table):
+            gone = self.released.get((request.id, index))
+            pool[index, 0], pool[index, 1] = gone or self.it.pool(LAYER, block)
         q, _ = shape.rotated(self.rows[list(request.prompt_ids)])
         rule = reference.ScoreRule(shape.head_dim**-0.5, shape.softcap, shape.window)
         return reference.paged_attention(q, torch.arange(CONTEXT), pool, table, CONTEXT, rule).flatten(1)
 
 
-def made_up(shape: Shape, seed: int = SEED) -> Tensor:
-    """Rows of q, k and v, a different one for each position of two requests."""
+def random_rows(shape: Shape, seed: int = SEED) -> Tensor:
+    """Return random rows of q, k, and v, one for each position of two requests."""
     return normal(2 * CONTEXT, shape.width, seed=seed)
 
 
-def two_requests(rng: random.Random) -> tuple[HeldRequest, HeldRequest]:
-    """Their blocks lie scattered, and none of them is the first or the last of the pool."""
+def scattered_requests(rng: random.Random) -> tuple[HeldRequest, HeldRequest]:
+    """Return two requests whose blocks are scattered, without the first and the last block of the pool."""
     blocks = rng.sample(range(2, BLOCKS - 1), 2 * -(-CONTEXT // BLOCK_SIZE))
     half = len(blocks) // 2
     first = sequence(1, range(CONTEXT), blocks[:half])
@@ -170,27 +173,29 @@ def one_by_one(request: HeldRequest) -> Iterator[list[tuple[HeldRequest, int]]]:
         yield [(request, 1)]
 
 
-def at_random(requests: tuple[HeldRequest, HeldRequest], rng: random.Random) -> Iterator[list[tuple[HeldRequest, int]]]:
-    """Chunks of any size, of one request or of both, in either order."""
+def random_chunks(
+    requests: tuple[HeldRequest, HeldRequest], rng: random.Random
+) -> Iterator[list[tuple[HeldRequest, int]]]:
+    """Yield steps with chunks of random size, of one or both requests in either order."""
     while left := [it for it in requests if it.num_computed < CONTEXT]:
         chosen = rng.sample(left, rng.randrange(1, len(left) + 1))
         sizes = [rng.choice([1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 19]) for _ in chosen]
         yield [(it, min(n, CONTEXT - it.num_computed)) for it, n in zip(chosen, sizes, strict=True)]
 
 
-def check_however_a_prompt_is_cut(
+def check_all_chunkings(
     shape: Shape, code_cache: Path, kv_type: torch.dtype = torch.float16, error: float = 1e-5
 ) -> None:
-    """Every context from 1 to 300 positions, as a single token and in tiles, alone and beside another request."""
-    rng, rows = random.Random(SEED + shape.group), made_up(shape)
+    """Check every context from 1 to 300 positions, as single tokens and in tiles, alone and beside another request."""
+    rng, rows = random.Random(SEED + shape.group), random_rows(shape)
     alone = Case.recorded(shape, rows, code_cache, kv_type)
-    first, _ = two_requests(rng)
+    first, _ = scattered_requests(rng)
     out = alone.run(one_by_one(first))
     single = torch.stack([out[token] for token in first.prompt_ids])
     torch.testing.assert_close(single, alone.expected(first), rtol=0, atol=error)
     both = Case.recorded(shape, rows, code_cache, kv_type)
-    requests = two_requests(rng)
-    again = both.run(at_random(requests, rng))
+    requests = scattered_requests(rng)
+    again = both.run(random_chunks(requests, rng))
     assert all(torch.equal(again[token], out[token]) for token in first.prompt_ids)
     beside = torch.stack([again[token] for token in requests[1].prompt_ids])
     torch.testing.assert_close(beside, both.expected(requests[1]), rtol=0, atol=error)

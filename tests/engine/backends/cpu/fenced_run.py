@@ -1,10 +1,9 @@
-"""Steps over memory beside forbidden pages.
+"""Run steps whose buffers are next to guard pages.
 
-    python -m tests.engine.backends.cpu.fenced_run MODEL CODE_CACHE BEFORE BEHIND
+    python -m tests.engine.backends.cpu.fenced_run MODEL CODE_CACHE BEFORE AFTER
 
-First the pages lie before each buffer, then behind it, with the KV types BEFORE and BEHIND; it says what is done.
-Whoever reads or writes a byte outside of a buffer, on that side, ends the process.
-Run as a program, since there is no other way to see that nobody does.
+The guard pages are first before each buffer, then after it, with the KV types BEFORE and AFTER. An access to a guard
+page ends the process with a signal, so this is a separate program.
 """
 
 import ctypes
@@ -27,11 +26,11 @@ from tests.engine.backends.cpu.recorded import advance, load_step, sequence
 CONFIG = EngineConfig("cpu", context_length=160, num_blocks=200, max_step_tokens=61, max_running=16, threads=2)
 PAGE = mmap.PAGESIZE
 
-_kept: list[mmap.mmap] = []  # a mapping that is collected would be handed out again
+_kept: list[mmap.mmap] = []  # keeps mappings alive, so that their addresses are not reused
 
 
 def fenced(size: int, side: str) -> NDArray[np.uint8]:
-    """Zeros that end less than a cache line before a forbidden page, or begin right behind one."""
+    """Return zeros that start right after a guard page, or end less than a cache line before one."""
     whole = -(-size // PAGE) * PAGE
     memory = mmap.mmap(-1, whole + PAGE)
     _kept.append(memory)
@@ -45,9 +44,9 @@ def fenced(size: int, side: str) -> NDArray[np.uint8]:
 
 
 class FencedArena(Arena):
-    """Every region has a mapping of its own."""
+    """An arena in which each region has its own mapping."""
 
-    side = "behind"
+    side = "after"
 
     def take(self, name: str, size: int) -> Region:
         return self.adopt(name, fenced(size, self.side))
@@ -64,9 +63,9 @@ def main(path: Path, code_cache: Path, side: str, kv_type: torch.dtype) -> None:
     for number in range(16):
         ids = [rng.randrange(300) for _ in range(160)]
         requests.append(sequence(number, ids, range(block, block := block + 10)))
-    requests[-1].block_table[-1] = CONFIG.num_blocks - 1  # the last one of the pool
+    requests[-1].block_table[-1] = CONFIG.num_blocks - 1  # the last block of the pool
     while left := [it for it in requests if it.num_computed < 160]:
-        # At the end all of them come together, each with its whole context.
+        # The last step runs all requests, each with its whole context.
         last = min(it.num_computed for it in requests) >= 150
         chosen = left if last else rng.sample(left, rng.randint(1, len(left)))
         budget, parts = CONFIG.max_step_tokens - len(chosen), []
@@ -83,9 +82,9 @@ def main(path: Path, code_cache: Path, side: str, kv_type: torch.dtype) -> None:
         step.workers.run(len(batch.token_ids), rng.choice([1, 1, 1, 2]))
         if not step.logits(len(batch.logit_rows)).values.isfinite().all():
             raise RuntimeError("not a number")
-    print(f"{side}: untouched", flush=True)
+    print(f"{side}: no access outside of buffers", flush=True)
 
 
 if __name__ == "__main__":
-    for side, kv_type in zip(("before", "behind"), sys.argv[3:], strict=True):
+    for side, kv_type in zip(("before", "after"), sys.argv[3:], strict=True):
         main(Path(sys.argv[1]), Path(sys.argv[2]), side, getattr(torch, kv_type))

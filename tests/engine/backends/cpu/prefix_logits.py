@@ -1,7 +1,7 @@
-"""What every token's logits were, by the tokens up to it: nothing else may show in their bits.
+"""Check that the bits of a token's logits depend only on the tokens up to it.
 
-Not the batch they were computed in, nor how the prompt was cut, what was cached, who was preempted, how many threads
-computed. So whoever computes logits of the same tokens again must get the same bytes, and a run checks itself.
+They must not depend on the batch, the chunking of the prompt, cached prefixes, preemption, or the number of threads.
+Logits that are computed again for the same tokens must have the same bytes, so a run checks itself.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from tests.engine.backends.cpu.recorded import poison
 
 
 class PrefixLogits:
-    """Digests of logits. `again` counts those that were known already, and were the same."""
+    """Digests of logits by token prefix. `again` counts the ones that were compared."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, ...], bytes] = {}
@@ -31,7 +31,7 @@ class PrefixLogits:
         return len(self._known)
 
     def see(self, request: Request, positions: Sequence[int], rows: Tensor) -> None:
-        """Rows of logits of a request's tokens at these positions."""
+        """Record or compare the logit rows of a request's tokens at these positions."""
         assert len(positions) == len(rows)
         for position, row in zip(positions, rows, strict=True):
             prefix = tuple(request.token_ids(0, position + 1))
@@ -40,8 +40,8 @@ class PrefixLogits:
             assert self._known.setdefault(prefix, digest) == digest, f"request {request.id}, position {position}"
 
 
-class WatchedRunner:
-    """A runner whose logits are seen."""
+class CheckedRunner:
+    """A runner whose logits are checked with PrefixLogits."""
 
     def __init__(self, runner: ModelRunner, seen: PrefixLogits) -> None:
         self._runner = runner
@@ -63,13 +63,13 @@ class WatchedRunner:
         self._runner.recover()
 
 
-def at_odds(step: CpuStep, rng: random.Random) -> Compute:
-    """Compute with as many threads as chance has it, from buffers full of NaN, and look at every guard afterwards."""
+def perturbed_compute(step: CpuStep, rng: random.Random) -> Compute:
+    """Return a function that computes with random thread counts, from buffers full of NaN, and checks all guards."""
 
     def compute(batch: Batch) -> Logits:
         poison(step)
         step.fill(batch)
-        # Mostly one: on a busy machine a step of several waits for time slices.
+        # Mostly one thread: on a busy machine several threads wait for time slices.
         step.workers.run(len(batch.token_ids), rng.choice([1, 1, 1, 1, 2, 3]))
         step.arena.check_guards()
         return step.logits(len(batch.logit_rows))

@@ -1,4 +1,4 @@
-"""Recorded programs for tests: of a whole model from a file, or of a few operations over rows that a test makes up."""
+"""Recorded programs for tests: a whole model from a file, or a few operations over given rows."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ from quant.tensor import PlainTensor, QTensor
 from tests.quant.cpu.poisoning import poison as poison_regions
 from tests.support.held_request import HeldRequest
 
-# What a step reads that it did not write: everything else in its arena may be overwritten before it.
+# Regions that a step reads without having written them. All others may be overwritten before a step.
 INPUTS = {
     "weight", "order", "constant", "header", "token ids", "positions", "slots", "output rows", "tiles", "block tables",
     "KV cache",
@@ -44,7 +44,7 @@ def load_step(
     activation_bits: int = 14,
     kv_type: torch.dtype = torch.float16,
 ) -> CpuStep:
-    """A model as the CPU device computes it."""
+    """Load a model on the CPU device."""
     with open_checkpoint(path) as checkpoint:
         model = models.read_config(checkpoint.metadata)
         device = CpuDevice(config.threads, activation_bits, choose("auto"), code_cache, kv_type)
@@ -54,17 +54,17 @@ def load_step(
 
 
 def spoil(pool: Tensor) -> None:
-    """Make NaN of some of a KV pool: of float16, or of the scales of integers."""
+    """Fill a KV pool with NaN: the elements of float16, or the scales of int8."""
     pool.view(torch.uint8).fill_(0xFF)
 
 
 def poison(step: CpuStep) -> None:
-    """Make NaN of every buffer that the next step has to write before it reads it."""
+    """Fill every buffer that the next step must write before reading with NaN."""
     poison_regions(step.arena, *{region.name for region, _ in step.arena._regions} - INPUTS)
 
 
 def compute(step: CpuStep, batch: Batch, threads: int | None = None) -> Tensor:
-    """The logits of a batch, from buffers that held NaN, with all guards whole afterwards."""
+    """Return the logits of a batch, computed from buffers full of NaN. Checks all guards afterwards."""
     poison(step)
     step.fill(batch)
     step.workers.run(len(batch.token_ids), threads)
@@ -76,7 +76,7 @@ def compute(step: CpuStep, batch: Batch, threads: int | None = None) -> Tensor:
 
 
 def sequence(number: int, ids: Sequence[int], *blocks: Sequence[int]) -> HeldRequest:
-    """A request that holds these blocks, of each KV group."""
+    """Return a request that holds the given blocks of each KV group."""
     return HeldRequest(number, tuple(ids), SamplingParams(), block_tables=tuple(map(list, blocks)))
 
 
@@ -87,7 +87,7 @@ def advance(
     num_blocks: int,
     groups: Sequence[GroupConfig] = (GroupConfig(),),
 ) -> Batch:
-    """The batch of the next tokens of some requests, with a row of logits for each of them; `num_computed` moves on."""
+    """Return the batch of the requests' next tokens, with a logit row for each token. Advances `num_computed`."""
     scheduled = tuple(it.part(it.num_computed, count) for it, count in parts)
     batch = build_batch(StepPlan(scheduled), vocab_size=vocab_size, num_blocks=num_blocks, groups=groups)
     for it, count in parts:
@@ -103,19 +103,19 @@ Forward = Callable[[CpuOperations, Batch, KVCache], Activation | LogitRows]
 
 @dataclass(frozen=True)
 class Recorded:
-    """A few operations. A token's id is the number of the row that the first of them reads."""
+    """A step of a few operations. A token's id is the row that the first operation reads."""
 
     step: CpuStep
     kv: KVCache
 
     def elements(self, layer: int, block: int) -> tuple[Tensor, Tensor]:
-        """k and v [kv_heads, 16, head_dim] that a block holds for a layer, without scales."""
+        """Return the stored k and v of a block, [kv_heads, 16, head_dim], without scales."""
         kv = self.kv.layer(layer)
         k, v = kv.pool[block, :, : 2 * BLOCK_SIZE * kv.head_dim].float().chunk(2, dim=1)
         return k.reshape(kv.kv_heads, -1, BLOCK_SIZE).mT, v.reshape(kv.kv_heads, BLOCK_SIZE, -1)
 
     def scales(self, layer: int, block: int) -> tuple[Tensor, Tensor]:
-        """Those of k and v, [kv_heads, 16, 1]; one everywhere where there are none."""
+        """Return the scales of k and v, [kv_heads, 16, 1]; 1 if there are none."""
         kv = self.kv.layer(layer)
         if kv.pool.dtype is torch.float16:
             return torch.ones(kv.kv_heads, BLOCK_SIZE, 1), torch.ones(kv.kv_heads, BLOCK_SIZE, 1)
@@ -123,7 +123,7 @@ class Recorded:
         return scales[:, :BLOCK_SIZE, None], scales[:, BLOCK_SIZE:, None]
 
     def pool(self, layer: int, block: int) -> tuple[Tensor, Tensor]:
-        """k and v [kv_heads, 16, head_dim] that a block holds for a layer."""
+        """Return the k and v of a block, [kv_heads, 16, head_dim]."""
         (k, v), (k_scale, v_scale) = self.elements(layer, block), self.scales(layer, block)
         return k * k_scale, v * v_scale
 
@@ -140,7 +140,7 @@ def record(
     num_blocks: int = 64,
     kv_type: torch.dtype = torch.float16,
 ) -> Recorded:
-    """A step of these operations, whose last rows are the logits. The KV pool is NaN, the null block too."""
+    """Record a step of some operations, whose last rows are the logits. All blocks of the KV pool are NaN."""
     enter, arena = load_code(code_cache, choose("auto"), ()), Arena()
     limits = Limits(
         tokens=tokens,
@@ -162,7 +162,7 @@ def record(
 
 
 def plain(values: Tensor) -> QTensor:
-    """A float32 matrix as a weight: as a table it gives its rows."""
+    """Return a float32 matrix as a weight."""
     return PlainTensor(tuple(values.shape), "F32", values)
 
 
@@ -171,5 +171,5 @@ def layer(operations: CpuOperations, *segments: QTensor) -> QLinear:
 
 
 def unit(operations: CpuOperations, width: int) -> QLinear:
-    """The layer that gives back its rows: a zero may lose its sign, and no other bit changes."""
+    """Return an identity layer. It may change the sign of a zero, and no other bit."""
     return layer(operations, PlainTensor((width, width), "F16", torch.eye(width, dtype=torch.float16)))

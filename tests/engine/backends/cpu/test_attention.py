@@ -1,4 +1,4 @@
-"""Rotary embedding, the KV store and attention, as a step runs them, against their plain twins."""
+"""Rotary embedding, the KV store, and attention in a step, against the reference implementations."""
 
 import random
 from pathlib import Path
@@ -15,10 +15,10 @@ from tests.engine.backends.cpu.attention_case import (
     SEED,
     Case,
     Shape,
-    at_random,
-    check_however_a_prompt_is_cut,
-    made_up,
-    two_requests,
+    check_all_chunkings,
+    random_chunks,
+    random_rows,
+    scattered_requests,
 )
 from tests.engine.backends.cpu.recorded import sequence
 from tests.support.held_request import HeldRequest
@@ -31,10 +31,10 @@ GROUPS = [*((torch.float16, group) for group in range(1, 10)), *((torch.int8, gr
 @pytest.mark.share(1, "kv_type", "group")
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 128])
 @pytest.mark.parametrize(("kv_type", "group"), GROUPS)
-def test_attention_equals_its_twin_however_a_prompt_is_cut(
+def test_attention_equals_the_reference_for_all_chunkings(
     cpu_kernels: Path, head_dim: int, kv_type: torch.dtype, group: int
 ) -> None:
-    check_however_a_prompt_is_cut(Shape(1 + group % 2, group, head_dim, group % 3 > 0), cpu_kernels, kv_type)
+    check_all_chunkings(Shape(1 + group % 2, group, head_dim, group % 3 > 0), cpu_kernels, kv_type)
 
 
 WIDTHS = [Shape(2, 1, 80, False, 20), Shape(2, 3, 192), Shape(1, 4, 256, False), Shape(2, 1, 48)]
@@ -43,41 +43,43 @@ WIDTHS = [Shape(2, 1, 80, False, 20), Shape(2, 3, 192), Shape(1, 4, 256, False),
 @pytest.mark.share(1, "shape")
 @pytest.mark.parametrize("shape", WIDTHS, ids=str)
 @pytest.mark.parametrize("kv_type", [torch.float16, torch.int8])
-def test_heads_of_other_widths(cpu_kernels: Path, shape: Shape, kv_type: torch.dtype) -> None:
-    check_however_a_prompt_is_cut(shape, cpu_kernels, kv_type)
+def test_attention_supports_other_head_widths(cpu_kernels: Path, shape: Shape, kv_type: torch.dtype) -> None:
+    check_all_chunkings(shape, cpu_kernels, kv_type)
 
 
 @pytest.mark.share(5)
 @pytest.mark.parametrize("window", [1, 2, 7, 8, 9, 16, 33, 128, 129, 200, 299, 300, 5000])
-def test_a_window_hides_what_lies_before_it(cpu_kernels: Path, window: int) -> None:
-    """Blocks that nobody visible any more are given back at once, and are NaN from then on."""
+def test_window_excludes_earlier_positions(cpu_kernels: Path, window: int) -> None:
+    """Blocks before the window are released and become NaN."""
     kv_type, group = ((torch.float16, 1), (torch.float16, 8), (torch.int8, 3))[window % 3]
-    check_however_a_prompt_is_cut(Shape(2, group, 32, window=window), cpu_kernels, kv_type)
+    check_all_chunkings(Shape(2, group, 32, window=window), cpu_kernels, kv_type)
 
 
 @pytest.mark.share(2)
 @pytest.mark.parametrize("softcap", [0.5, 50.0])
 @pytest.mark.parametrize(("kv_type", "group"), [(torch.float16, 8), (torch.int8, 3)])
-def test_scores_are_capped(cpu_kernels: Path, kv_type: torch.dtype, group: int, softcap: float) -> None:
-    check_however_a_prompt_is_cut(Shape(1, group, 64, softcap=softcap, window=90), cpu_kernels, kv_type)
+def test_soft_cap_is_applied_to_scores(cpu_kernels: Path, kv_type: torch.dtype, group: int, softcap: float) -> None:
+    check_all_chunkings(Shape(1, group, 64, softcap=softcap, window=90), cpu_kernels, kv_type)
 
 
-TURNING = [(32, 2), (32, 30), (64, 32), (80, 20), (80, 32), (80, 80), (96, 96), (64, 0), (48, 34)]
+ROTARY_DIMS = [(32, 2), (32, 30), (64, 32), (80, 20), (80, 32), (80, 80), (96, 96), (64, 0), (48, 34)]
 STORED = 51  # tokens, in three steps
 
 
-def held(case: Case, request: HeldRequest) -> tuple[Tensor, Tensor]:
-    """Keys and values [STORED, kv_heads, head_dim] that a request's blocks hold. Nothing else has changed."""
+def stored_kv(case: Case, request: HeldRequest) -> tuple[Tensor, Tensor]:
+    """Return the keys and values, [STORED, kv_heads, head_dim], in a request's blocks. Checks that nothing else was
+    written.
+    """
     it = case.it
     case.run(iter([[(request, 37)], [(request, 1)], [(request, 13)]]))
     written = -(-STORED // BLOCK_SIZE)
     blocks, last = request.block_table[:written], request.block_table[written - 1]
-    everything = it.kv.pools[0].view(torch.uint8)
-    assert (everything[[block for block in range(BLOCKS) if block not in blocks]] == 0xFF).all()
-    assert (everything[:, 1 - LAYER] == 0xFF).all()
-    for part, spoiled in zip(it.elements(LAYER, last), it.elements(LAYER, 0), strict=True):
-        behind = slice(STORED % BLOCK_SIZE, None)
-        torch.testing.assert_close(part[:, behind], spoiled[:, behind], rtol=0, atol=0, equal_nan=True)
+    memory = it.kv.pools[0].view(torch.uint8)
+    assert (memory[[block for block in range(BLOCKS) if block not in blocks]] == 0xFF).all()
+    assert (memory[:, 1 - LAYER] == 0xFF).all()
+    for part, poisoned in zip(it.elements(LAYER, last), it.elements(LAYER, 0), strict=True):
+        rest = slice(STORED % BLOCK_SIZE, None)
+        torch.testing.assert_close(part[:, rest], poisoned[:, rest], rtol=0, atol=0, equal_nan=True)
     pools = [it.pool(LAYER, block) for block in blocks]
     k, v = (torch.cat([pool[n] for pool in pools], dim=1).transpose(0, 1) for n in (0, 1))
     assert k[STORED:].isnan().all()
@@ -85,34 +87,34 @@ def held(case: Case, request: HeldRequest) -> tuple[Tensor, Tensor]:
     return k[:STORED], v[:STORED]
 
 
-def turned_keys(shape: Shape, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """What is to be stored: keys and values [STORED, kv_heads, head_dim]."""
+def expected_kv(shape: Shape, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the keys and values that should be stored, [STORED, kv_heads, head_dim]."""
     return shape.rotated(rows[:STORED])[1], shape.split(rows[:STORED])[2]
 
 
 @pytest.mark.parametrize("interleaved", [True, False], ids=["interleaved", "halves"])
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 128])
-def test_keys_are_turned_and_stored_where_they_belong(cpu_kernels: Path, head_dim: int, interleaved: bool) -> None:
+def test_keys_are_rotated_and_written_to_their_slots(cpu_kernels: Path, head_dim: int, interleaved: bool) -> None:
     shape = Shape(3, 2, head_dim, interleaved)
-    rows = made_up(shape)
-    request, _ = two_requests(random.Random(SEED))
-    k, v = held(Case.recorded(shape, rows, cpu_kernels), request)
-    rotated, values = turned_keys(shape, rows)
+    rows = random_rows(shape)
+    request, _ = scattered_requests(random.Random(SEED))
+    k, v = stored_kv(Case.recorded(shape, rows, cpu_kernels), request)
+    rotated, values = expected_kv(shape, rows)
     assert torch.equal(v, values.half().float())
-    torch.testing.assert_close(k, rotated, rtol=2**-11, atol=1e-6)  # half a unit of float16
+    torch.testing.assert_close(k, rotated, rtol=2**-11, atol=1e-6)  # half of the last bit of float16
 
 
-def as_int8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The twin of how integers are made: x [..., head_dim] as codes, and the scale of each head."""
+def quantize_int8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantize x [..., head_dim] to codes and one scale per head, as the kernel does."""
     top = x.abs().amax(-1, keepdim=True)
     return (x * torch.where(top > 1e-30, torch.tensor(127.0) / top, 0)).round(), top * (1 / 127)
 
 
-PREPARED = [
+NORMED_SHAPES = [
     *(
         Shape(2, 2, head_dim, interleaved, rotary_dim)
         for interleaved in (True, False)
-        for head_dim, rotary_dim in TURNING
+        for head_dim, rotary_dim in ROTARY_DIMS
     ),
     *(Shape(3, 2, head_dim, False, head_norm=norm) for norm in HeadNorm for head_dim in (32, 64, 256)),
     *(Shape(3, 2, 64, head_norm=norm, norm_kind=NormKind.LAYER) for norm in HeadNorm),
@@ -122,52 +124,52 @@ PREPARED = [
 ]
 
 
-@pytest.mark.parametrize("shape", PREPARED, ids=str)
-def test_heads_are_normalized_and_some_of_their_elements_turned(cpu_kernels: Path, shape: Shape) -> None:
-    rows = made_up(shape)
-    case, (request, _) = Case.recorded(shape, rows, cpu_kernels), two_requests(random.Random(SEED))
-    k, v = held(case, request)
-    rotated, values = turned_keys(shape, rows)
+@pytest.mark.parametrize("shape", NORMED_SHAPES, ids=str)
+def test_heads_are_normalized_and_partially_rotated(cpu_kernels: Path, shape: Shape) -> None:
+    rows = random_rows(shape)
+    case, (request, _) = Case.recorded(shape, rows, cpu_kernels), scattered_requests(random.Random(SEED))
+    k, v = stored_kv(case, request)
+    rotated, values = expected_kv(shape, rows)
     assert torch.equal(v, values.half().float())
     torch.testing.assert_close(k, rotated, rtol=2**-10, atol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [PREPARED[1], *PREPARED[-9::2]], ids=str)
-def test_queries_are_normalized_and_turned_as_keys_are(cpu_kernels: Path, shape: Shape) -> None:
-    check_however_a_prompt_is_cut(shape, cpu_kernels, error=3e-5)
+@pytest.mark.parametrize("shape", [NORMED_SHAPES[1], *NORMED_SHAPES[-9::2]], ids=str)
+def test_queries_are_normalized_and_rotated_like_keys(cpu_kernels: Path, shape: Shape) -> None:
+    check_all_chunkings(shape, cpu_kernels, error=3e-5)
 
 
 @pytest.mark.parametrize("size", [1e-20, 1e-3, 1, 1e6])
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 128])
-def test_integers_have_a_scale_for_each_token_and_head(cpu_kernels: Path, head_dim: int, size: float) -> None:
-    """Of values, all bits are the twin's; a key that the rotation left next to a half may be rounded either way."""
+def test_int8_cache_has_a_scale_per_token_and_head(cpu_kernels: Path, head_dim: int, size: float) -> None:
+    """All bits of values must be equal. A rotated key may round either way if it is close to a half."""
     shape = Shape(3, 2, head_dim)
-    rows = made_up(shape) * size * torch.rand(2 * CONTEXT, 1, generator=torch.Generator().manual_seed(SEED))
+    rows = random_rows(shape) * size * torch.rand(2 * CONTEXT, 1, generator=torch.Generator().manual_seed(SEED))
     rows[5] = 0
-    request, _ = two_requests(random.Random(SEED))
-    k, v = held(Case.recorded(shape, rows, cpu_kernels, torch.int8), request)
-    rotated, values = turned_keys(shape, rows)
-    codes, scales = as_int8(values)
+    request, _ = scattered_requests(random.Random(SEED))
+    k, v = stored_kv(Case.recorded(shape, rows, cpu_kernels, torch.int8), request)
+    rotated, values = expected_kv(shape, rows)
+    codes, scales = quantize_int8(values)
     assert codes[6:].abs().amax(-1).eq(127).all()
     assert torch.equal(v, codes * scales)
-    assert ((k - rotated).abs() <= 0.501 * as_int8(rotated)[1]).all()
+    assert ((k - rotated).abs() <= 0.501 * quantize_int8(rotated)[1]).all()
 
 
 @pytest.mark.parametrize("size", [0, 1e-38])
-def test_what_is_too_small_for_a_scale_is_zero(cpu_kernels: Path, size: float) -> None:
+def test_values_too_small_for_a_scale_become_zero(cpu_kernels: Path, size: float) -> None:
     shape = Shape(1, 2, 32)
-    request, _ = two_requests(random.Random(SEED))
-    k, v = held(Case.recorded(shape, made_up(shape) * size, cpu_kernels, torch.int8), request)
+    request, _ = scattered_requests(random.Random(SEED))
+    k, v = stored_kv(Case.recorded(shape, random_rows(shape) * size, cpu_kernels, torch.int8), request)
     assert not k.any()
     assert not v.any()
 
 
-@pytest.mark.parametrize("spoiled", [torch.nan, torch.inf])
-def test_a_value_that_is_not_a_number_does_not_become_one_as_an_integer(cpu_kernels: Path, spoiled: float) -> None:
-    """Whoever visible that token visible it, and nobody before it."""
+@pytest.mark.parametrize("poisoned", [torch.nan, torch.inf])
+def test_nan_stays_nan_in_an_int8_cache(cpu_kernels: Path, poisoned: float) -> None:
+    """Tokens that see the value are NaN, and earlier tokens are finite."""
     shape = Shape(1, 2, 32)
-    rows = made_up(shape)
-    rows[6, -3] = spoiled
+    rows = random_rows(shape)
+    rows[6, -3] = poisoned
     case = Case.recorded(shape, rows, cpu_kernels, torch.int8)
     out = case.run(iter([[(sequence(1, range(20), [5, 9]), 9)]]))
     assert [token for token, row in out.items() if row.isnan().all()] == [6, 7, 8]
@@ -176,24 +178,24 @@ def test_a_value_that_is_not_a_number_does_not_become_one_as_an_integer(cpu_kern
 
 @pytest.mark.parametrize("kv_type", [torch.float16, torch.int8])
 @pytest.mark.parametrize("size", [1e-3, 30.0, 1e3])
-def test_scores_of_any_size(cpu_kernels: Path, size: float, kv_type: torch.dtype) -> None:
-    """From all positions alike to one that takes all: nothing overflows, nothing is lost."""
+def test_attention_is_accurate_for_scores_of_any_size(cpu_kernels: Path, size: float, kv_type: torch.dtype) -> None:
+    """From nearly equal scores to one that dominates: nothing overflows, and no precision is lost."""
     shape = Shape(2, 3, 64)
-    rows = made_up(shape)
+    rows = random_rows(shape)
     rows[:, : shape.heads * 64] *= size
     case = Case.recorded(shape, rows, cpu_kernels, kv_type)
-    requests = two_requests(random.Random(SEED))
-    out = case.run(at_random(requests, random.Random(SEED)))
+    requests = scattered_requests(random.Random(SEED))
+    out = case.run(random_chunks(requests, random.Random(SEED)))
     for request in requests:
         ours = torch.stack([out[token] for token in request.prompt_ids])
         torch.testing.assert_close(ours, case.expected(request), rtol=0, atol=3e-6 * max(size, 3))
 
 
 @pytest.mark.parametrize("kv_type", [torch.float16, torch.int8])
-def test_a_value_too_large_for_the_cache_spoils_no_token_before_it(cpu_kernels: Path, kv_type: torch.dtype) -> None:
-    """A later token of the same tile is nobody's business: alone or beside it, the bits are the same."""
+def test_infinite_value_does_not_affect_earlier_tokens(cpu_kernels: Path, kv_type: torch.dtype) -> None:
+    """The bits of earlier tokens in the same tile are the same as without the value."""
     shape = Shape(1, 2, 32)
-    rows = made_up(shape)
+    rows = random_rows(shape)
     rows[6, -shape.head_dim :] = 1e6 if kv_type is torch.float16 else torch.inf
     together, alone = (Case.recorded(shape, rows, cpu_kernels, kv_type) for _ in range(2))
     first, second = (sequence(n, range(20), [5, 9]) for n in (1, 2))

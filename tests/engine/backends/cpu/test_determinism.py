@@ -1,4 +1,4 @@
-"""The core promise: a token's logits have the same bits however the engine came to compute them."""
+"""The bits of a token's logits do not depend on how the engine computes them."""
 
 import random
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from engine.core import Engine
 from engine.device import LoadedModel
 from engine.request import Origin, Request
 from engine.sampling_params import SamplingParams
-from tests.engine.backends.cpu.prefix_logits import PrefixLogits, WatchedRunner, at_odds
+from tests.engine.backends.cpu.prefix_logits import CheckedRunner, PrefixLogits, perturbed_compute
 from tests.engine.backends.cpu.recorded import advance, load_step, sequence, spoil
 from tests.engine.models.tiny_llama import MIXES, make
 from tests.support.held_request import HeldRequest
@@ -23,7 +23,7 @@ from tests.support.held_request import HeldRequest
 VOCABULARY = 300
 CONFIG = EngineConfig("cpu", context_length=512, num_blocks=120, max_step_tokens=256, max_running=16, threads=3)
 
-# name: heads, KV heads, head dimension, hidden size, mixture of types
+# name: heads, KV heads, head dimension, hidden size, mix of weight types
 MODELS = {
     "one KV head for three, Q4_1": (3, 1, 64, 96, "Q4_1"),
     "one KV head each, Q4_0": (2, 2, 32, 64, "Q4_0"),
@@ -60,7 +60,7 @@ def prompts(rng: random.Random, vocabulary: int, lengths: list[int]) -> list[lis
 
 @dataclass
 class Blocks:
-    """Who has which block. What nobody has is NaN: a block is poisoned when it is given back."""
+    """The free blocks of a pool. Free blocks are NaN: a block is poisoned when it is released."""
 
     step: CpuStep
     rng: random.Random
@@ -71,7 +71,7 @@ class Blocks:
         self.free = list(range(1, len(self.pool)))
 
     def take(self, tokens: int) -> list[int]:
-        """Enough for so many tokens, from anywhere."""
+        """Take random blocks for a number of tokens."""
         taken = self.rng.sample(self.free, -(-tokens // BLOCK_SIZE))
         self.free = [block for block in self.free if block not in taken]
         return taken
@@ -84,7 +84,7 @@ class Blocks:
 
 @dataclass
 class Steps:
-    """Requests without a scheduler: a test says which tokens of which request come next."""
+    """Runs requests without a scheduler: the test chooses the tokens of each step."""
 
     step: CpuStep
     seen: PrefixLogits
@@ -93,13 +93,13 @@ class Steps:
 
     def __post_init__(self) -> None:
         self.blocks = Blocks(self.step, self.rng)
-        self.compute = at_odds(self.step, self.rng)
+        self.compute = perturbed_compute(self.step, self.rng)
 
     def request(self, ids: list[int]) -> HeldRequest:
         return sequence(self.rng.randrange(1 << 30), ids, self.blocks.take(len(ids)))
 
     def run(self, parts: list[tuple[HeldRequest, int]]) -> None:
-        """One step; the logits of each of its tokens are seen."""
+        """Run one step, and check the logits of each of its tokens."""
         starts = [it.num_computed for it, _ in parts]
         rows = self.compute(advance(parts, vocab_size=self.vocabulary, num_blocks=len(self.blocks.pool))).values
         first = 0
@@ -117,8 +117,8 @@ class Steps:
     def whole(self, ids: list[int]) -> None:
         self.run([(self.request(ids), len(ids))])
 
-    def at_random(self, prompts: list[list[int]], *, together: int) -> None:
-        """All prompts, up to `together` at a time, in steps of random parts of any size."""
+    def random_chunks(self, prompts: list[list[int]], *, together: int) -> None:
+        """Run all prompts, up to `together` at a time, in steps with random chunks."""
         waiting, running = self.rng.sample(prompts, len(prompts)), list[HeldRequest]()
         while waiting or running:
             while waiting and len(running) < together:
@@ -135,8 +135,8 @@ class Steps:
 
 
 @pytest.mark.share(1, "path")
-def test_a_tokens_bits_depend_on_its_own_past_alone(path: Path, cpu_kernels: Path, kv_type: torch.dtype) -> None:
-    """Token by token, whole, in chunks of any size, alone and with up to fifteen others, with one to three threads."""
+def test_logit_bits_depend_only_on_the_tokens_before(path: Path, cpu_kernels: Path, kv_type: torch.dtype) -> None:
+    """Token by token, whole, and in chunks; alone and with up to 15 other requests; with one to three threads."""
     rng = random.Random(11)
     tokens = prompts(rng, VOCABULARY, [1, 2, 5, 16, 17, 31, 64, 129, 150])
     steps = Steps(load_step(path, cpu_kernels, CONFIG, kv_type=kv_type), PrefixLogits(), rng)
@@ -146,14 +146,14 @@ def test_a_tokens_bits_depend_on_its_own_past_alone(path: Path, cpu_kernels: Pat
     for ids in tokens:
         steps.whole(ids)
     for together in (1, 3, 16):
-        steps.at_random(tokens, together=together)
-    steps.at_random([ids[: rng.randint(1, len(ids))] for ids in tokens * 3], together=16)
+        steps.random_chunks(tokens, together=together)
+    steps.random_chunks([ids[: rng.randint(1, len(ids))] for ids in tokens * 3], together=16)
     assert len(steps.seen) == known
     assert steps.seen.again > 4 * known
 
 
-def test_the_recorder_of_bits_sees_a_difference(path: Path, cpu_kernels: Path, kv_type: torch.dtype) -> None:
-    """The oracle itself: another prompt's keys and values in one block, and it complains."""
+def test_prefix_logits_detects_a_changed_block(path: Path, cpu_kernels: Path, kv_type: torch.dtype) -> None:
+    """Tests the check itself: it fails if a block holds the keys and values of another prompt."""
     rng = random.Random(12)
     steps = Steps(load_step(path, cpu_kernels, CONFIG, kv_type=kv_type), PrefixLogits(), rng)
     (ids,) = prompts(rng, VOCABULARY, [40])
@@ -170,7 +170,7 @@ def test_the_recorder_of_bits_sees_a_difference(path: Path, cpu_kernels: Path, k
 
 @dataclass
 class Traffic:
-    """Prompts that share beginnings, come again, and end around block boundaries."""
+    """Random prompts with common prefixes and repetitions, many of which end near block boundaries."""
 
     rng: random.Random
     vocabulary: int
@@ -185,7 +185,7 @@ class Traffic:
         return tuple(root[:cut]) if self.rng.random() < 0.5 else (*root[:cut], self.rng.randrange(8))
 
     def params(self) -> SamplingParams:
-        """Greedy or drawn, from one of a few seeds, so that replies come again too."""
+        """Return greedy or random sampling with one of two seeds, so that replies repeat as well."""
         shapes = [SamplingParams(temperature=0), SamplingParams(), SamplingParams(temperature=0.8, top_p=0.9)]
         return replace(
             self.rng.choice(shapes),
@@ -195,12 +195,14 @@ class Traffic:
         )
 
 
-def watched(step: CpuStep, config: EngineConfig, vocabulary: int, seen: PrefixLogits, seed: int) -> Engine[Ticket]:
-    runner = ModelRunner(LoadedModel(at_odds(step, random.Random(seed)), step._kv), vocabulary)
-    return Engine(config, vocabulary, WatchedRunner(runner, seen))
+def checked_engine(
+    step: CpuStep, config: EngineConfig, vocabulary: int, seen: PrefixLogits, seed: int
+) -> Engine[Ticket]:
+    runner = ModelRunner(LoadedModel(perturbed_compute(step, random.Random(seed)), step._kv), vocabulary)
+    return Engine(config, vocabulary, CheckedRunner(runner, seen))
 
 
-def run_out(engine: Engine[Ticket]) -> None:
+def run_to_end(engine: Engine[Ticket]) -> None:
     while engine.has_work:
         engine.step()
     engine.assert_empty()
@@ -213,30 +215,30 @@ def submit(engine: Engine[Ticket], prompt: tuple[int, ...], params: SamplingPara
 
 
 def serve(engine: Engine[Ticket], traffic: Traffic, count: int) -> Iterator[Request]:
-    """So many requests, arriving while others run."""
+    """Submit `count` requests, and run steps in between."""
     for _ in range(count):
         yield submit(engine, traffic.prompt(), traffic.params())
         for _ in range(traffic.rng.choice([0, 0, 0, 0, 1, 5])):
             engine.step()
-    run_out(engine)
+    run_to_end(engine)
 
 
 def check_traffic(
     path: Path, code_cache: Path, config: EngineConfig, traffic: Traffic, count: int, kv_type: torch.dtype
 ) -> None:
-    """Random traffic, then requests of it again: alone, nothing cached, the prompt in steps of one token or at once."""
+    """Run random traffic. Then run some of its requests alone, without a cache, with different chunk sizes."""
     step, seen = load_step(path, code_cache, config, kv_type=kv_type), PrefixLogits()
     spoil(step._kv.pools[0])
-    served = list(serve(watched(step, config, traffic.vocabulary, seen, 1), traffic, count))
+    served = list(serve(checked_engine(step, config, traffic.vocabulary, seen, 1), traffic, count))
     assert any(request.num_cached for request in served)
     assert any(request.num_preemptions for request in served)
     known, again_in_traffic = len(seen), seen.again
     for number, request in enumerate(served[:: max(1, count // 30)]):
         spoil(step._kv.pools[0])
         budget = traffic.rng.choice([1, 7, config.max_step_tokens])
-        alone = watched(step, replace(config, max_step_tokens=budget), traffic.vocabulary, seen, number)
+        alone = checked_engine(step, replace(config, max_step_tokens=budget), traffic.vocabulary, seen, number)
         again = submit(alone, request.prompt_ids, request.params)
-        run_out(alone)
+        run_to_end(alone)
         assert again.output_ids == request.output_ids
     assert len(seen) == known
     assert again_in_traffic
@@ -244,14 +246,16 @@ def check_traffic(
 
 
 @pytest.mark.share(1, "path")
-def test_the_bits_survive_everything_the_scheduler_does(path: Path, cpu_kernels: Path, kv_type: torch.dtype) -> None:
-    """Batches, chunks, cached prefixes, preemption: a pool of a fraction of the demand, full of NaN at first."""
+def test_logit_bits_are_unchanged_by_scheduling(path: Path, cpu_kernels: Path, kv_type: torch.dtype) -> None:
+    """Batches, chunks, cached prefixes, and preemption, in a pool much smaller than the demand, whose blocks start as
+    NaN.
+    """
     config = replace(CONFIG, num_blocks=20, max_step_tokens=40, context_length=256)
     check_traffic(path, cpu_kernels, config, Traffic(random.Random(13), VOCABULARY, 90), 40, kv_type)
 
 
 @pytest.mark.share(1)
-def test_real_weights_have_the_same_bits_through_everything(
+def test_smollm2_logit_bits_are_unchanged_by_scheduling(
     short_smollm2: Path, cpu_kernels: Path, kv_type: torch.dtype
 ) -> None:
     """With cached and computed prefixes, preemption, and up to 16 requests at a time."""
@@ -260,7 +264,7 @@ def test_real_weights_have_the_same_bits_through_everything(
 
 
 @pytest.mark.share(1)
-def test_real_weights_have_the_same_bits_in_any_chunks(
+def test_smollm2_logit_bits_are_the_same_in_any_chunks(
     short_smollm2: Path, cpu_kernels: Path, kv_type: torch.dtype
 ) -> None:
     rng = random.Random(15)
@@ -275,6 +279,6 @@ def test_real_weights_have_the_same_bits_in_any_chunks(
         steps.one_by_one(ids)
     known = len(steps.seen)
     steps.whole(tokens[-1])
-    steps.at_random(tokens * 3, together=12)
+    steps.random_chunks(tokens * 3, together=12)
     assert len(steps.seen) == known
     assert steps.seen.again > 3 * known

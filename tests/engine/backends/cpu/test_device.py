@@ -1,4 +1,4 @@
-"""The CPU device as the engine visible it: which checkpoints it takes, and that a step keeps to its own memory."""
+"""The CPU device: which checkpoints it supports, and that a step accesses only its own memory."""
 
 import ctypes
 import logging
@@ -36,7 +36,7 @@ CONFIG = EngineConfig("cpu", context_length=160, num_blocks=200, max_step_tokens
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of every type of weight."""
+    """A model with every type of weight."""
     folder = tmp_path_factory.mktemp("tiny")
     return make(folder, heads=6, kv_heads=2, head_dim=32, hidden=96, vocab=VOCABULARY, types=MIXES["every type"]).path
 
@@ -60,11 +60,11 @@ def run(step: CpuStep, parts: Sequence[tuple[HeldRequest, int]], threads: int | 
     return compute(step, advance(parts, vocab_size=VOCABULARY, num_blocks=CONFIG.num_blocks), threads)
 
 
-def test_the_largest_batches_and_odd_ones_write_nowhere_else(step: CpuStep) -> None:
-    """`compute` looks at all guards after each. Every limit is reached: tokens, requests, context, outputs."""
+def test_largest_and_odd_batches_stay_within_their_buffers(step: CpuStep) -> None:
+    """`compute` checks all guards after each step. Reaches every limit: tokens, requests, context, and outputs."""
     together = requests([160] * 16)
     while any(it.num_computed < 160 for it in together):
-        counts = [min(160 - it.num_computed, 1 + (place + it.num_computed) % 7) for place, it in enumerate(together)]
+        counts = [min(160 - it.num_computed, 1 + (index + it.num_computed) % 7) for index, it in enumerate(together)]
         counts[0] = min(160 - together[0].num_computed, counts[0] + CONFIG.max_step_tokens - sum(counts))
         parts = [(it, count) for it, count in zip(together, counts, strict=True) if count]
         assert sum(count for _, count in parts) <= CONFIG.max_step_tokens
@@ -74,7 +74,7 @@ def test_the_largest_batches_and_odd_ones_write_nowhere_else(step: CpuStep) -> N
         assert run(step, [(alone, count)]).isfinite().all()
 
 
-def test_what_buffers_held_before_changes_nothing(step: CpuStep) -> None:
+def test_stale_buffers_do_not_affect_results(step: CpuStep) -> None:
     (first,), (second,) = requests([50]), requests([50])
     for count in (33, 1, 1, 15):
         batches = [
@@ -87,20 +87,20 @@ def test_what_buffers_held_before_changes_nothing(step: CpuStep) -> None:
 
 
 @pytest.mark.parametrize("name", ["scratch", "header", "largest logits", "weight", "tiles"])
-def test_a_planted_overrun_is_found_and_named(step: CpuStep, name: str) -> None:
+def test_guard_check_names_an_overrun_region(step: CpuStep, name: str) -> None:
     (it,) = requests([20])
     run(step, [(it, 10)])
     region = next(region for region, _ in step.arena._regions if region.name == name)
     ctypes.c_uint8.from_address(region.address + region.size).value = 0
-    with pytest.raises(Overrun, match=f"behind the {region.size} bytes of {name}"):
+    with pytest.raises(Overrun, match=f"past the {region.size} bytes of {name}"):
         run(step, [(it, 10)])
 
 
 @pytest.mark.share(1)
-@pytest.mark.parametrize("behind", ["float16", "int8"])
+@pytest.mark.parametrize("after", ["float16", "int8"])
 @pytest.mark.parametrize("before", ["float16", "int8"])
-def test_nothing_outside_of_the_buffers_is_even_read(path: Path, cpu_kernels: Path, before: str, behind: str) -> None:
-    """Every buffer, weight and cache beside a page that may not be touched, in a process that ends if it is."""
+def test_no_access_outside_of_buffers(path: Path, cpu_kernels: Path, before: str, after: str) -> None:
+    """Runs a process in which every buffer, weight, and cache is next to a guard page."""
     command = [
         sys.executable,
         "-m",
@@ -108,17 +108,17 @@ def test_nothing_outside_of_the_buffers_is_even_read(path: Path, cpu_kernels: Pa
         str(path),
         str(cpu_kernels),
         before,
-        behind,
+        after,
     ]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=Path(__file__).parents[4])
     assert done.returncode == 0, f"ended by {done.returncode}: {done.stdout}{done.stderr}"
-    assert done.stdout == "before: untouched\nbehind: untouched\n"
+    assert done.stdout == "before: no access outside of buffers\nafter: no access outside of buffers\n"
 
 
-# -- which checkpoints
+# -- supported checkpoints
 
 
-def test_auto_is_this_device_where_it_can_be(path: Path, cpu_kernels: Path) -> None:
+def test_auto_selects_the_cpu_kernels(path: Path, cpu_kernels: Path) -> None:
     options = LoadOptions(code_cache=cpu_kernels, context_length=128)
     backend, said = answer(path, options)
     assert backend == "cpu"
@@ -127,7 +127,7 @@ def test_auto_is_this_device_where_it_can_be(path: Path, cpu_kernels: Path) -> N
 
 
 @pytest.mark.parametrize("kv_type", ["auto", "f16", "int8"])
-def test_the_kv_type_is_what_was_asked_for(path: Path, cpu_kernels: Path, kv_type: str) -> None:
+def test_kv_type_option_sets_the_cache_type(path: Path, cpu_kernels: Path, kv_type: str) -> None:
     options = LoadOptions(code_cache=cpu_kernels, context_length=128, kv_type=kv_type)
     with open_checkpoint(path) as checkpoint:
         salt = load_engine(checkpoint, options).config.cache_salt
@@ -144,7 +144,7 @@ UNSUPPORTED = {
 
 
 @pytest.mark.parametrize("problem", UNSUPPORTED)
-def test_a_checkpoint_without_kernels_runs_on_plain_ones_or_is_refused_by_name(
+def test_unsupported_shape_falls_back_or_is_refused(
     tmp_path: Path, cpu_kernels: Path, problem: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     shape = {"heads": 2, "kv_heads": 1, **UNSUPPORTED[problem]}
@@ -160,7 +160,7 @@ def are_compiled(checkpoint: Checkpoint, options: LoadOptions) -> bool:
     return device_choice.layouts_are_compiled(device_choice.layouts_to_compile(checkpoint, options), options)
 
 
-def test_where_there_is_no_compiler_plain_kernels_are_taken(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reference_kernels_are_used_without_a_compiler(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_choice, "_has_compiler", lambda: False)
     assert answer(path, LoadOptions())[0] == "reference"
     with open_checkpoint(path) as checkpoint:
@@ -169,7 +169,7 @@ def test_where_there_is_no_compiler_plain_kernels_are_taken(path: Path, monkeypa
         load_engine(checkpoint, LoadOptions(backend="cpu"))
 
 
-def test_kernels_that_the_processor_cannot_execute_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_cpu_tier_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiers, "host_features", lambda: frozenset({"sse2"}))
     options = LoadOptions(cpu_tier="avx2", context_length=128)
     with open_checkpoint(path) as checkpoint, pytest.raises(UnsupportedTier, match="avx2"):
@@ -178,7 +178,7 @@ def test_kernels_that_the_processor_cannot_execute_are_refused(path: Path, monke
         device_choice.compile_layouts(device_choice.layouts_to_compile(checkpoint, options), options)
 
 
-def test_kernels_are_compiled_where_they_were_kept(path: Path, cpu_kernels: Path, tmp_path: Path) -> None:
+def test_layouts_are_compiled_only_in_their_cache_folder(path: Path, cpu_kernels: Path, tmp_path: Path) -> None:
     with open_checkpoint(path) as checkpoint:
         assert are_compiled(checkpoint, LoadOptions(code_cache=cpu_kernels))
         assert not are_compiled(checkpoint, LoadOptions(code_cache=tmp_path))
@@ -186,7 +186,7 @@ def test_kernels_are_compiled_where_they_were_kept(path: Path, cpu_kernels: Path
         assert are_compiled(checkpoint, LoadOptions(backend="reference"))
 
 
-def test_what_bits_depend_on_is_in_the_numerics() -> None:
+def test_numerics_include_everything_that_changes_bits() -> None:
     target = choose("auto")
     one, two = (CpuDevice(threads, bits, target, None) for threads, bits in ((1, 8), (4, 14)))
     assert one.numerics != two.numerics

@@ -1,4 +1,4 @@
-"""Layers of SmolLM2 with blocks in files: cold, warm and restored, each reply is the same bytes."""
+"""The first layers of SmolLM2 with a disk cache: replies are equal when computed, cached, and restored."""
 
 import random
 from pathlib import Path
@@ -35,7 +35,7 @@ def say(engine: ModelEngine, prompt: tuple[int, ...], **params: object) -> Reque
 
 
 def poison(engine: ModelEngine) -> None:
-    """NaN, or what is next to it, in every block that nobody holds and that holds nothing."""
+    """Fill every unused and empty block with NaN, or -1 for integers."""
     for pool, group in zip(
         engine._runner._model.kv.pools,  # type: ignore[attr-defined]
         engine._scheduler._memory.groups,
@@ -46,7 +46,9 @@ def poison(engine: ModelEngine) -> None:
 
 @pytest.mark.share(1)
 @pytest.mark.parametrize("kv_type", ["f16", "int8"])
-def test_cold_warm_and_restored(short_smollm2: Path, cpu_kernels: Path, tmp_path: Path, kv_type: str) -> None:
+def test_cold_cached_and_restored_replies_are_equal(
+    short_smollm2: Path, cpu_kernels: Path, tmp_path: Path, kv_type: str
+) -> None:
     rng = random.Random(3)
     prompts = [tuple(rng.randrange(10, 40_000) for _ in range(length)) for length in (37, 400)]
     first = load(short_smollm2, cpu_kernels, tmp_path, kv_type=kv_type)
@@ -68,8 +70,8 @@ def test_cold_warm_and_restored(short_smollm2: Path, cpu_kernels: Path, tmp_path
     assert counters.computed_tokens == sum(len(it.prompt_ids) - it.cache.disk + REPLY - 1 for it in restored)
 
 
-def test_other_keys_and_values_are_not_found(cpu_kernels: Path, tmp_path: Path) -> None:
-    """Of another model, of another type, of the same model without a name."""
+def test_disk_cache_of_another_model_or_type_is_not_used(cpu_kernels: Path, tmp_path: Path) -> None:
+    """Another model, another cache type, another activation precision, and no fingerprint."""
     write(tiny := tmp_path / "tiny.gguf", "Q4_1", SIZES["tiny"])
     prompt = tuple(range(100, 400))
     say(load(tiny, cpu_kernels, tmp_path), prompt)

@@ -1,4 +1,4 @@
-"""How far the fast kernels are from the float32 reference, on some prose, another half of it each time: the licence."""
+"""Kullback-Leibler divergence of the CPU kernels from the float32 reference, on a random half of the license text."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -25,8 +25,8 @@ from tests.support.held_request import HeldRequest
 WINDOW = 512
 BLOCKS = WINDOW // BLOCK_SIZE
 WINDOWS = 2
-# What llama.cpp has by its own tool (llama-perplexity --kl-divergence) on the same text and file. Like that tool, the
-# second half of each window is looked at, where every token has some context.
+# llama.cpp's result on the same text and file (llama-perplexity --kl-divergence). As in that tool, only the second half
+# of each window counts, where every token has some context.
 LLAMA_CPP = 0.0034
 
 
@@ -38,7 +38,7 @@ def compute_with(device: Device, path: Path) -> Compute:
 
 
 def logprobs(compute: Compute, token_ids: list[int]) -> Tensor:
-    """Of the second half of the positions, float64 [WINDOW / 2, vocabulary]."""
+    """Return the log-probabilities of the second half of the positions, float64 [WINDOW / 2, vocabulary]."""
     request = HeldRequest(1, tuple(token_ids), SamplingParams(), block_tables=(list(range(1, BLOCKS + 1)),))
     plan = StepPlan((request.part(0, len(token_ids)),))
     batch = build_batch(plan, vocab_size=49152, num_blocks=BLOCKS + 1)
@@ -58,26 +58,26 @@ def window(smollm2: Path, seed: int) -> list[int]:
 @pytest.fixture(scope="module")
 def expected(smollm2: Path, window: list[int]) -> Tensor:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reference, "ROW_TILE", WINDOW)  # much faster, and all rows come together anyway
+        patch.setattr(reference, "ROW_TILE", WINDOW)  # much faster; bits need not be independent of the batch here
         return logprobs(compute_with(ReferenceDevice(keep_dequantized=True, threads=1), smollm2), window)
 
 
-# (bits of activations, KV type, largest divergence allowed)
-LICENCES = [(14, torch.float16, LLAMA_CPP / 100), (8, torch.float16, LLAMA_CPP), (14, torch.int8, LLAMA_CPP)]
+# (bits of activations, KV type, largest divergence)
+CASES = [(14, torch.float16, LLAMA_CPP / 100), (8, torch.float16, LLAMA_CPP), (14, torch.int8, LLAMA_CPP)]
 
 
-@pytest.mark.parametrize(("bits", "kv_type", "most"), LICENCES)
-def test_the_distribution_stays_close_to_the_references(
+@pytest.mark.parametrize(("bits", "kv_type", "limit"), CASES)
+def test_divergence_from_the_reference_is_below_the_limit(
     smollm2: Path,
     cpu_kernels: Path,
     window: list[int],
     expected: Tensor,
     bits: int,
     kv_type: torch.dtype,
-    most: float,
+    limit: float,
 ) -> None:
     compute = compute_with(CpuDevice(2, bits, choose("auto"), cpu_kernels, kv_type), smollm2)
     ours = logprobs(compute, window)
     mean = float((expected.exp() * (expected - ours)).sum(-1).mean())
     print(f"{bits} bits, {kv_type}: mean Kullback-Leibler divergence {mean:.5f} a token")
-    assert mean < most
+    assert mean < limit

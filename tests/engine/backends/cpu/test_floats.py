@@ -1,4 +1,4 @@
-"""Floats in memory, of any number: near float64, and nothing behind them is touched."""
+"""Kernels over float32 arrays of any length: accuracy, and no writes past the end."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def floats(count: int, seed: int = SEED) -> Floats:
 
 
 def into(out: Floats, kernel: Any, *arguments: Any) -> Floats:
-    """What a kernel leaves where `out` was among its arguments; what lies behind stays."""
+    """Run a kernel with `out` among its arguments. Returns the result, and checks that memory after it is unchanged."""
     memory = np.full(len(out) + 17, np.nan, np.float32)
     memory[: len(out)] = out
     call(kernel, *(memory if it is out else it for it in arguments))
@@ -31,7 +31,7 @@ def into(out: Floats, kernel: Any, *arguments: Any) -> Floats:
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_any_number_of_them(count: int) -> None:
+def test_kernels_handle_any_number_of_floats(count: int) -> None:
     x, y = floats(count), floats(count, SEED + 1)
     assert np.array_equal(into(x, multiply_floats, x, count, float_bits(1.7)), x * np.float32(1.7))
     assert np.array_equal(into(y, copy_floats, x, count, y), x)
@@ -40,8 +40,8 @@ def test_any_number_of_them(count: int) -> None:
 
 
 @pytest.mark.parametrize("cap", [1.0, 30.0, 50.0])
-def test_a_soft_cap_of_any_size(cap: float) -> None:
-    """The relative error is that of float32, for the smallest and the largest; what is no number stays none."""
+def test_soft_cap_is_accurate_at_any_scale(cap: float) -> None:
+    """The relative error is that of float32 at any magnitude. NaN stays NaN."""
     x = np.concatenate([np.geomspace(1e-30, 1e30, 5000), np.linspace(0, 12, 5000) * cap, [0.0, np.inf]])
     x = np.concatenate([x, -x]).astype(np.float32)
     capped = into(x, cap_floats, x, len(x), float_bits(cap))

@@ -1,4 +1,4 @@
-"""From logits to tokens where the device has found the most likely ones already: who reads logits, and who need not."""
+"""Sampling when the device has already found the most likely tokens: which requests read logits."""
 
 import random
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ VOCABULARY = 97
 CONFIG = EngineConfig("cpu", context_length=64, num_blocks=100, max_step_tokens=200, max_running=16, threads=2)
 
 PLAIN = SamplingParams(temperature=0)
-# What makes a request read logits, each by itself.
+# Parameters that each make a request read logits.
 SHAPED = {
     "drawn": SamplingParams(temperature=1.0, seed=5),
     "penalty": SamplingParams(temperature=0, repetition_penalty=1.5),
@@ -46,7 +46,7 @@ def request(number: int, params: SamplingParams = PLAIN, ids: Sequence[int] = (1
 
 
 class Unreadable:
-    """Logits that nobody may look at."""
+    """Logits that fail the test when read."""
 
     def __getitem__(self, rows: object) -> Tensor:
         raise AssertionError("logits were read")
@@ -60,9 +60,9 @@ def test_plain_greedy_requests_read_no_logits() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPED)
-def test_a_request_that_wants_more_than_the_most_likely_token_reads_its_logits(shape: str) -> None:
+def test_requests_that_are_not_plain_greedy_read_logits(shape: str) -> None:
     values = torch.randn(4, VOCABULARY, generator=torch.Generator().manual_seed(SEED))
-    wrong = Logits(values, [0, 0, 0, 0])  # what would come out if it were believed
+    wrong = Logits(values, [0, 0, 0, 0])  # the result if the device's tokens were used
     (found,) = next_tokens(wrong, [2], [request(1, SHAPED[shape])])
     (expected,) = sample(values[2:3], [request(1, SHAPED[shape])])
     assert found == expected
@@ -70,8 +70,8 @@ def test_a_request_that_wants_more_than_the_most_likely_token_reads_its_logits(s
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_mixed_batch_is_answered_in_order(seed: int) -> None:
-    """By the device's own answers or by reading, and as each would be answered alone."""
+def test_mixed_batch_returns_tokens_in_order(seed: int) -> None:
+    """Each request gets the token it would get alone, from the device's tokens or from logits."""
     rng = random.Random(seed)
     values = torch.randn(12, VOCABULARY, generator=torch.Generator().manual_seed(seed))
     logits = Logits(values, values.argmax(-1).tolist())
@@ -79,10 +79,10 @@ def test_a_mixed_batch_is_answered_in_order(seed: int) -> None:
     requests, rows = [request(number, kind) for number, kind in enumerate(kinds)], rng.sample(range(12), 8)
     together = next_tokens(logits, rows, requests)
     assert [token.request_id for token in together] == list(range(8))
-    for place, (row, kind) in enumerate(zip(rows, kinds, strict=True)):
-        alone = next_tokens(logits, [row], [request(place, kind)])
-        assert alone == [together[place]]
-        assert alone == next_tokens(Logits(values), [row], [request(place, kind)])
+    for index, (row, kind) in enumerate(zip(rows, kinds, strict=True)):
+        alone = next_tokens(logits, [row], [request(index, kind)])
+        assert alone == [together[index]]
+        assert alone == next_tokens(Logits(values), [row], [request(index, kind)])
 
 
 # -- with the device
@@ -96,7 +96,7 @@ def step(cpu_kernels: Path, tmp_path_factory: pytest.TempPathFactory) -> CpuStep
 
 
 def plan_of(rng: random.Random, count: int) -> StepPlan:
-    """Some that sample, some that only report on their prompt, some that do both or nothing but go on."""
+    """Return a plan of parts that sample, report prompt log-probabilities, do both, or neither."""
     parts = []
     for number in range(count):
         ids = [rng.randrange(VOCABULARY) for _ in range(rng.randint(2, 20))]
@@ -109,7 +109,7 @@ def plan_of(rng: random.Random, count: int) -> StepPlan:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_what_the_device_found_is_what_reading_finds(step: CpuStep, seed: int) -> None:
+def test_device_argmax_equals_sampling_from_logits(step: CpuStep, seed: int) -> None:
     plan = plan_of(random.Random(seed), 8)
     runner = ModelRunner(LoadedModel(step, step._kv), VOCABULARY)
     ticket = runner.launch(plan)
@@ -125,7 +125,7 @@ def test_what_the_device_found_is_what_reading_finds(step: CpuStep, seed: int) -
         assert sum(len(token.prompt_logprobs) for token in told) == len(part.logprob_positions)
 
 
-def test_a_step_that_samples_nothing_computes_no_logits(step: CpuStep) -> None:
+def test_step_without_samples_computes_no_logits(step: CpuStep) -> None:
     it = request(1, ids=range(10))
     runner = ModelRunner(LoadedModel(step, step._kv), VOCABULARY)
     ticket = runner.launch(StepPlan((it.part(0, 7, samples=False),)))
@@ -134,8 +134,8 @@ def test_a_step_that_samples_nothing_computes_no_logits(step: CpuStep) -> None:
     assert runner.collect(ticket) == []
 
 
-def test_logits_are_those_of_the_rows_that_were_asked_for(step: CpuStep) -> None:
-    """Whatever is not asked for moves none of them."""
+def test_logits_do_not_depend_on_the_requested_rows(step: CpuStep) -> None:
+    """The logits of a row have the same bits if no other row is requested."""
     ids = [5, 9, 3, 77, 20, 41, 8]
     every = StepPlan((request(1, ids=ids).part(0, 7, logprob_positions=range(6)),))
     last = StepPlan((request(1, ids=ids).part(0, 7),))

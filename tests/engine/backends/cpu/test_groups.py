@@ -1,4 +1,4 @@
-"""Layers of several KV groups in one program: each has slots and block tables of its own, and a window or none."""
+"""Layers of several KV groups in one program. Each group has its own slots, block tables, and window."""
 
 import random
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("plain_layouts")
 
 _made = torch.Generator().manual_seed(SEED)
 ROWS = torch.randn(2 * CONTEXT, WIDTH, generator=_made)
-# q, k and v of every layer, and back: two query heads for each KV head
+# (to q, k, and v; from the attention output) of each layer, with two query heads per KV head
 WEIGHTS = {
     layer: (
         torch.randn(4 * group.kv_heads * group.head_dim, WIDTH, generator=_made) / 8,
@@ -48,7 +48,7 @@ ATTENTIONS = {
 
 
 def layers(ops: Operations, batch: Batch, kv: KVCache) -> Any:
-    """All layers, one after another."""
+    """Run all layers in order."""
     x = ops.embed(batch, ops.weights.linear([plain(ROWS)]))
     for layer, attention in sorted(ATTENTIONS.items()):
         into, back = (ops.weights.linear([plain(weight)]) for weight in WEIGHTS[layer])
@@ -58,22 +58,22 @@ def layers(ops: Operations, batch: Batch, kv: KVCache) -> Any:
 
 
 def tables(rng: random.Random) -> list[list[int]]:
-    """Scattered blocks of one request, others in each group."""
+    """Return scattered blocks for one request, different ones in each group."""
     return [rng.sample(range(2, BLOCKS - 1), -(-CONTEXT // BLOCK_SIZE)) for _ in GROUPS]
 
 
 def release(request: HeldRequest, pools: tuple[Tensor, ...]) -> None:
-    """Give back what the next token does not see: it is NaN from then on."""
+    """Release the blocks that the next token does not see, and fill them with NaN."""
     for window, table, pool in zip(WINDOWS, request.block_tables, pools, strict=True):
         first = 0 if window is None else max(0, request.num_computed + 1 - window)
-        for place in range(first // BLOCK_SIZE):
-            if table[place] != NULL_BLOCK:
-                spoil(pool[table[place]])
-                table[place] = NULL_BLOCK
+        for index in range(first // BLOCK_SIZE):
+            if table[index] != NULL_BLOCK:
+                spoil(pool[table[index]])
+                table[index] = NULL_BLOCK
 
 
 def batches(it: Recorded, requests: list[HeldRequest], rng: random.Random) -> Iterator[Batch]:
-    """Chunks of any size; blocks are given back after each."""
+    """Yield batches with chunks of random size. Blocks are released after each."""
     while left := [request for request in requests if request.num_computed < CONTEXT]:
         chosen = rng.sample(left, rng.randint(1, len(left)))
         parts = [(at, min(rng.choice([1, 1, 2, 7, 8, 9, 19]), CONTEXT - at.num_computed)) for at in chosen]
@@ -83,7 +83,7 @@ def batches(it: Recorded, requests: list[HeldRequest], rng: random.Random) -> It
 
 
 def plain_answer(ids: range) -> Tensor:
-    """Of the reference kernels, at once."""
+    """Return the output of the reference kernels in one step."""
     kv = KVCache(LAYERS, BLOCKS, lambda heads, dim: (2, heads, BLOCK_SIZE, dim), torch.float32)
     request = sequence(0, ids, *tables(random.Random(SEED)))
     batch = advance([(request, CONTEXT)], vocab_size=len(ROWS), num_blocks=BLOCKS, groups=GROUPS)
@@ -92,7 +92,7 @@ def plain_answer(ids: range) -> Tensor:
 
 
 @pytest.mark.parametrize("kv_type", [torch.float16, torch.int8])
-def test_each_group_has_slots_and_tables_of_its_own(cpu_kernels: Path, kv_type: torch.dtype) -> None:
+def test_each_kv_group_uses_its_own_slots_and_tables(cpu_kernels: Path, kv_type: torch.dtype) -> None:
     it = record(cpu_kernels, layers, groups=LAYERS, num_blocks=BLOCKS, kv_type=kv_type)
     rng, out, singles = random.Random(SEED), dict[int, Tensor](), dict[int, Tensor]()
     alone = sequence(1, range(CONTEXT), *tables(rng))
@@ -114,7 +114,7 @@ def test_each_group_has_slots_and_tables_of_its_own(cpu_kernels: Path, kv_type: 
         torch.testing.assert_close(torch.stack([out[token] for token in ids]), plain_answer(ids), rtol=0, atol=error)
 
 
-def test_a_table_that_is_too_long_is_refused_in_any_group(cpu_kernels: Path) -> None:
+def test_too_long_block_table_is_rejected_in_any_group(cpu_kernels: Path) -> None:
     it = record(cpu_kernels, layers, groups=LAYERS, num_blocks=BLOCKS, context=48)
     for number in range(3):
         long = [[1, 2, 3]] * 3

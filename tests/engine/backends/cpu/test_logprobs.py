@@ -1,4 +1,4 @@
-"""How far the fast kernels' distributions are from those of plain float32, over the same weights."""
+"""Distance of the CPU kernels' log-probabilities from float32, with the same weights."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,15 +27,15 @@ from tests.engine.models.tiny_llama import MIXES, make
 CONFIG = EngineConfig("cpu", context_length=256, num_blocks=150, max_step_tokens=256, threads=1)
 NEW_TOKENS = 32
 
-# Where the two most likely tokens are further apart than this, both have to find the same one.
+# If the gap between the two most likely tokens is larger than this, both must choose the same token.
 TIE = 0.05
 
 
 @dataclass(frozen=True)
 class Distance:
-    """Root mean square differences of log-probabilities, over all places of some texts."""
+    """Root mean square differences of log-probabilities over all positions of some texts."""
 
-    vocabulary: float  # of all tokens there are, however unlikely
+    vocabulary: float  # of all tokens in the vocabulary
     text: float  # of the texts' own tokens
 
     def __lt__(self, other: "Distance") -> bool:
@@ -45,12 +45,12 @@ class Distance:
         return f"{self.vocabulary:.4f} over the vocabulary, {self.text:.4f} of the text's own tokens"
 
 
-DEFAULT, ONE_PLANE, INT8_CACHE = Distance(0.01, 0.01), Distance(0.25, 0.2), Distance(0.2, 0.15)
+DEFAULT, EIGHT_BITS, INT8_CACHE = Distance(0.01, 0.01), Distance(0.25, 0.2), Distance(0.2, 0.15)
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Prompts with the model's own greedy replies, and the distributions that float32 gives at each token."""
+    """Prompts with the model's greedy replies, and the float32 distributions at each token."""
 
     ids: list[list[int]]
     prompt_lengths: list[int]
@@ -58,7 +58,7 @@ class Texts:
 
 
 def logprobs(compute: Compute, ids: Sequence[int], vocab_size: int) -> Tensor:
-    """float32 [len(ids), vocabulary]: row i is the distribution of the token after ids[i]."""
+    """Return float32 [len(ids), vocabulary]: row i is the distribution of the token after ids[i]."""
     request = sequence(1, ids, range(1, 2 + len(ids) // BLOCK_SIZE))
     batch = advance([(request, len(ids))], vocab_size=vocab_size, num_blocks=CONFIG.num_blocks)
     return torch.log_softmax(compute(batch).values.double(), -1).float()
@@ -66,7 +66,9 @@ def logprobs(compute: Compute, ids: Sequence[int], vocab_size: int) -> Tensor:
 
 @pytest.fixture(scope="module", autouse=True)
 def _long_tiles() -> Iterator[None]:
-    """Plain kernels multiply whole texts at once, much faster: nothing here needs their bits to stay the same."""
+    """Let the reference kernels multiply whole texts at once, which is much faster. Bits need not be independent of the
+    batch.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "ROW_TILE", 64)
         yield
@@ -81,7 +83,7 @@ def reference(path: Path, kv_type: torch.dtype = torch.float32) -> Compute:
 
 
 def greedy(step: CpuStep, prompts: list[list[int]], vocab_size: int) -> list[list[int]]:
-    """Prompts and replies, computed together."""
+    """Return prompts with their greedy replies, computed in one batch."""
     runner = ModelRunner(LoadedModel(step, step._kv), vocab_size)
     engine = Engine(CONFIG, vocab_size, runner)
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS)
@@ -104,7 +106,7 @@ def distance(compute: Compute, texts: Texts, vocab_size: int) -> Distance:
 
 @pytest.fixture(scope="module")
 def step(smollm2: Path, cpu_kernels: Path) -> CpuStep:
-    """At the default setting."""
+    """SmolLM2 with the default settings."""
     return load_step(smollm2, cpu_kernels, CONFIG)
 
 
@@ -123,31 +125,31 @@ def default(step: CpuStep, texts: Texts) -> Distance:
     return distance(step, texts, 49152)
 
 
-def test_smollm2_is_near_float32(default: Distance) -> None:
+def test_smollm2_log_probabilities_are_close_to_float32(default: Distance) -> None:
     print(f"default: {default}")
     assert default < DEFAULT
 
 
-def test_one_plane_is_worse(smollm2: Path, cpu_kernels: Path, texts: Texts, default: Distance) -> None:
+def test_8_bit_activations_are_less_accurate(smollm2: Path, cpu_kernels: Path, texts: Texts, default: Distance) -> None:
     one = distance(load_step(smollm2, cpu_kernels, CONFIG, activation_bits=8), texts, 49152)
     print(f"one plane: {one}")
-    assert default < one < ONE_PLANE
+    assert default < one < EIGHT_BITS
 
 
-def test_integers_in_the_cache_are_worse(smollm2: Path, cpu_kernels: Path, texts: Texts, default: Distance) -> None:
+def test_int8_cache_is_less_accurate(smollm2: Path, cpu_kernels: Path, texts: Texts, default: Distance) -> None:
     integers = distance(load_step(smollm2, cpu_kernels, CONFIG, kv_type=torch.int8), texts, 49152)
     print(f"int8 cache: {integers}")
     assert default < integers < INT8_CACHE
 
 
-def test_smollm2_says_what_float32_would_say(texts: Texts) -> None:
-    """Every token of every reply is the most likely one by plain float32, but where two are nearly as likely."""
+def test_smollm2_greedy_tokens_equal_float32(texts: Texts) -> None:
+    """Except for ties, every token of every reply is the most likely one in float32."""
     compared, largest_tie = 0, 0.0
     for ids, prompt, rows in zip(texts.ids, texts.prompt_lengths, texts.logprobs, strict=True):
-        for place in range(prompt, len(ids)):
-            best = rows[place - 1].topk(2)
+        for index in range(prompt, len(ids)):
+            best = rows[index - 1].topk(2)
             gap = float(best.values[0] - best.values[1])
-            if ids[place] != int(best.indices[0]):
+            if ids[index] != int(best.indices[0]):
                 largest_tie = max(largest_tie, gap)
                 assert gap < TIE
             compared += 1
@@ -156,7 +158,7 @@ def test_smollm2_says_what_float32_would_say(texts: Texts) -> None:
 
 
 @pytest.mark.parametrize("mix", MIXES)
-def test_tiny_models_are_near_float32(tmp_path: Path, cpu_kernels: Path, mix: str) -> None:
+def test_tiny_models_are_close_to_float32(tmp_path: Path, cpu_kernels: Path, mix: str) -> None:
     tiny = make(tmp_path, heads=4, kv_heads=2, head_dim=32, hidden=96, vocab=300, types=MIXES[mix], seed=1)
     plain, generator = reference(tiny.path), torch.Generator().manual_seed(16)
     ids = [torch.randint(0, 300, (length,), generator=generator).tolist() for length in (2, 17, 150)]
@@ -166,11 +168,11 @@ def test_tiny_models_are_near_float32(tmp_path: Path, cpu_kernels: Path, mix: st
     )
     print(f"{mix}: one plane {one}; default {two}")
     assert two < DEFAULT
-    assert two < one < ONE_PLANE
+    assert two < one < EIGHT_BITS
 
 
-def test_float_weights_are_as_near_as_the_cache_allows(tmp_path: Path, cpu_kernels: Path) -> None:
-    """Nothing is rounded then but keys and values, to float16, as they are in a plain cache of that type."""
+def test_float_weights_are_limited_by_cache_precision_only(tmp_path: Path, cpu_kernels: Path) -> None:
+    """Only keys and values are rounded, to float16, as in a reference cache of that type."""
     tiny = make(tmp_path, heads=4, kv_heads=4, head_dim=64, hidden=96, vocab=300, seed=2)
     step, ids = load_step(tiny.path, cpu_kernels, CONFIG), list(range(0, 300, 2))
     found = [

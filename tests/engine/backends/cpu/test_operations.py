@@ -1,4 +1,4 @@
-"""Each operation as a step runs it, against the plain twins, and what a recording refuses."""
+"""Each operation in a step, against the reference implementation; and what cannot be recorded."""
 
 import random
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ from tests.quant.cpu.integer_reference import product
 from tests.quant.cpu.random_weights import TYPES, bits, random_weight, width
 
 SEED = 8
-ROWS = 40  # of the tables that activations are read from, and the most tokens of a step
+ROWS = 40  # of the tables that activations are read from; also the largest number of tokens per step
 WIDTH = 96
 EPSILON = 1e-5
 NARROW = [name for name in TYPES if width(name, 32) == 32]  # types whose blocks fit into WIDTH
@@ -54,7 +54,7 @@ KINDS = pytest.mark.parametrize("norm", [RMS, LAYER, BIASED], ids=["rms", "layer
 
 
 def rows(ops: CpuOperations, batch: Batch, values: Tensor) -> Activation:
-    """Every token's row of `values`."""
+    """Return the row of `values` for each token."""
     return ops.embed(batch, layer(ops, plain(values)))
 
 
@@ -63,7 +63,7 @@ def normed(ops: CpuOperations, batch: Batch) -> Activation:
 
 
 def close_to_normalized(out: Tensor, norm: Norm, x: Tensor) -> None:
-    """What is subtracted leaves an error of its own size."""
+    """Layer norms subtract the mean, which leaves an absolute error."""
     absolute = 0.0 if norm.kind is NormKind.RMS else 2e-6
     torch.testing.assert_close(out, reference.normalize(x, norm), rtol=2e-6, atol=absolute)
 
@@ -74,7 +74,7 @@ def weights(names: Sequence[str], outputs: Sequence[int], columns: int = WIDTH) 
 
 
 def batch_of(ids: Sequence[int], wanted: Sequence[int] | None = None) -> Batch:
-    """Tokens of one request; the logits of `wanted` ones, else of all."""
+    """Return a batch of tokens of one request, with the logits of the `wanted` ones, or of all."""
     request = sequence(1, ids, [3, 1, 4])
     plan = StepPlan((request.part(0, len(ids)),))
     batch = build_batch(plan, vocab_size=ROWS, num_blocks=64)
@@ -82,7 +82,7 @@ def batch_of(ids: Sequence[int], wanted: Sequence[int] | None = None) -> Batch:
 
 
 def every_row(it: Recorded) -> Tensor:
-    """What comes out for all rows at once: to the last bit what comes out in steps of other sizes, by other threads."""
+    """Return the output of all rows in one step. Checks that other step sizes and thread counts give the same bits."""
     together = compute(it.step, batch_of(range(ROWS)), 2)
     rng = random.Random(SEED)
     for count, threads in ((1, 1), (1, 2), (2, 1), (3, 2), (4, 1), (5, 1), (9, 1), (ROWS - 1, 1)):
@@ -92,22 +92,22 @@ def every_row(it: Recorded) -> Tensor:
 
 
 @pytest.mark.parametrize("name", NARROW)
-def test_embed_reads_rows_of_every_type(cpu_kernels: Path, name: str) -> None:
+def test_embed_dequantizes_rows_of_every_type(cpu_kernels: Path, name: str) -> None:
     (weight,) = weights([name], [ROWS])
     out = every_row(record(cpu_kernels, lambda ops, batch, kv: ops.embed(batch, layer(ops, weight))))
     assert torch.equal(out, dequantize(weight))
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 25.3])
-def test_embeddings_are_scaled(cpu_kernels: Path, scale: float) -> None:
+def test_embed_applies_the_scale(cpu_kernels: Path, scale: float) -> None:
     (weight,) = weights(["Q8_0"], [ROWS])
     out = every_row(record(cpu_kernels, lambda ops, batch, kv: ops.embed(batch, layer(ops, weight), scale)))
     assert torch.equal(out, dequantize(weight) * scale)
 
 
 @KINDS
-def test_a_norm_is_added_to_rows(cpu_kernels: Path, norm: Norm) -> None:
-    """Which are read by others then: as floats, and as integers."""
+def test_norm_can_be_added_to_rows(cpu_kernels: Path, norm: Norm) -> None:
+    """The result is then read as floats and as integers."""
     (weight,) = weights(["Q8_0"], [64])
 
     def added(ops: CpuOperations, batch: Batch) -> Activation:
@@ -120,27 +120,27 @@ def test_a_norm_is_added_to_rows(cpu_kernels: Path, norm: Norm) -> None:
 
 
 @KINDS
-def test_a_norm_of_wanted_rows_is_added_to_wanted_rows(cpu_kernels: Path, norm: Norm) -> None:
+def test_norm_of_selected_rows_is_added_to_selected_rows(cpu_kernels: Path, norm: Norm) -> None:
     def forward(ops: CpuOperations, batch: Batch, kv: KVCache) -> Activation:
         given, x = (ops.select(rows(ops, batch, values), batch) for values in (X, Y))
         return ops.norm(given, norm, add_to=x)
 
     it = record(cpu_kernels, forward)
     for ids, wanted in (([5, 6, 7], [1]), ([9], [0]), (range(ROWS), [0, 3, 39]), ([1, 2], [1, 0])):
-        tokens = [ids[place] for place in wanted]
+        tokens = [ids[index] for index in wanted]
         out = compute(it.step, batch_of(ids, wanted))
         torch.testing.assert_close(out, (Y + reference.normalize(X, norm))[tokens], rtol=2e-6, atol=2e-6)
 
 
 @KINDS
-def test_norm(cpu_kernels: Path, norm: Norm) -> None:
+def test_norm_equals_the_reference(cpu_kernels: Path, norm: Norm) -> None:
     out = every_row(record(cpu_kernels, lambda ops, batch, kv: ops.norm(rows(ops, batch, X), norm)))
     close_to_normalized(out, norm, X)
 
 
 @KINDS
-def test_a_product_reads_normalized_rows(cpu_kernels: Path, norm: Norm) -> None:
-    """As integers, which in a step of one token every thread writes for itself."""
+def test_linear_reads_normalized_rows(cpu_kernels: Path, norm: Norm) -> None:
+    """The norm is quantized; in a step of one token each thread writes its own copy."""
     (weight,) = weights(["Q8_0"], [64])
     out = every_row(record(cpu_kernels, lambda ops, batch, kv: ops.norm(rows(ops, batch, X), norm)))
     read = every_row(
@@ -150,14 +150,14 @@ def test_a_product_reads_normalized_rows(cpu_kernels: Path, norm: Norm) -> None:
 
 
 @KINDS
-def test_select_picks_the_wanted_rows_with_and_without_a_norm(cpu_kernels: Path, norm: Norm) -> None:
+def test_select_returns_output_rows_with_and_without_norm(cpu_kernels: Path, norm: Norm) -> None:
     def selected(ops: CpuOperations, batch: Batch) -> Activation:
         return ops.select(rows(ops, batch, X), batch)
 
     picked = record(cpu_kernels, lambda ops, batch, kv: selected(ops, batch))
     after = record(cpu_kernels, lambda ops, batch, kv: ops.norm(selected(ops, batch), norm))
     for ids, wanted in (([5, 6, 7], [1]), ([9], [0]), (range(ROWS), [0, 3, 3, 39]), ([4, 4, 2], []), ([1, 2], [1, 0])):
-        batch, tokens = batch_of(ids, wanted), [ids[place] for place in wanted]
+        batch, tokens = batch_of(ids, wanted), [ids[index] for index in wanted]
         assert torch.equal(compute(picked.step, batch), X[tokens])
         close_to_normalized(compute(after.step, batch), norm, X[tokens])
 
@@ -176,8 +176,8 @@ SEGMENTS = [
 
 @pytest.mark.parametrize("form", [Form.BITS_8, Form.BITS_14])
 @pytest.mark.parametrize("names", SEGMENTS)
-def test_linear_is_the_layers_own_product(cpu_kernels: Path, names: Sequence[str], form: Form) -> None:
-    """Of rows that a norm writes in every form that a segment wants."""
+def test_linear_equals_the_layers_product(cpu_kernels: Path, names: Sequence[str], form: Form) -> None:
+    """A norm writes rows in every form that a segment needs."""
     segments = weights(names, {1: [96], 2: [33, 63], 4: [33, 40, 47, 8]}[len(names)])
     x = every_row(record(cpu_kernels, lambda ops, batch, kv: normed(ops, batch)))
     out = every_row(
@@ -187,7 +187,7 @@ def test_linear_is_the_layers_own_product(cpu_kernels: Path, names: Sequence[str
 
 
 @pytest.mark.parametrize("names", SEGMENTS)
-def test_linear_adds_to_what_is_there(cpu_kernels: Path, names: Sequence[str]) -> None:
+def test_linear_adds_to_existing_rows(cpu_kernels: Path, names: Sequence[str]) -> None:
     outputs = [WIDTH - 8 * (len(names) - 1), *[8] * (len(names) - 1)]
     segments = weights(names, outputs)
 
@@ -201,8 +201,8 @@ def test_linear_adds_to_what_is_there(cpu_kernels: Path, names: Sequence[str]) -
 
 @pytest.mark.parametrize("names", SEGMENTS)
 @pytest.mark.parametrize("adding", [False, True])
-def test_a_bias_is_added_once(cpu_kernels: Path, names: Sequence[str], adding: bool) -> None:
-    """Of any number of rows: to products alone, and to those that are added to what is there."""
+def test_linear_adds_the_bias_once(cpu_kernels: Path, names: Sequence[str], adding: bool) -> None:
+    """For any number of rows, with and without adding to existing rows."""
     outputs = [WIDTH - 7 * (len(names) - 1), *[7] * (len(names) - 1)]
     segments, bias = weights(names, outputs), normal(WIDTH, seed=SEED + 2)
 
@@ -215,9 +215,10 @@ def test_a_bias_is_added_once(cpu_kernels: Path, names: Sequence[str], adding: b
     assert torch.equal(every_row(record(cpu_kernels, forward)), torch.from_numpy(np.hstack(parts)))
 
 
-def test_a_norm_of_what_is_added_to_is_written_before_anything_is_added(cpu_kernels: Path) -> None:
-    """In every form that a segment wants, by every thread that writes it for itself: all read the very rows that the
-    first segment's product is added to."""
+def test_norm_is_written_before_its_source_is_added_to(cpu_kernels: Path) -> None:
+    """The norm reads the rows that the first segment's product is added to. It must be complete in all forms before
+    that.
+    """
     segments = weights(["F16", "Q4_0"], [33, 63])
 
     def forward(ops: CpuOperations, batch: Batch, kv: KVCache) -> Activation:
@@ -249,10 +250,10 @@ def test_a_norm_of_what_is_added_to_is_written_before_anything_is_added(cpu_kern
     ],
 )
 @pytest.mark.parametrize("kind", Gate)
-def test_gated_mlp(
+def test_gated_mlp_equals_the_reference(
     cpu_kernels: Path, gate: list[str], up: list[str], down: list[str], error: float, kind: Gate
 ) -> None:
-    """Against plain products of the same weights; `error` is relative to the largest output."""
+    """Against products of the same weights as float32; `error` is relative to the largest output."""
     width = 2 * WIDTH
     gate_up = weights([*gate, *up], [width, width])
     downs = weights(down, [WIDTH - 8 * (len(down) - 1), *[8] * (len(down) - 1)], width)
@@ -270,8 +271,8 @@ def test_gated_mlp(
     ("gate", "up", "down"),
     [("Q4_K", "Q4_K", "Q6_K"), ("Q4_K", "IQ4_XS", "Q2_K"), ("Q8_0", "Q8_0", "Q4_K"), ("Q8_0", "Q3_K", "Q5_K")],
 )
-def test_a_gated_mlp_of_super_blocks(cpu_kernels: Path, gate: str, up: str, down: str) -> None:
-    """Its product cannot be written in the reader's form 32 columns at a time."""
+def test_gated_mlp_supports_super_blocks(cpu_kernels: Path, gate: str, up: str, down: str) -> None:
+    """The gated product cannot be written in the reader's form 32 columns at a time."""
     x = normal(ROWS, 256)
     gate_up, (last,) = weights([gate, up], [512, 512], 256), weights([down], [256], 512)
 
@@ -285,7 +286,7 @@ def test_a_gated_mlp_of_super_blocks(cpu_kernels: Path, gate: str, up: str, down
 
 
 @pytest.mark.parametrize("vocabulary", [1, 15, 33, SEGMENT - 1, SEGMENT, SEGMENT + 1, 2 * SEGMENT + 777])
-def test_logits_and_the_most_likely_token(cpu_kernels: Path, vocabulary: int) -> None:
+def test_logits_and_argmax_equal_the_reference(cpu_kernels: Path, vocabulary: int) -> None:
     (head,) = weights(["Q8_0"], [vocabulary], 32)
     x = normal(ROWS, 32)
 
@@ -297,29 +298,29 @@ def test_logits_and_the_most_likely_token(cpu_kernels: Path, vocabulary: int) ->
     for ids, wanted in ((range(ROWS), None), ([7], [0]), ([3, 4, 5], [2, 0]), ([3, 4, 5], [])):
         batch = batch_of(ids, wanted)
         values = compute(it.step, batch)
-        tokens = [ids[int(place)] for place in batch.logit_rows]
+        tokens = [ids[int(index)] for index in batch.logit_rows]
         assert torch.equal(bits(values), bits(expected[tokens]))
         assert it.step.logits(len(tokens)).greedy == [int(row.argmax()) for row in values]
 
 
-def test_of_equal_logits_the_first_is_the_most_likely(cpu_kernels: Path) -> None:
-    """Wherever they stand: in one vector of 16, in several, in several segments."""
+def test_argmax_returns_the_first_of_equal_logits(cpu_kernels: Path) -> None:
+    """In one vector of 16, in several vectors, and in several segments."""
     vocabulary = 3 * SEGMENT
-    for places in ([5, 9], [9, 21], [16, 1], [100, SEGMENT + 3, 99], [2 * SEGMENT, SEGMENT + 17, SEGMENT + 1], [0, 16]):
+    for ids in ([5, 9], [9, 21], [16, 1], [100, SEGMENT + 3, 99], [2 * SEGMENT, SEGMENT + 17, SEGMENT + 1], [0, 16]):
         head = torch.zeros(vocabulary, 32)
-        head[places] = 1
+        head[ids] = 1
 
         def forward(ops: CpuOperations, batch: Batch, kv: KVCache, head: Tensor = head) -> LogitRows:
             return ops.logits(rows(ops, batch, torch.ones(ROWS, 32)), layer(ops, plain(head)))
 
         it = record(cpu_kernels, forward)
         compute(it.step, batch_of([0, 1]))
-        assert it.step.logits(2).greedy == [min(places)] * 2
+        assert it.step.logits(2).greedy == [min(ids)] * 2
 
 
 @pytest.mark.parametrize("vocabulary", [15, SEGMENT + 1])
-def test_logits_are_capped(cpu_kernels: Path, vocabulary: int) -> None:
-    """Before the most likely one is looked for: of those that the cap makes equal it is the first."""
+def test_soft_cap_is_applied_before_argmax(cpu_kernels: Path, vocabulary: int) -> None:
+    """If the cap makes logits equal, the first one wins."""
     head = normal(vocabulary, WIDTH)
 
     def forward(ops: CpuOperations, batch: Batch, kv: KVCache) -> LogitRows:
@@ -333,7 +334,7 @@ def test_logits_are_capped(cpu_kernels: Path, vocabulary: int) -> None:
     assert torch.equal(compute(it.step, batch_of([7, 3]), 2), values[[7, 3]])
 
 
-def test_logits_that_are_not_numbers_are_nobodys_choice(cpu_kernels: Path) -> None:
+def test_argmax_of_nan_logits_is_negative(cpu_kernels: Path) -> None:
     spoiled = X.clone()
     spoiled[3] = torch.nan
     head = plain(normal(50, WIDTH))
@@ -346,8 +347,8 @@ def test_logits_that_are_not_numbers_are_nobodys_choice(cpu_kernels: Path) -> No
     assert compute(it.step, batch_of([2, 3, 4], [])).shape == (0, 50)
 
 
-def test_what_attention_gives_can_be_read_by_every_operation(cpu_kernels: Path) -> None:
-    """Also in a step of one token, where every thread has its own copy of some rows."""
+def test_attention_output_can_be_read_by_every_operation(cpu_kernels: Path) -> None:
+    """Also in a step of one token, where each thread has its own copy of some rows."""
 
     def attended(ops: CpuOperations, batch: Batch, kv: KVCache) -> Activation:
         attention = Attention(32**-0.5, rotary_table(RopeConfig(10000.0, 32, interleaved=True), None, 320))
@@ -368,8 +369,8 @@ def test_what_attention_gives_can_be_read_by_every_operation(cpu_kernels: Path) 
     torch.testing.assert_close(out["norm"], reference.normalize(out["linear"], norm), rtol=2e-6, atol=0)
 
 
-def test_buffers_are_used_again(cpu_kernels: Path) -> None:
-    """Ten layers need the memory of two, but for their weights."""
+def test_buffers_are_reused(cpu_kernels: Path) -> None:
+    """Ten layers need as much memory as two, apart from their weights."""
     sizes = []
     for layers in (2, 10):
 
@@ -387,7 +388,7 @@ def test_buffers_are_used_again(cpu_kernels: Path) -> None:
     assert sizes[0] == sizes[1]
 
 
-# -- what is refused
+# -- what cannot be recorded
 
 
 def recording() -> tuple[CpuOperations, Batch, KVCache]:
@@ -398,12 +399,12 @@ def recording() -> tuple[CpuOperations, Batch, KVCache]:
 
 
 @pytest.mark.parametrize("head_dim", [1, 8, 40, 72])
-def test_heads_that_are_no_whole_vectors_are_refused(head_dim: int) -> None:
+def test_head_dimension_must_be_whole_vectors(head_dim: int) -> None:
     with pytest.raises(UnsupportedModel, match=f"head dimension of {head_dim}"):
         block_shape(torch.float16, 2, head_dim)
 
 
-def test_an_mlp_that_cannot_be_cut_into_pairs_is_refused() -> None:
+def test_mlp_width_must_be_a_multiple_of_32() -> None:
     ops, batch, _ = recording()
     x = rows(ops, batch, X)
     with pytest.raises(UnsupportedModel, match="width 40"):
@@ -411,7 +412,7 @@ def test_an_mlp_that_cannot_be_cut_into_pairs_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kinds", [("F32", "Q4_0"), ("Q8_0", "F16")])
-def test_gate_and_up_that_want_different_rows_are_multiplied_apart(cpu_kernels: Path, kinds: tuple[str, str]) -> None:
+def test_gate_and_up_with_different_forms_are_multiplied_separately(cpu_kernels: Path, kinds: tuple[str, str]) -> None:
     gate, up = weights(list(kinds), [64, 64])
     (down,) = weights(["Q4_1"], [WIDTH], 64)
 
@@ -427,7 +428,7 @@ def test_gate_and_up_that_want_different_rows_are_multiplied_apart(cpu_kernels: 
     assert (ours - exact).norm() < 1e-3 * exact.norm()
 
 
-def test_rows_that_are_no_whole_groups_are_refused_where_they_would_be_quantized() -> None:
+def test_quantized_row_width_must_be_whole_groups() -> None:
     ops, batch, _ = recording()
     narrow = ops.linear(rows(ops, batch, X), layer(ops, *weights(["F32"], [33])))
     with pytest.raises(UnsupportedModel, match="33 columns"):
@@ -436,7 +437,7 @@ def test_rows_that_are_no_whole_groups_are_refused_where_they_would_be_quantized
         layer(ops, *weights(["F32"], [8], 33))
 
 
-def test_layers_of_another_backend_are_refused() -> None:
+def test_layers_of_another_backend_are_rejected() -> None:
     ops, batch, _ = recording()
     foreign = ReferenceBackend(keep_dequantized=True).linear(weights(["F32"], [8]))
     with pytest.raises(TypeError, match="ReferenceLinear"):
@@ -445,7 +446,7 @@ def test_layers_of_another_backend_are_refused() -> None:
         ops.linear(rows(ops, batch, X), foreign)
 
 
-def test_a_batch_larger_than_what_was_recorded_is_refused(cpu_kernels: Path) -> None:
+def test_batch_larger_than_recorded_is_rejected(cpu_kernels: Path) -> None:
     it = record(cpu_kernels, lambda ops, batch, kv: rows(ops, batch, X), tokens=4, context=48)
     with pytest.raises(IndexError, match="5 tokens"):
         it.step.fill(batch_of(range(5)))
@@ -454,7 +455,7 @@ def test_a_batch_larger_than_what_was_recorded_is_refused(cpu_kernels: Path) -> 
         it.step.fill(build_batch(StepPlan(parts), vocab_size=ROWS, num_blocks=64))
     with pytest.raises(IndexError, match="recorded for"):
         it.step.fill(replace(batch_of([1]), context_lengths=(49,)))
-    for _ in range(2):  # and what was refused once is not taken for known
+    for _ in range(2):  # twice: a rejected table must not be remembered
         with pytest.raises(IndexError, match="recorded for"):
             it.step.fill(replace(batch_of([1]), block_tables=([[3, 1, 4, 5]],)))
     assert torch.equal(compute(it.step, batch_of([3, 2])), X[[3, 2]])

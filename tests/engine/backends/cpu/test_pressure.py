@@ -1,5 +1,4 @@
-"""SmolLM2, of few layers, in far too little memory: whatever is swapped, given up, copied or shared, each reply is the
-same bytes."""
+"""SmolLM2 with few layers and little memory: swapping, preemption, copies, and sharing do not change replies."""
 
 import random
 from collections.abc import Sequence
@@ -40,7 +39,7 @@ def prompts(rng: random.Random, count: int, most: int) -> list[tuple[int, ...]]:
 
 
 def poison_free_blocks(engine: ModelEngine) -> None:
-    """NaN wherever nobody may look: in every block, of either tier, that is free and holds nothing."""
+    """Fill every free and empty block of both tiers with NaN."""
     kv, memory = engine._runner._model.kv, engine._scheduler._memory  # type: ignore[attr-defined]
     for pools, books in ((kv.pools, [group.pool for group in memory.groups]), (kv.host_pools, memory.host.pools)):
         for pool, book in zip(pools, books, strict=True):
@@ -49,7 +48,7 @@ def poison_free_blocks(engine: ModelEngine) -> None:
 
 @pytest.fixture(scope="module")
 def talk(short_smollm2: Path, cpu_kernels: Path) -> tuple[list[Asked], list[list[int]]]:
-    """A few requests, and what each says alone."""
+    """Four requests, and the output of each when run alone."""
     rng = random.Random(1)
     greedy = SamplingParams(temperature=0, max_tokens=24)
     asked = [(prompt, greedy, Origin()) for prompt in prompts(rng, 3, 80)]
@@ -59,7 +58,7 @@ def talk(short_smollm2: Path, cpu_kernels: Path) -> tuple[list[Asked], list[list
 
 @pytest.mark.share(1)
 @pytest.mark.parametrize("every", range(1, 9))
-def test_swapped_every_few_steps_and_freed_blocks_poisoned(
+def test_frequent_swapping_does_not_change_replies(
     short_smollm2: Path, cpu_kernels: Path, talk: tuple[list[Asked], list[list[int]]], every: int
 ) -> None:
     asked, alone = talk
@@ -74,7 +73,7 @@ def test_swapped_every_few_steps_and_freed_blocks_poisoned(
         running = [it for it in requests if it.status is RequestStatus.RUNNING and it.num_computed]
         if steps % every == 0 and running:
             victim = rng.choice(running)
-            victim.num_preemptions = 0  # as often as it takes
+            victim.num_preemptions = 0  # so that it can be preempted without limit
             engine._scheduler._preemption.preempt(victim, victim)
         poison_free_blocks(engine)
     engine.assert_empty()
@@ -84,7 +83,7 @@ def test_swapped_every_few_steps_and_freed_blocks_poisoned(
 
 @pytest.fixture(scope="module")
 def crowd(short_smollm2: Path, cpu_kernels: Path) -> tuple[list[Asked], list[list[int]]]:
-    """Many requests, and what each says alone."""
+    """16 requests, and the output of each when run alone."""
     rng = random.Random(2)
     asked = [
         (
@@ -99,7 +98,7 @@ def crowd(short_smollm2: Path, cpu_kernels: Path) -> tuple[list[Asked], list[lis
 
 @pytest.mark.share(1)
 @pytest.mark.parametrize("preemption", Preemption)
-def test_a_pool_for_a_tenth_of_the_demand_serves_everyone(
+def test_small_pool_serves_all_requests_unchanged(
     short_smollm2: Path, cpu_kernels: Path, crowd: tuple[list[Asked], list[list[int]]], preemption: Preemption
 ) -> None:
     asked, alone = crowd
@@ -110,8 +109,8 @@ def test_a_pool_for_a_tenth_of_the_demand_serves_everyone(
     assert [request.output_ids for request in together] == alone
 
 
-def test_choices_of_one_prompt_share_it_and_go_their_own_ways(short_smollm2: Path, cpu_kernels: Path) -> None:
-    """Each draws what it draws alone, from keys and values that were computed once."""
+def test_choices_share_their_prompt_and_sample_independently(short_smollm2: Path, cpu_kernels: Path) -> None:
+    """Each choice gets the tokens that it gets alone, and the prompt is computed once."""
     (prompt,) = prompts(random.Random(3), 1, 100)
     drawn = [SamplingParams(temperature=1, seed=seed, max_tokens=20, ignore_eos=True) for seed in range(6)]
     engine = load(short_smollm2, cpu_kernels, context_length=1024)

@@ -1,4 +1,4 @@
-"""A program is proven before it runs: an instruction that could leave its memory is refused by name."""
+"""The check of a recorded program: an instruction that could access memory outside its regions is rejected."""
 
 from dataclasses import replace
 from functools import partial
@@ -36,7 +36,7 @@ ADDRESSES = (
     "cache",
     "cosine",
     "sine",
-    "parts",
+    "partials",
     "q_norm",
     "k_norm",
     *NONE_AT_ZERO,
@@ -51,7 +51,7 @@ DISTANCES = (
     "block_bytes",
     "norm_stride",
 )
-COUNTS = ("groups", "rows", "head_bytes", "kv_heads", "heads", "head_dim", "rotary", "max_pieces")
+COUNTS = ("groups", "rows", "head_bytes", "kv_heads", "heads", "head_dim", "rotary_dim", "max_pieces")
 
 pytestmark = pytest.mark.usefixtures("every_layout")
 
@@ -59,7 +59,7 @@ Call = tuple[Op, dict[str, int]]
 
 
 class Recorder(Program):
-    """Keeps what was appended, so that a test can append it again with a word changed."""
+    """Records instructions, so that a test can append them again with a changed word."""
 
     def __init__(self, arena: Arena) -> None:
         super().__init__(arena, LIMITS)
@@ -72,7 +72,7 @@ class Recorder(Program):
 
 @pytest.fixture(scope="module", params=[torch.float16, torch.int8])
 def recorded(request: pytest.FixtureRequest, every_layout: Path) -> Recorder:
-    """Every operation there is, over weights of every kind."""
+    """A program with every operation, over weights of all kinds."""
     rng, arena = np.random.default_rng(SEED), Arena()
 
     def weight(name: str, rows: int, columns: int) -> QTensor:
@@ -107,20 +107,20 @@ def recorded(request: pytest.FixtureRequest, every_layout: Path) -> Recorder:
 
 
 def finish(recorded: Recorder, number: int, **changed: int) -> None:
-    """Prove the program with some words of one instruction changed."""
+    """Check the program with some words of one instruction changed."""
     forged = Program(recorded.arena, LIMITS)
-    for place, (op, words) in enumerate(recorded.calls):
-        forged.append(op, **(words | changed if place == number else words))
+    for index, (op, words) in enumerate(recorded.calls):
+        forged.append(op, **(words | changed if index == number else words))
     forged.finish()
 
 
 def region_of(recorded: Recorder, address: int) -> tuple[int, int]:
-    """First and end."""
+    """Return the start and the end of the region that contains an address."""
     return next(span for span in recorded.arena.address_ranges().ranges if span[0] <= address < span[1])
 
 
 def words_of(recorded: Recorder, names: tuple[str, ...]) -> list[tuple[int, Op, str, int]]:
-    """(instruction, operation, word, value) of all words with these names that are not 0."""
+    """Return (instruction, operation, word, value) for all nonzero words with these names."""
     return [
         (number, op, name, words[name])
         for number, (op, words) in enumerate(recorded.calls)
@@ -129,7 +129,7 @@ def words_of(recorded: Recorder, names: tuple[str, ...]) -> list[tuple[int, Op, 
     ]
 
 
-def test_an_honest_program_is_sound_and_complete(recorded: Recorder) -> None:
+def test_recorded_program_passes_the_check(recorded: Recorder) -> None:
     assert {op for op, _ in recorded.calls} == set(Op)
     program = recorded.finish()
     assert len(program) == len(recorded) == len(recorded.calls)
@@ -139,8 +139,8 @@ def test_an_honest_program_is_sound_and_complete(recorded: Recorder) -> None:
         assert named == words
 
 
-def test_an_address_outside_of_its_region_is_refused_by_name(recorded: Recorder) -> None:
-    """Each of them, one by one: before the region, at its very end, behind it, nowhere near."""
+def test_address_outside_its_region_is_rejected(recorded: Recorder) -> None:
+    """Each address in turn: before the region, at its end, after it, and elsewhere."""
     for number, op, name, address in words_of(recorded, ADDRESSES):
         first, end = region_of(recorded, address)
         nowhere = (1 if name in NONE_AT_ZERO else 0, 64, -address, address + (1 << 40))
@@ -149,8 +149,8 @@ def test_an_address_outside_of_its_region_is_refused_by_name(recorded: Recorder)
                 finish(recorded, number, **{name: forged})
 
 
-def test_no_extent_is_underestimated(recorded: Recorder) -> None:
-    """Of every kind of address there is one whose bytes end where its region ends: it cannot move by a cache line."""
+def test_checked_extents_are_exact(recorded: Recorder) -> None:
+    """For each kind of address there is one whose extent ends with its region, so it cannot move by a cache line."""
     moved = set()
     for number, op, name, address in words_of(recorded, ADDRESSES):
         try:
@@ -160,38 +160,41 @@ def test_no_extent_is_underestimated(recorded: Recorder) -> None:
     assert moved == {(op, name) for _, op, name, _ in words_of(recorded, ADDRESSES)}
 
 
-def test_a_size_that_leads_outside_is_refused(recorded: Recorder) -> None:
+def test_size_that_exceeds_its_region_is_rejected(recorded: Recorder) -> None:
     for number, op, name, value in words_of(recorded, DISTANCES + COUNTS):
         for factor in (1000, -1) if name in DISTANCES else (1000,):
             with pytest.raises(IndexError, match=rf"instruction {number} \({op.name}\)"):
                 finish(recorded, number, **{name: factor * value})
 
 
-def test_a_group_that_does_not_exist_is_refused(recorded: Recorder) -> None:
+def test_unknown_kv_group_is_rejected(recorded: Recorder) -> None:
     for number, op, _, _ in words_of(recorded, ("cache",)):
         for forged in (1, -1, 1 << 40):
             with pytest.raises(IndexError, match=rf"instruction {number} \({op.name}\): group"):
                 finish(recorded, number, group=forged)
 
 
-def test_a_window_of_nothing_and_elements_that_a_head_has_not_are_refused(recorded: Recorder) -> None:
-    """They decide where in a table and in a row compiled code looks."""
-    for name, said, wrong in (("window", "window", (0, -1, -(1 << 40))), ("rotary", "(rotary|cosine)", (-2, 34))):
+def test_invalid_window_and_rotary_dim_are_rejected(recorded: Recorder) -> None:
+    """Both determine which table entries and elements compiled code reads."""
+    for name, said, wrong in (
+        ("window", "window", (0, -1, -(1 << 40))),
+        ("rotary_dim", "(rotary_dim|cosine)", (-2, 34)),
+    ):
         for number, op, _, _ in words_of(recorded, (name,)):
             for forged in wrong:
                 with pytest.raises(IndexError, match=rf"instruction {number} \({op.name}\): {said}"):
                     finish(recorded, number, **{name: forged})
 
 
-def test_heads_that_overlap_are_refused(recorded: Recorder) -> None:
+def test_overlapping_heads_are_rejected(recorded: Recorder) -> None:
     for number, op, _, value in words_of(recorded, ("head_bytes",)):
         for forged in (value - 1, 0, -value):
             with pytest.raises(IndexError, match=rf"instruction {number} \({op.name}\): head_bytes"):
                 finish(recorded, number, head_bytes=forged)
 
 
-def test_larger_limits_need_larger_buffers(recorded: Recorder) -> None:
-    """What is large enough for one batch is not for the next larger one."""
+def test_buffers_for_smaller_limits_are_rejected(recorded: Recorder) -> None:
+    """Buffers that fit one batch do not fit the next larger one."""
     numbers = ("tokens", "outputs", "requests", "context")
     for larger in (*({name: getattr(LIMITS, name) + 1} for name in numbers), {"num_blocks": (21,)}):
         program = Program(recorded.arena, replace(LIMITS, **larger))
@@ -201,12 +204,12 @@ def test_larger_limits_need_larger_buffers(recorded: Recorder) -> None:
             program.finish()
 
 
-def test_words_that_no_instruction_has_are_refused() -> None:
+def test_unknown_instruction_word_is_rejected() -> None:
     with pytest.raises(KeyError, match="sped"):
         Program(Arena(), LIMITS).append(Op.NORM, sped=1)
 
 
-def test_what_is_not_said_is_zero_except_for_the_barrier() -> None:
+def test_missing_words_are_zero_except_for_barrier() -> None:
     program = Program(Arena(), Limits(tokens=0, outputs=0, requests=0, context=0, num_blocks=(0,), threads=1))
     region = program.arena.allocate("out", 256)
     program.append(Op.ARGMAX_SEGMENTS, out=region.address, x=region.address)

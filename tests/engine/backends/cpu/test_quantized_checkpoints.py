@@ -1,4 +1,4 @@
-"""Whole checkpoints of every quantized format on the CPU device, next to the reference kernels."""
+"""Whole checkpoints of every quantization format on the CPU device, against the reference kernels."""
 
 import logging
 from pathlib import Path
@@ -14,14 +14,15 @@ from tests.engine.checkpoints.quantized_folders import KINDS, quantized_folder
 from tests.quant.checkpoint_layers import pack_quantized_layer
 
 VOCABULARY = 97
-IDS = [(7 * place + 3) % VOCABULARY for place in range(40)]
+IDS = [(7 * index + 3) % VOCABULARY for index in range(40)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_model_is_near_the_plain_kernels(tmp_path: Path, cpu_kernels: Path, kind: str) -> None:
+def test_quantized_model_is_close_to_the_reference(tmp_path: Path, cpu_kernels: Path, kind: str) -> None:
     path = quantized_folder(tmp_path, kind).path
     plain = logprobs(reference(path), IDS, VOCABULARY)
-    # Random integers make scores of hundreds, which show what activations lose; wrong ones are off by 1 and more.
+    # Random integers give scores in the hundreds, which amplify the rounding of activations. Wrong kernels are off by 1
+    # or more.
     for bits, most in ((8, 0.3), (14, 0.05)):
         step = load_step(path, cpu_kernels, CONFIG, activation_bits=bits)
         ours = logprobs(step, IDS, VOCABULARY)
@@ -30,7 +31,7 @@ def test_a_model_is_near_the_plain_kernels(tmp_path: Path, cpu_kernels: Path, ki
         assert torch.equal(alone, ours[[0, 1, 16, 39]])
 
 
-def test_what_has_no_layout_is_multiplied_by_the_plain_kernels(
+def test_unsupported_layout_uses_the_reference_kernels(
     tmp_path: Path, cpu_kernels: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(KINDS, "odd", lambda rng, m, n: pack_quantized_layer(rng, m, n, 16))

@@ -1,4 +1,4 @@
-"""Threads that compute together: the same bits from any number of them, and none is left behind, asleep or alive."""
+"""The thread pool: results do not depend on the number of threads, and no thread is left waiting or running."""
 
 import gc
 import random
@@ -23,8 +23,8 @@ from tests.engine.models.tiny_llama import MIXES, make
 SEED = 17
 VOCABULARY = 97
 CONFIG = EngineConfig("cpu", context_length=512, num_blocks=120, max_step_tokens=128, max_running=4, threads=5)
-PATIENCE = 300.0  # seconds: how long anything may take before it counts as hanging
-ASLEEP = 0.3  # seconds: an idle worker sleeps long before that
+TIMEOUT = 300.0  # seconds after which a test counts as hanging
+ASLEEP = 0.3  # seconds; an idle worker sleeps long before that
 
 MakeStep = Callable[[int], CpuStep]
 
@@ -37,7 +37,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def others(cpu_kernels: Path) -> set[threading.Thread]:
-    """Threads that are none of this test's."""
+    """Threads that already ran before the test."""
     gc.collect()
     return set(threading.enumerate())
 
@@ -51,7 +51,7 @@ def make_step(path: Path, cpu_kernels: Path) -> MakeStep:
 
 
 def batches(sizes: Sequence[int]) -> Iterator[Batch]:
-    """A request's tokens in steps of these sizes: always the same tokens."""
+    """Yield batches of one request's tokens in steps of these sizes."""
     length = sum(sizes)
     ids = torch.randint(0, VOCABULARY, (length,), generator=torch.Generator().manual_seed(SEED)).tolist()
     it = sequence(1, ids, range(1, 2 + length // 16))
@@ -60,7 +60,7 @@ def batches(sizes: Sequence[int]) -> Iterator[Batch]:
 
 
 def computed(step: CpuStep, sizes: Sequence[int], threads: Callable[[], int | None]) -> Tensor:
-    """The logits of all tokens."""
+    """Return the logits of all tokens."""
     return torch.cat([compute(step, batch, threads()) for batch in batches(sizes)])
 
 
@@ -68,34 +68,34 @@ def use(step: CpuStep, threads: int) -> None:
     computed(step, [15, 1, 5], lambda: threads)
 
 
-def within_patience(work: Callable[[], None]) -> None:
-    """Do it in a thread of its own: one that hangs fails the test instead of stopping all of them."""
+def within_timeout(work: Callable[[], None]) -> None:
+    """Run `work` in a thread, so that a deadlock fails the test instead of blocking the run."""
     failures: list[BaseException] = []
 
     def guarded() -> None:
         try:
             work()
-        except BaseException as error:  # noqa: BLE001  # told below
+        except BaseException as error:  # noqa: BLE001 # raised below
             failures.append(error)
 
     worker = threading.Thread(target=guarded, daemon=True)
     worker.start()
-    worker.join(PATIENCE)
-    assert not worker.is_alive(), f"not done after {PATIENCE:.0f} seconds"
+    worker.join(TIMEOUT)
+    assert not worker.is_alive(), f"not done after {TIMEOUT:.0f} seconds"
     if failures:
         raise failures[0]
 
 
 def ended(threads: set[threading.Thread]) -> bool:
-    """Whether these threads end by themselves."""
-    deadline = time.monotonic() + PATIENCE
+    """Whether these threads end."""
+    deadline = time.monotonic() + TIMEOUT
     while any(thread.is_alive() for thread in threads) and time.monotonic() < deadline:
         time.sleep(0.01)
     return not any(thread.is_alive() for thread in threads)
 
 
-def test_any_number_of_threads_gives_the_same_bits(make_step: MakeStep) -> None:
-    """Prompts in chunks, then single tokens, with other numbers of threads from step to step."""
+def test_bits_do_not_depend_on_the_number_of_threads(make_step: MakeStep) -> None:
+    """Prefill chunks, then single tokens, with a different number of threads in each step."""
     results: list[Tensor] = []
 
     def work() -> None:
@@ -104,14 +104,14 @@ def test_any_number_of_threads_gives_the_same_bits(make_step: MakeStep) -> None:
             sizes = [100, 1, 1, 1, 37, 2, 3, *[1] * 30]
             results.append(computed(make_step(pool_size), sizes, lambda used=used: rng.choice(used)))  # type: ignore[misc]
 
-    within_patience(work)
+    within_timeout(work)
     assert len(results) == 5
     assert all(torch.equal(result, results[0]) for result in results)
 
 
 @pytest.mark.parametrize("threads", [2, 4])
-def test_no_wake_up_is_lost(make_step: MakeStep, threads: int) -> None:
-    """Pauses around the time after which a worker sleeps, so that steps come while it is about to."""
+def test_no_wake_up_is_lost_around_the_idle_timeout(make_step: MakeStep, threads: int) -> None:
+    """Pauses close to the idle timeout, so that steps start while a worker is about to sleep."""
     step, rng = make_step(threads), random.Random(SEED)
 
     def work() -> None:
@@ -120,20 +120,19 @@ def test_no_wake_up_is_lost(make_step: MakeStep, threads: int) -> None:
             step.workers.run(1, rng.choice([threads, threads, 1, 2]))
             time.sleep(rng.choice([0, 0, 1e-4, 5e-4, 1e-3, 2e-3, 4e-3]) * rng.random())
 
-    within_patience(work)
+    within_timeout(work)
 
 
-def test_the_team_chooses_by_itself(make_step: MakeStep) -> None:
-    """What it chooses shows in the bits no more than what it is told."""
+def test_automatic_thread_count_gives_the_same_bits(make_step: MakeStep) -> None:
     results: list[Tensor] = []
-    within_patience(
+    within_timeout(
         lambda: results.extend(computed(make_step(pool_size), [1] * 150, lambda: None) for pool_size in (3, 1))
     )
     assert torch.equal(*results)
 
 
-def test_two_teams_work_at_the_same_time(make_step: MakeStep) -> None:
-    """Two models, each driven by a thread of its own, share nothing."""
+def test_two_pools_run_concurrently(make_step: MakeStep) -> None:
+    """Two models, each used by its own thread, share nothing."""
     made = [make_step(3) for _ in range(2)]
     results: dict[int, Tensor] = {}
 
@@ -147,29 +146,31 @@ def test_two_teams_work_at_the_same_time(make_step: MakeStep) -> None:
         for driver in drivers:
             driver.join()
 
-    within_patience(work)
+    within_timeout(work)
     assert torch.equal(results[0], results[1])
 
 
 @pytest.mark.parametrize("pause", [0.0, ASLEEP], ids=["awake", "asleep"])
 @pytest.mark.parametrize("used", [True, False], ids=["used", "never used"])
-def test_closing_ends_the_threads(make_step: MakeStep, others: set[threading.Thread], pause: float, used: bool) -> None:
+def test_close_ends_the_worker_threads(
+    make_step: MakeStep, others: set[threading.Thread], pause: float, used: bool
+) -> None:
     step = make_step(4)
     workers = set(threading.enumerate()) - others
     assert len(workers) == 3
     if used:
-        within_patience(lambda: use(step, 4))
+        within_timeout(lambda: use(step, 4))
     time.sleep(pause)
     step.workers.close()
     assert ended(workers)
-    step.workers.close()  # nothing more to do, and no harm in it
+    step.workers.close()  # closing again has no effect
 
 
-def test_a_team_that_nobody_has_any_more_ends_its_threads(make_step: MakeStep, others: set[threading.Thread]) -> None:
-    """And all that the step had is freed: a model that was unloaded takes no memory."""
+def test_collected_pool_ends_its_threads(make_step: MakeStep, others: set[threading.Thread]) -> None:
+    """The memory of the step is freed as well."""
     step = make_step(4)
     workers, gone = set(threading.enumerate()) - others, weakref.ref(step.arena)
-    within_patience(partial(use, step, 4))
+    within_timeout(partial(use, step, 4))
     assert len(workers) == 3
     del step
     gc.collect()
@@ -177,23 +178,23 @@ def test_a_team_that_nobody_has_any_more_ends_its_threads(make_step: MakeStep, o
     assert ended(workers)
 
 
-def test_a_team_of_one_has_no_threads(make_step: MakeStep, others: set[threading.Thread]) -> None:
+def test_pool_of_one_has_no_worker_threads(make_step: MakeStep, others: set[threading.Thread]) -> None:
     step = make_step(1)
     assert set(threading.enumerate()) == others
     step.workers.close()
 
 
 @pytest.mark.parametrize("threads", [0, 3])
-def test_more_than_there_are_are_not_waited_for(make_step: MakeStep, threads: int) -> None:
+def test_invalid_thread_count_is_rejected(make_step: MakeStep, threads: int) -> None:
     with pytest.raises(ValueError, match=f"{threads} threads were asked of a pool of 2"):
         make_step(2).workers.run(1, threads)
 
 
-def test_an_idle_team_takes_no_time(make_step: MakeStep) -> None:
+def test_idle_pool_uses_no_cpu_time(make_step: MakeStep) -> None:
     step = make_step(5)
-    within_patience(lambda: use(step, 5))
+    within_timeout(lambda: use(step, 5))
     time.sleep(ASLEEP)
     before = time.process_time()
     time.sleep(2)
     assert time.process_time() - before < 0.05 * 2
-    within_patience(lambda: use(step, 5))
+    within_timeout(lambda: use(step, 5))

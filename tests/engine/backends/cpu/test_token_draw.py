@@ -1,4 +1,4 @@
-"""The compiled draw against the definition, against its twin, and where nothing can be drawn."""
+"""The compiled draw, against its definition and against the reference implementation."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def compiled(cpu_kernels: Path, vocabulary: int) -> CompiledDraw:
 
 
 def some_allowed(rows: int, vocabulary: int, seed: int | None = None) -> tuple[NDArray[np.bool_], Words]:
-    """Of the vocabulary some tokens, few in one row and many in another, and never none; the same as words."""
+    """Return random allowed tokens, at least one per row: as booleans and as mask words."""
     generator = np.random.default_rng(seed)
     allowed = np.zeros((rows, -(-vocabulary // 32) * 32), np.bool_)
     allowed[:, :vocabulary] = generator.random((rows, vocabulary)) < generator.random((rows, 1))
@@ -36,19 +36,19 @@ def some_allowed(rows: int, vocabulary: int, seed: int | None = None) -> tuple[N
 
 
 @pytest.mark.parametrize("vocabulary", SIZES)
-def test_a_number_falls_on_the_token_that_it_should(cpu_kernels: Path, vocabulary: int) -> None:
-    """Or on a neighbour of it, where it lies that near; rows are read where they are, in a larger array."""
+def test_uniform_number_selects_the_expected_token(cpu_kernels: Path, vocabulary: int) -> None:
+    """A neighboring token is accepted if the number is within rounding. Rows are read from a larger array."""
     allowed, words = some_allowed(ROWS, vocabulary)
     logits = torch.full((2 * ROWS, vocabulary + 5), torch.nan)[:, :vocabulary]
     logits[1::2] = torch.randn(ROWS, vocabulary) * 4
     temperatures, numbers = np.random.uniform(0.3, 2, ROWS), np.random.random(ROWS)
     draw = compiled(cpu_kernels, vocabulary)
-    for held in (False, True):
-        places = list(range(ROWS)) if held else [-1] * ROWS
+    for masked in (False, True):
+        mask_rows = list(range(ROWS)) if masked else [-1] * ROWS
         rows = list(range(1, 2 * ROWS, 2))
-        drawn = np.array(draw(logits, rows, words, places, temperatures.tolist(), numbers.tolist()))
+        drawn = np.array(draw(logits, rows, words, mask_rows, temperatures.tolist(), numbers.tolist()))
         scaled = logits[1::2].double().numpy() / temperatures[:, None]
-        scaled[~allowed if held else np.zeros_like(allowed)] = -np.inf
+        scaled[~allowed if masked else np.zeros_like(allowed)] = -np.inf
         weights = torch.softmax(torch.from_numpy(scaled), -1).numpy()
         until = weights.cumsum(-1)[range(ROWS), drawn]
         assert (until > numbers - 1e-5).all()
@@ -56,7 +56,7 @@ def test_a_number_falls_on_the_token_that_it_should(cpu_kernels: Path, vocabular
         assert (weights[range(ROWS), drawn] > 0).all()
 
 
-def test_what_cannot_be_picked_is_not(cpu_kernels: Path) -> None:
+def test_impossible_tokens_are_never_drawn(cpu_kernels: Path) -> None:
     logits = torch.full((2, 999), -torch.inf)
     logits[0, [3, 300]] = torch.tensor([1.0, 200.0])
     draw, words = compiled(cpu_kernels, 999), np.zeros((1, 32), np.int32)
@@ -71,7 +71,7 @@ def test_what_cannot_be_picked_is_not(cpu_kernels: Path) -> None:
 
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e-30, 1e-40, 5e-324])
-def test_however_small_the_temperature_it_is_the_most_likely_token(cpu_kernels: Path, temperature: float) -> None:
+def test_tiny_temperatures_draw_the_most_likely_token(cpu_kernels: Path, temperature: float) -> None:
     logits = torch.randn(1, 1000)
     logits[0, 567] = 9.0
     draw = compiled(cpu_kernels, 1000)
@@ -80,19 +80,18 @@ def test_however_small_the_temperature_it_is_the_most_likely_token(cpu_kernels: 
         assert drawn == [567]
 
 
-def test_what_is_not_there_is_not_read(cpu_kernels: Path) -> None:
+def test_arguments_out_of_range_are_rejected(cpu_kernels: Path) -> None:
     draw = compiled(cpu_kernels, 100)
     for vocabulary, words in ((101, 4), (100, 3)):
         with pytest.raises(ValueError, match=r"rows of 100|not 4"):
             draw(torch.zeros(1, vocabulary), [0], np.zeros((1, words), np.int32), [0], [1.0], [0.5])
-    for row, place in ((1, 0), (-1, 0), (0, 1)):
+    for row, mask_row in ((1, 0), (-1, 0), (0, 1)):
         with pytest.raises(IndexError):
-            draw(torch.zeros(1, 100), [row], np.zeros((1, 4), np.int32), [place], [1.0], [0.5])
+            draw(torch.zeros(1, 100), [row], np.zeros((1, 4), np.int32), [mask_row], [1.0], [0.5])
 
 
-def test_a_batch_is_sampled_as_without_it(cpu_kernels: Path) -> None:
-    """Drawn with and without filters, held to grammars or not, the most likely token, and what a bias makes of them;
-    of some, the bias leaves nothing that the grammar allows, and then it does not count."""
+def test_compiled_draw_does_not_change_sampled_tokens(cpu_kernels: Path) -> None:
+    """With and without filters and grammars. If a bias leaves no allowed token, the bias is ignored."""
     vocabulary = 3000
     kinds = [{}, {"temperature": 0.7}, {"temperature": 0}, {"top_p": 0.8}, {"top_k": 9}, {"min_p": 0.1},
              {"xtc_probability": 1.0}, {"min_tokens": 5}]  # fmt: skip
@@ -103,7 +102,7 @@ def test_a_batch_is_sampled_as_without_it(cpu_kernels: Path) -> None:
     allowed, words = some_allowed(20, vocabulary, seed=20)
     words[15] = 0
     words[15, 0] = 1 << 7
-    masks = Masks(words, {2 * place + 1: place for place in range(20)}, {})
+    masks = Masks(words, {2 * row + 1: row for row in range(20)}, {})
     logits = torch.randn(40, vocabulary, generator=torch.Generator().manual_seed(20)) * 3
     draw = compiled(cpu_kernels, vocabulary)
     found = sample(logits, requests, masks, draw)

@@ -1,4 +1,4 @@
-"""Whole models of every block type, and of several mixed as files have them, next to the reference kernels."""
+"""Whole models of every block type, and of mixes that occur in files, against the reference kernels."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +14,10 @@ from tests.support.random_gguf import SIZES, TYPES, write
 from tests.support.weight_mixes import Q4_K_M
 
 VOCABULARY = SIZES["tiny"].vocabulary
-IDS = [(7 * place + 3) % VOCABULARY for place in range(40)]
+IDS = [(7 * index + 3) % VOCABULARY for index in range(40)]
 
 
-MOST = {8: 0.03, 14: 0.003}  # by bits of activations: largest distance to the reference kernels
+MOST = {8: 0.03, 14: 0.003}  # largest distance to the reference kernels, by bits of activations
 
 
 @pytest.fixture(scope="module", params=[*TYPES, Q4_K_M])
@@ -29,7 +29,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def plain(path: Path) -> Tensor:
-    """What the reference kernels say to IDS."""
+    """Log-probabilities of IDS by the reference kernels."""
     return logprobs(reference(path), IDS, VOCABULARY)
 
 
@@ -44,16 +44,16 @@ def step(path: Path, cpu_kernels: Path, bits: int) -> CpuStep:
     return load_step(path, cpu_kernels, CONFIG, activation_bits=bits)
 
 
-def test_a_model_is_near_the_plain_kernels(step: CpuStep, plain: Tensor, bits: int) -> None:
+def test_model_of_each_type_is_close_to_the_reference(step: CpuStep, plain: Tensor, bits: int) -> None:
     ours = logprobs(step, IDS, VOCABULARY)
-    assert plain.std() > 0.1  # there is something to get wrong
+    assert plain.std() > 0.1  # the model is not trivial
     assert (ours - plain).square().mean().sqrt() < MOST[bits]
     alone = torch.cat([logprobs(step, IDS[:count], VOCABULARY)[-1:] for count in (1, 2, 17, 40)])
     assert torch.equal(alone, ours[[0, 1, 16, 39]])
 
 
-def test_logits_are_the_same_whichever_are_wanted(step: CpuStep) -> None:
-    """Two prompts and a single token, by any number of threads."""
+def test_logits_do_not_depend_on_the_requested_rows(step: CpuStep) -> None:
+    """For two prompts and a single token, with different numbers of threads."""
     parts = [
         (sequence(0, IDS, [1, 2, 3]), len(IDS)),
         (sequence(1, IDS[7:], [4, 5]), 20),
