@@ -75,9 +75,9 @@ class Message:
     role: str  # one of ROLES, or a role that the model's template defines
     content: str = ""
     reasoning: str | None = None  # what the assistant wrote before its content, while thinking
-    tool_calls: tuple[ToolCall, ...] = ()  # of an assistant message
-    tool_call_id: str | None = None  # of a tool message: id of the call that it answers
-    name: str | None = None  # of a tool message: name of the tool; of others: name of the speaker
+    tool_calls: tuple[ToolCall, ...] = ()  # calls in an assistant message
+    tool_call_id: str | None = None  # in a tool message: id of the call that it answers
+    name: str | None = None  # in a tool message: name of the tool; in others: name of the speaker
 
     def to_template(self, *, arguments_as_text: bool = False) -> dict[str, Json]:
         """Return the message as chat templates expect it. Fields without a value are absent, except `content`.

@@ -67,7 +67,7 @@ class EmbeddingService:
         """`clock` returns seconds that never decrease."""
         self.name = name
         self.tokenizer = tokenizer
-        self.requests = 0  # in progress
+        self.requests = 0  # number of requests in progress
         self.texts = WorkPool("encoding texts", TEXT_THREADS)
         self._embedder = embedder
         self._clock = clock

@@ -17,7 +17,7 @@ class PromptProgress:
 
     done: int
     total: int
-    cached: int = 0  # of the tokens done, those found in the KV cache
+    cached: int = 0  # tokens found in the KV cache, included in `done`
     seconds: float = 0.0  # since the prefill started, without the time in the queue
 
 
@@ -40,7 +40,7 @@ class TextDelta:
     """Further text of the reply. It never ends within a character or contains a part of a stop string."""
 
     text: str
-    logprobs: "tuple[TokenLogprobs, ...]" = ()  # of the tokens since the last delta, if requested
+    logprobs: "tuple[TokenLogprobs, ...]" = ()  # log-probabilities of the tokens since the last delta, if requested
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class ReasoningDelta:
 class ToolCallStart:
     """The model calls a tool. The arguments follow, then a ToolCallEnd."""
 
-    index: int  # of the call within the reply, from 0
+    index: int  # index of the call within the reply, from 0
     id: str
     name: str
 
@@ -88,7 +88,7 @@ class ReplyEnd:
     completion_tokens: int
     first_token_seconds: float  # since the request was submitted
     total_seconds: float
-    reasoning_tokens: int = 0  # of the completion tokens
+    reasoning_tokens: int = 0  # part of the completion tokens
     queue_seconds: float = 0.0  # time in the queue, part of the time to the first token
     error: str = ""  # message for FinishReason.ERROR and GRAMMAR
 
@@ -145,7 +145,7 @@ class TokenCounts:
     total_seconds: float = 0.0  # maximum over the replies
     queue_seconds: float = 0.0  # maximum time that a prompt waited in the queue
     prefill_seconds: float = 0.0  # maximum time from the queue to the first token, without the time to restore blocks
-    reasoning: int = 0  # of the completion tokens
+    reasoning: int = 0  # reasoning tokens, part of the completion
     status: str = QUEUED  # what the request is doing, for a client that waits
 
     def set_prompts(self, prompts: Sequence[tuple[int, ...]]) -> None:

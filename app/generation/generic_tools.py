@@ -19,8 +19,8 @@ from app.generation.tool_parsers.reply_format import CallSyntax, ReplyFormat
 class ToolSupport(Enum):
     """How tools are presented to a model. The values appear in the API and in command output."""
 
-    NATIVE = "native"  # by its chat template
-    GENERIC = "generic"  # as text, by this module
+    NATIVE = "native"  # the chat template renders tools
+    GENERIC = "generic"  # this module describes tools as text
     NONE = "none"
 
 

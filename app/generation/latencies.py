@@ -40,7 +40,8 @@ class Latencies:
     def __init__(self) -> None:
         self.first_token: Final = by_class(REPLY_BOUNDS)  # since the request was submitted
         self.between_tokens: Final = by_class(GAP_BOUNDS)
-        self.whole_reply: Final = by_class(REPLY_BOUNDS)  # of replies that ended by themselves or at their token limit
+        # only replies that ended by themselves or at their token limit
+        self.whole_reply: Final = by_class(REPLY_BOUNDS)
         self.ends: Final = dict.fromkeys(FinishReason, 0)  # number of requests by finish reason
 
     def timer(self, service: ServiceClass, now: float) -> "ReplyTimer":

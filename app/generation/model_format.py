@@ -42,27 +42,27 @@ class ChatPrompt:
     """A prompt for a model's next turn, and how the reply to it is parsed."""
 
     ids: tuple[int, ...]
-    _replies: "ModelFormat"
+    _format: "ModelFormat"
     _conversation: Conversation
     _rendered: str
 
     def new_parser(self) -> ReplyParser:
-        return self._replies.parser(self._conversation, self._rendered)
+        return self._format.parser(self._conversation, self._rendered)
 
-    def grammar(self, asked: GrammarSource | None) -> tuple[GrammarSource | None, bool]:
-        """Return the grammar of the reply, given the `asked` one, and whether it only constrains tool calls."""
-        return self._replies.grammar(self._conversation, self._rendered, asked)
+    def grammar(self, wanted: GrammarSource | None) -> tuple[GrammarSource | None, bool]:
+        """Return the grammar of the reply, given the `wanted` one, and whether it only constrains tool calls."""
+        return self._format.grammar(self._conversation, self._rendered, wanted)
 
-    def loose_grammar(self, asked: GrammarSource | None) -> GrammarSource | None:
+    def loose_grammar(self, wanted: GrammarSource | None) -> GrammarSource | None:
         """Return the same with any arguments for tools whose schemas cannot be compiled. None: the schemas are
         required.
         """
-        conversation = self._replies.with_loose_schemas(self._conversation)
-        return self._replies.grammar(conversation, self._rendered, asked)[0] if conversation else None
+        conversation = self._format.with_loose_schemas(self._conversation)
+        return self._format.grammar(conversation, self._rendered, wanted)[0] if conversation else None
 
     def with_thinking_budget(self, grammar: Grammar | None) -> Grammar | None:
         """Wrap a grammar, or none, so that the reasoning stays within the conversation's budget."""
-        return self._replies.with_thinking_budget(self._conversation, self._rendered, grammar)
+        return self._format.with_thinking_budget(self._conversation, self._rendered, grammar)
 
     async def compile_grammar(
         self, compiler: GrammarCompiler, requested: RequestedGrammar | None
@@ -175,11 +175,11 @@ class ModelFormat:
         return ReplyParser(markup, tools, opening=markup.opening(rendered), parallel=parallel, answers=answers)
 
     def grammar(
-        self, conversation: Conversation, rendered: str, asked: GrammarSource | None
+        self, conversation: Conversation, rendered: str, wanted: GrammarSource | None
     ) -> tuple[GrammarSource | None, bool]:
         """Return the grammar of the reply to a rendered conversation, and whether it only constrains tool calls.
 
-        Forced calls override the `asked` grammar. Optional calls are an alternative to it, or follow the schemas of
+        Forced calls override the `wanted` grammar. Optional calls are an alternative to it, or follow the schemas of
         strict tools. Calls of other tools are excluded. Reasoning may precede all of that if the model may still think.
         """
         compiled, tools = self._format_for(conversation), conversation.callable_tools
@@ -189,17 +189,17 @@ class ModelFormat:
         if conversation.use is ToolUse.FORCED:
             return _lark(call_grammar(*reply, parallel=parallel, thinks=thinks)), True
         if self.is_answer_open(conversation):
-            return asked, False
+            return wanted, False
         if compiled is self._generic:
-            answer = ANY_TEXT if asked is None else asked.as_lark()
-            return _lark(answer_grammar(*reply, answer, parallel=parallel, thinks=thinks)), asked is None
-        if asked is None and any(tool.strict for tool in tools):
+            answer = ANY_TEXT if wanted is None else wanted.as_lark()
+            return _lark(answer_grammar(*reply, answer, parallel=parallel, thinks=thinks)), wanted is None
+        if wanted is None and any(tool.strict for tool in tools):
             return _lark(free_grammar(*reply, parallel=parallel, thinks=thinks)), True
-        if asked is None and conversation.tools and not tools and written.calls is not None:
+        if wanted is None and conversation.tools and not tools and written.calls is not None:
             return _lark(no_call_grammar(written, self._tokenizer.control_tokens)), True
-        if asked is None or (written.thinking is None and not tools):
-            return asked, False
-        return _lark(answer_grammar(*reply, asked.as_lark(), parallel=parallel, thinks=thinks)), False
+        if wanted is None or (written.thinking is None and not tools):
+            return wanted, False
+        return _lark(answer_grammar(*reply, wanted.as_lark(), parallel=parallel, thinks=thinks)), False
 
     def is_answer_open(self, conversation: Conversation) -> bool:
         """Whether the prompt ends within an answer that follows an answer mark."""

@@ -22,7 +22,7 @@ _NOTHING: Mapping[str, float] = {}
 # A penalty applies to the whole prompt. For infilling, the prompt is the surrounding code, whose names the missing part
 # must repeat.
 _NOT_FOR_INSERTION = ("repetition_penalty",)
-VARIED_TEMPERATURE: Final = 0.7  # for several replies to one prompt, if the model recommends 0
+VARIED_TEMPERATURE: Final = 0.7  # used for several replies to one prompt if the model recommends 0
 
 
 @dataclass(frozen=True, slots=True)

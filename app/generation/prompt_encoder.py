@@ -36,12 +36,12 @@ def _up_to(rendered: str, reply_prefix: str) -> str:
 
     Some templates strip the message. White space at its end is kept.
     """
-    said = reply_prefix.strip()
-    start = rendered.rfind(said)
+    stripped = reply_prefix.strip()
+    start = rendered.rfind(stripped)
     if start < 0:
         problem = "The chat template of this model changes the text that the reply is to continue"
         raise TemplateError(problem, "Remove the assistant message at the end.")
-    return rendered[:start] + said + reply_prefix[len(reply_prefix.rstrip()) :]
+    return rendered[:start] + stripped + reply_prefix[len(reply_prefix.rstrip()) :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,8 @@ class PromptEncoder:
         """
         # Every template includes the user messages, so a conversation that is too long is refused before it is
         # rendered.
-        said = sum(len(message.content.strip()) for message in conversation.messages if message.role == "user")
-        self._check_length(said, limit)
+        characters = sum(len(message.content.strip()) for message in conversation.messages if message.role == "user")
+        self._check_length(characters, limit)
         try:
             rendered = self._render(conversation, limit)
         except RecursionError as error:
@@ -116,11 +116,11 @@ class PromptEncoder:
         `before` ends with a reply. Raises what `encode_conversation` raises, and TemplateError if the template omits
         the reply or cannot render these messages after one.
         """
-        asked, replied = Message("user", _ASKED), Message("assistant", _REPLIED)
-        rendered = self._render(replace(conversation, messages=(asked, replied, *conversation.messages)), limit)
+        question, reply = Message("user", _ASKED), Message("assistant", _REPLIED)
+        rendered = self._render(replace(conversation, messages=(question, reply, *conversation.messages)), limit)
         added = rendered.partition(_REPLIED)[2]
-        said = (self._tokenizer.protect(message.content).strip() for message in conversation.messages)
-        if not all(text in added for text in said):
+        texts = (self._tokenizer.protect(message.content).strip() for message in conversation.messages)
+        if not all(text in added for text in texts):
             problem = "The chat template of this model cannot render these messages after a reply"
             raise TemplateError(problem, "Send the whole conversation.")
         self._check_length(len(added), limit)

@@ -29,7 +29,7 @@ class GeneratedReply:
     """A prompt and its reply so far."""
 
     prompt_ids: tuple[int, ...]
-    ids: Sequence[int]  # of the reply
+    ids: Sequence[int]  # ids of the reply
     text: str  # the text that the caller got; may end before that of the ids
     continues_text: bool  # the reply continues a text, not a conversation
     stored: bool  # whether it may be written to disk
@@ -41,7 +41,7 @@ class TextPosition:
 
     part_key: bytes  # digest of all parts before this one
     prefix_hash: "hashlib._Hash"  # hash of those parts and the characters before the position; copy it before an update
-    characters: int  # of this part, before the position
+    characters: int  # number of characters of this part before the position
 
     @classmethod
     def of(cls, part_key: bytes, text: str = "") -> "TextPosition":
@@ -86,7 +86,7 @@ class RememberedReplies:
         self._reply_tokens = reply_tokens
         self._control_ids = frozenset(tokenizer.control_tokens.values())
         self._lock = threading.Lock()
-        # by hash of the prompt: position where its reply starts
+        # positions where replies start, by hash of their prompts
         self._prompts: OrderedDict[int, TextPosition] = OrderedDict()
 
     def encode(self, parts: Iterable[int | str], limit: TextLimit) -> tuple[list[int], TextPosition]:

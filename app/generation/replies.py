@@ -34,7 +34,7 @@ class Replies:
         self._context = context
         self._stream = stream
         self._cache = cache
-        self._replies: dict[int, Reply] = {}  # by id of the engine's request
+        self._replies: dict[int, Reply] = {}  # keys: ids of the engine's requests
 
     def submit(self, prepared: PreparedRequest, origin: Origin) -> None:
         """Submit all replies, or none if this raises.

@@ -26,7 +26,7 @@ MAX_SPANS_PER_PART = 256  # only the newest are read
 FILE_NAME = "replies.sqlite"
 
 _VERSION = 1
-_BUSY_SECONDS = 2.0  # for another process to finish its write, which takes milliseconds
+_BUSY_SECONDS = 2.0  # time for another process to finish its write, which takes milliseconds
 # seconds after each attempt; SQLite itself does not wait while another process creates the file
 _PAUSES = (0.01, 0.1, 0.5, 0.0)
 _TABLE = """

@@ -36,7 +36,8 @@ class PrefillLog:
 
     def __init__(self, who: str) -> None:
         self._who = who
-        self._logged_at: dict[int, float] = {}  # by reply: `seconds` of the last progress event that was logged
+        # keys: indexes of replies; values: `seconds` of the last progress event that was logged
+        self._logged_at: dict[int, float] = {}
 
     def log_progress(self, reply: int, event: ChatEvent) -> None:
         """Log the start of a long prefill, and the progress of any prefill every PREFILL_LOG_SECONDS."""

@@ -20,7 +20,7 @@ class ReasoningMarks:
 
     begin: Sequence[str]
     end: Sequence[str]
-    end_ids: Sequence[int]  # of the first end mark, encoded to follow other text
+    end_ids: Sequence[int]  # ids of the first end mark, encoded to follow other text
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, begin: Sequence[str], end: Sequence[str]) -> "ReasoningMarks":
@@ -115,8 +115,8 @@ class _BudgetConstraint:
         self._text = self._text[max(0, len(self._text) - self._kept) :]
 
     def _may_begin_thoughts(self) -> bool:
-        said = self._text.lstrip()
-        return any(mark.startswith(said) or said.startswith(mark) for mark in self._marks.begin)
+        stripped = self._text.lstrip()
+        return any(mark.startswith(stripped) or stripped.startswith(mark) for mark in self._marks.begin)
 
     def _after_mark(self) -> int | None:
         """Return the end of the first mark that starts or ends the reasoning."""

@@ -44,7 +44,7 @@ class TokenStreams:
         self._clock = clock
         self._thread = EngineThread(engine, self._post_events, clock)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._live: dict[int, _LiveRequest] = {}  # by id of the request
+        self._live: dict[int, _LiveRequest] = {}  # keys: request ids
         self._stopping = False
 
     async def start(self) -> None:
@@ -188,7 +188,7 @@ class TokenStream:
     def __init__(self, streams: TokenStreams, pause: float = 0.0) -> None:
         self._streams = streams
         self._pause = pause
-        self._taken_at = -math.inf  # by the loop's clock
+        self._taken_at = -math.inf  # time of the last read, by the loop's clock
         self._running: set[int] = set()  # ids of requests that have not ended
         self._arrived: deque[TokenEvent] = deque()
         self._reader: asyncio.Future[None] | None = None

@@ -156,7 +156,7 @@ def unpacked_ids(payload: bytes) -> Sequence[int]:
 class Vocabulary:
     """The tokens of a model, in the form that the grammar library expects."""
 
-    tokens: Sequence[bytes]  # by id
+    tokens: Sequence[bytes]  # indexed by id
     special: Sequence[int]  # ids of control tokens
     ends: Sequence[int]  # ids of the tokens that end a reply, at least one
     bos: int | None
@@ -207,7 +207,8 @@ class GrammarLimits:
 
     compile_cpu_seconds: float = 1.5
     compile_wall_seconds: float = 3.5  # more than the CPU time, for busy machines
-    mask_cpu_seconds: float = 0.1  # for one mask or one token
-    burst_cpu_seconds: float = 0.5  # for all masks and tokens together, in addition to `mean_cpu_seconds` for each
+    mask_cpu_seconds: float = 0.1  # limit for one mask or one token
+    # limit for all masks and tokens together, in addition to `mean_cpu_seconds` for each
+    burst_cpu_seconds: float = 0.5
     mean_cpu_seconds: float = 0.01
-    memory_bytes: int = 384 << 20  # of address space, in addition to the vocabulary
+    memory_bytes: int = 384 << 20  # limit of the address space, in addition to the vocabulary

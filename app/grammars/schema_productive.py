@@ -9,7 +9,7 @@ from typing import Final
 from app.grammars.schema_keywords import Json, Schema, list_in, named_in, number_in, texts_in, types_in
 from app.grammars.schema_tree import conjuncts, definition_of, mapped
 
-_MAX_ITEMS: Final = 1000  # of prefixItems that are checked
+_MAX_ITEMS: Final = 1000  # number of prefixItems that are checked
 
 
 def without_infinite(root: Json, definitions: Mapping[str, Json]) -> tuple[Json, dict[str, Json]]:

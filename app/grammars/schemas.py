@@ -67,8 +67,8 @@ def enforceable(schema: Json, leaf_problem: LeafProblem, *, lenient: bool) -> di
 class _Survey:
     """Requirements on objects and arrays in the parts of an intersection."""
 
-    declared: Counter[str] = field(default_factory=Counter)  # by member name: number of parts that declare it
-    required: dict[str, None] = field(default_factory=dict)  # in order
+    declared: Counter[str] = field(default_factory=Counter)  # number of parts that declare each member
+    required: dict[str, None] = field(default_factory=dict)  # names of required members, in order
     arrays: int = 0  # number of parts that describe items
     is_explicit: bool = False  # whether a part defines which other members are allowed
     has_unions: bool = False  # whether a part is a union of objects
@@ -86,7 +86,7 @@ class _Rewriter:
     """Rewrites one schema."""
 
     def __init__(self, document: Document, leaf_problem: LeafProblem, *, lenient: bool) -> None:
-        self.definitions: dict[str, Json] = {}  # by their new names
+        self.definitions: dict[str, Json] = {}  # definitions by their new names
         self.unions: dict[int, str] = {}  # path of each oneOf, by the identity of its list
         self._document = document
         self._lenient = lenient

@@ -30,7 +30,7 @@ LOWERCASE = "tokenizer.ggml.normalizer.lowercase"
 STRIP_ACCENTS = "tokenizer.ggml.normalizer.strip_accents"
 
 CONTINUES = "##"  # BERT's prefix of a piece that continues a word
-MAX_MARKERS = 64  # around a text
+MAX_MARKERS = 64  # limit of the markers around a text
 MAX_WORD = 100  # characters; a longer word is one unknown token. Source: BERT's tokenization.py
 _REMEDY = "Choose another embedding model, or a GGUF file of this one."
 

@@ -66,7 +66,7 @@ def sentencepiece_bytes(text: str) -> bytes:
 class Vocabulary:
     """The meaning of the ids of a vocabulary, as checked by the builders."""
 
-    texts: Sequence[str]  # by id, as in the file; "" for an unused id
+    texts: Sequence[str]  # texts by id, as in the file; "" for an unused id
     to_bytes: Callable[[str], bytes]  # decodes the text of an ordinary token
     control: ControlTokens  # become ids only in markup
     verbatim: frozenset[int]  # ids whose text is encoded as UTF-8
@@ -129,7 +129,7 @@ class TextEncoder:
         self._start_prefix = start_prefix
         self._unprefixed = (" ", SPACE_SYMBOL, *verbatim)
         self._remembered: _TextCache[array.array[int]] = _TextCache()
-        self.characters_encoded = 0  # by the library, without cached texts
+        self.characters_encoded = 0  # number of characters that the library encoded, without cached texts
 
     def encode(self, text: str, *, at_start: bool) -> Sequence[int]:
         """Return the ids of non-empty `text`. `at_start` means that it is at the start of the input."""
@@ -160,7 +160,7 @@ class Tokenizer:
         self.space_prefix = vocabulary.space_prefix
         self.chat_template = vocabulary.chat_template
         self.response_template = vocabulary.response_template
-        self.control_tokens = vocabulary.control.ids  # by text
+        self.control_tokens = vocabulary.control.ids  # ids by text
         named = {"bos_token": vocabulary.bos_id, "eos_token": vocabulary.eos_id}
         # Texts of the special tokens that chat templates refer to by name, as far as the vocabulary has them.
         self.special_tokens = {name: vocabulary.texts[id_] for name, id_ in named.items() if id_ is not None}

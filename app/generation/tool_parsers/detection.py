@@ -76,8 +76,8 @@ class _Probe:
 
     def takes_system(self) -> bool:
         """Return whether system messages are rendered. Assumed if the template renders no conversation without one."""
-        told = self._rendered([Message("system", _THOUGHT), _USER], tools=None)
-        return _THOUGHT in (told or "") or self._rendered([_USER], tools=None) is None
+        rendered = self._rendered([Message("system", _THOUGHT), _USER], tools=None)
+        return _THOUGHT in (rendered or "") or self._rendered([_USER], tools=None) is None
 
     def _rendered(
         self,
@@ -120,7 +120,7 @@ def _parses_call(syntax: CallSyntax, written: str, others: ReplyFormat) -> bool:
     parts = [written[start:] for start in _starts(written, syntax)]
     for part in parts:
         parser = ReplyParser(FormatMarkup(replace(others, calls=syntax)), {_CALLED: _SCHEMA})
-        events = [heard.event for heard in (*parser.push(part), *parser.finish())]
+        events = [parsed.event for parsed in (*parser.push(part), *parser.finish())]
         names = [event.name for event in events if isinstance(event, ToolCallStart)]
         arguments = "".join(event.arguments for event in events if isinstance(event, ToolCallDelta))
         if names == [_CALLED] and "".join(arguments.split()) == f'{{"{_KEY}":"{_VALUE}"}}':
@@ -152,7 +152,7 @@ def _thinking(template: str, written: Sequence[str], others: ReplyFormat) -> Thi
         markup = FormatMarkup(replace(others, thinking=syntax))
         for text in written:
             parser = ReplyParser(markup, {})
-            events = [heard.event for heard in (*parser.push(text), *parser.finish())]
+            events = [parsed.event for parsed in (*parser.push(text), *parser.finish())]
             if "".join(event.text for event in events if isinstance(event, ReasoningDelta)) == _THOUGHT:
                 return syntax
     return next(

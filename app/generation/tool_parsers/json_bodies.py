@@ -101,7 +101,7 @@ class _CallObject:
         self._depth = 0
         self._key: str | None = None
         self._value: RelaxedJson | None = None
-        self._written: list[str] = []  # of the current value
+        self._written: list[str] = []  # JSON of the current value so far
         self._name = ""
         self._id = ""
         self._held: list[str] | None = None  # arguments that precede the name

@@ -22,7 +22,7 @@ class LarkRules:
         self._control = control
         tokens = sorted((text for text in control if len(text) > 1), key=len, reverse=True)
         self._tokens = re.compile(f"({'|'.join(map(re.escape, tokens)) or '(?!)'})")
-        self._names: dict[tuple[str, str], str] = {}  # of rules, by attributes and expression
+        self._names: dict[tuple[str, str], str] = {}  # names of rules, by attributes and expression
 
     def start(self, expression: str) -> str:
         rules = (f"{name}{attributes}: {rule}" for (attributes, rule), name in self._names.items())

@@ -162,11 +162,11 @@ class ParametersBody:
         self._value = _Value(self._writer, parameter, holes, types, schema, self)
 
 
-def _types(types: Types, said: str | None) -> Types:
+def _types(types: Types, type_word: str | None) -> Types:
     """Return the types of an argument. A type in its tag overrides the schema."""
-    if said is None:
+    if type_word is None:
         return types
-    return TEXT if said in _TEXT_WORDS else types - TEXT
+    return TEXT if type_word in _TEXT_WORDS else types - TEXT
 
 
 class _Value:
@@ -189,13 +189,13 @@ class _Value:
         self._schema = schema
         self._body = body
         self._held: list[str] = []
-        self._begun = False
+        self._started = False
 
     def feed(self, text: str, position: int, final: bool) -> int:
-        if not self._begun:
+        if not self._started:
             if position == len(text):
                 return position
-            self._begun = True
+            self._started = True
             position += self._parameter.opens_line and text[position] == "\n"
             if self._types == TEXT:
                 self._writer.arguments('"')

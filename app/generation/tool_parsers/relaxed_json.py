@@ -9,7 +9,7 @@ import json
 import re
 from enum import Enum, auto
 
-STRING_MARKS = ('<|"|>', "<escape>")  # around strings without escapes: Gemma 4, FunctionGemma
+STRING_MARKS = ('<|"|>', "<escape>")  # marks around strings without escapes: Gemma 4, FunctionGemma
 
 # special characters in a string, by its quote
 _SPECIAL = {'"': re.compile(r"[\x00-\x1f\"\\]"), "'": re.compile(r"[\x00-\x1f\"\\']")}
@@ -39,10 +39,10 @@ class RelaxedJson:
     def __init__(self) -> None:
         self.done = False
         self.failed = False
-        self._open: list[str] = []  # brackets
+        self._open: list[str] = []  # open brackets
         self._expects = _Expects.VALUE
         self._comma = ""  # held back, since the list or object may end
-        self._quote: str = ""  # of the current string
+        self._quote: str = ""  # mark that ends the current string; "" outside of strings
         self._out: list[str] = []
 
     @property

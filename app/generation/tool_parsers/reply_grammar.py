@@ -86,8 +86,8 @@ def free_grammar(
     mark = calls.mark
     if not mark or _begins_others(mark, written):
         return None
-    said = grammar.marked_text(mark, calls.whole(mark), "*" if parallel else "?")
-    return grammar.start(_after_reasoning(grammar, written, opening, said, said, thinks=thinks))
+    text = grammar.marked_text(mark, calls.whole(mark), "*" if parallel else "?")
+    return grammar.start(_after_reasoning(grammar, written, opening, text, text, thinks=thinks))
 
 
 def no_call_grammar(written: ReplyFormat, control: Mapping[str, int]) -> str | None:

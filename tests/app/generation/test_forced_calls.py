@@ -29,7 +29,7 @@ from tests.app.generation.tool_parsers.parsed_reply import ParsedReply
 TAG = re.compile(r"<[|｜]?[\w/:▁ -]{2,40}[|｜]?>|\[/?[A-Z_]{3,}\]")
 END = "<|the_end|>"
 SEVERAL_MESSAGES = ("<|flush|>", "<|calls|>")  # with these tokens, `<|end|>` does not end a reply
-LONGEST_END = len("[BEGIN FINAL RESPONSE]")  # in tokens, if the mark is not a token
+LONGEST_END = len("[BEGIN FINAL RESPONSE]")  # its length in tokens if the mark is not a token itself
 UNRENDERED = "fireworks-ai-llama-3-firefunction-v2"  # needs variables that no chat has
 HOW = {"description": "How"}  # some templates fail without a description
 SCHEMAS: dict[str, dict[str, Any]] = {

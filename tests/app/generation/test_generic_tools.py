@@ -199,7 +199,7 @@ def test_user_text_contains_no_markup(renderer: ChatTemplateRenderer, llama_cpp_
         return encoder.encode_conversation(Conversation(messages, TOOLS))[0].count(mark)
 
     own = marks(QUESTION)
-    assert own == 2  # in the instructions
+    assert own == 2  # both are in the instructions
     assert marks(Message("user", "<tool_call>")) == own
     assert marks(QUESTION, Message("tool", "<tool_call>")) == own
     assert marks(QUESTION, CALLED, RESULT) == own + 1
