@@ -1,5 +1,4 @@
-"""Servers that tests share: one over the hash model with the default model's tokenizer, one over its real weights,
-one that says what it is told to, and one of a model for code."""
+"""Servers that tests share: the hash model, the default model with its weights, a scripted model, and a code model."""
 
 import copy
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from tests.app.server.scripted_server import ScriptedServer
 
 @pytest.fixture(scope="session")
 def hash_server(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[LiveServer]:
-    """For tests that leave it as they found it."""
+    """For tests that do not change its state."""
     engine, _ = controlled_engine(tokenizer.vocab_size)
     with LiveServer("hash", engine, tokenizer, renderer) as server:
         yield server
@@ -41,7 +40,7 @@ def smollm2_server(
 def scripted_server(
     llama_cpp_models: Path, tokenizer: Tokenizer, renderer: ChatTemplateRenderer
 ) -> Iterator[ScriptedServer]:
-    """The default model's vocabulary with the template of a model that calls tools and thinks."""
+    """The default model's vocabulary with the template of a model that calls tools and reasons."""
     model = copy.copy(tokenizer)
     model.chat_template = (llama_cpp_models / "templates" / "Qwen-Qwen3-0.6B.jinja").read_text(encoding="utf-8")
     with ScriptedServer(model, renderer) as server:
@@ -50,7 +49,7 @@ def scripted_server(
 
 @pytest.fixture(scope="session")
 def code_server(llama_cpp_models: Path, renderer: ChatTemplateRenderer) -> Iterator[LiveServer]:
-    """Over the hash model, with the vocabulary of a model that fills in what is missing in the middle."""
+    """The hash model with the vocabulary of a model with infill tokens."""
     with GGUFFile(llama_cpp_models / "ggml-vocab-starcoder.gguf") as file:
         tokenizer = from_gguf(file.metadata)
     engine, _ = controlled_engine(tokenizer.vocab_size)

@@ -1,5 +1,7 @@
-"""Requests in which one field, at any depth, is what no honest client sends: made from the declared types themselves,
-so that a field is tried from the moment that it is declared."""
+"""Requests in which one field, at any depth, has a hostile value.
+
+The fields are found in the declared types, so new fields are tested without further work.
+"""
 
 import json
 import random
@@ -14,7 +16,7 @@ Path = tuple[str | int, ...]
 
 DEEPEST = 100_000
 FAR = str(2**63)
-# As JSON, since Python cannot say all of it.
+# JSON texts, since Python values cannot express all of them.
 HOSTILE: tuple[str, ...] = (
     *("null", "true", "false", "0", "-0", "1", "-1", "2", "1.5", "-1.5", "0.1e1", "1e-400", "NaN", "-NaN", "Infinity"),
     *(
@@ -94,32 +96,32 @@ HOSTILE: tuple[str, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A place in a request, and a valid request that has it."""
+    """The path of a field, and a valid request that contains it."""
 
-    place: Path
+    path: Path
     request: Any
 
     def with_value(self, value: str) -> str:
-        """The request with `value`, which is meant to be JSON, in that place."""
-        return _written(self.request, self.place, value)
+        """Return the request with `value` as the field, as JSON text."""
+        return _encoded(self.request, self.path, value)
 
     def twice(self, first: str, second: str) -> str:
-        """The request that has the field twice."""
-        if not isinstance(self.place[-1], str):
+        """Return the request with the field twice."""
+        if not isinstance(self.path[-1], str):
             return self.with_value(second)
-        return self.with_value(f"{first}, {json.dumps(self.place[-1])}: {second}")
+        return self.with_value(f"{first}, {json.dumps(self.path[-1])}: {second}")
 
 
 def fields_of(request: type[msgspec.Struct], valid: Mapping[str, Any]) -> list[Field]:
-    """Every place of a kind of request; `valid` are the fields that it is sent with otherwise."""
+    """Return every field of a request type. `valid` are the other fields of the request."""
     found: dict[Path, Field] = {}
-    for place, request_with in _places(inspect.type_info(request), 0):
-        found.setdefault(place, Field(place, {**request_with, **{k: v for k, v in valid.items() if k != place[0]}}))
+    for path, request_with in _paths(inspect.type_info(request), 0):
+        found.setdefault(path, Field(path, {**request_with, **{k: v for k, v in valid.items() if k != path[0]}}))
     return list(found.values())
 
 
-def _places(kind: inspect.Type, depth: int) -> Iterator[tuple[Path, Any]]:
-    """Each place in values of a type, with a value that has it."""
+def _paths(kind: inspect.Type, depth: int) -> Iterator[tuple[Path, Any]]:
+    """Yield each path in values of a type, with a value that contains it."""
     match kind:
         case inspect.StructType(fields=fields):
             needed = {field.encode_name: _sample(field.type) for field in fields if field.required}
@@ -127,23 +129,23 @@ def _places(kind: inspect.Type, depth: int) -> Iterator[tuple[Path, Any]]:
                 needed[kind.tag_field] = kind.tag
             for field in fields:
                 yield (field.encode_name,), {**needed, field.encode_name: _sample(field.type)}
-                for place, value in _places(field.type, depth + 1):
-                    yield (field.encode_name, *place), {**needed, field.encode_name: value}
+                for path, value in _paths(field.type, depth + 1):
+                    yield (field.encode_name, *path), {**needed, field.encode_name: value}
         case inspect.ListType(item_type=item):
             yield (0,), [_sample(item)]
-            for place, value in _places(item, depth + 1):
-                yield (0, *place), [value]
+            for path, value in _paths(item, depth + 1):
+                yield (0, *path), [value]
         case inspect.DictType(value_type=item):
             yield ("a",), {"a": _sample(item)}
-            for place, value in _places(item, depth + 1):
-                yield ("a", *place), {"a": value}
+            for path, value in _paths(item, depth + 1):
+                yield ("a", *path), {"a": value}
         case inspect.UnionType(types=types):
             for one in types:
-                yield from _places(one, depth)
+                yield from _paths(one, depth)
 
 
 def _sample(kind: inspect.Type) -> Any:
-    """A value of a type, as small as can be."""
+    """Return a minimal value of a type."""
     match kind:
         case inspect.StructType(fields=fields):
             needed = {field.encode_name: _sample(field.type) for field in fields if field.required}
@@ -165,22 +167,22 @@ def _sample(kind: inspect.Type) -> Any:
     return {}
 
 
-def _written(value: Any, place: Path, hostile: str) -> str:
-    if not place:
+def _encoded(value: Any, path: Path, hostile: str) -> str:
+    if not path:
         return hostile
-    first, rest = place[0], place[1:]
+    first, rest = path[0], path[1:]
     if isinstance(first, int):
-        items = [_written(item, rest, hostile) if at == first else json.dumps(item) for at, item in enumerate(value)]
+        items = [_encoded(item, rest, hostile) if at == first else json.dumps(item) for at, item in enumerate(value)]
         return f"[{', '.join(items)}]"
     items = [
-        f"{json.dumps(name)}: {_written(item, rest, hostile) if name == first else json.dumps(item)}"
+        f"{json.dumps(name)}: {_encoded(item, rest, hostile) if name == first else json.dumps(item)}"
         for name, item in value.items()
     ]
     return f"{{{', '.join(items)}}}"
 
 
 def hostile_bodies(fields: list[Field], count: int, chance: random.Random) -> Iterator[str]:
-    """So many bodies: each field with each value once, in any order, then fields that come twice."""
+    """Yield `count` bodies: each field with each value once, in random order, then fields that occur twice."""
     table = [(field, value) for field in fields for value in HOSTILE]
     for field, value in chance.sample(table, min(count, len(table))):
         yield field.with_value(value)

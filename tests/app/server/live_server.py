@@ -1,4 +1,4 @@
-"""The application of a chat model under a real server, over an engine whose steps a test can hold back."""
+"""The application of a chat model on a real server, with an engine whose steps a test can hold back."""
 
 import os
 import random
@@ -26,7 +26,7 @@ from tests.support.processes import until
 
 
 class Clock:
-    """Stands still until a test moves it."""
+    """A clock that only a test advances."""
 
     def __init__(self) -> None:
         self.seconds = 1000.0
@@ -36,17 +36,17 @@ class Clock:
 
 
 class ControlledRunner(HashRunner):
-    """The hash model; its steps can be held back and made to fail."""
+    """The hash model. A test can hold back its steps and make them fail."""
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config, random.Random(0))
-        self.failures = 0  # how many of the next steps fail
-        self.steps_allowed: threading.Semaphore | None = None  # None: any number
+        self.failures = 0  # number of the next steps that fail
+        self.steps_allowed: threading.Semaphore | None = None  # None: no limit
         self.plans = 0
 
     @contextmanager
     def held(self) -> Iterator[threading.Semaphore]:
-        """Each step waits for one release, while the body runs."""
+        """Make each step wait for one release while the body runs."""
         self.steps_allowed = steps = threading.Semaphore(0)
         try:
             yield steps
@@ -71,7 +71,7 @@ class ControlledRunner(HashRunner):
 def controlled_engine(
     vocab_size: int, *, context: int = 2048, running: int = 32, budget: int = 256, contexts: int = 4
 ) -> tuple[Engine[HashTicket], ControlledRunner]:
-    """A hash engine whose pool holds as many whole contexts as told, under a tokenizer's vocabulary."""
+    """Return a hash engine for a vocabulary, whose KV pool holds the given number of whole contexts."""
     num_blocks = 1 + contexts * context // 16
     config = EngineConfig("hash", context, num_blocks, max_step_tokens=budget, max_running=running)
     runner = ControlledRunner(config)
@@ -79,7 +79,7 @@ def controlled_engine(
 
 
 class LiveServer(ServedApplication):
-    """Serves one engine while it is entered. `clock` tells its seconds."""
+    """Serves one engine inside a `with` block. `clock` returns seconds."""
 
     def __init__(
         self,
@@ -110,16 +110,16 @@ class LiveServer(ServedApplication):
             await super()._main()
 
     def step_until(self, steps: threading.Semaphore, *, running: int, waiting: int) -> None:
-        """Once that many requests were submitted, let the engine take steps until it works on them in this way."""
+        """Wait until the requests were submitted, then release steps until `running` and `waiting` are reached."""
         until(lambda: len(self.streams._live) == running + waiting)
 
-        def stepped() -> bool:
+        def is_reached() -> bool:
             steps.release()
             return (self.engine.num_running, self.engine.num_waiting) == (running, waiting)
 
-        until(stepped)
+        until(is_reached)
 
 
 def descriptors() -> int:
-    """Files this process has open."""
+    """Return the number of open file descriptors of this process."""
     return len(os.listdir("/dev/fd"))

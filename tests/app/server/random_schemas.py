@@ -1,5 +1,7 @@
-"""JSON schemas as people write them for models, drawn at random: nested objects, enums, references, patterns, arrays,
-unions. Whatever a schema lets through is bounded, so that a small model comes to an end."""
+"""Random JSON schemas like those in requests: nested objects, enums, references, patterns, arrays, unions.
+
+All values are bounded in size, so that a small model ends its reply.
+"""
 
 import random
 from typing import Any
@@ -9,7 +11,7 @@ PATTERNS = ("^[A-Z]{3}-[0-9]{4}$", "^(north|south)(east|west)?$", "^[a-z]{1,8}@[
 
 
 def random_schema(chance: random.Random) -> dict[str, Any]:
-    """An object at its root, with a definition or two that parts of it refer to."""
+    """Return a schema of an object, with one or two definitions that its parts refer to."""
     definitions = {name: _part(chance, 1, ()) for name in ("first", "second")[: chance.randrange(3)]}
     schema = _object(chance, 0, tuple(definitions))
     return schema | {"$defs": definitions} if definitions else schema

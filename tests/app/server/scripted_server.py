@@ -1,4 +1,4 @@
-"""A server whose model says what a test tells it to."""
+"""A server whose model generates a scripted text."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from tests.support.hash_model import HashTicket
 
 
 class ScriptedRunner(ControlledRunner):
-    """Says what it is told to, token by token, whatever it is asked."""
+    """Generates the scripted tokens for every prompt."""
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
@@ -38,7 +38,7 @@ class ScriptedServer(LiveServer):
         super().__init__("scripted", engine, tokenizer, renderer)
 
     def says(self, text: str) -> int:
-        """From now on; how many tokens that are."""
+        """Set the text of all further replies. Returns its number of tokens."""
         [end] = sorted(self.service.tokenizer.encode("<|im_end|>", parse_special=True))
         self.runner.script = [*self.service.tokenizer.encode(text, parse_special=True), end]
         return len(self.runner.script)

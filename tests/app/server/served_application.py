@@ -1,4 +1,4 @@
-"""Any ASGI application under a real server on a free port, with its own event loop in its own thread."""
+"""An ASGI application on a real server at a free port, with its own event loop in its own thread."""
 
 import asyncio
 import socket
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class ServedApplication:
-    """Serves while it is entered."""
+    """Serves inside a `with` block."""
 
     def __init__(self, application: ASGIApp) -> None:
         self.application = application
@@ -36,12 +36,12 @@ class ServedApplication:
         await self._server.serve([self._socket])
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work` on the server's loop."""
+        """Run `work` on the server's event loop and return its result."""
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(HANGING_SECONDS)
 
     def tasks(self) -> int:
-        """How many tasks the server's loop has."""
+        """Return the number of tasks of the server's event loop."""
 
         async def count() -> int:
             return len(asyncio.all_tasks()) - 1

@@ -1,4 +1,4 @@
-"""Requests that cannot be answered: each is refused in OpenAI's form, by the field's name, and never with a 5xx."""
+"""Invalid requests: each gets an error in OpenAI's format that names the field, and never a 5xx."""
 
 import gzip
 import json
@@ -20,7 +20,7 @@ VALID: dict[str, dict[str, Any]] = {
     COMPLETION: {"model": "hash", "prompt": "Hi", "max_tokens": 1},
 }
 
-# What each field must not be. Written as JSON, since Python cannot say all of it.
+# Invalid values of each field, as JSON texts, since Python values cannot express all of them.
 NOT_A_NUMBER = ("true", '"1"', "[]", "{}", "[1]", '"NaN"')
 NOT_AN_INTEGER = (*NOT_A_NUMBER, "1.5", "1e300", "1e999", "9" * 400, str(2**63), str(-(2**64)))
 HUGE = ("1e999", "-1e999", "9" * 400, "1e300")
@@ -170,8 +170,8 @@ def http(hash_server: LiveServer) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="module")
-def short(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[httpx.Client]:
-    """To a server whose replies are short where nobody says how long."""
+def short_replies(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[httpx.Client]:
+    """A client of a server whose replies are short by default."""
     engine, _ = controlled_engine(tokenizer.vocab_size, context=128)
     with (
         LiveServer("hash", engine, tokenizer, renderer) as server,
@@ -185,14 +185,14 @@ def post(http: httpx.Client, path: str, body: bytes | str) -> httpx.Response:
     return http.post(path, content=body, headers={"content-type": "application/json"})
 
 
-def changed(path: str, name: str, value: str) -> str:
-    """A valid body with one field set to `value`, which is JSON already."""
+def body_with(path: str, name: str, value: str) -> str:
+    """Return a valid body with one field set to `value`, a JSON text."""
     others = {key: json.dumps(kept) for key, kept in VALID[path].items() if key != name}
     return "{" + ", ".join(f'"{key}": {text}' for key, text in {**others, name: value}.items()) + "}"
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:
-    """The error in a response, which must have OpenAI's form."""
+    """Return the error of a response. It must have OpenAI's format."""
     body = response.json()
     assert body.keys() == {"error"}
     error: dict[str, Any] = body["error"]
@@ -204,21 +204,21 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
     return error
 
 
-def test_what_is_changed_here_is_valid_before(http: httpx.Client) -> None:
+def test_unchanged_bodies_are_valid(http: httpx.Client) -> None:
     for path, body in VALID.items():
         assert post(http, path, json.dumps(body)).status_code == 200
 
 
 @pytest.mark.parametrize(("path", "name"), sorted({(path, name) for path, name, _ in TABLE}))
-def test_each_field_is_refused_by_name(http: httpx.Client, path: str, name: str) -> None:
+def test_invalid_field_is_named(http: httpx.Client, path: str, name: str) -> None:
     for value in [value for p, n, value in TABLE if (p, n) == (path, name)]:
-        response = post(http, path, changed(path, name, value))
+        response = post(http, path, body_with(path, name, value))
         assert response.status_code in (400, 404), (value, response.text)
         assert name in error_of(response)["param"], (value, response.text)
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
-def test_a_missing_field_is_named(http: httpx.Client, path: str) -> None:
+def test_missing_field_is_named(http: httpx.Client, path: str) -> None:
     for name in VALID[path].keys() - {"max_tokens", "model"}:
         response = post(http, path, json.dumps({key: value for key, value in VALID[path].items() if key != name}))
         assert (response.status_code, error_of(response)["param"]) == (400, name)
@@ -226,21 +226,21 @@ def test_a_missing_field_is_named(http: httpx.Client, path: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "urgent", "NORMAL", "interactive, normal", "0"])
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
-def test_a_header_is_refused_by_name(http: httpx.Client, path: str, name: str) -> None:
+def test_invalid_header_is_named(http: httpx.Client, path: str, name: str) -> None:
     response = http.post(path, json={**VALID[path], "service_class": "normal"}, headers={"X-Ingle-Class": name})
     assert (response.status_code, error_of(response)["param"]) == (400, "X-Ingle-Class")
     assert "interactive" in error_of(response)["message"]
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
-def test_known_fields_that_mean_nothing_here_are_taken(http: httpx.Client, path: str) -> None:
+def test_known_fields_without_effect_are_accepted(http: httpx.Client, path: str) -> None:
     for field in ({"store": False}, {"service_tier": "auto"}, {"service_tier": None}, {"priority": None}):
         response = post(http, path, json.dumps({**VALID[path], **field}))
         assert response.status_code == 200, (field, response.text)
 
 
-def test_several_wrong_fields_at_once(http: httpx.Client) -> None:
-    """Combinations: any of the fields at fault may be the one that is named."""
+def test_several_invalid_fields_name_any_of_them(http: httpx.Client) -> None:
+    """Any of the invalid fields may be the one that is named."""
     chance = random.Random(3)
     for _ in range(600):
         path = chance.choice((CHAT, COMPLETION))
@@ -252,15 +252,15 @@ def test_several_wrong_fields_at_once(http: httpx.Client) -> None:
         assert any(name in named for name in dict(wrong)), (fields, response.text)
 
 
-def test_random_bytes_in_a_valid_body_never_break_the_server(short: httpx.Client) -> None:
+def test_random_bytes_in_a_body_never_cause_a_server_error(short_replies: httpx.Client) -> None:
     chance = random.Random(4)
     for _ in range(500):
         path = chance.choice((CHAT, COMPLETION))
         body = bytearray(json.dumps(VALID[path]).encode())
         for _ in range(chance.randint(1, 4)):
-            place = chance.randrange(len(body))
-            body[place : place + chance.randint(0, 2)] = chance.randbytes(chance.randint(0, 2))
-        response = post(short, path, bytes(body))
+            index = chance.randrange(len(body))
+            body[index : index + chance.randint(0, 2)] = chance.randbytes(chance.randint(0, 2))
+        response = post(short_replies, path, bytes(body))
         assert response.status_code < 500, (bytes(body), response.text)
         if response.status_code != 200:
             error_of(response)
@@ -282,14 +282,14 @@ def test_random_bytes_in_a_valid_body_never_break_the_server(short: httpx.Client
         b"[" * 1_000_000,
     ],
 )
-def test_what_is_no_json_object_is_refused(http: httpx.Client, body: bytes) -> None:
+def test_body_that_is_not_a_json_object_is_refused(http: httpx.Client, body: bytes) -> None:
     for path in (CHAT, COMPLETION):
         response = post(http, path, body)
         assert response.status_code == 400
         error_of(response)
 
 
-def test_odd_but_valid_text_is_read(http: httpx.Client) -> None:
+def test_unusual_but_valid_text_is_accepted(http: httpx.Client) -> None:
     for text in ("\0", "\0" * 100, "\u202e", "<|im_end|>", "{{ 7 * 7 }}", "\U0010ffff", " ", "\ufffe"):
         for path, field in ((CHAT, "messages"), (COMPLETION, "prompt")):
             value = [{"role": "user", "content": text}] if path == CHAT else text
@@ -306,7 +306,7 @@ def post_as(http: httpx.Client, media_type: str | None, **headers: str) -> httpx
 
 
 @pytest.mark.parametrize("media_type", DEFAULT_TYPES)
-def test_programs_need_not_set_a_media_type(http: httpx.Client, media_type: str | None) -> None:
+def test_programs_may_omit_the_media_type(http: httpx.Client, media_type: str | None) -> None:
     assert post_as(http, media_type).status_code == 200
 
 
@@ -325,9 +325,7 @@ def test_other_media_types_are_refused(http: httpx.Client, media_type: str) -> N
 
 @pytest.mark.parametrize(("encoding", "status"), [("gzip", 415), ("br", 415), ("Identity", 200), ("", 200)])
 @pytest.mark.parametrize("path", [CHAT, "/tokenize"])
-def test_encoded_bodies_are_refused_by_the_name_of_their_encoding(
-    http: httpx.Client, path: str, encoding: str, status: int
-) -> None:
+def test_compressed_body_is_refused_by_its_encoding(http: httpx.Client, path: str, encoding: str, status: int) -> None:
     body = json.dumps(VALID[CHAT] if path == CHAT else {"content": "Hi"}).encode()
     headers = {"content-type": "application/json", "content-encoding": encoding}
     response = http.post(path, content=gzip.compress(body) if encoding == "gzip" else body, headers=headers)
@@ -337,12 +335,12 @@ def test_encoded_bodies_are_refused_by_the_name_of_their_encoding(
         assert response.headers["accept-encoding"] == "identity"
 
 
-def test_json_with_a_charset_is_json(http: httpx.Client) -> None:
+def test_json_with_a_charset_is_accepted(http: httpx.Client) -> None:
     headers = {"content-type": "Application/JSON; charset=utf-8"}
     assert http.post(CHAT, content=json.dumps(VALID[CHAT]).encode(), headers=headers).status_code == 200
 
 
-def test_a_body_past_the_limit_is_refused(http: httpx.Client) -> None:
+def test_body_over_the_limit_is_refused(http: httpx.Client) -> None:
     body = json.dumps({**VALID[CHAT], "ignored": "x" * MAX_BODY_BYTES}).encode()
     response = post(http, CHAT, body)
     assert response.status_code == 413
@@ -351,7 +349,7 @@ def test_a_body_past_the_limit_is_refused(http: httpx.Client) -> None:
     assert response.status_code == 413
 
 
-def test_a_prompt_that_can_never_fit_is_refused_with_the_numbers(http: httpx.Client) -> None:
+def test_prompt_longer_than_the_context_is_refused_with_the_numbers(http: httpx.Client) -> None:
     response = post(http, COMPLETION, json.dumps({**VALID[COMPLETION], "prompt": [5] * 3000}))
     error = error_of(response)
     assert response.status_code == 400
@@ -363,7 +361,7 @@ def test_a_prompt_that_can_never_fit_is_refused_with_the_numbers(http: httpx.Cli
 
 
 @pytest.mark.parametrize("field", [{"num_ctx": 40}, {"options": {"num_ctx": 40, "mirostat": 1}}])
-def test_num_ctx_caps_prompt_and_reply_together(http: httpx.Client, field: dict[str, Any]) -> None:
+def test_num_ctx_limits_prompt_and_reply_together(http: httpx.Client, field: dict[str, Any]) -> None:
     body = {**VALID[COMPLETION], "max_tokens": 100, "ignore_eos": True, **field}
     reply = post(http, COMPLETION, json.dumps({**body, "prompt": [[5] * 30, [5] * 39]})).json()
     assert [choice["finish_reason"] for choice in reply["choices"]] == ["length"] * 2
@@ -378,7 +376,7 @@ def test_num_ctx_caps_prompt_and_reply_together(http: httpx.Client, field: dict[
     assert "num_ctx" in error["message"]
 
 
-def test_a_model_that_is_not_here(http: httpx.Client) -> None:
+def test_unknown_model_is_refused(http: httpx.Client) -> None:
     response = post(http, CHAT, json.dumps({**VALID[CHAT], "model": "gpt-5"}))
     assert (response.status_code, error_of(response)["code"]) == (404, "model_not_found")
     assert "'hash'" in error_of(response)["message"]
@@ -399,7 +397,7 @@ def test_a_model_that_is_not_here(http: httpx.Client) -> None:
         ("POST", "/metrics", 405),
     ],
 )
-def test_unknown_paths_and_methods(http: httpx.Client, method: str, path: str, status: int) -> None:
+def test_unknown_paths_and_methods_are_refused(http: httpx.Client, method: str, path: str, status: int) -> None:
     response = http.request(method, path)
     assert response.status_code == status
     assert path in error_of(response)["message"]

@@ -1,4 +1,4 @@
-"""Beam search and best_of over HTTP, against what a plain search finds and what candidates score."""
+"""Beam search and best_of over HTTP, compared with a reference search and with the scores of the candidates."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ def text_of(choice: dict[str, Any]) -> str:
 
 
 def expected(server: LiveServer, path: str, beams: BeamParams, text: str = PROMPT) -> list[tuple[str, str, int]]:
-    """(text, finish reason, tokens) of the results, best first."""
+    """Return (text, finish reason, tokens) of the results, the best first."""
     tokenizer = server.service.tokenizer
     found = reference_beam_search(
         prompt_ids(server, path, text), beams, SamplingParams(), tokenizer.end_of_generation_ids, max_tokens=9
@@ -73,7 +73,7 @@ def expected(server: LiveServer, path: str, beams: BeamParams, text: str = PROMP
         ({"best_of": 3, "temperature": 1.7, "top_p": 0.5, "seed": 4}, BeamParams(3, 1)),
     ],
 )
-def test_the_choices_are_the_best_sequences(
+def test_choices_are_the_best_sequences(
     hash_server: LiveServer, http: httpx.Client, path: str, fields: dict[str, Any], beams: BeamParams
 ) -> None:
     reply = ask(http, path, use_beam_search=True, **fields)
@@ -84,7 +84,7 @@ def test_the_choices_are_the_best_sequences(
     assert reply["usage"]["completion_tokens"] == sum(it[2] for it in wanted)
 
 
-def test_every_prompt_has_a_search_of_its_own(hash_server: LiveServer, http: httpx.Client) -> None:
+def test_each_prompt_has_its_own_search(hash_server: LiveServer, http: httpx.Client) -> None:
     texts = ["One", "One", "Two little words"]
     reply = ask(http, COMPLETION, prompt=texts, use_beam_search=True, n=2, best_of=3)
     wanted = [it for text in texts for it in expected(hash_server, COMPLETION, BeamParams(3, 2), text)]
@@ -94,7 +94,7 @@ def test_every_prompt_has_a_search_of_its_own(hash_server: LiveServer, http: htt
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
-def test_a_stream_says_what_the_whole_reply_says(http: httpx.Client, path: str) -> None:
+def test_stream_and_whole_reply_agree(http: httpx.Client, path: str) -> None:
     fields: dict[str, Any] = {"use_beam_search": True, "n": 2, "best_of": 4}
     whole = ask(http, path, **fields)
     given = {"prompt": PROMPT} if path == COMPLETION else {"messages": [{"role": "user", "content": PROMPT}]}
@@ -108,7 +108,7 @@ def test_a_stream_says_what_the_whole_reply_says(http: httpx.Client, path: str) 
     assert list(texts.values()) == [text_of(choice) for choice in whole["choices"]]
 
 
-def test_logprobs_are_those_of_the_results(http: httpx.Client) -> None:
+def test_logprobs_belong_to_the_results(http: httpx.Client) -> None:
     whole = ask(http, CHAT, use_beam_search=True, n=2, best_of=4, logprobs=True, top_logprobs=3)
     without = ask(http, CHAT, use_beam_search=True, n=2, best_of=4)
     for choice, other in zip(whole["choices"], without["choices"], strict=True):
@@ -129,7 +129,7 @@ def test_echo_repeats_the_prompt_before_each_result(hash_server: LiveServer, htt
     assert [choice["text"] for choice in reply["choices"]] == [PROMPT + text for text, _, _ in wanted]
 
 
-def test_a_stop_string_cuts_a_result(hash_server: LiveServer, http: httpx.Client) -> None:
+def test_stop_string_ends_a_result(hash_server: LiveServer, http: httpx.Client) -> None:
     whole = text_of(ask(http, COMPLETION, use_beam_search=True, best_of=3, ignore_eos=True)["choices"][0])
     stop = whole[4:7]
     cut = ask(http, COMPLETION, use_beam_search=True, best_of=3, ignore_eos=True, stop=stop)["choices"][0]
@@ -141,7 +141,7 @@ def test_a_stop_string_cuts_a_result(hash_server: LiveServer, http: httpx.Client
 
 
 def candidate(server: LiveServer, path: str, seed: int) -> tuple[float, str, int]:
-    """(mean log-probability, text, tokens) of what the hash model draws with a seed."""
+    """Return (mean log-probability, text, tokens) of the hash model's reply with a seed."""
     tokenizer = server.service.tokenizer
     seen = Seen(server.engine.config.groups).after(*prompt_ids(server, path))
     tokens: list[int] = []
@@ -157,7 +157,7 @@ def candidate(server: LiveServer, path: str, seed: int) -> tuple[float, str, int
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
 @pytest.mark.parametrize(("n", "best_of"), [(1, 5), (3, 5), (5, 5)])
-def test_the_best_of_the_candidates_are_told(
+def test_best_candidates_are_returned(
     hash_server: LiveServer, http: httpx.Client, path: str, n: int, best_of: int
 ) -> None:
     reply = ask(http, path, n=n, best_of=best_of, seed=100, top_k=1)
@@ -169,7 +169,7 @@ def test_the_best_of_the_candidates_are_told(
     assert reply["usage"]["completion_tokens"] == sum(it[2] for it in candidates)
 
 
-def test_the_best_of_each_prompt_with_its_logprobs(hash_server: LiveServer, http: httpx.Client) -> None:
+def test_best_of_works_for_each_prompt_with_logprobs(hash_server: LiveServer, http: httpx.Client) -> None:
     reply = ask(http, COMPLETION, prompt=[PROMPT, "Two little words"], n=2, best_of=4, seed=7, top_k=1, logprobs=0)
     first = sorted((candidate(hash_server, COMPLETION, 7 + number) for number in range(4)), reverse=True)
     assert [it["text"] for it in reply["choices"][:2]] == [it[1] for it in first[:2]]
@@ -179,14 +179,14 @@ def test_the_best_of_each_prompt_with_its_logprobs(hash_server: LiveServer, http
     assert means[0] < 0
 
 
-def test_the_prompt_of_all_candidates_is_read_once(hash_server: LiveServer, http: httpx.Client) -> None:
+def test_prompt_is_prefilled_once_for_all_candidates(hash_server: LiveServer, http: httpx.Client) -> None:
     prompt = [7] * 700
     before = hash_server.engine.state().counters.computed_tokens
     ask(http, COMPLETION, prompt=prompt, best_of=8, max_tokens=4, ignore_eos=True)
     assert hash_server.engine.state().counters.computed_tokens - before == len(prompt) + 8 * 3
 
 
-# -- what is refused
+# -- invalid requests
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_the_prompt_of_all_candidates_is_read_once(hash_server: LiveServer, http
     ],
 )
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
-def test_what_does_not_go_together_is_refused_by_name(
+def test_conflicting_fields_are_refused_by_name(
     http: httpx.Client, path: str, named: str, fields: dict[str, Any]
 ) -> None:
     given = {"prompt": PROMPT} if path == COMPLETION else {"messages": [{"role": "user", "content": PROMPT}]}
@@ -211,7 +211,7 @@ def test_what_does_not_go_together_is_refused_by_name(
     assert (response.status_code, response.json()["error"]["param"]) == (400, named)
 
 
-def test_more_choices_than_one_request_may_have(http: httpx.Client) -> None:
+def test_too_many_choices_are_refused(http: httpx.Client) -> None:
     response = http.post(COMPLETION, json={"model": "hash", "prompt": ["a"] * 100, "best_of": 3})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
 
@@ -225,7 +225,7 @@ def small(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[Live
     engine.assert_empty()
 
 
-def test_a_search_that_never_fits_is_refused_with_the_numbers(small: LiveServer) -> None:
+def test_search_larger_than_the_cache_is_refused_with_the_numbers(small: LiveServer) -> None:
     asked = {"model": "hash", "prompt": PROMPT, "use_beam_search": True}
     with httpx.Client(base_url=small.url, timeout=HANGING_SECONDS) as http:
         wide = http.post(COMPLETION, json={**asked, "n": 5}).json()["error"]
@@ -236,7 +236,7 @@ def test_a_search_that_never_fits_is_refused_with_the_numbers(small: LiveServer)
         assert "width 4" in long["message"]
 
 
-def test_a_client_that_leaves_ends_its_search(small: LiveServer) -> None:
+def test_disconnect_ends_the_search(small: LiveServer) -> None:
     body = json.dumps({"model": "hash", "prompt": PROMPT, "max_tokens": 400, "use_beam_search": True, "n": 4})
     head = f"POST {COMPLETION} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     message = f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()

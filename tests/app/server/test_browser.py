@@ -1,8 +1,8 @@
-"""Pages of other origins in a real browser: they can neither read anything nor have the engine do anything.
+"""Pages of other origins in a real browser: they cannot read replies or start work.
 
-Needs Chromium (`apt-get install chromium`): `python -m pytest -m slow tests/app/server/test_browser.py`. The pages come
-from a server of the test. A rebound name is one whose first page comes from there and all else from our server: a proxy
-of the test sees to that, since the browser must take both for one site.
+Needs Chromium (`apt-get install chromium`): `python -m pytest -m slow tests/app/server/test_browser.py`. A server of
+the test sends the pages. With DNS rebinding, the browser gets the page from that server and sends all further requests
+for the same name to the server under test. A proxy in the test imitates this.
 """
 
 import http.client
@@ -29,8 +29,8 @@ from tests.support.processes import HANGING_SECONDS
 pytestmark = pytest.mark.slow
 
 PAGE = Path(__file__).with_name("attack_page.html")
-LEAST_REQUESTS = 12  # so many requests come at least
-# The browser's own defence of this machine would hide ours.
+LEAST_REQUESTS = 12  # requests of the page, at least
+# The browser's own protection of local addresses would hide the server's.
 FLAGS = [
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
     "--disable-features=LocalNetworkAccessChecks,BlockInsecurePrivateNetworkRequests",
@@ -40,11 +40,11 @@ FLAGS = [
 
 @dataclass
 class Recorder:
-    """ASGI middleware that remembers what came, and what was answered."""
+    """ASGI middleware that records requests and responses."""
 
     app: ASGIApp
     seen: list[tuple[str, str, int]] = field(default_factory=list)  # method, path, status
-    headers: list[str] = field(default_factory=list)  # of answers
+    headers: list[str] = field(default_factory=list)  # of responses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def remember(message: Message) -> None:
@@ -57,7 +57,7 @@ class Recorder:
 
 
 class Attacker(ThreadingHTTPServer):
-    """Serves the page, forwards what a rebound name is asked for, and hears what the page could read."""
+    """Serves the page, forwards requests for a rebound name, and receives what the page could read."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -65,7 +65,7 @@ class Attacker(ThreadingHTTPServer):
         self.reported = threading.Event()
 
     def aim(self, port: int, name: str) -> None:
-        """At our server, which the page is to call by `name`."""
+        """Set the server under test, which the page calls by `name`."""
         self.target = port
         self.page = PAGE.read_text().replace("PORT", str(port)).replace("HOST", name).encode()
 
@@ -112,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @dataclass
 class Outcome:
-    """What a page could read, and what the server saw and did."""
+    """Data that a page could read, and the requests and engine steps that it caused."""
 
     read: dict[str, Any]
     seen: list[tuple[str, str, int]]
@@ -125,13 +125,13 @@ Attack = Callable[..., Outcome]
 
 @pytest.fixture
 def attack(tokenizer: Tokenizer, renderer: ChatTemplateRenderer, tmp_path: Path) -> Attack:
-    """Visits the page of `origin`, which calls the server by `name`."""
+    """Return a function that visits a page of `origin`, which calls the server by `name`."""
 
-    def visited(origin: str, name: str, *, let_in: bool = False) -> Outcome:
+    def visited(origin: str, name: str, *, allowed: bool = False) -> Outcome:
         engine, runner = controlled_engine(tokenizer.vocab_size)
         with attacker() as page:
             origin = origin.replace("PAGE", str(page.server_port))
-            policy = AccessPolicy(allowed_origins=[origin] if let_in else [])
+            policy = AccessPolicy(allowed_origins=[origin] if allowed else [])
             with LiveServer("hash", engine, tokenizer, renderer, policy=policy) as server:
                 recorder = Recorder(server.application)
                 server._server.config.loaded_app = recorder
@@ -156,7 +156,7 @@ def attacker() -> Iterator[Attacker]:
 
 
 def visit(page: Attacker, url: str, profile: Path) -> dict[str, Any]:
-    """What the page could read."""
+    """Open the page in the browser. Returns what it could read."""
     via = f"'PROXY 127.0.0.1:{page.server_port}'"
     proxy = f"function FindProxyForURL(url, host) {{ return host == 'rebound.test' ? {via} : 'DIRECT' }}"
     command = ["chromium", *FLAGS, f"--user-data-dir={profile}", f"--proxy-pac-url=data:,{quote(proxy)}", url]
@@ -170,7 +170,7 @@ def visit(page: Attacker, url: str, profile: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
-def test_a_page_of_another_origin_can_neither_read_nor_cause_anything(attack: Attack, name: str) -> None:
+def test_page_of_another_origin_cannot_read_or_trigger_anything(attack: Attack, name: str) -> None:
     outcome = attack("http://evil.test:PAGE", name)
     assert {"GET", "POST", "OPTIONS"} == {method for method, _, _ in outcome.seen}
     assert len(outcome.seen) >= LEAST_REQUESTS, "the browser sent too little to tell"
@@ -184,7 +184,7 @@ def test_a_page_of_another_origin_can_neither_read_nor_cause_anything(attack: At
     assert outcome.steps == 0
 
 
-def test_a_rebound_name_is_no_name_of_ours(attack: Attack) -> None:
+def test_rebound_name_is_refused(attack: Attack) -> None:
     outcome = attack("http://rebound.test:SERVER", "rebound.test")
     assert len(outcome.seen) >= LEAST_REQUESTS, "the browser sent too little to tell"
     assert {status for _, _, status in outcome.seen} == {403}
@@ -194,8 +194,8 @@ def test_a_rebound_name_is_no_name_of_ours(attack: Attack) -> None:
     assert outcome.steps == 0
 
 
-def test_the_same_page_does_all_that_where_it_is_let_in(attack: Attack) -> None:
-    outcome = attack("http://evil.test:PAGE", "127.0.0.1", let_in=True)
+def test_page_of_an_allowed_origin_can_use_the_server(attack: Attack) -> None:
+    outcome = attack("http://evil.test:PAGE", "127.0.0.1", allowed=True)
     assert [outcome.read[attempt]["status"] for attempt in ("cors get", "cors json", "cors key")] == [200] * 3
     assert outcome.read["cors text"]["status"] == 415
     assert outcome.steps > 0

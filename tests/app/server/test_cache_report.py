@@ -1,5 +1,8 @@
-"""Every request is told where its prompt came from and why some of it was computed: in `usage`, by the client of a
-server, in one line of the log, and in /metrics. Over the hash model, whose every token is known beforehand."""
+"""Cache reports of requests: the tokens by cache tier, and the reason of a miss.
+
+They are in `usage`, in the own client, in one log line, and in /metrics. The tests use the hash model, whose tokens are
+predictable.
+"""
 
 import asyncio
 import functools
@@ -38,7 +41,7 @@ from tests.app.server.test_metrics import figure, scraped
 from tests.support.hash_model import expected_output
 from tests.support.processes import until
 
-# Ids that are text in any vocabulary, and no control tokens.
+# Ids of text tokens in every vocabulary, none of them control tokens.
 PROMPT = tuple(range(1000, 1100))
 REPLY = expected_output(PROMPT, 40)
 
@@ -72,7 +75,7 @@ def post(server: LiveServer, path: str, **fields: Any) -> dict[str, Any]:
 
 
 def complete(server: LiveServer, prompt: Sequence[int], **fields: Any) -> dict[str, Any]:
-    """What is said of the prompt's tokens."""
+    """Return the reported details of the prompt's tokens."""
     details: dict[str, Any] = post(server, COMPLETION, prompt=list(prompt), **fields)["usage"]["prompt_tokens_details"]
     return details
 
@@ -84,7 +87,7 @@ def chat(server: LiveServer, *contents: str, **fields: Any) -> dict[str, Any]:
 
 
 def details(device: int, computed: int, miss: dict[str, Any] | None = None) -> dict[str, Any]:
-    told = {
+    reported = {
         "cached_tokens": device,
         "device_tokens": device,
         "host_tokens": 0,
@@ -92,20 +95,20 @@ def details(device: int, computed: int, miss: dict[str, Any] | None = None) -> d
         "computed_tokens": computed,
         "restore_ms": 0.0,
     }
-    return told if miss is None else told | {"miss": miss}
+    return reported if miss is None else reported | {"miss": miss}
 
 
 def text(server: LiveServer, ids: Sequence[int]) -> str:
     return server.service.tokenizer.decode(ids, continues_text=True).strip("\ufffd")
 
 
-def test_the_first_time_then_all_but_the_new_end(server: LiveServer) -> None:
+def test_repeated_prompt_is_cached_except_for_its_new_end(server: LiveServer) -> None:
     assert complete(server, PROMPT) == details(0, 100, {"reason": "first_time", "position": 0})
     assert complete(server, PROMPT) == details(96, 4)
     assert complete(server, (*PROMPT, *REPLY, 7, 8, 9)) == details(128, 15)
 
 
-def test_a_fork_is_told_with_the_text_on_both_sides(server: LiveServer) -> None:
+def test_changed_prompt_reports_the_text_on_both_sides(server: LiveServer) -> None:
     complete(server, PROMPT)
     other = (*PROMPT, *REPLY[:5], *range(2000, 2040))
     miss = {
@@ -118,15 +121,15 @@ def test_a_fork_is_told_with_the_text_on_both_sides(server: LiveServer) -> None:
     assert complete(server, other) == details(96, 49, miss)
 
 
-def test_a_part_that_was_taken_out_is_named(server: LiveServer) -> None:
+def test_removed_part_of_a_prompt_is_reported(server: LiveServer) -> None:
     complete(server, PROMPT)
-    told = complete(server, (*PROMPT, *REPLY[10:], 7, 8, 9))
-    assert (told["cached_tokens"], told["computed_tokens"]) == (96, 37)
-    assert (told["miss"]["reason"], told["miss"]["position"]) == ("removed", 100)
-    assert told["miss"]["removed"] == text(server, REPLY[:10])
+    reported = complete(server, (*PROMPT, *REPLY[10:], 7, 8, 9))
+    assert (reported["cached_tokens"], reported["computed_tokens"]) == (96, 37)
+    assert (reported["miss"]["reason"], reported["miss"]["position"]) == ("removed", 100)
+    assert reported["miss"]["removed"] == text(server, REPLY[:10])
 
 
-def test_what_others_took_the_place_of_is_evicted(serve: Serve) -> None:
+def test_blocks_replaced_by_others_are_reported_as_evicted(serve: Serve) -> None:
     with serve(context=256, contexts=1) as server:
         complete(server, PROMPT)
         for first in (2000, 3000):
@@ -134,23 +137,23 @@ def test_what_others_took_the_place_of_is_evicted(serve: Serve) -> None:
         assert complete(server, PROMPT) == details(0, 100, {"reason": "evicted", "position": 0})
 
 
-def test_a_prompt_with_logprobs_is_computed_whole(server: LiveServer) -> None:
+def test_prompt_with_logprobs_is_prefilled_completely(server: LiveServer) -> None:
     complete(server, PROMPT)
-    told = complete(server, PROMPT, echo=True, logprobs=1)
-    assert told == details(0, 100, {"reason": "prompt_logprobs", "position": 0})
+    reported = complete(server, PROMPT, echo=True, logprobs=1)
+    assert reported == details(0, 100, {"reason": "prompt_logprobs", "position": 0})
 
 
-def test_prompts_of_another_salt_are_no_past(server: LiveServer) -> None:
+def test_prompts_with_another_salt_do_not_count_as_earlier(server: LiveServer) -> None:
     complete(server, PROMPT, cache_salt="a")
     assert complete(server, PROMPT, cache_salt="b") == details(0, 100, {"reason": "first_time", "position": 0})
     assert complete(server, PROMPT, cache_salt="a") == details(96, 4)
 
 
 @pytest.mark.parametrize(("steps", "wanted"), [(3, PromptProgress), (6, TextDelta)])
-def test_what_was_computed_for_a_client_that_left_is_a_past(
+def test_prompt_of_a_disconnected_client_counts_as_earlier(
     tokenizer: Tokenizer, renderer: ChatTemplateRenderer, steps: int, wanted: type[ChatEvent]
 ) -> None:
-    """Whether it leaves while its prompt is read, or while the reply is written."""
+    """The client disconnects during prefill or during decode."""
     engine, runner = controlled_engine(tokenizer.vocab_size, context=256, contexts=1, budget=32)
 
     async def leave_after(steps: int, service: ChatService) -> None:
@@ -170,8 +173,8 @@ def test_what_was_computed_for_a_client_that_left_is_a_past(
         assert complete(server, PROMPT) == details(0, 100, {"reason": "evicted", "position": 0})
 
 
-def test_a_reply_up_to_a_stop_string_is_what_is_gone_on_from(server: LiveServer) -> None:
-    """The tokens of the stop string are no part of it."""
+def test_reply_before_a_stop_string_is_cached_for_the_next_prompt(server: LiveServer) -> None:
+    """The tokens of the stop string do not belong to the reply."""
     tokenizer = server.service.tokenizer
     length = next(at for at in range(20, 40) if text(server, REPLY[at : at + 2]).isascii())
     stop = text(server, REPLY[length : length + 2])
@@ -180,22 +183,22 @@ def test_a_reply_up_to_a_stop_string_is_what_is_gone_on_from(server: LiveServer)
     assert "miss" not in complete(server, (*PROMPT, *REPLY[:length], *range(2000, 2010)))
 
 
-def test_several_choices_are_told_of_once(server: LiveServer) -> None:
-    told = complete(server, PROMPT, n=3)
-    assert told == details(0, 100, {"reason": "first_time", "position": 0})
+def test_several_choices_report_their_prompt_once(server: LiveServer) -> None:
+    reported = complete(server, PROMPT, n=3)
+    assert reported == details(0, 100, {"reason": "first_time", "position": 0})
     assert complete(server, PROMPT, n=3) == details(96, 4)
     samples = scraped(server)
     assert figure(samples, "cache_misses_total", reason="first_time") == 1
 
 
-def test_a_beam_search_is_told_of_once(server: LiveServer) -> None:
+def test_beam_search_reports_its_prompt_once(server: LiveServer) -> None:
     fields: dict[str, Any] = {"n": 2, "best_of": 4, "use_beam_search": True, "max_tokens": 5, "ignore_eos": False}
     assert complete(server, PROMPT, **fields) == details(0, 100, {"reason": "first_time", "position": 0})
     assert complete(server, PROMPT, **fields) == details(96, 4)
 
 
 @pytest.mark.parametrize("length", range(30, 36))
-def test_a_beam_can_be_gone_on_from(server: LiveServer, length: int) -> None:
+def test_result_of_a_beam_search_is_cached_for_the_next_prompt(server: LiveServer, length: int) -> None:
     async def searched(service: ChatService) -> list[Sequence[int]]:
         params = SamplingParams(max_tokens=length, ignore_eos=True, beams=BeamParams(4, results=3), logprobs=0)
         replies: list[list[int]] = [[] for _ in range(3)]
@@ -208,32 +211,32 @@ def test_a_beam_can_be_gone_on_from(server: LiveServer, length: int) -> None:
 
     for reply in server.call(searched(server.service)):
         assert len(reply) == length
-        told = complete(server, (*PROMPT, *reply, 7, 8, 9), max_tokens=1)
-        assert (told["cached_tokens"], "miss" in told) == ((99 + length) // 16 * 16, False)
+        reported = complete(server, (*PROMPT, *reply, 7, 8, 9), max_tokens=1)
+        assert (reported["cached_tokens"], "miss" in reported) == ((99 + length) // 16 * 16, False)
 
 
-def test_several_prompts_are_added_up(server: LiveServer) -> None:
+def test_counts_of_several_prompts_are_added(server: LiveServer) -> None:
     complete(server, PROMPT)
     body: Any = [list(PROMPT), list(range(2000, 2050))]
-    told = post(server, COMPLETION, prompt=body)["usage"]["prompt_tokens_details"]
-    assert told == details(96, 54, {"reason": "first_time", "position": 0})
+    reported = post(server, COMPLETION, prompt=body)["usage"]["prompt_tokens_details"]
+    assert reported == details(96, 54, {"reason": "first_time", "position": 0})
 
 
-def test_a_conversation_whose_beginning_changed(server: LiveServer) -> None:
+def test_changed_start_of_a_conversation_is_reported(server: LiveServer) -> None:
     question = "What should be worn today, if it rains as it did all week?"
-    told = [
+    reported = [
         chat(server, f"It is {hour} o'clock on a Monday in the middle of a long winter. {question}")
         for hour in ("nine", "ten")
     ]
-    assert told[0]["miss"]["reason"] == "first_time"
-    miss = told[1]["miss"]
+    assert reported[0]["miss"]["reason"] == "first_time"
+    miss = reported[1]["miss"]
     assert (miss["reason"], miss["before"][-5:]) == ("diverged", "It is")
     assert miss["was"].startswith(" nine o'clock")
     assert miss["is"].startswith(" ten o'clock")
 
 
-def test_the_openai_client_takes_it(server: LiveServer) -> None:
-    """Which checks every field, and keeps those that it does not know."""
+def test_openai_client_accepts_the_report(server: LiveServer) -> None:
+    """The client validates every field and keeps unknown ones."""
     url = f"{server.url}/v1"
     with openai.OpenAI(base_url=url, api_key="none", max_retries=0, _strict_response_validation=True) as api:
         reply = api.completions.create(model="hash", prompt=list(PROMPT), max_tokens=3)
@@ -244,22 +247,22 @@ def test_the_openai_client_takes_it(server: LiveServer) -> None:
         usages = [reply.usage, list(stream)[-1].usage]
     for usage in usages:
         assert usage is not None
-        told = usage.prompt_tokens_details
-        assert told is not None
-        assert told.cached_tokens == 0
-        assert told.model_extra is not None
-        assert told.model_extra["computed_tokens"] == usage.prompt_tokens
-        assert told.model_extra["miss"] == {"reason": "first_time", "position": 0}
+        reported = usage.prompt_tokens_details
+        assert reported is not None
+        assert reported.cached_tokens == 0
+        assert reported.model_extra is not None
+        assert reported.model_extra["computed_tokens"] == usage.prompt_tokens
+        assert reported.model_extra["miss"] == {"reason": "first_time", "position": 0}
 
 
-def test_a_client_of_ours_reads_what_the_service_says(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_client_reads_the_report_of_the_service(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     miss = Miss(MissReason.REMOVED, 40, "before", "was", "is", "removed")
     report = CacheReport(TokenSources(16, 32, 48, 7, 0.0125), miss)
     monkeypatch.setattr(server.service.cache, "report", lambda *_, **__: report)
     assert asked_by_client(server, "Hello").cache == report
 
 
-def test_a_client_of_ours_says_what_an_engine_of_its_own_says(server: LiveServer, serve: Serve) -> None:
+def test_own_client_and_own_engine_report_the_same(server: LiveServer, serve: Serve) -> None:
     async def directly(service: ChatService, question: str) -> CacheReport:
         ids = await service.encode([Message("user", question)])
         async with aclosing(reply_events(service, ids, SamplingParams(max_tokens=20))) as events:
@@ -306,14 +309,14 @@ def test_metrics_count_misses_by_reason_and_restores(server: LiveServer, monkeyp
         return report(request, miss, read, counts=counts)
 
     monkeypatch.setattr(server.service.cache, "report", restored)
-    told = complete(server, PROMPT, service_class="background", n=2)
-    assert (told["host_tokens"], told["restore_ms"]) == (32, 30.0)
+    reported = complete(server, PROMPT, service_class="background", n=2)
+    assert (reported["host_tokens"], reported["restore_ms"]) == (32, 30.0)
     samples = scraped(server)
     assert figure(samples, "cache_restore_seconds_count", service_class="background") == 1
     assert figure(samples, "cache_restore_seconds_sum", service_class="background") == pytest.approx(0.03)
 
 
-def test_what_never_ran_has_no_miss(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+def test_request_that_never_ran_has_no_miss(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     engine, runner = controlled_engine(tokenizer.vocab_size)
     with LiveServer("hash", engine, tokenizer, renderer) as server:
         runner.failures = 1
@@ -324,14 +327,14 @@ def test_what_never_ran_has_no_miss(tokenizer: Tokenizer, renderer: ChatTemplate
         assert complete(server, PROMPT) == details(0, 100, {"reason": "first_time", "position": 0})
 
 
-# -- the log
+# -- log
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == request_log.log.name]
 
 
-def test_a_line_a_request_without_a_word_of_it(server: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_request_logs_one_line_without_its_text(server: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, request_log.log.name)
     complete(server, PROMPT, n=2)
     complete(server, (*PROMPT, *REPLY[:5], *range(2000, 2040)), service_class="background")
@@ -346,12 +349,12 @@ def test_a_line_a_request_without_a_word_of_it(server: LiveServer, caplog: pytes
     assert not any(word in line for line in (first, second, third) for word in ("secret", text(server, REPLY[5:13])))
 
 
-def test_what_does_not_end_well_has_a_line_too(server: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_and_aborted_requests_are_logged(server: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, request_log.log.name)
     body = {"model": "hash", "prompt": list(PROMPT), "max_tokens": 1500, "ignore_eos": True, "stream": True}
     runner = server.engine._runner
     assert isinstance(runner, ControlledRunner)
-    with runner.held() as steps:  # it cannot end before the client leaves
+    with runner.held() as steps:  # the request cannot end before the client disconnects
         steps.release(5)
         with httpx.stream("POST", server.url + COMPLETION, json=body, timeout=60) as response:
             next(response.iter_lines())
@@ -362,7 +365,7 @@ def test_what_does_not_end_well_has_a_line_too(server: LiveServer, caplog: pytes
 
 
 def reading_lines(caplog: pytest.LogCaptureFixture, *events: PromptProgress) -> list[str]:
-    """What is logged while prompts are read."""
+    """Return the log lines for prefill events."""
     caplog.set_level(logging.INFO, request_log.log.name)
     caplog.clear()
     log = PrefillLog("hash normal")
@@ -371,7 +374,7 @@ def reading_lines(caplog: pytest.LogCaptureFixture, *events: PromptProgress) -> 
     return [line.removeprefix("hash normal; prefill: ") for line in lines(caplog)]
 
 
-def test_a_long_prompt_has_a_line_when_it_begins_and_one_every_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
+def test_long_prompt_is_logged_at_the_start_and_every_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
     events = [PromptProgress(256 * step, 21_979, 0, seconds=float(2 * step)) for step in range(1, 14)]
     assert reading_lines(caplog, *events) == [
         "256 of 21,979 tokens (1 %), about 3 min left",
@@ -380,15 +383,15 @@ def test_a_long_prompt_has_a_line_when_it_begins_and_one_every_ten_seconds(caplo
     ]
 
 
-def test_a_short_prompt_has_a_line_only_when_it_takes_long(caplog: pytest.LogCaptureFixture) -> None:
+def test_short_prompt_is_logged_only_if_it_is_slow(caplog: pytest.LogCaptureFixture) -> None:
     events = [PromptProgress(100 * step, 1000, 0, seconds=float(2 * step)) for step in range(1, 11)]
     assert reading_lines(caplog, *events) == ["500 of 1,000 tokens (50 %), about 10 s left"]
     cached = PromptProgress(9000, 9100, 8900, seconds=0.5)
     assert reading_lines(caplog, cached) == []
 
 
-def stepped(steps: threading.Semaphore, condition: Callable[[], bool]) -> bool:
-    """Whether it holds after one more step, and no further one is allowed."""
+def holds_or_step(steps: threading.Semaphore, condition: Callable[[], bool]) -> bool:
+    """Whether the condition holds. If not, release one more step."""
     steps.release()
     holds = condition()
     while holds and steps.acquire(blocking=False):
@@ -396,7 +399,7 @@ def stepped(steps: threading.Semaphore, condition: Callable[[], bool]) -> bool:
     return holds
 
 
-def test_a_prompt_that_is_read_is_logged_and_told_to_a_client_that_waits(
+def test_prefill_is_logged_and_sent_to_a_waiting_client(
     tokenizer: Tokenizer,
     renderer: ChatTemplateRenderer,
     caplog: pytest.LogCaptureFixture,
@@ -419,12 +422,12 @@ def test_a_prompt_that_is_read_is_logged_and_told_to_a_client_that_waits(
             with httpx.stream("POST", server.url + path, json=body, timeout=60) as response:
                 comments = (line for line in response.iter_lines() if line.startswith(": prefill"))
                 assert re.fullmatch(r": prefill \d+ of 5\d\d", next(comments))
-            until(functools.partial(stepped, steps, lambda: not engine.has_requests))
+            until(functools.partial(holds_or_step, steps, lambda: not engine.has_requests))
             assert re.fullmatch(r"hash normal; prefill: \d+ of 5\d\d tokens \(\d\d %\), .*", lines(caplog)[0])
             caplog.clear()
 
 
-def test_a_name_does_not_break_the_line(
+def test_newlines_in_a_client_name_do_not_split_the_log_line(
     tokenizer: Tokenizer, renderer: ChatTemplateRenderer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, request_log.log.name)
@@ -434,7 +437,7 @@ def test_a_name_does_not_break_the_line(
     assert lines(caplog)[0].startswith("a b [2J normal; prompt ")
 
 
-def test_lines_are_told_to_whoever_serves_and_never_hold_it_up(
+def test_log_lines_are_printed_without_blocking_the_server(
     server: LiveServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     said: list[str] = []
@@ -454,7 +457,7 @@ def test_lines_are_told_to_whoever_serves_and_never_hold_it_up(
 
 
 class Stuck:
-    """A terminal that takes nothing until it is closed."""
+    """A terminal that blocks until it is closed."""
 
     def __init__(self) -> None:
         self.is_stuck = False

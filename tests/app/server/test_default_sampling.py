@@ -1,4 +1,4 @@
-"""Every dialect samples as the model recommends where a request leaves it open, and says what applies."""
+"""Default sampling: every dialect uses the model's recommendations for values that a request leaves open."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -50,7 +50,7 @@ def tokenizer(llama_cpp_models: Path) -> Tokenizer:
 def server(
     tokenizer: Tokenizer, renderer: ChatTemplateRenderer, request: pytest.FixtureRequest
 ) -> Iterator[LiveServer]:
-    """Over a model for code, with what it recommends and without."""
+    """A server of a code model, with and without recommended sampling."""
     engine, _ = controlled_engine(tokenizer.vocab_size)
     sampling = API_DEFAULTS if request.param is None else DefaultSampling(request.param)
     with LiveServer("code", engine, tokenizer, renderer, sampling=sampling) as server:
@@ -60,7 +60,7 @@ def server(
 
 @pytest.fixture
 def sampled(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> list[SamplingParams]:
-    """What the engine was asked for."""
+    """The sampling parameters of each request to the engine."""
     asked: list[SamplingParams] = []
     reply = server.service.reply
 
@@ -78,7 +78,7 @@ def post(server: LiveServer, path: str, body: Mapping[str, Any]) -> Any:
     return reply.json()
 
 
-def told(params: SamplingParams) -> dict[str, float]:
+def reported(params: SamplingParams) -> dict[str, float]:
     return {name: getattr(params, name) for name in RECOMMENDED}
 
 
@@ -93,41 +93,41 @@ def recommends(server: LiveServer) -> bool:
 
 
 @pytest.mark.parametrize(("path", "body", "api"), SILENT, ids=[path for path, *_ in SILENT])
-def test_each_dialect_samples_as_recommended_where_a_request_is_silent(
+def test_each_dialect_uses_recommended_sampling_by_default(
     server: LiveServer, sampled: list[SamplingParams], path: str, body: dict[str, Any], api: Mapping[str, float]
 ) -> None:
     base = RECOMMENDED if recommends(server) else api
     for fields in ({}, {"temperature": 0}, {"temperature": 0.3}, {"top_p": 0.5}):
         post(server, path, with_options(path, body, **fields))
-        assert told(sampled.pop()) == {**base, **fields}
+        assert reported(sampled.pop()) == {**base, **fields}
 
 
 @pytest.mark.parametrize(("path", "body", "api"), INSERTING, ids=[path for path, *_ in INSERTING])
-def test_insertion_has_the_same_defaults_without_a_penalty(
+def test_infill_uses_the_defaults_without_a_penalty(
     server: LiveServer, sampled: list[SamplingParams], path: str, body: dict[str, Any], api: Mapping[str, float]
 ) -> None:
     base = {**RECOMMENDED, "repetition_penalty": 1.0} if recommends(server) else api
     for fields in ({}, {"temperature": 0.1, "top_k": 5}):
         post(server, path, with_options(path, body, **fields))
-        assert told(sampled.pop()) == {**base, **fields}
+        assert reported(sampled.pop()) == {**base, **fields}
 
 
-def test_beam_search_ranks_by_the_model_alone(server: LiveServer, sampled: list[SamplingParams]) -> None:
+def test_beam_search_uses_no_sampling_defaults(server: LiveServer, sampled: list[SamplingParams]) -> None:
     post(server, "/v1/completions", {"prompt": "Hi", "max_tokens": 1, "use_beam_search": True, "best_of": 2})
-    assert told(sampled.pop()) == OPENAI
+    assert reported(sampled.pop()) == OPENAI
 
 
-def test_a_window_of_no_tokens_turns_the_penalty_off(server: LiveServer, sampled: list[SamplingParams]) -> None:
+def test_zero_penalty_window_turns_the_penalty_off(server: LiveServer, sampled: list[SamplingParams]) -> None:
     post(server, "/completion", {"prompt": "Hi", "n_predict": 1, "repeat_last_n": 0})
     assert sampled.pop().repetition_penalty == 1.0
 
 
-def test_named_samplers_are_the_only_ones(server: LiveServer, sampled: list[SamplingParams]) -> None:
+def test_only_named_samplers_are_used(server: LiveServer, sampled: list[SamplingParams]) -> None:
     post(server, "/completion", {"prompt": "Hi", "n_predict": 1, "samplers": ["top_k"]})
-    assert told(sampled.pop()) == {**OPENAI, "top_k": 20 if recommends(server) else 40}
+    assert reported(sampled.pop()) == {**OPENAI, "top_k": 20 if recommends(server) else 40}
 
 
-def test_responses_echo_the_values_in_force(server: LiveServer) -> None:
+def test_responses_report_the_values_in_effect(server: LiveServer) -> None:
     base = RECOMMENDED if recommends(server) else OPENAI
     whole = post(server, "/v1/responses", {"input": "Hi", "max_output_tokens": 1})
     assert (whole["temperature"], whole["top_p"]) == (base["temperature"], base["top_p"])
@@ -135,7 +135,7 @@ def test_responses_echo_the_values_in_force(server: LiveServer) -> None:
     assert (whole["temperature"], whole["top_p"]) == (base["temperature"], 0.5)
 
 
-def test_the_server_says_what_applies(server: LiveServer) -> None:
+def test_server_reports_the_defaults(server: LiveServer) -> None:
     def get(path: str) -> Any:
         return httpx.get(f"{server.url}{path}", trust_env=False).json()
 

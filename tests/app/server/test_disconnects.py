@@ -1,4 +1,4 @@
-"""Clients that go away, in every phase: their requests end at once, and nothing is left of them."""
+"""Clients that disconnect in any phase: their requests end at once and leave no tasks or blocks."""
 
 import asyncio
 import json
@@ -16,15 +16,15 @@ from tests.app.server.live_server import ControlledRunner, LiveServer, controlle
 from tests.support.hash_model import expected_output
 from tests.support.processes import until
 
-TASKS_OF_A_REPLY = 3  # its connection's, the work on it, and the watch over its client
+TASKS_OF_A_REPLY = 3  # the connection, the work on the request, and the wait for a disconnect
 
 
 @pytest.fixture
 def server(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[LiveServer]:
-    """Four requests run at a time, and the others queue."""
+    """At most four requests run at the same time; others wait."""
     engine, _ = controlled_engine(tokenizer.vocab_size, running=4, budget=64)
     with LiveServer("hash", engine, tokenizer, renderer) as server:
-        # One whole request, so that what is made once is there already.
+        # One complete request first, which creates everything that is created only once.
         asyncio.run(read_all(server, message(max_tokens=1)))
         yield server
         until(lambda: not engine.has_work)
@@ -38,7 +38,7 @@ def runner_of(server: LiveServer) -> ControlledRunner:
 
 
 def message(content: str = "Hi", **fields: Any) -> bytes:
-    """A chat request as it goes over the wire."""
+    """Return a chat request as HTTP bytes."""
     body = {"model": "hash", "messages": [{"role": "user", "content": content}], "ignore_eos": True, **fields}
     encoded = json.dumps(body).encode()
     head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
@@ -76,8 +76,8 @@ async def eventually(condition: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("n", [1, 4])
 @pytest.mark.parametrize("phase", ["prefill", "mid-stream", "queued"])
-def test_nothing_waits_for_a_client_that_left(server: LiveServer, phase: str, n: int, stream: bool) -> None:
-    """The engine is held inside a step, so that no event can come: the tasks must end without one."""
+def test_disconnect_ends_all_tasks_of_a_request(server: LiveServer, phase: str, n: int, stream: bool) -> None:
+    """The engine is blocked in a step and sends no events: the tasks must end without one."""
     runner = runner_of(server)
     idle = server.tasks()
 
@@ -106,7 +106,7 @@ def test_nothing_waits_for_a_client_that_left(server: LiveServer, phase: str, n:
     server.engine.assert_empty()
 
 
-def test_200_clients_that_leave_at_random_points_leave_nothing(server: LiveServer) -> None:
+def test_200_random_disconnects_leave_no_tasks_and_no_blocks(server: LiveServer) -> None:
     chance = random.Random(5)
     asked_tokens = 1000
     before = runner_of(server).computed_tokens
@@ -139,8 +139,8 @@ def test_200_clients_that_leave_at_random_points_leave_nothing(server: LiveServe
     reply = asyncio.run(all_leave())
     until(lambda: not server.engine.has_work and server.tasks() <= idle and descriptors() <= open_files)
     server.engine.assert_empty()
-    # Had they been served to their ends, this would be a hundred times more.
-    # How soon a client that left is seen varies; that its request did not run to the end does not.
+    # Complete replies would take a hundred times more tokens. How soon a disconnect is noticed varies, but no request
+    # may run to its end.
     assert runner_of(server).computed_tokens - before < 200 * asked_tokens // 2
     prompt = server.call(server.service.encode([Message("user", "Stay with me")]))
     answered = json.loads(reply.partition(b"\r\n\r\n")[2])["choices"][0]["message"]["content"]

@@ -1,4 +1,4 @@
-"""Requests whose head, or what else is no body, has no end: they are refused before they fill the memory."""
+"""Endless heads and other endless parts outside of a body: they are refused before they fill the memory."""
 
 import contextlib
 import socket
@@ -33,16 +33,16 @@ def endless(begin: bytes, again: bytes) -> Iterator[bytes]:
         pytest.param((CHUNKED + b"0\r\n", b"X: a\r\n" * 700), id="trailers"),
     ],
 )
-def test_what_has_no_end_is_refused(hash_server: LiveServer, sent: tuple[bytes, bytes]) -> None:
+def test_endless_request_is_refused(hash_server: LiveServer, sent: tuple[bytes, bytes]) -> None:
     taken = 0
     with socket.create_connection(("127.0.0.1", hash_server.port)) as client, contextlib.suppress(ConnectionError):
         for piece in endless(*sent):
             client.sendall(piece)
             taken += len(piece)
-    assert taken < FAR_TOO_MUCH // 4  # most of it waits in the buffers of the system
+    assert taken < FAR_TOO_MUCH // 4  # most of it stays in the system's buffers
 
 
-def test_a_head_of_common_length_is_read(hash_server: LiveServer) -> None:
+def test_head_of_common_length_is_accepted(hash_server: LiveServer) -> None:
     with socket.create_connection(("127.0.0.1", hash_server.port)) as client:
         client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n")
         for number in range(100):

@@ -1,4 +1,6 @@
-"""A failing step, a dead engine, an engine that is being stopped: what clients are told, and who is left unharmed."""
+"""Failed steps, a dead engine, and a stopped engine: the errors that clients get, and the requests that are not
+affected.
+"""
 
 import json
 import threading
@@ -22,7 +24,7 @@ ASKED: dict[str, Any] = {"model": "hash", "messages": QUESTION, "max_tokens": 20
 
 @pytest.fixture
 def stack(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[tuple[LiveServer, ControlledRunner]]:
-    """A server of its own, since these tests break it, and the model behind it."""
+    """A separate server, which these tests break, and its model."""
     engine, runner = controlled_engine(tokenizer.vocab_size, budget=64)
     with LiveServer("hash", engine, tokenizer, renderer) as server:
         yield server, runner
@@ -31,7 +33,7 @@ def stack(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[tupl
 
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_first_step_that_fails_is_a_500_and_the_next_request_works(
+def test_failed_first_step_returns_500_and_the_next_request_works(
     stack: tuple[LiveServer, ControlledRunner], stream: bool, n: int
 ) -> None:
     server, runner = stack
@@ -48,7 +50,7 @@ def test_a_first_step_that_fails_is_a_500_and_the_next_request_works(
     server.engine.assert_empty()
 
 
-def test_a_later_step_that_fails_ends_the_stream_with_an_error_event(
+def test_failed_later_step_ends_the_stream_with_an_error_event(
     stack: tuple[LiveServer, ControlledRunner],
 ) -> None:
     server, runner = stack
@@ -67,7 +69,7 @@ def test_a_later_step_that_fails_ends_the_stream_with_an_error_event(
     assert all(choice.finish_reason is None for chunk in chunks for choice in chunk.choices)
 
 
-def test_the_error_event_is_the_last_one(stack: tuple[LiveServer, ControlledRunner]) -> None:
+def test_error_event_is_the_last_event(stack: tuple[LiveServer, ControlledRunner]) -> None:
     server, runner = stack
     runner.steps_allowed = threading.Semaphore(3)
     body = {"model": "hash", "messages": QUESTION, "max_tokens": 20, "stream": True, "ignore_eos": True}
@@ -82,7 +84,7 @@ def test_the_error_event_is_the_last_one(stack: tuple[LiveServer, ControlledRunn
     assert "[DONE]" not in events
 
 
-def test_a_dead_engine_is_a_503_and_so_is_its_health(stack: tuple[LiveServer, ControlledRunner]) -> None:
+def test_dead_engine_returns_503_also_for_health(stack: tuple[LiveServer, ControlledRunner]) -> None:
     server, _ = stack
     assert httpx.get(f"{server.url}/health").json() == {
         "status": "ok",
@@ -121,7 +123,7 @@ def test_stopping_the_engine_ends_streams_with_an_error_event(stack: tuple[LiveS
         stopping.join()
 
 
-def test_health_says_how_much_there_is_to_do_while_a_step_runs(stack: tuple[LiveServer, ControlledRunner]) -> None:
+def test_health_reports_the_load_during_a_step(stack: tuple[LiveServer, ControlledRunner]) -> None:
     server, runner = stack
     runner.steps_allowed = threading.Semaphore(5)
     with client(server) as api:
@@ -136,22 +138,22 @@ def test_health_says_how_much_there_is_to_do_while_a_step_runs(stack: tuple[Live
 def chat(
     server: LiveServer, number: int, *, stream: bool, tokens: int = 1500, begun: threading.Event | None = None
 ) -> tuple[int, str]:
-    """The status of an answer, and all that it says; `begun` is set when its first part is here."""
+    """Return the status and the body of a reply. `begun` is set when its first part has arrived."""
     messages = [{"role": "user", "content": f"Question {number}"}]
     body = {"model": "hash", "messages": messages, "max_tokens": tokens, "ignore_eos": True, "stream": stream}
     with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=None) as response:  # noqa: S113
-        told = []
+        reported = []
         for text in response.iter_text():
-            told.append(text)
+            reported.append(text)
             if begun is not None:
                 begun.set()
-        return response.status_code, "".join(told)
+        return response.status_code, "".join(reported)
 
 
-def test_an_engine_that_dies_reaches_everyone_who_waits(
+def test_death_of_the_engine_is_reported_to_all_clients(
     tokenizer: Tokenizer, renderer: ChatTemplateRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Replies that run and replies that queue, streamed and whole: two of each."""
+    """Two running and two waiting replies, streamed and whole."""
     engine, runner = controlled_engine(tokenizer.vocab_size, running=4)
     with (
         LiveServer("hash", engine, tokenizer, renderer) as server,
@@ -184,7 +186,7 @@ def test_an_engine_that_dies_reaches_everyone_who_waits(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_wedged_step_shows_in_the_health_until_it_ends(
+def test_stuck_step_makes_health_unavailable_until_it_ends(
     tokenizer: Tokenizer, renderer: ChatTemplateRenderer, stream: bool
 ) -> None:
     engine, runner = controlled_engine(tokenizer.vocab_size)
@@ -212,7 +214,7 @@ def test_a_wedged_step_shows_in_the_health_until_it_ends(
         assert health(server) == (200, "")
 
 
-def test_a_template_that_is_not_answered_in_time_is_no_fault_of_the_messages(tokenizer: Tokenizer) -> None:
+def test_template_timeout_does_not_blame_the_messages(tokenizer: Tokenizer) -> None:
     engine, _ = controlled_engine(tokenizer.vocab_size)
     with (
         ChatTemplateRenderer(seconds=0.0) as hurried,

@@ -1,4 +1,4 @@
-"""A real model that knows nothing of tools, under the templates of models that do: whatever it is forced to is said."""
+"""A real model without tool support, with the templates of models that have it: forced replies are well-formed."""
 
 import asyncio
 import copy
@@ -64,7 +64,7 @@ QUESTION = "I want to go to Rome."
 
 
 class Templates:
-    """One model under many templates."""
+    """One model with many templates."""
 
     def __init__(self, engine: Engine[Any], folder: Path, tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
         self._engine = engine
@@ -86,7 +86,7 @@ class Templates:
             ).choices[0]
 
     def respond(self, template: str, **fields: Any) -> Response:
-        """By the Responses API."""
+        """Ask through the Responses API."""
         return asyncio.run(self._respond(template, fields))
 
     async def _respond(self, template: str, fields: dict[str, Any]) -> Response:
@@ -133,7 +133,7 @@ def check_calls(reply: Choice) -> None:
 @pytest.mark.share(1)
 @pytest.mark.parametrize("template", FAMILIES)
 @pytest.mark.parametrize("name", [None, "book_trip"])
-def test_forced_calls_are_calls(templates: Templates, template: str, name: str | None) -> None:
+def test_forced_calls_are_returned_as_calls(templates: Templates, template: str, name: str | None) -> None:
     choice = {"type": "function", "function": {"name": name}} if name else "required"
     reply = templates.ask(template, tools=TOOLS, tool_choice=choice, reasoning_effort="none", **ONE_CALL)
     check_calls(reply)
@@ -145,7 +145,7 @@ def test_forced_calls_are_calls(templates: Templates, template: str, name: str |
     "template", ["Qwen-QwQ-32B", "Qwen3.5-4B", "deepseek-ai-DeepSeek-V3.2", "openai-gpt-oss-120b", "MiniMax-M2"]
 )
 @pytest.mark.parametrize("choice", ["auto", "required"])
-def test_thoughts_then_a_schema_or_a_call(templates: Templates, template: str, choice: str) -> None:
+def test_reasoning_is_followed_by_a_schema_or_a_call(templates: Templates, template: str, choice: str) -> None:
     thinking = {"chat_template_kwargs": {"enable_thinking": True, "thinking": True}, "thinking_token_budget": 12}
     reply = templates.ask(template, **thinking, tools=TOOLS, tool_choice=choice, response_format=FORMAT, **ONE_CALL)
     if choice == "required" or reply.message.tool_calls:
@@ -154,7 +154,7 @@ def test_thoughts_then_a_schema_or_a_call(templates: Templates, template: str, c
         jsonschema.validate(json.loads(reply.message.content or ""), ANSWER)
         assert reply.finish_reason == "stop"
     thought = reply.message.reasoning_content or ""
-    assert thought or template == "openai-gpt-oss-120b"  # where it may think, and need not
+    assert thought or template == "openai-gpt-oss-120b"  # reasoning is optional there
     assert len(templates.tokenizer.encode(thought)) <= 16
 
 

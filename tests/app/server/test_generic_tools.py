@@ -1,4 +1,4 @@
-"""Tools of a model whose chat template has none, in every dialect: the real default model over HTTP."""
+"""Generic tools in every dialect: the default model, whose chat template does not support tools."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,40 +27,40 @@ ARGUMENTS = {"city": "Paris", "unit": "celsius"}
 CALL = {"id": "c00000001", "type": "function", "function": {"name": "get_weather", "arguments": json.dumps(ARGUMENTS)}}
 RESULT = "18 degrees"
 
-Called = list[tuple[str, Any]]  # calls of a reply: names and arguments
+Called = list[tuple[str, Any]]  # names and arguments of a reply's calls
 
 
-def openai_body(*, forced: bool, behind_call: bool) -> tuple[str, dict[str, Any]]:
+def openai_body(*, forced: bool, after_call: bool) -> tuple[str, dict[str, Any]]:
     turns = [
         {"role": "assistant", "tool_calls": [CALL]},
         {"role": "tool", "tool_call_id": CALL["id"], "content": RESULT},
     ]
-    body = {"messages": [QUESTION, *(turns if behind_call else [])], "tools": OPENAI_TOOLS, "max_tokens": 60}
+    body = {"messages": [QUESTION, *(turns if after_call else [])], "tools": OPENAI_TOOLS, "max_tokens": 60}
     return "/v1/chat/completions", {**body, "temperature": 0, "tool_choice": "required" if forced else "auto"}
 
 
-def responses_body(*, forced: bool, behind_call: bool) -> tuple[str, dict[str, Any]]:
+def responses_body(*, forced: bool, after_call: bool) -> tuple[str, dict[str, Any]]:
     call = {"type": "function_call", "call_id": CALL["id"], "name": "get_weather", "arguments": json.dumps(ARGUMENTS)}
     turns = [call, {"type": "function_call_output", "call_id": CALL["id"], "output": RESULT}]
     tools = [{"type": "function", **FUNCTION}]
-    body = {"input": [QUESTION, *(turns if behind_call else [])], "tools": tools, "max_output_tokens": 60}
+    body = {"input": [QUESTION, *(turns if after_call else [])], "tools": tools, "max_output_tokens": 60}
     settings = {"tool_choice": "required" if forced else "auto", "store": False, "temperature": 0}
     return "/v1/responses", {**body, **settings}
 
 
-def anthropic_body(*, forced: bool, behind_call: bool) -> tuple[str, dict[str, Any]]:
+def anthropic_body(*, forced: bool, after_call: bool) -> tuple[str, dict[str, Any]]:
     use = {"type": "tool_use", "id": CALL["id"], "name": "get_weather", "input": ARGUMENTS}
     result = {"type": "tool_result", "tool_use_id": CALL["id"], "content": RESULT}
     turns = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
-    body = {"model": "smollm2:135m", "messages": [QUESTION, *(turns if behind_call else [])], "max_tokens": 60}
+    body = {"model": "smollm2:135m", "messages": [QUESTION, *(turns if after_call else [])], "max_tokens": 60}
     choice = {"type": "any" if forced else "auto"}
     return "/v1/messages", {**body, "temperature": 0, "tools": CLAUDE_TOOLS, "tool_choice": choice}
 
 
-def ollama_body(*, forced: bool, behind_call: bool) -> tuple[str, dict[str, Any]]:
+def ollama_body(*, forced: bool, after_call: bool) -> tuple[str, dict[str, Any]]:
     called = {"role": "assistant", "tool_calls": [{"function": {"name": "get_weather", "arguments": ARGUMENTS}}]}
     turns = [called, {"role": "tool", "tool_name": "get_weather", "content": RESULT}]
-    body = {"model": "smollm2:135m", "messages": [QUESTION, *(turns if behind_call else [])], "tools": OPENAI_TOOLS}
+    body = {"model": "smollm2:135m", "messages": [QUESTION, *(turns if after_call else [])], "tools": OPENAI_TOOLS}
     options = {"stream": False, "options": {"num_predict": 60, "temperature": 0}}
     return "/api/chat", {**body, **options, "tool_choice": "required" if forced else "auto"}
 
@@ -101,7 +101,7 @@ def ask(server: LiveServer, path: str, body: Mapping[str, Any]) -> httpx.Respons
 
 
 def check(text: str, called: Called) -> None:
-    """Either an answer or one call."""
+    """Check that the reply is either a text or one call."""
     assert bool(text) != bool(called)
     assert "<response>" not in text
     assert "<tool_call>" not in text
@@ -112,17 +112,17 @@ def check(text: str, called: Called) -> None:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_required_call_a_free_turn_and_a_turn_with_a_result(smollm2_server: LiveServer, dialect: str) -> None:
+def test_required_call_free_turn_and_turn_with_a_result(smollm2_server: LiveServer, dialect: str) -> None:
     body, read = DIALECTS[dialect]
-    for forced, behind_call in ((True, False), (False, False), (False, True)):
-        reply = ask(smollm2_server, *body(forced=forced, behind_call=behind_call))
+    for forced, after_call in ((True, False), (False, False), (False, True)):
+        reply = ask(smollm2_server, *body(forced=forced, after_call=after_call))
         assert reply.status_code == 200, reply.text
         text, called = read(reply.json())
         check(text, called)
         assert called or not forced
 
 
-def test_the_turn_behind_a_call_finds_the_call_computed(smollm2_server: LiveServer) -> None:
+def test_turn_after_a_call_finds_the_call_cached(smollm2_server: LiveServer) -> None:
     with openai.OpenAI(base_url=f"{smollm2_server.url}/v1", api_key="none") as client:
         messages: list[Any] = [{"role": "user", "content": "How warm is it in Lisbon today?"}]
         asked: dict[str, Any] = {"model": "smollm2:135m", "tools": OPENAI_TOOLS, "max_tokens": 60, "temperature": 0}
@@ -135,10 +135,10 @@ def test_the_turn_behind_a_call_finds_the_call_computed(smollm2_server: LiveServ
     assert second.usage
     assert second.usage.prompt_tokens_details
     found = second.usage.prompt_tokens_details.cached_tokens or 0
-    assert found >= (first.usage.total_tokens - 1) // 16 * 16  # in whole blocks; the last token is not computed
+    assert found >= (first.usage.total_tokens - 1) // 16 * 16  # in whole blocks, without the last token
 
 
-def test_a_call_is_streamed(smollm2_server: LiveServer) -> None:
+def test_call_is_streamed(smollm2_server: LiveServer) -> None:
     with openai.OpenAI(base_url=f"{smollm2_server.url}/v1", api_key="none") as client:
         asked: dict[str, Any] = {"model": "smollm2:135m", "messages": [QUESTION], "tools": OPENAI_TOOLS, "stream": True}
         asked |= {"tool_choice": "required", "max_tokens": 60, "temperature": 0}
@@ -150,14 +150,14 @@ def test_a_call_is_streamed(smollm2_server: LiveServer) -> None:
     assert [choice.finish_reason for chunk in chunks for choice in chunk.choices][-1] == "tool_calls"
 
 
-def test_no_call_comes_where_none_may(smollm2_server: LiveServer) -> None:
-    path, body = openai_body(forced=False, behind_call=True)
+def test_tool_choice_none_gives_no_call(smollm2_server: LiveServer) -> None:
+    path, body = openai_body(forced=False, after_call=True)
     text, called = openai_reply(ask(smollm2_server, path, {**body, "tool_choice": "none"}).json())
     assert (bool(text), called) == (True, [])
 
 
-def test_a_limit_cuts_no_mark_into_the_text(smollm2_server: LiveServer) -> None:
-    path, body = openai_body(forced=False, behind_call=False)
+def test_token_limit_leaves_no_partial_marker_in_the_text(smollm2_server: LiveServer) -> None:
+    path, body = openai_body(forced=False, after_call=False)
     for limit in range(1, 6):
         cut = {**body, "tool_choice": "none", "max_tokens": limit}
         text, called = openai_reply(ask(smollm2_server, path, cut).json())
@@ -165,8 +165,8 @@ def test_a_limit_cuts_no_mark_into_the_text(smollm2_server: LiveServer) -> None:
         assert called == []
 
 
-def test_a_schema_that_cannot_be_compiled_bounds_nothing_unless_calls_are_required(smollm2_server: LiveServer) -> None:
-    path, body = openai_body(forced=False, behind_call=False)
+def test_schema_that_cannot_be_compiled_is_an_error_only_for_required_calls(smollm2_server: LiveServer) -> None:
+    path, body = openai_body(forced=False, after_call=False)
     odd = {"name": "odd", "parameters": {"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}}}
     tools = [{"type": "function", "function": odd}]
     assert ask(smollm2_server, path, {**body, "tools": tools}).status_code == 200
@@ -175,7 +175,7 @@ def test_a_schema_that_cannot_be_compiled_bounds_nothing_unless_calls_are_requir
 
 
 @pytest.fixture(scope="module")
-def without(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[LiveServer]:
+def server_without_tools(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[LiveServer]:
     """A server with generic tools turned off."""
     engine, _ = controlled_engine(tokenizer.vocab_size)
     with LiveServer("smollm2:135m", engine, tokenizer, renderer, generic_tools=False) as server:
@@ -183,23 +183,23 @@ def without(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[Li
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_tools_are_refused_where_the_setting_is_off(without: LiveServer, dialect: str) -> None:
+def test_tools_are_refused_if_generic_tools_are_off(server_without_tools: LiveServer, dialect: str) -> None:
     body, _ = DIALECTS[dialect]
-    refused = ask(without, *body(forced=False, behind_call=False))
+    refused = ask(server_without_tools, *body(forced=False, after_call=False))
     assert refused.status_code == 400
-    assert "no place for tools" in refused.text
+    assert "does not support tools" in refused.text
     assert "generic_tools" in refused.text
 
 
-def test_the_server_says_how_the_model_calls_tools(
-    without: LiveServer, hash_server: LiveServer, scripted_server: LiveServer
+def test_server_reports_how_the_model_calls_tools(
+    server_without_tools: LiveServer, hash_server: LiveServer, scripted_server: LiveServer
 ) -> None:
-    def told(server: LiveServer) -> tuple[str, Sequence[str]]:
+    def reported(server: LiveServer) -> tuple[str, Sequence[str]]:
         shown = ask(server, "/api/show", {"model": server.service.name}).json()["capabilities"]
         listed = httpx.get(f"{server.url}/api/v0/models", trust_env=False).json()["data"][0]["capabilities"]
         assert ("tool_use" in listed) == ("tools" in shown)
         return httpx.get(f"{server.url}/props", trust_env=False).json()["tool_support"], shown
 
-    assert told(without) == ("none", ["completion"])
-    assert told(hash_server) == ("generic", ["completion", "tools", "generic_tools"])
-    assert told(scripted_server) == ("native", ["completion", "tools", "thinking"])
+    assert reported(server_without_tools) == ("none", ["completion"])
+    assert reported(hash_server) == ("generic", ["completion", "tools", "generic_tools"])
+    assert reported(scripted_server) == ("native", ["completion", "tools", "thinking"])

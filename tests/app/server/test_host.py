@@ -1,4 +1,4 @@
-"""The end of the HTTP server: in which order things stop, and what happens when something does not."""
+"""Shutdown of the HTTP server: the order in which parts stop, and parts that do not stop."""
 
 import asyncio
 import gc
@@ -34,7 +34,7 @@ PROMPT = (1, 2, 3)
 
 
 def application(streams: TokenStreams) -> Starlette:
-    """One route that tells the token events of an endless reply, one line each."""
+    """Return an application with a route that streams the token events of an endless reply, one per line."""
 
     async def lines() -> AsyncIterator[str]:
         with streams.open() as stream:
@@ -62,13 +62,13 @@ def serve_while(
     body: Callable[[host.HTTPServer, httpx.AsyncClient], Awaitable[None]],
     exit_now: Callable[[int], None],
 ) -> list[str]:
-    """Run a server over `engine`, and `body` with a client of it; then what the server told, once it has ended."""
-    told: list[str] = []
+    """Run a server with `engine`, and `body` with a client. Returns the recorded calls after the server has ended."""
+    reported: list[str] = []
 
     async def run(sockets: ListeningSockets) -> None:
         async with TokenStreams(engine) as streams:
             config = host.server_config(application(streams))
-            server = host.HTTPServer(config, streams, lambda: told.append("ready"), exit_now)
+            server = host.HTTPServer(config, streams, lambda: reported.append("ready"), exit_now)
             serving = asyncio.create_task(server.serve(sockets.sockets))
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{sockets.port}", timeout=600) as client:
                 await body(server, client)
@@ -76,7 +76,7 @@ def serve_while(
 
     with closing(ListeningSockets(0)) as sockets:
         asyncio.run(run(sockets))
-    return told
+    return reported
 
 
 def never(status: int) -> None:
@@ -84,8 +84,8 @@ def never(status: int) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine is slow, not stuck."""
+def _allow_slow_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shutdown may take long on a busy machine."""
     monkeypatch.setattr(host, "STOP_SECONDS", 600)
 
 
@@ -94,7 +94,7 @@ def long_engine() -> Engine[HashTicket]:
     return engine
 
 
-def test_stopping_ends_every_stream_with_an_event_of_its_own() -> None:
+def test_stopping_ends_every_stream_with_a_last_event() -> None:
     ends: list[str] = []
 
     async def body(server: host.HTTPServer, client: httpx.AsyncClient) -> None:
@@ -118,7 +118,7 @@ def test_stopping_ends_every_stream_with_an_event_of_its_own() -> None:
     engine.assert_empty()
 
 
-def test_a_server_that_stops_takes_no_new_connection() -> None:
+def test_stopping_server_refuses_new_connections() -> None:
     async def body(server: host.HTTPServer, client: httpx.AsyncClient) -> None:
         assert (await client.get("/submit")).text == "submitted"
         async with client.stream("GET", "/reply") as response:
@@ -133,7 +133,7 @@ def test_a_server_that_stops_takes_no_new_connection() -> None:
 
 
 class StuckRunner(HashRunner):
-    """Its second step does not come back until the test lets it."""
+    """The second step blocks until the test releases it."""
 
     def __init__(self) -> None:
         super().__init__(EngineConfig("hash", 1 << 20, 64), random.Random(0))
@@ -147,7 +147,7 @@ class StuckRunner(HashRunner):
         return super().collect(ticket)
 
 
-def test_neither_the_event_loop_nor_the_garbage_collector_stops_the_engine_for_long() -> None:
+def test_event_loop_and_garbage_collector_do_not_delay_the_engine() -> None:
     interval = sys.getswitchinterval()
     loaded: list[list[int]] = [[] for _ in range(1000)]
     try:
@@ -159,7 +159,7 @@ def test_neither_the_event_loop_nor_the_garbage_collector_stops_the_engine_for_l
         sys.setswitchinterval(interval)
 
 
-def test_an_engine_that_is_stuck_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stuck_engine_does_not_delay_the_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "STOP_SECONDS", 0.2)
     runner = StuckRunner()
     engine = Engine(EngineConfig("hash", 1 << 20, 64, max_step_tokens=64, max_running=8), VOCABULARY, runner)
@@ -186,7 +186,7 @@ class Keyboard(io.StringIO):
 
 
 @pytest.mark.parametrize("stdin", [Keyboard(), io.StringIO(), None])
-def test_ctrl_c_is_told_of_where_it_can_be_typed(
+def test_ctrl_c_is_mentioned_only_in_a_terminal(
     stdin: io.StringIO | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", stdin)
@@ -208,22 +208,22 @@ def test_ctrl_c_is_told_of_where_it_can_be_typed(
         ("SIGHUP SIGINT SIGINT", [130, 130]),
     ],
 )
-def test_only_a_second_ctrl_c_does_not_wait(sent: str, abandoned: list[int]) -> None:
-    """Two programs may ask for the end at once."""
-    told: list[int] = []
+def test_only_a_second_ctrl_c_exits_at_once(sent: str, abandoned: list[int]) -> None:
+    """Two programs may send SIGTERM at the same time."""
+    reported: list[int] = []
 
     async def main() -> None:
         async with TokenStreams(long_engine()) as streams:
-            server = host.HTTPServer(host.server_config(application(streams)), streams, lambda: None, told.append)
+            server = host.HTTPServer(host.server_config(application(streams)), streams, lambda: None, reported.append)
             for name in sent.split():
                 server._on_signal(signal.Signals[name], None)
             assert server.should_exit
 
     asyncio.run(main())
-    assert told == abandoned
+    assert reported == abandoned
 
 
-def test_hang_ups_stop_a_server_unless_they_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sighup_stops_the_server_unless_it_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     handled: list[signal.Signals] = []
 
     async def main() -> None:

@@ -1,6 +1,6 @@
-"""Every declared field of every request, as what no honest client sends: refused in its dialect's form, or answered.
+"""Hostile values in every declared field of every request: refused in the dialect's format, or answered.
 
-`--cases 50000` tries all fields with all values, at any depth, and more; by default few are drawn, others each time.
+`--cases 50000` tries all fields with all values, at any depth, and more. By default a random sample is tried.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ FIELDS: dict[str, list[Field]] = {
 LLAMA_CPP = ("/completion", "/infill", "/tokenize", "/detokenize", "/apply-template", "/embedding")
 OLLAMA = ("/api/chat", "/api/generate", "/api/embed")
 LM_STUDIO = "/api/v1/chat"
-# Of errors that are not in OpenAI's form.
+# Keys of errors that are not in OpenAI's format.
 SHAPES = {path: {"message", "type"} for path in (MESSAGES, COUNT, *LLAMA_CPP)}
 for path in LLAMA_CPP:
     SHAPES[path].add("code")
@@ -75,7 +75,7 @@ Servers = Mapping[str, ServedApplication]
 
 @pytest.fixture(scope="module")
 def servers(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[Servers]:
-    """By path."""
+    """Servers by path."""
     engine, _ = controlled_engine(tokenizer.vocab_size, context=128, contexts=16)
     policy = AccessPolicy(Authenticator([KEY]))
     with (
@@ -90,7 +90,7 @@ def servers(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[Se
 
 
 async def answered(server: ServedApplication, path: str, body: bytes) -> tuple[int, bytes]:
-    """The status and the body of what the application itself answers: nothing is sent."""
+    """Call the application directly. Returns the status and the body of the response."""
     unread, sent = [body], list[Message]()
 
     async def receive() -> Message:
@@ -107,14 +107,14 @@ async def answered(server: ServedApplication, path: str, body: bytes) -> tuple[i
     return sent[0]["status"], b"".join(message.get("body", b"") for message in sent)
 
 
-def test_places_at_any_depth_are_found() -> None:
-    places = {field.place for field in FIELDS[CHAT]}
-    assert {("n",), ("messages", 0, "role"), ("messages", 0, "tool_calls", 0, "function", "name")} <= places
-    assert {("response_format", "json_schema", "schema"), ("stop", 0), ("logit_bias", "a")} <= places
+def test_fields_at_any_depth_are_found() -> None:
+    paths = {field.path for field in FIELDS[CHAT]}
+    assert {("n",), ("messages", 0, "role"), ("messages", 0, "tool_calls", 0, "function", "name")} <= paths
+    assert {("response_format", "json_schema", "schema"), ("stop", 0), ("logit_bias", "a")} <= paths
 
 
 @pytest.mark.parametrize("path", FIELDS)
-def test_what_no_honest_client_sends_is_refused_or_answered(servers: Servers, path: str, cases: int, seed: int) -> None:
+def test_hostile_fields_are_refused_or_answered(servers: Servers, path: str, cases: int, seed: int) -> None:
     async def ask(bodies: Sequence[str]) -> None:
         for body in bodies:
             status, answer = await answered(servers[path], path, body.encode("utf-8", "surrogatepass"))
@@ -147,5 +147,5 @@ def test_what_no_honest_client_sends_is_refused_or_answered(servers: Servers, pa
         servers[path].call(ask(some))
 
 
-def test_the_values_are_of_all_kinds() -> None:
+def test_hostile_values_have_all_json_types() -> None:
     assert len(set(HOSTILE)) == len(HOSTILE) > 90

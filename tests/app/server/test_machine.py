@@ -1,4 +1,4 @@
-"""What a server takes of its machine: the sizes of files, looked at now and then, and what is used of a GPU."""
+"""Report of disk and GPU memory: the folder is scanned at most every few seconds."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from engine.kv.disk.segment_file import SUFFIX
 from tests.app.server.live_server import Clock
 
 
-def test_files_are_added_up_every_few_seconds(tmp_path: Path) -> None:
+def test_files_are_scanned_every_few_seconds(tmp_path: Path) -> None:
     clock = Clock()
     machine = Machine(tmp_path, 1_000_000, clock=clock)
     assert machine.disk() == AmountReport(0, 1_000_000)
@@ -24,26 +24,27 @@ def test_files_are_added_up_every_few_seconds(tmp_path: Path) -> None:
     assert machine.disk() == AmountReport(741, 1_000_000)
 
 
-def test_a_limit_that_is_chosen_goes_by_what_is_free(tmp_path: Path) -> None:
+def test_automatic_limit_depends_on_the_free_space(tmp_path: Path) -> None:
     disk = Machine(tmp_path / "not there yet").disk()
     assert disk is not None
     assert disk.used == 0
     assert disk.total > 0
 
 
-def test_a_gpu_is_told_with_what_others_take() -> None:
+def test_gpu_report_includes_memory_of_other_programs() -> None:
     assert Machine(gpu=GpuMemory(24_000, lambda: 5_500, lambda: 9_000)).gpu() == AmountReport(18_500, 24_000)
     assert Machine(gpu=GpuMemory(24_000, lambda: 24_100, lambda: 0)).gpu() == AmountReport(0, 24_000)
 
 
-def test_another_model_finds_what_is_free_and_what_this_one_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_is_free_memory_plus_memory_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Machine(gpu=GpuMemory(24_000, lambda: 5_500, lambda: 9_000)).room() == 14_500
     monkeypatch.setattr(module, "resident_bytes", lambda: 3_000)
     monkeypatch.setattr(module, "memory_without_gpu", lambda: 8_000)
     assert Machine().room() == 11_000
-    monkeypatch.setattr(module, "memory_without_gpu", lambda: None)  # there is one, and this model is not on it
+    # the machine has a GPU that this model does not use
+    monkeypatch.setattr(module, "memory_without_gpu", lambda: None)
     assert Machine().room() == 0
 
 
-def test_without_files_and_gpu_there_is_nothing() -> None:
+def test_report_without_files_and_gpu_is_empty() -> None:
     assert (Machine().disk(), Machine().gpu()) == (None, None)

@@ -1,4 +1,4 @@
-"""The memory of large requests, when it is given back."""
+"""Returning the memory of large requests to the system."""
 
 import asyncio
 import threading
@@ -16,7 +16,7 @@ SCOPE: Scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
 
 
 def trims(monkeypatch: pytest.MonkeyPatch, *sizes: tuple[int, int]) -> int:
-    """How often memory is given back for requests with bodies and answers of such sizes, in turn."""
+    """Return how often memory is trimmed for successive requests with bodies and replies of these sizes."""
     done: list[bool] = []
     monkeypatch.setattr(application, "return_freed_memory", lambda: done.append(True))
     monkeypatch.setattr(application, "TRIM_DELAY_SECONDS", 0.01)
@@ -44,13 +44,13 @@ def trims(monkeypatch: pytest.MonkeyPatch, *sizes: tuple[int, int]) -> int:
     return len(done)
 
 
-def test_memory_is_given_back_after_large_requests_and_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_returned_after_large_requests_and_replies(monkeypatch: pytest.MonkeyPatch) -> None:
     assert trims(monkeypatch, (LARGE_REQUEST_BYTES, 0)) == 1
     assert trims(monkeypatch, (1000, LARGE_REQUEST_BYTES)) == 1
     assert trims(monkeypatch, (1000, 1000)) == 0
 
 
-def test_memory_of_requests_that_end_together_is_given_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_concurrent_requests_is_returned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert trims(monkeypatch, *[(LARGE_REQUEST_BYTES, 0)] * 5) == 1
 
 
@@ -58,8 +58,8 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4096
 
 
-def test_memory_that_a_thread_has_freed_goes_back_to_the_system() -> None:
-    """It lies between pieces that are still used."""
+def test_memory_freed_by_a_thread_is_returned_to_the_system() -> None:
+    """The freed memory is between blocks that are still in use."""
     kept: list[bytes] = []
 
     def work() -> None:

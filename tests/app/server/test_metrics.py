@@ -1,4 +1,4 @@
-"""GET /metrics: what Prometheus reads is what happened, and it is told whatever the engine is doing."""
+"""GET /metrics: values are correct, and available in every state of the engine."""
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +23,7 @@ from tests.support.processes import until
 Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 Stack = tuple[LiveServer, ControlledRunner, Clock]
 
-# What vLLM calls its own, behind its prefix: dashboards and autoscalers rely on these.
+# vLLM's metrics without its prefix. Dashboards and autoscalers rely on these names.
 KNOWN = {
     "num_requests_running": "gauge",
     "num_requests_waiting": "gauge",
@@ -42,7 +42,7 @@ KNOWN = {
 
 @pytest.fixture
 def stack(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[Stack]:
-    """A server of its own, two of whose requests run at a time, and what drives it."""
+    """A separate server that runs at most two requests, and its runner and clock."""
     engine, runner = controlled_engine(tokenizer.vocab_size, running=2)
     clock = Clock()
     with LiveServer("hash", engine, tokenizer, renderer, clock) as server:
@@ -62,7 +62,7 @@ def figure(samples: Samples, name: str, **labels: str) -> float:
 
 
 def ask(server: LiveServer, path: str, **fields: Any) -> dict[str, Any]:
-    """A whole reply of known length to a prompt that says `Hi`, unless told otherwise."""
+    """Send a prompt, by default `Hi`, for a whole reply of known length."""
     prompt = {"messages": [{"role": "user", "content": "Hi"}]} if path == CHAT else {"prompt": "Hi"}
     body = {"model": "hash", "max_tokens": 6, "ignore_eos": True, **prompt, **fields}
     response = httpx.post(server.url + path, json=body, timeout=60)
@@ -71,7 +71,7 @@ def ask(server: LiveServer, path: str, **fields: Any) -> dict[str, Any]:
     return reply
 
 
-def test_known_names_have_their_known_types(hash_server: LiveServer) -> None:
+def test_vllm_metrics_have_the_expected_types(hash_server: LiveServer) -> None:
     response = httpx.get(f"{hash_server.url}/metrics")
     types = {family.name: family.type for family in text_string_to_metric_families(response.text)}
     assert {f"ingle:{name}": kind for name, kind in KNOWN.items()}.items() <= types.items()
@@ -81,23 +81,23 @@ def test_known_names_have_their_known_types(hash_server: LiveServer) -> None:
 @pytest.mark.parametrize(
     "accepted", ["", "*/*", "application/openmetrics-text; version=1.0.0", "text/plain;version=1.0.0"]
 )
-def test_names_are_the_same_whatever_a_scraper_would_like_best(hash_server: LiveServer, accepted: str) -> None:
+def test_metric_names_do_not_depend_on_the_accept_header(hash_server: LiveServer, accepted: str) -> None:
     response = httpx.get(f"{hash_server.url}/metrics", headers={"accept": accepted})
     assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert "\ningle:num_requests_running{" in response.text
 
 
-def test_nothing_is_registered_for_the_whole_process(hash_server: LiveServer) -> None:
+def test_metrics_are_not_registered_globally(hash_server: LiveServer) -> None:
     scraped(hash_server)
     assert not [family.name for family in prometheus_client.REGISTRY.collect() if family.name.startswith("ingle")]
 
 
-def test_the_figures_of_some_requests(stack: Stack) -> None:
+def test_metrics_after_several_requests(stack: Stack) -> None:
     server, _, _ = stack
     content = "one two three four five six seven eight nine ten " * 5
     messages = [{"role": "user", "content": content}]
     prompt = len(server.call(server.service.encode([Message("user", content)])))
-    cached = prompt // 16 * 16 if prompt % 16 else prompt - 16  # whole blocks, and the last token is computed
+    cached = prompt // 16 * 16 if prompt % 16 else prompt - 16  # whole blocks; the last token is always computed
     for service_class in ("interactive", "interactive", "background"):
         ask(server, CHAT, messages=messages, service_class=service_class)
     stop = expected_text(server, content, 4)[-2:]
@@ -139,7 +139,7 @@ def test_histograms_are_cumulative_and_in_seconds(stack: Stack) -> None:
         clock.seconds += 3
         steps.release()
         until(lambda: runner.plans == 2)
-        server.call(settled())  # the first token's event is behind us
+        server.call(settled())  # the first token's event was handled
         clock.seconds += 0.04
         steps.release()
         asked.result()
@@ -161,10 +161,10 @@ def test_histograms_are_cumulative_and_in_seconds(stack: Stack) -> None:
 
 
 async def settled() -> None:
-    """What was called on the loop before this is done."""
+    """Wait until earlier callbacks of the loop have run."""
 
 
-def test_who_runs_and_who_waits_by_class(stack: Stack) -> None:
+def test_running_and_waiting_requests_are_counted_by_class(stack: Stack) -> None:
     server, runner, _ = stack
     with ThreadPoolExecutor(5) as clients, runner.held() as steps:
         asked = [
@@ -192,8 +192,8 @@ def test_who_runs_and_who_waits_by_class(stack: Stack) -> None:
     assert figure(samples, "kv_cache_usage_perc") == health["kv_blocks_held"] / health["kv_blocks"]
 
 
-def test_choices_whose_prompt_is_being_read_have_a_class(stack: Stack) -> None:
-    """While a step reads their prompt for all of them, in the two seats there are."""
+def test_choices_in_prefill_are_counted_by_class(stack: Stack) -> None:
+    """A step prefills their common prompt, with two slots."""
     server, runner, _ = stack
     with ThreadPoolExecutor(1) as clients, runner.held() as steps:
         asked = clients.submit(ask, server, CHAT, n=3, service_class="background")
@@ -205,8 +205,8 @@ def test_choices_whose_prompt_is_being_read_have_a_class(stack: Stack) -> None:
     assert (health["waiting"], health["waiting_by_class"]["background"]) == (1, 1)
 
 
-def test_every_figure_of_an_engine_is_told(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With numbers that are all different, so that none can stand for another."""
+def test_every_value_of_the_engine_state_is_exported(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All numbers differ, so that a mix-up of two values is found."""
     server, _, _ = stack
     counters = Counters(
         prompt_tokens=101,
@@ -233,7 +233,7 @@ def test_every_figure_of_an_engine_is_told(stack: Stack, monkeypatch: pytest.Mon
     )
     monkeypatch.setattr(server.engine, "state", lambda: state)
     samples = scraped(server)
-    told = {
+    reported = {
         "num_requests_running": 2,
         "num_requests_waiting": 12,
         "num_requests_swapped": 6,
@@ -253,7 +253,7 @@ def test_every_figure_of_an_engine_is_told(stack: Stack, monkeypatch: pytest.Mon
         "disk_written_bytes_total": 114,
         "disk_misses_total": 115,
     }
-    assert {name: figure(samples, name) for name in told} == told
+    assert {name: figure(samples, name) for name in reported} == reported
     assert figure(samples, "num_preemptions_by_kind_total", kind="swap") == 105
     assert figure(samples, "num_preemptions_by_kind_total", kind="recompute") == 107
     for source, tokens in {"device": 102 - 13 - 29, "host": 13, "disk": 29, "computed": 103}.items():
@@ -264,19 +264,19 @@ def test_every_figure_of_an_engine_is_told(stack: Stack, monkeypatch: pytest.Mon
     assert figure(scraped(server), "kv_cache_usage_perc") == 0
 
 
-def test_a_name_with_quotes_is_told_as_it_is(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+def test_model_name_with_quotes_is_escaped(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     name = 'a "model"\\with\nall of it'
     engine, _ = controlled_engine(tokenizer.vocab_size)
     with LiveServer(name, engine, tokenizer, renderer) as server:
         assert all(("model_name", name) in labels for _, labels in scraped(server))
 
 
-def test_a_failed_step_and_a_client_that_left(stack: Stack) -> None:
+def test_failed_steps_and_disconnects_are_counted(stack: Stack) -> None:
     server, runner, _ = stack
     runner.failures = 1
     body = {"model": "hash", "prompt": "Hi", "stream": True, "max_tokens": 1500, "ignore_eos": True}
     assert httpx.post(server.url + COMPLETION, json=body, timeout=60).status_code == 500
-    with runner.held() as steps:  # it cannot end before the client leaves
+    with runner.held() as steps:  # the request cannot end before the client disconnects
         steps.release(5)
         with httpx.stream("POST", server.url + COMPLETION, json=body, timeout=60) as response:
             next(response.iter_lines())
@@ -289,9 +289,7 @@ def test_a_failed_step_and_a_client_that_left(stack: Stack) -> None:
     assert figure(samples, "e2e_request_latency_seconds_count", service_class="normal") == 0
 
 
-def test_it_is_told_while_the_engine_is_stuck_and_when_it_is_dead(
-    stack: Stack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scrape_works_while_the_engine_is_stuck_or_dead(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     server, runner, clock = stack
     with ThreadPoolExecutor(1) as clients, runner.held() as steps:
         asked = clients.submit(ask, server, CHAT)

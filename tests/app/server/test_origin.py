@@ -1,4 +1,4 @@
-"""Where requests come from: what each way of saying it means, which one wins, and that it reaches the engine."""
+"""Origin of requests: each field and header, their precedence, and that the engine receives the origin."""
 
 import itertools
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ BACKGROUND, NORMAL, INTERACTIVE = ServiceClass.BACKGROUND, ServiceClass.NORMAL, 
 
 
 def origin(path: str, headers: Mapping[str, str] | None = None, **fields: Any) -> Origin:
-    """That of a request with these fields and headers, by the owner of the server."""
+    """Return the origin of the owner's request with these fields and headers."""
     asked: GenerationRequest = CompletionRequest(model="hash", prompt="Hi", **fields)
     if path == CHAT:
         asked = ChatCompletionRequest(model="hash", messages=[ChatMessage("user", "Hi")], **fields)
@@ -34,11 +34,11 @@ def origin(path: str, headers: Mapping[str, str] | None = None, **fields: Any) -
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
-def test_a_request_that_says_nothing_is_a_programs(path: str) -> None:
+def test_request_without_fields_has_class_normal(path: str) -> None:
     assert origin(path) == Origin(NORMAL, 0, "")
 
 
-def test_text_that_is_inserted_is_waited_for() -> None:
+def test_infill_is_interactive() -> None:
     assert origin(COMPLETION, suffix="the end").service is INTERACTIVE
     assert origin(COMPLETION, suffix="").service is NORMAL
     assert origin(COMPLETION, suffix="the end", service_class="background").service is BACKGROUND
@@ -49,7 +49,7 @@ TIERS: Mapping[str | None, ServiceClass | None] = {
 }  # fmt: skip
 
 
-def test_our_field_wins_over_our_header_and_that_over_the_tier() -> None:
+def test_field_wins_over_header_and_header_over_tier() -> None:
     for field, header, tier in itertools.product([None, *CLASS_NAMES], [None, *CLASS_NAMES], TIERS):
         headers = {} if header is None else {CLASS_HEADER: header}
         said = [CLASS_NAMES.get(field or ""), CLASS_NAMES.get(header or ""), TIERS[tier], NORMAL]
@@ -57,22 +57,22 @@ def test_our_field_wins_over_our_header_and_that_over_the_tier() -> None:
         assert origin(CHAT, headers, service_class=field, service_tier=tier).service is expected
 
 
-def test_nothing_is_stored_of_what_must_not_be_and_of_what_nobody_looks_at() -> None:
+def test_store_false_and_background_requests_are_not_stored() -> None:
     for field, store, path in itertools.product([None, *CLASS_NAMES], [None, True, False], [CHAT, COMPLETION]):
         assert origin(path, service_class=field, store=store).stored == (store is not False and field != "background")
 
 
-def test_the_header_is_found_in_any_case() -> None:
+def test_header_name_is_case_insensitive() -> None:
     assert origin(CHAT, {"x-ingle-class": "background"}).service is BACKGROUND
 
 
-def test_a_header_that_names_no_class_is_refused_whatever_the_field_says() -> None:
+def test_unknown_class_in_the_header_is_always_refused() -> None:
     with pytest.raises(InvalidRequest) as refused:
         origin(CHAT, {CLASS_HEADER: "urgent"}, service_class="normal")
     assert refused.value.parameter == CLASS_HEADER
 
 
-def test_every_class_has_a_word_in_the_field() -> None:
+def test_field_accepts_every_class() -> None:
     literal, _ = get_args(get_type_hints(GenerationRequest)["service_class"])
     assert set(get_args(literal)) == CLASS_NAMES.keys() == {service.name.lower() for service in ServiceClass}
 
@@ -99,7 +99,7 @@ def test_every_class_has_a_word_in_the_field() -> None:
         ({"store": False, "priority": 3}, {}, Origin(NORMAL, 3, stored=False)),
     ],
 )
-def test_the_engine_is_told_for_every_choice(
+def test_engine_receives_the_origin_of_every_choice(
     hash_server: LiveServer,
     monkeypatch: pytest.MonkeyPatch,
     path: str,

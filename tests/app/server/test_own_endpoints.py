@@ -1,4 +1,4 @@
-"""Our own routes: what the engine does and for whom, the end of a request, counts of tokens, what is forgotten."""
+"""The server's own API: engine report, abort, stop, token counts, and forget."""
 
 import json
 import threading
@@ -38,18 +38,18 @@ def post(http: httpx.Client, path: str, **body: Any) -> Any:
 
 
 def asked(http: httpx.Client, headers: Mapping[str, str]) -> str:
-    """A long reply."""
+    """Ask for a long reply."""
     body = {"model": "hash", "messages": HELLO, "stream": True, "max_tokens": 100, "ignore_eos": True}
     return http.post("/v1/chat/completions", json=body, headers=headers).text
 
 
-def stepped(server: LiveServer, steps: threading.Semaphore) -> bool:
-    """Whether the one request has tokens; if not, there is one more step."""
+def has_tokens_or_step(server: LiveServer, steps: threading.Semaphore) -> bool:
+    """Whether the only request has tokens. If not, release one more step."""
     steps.release()
     return bool(server.streams.requests()[0].output_ids)
 
 
-def test_a_request_is_told_of_and_ended(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+def test_request_is_reported_and_aborted(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     engine, runner = controlled_engine(tokenizer.vocab_size)
     with LiveServer("hash", engine, tokenizer, renderer) as server, client(server) as http:
         agent = {"User-Agent": "editor/9 " + "x" * 100}
@@ -57,24 +57,24 @@ def test_a_request_is_told_of_and_ended(tokenizer: Tokenizer, renderer: ChatTemp
             with runner.held() as steps:
                 lines = threads.submit(lambda: asked(editor, agent))
                 until(lambda: bool(server.streams.requests()))
-                until(lambda: stepped(server, steps))
+                until(lambda: has_tokens_or_step(server, steps))
                 report = http.get("/inglenook/engine").json()
-                [told] = report["requests"]
+                [reported] = report["requests"]
                 assert post(http, "abort", id="no such") == {"aborted": False}
-                assert post(http, "abort", id=told["id"]) == {"aborted": True}
+                assert post(http, "abort", id=reported["id"]) == {"aborted": True}
             assert '"error"' in lines.result()
         assert http.get("/inglenook/engine").json()["requests"] == []
     assert set(report) == set(EngineReport.__struct_fields__)
-    assert told["client"] == agent["User-Agent"][:80]
-    assert (told["phase"], told["service_class"]) == ("writing", "normal")
-    assert told["prompt_done"] == told["prompt_total"] > 0
-    assert told["reply_tokens"] > 0
+    assert reported["client"] == agent["User-Agent"][:80]
+    assert (reported["phase"], reported["service_class"]) == ("writing", "normal")
+    assert reported["prompt_done"] == reported["prompt_total"] > 0
+    assert reported["reply_tokens"] > 0
     assert report["memory"] > 1 << 20
     assert [tier["name"] for tier in report["tiers"]] == ["device", "RAM"]
-    assert (report["disk"], report["gpu"]) == (None, None)  # of a model that is not loaded from a file
+    assert (report["disk"], report["gpu"]) == (None, None)  # this model is not loaded from a file
 
 
-def test_tokens_are_counted_as_a_chat_costs_them(hash_server: LiveServer, http: httpx.Client) -> None:
+def test_token_count_equals_the_prompt_of_a_chat(hash_server: LiveServer, http: httpx.Client) -> None:
     counted = post(http, "count", messages=HELLO)
     asked = http.post("/v1/chat/completions", json={"model": "hash", "messages": HELLO, "max_tokens": 1}).json()
     assert counted == {"tokens": asked["usage"]["prompt_tokens"], "context_length": 2048}
@@ -84,7 +84,7 @@ def test_tokens_are_counted_as_a_chat_costs_them(hash_server: LiveServer, http: 
     assert post(http, "count", messages=[{"role": "user", "content": "word " * 3000}])["tokens"] > 3000
 
 
-def test_what_is_forgotten_is_computed_again(hash_server: LiveServer, http: httpx.Client) -> None:
+def test_forgotten_chat_is_prefilled_again(hash_server: LiveServer, http: httpx.Client) -> None:
     messages = [{"role": "user", "content": "forget me " * 30}]
 
     def cached() -> int:
@@ -100,7 +100,9 @@ def test_what_is_forgotten_is_computed_again(hash_server: LiveServer, http: http
     assert cached() <= 16
 
 
-def test_another_key_hears_nothing_of_the_owners_requests(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+def test_other_keys_cannot_see_or_end_requests_of_the_owner(
+    tokenizer: Tokenizer, renderer: ChatTemplateRenderer
+) -> None:
     engine, runner = controlled_engine(tokenizer.vocab_size)
     with (
         LiveServer(
@@ -113,13 +115,13 @@ def test_another_key_hears_nothing_of_the_owners_requests(tokenizer: Tokenizer, 
     ):
         threads.submit(lambda: asked(owner, {}))
         until(lambda: bool(server.streams.requests()))
-        [told] = owner.get("/inglenook/engine").json()["requests"]
+        [reported] = owner.get("/inglenook/engine").json()["requests"]
         assert other.get("/inglenook/engine").json()["requests"] == []
-        assert post(other, "abort", id=told["id"]) == {"aborted": False}
-        assert post(owner, "abort", id=told["id"]) == {"aborted": True}
+        assert post(other, "abort", id=reported["id"]) == {"aborted": False}
+        assert post(owner, "abort", id=reported["id"]) == {"aborted": True}
 
 
-def test_a_reply_that_is_stopped_says_what_it_used(http: httpx.Client) -> None:
+def test_stopped_reply_reports_its_usage(http: httpx.Client) -> None:
     body = {"model": "hash", "messages": HELLO, "stream": True, "max_tokens": 1500, "ignore_eos": True}
     with http.stream("POST", "/v1/chat/completions", json={**body, "stream_options": {"include_usage": True}}) as reply:
         lines = (line.removeprefix("data: ") for line in reply.iter_lines() if line.startswith("data: {"))

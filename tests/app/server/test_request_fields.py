@@ -1,4 +1,4 @@
-"""The tables of request fields: each row does what it says, and no field is without one."""
+"""The tables of request fields: each row is correct, and each field has a row."""
 
 import copy
 import json
@@ -48,7 +48,7 @@ def rows(*handlings: Handling) -> pytest.MarkDecorator:
 
 
 def with_value(table: FieldTable[Any], path: str, value: Any) -> bytes:
-    """The table's smallest body with one field set; lists on the way have one item."""
+    """Return the table's minimal body with one field set. Lists in its path have one item."""
     body: Any = copy.deepcopy(dict(table.base))
     *steps, last = path.split(".")
     here = body
@@ -68,18 +68,18 @@ def test_supported_fields_are_decoded(table: FieldTable[Any], field: Field) -> N
 
 
 @rows(Handling.ALIAS)
-def test_an_alias_decodes_as_its_field(table: FieldTable[Any], field: Field) -> None:
+def test_alias_decodes_as_its_field(table: FieldTable[Any], field: Field) -> None:
     target = f"{field.parent}.{field.target}".lstrip(".")
     given = json.loads(with_value(table, field.path, field.example))
     if not field.parent:
-        given.pop(field.target, None)  # which the smallest body has if it is required
+        given.pop(field.target, None)  # the minimal body has the field if it is required
     decoded = table.decode(json.dumps(given).encode())
     assert decoded == table.decode(with_value(table, target, field.example))
     assert decoded != table.decode(msgspec.json.encode(table.base))
 
 
 @rows(Handling.IGNORED)
-def test_an_ignored_field_changes_nothing(table: FieldTable[Any], field: Field) -> None:
+def test_ignored_field_changes_nothing(table: FieldTable[Any], field: Field) -> None:
     given = table.decode(with_value(table, field.path, field.example))
     parent_alone = with_value(table, field.parent, {}) if field.parent and "[]" not in field.path else None
     plain = msgspec.json.encode(table.base) if parent_alone is None else parent_alone
@@ -88,7 +88,7 @@ def test_an_ignored_field_changes_nothing(table: FieldTable[Any], field: Field) 
 
 
 @rows(Handling.REFUSED)
-def test_a_refused_field_is_named(table: FieldTable[Any], field: Field) -> None:
+def test_refused_field_is_named(table: FieldTable[Any], field: Field) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         table.decode(with_value(table, field.path, field.example))
     assert refusal.value.parameter == field.path
@@ -105,12 +105,12 @@ def test_every_decoded_field_has_one_row(name: str) -> None:
     assert set(table.kind.__struct_encode_fields__) <= set(paths)
 
 
-def test_an_alias_gives_way_to_its_field() -> None:
+def test_field_wins_over_its_alias() -> None:
     assert SAMPLE.decode(b'{"prompt": "Hi", "repeat": 2, "penalty": 1}').penalty == 1
     assert SAMPLE.decode(b'{"prompt": "Hi", "repeat": 2, "penalty": null}').penalty == 2
 
 
-def test_a_bad_value_is_told_by_the_name_that_was_sent() -> None:
+def test_invalid_value_is_reported_by_the_name_that_was_sent() -> None:
     with pytest.raises(msgspec.ValidationError, match="repeat"):
         SAMPLE.decode(b'{"prompt": "Hi", "repeat": "much"}')
     with pytest.raises(msgspec.ValidationError, match=r"options\.levels"):
@@ -118,9 +118,9 @@ def test_a_bad_value_is_told_by_the_name_that_was_sent() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"a": \xff}', b'"x"', b"[" * 5000])
-def test_a_body_that_is_no_object_is_left_to_the_decoder(body: bytes) -> None:
+def test_body_that_is_not_an_object_is_passed_to_the_decoder(body: bytes) -> None:
     assert SAMPLE.rewrite(body) == (body, {})
 
 
-def test_the_page_prints_the_tables() -> None:
+def test_page_prints_the_tables() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(TABLES), "run: python -m tests.request_tables"

@@ -1,4 +1,4 @@
-"""A key, a token and a prompt that are used in every way: no log has a word of them, however much it is told."""
+"""Keys, tokens, and prompts never appear in a log, even at the highest log level."""
 
 import io
 import json
@@ -25,7 +25,7 @@ KEY, TOKEN, PROMPT = "sk-canary-of-the-key", "hf_canaryOfTheToken", "The canary 
 
 @pytest.fixture
 def logged() -> Iterator[io.StringIO]:
-    """All that anything but the client logs, with tracebacks."""
+    """Everything that is logged except by the client, with tracebacks."""
     written = io.StringIO()
     handler, root = logging.StreamHandler(written), logging.getLogger()
     handler.setFormatter(logging.Formatter("%(name)s %(levelname)s %(message)s"))
@@ -46,7 +46,7 @@ def stack(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[tupl
 
 
 def bodies() -> Iterator[tuple[str, dict[str, object]]]:
-    """Requests that end in every way, each with the prompt in it."""
+    """Return requests that end in different ways. Each contains the prompt."""
     said = [{"role": "user", "content": PROMPT}]
     for stream in (False, True):
         yield CHAT, {"messages": said, "max_tokens": 2, "stream": stream}
@@ -58,7 +58,7 @@ def bodies() -> Iterator[tuple[str, dict[str, object]]]:
     yield COMPLETION, {"prompt": PROMPT, "user": PROMPT, "stop": PROMPT, "cache_salt": PROMPT, "model": PROMPT}
 
 
-def test_no_log_has_a_word_of_a_key_or_a_prompt(
+def test_logs_contain_no_key_and_no_prompt(
     stack: tuple[LiveServer, ControlledRunner], logged: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, runner = stack
@@ -81,13 +81,13 @@ def test_no_log_has_a_word_of_a_key_or_a_prompt(
             reply = http.post(COMPLETION, json={**asked, "stream": stream}, headers={"x-api-key": KEY})
             assert (reply.status_code, "canary" in reply.text) == (500, False)
     text = logged.getvalue()
-    assert "a step of 1 requests failed" in text  # it was listened to
+    assert "a step of 1 requests failed" in text  # logging was active
     assert "mistaken" in text
     assert "KeyError" in text
     assert "canary" not in text.lower()
 
 
-def test_a_stream_that_breaks_by_mistake_tells_nothing_of_it(
+def test_stream_broken_by_a_bug_reveals_no_details(
     stack: tuple[LiveServer, ControlledRunner], logged: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, runner = stack
@@ -117,7 +117,7 @@ def test_settings_are_shown_without_secrets(monkeypatch: pytest.MonkeyPatch, tmp
     assert not [argument for argument in sys.argv if "canary" in argument]
 
 
-def test_a_caller_is_known_by_a_name_that_tells_no_key() -> None:
+def test_name_of_a_caller_does_not_reveal_the_key() -> None:
     scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"x-api-key", KEY.encode())]}
     assert KEY not in repr(Authenticator(["another", KEY]).authenticate(scope))
     assert KEY not in repr(vars(Authenticator(["another", KEY])))

@@ -1,4 +1,4 @@
-"""Clients that read slowly: what waits for them is bounded, nobody else waits for them, and they miss nothing."""
+"""Slow readers: their unsent data is bounded, others are not delayed, and no data is lost."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from tests.support.processes import until
 
 Seen = TypeVar("Seen")
 TOKENS = 1500
-WRITE_LIMIT = 64 << 10  # bytes: asyncio tells a writer to pause when more than this is unsent
+WRITE_LIMIT = 64 << 10  # bytes; asyncio pauses a writer with more unsent data
 LARGEST_EVENT = 512  # bytes
 
 
@@ -27,7 +27,7 @@ LARGEST_EVENT = 512  # bytes
 def server(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[LiveServer]:
     engine, _ = controlled_engine(tokenizer.vocab_size)
     with LiveServer("hash", engine, tokenizer, renderer) as server:
-        # Its connections inherit it: the system keeps little of what a client does not read.
+        # Connections inherit the small buffer, so that the system stores little unread data.
         server._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         yield server
         until(lambda: not engine.has_work)
@@ -35,7 +35,7 @@ def server(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[Liv
 
 
 def slow_client(server: LiveServer, content: str) -> socket.socket:
-    """Asks for a long stream, and reads nothing of it."""
+    """A client that asks for a long stream and reads nothing."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.connect(("127.0.0.1", server.port))
@@ -43,8 +43,8 @@ def slow_client(server: LiveServer, content: str) -> socket.socket:
     return client
 
 
-def of_connections(server: LiveServer, look: Callable[[Any], Seen]) -> list[Seen]:
-    """What is seen of each on the loop that serves it."""
+def on_connections(server: LiveServer, look: Callable[[Any], Seen]) -> list[Seen]:
+    """Return the result of `look` for each connection, run on the server's event loop."""
 
     async def looked() -> list[Seen]:
         return [look(connection) for connection in server._server.server_state.connections]
@@ -53,20 +53,18 @@ def of_connections(server: LiveServer, look: Callable[[Any], Seen]) -> list[Seen
 
 
 def bytes_unsent(server: LiveServer) -> int:
-    """The most that the server holds for a connection of what it has written to it."""
-    return max(of_connections(server, lambda one: one.transport.get_write_buffer_size()), default=0)
+    """Return the largest number of unsent bytes of any connection."""
+    return max(on_connections(server, lambda one: one.transport.get_write_buffer_size()), default=0)
 
 
-def is_held_up(server: LiveServer) -> bool:
-    """Whether the server waits for a client to read. It goes on to, though the system may take a little more."""
-    return any(of_connections(server, lambda one: one.flow.write_paused))
+def waits_for_reader(server: LiveServer) -> bool:
+    """Whether the server waits for a client to read. It stays so, though the system may accept a little more."""
+    return any(on_connections(server, lambda one: one.flow.write_paused))
 
 
 def texts(reply: bytes) -> str:
-    """The text of a streamed reply, which must be whole."""
-    body = b"".join(
-        reply.partition(b"\r\n\r\n")[2].split(b"\r\n")[1::2]
-    )  # of each HTTP chunk, the line behind its size
+    """Return the text of a streamed reply, which must be complete."""
+    body = b"".join(reply.partition(b"\r\n\r\n")[2].split(b"\r\n")[1::2])  # the line after the size of each HTTP chunk
     *events, done, nothing = body.split(b"\n\n")
     assert (done, nothing) == (b"data: [DONE]", b"")
     choices = [json.loads(event.removeprefix(b"data: "))["choices"][0] for event in events]
@@ -78,11 +76,11 @@ def expected(server: LiveServer, content: str, tokens: int) -> str:
     return server.service.tokenizer.decode(expected_output(prompt, tokens))
 
 
-def test_what_a_client_does_not_read_is_bounded_and_holds_up_nobody(server: LiveServer) -> None:
+def test_unread_reply_is_bounded_and_delays_no_other_client(server: LiveServer) -> None:
     with slow_client(server, "Slowly") as slow:
-        until(lambda: is_held_up(server))
+        until(lambda: waits_for_reader(server))
         quick = asyncio.run(read_all(server, message("Quickly", max_tokens=100, stream=True)))
-        until(lambda: not server.engine.has_work)  # the reply is generated to its end, and its blocks are free
+        until(lambda: not server.engine.has_work)  # the reply is complete and its blocks are free
         assert bytes_unsent(server) <= WRITE_LIMIT + MAX_BATCH * LARGEST_EVENT
         assert texts(quick) == expected(server, "Quickly", 100)
         late = b"".join(iter(lambda: slow.recv(1 << 16), b""))
@@ -90,14 +88,14 @@ def test_what_a_client_does_not_read_is_bounded_and_holds_up_nobody(server: Live
     assert texts(late) == expected(server, "Slowly", TOKENS)
 
 
-def test_nothing_is_left_of_a_client_that_leaves_without_reading(server: LiveServer) -> None:
+def test_disconnect_without_reading_leaves_no_tasks(server: LiveServer) -> None:
     idle = server.tasks()
     with slow_client(server, "Never"):
-        until(lambda: is_held_up(server))
+        until(lambda: waits_for_reader(server))
     tasks_and_work_end(server, idle)
 
 
 def tasks_and_work_end(server: LiveServer, idle: int) -> None:
-    """Wait until the server has no more tasks than when it was idle, and the engine no work."""
+    """Wait until the server has no more tasks than when it was idle, and the engine has no work."""
     until(lambda: server.tasks() <= idle and not server.engine.has_work)
     server.engine.assert_empty()

@@ -1,4 +1,4 @@
-"""Structured output through the real openai client, from a real model that nothing but its grammar holds in check."""
+"""Structured output through the real openai client, from a real model that only the grammar constrains."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ def strict(schema: dict[str, Any]) -> Any:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
 
 
-def test_random_schemas_are_kept_at_temperature_1(smollm2_server: LiveServer, schemas: int) -> None:
+def test_random_schemas_are_followed_at_temperature_1(smollm2_server: LiveServer, schemas: int) -> None:
     drawn = [random_schema(random.Random()) for _ in range(schemas)]
 
     async def answers() -> list[tuple[str | None, str]]:
@@ -53,7 +53,7 @@ def test_random_schemas_are_kept_at_temperature_1(smollm2_server: LiveServer, sc
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_a_stream_keeps_to_it_too(smollm2_server: LiveServer, temperature: float) -> None:
+def test_streamed_reply_follows_the_schema(smollm2_server: LiveServer, temperature: float) -> None:
     schema: dict[str, Any] = {"type": "object", "properties": {"open": {"type": "boolean"}}, "required": ["open"]}
     schema["additionalProperties"] = False
     with (
@@ -96,7 +96,9 @@ def test_a_stream_keeps_to_it_too(smollm2_server: LiveServer, temperature: float
         ({"structured_outputs": {"regex": "a", "backend": "xgrammar", "disable_fallback": True}}, "a"),
     ],
 )
-def test_all_ways_of_asking(smollm2_server: LiveServer, extra: dict[str, Any], pattern: str) -> None:
+def test_every_structured_output_field_is_followed(
+    smollm2_server: LiveServer, extra: dict[str, Any], pattern: str
+) -> None:
     with client(smollm2_server) as api:
         reply = api.chat.completions.create(
             model="smollm2:135m", messages=QUESTION, max_tokens=60, n=extra.pop("n", 1), extra_body=extra
@@ -106,7 +108,7 @@ def test_all_ways_of_asking(smollm2_server: LiveServer, extra: dict[str, Any], p
             assert choice.finish_reason == "stop"
 
 
-def test_completions_keep_to_it(smollm2_server: LiveServer) -> None:
+def test_completions_follow_the_schema(smollm2_server: LiveServer) -> None:
     with client(smollm2_server) as api:
         reply = api.completions.create(
             model="smollm2:135m", prompt="One plus two is", extra_body={"guided_regex": " [0-9]"}, max_tokens=10
@@ -114,7 +116,7 @@ def test_completions_keep_to_it(smollm2_server: LiveServer) -> None:
     assert re.fullmatch(" [0-9]", reply.choices[0].text)
 
 
-def test_any_object(smollm2_server: LiveServer) -> None:
+def test_json_object_format_gives_an_object(smollm2_server: LiveServer) -> None:
     with client(smollm2_server) as api:
         reply = api.chat.completions.create(
             model="smollm2:135m", messages=QUESTION, response_format={"type": "json_object"}, temperature=0
@@ -124,7 +126,7 @@ def test_any_object(smollm2_server: LiveServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "place"),
+    ("body", "field"),
     [
         ({"response_format": {"type": "json_schema"}}, FORMAT),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, f"{FORMAT}.schema"),
@@ -143,16 +145,16 @@ def test_any_object(smollm2_server: LiveServer) -> None:
         ({"guided_regex": "a", "use_beam_search": True}, "grammar"),
     ],
 )  # fmt: skip
-def test_a_bad_one_is_refused_with_its_place(smollm2_server: LiveServer, body: dict[str, Any], place: str) -> None:
+def test_invalid_schema_is_refused_with_its_path(smollm2_server: LiveServer, body: dict[str, Any], field: str) -> None:
     with client(smollm2_server) as api, pytest.raises(openai.BadRequestError) as refused:
         api.chat.completions.create(model="smollm2:135m", messages=QUESTION, extra_body=body)
-    assert refused.value.param == place
+    assert refused.value.param == field
 
 
-# Every place of a schema: the path, the rest of the request, the schema's own place, and the reply's text.
+# Every field with a schema: path, other fields, position of the schema, and the reply's text.
 Asked = dict[str, Any]
 MESSAGES = [dict(QUESTION[0])]
-PLACES: dict[str, tuple[str, Callable[[Asked], Asked], str, Callable[[Any], str]]] = {
+SCHEMA_FIELDS: dict[str, tuple[str, Callable[[Asked], Asked], str, Callable[[Any], str]]] = {
     "json_schema": (
         "/v1/chat/completions",
         lambda schema: {
@@ -198,35 +200,38 @@ PLACES: dict[str, tuple[str, Callable[[Asked], Asked], str, Callable[[Any], str]
 }
 
 
-def post(server: LiveServer, place: str, schema: Asked, **more: Any) -> httpx.Response:
-    path, fields, _, _ = PLACES[place]
+def post(server: LiveServer, field: str, schema: Asked, **more: Any) -> httpx.Response:
+    path, fields, _, _ = SCHEMA_FIELDS[field]
     asked = {"model": "smollm2:135m", "max_tokens": 60, "max_output_tokens": 60, "temperature": 1, **fields(schema)}
     return httpx.post(server.url + path, json=asked | more, timeout=120)
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_objects_have_no_members_but_those_of_the_schema(smollm2_server: LiveServer, place: str) -> None:
+@pytest.mark.parametrize("field", SCHEMA_FIELDS)
+def test_objects_have_only_the_members_of_the_schema(smollm2_server: LiveServer, field: str) -> None:
     schema = {"type": "object", "properties": {"result": {"enum": [1, 2]}}, "required": ["result"]}
     for _ in range(6):
-        text = PLACES[place][3](post(smollm2_server, place, schema).json())
+        text = SCHEMA_FIELDS[field][3](post(smollm2_server, field, schema).json())
         assert json.loads(text) in ({"result": 1}, {"result": 2})
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_keywords_that_cannot_be_enforced_are_refused_by_place(smollm2_server: LiveServer, place: str) -> None:
+@pytest.mark.parametrize("field", SCHEMA_FIELDS)
+def test_unsupported_keywords_are_refused_with_their_path(smollm2_server: LiveServer, field: str) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
-    refused = post(smollm2_server, place, schema)
+    refused = post(smollm2_server, field, schema)
     assert refused.status_code == 400
-    assert f"{PLACES[place][2]}.properties.a.uniqueItems: The keyword uniqueItems cannot be enforced" in refused.text
+    assert (
+        f"{SCHEMA_FIELDS[field][2]}.properties.a.uniqueItems: The keyword uniqueItems cannot be enforced"
+        in refused.text
+    )
 
 
 WIDE = "wide ::= " + " | ".join(f"r{number}" for number in range(600))
 WIDE += "".join(f'\nr{number} ::= wide? "y" wide?' for number in range(600))
-# The mask that follows the letters takes minutes.
+# The mask after the letters takes minutes to compute.
 TOO_COMPLEX_LATER = f'root ::= [a-z ]{{90}} "q" wide\n{WIDE}'
 
 
-def test_a_grammar_that_becomes_too_complex_ends_its_own_reply_with_an_error(smollm2_server: LiveServer) -> None:
+def test_too_complex_grammar_fails_only_its_own_reply(smollm2_server: LiveServer) -> None:
     beside = {"prompt": "Once upon a time", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
     bad = {"prompt": "abc", "max_tokens": 300, "guided_grammar": TOO_COMPLEX_LATER, "model": "smollm2:135m"}
 

@@ -1,4 +1,4 @@
-"""Routes that encode, render, and count: a client that leaves ends the work, and few of them run at once."""
+"""Requests that encode, render, or count text: a disconnect ends the work, and only a few run at the same time."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ from tests.app.server.test_disconnects import hang_up
 from tests.support.processes import HANGING_SECONDS, until
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
-# Of a model that writes text; one that fills in what is missing takes all of them.
+# Requests of a model that generates text. A model with infill tokens accepts all of them.
 WRITING: dict[str, dict[str, Any]] = {
     "/tokenize": {"content": "Hello"},
     "/detokenize": {"tokens": [1, 2, 3]},
@@ -51,7 +51,7 @@ READING: dict[str, dict[str, Any]] = {
 
 
 class HeldPool(WorkPool):
-    """Its jobs never begin."""
+    """A pool whose jobs never start."""
 
     def __init__(self) -> None:
         super().__init__("held", 1)
@@ -67,7 +67,7 @@ class HeldPool(WorkPool):
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch, code_server: LiveServer, embedding_server: EmbeddingServer) -> HeldPool:
-    """In place of every pool of both servers."""
+    """Replaces every pool of both servers."""
     pool = HeldPool()
     for service in (code_server.service, embedding_server.service):
         for name, value in vars(service).items():
@@ -89,7 +89,7 @@ def posted(path: str, body: dict[str, Any]) -> bytes:
 
 
 @pytest.mark.parametrize("path", [*WRITING, *READING])
-def test_work_on_texts_ends_when_the_client_leaves(
+def test_disconnect_ends_the_work_on_texts(
     held: HeldPool, code_server: LiveServer, embedding_server: EmbeddingServer, path: str
 ) -> None:
     server: ServedApplication = embedding_server if path in READING else code_server
@@ -107,7 +107,7 @@ def test_work_on_texts_ends_when_the_client_leaves(
     until(lambda: held.cancelled == 1)
 
 
-def test_chats_and_health_go_on_while_texts_are_encoded(hash_server: LiveServer) -> None:
+def test_chats_and_health_work_while_texts_are_encoded(hash_server: LiveServer) -> None:
     """More texts than any pool has threads."""
     release = threading.Event()
 
@@ -123,7 +123,8 @@ def test_chats_and_health_go_on_while_texts_are_encoded(hash_server: LiveServer)
             until(lambda: len(hash_server.service.texts._jobs) == 40)
             asked = {"model": "hash", "messages": [{"role": "user", "content": "word " * 20_000}], "max_tokens": 1}
             assert client.post("/v1/chat/completions", json=asked | {"messages": MESSAGES}).status_code == 200
-            assert client.post("/v1/chat/completions", json=asked).status_code == 400  # a body that a thread reads
+            # long enough to be decoded on a thread
+            assert client.post("/v1/chat/completions", json=asked).status_code == 400
             assert client.get("/health").json()["status"] == "ok"
         finally:
             release.set()
@@ -182,12 +183,12 @@ def test_texts_of_too_many_tokens_are_refused(
             assert field in answer.text or "more than 1,001 tokens" in answer.text
 
 
-def test_prompts_that_do_not_fit_are_refused_before_they_are_encoded_whole(
+def test_too_long_prompts_are_refused_before_they_are_fully_encoded(
     hash_server: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(long_texts, "COUNTED", 5000)
     tokenizer = hash_server.service.tokenizer
-    characters = 1900 * tokenizer.longest_token  # of a context of 2,048 tokens
+    characters = 1900 * tokenizer.longest_token  # for a context of 2,048 tokens
     before = tokenizer.characters_encoded
     paths = ("/completion", "/v1/completions", "/v1/messages/count_tokens", "/apply-template", "/v1/chat/completions")
     for number, path in enumerate(paths):
@@ -200,7 +201,7 @@ def test_prompts_that_do_not_fit_are_refused_before_they_are_encoded_whole(
 
 
 @pytest.mark.parametrize("longest", [2048, 8192])
-def test_the_refusal_of_a_long_prompt_carries_its_numbers(longest: int) -> None:
+def test_error_for_a_long_prompt_has_the_numbers(longest: int) -> None:
     with pytest.raises(ContextExceeded) as refused, convert_errors("messages"):
         raise PromptTooLong.of(5000, 2048, longest, is_exact=False)
     error = refused.value

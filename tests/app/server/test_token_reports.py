@@ -1,4 +1,4 @@
-"""What a reply says of its time: where it went, and while a long prompt is read, how far that is."""
+"""Timings of replies, and progress of prefill."""
 
 import json
 from collections.abc import Iterator
@@ -40,16 +40,16 @@ def chunks(server: LiveServer, path: str, **asked: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("path", ASKED)
-def test_progress_is_told_to_who_asks_for_it(server: LiveServer, path: str) -> None:
-    told = chunks(server, path, return_progress=True, stream_options={"include_usage": True})
-    progress = [chunk["prompt_progress"] for chunk in told if "prompt_progress" in chunk]
-    prompt = told[-1]["usage"]["prompt_tokens"]
+def test_progress_is_reported_on_request(server: LiveServer, path: str) -> None:
+    reported = chunks(server, path, return_progress=True, stream_options={"include_usage": True})
+    progress = [chunk["prompt_progress"] for chunk in reported if "prompt_progress" in chunk]
+    prompt = reported[-1]["usage"]["prompt_tokens"]
     assert [one["processed"] for one in progress] == [*range(32, prompt, 32), prompt]
-    assert not any(chunk["choices"] for chunk in told if "prompt_progress" in chunk)
+    assert not any(chunk["choices"] for chunk in reported if "prompt_progress" in chunk)
     assert {(one["total"], one["cache"]) for one in progress} == {(prompt, 0)}
     times = [one["time_ms"] for one in progress]
     assert times == sorted(times)
-    # The next one finds all but its end computed, and says that from the start.
+    # The next request finds the prompt cached except its end, and reports that from the start.
     again = chunks(server, path, return_progress=True, stream_options={"include_usage": True}, n=2)
     assert again[-1]["timings"]["cache_n"] == prompt - 1 - (prompt - 1) % 16
     [once] = [chunk["prompt_progress"] for chunk in again if "prompt_progress" in chunk]
@@ -58,7 +58,7 @@ def test_progress_is_told_to_who_asks_for_it(server: LiveServer, path: str) -> N
 
 
 @pytest.mark.parametrize("path", ASKED)
-def test_a_whole_reply_says_where_its_time_went(server: LiveServer, path: str) -> None:
+def test_whole_reply_reports_its_timings(server: LiveServer, path: str) -> None:
     body = {"model": "hash", "max_tokens": 5, "ignore_eos": True, **ASKED[path], "n": 2}
     reply = httpx.post(f"{server.url}{path}", json=body, trust_env=False, timeout=None).json()  # noqa: S113
     timings, usage = reply["timings"], reply["usage"]
@@ -69,17 +69,19 @@ def test_a_whole_reply_says_where_its_time_went(server: LiveServer, path: str) -
 
 
 @pytest.mark.parametrize("path", ASKED)
-def test_who_wants_to_be_told_seldom_is_told_the_same_in_few_chunks(server: LiveServer, path: str) -> None:
+def test_interval_reduces_the_chunks_but_not_the_text(server: LiveServer, path: str) -> None:
     asked: dict[str, Any] = {"max_tokens": 300, "seed": 4}
     every = texts(chunks(server, path, **asked))
     seldom = texts(chunks(server, path, **asked, stream_options={"interval_ms": 60_000}))
     assert "".join(seldom) == "".join(every)
-    # The first one, and all that had come when it ended, as many at once as a reader takes.
+    # The first chunk, then all tokens that were ready, at most MAX_BATCH at once.
     assert len(seldom) <= 2 + 300 // MAX_BATCH < len(every)
 
 
-def texts(told: list[dict[str, Any]]) -> list[str]:
-    parts = [choice.get("text") or choice.get("delta", {}).get("content") for one in told for choice in one["choices"]]
+def texts(reported: list[dict[str, Any]]) -> list[str]:
+    parts = [
+        choice.get("text") or choice.get("delta", {}).get("content") for one in reported for choice in one["choices"]
+    ]
     return [part for part in parts if part]
 
 
@@ -87,7 +89,7 @@ def ended(first: float, total: float, queue: float, cache: CacheReport, completi
     return ReplyEnd(FinishReason.LENGTH, None, 0, 100, cache, completion, first, total, queue_seconds=queue)
 
 
-def test_times_add_up_to_the_whole() -> None:
+def test_timings_add_up_to_the_total() -> None:
     counts = TokenCounts()
     cache = CacheReport(TokenSources(device=10, host=20, disk=30, computed=40, restore_seconds=0.5))
     counts.add(ended(2.0, 6.0, 1.0, cache, 9), first_of_prompt=True)
@@ -98,7 +100,7 @@ def test_times_add_up_to_the_whole() -> None:
     assert (timings.predicted_per_second, timings.predicted_per_token_ms) == (2, 500)
 
 
-def test_a_prompt_that_waited_for_another_was_read_all_the_same() -> None:
+def test_timings_of_two_replies_separate_queue_and_prefill() -> None:
     counts = TokenCounts()
     for first, queue in ((0.25, 0.0), (0.75, 0.5)):
         counts.add(ended(first, 1.0, queue, CacheReport(TokenSources(computed=40)), 9), first_of_prompt=True)

@@ -1,4 +1,4 @@
-"""What editors send, field by field, as their sources have it: each test is named for the client that sends it."""
+"""Requests of editors with the fields in their sources. Each test is named after a client."""
 
 import json
 from typing import Any
@@ -67,7 +67,8 @@ def test_continue_autocomplete(code_server: LiveServer) -> None:
     assert ".Suffix" in post(code_server, "/api/show", {"name": "starcoder"}).json()["template"]
     marks = [f"<fim_{name}>" for name in ("prefix", "suffix", "middle", "pad")]
     stops = [*marks, "<|endoftext|>", "<|im_end|>", "<|repo_name|>", "\n\n", "\r\n\r\n", "/src/", "#- coding: utf-8"]
-    words = ["```", "t.", "\nt", "<file_sep>", "def ", "class ", '"""#']  # of the model, of all, and of the language
+    # stop strings of the model, of all models, and of the language
+    words = ["```", "t.", "\nt", "<file_sep>", "def ", "class ", '"""#']
     options = {"temperature": 0.01, "num_predict": 8, "stop": [*stops, *words], "num_ctx": 1024}
     body = {"model": "starcoder", "prompt": PREFIX, "suffix": SUFFIX, "options": options, "keep_alive": 1800}
     parts = lines(code_server, "/api/generate", {**body, "stream": True, "raw": False})
@@ -75,9 +76,9 @@ def test_continue_autocomplete(code_server: LiveServer) -> None:
     marked = f"<fim_prefix>{PREFIX}<fim_suffix>{SUFFIX}<fim_middle>"
     raw = lines(code_server, "/api/generate", {**body, "prompt": marked, "suffix": "", "raw": True, "stream": True})
     openai = {"model": "starcoder", "prompt": marked, "max_tokens": 8, "stop": options["stop"], "temperature": 0.01}
-    told = post(code_server, "/v1/completions", openai).json()
-    counts = (parts[-1]["prompt_eval_count"], raw[-1]["prompt_eval_count"], told["usage"]["prompt_tokens"])
-    assert counts == (counts[0],) * 3  # marks in a prompt are marks
+    reported = post(code_server, "/v1/completions", openai).json()
+    counts = (parts[-1]["prompt_eval_count"], raw[-1]["prompt_eval_count"], reported["usage"]["prompt_tokens"])
+    assert counts == (counts[0],) * 3  # control tokens in a prompt are control tokens
 
 
 def test_zed_edit_prediction(code_server: LiveServer) -> None:
@@ -108,7 +109,7 @@ def test_llama_vscode(code_server: LiveServer) -> None:
     sampling = {"top_k": 40, "top_p": 0.99, "stream": False, "samplers": ["top_k", "top_p", "infill"]}
     gap = {"input_prefix": PREFIX, "input_suffix": SUFFIX, "input_extra": extra, "prompt": "    ret", "n_indent": 4}
     reply = post(code_server, "/infill", {**gap, **sampling, **own, "n_predict": 16, "t_max_predict_ms": 2500}).json()
-    assert reply["tokens_cached"] >= 240  # what the warm-up has read
+    assert reply["tokens_cached"] >= 240  # the tokens that the warm-up prefilled
     assert reply["tokens_predicted"] <= 16
     assert reply["timings"]["prompt_n"] == reply["tokens_evaluated"] - reply["tokens_cached"]
     assert reply["generation_settings"]["n_ctx"] == 2048
@@ -129,7 +130,7 @@ def test_llama_vim(code_server: LiveServer) -> None:
     assert isinstance(reply["content"], str)
 
 
-def test_a_browser_gets_a_page_at_the_root(hash_server: LiveServer) -> None:
+def test_browser_gets_a_page_at_the_root(hash_server: LiveServer) -> None:
     answer = httpx.get(hash_server.url, headers={"accept": "text/html,*/*;q=0.8"}, trust_env=False)
     assert answer.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in answer.headers["content-security-policy"]

@@ -1,4 +1,4 @@
-"""LM Studio's APIs: lists of models, its own chat, and OpenAI's endpoints with its figures."""
+"""LM Studio's APIs: lists of models, its own chat, and OpenAI's endpoints with its statistics."""
 
 import json
 from collections.abc import Iterator
@@ -40,15 +40,15 @@ def chat(server: LiveServer, **asked: Any) -> dict[str, Any]:
 
 def events(server: LiveServer, **asked: Any) -> list[dict[str, Any]]:
     body = {"input": ASKED, "max_output_tokens": 20, "top_k": 0, "stream": True, **asked}
-    told = []
+    reported = []
     for block in post(server.url, "/api/v1/chat", **body).text.split("\n\n")[:-1]:
         name, data = block.split("\n")
-        told.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {told[-1]['type']}"
-    return told
+        reported.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {reported[-1]['type']}"
+    return reported
 
 
-def test_the_model_is_loaded_with_its_context(hash_server: LiveServer, vectors: EmbeddingServer) -> None:
+def test_list_shows_the_model_loaded_with_its_context(hash_server: LiveServer, vectors: EmbeddingServer) -> None:
     [listed] = get(hash_server.url, "/api/v0/models").json()["data"]
     assert (listed["id"], listed["type"], listed["state"]) == ("hash", "llm", "loaded")
     assert (listed["loaded_context_length"], listed["max_context_length"]) == (2048, 2048)
@@ -59,7 +59,7 @@ def test_the_model_is_loaded_with_its_context(hash_server: LiveServer, vectors: 
     assert (other["id"], other["type"]) == ("digest", "embeddings")
 
 
-def test_the_newer_list_has_the_loaded_instance(hash_server: LiveServer, vectors: EmbeddingServer) -> None:
+def test_newer_list_has_the_loaded_instance(hash_server: LiveServer, vectors: EmbeddingServer) -> None:
     [listed] = get(hash_server.url, "/api/v1/models").json()["models"]
     assert (listed["key"], listed["type"], listed["format"]) == ("hash", "llm", "gguf")
     assert listed["loaded_instances"] == [{"id": "hash", "config": {"context_length": 2048}}]
@@ -72,8 +72,8 @@ def test_loading_the_served_model_does_nothing(hash_server: LiveServer) -> None:
     path = "/api/v1/models/load"
     loaded = {"type": "llm", "instance_id": "hash", "load_time_seconds": 0, "status": "loaded"}
     assert post(hash_server.url, path, model="hash", flash_attention=True).json() == loaded
-    told = post(hash_server.url, path, model="hash", context_length=1024, echo_load_config=True).json()
-    assert told == {**loaded, "load_config": {"context_length": 2048}}
+    reported = post(hash_server.url, path, model="hash", context_length=1024, echo_load_config=True).json()
+    assert reported == {**loaded, "load_config": {"context_length": 2048}}
     longer = post(hash_server.url, path, model="hash", context_length=4096)
     assert (longer.status_code, "loaded with 2048" in longer.text) == (400, True)
     other = post(hash_server.url, path, model="other")
@@ -88,36 +88,36 @@ def test_loading_the_served_model_does_nothing(hash_server: LiveServer) -> None:
         ("/api/v1/models/download", {"model": "other"}, 400, "Use POST /api/pull"),
     ],
 )
-def test_the_served_model_stays(
+def test_served_model_cannot_be_unloaded_or_replaced(
     hash_server: LiveServer, path: str, body: dict[str, Any], status: int, problem: str
 ) -> None:
     refused = post(hash_server.url, path, **body)
     assert (refused.status_code, problem in refused.text) == (status, True)
 
 
-def test_a_chat_streams_what_the_whole_reply_says(hash_server: LiveServer) -> None:
+def test_stream_and_whole_chat_agree(hash_server: LiveServer) -> None:
     whole = chat(hash_server)
-    told = events(hash_server)
+    reported = events(hash_server)
     assert whole["model_instance_id"] == "hash"
     [message] = whole["output"]
     assert expected_text(hash_server, ASKED, 20).startswith(message["content"])
-    assert [event["type"] for event in told[:4]] == [
+    assert [event["type"] for event in reported[:4]] == [
         "chat.start",
         "prompt_processing.start",
         "prompt_processing.end",
         "message.start",
     ]
-    assert [event["type"] for event in told[-2:]] == ["message.end", "chat.end"]
-    assert "".join(event["content"] for event in told if event["type"] == "message.delta") == message["content"]
-    assert told[-1]["result"]["output"] == whole["output"]
-    for reply in (whole, told[-1]["result"]):
+    assert [event["type"] for event in reported[-2:]] == ["message.end", "chat.end"]
+    assert "".join(event["content"] for event in reported if event["type"] == "message.delta") == message["content"]
+    assert reported[-1]["result"]["output"] == whole["output"]
+    for reply in (whole, reported[-1]["result"]):
         assert reply["stats"]["total_output_tokens"] == 20
         assert reply["stats"]["input_tokens"] > 5
         assert reply["stats"]["time_to_first_token_seconds"] > 0
         assert reply["response_id"].startswith("resp_")
 
 
-def test_thoughts_come_apart(scripted_server: ScriptedServer) -> None:
+def test_reasoning_is_separate(scripted_server: ScriptedServer) -> None:
     scripted_server.says("<think>\nHm.\n</think>\n\nYes.")
     whole = chat(scripted_server)
     assert whole["output"] == [{"type": "reasoning", "content": "Hm."}, {"type": "message", "content": "Yes."}]
@@ -129,7 +129,7 @@ def test_thoughts_come_apart(scripted_server: ScriptedServer) -> None:
     )
 
 
-def test_a_chat_goes_on_from_an_earlier_one(hash_server: LiveServer) -> None:
+def test_chat_continues_an_earlier_one(hash_server: LiveServer) -> None:
     first = chat(hash_server, system_prompt="Be brief.")
     second = chat(hash_server, input="And more?", previous_response_id=first["response_id"])
     said = [
@@ -162,7 +162,7 @@ def _answer(server: LiveServer, messages: list[dict[str, str]]) -> list[dict[str
     return [{"type": "message", "content": said}]
 
 
-def test_parts_of_text_are_one_message(hash_server: LiveServer) -> None:
+def test_text_parts_become_one_message(hash_server: LiveServer) -> None:
     parts = [{"type": "message", "content": "One"}, {"type": "text", "content": "Two"}]
     assert chat(hash_server, input=parts)["output"] == chat(hash_server, input="One\nTwo")["output"]
 
@@ -178,7 +178,7 @@ def test_parts_of_text_are_one_message(hash_server: LiveServer) -> None:
         ({"context_length": 3}, "maximum context length is 3 tokens"),
     ],
 )
-def test_what_cannot_be_done_is_refused_by_name(hash_server: LiveServer, asked: dict[str, Any], problem: str) -> None:
+def test_unsupported_values_are_refused_by_name(hash_server: LiveServer, asked: dict[str, Any], problem: str) -> None:
     for stream in (False, True):
         refused = post(hash_server.url, "/api/v1/chat", **{"input": "a", **asked, "stream": stream})
         error = refused.json()["error"]
@@ -193,22 +193,22 @@ def test_what_cannot_be_done_is_refused_by_name(hash_server: LiveServer, asked: 
         ("completions", {"prompt": ASKED, "max_tokens": 5, "top_k": 0}),
     ],
 )
-def test_openais_replies_have_the_older_figures(hash_server: LiveServer, path: str, body: dict[str, Any]) -> None:
+def test_openai_replies_have_the_older_statistics(hash_server: LiveServer, path: str, body: dict[str, Any]) -> None:
     plain = post(hash_server.url, f"/v1/{path}", **body).json()
-    told = post(hash_server.url, f"/api/v0/{path}", **body).json()
-    assert told["choices"] == plain["choices"]
-    assert told["stats"]["stop_reason"] == "maxPredictedTokensReached"
-    assert told["stats"]["time_to_first_token"] > 0
-    assert told["model_info"]["context_length"] == 2048
-    assert told["runtime"]["name"] == "inglenook"
+    reported = post(hash_server.url, f"/api/v0/{path}", **body).json()
+    assert reported["choices"] == plain["choices"]
+    assert reported["stats"]["stop_reason"] == "maxPredictedTokensReached"
+    assert reported["stats"]["time_to_first_token"] > 0
+    assert reported["model_info"]["context_length"] == 2048
+    assert reported["runtime"]["name"] == "inglenook"
     stream = post(hash_server.url, f"/api/v0/{path}", **body, stream=True)
     assert stream.text.endswith("data: [DONE]\n\n")
     assert "messages" in post(hash_server.url, "/api/v0/chat/completions").json()["error"]["message"]
 
 
-def test_embeddings_are_openais(vectors: EmbeddingServer, hash_server: LiveServer) -> None:
-    told = post(vectors.url, "/api/v0/embeddings", model="digest", input="hello").json()
-    assert told["data"][0]["embedding"] == vector(ids("hello")).tolist()
+def test_embeddings_equal_openais(vectors: EmbeddingServer, hash_server: LiveServer) -> None:
+    reported = post(vectors.url, "/api/v0/embeddings", model="digest", input="hello").json()
+    assert reported["data"][0]["embedding"] == vector(ids("hello")).tolist()
     refused = post(hash_server.url, "/api/v0/embeddings", model="hash", input="hello")
     assert (refused.status_code, "returns no embeddings" in refused.text) == (400, True)
     other = post(vectors.url, "/api/v1/chat", input="hello")
@@ -224,9 +224,11 @@ WEBSOCKET = {
 
 
 @pytest.mark.parametrize("path", ["/lmstudio-greeting", "/llm", "/system", "/embedding"])
-def test_the_sdks_are_told_what_to_use(hash_server: LiveServer, caplog: pytest.LogCaptureFixture, path: str) -> None:
+def test_sdks_get_an_error_that_names_the_alternatives(
+    hash_server: LiveServer, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
     for headers in ({}, WEBSOCKET):
         refused = httpx.get(f"{hash_server.url}{path}", headers=headers, trust_env=False)
         assert refused.status_code == 501
         assert "Use an OpenAI client with the base URL /v1" in refused.json()["error"]["message"]
-    assert "pip install" not in caplog.text  # of the HTTP library's own advice
+    assert "pip install" not in caplog.text  # advice of the HTTP library

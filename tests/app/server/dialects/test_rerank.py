@@ -1,4 +1,4 @@
-"""Reranking over an embedder whose vectors are exactly known: the scores are cosines, the best come first."""
+"""Reranking with exact vectors: the scores are cosines, and the best documents come first."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -27,12 +27,12 @@ def rerank(server: EmbeddingServer, path: str = PATHS[0], **asked: Any) -> httpx
 def expected() -> list[tuple[int, float]]:
     query = vector(ids("hello", "wor", "##ld", "##s", "!"))
     read = [ids("hello"), ids("a"), ids("wor"), ids("hello", "a")]
-    scores = [(place, float(query @ vector(document))) for place, document in enumerate(read)]
+    scores = [(index, float(query @ vector(document))) for index, document in enumerate(read)]
     return sorted(scores, key=lambda scored: -scored[1])
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_the_most_relevant_document_comes_first(server: EmbeddingServer, path: str) -> None:
+def test_most_relevant_document_comes_first(server: EmbeddingServer, path: str) -> None:
     answer = rerank(server, path).json()
     assert [(one["index"], one["relevance_score"]) for one in answer["results"]] == expected()
     assert all("document" not in one for one in answer["results"])
@@ -40,24 +40,24 @@ def test_the_most_relevant_document_comes_first(server: EmbeddingServer, path: s
     assert answer["model"] == "digest"
 
 
-def test_a_request_that_names_no_model_means_the_served_one(server: EmbeddingServer) -> None:
+def test_request_without_a_model_uses_the_served_model(server: EmbeddingServer) -> None:
     assert rerank(server, model=None).json()["model"] == "digest"
 
 
-def test_documents_are_told_and_counted_as_asked(server: EmbeddingServer) -> None:
-    given = [{"text": text} if place % 2 else text for place, text in enumerate(DOCUMENTS)]
+def test_documents_and_their_number_depend_on_the_request(server: EmbeddingServer) -> None:
+    given = [{"text": text} if index % 2 else text for index, text in enumerate(DOCUMENTS)]
     answer = rerank(server, documents=given, top_n=2, return_documents=True).json()
-    assert [one["index"] for one in answer["results"]] == [place for place, _ in expected()[:2]]
-    assert [one["document"] for one in answer["results"]] == [{"text": DOCUMENTS[place]} for place, _ in expected()[:2]]
+    assert [one["index"] for one in answer["results"]] == [index for index, _ in expected()[:2]]
+    assert [one["document"] for one in answer["results"]] == [{"text": DOCUMENTS[index]} for index, _ in expected()[:2]]
     assert len(rerank(server, top_n=100).json()["results"]) == len(DOCUMENTS)
 
 
-def test_texts_are_answered_with_a_bare_list(server: EmbeddingServer) -> None:
+def test_texts_return_a_bare_list(server: EmbeddingServer) -> None:
     answer = rerank(server, documents=None, texts=DOCUMENTS).json()
     assert [(one["index"], one["score"]) for one in answer] == expected()
     assert all(one.keys() == {"index", "score"} for one in answer)
-    told = rerank(server, documents=None, texts=DOCUMENTS, return_text=True, top_n=1).json()
-    assert told == [{**answer[0], "text": DOCUMENTS[answer[0]["index"]]}]
+    reported = rerank(server, documents=None, texts=DOCUMENTS, return_text=True, top_n=1).json()
+    assert reported == [{**answer[0], "text": DOCUMENTS[answer[0]["index"]]}]
     long = ["hello " * CONTEXT, "a"]
     assert rerank(server, documents=None, texts=long).json()["error"]["param"] == "texts[0]"
     assert len(rerank(server, documents=None, texts=long, truncate=True).json()) == 2
@@ -65,7 +65,7 @@ def test_texts_are_answered_with_a_bare_list(server: EmbeddingServer) -> None:
     assert rerank(server, documents=None).json()["error"]["param"] == "documents"
 
 
-def test_what_is_too_long_is_named_or_cut(server: EmbeddingServer) -> None:
+def test_too_long_documents_are_named_or_cut(server: EmbeddingServer) -> None:
     long = "hello " * 30
     for asked, name in (({"query": long}, "query"), ({"documents": ["a", long]}, "documents[1]")):
         refused = rerank(server, **asked)
@@ -75,7 +75,7 @@ def test_what_is_too_long_is_named_or_cut(server: EmbeddingServer) -> None:
     assert cut["results"][0]["relevance_score"] == pytest.approx(1.0)
 
 
-def test_a_cross_encoder_reads_each_document_behind_the_query() -> None:
+def test_cross_encoder_reads_each_document_after_the_query() -> None:
     query = ids("hello", "wor", "##ld", "##s", "!")
     behind = [ids("hello"), ids("a"), ids("wor"), ids("hello", "a")]
     logits = [vector((*query, len(query), *document[1:]))[0].abs() for document in behind]
@@ -114,7 +114,7 @@ def test_a_cross_encoder_reads_each_document_behind_the_query() -> None:
         ("model", "another"),
     ],
 )
-def test_a_bad_field_is_refused_by_name(server: EmbeddingServer, field: str, value: Any) -> None:
+def test_invalid_field_is_named(server: EmbeddingServer, field: str, value: Any) -> None:
     refused = rerank(server, **{field: value})
     assert refused.status_code == (404 if field == "model" else 400)
     assert refused.json()["error"]["param"].startswith(field)

@@ -1,4 +1,4 @@
-"""Keys: who needs one, how it may travel, and that no path does without."""
+"""Authentication: when a key is required, how it is sent, and that every path checks it."""
 
 import errno
 import http.client
@@ -41,20 +41,20 @@ def ask(server: LiveServer, method: str, path: str, **headers: str) -> Answer:
 
 
 def ask_all(server: LiveServer, methods: Sequence[str], path: str, **headers: str) -> list[Answer]:
-    """By one connection, as long as the server keeps it."""
+    """Return the replies to requests on one connection, reconnecting if the server closes it."""
     sent = {name.replace("_", "-"): value for name, value in headers.items()}
     answers = []
     with closing(http.client.HTTPConnection("127.0.0.1", server.port)) as connection:
         for method in methods:
             connection.request(method, path, headers=sent)
             response = connection.getresponse()
-            told = {name.lower(): value for name, value in response.getheaders()}
-            answers.append((response.status, response.read(), told))
+            reported = {name.lower(): value for name, value in response.getheaders()}
+            answers.append((response.status, response.read(), reported))
     return answers
 
 
 def paths(server: LiveServer) -> list[str]:
-    """Every path of the application, and one that it does not have."""
+    """Return every path of the application, and one that does not exist."""
     routes = create_application(server.service).routes
     assert all(isinstance(route, Route) for route in routes)
     return [*(route.path.replace("{model:path}", "hash") for route in routes if isinstance(route, Route)), "/none"]
@@ -80,7 +80,7 @@ def paths(server: LiveServer) -> list[str]:
         {"X_API_Key_": "sk-first"},
     ],
 )
-def test_without_a_key_nothing_is_answered_but_what_is_public(locked: LiveServer, headers: dict[str, str]) -> None:
+def test_only_public_routes_answer_without_a_key(locked: LiveServer, headers: dict[str, str]) -> None:
     routes = create_application(locked.service).routes
     shaped = {route.path for route in routes if isinstance(route, Endpoint) and route.errors is not None}
     for path in paths(locked):
@@ -91,20 +91,20 @@ def test_without_a_key_nothing_is_answered_but_what_is_public(locked: LiveServer
             assert (status, answer["www-authenticate"]) == (401, "Bearer"), (method, path)
             if method != "HEAD":
                 error = json.loads(body)["error"]
-                told = error if isinstance(error, str) else error["message"]
-                assert told.startswith("The API key is missing or unknown")
+                reported = error if isinstance(error, str) else error["message"]
+                assert reported.startswith("The API key is missing or unknown")
                 if path not in shaped:
                     assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
 
 
-def test_a_key_in_the_path_is_none(locked: LiveServer) -> None:
+def test_key_in_the_path_is_not_accepted(locked: LiveServer) -> None:
     for path in ("/v1/models?key=sk-first", "/v1/models?api_key=sk-first", "//health", "/health/", "/%68ealth/x"):
         assert ask(locked, "GET", path)[0] == 401
 
 
 @pytest.mark.parametrize("key", [*KEYS, OWN])
 @pytest.mark.parametrize("header", ["Authorization", "x_api_key"])
-def test_each_key_is_good_in_either_header(locked: LiveServer, key: str, header: str) -> None:
+def test_each_key_works_in_both_headers(locked: LiveServer, key: str, header: str) -> None:
     value = f"Bearer {key}" if header == "Authorization" else key
     for path in paths(locked):
         for status, _, _ in ask_all(locked, ("GET", "POST", "DELETE"), path, **{header: value}):
@@ -112,17 +112,17 @@ def test_each_key_is_good_in_either_header(locked: LiveServer, key: str, header:
     assert ask(locked, "GET", "/v1/models", **{header: value.replace("Bearer", "bearer ")})[0] == 200
 
 
-def test_anybody_is_told_whether_the_server_works_and_no_more(locked: LiveServer) -> None:
+def test_health_without_a_key_reports_only_the_status(locked: LiveServer) -> None:
     assert json.loads(ask(locked, "GET", "/health")[1]) == {"status": "ok"}
     assert "kv_blocks" in json.loads(ask(locked, "GET", "/health", x_api_key=OWN)[1])
 
 
-def test_where_no_key_was_chosen_programs_of_this_user_need_none(hash_server: LiveServer) -> None:
+def test_programs_of_this_user_need_no_key_by_default(hash_server: LiveServer) -> None:
     for headers in ({}, {"Authorization": "Bearer none"}, {"x_api_key": "anything"}):
         assert ask(hash_server, "GET", "/v1/models", **headers)[0] == 200
 
 
-def test_programs_of_another_user_need_the_one_key_there_is(
+def test_programs_of_another_user_need_the_own_key(
     tokenizer: Tokenizer, renderer: ChatTemplateRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, _ = controlled_engine(tokenizer.vocab_size)
@@ -136,9 +136,7 @@ def test_programs_of_another_user_need_the_one_key_there_is(
         assert ask(server, "GET", "/v1/models", x_api_key=OWN)[0] == 200
 
 
-def test_without_a_file_descriptor_to_tell_whose_a_request_is_it_may_be_tried_again(
-    hash_server: LiveServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_running_out_of_file_descriptors_returns_503(hash_server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(peer: Peer) -> bool:
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -148,7 +146,7 @@ def test_without_a_file_descriptor_to_tell_whose_a_request_is_it_may_be_tried_ag
     assert json.loads(body)["error"]["type"] == "server_error"
 
 
-def test_where_nobody_knows_whose_a_connection_is_a_key_is_needed() -> None:
+def test_connection_without_a_known_owner_needs_a_key() -> None:
     scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/metrics", "headers": [], "state": {}}
     with pytest.raises(InvalidRequest) as refused:
         Authenticator().authenticate(scope)
@@ -157,7 +155,7 @@ def test_where_nobody_knows_whose_a_connection_is_a_key_is_needed() -> None:
     assert Authenticator(own_key=OWN).authenticate(scope) == THIS_USER
 
 
-def test_the_holders_of_two_keys_share_no_cache_and_the_first_keeps_its_own() -> None:
+def test_keys_have_separate_caches_and_the_first_keeps_the_old_cache() -> None:
     def salt(key: str, *keys: str) -> str:
         scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"x-api-key", key.encode())]}
         return Authenticator(keys, OWN).authenticate(scope).cache_salt
@@ -167,7 +165,7 @@ def test_the_holders_of_two_keys_share_no_cache_and_the_first_keeps_its_own() ->
     assert "b" * 8 not in salt("b" * 8, "a", "b" * 8)
 
 
-def test_nothing_is_told_of_the_prompts_of_another_key(locked: LiveServer) -> None:
+def test_cached_prompts_of_another_key_are_not_reported(locked: LiveServer) -> None:
     def cached(key: str) -> int:
         body = {"model": "hash", "prompt": list(range(1000, 1100)), "max_tokens": 1}
         reply = httpx.post(f"{locked.url}/v1/completions", json=body, headers={"x-api-key": key}, timeout=60).json()

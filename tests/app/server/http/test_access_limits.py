@@ -1,4 +1,4 @@
-"""How many requests one key may have under way: more are told when to come again, and the next key is not concerned."""
+"""The limit of concurrent requests per key. More get 429 with Retry-After; other keys are not affected."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +31,7 @@ def post(server: LiveServer, headers: dict[str, str]) -> httpx.Response:
     return httpx.post(f"{server.url}{COMPLETION}", json=VALID[COMPLETION], headers=headers, timeout=60)
 
 
-def test_more_than_that_are_told_when_to_come_again(stack: tuple[LiveServer, ControlledRunner]) -> None:
+def test_requests_over_the_limit_get_429_with_retry_after(stack: tuple[LiveServer, ControlledRunner]) -> None:
     server, runner = stack
     with ThreadPoolExecutor(MOST) as clients, runner.held() as steps:
         running = [clients.submit(post, server, {"x-api-key": "first"}) for _ in range(MOST)]
@@ -42,14 +42,14 @@ def test_more_than_that_are_told_when_to_come_again(stack: tuple[LiveServer, Con
             error = refused.json()["error"]
             assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
             assert httpx.get(f"{server.url}/v1/models", headers=header).status_code == 200
-        assert len(server.streams._live) == MOST  # nothing of them reached the engine
+        assert len(server.streams._live) == MOST  # the refused requests did not reach the engine
         other = clients.submit(post, server, {"x-api-key": "second"})
         steps.release(1000)
         assert [one.result().status_code for one in (*running, other)] == [200] * (MOST + 1)
     assert post(server, {"x-api-key": "first"}).status_code == 200
 
 
-def test_a_request_that_fails_is_counted_no_longer() -> None:
+def test_failed_request_no_longer_counts() -> None:
     limits = RequestLimits(1)
     for _ in range(3):
         with pytest.raises(ZeroDivisionError), limits.count_request(Caller("a"), "POST"):
@@ -61,7 +61,7 @@ def test_a_request_that_fails_is_counted_no_longer() -> None:
             refused.__enter__()
 
 
-def test_any_number_is_no_limit() -> None:
+def test_zero_means_no_limit() -> None:
     limits = RequestLimits(0)
     with limits.count_request(Caller("a"), "POST"), limits.count_request(Caller("a"), "POST"):
         pass

@@ -1,4 +1,4 @@
-"""Who is let in: this machine's programs by one of our names, and no web page of another site; on every path."""
+"""The access check: the Host header must name this server, and web pages of other sites are refused, on every path."""
 
 import asyncio
 import http.client
@@ -30,7 +30,7 @@ OWN_HOSTS = ["localhost", "127.0.0.1", "[::1]", "LocalHost", "ingle.test"]
 
 
 def status(server: LiveServer, method: str, path: str, headers: list[tuple[str, str]]) -> tuple[int, list[str]]:
-    """The status of a request with exactly these headers, and the names of the response's."""
+    """Return the status of a request with exactly these headers, and the names of the response's headers."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port)
     try:
         connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
@@ -45,13 +45,13 @@ def status(server: LiveServer, method: str, path: str, headers: list[tuple[str, 
 
 
 @pytest.mark.parametrize("host", FOREIGN_HOSTS)
-def test_a_name_that_is_not_ours_is_refused_everywhere(hash_server: LiveServer, host: str) -> None:
+def test_foreign_host_is_refused_on_every_path(hash_server: LiveServer, host: str) -> None:
     for path, method in itertools.product(PATHS, METHODS):
-        # A server may find a Host malformed before it is anyone's name.
+        # The HTTP parser may refuse a malformed Host before the middleware sees it.
         assert status(hash_server, method, path, [("Host", host)])[0] in (400, 403), (method, path)
 
 
-def test_evil_names_are_refused_by_us_and_not_by_the_parser(hash_server: LiveServer) -> None:
+def test_foreign_hosts_are_refused_by_the_middleware_not_the_parser(hash_server: LiveServer) -> None:
     assert status(hash_server, "GET", "/health", [("Host", "evil.com")])[0] == 403
 
 
@@ -59,12 +59,12 @@ NOT_ONE_HOST = [[], ["localhost", "evil.com"], ["evil.com", "localhost"], ["loca
 
 
 @pytest.mark.parametrize("hosts", NOT_ONE_HOST)
-def test_exactly_one_host_is_needed(hash_server: LiveServer, hosts: list[str]) -> None:
+def test_server_requires_exactly_one_host(hash_server: LiveServer, hosts: list[str]) -> None:
     assert status(hash_server, "GET", "/health", [("Host", host) for host in hosts])[0] in (400, 403)
 
 
 @pytest.mark.parametrize("hosts", NOT_ONE_HOST)
-def test_exactly_one_host_is_needed_whatever_the_parser_lets_through(hosts: list[str]) -> None:
+def test_middleware_requires_exactly_one_host_without_a_parser(hosts: list[str]) -> None:
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
@@ -79,7 +79,7 @@ def test_exactly_one_host_is_needed_whatever_the_parser_lets_through(hosts: list
 
 
 @pytest.mark.parametrize("host", OWN_HOSTS)
-def test_our_names_are_let_in_with_and_without_our_port(hash_server: LiveServer, host: str) -> None:
+def test_own_names_are_accepted_with_and_without_the_port(hash_server: LiveServer, host: str) -> None:
     for suffix in ("", ":PORT"):
         assert status(hash_server, "GET", "/health", [("Host", host + suffix)])[0] == 200
 
@@ -92,7 +92,7 @@ def test_our_names_are_let_in_with_and_without_our_port(hash_server: LiveServer,
         *("http://localhost:PORT.evil.com", "http://localhost:PORT/", "localhost:PORT", "ftp://localhost:PORT"),
     ],
 )
-def test_pages_of_other_origins_are_refused_everywhere(hash_server: LiveServer, origin: str) -> None:
+def test_pages_of_other_origins_are_refused_on_every_path(hash_server: LiveServer, origin: str) -> None:
     for path, method in itertools.product(PATHS, METHODS):
         headers = [("Host", "localhost:PORT"), ("Origin", origin)]
         code, sent = status(hash_server, method, path, headers)
@@ -100,7 +100,7 @@ def test_pages_of_other_origins_are_refused_everywhere(hash_server: LiveServer, 
         assert not [name for name in sent if name.startswith("access-control")]
 
 
-def test_pages_of_our_own_origin_are_let_in(hash_server: LiveServer) -> None:
+def test_pages_of_the_same_origin_are_accepted(hash_server: LiveServer) -> None:
     headers = [("Host", "localhost:PORT"), ("Origin", "http://localhost:PORT"), ("Sec-Fetch-Site", "same-origin")]
     code, sent = status(hash_server, "GET", "/v1/models", headers)
     assert code == 200
@@ -111,12 +111,12 @@ def test_pages_of_our_own_origin_are_let_in(hash_server: LiveServer) -> None:
     ("site", "code"),
     [("cross-site", 403), ("same-site", 403), ("Cross-Site", 403), ("none", 200), ("same-origin", 200)],
 )
-def test_what_the_browser_says_of_the_sender(hash_server: LiveServer, site: str, code: int) -> None:
+def test_sec_fetch_site_decides_about_pages(hash_server: LiveServer, site: str, code: int) -> None:
     for path in ("/health", "/v1/models"):
         assert status(hash_server, "GET", path, [("Host", "localhost"), ("Sec-Fetch-Site", site)])[0] == code
 
 
-def test_a_preflight_gets_no_permission(hash_server: LiveServer) -> None:
+def test_preflight_from_an_unknown_origin_is_refused(hash_server: LiveServer) -> None:
     headers = [
         ("Host", "localhost:PORT"),
         ("Origin", "http://evil.com"),
@@ -128,8 +128,8 @@ def test_a_preflight_gets_no_permission(hash_server: LiveServer) -> None:
     assert not [name for name in sent if name.startswith("access-control")]
 
 
-def test_no_route_and_no_method_is_open_to_another_name_or_another_page(hash_server: LiveServer) -> None:
-    """By the application alone, so that no parser stands before it."""
+def test_every_route_and_method_refuses_foreign_hosts_and_pages(hash_server: LiveServer) -> None:
+    """Call the application directly, without an HTTP parser."""
     port = str(hash_server.port)
     foreign = [[("host", host.replace("PORT", port))] for host in FOREIGN_HOSTS]
     foreign += [[("host", "localhost"), ("origin", origin)] for origin in ("null", "http://evil.com", "")]

@@ -1,4 +1,4 @@
-"""Web pages that the user let in: they are told so, for their exact origin; all others are told nothing."""
+"""Web pages of allowed origins: they get CORS headers for their exact origin, and others get none."""
 
 from collections.abc import Iterator
 
@@ -28,7 +28,7 @@ def cors(headers: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name.startswith("access-control-")}
 
 
-def test_a_preflight_needs_no_key_and_says_what_may_be_sent(server: LiveServer) -> None:
+def test_preflight_needs_no_key_and_lists_methods_and_headers(server: LiveServer) -> None:
     for path in ("/v1/chat/completions", "/none"):
         status, body, headers = ask(server, "OPTIONS", path, Origin=APP, Sec_Fetch_Site="cross-site", **PREFLIGHT)
         assert (status, body) == (204, b"")
@@ -54,20 +54,20 @@ def test_a_preflight_needs_no_key_and_says_what_may_be_sent(server: LiveServer) 
         ("a,", "Authorization, Content-Type, X-API-Key, X-Ingle-Class"),
     ],
 )
-def test_the_headers_that_sdks_ask_for_are_allowed(server: LiveServer, asked: str, allowed: str) -> None:
+def test_headers_requested_by_sdks_are_allowed(server: LiveServer, asked: str, allowed: str) -> None:
     preflight = {**PREFLIGHT, "Access_Control_Request_Headers": asked}
     headers = ask(server, "OPTIONS", "/v1/chat/completions", Origin=APP, **preflight)[2]
     assert headers["access-control-allow-headers"] == allowed
 
 
-def test_a_page_of_the_web_may_ask_for_this_network(server: LiveServer) -> None:
+def test_public_page_may_request_private_network_access(server: LiveServer) -> None:
     asked = {**PREFLIGHT, "Access_Control_Request_Private_Network": "true"}
     headers = ask(server, "OPTIONS", "/v1/models", Origin=APP, **asked)[2]
     assert headers["access-control-allow-private-network"] == "true"
 
 
 @pytest.mark.parametrize("authorized", [True, False])
-def test_a_page_that_is_let_in_reads_what_it_is_told(server: LiveServer, authorized: bool) -> None:
+def test_page_of_an_allowed_origin_can_read_replies(server: LiveServer, authorized: bool) -> None:
     key = {"Authorization": f"Bearer {KEY}"} if authorized else {}
     status, _, headers = ask(server, "GET", "/v1/models", Origin=APP, Sec_Fetch_Site="cross-site", **key)
     assert status == (200 if authorized else 401)
@@ -79,17 +79,17 @@ def test_a_page_that_is_let_in_reads_what_it_is_told(server: LiveServer, authori
     "origin",
     ["null", "https://app.example", f"{APP}.evil.com", f"{APP}/", f"{APP} {APP}", "http://app.example:8443", "*", ""],
 )
-def test_no_other_page_is_let_in_or_told_anything(server: LiveServer, origin: str) -> None:
+def test_pages_of_other_origins_get_no_cors_headers(server: LiveServer, origin: str) -> None:
     for method, more in (("OPTIONS", PREFLIGHT), ("GET", {}), ("POST", {"Content_Type": "text/plain"})):
         status, _, headers = ask(server, method, "/v1/models", Origin=origin, x_api_key=KEY, **more)
         assert (status, cors(headers)) == (403, {})
 
 
-def test_a_page_that_does_not_say_its_origin_is_none_of_them(server: LiveServer) -> None:
+def test_page_without_an_origin_is_not_allowed(server: LiveServer) -> None:
     status, _, headers = ask(server, "GET", "/v1/models", Sec_Fetch_Site="cross-site", x_api_key=KEY)
     assert (status, cors(headers)) == (403, {})
 
 
-def test_who_is_no_page_is_told_nothing_of_pages(server: LiveServer) -> None:
+def test_other_programs_get_no_cors_headers(server: LiveServer) -> None:
     status, _, headers = ask(server, "GET", "/v1/models", x_api_key=KEY)
     assert (status, cors(headers)) == (200, {})

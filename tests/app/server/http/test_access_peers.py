@@ -1,4 +1,4 @@
-"""Whose a connection is: by exactly its two ends, through either family, and never of a socket that is closed."""
+"""The owner of a connection: found by both of its ends, for IPv4 and IPv6, and never for a closed socket."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ from app.server.http.access import Peer, socket_owner
 
 @pytest.fixture(params=["127.0.0.1", "::1"])
 def ends(request: pytest.FixtureRequest) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """A client and the server's end of its connection."""
+    """A client's socket and the server's socket of the same connection."""
     family = socket.AF_INET6 if ":" in request.param else socket.AF_INET
     with (
         closing(socket.create_server((request.param, 0), family=family)) as listening,
@@ -30,13 +30,13 @@ def the_peer(accepted: socket.socket) -> Peer:
     return Peer(accepted.getpeername()[:2], accepted.getsockname()[:2])
 
 
-def test_a_program_of_this_user_is_known(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_program_of_this_user_is_recognized(ends: tuple[socket.socket, socket.socket]) -> None:
     client, accepted = ends
     assert socket_owner(client.getsockname()[:2], client.getpeername()[:2]) == os.geteuid()
     assert the_peer(accepted).is_this_user()
 
 
-def test_both_ends_must_be_exactly_those(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_owner_needs_matching_ends_of_the_connection(ends: tuple[socket.socket, socket.socket]) -> None:
     (host, port), (server, server_port) = (end.getsockname()[:2] for end in ends)
     for other in ((host, 1), ("127.0.0.2", port), ("10.0.0.1", port), ("::2", port)):
         assert socket_owner(other, (server, server_port)) is None
@@ -44,7 +44,7 @@ def test_both_ends_must_be_exactly_those(ends: tuple[socket.socket, socket.socke
         assert socket_owner((host, port), other) is None
 
 
-def test_an_ipv4_address_may_be_reached_through_a_socket_of_ipv6() -> None:
+def test_ipv4_client_on_an_ipv6_socket_is_recognized() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as listening, socket.socket(socket.AF_INET6) as client:
         client.connect(("::ffff:127.0.0.1", listening.getsockname()[1]))
         with listening.accept()[0] as accepted:
@@ -52,8 +52,8 @@ def test_an_ipv4_address_may_be_reached_through_a_socket_of_ipv6() -> None:
             assert the_peer(accepted).is_this_user()
 
 
-def test_a_socket_that_its_program_has_closed_is_nobodys(ends: tuple[socket.socket, socket.socket]) -> None:
-    """The kernel lists some of those as root's."""
+def test_closed_socket_has_no_owner(ends: tuple[socket.socket, socket.socket]) -> None:
+    """The kernel lists some closed sockets as root's."""
     client, accepted = ends
     addresses = client.getsockname()[:2], client.getpeername()[:2]
     client.close()
@@ -62,7 +62,7 @@ def test_a_socket_that_its_program_has_closed_is_nobodys(ends: tuple[socket.sock
 
 
 @pytest.mark.parametrize("closing_end", ["client", "server"])
-def test_a_half_closed_socket_is_its_owners_until_that_closes_it(
+def test_half_closed_socket_has_an_owner_until_it_is_closed(
     ends: tuple[socket.socket, socket.socket], closing_end: str
 ) -> None:
     client, accepted = ends
@@ -74,7 +74,7 @@ def test_a_half_closed_socket_is_its_owners_until_that_closes_it(
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
-def test_without_a_file_descriptor_to_look_it_up_it_is_an_error(
+def test_lookup_without_file_descriptors_raises(
     ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def fail(*arguments: object, **named: object) -> str:
@@ -88,7 +88,7 @@ def test_without_a_file_descriptor_to_look_it_up_it_is_an_error(
     assert there.is_this_user()
 
 
-def test_it_is_looked_up_once(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_owner_is_looked_up_once(ends: tuple[socket.socket, socket.socket]) -> None:
     client, accepted = ends
     there = the_peer(accepted)
     assert there.is_this_user()
@@ -97,7 +97,7 @@ def test_it_is_looked_up_once(ends: tuple[socket.socket, socket.socket]) -> None
 
 
 @pytest.mark.parametrize("uid", [os.geteuid() + 1, 65534])
-def test_others_are_not_this_user(
+def test_other_users_are_not_this_user(
     ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch, uid: int
 ) -> None:
     monkeypatch.setattr(access, "socket_owner", lambda local, remote: uid)
@@ -106,7 +106,7 @@ def test_others_are_not_this_user(
     assert not the_peer(ends[1]).is_this_user()
 
 
-def test_where_the_system_does_not_tell_nobody_is(
+def test_systems_without_socket_owners_recognize_no_user(
     ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(access, "_TABLES", ((Path("/nowhere"), 4),))

@@ -1,4 +1,4 @@
-"""The watch over the client of each request, without a server."""
+"""CancelOnDisconnect without a server."""
 
 import asyncio
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ async def send(message: Message) -> None:
 
 
 def run(app: ASGIApp, *received: Message) -> int:
-    """Have the watch receive some messages and no more; how many tasks are left when it returns."""
+    """Run the middleware with some received messages and no more. Returns the number of tasks that remain."""
 
     async def main() -> int:
         left = list(received)
@@ -36,7 +36,7 @@ def run(app: ASGIApp, *received: Message) -> int:
 
 
 @pytest.mark.parametrize("body", [[END], [BODY, END]])
-def test_work_ends_when_the_client_leaves_after_its_body(body: Sequence[Message]) -> None:
+def test_disconnect_after_the_body_cancels_the_work(body: Sequence[Message]) -> None:
     ended = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,7 +51,7 @@ def test_work_ends_when_the_client_leaves_after_its_body(body: Sequence[Message]
     assert ended == [True]
 
 
-def test_the_application_receives_the_body_and_a_client_that_leaves_before_its_end() -> None:
+def test_application_receives_the_body_and_an_early_disconnect() -> None:
     received: list[Message] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,7 +61,7 @@ def test_the_application_receives_the_body_and_a_client_that_leaves_before_its_e
     assert received == [BODY, LEFT]
 
 
-def test_what_is_received_after_the_body_is_the_end_of_the_connection() -> None:
+def test_message_after_the_body_is_the_disconnect() -> None:
     received: list[Message] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,14 +75,14 @@ def test_what_is_received_after_the_body_is_the_end_of_the_connection() -> None:
     assert received == [LEFT]
 
 
-def test_work_that_ends_by_itself_leaves_no_task() -> None:
+def test_finished_work_leaves_no_task() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
 
     assert run(app, END) == 1
 
 
-def test_what_the_work_raises_is_raised() -> None:
+def test_exception_of_the_work_is_raised() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         raise LookupError("inside")
 
@@ -90,7 +90,7 @@ def test_what_the_work_raises_is_raised() -> None:
         run(app, END)
 
 
-def test_cancelling_the_watch_ends_the_work() -> None:
+def test_canceling_the_middleware_cancels_the_work() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await asyncio.Event().wait()
 

@@ -1,4 +1,4 @@
-"""Clients that are slow, at either end of a request, or too many: they are cut off, and nobody else is."""
+"""Slow clients and too many connections: they are closed, and no others."""
 
 import json
 import socket
@@ -16,7 +16,7 @@ from tests.app.server.test_slow_clients import slow_client, tasks_and_work_end
 from tests.support.processes import until
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-SHORT = 0.2  # seconds: what is to be waited for ends, however slow the machine
+SHORT = 0.2  # seconds
 
 
 @pytest.fixture
@@ -39,8 +39,8 @@ def connected(server: LiveServer, sent: bytes) -> socket.socket:
     return client
 
 
-def everything(client: socket.socket) -> bytes:
-    """What comes until the server closes; waits for that."""
+def receive_all(client: socket.socket) -> bytes:
+    """Receive everything until the server closes the connection."""
     try:
         return b"".join(iter(lambda: client.recv(1 << 16), b""))
     except ConnectionResetError:
@@ -56,27 +56,29 @@ def everything(client: socket.socket) -> bytes:
         pytest.param(HEAD.replace(b"POST", b"GET") + b"Content-Length: 9\r\n\r\n{", id="a body that nobody reads"),
     ],
 )
-def test_who_does_not_end_the_head_of_a_request_is_cut_off(
+def test_unfinished_head_closes_the_connection(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     monkeypatch.setattr(Connection, "HEAD_SECONDS", SHORT)
     with connected(server, sent) as client:
-        everything(client)
+        receive_all(client)
 
 
-def test_who_does_not_end_a_body_is_told_so_and_cut_off(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfinished_body_gets_408_and_closes_the_connection(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(request_body, "BODY_SECONDS", SHORT)
     monkeypatch.setattr(Connection, "HEAD_SECONDS", SHORT)
     with connected(server, HEAD + b"Content-Length: 1000\r\n\r\n{") as client:
-        head, _, body = everything(client).partition(b"\r\n\r\n")
+        head, _, body = receive_all(client).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 408")
     assert json.loads(body)["error"]["type"] == "invalid_request_error"
 
 
-def test_a_reply_takes_as_long_as_it_takes(
+def test_time_limits_do_not_apply_to_the_engine(
     stack: tuple[LiveServer, ControlledRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The times are those of the client, not of the engine."""
+    """The limits apply to the client, not to the engine."""
     monkeypatch.setattr(Connection, "HEAD_SECONDS", SHORT)
     monkeypatch.setattr(Connection, "UNREAD_SECONDS", SHORT)
     server, runner = stack
@@ -91,7 +93,7 @@ def test_a_reply_takes_as_long_as_it_takes(
         assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
 
 
-def test_who_does_not_read_is_cut_off_and_leaves_nothing(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_that_does_not_read_is_disconnected(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Connection, "UNREAD_SECONDS", SHORT)
     idle = server.tasks()
     with slow_client(server, "Never"):
@@ -105,7 +107,7 @@ def request_of(body: dict[str, object]) -> bytes:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_closes_its_half_gets_its_answer_and_the_end_of_the_connection(
+def test_half_closed_client_gets_its_reply(
     stack: tuple[LiveServer, ControlledRunner], monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     monkeypatch.setattr(Connection, "POLL_SECONDS", 0.01)
@@ -115,12 +117,12 @@ def test_a_client_that_closes_its_half_gets_its_answer_and_the_end_of_the_connec
         until(lambda: server.engine.has_work)
         until(lambda: any(one._poll_timer for one in server._server.server_state.connections))  # type: ignore[union-attr]
         steps.release(1000)
-        answer = everything(client)
+        answer = receive_all(client)
     assert answer.startswith(b"HTTP/1.1 200")
     assert (b"[DONE]" if stream else b'"finish_reason":"length"') in answer
 
 
-def test_a_client_that_goes_away_after_it_has_closed_its_half_ends_its_request(
+def test_disconnect_after_half_close_aborts_the_request(
     stack: tuple[LiveServer, ControlledRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Connection, "POLL_SECONDS", 0.01)
@@ -136,28 +138,28 @@ def test_a_client_that_goes_away_after_it_has_closed_its_half_ends_its_request(
 
 
 @pytest.mark.parametrize("sent", [b"", HEAD, HEAD + b"Content-Length: 1000\r\n\r\n{"])
-def test_a_client_that_closes_its_half_before_its_request_is_whole_is_gone(server: LiveServer, sent: bytes) -> None:
+def test_half_close_before_the_request_is_complete_disconnects(server: LiveServer, sent: bytes) -> None:
     idle = server.tasks()
     with connected(server, sent) as client:
         client.shutdown(socket.SHUT_WR)
-        assert everything(client) == b""
+        assert receive_all(client) == b""
     until(lambda: server.tasks() <= idle)
 
 
-def test_what_is_no_http_is_refused_as_anything_else(server: LiveServer) -> None:
+def test_bytes_that_are_not_http_get_an_error_in_openai_format(server: LiveServer) -> None:
     with connected(server, b"\x16\x03\x01\x00\xf4 hello\r\n\r\n") as client:
-        head, _, body = everything(client).partition(b"\r\n\r\n")
+        head, _, body = receive_all(client).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400")
     assert json.loads(body)["error"].keys() == {"message", "type", "param", "code"}
 
 
-def test_more_connections_than_there_may_be_are_closed(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_over_the_limit_are_closed(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "MAX_CONNECTIONS", 3)
     asked = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with ExitStack() as opened:
         clients = [opened.enter_context(connected(server, asked)) for _ in range(3)]
         assert all(client.recv(1 << 16).startswith(b"HTTP/1.1 200") for client in clients)
-        assert everything(opened.enter_context(connected(server, b""))) == b""
+        assert receive_all(opened.enter_context(connected(server, b""))) == b""
         clients[0].close()
         until(lambda: len(server._server.server_state.connections) < 3)
         assert opened.enter_context(connected(server, asked)).recv(1 << 16).startswith(b"HTTP/1.1 200")

@@ -1,4 +1,4 @@
-"""How a reply is sent, without a server: when it is given up, and what is closed by then."""
+"""Sending of replies without a server: chunks, pings, errors, and what a disconnect closes."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -22,7 +22,7 @@ class Chunk(Struct):
 
 
 class Client:
-    """Both ends of a connection: reads `patience` messages, and takes no more; may hang up."""
+    """Both ends of a connection. It reads `patience` messages and no more, and can disconnect."""
 
     def __init__(self, patience: int = 1 << 30) -> None:
         self.sent: list[Message] = []
@@ -61,7 +61,7 @@ async def fold(chunks: AsyncGenerator[Chunk]) -> Chunk:
     return Chunk(sum([chunk.number async for chunk in chunks]))
 
 
-def test_a_stream_is_each_chunk_and_then_done() -> None:
+def test_stream_sends_each_chunk_and_then_done() -> None:
     async def reply() -> bytes:
         client = Client()
         await StreamedReply(numbers([], 2), error_body)(SCOPE, client.receive, client.send)
@@ -70,7 +70,7 @@ def test_a_stream_is_each_chunk_and_then_done() -> None:
     assert asyncio.run(reply()) == b'data: {"number":0}\n\ndata: {"number":1}\n\ndata: [DONE]\n\n'
 
 
-def test_chunks_that_come_together_are_sent_together_each_an_event_of_its_own() -> None:
+def test_batch_is_sent_at_once_with_one_event_per_chunk() -> None:
     async def reply() -> list[bytes]:
         client = Client()
         await StreamedReply(numbers([], 5, at_once=2), error_body)(SCOPE, client.receive, client.send)
@@ -85,7 +85,7 @@ def test_chunks_that_come_together_are_sent_together_each_an_event_of_its_own() 
     ]
 
 
-def test_a_whole_reply_is_the_fold_of_the_same_chunks() -> None:
+def test_whole_reply_is_the_fold_of_the_chunks() -> None:
     async def reply() -> bytes:
         client = Client()
         await WholeReply(numbers([], 5, at_once=2), fold)(SCOPE, client.receive, client.send)
@@ -94,10 +94,10 @@ def test_a_whole_reply_is_the_fold_of_the_same_chunks() -> None:
     assert asyncio.run(reply()) == b'{"number":10}'
 
 
-def test_the_chunks_are_closed_when_a_client_leaves_that_took_nothing_any_more() -> None:
+def test_disconnect_of_a_stuck_client_closes_the_chunks() -> None:
     async def reply() -> None:
         client, closed = Client(patience=3), list[bool]()
-        chunks = numbers(closed, 1 << 30)  # held here, so that it is not the garbage collector that closes it
+        chunks = numbers(closed, 1 << 30)  # the reference keeps the garbage collector from closing it
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             await receive()
@@ -113,7 +113,7 @@ def test_the_chunks_are_closed_when_a_client_leaves_that_took_nothing_any_more()
     asyncio.run(reply())
 
 
-def test_a_silence_is_filled_with_comments_that_say_nothing() -> None:
+def test_silence_is_filled_with_comments() -> None:
     async def late(error: Exception | None) -> AsyncGenerator[list[Chunk]]:
         async with asyncio.timeout(HANGING_SECONDS):
             while len(client.sent) < 4:
@@ -135,13 +135,13 @@ def test_a_silence_is_filled_with_comments_that_say_nothing() -> None:
     ]
     assert client.body.startswith(b": queued\n\n")
     client = Client()
-    # The head is sent, so that a status cannot tell of what fails.
-    told = asyncio.run(reply(InvalidRequest("It failed", "Try again.")))
-    assert [b"It failed" in event for event in told if event[:5] == b"data:"] == [True]
+    # The head was already sent, so the status cannot report the error.
+    reported = asyncio.run(reply(InvalidRequest("It failed", "Try again.")))
+    assert [b"It failed" in event for event in reported if event[:5] == b"data:"] == [True]
     assert client.sent[0]["status"] == 200
 
 
-def test_an_empty_batch_sends_the_head_alone() -> None:
+def test_empty_batch_sends_only_the_head() -> None:
     async def beginning() -> AsyncGenerator[list[Chunk]]:
         yield []
         heads.append([message["type"] for message in client.sent])
@@ -153,7 +153,7 @@ def test_an_empty_batch_sends_the_head_alone() -> None:
     assert client.body == b'data: {"number":1}\n\ndata: [DONE]\n\n'
 
 
-def test_what_fails_before_anything_is_sent_is_raised() -> None:
+def test_error_before_the_head_is_raised() -> None:
     async def failing() -> AsyncGenerator[list[Chunk]]:
         raise InvalidRequest("It failed")
         yield []
@@ -168,8 +168,8 @@ def test_what_fails_before_anything_is_sent_is_raised() -> None:
 
 
 @pytest.mark.parametrize("status", ["prefill 2,048 of 5,001", "decode"])
-def test_pings_say_what_the_request_is_doing_once_the_engine_has_begun(status: str) -> None:
-    """They need not wait any longer then."""
+def test_pings_report_the_status_once_the_engine_has_started(status: str) -> None:
+    """Then the longer wait before the first ping is over."""
 
     async def late(client: Client) -> AsyncGenerator[list[Chunk]]:
         async with asyncio.timeout(HANGING_SECONDS):

@@ -1,4 +1,4 @@
-"""Long bodies: how many values they may have is counted outside of their texts, whatever those hold."""
+"""Long bodies: the number of values is counted outside of strings."""
 
 import json
 import random
@@ -25,8 +25,8 @@ def random_text(chance: random.Random) -> str:
     return "".join(chance.choice((*TEXT, "word", "\\\\", '\\"')) for _ in range(chance.randrange(9)))
 
 
-def test_what_is_outside_of_texts_is_found_whatever_they_hold() -> None:
-    """The oracle is the same JSON with all of its texts empty."""
+def test_strings_are_removed_from_random_json() -> None:
+    """The oracle is the same JSON with all strings empty."""
     chance = random.Random(5)
 
     def value(depth: int, text: str | None) -> Any:
@@ -47,7 +47,7 @@ def _emptied(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("text", ["{" * 40_000, ",[" * 200_000, '\\"' * 100_000, "\\" * 99_999, '"' * 100_000])
-def test_a_text_may_hold_anything(text: str) -> None:
+def test_string_may_contain_any_characters(text: str) -> None:
     assert decode_bounded(json.dumps({"text": text}).encode(), decoder).text == text
 
 
@@ -64,7 +64,7 @@ def test_a_text_may_hold_anything(text: str) -> None:
         b'{"text": "\\\\", "x": [' + b"[]," * MAX_CONTAINERS + b"[]]}",
     ],
 )
-def test_more_values_than_that_are_refused_before_they_are_read(body: bytes) -> None:
+def test_too_many_values_are_refused_before_decoding(body: bytes) -> None:
     class Never:
         def decode(self, body: bytes) -> Body:
             raise AssertionError("it was read")
@@ -74,7 +74,7 @@ def test_more_values_than_that_are_refused_before_they_are_read(body: bytes) -> 
 
 
 @pytest.mark.parametrize(("begin", "end"), [(b"[", b"]"), (b'{"a":', b"}"), (b'{"text": "}]}]}]", "x":', b"}")])
-def test_so_many_levels_are_read_and_no_more(begin: bytes, end: bytes) -> None:
+def test_nesting_is_accepted_up_to_the_limit(begin: bytes, end: bytes) -> None:
     def nested(levels: int) -> bytes:
         return b'{"x":' + begin * (levels - 1) + b"1" + end * (levels - 1) + b"}"
 
@@ -83,7 +83,7 @@ def test_so_many_levels_are_read_and_no_more(begin: bytes, end: bytes) -> None:
         decode_bounded(nested(MAX_DEPTH + 1), decoder)
 
 
-def test_so_many_are_read() -> None:
+def test_values_are_accepted_up_to_the_limit() -> None:
     body = b'{"text": "a", "x": [' + b"[]," * (MAX_CONTAINERS - 3) + b"[]]}"
     assert decode_bounded(body, decoder).text == "a"
     assert len(body) < request_body.MAX_BODY_BYTES

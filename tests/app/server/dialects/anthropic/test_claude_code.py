@@ -1,5 +1,7 @@
-"""What Claude Code sends (2.1.197: the second step of a turn, its texts replaced by others) is answered, and most of it
-is found computed the next time, although it changes a line at the very beginning."""
+"""A request of Claude Code (2.1.197: the second step of a turn, with other texts): it is answered and cached.
+
+The cache matches although the request changes a line at its start.
+"""
 
 import copy
 import json
@@ -44,7 +46,7 @@ def send(server: ScriptedServer, asked: dict[str, Any]) -> Iterator[dict[str, An
             yield json.loads(line.removeprefix("data: "))
 
 
-def test_a_request_of_claude_code_is_answered(scripted_server: ScriptedServer, asked: dict[str, Any]) -> None:
+def test_request_of_claude_code_is_answered(scripted_server: ScriptedServer, asked: dict[str, Any]) -> None:
     scripted_server.says(f"<think>\nThere is more.\n</think>\n\nI read.\n{READ}")
     events = list(send(scripted_server, asked))
     begun = [event["content_block"]["type"] for event in events if event["type"] == "content_block_start"]
@@ -55,9 +57,7 @@ def test_a_request_of_claude_code_is_answered(scripted_server: ScriptedServer, a
     assert events[-2]["delta"]["stop_reason"] == "tool_use"
 
 
-def test_a_line_that_changes_does_not_keep_the_rest_from_being_found(
-    scripted_server: ScriptedServer, asked: dict[str, Any]
-) -> None:
+def test_changing_line_does_not_prevent_cache_hits(scripted_server: ScriptedServer, asked: dict[str, Any]) -> None:
     later = copy.deepcopy(asked)
     later["system"][0]["text"] = LATER
     later["metadata"]["user_id"] = "another"
@@ -71,14 +71,14 @@ def test_a_line_that_changes_does_not_keep_the_rest_from_being_found(
 
 
 @pytest.mark.parametrize(("lines", "left_out"), [(CHANGING_LINES, True), (KEEP_ALL_LINES, False)])
-def test_lines_are_kept_where_that_is_wanted(asked: dict[str, Any], lines: ChangingLines, left_out: bool) -> None:
-    conversation, told = msgspec.convert(asked, MessageRequest).conversation(lines)
+def test_changing_lines_are_kept_on_request(asked: dict[str, Any], lines: ChangingLines, left_out: bool) -> None:
+    conversation, reported = msgspec.convert(asked, MessageRequest).conversation(lines)
     first = conversation.messages[0].content
-    assert bool(told) == left_out == first.startswith("You are an agent of the client's.\n\nInstructions")
+    assert bool(reported) == left_out == first.startswith("You are an agent of the client's.\n\nInstructions")
     assert first.startswith("x-anthropic-billing-header: ") != left_out
 
 
-def test_lines_are_found_wherever_they_begin_and_nothing_else_is() -> None:
+def test_only_whole_matching_lines_are_removed() -> None:
     line = "x-anthropic-billing-header: a"
     kept = CHANGING_LINES.remove_from([f"One\n{line}\nTwo", line, "", f"No {line}"])
     assert kept.texts == ["One\nTwo", "", f"No {line}"]

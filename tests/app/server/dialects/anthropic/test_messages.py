@@ -1,4 +1,4 @@
-"""Messages through the real anthropic client: over replies that are known beforehand, and the default model itself."""
+"""Messages through the real anthropic client, with scripted replies and with the default model."""
 
 import json
 from collections.abc import AsyncGenerator, Iterator
@@ -35,11 +35,11 @@ SCRIPT = f"<think>\nThey ask.\n</think>\n\nI look.\n{CALL}\n{CALL}"
 CALLED = ("get_weather", {"city": "Rome", "days": 2})
 THINKS = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
 
-Told = list[tuple[Any, ...]]
+StableParts = list[tuple[Any, ...]]
 
 
 def client(server: LiveServer) -> anthropic.Anthropic:
-    """Checks every field of what it is sent."""
+    """A client that validates every field of a reply."""
     return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, _strict_response_validation=True)
 
 
@@ -60,14 +60,14 @@ def ask(server: LiveServer, **asked: Any) -> Message:
 
 
 def streamed(server: LiveServer, **asked: Any) -> tuple[list[Any], Message]:
-    """The events, and what the client makes of them."""
+    """Return the events, and the client's message."""
     with client(server) as api, api.messages.stream(**fields(server, asked)) as stream:
         return list(stream), stream.get_final_message()
 
 
-def told(message: Message) -> Told:
-    """What a message says, without what differs from one to the next."""
-    said: Told = []
+def reported(message: Message) -> StableParts:
+    """Return a message without the fields that differ between replies."""
+    said: StableParts = []
     for block in message.content:
         match block.type:
             case "text":
@@ -88,11 +88,11 @@ def raw_events(server: LiveServer, **asked: Any) -> Iterator[tuple[str, dict[str
         yield name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
 
 
-def test_text_thoughts_and_calls_are_blocks(server: ScriptedServer) -> None:
+def test_text_thinking_and_calls_are_blocks(server: ScriptedServer) -> None:
     generated = server.says(SCRIPT)
     reply = ask(server, tools=[WEATHER, CLOCK], **THINKS)
     call = ("tool_use", *CALLED)
-    assert told(reply) == [
+    assert reported(reply) == [
         ("thinking", "They ask.", True),
         ("text", "I look."),
         call,
@@ -109,14 +109,14 @@ def test_text_thoughts_and_calls_are_blocks(server: ScriptedServer) -> None:
     "asked",
     [{"tools": [WEATHER], **THINKS}, {"tools": [WEATHER], "max_tokens": 30, **THINKS}, {"stop_sequences": ["loo"]}],
 )
-def test_a_stream_says_the_same(server: ScriptedServer, asked: dict[str, Any]) -> None:
+def test_stream_and_whole_reply_agree(server: ScriptedServer, asked: dict[str, Any]) -> None:
     server.says(SCRIPT)
     events, message = streamed(server, **asked)
-    assert told(message) == told(ask(server, **asked))
+    assert reported(message) == reported(ask(server, **asked))
     assert sum(event.type == "content_block_delta" for event in events) > len(message.content)
 
 
-def test_events_come_in_the_order_that_clients_expect(server: ScriptedServer) -> None:
+def test_events_have_the_expected_order(server: ScriptedServer) -> None:
     server.says(SCRIPT)
     events = list(raw_events(server, tools=[WEATHER], **THINKS))
     assert all(name == data["type"] for name, data in events)
@@ -132,31 +132,31 @@ def test_events_come_in_the_order_that_clients_expect(server: ScriptedServer) ->
     assert sorted(set(kinds)) == ["input_json_delta", "signature_delta", "text_delta", "thinking_delta"]
     deltas = [data["delta"] for _, data in events if data.get("index") == 2 and "delta" in data]
     written = [delta["partial_json"] for delta in deltas]
-    assert len(written) > 2  # as it comes
+    assert len(written) > 2  # in several deltas
     assert json.loads("".join(written)) == CALLED[1]
     assert events[-2][1]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
 
 
-def test_silence_is_filled_with_pings_of_the_api() -> None:
+def test_pings_are_ping_events() -> None:
     assert FRAMING.ping("queued") == b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
-def test_a_call_that_is_cut_off_is_not_told_as_one(server: ScriptedServer) -> None:
+def test_cut_off_call_is_dropped(server: ScriptedServer) -> None:
     server.says(CALL)
     reply = ask(server, tools=[WEATHER], max_tokens=len(server.runner.script) - 8)
-    assert told(reply)[:-1] == []
+    assert reported(reply)[:-1] == []
     assert reply.stop_reason == "max_tokens"
 
 
-def test_a_stop_sequence_is_named(server: ScriptedServer) -> None:
+def test_stop_sequence_is_reported(server: ScriptedServer) -> None:
     server.says("One two three.")
     reply = ask(server, stop_sequences=["four", "three"])
-    assert told(reply)[:-1] == [("text", "One two")] or told(reply)[:-1] == [("text", "One two ")]
+    assert reported(reply)[:-1] == [("text", "One two")] or reported(reply)[:-1] == [("text", "One two ")]
     assert (reply.stop_reason, reply.stop_sequence) == ("stop_sequence", "three")
     assert ask(server).stop_reason == "end_turn"
 
 
-def test_usage_adds_up_to_the_prompt_and_counting_gives_the_same(server: ScriptedServer) -> None:
+def test_usage_adds_up_to_the_counted_prompt(server: ScriptedServer) -> None:
     server.says("Hello")
     asked: dict[str, Any] = {
         "system": [{"type": "text", "text": "Be brief. " * 20, "cache_control": {"type": "ephemeral"}}],
@@ -173,7 +173,7 @@ def test_usage_adds_up_to_the_prompt_and_counting_gives_the_same(server: Scripte
     assert (second.cache_read_input_tokens or 0) >= counted - 16 > 100
 
 
-def test_the_results_of_calls_are_read_and_all_that_was_said_is_found_again(server: ScriptedServer) -> None:
+def test_tool_results_are_read_and_the_history_is_cached(server: ScriptedServer) -> None:
     generated = server.says(SCRIPT)
     question: dict[str, Any] = {"role": "user", "content": "A question of its own. " * 30}
     first = ask(server, tools=[WEATHER], messages=[question], **THINKS)
@@ -186,15 +186,15 @@ def test_the_results_of_calls_are_read_and_all_that_was_said_is_found_again(serv
     ]
     server.says("Done.")
     second = ask(server, tools=[WEATHER], messages=[question, answer, {"role": "user", "content": results}], **THINKS)
-    assert told(second)[0] == ("text", "Done.")
+    assert reported(second)[0] == ("text", "Done.")
     assert (second.usage.cache_read_input_tokens or 0) >= first.usage.input_tokens + generated - 20
 
 
-def test_a_reply_goes_on_from_what_it_is_given(server: ScriptedServer) -> None:
+def test_reply_continues_the_last_assistant_message(server: ScriptedServer) -> None:
     server.says(" is Rome.")
     begun: dict[str, Any] = {"role": "assistant", "content": "The capital"}
     reply = ask(server, messages=[QUESTION, begun])
-    assert told(reply)[0] == ("text", " is Rome.")
+    assert reported(reply)[0] == ("text", " is Rome.")
     whole = {"role": "assistant", "content": "The capital is Rome."}
     server.says("Yes.")
     second = ask(server, messages=[QUESTION, whole, {"role": "user", "content": "Really?"}])
@@ -203,46 +203,46 @@ def test_a_reply_goes_on_from_what_it_is_given(server: ScriptedServer) -> None:
     assert (second.usage.cache_read_input_tokens or 0) >= (prompt + usage.output_tokens) // 16 * 16 - 16
 
 
-def test_thoughts_are_those_that_were_asked_for(server: ScriptedServer) -> None:
+def test_thinking_depends_on_the_request(server: ScriptedServer) -> None:
     server.says("Hello")
     off, disabled, adaptive = (
         ask(server, **asked).usage.model_dump()
         for asked in ({}, {"thinking": {"type": "disabled"}}, {"thinking": {"type": "adaptive"}})
     )
     prompts = [usage["input_tokens"] + usage["cache_read_input_tokens"] for usage in (off, disabled, adaptive)]
-    assert prompts[0] == prompts[1] > prompts[2]  # the template says that there are none
+    assert prompts[0] == prompts[1] > prompts[2]  # the template adds that thinking is off
 
 
-def test_without_a_reply_the_prompt_is_computed(server: ScriptedServer) -> None:
+def test_zero_max_tokens_only_prefills(server: ScriptedServer) -> None:
     server.says("Hello")
     message: dict[str, Any] = {"role": "user", "content": "Something to be known beforehand. " * 10}
     warmed = ask(server, messages=[message], max_tokens=0)
-    assert told(warmed)[:-1] == []
+    assert reported(warmed)[:-1] == []
     assert (ask(server, messages=[message]).usage.cache_read_input_tokens or 0) >= warmed.usage.input_tokens - 16
 
 
 @pytest.mark.share(1)
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_default_model_answers(smollm2_server: LiveServer, stream: bool) -> None:
+def test_default_model_answers(smollm2_server: LiveServer, stream: bool) -> None:
     asked: dict[str, Any] = {
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
         "extra_body": {"temperature": 0},
         "max_tokens": 10,
     }
     reply = streamed(smollm2_server, **asked)[1] if stream else ask(smollm2_server, **asked)
-    assert "Paris" in told(reply)[0][1]
+    assert "Paris" in reported(reply)[0][1]
 
 
-def test_the_default_model_keeps_to_a_schema(smollm2_server: LiveServer) -> None:
+def test_default_model_follows_a_schema(smollm2_server: LiveServer) -> None:
     schema = NOTHING | {"properties": {"sum": {"enum": [3, 4]}}, "required": ["sum"]}
     asked: dict[str, Any] = {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
-    [(_, text), _] = told(ask(smollm2_server, **asked, extra_body={"temperature": 0}))
+    [(_, text), _] = reported(ask(smollm2_server, **asked, extra_body={"temperature": 0}))
     assert json.loads(text) in ({"sum": 3}, {"sum": 4})
 
 
 @pytest.mark.share(1)
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "now"}])
-def test_a_model_that_knows_no_tools_calls_the_one_it_must(
+def test_model_without_tool_support_makes_a_forced_call(
     smollm2_server: LiveServer,
     scripted_server: ScriptedServer,
     renderer: ChatTemplateRenderer,

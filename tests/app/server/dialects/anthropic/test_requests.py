@@ -1,4 +1,4 @@
-"""What requests of Anthropic's API mean, and what is wrong with those that mean nothing."""
+"""Conversion of requests of Anthropic's API, and errors for invalid ones."""
 
 import json
 import re
@@ -42,7 +42,7 @@ def conversation(**asked: Any) -> Conversation:
         ({"type": "none"}, [], ToolUse.FREE, None),
     ],
 )
-def test_a_choice_of_tools(choice: Any, allowed: list[str] | None, use: ToolUse, parallel: bool | None) -> None:
+def test_tool_choice(choice: Any, allowed: list[str] | None, use: ToolUse, parallel: bool | None) -> None:
     asked = conversation(tools=[WEATHER, CLOCK], tool_choice=choice)
     names = None if asked.allowed is None else [tool.name for tool in asked.allowed]
     assert (names, asked.use, asked.parallel_calls) == (allowed, use, parallel)
@@ -68,7 +68,7 @@ def test_thinking(thinking: Any, effort: str | None, budget: int | None, variabl
     assert (asked.thinking_budget, asked.variables) == (budget, variables)
 
 
-def test_tools_that_clients_run_are_told_and_those_of_the_api_are_not() -> None:
+def test_client_tools_are_in_the_prompt_and_server_tools_are_not() -> None:
     tools = [
         {"type": "bash_20250124", "name": "bash"},
         {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool", "max_characters": 1000},
@@ -78,15 +78,15 @@ def test_tools_that_clients_run_are_told_and_those_of_the_api_are_not() -> None:
         {"type": "mcp_toolset", "mcp_server_name": "x"},
         {"type": "something_new", "name": "described", "input_schema": {"type": "object", "properties": {}}},
     ]
-    told = conversation(tools=tools).tools
-    assert [tool.name for tool in told] == ["bash", "str_replace_based_edit_tool", "memory", "described"]
-    [function] = [tool.definition["function"] for tool in told if tool.name == "bash"]
+    reported = conversation(tools=tools).tools
+    assert [tool.name for tool in reported] == ["bash", "str_replace_based_edit_tool", "memory", "described"]
+    [function] = [tool.definition["function"] for tool in reported if tool.name == "bash"]
     assert isinstance(function, dict)
     assert function["description"]
     assert "command" in function["parameters"]["properties"]
 
 
-def test_messages_in_a_row_of_one_role_are_one_and_results_know_their_tool() -> None:
+def test_consecutive_messages_are_merged_and_results_name_their_tool() -> None:
     given: list[dict[str, Any]] = [
         {"role": "user", "content": "One"},
         {"role": "user", "content": [{"type": "text", "text": "two", "cache_control": {"type": "ephemeral"}}]},
@@ -110,8 +110,8 @@ def test_messages_in_a_row_of_one_role_are_one_and_results_know_their_tool() -> 
         },
     ]
     system = [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief."}]
-    told = conversation(messages=given, system=system).messages
-    assert [(message.role, message.content) for message in told] == [
+    reported = conversation(messages=given, system=system).messages
+    assert [(message.role, message.content) for message in reported] == [
         ("system", "Be\nbrief."),
         ("user", "One\ntwo"),
         ("assistant", "I look."),
@@ -119,11 +119,11 @@ def test_messages_in_a_row_of_one_role_are_one_and_results_know_their_tool() -> 
         ("tool", "Error: "),
         ("user", "And?"),
     ]
-    assert (told[2].reasoning, [call.name for call in told[2].tool_calls]) == ("Hm.", ["now"])
-    assert [(message.tool_call_id, message.name) for message in told[3:5]] == [("1", "now"), ("0", None)]
+    assert (reported[2].reasoning, [call.name for call in reported[2].tool_calls]) == ("Hm.", ["now"])
+    assert [(message.tool_call_id, message.name) for message in reported[3:5]] == [("1", "now"), ("0", None)]
 
 
-def test_what_the_system_says_later_stays_in_place() -> None:
+def test_later_system_messages_keep_their_position() -> None:
     given: list[dict[str, Any]] = [
         {"role": "system", "content": "Be kind."},
         {"role": "user", "content": "Hello"},
@@ -131,8 +131,8 @@ def test_what_the_system_says_later_stays_in_place() -> None:
         {"role": "assistant", "content": "Hello"},
         {"role": "system", "content": "It is late."},
     ]
-    told = conversation(messages=given, system="Be brief.").messages
-    assert [(message.role, message.content) for message in told] == [
+    reported = conversation(messages=given, system="Be brief.").messages
+    assert [(message.role, message.content) for message in reported] == [
         ("system", "Be brief.\nBe kind."),
         ("user", "Hello\n<system-reminder>\nThere are agents.\n</system-reminder>"),
         ("assistant", "Hello"),
@@ -140,21 +140,21 @@ def test_what_the_system_says_later_stays_in_place() -> None:
     ]
 
 
-def said(*blocks: Any, role: str = "user") -> dict[str, Any]:
+def message(*blocks: Any, role: str = "user") -> dict[str, Any]:
     return {"messages": [QUESTION, {"role": role, "content": [*blocks]}]}
 
 
 @pytest.mark.parametrize(
-    ("asked", "place"),
+    ("asked", "path"),
     [
-        (said({"type": "text", "text": "See"}, IMAGE), "messages[1].content[1]"),
-        (said({"type": "document", "source": {}}), "messages[1].content[0]"),
-        (said({"type": "audio"}), "messages[1].content[0]"),
-        (said({"type": "tool_result", "tool_use_id": "1", "content": [IMAGE]}), "messages[1].content[0].content[0]"),
-        (said({"type": "tool_result", "content": "x"}), "messages[1].content[0].tool_use_id"),
-        (said({"type": "text"}), "messages[1].content[0].text"),
-        (said(USE, role="assistant"), "messages"),
-        (said({"type": "tool_use", "id": "1"}, role="assistant"), "messages[1].content[0].name"),
+        (message({"type": "text", "text": "See"}, IMAGE), "messages[1].content[1]"),
+        (message({"type": "document", "source": {}}), "messages[1].content[0]"),
+        (message({"type": "audio"}), "messages[1].content[0]"),
+        (message({"type": "tool_result", "tool_use_id": "1", "content": [IMAGE]}), "messages[1].content[0].content[0]"),
+        (message({"type": "tool_result", "content": "x"}), "messages[1].content[0].tool_use_id"),
+        (message({"type": "text"}), "messages[1].content[0].text"),
+        (message(USE, role="assistant"), "messages"),
+        (message({"type": "tool_use", "id": "1"}, role="assistant"), "messages[1].content[0].name"),
         ({"system": [IMAGE]}, "system[0]"),
         ({"tools": [WEATHER, WEATHER]}, "tools"),
         ({"tools": [{"name": "x"}]}, "tools[0].input_schema"),
@@ -163,17 +163,17 @@ def said(*blocks: Any, role: str = "user") -> dict[str, Any]:
         ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
     ],
 )
-def test_what_cannot_be_done_is_told_by_its_place(asked: dict[str, Any], place: str) -> None:
+def test_unsupported_content_is_refused_with_its_path(asked: dict[str, Any], path: str) -> None:
     body = msgspec.json.encode({"model": "", "max_tokens": 1, "messages": [QUESTION], **asked})
     wanted = msgspec.json.decode(body, type=MessageRequest)
     with pytest.raises(InvalidRequest) as caught:
         wanted.conversation(CHANGING_LINES)
-    assert caught.value.parameter == place
-    assert caught.value.message.startswith(f"{place}: ")
+    assert caught.value.parameter == path
+    assert caught.value.message.startswith(f"{path}: ")
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "reported"),
     [
         ({"max_tokens": -1}, "max_tokens"),
         ({"extra_body": {"temperature": -1}}, "temperature"),
@@ -186,28 +186,28 @@ def test_what_cannot_be_done_is_told_by_its_place(asked: dict[str, Any], place: 
         ({"messages": [{"role": "user", "content": "too long " * 3000}]}, "prompt is too long: "),
     ],
 )
-def test_mistakes_come_in_the_shape_of_the_api(hash_server: LiveServer, asked: dict[str, Any], told: str) -> None:
+def test_errors_have_the_format_of_the_api(hash_server: LiveServer, asked: dict[str, Any], reported: str) -> None:
     with pytest.raises(anthropic.BadRequestError) as caught:
         ask(hash_server, **asked)
     body: Any = caught.value.body
     assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
-    assert told in body["error"]["message"]
+    assert reported in body["error"]["message"]
 
 
-def test_a_prompt_that_is_too_long_is_told_in_the_words_that_clients_know(hash_server: LiveServer) -> None:
+def test_too_long_prompt_has_the_message_that_clients_match(hash_server: LiveServer) -> None:
     with pytest.raises(anthropic.BadRequestError) as caught:
         ask(hash_server, messages=[{"role": "user", "content": "too long " * 1500}])
     assert re.search(r"prompt is too long: \d+ tokens > 2048 maximum", str(caught.value))
 
 
-def test_paths_below_messages_have_errors_in_the_same_shape(hash_server: LiveServer) -> None:
+def test_paths_below_messages_have_the_same_error_format(hash_server: LiveServer) -> None:
     with client(hash_server) as api, pytest.raises(anthropic.NotFoundError) as caught:
         api.messages.batches.list()
     body: Any = caught.value.body
     assert (body["type"], body["error"]["type"]) == ("error", "not_found_error")
 
 
-def test_a_request_without_a_model_means_the_served_one(hash_server: LiveServer) -> None:
+def test_request_without_a_model_uses_the_served_model(hash_server: LiveServer) -> None:
     body = {"messages": [QUESTION], "max_tokens": 1}
     for more in ({}, {"model": None}):
         for path in ("messages", "messages/count_tokens"):
@@ -215,7 +215,7 @@ def test_a_request_without_a_model_means_the_served_one(hash_server: LiveServer)
             assert answer.status_code == 200, answer.text
 
 
-def test_text_without_citations_has_no_such_field(hash_server: LiveServer) -> None:
+def test_text_has_no_citations_field(hash_server: LiveServer) -> None:
     body = {"messages": [QUESTION], "max_tokens": 3}
     url = f"{hash_server.url}/v1/messages"
     whole = httpx.post(url, json=body, trust_env=False, timeout=60)
@@ -224,7 +224,7 @@ def test_text_without_citations_has_no_such_field(hash_server: LiveServer) -> No
     assert "citations" not in whole.text + streamed.text
 
 
-def test_other_kinds_of_errors(hash_server: LiveServer) -> None:
+def test_error_types_by_status(hash_server: LiveServer) -> None:
     with pytest.raises(anthropic.NotFoundError) as missing:
         ask(hash_server, model="claude-of-tomorrow")
     body: Any = missing.value.body
@@ -238,7 +238,7 @@ def test_other_kinds_of_errors(hash_server: LiveServer) -> None:
     assert (strange.status_code, strange.json()["error"]["type"]) == (403, "permission_error")
 
 
-def test_a_model_that_gives_vectors_says_so() -> None:
+def test_embedding_model_refuses_messages() -> None:
     with EmbeddingServer() as server:
         body = {"model": "digest", "messages": [QUESTION], "max_tokens": 1}
         answer = httpx.post(f"{server.url}/v1/messages", json=body, trust_env=False)
@@ -246,7 +246,7 @@ def test_a_model_that_gives_vectors_says_so() -> None:
     assert "generates no text" in answer.json()["error"]["message"]
 
 
-def test_a_stream_that_fails_ends_with_an_error(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+def test_failed_stream_ends_with_an_error(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     engine, runner = controlled_engine(tokenizer.vocab_size, context=256)
     body = {"model": "hash", "messages": [QUESTION], "max_tokens": 40, "stream": True}
     with LiveServer("hash", engine, tokenizer, renderer) as server:
@@ -261,14 +261,14 @@ def test_a_stream_that_fails_ends_with_an_error(tokenizer: Tokenizer, renderer: 
     assert json.loads(data.removeprefix("data: "))["error"]["type"] == "api_error"
 
 
-def test_the_models_are_listed(hash_server: LiveServer) -> None:
+def test_models_are_listed(hash_server: LiveServer) -> None:
     with client(hash_server) as api:
         [listed] = api.models.list()
         assert listed == api.models.retrieve("hash")
     assert (listed.id, listed.display_name, listed.max_input_tokens) == ("hash", "hash", 2048)
 
 
-def test_headers_and_unknown_fields_are_taken(scripted_server: ScriptedServer) -> None:
+def test_headers_and_unknown_fields_are_accepted(scripted_server: ScriptedServer) -> None:
     scripted_server.says("Hello")
     with client(scripted_server) as api:
         reply = api.beta.messages.create(

@@ -1,4 +1,4 @@
-"""Completions as llama.cpp's server gives them, against exactly known output."""
+"""Completions of llama.cpp's server, compared with the exact output of the hash model."""
 
 import json
 from typing import Any
@@ -30,7 +30,7 @@ def continued(server: LiveServer, ids: list[int], count: int) -> str:
 
 
 @pytest.mark.parametrize("path", ["/completion", "/completions"])
-def test_a_stream_says_what_the_whole_reply_says(hash_server: LiveServer, path: str) -> None:
+def test_stream_and_whole_reply_agree(hash_server: LiveServer, path: str) -> None:
     asked: dict[str, Any] = {"prompt": PROMPT, "n_predict": 20, "ignore_eos": True, "seed": 3, "top_k": 0}
     whole = post(hash_server, path, **asked).json()
     answer = post(hash_server, path, **asked, stream=True)
@@ -40,15 +40,19 @@ def test_a_stream_says_what_the_whole_reply_says(hash_server: LiveServer, path: 
     assert [event["stop"] for event in events] == [*[False] * (len(events) - 1), True]
     ids = hash_server.service.tokenizer.encode(PROMPT)
     assert whole["content"] == continued(hash_server, ids, 20)
-    for told in (whole, events[-1]):
-        assert (told["tokens_predicted"], told["tokens_evaluated"], told["truncated"]) == (20, len(ids), False)
-        assert (told["stop_type"], told["stopping_word"]) == ("limit", "")
-        assert told["has_new_line"] is ("\n" in whole["content"])
-        assert told["timings"]["predicted_n"] == 20
+    for reported in (whole, events[-1]):
+        assert (reported["tokens_predicted"], reported["tokens_evaluated"], reported["truncated"]) == (
+            20,
+            len(ids),
+            False,
+        )
+        assert (reported["stop_type"], reported["stopping_word"]) == ("limit", "")
+        assert reported["has_new_line"] is ("\n" in whole["content"])
+        assert reported["timings"]["predicted_n"] == 20
     assert whole["generation_settings"]["seed"] == 3
 
 
-def test_a_stop_word_is_told_and_so_are_probabilities(smollm2_server: LiveServer) -> None:
+def test_stop_word_and_probabilities_are_reported(smollm2_server: LiveServer) -> None:
     asked: dict[str, Any] = {"prompt": "One, two, three, four, five,", "temperature": 0, "n_probs": 2}
     reply = complete(smollm2_server, **asked, stop=["eight"])
     assert (reply["stop_type"], reply["stopping_word"]) == ("word", "eight")
@@ -59,11 +63,11 @@ def test_a_stop_word_is_told_and_so_are_probabilities(smollm2_server: LiveServer
 
 
 @pytest.mark.parametrize("model", [None, "", "hash"])
-def test_no_model_is_the_served_one(hash_server: LiveServer, model: str | None) -> None:
+def test_request_without_a_model_uses_the_served_model(hash_server: LiveServer, model: str | None) -> None:
     assert complete(hash_server, model=model)["model"] == "hash"
 
 
-def test_grammars_are_kept_to(smollm2_server: LiveServer) -> None:
+def test_grammars_are_followed(smollm2_server: LiveServer) -> None:
     kept = complete(smollm2_server, grammar=GBNF, prompt="Cities:", n_predict=9)["content"]
     *cities, cut_off = (city.strip() for city in kept.split(","))
     assert set(cities) <= {"Rome", "Oslo"}
@@ -79,7 +83,7 @@ def test_grammars_are_kept_to(smollm2_server: LiveServer) -> None:
     )
 
 
-def test_a_repetition_goes_on_until_that_costs_too_much(smollm2_server: LiveServer) -> None:
+def test_dry_sampler_ends_a_repetition(smollm2_server: LiveServer) -> None:
     asked = {"prompt": "one two three four, one two three four, one two three", "temperature": 0, "n_predict": 1}
     assert complete(smollm2_server, **asked)["content"] == " four"
     assert complete(smollm2_server, **asked, dry_multiplier=50)["content"] != " four"
@@ -106,7 +110,7 @@ def test_samplers_that_are_not_named_are_off(smollm2_server: LiveServer) -> None
         ({"model": "other"}, "does not exist here"),
     ],
 )
-def test_what_cannot_be_done_is_refused_by_name(hash_server: LiveServer, body: dict[str, Any], problem: str) -> None:
+def test_unsupported_values_are_refused_by_name(hash_server: LiveServer, body: dict[str, Any], problem: str) -> None:
     refused = post(hash_server, **{"prompt": "a", **body})
     assert refused.status_code in (400, 404)
     assert problem in refused.json()["error"]["message"]

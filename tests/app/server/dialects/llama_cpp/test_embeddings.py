@@ -1,4 +1,4 @@
-"""Vectors from llama.cpp's own endpoint, against an embedder whose vectors are exactly known."""
+"""Vectors from llama.cpp's own endpoint, compared with exact vectors."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -23,31 +23,31 @@ def embed(server: EmbeddingServer | LiveServer, **asked: Any) -> Any:
     return httpx.post(f"{server.url}/embedding", json=asked, trust_env=False, timeout=60).json()
 
 
-def test_a_text_or_ids_have_a_vector_in_a_list(server: EmbeddingServer) -> None:
+def test_text_or_ids_return_a_list_with_one_vector(server: EmbeddingServer) -> None:
     expected = [{"index": 0, "embedding": [HELLO.tolist()]}]
     for content in ("hello", ["hello"], list(ids("hello")), [list(ids("hello"))], {"prompt_string": "hello"}):
         assert embed(server, content=content) == expected
     assert embed(server, input="hello") == expected
 
 
-def test_several_inputs_have_theirs_in_order(server: EmbeddingServer) -> None:
-    told = embed(server, content=["hello", list(ids("a")), {"prompt_string": "hello"}])
-    assert [(one["index"], one["embedding"]) for one in told] == [
+def test_several_inputs_return_vectors_in_order(server: EmbeddingServer) -> None:
+    reported = embed(server, content=["hello", list(ids("a")), {"prompt_string": "hello"}])
+    assert [(one["index"], one["embedding"]) for one in reported] == [
         (0, [HELLO.tolist()]),
         (1, [A.tolist()]),
         (2, [HELLO.tolist()]),
     ]
 
 
-def test_vectors_have_the_norm_that_is_asked_for(server: EmbeddingServer) -> None:
-    def told(norm: int) -> list[float]:
+def test_vectors_have_the_requested_norm(server: EmbeddingServer) -> None:
+    def reported(norm: int) -> list[float]:
         [vector] = embed(server, content="hello", embd_normalize=norm)[0]["embedding"]
         return [abs(number) for number in vector]
 
-    assert told(2) == HELLO.abs().tolist()
-    assert sum(told(1)) == pytest.approx(1)
-    assert max(told(0)) == pytest.approx(32760)
-    assert sum(number**3 for number in told(3)) == pytest.approx(1)
+    assert reported(2) == HELLO.abs().tolist()
+    assert sum(reported(1)) == pytest.approx(1)
+    assert max(reported(0)) == pytest.approx(32760)
+    assert sum(number**3 for number in reported(3)) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def test_vectors_have_the_norm_that_is_asked_for(server: EmbeddingServer) -> Non
         ({"content": "a", "model": "other"}, "does not exist here"),
     ],
 )
-def test_a_bad_field_is_named(server: EmbeddingServer, asked: dict[str, Any], problem: str) -> None:
+def test_invalid_field_is_named(server: EmbeddingServer, asked: dict[str, Any], problem: str) -> None:
     assert problem in embed(server, **asked)["error"]["message"]
 
 
-def test_a_model_that_writes_text_says_so(hash_server: LiveServer) -> None:
+def test_chat_model_refuses_embeddings(hash_server: LiveServer) -> None:
     assert "returns no embeddings" in embed(hash_server, content="a")["error"]["message"]

@@ -1,4 +1,4 @@
-"""What is missing between two texts, asked as llama.cpp's server is, against exactly known output."""
+"""Infill requests of llama.cpp's server, compared with the exact output of the hash model."""
 
 from typing import Any
 
@@ -33,20 +33,20 @@ def expected(server: LiveServer, gap: Gap, count: int = 12) -> str:
     return server.service.tokenizer.decode(expected_output(ids, count), continues_text=True)
 
 
-def test_the_line_that_was_begun_goes_behind_the_prefix(code_server: LiveServer) -> None:
+def test_prompt_is_appended_to_the_prefix(code_server: LiveServer) -> None:
     reply = infill(code_server, prompt="return ")
     assert reply["content"] == expected(code_server, Gap(BEFORE + "return ", BEHIND))
     assert (reply["tokens_predicted"], reply["stop_type"]) == (12, "limit")
 
 
-def test_other_files_go_first_as_the_model_was_taught(code_server: LiveServer) -> None:
+def test_other_files_come_first_in_the_format_of_the_model(code_server: LiveServer) -> None:
     gap = Gap(BEFORE, BEHIND, [OtherFile(one["filename"], one["text"]) for one in OTHERS])
     reply = infill(code_server, input_extra=OTHERS)
     assert reply["content"] == expected(code_server, gap)
     assert reply["tokens_evaluated"] == len(prompt_of(code_server, gap))
 
 
-def test_of_too_many_other_files_the_last_ones_are_read(code_server: LiveServer) -> None:
+def test_only_the_last_files_are_kept_if_they_do_not_fit(code_server: LiveServer) -> None:
     many = [{"filename": f"{number}.py", "text": f"# {number} of many\n" * 60} for number in range(12)]
     reply = infill(code_server, input_extra=many)
     assert (reply["truncated"], reply["tokens_predicted"]) == (True, 12)
@@ -59,7 +59,7 @@ def test_of_too_many_other_files_the_last_ones_are_read(code_server: LiveServer)
     assert (alone.status_code, "exceeds the available context size" in alone.text) == (400, True)
 
 
-def test_a_warm_up_reads_the_prompt_and_writes_nothing(code_server: LiveServer) -> None:
+def test_warm_up_prefills_and_generates_nothing(code_server: LiveServer) -> None:
     prefix = "# a file of its own\n" * 20
     warmed = infill(code_server, input_prefix=prefix, n_predict=0, samplers=[], t_max_predict_ms=1)
     assert (warmed["content"], warmed["tokens_predicted"], warmed["stop"]) == ("", 0, True)
@@ -67,21 +67,21 @@ def test_a_warm_up_reads_the_prompt_and_writes_nothing(code_server: LiveServer) 
     assert asked["tokens_cached"] >= asked["tokens_evaluated"] - 16 > 50
 
 
-def test_a_reply_that_takes_too_long_ends_after_a_line(code_server: LiveServer) -> None:
+def test_time_limit_ends_the_reply_after_a_line(code_server: LiveServer) -> None:
     short = infill(code_server, n_predict=1500, t_max_predict_ms=1)
     assert "\n" in short["content"]
     assert 1 < short["tokens_predicted"] < 1500
     assert (short["stop_type"], short["has_new_line"]) == ("limit", True)
 
 
-def test_a_prompt_that_takes_too_long_is_given_up(code_server: LiveServer) -> None:
+def test_time_limit_of_the_prompt_ends_the_request(code_server: LiveServer) -> None:
     long = "# a line that has not been read before\n" * 150
     given_up = infill(code_server, input_prefix=long, t_max_prompt_ms=1)
     assert (given_up["content"], given_up["tokens_predicted"], given_up["stop_type"]) == ("", 0, "limit")
     assert infill(code_server, input_prefix=long)["tokens_predicted"] == 12
 
 
-def test_a_model_that_inserts_nothing_says_so(hash_server: LiveServer) -> None:
+def test_model_without_infill_tokens_refuses_infill(hash_server: LiveServer) -> None:
     answer = httpx.post(f"{hash_server.url}/infill", json={"input_prefix": "a"}, trust_env=False)
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
     assert "hash does not support infilling" in answer.json()["error"]["message"]

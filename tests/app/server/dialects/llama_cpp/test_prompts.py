@@ -1,4 +1,4 @@
-"""Prompts and biases of llama.cpp's completions in all their shapes, against exactly known output."""
+"""Prompts and biases of llama.cpp's completions in all formats, compared with exact output."""
 
 import copy
 import json
@@ -17,7 +17,7 @@ OTHER = "Another prompt"
 
 @pytest.fixture(scope="module")
 def starting_server(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[LiveServer]:
-    """Of a model that wants a token in front of a prompt."""
+    """A server of a model that needs a BOS token."""
     starting = copy.copy(tokenizer)
     starting.add_bos, starting.bos_id = True, tokenizer.control_tokens["<|im_start|>"]
     engine, _ = controlled_engine(tokenizer.vocab_size)
@@ -32,7 +32,7 @@ def events(server: LiveServer, **asked: Any) -> list[dict[str, Any]]:
     return [json.loads(event.removeprefix("data: ")) for event in answer.text.split("\n\n")[:-1]]
 
 
-def test_one_prompt_is_a_text_ids_both_or_an_object(hash_server: LiveServer) -> None:
+def test_prompt_may_be_text_ids_a_mix_or_an_object(hash_server: LiveServer) -> None:
     tokenizer = hash_server.service.tokenizer
     ids = tokenizer.encode(PROMPT)
     same = complete(hash_server)
@@ -42,7 +42,7 @@ def test_one_prompt_is_a_text_ids_both_or_an_object(hash_server: LiveServer) -> 
         assert (reply["content"], reply["prompt"]) == (same["content"], PROMPT)
 
 
-def test_several_prompts_get_a_list_of_replies(hash_server: LiveServer) -> None:
+def test_several_prompts_return_a_list(hash_server: LiveServer) -> None:
     ids = hash_server.service.tokenizer.encode(OTHER)
     answer = post(hash_server, prompt=[PROMPT, ids, {"prompt_string": OTHER}], n_predict=8, top_k=0, ignore_eos=True)
     replies = answer.json()
@@ -54,17 +54,17 @@ def test_several_prompts_get_a_list_of_replies(hash_server: LiveServer) -> None:
         hash_server.service.tokenizer.encode(PROMPT), ids, ids)]  # fmt: skip
 
 
-def test_streamed_replies_of_several_prompts_go_by_their_index(hash_server: LiveServer) -> None:
+def test_streamed_chunks_of_several_prompts_have_their_index(hash_server: LiveServer) -> None:
     whole = post(hash_server, prompt=[PROMPT, OTHER], n_predict=8, top_k=0, ignore_eos=True).json()
-    told = events(hash_server, prompt=[PROMPT, OTHER], ignore_eos=True)
+    reported = events(hash_server, prompt=[PROMPT, OTHER], ignore_eos=True)
     for index in (0, 1):
-        own = [event for event in told if event["index"] == index]
+        own = [event for event in reported if event["index"] == index]
         assert "".join(event["content"] for event in own) == whole[index]["content"]
         assert [event["stop"] for event in own] == [*[False] * (len(own) - 1), True]
         assert own[-1]["prompt"] == (PROMPT, OTHER)[index]
 
 
-def test_several_replies_to_a_prompt_have_seeds_in_a_row(smollm2_server: LiveServer) -> None:
+def test_several_replies_use_consecutive_seeds(smollm2_server: LiveServer) -> None:
     asked: dict[str, Any] = {"n_predict": 4, "temperature": 1.5, "top_p": 1}
     several = post(smollm2_server, prompt=PROMPT, n_cmpl=3, seed=7, top_k=0, **asked).json()
     assert [reply["generation_settings"]["seed"] for reply in several] == [7, 8, 9]
@@ -72,7 +72,7 @@ def test_several_replies_to_a_prompt_have_seeds_in_a_row(smollm2_server: LiveSer
     assert [reply["content"] for reply in several] == alone
 
 
-def test_a_prompt_that_begins_with_text_gets_the_token_in_front(starting_server: LiveServer) -> None:
+def test_prompt_that_starts_with_text_gets_a_bos_token(starting_server: LiveServer) -> None:
     tokenizer = starting_server.service.tokenizer
     ids = tokenizer.encode(PROMPT)
     for prompt, counted in (
@@ -100,13 +100,13 @@ def test_a_prompt_that_begins_with_text_gets_the_token_in_front(starting_server:
         ({"text": "a"}, "prompt.prompt_string: it is required"),
     ],
 )
-def test_a_bad_prompt_is_named(hash_server: LiveServer, prompt: Any, problem: str) -> None:
+def test_invalid_prompt_is_named(hash_server: LiveServer, prompt: Any, problem: str) -> None:
     refused = post(hash_server, prompt=prompt)
     assert refused.status_code == 400
     assert problem in refused.json()["error"]["message"]
 
 
-def test_a_prompt_that_is_too_long_is_refused_in_llama_cpps_words(hash_server: LiveServer) -> None:
+def test_too_long_prompt_has_the_message_of_llama_cpp(hash_server: LiveServer) -> None:
     refused = post(hash_server, prompt=[5] * 3000)
     assert refused.status_code == 400
     assert refused.json()["error"] == {
@@ -123,7 +123,7 @@ def test_a_prompt_that_is_too_long_is_refused_in_llama_cpps_words(hash_server: L
     [lambda ids: [[ids, -100]], lambda ids: [[ids, False]], lambda ids: {str(ids): -100}],
     ids=["number", "false", "object"],
 )
-def test_a_bias_is_for_an_id(smollm2_server: LiveServer, bias: Any) -> None:
+def test_bias_applies_to_a_token_id(smollm2_server: LiveServer, bias: Any) -> None:
     asked = {"prompt": "one two three four, one two three four, one two three", "temperature": 0, "n_predict": 1}
     [four] = smollm2_server.service.tokenizer.encode(" four")
     assert complete(smollm2_server, **asked)["content"] == " four"
@@ -131,9 +131,9 @@ def test_a_bias_is_for_an_id(smollm2_server: LiveServer, bias: Any) -> None:
 
 
 @pytest.mark.parametrize("bias", [[[" four", -100]], [[" four", False]], {" four": -100}, {" four five": -100}])
-def test_a_bias_is_for_the_tokens_of_a_text(smollm2_server: LiveServer, bias: Any) -> None:
+def test_bias_applies_to_the_tokens_of_a_text(smollm2_server: LiveServer, bias: Any) -> None:
     asked = {"prompt": "one two three four, one two three four, one two three", "temperature": 0, "n_predict": 1}
     reply = complete(smollm2_server, **asked, logit_bias=bias)
     assert reply["content"] != " four"
-    told = reply["generation_settings"]["logit_bias"]
-    assert {"bias": -100.0, "token": smollm2_server.service.tokenizer.encode(" four")[0]} in told
+    reported = reply["generation_settings"]["logit_bias"]
+    assert {"bias": -100.0, "token": smollm2_server.service.tokenizer.encode(" four")[0]} in reported

@@ -9,26 +9,26 @@ from tests.app.server.live_server import LiveServer, controlled_engine
 from tests.support.processes import until
 
 
-def test_the_defaults_are_those_of_a_silent_request(hash_server: LiveServer) -> None:
-    told = httpx.get(f"{hash_server.url}/props", trust_env=False).json()
-    params = told["default_generation_settings"]["params"]
+def test_defaults_equal_an_empty_request(hash_server: LiveServer) -> None:
+    reported = httpx.get(f"{hash_server.url}/props", trust_env=False).json()
+    params = reported["default_generation_settings"]["params"]
     settings = complete(hash_server, n_predict=-1, top_k=40, stop=["q"])["generation_settings"]
     assert params["seed"] == 2**32 - 1
     assert {**params, "seed": 0} == {**settings, "seed": 0, "stop": []}
-    assert told["default_generation_settings"]["n_ctx"] == 2048
+    assert reported["default_generation_settings"]["n_ctx"] == 2048
 
 
-def test_properties_are_not_changed(hash_server: LiveServer) -> None:
+def test_properties_cannot_be_changed(hash_server: LiveServer) -> None:
     refused = httpx.post(f"{hash_server.url}/props", json={}, trust_env=False)
     assert (refused.status_code, refused.json()["error"]["code"]) == (405, 405)
 
 
-def test_slots_are_not_saved(hash_server: LiveServer) -> None:
+def test_slots_cannot_be_saved(hash_server: LiveServer) -> None:
     refused = httpx.post(f"{hash_server.url}/slots/0?action=save", json={"filename": "a"}, trust_env=False)
     assert (refused.status_code, refused.json()["error"]["type"]) == (501, "not_supported_error")
 
 
-def test_slots_tell_what_runs(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+def test_slots_report_running_requests(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     engine, runner = controlled_engine(tokenizer.vocab_size, running=2)
     body = {"prompt": "Hi", "n_predict": 100, "ignore_eos": True, "stream": True}
     with LiveServer("hash", engine, tokenizer, renderer) as server:
@@ -40,8 +40,8 @@ def test_slots_tell_what_runs(tokenizer: Tokenizer, renderer: ChatTemplateRender
             httpx.stream("POST", f"{server.url}/completion", json=body, trust_env=False, timeout=60),
         ):
             server.step_until(steps, running=2, waiting=0)
-            told = httpx.get(slots, trust_env=False).json()
-            assert [(slot["id"], slot["is_processing"], slot["n_ctx"]) for slot in told] == [
+            reported = httpx.get(slots, trust_env=False).json()
+            assert [(slot["id"], slot["is_processing"], slot["n_ctx"]) for slot in reported] == [
                 (0, True, 2048),
                 (1, True, 2048),
             ]

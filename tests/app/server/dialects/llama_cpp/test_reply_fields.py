@@ -1,4 +1,4 @@
-"""Fields of llama.cpp's completions beside the text: ids, settings, progress, and those that a request chooses."""
+"""Fields of llama.cpp's completions beside the text: ids, settings, progress, and selected fields."""
 
 from typing import Any
 
@@ -10,13 +10,13 @@ from tests.app.server.live_server import LiveServer
 from tests.support.hash_model import expected_output
 
 
-def test_ids_are_told_where_they_are_asked_for(hash_server: LiveServer) -> None:
+def test_token_ids_are_returned_on_request(hash_server: LiveServer) -> None:
     expected = expected_output(tuple(hash_server.service.tokenizer.encode(PROMPT)), 20)
     assert complete(hash_server, ignore_eos=True)["tokens"] == []
     assert complete(hash_server, ignore_eos=True, return_tokens=True)["tokens"] == expected
 
 
-def test_every_chunk_tells_its_ids(hash_server: LiveServer) -> None:
+def test_every_chunk_has_its_token_ids(hash_server: LiveServer) -> None:
     expected = expected_output(tuple(hash_server.service.tokenizer.encode(PROMPT)), 8)
     *parts, last = events(hash_server, ignore_eos=True)
     assert [token_id for part in (*parts, last) for token_id in part["tokens"]] == expected
@@ -25,7 +25,7 @@ def test_every_chunk_tells_its_ids(hash_server: LiveServer) -> None:
     assert (last["tokens_predicted"], last["stop"]) == (8, True)
 
 
-def test_an_end_token_is_among_the_ids(smollm2_server: LiveServer) -> None:
+def test_token_ids_include_the_end_token(smollm2_server: LiveServer) -> None:
     prompt = "<|im_start|>user\nSay yes.<|im_end|>\n<|im_start|>assistant\n"
     reply = complete(smollm2_server, prompt=prompt, temperature=0, n_predict=200, return_tokens=True)
     assert reply["stop_type"] == "eos"
@@ -34,7 +34,7 @@ def test_an_end_token_is_among_the_ids(smollm2_server: LiveServer) -> None:
     assert reply["prompt"] == prompt
 
 
-def test_a_request_chooses_the_fields_of_its_reply(hash_server: LiveServer) -> None:
+def test_request_selects_the_fields_of_its_reply(hash_server: LiveServer) -> None:
     fields = ["content", "generation_settings/n_predict", "prompt", "no/such", "timings/predicted_n", "content/x"]
     reply = complete(hash_server, response_fields=fields, ignore_eos=True)
     assert list(reply) == ["content", "generation_settings/n_predict", "prompt", "timings/predicted_n"]
@@ -46,7 +46,7 @@ def test_a_request_chooses_the_fields_of_its_reply(hash_server: LiveServer) -> N
     assert several == [{"index": 0}, {"index": 1}]
 
 
-def test_the_settings_tell_how_the_request_was_understood(hash_server: LiveServer) -> None:
+def test_generation_settings_report_the_values_in_effect(hash_server: LiveServer) -> None:
     asked: dict[str, Any] = {
         "temperature": 0.5,
         "top_k": 7,
@@ -76,23 +76,23 @@ def test_the_settings_tell_how_the_request_was_understood(hash_server: LiveServe
     assert (sorted(named["samplers"]), named["top_p"]) == (["temperature", "top_k"], 1)
 
 
-def test_a_stream_tells_progress_and_timings(hash_server: LiveServer) -> None:
-    told = events(hash_server, prompt=f"{PROMPT} of progress. " * 30, return_progress=True, timings_per_token=True)
-    progress = [event["prompt_progress"] for event in told if "prompt_progress" in event]
-    assert progress[-1]["processed"] == progress[-1]["total"] == told[-1]["tokens_evaluated"]
-    texts = [event for event in told if event["content"]]
+def test_stream_reports_progress_and_timings(hash_server: LiveServer) -> None:
+    reported = events(hash_server, prompt=f"{PROMPT} of progress. " * 30, return_progress=True, timings_per_token=True)
+    progress = [event["prompt_progress"] for event in reported if "prompt_progress" in event]
+    assert progress[-1]["processed"] == progress[-1]["total"] == reported[-1]["tokens_evaluated"]
+    texts = [event for event in reported if event["content"]]
     assert [event["timings"]["predicted_n"] for event in texts] == [event["tokens_predicted"] for event in texts]
-    assert texts[0]["timings"]["prompt_n"] + texts[0]["timings"]["cache_n"] == told[-1]["tokens_evaluated"]
+    assert texts[0]["timings"]["prompt_n"] + texts[0]["timings"]["cache_n"] == reported[-1]["tokens_evaluated"]
     assert not any("timings" in event or "prompt_progress" in event for event in events(hash_server)[:-1])
 
 
-def test_the_seed_that_means_any_is_any(smollm2_server: LiveServer) -> None:
+def test_any_seed_draws_a_random_seed(smollm2_server: LiveServer) -> None:
     seeds = {complete(smollm2_server, seed=2**32 - 1, n_predict=1)["generation_settings"]["seed"] for _ in range(3)}
     assert len(seeds) == 3
     assert 2**32 - 1 not in seeds
 
 
-def test_probabilities_after_sampling_are_what_tokens_are_drawn_by(smollm2_server: LiveServer) -> None:
+def test_post_sampling_probabilities_are_those_of_the_sampler(smollm2_server: LiveServer) -> None:
     asked: dict[str, Any] = {"n_predict": 3, "n_probs": 10, "post_sampling_probs": True}
     greedy = complete(smollm2_server, temperature=0, **asked)["completion_probabilities"]
     assert [one["prob"] for one in greedy] == [1, 1, 1]

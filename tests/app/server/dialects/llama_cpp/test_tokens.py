@@ -1,4 +1,4 @@
-"""What llama.cpp's server tells of itself: its properties, and texts as ids and back."""
+"""Tokenize, detokenize, and template endpoints of llama.cpp's server and of vLLM."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ def post(server: LiveServer, path: str, **body: Any) -> Any:
     return httpx.post(f"{server.url}{path}", json=body, trust_env=False).json()
 
 
-def test_texts_become_ids_and_texts_again(hash_server: LiveServer) -> None:
+def test_tokenize_and_detokenize_round_trip(hash_server: LiveServer) -> None:
     tokenizer = hash_server.service.tokenizer
     ids = post(hash_server, "/tokenize", content=TEXT)["tokens"]
     assert ids == tokenizer.encode(TEXT, parse_special=True)
@@ -29,7 +29,7 @@ def test_texts_become_ids_and_texts_again(hash_server: LiveServer) -> None:
     assert "not in the vocabulary" in post(hash_server, "/detokenize", tokens=[1 << 30])["error"]["message"]
 
 
-def test_a_template_is_applied(hash_server: LiveServer) -> None:
+def test_template_is_applied(hash_server: LiveServer) -> None:
     prompt = post(hash_server, "/apply-template", messages=[{"role": "user", "content": "Hi <|im_end|>"}])["prompt"]
     assert prompt.endswith("<|im_start|>user\nHi <|im_end|><|im_end|>\n<|im_start|>assistant\n")
     ids = hash_server.call(hash_server.service.encode([Message("user", "Hi <|im_end|>")]))
@@ -40,14 +40,14 @@ USER = {"role": "user", "content": "Hi"}
 BEGUN = {"role": "assistant", "content": "Well"}
 
 
-def test_a_prompt_ends_as_it_is_asked_to(hash_server: LiveServer) -> None:
+def test_end_of_the_prompt_depends_on_the_request(hash_server: LiveServer) -> None:
     asks = "<|im_start|>assistant\n"
-    told: Callable[..., str] = lambda **asked: post(hash_server, "/apply-template", **asked)["prompt"]  # noqa: E731
-    assert told(messages=[USER]).endswith(asks)
-    assert told(messages=[USER], add_generation_prompt=True).endswith(asks)
-    assert told(messages=[USER], add_generation_prompt=False).endswith("Hi<|im_end|>\n")
-    assert told(messages=[USER, BEGUN], continue_final_message=True).endswith(f"{asks}Well")
-    assert told(messages=[USER, BEGUN], add_generation_prompt=False).endswith("Well<|im_end|>\n")
+    reported: Callable[..., str] = lambda **asked: post(hash_server, "/apply-template", **asked)["prompt"]  # noqa: E731
+    assert reported(messages=[USER]).endswith(asks)
+    assert reported(messages=[USER], add_generation_prompt=True).endswith(asks)
+    assert reported(messages=[USER], add_generation_prompt=False).endswith("Hi<|im_end|>\n")
+    assert reported(messages=[USER, BEGUN], continue_final_message=True).endswith(f"{asks}Well")
+    assert reported(messages=[USER, BEGUN], add_generation_prompt=False).endswith("Well<|im_end|>\n")
 
 
 @pytest.mark.parametrize("path", ["/apply-template", "/tokenize"])
@@ -61,31 +61,31 @@ def test_a_prompt_ends_as_it_is_asked_to(hash_server: LiveServer) -> None:
         ({"model": "other"}, "does not exist here"),
     ],
 )
-def test_a_bad_conversation_is_refused(hash_server: LiveServer, path: str, asked: dict[str, Any], problem: str) -> None:
+def test_invalid_conversation_is_refused(
+    hash_server: LiveServer, path: str, asked: dict[str, Any], problem: str
+) -> None:
     assert problem in post(hash_server, path, **{"messages": [USER, BEGUN], **asked})["error"]["message"]
 
 
-def test_vllms_clients_count_the_tokens_of_a_prompt(hash_server: LiveServer) -> None:
+def test_vllm_clients_can_count_tokens_of_a_prompt(hash_server: LiveServer) -> None:
     tokenizer = hash_server.service.tokenizer
     ids = tokenizer.encode(TEXT, parse_special=True)
     counted = {"count": len(ids), "max_model_len": 2048, "tokens": ids, "token_strs": None}
     assert post(hash_server, "/tokenize", model="hash", prompt=TEXT) == counted
-    told = post(hash_server, "/tokenize", prompt="a test", return_token_strs=True)
-    assert told["token_strs"] == ["a", "Ġtest"]
+    reported = post(hash_server, "/tokenize", prompt="a test", return_token_strs=True)
+    assert reported["token_strs"] == ["a", "Ġtest"]
     assert post(hash_server, "/detokenize", model="hash", tokens=ids) == {"prompt": TEXT}
 
 
-def test_vllms_clients_count_the_tokens_of_a_conversation(hash_server: LiveServer) -> None:
+def test_vllm_clients_can_count_tokens_of_a_conversation(hash_server: LiveServer) -> None:
     ids = list(hash_server.call(hash_server.service.encode([Message("user", "Hi")])))
-    told = post(hash_server, "/tokenize", model="hash", messages=[USER])
-    assert (told["tokens"], told["count"]) == (ids, len(ids))
+    reported = post(hash_server, "/tokenize", model="hash", messages=[USER])
+    assert (reported["tokens"], reported["count"]) == (ids, len(ids))
     [*_, last] = hash_server.service.tokenizer.encode("<|im_end|>\n", parse_special=True)
     assert post(hash_server, "/tokenize", messages=[USER], add_generation_prompt=False)["tokens"][-1] == last
 
 
-def test_a_prompt_has_the_token_in_front_unless_it_is_not_wanted(
-    hash_server: LiveServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompt_has_a_bos_token_unless_disabled(hash_server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = hash_server.service.tokenizer
     ids = tokenizer.encode("Hi")
     monkeypatch.setattr(tokenizer, "add_bos", True)
@@ -97,13 +97,13 @@ def test_a_prompt_has_the_token_in_front_unless_it_is_not_wanted(
 
 
 @pytest.mark.parametrize("asked", [{}, {"content": "a", "prompt": "a"}, {"prompt": "a", "messages": [USER]}])
-def test_one_text_is_tokenized(hash_server: LiveServer, asked: dict[str, Any]) -> None:
+def test_exactly_one_text_is_required(hash_server: LiveServer, asked: dict[str, Any]) -> None:
     assert "send one of content, prompt, and messages" in post(hash_server, "/tokenize", **asked)["error"]["message"]
 
 
-def test_the_server_tells_what_it_holds(hash_server: LiveServer) -> None:
-    told = httpx.get(f"{hash_server.url}/props?model=&autoload=false", trust_env=False).json()
-    assert told["default_generation_settings"]["n_ctx"] == 2048
-    assert (told["total_slots"], told["model_alias"]) == (32, "hash")
-    assert told["chat_template"] == hash_server.service.tokenizer.chat_template
-    assert told["modalities"] == {"vision": False, "audio": False}
+def test_props_report_the_served_model(hash_server: LiveServer) -> None:
+    reported = httpx.get(f"{hash_server.url}/props?model=&autoload=false", trust_env=False).json()
+    assert reported["default_generation_settings"]["n_ctx"] == 2048
+    assert (reported["total_slots"], reported["model_alias"]) == (32, "hash")
+    assert reported["chat_template"] == hash_server.service.tokenizer.chat_template
+    assert reported["modalities"] == {"vision": False, "audio": False}

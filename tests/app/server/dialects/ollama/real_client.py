@@ -1,4 +1,4 @@
-"""The real ollama client, on a server of the tests."""
+"""The real ollama client for a test server."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager

@@ -1,4 +1,4 @@
-"""Conversations through the real ollama client, against exactly known output."""
+"""Chats through the real ollama client, compared with exact output."""
 
 from typing import Any
 
@@ -31,12 +31,12 @@ ANSWER = {
 
 def chat(server: LiveServer, **asked: Any) -> Any:
     with client(server) as api:
-        options = {"top_k": 0, **asked.pop("options", {})}  # the hash model's one answer, and not one of many
+        options = {"top_k": 0, **asked.pop("options", {})}  # greedy, so that the hash model's output is exact
         reply = api.chat(server.service.name, **{"messages": MESSAGES, **asked}, options=options)
         return list(reply) if asked.get("stream") else reply
 
 
-def test_the_reply_is_exactly_the_models_streamed_or_whole(hash_server: LiveServer) -> None:
+def test_reply_equals_the_model_output_streamed_and_whole(hash_server: LiveServer) -> None:
     asked: dict[str, Any] = {"options": {"num_predict": 40, "temperature": 0.5}}
     whole = chat(hash_server, **asked)
     parts = chat(hash_server, **asked, stream=True)
@@ -52,7 +52,7 @@ def test_the_reply_is_exactly_the_models_streamed_or_whole(hash_server: LiveServ
         assert reply.total_duration >= reply.prompt_eval_duration + reply.eval_duration > 0
 
 
-def test_a_different_num_ctx_for_each_request_keeps_the_cache(hash_server: LiveServer) -> None:
+def test_changing_num_ctx_keeps_the_cache(hash_server: LiveServer) -> None:
     conversation = [*MESSAGES, {"role": "assistant", "content": "Paris. " * 60}, {"role": "user", "content": "And?"}]
     before = hash_server.engine.state()
     for context in (1024, 1500, 2048, 1 << 20):
@@ -66,12 +66,12 @@ def test_a_different_num_ctx_for_each_request_keeps_the_cache(hash_server: LiveS
     ).json()["usage"]["prompt_tokens_details"]
     assert details["cached_tokens"] >= reused.prompt_eval_count - 16
     with pytest.raises(
-        ollama.ResponseError, match=r"exceeded max context length: .* the context holds 64.* raise num_ctx"
+        ollama.ResponseError, match=r"exceeded max context length: .* the context holds 64.* raise or omit num_ctx"
     ):
         chat(hash_server, messages=conversation, options={"num_ctx": 64})
 
 
-def test_calls_come_whole_with_thoughts_apart(scripted_server: ScriptedServer) -> None:
+def test_calls_are_complete_and_thinking_is_separate(scripted_server: ScriptedServer) -> None:
     count = scripted_server.says(SCRIPT)
     whole = chat(scripted_server, messages=[QUESTION], tools=[WEATHER, CLOCK], think=True)
     parts = chat(scripted_server, messages=[QUESTION], tools=[WEATHER, CLOCK], think=True, stream=True)
@@ -85,7 +85,7 @@ def test_calls_come_whole_with_thoughts_apart(scripted_server: ScriptedServer) -
     assert [call for part in parts for call in part.message.tool_calls or ()] == whole.message.tool_calls
 
 
-def test_the_next_turn_takes_calls_and_results_back(scripted_server: ScriptedServer) -> None:
+def test_next_turn_accepts_calls_and_results(scripted_server: ScriptedServer) -> None:
     scripted_server.says("It is sunny.")
     call = {"function": {"name": "get_weather", "arguments": {"city": "Rome"}}}
     said = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_name": "get_weather", "content": "sun"}]
@@ -93,23 +93,23 @@ def test_the_next_turn_takes_calls_and_results_back(scripted_server: ScriptedSer
     assert (reply.message.content, reply.message.tool_calls) == ("It is sunny.", None)
 
 
-def test_without_thinking_the_template_is_told(scripted_server: ScriptedServer) -> None:
+def test_think_false_reaches_the_template(scripted_server: ScriptedServer) -> None:
     scripted_server.says("Yes.")
     thinking, silent, plain = (chat(scripted_server, think=think).prompt_eval_count for think in (True, False, None))
-    assert silent > thinking == plain  # with an empty thought of the template's own
+    assert silent > thinking == plain  # the template adds an empty thought
     with client(scripted_server) as api:
         assert api.show("scripted").capabilities == ["completion", "tools", "thinking"]
 
 
-def test_a_reply_keeps_to_a_format(smollm2_server: LiveServer) -> None:
+def test_reply_follows_a_format(smollm2_server: LiveServer) -> None:
     kept = chat(smollm2_server, format=ANSWER, options={"num_ctx": 300})
     jsonschema.validate(msgspec.json.decode(kept.message.content), ANSWER)
 
 
-def test_a_small_model_is_held_to_a_call(
+def test_small_model_makes_a_forced_call(
     smollm2_server: LiveServer, scripted_server: ScriptedServer, renderer: ChatTemplateRenderer
 ) -> None:
-    """It knows nothing of tools; under the template of a model that does, it says what it must."""
+    """The model does not support tools; the template of another model and the grammar force the call."""
     service = ChatService("small", scripted_server.service.tokenizer, smollm2_server.streams, renderer)
     transport = httpx.ASGITransport(
         create_application(service, ServerContext(AccessPolicy(Authenticator(["key"]), ["ingle.test"])))
@@ -127,13 +127,13 @@ def test_a_small_model_is_held_to_a_call(
     jsonschema.validate(called["arguments"], PARAMETERS)
 
 
-def test_a_silent_stream_says_nothing_in_a_line_of_its_own(hash_server: LiveServer) -> None:
+def test_silence_is_filled_with_an_empty_line(hash_server: LiveServer) -> None:
     writer = ChatWriter("hash", hash_server.service.tokenizer)
     part = ollama.ChatResponse.model_validate_json(writer.framing().ping("queued"))
     assert (part.done, part.message.content, part.message.role) == (False, "", "assistant")
 
 
-def test_without_messages_the_model_is_there(hash_server: LiveServer) -> None:
+def test_request_without_messages_only_loads(hash_server: LiveServer) -> None:
     for keep_alive in ("5m", -1, 0):
         reply = chat(hash_server, messages=[], keep_alive=keep_alive)
         assert (reply.done, reply.done_reason, reply.message.content) == (True, "load", "")
@@ -148,7 +148,7 @@ def test_without_messages_the_model_is_there(hash_server: LiveServer) -> None:
         ({"format": {"type": "no type"}}, "format"),
     ],
 )
-def test_what_cannot_be_done_is_refused_by_name(hash_server: LiveServer, asked: dict[str, Any], problem: str) -> None:
+def test_unsupported_values_are_refused_by_name(hash_server: LiveServer, asked: dict[str, Any], problem: str) -> None:
     for stream in (False, True):
         with pytest.raises(ollama.ResponseError, match=problem) as refused:
             chat(hash_server, **asked, stream=stream)

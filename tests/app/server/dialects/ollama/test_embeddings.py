@@ -1,4 +1,4 @@
-"""Embeddings through the real ollama client, against an embedder whose vectors are exactly known."""
+"""Embeddings through the real ollama client, compared with exact vectors."""
 
 from collections.abc import Iterator
 
@@ -33,7 +33,7 @@ def test_each_text_has_its_vector(server: EmbeddingServer) -> None:
         assert api.show("digest").capabilities == ["embedding"]
 
 
-def test_long_texts_are_cut_unless_they_must_not_be(server: EmbeddingServer) -> None:
+def test_long_texts_are_cut_unless_truncate_is_false(server: EmbeddingServer) -> None:
     text = "hello world " * 20
     with client(server) as api:
         assert api.embed("digest", text).prompt_eval_count == server.service.context_length
@@ -41,7 +41,7 @@ def test_long_texts_are_cut_unless_they_must_not_be(server: EmbeddingServer) -> 
             api.embed("digest", text, truncate=False)
 
 
-def test_nothing_has_no_vector(server: EmbeddingServer) -> None:
+def test_empty_input_has_no_vector(server: EmbeddingServer) -> None:
     with client(server) as api:
         assert api.embed("digest", []).embeddings == []
         assert list(api.embeddings("digest", "").embedding) == []
@@ -53,7 +53,7 @@ def test_nothing_has_no_vector(server: EmbeddingServer) -> None:
             api.embed("digest", "a", dimensions=7)
 
 
-def test_each_kind_of_model_says_what_it_does_not_do(server: EmbeddingServer, hash_server: LiveServer) -> None:
+def test_each_kind_of_model_refuses_the_other_requests(server: EmbeddingServer, hash_server: LiveServer) -> None:
     with client(server) as api, pytest.raises(ollama.ResponseError, match="generates no text"):
         api.chat("digest", [{"role": "user", "content": "Hi"}])
     with client(hash_server) as api, pytest.raises(ollama.ResponseError, match="returns no embeddings"):

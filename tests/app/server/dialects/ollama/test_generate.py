@@ -1,4 +1,4 @@
-"""Prompts through the real ollama client: answered, gone on with, and filled in the middle; exactly known output."""
+"""Prompts through the real ollama client: answered, continued, and infilled, compared with exact output."""
 
 import json
 from typing import Any
@@ -15,7 +15,7 @@ from tests.support.hash_model import expected_output
 
 
 def generate(server: LiveServer, prompt: str, length: int = 30, **asked: Any) -> Any:
-    options = {"num_predict": length, "top_k": 0}  # the hash model's one answer, and not one of many
+    options = {"num_predict": length, "top_k": 0}  # greedy, so that the hash model's output is exact
     with client(server) as api:
         reply = api.generate(server.service.name, prompt, options=options, **asked)
         return list(reply) if asked.get("stream") else reply
@@ -25,7 +25,7 @@ def continued(server: LiveServer, ids: list[int], count: int) -> str:
     return server.service.tokenizer.decode(expected_output(tuple(ids), count), continues_text=True)
 
 
-def test_a_prompt_is_a_turn_of_a_chat_streamed_or_whole(hash_server: LiveServer) -> None:
+def test_prompt_is_answered_as_a_chat_streamed_and_whole(hash_server: LiveServer) -> None:
     whole = generate(hash_server, "Say something")
     parts = generate(hash_server, "Say something", stream=True)
     assert whole.response == "".join(part.response for part in parts)
@@ -33,12 +33,12 @@ def test_a_prompt_is_a_turn_of_a_chat_streamed_or_whole(hash_server: LiveServer)
     assert (parts[-1].eval_count, parts[-1].done_reason) == (whole.eval_count, whole.done_reason)
 
 
-def test_a_system_message_goes_first(hash_server: LiveServer) -> None:
+def test_system_message_comes_first(hash_server: LiveServer) -> None:
     encoded = hash_server.service.encode([Message("system", "Be brief."), Message("user", "Hi")])
     assert generate(hash_server, "Hi", 1, system="Be brief.").prompt_eval_count == len(hash_server.call(encoded))
 
 
-def test_a_raw_prompt_stands_as_it_is(hash_server: LiveServer) -> None:
+def test_raw_prompt_is_not_changed(hash_server: LiveServer) -> None:
     prompt = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     ids = hash_server.service.tokenizer.encode(prompt, parse_special=True)
     reply = generate(hash_server, prompt, 20, raw=True)
@@ -46,7 +46,7 @@ def test_a_raw_prompt_stands_as_it_is(hash_server: LiveServer) -> None:
     assert reply.prompt_eval_count == len(ids)
 
 
-def test_what_stands_before_a_suffix_is_asked_for_with_the_models_own_tokens(code_server: LiveServer) -> None:
+def test_suffix_uses_the_infill_tokens_of_the_model(code_server: LiveServer) -> None:
     tokenizer = code_server.service.tokenizer
     marks = [tokenizer.control_tokens[f"<fim_{name}>"] for name in ("prefix", "suffix", "middle")]
     ids = [marks[0], *tokenizer.encode("a = "), marks[1], *tokenizer.encode("\nprint(a)"), marks[2]]
@@ -55,10 +55,10 @@ def test_what_stands_before_a_suffix_is_asked_for_with_the_models_own_tokens(cod
     with client(code_server) as api:
         shown = api.show("starcoder")
     assert "insert" in (shown.capabilities or ())
-    assert ".Suffix" in (shown.template or "")  # by which some clients know
+    assert ".Suffix" in (shown.template or "")  # some clients look for it
 
 
-def test_a_prompt_that_is_only_read_is_found_later(hash_server: LiveServer) -> None:
+def test_prefilled_prompt_is_cached(hash_server: LiveServer) -> None:
     prompt = "A text that nobody else has sent so far, and so it is computed. " * 8
     read = generate(hash_server, prompt, 0, raw=True)
     assert (read.response, read.eval_count, read.done_reason) == ("", 0, "length")
@@ -67,7 +67,7 @@ def test_a_prompt_that_is_only_read_is_found_later(hash_server: LiveServer) -> N
     assert usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"] <= 16
 
 
-def test_a_prompt_goes_on_from_the_context_of_an_earlier_reply(hash_server: LiveServer) -> None:
+def test_prompt_continues_the_context_of_an_earlier_reply(hash_server: LiveServer) -> None:
     tokenizer = hash_server.service.tokenizer
     first = generate(hash_server, "Say something", 12)
     [question] = [hash_server.call(hash_server.service.encode([Message("user", "Say something")]))]
@@ -80,7 +80,7 @@ def test_a_prompt_goes_on_from_the_context_of_an_earlier_reply(hash_server: Live
     assert second.prompt_eval_count == len(expected)
 
 
-def test_a_context_has_no_end_token_and_no_stop_string(hash_server: LiveServer) -> None:
+def test_context_excludes_end_token_and_stop_string(hash_server: LiveServer) -> None:
     tokenizer = hash_server.service.tokenizer
     question = hash_server.call(hash_server.service.encode([Message("user", "Say something")]))
     said = expected_text(hash_server, "Say something", 30)
@@ -93,7 +93,7 @@ def test_a_context_has_no_end_token_and_no_stop_string(hash_server: LiveServer) 
     assert not tokenizer.end_of_generation_ids.intersection(generate(hash_server, "Hi", 400).context[-1:])
 
 
-def test_a_system_message_goes_behind_a_context(hash_server: LiveServer) -> None:
+def test_system_message_comes_after_the_context(hash_server: LiveServer) -> None:
     first = generate(hash_server, "Say something", 5)
     second = generate(hash_server, "And more", 1, context=first.context, system="Be brief.")
     text = hash_server.service.tokenizer.encode("<|im_start|>system\nBe brief.<|im_end|>\n", parse_special=True)
@@ -101,12 +101,12 @@ def test_a_system_message_goes_behind_a_context(hash_server: LiveServer) -> None
     assert second.prompt_eval_count == plain.prompt_eval_count + len(text)
 
 
-def test_a_raw_prompt_and_a_suffix_have_no_context(code_server: LiveServer, hash_server: LiveServer) -> None:
+def test_raw_prompt_and_suffix_return_no_context(code_server: LiveServer, hash_server: LiveServer) -> None:
     assert generate(hash_server, "Hi", 3, raw=True).context is None
     assert generate(code_server, "a = ", 3, suffix="\n").context is None
 
 
-def test_the_options_of_ollamas_documents_are_taken(hash_server: LiveServer) -> None:
+def test_options_of_ollamas_documents_are_accepted(hash_server: LiveServer) -> None:
     options: dict[str, Any] = {
         "num_keep": 5,
         "seed": 42,
@@ -140,7 +140,7 @@ def test_the_options_of_ollamas_documents_are_taken(hash_server: LiveServer) -> 
     assert reply["total_duration"] >= reply["load_duration"] + reply["prompt_eval_duration"]
 
 
-def test_without_a_prompt_the_model_is_there(hash_server: LiveServer) -> None:
+def test_request_without_a_prompt_only_loads(hash_server: LiveServer) -> None:
     reply = generate(hash_server, "", keep_alive=0)
     assert (reply.done, reply.done_reason, reply.response) == (True, "load", "")
 
@@ -151,12 +151,12 @@ def test_without_a_prompt_the_model_is_there(hash_server: LiveServer) -> None:
         ({"images": [b"a"]}, "images: it is not supported. This version reads text only"),
         ({"template": "{{ .Prompt }}"}, "template: it is not supported. Send the whole prompt with raw"),
         ({"context": [10**9]}, "context: token id 1000000000 is not in the vocabulary"),
-        ({"context": [1, 2], "raw": True}, "context: it goes on with a chat"),
-        ({"system": "Be brief.", "raw": True}, "system: a raw prompt stands as it is"),
-        ({"suffix": "b"}, "suffix: hash has no tokens"),
+        ({"context": [1, 2], "raw": True}, "context: it continues a chat"),
+        ({"system": "Be brief.", "raw": True}, "system: a raw prompt has no system message"),
+        ({"suffix": "b"}, "suffix: hash does not support infilling"),
     ],
 )
-def test_what_cannot_be_done_is_refused_by_name(hash_server: LiveServer, asked: dict[str, Any], problem: str) -> None:
+def test_unsupported_values_are_refused_by_name(hash_server: LiveServer, asked: dict[str, Any], problem: str) -> None:
     with pytest.raises(ollama.ResponseError, match=problem) as refused:
         generate(hash_server, "a", **asked)
     assert refused.value.status_code == 400

@@ -1,4 +1,4 @@
-"""What Ollama's clients look up before they use a model, through the real client."""
+"""Model lists and details through the real ollama client."""
 
 import asyncio
 from pathlib import Path
@@ -29,7 +29,7 @@ def server(tokenizer: Tokenizer, renderer: ChatTemplateRenderer, details: ModelD
     return LiveServer("smollm2:135m", engine, tokenizer, renderer, aliases={"gpt-4o": "*"}, describe=lambda: details)
 
 
-def test_the_model_is_described_by_its_own_file(server: LiveServer) -> None:
+def test_model_is_described_by_its_file(server: LiveServer) -> None:
     with server, client(server) as api:
         shown, listed, running = api.show("smollm2:135m"), api.list(), api.ps()
     assert shown.details is not None
@@ -37,7 +37,7 @@ def test_the_model_is_described_by_its_own_file(server: LiveServer) -> None:
     assert (shown.details.parameter_size, shown.details.quantization_level) == ("134.52M", "Q4_1")
     assert shown.modelinfo is not None
     assert shown.modelinfo["general.architecture"] == "llama"
-    assert shown.modelinfo["llama.context_length"] == 2048  # what this server holds, not what the model was made for
+    assert shown.modelinfo["llama.context_length"] == 2048  # the server's limit, not the model's
     assert shown.capabilities == ["completion", "tools", "generic_tools"]
     assert shown.template == server.service.tokenizer.chat_template
     assert shown.parameters == "num_ctx 2048"
@@ -46,7 +46,7 @@ def test_the_model_is_described_by_its_own_file(server: LiveServer) -> None:
     assert (running.models[0].name, running.models[0].context_length) == ("smollm2:135m", 2048)
 
 
-def test_other_models_are_not_there_and_a_tag_is_not_needed(hash_server: LiveServer) -> None:
+def test_other_models_are_unknown_and_the_tag_is_optional(hash_server: LiveServer) -> None:
     with client(hash_server) as api:
         assert api.show("hash:latest").capabilities == ["completion", "tools", "generic_tools"]
         with pytest.raises(ollama.ResponseError, match="'other' does not exist here") as refused:
@@ -56,7 +56,7 @@ def test_other_models_are_not_there_and_a_tag_is_not_needed(hash_server: LiveSer
     assert (unnamed.status_code, unnamed.json()) == (400, {"error": "model: it is required."})
 
 
-def test_a_model_is_asked_for_its_details_once() -> None:
+def test_details_are_read_once() -> None:
     asked: list[str] = []
 
     def describe() -> ModelDetails:

@@ -1,4 +1,4 @@
-"""Models that are fetched and removed through the real ollama client."""
+"""Downloading and deleting models through the real ollama client."""
 
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.app.server.live_server import LiveServer, controlled_engine
 
 
 class OtherPulls(Pulls):
-    """One model is fetched in three words; the names of all others are looked up."""
+    """Downloads one model in three progress events. Other names are looked up."""
 
     def __init__(self, models_dir: Path) -> None:
         super().__init__(load_settings(models_dir=models_dir, offline=True))
@@ -51,18 +51,18 @@ def server(tokenizer: Tokenizer, renderer: ChatTemplateRenderer, pulls: OtherPul
         yield server
 
 
-def test_a_model_is_fetched_with_word_of_how_it_goes(server: LiveServer) -> None:
+def test_model_is_downloaded_with_progress(server: LiveServer) -> None:
     with client(server) as api:
-        told = list(api.pull("tiny:1m", stream=True))
-        assert [(one.status, one.completed, one.total) for one in told] == [
+        reported = list(api.pull("tiny:1m", stream=True))
+        assert [(one.status, one.completed, one.total) for one in reported] == [
             ("pulling manifest", None, None), ("Fetching tiny:1m", 40, 100), ("success", None, None)
         ]  # fmt: skip
-        assert (told[1].digest or "").startswith("sha256:")
+        assert (reported[1].digest or "").startswith("sha256:")
         assert api.pull("tiny:1m").status == "success"
 
 
 @pytest.mark.parametrize("name", ["nope", "/etc/passwd", "./a.gguf", "https://127.0.0.1/a.gguf", "../a"])
-def test_nothing_but_the_name_of_a_model_is_looked_at(server: LiveServer, name: str) -> None:
+def test_only_model_names_are_accepted_for_pulls(server: LiveServer, name: str) -> None:
     with client(server) as api:
         for ask in (api.pull, api.delete):
             with pytest.raises(ollama.ResponseError, match="no model is called") as refused:
@@ -70,7 +70,7 @@ def test_nothing_but_the_name_of_a_model_is_looked_at(server: LiveServer, name: 
             assert refused.value.status_code == 404
 
 
-def test_a_model_is_removed_unless_it_is_served(server: LiveServer, pulls: OtherPulls) -> None:
+def test_model_is_deleted_unless_it_is_served(server: LiveServer, pulls: OtherPulls) -> None:
     with client(server) as api:
         assert api.delete("tiny:1m").status == "success"
         assert pulls.deleted == ["tiny:1m"]
@@ -80,12 +80,12 @@ def test_a_model_is_removed_unless_it_is_served(server: LiveServer, pulls: Other
 
 
 @pytest.mark.parametrize("path", ["/api/create", "/api/copy", "/api/push"])
-def test_models_are_not_made_copied_or_sent(server: LiveServer, path: str) -> None:
+def test_models_cannot_be_created_copied_or_pushed(server: LiveServer, path: str) -> None:
     refused = httpx.post(f"{server.url}{path}", json={"model": "a", "from": "hash", "stream": True}, trust_env=False)
     assert (refused.status_code, list(refused.json())) == (400, ["error"])
     assert "does not create, copy, or push models" in refused.json()["error"]
 
 
-def test_a_server_that_fetches_nothing_says_so(hash_server: LiveServer) -> None:
+def test_server_without_downloads_refuses_pulls(hash_server: LiveServer) -> None:
     refused = httpx.post(f"{hash_server.url}/api/pull", json={"model": "tiny:1m"}, trust_env=False)
     assert refused.json() == {"error": "This server does not download or delete models. Use ingle pull and ingle rm."}

@@ -1,4 +1,4 @@
-"""Chat completions through the real openai client, against exactly known output."""
+"""Chat completions through the real openai client, compared with exact output."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What 
 
 
 def client(server: ServedApplication, *, strict: bool = True) -> openai.OpenAI:
-    """Checks every field of what it is sent, if strict."""
+    """A client that validates every field of a reply if strict."""
     url = f"{server.url}/v1"
     return openai.OpenAI(base_url=url, api_key="none", max_retries=0, _strict_response_validation=strict)
 
 
 def expected_text(server: LiveServer, question: str, count: int) -> str:
-    """What the hash model must answer with `count` tokens, end tokens ignored."""
+    """Return the hash model's reply of `count` tokens, which ignores end tokens."""
     prompt = server.call(server.service.encode([Message("user", question)]))
     return server.service.tokenizer.decode(expected_output(prompt, count))
 
@@ -34,7 +34,7 @@ def joined(chunks: Sequence[ChatCompletionChunk], index: int = 0) -> str:
     return "".join(choice.delta.content or "" for choice in choices)
 
 
-def test_the_reply_is_exactly_the_models(hash_server: LiveServer) -> None:
+def test_reply_equals_the_model_output(hash_server: LiveServer) -> None:
     with client(hash_server) as api:
         reply = api.chat.completions.create(
             model="hash", messages=QUESTION, max_tokens=40, extra_body={"ignore_eos": True}
@@ -49,7 +49,7 @@ def test_the_reply_is_exactly_the_models(hash_server: LiveServer) -> None:
     assert reply.usage.total_tokens == reply.usage.prompt_tokens + 40
 
 
-def test_llama_vscodes_chat_names_no_model_and_no_limit(hash_server: LiveServer) -> None:
+def test_request_of_llama_vscode_without_model_and_limit(hash_server: LiveServer) -> None:
     wanted = {"messages": [*QUESTION], "stream": False, "max_tokens": -1, "temperature": 0.8, "top_p": 0.95}
     answer = httpx.post(
         f"{hash_server.url}/v1/chat/completions", json={**wanted, "stop": ["e", "a"], "cache_prompt": True}
@@ -58,13 +58,13 @@ def test_llama_vscodes_chat_names_no_model_and_no_limit(hash_server: LiveServer)
     assert answer.json()["choices"][0]["finish_reason"] in ("stop", "length")
 
 
-def test_a_null_model_means_the_served_one(hash_server: LiveServer) -> None:
+def test_null_model_means_the_served_model(hash_server: LiveServer) -> None:
     asked = {"model": None, "messages": [*QUESTION], "max_tokens": 2, "temperature": 3}
     answer = httpx.post(f"{hash_server.url}/v1/chat/completions", json=asked)
     assert (answer.status_code, answer.json()["model"]) == (200, "hash")
 
 
-def test_paths_without_v1_answer_likewise(hash_server: LiveServer) -> None:
+def test_paths_without_v1_give_the_same_reply(hash_server: LiveServer) -> None:
     with openai.OpenAI(base_url=hash_server.url, api_key="none", max_retries=0) as api:
         reply = api.chat.completions.create(model="hash", messages=QUESTION, max_tokens=4)
         assert [model.id for model in api.models.list()] == ["hash"]
@@ -76,7 +76,7 @@ def test_paths_without_v1_answer_likewise(hash_server: LiveServer) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_stream_says_what_the_whole_reply_says(hash_server: LiveServer, n: int) -> None:
+def test_stream_and_whole_reply_agree(hash_server: LiveServer, n: int) -> None:
     asked: dict[str, Any] = {"model": "hash", "messages": QUESTION, "max_completion_tokens": 30, "n": n}
     with client(hash_server) as api:
         whole: ChatCompletion = api.chat.completions.create(**asked)
@@ -97,7 +97,7 @@ def test_a_stream_says_what_the_whole_reply_says(hash_server: LiveServer, n: int
     assert len({chunk.id for chunk in chunks}) == 1
 
 
-def test_a_stream_begins_with_the_role_and_has_no_usage_unless_asked(hash_server: LiveServer) -> None:
+def test_stream_starts_with_the_role_and_has_usage_only_on_request(hash_server: LiveServer) -> None:
     with client(hash_server) as api:
         chunks = list(api.chat.completions.create(model="hash", messages=QUESTION, max_tokens=3, stream=True))
     assert chunks[0].choices[0].delta.role == "assistant"
@@ -106,7 +106,7 @@ def test_a_stream_begins_with_the_role_and_has_no_usage_unless_asked(hash_server
 
 
 @pytest.mark.parametrize("others", [[], ["never said"]])
-def test_stop_ends_the_reply_before_the_text(hash_server: LiveServer, others: list[str]) -> None:
+def test_stop_string_is_not_in_the_reply(hash_server: LiveServer, others: list[str]) -> None:
     text = expected_text(hash_server, "What is the capital of France?", 40)
     stop = text[60:64]
     with client(hash_server) as api:
@@ -121,7 +121,7 @@ def test_stop_ends_the_reply_before_the_text(hash_server: LiveServer, others: li
     assert reply.choices[0].finish_reason == "stop"
 
 
-def test_32_streams_at_once_each_say_what_they_say_alone(hash_server: LiveServer) -> None:
+def test_32_concurrent_streams_give_the_same_replies_as_alone(hash_server: LiveServer) -> None:
     questions = [f"Question {number}: " + "why? " * (number % 7) for number in range(32)]
 
     async def ask(api: openai.AsyncOpenAI, question: str) -> str:
@@ -141,7 +141,7 @@ def test_32_streams_at_once_each_say_what_they_say_alone(hash_server: LiveServer
     assert asyncio.run(ask_all()) == [expected_text(hash_server, question, 30) for question in questions]
 
 
-def test_the_second_turn_finds_the_first_one_computed(hash_server: LiveServer) -> None:
+def test_second_turn_finds_the_first_one_cached(hash_server: LiveServer) -> None:
     messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": "A long question. " * 20}]
     with client(hash_server) as api:
         first = api.chat.completions.create(model="hash", messages=messages, max_tokens=8)
@@ -157,7 +157,7 @@ def test_the_second_turn_finds_the_first_one_computed(hash_server: LiveServer) -
     assert second.usage.prompt_tokens_details.cached_tokens > first.usage.prompt_tokens - 32
 
 
-def test_content_parts_tool_results_and_unknown_fields_are_read(hash_server: LiveServer) -> None:
+def test_content_parts_tool_results_and_unknown_fields_are_accepted(hash_server: LiveServer) -> None:
     messages: list[Any] = [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "How warm is it?"}], "name": "me"},
@@ -184,7 +184,7 @@ def test_content_parts_tool_results_and_unknown_fields_are_read(hash_server: Liv
     assert reply.usage.completion_tokens >= 1
 
 
-def test_the_models_are_listed(hash_server: LiveServer) -> None:
+def test_models_are_listed(hash_server: LiveServer) -> None:
     with client(hash_server) as api:
         assert [model.id for model in api.models.list()] == ["hash"]
         assert api.models.retrieve("hash").object == "model"
@@ -193,11 +193,11 @@ def test_the_models_are_listed(hash_server: LiveServer) -> None:
     assert missing.value.code == "model_not_found"
 
 
-# -- the default model itself
+# -- the default model
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_default_model_answers(smollm2_server: LiveServer, stream: bool) -> None:
+def test_default_model_answers(smollm2_server: LiveServer, stream: bool) -> None:
     asked: dict[str, Any] = {"model": "smollm2:135m", "messages": QUESTION, "temperature": 0, "max_tokens": 10}
     with client(smollm2_server) as api:
         if stream:
@@ -208,7 +208,7 @@ def test_the_default_model_answers(smollm2_server: LiveServer, stream: bool) -> 
     assert "Paris" in text
 
 
-def test_logprobs_are_those_of_the_tokens(smollm2_server: LiveServer) -> None:
+def test_logprobs_belong_to_the_tokens(smollm2_server: LiveServer) -> None:
     asked: dict[str, Any] = {
         "model": "smollm2:135m",
         "messages": QUESTION,
@@ -237,7 +237,7 @@ def test_logprobs_are_those_of_the_tokens(smollm2_server: LiveServer) -> None:
     assert [token for tokens in streamed for token in tokens] == logprobs.content
 
 
-def test_a_seed_gives_each_choice_the_next_one(smollm2_server: LiveServer) -> None:
+def test_choices_use_consecutive_seeds(smollm2_server: LiveServer) -> None:
     asked: dict[str, Any] = {"model": "smollm2:135m", "messages": QUESTION, "temperature": 2, "max_tokens": 4}
     with client(smollm2_server) as api:
         both = api.chat.completions.create(**asked, n=2, seed=7)

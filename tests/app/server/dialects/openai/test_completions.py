@@ -1,4 +1,4 @@
-"""Text completions through the real openai client, against exactly known output."""
+"""Text completions through the real openai client, compared with exact output."""
 
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ def ask(server: LiveServer, **asked: Any) -> Completion:
     return reply
 
 
-def test_the_text_is_exactly_the_models(hash_server: LiveServer) -> None:
+def test_text_equals_the_model_output(hash_server: LiveServer) -> None:
     reply = ask(hash_server, prompt=PROMPT, max_tokens=20)
     assert reply.choices[0].text == expected_text(hash_server, encoded(hash_server, PROMPT), 20)
     assert reply.choices[0].finish_reason == "length"
@@ -40,7 +40,7 @@ def test_the_text_is_exactly_the_models(hash_server: LiveServer) -> None:
     assert reply.usage.prompt_tokens == len(encoded(hash_server, PROMPT))
 
 
-def test_16_tokens_unless_told_otherwise(hash_server: LiveServer) -> None:
+def test_default_limit_is_16_tokens(hash_server: LiveServer) -> None:
     usage = ask(hash_server, prompt=PROMPT).usage
     assert usage is not None
     assert usage.completion_tokens == 16
@@ -67,13 +67,13 @@ def test_every_kind_of_prompt_with_two_choices_each(hash_server: LiveServer, kin
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_echo_puts_the_prompt_in_front(hash_server: LiveServer, stream: bool) -> None:
+def test_echo_puts_the_prompt_before_the_text(hash_server: LiveServer, stream: bool) -> None:
     expected = PROMPT + expected_text(hash_server, encoded(hash_server, PROMPT), 5)
     asked: dict[str, Any] = {"prompt": PROMPT, "echo": True, "max_tokens": 5}
     if not stream:
         assert ask(hash_server, **asked).choices[0].text == expected
         return
-    # The client's own type of a chunk does not admit the null that stands for "not finished yet".
+    # The client's type of a chunk does not allow finish_reason null, which means "not finished".
     with (
         client(hash_server, strict=False) as api,
         api.completions.create(model="hash", stream=True, extra_body={"ignore_eos": True}, **asked) as events,
@@ -88,15 +88,15 @@ def test_echo_of_token_ids_is_their_text(hash_server: LiveServer) -> None:
 
 @pytest.mark.parametrize("prompt", ["The capital of France is Paris, 🇫🇷 and", "The"])
 def test_echo_with_logprobs_reports_on_the_prompt_as_well(smollm2_server: LiveServer, prompt: str) -> None:
-    """What scores of texts are computed from: every token but the first has a probability, in columns over the text."""
+    """Scores of texts are computed from this: every token except the first has a probability."""
     asked: dict[str, Any] = {"model": "smollm2:135m", "prompt": prompt, "temperature": 0, "max_tokens": 3}
     with client(smollm2_server, strict=False) as api:
-        told = api.completions.create(**asked, echo=True, logprobs=1)
+        reported = api.completions.create(**asked, echo=True, logprobs=1)
         plain = api.completions.create(**asked, logprobs=1)
-    columns, alone = told.choices[0].logprobs, plain.choices[0].logprobs
+    columns, alone = reported.choices[0].logprobs, plain.choices[0].logprobs
     assert columns is not None
     assert alone is not None
-    assert told.choices[0].text == prompt + plain.choices[0].text
+    assert reported.choices[0].text == prompt + plain.choices[0].text
     count = len(encoded(smollm2_server, prompt))
     assert columns.tokens is not None
     assert columns.token_logprobs is not None
@@ -106,7 +106,7 @@ def test_echo_with_logprobs_reports_on_the_prompt_as_well(smollm2_server: LiveSe
     assert columns.token_logprobs[0] is None
     assert all(logprob <= 0 for logprob in columns.token_logprobs[1:])
     assert columns.token_logprobs[count:] == alone.token_logprobs
-    text = told.choices[0].text
+    text = reported.choices[0].text
     for token, offset in zip(columns.tokens, columns.text_offset, strict=True):
         assert "\ufffd" in token or text[offset:].startswith(token)
 
@@ -114,8 +114,8 @@ def test_echo_with_logprobs_reports_on_the_prompt_as_well(smollm2_server: LiveSe
 def test_every_choice_reports_on_the_prompt(smollm2_server: LiveServer) -> None:
     asked: dict[str, Any] = {"model": "smollm2:135m", "prompt": "The capital of France", "temperature": 0}
     with client(smollm2_server, strict=False) as api:
-        told = api.completions.create(**asked, echo=True, logprobs=1, max_tokens=3, n=3)
-    first, *others = [choice.logprobs for choice in told.choices]
+        reported = api.completions.create(**asked, echo=True, logprobs=1, max_tokens=3, n=3)
+    first, *others = [choice.logprobs for choice in reported.choices]
     assert first is not None
     assert first.token_logprobs is not None
     assert len(first.token_logprobs) == len(encoded(smollm2_server, "The capital of France")) + 3
@@ -151,9 +151,7 @@ def test_logprobs_are_columns_over_the_text(smollm2_server: LiveServer) -> None:
     assert [token for part in parts for token in part.tokens or []] == tokens
 
 
-def test_what_is_missing_before_a_suffix_is_asked_for_with_the_models_own_tokens(
-    llama_cpp_models: Path, renderer: ChatTemplateRenderer
-) -> None:
+def test_suffix_uses_the_infill_tokens_of_the_model(llama_cpp_models: Path, renderer: ChatTemplateRenderer) -> None:
     with GGUFFile(llama_cpp_models / "ggml-vocab-starcoder.gguf") as file:
         tokenizer = from_gguf(file.metadata)
     engine, _ = controlled_engine(tokenizer.vocab_size)
@@ -168,12 +166,12 @@ def test_what_is_missing_before_a_suffix_is_asked_for_with_the_models_own_tokens
                 ask(server, suffix="b", **refused)
 
 
-def test_a_model_that_inserts_nothing_says_so(hash_server: LiveServer) -> None:
+def test_model_without_infill_tokens_refuses_infill(hash_server: LiveServer) -> None:
     with pytest.raises(openai.BadRequestError, match="does not support infilling"):
         ask(hash_server, prompt="a", suffix="b")
 
 
-def test_a_repetition_goes_on_until_that_costs_too_much(smollm2_server: LiveServer) -> None:
+def test_dry_sampler_ends_a_repetition(smollm2_server: LiveServer) -> None:
     asked: dict[str, Any] = {
         "model": "smollm2:135m",
         "prompt": "one two three four, one two three four, one two three",

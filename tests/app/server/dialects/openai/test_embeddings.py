@@ -1,4 +1,4 @@
-"""Embeddings through the real openai client, against an embedder whose vectors are exactly known."""
+"""Embeddings through the real openai client, compared with exact vectors."""
 
 import base64
 import json
@@ -36,18 +36,18 @@ URL = "http://ingle.test"
 
 
 def vector(sequence: Sequence[int]) -> Tensor:
-    """A vector of length 1 that no other sequence has."""
+    """Return a unit vector that is unique to the sequence."""
     random = torch.Generator().manual_seed(hash(tuple(sequence)) % 2**63)
     return F.normalize(torch.randn(HIDDEN, generator=random), dim=0)
 
 
 class DigestEmbedder:
-    """Knows the vector of every sequence; it can be held back."""
+    """An embedder with predictable vectors. A test can hold it back."""
 
     hidden, vocab_size, context_length, threads = HIDDEN, len(TOKENS), CONTEXT, THREADS
 
     def __init__(self, *, ranks: bool = False) -> None:
-        """As a cross-encoder, it answers with the first element of the vector, made positive."""
+        """As a cross-encoder, it returns the absolute first element of the vector."""
         self.ranks = ranks
         self._pool = ThreadPoolExecutor(THREADS)
         self._allowed: threading.Semaphore | None = None
@@ -70,7 +70,7 @@ class DigestEmbedder:
 
     @contextmanager
     def held(self) -> Iterator[threading.Semaphore]:
-        """Each vector waits for one release, while the body runs."""
+        """Make each vector wait for one release while the body runs."""
         self._allowed = allowed = threading.Semaphore(0)
         try:
             yield allowed
@@ -86,7 +86,7 @@ class DigestEmbedder:
 
 
 class EmbeddingServer(ServedApplication):
-    """Serves a `DigestEmbedder` while it is entered."""
+    """Serves a `DigestEmbedder` inside a `with` block."""
 
     def __init__(self, *, ranks: bool = False, policy: AccessPolicy | None = None) -> None:
         self.embedder = DigestEmbedder(ranks=ranks)
@@ -125,19 +125,19 @@ def assert_vectors(reply: CreateEmbeddingResponse, sequences: Sequence[Sequence[
 
 
 @pytest.mark.parametrize("named", [{}, {"model": None}, {"model": ""}])
-def test_a_request_that_names_no_model_means_the_served_one(server: EmbeddingServer, named: dict[str, Any]) -> None:
+def test_request_without_a_model_uses_the_served_model(server: EmbeddingServer, named: dict[str, Any]) -> None:
     answer = httpx.post(f"{server.url}{EMBEDDINGS}", json={"input": "a", **named}, trust_env=False)
     assert (answer.status_code, answer.json()["model"]) == (200, "digest")
 
 
 @pytest.mark.parametrize("field", ["input", "content"])
-def test_the_path_without_v1_answers_llama_cpps_clients_with_a_list(server: EmbeddingServer, field: str) -> None:
+def test_path_without_v1_returns_a_list_to_llama_cpp_clients(server: EmbeddingServer, field: str) -> None:
     answer = httpx.post(f"{server.url}{BARE_EMBEDDINGS}", json={field: ["a", "hello"]}, trust_env=False).json()
     listed = httpx.post(f"{server.url}{EMBEDDINGS}", json={"input": ["a", "hello"]}, trust_env=False).json()["data"]
     assert answer == [{"index": one["index"], "embedding": [one["embedding"]]} for one in listed]
 
 
-def test_the_path_without_v1_answers_openais_libraries(server: EmbeddingServer) -> None:
+def test_path_without_v1_returns_openai_reply_to_its_libraries(server: EmbeddingServer) -> None:
     with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0) as api:
         assert_vectors(api.embeddings.create(model="digest", input="a"), [ids("a")])
         assert_vectors(api.embeddings.create(model="digest", input="a", encoding_format="float"), [ids("a")])
@@ -157,7 +157,7 @@ SEVERAL: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
 def test_each_input_has_its_vector(server: EmbeddingServer, kind: str, encoding: str | None) -> None:
     given, sequences = SEVERAL[kind]
     reply = ask(server, input=given, **({} if encoding is None else {"encoding_format": encoding}))
-    if encoding == "base64":  # the client leaves alone what it was asked for by name
+    if encoding == "base64":  # the client does not decode an encoding that was requested by name
         for one in reply.data:
             raw: Any = one.embedding
             one.embedding = np.frombuffer(base64.b64decode(raw), "<f4").tolist()
@@ -166,14 +166,14 @@ def test_each_input_has_its_vector(server: EmbeddingServer, kind: str, encoding:
     assert (reply.model, reply.object) == ("digest", "list")
 
 
-def test_fewer_dimensions_are_the_first_ones_at_length_one(server: EmbeddingServer) -> None:
+def test_dimensions_keeps_the_first_numbers_and_normalizes(server: EmbeddingServer) -> None:
     [whole], [short] = (ask(server, input="a", **more).data for more in ({}, {"dimensions": 4}))
     expected = F.normalize(torch.tensor(whole.embedding[:4]), dim=0)
     assert np.allclose(short.embedding, expected.numpy(), atol=1e-7)
     assert len(ask(server, input="a", dimensions=HIDDEN).data[0].embedding) == HIDDEN
 
 
-def test_what_is_too_long_is_cut_where_the_request_asks(server: EmbeddingServer) -> None:
+def test_too_long_input_is_cut_only_on_request(server: EmbeddingServer) -> None:
     text, given = "hello " * 30, [4] * 30
     assert refused(server, {"model": "digest", "input": ["a", text]}) == {
         "message": "input[1]: it has 32 tokens, and the model reads at most 12. Send shorter inputs, or set "
@@ -200,7 +200,7 @@ CASES = [(field, value) for field, values in BAD.items() for value in values]
 
 
 @pytest.mark.parametrize(("field", "value"), CASES)
-def test_a_bad_field_is_refused_by_name(server: EmbeddingServer, field: str, value: str) -> None:
+def test_invalid_field_is_named(server: EmbeddingServer, field: str, value: str) -> None:
     body = {"model": '"digest"', "input": '"a"', field: value}
     error = refused(server, "{" + ", ".join(f'"{name}": {text}' for name, text in body.items()) + "}")
     assert error["param"].startswith(field)
@@ -217,23 +217,23 @@ def test_a_bad_field_is_refused_by_name(server: EmbeddingServer, field: str, val
         (["a"] * (MAX_INPUTS + 1), "input"),
     ],
 )
-def test_an_input_that_cannot_be_read_is_named(server: EmbeddingServer, given: Any, param: str) -> None:
+def test_invalid_input_is_named(server: EmbeddingServer, given: Any, param: str) -> None:
     assert refused(server, {"model": "digest", "input": given})["param"] == param
 
 
-def test_nothing_left_of_ids_is_refused(server: EmbeddingServer) -> None:
+def test_ids_truncated_to_nothing_are_refused(server: EmbeddingServer) -> None:
     error = refused(server, {"model": "digest", "input": [1], "truncate_prompt_tokens": 0})
     assert error["param"] == "input[0]"
 
 
 @pytest.mark.parametrize("most", [0, 1])
-def test_a_text_cannot_be_cut_to_less_than_its_markers(server: EmbeddingServer, most: int) -> None:
+def test_text_cannot_be_cut_below_its_special_tokens(server: EmbeddingServer, most: int) -> None:
     error = refused(server, {"model": "digest", "input": ["hello"], "truncate_prompt_tokens": most})
     assert error["param"] == "input[0]"
     assert f"the limit is {most}" in error["message"]
 
 
-def test_a_body_that_is_too_long_is_refused(server: EmbeddingServer) -> None:
+def test_too_long_body_is_refused(server: EmbeddingServer) -> None:
     content = b'{"model": "digest", "input": "' + b"a" * MAX_BODY_BYTES + b'"}'
     headers = {"Content-Type": "application/json"}
     answer = httpx.post(f"{server.url}{EMBEDDINGS}", content=content, headers=headers, trust_env=False, timeout=60)
@@ -241,13 +241,13 @@ def test_a_body_that_is_too_long_is_refused(server: EmbeddingServer) -> None:
 
 
 @pytest.mark.parametrize("path", GENERATING)
-def test_an_embedding_model_says_that_it_writes_no_text(server: EmbeddingServer, path: str) -> None:
+def test_embedding_model_refuses_to_generate(server: EmbeddingServer, path: str) -> None:
     error = refused(server, {"model": "digest", "messages": [{"role": "user", "content": "Hi"}]}, path)
     assert "returns embeddings, and generates no text" in error["message"]
     assert f"POST {EMBEDDINGS}" in error["message"]
 
 
-def test_a_model_that_writes_text_says_that_it_has_no_embeddings(hash_server: LiveServer) -> None:
+def test_chat_model_refuses_embeddings(hash_server: LiveServer) -> None:
     with (
         openai.OpenAI(base_url=f"{hash_server.url}/v1", api_key="none", max_retries=0) as api,
         pytest.raises(openai.BadRequestError, match=r"generates text, and returns no embeddings.*ingle serve --model"),
@@ -255,14 +255,14 @@ def test_a_model_that_writes_text_says_that_it_has_no_embeddings(hash_server: Li
         api.embeddings.create(model="hash", input="a")
 
 
-def test_the_model_is_listed(server: EmbeddingServer) -> None:
+def test_model_is_listed(server: EmbeddingServer) -> None:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as api:
         [model] = api.models.list().data
         assert api.models.retrieve("digest").id == model.id == "digest"
 
 
-def test_a_long_request_lets_a_short_one_in_between(server: EmbeddingServer) -> None:
-    texts = [[2, place % 10, 3] for place in range(40)]
+def test_short_request_runs_between_batches_of_a_long_one(server: EmbeddingServer) -> None:
+    texts = [[2, index % 10, 3] for index in range(40)]
     with server.embedder.held() as allowed, ThreadPoolExecutor(2) as clients:
         before, submitted = len(server.embedder.computed), server.embedder.submitted
         long = clients.submit(ask, server, input=texts)
@@ -280,8 +280,8 @@ def test_a_long_request_lets_a_short_one_in_between(server: EmbeddingServer) -> 
     assert server.service.requests == 0
 
 
-def test_a_client_that_leaves_ends_its_request(server: EmbeddingServer) -> None:
-    body = json.dumps({"model": "digest", "input": [[2, place % 10, 3] for place in range(40)]})
+def test_disconnect_ends_the_request(server: EmbeddingServer) -> None:
+    body = json.dumps({"model": "digest", "input": [[2, index % 10, 3] for index in range(40)]})
     with server.embedder.held() as allowed:
         before, submitted = len(server.embedder.computed), server.embedder.submitted
         begun = len(server.embedder.begun)
@@ -291,13 +291,13 @@ def test_a_client_that_leaves_ends_its_request(server: EmbeddingServer) -> None:
         until(lambda: server.service.requests == 0)
         allowed.release(1000)
     until(lambda: len(server.embedder.computed) == before + THREADS)
-    assert_vectors(ask(server, input=[[5, 5, 5]]), [(5, 5, 5)])  # by now the others would have been submitted
+    assert_vectors(ask(server, input=[[5, 5, 5]]), [(5, 5, 5)])  # the others would have been submitted before this one
     assert server.embedder.submitted == submitted + THREADS + 1
 
 
-def test_who_waits_when_the_server_stops_is_told() -> None:
+def test_waiting_requests_get_503_when_the_server_stops() -> None:
     with EmbeddingServer() as server, server.embedder.held() as allowed, ThreadPoolExecutor(2) as clients:
-        asking = clients.submit(ask, server, input=[[place % 10] for place in range(40)])
+        asking = clients.submit(ask, server, input=[[index % 10] for index in range(40)])
         until(lambda: server.embedder.submitted == THREADS)
         stopping = clients.submit(server.call, server.service.stop())
         until(lambda: server.service._stopping)
@@ -309,9 +309,7 @@ def test_who_waits_when_the_server_stops_is_told() -> None:
             ask(server, input="a")
 
 
-def test_texts_that_are_not_computed_show_in_the_health(
-    server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stuck_texts_make_health_unavailable(server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(server.service, "_clock", clock)
 
@@ -341,7 +339,7 @@ def test_texts_that_are_not_computed_show_in_the_health(
         ("/v1/rerank", {"query": "a b " * 400, "documents": ["a"]}, "query"),
     ],
 )
-def test_a_text_that_is_far_too_long_is_not_encoded_to_its_end(
+def test_far_too_long_text_is_not_fully_encoded(
     server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], name: str
 ) -> None:
     monkeypatch.setattr(long_texts, "PIECE", 50)
@@ -351,7 +349,7 @@ def test_a_text_that_is_far_too_long_is_not_encoded_to_its_end(
     assert re.search(r"has more than 1\d\d tokens, and the model reads at most 12", error["message"])
 
 
-def test_a_text_that_is_cut_is_encoded_as_far_as_it_is_needed(
+def test_truncated_text_is_encoded_only_as_far_as_needed(
     server: EmbeddingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(long_texts, "PIECE", 50)

@@ -1,4 +1,4 @@
-"""The list of models: what it says of the served one, and the other names that a request may give it."""
+"""The list of models: details of the served model, and its other names."""
 
 import asyncio
 
@@ -25,7 +25,7 @@ async def _get(model: ServedModel, path: str) -> httpx.Response:
         return await http.get(path)
 
 
-def test_each_name_says_how_long_a_context_may_be(model: ServedModel) -> None:
+def test_each_name_reports_the_context_length(model: ServedModel) -> None:
     listed = asyncio.run(_get(model, "/v1/models")).json()
     assert [one["id"] for one in listed["data"]] == [NAME, "gpt-4o", "any"]
     for one in listed["data"]:
@@ -34,13 +34,13 @@ def test_each_name_says_how_long_a_context_may_be(model: ServedModel) -> None:
         assert asyncio.run(_get(model, f"/v1/models/{one['id']}")).json() == one
 
 
-def test_a_name_may_stand_for_all_that_begin_so(model: ServedModel) -> None:
+def test_alias_with_a_star_matches_a_prefix(model: ServedModel) -> None:
     for name in ("claude-sonnet-4-5", "claude-haiku-4-5-20251001"):
         model.check(name)
         assert asyncio.run(_get(model, f"/v1/models/{name}")).json()["root"] == NAME
 
 
-def test_other_names_are_refused_with_those_that_are_served(model: ServedModel) -> None:
+def test_unknown_names_are_refused_with_the_served_names(model: ServedModel) -> None:
     for name in (NAME, "gpt-4o", "any"):
         model.check(name)
     for name in ("elsewhere", "org/other", "*", "GPT-4o", "claude", "o3"):
@@ -50,24 +50,24 @@ def test_other_names_are_refused_with_those_that_are_served(model: ServedModel) 
         assert (refused.value.status, refused.value.code) == (404, "model_not_found")
 
 
-def test_a_request_without_a_name_means_the_served_model(model: ServedModel) -> None:
+def test_request_without_a_name_means_the_served_model(model: ServedModel) -> None:
     for name in (None, ""):
         model.check(name)
         assert model.reply_name(name) == NAME
     assert model.reply_name("gpt-4o") == "gpt-4o"
 
 
-def test_the_name_of_a_path_is_never_listed() -> None:
+def test_path_of_the_model_is_never_listed() -> None:
     served = ServedModel(
         "x", 4096, 1000, {"mine": "./x.gguf", "o": "y", "m*": "*"}, other_names=["y", "x"], loaded_as="./x.gguf"
     )
     assert served.names == ("x", "y", "mine", "o")
-    for asked, told in (("./x.gguf", "x"), ("y", "y"), ("mine", "mine"), ("my-own", "my-own"), ("x", "x")):
-        assert served.reply_name(asked) == told
+    for asked, reported in (("./x.gguf", "x"), ("y", "y"), ("mine", "mine"), ("my-own", "my-own"), ("x", "x")):
+        assert served.reply_name(asked) == reported
     with pytest.raises(InvalidRequest, match="does not exist here"):
         served.reply_name("./y.gguf")
 
 
-def test_paths_without_v1_list_the_same(model: ServedModel) -> None:
+def test_paths_without_v1_list_the_same_models(model: ServedModel) -> None:
     for path in ("/models", "/models/gpt-4o"):
         assert asyncio.run(_get(model, path)).json() == asyncio.run(_get(model, f"/v1{path}")).json()

@@ -1,4 +1,4 @@
-"""Reports of replies besides their text, in the fields of vLLM and llama.cpp: ids, probabilities, counts, times."""
+"""Reports beside the text, in fields of vLLM and llama.cpp: ids, probabilities, counts, and times."""
 
 import json
 import re
@@ -66,7 +66,7 @@ def whole_text(reply: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("path", ASKED)
-def test_token_ids_are_reported_when_asked(hash_server: LiveServer, path: str) -> None:
+def test_token_ids_are_reported_on_request(hash_server: LiveServer, path: str) -> None:
     prompt = prompt_of(hash_server, path)
     expected = list(expected_output(tuple(prompt), 5))
     whole = ask(hash_server, path, return_token_ids=True, n=2)
@@ -74,21 +74,21 @@ def test_token_ids_are_reported_when_asked(hash_server: LiveServer, path: str) -
     assert where["prompt_token_ids"] == prompt
     assert [choice["token_ids"] for choice in whole["choices"]] == [expected, expected]
     chunks = stream(hash_server, path, return_token_ids=True)
-    places = chunks if path == CHAT else choices_of(chunks)
-    assert [one["prompt_token_ids"] for one in places if "prompt_token_ids" in one] == [prompt]
+    reporting = chunks if path == CHAT else choices_of(chunks)
+    assert [one["prompt_token_ids"] for one in reporting if "prompt_token_ids" in one] == [prompt]
     assert [one for choice in choices_of(chunks) for one in choice.get("token_ids", ())] == expected
     plain = json.dumps(ask(hash_server, path))
     assert "token_ids" not in plain
 
 
 @pytest.mark.parametrize("path", ASKED)
-def test_prompt_logprobs_are_in_vllms_form(smollm2_server: LiveServer, path: str) -> None:
+def test_prompt_logprobs_have_vllms_format(smollm2_server: LiveServer, path: str) -> None:
     prompt = prompt_of(smollm2_server, path)
     reply = ask(smollm2_server, path, prompt_logprobs=2, max_tokens=1, temperature=0, n=2)
-    told = reply["prompt_logprobs"] if path == CHAT else reply["choices"][0]["prompt_logprobs"]
-    assert told[0] is None
-    assert len(told) == len(prompt)
-    for token_id, likely in zip(prompt[1:], told[1:], strict=True):
+    reported = reply["prompt_logprobs"] if path == CHAT else reply["choices"][0]["prompt_logprobs"]
+    assert reported[0] is None
+    assert len(reported) == len(prompt)
+    for token_id, likely in zip(prompt[1:], reported[1:], strict=True):
         assert 2 <= len(likely) <= 3
         assert all(one["logprob"] <= 0 for one in likely.values())
         assert likely[str(token_id)]["decoded_token"] == smollm2_server.service.tokenizer.decode(
@@ -99,7 +99,7 @@ def test_prompt_logprobs_are_in_vllms_form(smollm2_server: LiveServer, path: str
     assert "prompt_logprobs" not in json.dumps(ask(smollm2_server, path, max_tokens=1))
 
 
-def test_echoed_prompts_may_report_other_alternatives(smollm2_server: LiveServer) -> None:
+def test_echoed_prompt_may_have_a_different_number_of_alternatives(smollm2_server: LiveServer) -> None:
     asked: dict[str, Any] = {"echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
     reply = ask(smollm2_server, COMPLETION, prompt_logprobs=3, **asked)["choices"][0]
     plain = ask(smollm2_server, COMPLETION, **asked)["choices"][0]
@@ -109,7 +109,7 @@ def test_echoed_prompts_may_report_other_alternatives(smollm2_server: LiveServer
 
 
 @pytest.mark.parametrize("path", ASKED)
-def test_tokens_are_reported_by_their_ids(hash_server: LiveServer, path: str) -> None:
+def test_logprobs_can_name_tokens_by_id(hash_server: LiveServer, path: str) -> None:
     asked: dict[str, Any] = {"logprobs": True, "top_logprobs": 1} if path == CHAT else {"logprobs": 1}
     reply = ask(hash_server, path, return_tokens_as_token_ids=True, **asked)
     expected = [f"token_id:{one}" for one in expected_output(tuple(prompt_of(hash_server, path)), 5)]
@@ -123,7 +123,7 @@ def test_tokens_are_reported_by_their_ids(hash_server: LiveServer, path: str) ->
 
 
 @pytest.mark.parametrize("path", ASKED)
-def test_usage_comes_with_each_chunk_when_asked(hash_server: LiveServer, path: str) -> None:
+def test_usage_is_in_each_chunk_on_request(hash_server: LiveServer, path: str) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     *chunks, last = stream(hash_server, path, stream_options=options, max_tokens=20)
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks if "usage" in chunk]
@@ -137,7 +137,7 @@ def test_usage_comes_with_each_chunk_when_asked(hash_server: LiveServer, path: s
 
 
 @pytest.mark.parametrize("path", ASKED)
-def test_timings_come_with_each_chunk_when_asked(hash_server: LiveServer, path: str) -> None:
+def test_timings_are_in_each_chunk_on_request(hash_server: LiveServer, path: str) -> None:
     chunks = stream(hash_server, path, timings_per_token=True, max_tokens=20)
     timings = [chunk["timings"] for chunk in chunks if "timings" in chunk]
     assert len(timings) == len(chunks) - (path == CHAT)  # the chunk with the role has none
@@ -149,7 +149,7 @@ def test_timings_come_with_each_chunk_when_asked(hash_server: LiveServer, path: 
 
 
 @pytest.mark.parametrize("path", ASKED)
-def test_each_reply_names_its_version_and_may_have_the_clients_id(hash_server: LiveServer, path: str) -> None:
+def test_reply_has_the_version_and_the_requested_id(hash_server: LiveServer, path: str) -> None:
     reply = ask(hash_server, path, request_id="mine-1")
     version = httpx.get(f"{hash_server.url}/version", trust_env=False).json()["version"]
     assert reply["system_fingerprint"] == f"inglenook-{version}"
@@ -160,7 +160,7 @@ def test_each_reply_names_its_version_and_may_have_the_clients_id(hash_server: L
 
 @pytest.fixture
 def slow(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[tuple[LiveServer, threading.Semaphore]]:
-    """A server whose prompts take several steps, each of which waits for a release."""
+    """A server whose prompts take several steps. Each step waits for a release."""
     engine, runner = controlled_engine(tokenizer.vocab_size, budget=32)
     with LiveServer("hash", engine, tokenizer, renderer) as server, runner.held() as steps:
         yield server, steps
@@ -169,7 +169,7 @@ def slow(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[tuple
 
 
 @pytest.mark.parametrize("path", ASKED)
-def test_no_choice_comes_before_the_first_token(slow: tuple[LiveServer, threading.Semaphore], path: str) -> None:
+def test_no_choice_is_sent_before_the_first_token(slow: tuple[LiveServer, threading.Semaphore], path: str) -> None:
     server, steps = slow
     long, counts, identity = "word " * 200, TokenCounts(), Identity.new("id", "m")
     asked: dict[str, Any] = {"messages": [{"role": "user", "content": long}]} if path == CHAT else {"prompt": long}
@@ -189,14 +189,14 @@ def test_no_choice_comes_before_the_first_token(slow: tuple[LiveServer, threadin
     first, waiting, rest = server.call(batches())
     assert first == []
     assert re.fullmatch(r"prefill (32|64) of 2\d\d", waiting)
-    beginning, *told = (chunk.choices[0] for chunk in rest[0])
+    beginning, *reported = (chunk.choices[0] for chunk in rest[0])
     if path == CHAT:
         assert (beginning.delta.role, beginning.delta.content) == ("assistant", "")
-    assert (told[0].delta.content if path == CHAT else beginning.text) != ""
+    assert (reported[0].delta.content if path == CHAT else beginning.text) != ""
     assert counts.status == "decode"
 
 
-def test_only_the_prompt_is_read_and_repeated(smollm2_server: LiveServer) -> None:
+def test_zero_max_tokens_only_echoes_the_prompt(smollm2_server: LiveServer) -> None:
     reply = ask(smollm2_server, COMPLETION, max_tokens=0, echo=True, logprobs=0)
     choice, prompt = reply["choices"][0], prompt_of(smollm2_server, COMPLETION)
     assert choice["text"] == QUESTION
@@ -205,7 +205,7 @@ def test_only_the_prompt_is_read_and_repeated(smollm2_server: LiveServer) -> Non
     assert ask(smollm2_server, COMPLETION, n_predict=0, max_tokens=None)["choices"][0]["text"] == ""
 
 
-def test_control_tokens_are_written_out_when_asked(scripted_server: ScriptedServer) -> None:
+def test_control_tokens_are_shown_on_request(scripted_server: ScriptedServer) -> None:
     scripted_server.says("a<|im_start|>b")
     several: list[tuple[dict[str, Any], str]] = [({}, "ab"), ({"skip_special_tokens": False}, "a<|im_start|>b")]
     for asked, expected in several:
@@ -224,7 +224,7 @@ def test_echo_repeats_control_tokens(smollm2_server: LiveServer) -> None:
             assert choice["text"][offset:].startswith(token)
 
 
-def test_the_stop_string_stays_when_asked(hash_server: LiveServer) -> None:
+def test_stop_string_is_included_on_request(hash_server: LiveServer) -> None:
     text = ask(hash_server, COMPLETION, max_tokens=20)["choices"][0]["text"]
     stop = text[10:14]
     reply = ask(hash_server, COMPLETION, max_tokens=20, stop=stop, include_stop_str_in_output=True)
@@ -232,7 +232,7 @@ def test_the_stop_string_stays_when_asked(hash_server: LiveServer) -> None:
 
 
 @pytest.mark.parametrize("path", ASKED)
-def test_tokens_may_be_allowed_and_words_forbidden(smollm2_server: LiveServer, path: str) -> None:
+def test_allowed_tokens_and_bad_words_are_enforced(smollm2_server: LiveServer, path: str) -> None:
     tokenizer = smollm2_server.service.tokenizer
     allowed = [tokenizer.encode(text)[0] for text in ("A", "B", "C")]
     asked: dict[str, Any] = {"temperature": 0, "max_tokens": 6, "return_token_ids": True}
@@ -242,7 +242,7 @@ def test_tokens_may_be_allowed_and_words_forbidden(smollm2_server: LiveServer, p
     assert word not in whole_text(ask(smollm2_server, path, **asked, bad_words=[word]))
 
 
-def test_thoughts_are_left_out_when_asked(scripted_server: ScriptedServer) -> None:
+def test_reasoning_is_left_out_on_request(scripted_server: ScriptedServer) -> None:
     scripted_server.says("<think>\nHm.\n</think>\n\nHello")
     for asked in ({"include_reasoning": False}, {"reasoning": {"exclude": True}}):
         message = ask(scripted_server, CHAT, max_tokens=50, ignore_eos=False, **asked)["choices"][0]["message"]
@@ -251,13 +251,13 @@ def test_thoughts_are_left_out_when_asked(scripted_server: ScriptedServer) -> No
 
 
 @pytest.mark.parametrize("path", ASKED)
-def test_replies_keep_to_llama_cpps_grammars(smollm2_server: LiveServer, path: str) -> None:
+def test_replies_follow_llama_cpp_grammars(smollm2_server: LiveServer, path: str) -> None:
     for asked in ({"grammar": 'root ::= "zebra" "!"'}, {"json_schema": {"const": "zebra!"}}):
         reply = ask(smollm2_server, path, **asked, max_tokens=50, ignore_eos=False)
         assert whole_text(reply).strip('"') == "zebra!"
 
 
-def test_the_prompt_ends_as_the_request_has_it(hash_server: LiveServer) -> None:
+def test_end_of_the_prompt_depends_on_the_request(hash_server: LiveServer) -> None:
     messages = [{"role": "critic", "content": "Hm."}, {"role": "assistant", "content": "Paris is"}]
     several: list[tuple[dict[str, Any], str]] = [
         ({}, "<|im_end|>\n<|im_start|>assistant\n"),

@@ -1,4 +1,4 @@
-"""From the fields of a request to how its tokens are picked."""
+"""Conversion of request fields to sampling parameters."""
 
 import json
 from typing import Any
@@ -32,18 +32,18 @@ def sampling(**fields: Any) -> SamplingParams:
     return read(**fields).sampling_options().with_grammar(None, frozenset({7})).candidates[0]
 
 
-def test_what_is_absent_or_null_has_the_defaults() -> None:
+def test_absent_and_null_fields_have_the_defaults() -> None:
     names = [name for name in CompletionRequest.__struct_fields__ if name not in ("model", "prompt", "seed")]
     given, expected = sampling(**dict.fromkeys(names)), SamplingParams(seed=1, max_tokens=16)
     assert given == sampling() == expected
 
 
-def test_any_number_of_tokens_may_be_asked_for() -> None:
+def test_negative_max_tokens_means_no_limit() -> None:
     for length in (-1, -2):
         assert sampling(max_tokens=length).max_tokens is None
 
 
-def test_a_completion_of_0_tokens_computes_its_prompt_alone() -> None:
+def test_completion_of_0_tokens_only_prefills() -> None:
     wanted = read(max_tokens=0).sampling_options()
     assert (wanted.returns_text, wanted.candidates[0].max_tokens) == (False, 1)
     with pytest.raises(InvalidSampling, match="max_tokens"):
@@ -55,7 +55,7 @@ def test_high_temperatures_are_accepted(temperature: float) -> None:
     assert sampling(temperature=temperature).temperature == temperature
 
 
-def test_repetitions_cost_what_llama_cpps_fields_say() -> None:
+def test_repetition_penalties_follow_llama_cpp_fields() -> None:
     assert sampling(dry_multiplier=0.8).dry == DryParams(0.8, 1.75, 2, None, frozenset({7}))
     fields = {"dry_base": 1.5, "dry_allowed_length": 3, "dry_penalty_last_n": 64}
     assert sampling(dry_multiplier=0.5, **fields).dry == DryParams(0.5, 1.5, 3, 64, frozenset({7}))
@@ -67,23 +67,23 @@ def test_repetitions_cost_what_llama_cpps_fields_say() -> None:
     assert read(dry_multiplier=1, dry_sequence_breakers=["a"]).sampling_options().breakers == ["a"]
 
 
-def test_top_choices_are_left_out_as_often_as_told() -> None:
+def test_xtc_fields_are_passed_on() -> None:
     params = sampling(xtc_probability=0.5, xtc_threshold=0.2)
     assert (params.xtc_probability, params.xtc_threshold) == (0.5, 0.2)
 
 
-def test_what_a_developer_says_reaches_templates_that_know_the_system_alone() -> None:
-    told = msgspec.convert({"role": "developer", "content": "Be brief."}, ChatMessage).to_message()
-    assert told == Message("system", "Be brief.")
+def test_developer_messages_become_system_messages() -> None:
+    reported = msgspec.convert({"role": "developer", "content": "Be brief."}, ChatMessage).to_message()
+    assert reported == Message("system", "Be brief.")
 
 
-def test_the_smallest_of_several_caps_counts() -> None:
+def test_smallest_context_limit_applies() -> None:
     assert read().sampling_options().context is None
     assert read(num_ctx=100, options={"num_ctx": 50}).sampling_options().context == 50
     assert read(options={"num_ctx": 50, "mirostat": 2}).sampling_options().context == 50
 
 
-def test_llama_cpps_names_mean_the_same() -> None:
+def test_llama_cpp_aliases_mean_the_same() -> None:
     assert sampling(repeat_penalty=1.9).repetition_penalty == 1.9
     assert sampling(repeat_penalty=1.9, repeat_last_n=0).repetition_penalty == 1.0
     assert sampling(n_predict=5).max_tokens == chat(n_predict=5).sampling_options().candidates[0].max_tokens == 5
@@ -95,13 +95,13 @@ def test_llama_cpps_names_mean_the_same() -> None:
     assert sampling(top_k=5, samplers="edkypmxt").top_k == 5
 
 
-def test_a_seed_of_minus_one_draws_one() -> None:
+def test_seed_of_minus_one_is_random() -> None:
     drawn = {params.seed for _ in range(3) for params in read(seed=-1, n=2).sampling_options().candidates}
     assert len(drawn) == 6
     assert read(seed=-2).sampling_options().candidates[0].seed == 2**64 - 2
 
 
-def test_time_limits_are_llama_cpps() -> None:
+def test_time_limits_of_llama_cpp_are_read() -> None:
     assert chat(t_max_prompt_ms=1500, t_max_predict_ms=0).sampling_options().limits == TimeLimits(1.5, None)
 
 
@@ -114,7 +114,7 @@ def test_time_limits_are_llama_cpps() -> None:
         ({"response_format": {"type": "json_object"}}, "json"),
     ],
 )
-def test_both_kinds_take_grammars_of_llama_cpp(asked: dict[str, Any], kind: str) -> None:
+def test_chats_and_completions_accept_grammars_of_llama_cpp(asked: dict[str, Any], kind: str) -> None:
     for wanted in (read(**asked), chat(**asked)):
         grammar = wanted.requested_grammar()
         assert grammar is not None
@@ -126,14 +126,14 @@ def test_both_kinds_take_grammars_of_llama_cpp(asked: dict[str, Any], kind: str)
 
 
 def test_unknown_roles_reach_the_template() -> None:
-    told = msgspec.convert({"role": "critic", "content": "Hm."}, ChatMessage).to_message()
-    assert told == Message("critic", "Hm.")
+    reported = msgspec.convert({"role": "critic", "content": "Hm."}, ChatMessage).to_message()
+    assert reported == Message("critic", "Hm.")
     called = {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}
     assert msgspec.convert(called, ChatMessage).to_message().tool_calls == (ToolCall("f", {}),)
     assert msgspec.convert({"role": "function", "name": "f", "content": "1"}, ChatMessage).to_message().role == "tool"
 
 
-def test_a_message_of_the_assistant_is_continued_when_asked() -> None:
+def test_last_assistant_message_is_continued_on_request() -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "He"}]
     continued = chat(messages=messages, continue_final_message=True, add_generation_prompt=False).conversation()
     assert (continued.reply_prefix, [message.content for message in continued.messages]) == ("He", ["Hi"])
@@ -154,7 +154,7 @@ def test_a_message_of_the_assistant_is_continued_when_asked() -> None:
         ({}, (1, 2, 3, 4, 5)),
     ],
 )
-def test_a_prompt_is_cut_to_the_tokens_that_may_stay(asked: dict[str, Any], kept: tuple[int, ...]) -> None:
+def test_prompt_is_truncated_to_the_requested_tokens(asked: dict[str, Any], kept: tuple[int, ...]) -> None:
     assert read(**asked).truncate((1, 2, 3, 4, 5), context_length=8) == kept
 
 

@@ -1,4 +1,4 @@
-"""Tools and thinking through the real openai client, against replies that are known beforehand."""
+"""Tools and reasoning through the real openai client, with scripted replies."""
 
 import json
 import random
@@ -62,7 +62,7 @@ def calls_of(reply: ChatCompletion) -> list[tuple[str, Any]]:
 CALLED = ("get_weather", {"city": "Rome", "days": 2})
 
 
-def test_text_thoughts_and_calls_are_told_apart(server: ScriptedServer) -> None:
+def test_text_reasoning_and_calls_are_separated(server: ScriptedServer) -> None:
     server.says(SCRIPT)
     reply = ask(server)
     message = reply.choices[0].message
@@ -80,7 +80,7 @@ def test_text_thoughts_and_calls_are_told_apart(server: ScriptedServer) -> None:
 Told = tuple[str, str, list[tuple[str, str]], str | None]
 
 
-def told_whole(reply: ChatCompletion) -> Told:
+def reply_parts(reply: ChatCompletion) -> Told:
     [choice] = reply.choices
     calls = [call.model_dump()["function"] for call in choice.message.tool_calls or ()]
     thought = (choice.message.model_extra or {}).get("reasoning", "")
@@ -92,7 +92,7 @@ def told_whole(reply: ChatCompletion) -> Told:
     )
 
 
-def told_in_pieces(pieces: list[ChatCompletionChunk]) -> Told:
+def stream_parts(pieces: list[ChatCompletionChunk]) -> Told:
     choices = [choice for chunk in pieces for choice in chunk.choices]
     deltas = [choice.delta for choice in choices]
     calls: dict[int, list[str]] = {}
@@ -106,29 +106,30 @@ def told_in_pieces(pieces: list[ChatCompletionChunk]) -> Told:
     return text, thought, [(name, arguments) for name, arguments in calls.values()], choices[-1].finish_reason
 
 
-def test_a_stream_says_the_same(server: ScriptedServer) -> None:
+def test_stream_and_whole_reply_agree(server: ScriptedServer) -> None:
     server.says(SCRIPT)
     pieces = chunks(server)
-    assert told_in_pieces(pieces) == told_whole(ask(server))
-    text, thought, calls, _ = told_in_pieces(pieces)
+    assert stream_parts(pieces) == reply_parts(ask(server))
+    text, thought, calls, _ = stream_parts(pieces)
     assert (text, thought) == ("I look.", "They ask.")
     assert [(name, json.loads(arguments)) for name, arguments in calls] == [CALLED, CALLED]
-    assert sum(len(choice.delta.tool_calls or ()) for chunk in pieces for choice in chunk.choices) > 8  # as they come
+    # in several deltas
+    assert sum(len(choice.delta.tool_calls or ()) for chunk in pieces for choice in chunk.choices) > 8
 
 
-def test_what_is_malformed_is_answered_all_the_same(server: ScriptedServer) -> None:
+def test_stream_and_whole_reply_agree_on_malformed_output(server: ScriptedServer) -> None:
     for _ in range(3):
         script = mutated(SCRIPT, random.Random())
         server.says(script)
-        assert told_in_pieces(chunks(server)) == told_whole(ask(server)), script
+        assert stream_parts(chunks(server)) == reply_parts(ask(server)), script
 
 
-def test_a_call_alone_has_no_content(server: ScriptedServer) -> None:
+def test_reply_with_only_a_call_has_no_content(server: ScriptedServer) -> None:
     server.says(CALL)
     assert ask(server).choices[0].message.content is None
 
 
-def test_without_parallel_calls_there_is_one(server: ScriptedServer) -> None:
+def test_parallel_tool_calls_false_gives_one_call(server: ScriptedServer) -> None:
     server.says(SCRIPT)
     reply = ask(server, parallel_tool_calls=False)
     assert calls_of(reply) == [CALLED]
@@ -137,7 +138,7 @@ def test_without_parallel_calls_there_is_one(server: ScriptedServer) -> None:
     assert reply.usage.completion_tokens < len(server.runner.script) - 10
 
 
-def test_what_is_no_call_is_text(server: ScriptedServer) -> None:
+def test_text_that_is_not_a_call_stays_text(server: ScriptedServer) -> None:
     server.says("<tool_call>\nI do not know how.")
     reply = ask(server)
     assert (reply.choices[0].message.content, reply.choices[0].finish_reason) == (
@@ -155,7 +156,7 @@ def test_what_is_no_call_is_text(server: ScriptedServer) -> None:
     assert reply.choices[0].finish_reason == "length"
 
 
-def test_tools_stay_in_the_prompt_where_none_may_be_called(server: ScriptedServer) -> None:
+def test_tool_choice_none_keeps_the_tools_in_the_prompt(server: ScriptedServer) -> None:
     server.says("Hello")
     ways: list[dict[str, Any]] = [{}, {"tool_choice": "none"}, {"tools": []}]
     replies = [ask(server, **asked) for asked in ways]
@@ -163,7 +164,7 @@ def test_tools_stay_in_the_prompt_where_none_may_be_called(server: ScriptedServe
     assert free == none > without
 
 
-def test_the_second_turn_finds_calls_and_thoughts_computed(server: ScriptedServer) -> None:
+def test_second_turn_finds_calls_and_reasoning_cached(server: ScriptedServer) -> None:
     generated = server.says(SCRIPT)
     question = {"role": "user", "content": "A question of its own. " * 30}
     first = ask(server, messages=[question])
@@ -179,7 +180,7 @@ def test_the_second_turn_finds_calls_and_thoughts_computed(server: ScriptedServe
     assert (second.usage.prompt_tokens_details.cached_tokens or 0) >= first.usage.prompt_tokens + generated - 20
 
 
-def test_thinking_can_be_switched_off(server: ScriptedServer) -> None:
+def test_reasoning_can_be_turned_off(server: ScriptedServer) -> None:
     server.says("Hello")
     prompts = []
     for asked in (
@@ -212,7 +213,7 @@ def test_thinking_can_be_switched_off(server: ScriptedServer) -> None:
         ),
     ],
 )
-def test_thinking_is_asked_for_by_any_name(
+def test_reasoning_fields_of_all_apis_are_read(
     asked: dict[str, Any], budget: int | None, variables: dict[str, Any]
 ) -> None:
     request = CHAT.decode(msgspec.json.encode({"model": "", "messages": [QUESTION], **asked}))
@@ -220,7 +221,7 @@ def test_thinking_is_asked_for_by_any_name(
     assert (conversation.thinking_budget, conversation.variables) == (budget, variables)
 
 
-def test_logprobs_are_those_of_the_text(server: ScriptedServer) -> None:
+def test_logprobs_belong_to_the_text(server: ScriptedServer) -> None:
     server.says(SCRIPT)
     logprobs = ask(server, logprobs=True).choices[0].logprobs
     assert logprobs is not None
@@ -246,16 +247,14 @@ def test_logprobs_are_those_of_the_text(server: ScriptedServer) -> None:
         ({"extra_body": {"thinking_budget": 5, "use_beam_search": True}}, "thinking_token_budget"),
     ],
 )  # fmt: skip
-def test_mistakes_are_told_by_field(server: ScriptedServer, asked: dict[str, Any], parameter: str) -> None:
+def test_invalid_field_is_named(server: ScriptedServer, asked: dict[str, Any], parameter: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         ask(server, **asked)
     assert caught.value.param == parameter
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
-def test_a_keyword_that_cannot_be_enforced_in_one_of_many_tools_refuses_nothing(
-    server: ScriptedServer, choice: Any
-) -> None:
+def test_unsupported_keyword_in_one_of_many_tools_is_accepted(server: ScriptedServer, choice: Any) -> None:
     server.says(CALL)
     reply = ask(server, tools=[WEATHER, {"type": "function", "function": UNENFORCED}], tool_choice=choice)
     assert reply.choices[0].finish_reason

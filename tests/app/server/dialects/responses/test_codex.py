@@ -1,4 +1,4 @@
-"""Requests as Codex CLI sends them: every field of theirs, tools of all types, its own items sent back."""
+"""Requests of Codex CLI: all of its fields, all types of tools, and items that it sends back."""
 
 import json
 from typing import Any
@@ -78,7 +78,7 @@ SCRIPT = "<think>\nA list.\n</think>\n\nI look." + "".join(
 
 
 def asked(server: ScriptedServer, *, says: str, **fields: Any) -> list[Json]:
-    """The events of the reply."""
+    """Return the events of the reply."""
     server.says(says)
     url = f"{server.url}/v1/responses"
     answer = httpx.post(url, json=REQUEST | fields, trust_env=False, timeout=None)  # noqa: S113
@@ -87,11 +87,11 @@ def asked(server: ScriptedServer, *, says: str, **fields: Any) -> list[Json]:
 
 
 def sent_back(item: Json) -> Json:
-    """As Codex has it in the next request: without the status, and with no thoughts but their summary."""
+    """Return an item as Codex sends it in the next request: without the status, and reasoning only as summary."""
     return {name: value for name, value in item.items() if name not in ("status", "annotations", "logprobs")}
 
 
-def test_a_turn_with_tools_goes_on_from_the_cache(scripted_server: ScriptedServer) -> None:
+def test_turn_with_tools_continues_from_the_cache(scripted_server: ScriptedServer) -> None:
     events = asked(scripted_server, says=SCRIPT)
     items = [event["item"] for event in events if event["type"] == "response.output_item.done"]
     assert [item["type"] for item in items] == [
@@ -119,11 +119,11 @@ def test_a_turn_with_tools_goes_on_from_the_cache(scripted_server: ScriptedServe
     assert cached >= first["input_tokens"] + first["output_tokens"] - 20
 
 
-def test_an_empty_probe_is_answered(scripted_server: ScriptedServer) -> None:
+def test_empty_input_is_answered(scripted_server: ScriptedServer) -> None:
     probe = asked(scripted_server, says="Hello", input=[], tools=[], instructions="You are a coding agent.")
     assert [event["type"] for event in probe] == ["response.created", "response.in_progress", "response.completed"]
 
 
-def test_nothing_is_called_that_the_model_was_not_told_of(scripted_server: ScriptedServer) -> None:
-    told = asked(scripted_server, says="Hello")[-1]["response"]["tools"]
-    assert [tool["type"] for tool in told] == ["function", "function", "custom", "namespace"]
+def test_unknown_tools_are_not_called(scripted_server: ScriptedServer) -> None:
+    reported = asked(scripted_server, says="Hello")[-1]["response"]["tools"]
+    assert [tool["type"] for tool in reported] == ["function", "function", "custom", "namespace"]

@@ -1,4 +1,4 @@
-"""From the items of a request to the messages that a model is given."""
+"""Conversion of input items to messages."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ LOOK = ToolCall("look", {"at": 1}, "1")
 
 
 @pytest.mark.parametrize("earlier", [0, 3, 6])
-def test_what_was_said_in_one_go_is_one_message(earlier: int) -> None:
+def test_items_of_one_turn_become_one_message(earlier: int) -> None:
     assert read(user("Hi"), THOUGHTS, TEXT, CALL, RESULT, TEXT, TEXT, earlier=earlier) == [
         Message("user", "Hi"),
         Message("assistant", "I look.", "Hm.", (LOOK,)),
@@ -38,12 +38,12 @@ def test_what_was_said_in_one_go_is_one_message(earlier: int) -> None:
     ]
 
 
-def test_text_behind_a_call_belongs_to_it() -> None:
+def test_text_after_a_call_is_in_the_same_message() -> None:
     assert read(TEXT, CALL, TEXT) == [Message("assistant", "I look.I look.", tool_calls=(LOOK,))]
 
 
-def test_roles_take_turns_and_instructions_come_first() -> None:
-    told = read(
+def test_roles_alternate_and_instructions_come_first() -> None:
+    reported = read(
         {"role": "developer", "content": "Be kind."},
         {"role": "system", "content": [{"type": "input_text", "text": "Be"}, {"type": "input_text", "text": "short."}]},
         user("It is late."),
@@ -54,7 +54,7 @@ def test_roles_take_turns_and_instructions_come_first() -> None:
         instructions="Be brief.",
     )
     first = "Be brief.\n\nBe kind.\n\nBe\nshort."
-    assert told == [
+    assert reported == [
         Message("system", first),
         Message("user", "It is late.\n\nHi\n\nBe quick."),
         Message("assistant", "I look."),
@@ -62,7 +62,7 @@ def test_roles_take_turns_and_instructions_come_first() -> None:
     ]
 
 
-def test_custom_tools_have_one_text() -> None:
+def test_custom_tool_has_one_text() -> None:
     patch = {"type": "custom_tool_call", "name": "apply_patch", "call_id": "2", "input": "*** Begin"}
     result = {"type": "custom_tool_call_output", "call_id": "2", "output": [{"type": "input_text", "text": "Done"}]}
     call = ToolCall("apply_patch", {"input": "*** Begin"}, "2")
@@ -72,12 +72,12 @@ def test_custom_tools_have_one_text() -> None:
     ]
 
 
-def test_a_tool_of_a_namespace_has_its_name() -> None:
+def test_tool_of_a_namespace_has_its_prefix() -> None:
     [message] = read({**CALL, "namespace": "mcp__files__"})
     assert [call.name for call in message.tool_calls] == ["mcp__files__look"]
 
 
-def test_what_no_model_can_be_given_is_passed_over() -> None:
+def test_unknown_items_are_ignored() -> None:
     others: list[dict[str, Any]] = [
         {"type": "reasoning", "id": "rs_2", "summary": [], "encrypted_content": "gAAAA"},
         {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "a"}},
@@ -89,22 +89,22 @@ def test_what_no_model_can_be_given_is_passed_over() -> None:
 
 
 @pytest.mark.parametrize("content", ["gAAAA", "", "aW5nbGVub29r", "\u00e9", None])
-def test_a_compaction_of_another_server_is_refused(content: str | None) -> None:
+def test_compaction_of_another_server_is_refused(content: str | None) -> None:
     with pytest.raises(InvalidRequest, match="another server"):
         read(user("Hi"), {"type": "compaction", "encrypted_content": content})
 
 
-def test_a_compaction_is_read_as_what_the_assistant_said() -> None:
+def test_compaction_becomes_an_assistant_message() -> None:
     item = compaction_item("They spoke of é.")
     asked = {"type": "compaction", "encrypted_content": item.encrypted_content}
     [_, message] = read(user("Hi"), asked)
     assert (message.role, message.content.splitlines()[-1]) == ("assistant", "They spoke of é.")
 
 
-def test_what_is_kept_is_told_whole() -> None:
+def test_stored_item_has_all_fields() -> None:
     [kept] = [item.to_stored() for item in items_of("Hi")]
-    told = msgspec.to_builtins(kept)
-    assert told.pop("id").startswith("msg_")
+    reported = msgspec.to_builtins(kept)
+    assert reported.pop("id").startswith("msg_")
     content = [{"type": "input_text", "text": "Hi"}]
-    assert told == {"type": "message", "role": "user", "status": "completed", "content": content}
+    assert reported == {"type": "message", "role": "user", "status": "completed", "content": content}
     assert items_of("") == items_of(None) == []

@@ -1,5 +1,7 @@
-"""The compliance cases of Open Responses (https://www.openresponses.org), but for that of images: their requests, what
-they check of the replies, and the fields that its schema requires."""
+"""Compliance cases of Open Responses (https://www.openresponses.org), except for images.
+
+They check the requests of these cases, the replies, and the fields that the schema requires.
+"""
 
 import json
 from collections.abc import Iterator
@@ -149,27 +151,27 @@ def asked(server: ScriptedServer, says: str, request: Json, *, stream: bool) -> 
 
 
 @pytest.mark.parametrize("request_", [BASIC, SYSTEM, TURNS], ids=["basic", "system prompt", "multi-turn"])
-def test_a_text_is_a_completed_response(scripted_server: ScriptedServer, request_: Json) -> None:
+def test_text_gives_a_completed_response(scripted_server: ScriptedServer, request_: Json) -> None:
     response = asked(scripted_server, "Hello there, friend.", request_, stream=False).json()
     check_response(response)
     assert (response["status"], len(response["output"])) == ("completed", 1)
 
 
-def test_a_stream_has_events_and_ends_completed(scripted_server: ScriptedServer) -> None:
+def test_stream_has_events_and_ends_completed(scripted_server: ScriptedServer) -> None:
     *_, last = events(asked(scripted_server, "1, 2, 3, 4, 5", STREAMING, stream=True).text)
     assert (last["type"], last["response"]["status"]) == ("response.completed", "completed")
 
 
-def test_a_tool_is_called(scripted_server: ScriptedServer) -> None:
+def test_tool_is_called(scripted_server: ScriptedServer) -> None:
     response = asked(scripted_server, CALL, TOOLS, stream=False).json()
     check_response(response)
     assert [item["type"] for item in response["output"]] == ["function_call"]
 
 
-def test_a_call_has_events_of_its_own(scripted_server: ScriptedServer) -> None:
-    told = list(events(asked(scripted_server, CALL, TOOLS, stream=True).text))
-    kinds = {event["type"] for event in told}
+def test_call_has_its_own_events(scripted_server: ScriptedServer) -> None:
+    reported = list(events(asked(scripted_server, CALL, TOOLS, stream=True).text))
+    kinds = {event["type"] for event in reported}
     assert {"response.function_call_arguments.delta", "response.function_call_arguments.done"} <= kinds
     for kind in ("added", "done"):
-        items = [event["item"]["type"] for event in told if event["type"] == f"response.output_item.{kind}"]
+        items = [event["item"]["type"] for event in reported if event["type"] == f"response.output_item.{kind}"]
         assert items == ["function_call"]

@@ -1,4 +1,4 @@
-"""The Responses API through the real openai client: whole and streamed, kept and gone on from."""
+"""The Responses API through the real openai client: whole, streamed, stored, and continued responses."""
 
 import asyncio
 import time
@@ -36,7 +36,7 @@ SCRIPT = f"<think>\nThey ask.\n</think>\n\nI look.\n{CALL}\n{CALL}"
 
 
 class Asker:
-    """A client that asks one server."""
+    """A client of one server."""
 
     def __init__(self, server: LiveServer, api: openai.OpenAI) -> None:
         self.server = server
@@ -58,7 +58,7 @@ class ScriptedAsker(Asker):
     server: ScriptedServer
 
     def says(self, text: str) -> int:
-        """The model, from now on; how many tokens that are."""
+        """Set the text of all further replies. Returns its number of tokens."""
         return self.server.says(text)
 
 
@@ -74,16 +74,16 @@ def scripted(scripted_server: ScriptedServer) -> Iterator[ScriptedAsker]:
         yield ScriptedAsker(scripted_server, api)
 
 
-def said(response: Response) -> dict[str, Any]:
-    """Without what is another one each time."""
-    told = response.model_dump(exclude={"id", "created_at", "completed_at", "usage", "store"})
-    for item in told["output"]:
+def stable_fields(response: Response) -> dict[str, Any]:
+    """Return a response without the fields that differ between responses."""
+    reported = response.model_dump(exclude={"id", "created_at", "completed_at", "usage", "store"})
+    for item in reported["output"]:
         item.pop("id")
         item.pop("call_id", None)
-    return told
+    return reported
 
 
-def test_the_reply_is_exactly_the_models(hash_server: LiveServer, ask: Asker) -> None:
+def test_reply_equals_the_model_output(hash_server: LiveServer, ask: Asker) -> None:
     reply = ask(max_output_tokens=40, extra_body={"ignore_eos": True})
     assert reply.output_text == expected_text(hash_server, QUESTION, 40)
     assert (reply.status, reply.error) == ("incomplete", None)
@@ -96,7 +96,7 @@ def test_the_reply_is_exactly_the_models(hash_server: LiveServer, ask: Asker) ->
     assert reply.usage.total_tokens == len(prompt) + 40
 
 
-def test_events_come_in_their_order_and_say_what_the_whole_reply_says(scripted: ScriptedAsker) -> None:
+def test_events_are_ordered_and_agree_with_the_whole_reply(scripted: ScriptedAsker) -> None:
     scripted.says(SCRIPT)
     events = scripted.events(tools=[WEATHER])
     whole = scripted(tools=[WEATHER])
@@ -115,12 +115,12 @@ def test_events_come_in_their_order_and_say_what_the_whole_reply_says(scripted: 
     assert once == ["created", "in_progress", *thoughts, *text, *call, *call, "completed"]
     last = events[-1]
     assert last.type == "response.completed"
-    assert said(last.response) == said(whole)
+    assert stable_fields(last.response) == stable_fields(whole)
     assert [item.type for item in whole.output] == ["reasoning", "message", "function_call", "function_call"]
     assert whole.output_text == "I look."
 
 
-def test_deltas_are_what_their_items_say(scripted: ScriptedAsker) -> None:
+def test_deltas_add_up_to_their_items(scripted: ScriptedAsker) -> None:
     scripted.says(SCRIPT)
     texts: dict[str, str] = {}
     done: dict[str, Any] = {}
@@ -137,8 +137,8 @@ def test_deltas_are_what_their_items_say(scripted: ScriptedAsker) -> None:
     assert [item.content for item in done.values() if item.type == "reasoning"] == [None]
 
 
-def test_the_second_turn_finds_the_first_one_computed(scripted: ScriptedAsker) -> None:
-    generated = scripted.says(f"I look.\n{CALL}\n{CALL}")  # the template takes old thoughts out
+def test_second_turn_finds_the_first_one_cached(scripted: ScriptedAsker) -> None:
+    generated = scripted.says(f"I look.\n{CALL}\n{CALL}")  # the template removes earlier reasoning
     first = scripted(input="A question of its own. " * 30, tools=[WEATHER], instructions="Be brief.")
     results = [
         {"type": "function_call_output", "call_id": item.call_id, "output": "22"}
@@ -155,7 +155,7 @@ def test_the_second_turn_finds_the_first_one_computed(scripted: ScriptedAsker) -
     assert third.previous_response_id == second.id
 
 
-def test_the_items_themselves_go_on_like_their_response(scripted: ScriptedAsker) -> None:
+def test_sending_the_items_equals_previous_response_id(scripted: ScriptedAsker) -> None:
     scripted.says(SCRIPT)
     first = scripted(tools=[WEATHER])
     result = {"type": "function_call_output", "call_id": "1", "output": [{"type": "input_text", "text": "22"}]}
@@ -167,23 +167,23 @@ def test_the_items_themselves_go_on_like_their_response(scripted: ScriptedAsker)
     assert by_items.usage.input_tokens == by_id.usage.input_tokens
 
 
-def test_what_is_kept_is_what_was_told(ask: Asker) -> None:
+def test_stored_response_equals_the_reply(ask: Asker) -> None:
     asked: dict[str, Any] = {"max_output_tokens": 4, "metadata": {"a": "b"}, "seed": 1}
     api = ask.api
-    told = ask(extra_body={"seed": asked.pop("seed")}, **asked)
-    assert api.responses.retrieve(told.id) == told
-    [item] = list(api.responses.input_items.list(told.id))
+    reported = ask(extra_body={"seed": asked.pop("seed")}, **asked)
+    assert api.responses.retrieve(reported.id) == reported
+    [item] = list(api.responses.input_items.list(reported.id))
     assert item.model_dump()["content"][0]["text"] == QUESTION
-    api.responses.delete(told.id)
+    api.responses.delete(reported.id)
     for call in (api.responses.retrieve, api.responses.delete, api.responses.cancel):
         with pytest.raises(openai.NotFoundError):
-            call(told.id)
+            call(reported.id)
     with pytest.raises(openai.BadRequestError) as missing:
-        ask(previous_response_id=told.id)
+        ask(previous_response_id=reported.id)
     assert (missing.value.code, missing.value.param) == ("previous_response_not_found", "previous_response_id")
 
 
-def test_what_is_deleted_was_computed_for_itself_alone(ask: Asker) -> None:
+def test_deleting_a_response_deletes_only_its_own_blocks(ask: Asker) -> None:
     first = ask(input="One of its kind. " * 20, max_output_tokens=8)
     asked: dict[str, Any] = {"previous_response_id": first.id, "input": "Go on. " * 40, "max_output_tokens": 8}
     second = ask(**asked)
@@ -196,20 +196,20 @@ def test_what_is_deleted_was_computed_for_itself_alone(ask: Asker) -> None:
         assert first.usage.input_tokens - 16 <= cached <= first.usage.total_tokens
 
 
-def test_what_is_not_to_be_kept_is_not(ask: Asker) -> None:
-    told = ask(max_output_tokens=2, store=False)
-    assert told.store is False  # type: ignore[attr-defined]
+def test_store_false_is_not_stored(ask: Asker) -> None:
+    reported = ask(max_output_tokens=2, store=False)
+    assert reported.store is False  # type: ignore[attr-defined]
     with pytest.raises(openai.NotFoundError):
-        ask.api.responses.retrieve(told.id)
+        ask.api.responses.retrieve(reported.id)
 
 
-def test_input_items_come_in_pages(ask: Asker) -> None:
+def test_input_items_are_paginated(ask: Asker) -> None:
     items: list[Any] = [{"role": "user", "content": f"{number}"} for number in range(5)]
-    told = ask(input=items, max_output_tokens=1)
+    reported = ask(input=items, max_output_tokens=1)
     api = ask.api
-    listed = list(api.responses.input_items.list(told.id, limit=2, order="asc"))
+    listed = list(api.responses.input_items.list(reported.id, limit=2, order="asc"))
     assert [item.model_dump()["content"][0]["text"] for item in listed] == [*"01234"]
-    newest = api.responses.input_items.list(told.id, limit=1).data
+    newest = api.responses.input_items.list(reported.id, limit=1).data
     assert [item.model_dump()["content"][0]["text"] for item in newest] == ["4"]
 
 
@@ -220,7 +220,7 @@ def when_ended(api: openai.OpenAI, response_id: str) -> Response:
     return found
 
 
-def test_a_background_response_can_be_streamed_and_resumed(scripted: ScriptedAsker) -> None:
+def test_background_response_can_be_streamed_and_resumed(scripted: ScriptedAsker) -> None:
     scripted.says("word " * 50)
     api = scripted.api
     with scripted.server.runner.held() as steps:
@@ -230,7 +230,8 @@ def test_a_background_response_can_be_streamed_and_resumed(scripted: ScriptedAsk
             steps.release(3)
             first.append(next(events))
         response_id = first[0].response.id
-        assert api.responses.retrieve(response_id).status == "in_progress"  # the client has left, the response goes on
+        # the client has disconnected, and the response continues
+        assert api.responses.retrieve(response_id).status == "in_progress"
         steps.release(1000)
     assert [event.type for event in first] == ["response.created", "response.queued", "response.in_progress"]
     assert [event.response.status for event in first] == ["queued", "queued", "in_progress"]
@@ -245,7 +246,7 @@ def test_a_background_response_can_be_streamed_and_resumed(scripted: ScriptedAsk
         api.responses.retrieve(kept.id, stream=True)
 
 
-def test_a_failed_background_response_tells_its_followers(scripted: ScriptedAsker) -> None:
+def test_failed_background_response_is_reported_to_followers(scripted: ScriptedAsker) -> None:
     scripted.server.runner.failures = 1
     with scripted.api.responses.create(**scripted.given({}), background=True, stream=True) as stream:
         types = [event.type for event in stream]
@@ -253,14 +254,14 @@ def test_a_failed_background_response_tells_its_followers(scripted: ScriptedAske
     assert types[-1] == "response.failed"
 
 
-def test_the_reply_has_the_name_that_was_asked_for(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+def test_reply_has_the_requested_model_name(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     engine, _ = controlled_engine(tokenizer.vocab_size, context=256)
     with LiveServer("hash", engine, tokenizer, renderer, aliases={"gpt-*": "*"}) as server, client(server) as api:
         assert api.responses.create(model="gpt-9", input="Hi", max_output_tokens=1).model == "gpt-9"
         assert api.responses.create(model="", input="Hi", max_output_tokens=1).model == "hash"
 
 
-def test_a_conversation_is_compacted_and_goes_on(scripted: ScriptedAsker) -> None:
+def test_compacted_conversation_can_be_continued(scripted: ScriptedAsker) -> None:
     scripted.says("They speak of Rome.")
     items: list[Any] = [
         {"role": "user", "content": "Where is the Colosseum?"},
@@ -275,15 +276,15 @@ def test_a_conversation_is_compacted_and_goes_on(scripted: ScriptedAsker) -> Non
     assert item["type"] == "compaction"
     assert compacted["usage"]["input_tokens"] > 0
     scripted.says("Yes.")
-    told = scripted(input=[*messages, item, {"role": "user", "content": "Is it old?"}])
-    assert told.output_text == "Yes."
+    reported = scripted(input=[*messages, item, {"role": "user", "content": "Is it old?"}])
+    assert reported.output_text == "Yes."
     with pytest.raises(openai.BadRequestError, match="another server"):
         scripted(input=[{"type": "compaction", "encrypted_content": "gAAAAA=="}])
     with pytest.raises(openai.NotFoundError):
         scripted.api.responses.compact(model="gpt-9", input=items)
 
 
-def test_in_the_background_it_ends_and_can_be_cancelled(scripted: ScriptedAsker) -> None:
+def test_background_response_ends_or_can_be_canceled(scripted: ScriptedAsker) -> None:
     scripted.says("word " * 200)
     api = scripted.api
     with scripted.server.runner.held() as steps:
@@ -301,7 +302,7 @@ def test_in_the_background_it_ends_and_can_be_cancelled(scripted: ScriptedAsker)
         api.responses.cancel(scripted(max_output_tokens=1).id)
 
 
-def test_what_fails_in_the_middle_is_a_failed_response(scripted: ScriptedAsker) -> None:
+def test_error_during_generation_gives_a_failed_response(scripted: ScriptedAsker) -> None:
     scripted.says("word " * 200)
     given: dict[str, Any] = {"model": "scripted", "input": QUESTION}
     api = scripted.api
@@ -320,14 +321,14 @@ def test_what_fails_in_the_middle_is_a_failed_response(scripted: ScriptedAsker) 
     assert [event.sequence_number for event in heard] == list(range(len(heard)))
 
 
-def test_nothing_asked_is_answered_with_nothing(ask: Asker) -> None:
+def test_empty_input_gives_an_empty_response(ask: Asker) -> None:
     nothing: tuple[str | list[Any] | None, ...] = ("", [], None)
     for empty in nothing:
         reply = ask(input=empty, instructions="Be brief.")
         assert (reply.status, reply.output) == ("completed", [])
 
 
-def test_tokens_are_counted_before_they_cost(scripted: ScriptedAsker) -> None:
+def test_input_tokens_are_counted_without_generating(scripted: ScriptedAsker) -> None:
     scripted.says("Hello")
     asked: dict[str, Any] = {"tools": [WEATHER], "instructions": "Be brief."}
     used = scripted(**asked).usage
@@ -336,12 +337,12 @@ def test_tokens_are_counted_before_they_cost(scripted: ScriptedAsker) -> None:
     assert counted.input_tokens == used.input_tokens
 
 
-def test_a_model_of_embeddings_says_that_it_writes_no_text() -> None:
+def test_embedding_model_refuses_to_generate() -> None:
     with EmbeddingServer() as server, client(server) as api, pytest.raises(openai.BadRequestError, match="no text"):
         api.responses.create(model="digest", input=QUESTION)
 
 
-def test_logprobs_are_those_of_the_text(scripted: ScriptedAsker) -> None:
+def test_logprobs_belong_to_the_text(scripted: ScriptedAsker) -> None:
     scripted.says("I look.")
     reply = scripted(include=["message.output_text.logprobs"], top_logprobs=0)
     part = reply.output[-1].content[0]  # type: ignore[union-attr, index]
@@ -373,14 +374,14 @@ def test_logprobs_are_those_of_the_text(scripted: ScriptedAsker) -> None:
         ({"metadata": {"a": "b" * 513}}, "metadata"),
     ],
 )
-def test_mistakes_are_told_by_field(scripted: ScriptedAsker, asked: dict[str, Any], parameter: str) -> None:
+def test_invalid_field_is_named(scripted: ScriptedAsker, asked: dict[str, Any], parameter: str) -> None:
     scripted.says("Hello")
     with pytest.raises(openai.BadRequestError) as caught:
         scripted(**asked)
     assert str(caught.value.param).startswith(parameter)
 
 
-def test_several_at_once_each_say_what_they_say_alone(hash_server: LiveServer, ask: Asker) -> None:
+def test_concurrent_responses_are_the_same_as_alone(hash_server: LiveServer, ask: Asker) -> None:
     questions = [f"Question {number}" for number in range(6)]
 
     async def ask_all() -> list[Response]:
@@ -393,7 +394,7 @@ def test_several_at_once_each_say_what_they_say_alone(hash_server: LiveServer, a
     assert [one.output_text for one in replies] == [expected_text(hash_server, one, 20) for one in questions]
 
 
-# -- the default model itself
+# -- the default model
 
 
 class Capital(pydantic.BaseModel):
@@ -401,7 +402,7 @@ class Capital(pydantic.BaseModel):
     inhabitants: int
 
 
-def test_the_default_model_answers_in_any_form(smollm2_server: LiveServer) -> None:
+def test_default_model_answers_in_every_format(smollm2_server: LiveServer) -> None:
     asked: dict[str, Any] = {"model": "smollm2:135m", "input": QUESTION, "temperature": 0}
     with client(smollm2_server) as api:
         with api.responses.stream(**asked, max_output_tokens=10) as stream:

@@ -1,4 +1,4 @@
-"""Responses that are kept: bounded, private, still there after a restart, and never in the way of a reply."""
+"""Stored responses: bounded, private, persistent, and never the reason that a reply fails."""
 
 import asyncio
 import os
@@ -36,7 +36,7 @@ async def put(stored: StoredResponses, responses: Sequence[StoredResponse]) -> N
         await stored.put(one)
 
 
-def test_a_chain_is_there_after_a_restart_for_its_owner_alone(tmp_path: Path) -> None:
+def test_chain_survives_a_restart_for_its_owner_only(tmp_path: Path) -> None:
     chain = [response("a"), response("b", "a"), response("c", "b")]
     with opened(tmp_path / "state") as stored:
         asyncio.run(put(stored, chain))
@@ -50,7 +50,7 @@ def test_a_chain_is_there_after_a_restart_for_its_owner_alone(tmp_path: Path) ->
         assert asyncio.run(stored.chain("c", "")) == chain[2:]
 
 
-def test_nobody_else_can_read_it_and_what_is_deleted_is_gone(tmp_path: Path) -> None:
+def test_file_is_private_and_deleted_responses_are_gone(tmp_path: Path) -> None:
     secret = response("a", size=64)
     with opened(tmp_path / "state") as stored:
         asyncio.run(put(stored, [secret, response("b")]))
@@ -63,16 +63,16 @@ def test_nobody_else_can_read_it_and_what_is_deleted_is_gone(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
-def test_what_was_not_used_for_longest_goes_first(tmp_path: Path, in_memory: bool) -> None:
+def test_least_recently_used_response_is_deleted_first(tmp_path: Path, in_memory: bool) -> None:
     with opened(None if in_memory else tmp_path, max_bytes=3 * (ROW_BYTES + 100)) as stored:
         asyncio.run(put(stored, [response("a"), response("b"), response("c", "a")]))
-        asyncio.run(stored.chain("c", ""))  # with it, the one that it goes on from is used
+        asyncio.run(stored.chain("c", ""))  # this also counts as a use of the response that it continues
         asyncio.run(put(stored, [response("d")]))
         kept = [asyncio.run(stored.get(name, "")) for name in "abcd"]
         assert [one is not None for one in kept] == [True, False, True, True]
 
 
-def test_a_file_that_is_none_of_ours_is_left_alone(tmp_path: Path) -> None:
+def test_foreign_file_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_bytes(b"a text of somebody's" * 100)
     with opened(tmp_path) as stored:
         asyncio.run(put(stored, [response("a")]))
@@ -80,7 +80,7 @@ def test_a_file_that_is_none_of_ours_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / FILE_NAME).read_bytes().startswith(b"a text of somebody's")
 
 
-def test_what_is_not_to_be_stored_is_not_written_and_keys_keep_theirs(
+def test_store_false_writes_nothing_and_keys_see_only_their_own(
     tmp_path: Path, tokenizer: Tokenizer, renderer: ChatTemplateRenderer
 ) -> None:
     engine, _ = controlled_engine(tokenizer.vocab_size)
