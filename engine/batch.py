@@ -24,8 +24,9 @@ class Batch:
     positions: Ids  # T: position of each token in its request
     # T each: block * BLOCK_SIZE + offset, where k and v are written; empty for recurrent groups
     slot_mappings: tuple[Ids, ...]
-    # R lists each: a request's blocks in order, and the null block where no token attends any more. They grow after the
-    # step is launched. For recurrent groups: the state to write first, which starts with the content to read.
+    # R lists each: a request's blocks in order, and the null block where no token attends any more. The lists grow
+    # after the step is launched. For recurrent groups, the first entry is the state block, which the step reads and
+    # overwrites.
     block_tables: tuple[Sequence[Ids], ...]
     query_starts: Ids  # R + 1: request r has tokens query_starts[r] .. query_starts[r + 1]
     context_lengths: Ids  # R: tokens of the request after this step

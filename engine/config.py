@@ -24,8 +24,8 @@ class Llama3Scaling:
     """Long wavelengths are stretched, short ones stay (the `llama3` rope type of transformers' configuration)."""
 
     factor: float
-    low: float  # rotations within the original context, below which a frequency is divided by the factor
-    high: float  # and above which it stays
+    low: float  # below this number of rotations in the original context, a frequency is divided by the factor
+    high: float  # above this number of rotations in the original context, a frequency stays
     original_context: int
 
 
@@ -37,11 +37,11 @@ class YarnScaling:
 
     factor: float
     original_context: int
-    fast: float = 32.0  # rotations within the original context, above which a frequency stays
-    slow: float = 1.0  # and below which it is divided
+    fast: float = 32.0  # above this number of rotations in the original context, a frequency stays
+    slow: float = 1.0  # below this number of rotations in the original context, a frequency is divided
     attention_factor: float | None = None  # of cosine and sine; None: computed from the factor and the two fields below
     mscale: float = 1.0
-    mscale_all: float = 0.0  # 0: neither of the two is used
+    mscale_all: float = 0.0  # 0: both mscales are ignored
     truncate: bool = True  # round the bounds of the blended frequencies to whole indices
 
 

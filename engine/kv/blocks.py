@@ -110,7 +110,7 @@ class BlockPool:
             self._by_key[key] = block
 
     def unpublish(self, block: int) -> None:
-        """Make a block unfindable, because its content is of no use."""
+        """Make a block unfindable: its content can no longer be used."""
         content, self._contents[block] = self._contents[block], None
         if content is not None:
             del self._by_key[content.key]

@@ -53,8 +53,8 @@ def reserve(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 class KVCache:
     """One pool per group, [blocks, layers, ...], and with `host_blocks` a second pool per group in the host's memory.
 
-    `num_blocks` is one number for all groups or a sequence with one per group. This class serves devices that compute
-    in the host's memory; other devices pass `reserve_pool` and `reserve_host`.
+    `num_blocks` is one number for all groups or a sequence with one per group. Devices that do not compute in the
+    host's memory use a subclass, and pass `reserve_pool` and `reserve_host`.
     """
 
     def __init__(

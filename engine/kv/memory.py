@@ -139,7 +139,7 @@ class KVMemory:
             request.cache = prefix.token_sources([group.pool for group in self.groups])
         self.disk.touch(held, prefix.blocks)
         for number, indices in enumerate(prefix.sources):
-            # they are not written yet if the request that computed them was not `stored`
+            # A request that was not `stored` may have computed these blocks, so they may not be in files yet.
             self.disk.mark_dirty(number, held, indices)
         return True
 
@@ -231,12 +231,12 @@ class KVMemory:
         return False
 
     def is_swapped_out(self, request: Request) -> bool:
-        """Whether its blocks are in the host pools, or are being copied there."""
+        """Whether the request's blocks are in the host pools, or are being copied there."""
         held = self._held.get(request.id)
         return held is not None and held.saved is not None
 
     def is_being_saved(self, request: Request) -> bool:
-        """Whether its blocks are being copied to the host pools."""
+        """Whether the request's blocks are being copied to the host pools."""
         saved = self.blocks_of(request).saved
         return saved is not None and not (saved.is_there or saved.is_lost)
 
@@ -254,7 +254,7 @@ class KVMemory:
     # -- arrivals
 
     def is_arriving(self, request: Request) -> bool:
-        """Whether its blocks are being copied to the device."""
+        """Whether the request's blocks are being copied to the device."""
         return request in self._arrivals
 
     def poll(self) -> list[Arrived]:

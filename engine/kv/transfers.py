@@ -108,7 +108,7 @@ PoolBlock = tuple[BlockPool, int]  # a block of a device or host pool
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """A preempted request's blocks are copied to the host pools."""
+    """A copy of a preempted request's blocks to the host pools."""
 
     held: RequestBlocks
     saved: SavedBlocks
@@ -118,14 +118,14 @@ class Saving:
 
 @dataclass(frozen=True, slots=True)
 class Demoting:
-    """Cached blocks that the device pools are about to evict are copied to the host pools."""
+    """A copy of cached blocks, which the device pools are about to evict, to the host pools."""
 
     moves: Sequence[MoveBlock]
 
 
 @dataclass(frozen=True, slots=True)
 class Arriving:
-    """A request's blocks are copied to the device from the host pools or from files."""
+    """A copy of a request's blocks to the device, from the host pools or from files."""
 
     held: RequestBlocks
     moves: Sequence[MoveBlock] = ()
@@ -134,7 +134,7 @@ class Arriving:
 
 @dataclass(frozen=True, slots=True)
 class WritingBack:
-    """Blocks are written to a file."""
+    """A write of blocks to a file."""
 
     write: WriteBlocks
     first_keys: Sequence[BlockKey]  # of the chain's segments, up to the one that is written

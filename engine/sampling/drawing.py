@@ -18,7 +18,7 @@ from torch import Tensor
 from engine.grammar import Words
 from engine.sampling_params import SamplingParams
 
-# numbers of tokens to sort before all: 0.1 and 0.4 ms to find them of 49,152; a full sort takes 3.5 ms
+# tokens to sort first; selecting them from 49,152 takes 0.1 and 0.4 ms, a full sort 3.5 ms
 PREFIXES = (64, 1024)
 ATTEMPTS = 4  # draws from the unsorted vocabulary before it is sorted: 0.2 ms each, and top-p drops few tokens
 NO_TOKEN = -1

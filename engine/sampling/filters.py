@@ -14,7 +14,7 @@ from engine.request import Request
 from engine.sampling.drawing import Filters, kept_weights
 from engine.sampling_params import DryParams, SamplingParams
 
-MAX_MATCH = 50  # tokens of a repetition that count, as in the original: the penalty exceeds all logits well before
+MAX_MATCH = 50  # longest repetition that counts, in tokens, as in the original; its penalty far exceeds all logits
 
 
 # Kept between steps, so that each step converts the new tokens only.

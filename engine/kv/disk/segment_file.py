@@ -298,7 +298,7 @@ def segment_name(group: int, first_key: BlockKey) -> str:
 
 
 def segment_of(name: str) -> str:
-    """Return this prefix of a file name."""
+    """Return the part of a file name that identifies its segment."""
     return name.rpartition("-")[0]
 
 

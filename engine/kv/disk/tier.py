@@ -55,7 +55,7 @@ class DiskTier:
         self._counters = counters
         self._store = store
         self._dirty: deque[_QueuedWrite] = deque()
-        self._dirty_since = 0.0  # when the queue was last empty
+        self._dirty_since = 0.0  # when the first block of the current queue was queued
         self._is_writing = False
 
     @property

@@ -87,7 +87,7 @@ def params(**given: object) -> SamplingParams:
 
 
 def plainly_left(logits: list[float], wanted: SamplingParams) -> set[int]:
-    """Return the tokens that the filters keep, without the likely ones except for the least likely of those."""
+    """Return the tokens that the filters and XTC keep, by their definitions."""
     weights = torch.softmax(torch.tensor(logits, dtype=torch.float64) / wanted.temperature, -1).tolist()
     order = sorted(range(len(weights)), key=lambda token: (-weights[token], token))
     order = [token for token in order if weights[token] >= wanted.min_p * weights[order[0]]]

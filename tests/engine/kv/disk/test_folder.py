@@ -110,7 +110,7 @@ def test_cached_models_lists_files_blocks_and_tokens(tmp_path: Path) -> None:
     assert (tiny.files, tiny.blocks, tiny.tokens) == (3, 12, 8 * BLOCK_SIZE)
     assert tiny.size == sum(path.stat().st_size for path in tiny.folder.glob("??/*.run"))
     assert (other.about.model, other.blocks, other.used) == ("other", 2, 7_000)
-    bad.write_bytes(b"no run file")
+    bad.write_bytes(b"not a file!")
     (other.folder / ABOUT).write_bytes(b"\xff[")
     other = cached_models(tmp_path)[0]
     assert (other.about, other.files, other.size, other.blocks) == (About(), 1, 11, 0)
