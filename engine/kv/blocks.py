@@ -173,7 +173,7 @@ class BlockPool:
         """Whether the content was published, so that no holder may write to it."""
         return self._contents[block] is not None
 
-    def check(self) -> None:
+    def check_consistency(self) -> None:
         """Raise RuntimeError unless each block is either free or held, and each findable block is the one its key maps
         to.
         """

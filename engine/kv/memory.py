@@ -108,7 +108,7 @@ class KVMemory:
     def check_pools(self) -> None:
         """Raise RuntimeError if a pool is inconsistent."""
         for pool in self.pools:
-            pool.check()
+            pool.check_consistency()
 
     # -- from the first match to the release
 

@@ -50,7 +50,7 @@ class Masks:
         ids: NDArray[np.int64] = held[which] * 32 + bits
         return ids[ids < vocab_size] if len(ids) <= most else None
 
-    def rows(self, request_ids: Sequence[int], vocab_size: int) -> "NDArray[np.bool_]":
+    def allowed_rows(self, request_ids: Sequence[int], vocab_size: int) -> "NDArray[np.bool_]":
         """Return the allowed tokens of these requests, constrained or not: bool [requests, vocabulary]."""
         words = np.full((len(request_ids), self.words.shape[1]), -1, np.int32)
         for row, request_id in enumerate(request_ids):

@@ -185,7 +185,7 @@ def sample_allowed(shaped: Tensor, logits: Tensor, requests: Sequence[Request], 
     rest = [row for row in range(len(requests)) if row not in few]
     if rest:
         others = [requests[row] for row in rest]
-        possible = torch.from_numpy(masks.rows([it.id for it in others], vocabulary))
+        possible = torch.from_numpy(masks.allowed_rows([it.id for it in others], vocabulary))
         sampled |= zip(rest, sample_ids(masked(shaped[rest], logits[rest], possible), others), strict=True)
     return [sampled[row] for row in range(len(requests))]
 
@@ -282,7 +282,7 @@ def _drawn_logprobs(shaped: Tensor, logits: Tensor, token_id: int, request: Requ
     """Return the log-probabilities of one row, float32 [1, vocabulary], under the distribution of `sample_allowed`."""
     params, vocabulary = request.params, logits.shape[1]
     if request.id in masks.mask_rows:
-        shaped = masked(shaped, logits, torch.from_numpy(masks.rows([request.id], vocabulary)))
+        shaped = masked(shaped, logits, torch.from_numpy(masks.allowed_rows([request.id], vocabulary)))
     drawn_from, filters = _apply_xtc(shaped, Filters.of([params], vocabulary), [request])
     found = sampled_logprobs(drawn_from, filters, torch.tensor([token_id]), params.logprobs or 0)
     logprob, ids, top = (one.tolist()[0] for one in found)

@@ -45,7 +45,7 @@ class Admission:
         while not self._start(request, prefix):
             if self._memory.is_being_saved(request) or not self._requests.running:
                 return Verdict.BLOCKED
-            victim = self._preemption.victim()
+            victim = self._preemption.pick_victim()
             if victim.origin.service <= request.origin.service or not self._preemption.preempt(victim, request):
                 return Verdict.BLOCKED
             preempted.append(victim)

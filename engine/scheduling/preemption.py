@@ -19,7 +19,7 @@ class Preemption:
         self._groups = groups
         self._memory = memory
 
-    def victim(self) -> Request:
+    def pick_victim(self) -> Request:
         """Return the running request to preempt next: the last, but never the oldest of the highest class present."""
         running = self._requests.running.values()
         first = min(running, key=lambda it: (it.origin.service, it.queue.arrival, it.id))

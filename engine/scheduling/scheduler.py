@@ -300,7 +300,7 @@ class Scheduler:
         while count and not self._memory.can_allocate(request, request.num_scheduled + count):
             if self._memory.can_allocate_later(request, request.num_scheduled + count):
                 return False
-            victim = self._preemption.victim()
+            victim = self._preemption.pick_victim()
             own = self._requests.same_group(victim, request)
             if (own and self._requests.ending) or not self._preemption.preempt(victim, request):
                 return False

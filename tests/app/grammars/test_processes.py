@@ -212,7 +212,7 @@ def test_slow_mask_ends_only_its_own_reply(
             break
         steps += 1
         for request in (requests[0], requests[2]):
-            few = np.flatnonzero(found.rows([request.id], tokenizer.vocab_size)[0])
+            few = np.flatnonzero(found.allowed_rows([request.id], tokenizer.vocab_size)[0])
             best = max(few.tolist(), key=lambda one: len(tokenizer.token_bytes(one)))
             assert request.constraint is not None
             request.constraint.accept(best)

@@ -293,7 +293,7 @@ def test_grammars_are_kept_to(device: torch.device) -> None:
     expected = logits
     for step in (apply_bias, forbid_early_end, apply_penalties):
         expected = step(expected, requests)
-    expected = masked(expected, logits, torch.from_numpy(masks.rows([it.id for it in requests], 5000)))
+    expected = masked(expected, logits, torch.from_numpy(masks.allowed_rows([it.id for it in requests], 5000)))
     rows = build_rows(targets, 5000, masks)
     got = edited_logits(logits.to(device), rows.to(device)).cpu()
     assert torch.equal(got[:3], expected[:3])

@@ -30,7 +30,7 @@ def test_check_finds_a_lost_block() -> None:
     pool.allocate(1)
     pool._references[1] = 0
     with pytest.raises(RuntimeError, match="neither"):
-        pool.check()
+        pool.check_consistency()
 
 
 ROOT = root_key("model")
@@ -93,7 +93,7 @@ def test_eviction_takes_the_oldest_chain_from_its_end() -> None:
     assert pool.allocate(2) == [4, 5]  # never used before
     pool.allocate(1)
     assert len(find(pool, [A, B])) == 1
-    pool.check()
+    pool.check_consistency()
 
 
 def test_blocks_released_cold_are_evicted_first() -> None:
@@ -124,7 +124,7 @@ def test_first_published_block_of_a_key_is_kept() -> None:
     first, second = filled(pool, A), filled(pool, A)
     pool.release(second)
     assert find(pool, [A]) == first
-    pool.check()
+    pool.check_consistency()
 
 
 @pytest.mark.parametrize("content", [(), A[:-1], (*A, 1)])
@@ -185,7 +185,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def consistent(self) -> None:
-        self.pool.check()
+        self.pool.check_consistency()
         held = {block for blocks, _, _ in self.chains for block in blocks}
         assert len(held) == self.pool.num_usable - self.pool.num_free
 
