@@ -1,4 +1,4 @@
-"""Cross-encoders against transformers, out of folders and GGUF files."""
+"""Cross-encoders against transformers, from folders and GGUF files."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def load(path: Path, backend: str, code_cache: Path) -> Encoder:
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
-def test_scores_are_those_of_transformers(tmp_path: Path, cpu_kernels: Path, backend: str) -> None:
+def test_scores_equal_transformers(tmp_path: Path, cpu_kernels: Path, backend: str) -> None:
     model, file = make_ranking(tmp_path)
     expected = []
     for first, second in PAIRS:
@@ -37,7 +37,7 @@ def test_scores_are_those_of_transformers(tmp_path: Path, cpu_kernels: Path, bac
     assert max(expected) - min(expected) > 0.01
 
 
-def test_a_head_of_several_labels_is_refused_by_name(tmp_path: Path, cpu_kernels: Path) -> None:
+def test_head_with_several_labels_is_refused(tmp_path: Path, cpu_kernels: Path) -> None:
     make_ranking(tmp_path, labels=3)
     with pytest.raises(ModelFileError, match=r"classifier\.\w+ has shape"):
         load(tmp_path, "reference", cpu_kernels)

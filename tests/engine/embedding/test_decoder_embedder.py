@@ -1,4 +1,4 @@
-"""A decoder's last states against transformers, through the engine that would otherwise write text."""
+"""Decoders as embedding models against transformers."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -41,7 +41,7 @@ def expected(tiny: TinyLlama, sequences: list[list[int]]) -> Tensor:
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_vectors_are_the_last_tokens_states(tmp_path: Path, cpu_kernels: Path, backend: str, tied: bool) -> None:
+def test_vectors_are_the_states_of_the_last_token(tmp_path: Path, cpu_kernels: Path, backend: str, tied: bool) -> None:
     tiny = make(tmp_path, tied=tied, head_dim=32, hidden=64)
     with loaded(tiny.path, backend, cpu_kernels) as embedder:
         vectors = embedder.encode(texts(1))
@@ -51,8 +51,8 @@ def test_vectors_are_the_last_tokens_states(tmp_path: Path, cpu_kernels: Path, b
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
-def test_bits_are_those_of_the_text_alone(tmp_path: Path, cpu_kernels: Path, backend: str) -> None:
-    """Not of those beside it, and not of whether its beginning was computed before."""
+def test_bits_of_a_vector_depend_only_on_its_text(tmp_path: Path, cpu_kernels: Path, backend: str) -> None:
+    """They do not depend on other texts in the batch or on cached prefixes."""
     tiny, sequences = make(tmp_path, head_dim=32, hidden=64), texts(2)
     longer = [[*ids, 5, 6] for ids in sequences]
     with loaded(tiny.path, backend, cpu_kernels) as embedder:
@@ -64,7 +64,7 @@ def test_bits_are_those_of_the_text_alone(tmp_path: Path, cpu_kernels: Path, bac
     assert torch.equal(again.view(torch.int32), together.view(torch.int32))
 
 
-def test_a_beginning_that_was_computed_is_not_computed_again(tmp_path: Path) -> None:
+def test_common_prefix_is_computed_once(tmp_path: Path) -> None:
     tiny, prompt = make(tmp_path), list(range(90))
     with loaded(tiny.path, "reference") as embedder:
         embedder.encode([prompt])
@@ -73,7 +73,7 @@ def test_a_beginning_that_was_computed_is_not_computed_again(tmp_path: Path) -> 
     assert counters.prompts.cached == 80
 
 
-def test_what_cannot_be_read_is_refused_at_once(tmp_path: Path) -> None:
+def test_too_long_text_and_unknown_ids_are_rejected(tmp_path: Path) -> None:
     with loaded(make(tmp_path).path, "reference") as embedder:
         embedder.encode([[1] * embedder.context_length])
         with pytest.raises(PromptTooLong):
@@ -82,13 +82,13 @@ def test_what_cannot_be_read_is_refused_at_once(tmp_path: Path) -> None:
             embedder.encode([[97]])
 
 
-def test_who_leaves_or_is_left_is_told(tmp_path: Path) -> None:
+def test_cancelled_and_abandoned_texts_get_an_answer(tmp_path: Path) -> None:
     with loaded(make(tmp_path).path, "reference") as embedder:
         futures = [embedder.submit([number % 97] * 100) for number in range(60)]
         assert futures[-1].cancel()
         assert torch.isfinite(futures[-2].result()).all()
         last = [embedder.submit([number % 97] * 101) for number in range(60)]
-    told = [future.exception() for future in last]
-    assert any(isinstance(error, EngineError) and "being stopped" in error.message for error in told)
+    errors = [future.exception() for future in last]
+    assert any(isinstance(error, EngineError) and "being stopped" in error.message for error in errors)
     with pytest.raises(EngineError):
         embedder.submit([1])

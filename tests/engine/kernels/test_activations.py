@@ -1,4 +1,4 @@
-"""Tests of engine/kernels/activations.py."""
+"""The gated activation kernel against its reference implementation."""
 
 import pytest
 import torch
@@ -12,7 +12,9 @@ pytestmark = pytest.mark.usefixtures("fenced_memory")
 @pytest.mark.parametrize("kind", Gate)
 @pytest.mark.parametrize(("tokens", "width"), [(1, 16), (3, 1024), (2, 1500)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_it_is_the_reference(kind: Gate, tokens: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
+def test_gated_equals_the_reference(
+    kind: Gate, tokens: int, width: int, dtype: torch.dtype, device: torch.device
+) -> None:
     x = (3 * torch.randn(tokens, 2 * width)).to(dtype)
     got = activations.gated(x.to(device), kind).cpu()
     want = reference.gated(x.float(), kind)

@@ -1,4 +1,4 @@
-"""How the queries of a step are cut into tiles."""
+"""How the queries of a step are divided into tiles."""
 
 import random
 from dataclasses import replace
@@ -12,7 +12,7 @@ H100 = Card("H100", (9, 0), 132, 232448, 50 << 20, 80 << 30)
 
 
 @pytest.mark.parametrize("queries", [TileQueries(4, 16), TileQueries(8, 8), TileQueries(1, 1)])
-def test_every_token_is_in_one_tile(queries: TileQueries) -> None:
+def test_each_token_is_in_exactly_one_tile(queries: TileQueries) -> None:
     counts = [1, 100] + [random.choice([0, 1, 3, 4, 5, 16, 17, 100]) for _ in range(18)]
     starts = [sum(counts[:number]) for number in range(len(counts) + 1)]
     contexts = [count + random.randrange(50) for count in counts]
@@ -26,23 +26,23 @@ def test_every_token_is_in_one_tile(queries: TileQueries) -> None:
     assert sorted(covered) == [(request, token) for request, count in enumerate(counts) for token in range(count)]
     for it in tiles.lists:
         requests = it.tiles[:, 0].tolist()
-        places = [
-            place + token
-            for request, first, place in it.tiles.tolist()
+        offsets = [
+            offset + token
+            for request, first, offset in it.tiles.tolist()
             for token in range(min(it.queries, counts[request] - first))
         ]
-        assert sorted(places) == list(range(it.tokens))
+        assert sorted(offsets) == list(range(it.tokens))
         assert it.max_context == max(contexts[request] for request in requests)
         assert all((counts[request] <= queries.few) == (it is tiles.lists[0]) for request in requests)
 
 
-def test_those_that_see_most_come_first() -> None:
+def test_tiles_are_sorted_by_descending_context() -> None:
     (tiles,) = query_tiles([0, 10, 20], [10, 200], TileQueries(4, 4)).lists
     assert tiles.tiles[:, :2].tolist() == [[1, 8], [1, 4], [1, 0], [0, 8], [0, 4], [0, 0]]
     assert tiles.max_context == 200
 
 
-def test_steps_of_single_tokens_are_planned_without_lengths() -> None:
+def test_decode_tiles_do_not_depend_on_context_lengths() -> None:
     (fixed,) = decode_tiles(3, 512, TileQueries(4, 16)).lists
     (planned,) = query_tiles([0, 1, 2, 3], [512, 30, 20], TileQueries(4, 16)).lists
     assert fixed.tiles.equal(planned.tiles)
@@ -50,7 +50,7 @@ def test_steps_of_single_tokens_are_planned_without_lengths() -> None:
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (4, 4), (71, 1), (9, 3)])
-def test_results_that_must_not_depend_on_the_tile_have_tiles_of_one_size(heads: int, kv_heads: int) -> None:
+def test_deterministic_tiles_have_one_size(heads: int, kv_heads: int) -> None:
     same = tile_queries(heads, kv_heads, 64, H100, deterministic=True)
     free = tile_queries(heads, kv_heads, 64, H100, deterministic=False)
     assert same.few == same.many >= 1

@@ -1,4 +1,4 @@
-"""Norms on a GPU against their twin."""
+"""The norm kernel against its reference implementation."""
 
 import pytest
 import torch
@@ -11,13 +11,13 @@ pytestmark = pytest.mark.usefixtures("fenced_memory")
 
 SHAPES = [(1, 16), (131, 48), (3, 1500), (2, 8200)]
 BOTH = [torch.bfloat16, torch.float32]
-KINDS = [(NormKind.RMS, False), (NormKind.LAYER, False), (NormKind.LAYER, True)]  # with or without a bias
-# Rounding bfloat16; and subtracting means of 10 from float32 with deviations of 0.01 and more.
+KINDS = [(NormKind.RMS, False), (NormKind.LAYER, False), (NormKind.LAYER, True)]  # (kind, with a bias)
+# Rounding of bfloat16; for layer norms also the cancellation of means of 10 with deviations from 0.01.
 ERRORS = {NormKind.RMS: {torch.bfloat16: 2**-8, torch.float32: 1e-5}, NormKind.LAYER: dict.fromkeys(BOTH, 5e-3)}
 
 
 def rows(tokens: int, width: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Of sizes far apart."""
+    """Return rows of very different magnitudes."""
     return (torch.randn(tokens, width) * torch.logspace(-2, 2, tokens)[:, None]).to(dtype)
 
 
@@ -34,7 +34,7 @@ def moved(norm: Norm, device: torch.device) -> Norm:
 @pytest.mark.parametrize("dtype", BOTH)
 @pytest.mark.parametrize("out_dtype", BOTH)
 @pytest.mark.parametrize(("kind", "biased"), KINDS)
-def test_rows_are_normalized_as_by_the_reference(
+def test_normalize_equals_the_reference(
     tokens: int,
     width: int,
     dtype: torch.dtype,
@@ -56,19 +56,19 @@ def test_rows_are_normalized_as_by_the_reference(
 @pytest.mark.parametrize(("tokens", "width"), SHAPES)
 @pytest.mark.parametrize("dtype", BOTH)
 @pytest.mark.parametrize(("kind", "biased"), KINDS)
-def test_a_normalized_row_is_added_in_place(
+def test_normalize_add_updates_its_argument(
     tokens: int, width: int, dtype: torch.dtype, kind: NormKind, biased: bool, device: torch.device
 ) -> None:
     x, norm, residual = rows(tokens, width, dtype), norm_of(width, kind, biased), torch.randn(tokens, width)
-    held = residual.to(device, copy=True)
-    got = norms.normalize_add(x.to(device), moved(norm, device), held)
-    assert got is held
+    residual_on_device = residual.to(device, copy=True)
+    got = norms.normalize_add(x.to(device), moved(norm, device), residual_on_device)
+    assert got is residual_on_device
     expected = residual + reference.normalize(x.float(), norm)
     torch.testing.assert_close(got.cpu(), expected, rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("kind", NormKind)
-def test_a_row_has_its_own_bits_in_any_batch(kind: NormKind, device: torch.device) -> None:
+def test_bits_of_a_row_do_not_depend_on_the_batch(kind: NormKind, device: torch.device) -> None:
     x, norm = rows(37, 200).to(device), moved(norm_of(200, kind, biased=False), device)
     together = norms.normalize(x, norm, out_dtype=torch.float32)
     alone = torch.cat([norms.normalize(row[None], norm, out_dtype=torch.float32) for row in x])

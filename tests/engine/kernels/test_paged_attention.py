@@ -1,4 +1,4 @@
-"""Attention over the paged cache on a GPU against its twin; the same bits however a context was cut."""
+"""Paged attention on a GPU against its reference implementation, and its determinism."""
 
 import itertools
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Step:
-    """Tokens of each request, and its context once they are there."""
+    """The tokens of each request in a step, and its context length after it."""
 
     counts: tuple[int, ...]
     contexts: tuple[int, ...]
@@ -42,13 +42,13 @@ class Step:
 
 
 def poisoned_pool(shape: Shape, blocks: int) -> Tensor:
-    """One layer of several; all its bytes are ones, which is NaN in each of the types."""
+    """Return one layer of a pool whose bytes are all ones, which is NaN in every dtype."""
     size = (blocks, LAYERS, 2, shape.kv_heads, BLOCK_SIZE, shape.head_dim * shape.pool.itemsize)
     return torch.full(size, 0xFF, dtype=torch.uint8).view(shape.pool)[:, 1]
 
 
 def filled(shape: Shape, contexts: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """A pool with random keys and values where these contexts are, and their tables, int32 [requests, blocks]."""
+    """Return a pool with random keys and values for these contexts, and block tables, int32 [requests, blocks]."""
     needed = [-(-context // BLOCK_SIZE) for context in contexts]
     blocks = iter((torch.randperm(sum(needed)) + 1).tolist())
     tables = torch.zeros(len(contexts), max(needed) + 1, dtype=torch.int32)
@@ -61,7 +61,7 @@ def filled(shape: Shape, contexts: Sequence[int]) -> tuple[Tensor, Tensor]:
     return pool, tables
 
 
-def attended(
+def run_attention(
     q: Tensor,
     pool: Tensor,
     tables: Tensor,
@@ -104,16 +104,16 @@ CASES = [
 
 
 @pytest.mark.parametrize(("shape", "step", "rule", "with_sinks", "deterministic"), CASES)
-def test_it_is_the_reference(
+def test_paged_attention_equals_the_reference(
     shape: Shape, step: Step, rule: ScoreRule, with_sinks: bool, deterministic: bool, device: torch.device
 ) -> None:
     pool, tables = filled(shape, step.contexts)
     q = torch.randn(step.starts[-1], shape.heads, shape.head_dim).bfloat16()
     sinks = 2 * torch.randn(shape.heads) if with_sinks else None
-    if rule.window:  # whatever lies before all windows is gone
+    if rule.window:  # blocks before all windows are released
         for table, count, context in zip(tables, step.counts, step.contexts, strict=True):
             table[: rule.first(context - count) // BLOCK_SIZE] = 0
-    got = attended(q, pool, tables, step, rule, sinks, device, deterministic=deterministic)
+    got = run_attention(q, pool, tables, step, rule, sinks, device, deterministic=deterministic)
     want = reference.batch_attention(
         q.float(), pool, tables, torch.tensor(step.starts), torch.tensor(step.contexts), rule, sinks
     )
@@ -121,8 +121,8 @@ def test_it_is_the_reference(
     torch.testing.assert_close(got.float(), want, rtol=1e-2, atol=1e-2)
 
 
-def test_requests_that_stand_for_nothing_are_zero(device: torch.device) -> None:
-    """As in a recorded step with room for more requests and longer contexts than there are."""
+def test_output_of_padding_requests_is_zero(device: torch.device) -> None:
+    """Tiles for more requests and longer contexts than the step has, as in a captured step."""
     shape, step = Shape(4, 2, 32, torch.bfloat16), Step((1, 1, 1), (70, 0, 0))
     pool, tables = filled(shape, step.contexts)
     q = torch.randn(3, 4, 32).bfloat16()
@@ -132,17 +132,19 @@ def test_requests_that_stand_for_nothing_are_zero(device: torch.device) -> None:
     for deterministic, longest in itertools.product((False, True), (70, 700)):
         sizes = tile_queries(4, 2, 32, CARD, deterministic=deterministic)
         tiles = decode_tiles(3, longest, sizes)
-        got = attended(q, pool, tables, step, ScoreRule(0.2), None, device, deterministic=deterministic, tiles=tiles)
+        got = run_attention(
+            q, pool, tables, step, ScoreRule(0.2), None, device, deterministic=deterministic, tiles=tiles
+        )
         torch.testing.assert_close(got.float(), want, rtol=1e-2, atol=1e-2)
         assert not got[1:].any()
 
 
 @pytest.mark.parametrize("rule", [ScoreRule(0.2), ScoreRule(0.2, 4.0, 37)])
 @pytest.mark.parametrize("pool_type", [torch.bfloat16, torch.uint8])
-def test_bits_do_not_depend_on_how_a_context_was_cut(
+def test_bits_do_not_depend_on_chunks_and_batches(
     rule: ScoreRule, pool_type: torch.dtype, device: torch.device
 ) -> None:
-    """A prompt at once, by programs that merge their own parts; in chunks beside other requests, and tokens alone."""
+    """A whole prompt in one program that merges its own parts, chunks beside other requests, and single tokens."""
     shape, context = Shape(4, 1, 32, pool_type), 83
     pool, tables = filled(shape, (context, 70))
     q, sinks = torch.randn(context, 4, 32).bfloat16(), torch.randn(4)
@@ -150,8 +152,8 @@ def test_bits_do_not_depend_on_how_a_context_was_cut(
 
     def computed(start: int, stop: int, others: int, card: Card = CARD) -> Tensor:
         step = Step((others, stop - start), (70, stop))
-        mixed = torch.cat((other[:others], q[start:stop]))
-        own = attended(mixed, pool, tables.flip(0), step, rule, sinks, device, deterministic=True, card=card)
+        queries = torch.cat((other[:others], q[start:stop]))
+        own = run_attention(queries, pool, tables.flip(0), step, rule, sinks, device, deterministic=True, card=card)
         return own[others:]
 
     whole = computed(0, context, 0, replace(CARD, multiprocessors=1))

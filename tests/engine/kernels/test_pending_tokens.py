@@ -1,4 +1,4 @@
-"""Sampled tokens, fed on the device."""
+"""Copying sampled tokens into the next step's token ids on the device."""
 
 import torch
 
@@ -6,7 +6,7 @@ from engine.kernels.pending_tokens import fill_pending_tokens
 from engine.kernels.sampling_rows import NOT_A_NUMBER
 
 
-def test_tokens_go_where_they_belong(device: torch.device) -> None:
+def test_sampled_tokens_are_written_to_their_indices(device: torch.device) -> None:
     sampled = torch.randint(1, 1 << 40, (200,))
     sampled[7] = NOT_A_NUMBER
     rows, indices = torch.randint(0, 200, (300,), dtype=torch.int32), torch.randperm(500, dtype=torch.int32)[:300]

@@ -1,3 +1,5 @@
+"""The reference implementations against torch and against definitions."""
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ from engine.operations import Norm
 
 
 def pool_with(k: Tensor, v: Tensor, table: list[int]) -> Tensor:
-    """A layer's pool, NaN wherever k and v [context, kv_heads, head_dim] are not."""
+    """Return a layer's pool with k and v, [context, kv_heads, head_dim], and NaN elsewhere."""
     context, kv_heads, head_dim = k.shape
     pool = torch.full((max(table) + 3, 2, kv_heads, BLOCK_SIZE, head_dim), torch.nan)
     slots = torch.tensor([table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(context)])
@@ -31,7 +33,9 @@ def naive_attention(q: Tensor, k: Tensor, v: Tensor, first: int) -> Tensor:
 @pytest.mark.parametrize(
     ("context", "queries"), [(1, 1), (BLOCK_SIZE, 3), (PIECE, 1), (PIECE + 1, QUERY_TILE + 1), (300, 300)]
 )
-def test_attention_equals_the_definition(heads: int, kv_heads: int, head_dim: int, context: int, queries: int) -> None:
+def test_paged_attention_equals_naive_attention(
+    heads: int, kv_heads: int, head_dim: int, context: int, queries: int
+) -> None:
     k, v = torch.randn(2, context, kv_heads, head_dim)
     q = torch.randn(queries, heads, head_dim)
     table = torch.randperm(40)[: -(-context // BLOCK_SIZE)].add(1).tolist()
@@ -50,25 +54,25 @@ def test_large_scores_do_not_overflow() -> None:
     torch.testing.assert_close(out.double(), naive_attention(q, k, v, 196), rtol=0, atol=1e-3)
 
 
-def test_store_writes_its_slots_and_no_others() -> None:
+def test_store_kv_writes_only_the_given_slots() -> None:
     pool = torch.full((4, 2, 2, BLOCK_SIZE, 8), torch.nan)
     k, v = torch.randn(2, 3, 2, 8)
     store_kv(pool, torch.tensor([17, 63, 40]), k, v)
-    for row, (block, place) in enumerate([(1, 1), (3, 15), (2, 8)]):
-        assert torch.equal(pool[block, 0, :, place], k[row])
-        assert torch.equal(pool[block, 1, :, place], v[row])
+    for row, (block, offset) in enumerate([(1, 1), (3, 15), (2, 8)]):
+        assert torch.equal(pool[block, 0, :, offset], k[row])
+        assert torch.equal(pool[block, 1, :, offset], v[row])
     assert pool.isfinite().sum() == 2 * 3 * 2 * 8
 
 
 @pytest.mark.parametrize("tokens", [1, 5])
-def test_norm_equals_torchs(tokens: int) -> None:
+def test_normalize_equals_torch(tokens: int) -> None:
     x, weight, bias = torch.randn(tokens, 67) * 30, torch.randn(67), torch.randn(67)
     torch.testing.assert_close(normalize(x, Norm(weight, 1e-5)), F.rms_norm(x, (67,), weight, 1e-5))
     for norm in (Norm(weight, 1e-5, NormKind.LAYER), Norm(weight, 1e-5, NormKind.LAYER, bias)):
         torch.testing.assert_close(normalize(x, norm), F.layer_norm(x, (67,), weight, norm.bias, 1e-5))
 
 
-def test_norm_of_a_row_does_not_depend_on_its_neighbours() -> None:
+def test_normalized_row_does_not_depend_on_other_rows() -> None:
     x, weight = torch.randn(333, 577), torch.randn(577)
     for norm in (Norm(weight, 1e-5), Norm(weight, 1e-5, NormKind.LAYER, torch.randn(577))):
         whole = normalize(x, norm)
@@ -76,22 +80,22 @@ def test_norm_of_a_row_does_not_depend_on_its_neighbours() -> None:
             assert torch.equal(normalize(x[start:stop], norm), whole[start:stop])
 
 
-def test_rope_turns_pairs_as_complex_numbers() -> None:
+def test_rope_rotates_pairs_like_complex_numbers() -> None:
     x, angles = torch.randn(5, 3, 8), torch.rand(5, 4) * 6
     cos, sin = angles.cos(), angles.sin()
-    turn = torch.polar(torch.ones(5, 1, 4), angles.unsqueeze(1))
-    neighbours = torch.view_as_real(torch.view_as_complex(x.view(5, 3, 4, 2)) * turn).flatten(-2)
-    torch.testing.assert_close(rope(x, cos, sin, interleaved=True), neighbours)
-    apart = torch.complex(x[..., :4], x[..., 4:]) * turn
-    torch.testing.assert_close(rope(x, cos, sin, interleaved=False), torch.cat((apart.real, apart.imag), -1))
+    rotation = torch.polar(torch.ones(5, 1, 4), angles.unsqueeze(1))
+    adjacent = torch.view_as_real(torch.view_as_complex(x.view(5, 3, 4, 2)) * rotation).flatten(-2)
+    torch.testing.assert_close(rope(x, cos, sin, interleaved=True), adjacent)
+    halves = torch.complex(x[..., :4], x[..., 4:]) * rotation
+    torch.testing.assert_close(rope(x, cos, sin, interleaved=False), torch.cat((halves.real, halves.imag), -1))
 
 
-def test_gate() -> None:
+def test_gated_equals_torch() -> None:
     gate, up = torch.randn(2, 6, 35)
     torch.testing.assert_close(gated(torch.cat((gate, up), -1), Gate.SILU), F.silu(gate) * up)
 
 
-def test_gate_of_a_row_does_not_depend_on_its_neighbours() -> None:
+def test_gated_row_does_not_depend_on_other_rows() -> None:
     x = torch.randn(211, 2 * 45)
     whole = gated(x, Gate.SILU)
     for start, stop in [(0, 1), (5, 12), (100, 211)]:

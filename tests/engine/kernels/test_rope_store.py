@@ -1,4 +1,4 @@
-"""Norms, rotary embedding and the KV store on a GPU against their twins."""
+"""The kernel for head norms, rotary embedding, and the KV store, against its reference implementations."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,15 +24,15 @@ class Case:
     heads: int
     kv_heads: int
     head_dim: int
-    turned: int  # elements of a head
+    rotary_dim: int  # rotated elements per head
     interleaved: bool
-    norms: str  # "", "each", "own" or "together"
+    norms: str  # "", "each", "own", or "together"
     qkv: torch.dtype
     pool: torch.dtype
     kind: NormKind = NormKind.RMS
 
 
-SHAPES: dict[str, Callable[[int, int], tuple[int, ...]]] = {  # of the weights of norms
+SHAPES: dict[str, Callable[[int, int], tuple[int, ...]]] = {  # of norm weights, by kind of norm
     "each": lambda _, head_dim: (head_dim,),
     "own": lambda heads, head_dim: (heads, head_dim),
     "together": lambda heads, head_dim: (heads * head_dim,),
@@ -54,8 +54,8 @@ CASES = [
 
 
 def attention_of(case: Case) -> Attention:
-    angles = torch.rand(50, case.turned // 2) * 6
-    rotary = RotaryTable(angles.cos(), angles.sin(), case.interleaved) if case.turned else None
+    angles = torch.rand(50, case.rotary_dim // 2) * 6
+    rotary = RotaryTable(angles.cos(), angles.sin(), case.interleaved) if case.rotary_dim else None
     if not case.norms:
         return Attention(1.0, rotary)
     q, k = (
@@ -73,8 +73,10 @@ def moved(attention: Attention, device: torch.device) -> Attention:
     )
 
 
-def twin(qkv: Tensor, positions: Tensor, slots: Tensor, pool: Tensor, case: Case, attention: Attention) -> Tensor:
-    """Writes to `pool`; -> q."""
+def run_reference(
+    qkv: Tensor, positions: Tensor, slots: Tensor, pool: Tensor, case: Case, attention: Attention
+) -> Tensor:
+    """Run the reference implementations. Writes to `pool`, and returns q."""
     q, k, v = qkv.float().tensor_split([case.heads * case.head_dim, (case.heads + case.kv_heads) * case.head_dim], -1)
     if norms := attention.norms:
         q, k = (
@@ -85,18 +87,18 @@ def twin(qkv: Tensor, positions: Tensor, slots: Tensor, pool: Tensor, case: Case
         cos, sin = rotary.cos[positions], rotary.sin[positions]
         q, k = (reference.rope(x, cos, sin, interleaved=rotary.interleaved) for x in (q, k))
     reference.store_kv(pool, slots, k, v)
-    turned: Tensor = q
-    return turned
+    rotated: Tensor = q
+    return rotated
 
 
 def poisoned(case: Case) -> Tensor:
-    """A pool of several layers, whose bytes are all ones: NaN in each of the types."""
+    """Return a pool of several layers whose bytes are all ones, which is NaN in every dtype."""
     shape = (5, LAYERS, 2, case.kv_heads, BLOCK_SIZE, case.head_dim)
     return torch.full((*shape[:-1], shape[-1] * case.pool.itemsize), 0xFF, dtype=torch.uint8).view(case.pool)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_it_is_the_reference(case: Case, device: torch.device) -> None:
+def test_rope_and_store_equals_the_reference(case: Case, device: torch.device) -> None:
     qkv = (2 * torch.randn(3, (case.heads + 2 * case.kv_heads) * case.head_dim)).to(case.qkv)
     positions, slots = torch.tensor([49, 0, 17]), torch.tensor([16, 79, 36])
     attention, pools = attention_of(case), poisoned(case)
@@ -111,17 +113,17 @@ def test_it_is_the_reference(case: Case, device: torch.device) -> None:
         head_dim=case.head_dim,
         attention=moved(attention, device),
     )
-    want = twin(qkv, positions, slots, pools[:, 1], case, attention)
+    want = run_reference(qkv, positions, slots, pools[:, 1], case, attention)
     assert got.dtype == torch.bfloat16
     torch.testing.assert_close(got.cpu().float(), want, rtol=1e-2, atol=1e-5)
-    # Two steps of the type: the twin may round to the other side, and once more where it adds in another order.
+    # Two steps of the dtype: rounding may go either way, and the order of additions may differ.
     rounding = 0.13 if case.pool == torch.uint8 else 1e-2
     stored, wanted = (reference.as_floats(it).float() for it in (moved_pools.cpu(), pools))
     torch.testing.assert_close(stored, wanted, rtol=rounding, atol=2e-3, equal_nan=True)
 
 
-def test_8_bit_floats_are_rounded_as_by_torch(device: torch.device) -> None:
-    """Every one, what is halfway between two, what is next to those, and what is too large, too small or no number."""
+def test_e4m3_conversion_equals_torch(device: torch.device) -> None:
+    """All values, midpoints, their neighbors, and values that are too large, too small, infinite, or NaN."""
     codes = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     exact = torch.cat((codes, (codes[1:] + codes[:-1]) / 2))
     odd = torch.tensor([2**-11, 464.0, 465.0, 1e9, torch.inf, torch.nan, 2**-130])

@@ -1,4 +1,4 @@
-"""Sampling on a GPU against the sampler."""
+"""The sampling kernels against the host's sampler."""
 
 import math
 import random
@@ -41,7 +41,7 @@ FILTERS: tuple[Params, ...] = (
     {"top_p": 0.0},
     {"top_k": 7, "top_p": 0.4, "min_p": 0.3, "temperature": 0.7},
 )
-CLOSE = 3e-6  # of all weight: so near to an edge, float32 may take either side
+CLOSE = 3e-6  # relative to the total weight; float32 may choose either token if a number is this close to a boundary
 
 
 def random_params() -> Params:
@@ -54,7 +54,7 @@ def random_params() -> Params:
 
 
 def targets_of(params: Sequence[Params], **of_requests: object) -> list[SampleTarget]:
-    """Row r of the logits for params[r]."""
+    """Return targets with row r of the logits for params[r]."""
     targets = []
     for row, it in enumerate(params):
         sampling_params = SamplingParams(**{"seed": random.getrandbits(60), **it})  # type: ignore[arg-type]
@@ -64,7 +64,7 @@ def targets_of(params: Sequence[Params], **of_requests: object) -> list[SampleTa
 
 
 def run(logits: Tensor, rows: SamplingRows, device: torch.device) -> Sampled:
-    """On the device, and back by one copy."""
+    """Sample on the device, and copy the result back in one transfer."""
     sampled = sampling.sample(logits.to(device), rows.to(device))
     return sampled.over(sampled.buffer.cpu())
 
@@ -78,7 +78,7 @@ def with_ties(rows: int, vocabulary: int, spread: float) -> Tensor:
 
 
 def assert_same(logits: Tensor, params: Sequence[Params], uniforms: Tensor, tokens: Sequence[int]) -> None:
-    """Every token is the host's, or what the host gives for numbers that are as good as equal."""
+    """Check that each token is the host's, or the host's for a number within rounding."""
     for row, token in enumerate(tokens):
         found = set()
         for nudge, bound in [(a, b) for b in (0, 1, -1) for a in (0, 1, -1)]:
@@ -93,7 +93,7 @@ def assert_same(logits: Tensor, params: Sequence[Params], uniforms: Tensor, toke
 
 
 @pytest.mark.parametrize("vocabulary", [7, 100, 5000])
-def test_the_same_numbers_give_the_same_tokens(vocabulary: int, device: torch.device) -> None:
+def test_tokens_equal_the_host_for_the_same_uniform_numbers(vocabulary: int, device: torch.device) -> None:
     params = [*FILTERS, *(random_params() for _ in range(4))]
     steep = torch.tensor([random.choice([0.1, 0.5, 4.0]) for _ in params])
     logits, targets = with_ties(len(params), vocabulary, 1.0) * steep[:, None], targets_of(params)
@@ -101,15 +101,15 @@ def test_the_same_numbers_give_the_same_tokens(vocabulary: int, device: torch.de
     assert_same(logits, params, rows.columns.uniforms, run(logits, rows, device).columns.token_ids.tolist())
 
 
-def test_of_a_large_vocabulary(device: torch.device) -> None:
+def test_large_vocabulary_equals_the_host(device: torch.device) -> None:
     params = [{}, {"top_k": 40, "top_p": 0.95}, {"top_p": 0.8}, {"temperature": 1.5, "top_p": 0.6}]
     logits, targets = torch.randn(len(params), 50000) * 3, targets_of(params)
     rows = build_rows(targets, 50000)
     assert_same(logits, params, rows.columns.uniforms, run(logits, rows, device).columns.token_ids.tolist())
 
 
-def test_drops_of_top_p_are_drawn_again_and_in_the_end_found_by_order(device: torch.device) -> None:
-    """Of 300 tokens that are hardly told apart: more than a prefix holds."""
+def test_tokens_dropped_by_top_p_are_drawn_again(device: torch.device) -> None:
+    """300 nearly equal tokens exceed a prefix. If all attempts fail, the token is found by bisection."""
     logits = 0.01 * torch.randn(1, 300)
     params: list[Params] = [{"top_p": 0.5}] * 5
     order = logits[0].argsort(descending=True)
@@ -127,8 +127,8 @@ def test_drops_of_top_p_are_drawn_again_and_in_the_end_found_by_order(device: to
 
 
 @pytest.mark.parametrize("params", [FILTERS[at] for at in (0, 1, 2, 4, 8)], ids=str)
-def test_every_token_has_the_interval_that_it_is_due(params: Params, device: torch.device) -> None:
-    """Numbers from 0 to 1 fall on the tokens in their order, each for as long as it is likely."""
+def test_each_token_has_an_interval_of_its_probability(params: Params, device: torch.device) -> None:
+    """Uniform numbers from 0 to 1 select the tokens in order, each for an interval as long as its probability."""
     logits, wanted = torch.randn(1, 11), SamplingParams(**params)  # type: ignore[arg-type]
     probabilities = torch.softmax(logits[0].double() / wanted.temperature, -1)
     order = probabilities.argsort(descending=True).tolist()
@@ -146,8 +146,8 @@ def test_every_token_has_the_interval_that_it_is_due(params: Params, device: tor
         assert token in near
 
 
-def test_more_ties_than_can_be_sorted(device: torch.device) -> None:
-    """All as likely as each other: top-k keeps the lowest ids."""
+def test_ties_beyond_the_shortlist_keep_the_lowest_ids(device: torch.device) -> None:
+    """All tokens are equally likely."""
     params: list[Params] = [{"top_k": 3}, {"top_k": 2, "top_p": 0.4}, {"logprobs": 2, "temperature": 0}]
     found = to_sampled_tokens(
         run(torch.zeros(3, 5000), build_rows(targets := targets_of(params), 5000), device), targets
@@ -159,7 +159,7 @@ def test_more_ties_than_can_be_sorted(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("params", [{"temperature": 0}, {}, {"top_k": 5}, {"top_p": 0.9}], ids=str)
-def test_a_row_that_is_not_numbers_is_told_and_harms_no_other(params: Params, device: torch.device) -> None:
+def test_nan_row_is_reported_and_affects_no_other_row(params: Params, device: torch.device) -> None:
     logits = torch.full((5, 5000), -torch.inf)
     logits[0, 4500] = 1.0  # the only possible token
     logits[1] = torch.randn(5000)
@@ -171,7 +171,7 @@ def test_a_row_that_is_not_numbers_is_told_and_harms_no_other(params: Params, de
     assert got[4] in (4096, 4097)
 
 
-def test_a_token_depends_on_its_row_alone(device: torch.device) -> None:
+def test_sampled_token_depends_only_on_its_row(device: torch.device) -> None:
     params = FILTERS[:7]
     logits, targets = torch.randn(len(params), 300), targets_of(params)
     together = tokens_of(logits, targets, device)
@@ -179,10 +179,10 @@ def test_a_token_depends_on_its_row_alone(device: torch.device) -> None:
         assert tokens_of(logits[row:], [SampleTarget(0, targets[row].request, 0)], device) == [together[row]]
 
 
-def test_greedy_rows_take_the_first_of_the_best(device: torch.device) -> None:
+def test_greedy_sampling_takes_the_first_of_equal_logits(device: torch.device) -> None:
     logits = with_ties(6, 5000, 0.5)
     logits[0] = -0.0
-    logits[0, 70] = 0.0  # no more than that
+    logits[0, 70] = 0.0  # equal to -0.0
     plain = build_rows(targets := targets_of([{"temperature": 0}] * 6), 5000)
     assert plain.plain
     expected = [int((row == row.max()).nonzero()[0]) for row in logits]
@@ -191,7 +191,7 @@ def test_greedy_rows_take_the_first_of_the_best(device: torch.device) -> None:
     assert tokens_of(logits, mixed, device)[:5] == expected[:5]
 
 
-def test_logits_are_shaped_as_on_the_host(device: torch.device) -> None:
+def test_edited_logits_equal_the_host(device: torch.device) -> None:
     params: list[Params] = [
         {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": -0.25, "logit_bias": ((3, 2.0),)},
         {},
@@ -214,7 +214,7 @@ def test_logits_are_shaped_as_on_the_host(device: torch.device) -> None:
     assert tokens == [it.token_id for it in sample_on_host(logits[sources], requests)]
 
 
-def test_top_choices_are_left_out_as_on_the_host(device: torch.device) -> None:
+def test_xtc_equals_the_host(device: torch.device) -> None:
     xtc = {"xtc_probability": 1.0, "xtc_threshold": 0.05}
     params = [{**xtc, **it} for it in (*FILTERS[:4], {"top_p": 0.9, "logit_bias": ((3, 2.0),)}, {"temperature": 0})]
     params.insert(2, {**xtc, "xtc_probability": 0.0})
@@ -226,7 +226,7 @@ def test_top_choices_are_left_out_as_on_the_host(device: torch.device) -> None:
     assert got[0] != likely[0]
 
 
-def test_logprobs_are_the_models_own(device: torch.device) -> None:
+def test_logprobs_are_of_the_unmodified_logits(device: torch.device) -> None:
     params: list[Params] = [{"logprobs": 20, "logit_bias": ((8, 50.0),)}, {"logprobs": 0}, {}, {"logprobs": 3}]
     targets = targets_of([{"temperature": 0, **it} for it in params])
     logits = torch.randn(4, 5000) * 3
@@ -240,8 +240,8 @@ def test_logprobs_are_the_models_own(device: torch.device) -> None:
             assert [p for _, p in ours.logprobs.top] == pytest.approx([p for _, p in hosts.logprobs.top], abs=1e-5)
 
 
-def test_drawn_logprobs_are_the_hosts(device: torch.device) -> None:
-    shaped_by: list[Params] = [
+def test_drawn_logprobs_equal_the_host(device: torch.device) -> None:
+    edits: list[Params] = [
         {},
         {"temperature": 0},
         {"logit_bias": ((8, 3.0),), "repetition_penalty": 1.5},
@@ -250,7 +250,7 @@ def test_drawn_logprobs_are_the_hosts(device: torch.device) -> None:
     params: list[Params] = [
         {"logprobs": 5, "drawn_logprobs": True, **one, **two}
         for one in FILTERS
-        for two in shaped_by
+        for two in edits
         if one != {"top_p": 0.0}
     ]
     params += [{"logprobs": 3}, {"drawn_logprobs": True}]
@@ -259,7 +259,7 @@ def test_drawn_logprobs_are_the_hosts(device: torch.device) -> None:
     got = to_sampled_tokens(run(logits, build_rows(targets, 3000), device), targets)
     for ours, hosts in zip(got, sample_on_host(logits, [target.request for target in targets]), strict=True):
         if ours.token_id != hosts.token_id:
-            continue  # float32 takes the other side of an edge
+            continue  # float32 rounds to the other side of a boundary
         assert (ours.logprobs is None) == (hosts.logprobs is None)
         if ours.logprobs and hosts.logprobs:
             assert math.exp(ours.logprobs.logprob) == pytest.approx(math.exp(hosts.logprobs.logprob), abs=1e-5)
@@ -268,7 +268,7 @@ def test_drawn_logprobs_are_the_hosts(device: torch.device) -> None:
             assert chances[0] == pytest.approx(chances[1], abs=1e-5)
 
 
-def test_fewer_possible_tokens_than_alternatives(device: torch.device) -> None:
+def test_logprobs_with_fewer_possible_tokens_than_alternatives(device: torch.device) -> None:
     logits = torch.full((1, 100), -torch.inf)
     logits[0, [50, 20]] = 1.0
     targets = targets_of([{"logprobs": 5, "temperature": 0}])
@@ -277,13 +277,15 @@ def test_fewer_possible_tokens_than_alternatives(device: torch.device) -> None:
     assert [i for i, _ in token.logprobs.top] == [20, 50]
 
 
-def test_grammars_are_kept_to(device: torch.device) -> None:
-    """Row 0 has none; of row 2, its bias leaves nothing; row 3 holds NaN, and row 4's grammar has failed."""
+def test_grammar_masks_equal_the_host(device: torch.device) -> None:
+    """Row 0 has no grammar. The bias of row 2 leaves no allowed token, row 3 holds NaN, and the grammar of row 4 has
+    failed.
+    """
     bias = tuple((token_id, 100.0) for token_id in range(0, 70, 7))
     params: list[Params] = [{"temperature": 0, **it} for it in ({}, {"logit_bias": bias}, {"min_tokens": 9}, {}, {})]
     targets = targets_of(params, end_ids=frozenset({5, 9}))
     words = np.random.default_rng().integers(0, 1 << 32, (4, 157), np.uint32).view(np.int32)
-    words[0, 0] &= ~(1 << 4)  # NaN is reported even where it is not allowed
+    words[0, 0] &= ~(1 << 4)  # NaN is reported even for a token that is not allowed
     words[2] = 0
     words[2, 0] = 1 << 5 | 1 << 9
     masks = Masks(words, {1: 3, 2: 2, 3: 0}, {4: "broken"})

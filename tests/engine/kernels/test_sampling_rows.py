@@ -1,4 +1,4 @@
-"""What is sampled by, as it goes to a device."""
+"""The inputs of the sampling kernels."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def target(index: int = 0, **params: object) -> SampleTarget:
     return SampleTarget(3, Request(1, (4, 9, 4), sampling, frozenset({2}), output_ids=[9, 9, 5]), index)
 
 
-def test_one_copy_of_the_buffer_is_all_of_it() -> None:
+def test_columns_are_views_of_one_buffer() -> None:
     rows = build_rows([target(seed=7), target(3, repetition_penalty=2.0, logprobs=4, top_k=50)], 10)
     copied = rows.over(torch.nn.functional.pad(rows.buffer, (0, 40)))
     rows.buffer.fill_(255)
@@ -29,7 +29,7 @@ def test_one_copy_of_the_buffer_is_all_of_it() -> None:
     assert all(column.data_ptr() % 16 == rows.buffer.data_ptr() % 16 for column in rows.columns)
 
 
-def test_edits_name_each_token_of_a_row_once() -> None:
+def test_each_token_of_a_row_has_at_most_one_edit() -> None:
     params = {"logit_bias": ((1, 2.0), (2, 5.0), (1, 0.5), (9, -1.0)), "min_tokens": 5, "stop_token_ids": (6,)}
     columns = build_rows([target(), target(3, **params, frequency_penalty=0.5)], 10).columns
     assert columns.edit_rows.tolist() == [1] * 6
@@ -39,13 +39,13 @@ def test_edits_name_each_token_of_a_row_once() -> None:
     assert UNSEEN == -1
 
 
-def test_tokens_under_way_count_as_told() -> None:
+def test_pending_tokens_count_toward_min_tokens() -> None:
     params = {"min_tokens": 5, "temperature": 0.0}
     assert len(build_rows([target(4, **params)], 10).columns.edit_ids) == 1
     assert build_rows([target(5, **params)], 10).plain
 
 
-def test_penalties_need_to_know_the_reply() -> None:
+def test_penalties_need_all_previous_tokens() -> None:
     for early in (target(4, presence_penalty=1.0), target(4, dry=DryParams(0.5))):
         assert needs_reply(early.request)
         assert not early.request.runs_ahead
@@ -54,6 +54,6 @@ def test_penalties_need_to_know_the_reply() -> None:
     assert not needs_reply(target(min_tokens=5, logit_bias=((1, 1.0),), xtc_probability=1.0).request)
 
 
-def test_no_id_outside_the_vocabulary_goes_to_a_device() -> None:
+def test_token_id_outside_the_vocabulary_is_rejected() -> None:
     with pytest.raises(IndexError, match="vocabulary of 10"):
         build_rows([target(logit_bias=((10, 1.0),))], 10)

@@ -1,4 +1,4 @@
-"""A step's batch where kernels read it: what is sent is what the lists say, padded, and block tables as they grow."""
+"""The batch of a step on the GPU: its lists, padding, and block tables as they change."""
 
 import random
 
@@ -23,7 +23,7 @@ def batch_of(counts: list[int], tables: list[list[list[int]]], rows: list[int]) 
     return Batch(numbers, [it + 7 for it in numbers], slots, tuple(tables), starts, counts, rows)
 
 
-def test_everything_is_sent(device: torch.device) -> None:
+def test_all_lists_of_a_batch_are_sent(device: torch.device) -> None:
     buffers = StepBuffers(LIMITS, gpu(device))
     for counts, rows in (([3, 1, 11], [2, 14]), ([1, 1], [0, 1]), ([5], [4])):
         tables = [[[random.randrange(99) for _ in range(9)] for _ in counts] for _ in range(2)]
@@ -39,16 +39,16 @@ def test_everything_is_sent(device: torch.device) -> None:
         assert (sent.logit_rows is None) if counts == [1, 1] else (sent.logit_rows is not None)
         if sent.logit_rows is not None:
             assert sent.logit_rows.tolist() == rows
-        for there, wanted in zip(sent.tiles.lists, tiles.lists, strict=True):
-            assert torch.equal(there.tiles.cpu(), wanted.tiles)
-        everything = [sent.token_ids, sent.positions, *sent.slots, sent.query_starts, sent.context_lengths]
-        assert all(it.data_ptr() % 16 == 0 for it in everything)
+        for sent_list, wanted in zip(sent.tiles.lists, tiles.lists, strict=True):
+            assert torch.equal(sent_list.tiles.cpu(), wanted.tiles)
+        tensors = [sent.token_ids, sent.positions, *sent.slots, sent.query_starts, sent.context_lengths]
+        assert all(it.data_ptr() % 16 == 0 for it in tensors)
 
 
-def test_padding_is_of_one_token_in_the_null_block_and_of_no_context(device: torch.device) -> None:
+def test_padding_requests_have_one_token_and_no_context(device: torch.device) -> None:
     buffers = StepBuffers(LIMITS, gpu(device))
     tiles = decode_tiles(5, 64, QUERIES).to(gpu(device).device)
-    places = []
+    addresses = []
     for count in (3, 4, 2):
         tables = [[[3, 4]] * count] * 2
         batch = batch_of([1] * count, tables, list(range(count)))
@@ -59,35 +59,35 @@ def test_padding_is_of_one_token_in_the_null_block_and_of_no_context(device: tor
         assert sent.context_lengths.tolist() == [*batch.context_lengths, *padding]
         assert sent.query_starts.tolist() == list(range(6))
         assert sent.logit_rows is None
-        places.append([it.data_ptr() for it in (sent.token_ids, sent.query_starts, sent.context_lengths)])
-    assert places[0] == places[1] == places[2]  # where a recorded step reads them
+        addresses.append([it.data_ptr() for it in (sent.token_ids, sent.query_starts, sent.context_lengths)])
+    assert addresses[0] == addresses[1] == addresses[2]  # a captured step reads these addresses
 
 
-def test_tables_are_those_of_the_batch_whatever_was_there(device: torch.device) -> None:
-    """Tables grow, lose their beginning and are replaced; the same list may hold something else."""
+def test_block_tables_equal_those_of_the_batch(device: torch.device) -> None:
+    """Tables grow, lose their first blocks, and are replaced; the same list object may hold other blocks."""
     buffers, rng = StepBuffers(LIMITS, gpu(device)), random.Random(1)
     tables: list[list[list[int]]] = [[[rng.randrange(99)] for _ in range(4)] for _ in range(2)]
     for _ in range(60):
         for table in (it for group in tables for it in group):
-            what = rng.random()
-            if what < 0.3 and len(table) < 9:
+            chance = rng.random()
+            if chance < 0.3 and len(table) < 9:
                 table.append(rng.randrange(99))
-            elif what < 0.4:
+            elif chance < 0.4:
                 table[rng.randrange(len(table))] = 0
-            elif what < 0.5:
+            elif chance < 0.5:
                 table[:] = [rng.randrange(99) for _ in range(rng.randint(1, 9))]
-        seated = rng.randint(1, 4)
-        batch = batch_of([1] * seated, [group[:seated] for group in tables], list(range(seated)))
+        count = rng.randint(1, 4)
+        batch = batch_of([1] * count, [group[:count] for group in tables], list(range(count)))
         sent = buffers.fill(batch, query_tiles(batch.query_starts, batch.context_lengths, QUERIES))
-        for there, group in zip(sent.tables, tables, strict=True):
-            for row, table in zip(there.tolist(), group, strict=False):
+        for table_rows, group in zip(sent.tables, tables, strict=True):
+            for row, table in zip(table_rows.tolist(), group, strict=False):
                 assert row[: len(table)] == table
         rng.shuffle(tables[0])
         if rng.random() < 0.1:
             buffers.invalidate_tables()
 
 
-def test_more_entries_than_there_is_room_for_go_by_themselves(
+def test_entries_beyond_the_staging_buffer_are_sent_separately(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch_tensors, "STAGED_ENTRIES", 0)
@@ -99,7 +99,7 @@ def test_more_entries_than_there_is_room_for_go_by_themselves(
     assert sent.tables[0].tolist() == tables[0]
 
 
-def test_tokens_that_are_being_sampled_are_fed(device: torch.device) -> None:
+def test_pending_tokens_are_filled_in(device: torch.device) -> None:
     buffers = StepBuffers(LIMITS, gpu(device))
     batch = batch_of([3, 1, 1], [[[1]] * 3] * 2, [2, 3, 4])
     sampled = torch.tensor([50, 60, 70], device=gpu(device).device)
@@ -109,7 +109,7 @@ def test_tokens_that_are_being_sampled_are_fed(device: torch.device) -> None:
     assert sent.token_ids.tolist() == [*batch.token_ids[:2], 70, batch.token_ids[3], 50]
 
 
-def test_a_batch_beyond_the_limits_is_refused(device: torch.device) -> None:
+def test_batch_beyond_the_limits_is_rejected(device: torch.device) -> None:
     buffers = StepBuffers(LIMITS, gpu(device))
     for counts, table in (([65], [1]), ([1] * 6, [1]), ([1], [1] * 10)):
         batch = batch_of(counts, [[table] * len(counts)] * 2, [0])

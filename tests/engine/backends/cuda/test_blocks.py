@@ -1,4 +1,4 @@
-"""The KV cache of a GPU: copies to the host's pools and back, and the bytes of blocks."""
+"""The KV cache of a GPU: copies to host pools and back, and the contents of blocks."""
 
 import random
 import threading
@@ -25,7 +25,7 @@ def cache(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> GpuBlock
     return kv
 
 
-def test_neighbours_are_copied_at_once() -> None:
+def test_adjacent_blocks_are_copied_together() -> None:
     moves = [MoveBlock(0, source, source + 10, to_host=True) for source in (5, 3, 4, 7)]
     moves += [MoveBlock(0, 8, 19, to_host=True), MoveBlock(1, 8, 20, to_host=True), MoveBlock(1, 9, 21, to_host=False)]
     assert list(merge_ranges(moves, [100, 100])) == [
@@ -37,7 +37,7 @@ def test_neighbours_are_copied_at_once() -> None:
     ]
 
 
-def test_no_copy_reaches_over_the_end_of_a_piece() -> None:
+def test_ranges_do_not_cross_pinned_parts() -> None:
     out = [MoveBlock(0, number, number + 2, to_host=True) for number in range(1, 9)]
     back = [MoveBlock(0, number, number + 3, to_host=False) for number in range(1, 9)]
     assert [(run.target, run.count) for run in merge_ranges(out, [4])] == [(3, 1), (4, 4), (8, 3)]
@@ -45,22 +45,24 @@ def test_no_copy_reaches_over_the_end_of_a_piece() -> None:
 
 
 @pytest.mark.parametrize("pinned", [1, 256 << 20])
-def test_what_goes_out_comes_back_elsewhere(device: torch.device, monkeypatch: pytest.MonkeyPatch, pinned: int) -> None:
+def test_blocks_survive_a_round_trip_through_the_host(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, pinned: int
+) -> None:
     monkeypatch.setattr(blocks, "PIN_BYTES", pinned)
     kv, rng = cache(device), random.Random(pinned)
     for group, pool in enumerate(kv.pools):
         before = pool.cpu().view(torch.uint8).clone()
-        chosen, there = rng.sample(range(len(pool)), 5), rng.sample(range(11), 5)
-        kv.move([MoveBlock(group, *pair, to_host=True) for pair in zip(chosen, there, strict=True)])
+        chosen, slots = rng.sample(range(len(pool)), 5), rng.sample(range(11), 5)
+        kv.move([MoveBlock(group, *pair, to_host=True) for pair in zip(chosen, slots, strict=True)])
         pool.view(torch.uint8).zero_()
         targets = rng.sample(range(len(pool)), 5)
-        kv.move([MoveBlock(group, *pair, to_host=False) for pair in zip(there, targets, strict=True)])
+        kv.move([MoveBlock(group, *pair, to_host=False) for pair in zip(slots, targets, strict=True)])
         after = pool.cpu().view(torch.uint8)
         assert torch.equal(after[targets], before[chosen])
         assert not after[[block for block in range(len(pool)) if block not in targets]].any()
 
 
-def test_the_bytes_of_blocks_are_read_and_written_by_several_threads(device: torch.device) -> None:
+def test_threads_read_and_write_block_contents(device: torch.device) -> None:
     kv = cache(device)
     assert kv.block_bytes == [2 * 2 * 2 * 16 * 16 * 2, 2 * 16 * 32 * 2]
     contents = [bytes(content) for content in kv.contents(0, [3, 1])]
@@ -71,5 +73,5 @@ def test_the_bytes_of_blocks_are_read_and_written_by_several_threads(device: tor
     assert bytes(kv.contents(0, [5])[0]) == contents[0]
 
 
-def test_host_pools_begin_at_pages(device: torch.device) -> None:
+def test_host_pools_are_page_aligned(device: torch.device) -> None:
     assert all(pool.data_ptr() % blocks.PAGE == 0 for pool in cache(device).host_pools)

@@ -1,4 +1,4 @@
-"""A C compiler is found, tried and put to use before Triton needs it; where there is none, a line says what to do."""
+"""Finding a C compiler for Triton, and the errors if there is none."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ FAILS = "echo 'trial.c:2:10: fatal error: stdio.h: No such file' >&2; exit 1"
 
 
 def why_no_compiler() -> str | None:
-    """The error of `prepare_compiler`, or None."""
+    """Return the error of `prepare_compiler`, or None."""
     try:
         prepare_compiler()
     except NoCompiler as problem:
@@ -30,7 +30,7 @@ def why_no_compiler() -> str | None:
 
 @pytest.fixture(autouse=True)
 def bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing on PATH, no package that is a compiler, and nothing in Triton's cache."""
+    """A machine without compilers: an empty PATH, no ziglang, and an empty Triton cache."""
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
@@ -40,7 +40,7 @@ def bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def script(tmp_path: Path) -> Script:
-    """Puts a program on PATH."""
+    """Returns a function that puts a script on PATH."""
 
     def written(name: str, text: str) -> Path:
         path = tmp_path / "bin" / name
@@ -53,13 +53,13 @@ def script(tmp_path: Path) -> Script:
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What would have been loaded of what was built: scripts build nothing that Python loads."""
+    """The contents of modules that would have been loaded; the scripts do not build real modules."""
     texts: list[str] = []
     monkeypatch.setattr(build, "_load_module_from_path", lambda _, path: texts.append(Path(path).read_text()))
     return texts
 
 
-def test_no_compiler_is_a_line_that_says_what_to_do() -> None:
+def test_missing_compiler_error_has_a_remedy() -> None:
     line = why_no_compiler()
     assert line is not None
     assert "this machine has none" in line
@@ -71,7 +71,7 @@ def test_no_compiler_is_a_line_that_says_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("name", ["gcc", "clang", "cc"])
-def test_one_on_path_is_tried_and_used(name: str, script: Script, loaded: list[str]) -> None:
+def test_compiler_on_path_is_tried_and_used(name: str, script: Script, loaded: list[str]) -> None:
     path = script(name, WRITES)
     prepare_compiler()
     assert loaded == [f"built by {path}\n"]
@@ -79,7 +79,7 @@ def test_one_on_path_is_tried_and_used(name: str, script: Script, loaded: list[s
     assert loaded[1:] == [f"built by {path}\n"]
 
 
-def test_one_trial_is_enough(script: Script, loaded: list[str]) -> None:
+def test_compiler_is_tried_only_once(script: Script, loaded: list[str]) -> None:
     path = script("gcc", WRITES)
     prepare_compiler()
     path.write_text(f"#!/bin/sh\n{FAILS}\n")
@@ -87,9 +87,7 @@ def test_one_trial_is_enough(script: Script, loaded: list[str]) -> None:
     assert loaded == [f"built by {path}\n"] * 2
 
 
-def test_the_one_that_the_user_names_comes_first(
-    script: Script, loaded: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiler_in_cc_comes_first(script: Script, loaded: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     script("gcc", FAILS)
     mine = script("mine", f'[ "$1" = --fast ] && {WRITES}')
     monkeypatch.setenv("CC", f"{mine} --fast")
@@ -97,16 +95,16 @@ def test_the_one_that_the_user_names_comes_first(
     assert loaded == [f"built by {mine}\n"]
 
 
-def test_one_that_does_not_work_is_passed_over(script: Script, loaded: list[str]) -> None:
+def test_broken_compiler_is_skipped(script: Script, loaded: list[str]) -> None:
     script("gcc", FAILS)
     clang = script("clang", WRITES)
     prepare_compiler()
     assert loaded == [f"built by {clang}\n"]
-    prepare_compiler()  # what is in the cache is not taken for gcc's
+    prepare_compiler()  # the cache entry of clang is not used for gcc
     assert loaded == [f"built by {clang}\n"] * 2
 
 
-def test_what_a_compiler_says_is_told(script: Script) -> None:
+def test_error_contains_the_compilers_message(script: Script) -> None:
     path = script("gcc", FAILS)
     line = why_no_compiler()
     assert line is not None
@@ -115,21 +113,23 @@ def test_what_a_compiler_says_is_told(script: Script) -> None:
     assert "\n" not in line
 
 
-def test_what_it_builds_is_loaded(script: Script) -> None:
+def test_module_that_cannot_be_loaded_is_an_error(script: Script) -> None:
     script("gcc", WRITES)
     line = why_no_compiler()
     assert line is not None
     assert "cannot build the module that launches kernels" in line
 
 
-def test_one_that_cannot_be_started(script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_compiler_that_does_not_exist_is_an_error(
+    script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("CC", str(tmp_path / "gone"))
     line = why_no_compiler()
     assert line is not None
     assert "No such file" in line
 
 
-def test_missing_headers_are_named(script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_python_headers_are_named(script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script("gcc", WRITES)
     monkeypatch.setattr(compiler, "python_headers", lambda: str(tmp_path))
     line = why_no_compiler()
@@ -138,7 +138,7 @@ def test_missing_headers_are_named(script: Script, monkeypatch: pytest.MonkeyPat
     assert f"python3.{sys.version_info.minor}-dev" in line
 
 
-def test_the_package_that_is_a_compiler(
+def test_ziglang_package_is_used_as_a_compiler(
     tmp_path: Path, script: Script, loaded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script("gcc", FAILS)
@@ -154,7 +154,7 @@ def test_the_package_that_is_a_compiler(
     assert loaded == ["by the package"]
 
 
-def test_libraries_are_linked(script: Script, tmp_path: Path) -> None:
+def test_build_passes_libraries_to_the_compiler(script: Script, tmp_path: Path) -> None:
     script("gcc", f'echo "$@" > {tmp_path}/arguments; {WRITES}')
     (tmp_path / "libknown.so.1").touch()
     folders, libraries = [str(tmp_path)], ["libknown.so.1", "libother.so.1", "m"]
@@ -170,7 +170,7 @@ def test_libraries_are_linked(script: Script, tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_built_already_needs_no_compiler(
+def test_cached_launcher_needs_no_compiler(
     tmp_path: Path, script: Script, loaded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import triton
@@ -182,13 +182,13 @@ def test_what_is_built_already_needs_no_compiler(
     path.unlink()
     monkeypatch.setattr(triton, "__version__", "3.7.1")
     assert why_no_compiler() is None
-    monkeypatch.setattr(triton, "__version__", "3.6.0")  # each kernel has a launcher of its own
+    monkeypatch.setattr(triton, "__version__", "3.6.0")  # before 3.7, each kernel has its own launcher
     assert why_no_compiler() is not None
 
 
 @pytest.mark.slow
-def test_ziglang_builds_what_python_loads(tmp_path: Path) -> None:
-    """The package is large: hundreds of megabytes unpacked."""
+def test_ziglang_builds_a_loadable_module(tmp_path: Path) -> None:
+    """The package takes hundreds of megabytes unpacked."""
     site = tmp_path / "site"
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), "ziglang"]
     subprocess.run(install, check=True)

@@ -1,4 +1,4 @@
-"""With --deterministic, a token's logits are the same bytes alone, in a batch, and however its prompt was cut."""
+"""With --deterministic, a token's logits have the same bits alone, in a batch, and with any chunking of its prompt."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def advance(loaded: Loaded, *parts: tuple[HeldRequest, int]) -> torch.Tensor:
     return logits
 
 
-def test_alone_in_a_batch_and_in_chunks(tmp_path: Path, device: torch.device) -> None:
+def test_bits_are_equal_alone_batched_and_chunked(tmp_path: Path, device: torch.device) -> None:
     path = make(tmp_path, types=MIXES["Q4_0"], layers=1).path
     loaded = load(path, CudaDevice(gpu(device), CudaOptions(deterministic=True)))
     ids = tokens(9, loaded.vocab_size)

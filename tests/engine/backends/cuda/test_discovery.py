@@ -1,4 +1,4 @@
-"""Why a GPU cannot be used is told in a line, with what to do about it."""
+"""GPUs that cannot be used: errors, log messages, and the fallback to the CPU."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from tests.engine.backends.cuda.two_devices import INTERPRETED
 from tests.engine.models.tiny_llama import make
 
 
-def test_a_gpu_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_without_a_compiler_is_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> None:
         raise NoCompiler("there is no compiler", "Get one.")
 
@@ -31,29 +31,29 @@ def test_a_gpu_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def none_there(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
-    """No GPU that can be used; which were asked for."""
-    asked: list[int | None] = []
+def no_usable_gpu(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """Makes every GPU unusable. Returns the indices that were requested."""
+    requested: list[int | None] = []
 
     def find(index: int | None = None) -> Unusable:
-        asked.append(index)
+        requested.append(index)
         return Unusable("its fan is too loud", "Turn it off.")
 
     monkeypatch.setattr(discovery, "find_gpu", find)
-    return asked
+    return requested
 
 
-def test_whoever_asks_for_a_gpu_is_told_why_there_is_none(none_there: list[int | None], tmp_path: Path) -> None:
+def test_requiring_an_unusable_gpu_raises_the_reason(no_usable_gpu: list[int | None], tmp_path: Path) -> None:
     path = make(tmp_path, layers=1).path
     for options in (LoadOptions(device="cuda"), LoadOptions(device="cuda:3"), LoadOptions(backend="cuda")):
         with pytest.raises(UnsupportedModel, match="its fan is too loud") as refusal:
             answer(path, options)
         assert refusal.value.remedy == "Turn it off."
-    assert none_there == [None, 3, None]
+    assert no_usable_gpu == [None, 3, None]
 
 
-def test_whoever_does_not_is_told_in_a_line(
-    none_there: list[int | None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_unusable_gpu_is_logged_and_not_used(
+    no_usable_gpu: list[int | None], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = make(tmp_path, layers=1).path
     assert answer(path, LoadOptions())[0] != "cuda"
@@ -72,12 +72,12 @@ def test_whoever_does_not_is_told_in_a_line(
         (LoadOptions(card=INTERPRETED, kv_type="int8"), "int8"),
     ],
 )
-def test_what_does_not_go_together_is_refused(tmp_path: Path, options: LoadOptions, problem: str) -> None:
+def test_conflicting_options_are_refused(tmp_path: Path, options: LoadOptions, problem: str) -> None:
     with pytest.raises(UnsupportedModel, match=problem):
         answer(make(tmp_path, layers=1).path, options)
 
 
-def test_a_model_that_a_gpu_cannot_run_goes_to_the_cpu(
+def test_model_without_gpu_kernels_runs_on_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(discovery, "find_gpu", lambda index=None: Gpu(INTERPRETED))

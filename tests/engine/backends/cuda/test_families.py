@@ -1,4 +1,4 @@
-"""Every decoder family on a GPU against the reference: a cached prefix, the rest of a prompt, replies, and a batch."""
+"""Every decoder family on a GPU against the reference: cached prefix, prefill, decode, and batches."""
 
 from pathlib import Path
 
@@ -11,6 +11,6 @@ from tests.engine.models.family_checkpoints import FAMILIES, make
 
 @pytest.mark.share(6)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_probabilities_are_nearly_those_of_the_reference(tmp_path: Path, name: str, device: torch.device) -> None:
+def test_family_is_close_to_the_reference(tmp_path: Path, name: str, device: torch.device) -> None:
     both = TwoDevices.of(make(tmp_path, name, "folder").path, gpu(device))
-    check_close(*both.chunks_and_replies())
+    check_close(*both.prefill_then_decode())

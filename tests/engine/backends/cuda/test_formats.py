@@ -1,4 +1,4 @@
-"""Checkpoints of every quantized format on a GPU against the reference, which holds the very values they stand for."""
+"""Checkpoints of every quantization format on a GPU, against the reference with the same dequantized values."""
 
 from pathlib import Path
 
@@ -12,26 +12,26 @@ from tests.engine.models import tiny_llama
 from tests.support import random_gguf
 
 ONE_LAYER = random_gguf.Shape(1, 256, 4, 2, 64, 256, 272)
-MATRICES = 9  # of one layer, with the embedding and the head
+MATRICES = 9  # per layer, plus the embedding and the head
 GGUF_TYPES = [" ".join(random_gguf.TYPES[start:][:MATRICES]) for start in range(0, len(random_gguf.TYPES), MATRICES)]
 
 
 @pytest.mark.share(5)
 @pytest.mark.parametrize("kind", KINDS)
-def test_folders(tmp_path: Path, kind: str, device: torch.device) -> None:
+def test_quantized_folder_is_close_to_the_reference(tmp_path: Path, kind: str, device: torch.device) -> None:
     both = TwoDevices.of(quantized_folder(tmp_path, kind, layers=1).path, gpu(device))
-    check_close(*both.a_chunk_and_a_reply())
+    check_close(*both.prefill_and_decode())
 
 
 @pytest.mark.parametrize("kinds", [*GGUF_TYPES, "Q4_K"])
-def test_files_of_several_types(tmp_path: Path, kinds: str, device: torch.device) -> None:
+def test_gguf_types_are_close_to_the_reference(tmp_path: Path, kinds: str, device: torch.device) -> None:
     random_gguf.write(path := tmp_path / "random.gguf", kinds, ONE_LAYER)
-    check_close(*TwoDevices.of(path, gpu(device)).a_chunk_and_a_reply())
+    check_close(*TwoDevices.of(path, gpu(device)).prefill_and_decode())
 
 
 @pytest.mark.parametrize(("kv_type", "close"), [(torch.float16, CLOSE), (torch.uint8, 0.02)])
-def test_keys_and_values_of_other_types(
+def test_kv_cache_types_are_close_to_the_reference(
     tmp_path: Path, kv_type: torch.dtype, close: float, device: torch.device
 ) -> None:
     both = TwoDevices.of(tiny_llama.make(tmp_path, layers=1).path, gpu(device), CudaOptions(kv_type))
-    check_close(*both.a_chunk_and_a_reply(), close)
+    check_close(*both.prefill_and_decode(), close)

@@ -1,4 +1,4 @@
-"""What caches may take of a GPU: what is free less a reserve, or what the user says; never what others have."""
+"""GPU memory for the KV cache: the free memory less a reserve, or the user's limit."""
 
 from dataclasses import dataclass, field, replace
 from typing import cast
@@ -20,7 +20,7 @@ MODEL = ModelConfig(
 
 @dataclass
 class FakeGpu:
-    """Of which others have a part."""
+    """A GPU with a given amount of free memory."""
 
     free: int
     own: int = 0
@@ -37,7 +37,7 @@ def memory(limit: MemoryLimit = ALL_FREE, free: int = 24 * GIB, own: int = 0, ca
     return GpuMemory(cast(Gpu, FakeGpu(free, own, card)), limit)
 
 
-def test_what_others_have_and_the_reserve_are_left() -> None:
+def test_reserve_and_memory_of_other_programs_are_left_free() -> None:
     assert memory().kv_bytes_after_loading(5 * GIB) == 24 * GIB - MAX_RESERVE - 5 * GIB - UNMEASURED_BYTES
     assert memory(free=20 * GIB).kv_bytes_after_loading(0) == memory().kv_bytes_after_loading(0) - 4 * GIB
     small = replace(CARD, memory_bytes=8 * GIB)
@@ -46,18 +46,18 @@ def test_what_others_have_and_the_reserve_are_left() -> None:
     )
 
 
-def test_a_limit_counts_what_the_engine_has_already_and_gives_no_more_than_there_is() -> None:
+def test_limit_includes_allocated_memory_and_respects_free_memory() -> None:
     assert memory(MemoryLimit(num_bytes=10 * GIB), own=4 * GIB).kv_bytes_after_loading(0) == 6 * GIB - UNMEASURED_BYTES
     assert memory(MemoryLimit(share=0.5), own=4 * GIB).kv_bytes_after_loading(0) == 8 * GIB - UNMEASURED_BYTES
     assert memory(MemoryLimit(share=1.0), free=3 * GIB).kv_bytes_after_loading(0) == 3 * GIB - UNMEASURED_BYTES
 
 
-def test_a_model_that_does_not_fit_is_refused_with_the_numbers() -> None:
+def test_model_that_does_not_fit_is_refused_with_the_numbers() -> None:
     assert 0 < memory().kv_bytes_before_loading(MODEL, 8 * GIB, 2048, 128) < 24 * GIB - MAX_RESERVE - 8 * GIB
     with pytest.raises(OutOfMemory, match=r"needs 3\d\.\d GB .* 24\.7 GB are") as refusal:
         memory().kv_bytes_before_loading(MODEL, 32 * GIB, 2048, 128)
     assert "--context" in str(refusal.value.remedy)
 
 
-def test_the_estimate_of_a_step_grows_with_tokens_and_rows() -> None:
+def test_step_estimate_grows_with_tokens_and_rows() -> None:
     assert step_bytes(MODEL, 2048, 128) > step_bytes(MODEL, 256, 128) > step_bytes(MODEL, 256, 1) > 0

@@ -1,4 +1,4 @@
-"""The runner of a GPU: steps launched ahead say what steps one by one say, whatever is asked of their tokens."""
+"""The runner of a GPU: launching steps ahead does not change what requests get."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ REPLY = 5
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As little as makes a token depend on all before it: an interpreter runs every program."""
+    """The smallest model whose tokens depend on all tokens before; the interpreter is slow."""
     return make(tmp_path_factory.mktemp("tiny"), heads=2, kv_heads=1, layers=1).path
 
 
@@ -35,17 +35,17 @@ def prompt(length: int) -> tuple[int, ...]:
     return tuple(torch.randint(0, 97, (length,), generator=torch.Generator().manual_seed(length)).tolist())
 
 
-def run_out(running: ModelEngine, *requests: Request) -> dict[int, list[TokenEvent]]:
-    told: dict[int, list[TokenEvent]] = {it.id: [] for it in requests}
+def run_to_end(running: ModelEngine, *requests: Request) -> dict[int, list[TokenEvent]]:
+    events_of: dict[int, list[TokenEvent]] = {it.id: [] for it in requests}
     while running.has_work:
         for event in running.step():
-            told[event.request_id].append(event)
+            events_of[event.request_id].append(event)
     running.assert_empty()
-    return told
+    return events_of
 
 
-def everything(running: ModelEngine) -> list[list[TokenEvent]]:
-    """What requests of all kinds are told."""
+def run_all_kinds(running: ModelEngine) -> list[list[TokenEvent]]:
+    """Run requests with all kinds of parameters, and return their events."""
 
     def one(length: int, **params: Any) -> Request:
         chosen = {"temperature": 0, "max_tokens": REPLY, "ignore_eos": True} | params
@@ -61,38 +61,38 @@ def everything(running: ModelEngine) -> list[list[TokenEvent]]:
     running.add(*together)
     for it in alone:
         running.add(it)
-    told = run_out(running, *together, *alone)
-    return [[event for event in events if event.token_id is not None] for events in told.values()]
+    events_of = run_to_end(running, *together, *alone)
+    return [[event for event in events if event.token_id is not None] for events in events_of.values()]
 
 
-def test_steps_launched_ahead_say_the_same(tiny: Path, device: torch.device) -> None:
+def test_launching_ahead_does_not_change_replies(tiny: Path, device: torch.device) -> None:
     engines = [engine(tiny, device, step_depth=depth, deterministic=True) for depth in (2, 1)]
     runner: Any = engines[0]._runner
-    runner.prepare()  # leaves nothing behind that others would see
-    ahead, one_by_one = map(everything, engines)
+    runner.prepare()  # must not affect later requests
+    ahead, sequential = map(run_all_kinds, engines)
     assert [[event.token_id for event in events] for events in ahead] == [
-        [event.token_id for event in events] for events in one_by_one
+        [event.token_id for event in events] for events in sequential
     ]
-    assert ahead[2] == one_by_one[2]  # with its log-probabilities
+    assert ahead[2] == sequential[2]  # including log-probabilities
     assert len(ahead[3][0].prompt_logprobs) == 4
     assert ahead[4][1].token_id == 8
     assert [events[-1].finish for events in ahead[:3]] == [FinishReason.LENGTH] * 3
 
 
-def test_a_search_is_the_same_at_any_depth(tiny: Path, device: torch.device) -> None:
+def test_beam_search_does_not_depend_on_step_depth(tiny: Path, device: torch.device) -> None:
     found = []
     for depth in (2, 1):
         running = engine(tiny, device, step_depth=depth, deterministic=True)
         params = SamplingParams(temperature=0, max_tokens=3, beams=BeamParams(width=2, results=2))
         results = running.search(prompt(3), params, frozenset({7}))
         running.add(*results)
-        run_out(running, *results)
+        run_to_end(running, *results)
         found.append([it.output_ids for it in results])
     assert found[0] == found[1]
     assert found[0][0] != found[0][1]
 
 
-def test_who_yields_and_comes_back_says_the_same(tiny: Path, device: torch.device) -> None:
+def test_preemption_does_not_change_replies(tiny: Path, device: torch.device) -> None:
     replies = []
     for memory in (MemoryLimit(num_bytes=8_000), ALL_FREE):
         running = engine(
@@ -103,7 +103,7 @@ def test_who_yields_and_comes_back_says_the_same(tiny: Path, device: torch.devic
         requests = [running.request(prompt(length), params, frozenset()) for length in (14, 15)]
         for it in requests:
             running.add(it)
-        run_out(running, *requests)
+        run_to_end(running, *requests)
         replies.append([it.output_ids for it in requests])
         assert (running.state().counters.swapped_out > 0) == (memory is not ALL_FREE)
     assert replies[0] == replies[1]
@@ -111,7 +111,7 @@ def test_who_yields_and_comes_back_says_the_same(tiny: Path, device: torch.devic
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The steps that run out of memory, counted from 0."""
+    """The numbers of steps that run out of memory, counted from 0."""
     from engine.backends.cuda.step import CudaStep
 
     compute, count = CudaStep._compute, iter(range(1000))
@@ -126,7 +126,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return fails
 
 
-def test_a_step_without_memory_is_tried_again(tiny: Path, device: torch.device, failing: list[int]) -> None:
+def test_step_that_runs_out_of_memory_is_retried(tiny: Path, device: torch.device, failing: list[int]) -> None:
     plenty, scarce = engine(tiny, device), engine(tiny, device)
     params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
     replies = []
@@ -134,12 +134,12 @@ def test_a_step_without_memory_is_tried_again(tiny: Path, device: torch.device, 
         failing += [4, 6] if running is scarce else []
         request = running.request(prompt(3), params, frozenset())
         running.add(request)
-        run_out(running, request)
+        run_to_end(running, request)
         replies.append(request.output_ids)
     assert replies[0] == replies[1]
 
 
-def test_a_context_that_does_not_fit_is_refused(tiny: Path, device: torch.device) -> None:
+def test_context_that_does_not_fit_is_refused(tiny: Path, device: torch.device) -> None:
     with pytest.raises(Exception, match="room for") as refusal:
         engine(tiny, device, gpu_memory=MemoryLimit(num_bytes=30_000), context_length=500)
     assert not isinstance(refusal.value, OutOfMemory)

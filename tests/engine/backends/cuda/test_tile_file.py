@@ -1,4 +1,4 @@
-"""Measured tiles come back from their file; whatever is wrong with it, the rule's are taken."""
+"""The file of measured tiles: it keeps all tiles, and a damaged file is ignored."""
 
 import logging
 from pathlib import Path
@@ -14,7 +14,7 @@ TILES = {ProductShape("q4", 4096, 14336, 8): ProductTile(16, 8, 8, 2)}
 MORE = {ProductShape("q6", 512, 256, 16): ProductTile(32, 4, 16, 1)}
 
 
-def test_tiles_of_all_models_are_kept(tmp_path: Path) -> None:
+def test_writing_tiles_keeps_those_of_other_models(tmp_path: Path) -> None:
     assert read_tiles(tmp_path, CARD) == {}
     assert read_tiles(None, CARD) == {}
     write_tiles(tmp_path, CARD, TILES)
@@ -37,7 +37,7 @@ def test_tiles_of_all_models_are_kept(tmp_path: Path) -> None:
         ("[", "[1, "),
     ],
 )
-def test_a_damaged_file_is_told_and_left(
+def test_damaged_file_is_ignored_with_a_warning(
     before: str, after: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = write_tiles(tmp_path, CARD, TILES)

@@ -1,4 +1,4 @@
-"""One checkpoint on two devices: on a GPU, which may be interpreted, and on the reference; and how far they differ."""
+"""One checkpoint on a GPU, which may be interpreted, and on the reference device, to compare their results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,11 +34,11 @@ INTERPRETED = Card(
 BLOCKS = 12
 CONTEXT = 64
 CLOSE = 1e-3  # mean Kullback-Leibler divergence, in nats
-GAP = 0.1  # between the two largest logits of the reference: where it is larger, the largest is the same
+GAP = 0.1  # if the two largest reference logits differ by more, both devices must have the same largest logit
 
 
 def gpu(device: torch.device) -> Gpu:
-    """That of the fixture `device`."""
+    """Return the GPU for the fixture `device`."""
     return Gpu(INTERPRETED) if device.type == "cpu" else Gpu(read_card(0))
 
 
@@ -51,7 +51,7 @@ class Loaded:
     vocab_size: int
 
     def step(self, *parts: tuple[HeldRequest, int]) -> Tensor:
-        """Logits of the requests that reach their last token."""
+        """Return the logits of the requests that reach their last token."""
         return self.model.compute(self.batch(*parts)).values.clone().cpu()
 
     def batch(self, *parts: tuple[HeldRequest, int]) -> Batch:
@@ -65,7 +65,7 @@ def load(path: Path, device: Device) -> Loaded:
         groups = tuple(GroupConfig(window) for window in model.windows)
         config = EngineConfig(device.name, CONTEXT, BLOCKS, max_step_tokens=32, max_running=4, groups=groups)
         loaded = device.load(model, Weights(checkpoint.path, models.stored_weights(checkpoint)), config)
-    for pool in loaded.kv.pools:  # NaN, of whatever type: what nobody has written must not matter
+    for pool in loaded.kv.pools:  # NaN in every dtype, so that reading an unwritten block shows
         pool.view(torch.uint8).fill_(255)
         pool[0] = 0
     return Loaded(loaded, groups, model.vocab_size)
@@ -73,7 +73,7 @@ def load(path: Path, device: Device) -> Loaded:
 
 @dataclass(frozen=True)
 class TwoDevices:
-    """What both say, step by step."""
+    """A checkpoint on both devices, which run the same steps."""
 
     cuda: Loaded
     reference: Loaded
@@ -84,7 +84,7 @@ class TwoDevices:
         return cls(load(path, CudaDevice(gpu, options)), load(path, reference))
 
     def step(self, *parts: tuple[HeldRequest, int]) -> tuple[Tensor, Tensor]:
-        """Logits of the GPU and of the reference; the requests' `num_computed` move on."""
+        """Run a step. Returns the logits of the GPU and of the reference, and advances `num_computed`."""
         both = self.cuda.step(*parts), self.reference.step(*parts)
         for it, count in parts:
             it.num_computed += count
@@ -94,22 +94,23 @@ class TwoDevices:
         return HeldRequest(1, tuple(ids), SamplingParams(), block_tables=tuple(list(blocks) for _ in self.cuda.groups))
 
     def cached(self, computed: int, left: int, *blocks: int) -> HeldRequest:
-        """A request with `computed` tokens computed, by the reference, and found on both devices; `left` are not."""
+        """Return a request with `computed` tokens cached on both devices by the reference, and `left` more tokens."""
         request = self.request(tokens(computed + left, self.cuda.vocab_size), *blocks)
         self.reference.step((request, computed))
-        for there, found in zip(self.cuda.model.kv.pools, self.reference.model.kv.pools, strict=True):
-            as_floats(there)[list(blocks)] = found[list(blocks)].to(as_floats(there))
+        for pool, source in zip(self.cuda.model.kv.pools, self.reference.model.kv.pools, strict=True):
+            as_floats(pool)[list(blocks)] = source[list(blocks)].to(as_floats(pool))
         request.num_computed = computed
         return request
 
-    def a_chunk_and_a_reply(self) -> tuple[Tensor, Tensor]:
-        """The rest of a long prompt, and the next token of another request. -> float32 [2 rows, vocabulary] of each."""
+    def prefill_and_decode(self) -> tuple[Tensor, Tensor]:
+        """The end of a long prompt, and a decode step of another request -> float32 [2 rows, vocabulary] of each
+        device.
+        """
         first, second = self.cached(16, 3, 3, 8), self.cached(4, 1, 7)
         return self.step((first, 3), (second, 1))
 
-    def chunks_and_replies(self) -> tuple[Tensor, Tensor]:
-        """The rest of a long prompt with a short one; then both reply, with a third of one token. -> float32 [5 rows,
-        vocabulary] of each."""
+    def prefill_then_decode(self) -> tuple[Tensor, Tensor]:
+        """Prefill two requests, then decode them with a third -> float32 [5 rows, vocabulary] of each device."""
         first, second = self.cached(34, 3, 3, 8, 2), self.request(tokens(4, self.cuda.vocab_size), 7)
         third = self.request(tokens(1, self.cuda.vocab_size), 1)
         prompts = self.step((first, 3), (second, 4))
@@ -125,9 +126,9 @@ def tokens(count: int, vocab_size: int) -> list[int]:
 
 
 def check_close(cuda: Tensor, reference: Tensor, close: float = CLOSE) -> None:
-    wanted, found = reference.log_softmax(-1), cuda.log_softmax(-1)
-    divergence = (wanted.exp() * (wanted - found)).sum(-1).mean()
+    wanted, source = reference.log_softmax(-1), cuda.log_softmax(-1)
+    divergence = (wanted.exp() * (wanted - source)).sum(-1).mean()
     assert divergence <= close
     best = reference.topk(2).values
-    clear = best[:, 0] - best[:, 1] > GAP
-    assert torch.equal(cuda.argmax(-1)[clear], reference.argmax(-1)[clear])
+    distinct = best[:, 0] - best[:, 1] > GAP
+    assert torch.equal(cuda.argmax(-1)[distinct], reference.argmax(-1)[distinct])
