@@ -35,10 +35,10 @@ class ContentBlock(Struct):
     type: str
     text: str | None = None
     thinking: str | None = None
-    id: str | None = None  # of a call, as the next two
+    id: str | None = None  # of a call; so are the next two fields
     name: str | None = None
     input: dict[str, Any] | None = None
-    tool_use_id: str | None = None  # of a result, as the next two
+    tool_use_id: str | None = None  # of a result; so are the next two fields
     content: str | list[ResultBlock] | None = None
     is_error: bool | None = None
 

@@ -54,7 +54,7 @@ class GenerationSettings(Struct, kw_only=True):
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
     stop: list[str]
-    max_tokens: int  # the same as the next
+    max_tokens: int  # equal to n_predict
     n_predict: int
     n_keep: int = 0
     n_discard: int = 0

@@ -26,7 +26,7 @@ _STOP_REASONS: Mapping[str | None, StopReason] = {"length": "maxPredictedTokensR
 
 class Stats(Struct, kw_only=True):
     tokens_per_second: float
-    time_to_first_token: float  # seconds, as the next
+    time_to_first_token: float  # seconds; so is the next field
     generation_time: float
     stop_reason: StopReason | UnsetType = UNSET
 

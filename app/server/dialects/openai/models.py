@@ -55,7 +55,7 @@ class Model(Struct):
 
 class ModelList(Struct):
     data: list[Model]
-    first_id: str  # for clients of Anthropic's API, as the next two: the list is complete
+    first_id: str  # for clients of Anthropic's API; so are the next two fields: the list is complete
     last_id: str
     has_more: Literal[False] = False
     object: Literal["list"] = "list"

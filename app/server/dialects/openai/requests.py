@@ -124,7 +124,7 @@ class GenerationRequest(DryFields, kw_only=True):
     # number of candidates, or the width of a beam search
     best_of: Annotated[int, Meta(ge=1, le=MAX_WIDTH)] | None = None
     use_beam_search: bool | None = None
-    length_penalty: Annotated[float, Meta(ge=-10, le=10)] | None = None  # of a beam search, as the next
+    length_penalty: Annotated[float, Meta(ge=-10, le=10)] | None = None  # of a beam search; so is the next field
     early_stopping: bool | Literal["never"] | None = None
     structured_outputs: StructuredOutputs | None = None
     # this and the next three: vLLM's older names for members of `structured_outputs`
@@ -132,7 +132,7 @@ class GenerationRequest(DryFields, kw_only=True):
     guided_regex: GrammarText | None = None
     guided_choice: Choices | None = None
     guided_grammar: GrammarText | None = None
-    grammar: GbnfText | None = None  # llama.cpp's, as the next; empty: no grammar
+    grammar: GbnfText | None = None  # llama.cpp's, like json_schema; empty: no grammar
     json_schema: Schema | str | None = None
     return_progress: bool | None = None  # a stream reports the progress of prefill, as llama.cpp's server does
     num_ctx: PositiveCount | None = None  # limit of prompt and reply together, in tokens; the model is not reloaded

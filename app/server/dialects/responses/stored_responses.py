@@ -61,7 +61,7 @@ class StoredResponse:
     id: str
     owner: str  # whose key may read it
     previous: str | None  # id of the response that it continues
-    body: bytes  # JSON, as the next
+    body: bytes  # JSON; so is the next field
     input: bytes  # input items of its request
 
 

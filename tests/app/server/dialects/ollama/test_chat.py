@@ -31,7 +31,7 @@ ANSWER = {
 
 def chat(server: LiveServer, **asked: Any) -> Any:
     with client(server) as api:
-        options = {"top_k": 0, **asked.pop("options", {})}  # greedy, so that the hash model's output is exact
+        options = {"top_k": 0, **asked.pop("options", {})}  # no limit, so that the hash model's output is exact
         reply = api.chat(server.service.name, **{"messages": MESSAGES, **asked}, options=options)
         return list(reply) if asked.get("stream") else reply
 

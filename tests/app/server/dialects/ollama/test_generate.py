@@ -15,7 +15,7 @@ from tests.support.hash_model import expected_output
 
 
 def generate(server: LiveServer, prompt: str, length: int = 30, **asked: Any) -> Any:
-    options = {"num_predict": length, "top_k": 0}  # greedy, so that the hash model's output is exact
+    options = {"num_predict": length, "top_k": 0}  # no limit, so that the hash model's output is exact
     with client(server) as api:
         reply = api.generate(server.service.name, prompt, options=options, **asked)
         return list(reply) if asked.get("stream") else reply
