@@ -55,7 +55,7 @@ def test_store_prefers_the_catalog_to_families(tmp_path: Path) -> None:
     [
         ('kind = "chat"', 'kind = "chatter"'),
         ("context = 8192", "context = 0"),
-        ("license", "licence"),
+        ('license = "', 'licence = "'),
         ('360m = "bartowski/', '360m = "../'),
         ("360m =", "big ="),
         ('name = "smollm2"', 'name = "../x"'),
