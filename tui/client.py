@@ -20,6 +20,7 @@ from tui.engine_types import Download, EngineStatus, Fit, Loading, ModelInfo, Re
 from tui.plain_text import sanitize
 from tui.types import (
     Attachment,
+    CallId,
     Chat,
     ChatId,
     ChatSettings,
@@ -30,9 +31,11 @@ from tui.types import (
     Message,
     MessageId,
     Notice,
+    Permission,
     Preset,
     ReplyEvent,
     SearchHit,
+    ToolServer,
     TrimPlan,
 )
 
@@ -71,6 +74,25 @@ class Replies(Protocol):
 
     async def count_tokens(self, text: str) -> int:
         """Return how many tokens `text` takes in a prompt of the loaded model."""
+
+
+class Tools(Protocol):
+    """Tools of MCP servers, which the model can call."""
+
+    def config_path(self) -> Path:
+        """Return the path of mcp.json, which may not exist."""
+
+    async def servers(self) -> Sequence[ToolServer]:
+        """Return the servers of mcp.json, read again, with their current state. Raises ClientError if it is invalid."""
+
+    async def restart(self, server: str) -> None:
+        """Start a server that has failed or is disabled. Returns when it is ready or has failed."""
+
+    def answer(self, call: CallId, permission: Permission) -> None:
+        """Answer a call that asks. Does nothing if the call does not wait any more."""
+
+    async def revoke(self, tool: str) -> None:
+        """Ask again for a tool that is always allowed."""
 
 
 class Chats(Protocol):
@@ -242,6 +264,8 @@ class Client(Protocol):
 
     @property
     def replies(self) -> Replies: ...
+    @property
+    def tools(self) -> Tools: ...
     @property
     def chats(self) -> Chats: ...
     @property

@@ -12,6 +12,7 @@ from tui.plain_text import sanitize
 
 ChatId = NewType("ChatId", str)
 MessageId = NewType("MessageId", str)
+CallId = NewType("CallId", str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,26 @@ class ReplyEnd(Sanitized):
     error: str = ""  # for FAILED: what happened and what to do
 
 
-ReplyEvent = ReplyStarted | PromptProgress | ReasoningDelta | TextDelta | ReplyEnd
+@dataclass(frozen=True, slots=True)
+class ToolCalled(Sanitized):
+    """The model called a tool. `asks`: the call waits for `Tools.answer`."""
+
+    call: CallId
+    name: str  # qualified by the server
+    arguments: str  # JSON
+    asks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolReturned(Sanitized):
+    """A call has ended, and the model gets the result."""
+
+    call: CallId
+    result: str
+    is_error: bool = False
+
+
+ReplyEvent = ToolCalled | ToolReturned | ReplyStarted | PromptProgress | ReasoningDelta | TextDelta | ReplyEnd
 
 
 # --- chats -----------------------------------------------------------------------------------------------------------
@@ -147,6 +167,18 @@ class Attachment(Sanitized):
 
 
 @dataclass(frozen=True, slots=True)
+class ToolStep(Sanitized):
+    """A tool call in a reply, and what the model wrote before it."""
+
+    name: str
+    arguments: str  # JSON
+    result: str
+    is_error: bool = False
+    text: str = ""
+    reasoning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Message(Sanitized):
     """One message of the tree. The screens replace a reply's message as its events arrive."""
 
@@ -158,6 +190,7 @@ class Message(Sanitized):
     attachments: tuple[Attachment, ...] = ()  # only of a user's message
     reasoning: str = ""  # this and the following fields: only of a reply
     reasoning_seconds: float = 0.0
+    steps: tuple[ToolStep, ...] = ()  # calls before the text
     model: str = ""
     finish: Finish | None = None  # None: it is still being generated
     usage: Usage | None = None
@@ -193,6 +226,7 @@ class ChatSettings(Sanitized):
     system: str = ""
     sampling: Sampling = Sampling()
     full_context: FullContext = FullContext.ASK
+    disabled_tools: frozenset[str] = frozenset()  # qualified names
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +295,35 @@ class Notice(Sanitized):
 class ExportFormat(enum.Enum):
     MARKDOWN = "markdown"  # the shown branch
     JSON = "json"  # all branches; can be imported
+
+
+# --- tools -----------------------------------------------------------------------------------------------------------
+
+
+class Permission(enum.Enum):
+    """The user's answer to a tool call."""
+
+    ONCE = "once"
+    CHAT = "chat"  # this tool, in this chat, until the program ends
+    ALWAYS = "always"  # this tool, in all chats
+    DENY = "deny"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolInfo(Sanitized):
+    name: str  # qualified by the server
+    description: str
+    is_always_allowed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolServer(Sanitized):
+    """A tool server of mcp.json."""
+
+    name: str
+    state: str  # disabled, starting, ready, or failed
+    reason: str = ""  # why it failed
+    tools: tuple[ToolInfo, ...] = ()
 
 
 # --- the context -----------------------------------------------------------------------------------------------------

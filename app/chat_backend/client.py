@@ -12,6 +12,7 @@ from app.chat_backend.engine.status import ChatEngine
 from app.chat_backend.models import ChatModels
 from app.chat_backend.replies import ChatReplies
 from app.chat_backend.titles import Titles
+from app.chat_backend.tools import ChatTools
 from app.history.history import History
 from app.settings.settings import Settings
 from quant.errors import InglenookError
@@ -47,7 +48,8 @@ class TerminalClient:
         self._connection = EngineConnection(settings, flags, endpoint, key)
         self.chats = ChatRepository(history)
         self.chats.make_title = Titles(self.chats, self._connection).make_title
-        self.replies = ChatReplies(self.chats, self._connection)
+        self.tools = ChatTools(settings.state_dir)
+        self.replies = ChatReplies(self.chats, self._connection, self.tools)
         self.context = ChatContext(self.chats, self._connection)
         self.engine = ChatEngine(self._connection, self.replies)
         self.models = ChatModels(settings, self._connection)
@@ -61,6 +63,7 @@ class TerminalClient:
         """Release the engine and close the history. Deleted chats are erased."""
         with suppress(ClientError, InglenookError, TimeoutError):
             await self._forget()
+        await self.tools.close()
         await self.models.close()
         await self._connection.close()
         self.chats.close()

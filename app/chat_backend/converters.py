@@ -85,11 +85,16 @@ def message_of(
         attachments=tuple(types.Attachment(file.name, file.text) for file in message.attachments),
         reasoning=message.reasoning,
         reasoning_seconds=message.reasoning_seconds,
+        steps=tuple(step_of(step) for step in message.steps),
         model=message.model,
         finish=_FINISH[message.state] if is_reply and message.id not in in_progress else None,
         usage=usage_of(message.usage),
         error=message.usage.error if message.usage else "",
     )
+
+
+def step_of(step: records.ToolStep) -> types.ToolStep:
+    return types.ToolStep(step.name, step.arguments, step.result, step.is_error, step.text, step.reasoning)
 
 
 def usage_of(usage: records.StoredUsage | None) -> types.Usage | None:
@@ -114,7 +119,8 @@ def notice_of(notice: HistoryNotice) -> types.Notice:
 def settings_of(settings: records.ChatSettings) -> types.ChatSettings:
     chosen = settings.sampling
     sampling = types.Sampling(**{name: getattr(chosen, name) for name in records.SamplingChoice.__struct_fields__})
-    return types.ChatSettings(settings.system, sampling, types.FullContext(settings.when_full.value))
+    full_context = types.FullContext(settings.when_full.value)
+    return types.ChatSettings(settings.system, sampling, full_context, frozenset(settings.disabled_tools))
 
 
 def stored_settings(settings: types.ChatSettings) -> records.ChatSettings:
@@ -122,4 +128,5 @@ def stored_settings(settings: types.ChatSettings) -> records.ChatSettings:
     sampling = records.SamplingChoice(
         **{name: getattr(chosen, name) for name in records.SamplingChoice.__struct_fields__}
     )
-    return records.ChatSettings(settings.system, sampling, records.WhenFull(settings.full_context.value))
+    when_full = records.WhenFull(settings.full_context.value)
+    return records.ChatSettings(settings.system, sampling, when_full, tuple(sorted(settings.disabled_tools)))

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import httpx
 import msgspec
 
-from app.chat_backend.reply_parts import Accepted, Ended, ReplyPart
+from app.chat_backend.reply_parts import Accepted, Call, Ended, ReplyPart
 from app.client.http import HTTPClient, Remedies, ServerUnreachable, default_sampling_of, refusal
 from app.errors import AppError, InvalidSetting
 from app.generation.cache_report import MissReason, PromptTokensDetails
@@ -207,6 +207,7 @@ class _Fold:
         self._state: State | None = None
         self._usage: Mapping[str, Any] | None = None
         self._timings: Mapping[str, Any] = {}
+        self._calls: dict[int, list[str]] = {}  # name and arguments, by index
 
     def parts(self, chunk: Any) -> list[ReplyPart]:
         """Raises ServerError if the chunk reports that the reply failed."""
@@ -228,17 +229,29 @@ class _Fold:
                 parts.append(ReasoningDelta(str(thought)))
             if text := delta.get("content"):
                 parts.append(TextDelta(str(text)))
+            for call in delta.get("tool_calls") or ():
+                self._add_call(call)
             if reason := choice.get("finish_reason"):
                 self._state = State.CUT if reason == "length" else State.WHOLE
         if any(isinstance(part, TextDelta | ReasoningDelta) for part in parts):
             self._clock.mark_token()
         return parts
 
+    def _add_call(self, delta: Mapping[str, Any]) -> None:
+        """Add a part of a call. Servers that leave the index out send whole calls."""
+        function = delta.get("function") or {}
+        pieces = self._calls.setdefault(int(delta.get("index", len(self._calls))), ["", ""])
+        pieces[0] = pieces[0] or str(function.get("name") or "")
+        pieces[1] += str(function.get("arguments") or "")
+        self._clock.token()
+
     def end(self) -> Ended:
         if self._state is None:
             raise ServerUnreachable("the server ended the reply before it was complete", "Try again.")
         is_known = self._usage is not None or self._clock.has_tokens
-        return Ended(self._state, self._stored_usage(self._usage or {}) if is_known else None)
+        calls = [Call(name, arguments) for _, (name, arguments) in sorted(self._calls.items()) if name]
+        usage = self._stored_usage(self._usage or {}) if is_known else None
+        return Ended(self._state, usage, calls if self._state is State.WHOLE else ())
 
     def _stored_usage(self, usage: Mapping[str, Any]) -> StoredUsage:
         """Return the usage that the server reports, with values measured here for what it does not report."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from app.generation.options import VARIED_TEMPERATURE
-from app.history.records import Chat, Role, SamplingChoice, StoredMessage
+from app.history.records import Chat, Role, SamplingChoice, StoredMessage, ToolStep
 
 _DRAWN = {"temperature": VARIED_TEMPERATURE}
 _IN_PLACE = "What was said before, in short:\n"
@@ -22,11 +22,40 @@ def prompt_messages(chat: Chat, branch: Sequence[StoredMessage], *, with_reasoni
     messages: list[Mapping[str, object]] = [{"role": "system", "content": system}] if system else []
     left_out = set(chat.trim.left_out)
     for message in branch:
-        if message.id in left_out or not (message.text or message.attachments):
+        if message.id in left_out:
+            continue
+        messages += step_messages(message.steps, message.id, with_reasoning=with_reasoning)
+        if not (message.text or message.attachments):
             continue
         thought = {"reasoning_content": message.reasoning} if with_reasoning and message.reasoning else {}
         messages.append({"role": message.role.value, "content": prompt_text(message), **thought})
     return messages
+
+
+def step_messages(steps: Sequence[ToolStep], message: int, *, with_reasoning: bool) -> list[Mapping[str, object]]:
+    """Return the tool calls of a reply and their results. Calls of one turn share a message, as the model wrote them.
+
+    Ids of calls are derived from the id of the message, so that the prompt stays the same in later requests.
+    """
+    turns: list[list[tuple[str, ToolStep]]] = []
+    for index, step in enumerate(steps):
+        named = (f"call_{message}_{index}", step)
+        if step.joins_previous and turns:
+            turns[-1].append(named)
+        else:
+            turns.append([named])
+    return [part for turn in turns for part in _turn_messages(turn, with_reasoning=with_reasoning)]
+
+
+def _turn_messages(turn: Sequence[tuple[str, ToolStep]], *, with_reasoning: bool) -> list[Mapping[str, object]]:
+    first = turn[0][1]
+    reasoning = {"reasoning_content": first.reasoning} if with_reasoning and first.reasoning else {}
+    calls = [
+        {"id": name, "type": "function", "function": {"name": step.name, "arguments": step.arguments}}
+        for name, step in turn
+    ]
+    results = [{"role": "tool", "tool_call_id": name, "content": step.result} for name, step in turn]
+    return [{"role": "assistant", "content": first.text, **reasoning, "tool_calls": calls}, *results]
 
 
 def prompt_text(message: StoredMessage) -> str:

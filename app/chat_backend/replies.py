@@ -2,23 +2,28 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from app.chat_backend.chat_repository import ChatRepository
 from app.chat_backend.client_errors import client_errors, to_thread
 from app.chat_backend.converters import message_id, usage_of
 from app.chat_backend.engine.connection import EngineConnection, ReadyEngine
-from app.chat_backend.prompt_messages import prompt_messages, sampling_fields
-from app.chat_backend.reply_parts import Accepted, Ended, ReplyPart
+from app.chat_backend.prompt_messages import prompt_messages, sampling_fields, step_messages
+from app.chat_backend.reply_parts import Accepted, Call, Ended, ReplyPart
+from app.chat_backend.tools import CallEnded, ChatTools, OfferedTools
 from app.generation.events import PromptProgress, ReasoningDelta, TextDelta
 from app.history.history import History
-from app.history.records import State, StoredMessage, StoredUsage, path_to
+from app.history.records import Chat, State, StoredMessage, StoredUsage, ToolStep, path_to
 from quant.errors import InglenookError
 from tui import types
 from tui.client import ClientError
 
+T = TypeVar("T")
+
+MAX_TURNS = 50  # turns with tool calls in one reply
 SAVE_SECONDS = 0.5  # at most this much of a reply is lost if the program is killed
 
 _FINISH = {
@@ -34,7 +39,7 @@ class _ReplyInProgress:
     """A reply that is being generated."""
 
     message: int
-    chat: int
+    chat: types.ChatId
     history: History
     engine: ReadyEngine
     reply: str = ""  # its id at the server
@@ -42,6 +47,8 @@ class _ReplyInProgress:
     reasoning: str = ""
     reasoning_started: float | None = None
     reasoning_seconds: float = 0.0
+    steps: list[ToolStep] = field(default_factory=list)
+    ended: Ended = Ended(State.STOPPED, None)  # of the last turn
     saved_at: float = field(default_factory=time.monotonic)
     stopped: asyncio.Event = field(default_factory=asyncio.Event)  # set when the stream is no longer read
     is_stopping: bool = False  # whether the engine was asked to stop it
@@ -56,6 +63,21 @@ class _ReplyInProgress:
         else:
             self.text += part.text
 
+    def add_step(self, call: Call, ended: CallEnded, *, joins_previous: bool) -> None:
+        """Add a call with its result. It takes the text and the reasoning that the model wrote before it."""
+        step = ToolStep(
+            call.name, call.arguments, ended.result, ended.is_error, self.text, self.reasoning, joins_previous
+        )
+        self.steps.append(step)
+        self.text, self.reasoning = "", ""
+
+    def continued(self, body: Mapping[str, object]) -> Mapping[str, object]:
+        """Return the request for the next turn: `body` and the steps."""
+        with_reasoning = self.engine.endpoint.is_inglenook
+        steps = step_messages(self.steps, self.message, with_reasoning=with_reasoning)
+        messages = body["messages"]
+        return {**body, "messages": [*messages, *steps] if isinstance(messages, list) else steps}
+
     def save(self, state: State = State.COMING, usage: StoredUsage | None = None) -> None:
         """Save the reply in its current state."""
         self.saved_at = time.monotonic()
@@ -67,6 +89,7 @@ class _ReplyInProgress:
             reasoning_seconds=self.reasoning_seconds,
             state=state,
             usage=usage,
+            steps=self.steps,
         )
 
     @property
@@ -77,9 +100,10 @@ class _ReplyInProgress:
 class ChatReplies:
     """Implements `tui.client.Replies`."""
 
-    def __init__(self, chats: ChatRepository, connection: EngineConnection) -> None:
+    def __init__(self, chats: ChatRepository, connection: EngineConnection, tools: ChatTools) -> None:
         self._chats = chats
         self._connection = connection
+        self._tools = tools
         self._in_progress: dict[int, _ReplyInProgress] = {}
 
     async def reply(self, chat: types.ChatId, to: types.MessageId) -> AsyncGenerator[types.ReplyEvent, None]:
@@ -88,27 +112,34 @@ class ChatReplies:
                 yield event
 
     async def _reply(self, chat: types.ChatId, to: int, engine: ReadyEngine) -> AsyncGenerator[types.ReplyEvent, None]:
-        body = await to_thread(self._body, chat, to, engine)
+        found, branch, is_retry = await to_thread(self._branch, chat, to)
+        offered = await self._tools.offered(found.settings.disabled_tools)
+        body = {**self._body(chat, found, branch, engine, is_retry=is_retry), **offered.field()}
         async with aclosing(engine.endpoint.stream(body)) as parts:
             first = await anext(parts)
-            current = await self._begin(chat, to, engine)
+            growing = await self._begin(chat, to, engine)
             try:
-                yield types.ReplyStarted(message_id(current.message), engine.model)
-                async with aclosing(self._reply_events(current, first, parts)) as events:
+                yield types.ReplyStarted(message_id(growing.message), engine.model)
+                turns = self._turns(growing, _prepend(first, parts), body, offered)
+                async with aclosing(turns) as events:
                     async for event in events:
                         yield event
             finally:
-                if not current.has_ended:  # the caller closed the generator
-                    current.save(State.STOPPED)
-                self._chats.in_progress.discard((chat, current.message))
-                self._in_progress.pop(current.message, None)
+                if not growing.has_ended:  # the caller closed the generator
+                    growing.save(State.STOPPED)
+                self._chats.coming.discard((chat, growing.message))
+                self._in_progress.pop(growing.message, None)
 
-    def _body(self, chat: types.ChatId, to: int, engine: ReadyEngine) -> dict[str, object]:
+    def _branch(self, chat: types.ChatId, to: int) -> tuple[Chat, Sequence[StoredMessage], bool]:
+        """Return the chat, the messages up to `to`, and whether `to` already has a reply."""
         history, number = self._chats.locate(chat)
-        found = history.chats.get(number)
         messages = {message.id: message for message in history.messages.in_chat(number)}
-        branch = path_to(messages, to)
-        retry = any(message.parent == to and message.text for message in messages.values())
+        is_retry = any(message.parent == to and message.text for message in messages.values())
+        return history.chats.get(number), path_to(messages, to), is_retry
+
+    def _body(
+        self, chat: types.ChatId, found: Chat, branch: Sequence[StoredMessage], engine: ReadyEngine, *, is_retry: bool
+    ) -> Mapping[str, object]:
         ours = engine.endpoint.is_inglenook
         own = {"service_class": "interactive", "return_progress": True} if ours else {}
         if ours and self._chats.is_private(chat):
@@ -116,7 +147,7 @@ class ChatReplies:
         return {
             "model": engine.model,
             "messages": prompt_messages(found, branch, with_reasoning=ours),
-            **sampling_fields(found.settings.sampling, engine.default_sampling, retry=retry),
+            **sampling_fields(found.settings.sampling, engine.default_sampling, retry=is_retry),
             **own,
         }
 
@@ -126,38 +157,78 @@ class ChatReplies:
             return history.messages.start_reply(number, to, engine.model), history, number
 
         message, history, number = await to_thread(begin)
-        current = _ReplyInProgress(message.id, number, history, engine)
-        self._in_progress[message.id] = current
-        self._chats.in_progress.add((chat, message.id))
-        return current
+        growing = _ReplyInProgress(message.id, chat, history, engine)
+        self._in_progress[message.id] = growing
+        self._chats.coming.add((chat, message.id))
+        return growing
 
-    async def _reply_events(
-        self, current: _ReplyInProgress, first: ReplyPart, parts: AsyncGenerator[ReplyPart]
+    async def _turns(
+        self,
+        growing: _ReplyInProgress,
+        parts: AsyncGenerator[ReplyPart],
+        body: Mapping[str, object],
+        offered: OfferedTools,
     ) -> AsyncGenerator[types.ReplyEvent, None]:
-        """Yield the events of a reply and save it as it grows. Always ends with a ReplyEnd."""
-        part: ReplyPart | None = first
+        """Yield the events of a reply and save it as it grows: turns of the model, and the tool calls between them.
+
+        Always ends with a ReplyEnd.
+        """
         try:
-            while part is not None and not isinstance(part, Ended):
-                if isinstance(part, Accepted):
-                    current.reply = part.reply
-                elif isinstance(part, PromptProgress):
-                    yield types.PromptProgress(part.done, part.total, part.cached)
-                else:
-                    current.add(part)
-                    yield _delta(part)
-                if current.is_save_due:
-                    await to_thread(current.save)
-                with client_errors():
-                    part = await _next(parts, current.stopped)
+            for _ in range(MAX_TURNS):
+                async with aclosing(parts), aclosing(self._turn(growing, parts)) as events:
+                    async for event in events:
+                        yield event
+                if not growing.ended.calls or growing.is_stopping:
+                    break
+                async with aclosing(self._run_calls(growing, growing.ended.calls, offered)) as results:
+                    async for result in results:
+                        yield result
+                if growing.is_stopping:
+                    break
+                parts = growing.engine.endpoint.stream(growing.continued(body))
         except ClientError as problem:
-            await to_thread(current.save, State.FAILED, StoredUsage(error=problem.sentences))
+            await to_thread(growing.save, State.FAILED, StoredUsage(error=problem.sentences))
             yield types.ReplyEnd(types.Finish.FAILED, error=problem.sentences)
             return
-        ended = part or Ended(State.STOPPED, None)
-        if current.is_stopping:
-            ended = Ended(State.STOPPED, ended.usage)
-        await to_thread(current.save, ended.state, ended.usage)
-        yield types.ReplyEnd(_FINISH[ended.state], usage_of(ended.usage))
+        state = State.STOPPED if growing.is_stopping else growing.ended.state
+        await to_thread(growing.save, state, growing.ended.usage)
+        yield types.ReplyEnd(_FINISH[state], usage_of(growing.ended.usage))
+
+    async def _turn(
+        self, growing: _ReplyInProgress, parts: AsyncGenerator[ReplyPart]
+    ) -> AsyncGenerator[types.ReplyEvent, None]:
+        """Yield the events of one turn of the model, and set `ended`."""
+        while True:
+            if growing.is_save_due:
+                await to_thread(growing.save)
+            with client_errors():
+                part = await _next(parts, growing.stopped)
+            if part is None or isinstance(part, Ended):
+                growing.ended = part or Ended(State.STOPPED, None)
+                return
+            if isinstance(part, Accepted):
+                growing.reply = part.reply
+            elif isinstance(part, PromptProgress):
+                yield types.PromptProgress(part.done, part.total, part.cached)
+            else:
+                growing.add(part)
+                yield _delta(part)
+
+    async def _run_calls(
+        self, growing: _ReplyInProgress, calls: Sequence[Call], offered: OfferedTools
+    ) -> AsyncGenerator[types.ReplyEvent, None]:
+        """Run the calls one after another and add each to the steps of the reply. Stopping the reply ends them."""
+        for index, call in enumerate(calls):
+            async with aclosing(self._tools.run(growing.chat, call, offered)) as events:
+                while (event := await _next(events, growing.stopped)) is not None:
+                    if isinstance(event, CallEnded):
+                        growing.add_step(call, event, joins_previous=index > 0)
+                        break
+                    yield event
+            if growing.stopped.is_set():
+                growing.is_stopping = True
+                return
+            await to_thread(growing.save)
 
     async def stop(self, message: types.MessageId) -> None:
         """Stop a reply. Inglenook then reports its usage; the connection to another server is closed."""
@@ -187,7 +258,13 @@ def _delta(part: ReasoningDelta | TextDelta) -> types.ReplyEvent:
     return types.ReasoningDelta(part.text) if isinstance(part, ReasoningDelta) else types.TextDelta(part.text)
 
 
-async def _next(parts: AsyncGenerator[ReplyPart], stopped: asyncio.Event) -> ReplyPart | None:
+async def _prepend(first: ReplyPart, parts: AsyncGenerator[ReplyPart]) -> AsyncGenerator[ReplyPart]:
+    yield first
+    async for part in parts:
+        yield part
+
+
+async def _next(parts: AsyncGenerator[T], stopped: asyncio.Event) -> T | None:
     """Return the next part, or None if the reply is stopped first."""
     next_part = asyncio.ensure_future(anext(parts))
     stopping = asyncio.ensure_future(stopped.wait())

@@ -6,7 +6,17 @@ from datetime import UTC, datetime
 import msgspec
 from msgspec import Struct
 
-from app.history.records import Attachment, Chat, ChatSettings, Role, State, StoredMessage, StoredUsage, path_to
+from app.history.records import (
+    Attachment,
+    Chat,
+    ChatSettings,
+    Role,
+    State,
+    StoredMessage,
+    StoredUsage,
+    ToolStep,
+    path_to,
+)
 
 FORMAT = "inglenook-chat"
 VERSION = 1
@@ -21,6 +31,7 @@ class FileMessage(Struct, kw_only=True, omit_defaults=True):
     text: str
     parent: int | None = None
     attachments: tuple[Attachment, ...] = ()
+    steps: tuple[ToolStep, ...] = ()
     reasoning: str = ""
     model: str = ""
     state: State = State.WHOLE
@@ -64,6 +75,7 @@ def _file_message(message: StoredMessage, indices: dict[int, int]) -> FileMessag
         text=message.text,
         parent=None if message.parent is None else indices.get(message.parent),
         attachments=message.attachments,
+        steps=message.steps,
         reasoning=message.reasoning,
         model=message.model,
         state=message.state,
@@ -86,10 +98,17 @@ def _section(message: StoredMessage) -> str:
     when = datetime.fromtimestamp(message.created, UTC).isoformat(timespec="minutes")
     author = f"{_WHO[message.role]}, {message.model}" if message.model else _WHO[message.role]
     files = [f"{file.name}:\n\n{_fenced(file.text)}" for file in message.attachments]
-    reasoning = (
-        [f"<details><summary>Reasoning</summary>\n\n{message.reasoning}\n\n</details>"] if message.reasoning else []
-    )
-    return "\n\n".join([f"## {author} ({when})", *files, *reasoning, message.text])
+    steps = [part for step in message.steps for part in (step.text, _called(step)) if part]
+    reasoning = [_details("Reasoning", message.reasoning)] if message.reasoning else []
+    return "\n\n".join([f"## {author} ({when})", *files, *steps, *reasoning, message.text])
+
+
+def _called(step: ToolStep) -> str:
+    return _details(f"Tool {step.name}", f"{_fenced(step.arguments)}\n\n{_fenced(step.result)}")
+
+
+def _details(summary: str, content: str) -> str:
+    return f"<details><summary>{summary}</summary>\n\n{content}\n\n</details>"
 
 
 def _fenced(text: str) -> str:

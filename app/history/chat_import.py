@@ -108,6 +108,7 @@ def _add_chat(history: History, chat: FileChat) -> Chat:
             role=message.role,
             text=message.text,
             attachments=message.attachments,
+            steps=message.steps,
             reasoning=message.reasoning,
             model=message.model,
             state=message.state,

@@ -16,6 +16,7 @@ from app.history.records import (
     State,
     StoredMessage,
     StoredUsage,
+    ToolStep,
     read,
     storable,
     written,
@@ -101,14 +102,20 @@ class Messages:
         reasoning_seconds: float = 0.0,
         state: State = State.COMING,
         usage: StoredUsage | None = None,
+        steps: Sequence[ToolStep] = (),
     ) -> None:
         """Save the reply as it is now."""
-        values = (storable(text), storable(reasoning), reasoning_seconds, state, storable(written(usage)), message)
+        values = {
+            "text": storable(text),
+            "attachments": storable(written(Attachments(steps=tuple(steps)))),
+            "reasoning": storable(reasoning),
+            "reasoning_seconds": reasoning_seconds,
+            "state": state,
+            "usage": storable(written(usage)),
+        }
+        columns = ", ".join(f"{column} = ?" for column in values)
         with self._database.writing() as connection:
-            connection.execute(
-                "UPDATE messages SET text = ?, reasoning = ?, reasoning_seconds = ?, state = ?, usage = ? WHERE id = ?",
-                values,
-            )
+            connection.execute(f"UPDATE messages SET {columns} WHERE id = ?", (*values.values(), message))  # noqa: S608
             sign(connection, "messages", message)
         if state is not State.COMING:
             self._database.checkpoint()
@@ -120,7 +127,7 @@ def _values(message: StoredMessage) -> tuple[object, ...]:
         message.parent,
         message.role,
         storable(message.text),
-        storable(written(Attachments(message.attachments))),
+        storable(written(Attachments(message.attachments, message.steps))),
         storable(message.reasoning),
         message.reasoning_seconds,
         message.model,
@@ -137,13 +144,15 @@ def _message(row: Row) -> StoredMessage:
             int(number), int(chat), int() | None as parent, str(role), str(text), str(attachments), str(reasoning),
             float(seconds), str(model), str(state), str(usage), float(created),
         ):  # fmt: skip
+            kept = read(attachments, Attachments)
             return StoredMessage(
                 id=number,
                 chat=chat,
                 parent=parent,
                 role=Role.USER if role == Role.USER else Role.ASSISTANT,
                 text=text,
-                attachments=read(attachments, Attachments).files,
+                attachments=kept.files,
+                steps=kept.steps,
                 reasoning=reasoning,
                 reasoning_seconds=seconds,
                 model=model,

@@ -75,6 +75,7 @@ class ChatSettings(Struct, frozen=True, omit_defaults=True):
     system: str = ""
     sampling: SamplingChoice = SamplingChoice()
     when_full: WhenFull = WhenFull.ASK
+    disabled_tools: tuple[str, ...] = ()  # qualified names
 
 
 class Trim(Struct, frozen=True, omit_defaults=True):
@@ -98,8 +99,23 @@ class Attachment(Struct, frozen=True):
     text: str
 
 
+class ToolStep(Struct, frozen=True, omit_defaults=True):
+    """A tool call in a reply, and what the model wrote before it."""
+
+    name: str
+    arguments: str  # JSON
+    result: str
+    is_error: bool = False
+    text: str = ""
+    reasoning: str = ""
+    joins_previous: bool = False  # called in the same turn of the model as the previous step
+
+
 class Attachments(Struct, frozen=True, omit_defaults=True):
+    """The column `attachments`: the files of a question, or the tool calls of a reply."""
+
     files: tuple[Attachment, ...] = ()
+    steps: tuple[ToolStep, ...] = ()
 
 
 class StoredUsage(Struct, frozen=True, omit_defaults=True):
@@ -150,6 +166,7 @@ class StoredMessage(Struct, frozen=True, kw_only=True):
     attachments: tuple[Attachment, ...] = ()
     reasoning: str = ""
     reasoning_seconds: float = 0.0
+    steps: tuple[ToolStep, ...] = ()  # calls before the text of a reply
     model: str = ""  # the model that wrote it
     state: State = State.WHOLE
     usage: StoredUsage | None = None

@@ -33,8 +33,10 @@ class ToolServers:
         return list(named.values())
 
     async def call(self, tool: Tool, arguments: dict[str, Any]) -> ToolResult:
-        server = next(server for server in self.servers if server.spec.name == tool.server)
-        return await server.call(tool.name, arguments)
+        for server in self.servers:
+            if server.spec.name == tool.server:
+                return await server.call(tool.name, arguments)
+        return ToolResult.of(f"There is no tool server {tool.server}.", is_error=True)
 
     async def close(self) -> None:
         await asyncio.gather(*(server.close() for server in self.servers))

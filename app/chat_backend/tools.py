@@ -1,0 +1,198 @@
+"""Tools of MCP servers in the chat: which are offered, and whether the user allows a call."""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Container, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from app.chat_backend.client_errors import client_errors, to_thread
+from app.chat_backend.reply_parts import Call
+from app.mcp.config import mcp_config_file, read_mcp_config
+from app.whole_file import write_whole
+from engine.private_folder import private_folder
+from tui import types
+from tui.client import ClientError
+
+if TYPE_CHECKING:
+    from app.mcp.tool_servers import ToolServers
+    from app.mcp.tools import Tool, ToolResult
+
+_ALLOWED_FILE = "allowed-tools.json"  # in the state folder
+_PRIVATE = 0o600
+_DENIED = "The user did not allow this call."
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded:
+    """The last event of a call."""
+
+    result: str
+    is_error: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTools:
+    """The tools that a chat offers to the model, by qualified name."""
+
+    by_name: "Mapping[str, Tool]"
+
+    def field(self) -> dict[str, object]:
+        """Return the field of the request; none if there are no tools."""
+        return {"tools": [tool.as_openai() for tool in self.by_name.values()]} if self.by_name else {}
+
+
+class ChatTools:
+    """Implements `tui.client.Tools`, and calls tools for `ChatReplies`."""
+
+    def __init__(self, state_folder: Path) -> None:
+        self._allowed_path = state_folder / _ALLOWED_FILE
+        self._servers: ToolServers | None = None
+        self._config: bytes = b""  # mcp.json as it was when the servers were created
+        self._always: set[str] | None = None  # None: not read yet
+        self._in_chat: set[tuple[types.ChatId, str]] = set()
+        self._asking: dict[types.CallId, asyncio.Future[types.Permission]] = {}
+        self._num_calls = 0
+
+    def config_path(self) -> Path:
+        return mcp_config_file()
+
+    async def servers(self) -> Sequence[types.ToolServer]:
+        servers = await self._current()
+        always = await self._always_allowed()
+        return [
+            types.ToolServer(
+                server.spec.name,
+                server.state.value,
+                server.reason,
+                tuple(
+                    types.ToolInfo(tool.qualified_name, tool.description, tool.qualified_name in always)
+                    for tool in server.tools
+                ),
+            )
+            for server in (servers.servers if servers else ())
+        ]
+
+    async def restart(self, server: str) -> None:
+        servers = await self._current()
+        for one in servers.servers if servers else ():
+            if one.spec.name == server:
+                one.start()
+                await one.settled()
+
+    def answer(self, call: types.CallId, permission: types.Permission) -> None:
+        if (asking := self._asking.get(call)) is not None and not asking.done():
+            asking.set_result(permission)
+
+    async def revoke(self, tool: str) -> None:
+        always = await self._always_allowed()
+        always.discard(tool)
+        await to_thread(self._write_allowed, always)
+
+    async def offered(self, disabled: Container[str]) -> OfferedTools:
+        """Return the tools for a chat, once all servers are ready or have failed.
+
+        An invalid mcp.json offers none: `servers` reports the error.
+        """
+        try:
+            servers = await self._current()
+        except ClientError:
+            return OfferedTools({})
+        tools = await servers.tools() if servers else []
+        return OfferedTools({tool.qualified_name: tool for tool in tools if tool.qualified_name not in disabled})
+
+    async def run(
+        self, chat: types.ChatId, call: Call, offered: OfferedTools
+    ) -> AsyncGenerator[types.ReplyEvent | CallEnded, None]:
+        """Yield the events of a call, and its end last. Asks the user unless the tool is already allowed."""
+        from app.mcp.tools import ToolResult, arguments_of
+
+        self._num_calls += 1
+        number = types.CallId(str(self._num_calls))
+        tool = offered.by_name.get(call.name)
+        asks = tool is not None and not await self._is_allowed(chat, call.name)
+        asking = self._asking[number] = asyncio.get_running_loop().create_future()
+        try:
+            yield types.ToolCalled(number, call.name, call.arguments, asks)
+            permission = await asking if asks else types.Permission.ONCE
+        finally:
+            del self._asking[number]
+        await self._remember(chat, call.name, permission)
+        if tool is None:
+            result = ToolResult.of(f"There is no tool {call.name}.", is_error=True)
+        elif permission is types.Permission.DENY:
+            result = ToolResult.of(_DENIED, is_error=True)
+        else:
+            try:
+                arguments = arguments_of(call.arguments)
+            except ValueError as problem:
+                result = ToolResult.of(f"The arguments are invalid: {problem}.", is_error=True)
+            else:
+                result = await self._call(tool, arguments)
+        yield types.ToolReturned(number, result.text, result.is_error)
+        yield CallEnded(result.text, result.is_error)
+
+    async def _call(self, tool: "Tool", arguments: dict[str, Any]) -> "ToolResult":
+        from app.mcp.tools import ToolResult
+
+        if self._servers is None:  # mcp.json was removed during the reply
+            return ToolResult.of("The tool server was removed.", is_error=True)
+        return await self._servers.call(tool, arguments)
+
+    async def close(self) -> None:
+        if self._servers is not None:
+            await self._servers.close()
+
+    async def _current(self) -> "ToolServers | None":
+        """Return the servers of mcp.json. If the file has changed, the previous servers end and new ones start.
+
+        Without an mcp.json there are none, and the `mcp` package is not imported.
+        """
+        path = self.config_path()
+        content = await to_thread(_content, path)
+        if content == self._config:
+            return self._servers
+        with client_errors():
+            specs = read_mcp_config(path, os.environ)
+        await self.close()
+        from app.mcp.tool_servers import ToolServers
+
+        self._servers, self._config = ToolServers(specs), content
+        self._servers.start()
+        return self._servers
+
+    async def _is_allowed(self, chat: types.ChatId, tool: str) -> bool:
+        return (chat, tool) in self._in_chat or tool in await self._always_allowed()
+
+    async def _remember(self, chat: types.ChatId, tool: str, permission: types.Permission) -> None:
+        if permission is types.Permission.CHAT:
+            self._in_chat.add((chat, tool))
+        elif permission is types.Permission.ALWAYS:
+            always = await self._always_allowed()
+            always.add(tool)
+            await to_thread(self._write_allowed, always)
+
+    async def _always_allowed(self) -> set[str]:
+        if self._always is None:
+            self._always = await to_thread(self._read_allowed)
+        return self._always
+
+    def _read_allowed(self) -> set[str]:
+        try:
+            return msgspec.json.decode(self._allowed_path.read_bytes(), type=set[str])
+        except (OSError, ValueError):  # missing or damaged: ask again
+            return set()
+
+    def _write_allowed(self, allowed: set[str]) -> None:
+        private_folder(self._allowed_path.parent)
+        write_whole(self._allowed_path, msgspec.json.encode(sorted(allowed)), _PRIVATE)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
