@@ -243,7 +243,7 @@ class _Fold:
         pieces = self._calls.setdefault(int(delta.get("index", len(self._calls))), ["", ""])
         pieces[0] = pieces[0] or str(function.get("name") or "")
         pieces[1] += str(function.get("arguments") or "")
-        self._clock.token()
+        self._clock.mark_token()
 
     def end(self) -> Ended:
         if self._state is None:

@@ -33,6 +33,8 @@ _FINISH = {
     State.FAILED: types.Finish.FAILED,
 }
 
+_STOPPED = Ended(State.STOPPED, None)
+
 
 @dataclass(slots=True)
 class _ReplyInProgress:
@@ -48,7 +50,7 @@ class _ReplyInProgress:
     reasoning_started: float | None = None
     reasoning_seconds: float = 0.0
     steps: list[ToolStep] = field(default_factory=list)
-    ended: Ended = Ended(State.STOPPED, None)  # of the last turn
+    ended: Ended = _STOPPED  # of the last turn
     saved_at: float = field(default_factory=time.monotonic)
     stopped: asyncio.Event = field(default_factory=asyncio.Event)  # set when the stream is no longer read
     is_stopping: bool = False  # whether the engine was asked to stop it
@@ -127,7 +129,7 @@ class ChatReplies:
             finally:
                 if not growing.has_ended:  # the caller closed the generator
                     growing.save(State.STOPPED)
-                self._chats.coming.discard((chat, growing.message))
+                self._chats.in_progress.discard((chat, growing.message))
                 self._in_progress.pop(growing.message, None)
 
     def _branch(self, chat: types.ChatId, to: int) -> tuple[Chat, Sequence[StoredMessage], bool]:
@@ -152,14 +154,14 @@ class ChatReplies:
         }
 
     async def _begin(self, chat: types.ChatId, to: int, engine: ReadyEngine) -> _ReplyInProgress:
-        def begin() -> tuple[StoredMessage, History, int]:
+        def begin() -> tuple[StoredMessage, History]:
             history, number = self._chats.locate(chat)
-            return history.messages.start_reply(number, to, engine.model), history, number
+            return history.messages.start_reply(number, to, engine.model), history
 
-        message, history, number = await to_thread(begin)
+        message, history = await to_thread(begin)
         growing = _ReplyInProgress(message.id, chat, history, engine)
         self._in_progress[message.id] = growing
-        self._chats.coming.add((chat, message.id))
+        self._chats.in_progress.add((chat, message.id))
         return growing
 
     async def _turns(
@@ -198,13 +200,14 @@ class ChatReplies:
         self, growing: _ReplyInProgress, parts: AsyncGenerator[ReplyPart]
     ) -> AsyncGenerator[types.ReplyEvent, None]:
         """Yield the events of one turn of the model, and set `ended`."""
+        growing.ended = _STOPPED
         while True:
             if growing.is_save_due:
                 await to_thread(growing.save)
             with client_errors():
                 part = await _next(parts, growing.stopped)
             if part is None or isinstance(part, Ended):
-                growing.ended = part or Ended(State.STOPPED, None)
+                growing.ended = part or _STOPPED
                 return
             if isinstance(part, Accepted):
                 growing.reply = part.reply

@@ -3,10 +3,10 @@
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 from tests.support.processes import HANGING_SECONDS
 
@@ -18,13 +18,17 @@ class _Server(ThreadingHTTPServer):
         """Ignore errors: tests disconnect in the middle of a reply."""
 
 
+Piece: TypeAlias = str | Mapping[str, Any]
+
+
 class FakeEndpoint:
     """Serves inside its `with` block. Each request gets the next of `replies`, in pieces; the last one is repeated.
 
+    A piece is text, or the delta of a chunk.
     Requests for a title get `title`.
     """
 
-    def __init__(self, replies: Sequence[Sequence[str]] = (("Hello.",),)) -> None:
+    def __init__(self, replies: Sequence[Sequence[Piece]] = (("Hello.",),)) -> None:
         self.replies = list(replies)
         self.asked: list[dict[str, Any]] = []
         self.breaks_off = False  # close the connection after the last piece of a reply
@@ -57,21 +61,22 @@ class FakeEndpoint:
         self._thread.join(HANGING_SECONDS)
         self._server.server_close()
 
-    def _next(self, asked: dict[str, Any]) -> Sequence[str]:
+    def _next(self, asked: dict[str, Any]) -> Sequence[Piece]:
         self.asked.append(asked)
         return self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
 
-    def _chunks(self, pieces: Sequence[str]) -> Iterator[dict[str, Any]]:
+    def _chunks(self, pieces: Sequence[Piece]) -> Iterator[dict[str, Any]]:
         for number, piece in enumerate(pieces):
             if number:
                 time.sleep(self.pause)
                 self._held.wait()
-            yield {"choices": [{"index": 0, "delta": {"content": piece}}]}
+            yield {"choices": [{"index": 0, "delta": {"content": piece} if isinstance(piece, str) else piece}]}
         if self.error is not None:
             yield {"error": self.error}
         if self.breaks_off:
             return
-        yield {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+        calls = any("tool_calls" in piece for piece in pieces if not isinstance(piece, str))
+        yield {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls" if calls else "stop"}]}
         if self.usage is not None:
             yield {"choices": [], "usage": self.usage}
 

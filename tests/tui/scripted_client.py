@@ -25,6 +25,7 @@ from tui.engine_types import (
 )
 from tui.types import (
     Attachment,
+    CallId,
     Chat,
     ChatId,
     ChatSettings,
@@ -36,6 +37,7 @@ from tui.types import (
     Message,
     MessageId,
     Notice,
+    Permission,
     Preset,
     ReasoningDelta,
     ReplyEnd,
@@ -45,6 +47,7 @@ from tui.types import (
     SearchHit,
     Summary,
     TextDelta,
+    ToolServer,
     TrimPlan,
     Usage,
 )
@@ -422,6 +425,31 @@ class ScriptedModels:
 
 
 @dataclass
+class ScriptedTools:
+    """Tool servers with fixed tools. Records the answers and the tools that are asked for again."""
+
+    listed: list[ToolServer] = field(default_factory=list)
+    answers: list[tuple[CallId, Permission]] = field(default_factory=list)
+    restarted: list[str] = field(default_factory=list)
+    revoked: list[str] = field(default_factory=list)
+
+    def config_path(self) -> Path:
+        return Path("/home/me/.config/inglenook/mcp.json")
+
+    async def servers(self) -> Sequence[ToolServer]:
+        return self.listed
+
+    async def restart(self, server: str) -> None:
+        self.restarted.append(server)
+
+    def answer(self, call: CallId, permission: Permission) -> None:
+        self.answers.append((call, permission))
+
+    async def revoke(self, tool: str) -> None:
+        self.revoked.append(tool)
+
+
+@dataclass
 class ScriptedPreferences:
     """Records the saved theme."""
 
@@ -444,6 +472,7 @@ class ScriptedClient:
         self.models = ScriptedModels()
         self.models.finds.set()
         self.preferences = ScriptedPreferences()
+        self.tools = ScriptedTools()
 
     def keep(self, title: str, *texts: str, pinned: bool = False) -> ChatId:
         """Create a chat with these messages, alternating between user and model."""

@@ -17,6 +17,7 @@ from app.chat_backend.engine.loading_state import DownloadRate, LoadingState
 from app.chat_backend.engine.process import EngineFailed, EngineProcess
 from app.chat_backend.models import ChatModels
 from app.chat_backend.replies import ChatReplies
+from app.chat_backend.tools import ChatTools
 from app.generation.options import DefaultSampling
 from app.generation.template import ChatTemplateRenderer
 from app.history.history import History
@@ -371,7 +372,7 @@ def test_failed_first_load_is_retried_for_a_reply(settings: Settings, started: l
         for _ in range(2):
             with pytest.raises(ClientError, match="it is broken"):
                 await ready(connection)
-        replies = ChatReplies(ChatRepository(History(None)), connection)
+        replies = ChatReplies(ChatRepository(History(None)), connection, ChatTools(settings.state_dir))
         for tried in (2, 3):
             with pytest.raises(ClientError, match="it is broken"):
                 await anext(replies.reply(ChatId("1"), MessageId("1")))

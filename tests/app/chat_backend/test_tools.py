@@ -1,0 +1,284 @@
+"""Tool calls in replies: a real MCP server, and an endpoint with prepared replies."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.chat_backend.client import TerminalClient
+from app.history.history import History
+from app.settings.settings import Settings
+from tests.app.mcp.test_server import PROGRAM
+from tests.support.fake_endpoint import FakeEndpoint, Piece
+from tui.client import ClientError
+from tui.types import (
+    ChatId,
+    ChatSettings,
+    Finish,
+    MessageId,
+    Permission,
+    ReplyEnd,
+    ReplyEvent,
+    TextDelta,
+    ToolCalled,
+    ToolReturned,
+    ToolStep,
+)
+
+
+def call(name: str, arguments: str, index: int = 0) -> list[Piece]:
+    """The pieces of a streamed call: its name, and its arguments in two parts."""
+    half = len(arguments) // 2
+    functions: list[dict[str, Any]] = [{"name": name, "arguments": arguments[:half]}, {"arguments": arguments[half:]}]
+    return [{"tool_calls": [{"index": index, "id": f"c{index}", "function": function}]} for function in functions]
+
+
+ADD = call("test__add", '{"a": 2, "b": 3}')
+
+
+@pytest.fixture(autouse=True)
+def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An mcp.json with the test server."""
+    file = tmp_path / "mcp.json"
+    file.write_text(json.dumps({"mcpServers": {"test": {"command": sys.executable, "args": [PROGRAM]}}}))
+    monkeypatch.setattr("app.chat_backend.tools.mcp_config_file", lambda: file)
+    return file
+
+
+@pytest.fixture
+def endpoint() -> Iterator[FakeEndpoint]:
+    with FakeEndpoint() as endpoint:
+        yield endpoint
+
+
+def run(settings: Settings, endpoint: FakeEndpoint, work: Callable[[TerminalClient], Awaitable[Any]]) -> Any:
+    async def main() -> Any:
+        client = TerminalClient(settings, History(None), {"stay": False}, endpoint.url, "secret")
+        client.start()
+        try:
+            return await work(client)
+        finally:
+            await client.close()
+
+    return asyncio.run(main())
+
+
+async def new_chat(client: TerminalClient, settings: ChatSettings | None = None) -> tuple[ChatId, MessageId]:
+    chat = (await client.chats.create(settings or ChatSettings())).summary.id
+    return chat, (await client.chats.add(chat, None, "What is 2 + 3?")).id
+
+
+async def replied(
+    client: TerminalClient, chat: ChatId, to: MessageId, permission: Permission | None = Permission.ONCE
+) -> list[ReplyEvent]:
+    """Return the events of a reply. Calls that ask get `permission`; None: the reply is stopped instead."""
+    received: list[ReplyEvent] = []
+    async with aclosing(client.replies.reply(chat, to)) as events:
+        async for event in events:
+            received.append(event)
+            if isinstance(event, ToolCalled) and event.asks:
+                if permission is None:
+                    stored = (await client.chats.open(chat)).messages[-1].id
+                    asyncio.get_running_loop().create_task(client.replies.stop(stored))
+                else:
+                    client.tools.answer(event.call, permission)
+    return received
+
+
+def calls_of(events: list[ReplyEvent]) -> list[bool]:
+    return [event.asks for event in events if isinstance(event, ToolCalled)]
+
+
+def test_call_runs_after_the_user_allows_it(settings: Settings, endpoint: FakeEndpoint) -> None:
+    endpoint.replies = [["Let me see. ", *ADD], ["It is ", "5."]]
+
+    async def work(client: TerminalClient) -> None:
+        chat, message = await new_chat(client)
+        events = await replied(client, chat, message)
+        [called] = [event for event in events if isinstance(event, ToolCalled)]
+        assert (called.name, called.arguments, called.asks) == ("test__add", '{"a": 2, "b": 3}', True)
+        [returned] = [event for event in events if isinstance(event, ToolReturned)]
+        assert (returned.call, returned.result, returned.is_error) == (called.call, "5", False)
+        assert isinstance(events[-1], ReplyEnd)
+        assert events[-1].finish is Finish.COMPLETE
+        reply = (await client.chats.open(chat)).messages[-1]
+        assert reply.text == "It is 5."
+        assert reply.steps == (ToolStep("test__add", called.arguments, "5", text="Let me see. "),)
+
+    run(settings, endpoint, work)
+    first, second = endpoint.asked
+    assert "test__add" in [tool["function"]["name"] for tool in first["tools"]]
+    assistant, tool = second["messages"][-2:]
+    assert assistant["content"] == "Let me see. "
+    assert assistant["tool_calls"][0]["function"] == {"name": "test__add", "arguments": '{"a": 2, "b": 3}'}
+    assert tool == {"role": "tool", "tool_call_id": assistant["tool_calls"][0]["id"], "content": "5"}
+
+
+def test_later_prompts_repeat_the_calls_unchanged(settings: Settings, endpoint: FakeEndpoint) -> None:
+    both = [*ADD, *call("test__add", '{"a": 1, "b": 1}', 1)]
+    endpoint.replies = [both, ["Five, and two."], ["You are welcome."]]
+
+    async def work(client: TerminalClient) -> None:
+        chat, message = await new_chat(client)
+        await replied(client, chat, message)
+        leaf = (await client.chats.open(chat)).leaf
+        thanks = await client.chats.add(chat, leaf, "Thanks.")
+        await replied(client, chat, thanks.id)
+
+    run(settings, endpoint, work)
+    _, second, third = endpoint.asked
+    assert [message["role"] for message in second["messages"]] == ["user", "assistant", "tool", "tool"]
+    assert third["messages"][: len(second["messages"])] == second["messages"]
+    assert third["messages"][-2:] == [
+        {"role": "assistant", "content": "Five, and two."},
+        {"role": "user", "content": "Thanks."},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("permission", "asks_again", "asks_in_another_chat"),
+    [(Permission.ONCE, True, True), (Permission.CHAT, False, True), (Permission.ALWAYS, False, False)],
+)
+def test_permission_lasts_as_long_as_it_says(
+    settings: Settings, endpoint: FakeEndpoint, permission: Permission, asks_again: bool, asks_in_another_chat: bool
+) -> None:
+    endpoint.replies = [ADD, ["5"]] * 4
+
+    async def work(client: TerminalClient) -> None:
+        chat, message = await new_chat(client)
+        assert calls_of(await replied(client, chat, message, permission)) == [True]
+        assert calls_of(await replied(client, chat, message)) == [asks_again]
+        other, message = await new_chat(client)
+        assert calls_of(await replied(client, other, message)) == [asks_in_another_chat]
+
+    run(settings, endpoint, work)
+
+    async def later(client: TerminalClient) -> None:
+        chat, message = await new_chat(client)
+        assert calls_of(await replied(client, chat, message)) == [permission is not Permission.ALWAYS]
+        await client.tools.revoke("test__add")
+        endpoint.replies = [ADD, ["5"]]
+        assert calls_of(await replied(client, chat, message)) == [True]
+
+    run(settings, endpoint, later)
+
+
+def test_denied_call_is_reported_to_the_model(settings: Settings, endpoint: FakeEndpoint) -> None:
+    endpoint.replies = [ADD, ["As you wish."]]
+
+    async def work(client: TerminalClient) -> None:
+        chat, message = await new_chat(client)
+        await replied(client, chat, message, Permission.DENY)
+        [step] = (await client.chats.open(chat)).messages[-1].steps
+        assert step.is_error
+        assert "did not allow" in step.result
+
+    run(settings, endpoint, work)
+    assert "did not allow" in endpoint.asked[1]["messages"][-1]["content"]
+
+
+def test_stop_ends_a_call_that_asks(settings: Settings, endpoint: FakeEndpoint) -> None:
+    endpoint.replies = [["Wait. ", *ADD]]
+
+    async def work(client: TerminalClient) -> None:
+        chat, message = await new_chat(client)
+        events = await replied(client, chat, message, None)
+        assert isinstance(events[-1], ReplyEnd)
+        assert events[-1].finish is Finish.STOPPED
+        reply = (await client.chats.open(chat)).messages[-1]
+        assert (reply.text, reply.finish, reply.steps) == ("Wait. ", Finish.STOPPED, ())
+
+    run(settings, endpoint, work)
+    assert len(endpoint.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "reason"),
+    [
+        ("test__nothing", "{}", "no tool"),
+        ("test__add", "{", "invalid"),
+        ("test__add", '{"a": "x"}', "add"),
+        ("test__die", "{}", "closed"),
+    ],
+)
+def test_failed_call_is_a_result(
+    settings: Settings, endpoint: FakeEndpoint, name: str, arguments: str, reason: str
+) -> None:
+    endpoint.replies = [call(name, arguments), ["I see."]]
+
+    async def work(client: TerminalClient) -> None:
+        chat, message = await new_chat(client)
+        events = await replied(client, chat, message)
+        assert isinstance(events[-1], ReplyEnd)
+        assert events[-1].finish is Finish.COMPLETE
+        [step] = (await client.chats.open(chat)).messages[-1].steps
+        assert step.is_error
+        assert reason in step.result
+
+    run(settings, endpoint, work)
+
+
+def test_endless_calls_end_the_reply(
+    settings: Settings, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.chat_backend.replies.MAX_TURNS", 3)
+    endpoint.replies = [ADD]
+
+    async def work(client: TerminalClient) -> None:
+        chat, message = await new_chat(client)
+        events = await replied(client, chat, message, Permission.CHAT)
+        assert len(calls_of(events)) == 3
+        assert isinstance(events[-1], ReplyEnd)
+
+    run(settings, endpoint, work)
+
+
+def test_disabled_tools_are_not_offered(settings: Settings, endpoint: FakeEndpoint) -> None:
+    async def work(client: TerminalClient) -> None:
+        chosen = ChatSettings(disabled_tools=frozenset({"test__add"}))
+        chat, message = await new_chat(client, chosen)
+        assert (await client.chats.open(chat)).settings == chosen
+        await replied(client, chat, message)
+
+    run(settings, endpoint, work)
+    names = [tool["function"]["name"] for tool in endpoint.asked[0]["tools"]]
+    assert "test__add" not in names
+    assert "test__fail" in names
+
+
+def test_chat_without_mcp_json_offers_no_tools(settings: Settings, endpoint: FakeEndpoint, config: Path) -> None:
+    config.unlink()
+
+    async def work(client: TerminalClient) -> None:
+        assert await client.tools.servers() == []
+        chat, message = await new_chat(client)
+        events = await replied(client, chat, message)
+        assert [event.text for event in events if isinstance(event, TextDelta)] == ["Hello."]
+
+    run(settings, endpoint, work)
+    assert "tools" not in endpoint.asked[0]
+
+
+def test_servers_follow_changes_of_mcp_json(settings: Settings, endpoint: FakeEndpoint, config: Path) -> None:
+    async def work(client: TerminalClient) -> None:
+        await client.tools.restart("test")
+        [server] = await client.tools.servers()
+        assert (server.name, server.state) == ("test", "ready")
+        assert "test__add" in [tool.name for tool in server.tools]
+        config.write_text("{")
+        with pytest.raises(ClientError, match=r"mcp\.json"):
+            await client.tools.servers()
+        chat, message = await new_chat(client)
+        assert isinstance((await replied(client, chat, message))[-1], ReplyEnd)
+        config.write_text(json.dumps({"mcpServers": {"missing": {"command": "no-such-command"}}}))
+        await client.tools.restart("missing")
+        [server] = await client.tools.servers()
+        assert (server.name, server.state) == ("missing", "failed")
+        assert "no-such-command" in server.reason
+
+    run(settings, endpoint, work)
