@@ -1,12 +1,12 @@
-"""How fast this program and llama.cpp generate tokens on this machine, measured in turn.
+"""Compare the token rates of Inglenook and llama.cpp on this machine.
 
     python -m tests.bench.compare --suite --xllamacpp
     python -m tests.bench.compare --suite --llama-server llama.cpp/build/bin/llama-server --threads 2 [--http]
     python -m tests.bench.compare --prompt-tokens 128 --output-tokens 96 --xllamacpp --json | jq '.compare[0].ratios'
 
-Every round measures all programs in turn, with the same file, threads and sizes. --xllamacpp: llama.cpp as the package
-xllamacpp brings it. --llama-server: a build of llama.cpp, by the path of its llama-server. The figures go to stdout,
-the progress to stderr. `ingle bench` measures this program alone.
+Every round measures all programs in turn, with the same file, threads, and sizes. --xllamacpp measures llama.cpp in the
+package xllamacpp. --llama-server measures a build of llama.cpp, found by the path of its llama-server. The results go
+to stdout, the progress to stderr. `ingle bench` measures only Inglenook.
 """
 
 import argparse
@@ -27,15 +27,19 @@ from tests.bench.peers.competitors import find_peers
 
 
 def main() -> int:
-    wanted = _arguments().parse_args()
-    chosen = {name: getattr(wanted, name) for name in ("model", "context", "threads", "kernels", "device")}
+    arguments = _parser().parse_args()
+    chosen = {name: getattr(arguments, name) for name in ("model", "context", "threads", "kernels", "device")}
     try:
-        progress = progress_on_stderr(quiet=wanted.quiet)
-        peers = find_peers(wanted.xllamacpp, wanted.llama_server, progress)
-        rows = SUITE if wanted.suite else rows_of(wanted.prompt_tokens, wanted.output_tokens, wanted.concurrency)
-        load = None if wanted.suite else rows[-1].load
-        plan = Plan(rows=rows, load=load, repeat=wanted.repeat, http=wanted.http)
-        _print(compare(load_settings(**chosen), plan, peers, progress), as_object=wanted.json)
+        progress = progress_on_stderr(quiet=arguments.quiet)
+        peers = find_peers(arguments.xllamacpp, arguments.llama_server, progress)
+        rows = (
+            SUITE
+            if arguments.suite
+            else rows_of(arguments.prompt_tokens, arguments.output_tokens, arguments.concurrency)
+        )
+        load = None if arguments.suite else rows[-1].load
+        plan = Plan(rows=rows, load=load, repeat=arguments.repeat, http=arguments.http)
+        _print(compare(load_settings(**chosen), plan, peers, progress), as_object=arguments.json)
     except InglenookError as problem:
         remedy = f"\ntry: {problem.remedy}" if problem.remedy else ""
         print(f"error: {problem.message}{remedy}", file=sys.stderr)
@@ -45,16 +49,16 @@ def main() -> int:
     return 0
 
 
-def _arguments() -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--xllamacpp", action="store_true")
     parser.add_argument("--llama-server", type=Path)
-    parser.add_argument("--http", action="store_true", help="servers over HTTP instead of engines")
-    parser.add_argument("--suite", action="store_true", help="five common workloads instead of one")
+    parser.add_argument("--http", action="store_true", help="compare servers over HTTP instead of engines")
+    parser.add_argument("--suite", action="store_true", help="measure five common workloads instead of one")
     parser.add_argument("--prompt-tokens", type=int, default=512)
     parser.add_argument("--output-tokens", type=int, default=128)
     parser.add_argument("--concurrency", type=int, default=1)
-    parser.add_argument("--repeat", type=int, default=5, help="rounds")
+    parser.add_argument("--repeat", type=int, default=5, help="number of rounds (default: 5)")
     parser.add_argument("-m", "--model")
     parser.add_argument("--context", type=int)
     parser.add_argument("--threads", type=int)

@@ -1,8 +1,8 @@
-"""What blocks in files cost and save, on the engine alone: `python -m tests.bench.disk_cost MODEL`.
+"""Measure what the KV cache on disk costs and saves in the engine: `python -m tests.bench.disk_cost MODEL`.
 
-In turn with files and without: tokens a second of one stream, and of a prompt that is read. Then, for prompts of
-several lengths, the time to the first token when all is computed, when it comes from files, and when it is on the
-device.
+First, engines with and without the disk cache alternate, and the report has the tokens per second of one stream and of
+a prefill. Then, for prompts of several lengths, it has the time to the first token when all blocks are computed, when
+they are read from disk, and when they are on the device.
 """
 
 import argparse
@@ -30,12 +30,12 @@ def load(model: Path, folder: Path | None, threads: int, code_cache: Path | None
         return load_engine(checkpoint, options)
 
 
-def some_prompt(length: int) -> tuple[int, ...]:
+def random_prompt(length: int) -> tuple[int, ...]:
     return tuple(random.randrange(10, 30_000) for _ in range(length))
 
 
 def run(engine: ModelEngine, prompt: tuple[int, ...], tokens: int) -> tuple[Request, list[float]]:
-    """The request, and when its tokens came, in seconds from its beginning."""
+    """Return the request, and the times at which its tokens were generated, in seconds since it was added."""
     request = engine.request(prompt, SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True), frozenset())
     began = time.perf_counter()
     engine.add(request)
@@ -46,63 +46,68 @@ def run(engine: ModelEngine, prompt: tuple[int, ...], tokens: int) -> tuple[Requ
 
 
 def decode_rate(engine: ModelEngine, tokens: int) -> float:
-    _, times = run(engine, some_prompt(64), tokens)
+    _, times = run(engine, random_prompt(64), tokens)
     return (len(times) - 1) / (times[-1] - times[0])
 
 
 def prefill_rate(engine: ModelEngine) -> float:
-    _, times = run(engine, some_prompt(2000), 1)
+    _, times = run(engine, random_prompt(2000), 1)
     return 2000 / times[0]
 
 
-def show_ratio(name: str, on: Sequence[float], off: Sequence[float]) -> None:
+def print_ratio(name: str, on: Sequence[float], off: Sequence[float]) -> None:
     ratios = [a / b for a, b in zip(on, off, strict=True)]
     print(
-        f"{name}: {statistics.median(on):.1f} tok/s with files, {statistics.median(off):.1f} without: "
-        f"{statistics.median(ratios):.3f} of it ({min(ratios):.3f}-{max(ratios):.3f})",
+        f"{name}: {statistics.median(on):.1f} tok/s with disk cache, {statistics.median(off):.1f} without: ratio "
+        f"{statistics.median(ratios):.3f} ({min(ratios):.3f}-{max(ratios):.3f})",
         flush=True,
     )
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("model", type=Path)
-    arguments.add_argument("--threads", type=int, default=2)
-    arguments.add_argument("--rounds", type=int, default=8)
-    arguments.add_argument("--tokens", type=int, default=1500)
-    arguments.add_argument("--code-cache", type=Path)
-    wanted = arguments.parse_args()
-    sys.setswitchinterval(SWITCH_SECONDS)  # as a server has it
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=1500)
+    parser.add_argument("--code-cache", type=Path)
+    arguments = parser.parse_args()
+    sys.setswitchinterval(SWITCH_SECONDS)  # the setting of a server
     with tempfile.TemporaryDirectory(prefix="disk-cost-") as scratch:
         folder = Path(scratch)
-        on, off = (load(wanted.model, it, wanted.threads, wanted.code_cache) for it in (folder, None))
-        for name, rate in (("one stream", lambda engine: decode_rate(engine, wanted.tokens)), ("prompt", prefill_rate)):
+        on, off = (load(arguments.model, it, arguments.threads, arguments.code_cache) for it in (folder, None))
+        for name, rate in (
+            ("one stream", lambda engine: decode_rate(engine, arguments.tokens)),
+            ("prompt", prefill_rate),
+        ):
             rates: dict[ModelEngine, list[float]] = {on: [], off: []}
-            for number in range(wanted.rounds):
+            for number in range(arguments.rounds):
                 for engine in (on, off) if number % 2 else (off, on):
                     rates[engine].append(rate(engine))
                 on.flush()
-            show_ratio(name, rates[on], rates[off])
+            print_ratio(name, rates[on], rates[off])
         for length in LENGTHS:
-            show_restores(wanted.model, folder, length, wanted)
+            print_restore_times(arguments.model, folder, length, arguments)
 
 
-def show_restores(model: Path, folder: Path, length: int, wanted: argparse.Namespace) -> None:
-    """The times of one prompt: computed, from files by an engine that was just loaded, and from the device."""
-    prompt = some_prompt(length)
-    first = load(model, folder, wanted.threads, wanted.code_cache)
-    run(first, some_prompt(200), 2)
+def print_restore_times(model: Path, folder: Path, length: int, arguments: argparse.Namespace) -> None:
+    """Print the times to the first token of one prompt: computed, from disk in a newly loaded engine, and from the
+    device.
+    """
+    prompt = random_prompt(length)
+    first = load(model, folder, arguments.threads, arguments.code_cache)
+    run(first, random_prompt(200), 2)
     _, (computed, *_) = run(first, prompt, 1)
     first.flush()
-    second = load(model, folder, wanted.threads, wanted.code_cache)
-    run(second, some_prompt(200), 2)
+    second = load(model, folder, arguments.threads, arguments.code_cache)
+    run(second, random_prompt(200), 2)
     request, (restored, *_) = run(second, prompt, 1)
     warm, (device, *_) = run(second, prompt, 1)
     size = second.state().counters.disk_read_bytes / 1e6
     print(
-        f"{length} tokens: computed {1e3 * computed:.0f} ms, from files {1e3 * restored:.1f} ms ({size:.0f} MB in "
-        f"{1e3 * request.cache.restore_seconds:.1f} ms), on the device {1e3 * device:.1f} ms; found "
-        f"{request.cache.disk} and {warm.cache.device}",
+        f"{length} tokens: computed {1e3 * computed:.0f} ms, from disk {1e3 * restored:.1f} ms ({size:.0f} MB in "
+        f"{1e3 * request.cache.restore_seconds:.1f} ms), on the device {1e3 * device:.1f} ms; cached tokens "
+        f"{request.cache.disk} on disk, {warm.cache.device} on the device",
         flush=True,
     )
 

@@ -1,8 +1,9 @@
-"""What encoding a long conversation costs per turn: `python -m tests.bench.encoding_cost MODEL.gguf`.
+"""Measure the time to encode a long conversation in each turn: `python -m tests.bench.encoding_cost MODEL.gguf`.
 
-Source code as contents, half of it replies whose ids are not those that their text encodes to. All was seen before but
-the last message, which is another one each time. Printed in milliseconds, the median and the worst of the turns: the
-parts by themselves, then a prompt from messages to ids without the time of the template's process, and that time.
+The messages contain source code. Half of them are replies whose token ids differ from the ids that their text encodes
+to. Each turn adds a different last message to messages that were encoded before. The report has the median and the
+maximum over the turns in milliseconds: of each part, of encoding messages to ids without the time of the template's
+process, and of that process.
 """
 
 import argparse
@@ -27,7 +28,7 @@ TURNS = 50
 
 
 class TimedRenderer(ChatTemplateRenderer):
-    """Keeps the seconds that its last render took, and what it gave."""
+    """A renderer that stores the text of the last render and the seconds that it took."""
 
     seconds = 0.0
     rendered = ""
@@ -46,14 +47,14 @@ def source_code() -> str:
 
 
 def conversation(encoder: PromptEncoder, tokenizer: Tokenizer, tokens: int, characters: int) -> list[Message]:
-    """Messages of so many characters and at least so many tokens, whose replies are remembered."""
+    """Return messages of `characters` characters each and at least `tokens` tokens, with remembered replies."""
     source, messages, total = source_code(), [Message("system", "Be brief.")], 0
     while total < tokens:
         question, source = source[:characters], source[characters:]
         reply, source = source[:characters].strip(), source[characters:]
         messages.append(Message("user", question))
         prompt_ids = encoder.encode(messages)
-        # In pieces of a few characters, which no tokenizer would cut it into.
+        # Pieces of 7 characters give token ids that no tokenizer would produce for the whole text.
         pieces = [reply[n : n + 7] for n in range(0, len(reply), 7)]
         ids = [token_id for piece in pieces for token_id in tokenizer.encode_continuation(piece) or ()]
         encoder.remember(GeneratedReply(prompt_ids, ids, reply, continues_text=False, stored=True))
@@ -68,7 +69,7 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def told(name: str, seconds: Sequence[float]) -> str:
+def format_row(name: str, seconds: Sequence[float]) -> str:
     return f"{name:28} {1e3 * statistics.median(seconds):7.2f} {1e3 * max(seconds):7.2f}"
 
 
@@ -87,25 +88,25 @@ def measure(tokenizer: Tokenizer, tokens: int, characters: int, folder: Path) ->
             "split": lambda: [*tokenizer.split(renderer.rendered, rendered=True)],
             "encode, without the reply token cache": lambda: tokenizer.encode_rendered(renderer.rendered),
         }
-        whole, rendering = [], []
+        encoding, rendering = [], []
         for _ in range(TURNS):
-            whole.append(timed(lambda: encoder.encode(turn())) - renderer.seconds)
+            encoding.append(timed(lambda: encoder.encode(turn())) - renderer.seconds)
             rendering.append(renderer.seconds)
         prompt = encoder.encode(turn())
         print(f"{len(messages)} messages, {len(renderer.rendered):,} characters, {len(prompt):,} tokens")
         print(f"{'':28} {'median':>7} {'worst':>7}  ms")
         for name, part in parts.items():
             part()
-            print(told(name, [timed(part) for _ in range(TURNS)]))
-        print(told("messages to ids, all but", whole))
-        print(told("the template's process", rendering))
+            print(format_row(name, [timed(part) for _ in range(TURNS)]))
+        print(format_row("messages to ids, without", encoding))
+        print(format_row("the template's process", rendering))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--tokens", type=int, default=38_000)
-    parser.add_argument("--characters", type=int, default=6000, help="of each message")
+    parser.add_argument("--characters", type=int, default=6000, help="characters per message (default: 6000)")
     arguments = parser.parse_args()
     with GGUFFile(arguments.model) as file, tempfile.TemporaryDirectory() as folder:
         measure(from_gguf(file.metadata), arguments.tokens, arguments.characters, Path(folder))

@@ -1,8 +1,8 @@
-"""By hand: what a model was told to take, against what the CPU engine took: `python -m tests.bench.fit_figures`.
+"""Compare the estimated memory of models with the memory that the CPU engine uses: `python -m tests.bench.fit_figures`.
 
-Random models of several families, some hundred megabytes each, and GGUF files that are named. Each is loaded by a
-process of its own, which reads a prompt as long as its context, and answers: the memory of the process that is in no
-file (RssAnon) has grown by what is printed. Whoever has to compile kernels first takes about 100 MB more: run it twice.
+It measures random models of several families, some hundred megabytes each, and the given GGUF files. A separate process
+loads each model, prefills a prompt that fills the context, and generates a reply. The report has the growth of its
+memory that no file backs (RssAnon). Run it twice: compiling the kernels takes about 100 MB.
 """
 
 import argparse
@@ -43,15 +43,15 @@ NAMES = ("llama", "qwen3", "gemma2", "gemma3", "olmo2", "granite")
 
 @dataclass(frozen=True)
 class Figures:
-    """Bytes."""
+    """Sizes in bytes."""
 
-    told: int
-    loaded: int  # that were taken once the model was loaded
-    full: int  # and when its context was full
+    estimated: int
+    loaded: int  # memory growth after loading the model
+    full: int  # memory growth when the context is full
 
 
 def make(folder: Path, name: str) -> Path:
-    """A random model in bfloat16, its options those of the family's tests."""
+    """Save a random bfloat16 model with the options of the family's tests, and return its folder."""
     family = FAMILIES[name]
     config = family.config(**{**SHAPE, **family.options, **LARGE, "num_hidden_layers": LAYERS})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
@@ -60,7 +60,7 @@ def make(folder: Path, name: str) -> Path:
 
 
 def measure(path: Path, kv_type: str) -> Figures:
-    """In this process, which has loaded nothing before."""
+    """Load a model and fill its context. Run this in a process that has not loaded a model before."""
     settings = load_settings()
     options = LoadOptions(device="cpu", context_length=CONTEXT, kv_type=kv_type, code_cache=settings.cache_dir)
     with open_checkpoint(path) as checkpoint:
@@ -74,34 +74,37 @@ def measure(path: Path, kv_type: str) -> Figures:
         engine.step()
     full = resident_bytes()
     if before is None or loaded is None or full is None:
-        raise OSError("this system does not tell what memory a process has")
+        raise OSError("the memory of a process is unknown on this system")
     return Figures(plan.needed, loaded - before, full - before)
 
 
-def show(name: str, path: Path, kv_type: str) -> None:
+def print_row(name: str, path: Path, kv_type: str) -> None:
     command = [sys.executable, "-m", "tests.bench.fit_figures", "--measure", str(path), "--kv-type", kv_type]
-    it = Figures(**json.loads(subprocess.check_output(command)))
-    told, loaded, full = (value / 1e6 for value in (it.told, it.loaded, it.full))
-    print(f"| {name} | {kv_type} | {told:.0f} | {loaded:.0f} | {full:.0f} | {(told - full) / full:+.1%} |", flush=True)
+    figures = Figures(**json.loads(subprocess.check_output(command)))
+    estimated, loaded, full = (value / 1e6 for value in (figures.estimated, figures.loaded, figures.full))
+    print(
+        f"| {name} | {kv_type} | {estimated:.0f} | {loaded:.0f} | {full:.0f} | {(estimated - full) / full:+.1%} |",
+        flush=True,
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="*", type=Path, help="GGUF files or folders, besides the random ones")
+    parser.add_argument("models", nargs="*", type=Path, help="GGUF files or folders to measure in addition")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--kv-type", default="f16")
-    parser.add_argument("--families", nargs="*", choices=FAMILIES, default=NAMES, help="the random ones")
+    parser.add_argument("--families", nargs="*", choices=FAMILIES, default=NAMES, help="families of the random models")
     chosen = parser.parse_args()
     if chosen.measure:
         print(json.dumps(vars(measure(chosen.measure, chosen.kv_type))))
         return
-    print("| model | KV | told, MB | loaded | full | difference |\n|---|---|---|---|---|---|", flush=True)
+    print("| model | KV | estimated, MB | loaded | full | difference |\n|---|---|---|---|---|---|", flush=True)
     for path in chosen.models:
         for kv_type in ("f16", "int8"):
-            show(path.name, path, kv_type)
+            print_row(path.name, path, kv_type)
     for name in chosen.families:
         with tempfile.TemporaryDirectory() as folder:
-            show(name, make(Path(folder), name), chosen.kv_type)
+            print_row(name, make(Path(folder), name), chosen.kv_type)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""How near Gemma 3 is to float32, here and in llama.cpp: `python -m tests.bench.gemma_figures MODEL.gguf`.
+"""Compare Gemma 3 in Inglenook and in llama.cpp with float32: `python -m tests.bench.gemma_figures MODEL.gguf`.
 
-The file's weights, dequantized by the `gguf` package and computed by transformers in float32, against our plain engine
-and xllamacpp over the same file. The text is the reference of Python's help(), which comes with Python: 768 tokens at
-once, so that the windows of 512 matter. Printed: the mean Kullback-Leibler divergence a token over the last 256, where
-all but the 100 tokens that llama.cpp holds most likely count as one, and how far greedy replies are the same.
+The baseline is the file's weights, dequantized by the `gguf` package and computed by transformers in float32. Compared
+with it are the reference engine and xllamacpp, both with the same file. The text is the help() topics that come with
+Python: 768 tokens in one prefill, so that the windows of 512 matter. The report has the mean Kullback-Leibler
+divergence per token over the last 256 tokens, and the number of equal tokens in greedy replies. For the divergence, all
+tokens but the 100 that llama.cpp finds most likely count as one.
 """
 
 import argparse
@@ -35,13 +36,13 @@ from tests.support.gguf_reader import Reader
 from tests.support.held_request import HeldRequest
 
 TOKENS, MEASURED, REPLY, TOP = 768, 256, 48, 100
-BOS = 2  # without it, Gemma talks nonsense
+BOS = 2  # Gemma needs it for meaningful output
 BLOCKS = 1 + TOKENS // 16
 PROMPTS = ("The three largest cities of Italy are", "def fibonacci(n):\n", "Once upon a time, a fox")
 
 
 def transformers_model(path: Path) -> Gemma3ForCausalLM:
-    """The file's weights as float32."""
+    """Return a transformers model with the file's weights as float32."""
     reader = Reader(path)
     values = {tensor.name: tensor for tensor in reader.tensors}
     config = Gemma3TextConfig(
@@ -67,7 +68,7 @@ def transformers_model(path: Path) -> Gemma3ForCausalLM:
 
 
 class Peer:
-    """llama.cpp over the file."""
+    """llama.cpp with the file loaded."""
 
     def __init__(self, path: Path) -> None:
         params = xllamacpp.CommonParams()
@@ -76,17 +77,17 @@ class Peer:
         self._server = xllamacpp.Server(params)
 
     def complete(self, ids: Sequence[int], tokens: int, top: int) -> list[dict[str, Any]]:
-        wanted = {"prompt": list(ids), "max_tokens": tokens, "temperature": 0, "n_probs": top, "cache_prompt": True}
-        found: list[dict[str, Any]] = self._server.handle_completions(wanted)["choices"][0]["logprobs"]["content"]
+        body = {"prompt": list(ids), "max_tokens": tokens, "temperature": 0, "n_probs": top, "cache_prompt": True}
+        found: list[dict[str, Any]] = self._server.handle_completions(body)["choices"][0]["logprobs"]["content"]
         return found
 
     def likely(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The tokens that may follow, most likely first, and their log-probabilities."""
-        told = self.complete(ids, 1, TOP)[0]["top_logprobs"]
-        return torch.tensor([it["id"] for it in told]), torch.tensor([it["logprob"] for it in told])
+        """Return the ids of the most likely next tokens, most likely first, and their log-probabilities."""
+        candidates = self.complete(ids, 1, TOP)[0]["top_logprobs"]
+        return torch.tensor([it["id"] for it in candidates]), torch.tensor([it["logprob"] for it in candidates])
 
 
-def ours(path: Path) -> tuple[Compute, tuple[GroupConfig, ...]]:
+def load_reference_engine(path: Path) -> tuple[Compute, tuple[GroupConfig, ...]]:
     device = ReferenceDevice(keep_dequantized=True, threads=2)
     with open_checkpoint(path) as checkpoint:
         model = models.read_config(checkpoint.metadata)
@@ -96,16 +97,16 @@ def ours(path: Path) -> tuple[Compute, tuple[GroupConfig, ...]]:
         return device.load(model, weights, config).compute, groups
 
 
-def our_logits(path: Path, ids: Sequence[int]) -> Tensor:
-    """float32 [MEASURED, vocabulary], of the last tokens."""
-    compute, groups = ours(path)
+def reference_engine_logits(path: Path, ids: Sequence[int]) -> Tensor:
+    """Return the logits of the last tokens, float32 [MEASURED, vocabulary size]."""
+    compute, groups = load_reference_engine(path)
     it = HeldRequest(1, tuple(ids), SamplingParams(), block_tables=tuple(list(range(1, BLOCKS)) for _ in groups))
     plan = StepPlan((it.part(0, len(ids)),))
     batch = build_batch(plan, vocab_size=262_144, num_blocks=BLOCKS, groups=groups)
     return compute(replace(batch, logit_rows=range(len(ids) - MEASURED, len(ids)))).values
 
 
-def our_reply(path: Path, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+def reference_engine_replies(path: Path, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
     with open_checkpoint(path) as checkpoint:
         engine = load_engine(checkpoint, LoadOptions("reference", 512, threads=2))
     params = SamplingParams(temperature=0, max_tokens=REPLY, ignore_eos=True)
@@ -118,16 +119,16 @@ def our_reply(path: Path, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def lumped(row: Tensor, ids: Tensor) -> Tensor:
-    """Log-probabilities of `ids`, and of all others together."""
+    """Return the log-probabilities of `ids`, and last that of all other tokens together."""
     chosen = row.double().log_softmax(-1)[ids]
     return torch.cat([chosen, torch.log1p(-chosen.exp().sum()).unsqueeze(0)])
 
 
-def divergences(wanted: Tensor, found: Tensor, peer: Peer, ids: Sequence[int]) -> tuple[float, float]:
-    """Of our engine and of the peer, from `wanted`."""
+def divergences(exact_logits: Tensor, found: Tensor, peer: Peer, ids: Sequence[int]) -> tuple[float, float]:
+    """Return the mean divergences from `exact_logits` in nats per token: of `found`, and of the peer."""
     sums = torch.zeros(2, dtype=torch.float64)
-    for place, (theirs, row) in enumerate(zip(wanted, found, strict=True)):
-        likely, logprobs = peer.likely(ids[: TOKENS - MEASURED + place + 1])
+    for index, (theirs, row) in enumerate(zip(exact_logits, found, strict=True)):
+        likely, logprobs = peer.likely(ids[: TOKENS - MEASURED + index + 1])
         p = lumped(theirs, likely)
         for number, q in enumerate((lumped(row, likely), lumped_peer(logprobs.double()))):
             sums[number] += (p.exp() * (p - q)).sum()
@@ -148,7 +149,7 @@ def greedy(model: Gemma3ForCausalLM, prompt: Sequence[int]) -> list[int]:
 
 def common(first: Sequence[int], second: Sequence[int]) -> int:
     pairs = zip(first, second, strict=True)
-    return next((place for place, (one, other) in enumerate(pairs) if one != other), len(first))
+    return next((index for index, (one, other) in enumerate(pairs) if one != other), len(first))
 
 
 def main() -> None:
@@ -161,20 +162,22 @@ def main() -> None:
     ids = [BOS, *tokenizer.encode(text[: 8 * TOKENS])][:TOKENS]
     reference, peer = transformers_model(path), Peer(path)
     with torch.inference_mode():
-        wanted = reference(torch.tensor([ids]), logits_to_keep=MEASURED).logits[0]
-    found = our_logits(path, ids)
-    print(f"largest difference of our logits from float32's: {(wanted - found).abs().max():.2g}", flush=True)
-    mine, theirs = divergences(wanted, found, peer, ids)
-    print(f"divergence a token: ours {mine:.2g}, llama.cpp {theirs:.2g}", flush=True)
+        exact_logits = reference(torch.tensor([ids]), logits_to_keep=MEASURED).logits[0]
+    found = reference_engine_logits(path, ids)
+    print(
+        f"largest difference of Inglenook's logits from float32: {(exact_logits - found).abs().max():.2g}", flush=True
+    )
+    mine, theirs = divergences(exact_logits, found, peer, ids)
+    print(f"divergence per token: Inglenook {mine:.2g}, llama.cpp {theirs:.2g}", flush=True)
     prompts = [[BOS, *tokenizer.encode(prompt)] for prompt in PROMPTS]
-    for prompt, reply in zip(prompts, our_reply(path, prompts), strict=True):
+    for prompt, reply in zip(prompts, reference_engine_replies(path, prompts), strict=True):
         exact = greedy(reference, prompt)
         other = [it["id"] for it in peer.complete(prompt, REPLY, 1)]
         print(
-            f"{REPLY} greedy tokens: ours as float32 {common(exact, reply)}, llama.cpp {len(other)}, as float32",
-            end=" ",
+            f"{REPLY} greedy tokens, the first n equal to float32: Inglenook {common(exact, reply)}, llama.cpp "
+            f"{common(exact[: len(other)], other)} of {len(other)}; {tokenizer.decode(reply)!r}",
+            flush=True,
         )
-        print(common(exact[: len(other)], other), repr(tokenizer.decode(reply)), flush=True)
 
 
 if __name__ == "__main__":

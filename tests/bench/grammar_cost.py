@@ -1,8 +1,8 @@
-"""What holding replies to a grammar costs all of them: `python -m tests.bench.grammar_cost MODEL.gguf`.
+"""Measure how much a grammar slows down generation: `python -m tests.bench.grammar_cost MODEL.gguf`.
 
-Streams of one engine, all free or all held to a schema whose only value is a long list of short texts, so that each
-token of it has many to choose from and none must follow. Printed: tokens a second of both in alternation, and the
-median of their ratios.
+All streams of an engine are either free or constrained to a schema whose only value is a long list of objects with
+short texts, so that almost every token has many alternatives. The report has the tokens per second of both in
+alternation, and the median of their ratios.
 """
 
 import argparse
@@ -32,7 +32,7 @@ SCHEMA: Json = {
 }
 
 
-def tokens_a_second(
+def tokens_per_second(
     engine: ModelEngine, streams: int, tokens: int, temperature: float, grammar: Grammar | None
 ) -> float:
     params = SamplingParams(temperature=temperature, max_tokens=tokens, grammar=grammar, ignore_eos=True)
@@ -51,21 +51,22 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--temperature", type=float, default=1.0)
-    given = parser.parse_args()
-    with GGUFFile(given.model) as file:
+    arguments = parser.parse_args()
+    with GGUFFile(arguments.model) as file:
         compiler = GrammarCompiler(from_gguf(file.metadata))
     grammar = asyncio.run(compiler.compile(GrammarSource.schema(SCHEMA)))
-    with open_checkpoint(given.model) as checkpoint:
+    with open_checkpoint(arguments.model) as checkpoint:
         engine = load_engine(checkpoint, LoadOptions(context_length=2048))
     ratios = []
-    for number in range(given.rounds + 1):
-        free, held = (
-            tokens_a_second(engine, given.streams, given.tokens, given.temperature, it) for it in (None, grammar)
+    for number in range(arguments.rounds + 1):
+        free, constrained = (
+            tokens_per_second(engine, arguments.streams, arguments.tokens, arguments.temperature, it)
+            for it in (None, grammar)
         )
-        if number:  # the first one warms up
-            ratios.append(held / free)
-            print(f"free {free:7.0f}   held to a schema {held:7.0f}   ratio {held / free:.3f}")
-    print(f"median of {given.rounds}: {statistics.median(ratios):.3f}")
+        if number:  # the first round is a warm-up
+            ratios.append(constrained / free)
+            print(f"free {free:7.0f}   constrained to a schema {constrained:7.0f}   ratio {constrained / free:.3f}")
+    print(f"median of {arguments.rounds}: {statistics.median(ratios):.3f}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""How fast products of every weight type are, in memory's and in arithmetic's terms. One thread.
+"""Measure matrix products for each weight type on one thread, in bytes and in operations per second.
 
     python -m tests.bench.matmul_speed [--tier avx2] [TYPE ...]
 
-Weights are read from memory for one token (a ring of copies larger than the caches), and stay in the cache for 128. The
-read ceiling is measured before and after with the same memory: plain loads of 64 bytes and nothing else.
+For 1 and 4 tokens, the weights are read from memory: a ring of copies that is larger than the caches. For 128 tokens,
+the weights stay in the cache. The read ceiling is measured before and after, on memory of the same size: loads of 64
+bytes without arithmetic.
 """
 
 import argparse
@@ -38,11 +39,11 @@ ROUNDS = 7
 
 @kernel
 def read_everything(e: Emit, at: Any, count: Any) -> Any:
-    """Load `count` vectors; what comes back depends on all of them."""
+    """Load `count` vectors. The result depends on all of them, so that no load is optimized away."""
     parts = [e.variable(e.load(at, I8x64)) for _ in range(4)]
     with cgutils.for_range(e.b, e.b.sdiv(count, I64(4))) as loop:
-        for place, part in enumerate(parts):
-            vector = e.load(e.at(e.at(at, loop.index, 256), 64 * place), I8x64)
+        for index, part in enumerate(parts):
+            vector = e.load(e.at(e.at(at, loop.index, 256), 64 * index), I8x64)
             e.b.store(e.b.xor(e.b.load(part), vector), part)
     whole = e.b.load(parts[0])
     for part in parts[1:]:
@@ -51,7 +52,7 @@ def read_everything(e: Emit, at: Any, count: Any) -> Any:
 
 
 def best(run: Callable[[], object]) -> float:
-    """Seconds of the fastest round."""
+    """Return the seconds of the fastest round."""
     times = []
     for _ in range(ROUNDS):
         start = time.perf_counter()
@@ -61,7 +62,7 @@ def best(run: Callable[[], object]) -> float:
 
 
 def read_ceiling() -> float:
-    """GB/s of one thread."""
+    """Return the read bandwidth of one thread in GB/s."""
     memory = np.ones(RING_BYTES, np.uint8)
     return RING_BYTES / best(lambda: call(read_everything, memory, RING_BYTES // 64)) / 1e9
 
@@ -70,11 +71,11 @@ def example(name: str) -> QTensor:
     return random_weight(name, ROWS, COLUMNS, np.random.default_rng(1))
 
 
-def measure(made: CpuLinear) -> str:
-    (part,) = made.parts
+def measure(layer: CpuLinear) -> str:
+    (part,) = layer.parts
     copies = max(1, RING_BYTES // part.region.size)
     ring = np.tile(part.region.bytes, copies)
-    form = made.form(part)
+    form = layer.form(part)
     stride, groups = row_bytes(form, COLUMNS), COLUMNS // GROUP
     x, out = torch.randn(128, COLUMNS), torch.empty(128, ROWS)
     rows = torch.empty(128, stride, dtype=torch.uint8)
@@ -86,30 +87,30 @@ def measure(made: CpuLinear) -> str:
             rows.data_ptr(), stride, tokens, out.data_ptr(), 4 * ROWS,
         )  # fmt: skip
 
-    def around(tokens: int) -> None:
+    def multiply_ring(tokens: int) -> None:
         for copy in range(copies):
             multiply(ring.ctypes.data + copy * part.region.size, tokens)
 
-    bandwidth = [copies * part.region.size / best(lambda n=n: around(n)) / 1e9 for n in (1, 4)]  # type: ignore[misc]
+    bandwidth = [copies * part.region.size / best(lambda n=n: multiply_ring(n)) / 1e9 for n in (1, 4)]  # type: ignore[misc]
     many = best(lambda: multiply(part.region.address, 128))
     operations = 2 * 128 * ROWS * COLUMNS / many / 1e9
     return f"{bandwidth[0]:6.1f} GB/s {bandwidth[1]:6.1f} GB/s {operations:6.0f} Gop/s"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure products of weights of every type.")
+    parser = argparse.ArgumentParser(description="Measure the speed of matrix products for each weight type.")
     parser.add_argument("types", nargs="*", default=EVERY)
     parser.add_argument("--tier", default="auto", choices=CHOICES)
-    asked = parser.parse_args()
-    tier = choose(asked.tier)
-    weights = {name: example(name) for name in asked.types}
+    arguments = parser.parse_args()
+    tier = choose(arguments.tier)
+    weights = {name: example(name) for name in arguments.types}
     load_code(None, tier, {packing_of(weight).layout for weight in weights.values()})
     print(f"{tier.tier}; read ceiling: {read_ceiling():.1f} GB/s")
     print("type                planes       1 token    4 tokens   128 tokens")
     for name, weight in weights.items():
         for form in reversed(forms_of(packing_of(weight).layout)):
-            made = CpuBackend(Arena(), form if form is Form.BITS_14 else Form.BITS_8).linear([weight])
-            print(f"{name:20}{form.planes:5}   {measure(made)}", flush=True)
+            layer = CpuBackend(Arena(), form if form is Form.BITS_14 else Form.BITS_8).linear([weight])
+            print(f"{name:20}{form.planes:5}   {measure(layer)}", flush=True)
     print(f"read ceiling: {read_ceiling():.1f} GB/s")
 
 

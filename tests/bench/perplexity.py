@@ -1,15 +1,18 @@
-"""What quantizing costs: `python -m tests.bench.perplexity MODEL.gguf --text FILE`, of SmolLM2-135M-Instruct.
+"""Measure the loss by quantization: `python -m tests.bench.perplexity MODEL.gguf --text FILE`, for
+SmolLM2-135M-Instruct.
 
-The file's weights as float32, rounded to bfloat16 in a checkpoint of Hugging Face's names, and that checkpoint after
-`ingle quantize` by every method, read back from its files by our decoders; always computed by transformers in float32.
-The text is 4,096 tokens of FILE from its 20,000th character, which is inside of a chapter of a book, or else of the
-reference of Python's help(), in windows of 1,024. A book in the public domain is in a package:
+The baseline is the file's weights as float32. Compared with it are a bfloat16 checkpoint of these weights, and that
+checkpoint after `ingle quantize` with each method. Inglenook's decoders read the weights from the files, and
+transformers always computes in float32. The text is 4,096 tokens in windows of 1,024: of FILE from its 20,000th
+character, which is inside a chapter of the book below, or else of the text of Python's help() topics. This package has
+a book in the public domain:
 
     pip download --no-deps --no-binary :all: Brotli==1.2.1 && tar xf brotli-1.2.1.tar.gz
     python -m tests.bench.perplexity MODEL.gguf --text brotli-1.2.1/tests/testdata/alice29.txt
 
-Printed: the perplexity of each; the ratio to float32's, less one; the mean loss of log-likelihood a token, and its
-standard error; bits a weight of the linear layers; million weights read, quantized and written a second.
+The report has, for each method: the perplexity; its relative increase over float32; the mean loss of log-likelihood per
+token, and its standard error; bits per weight of the linear layers; and million weights read, quantized, and written
+per second.
 """
 
 import argparse
@@ -61,13 +64,13 @@ def text_ids(model: Path, book: Path | None) -> list[int]:
 
 
 def measure(model: Path, original: Path) -> dict[str, Tensor]:
-    """As the command does in a folder that has a vocabulary."""
+    """Return the input squares that `ingle quantize` would measure for a folder with a vocabulary."""
     with GGUFFile(model) as file, open_checkpoint(original) as checkpoint:
         return input_squares(checkpoint, quantized_copy.text_ids(from_gguf(file.metadata)), lambda _done: None)
 
 
 def losses(model: LlamaForCausalLM, ids: Sequence[int]) -> Tensor:
-    """float64, of every token but the first of each window: less its log-likelihood."""
+    """Return the negative log-likelihoods of all tokens but the first of each window, as float64."""
     found = []
     with torch.inference_mode():
         for window in torch.split(torch.tensor(ids), WINDOW):
@@ -76,8 +79,8 @@ def losses(model: LlamaForCausalLM, ids: Sequence[int]) -> Tensor:
     return torch.cat(found).double()
 
 
-def read(folder: Path) -> dict[str, Tensor]:
-    """The weights of a checkpoint as float32, by our decoders."""
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Return the weights of a checkpoint as float32, read by Inglenook's decoders."""
     section = (read_object(folder, "config.json") or {}).get(SECTION)
     decode = (NOT_QUANTIZED if section is None else read_format(section)).decode
     weights = {}
@@ -98,15 +101,15 @@ def read(folder: Path) -> dict[str, Tensor]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--text", type=Path, help="a book; else the reference of Python's help()")
+    parser.add_argument("--text", type=Path, help="a text file (default: the text of Python's help() topics)")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # as the command does; and on a busy machine its threads wait for each other
+    torch.set_num_threads(1)  # as the command does; more threads would wait for each other on a busy machine
     model, ids = transformers_model(arguments.model, tied=False), text_ids(arguments.model, arguments.text)
     exact = losses(model, ids)
     print(f"{len(ids)} tokens\n\n| float32 | {math.exp(exact.mean()):.4f} |", flush=True)
 
-    def tell(name: str, folder: Path, rest: str) -> None:
-        model.load_state_dict(read(folder))
+    def print_row(name: str, folder: Path, rest: str) -> None:
+        model.load_state_dict(read_weights(folder))
         more = losses(model, ids) - exact
         mean, error = more.mean().item(), more.std().item() / math.sqrt(len(more))
         found = math.exp(exact.mean() + mean)
@@ -116,7 +119,7 @@ def main() -> None:
         original = Path(scratch) / "bf16"
         model.bfloat16().save_pretrained(original)
         torch.nn.Module.float(model)
-        tell("bfloat16", original, "16 | ")
+        print_row("bfloat16", original, "16 | ")
         elements = sum(weight.numel() for name, weight in model.named_parameters() if name.endswith("proj.weight"))
         for name, method in METHODS.items():
             folder = Path(scratch) / name
@@ -125,7 +128,7 @@ def main() -> None:
             copy = save_quantized(original, folder, method, SilentProgress(), measure=measured)
             seconds = time.perf_counter() - start
             bits = 16 - 8 * (copy.original_bytes - stored_bytes(folder)) / elements
-            tell(name, folder, f"{bits:.3f} | {elements / seconds / 1e6:.0f}")
+            print_row(name, folder, f"{bits:.3f} | {elements / seconds / 1e6:.0f}")
 
 
 def stored_bytes(folder: Path) -> int:

@@ -1,11 +1,11 @@
-"""An agent's conversation of 20 turns over HTTP, with a restart by kill -9 and one by a stop in the middle:
-`python -m tests.torture.agent_replay MODEL [--llama-server PATH]`.
+"""Replay an agent's conversation of 20 turns over HTTP, with one kill -9 and one stop of the server in between: `python
+-m tests.torture.agent_replay MODEL [--llama-server PATH]`.
 
-A long system prompt with tool definitions, tool results, questions; and thinking that the template drops when the next
-question comes. The stand-in for that: a template that takes the first twelve words off earlier replies. Printed for
-each turn: the tokens that stand neither in the last prompt nor in its reply, the tokens that were computed, and the
-time to the first token; for this program with blocks on disk and without, and for llama-server beside it. Last, the
-second turn of a chat of 2,000 tokens beside a prompt as long as what is new in it.
+The conversation has a long system prompt with tool definitions, tool results, and questions. It also imitates a
+template that drops the reasoning of earlier replies: the template removes the first twelve words of each. For each
+turn, the report has the number of new tokens (in neither the last prompt nor its reply), the number of computed tokens,
+and the time to the first token: for Inglenook with and without blocks on disk, and for llama-server. Last, it compares
+the second turn of a chat of 2,000 tokens with a prompt of token ids that has the same number of new tokens.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from tests.support.local_servers import answers, free_port
 
 TURNS, KILLED_AFTER, STOPPED_AFTER = 20, 8, 14
 REPLY_TOKENS = 60
-SPARE = 16  # tokens that a turn may compute beyond those that are new: what does not fill a block
+EXTRA_TOKENS = 16  # tokens that a turn may compute in addition to the new ones: a partial block
 CONTEXT = 8192
 
 TEMPLATE = (
@@ -45,10 +45,10 @@ TEMPLATE = (
     "{%- set seen = namespace(questions=0) -%}"
     "{%- for message in messages -%}"
     "{%- if message.role == 'user' -%}{%- set seen.questions = seen.questions + 1 -%}{%- endif -%}"
-    "{%- set said = message.content.split(' ') -%}"
+    "{%- set words = message.content.split(' ') -%}"
     "{%- set thought = message.role == 'assistant' and seen.questions < questions | length -%}"
     "{{- '<|im_start|>' + message.role + '\\n' -}}"
-    "{{- said[THOUGHT:] | join(' ') if thought else message.content -}}"
+    "{{- words[THOUGHT:] | join(' ') if thought else message.content -}}"
     "{{- '<|im_end|>\\n' -}}"
     "{%- endfor -%}"
     "{{- '<|im_start|>assistant\\n' if add_generation_prompt -}}"
@@ -57,10 +57,10 @@ TEMPLATE = (
 
 @dataclass(frozen=True)
 class Turn:
-    """What one turn showed."""
+    """Measurements of one turn."""
 
     prompt: int  # tokens
-    absent: int  # of them, those behind what the last prompt and its reply have in common with it
+    new: int  # tokens after the prefix that the prompt shares with the last prompt and its reply
     computed: int
     seconds: float  # to the first token
     reply: str
@@ -86,7 +86,7 @@ class Server(Protocol):
 
 @dataclass
 class Ingle:
-    """`ingle serve`, with a folder of its own for what it keeps."""
+    """`ingle serve` with its state and its blocks in a separate folder."""
 
     name: str
     model: Path
@@ -106,9 +106,9 @@ class Ingle:
         command = [sys.executable, "-m", "app", "serve", "--quiet", "--port", "0", "--model", str(self.model)]
         command += ["--threads", str(self.threads), "--context", str(CONTEXT)]
         self.process = subprocess.Popen(command, env=environment)
-        own = replace(load_settings(), state_dir=self.folder / "state")
+        settings = replace(load_settings(), state_dir=self.folder / "state")
         while True:
-            found = [it for it in running_instances(own) if it.pid == self.process.pid]
+            found = [it for it in running_instances(settings) if it.pid == self.process.pid]
             if found and answers(found[0].url):
                 break
             if self.process.poll() is not None:
@@ -133,8 +133,8 @@ class Ingle:
 
 
 @dataclass
-class Llama:
-    """llama-server, as it comes: its prompt cache is on."""
+class LlamaServer:
+    """llama-server with its default settings: its prompt cache is on."""
 
     name: str
     program: Path
@@ -185,37 +185,37 @@ def _end(process: "subprocess.Popen[bytes] | None", number: int) -> None:
 
 @dataclass
 class Conversation:
-    """The agent's side; the same for every server but for what the replies say."""
+    """The agent's side of the conversation. It differs between servers only by their replies."""
 
     tokenizer: Tokenizer
     renderer: ChatTemplateRenderer
     messages: list[Message] = field(default_factory=list)
-    before: str = ""  # the last prompt and its reply, as text
+    previous: str = ""  # text of the last prompt and its reply
 
     def rendered(self) -> str:
         protected = [message.with_texts(self.tokenizer.protect) for message in self.messages]
         variables: dict[str, Any] = dict(self.tokenizer.special_tokens)
         return self.renderer.render(TEMPLATE, protected, variables=variables)
 
-    def absent(self, rendered: str) -> int:
-        pairs = enumerate(zip(self.before, rendered, strict=False))
-        common = next((place for place, (was, now) in pairs if was != now), min(len(self.before), len(rendered)))
+    def new(self, rendered: str) -> int:
+        pairs = enumerate(zip(self.previous, rendered, strict=False))
+        common = next((index for index, (was, now) in pairs if was != now), min(len(self.previous), len(rendered)))
         return len(self.tokenizer.encode_rendered(rendered[common:]))
 
     def turn(self, server: Server, message: Message) -> Turn:
         self.messages.append(message)
         rendered = self.rendered()
-        absent = self.absent(rendered)
+        new = self.new(rendered)
         reply, usage, timings, seconds = ask(server, self.messages, REPLY_TOKENS)
         self.messages.append(Message("assistant", reply))
-        self.before = rendered + self.tokenizer.protect(reply)
-        return Turn(int(usage["prompt_tokens"]), absent, server.computed(usage, timings), seconds, reply)
+        self.previous = rendered + self.tokenizer.protect(reply)
+        return Turn(int(usage["prompt_tokens"]), new, server.computed(usage, timings), seconds, reply)
 
 
 def ask(
     server: Server, messages: Sequence[Message], tokens: int
 ) -> tuple[str, Mapping[str, Any], Mapping[str, Any], float]:
-    """The reply, what it used, and the seconds to its first token."""
+    """Return the reply, its usage, its timings, and the seconds to its first token."""
     body = {
         **server.body(),
         "messages": [{"role": message.role, "content": message.content} for message in messages],
@@ -278,8 +278,8 @@ def system_prompt(chance: random.Random) -> str:
     return f"You are an agent that uses tools.\n{some_words(chance, 200)}\n{json.dumps(tools, indent=1)}"
 
 
-def incoming(chance: random.Random, turn: int) -> Message:
-    """A question first and after each three results of tools."""
+def next_message(chance: random.Random, turn: int) -> Message:
+    """Return a question first and after every three tool results, otherwise a tool result."""
     if turn % 4 == 0:
         return Message("user", f"Question {turn}: {some_words(chance, 25)}?")
     return Message("tool", json.dumps({"result": some_words(chance, chance.choice((20, 60, 120)))}))
@@ -288,11 +288,11 @@ def incoming(chance: random.Random, turn: int) -> Message:
 def replay(server: Server, conversation: Conversation, turns: int) -> list[Turn]:
     chance = random.Random(1)
     conversation.messages.append(Message("system", system_prompt(chance)))
-    shown = []
+    results = []
     server.start()
     try:
         for turn in range(turns):
-            shown.append(conversation.turn(server, incoming(chance, turn)))
+            results.append(conversation.turn(server, next_message(chance, turn)))
             if turn + 1 == KILLED_AFTER:
                 time.sleep(2)
                 server.kill()
@@ -302,33 +302,33 @@ def replay(server: Server, conversation: Conversation, turns: int) -> list[Turn]
                 server.start()
     finally:
         server.kill()
-    return shown
+    return results
 
 
-def second_turn(server: Ingle, rounds: int) -> list[tuple[float, float]]:
-    """Of each round, the seconds to the first token: of the second turn of a chat of 2,000 tokens; and of a prompt of
-    ids that goes on behind as many tokens with as many new ones, and 31 more: which needs no template and no encoding.
+def measure_second_turns(server: Ingle, rounds: int) -> list[tuple[float, float]]:
+    """Return two times to the first token per round, in seconds: of the second turn of a chat of 2,000 tokens, and of a
+    prompt of token ids with as many cached tokens and 31 more new ones, which needs no template and no tokenization.
     """
     chance = random.Random(2)
-    shown = []
+    results = []
     server.start()
     try:
         for _ in range(rounds):
             messages = [Message("user", some_words(chance, 1950))]
-            reply, before, _, _ = ask(server, messages, 16)
+            reply, first_usage, _, _ = ask(server, messages, 16)
             messages += [Message("assistant", reply), Message("user", some_words(chance, 30))]
             _, usage, _, seconds = ask(server, messages, 1)
-            known = int(before["total_tokens"])
+            known = int(first_usage["total_tokens"])
             ids = [chance.randrange(100, 40_000) for _ in range(int(usage["prompt_tokens"]) + 31)]
-            read_ids(server, ids[:known])
-            shown.append((seconds, read_ids(server, ids)))
+            time_to_first_token(server, ids[:known])
+            results.append((seconds, time_to_first_token(server, ids)))
     finally:
         server.kill()
-    return shown
+    return results
 
 
-def read_ids(server: Ingle, ids: Sequence[int]) -> float:
-    """Seconds to the first token behind a prompt."""
+def time_to_first_token(server: Ingle, ids: Sequence[int]) -> float:
+    """Return the seconds until the first token of the reply."""
     body = {**server.body(), "prompt": ids, "max_tokens": 1, "temperature": 0}
     began = time.perf_counter()
     httpx.post(f"{server.url}/v1/completions", json=body, timeout=600, trust_env=False).raise_for_status()
@@ -337,7 +337,7 @@ def read_ids(server: Ingle, ids: Sequence[int]) -> float:
 
 @contextmanager
 def with_template(model: Path) -> Iterator[Path]:
-    """A copy of a model file with the template of this module."""
+    """Write a copy of a model file with the chat template of this module."""
     with tempfile.TemporaryDirectory(prefix="agent-replay-") as folder:
         path = Path(folder, model.name)
         command = [sys.executable, "-m", "gguf.scripts.gguf_new_metadata", "--force", "--chat-template", TEMPLATE]
@@ -346,44 +346,46 @@ def with_template(model: Path) -> Iterator[Path]:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("model", type=Path)
-    arguments.add_argument("--llama-server", type=Path)
-    arguments.add_argument("--threads", type=int, default=2)
-    arguments.add_argument("--turns", type=int, default=TURNS)
-    arguments.add_argument("--rounds", type=int, default=5, help="of the second turn")
-    wanted = arguments.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--llama-server", type=Path)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=TURNS)
+    parser.add_argument("--rounds", type=int, default=5, help="repetitions of the second-turn measurement (default: 5)")
+    arguments = parser.parse_args()
     with ExitStack() as resources:
-        model = resources.enter_context(with_template(wanted.model))
+        model = resources.enter_context(with_template(arguments.model))
         scratch = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="agent-replay-")))
         renderer = resources.enter_context(ChatTemplateRenderer())
         with GGUFFile(model) as file:
             tokenizer = gguf_tokenizer.from_gguf(file.metadata)
-        ours = Ingle("ingle", model, scratch / "on", "10", wanted.threads)
-        servers: list[Server] = [ours, Ingle("ingle, no disk", model, scratch / "off", "0", wanted.threads)]
-        if wanted.llama_server:
-            servers.append(Llama("llama-server", wanted.llama_server, model, wanted.threads))
-        shown = {server.name: replay(server, Conversation(tokenizer, renderer), wanted.turns) for server in servers}
-        report(shown, wanted.turns)
-        rounds = second_turn(ours, wanted.rounds)
+        ingle = Ingle("ingle", model, scratch / "on", "10", arguments.threads)
+        servers: list[Server] = [ingle, Ingle("ingle, no disk", model, scratch / "off", "0", arguments.threads)]
+        if arguments.llama_server:
+            servers.append(LlamaServer("llama-server", arguments.llama_server, model, arguments.threads))
+        results = {
+            server.name: replay(server, Conversation(tokenizer, renderer), arguments.turns) for server in servers
+        }
+        report(results, arguments.turns)
+        rounds = measure_second_turns(ingle, arguments.rounds)
         print("second turn of 2,000 tokens, and its new tokens + 31 as ids: ", end="")
         print(", ".join(f"{1e3 * second:.0f} and {1e3 * ids:.0f} ms" for second, ids in rounds))
         print(f"median of the differences: {1e3 * statistics.median(second - ids for second, ids in rounds):.1f} ms")
 
 
-def report(shown: Mapping[str, Sequence[Turn]], turns: int) -> None:
-    print("turn  prompt  absent" + "".join(f"  {name:>24}" for name in shown))
+def report(results: Mapping[str, Sequence[Turn]], turns: int) -> None:
+    print("turn  prompt     new" + "".join(f"  {name:>24}" for name in results))
     for turn in range(turns):
-        row = [of_server[turn] for of_server in shown.values()]
+        row = [of_server[turn] for of_server in results.values()]
         figures = "".join(f"  {it.computed:>12} {1e3 * it.seconds:>8.0f} ms" for it in row)
         after = {KILLED_AFTER: "  kill -9", STOPPED_AFTER: "  stopped"}.get(turn, "")
-        print(f"{turn + 1:>4}  {row[0].prompt:>6}  {row[0].absent:>6}{figures}{after}")
-    first = next(iter(shown.values()))
-    too_many = [number + 1 for number, turn in enumerate(first) if number and turn.computed > turn.absent + SPARE]
-    print(f"turns that computed more than is absent + {SPARE}: {too_many or 'none'}")
-    if "ingle, no disk" in shown:
-        same = [it.reply for it in first] == [it.reply for it in shown["ingle, no disk"]]
-        print(f"replies with and without files are {'the same' if same else 'DIFFERENT'}")
+        print(f"{turn + 1:>4}  {row[0].prompt:>6}  {row[0].new:>6}{figures}{after}")
+    first = next(iter(results.values()))
+    exceeding = [number + 1 for number, turn in enumerate(first) if number and turn.computed > turn.new + EXTRA_TOKENS]
+    print(f"turns that computed more than their new tokens + {EXTRA_TOKENS}: {exceeding or 'none'}")
+    if "ingle, no disk" in results:
+        same = [it.reply for it in first] == [it.reply for it in results["ingle, no disk"]]
+        print(f"replies with and without blocks on disk are {'the same' if same else 'DIFFERENT'}")
 
 
 if __name__ == "__main__":

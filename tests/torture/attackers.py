@@ -1,6 +1,6 @@
-"""Clients that attack a server, and one that reads a stream of it meanwhile, each for a process of its own.
+"""Clients that attack a server, and a client that reads a stream meanwhile; each runs in a separate process.
 
-Imports nothing that takes long: these processes are started while something is measured.
+The module imports only what is quick to import, because these processes start during a measurement.
 """
 
 import http.client
@@ -19,17 +19,17 @@ def _chat(**fields: object) -> bytes:
     return json.dumps({"model": "hash", "max_tokens": 1, **fields}).encode()
 
 
-def _asked(content: str = "Hi") -> list[dict[str, str]]:
+def _user_messages(content: str = "Hi") -> list[dict[str, str]]:
     return [{"role": "user", "content": content}]
 
 
 def _schema(schema: object) -> bytes:
     named = {"name": "x", "schema": schema}
-    return _chat(messages=_asked(), response_format={"type": "json_schema", "json_schema": named})
+    return _chat(messages=_user_messages(), response_format={"type": "json_schema", "json_schema": named})
 
 
-def _filled(begin: bytes, piece: bytes, end: bytes, size: int = MEGABYTES_10) -> bytes:
-    return begin + piece * ((size - len(begin) - len(end)) // len(piece)) + end
+def _padded(start: bytes, piece: bytes, end: bytes, size: int = MEGABYTES_10) -> bytes:
+    return start + piece * ((size - len(start) - len(end)) // len(piece)) + end
 
 
 def attacks() -> Mapping[str, Attack]:
@@ -40,41 +40,41 @@ def attacks() -> Mapping[str, Attack]:
     for _ in range(60):
         nested = {"type": "array", "items": nested, "minItems": 1, "maxItems": 3}
     return {
-        "one message of 10 MB": (CHAT, _chat(messages=_asked("word " * (MEGABYTES_10 // 5 - 100)))),
+        "one message of 10 MB": (CHAT, _chat(messages=_user_messages("word " * (MEGABYTES_10 // 5 - 100)))),
         "one prompt of 3 MB": (COMPLETION, json.dumps({"model": "hash", "prompt": "x1 " * 10**6}).encode()),
-        "10 MB of messages": (CHAT, _filled(messages, b'{"role":"user","content":""},', b'{"role":"user"}]}')),
-        "10 MB of token ids": (COMPLETION, _filled(ids, b"1,", b"1]}")),
-        "10 MB of lists": (COMPLETION, _filled(ids, b"[1],", b"[1]]}")),
-        "10 MB of stops": (COMPLETION, _filled(b'{"model": "hash", "prompt": "a", "stop": [', b'"a",', b'"b"]}')),
-        "10 MB of unknown fields": (CHAT, _filled(b'{"x": [', b"{},", b"{}]}")),
-        "10 MB of a schema": (CHAT, _filled(b'{"model":"hash","messages":[],"guided_json":{"enum":[', b"1,", b"1]}}")),
-        "10 MB of biases": (CHAT, _chat(messages=_asked(), logit_bias={str(key): 1 for key in range(700_000)})),
-        "10 MB that is no JSON": (CHAT, _filled(b'{"model": "', b"\\u0061", b"")),
+        "10 MB of messages": (CHAT, _padded(messages, b'{"role":"user","content":""},', b'{"role":"user"}]}')),
+        "10 MB of token ids": (COMPLETION, _padded(ids, b"1,", b"1]}")),
+        "10 MB of lists": (COMPLETION, _padded(ids, b"[1],", b"[1]]}")),
+        "10 MB of stops": (COMPLETION, _padded(b'{"model": "hash", "prompt": "a", "stop": [', b'"a",', b'"b"]}')),
+        "10 MB of unknown fields": (CHAT, _padded(b'{"x": [', b"{},", b"{}]}")),
+        "10 MB of a schema": (CHAT, _padded(b'{"model":"hash","messages":[],"guided_json":{"enum":[', b"1,", b"1]}}")),
+        "10 MB of biases": (CHAT, _chat(messages=_user_messages(), logit_bias={str(key): 1 for key in range(700_000)})),
+        "10 MB that is no JSON": (CHAT, _padded(b'{"model": "', b"\\u0061", b"")),
         "10 MB of brackets": (CHAT, b"[" * MEGABYTES_10),
         "a schema of 2,000 unions": (CHAT, _schema({"type": "object", "properties": properties})),
         "a schema of 60 levels": (CHAT, _schema(nested)),
         "a schema of 4,000 texts": (CHAT, _schema({"enum": [f"{number:0100}" for number in range(4000)]})),
         "a pattern": (CHAT, _schema({"type": "string", "pattern": "^(a?){500}(b|c|[^d]){500}$"})),
-        "a bad field": (CHAT, _chat(messages=_asked(), temperature="hot")),
+        "a bad field": (CHAT, _chat(messages=_user_messages(), temperature="hot")),
         "no JSON": (CHAT, b"{"),
-        "another model": (CHAT, _chat(messages=_asked()).replace(b"hash", b"none")),
+        "another model": (CHAT, _chat(messages=_user_messages()).replace(b"hash", b"none")),
     }
 
 
-def attack(port: int, names: list[str], told: "Queue[tuple[str, int]]") -> None:
-    """Sends them in turn until the process is ended."""
+def attack(port: int, names: list[str], statuses: "Queue[tuple[str, int]]") -> None:
+    """Send the named attacks in turn until the process is killed."""
     bodies = attacks()
     while True:
         for name in names:
             path, body = bodies[name]
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
             connection.request("POST", path, body, {"Content-Type": "application/json"})
-            told.put((name, connection.getresponse().status))
+            statuses.put((name, connection.getresponse().status))
             connection.close()
 
 
 def read_stream(port: int, seconds: float, gaps: "Queue[list[float]]") -> None:
-    """Reads replies for so long; then tells the seconds between their tokens."""
+    """Read streamed replies for `seconds`, then put the seconds between their tokens into `gaps`."""
     found: list[float] = []
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:

@@ -1,9 +1,9 @@
-"""By hand: damaged histories of chats: `python -m tests.torture.damaged_histories --flips 1000 --cuts 100`.
+"""Damage chat histories and check that they open: `python -m tests.torture.damaged_histories --flips 1000 --cuts 100`.
 
-Each case copies a sound history, flips 1 to 8 bits anywhere in its file or its log, or cuts one of them, and opens the
-copy. Afterwards every chat and message is compared with the sound one. Counted: histories that do not open, chats and
-messages that are missing or changed, and histories whose news does not account for all of them. Each case has a number,
-by which it can be run again.
+Each case copies an intact history, flips 1 to 8 bits anywhere in its file or its log, or truncates one of them, and
+opens the copy. Then every chat and message is compared with the intact history. The report counts histories that do not
+open, chats and messages that are missing or changed, and histories whose notices do not cover all of these. Each case
+has a number as its seed, so that it can be run again.
 """
 
 import argparse
@@ -25,16 +25,16 @@ from app.history.records import Attachment, Chat, ChatSettings, State, StoredMes
 from app.history.refill import RESCUED_TITLE
 
 LOG, INDEX = f"{FILE_NAME}-wal", f"{FILE_NAME}-shm"
-TURNS = 10  # of each chat
-SHAPES = ((20, 0), (19, 1), (0, 4))  # chats in the file, and chats that are in the log alone
+TURNS = 10  # turns of each chat
+SHAPES = ((20, 0), (19, 1), (0, 4))  # numbers of chats in the file, and of chats only in the log
 
-Harm = Callable[[Path, random.Random], str]
+Damage = Callable[[Path, random.Random], str]
 Content = tuple[dict[int, Chat], dict[int, StoredMessage]]
 
 
 @dataclass(frozen=True, slots=True)
-class Sound:
-    """A history as its files are, and what is in it."""
+class IntactHistory:
+    """A folder with an intact history, and its chats and messages."""
 
     folder: Path
     content: Content
@@ -42,38 +42,38 @@ class Sound:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one damaged history."""
+    """The result of opening one damaged history."""
 
     opens: bool
-    total: int = 0  # chats and messages
+    total: int = 0  # number of chats and messages
     missing: int = 0
     changed: int = 0
-    untold: str = ""  # what is missing or changed and was not told
-    is_mended: bool = False
-    opens_again: bool = True  # as it was left, with nothing more to mend
+    unreported: str = ""  # description of unreported losses and changes
+    is_repaired: bool = False
+    opens_again: bool = True  # a second time, unchanged and without another repair
 
 
-def sound(folder: Path, shape: tuple[int, int]) -> Sound:
-    """A history in `folder`, with so many chats in its file and in its log."""
+def intact_history(folder: Path, shape: tuple[int, int]) -> IntactHistory:
+    """Create a history in `folder`. `shape` has the numbers of chats in its file and in its log."""
     work, draw, (in_file, in_log) = folder / "work", random.Random(1), shape
     with History(work) as history, patch.object(Database, "checkpoint"):
         history._database._opened.connection.execute("PRAGMA synchronous = OFF")
         for number in range(in_file):
-            _talk(history, draw, number)
+            _add_chat(history, draw, number)
     with History(work) as history, patch.object(Database, "checkpoint"):
         history._database._opened.connection.execute("PRAGMA synchronous = OFF")
         history._database._opened.connection.execute("PRAGMA wal_autocheckpoint = 0").fetchall()
         for number in range(in_file, in_file + in_log):
-            _talk(history, draw, number)
+            _add_chat(history, draw, number)
         content = _content(history)
         files = [path for path in work.glob(f"{FILE_NAME}*") if path.stat().st_size]
         (folder / "sound").mkdir()
         for path in files:
             shutil.copy(path, folder / "sound")
-    return Sound(folder / "sound", content)
+    return IntactHistory(folder / "sound", content)
 
 
-def _talk(history: History, draw: random.Random, number: int) -> None:
+def _add_chat(history: History, draw: random.Random, number: int) -> None:
     chat = history.chats.create(ChatSettings(system=f"Be number {number}."), f"chat {number}" if number % 3 else "").id
     parent = None
     for turn in range(TURNS):
@@ -95,37 +95,40 @@ def _content(history: History) -> Content:
     }
 
 
-def flipped(folder: Path, draw: random.Random) -> str:
-    """Flip bits. Returns which."""
-    logged = folder / LOG
+def flip_bits(folder: Path, draw: random.Random) -> str:
+    """Flip bits, and return a description of them."""
+    log = folder / LOG
     if draw.random() < 0.5:
         (folder / INDEX).unlink(missing_ok=True)
-    files = [folder / FILE_NAME] + ([logged] * 3 if logged.exists() else [])
+    files = [folder / FILE_NAME] + ([log] * 3 if log.exists() else [])
     flips = []
     for _ in range(draw.choice((1, 1, 1, 2, 4, 8))):
         file = draw.choice(files)
         content = bytearray(file.read_bytes())
-        place, bit = draw.randrange(len(content)), draw.randrange(8)
-        content[place] ^= 1 << bit
+        index, bit = draw.randrange(len(content)), draw.randrange(8)
+        content[index] ^= 1 << bit
         file.write_bytes(content)
-        flips.append(f"bit {bit} of byte {place} of {file.name}")
+        flips.append(f"bit {bit} of byte {index} of {file.name}")
     return ", ".join(flips)
 
 
-def cut(folder: Path, draw: random.Random) -> str:
-    """Cut the file, or the log, which has its index, since one that is cut between frames is sound without it."""
-    logged = folder / LOG
-    file = draw.choice([folder / FILE_NAME, logged]) if logged.exists() else folder / FILE_NAME
+def cut_file(folder: Path, draw: random.Random) -> str:
+    """Truncate the file or the log, and return a description.
+
+    The log keeps its index: without it, a log that is cut between two frames looks like a shorter intact one.
+    """
+    log = folder / LOG
+    file = draw.choice([folder / FILE_NAME, log]) if log.exists() else folder / FILE_NAME
     size = draw.randrange(file.stat().st_size)
     os.truncate(file, size)
     return f"{file.name} is cut to {size} bytes"
 
 
-HARMS: Mapping[str, Harm] = {"flipped bits": flipped, "a cut file": cut}
+DAMAGES: Mapping[str, Damage] = {"flipped bits": flip_bits, "a cut file": cut_file}
 
 
-def opened(source: Sound, folder: Path) -> Outcome:
-    """Open a damaged history and compare it with the sound one."""
+def open_and_compare(source: IntactHistory, folder: Path) -> Outcome:
+    """Open a damaged history and compare it with the intact one."""
     try:
         with History(folder) as history:
             found = _content(history)
@@ -136,40 +139,46 @@ def opened(source: Sound, folder: Path) -> Outcome:
             after = _content(history)
         with History(folder) as again:
             opens_again = again.rescue is None and _content(again) == after
-    except Exception as problem:  # noqa: BLE001  # whatever it is, it is counted
+    except Exception as problem:  # noqa: BLE001 # any failure counts
         traceback.print_exception(problem)
         return Outcome(opens=False)
     missing, changed = _differences(source.content, found)
-    untold = _untold(rescue, missing, changed) + ("" if is_kept else "the damaged file is not kept")
+    unreported = _unreported(rescue, missing, changed) + ("" if is_kept else "the damaged file is not kept")
     num_missing, num_changed = (sum(len(ids) for ids in one.values()) for one in (missing, changed))
     total = len(source.content[0]) + len(source.content[1])
-    return Outcome(True, total, num_missing, num_changed, untold, rescue is not None, opens_again)
+    return Outcome(True, total, num_missing, num_changed, unreported, rescue is not None, opens_again)
 
 
-def _untold(rescue: Rescue | None, missing: Mapping[str, set[int]], changed: Mapping[str, set[int]]) -> str:
-    """Of a part of a file that is told to be lost nobody knows what it had."""
+def _unreported(rescue: Rescue | None, missing: Mapping[str, set[int]], changed: Mapping[str, set[int]]) -> str:
+    """Describe losses and changes that exceed the reported numbers.
+
+    If a part of the file is reported as lost, its content is unknown, so every loss counts as reported.
+    """
     if rescue is not None and rescue.gaps:
         return ""
     lost = rescue.lost if rescue else {}
     damaged = rescue.changed if rescue else {}
     other = rescue.unreadable if rescue else 0
     return "".join(
-        f"{len(missing[table])} {table} missing and {lost.get(table, 0)} told, "
-        f"{len(changed[table])} changed and {damaged.get(table, 0)} told; "
+        f"{len(missing[table])} {table} missing and {lost.get(table, 0)} reported, "
+        f"{len(changed[table])} changed and {damaged.get(table, 0)} reported; "
         for table in missing
         if len(missing[table]) > lost.get(table, 0) + other or len(changed[table]) > damaged.get(table, 0)
     )
 
 
 def _differences(before: Content, after: Content) -> tuple[dict[str, set[int]], dict[str, set[int]]]:
-    """Ids that are missing, and ids that are changed. A chat that was made for lost messages is missing."""
+    """Return the ids of missing rows and of changed rows, by table.
+
+    A chat that the repair created for messages without a chat counts as missing.
+    """
     missing: dict[str, set[int]] = {"chats": set(), "messages": set()}
     changed: dict[str, set[int]] = {"chats": set(), "messages": set()}
     for number, chat in before[0].items():
         other = after[0].get(number)
         if other is None or (other.title == RESCUED_TITLE and chat.title != RESCUED_TITLE):
             missing["chats"].add(number)
-        elif _of_itself(chat) != _of_itself(other):
+        elif _own_fields(chat) != _own_fields(other):
             changed["chats"].add(number)
     for number, message in before[1].items():
         found = after[1].get(number)
@@ -180,19 +189,19 @@ def _differences(before: Content, after: Content) -> tuple[dict[str, set[int]], 
     return missing, changed
 
 
-def _of_itself(chat: Chat) -> tuple[object, ...]:
-    """A chat without what follows from its messages."""
+def _own_fields(chat: Chat) -> tuple[object, ...]:
+    """Return the chat's fields that do not depend on its messages."""
     return chat.title, chat.is_title_given, chat.settings, chat.trim, chat.is_pinned, chat.is_archived, chat.created
 
 
 @contextmanager
-def case(source: Sound, place: Path, harm: Harm, number: int) -> Iterator[tuple[str, Outcome]]:
-    """Damage a copy of `source` in the folder `place`. Gives what was damaged, and what became of it."""
-    folder, draw = place / f"case-{number}", random.Random(number)
+def case(source: IntactHistory, parent: Path, damage: Damage, number: int) -> Iterator[tuple[str, Outcome]]:
+    """Damage a copy of `source` below `parent`. Yields a description of the damage, and the outcome."""
+    folder, draw = parent / f"case-{number}", random.Random(number)
     shutil.copytree(source.folder, folder)
-    done = harm(folder, draw)
+    description = damage(folder, draw)
     try:
-        yield done, opened(source, folder)
+        yield description, open_and_compare(source, folder)
     finally:
         shutil.rmtree(folder)
 
@@ -201,26 +210,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--flips", type=int, default=1000)
     parser.add_argument("--cuts", type=int, default=100)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ingle-history-") as name:
-        sources = [sound(Path(name) / str(shape), shape) for shape in SHAPES]
-        for (kind, harm), count in zip(HARMS.items(), (given.flips, given.cuts), strict=True):
+        sources = [intact_history(Path(name) / str(shape), shape) for shape in SHAPES]
+        for (kind, damage), count in zip(DAMAGES.items(), (arguments.flips, arguments.cuts), strict=True):
             outcomes = []
             for number in range(count):
-                with case(sources[number % len(sources)], Path(name), harm, number) as (done, outcome):
+                with case(sources[number % len(sources)], Path(name), damage, number) as (description, outcome):
                     outcomes.append(outcome)
-                    if outcome.untold or not outcome.opens or not outcome.opens_again:
-                        print(f"case {number}: {outcome.untold or outcome}: {done}")
+                    if outcome.unreported or not outcome.opens or not outcome.opens_again:
+                        print(f"case {number}: {outcome.unreported or outcome}: {description}")
             _report(kind, outcomes)
 
 
 def _report(kind: str, outcomes: Sequence[Outcome]) -> None:
     print(
         f"{len(outcomes)} histories with {kind}: {sum(one.opens for one in outcomes)} open, "
-        f"{sum(one.opens_again for one in outcomes)} stay so, {sum(one.is_mended for one in outcomes)} were mended; "
+        f"{sum(one.opens_again for one in outcomes)} open again unchanged, "
+        f"{sum(one.is_repaired for one in outcomes)} were repaired; "
         f"of {sum(one.total for one in outcomes):,} chats and messages {sum(one.missing for one in outcomes):,} are "
         f"missing and {sum(one.changed for one in outcomes):,} changed; "
-        f"{sum(bool(one.untold) for one in outcomes)} did not tell of all that they had lost"
+        f"{sum(bool(one.unreported) for one in outcomes)} did not report all losses"
     )
 
 

@@ -1,10 +1,10 @@
-"""Whether any grammar harms others: `python -m tests.torture.hostile_grammars MODEL.gguf`.
+"""Check that grammars cannot harm other clients: `python -m tests.torture.hostile_grammars MODEL.gguf`.
 
-A server of its own answers 200 requests with grammars and schemas that cost as much as they can, several at a time, in
-all the fields that take one, whole and streamed. Meanwhile one client reads a stream again and again. Printed: the
-statuses and the slowest answers; the longest time between two tokens of the stream, alone and under attack, and whether
-its text was the same; and the memory of all processes before, at its peak, and after. The exit status is 1 if a promise
-of RELIABILITY.md is broken.
+A server receives 200 requests with grammars and schemas that are as expensive as possible, several in parallel, in each
+field that accepts one, streamed and not. Meanwhile one client reads a stream repeatedly. The report has the statuses
+and the slowest responses; the longest time between two tokens of the stream, alone and under attack, and whether its
+text was the same; and the memory of all processes before, at its peak, and after. The exit status is 1 if a limit in
+RELIABILITY.md is exceeded.
 """
 
 import argparse
@@ -33,22 +33,22 @@ CHAT, COMPLETION, LLAMA = "/v1/chat/completions", "/v1/completions", "/completio
 STREAM = {"prompt": "Once upon a time", "max_tokens": 100, "temperature": 0, "ignore_eos": True, "stream": True}
 REPLY_TOKENS = 24
 QUIET_ROUNDS = 3
-SETTLING_SECONDS = 75.0  # processes of grammars that nobody asks for end after a minute
-SHARE_KEPT = 1.25  # of the memory before, that may be in use afterwards
-MOST_SECONDS, MOST_GAP = 5.0, 1.0
+SETTLING_SECONDS = 75.0  # unused grammar processes end after a minute
+MAX_MEMORY_RATIO = 1.25  # memory after the attack, relative to before
+MAX_SECONDS, MAX_GAP = 5.0, 1.0
 
 
 @contextmanager
 def serving(model: Path) -> Iterator[tuple[str, int]]:
-    """The address and the process id of a server with folders of its own."""
+    """Run a server with temporary folders, and yield its URL and its process id."""
     with tempfile.TemporaryDirectory() as home:
         folders = {"INGLE_STATE_DIR": f"{home}/state", "INGLE_KV_DISK_DIR": f"{home}/kv", "XDG_CONFIG_HOME": home}
         command = [sys.executable, "-m", "app", "serve", "--model", str(model), "--port", "0", "--context", "2048"]
-        said = Path(home, "said")
-        with said.open("wb") as log, subprocess.Popen(command, env=os.environ | folders, stderr=log) as process:
+        log_path = Path(home, "log")
+        with log_path.open("wb") as log, subprocess.Popen(command, env=os.environ | folders, stderr=log) as process:
             try:
-                while not (found := re.search(r"is ready at (http://127\.0\.0\.1:\d+)/v1", said.read_text())):
-                    assert process.poll() is None, said.read_text()
+                while not (found := re.search(r"is ready at (http://127\.0\.0\.1:\d+)/v1", log_path.read_text())):
+                    assert process.poll() is None, log_path.read_text()
                     time.sleep(0.1)
                 yield found[1], process.pid
             finally:
@@ -56,8 +56,10 @@ def serving(model: Path) -> Iterator[tuple[str, int]]:
 
 
 def memory(pid: int) -> float:
-    """Megabytes that a process and all that it started have allocated, each shared page counted once. Files that are
-    mapped, which other programs may share, are left out."""
+    """Return the megabytes that a process and its descendants have allocated, counting each shared page once.
+
+    Mapped files are not counted, because other programs may share them.
+    """
     pids, left = [pid], [pid]
     while left:
         found = _children(left.pop())
@@ -67,7 +69,7 @@ def memory(pid: int) -> float:
 
 
 def _children(pid: int) -> list[int]:
-    """The processes that any of a process's threads has started; none if it has ended."""
+    """Return the ids of the processes that the threads of a process have started; an empty list if it has ended."""
     found: list[int] = []
     for thread in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -77,16 +79,16 @@ def _children(pid: int) -> list[int]:
 
 def _allocated_kilobytes(pid: int) -> int:
     try:
-        told = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
         return 0
-    found = re.search(r"^Pss_Anon:\s+(\d+)", told, re.MULTILINE)
+    found = re.search(r"^Pss_Anon:\s+(\d+)", rollup, re.MULTILINE)
     return int(found[1]) if found else 0
 
 
 @dataclass
 class Control:
-    """One stream, read again and again."""
+    """A client that reads the same stream repeatedly."""
 
     gaps: list[float] = field(default_factory=list)
     texts: set[str] = field(default_factory=set)
@@ -103,14 +105,14 @@ class Control:
                 text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
         self.texts.add(text)
 
-    async def read_until(self, client: httpx.AsyncClient, over: asyncio.Event) -> None:
-        while not over.is_set():
+    async def read_until(self, client: httpx.AsyncClient, stop: asyncio.Event) -> None:
+        while not stop.is_set():
             await self.read(client)
 
 
-def request_of(asked: Hostile, chance: random.Random) -> tuple[str, dict[str, Any]]:
-    """A request that asks for a grammar, in one of the ways there are."""
-    schema = json.loads(asked.text) if asked.kind == "json" else None
+def random_request(grammar: Hostile, chance: random.Random) -> tuple[str, dict[str, Any]]:
+    """Return the path and the body of a request with `grammar`, in one of the fields that accept it."""
+    schema = json.loads(grammar.text) if grammar.kind == "json" else None
     messages = [{"role": "user", "content": "Write something."}]
     named = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
     ways: Mapping[str, list[tuple[str, dict[str, Any]]]] = {
@@ -119,30 +121,30 @@ def request_of(asked: Hostile, chance: random.Random) -> tuple[str, dict[str, An
             (COMPLETION, {"prompt": "JSON:", "guided_json": schema}),
             (LLAMA, {"prompt": "JSON:", "json_schema": schema, "n_predict": REPLY_TOKENS}),
         ],
-        "regex": [(COMPLETION, {"prompt": "Text:", "structured_outputs": {"regex": asked.text}})],
+        "regex": [(COMPLETION, {"prompt": "Text:", "structured_outputs": {"regex": grammar.text}})],
         "gbnf": [
-            (LLAMA, {"prompt": "Text:", "grammar": asked.text, "n_predict": REPLY_TOKENS}),
-            (COMPLETION, {"prompt": "Text:", "guided_grammar": asked.text}),
+            (LLAMA, {"prompt": "Text:", "grammar": grammar.text, "n_predict": REPLY_TOKENS}),
+            (COMPLETION, {"prompt": "Text:", "guided_grammar": grammar.text}),
         ],
-        "lark": [(CHAT, {"messages": messages, "guided_grammar": asked.text})],
+        "lark": [(CHAT, {"messages": messages, "guided_grammar": grammar.text})],
     }
-    path, fields = chance.choice(ways[asked.kind])
+    path, fields = chance.choice(ways[grammar.kind])
     return path, {"max_tokens": REPLY_TOKENS, "stream": chance.random() < 0.5, **fields}
 
 
 @dataclass
 class Outcome:
-    """What became of the requests."""
+    """Statuses and durations of the hostile requests."""
 
     statuses: Counter[str] = field(default_factory=Counter)
-    seconds: list[tuple[float, int]] = field(default_factory=list)  # with the seed of each
+    seconds: list[tuple[float, int]] = field(default_factory=list)  # seconds and the seed of each request
 
 
 async def attack(client: httpx.AsyncClient, seeds: Iterator[int], outcome: Outcome) -> None:
-    """Send the requests of some seeds, one after the other."""
+    """Send the requests of the seeds one after the other."""
     for seed in seeds:
         chance = random.Random(seed)
-        path, body = request_of(hostile(chance), chance)
+        path, body = random_request(hostile(chance), chance)
         began = time.perf_counter()
         reply = await client.post(path, json=body)
         outcome.seconds.append((time.perf_counter() - began, seed))
@@ -150,8 +152,8 @@ async def attack(client: httpx.AsyncClient, seeds: Iterator[int], outcome: Outco
         outcome.statuses[f"{reply.status_code}{', ended by an error' if failed else ''}"] += 1
 
 
-async def measured(url: str, pid: int, first: int, count: int, at_once: int) -> bool:
-    """Whether all promises were kept."""
+async def measure(url: str, pid: int, first: int, count: int, at_once: int) -> bool:
+    """Attack the server and return whether all checks pass."""
     quiet, busy, outcome = Control(), Control(), Outcome()
     async with httpx.AsyncClient(base_url=url, timeout=120) as client:
         warm = {"prompt": "JSON:", "max_tokens": 5, "guided_json": {"type": "object"}}
@@ -159,13 +161,13 @@ async def measured(url: str, pid: int, first: int, count: int, at_once: int) -> 
         for _ in range(QUIET_ROUNDS):
             await quiet.read(client)
         before = peak = memory(pid)
-        over, seeds = asyncio.Event(), iter(range(first, first + count))
-        reading = asyncio.create_task(busy.read_until(client, over))
+        stop, seeds = asyncio.Event(), iter(range(first, first + count))
+        reading = asyncio.create_task(busy.read_until(client, stop))
         attacks = asyncio.gather(*(attack(client, seeds, outcome) for _ in range(at_once)))
         while not attacks.done():
             await asyncio.wait([attacks], timeout=0.5)
             peak = max(peak, await asyncio.to_thread(memory, pid))
-        over.set()
+        stop.set()
         await reading
         attacks.result()
         await asyncio.sleep(SETTLING_SECONDS)
@@ -183,29 +185,29 @@ def report(quiet: Control, busy: Control, outcome: Outcome, megabytes: tuple[flo
         p99 = ordered[int(0.99 * len(ordered))]
         print(f"stream {name}: {len(ordered)} gaps, p99 {p99 * 1000:.0f} ms, worst {ordered[-1] * 1000:.0f} ms")
     same = quiet.texts == busy.texts and len(busy.texts) == 1
-    print("the stream's text under attack:", "the same" if same else "another")
+    print("the stream's text under attack:", "the same" if same else "different")
     print(f"memory: {before:.0f} MB before, {peak:.0f} MB at its peak, {after:.0f} MB after")
-    kept = {
+    checks = {
         "no answer of 5xx": not any(status.startswith("5") for status in outcome.statuses),
-        f"no answer after {MOST_SECONDS:g} s": slowest[0][0] <= MOST_SECONDS,
-        f"no gap over {MOST_GAP:g} s": max(busy.gaps) <= MOST_GAP,
+        f"no answer after {MAX_SECONDS:g} s": slowest[0][0] <= MAX_SECONDS,
+        f"no gap over {MAX_GAP:g} s": max(busy.gaps) <= MAX_GAP,
         "the same text": same,
-        "memory given back": after <= SHARE_KEPT * before,
+        "memory is freed": after <= MAX_MEMORY_RATIO * before,
     }
-    print("broken:", ", ".join(name for name, is_kept in kept.items() if not is_kept) or "nothing")
-    return all(kept.values())
+    print("failed checks:", ", ".join(name for name, is_passed in checks.items() if not is_passed) or "none")
+    return all(checks.values())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", type=Path)
-    parser.add_argument("--count", type=int, default=200, help="how many requests attack")
-    parser.add_argument("--at-once", type=int, default=4, help="how many of them at the same time")
-    parser.add_argument("--seed", type=int, default=0, help="of the first of them")
-    given = parser.parse_args()
-    with serving(given.model) as (url, pid):
-        is_kept = asyncio.run(measured(url, pid, given.seed, given.count, given.at_once))
-    sys.exit(not is_kept)
+    parser.add_argument("--count", type=int, default=200, help="number of hostile requests (default: 200)")
+    parser.add_argument("--at-once", type=int, default=4, help="number of requests in parallel (default: 4)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first request (default: 0)")
+    arguments = parser.parse_args()
+    with serving(arguments.model) as (url, pid):
+        is_passed = asyncio.run(measure(url, pid, arguments.seed, arguments.count, arguments.at_once))
+    sys.exit(not is_passed)
 
 
 if __name__ == "__main__":

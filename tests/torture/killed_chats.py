@@ -1,12 +1,12 @@
-"""By hand: the real chat in a real terminal, ended in every way, and given texts that would drive a terminal.
+"""End the real chat in a real terminal in every way, and send it texts with terminal escape sequences.
 
     python -m tests.torture.killed_chats --rounds 5 --texts 2000
 
-Ends: `ingle chat` runs in a pseudo-terminal over an endpoint that stands in for a model, which is in the middle of a
-reply; then its screens are ended by a key or a signal, its guard by SIGTERM, or its endpoint dies. Told: the exit
-status, and whether the terminal is as it was. Texts: random markup, tables, fences, escape sequences and lines without
-an end, cut anywhere, come as replies. Told: whether the program lives, how many sequences of the texts reached the
-terminal, and how long a key took to be seen.
+With `--rounds`, `ingle chat` runs in a pseudo-terminal with a fake endpoint that is in the middle of a reply. Then its
+screens end by a key or a signal, its guard by SIGTERM, or its endpoint dies. The report has the exit status, and
+whether the terminal is restored. With `--texts`, the replies contain random markup, tables, fences, escape sequences,
+and very long lines, split at random. The report has the exit status, the number of the texts' sequences that reached
+the terminal, and the time until a key press was visible.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from tests.support.terminal_screen import Ended, Terminal, children_of, python
 
 QUIT = b"\x11"
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGSEGV", "SIGABRT", "SIGKILL")
-EVIL = (
+HOSTILE = (
     "\x1b]0;{0}\x07", "\x1b]52;c;{0}\x07", "\x1b]8;;http://{0}\x1b\\", "\x1bP{0}\x1b\\", "\x1b[31;5m{0}", "\x9b31m{0}",
     "\x1b[2J{0}", "\x1bc{0}", "\x9d52;c;{0}\x9c", "\x1b[?1049l{0}", "\u202e{0}\u202c", "\x07{0}\x08\x7f",
 )  # fmt: skip
@@ -37,17 +37,17 @@ PLAIN = (
 )  # fmt: skip
 
 
-def chat(place: Path, endpoint: FakeEndpoint) -> Terminal:
-    """One that is ready to be typed into."""
-    folders = {f"INGLE_{name}_DIR": str(place / name) for name in ("STATE", "CACHE", "MODELS")}
+def start_chat(folder: Path, endpoint: FakeEndpoint) -> Terminal:
+    """Start a chat and wait until it accepts input."""
+    folders = {f"INGLE_{name}_DIR": str(folder / name) for name in ("STATE", "CACHE", "MODELS")}
     terminal = Terminal(python("-m", "app", "chat", "--endpoint", endpoint.url), folders)
     terminal.resize(120, 40)
     terminal.read_until(lambda output: b"sk anything" in output)  # the cursor may be on the "A"
     return terminal
 
 
-def quiet(terminal: Terminal, seconds: float = 0.4) -> None:
-    """Read until nothing has come for a while; a cursor that blinks is nothing."""
+def read_until_quiet(terminal: Terminal, seconds: float = 0.4) -> None:
+    """Read until the terminal has received almost nothing for `seconds`. The blinking cursor sends short sequences."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if select.select([terminal.master], [], [], 0.02)[0]:
@@ -57,22 +57,22 @@ def quiet(terminal: Terminal, seconds: float = 0.4) -> None:
                 until = time.monotonic() + seconds
 
 
-def say(terminal: Terminal, endpoint: FakeEndpoint, *, whole: bool = True) -> None:
+def send_message(terminal: Terminal, endpoint: FakeEndpoint, *, whole: bool = True) -> None:
     asked, done = len(endpoint.asked), endpoint.done
     os.write(terminal.master, b"x\r")
     terminal.read_until(lambda output: len(endpoint.asked) > asked and (not whole or endpoint.done > done))
-    quiet(terminal)
+    read_until_quiet(terminal)
 
 
-def ended_by(act: Callable[[Terminal], None], *, dies: bool = False) -> Ended:
-    with tempfile.TemporaryDirectory(prefix="ingle-chat-") as place:
+def run_and_end(act: Callable[[Terminal], None], *, endpoint_dies: bool = False) -> Ended:
+    with tempfile.TemporaryDirectory(prefix="ingle-chat-") as folder:
         endpoint = FakeEndpoint([["It ", "goes ", "on."]])
         endpoint.usage = None
         with endpoint:
-            terminal = chat(Path(place), endpoint)
+            terminal = start_chat(Path(folder), endpoint)
             endpoint.hold()
-            say(terminal, endpoint, whole=False)
-            if not dies:
+            send_message(terminal, endpoint, whole=False)
+            if not endpoint_dies:
                 act(terminal)
                 return terminal.ended()
         act(terminal)
@@ -83,70 +83,72 @@ def kill_screens(name: str) -> Callable[[Terminal], None]:
     return lambda terminal: os.kill(children_of(terminal.pid)[0], getattr(signal, name))
 
 
-def leave(terminal: Terminal) -> None:
-    quiet(terminal)
+def press_quit(terminal: Terminal) -> None:
+    read_until_quiet(terminal)
     os.write(terminal.master, QUIT)
 
 
-def ends(rounds: int) -> None:
+def check_ends(rounds: int) -> None:
     ways: dict[str, tuple[Callable[[Terminal], None], bool]] = {
-        "a key": (leave, False),
-        "the endpoint dies, then a key": (leave, True),
+        "a key": (press_quit, False),
+        "the endpoint dies, then a key": (press_quit, True),
         "SIGTERM to the guard": (lambda terminal: os.kill(terminal.pid, signal.SIGTERM), False),
         **{f"{name} to the screens": (kill_screens(name), False) for name in SIGNALS},
     }
-    back = 0
-    for way, (act, dies) in ways.items():
+    num_restored = 0
+    for way, (act, endpoint_dies) in ways.items():
         for _ in range(rounds):
-            ended = ended_by(act, dies=dies)
-            is_back = not ended.modes and ended.attributes_are_back
-            back += is_back
-            print(f"{way}: status {ended.status}, {'restored' if is_back else f'NOT RESTORED {sorted(ended.modes)}'}")
-    print(f"{back} of {len(ways) * rounds} terminals are as they were")
+            ended = run_and_end(act, endpoint_dies=endpoint_dies)
+            is_restored = not ended.modes and ended.attributes_are_back
+            num_restored += is_restored
+            print(
+                f"{way}: status {ended.status}, {'restored' if is_restored else f'NOT RESTORED {sorted(ended.modes)}'}"
+            )
+    print(f"{num_restored} of {len(ways) * rounds} terminals are restored")
 
 
-def texts(count: int, draw: random.Random) -> None:
-    evil = [draw.choice(EVIL).format(f"evil{number}") for number in range(count)]
+def check_texts(count: int, draw: random.Random) -> None:
+    sequences = [draw.choice(HOSTILE).format(f"evil{number}") for number in range(count)]
     replies = []
     for start in range(0, count, 20):
         text = "".join(
             draw.choice(PLAIN).format(f"word{start}") + one + draw.choice(("", "\n"))
-            for one in evil[start : start + 20]
+            for one in sequences[start : start + 20]
         )
         cuts = sorted(draw.randrange(len(text)) for _ in range(draw.randrange(1, 30)))
         replies.append([text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)])
-    with tempfile.TemporaryDirectory(prefix="ingle-chat-") as place, FakeEndpoint(replies) as endpoint:
-        terminal = chat(Path(place), endpoint)
+    with tempfile.TemporaryDirectory(prefix="ingle-chat-") as folder, FakeEndpoint(replies) as endpoint:
+        terminal = start_chat(Path(folder), endpoint)
         pauses = []
         for number in range(len(replies)):
-            say(terminal, endpoint)
-            begun, seen = time.monotonic(), len(terminal.output)
+            send_message(terminal, endpoint)
+            started, seen = time.monotonic(), len(terminal.output)
             word = f"k{number}q".encode()
             os.write(terminal.master, word[:1])
             terminal.read_until(lambda output, seen=seen: len(output) > seen)  # type: ignore[misc]
-            pauses.append(time.monotonic() - begun)
+            pauses.append(time.monotonic() - started)
             os.write(terminal.master, b"\x15\x7f")
-            quiet(terminal, 0.1)
+            read_until_quiet(terminal, 0.1)
         os.write(terminal.master, QUIT)
         ended = terminal.ended()
-    reached = sum(one.encode("utf-8", "surrogatepass") in ended.output for one in evil)
+    reached = sum(one.encode("utf-8", "surrogatepass") in ended.output for one in sequences)
     raw = sum(ended.output.count(sign) for sign in (b"\x1b]52", b"\x1b]8;;http", b"\x1bP", b"\xc2\x9b", b"\xc2\x9d"))
-    print(f"{count} texts in {len(replies)} replies: status {ended.status}, {reached} sequences of theirs and {raw} of "
+    print(f"{count} texts in {len(replies)} replies: status {ended.status}, {reached} of their sequences and {raw} of "
           f"their kinds in {len(ended.output)} bytes; a key was seen after {statistics.median(pauses):.3f} s, "
           f"{max(pauses):.3f} s at most")  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--texts", type=int, default=0)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
-    given = parser.parse_args()
-    print(f"seed {given.seed}")
-    if given.rounds:
-        ends(given.rounds)
-    if given.texts:
-        texts(given.texts, random.Random(given.seed))
+    arguments = parser.parse_args()
+    print(f"seed {arguments.seed}")
+    if arguments.rounds:
+        check_ends(arguments.rounds)
+    if arguments.texts:
+        check_texts(arguments.texts, random.Random(arguments.seed))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""By hand: downloads that are killed at random bytes by a hub in trouble, again and again until they are whole.
+"""Kill downloads from an unreliable hub at random bytes, and restart them until they are complete.
 
     python -m tests.torture.killed_downloads --kills 50
 
-Each round is a new store. Its download is killed with SIGKILL after a random share of the bytes, then begun again. The
-hub sends on to another host for the bytes, which cuts, stalls, asks for patience, forgets ranges and claims other
-files, at random. Printed: how many rounds ended with the right bytes; how many bytes were sent twice, those among them
-that were on their way when a connection ended; and how often the other host saw the token. A few of these run in
-tests/app/models/transfer/test_killed_downloads.py.
+Each round uses a new store. Its download is killed with SIGKILL after a random share of the bytes, then restarted. The
+hub redirects to another host for the bytes. At random, this host cuts connections, stalls, sends Retry-After, ignores
+ranges, and claims a different file. The report has the number of rounds that ended with the right bytes, the share of
+bytes that were sent twice (including bytes in transit when a connection ended), and how often the other host received
+the token. tests/app/models/transfer/test_killed_downloads.py runs some of these rounds.
 """
 
 import argparse
@@ -31,9 +31,9 @@ from tests.app.models.fake_hub import REVISION, FakeHub, Mishap, serve
 
 REPO = "org/Tiny"
 FILE = "tiny-Q4_0.gguf"
-_FORGETS = 0.05  # share of answers, of those that go wrong, that are the whole file where a part was asked for
+_IGNORES_RANGE = 0.05  # share of the failing responses that have the whole file instead of the requested range
 
-# Forks for each line on stdin, before it has any thread: what a program imports is imported once.
+# Forks a child per line on stdin before it has any threads, so that the imports are done only once.
 FORKING = """
 import os, signal, sys
 from app.settings.settings import load_settings
@@ -46,9 +46,9 @@ for line in sys.stdin:
     child = os.fork()
     if not child:
         names = ("models_dir", "hub_cache", "ollama_dir", "lmstudio_dir")
-        places = {name: f"{folder}/{name}" for name in names}
+        folders = {name: f"{folder}/{name}" for name in names}
         try:
-            sources.pull(repo, load_settings(hub_endpoint=address, hub_token="hf_secret", offline=False, **places))
+            sources.pull(repo, load_settings(hub_endpoint=address, hub_token="hf_secret", offline=False, **folders))
         except BaseException as problem:
             print(f"{type(problem).__name__}: {problem}", file=sys.stderr, flush=True)
             os._exit(1)
@@ -60,18 +60,18 @@ for line in sys.stdin:
 
 @dataclass(frozen=True)
 class Round:
-    """How one download went."""
+    """The result of one download."""
 
-    finished: bool
+    is_finished: bool
     kills: int
-    right: bool  # the stored bytes are the promised ones
-    loadable_early: bool  # the file was under its own name before all of it was there
+    is_intact: bool  # the stored bytes are the right ones
+    is_loadable_early: bool  # the file had its final name before it was complete
     sent: int  # bytes
     size: int  # bytes
 
 
 class Downloader:
-    """A process that starts downloads."""
+    """A process that forks a child per download."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -79,17 +79,17 @@ class Downloader:
         )
 
     def start(self, folder: Path, hub: FakeHub) -> int:
-        """The process id of a new download."""
+        """Start a download and return its process id."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{folder} {hub.address} {REPO}\n")
         self._process.stdin.flush()
-        return self._number()
+        return self._read_number()
 
     def status(self) -> int:
-        """How the last download ended; waits for it."""
-        return self._number()
+        """Wait for the last download and return its exit status."""
+        return self._read_number()
 
-    def _number(self) -> int:
+    def _read_number(self) -> int:
         assert self._process.stdout is not None
         return int(self._process.stdout.readline())
 
@@ -99,7 +99,7 @@ class Downloader:
 
 @contextmanager
 def hub_and_storage() -> Iterator[tuple[FakeHub, FakeHub]]:
-    """A hub, and the host that it sends on to for the bytes."""
+    """Serve a hub, and the host to which it redirects for the bytes."""
     with serve() as hub, serve(host="localhost") as storage:
         hub.redirect = storage.address
         yield hub, storage
@@ -109,16 +109,16 @@ def run_round(
     downloader: Downloader, hubs: tuple[FakeHub, FakeHub], folder: Path, random: Random, kills: int, size: int,
     *, flip: bool = False,
 ) -> Round:  # fmt: skip
-    """A download of about `size` bytes that is killed so many times at random bytes, and then let be.
+    """Run a download of at most `size` bytes, killed `kills` times at random bytes and then left to finish.
 
-    With `flip`, its first answer has a wrong byte, so that a part or all of it is fetched once more.
+    With `flip`, its first response has a wrong byte, so that some or all of it is downloaded again.
     """
     hub, storage = hubs
     content = random.randbytes(random.randrange(size // 2, size))
     hub.repositories[REPO] = storage.repositories[REPO] = {FILE: content}
     storage.sent = 0
     final = hub_cache.snapshot_path(folder / "hub_cache", HubSource(REPO, REVISION, FILE))
-    loadable_early = False
+    is_loadable_early = False
     for left in range(kills, -1, -1):
         storage.mishaps = mishaps(random, len(content))
         if flip and left == kills:
@@ -128,16 +128,16 @@ def run_round(
             limit = storage.sent + random.randrange(max(1, (len(content) - storage.sent) * 2 // (left + 1)))
             while storage.sent < limit and not final.exists() and _runs(pid):
                 time.sleep(0.001)
-            loadable_early |= final.exists() and hashlib.sha256(final.read_bytes()).digest() != _sha256(content)
+            is_loadable_early |= final.exists() and hashlib.sha256(final.read_bytes()).digest() != _sha256(content)
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         status = downloader.status()
-    right = final.exists() and hashlib.sha256(final.read_bytes()).digest() == _sha256(content)
-    return Round(status == 0, kills, right, loadable_early, storage.sent, len(content))
+    is_intact = final.exists() and hashlib.sha256(final.read_bytes()).digest() == _sha256(content)
+    return Round(status == 0, kills, is_intact, is_loadable_early, storage.sent, len(content))
 
 
 def _runs(pid: int) -> bool:
-    """The process that forked it has taken note when it has ended."""
+    """Whether the process still exists. Its parent reaps it as soon as it ends."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -146,7 +146,10 @@ def _runs(pid: int) -> bool:
 
 
 def mishaps(random: Random, size: int) -> deque[Mishap]:
-    """What goes wrong with the next few answers. No bytes are wrong here: who gets those has to begin anew."""
+    """Return random failures for the next responses.
+
+    None of them changes bytes, because a download with wrong bytes is repeated completely.
+    """
     kinds = [
         lambda: Mishap(cut_at=random.randrange(size)),
         lambda: Mishap(stall_at=random.randrange(size)),
@@ -154,7 +157,9 @@ def mishaps(random: Random, size: int) -> deque[Mishap]:
         lambda: Mishap(headers={"X-Linked-Etag": '"' + "0" * 64 + '"'}),
         lambda: Mishap(cut_at=0),
     ]
-    chosen = (Mishap(ignores_range=True) if random.random() < _FORGETS else random.choice(kinds)() for _ in range(3))
+    chosen = (
+        Mishap(ignores_range=True) if random.random() < _IGNORES_RANGE else random.choice(kinds)() for _ in range(3)
+    )
     return deque(mishap for mishap in chosen if random.random() < 0.7)
 
 
@@ -165,9 +170,11 @@ def _sha256(content: bytes) -> bytes:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--each", type=int, default=1, help="kills of one download")
-    parser.add_argument("--flips", action="store_true", help="one answer of each download has a wrong byte")
-    parser.add_argument("--size", type=int, default=16_000_000, help="bytes of a file, at most")
+    parser.add_argument("--each", type=int, default=1, help="kills per download (default: 1)")
+    parser.add_argument("--flips", action="store_true", help="flip one byte in the first response of each download")
+    parser.add_argument(
+        "--size", type=int, default=16_000_000, help="maximum size of a file in bytes (default: 16000000)"
+    )
     parser.add_argument("--seed", type=int, default=time.time_ns() % 10**9)
     chosen = parser.parse_args()
     random, downloader, rounds = Random(chosen.seed), Downloader(), []
@@ -181,8 +188,11 @@ def main() -> None:
         leaked = sum("Authorization" in headers for _, _, headers in hubs[1].requests)
     downloader.close()
     again = sum(one.sent for one in rounds) / sum(one.size for one in rounds) - 1
-    good = sum(one.finished and one.right and not one.loadable_early for one in rounds)
-    print(f"seed {chosen.seed}: {good} of {len(rounds)} right, {again:.1%} sent twice, {leaked} tokens elsewhere")
+    good = sum(one.is_finished and one.is_intact and not one.is_loadable_early for one in rounds)
+    print(
+        f"seed {chosen.seed}: {good} of {len(rounds)} intact, {again:.1%} sent twice, "
+        f"{leaked} requests to the other host with the token"
+    )
 
 
 if __name__ == "__main__":

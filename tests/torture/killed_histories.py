@@ -1,11 +1,11 @@
-"""By hand: histories of chats whose writer is killed, and that several programs write at once.
+"""Kill a process that writes a chat history, and let several programs write one history at the same time.
 
     python -m tests.torture.killed_histories --kills 200 --writers 4 --seconds 20
 
-Kills: a process says what it has kept, on a pipe, while it asks and streams replies in a loop; it is killed with
-SIGKILL after a random time. Counted: what it had said and is not there; files that SQLite's own check finds damaged;
-how far a reply was behind what had come. Writers: processes write and read one file for some seconds. Counted: errors
-of any kind.
+With `--kills`, a process stores questions and streamed replies in a loop, and reports on a pipe which messages it has
+stored. It is killed with SIGKILL after a random time. The report counts stored messages that are lost and files that
+fail SQLite's integrity check, and has the longest delay until a part of a reply was saved. With `--writers`, several
+processes write and read one file for `--seconds`, and the report counts their errors.
 """
 
 import argparse
@@ -25,47 +25,47 @@ from app.chat_backend.replies import SAVE_SECONDS
 from app.history.database import FILE_NAME
 from app.history.history import History
 
-# Streams replies as app/chat_backend/replies.py does, and says what is on the disk, and what has come, line by line.
+# Streams replies like app/chat_backend/replies.py, and prints a line for each stored message and each received piece.
 WRITER = """
 import json, sys, time
 from pathlib import Path
 from app.history.history import History
-from app.history.records import Settings, State
+from app.history.records import ChatSettings, State
 from app.chat_backend.replies import SAVE_SECONDS
 
-def say(*what):
-    sys.stdout.write(json.dumps(what) + "\\n")
+def report(*event):
+    sys.stdout.write(json.dumps(event) + "\\n")
     sys.stdout.flush()
 
 history = History(Path(sys.argv[1]))
-chat = history.chats.create(Settings())
-say("chat", chat.id)
+chat = history.chats.create(ChatSettings())
+report("chat", chat.id)
 parent, turn = None, 0
 while True:
     turn += 1
-    asked = history.messages.add_user_message(chat.id, parent, f"question {turn} " + "x" * (turn * 37 % 5000))
-    say("asked", chat.id, asked.id, asked.text)
-    reply = history.messages.start_reply(chat.id, asked.id, "m")
+    sent = history.messages.add_user_message(chat.id, parent, f"question {turn} " + "x" * (turn * 37 % 5000))
+    report("sent", chat.id, sent.id, sent.text)
+    reply = history.messages.start_reply(chat.id, sent.id, "m")
     text, kept_at = "", time.monotonic()
     for word in range(turn % 40):
         text += f"word{word} "
-        say("came", chat.id, reply.id, len(text), time.time())
+        report("received", chat.id, reply.id, len(text), time.time())
         if time.monotonic() - kept_at >= SAVE_SECONDS:
             history.messages.write_reply(reply.id, text, "")
             kept_at = time.monotonic()
         time.sleep(0.02)
     history.messages.write_reply(reply.id, text, "", state=State.WHOLE)
-    say("ended", chat.id, reply.id, text)
+    report("ended", chat.id, reply.id, text)
     parent = reply.id
 """
-SHARER = """
+CONCURRENT_WRITER = """
 import sys, time
 from pathlib import Path
 from app.history.history import History
-from app.history.records import Settings
+from app.history.records import ChatSettings
 
 history = History(Path(sys.argv[1]))
-chat, until, turns = history.chats.create(Settings()), time.monotonic() + float(sys.argv[2]), 0
+chat, until, turns = history.chats.create(ChatSettings()), time.monotonic() + float(sys.argv[2]), 0
 parent = None
 while time.monotonic() < until:
     parent = history.messages.add_user_message(chat.id, parent, f"turn {turns} of {chat.id}").id
@@ -77,47 +77,51 @@ print(turns)
 """
 
 
-def killed(folder: Path, draw: random.Random) -> tuple[int, int, bool, float]:
-    """What a writer had said to be there, how much of it is not, whether the file is sound, and by how many seconds the
-    reply it was killed in was behind."""
+def kill_writer(folder: Path, draw: random.Random) -> tuple[int, int, bool, float]:
+    """Kill a writer after a random time.
+
+    Return the number of messages that it reported as stored, how many of them are lost, whether the file is intact, and
+    for how many seconds the reply in progress had not been saved.
+    """
     process = subprocess.Popen([sys.executable, "-c", WRITER, str(folder)], stdout=subprocess.PIPE)
     assert process.stdout is not None
-    said = [json.loads(process.stdout.readline())]
+    events = [json.loads(process.stdout.readline())]
     time.sleep(draw.uniform(0.0, 2.0))
     process.send_signal(signal.SIGKILL)
     rest, _ = process.communicate()
     now = time.time()
     for line in rest.splitlines():
-        with suppress(ValueError):  # the last one may be half
-            said.append(json.loads(line))
+        with suppress(ValueError):  # the last line may be incomplete
+            events.append(json.loads(line))
     with sqlite3.connect(folder / FILE_NAME) as connection:
         sound = connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         found = dict(connection.execute("SELECT id, text FROM messages"))
     connection.close()
-    kept = [what for what in said if what[0] in ("asked", "ended")]
-    lost = sum(found.get(what[2]) != what[3] for what in kept)
-    came = [what for what in said if what[0] == "came" and len(found.get(what[2], "")) < what[3]]
-    last = {what[2] for what in said if what[0] == "came"}
-    behind = now - min((what[4] for what in came if what[2] == max(last)), default=now)
-    return len(kept), lost, sound, behind
+    kept = [event for event in events if event[0] in ("sent", "ended")]
+    lost = sum(found.get(event[2]) != event[3] for event in kept)
+    received = [event for event in events if event[0] == "received" and len(found.get(event[2], "")) < event[3]]
+    last = {event[2] for event in events if event[0] == "received"}
+    delay = now - min((event[4] for event in received if event[2] == max(last)), default=now)
+    return len(kept), lost, sound, delay
 
 
-def kills(count: int, draw: random.Random) -> None:
-    with tempfile.TemporaryDirectory(prefix="ingle-history-") as place:
-        rounds = [killed(Path(place), draw) for _ in range(count)]
-        with History(Path(place)) as history:
-            told = [notice.sentences for notice in history.notices]
+def kill_writers(count: int, draw: random.Random) -> None:
+    with tempfile.TemporaryDirectory(prefix="ingle-history-") as folder:
+        rounds = [kill_writer(Path(folder), draw) for _ in range(count)]
+        with History(Path(folder)) as history:
+            notices = [notice.sentences for notice in history.notices]
     acknowledged, lost = sum(one[0] for one in rounds), sum(one[1] for one in rounds)
     print(
-        f"{count} kills: {acknowledged} messages acknowledged, {lost} lost; {sum(one[2] for one in rounds)} files sound"
+        f"{count} kills: {acknowledged} messages acknowledged, {lost} lost; "
+        f"{sum(one[2] for one in rounds)} files intact"
     )
-    behind = max(one[3] for one in rounds)
-    print(f"a reply was behind by {behind:.2f} s at most ({SAVE_SECONDS} is meant); told: {told}")
+    delay = max(one[3] for one in rounds)
+    print(f"a reply was saved at most {delay:.2f} s late (limit: {SAVE_SECONDS}); notices: {notices or 'none'}")
 
 
-def writers(count: int, seconds: float) -> None:
-    with tempfile.TemporaryDirectory(prefix="ingle-history-") as place:
-        command = [sys.executable, "-c", SHARER, place, str(seconds)]
+def run_writers(count: int, seconds: float) -> None:
+    with tempfile.TemporaryDirectory(prefix="ingle-history-") as folder:
+        command = [sys.executable, "-c", CONCURRENT_WRITER, folder, str(seconds)]
         running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(count)]
         ended = [process.communicate() for process in running]
         turns = sum(int(out or 0) for out, _ in ended)
@@ -128,18 +132,18 @@ def writers(count: int, seconds: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--writers", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
-    given = parser.parse_args()
-    print(f"seed {given.seed}, process {os.getpid()}")
-    draw = random.Random(given.seed)
-    if given.kills:
-        kills(given.kills, draw)
-    if given.writers:
-        writers(given.writers, given.seconds)
+    arguments = parser.parse_args()
+    print(f"seed {arguments.seed}, process {os.getpid()}")
+    draw = random.Random(arguments.seed)
+    if arguments.kills:
+        kill_writers(arguments.kills, draw)
+    if arguments.writers:
+        run_writers(arguments.writers, arguments.seconds)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""By hand: several chats on one history that are killed: `python -m tests.torture.killed_sharers --kills 30`.
+"""Kill chats that share a history: `python -m tests.torture.killed_sharers --kills 30`.
 
-Real `ingle chat --plain` processes ask an endpoint that streams short replies. A random one of them is killed with
-SIGKILL at a random moment and started again, while the others go on; now and then all of them are killed. Counted after
-each kill: questions that the endpoint was asked, and replies that a chat has shown whole, which the history does not
-have; and histories that are told to be damaged.
+Real `ingle chat --plain` processes send questions to an endpoint that streams short replies. A random one of them is
+killed with SIGKILL at a random time and restarted while the others continue; sometimes all of them are killed. After
+each kill, the report counts questions that the endpoint received and complete replies that a chat has shown but that
+are not in the history, and lists notices about damage.
 """
 
 import argparse
@@ -24,12 +24,12 @@ from tests.support.fake_endpoint import FakeEndpoint
 from tests.support.terminal_screen import HANGING_SECONDS, ROOT, python
 
 PIECE_SECONDS = 0.02
-LINES = 2000  # that each chat is given; more than it answers before it is killed
+LINES = 2000  # questions per chat; more than it sends before it is killed
 
 
 @dataclass(slots=True)
 class PlainChat:
-    """One process, which is asked without an end."""
+    """One chat process with prepared input."""
 
     process: subprocess.Popen[bytes]
     shown: bytes = b""
@@ -47,7 +47,7 @@ class PlainChat:
         return cls(process)
 
     def read(self, *, to_end: bool = False) -> None:
-        """Take in what it has written by now."""
+        """Read the available output; with `to_end`, read until end of file."""
         if self.process.stdout is None or self.process.stdout.closed:
             return
         descriptor = self.process.stdout.fileno()
@@ -58,38 +58,38 @@ class PlainChat:
             self.shown += part
 
     def kill(self) -> str:
-        """Returns what it had to tell."""
+        """Kill the process and return its standard error."""
         self.process.send_signal(signal.SIGKILL)
         self.read(to_end=True)
-        _, told = self.process.communicate()
-        return told.decode()
+        _, notices = self.process.communicate()
+        return notices.decode()
 
     @property
     def replies(self) -> list[str]:
-        """Those that it has shown whole."""
+        """The replies that it has shown completely."""
         return [line for line in self.shown.decode(errors="replace").split("\n")[:-1] if line.startswith("answer ")]
 
 
 @dataclass(slots=True)
 class Count:
-    """What was found after the kills."""
+    """Totals over all kills."""
 
     kills: int = 0
-    sent: int = 0  # questions and whole replies
+    sent: int = 0  # questions and complete replies
     lost: set[str] = field(default_factory=set)
-    told: list[str] = field(default_factory=list)  # by the history: it should tell nothing
+    notices: list[str] = field(default_factory=list)  # notices of the history; expected to be empty
 
 
-def answers(count: int) -> list[list[str]]:
+def prepared_replies(count: int) -> list[list[str]]:
     return [[f"answer {number} ", *("goes on " for _ in range(number % 30)), "to its end."] for number in range(count)]
 
 
 def kill_rounds(kills: int, num_chats: int, draw: random.Random) -> Count:
-    """Kill chats that share a history, and look for what they had sent and shown."""
+    """Kill chats that share a history, and check that all they sent and showed is in the history."""
     count = Count()
     with (
         tempfile.TemporaryDirectory(prefix="ingle-history-") as name,
-        FakeEndpoint(answers(100_000)) as endpoint,
+        FakeEndpoint(prepared_replies(100_000)) as endpoint,
     ):
         endpoint.pause = PIECE_SECONDS
         state, started, dead = Path(name), 0, list[PlainChat]()
@@ -98,22 +98,22 @@ def kill_rounds(kills: int, num_chats: int, draw: random.Random) -> Count:
             _wait_for_replies(chats)
             time.sleep(draw.uniform(0.0, 1.0))
             killed = list(chats) if draw.random() < 0.2 else [draw.choice(chats)]
-            count.told += [told for chat in killed if "history" in (told := chat.kill())]
+            count.notices += [notices for chat in killed if "history" in (notices := chat.kill())]
             count.kills += len(killed)
             dead += killed
-            _look(state, endpoint, [*chats, *dead], count)
+            _check_history(state, endpoint, [*chats, *dead], count)
             started += len(killed)
             names = (f"chat {num_chats + started + number}" for number in range(len(killed)))
             chats = [chat for chat in chats if chat not in killed]
             chats += [PlainChat.start(state, endpoint, each) for each in names]
         for chat in chats:
             chat.kill()
-        _look(state, endpoint, [*chats, *dead], count)
+        _check_history(state, endpoint, [*chats, *dead], count)
     return count
 
 
 def _wait_for_replies(chats: Sequence[PlainChat]) -> None:
-    """Until each chat has shown a reply."""
+    """Wait until each chat has shown a reply."""
     deadline = time.monotonic() + HANGING_SECONDS
     while not all(chat.replies for chat in chats):
         for chat in chats:
@@ -122,13 +122,13 @@ def _wait_for_replies(chats: Sequence[PlainChat]) -> None:
         time.sleep(0.02)
 
 
-def _look(state: Path, endpoint: FakeEndpoint, chats: Sequence[PlainChat], count: Count) -> None:
+def _check_history(state: Path, endpoint: FakeEndpoint, chats: Sequence[PlainChat], count: Count) -> None:
     asked = {str(request["messages"][-1]["content"]) for request in list(endpoint.asked)}
     for chat in chats:
         chat.read()
     replies = {reply for chat in chats for reply in chat.replies}
     with History(state / "history") as history:
-        count.told += [notice.sentences for notice in history.notices]
+        count.notices += [notice.sentences for notice in history.notices]
         messages = [message for chat in history.chats.listed() for message in history.messages.in_chat(chat.id)]
     whole = {message.text for message in messages if message.state is State.WHOLE}
     count.sent = len({one for one in asked if one.startswith("question ")}) + len(replies)
@@ -141,11 +141,12 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--chats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
-    given = parser.parse_args()
-    count = kill_rounds(given.kills, given.chats, random.Random(given.seed))
+    arguments = parser.parse_args()
+    count = kill_rounds(arguments.kills, arguments.chats, random.Random(arguments.seed))
     print(
-        f"seed {given.seed}: {count.kills} kills among {given.chats} chats: of {count.sent:,} questions and replies "
-        f"{len(count.lost)} lost; told: {count.told or 'nothing'}"
+        f"seed {arguments.seed}: {count.kills} kills among {arguments.chats} chats: "
+        f"of {count.sent:,} questions and replies "
+        f"{len(count.lost)} lost; notices: {count.notices or 'none'}"
     )
 
 

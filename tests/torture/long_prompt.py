@@ -1,10 +1,10 @@
-"""What a long prompt does to others, measured over HTTP.
+"""Measure over HTTP how much a long prompt delays other requests.
 
     python -m tests.torture.long_prompt MODEL [--llama-server PATH]
 
-While a stream is being written, a prompt of 4,000 tokens arrives, and soon after a short request of a person. Printed
-for each server and round: the times between the stream's tokens meanwhile, the long prompt's time against its time
-alone, and when the person had the first token. The servers take turns.
+During a streamed reply, a prompt of 4,000 tokens arrives, and soon after it a short interactive request. For each
+server and round, the report has the times between the stream's tokens meanwhile, the time of the long prompt compared
+with its time alone, and the time to the first token of the short request. The servers take turns.
 """
 
 import argparse
@@ -23,24 +23,24 @@ from tests.bench.peers.llama_build import probe
 from tests.bench.peers.llama_server import llama_server
 
 LONG, SHORT, REPLY = 4000, 60, 16
-BEFORE = 0.5  # seconds that the stream runs alone
+HEAD_START_SECONDS = 0.5  # time that the stream runs alone
 
 
 @dataclass(frozen=True)
 class Round:
-    """What one round showed; seconds."""
+    """Measurements of one round, in seconds."""
 
-    gaps: list[float]  # between the stream's tokens, from the long prompt's arrival to its first token
+    gaps: list[float]  # between tokens of the stream, from the arrival of the long prompt to its first token
     alone: float
-    beside: float
-    person: float
+    contended: float
+    interactive: float
 
     def __str__(self) -> str:
         gaps = sorted(self.gaps)
         return (
             f"stream: median {1e3 * statistics.median(gaps):.0f} ms, p99 {1e3 * gaps[int(0.99 * len(gaps))]:.0f} ms "
-            f"of {len(gaps)}; prompt {self.beside:.2f} s, alone {self.alone:.2f} s ({self.beside / self.alone:.2f}x); "
-            f"person's first token {self.person:.2f} s"
+            f"of {len(gaps)}; prompt {self.contended:.2f} s, alone {self.alone:.2f} s "
+            f"({self.contended / self.alone:.2f}x); short request's first token {self.interactive:.2f} s"
         )
 
 
@@ -48,8 +48,8 @@ def prompt(length: int) -> list[int]:
     return [random.randrange(10, 40_000) for _ in range(length)]
 
 
-def as_person(endpoint: Endpoint) -> Endpoint:
-    """Say who waits to a server that wants to know."""
+def as_interactive(endpoint: Endpoint) -> Endpoint:
+    """Mark requests as interactive for servers that support this."""
     return endpoint if "cache_prompt" in endpoint.extra else replace(endpoint, extra={"service_class": "interactive"})
 
 
@@ -57,36 +57,36 @@ async def measure(endpoint: Endpoint, stream_tokens: int) -> Round:
     alone = await stream(endpoint, prompt(LONG), 1)
     solo = alone.arrivals[0] - alone.sent
     running = asyncio.create_task(stream(endpoint, prompt(SHORT), stream_tokens))
-    await asyncio.sleep(BEFORE)
+    await asyncio.sleep(HEAD_START_SECONDS)
     long = asyncio.create_task(stream(endpoint, prompt(LONG), 1))
     await asyncio.sleep(0.2 * solo)
-    person = await stream(as_person(endpoint), prompt(SHORT), REPLY)
+    interactive = await stream(as_interactive(endpoint), prompt(SHORT), REPLY)
     read, streamed = await long, await running
     end = read.arrivals[0]
     seen = [at for at in streamed.arrivals if read.sent <= at <= end]
     gaps = [b - a for a, b in zip(seen, [*seen[1:], end], strict=True)]
-    return Round(gaps, solo, end - read.sent, person.arrivals[0] - person.sent)
+    return Round(gaps, solo, end - read.sent, interactive.arrivals[0] - interactive.sent)
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("model", type=Path)
-    arguments.add_argument("--llama-server", type=Path)
-    arguments.add_argument("--threads", type=int, default=2)
-    arguments.add_argument("--rounds", type=int, default=3)
-    arguments.add_argument("--stream-tokens", type=int, default=600)
-    wanted = arguments.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--llama-server", type=Path)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--stream-tokens", type=int, default=600)
+    arguments = parser.parse_args()
     with ExitStack() as resources:
         servers: list[ServedCompetitor] = [
-            resources.enter_context(own_server(wanted.model, load_settings(), wanted.threads))
+            resources.enter_context(own_server(arguments.model, load_settings(), arguments.threads))
         ]
-        if wanted.llama_server:
-            loads = [Load(LONG, wanted.stream_tokens, 3)]
-            peer = llama_server(probe(wanted.llama_server), wanted.model, wanted.threads, loads)
+        if arguments.llama_server:
+            loads = [Load(LONG, arguments.stream_tokens, 3)]
+            peer = llama_server(probe(arguments.llama_server), arguments.model, arguments.threads, loads)
             servers.append(resources.enter_context(peer))
-        for _ in range(wanted.rounds):
+        for _ in range(arguments.rounds):
             for server in servers:
-                print(server.name, asyncio.run(measure(server.endpoint, wanted.stream_tokens)), flush=True)
+                print(server.name, asyncio.run(measure(server.endpoint, arguments.stream_tokens)), flush=True)
 
 
 if __name__ == "__main__":

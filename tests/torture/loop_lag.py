@@ -1,11 +1,11 @@
-"""How long other requests wait while a server is attacked. Run it on an idle machine.
+"""Measure how long other requests wait while a server is attacked. Run it on an idle machine.
 
     python -m tests.torture.loop_lag
 
-A server of this process has a model that takes a step in a given time, and one client reads a stream of it. Attackers
-in processes of their own send one request after the other, without a pause: prompts of 10 MB, in the fewest and in the
-most pieces; schemas that are hard to compile; bodies that are bad in many ways. Printed: how late the event loop was,
-and the time between two tokens of the stream, quiet and under attack, in milliseconds; and what each attack was told.
+This process runs a server whose model takes a fixed time per step, and one client reads a stream from it. Attackers in
+separate processes send requests without a pause: prompts of 10 MB in one piece and in very many pieces, schemas that
+are hard to compile, and invalid bodies. The report has the lag of the event loop and the time between two tokens of the
+stream in milliseconds, with and without an attack, and the status of each attack.
 """
 
 import argparse
@@ -29,12 +29,12 @@ from tests.app.server.live_server import ControlledRunner, LiveServer
 from tests.support.hash_model import HashTicket
 from tests.torture.attackers import attack, attacks, read_stream
 
-LOOK_SECONDS = 0.002  # between two looks at the loop's clock
+SAMPLE_SECONDS = 0.002  # between two samples of the lag
 CONTEXT = 8192
 
 
 class PacedRunner(ControlledRunner):
-    """The hash model; each step takes so many seconds, in which the interpreter is free."""
+    """The hash model with steps of `seconds`, during which other threads can run."""
 
     def __init__(self, config: EngineConfig, seconds: float) -> None:
         super().__init__(config)
@@ -50,12 +50,12 @@ def paced_engine(tokenizer: Tokenizer, seconds: float) -> Engine[HashTicket]:
     return Engine(config, tokenizer.vocab_size, PacedRunner(config, seconds))
 
 
-async def watch(seconds: float) -> list[float]:
-    """How many seconds late the loop was, at each look."""
+async def sample_lag(seconds: float) -> list[float]:
+    """Return the lag of the event loop at each sample, in seconds."""
     late, end = [], time.perf_counter() + seconds
     while (before := time.perf_counter()) < end:
-        await asyncio.sleep(LOOK_SECONDS)
-        late.append(time.perf_counter() - before - LOOK_SECONDS)
+        await asyncio.sleep(SAMPLE_SECONDS)
+        late.append(time.perf_counter() - before - SAMPLE_SECONDS)
     return late
 
 
@@ -65,44 +65,46 @@ def figures(values: list[float]) -> str:
     return "p50 {:6.1f}   p99 {:6.1f}   p99.9 {:6.1f}   worst {:6.1f}".format(*at) + f"   of {len(ordered)}"
 
 
-def measured(server: LiveServer, seconds: float) -> tuple[list[float], list[float]]:
-    """How late the loop was, and the times between tokens."""
+def measure_lag(server: LiveServer, seconds: float) -> tuple[list[float], list[float]]:
+    """Return the lags of the event loop, and the times between tokens, in seconds."""
     gaps: Queue[list[float]] = multiprocessing.get_context("spawn").Queue()
     reader = multiprocessing.get_context("spawn").Process(target=read_stream, args=(server.port, seconds, gaps))
     reader.start()
-    late = server.call(watch(seconds))
+    late = server.call(sample_lag(seconds))
     found = gaps.get()
     reader.join()
     return late, found
 
 
-def attacked(server: LiveServer, names: list[str], number: int, measure: Callable[[], object]) -> Counter[str]:
-    """`measure` while so many attackers are at it; what they were told."""
+def measure_under_attack(
+    server: LiveServer, names: list[str], num_attackers: int, measure: Callable[[], object]
+) -> Counter[str]:
+    """Call `measure` while `num_attackers` attack the server. Return the number of responses by attack and status."""
     context = multiprocessing.get_context("spawn")
-    told: Queue[tuple[str, int]] = context.Queue()
-    turns = [names[start::number] + names[: start or 0] for start in range(number)]
-    processes = [context.Process(target=attack, args=(server.port, turn, told), daemon=True) for turn in turns]
+    statuses: Queue[tuple[str, int]] = context.Queue()
+    turns = [names[start::num_attackers] + names[: start or 0] for start in range(num_attackers)]
+    processes = [context.Process(target=attack, args=(server.port, turn, statuses), daemon=True) for turn in turns]
     for process in processes:
         process.start()
-    told.get()
+    statuses.get()
     measure()
     for process in processes:
         process.kill()
         process.join()
     answers: Counter[str] = Counter()
-    while not told.empty():
-        name, status = told.get()
+    while not statuses.empty():
+        name, status = statuses.get()
         answers[f"{name}: {status}"] += 1
     return answers
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("model", type=Path, help="a GGUF file, whose vocabulary and template are used")
+    parser.add_argument("model", type=Path, help="a GGUF file; only its vocabulary and chat template are used")
     parser.add_argument("--seconds", type=float, default=20)
-    parser.add_argument("--step", type=float, default=0.01, help="seconds that a step takes")
+    parser.add_argument("--step", type=float, default=0.01, help="duration of a step in seconds (default: 0.01)")
     parser.add_argument("--attackers", type=int, default=2)
-    parser.add_argument("--each", action="store_true", help="each attack alone, for as long")
+    parser.add_argument("--each", action="store_true", help="run each attack separately, each for --seconds")
     given = parser.parse_args()
     with GGUFFile(given.model) as file:
         tokenizer = from_gguf(file.metadata)
@@ -117,11 +119,11 @@ def main() -> None:
         for what, chosen in {"quiet": list[str](), **rounds}.items():
 
             def measure(what: str = what) -> None:
-                late, gaps = measured(server, given.seconds)
+                late, gaps = measure_lag(server, given.seconds)
                 print(f"{what:28}  loop late {figures(late)}\n{'':28}  tokens    {figures(gaps)}", flush=True)
 
             if chosen:
-                for answer, count in attacked(server, chosen, given.attackers, measure).items():
+                for answer, count in measure_under_attack(server, chosen, given.attackers, measure).items():
                     print(f"{'':28}  {count:5} x {answer}")
             else:
                 measure()

@@ -1,9 +1,9 @@
-"""By hand: histories of chats on disks that lose what was not synced: `python -m tests.torture.power_cuts --cuts 500`.
+"""Simulate power cuts on disks that lose unsynced writes: `python -m tests.torture.power_cuts --cuts 500`.
 
-A process keeps messages, and says so; strace lists what it had the system write. Then the disk is built as the power
-may have left it after any of those calls. A file's writes before its last sync are there. Of those since, any may be
-there or not, whole or in sectors. Names come and go in order, and surely before the next sync of any file. Counted:
-histories that do not start, that need mending, and messages said to be kept that are not there.
+A process stores messages and prints each stored one, and strace records its system calls. Then the disk is rebuilt as a
+power cut after some of the calls may leave it. The writes to a file before its last sync are on disk. Any subset of the
+later writes may be on disk, whole or in sectors. Files are created and removed in order, at the latest at the next sync
+of any file. The report counts histories that do not open or need a repair, and printed messages that are lost.
 """
 
 import argparse
@@ -27,16 +27,16 @@ WRITER = """
 import json, random, sys
 from pathlib import Path
 from app.history.history import History
-from app.history.records import Settings, State
+from app.history.records import ChatSettings, State
 
 draw = random.Random(int(sys.argv[2]))
 for _ in range(3):
     with History(Path(sys.argv[1])) as history:
-        chat, parent = history.chats.create(Settings()).id, None
+        chat, parent = history.chats.create(ChatSettings()).id, None
         for turn in range(40):
-            asked = history.messages.add_user_message(chat, parent, f"question {turn} " + "q" * draw.randrange(30_000))
-            print(json.dumps([asked.id, asked.text]), flush=True)
-            reply = history.messages.start_reply(chat, asked.id, "m")
+            sent = history.messages.add_user_message(chat, parent, f"question {turn} " + "q" * draw.randrange(30_000))
+            print(json.dumps([sent.id, sent.text]), flush=True)
+            reply = history.messages.start_reply(chat, sent.id, "m")
             text = "word " * draw.randrange(5000)
             history.messages.write_reply(reply.id, text[: len(text) // 2], "")
             history.messages.write_reply(reply.id, text, "", state=State.WHOLE)
@@ -47,17 +47,17 @@ for _ in range(3):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of the system that changes the disk, or what a message on standard output says is there."""
+    """One system call that changes the disk, or a line on standard output."""
 
     name: str
-    file: str = ""  # its name in the history's folder
-    offset: int = 0  # of a write; the length, of a truncation
+    file: str = ""  # file name in the history's folder
+    offset: int = 0  # of a write; for a truncation, the new length
     content: bytes = b""
 
 
 @dataclass(slots=True)
 class File:
-    """One file: what is on the disk for sure, and what has been asked for since."""
+    """One file: its bytes that are surely on disk, and the writes since its last sync."""
 
     durable: bytearray = field(default_factory=bytearray)
     pending: list[Call] = field(default_factory=list)
@@ -68,7 +68,7 @@ class File:
         self.pending.clear()
 
     def after_a_cut(self, draw: random.Random) -> bytes:
-        """What may be there then."""
+        """Return a random content that the file may have after a power cut."""
         content, share = bytearray(self.durable), draw.choice((0.1, 0.5, 0.9, 1.0))
         for call in self.pending:
             if draw.random() < share:
@@ -89,13 +89,13 @@ def _apply(content: bytearray, name: str, offset: int, written: bytes) -> None:
 
 
 class Disk:
-    """The files of one folder, as calls change them."""
+    """The files of one folder, changed by system calls."""
 
     def __init__(self) -> None:
         self.files: dict[str, File] = {}
-        self._removed: dict[str, File] = {}  # since the last sync
+        self._removed: dict[str, File] = {}  # files removed since the last sync
 
-    def take(self, call: Call) -> None:
+    def apply(self, call: Call) -> None:
         match call.name:
             case "unlink":
                 self._removed[call.file] = self.files.pop(call.file, File())
@@ -108,15 +108,15 @@ class Disk:
                 self.files.setdefault(call.file, File()).pending.append(call)
 
     def after_a_cut(self, draw: random.Random) -> Iterator[tuple[str, bytes]]:
-        """Names and contents. What the processes shared in memory is gone."""
+        """Yield the names and contents of the files after a power cut. SQLite's shared memory file is gone."""
         back = {name: file for name, file in self._removed.items() if draw.random() < 0.5 and name not in self.files}
         for name, file in {**self.files, **back}.items():
             if not name.endswith("-shm"):
                 yield name, file.after_a_cut(draw)
 
 
-def traced(folder: Path, log: Path, seed: int) -> list[Call]:
-    """What a writer had the system do in `folder`."""
+def trace_writer(folder: Path, log: Path, seed: int) -> list[Call]:
+    """Run a writer in `folder` and return its system calls."""
     command = ["strace", "-y", "-xx", "-s", str(1 << 20), "-e", f"trace={CALLS}", "-o", str(log)]
     subprocess.run([*command, sys.executable, "-c", WRITER, str(folder), str(seed)], check=True, stdout=subprocess.PIPE)
     return [call for line in log.read_text().splitlines() if (call := _call(line, folder)) is not None]
@@ -129,7 +129,7 @@ def _call(line: str, folder: Path) -> Call | None:
     name, given, _ = found.groups()
     strings = [bytes.fromhex(text.replace("\\x", "")) for text in re.findall(r'[<"]((?:\\x[0-9a-f]{2})*)[>"]', given)]
     if name == "write":
-        return Call("said", content=strings[1]) if given.startswith("1<") else None
+        return Call("reported", content=strings[1]) if given.startswith("1<") else None
     path = Path((strings[-1] if name == "openat" else strings[0]).decode())
     if path.parent != folder or (name == "openat" and "O_CREAT" not in given):
         return None
@@ -138,35 +138,36 @@ def _call(line: str, folder: Path) -> Call | None:
     return Call(name, path.name, int(given.rsplit(", ", 1)[1]) if name == "ftruncate" else 0)
 
 
-def opened(folder: Path, said: bytes) -> tuple[bool, bool, int]:
-    """Whether the history starts, whether it had to be mended, and how many messages that were said to be kept are
-    not."""
-    kept = dict(json.loads(line) for line in said.splitlines())
+def open_history(folder: Path, reported: bytes) -> tuple[bool, bool, int]:
+    """Return whether the history opens, whether it was repaired, and how many reported messages are lost."""
+    kept = dict(json.loads(line) for line in reported.splitlines())
     try:
         with History(folder) as history:
             chats = [chat for archived in (False, True) for chat in history.chats.listed(archived=archived)]
             found = {message.id: message.text for chat in chats for message in history.messages.in_chat(chat.id)}
-            mended = history.rescue is not None
-    except Exception as problem:  # noqa: BLE001  # whatever it is, it is counted
+            repaired = history.rescue is not None
+    except Exception as problem:  # noqa: BLE001 # any failure counts
         print(f"does not start: {type(problem).__name__}: {problem}")
         return False, False, len(kept)
-    return True, mended, sum(found.get(name) != text for name, text in kept.items())
+    return True, repaired, sum(found.get(name) != text for name, text in kept.items())
 
 
-def cuts(calls: list[Call], places: set[int], draw: random.Random) -> Iterator[tuple[bool, bool, int, int]]:
-    """What `opened` finds at each of `places`, and how many messages had been said to be kept."""
-    disk, said = Disk(), b""
-    for place, call in enumerate(calls):
-        if call.name == "said":
-            said += call.content
+def simulate_cuts(calls: list[Call], indexes: set[int], draw: random.Random) -> Iterator[tuple[bool, bool, int, int]]:
+    """Cut the power after the calls with `indexes`. Yield the results of `open_history` and the number of reported
+    messages.
+    """
+    disk, reported = Disk(), b""
+    for index, call in enumerate(calls):
+        if call.name == "reported":
+            reported += call.content
         else:
-            disk.take(call)
-        if place in places:
+            disk.apply(call)
+        if index in indexes:
             with tempfile.TemporaryDirectory(prefix="ingle-history-") as built:
                 for name, content in disk.after_a_cut(draw):
                     (Path(built) / name).write_bytes(content)
-                whole = said[: said.rfind(b"\n") + 1]
-                yield *opened(Path(built), whole), whole.count(b"\n")
+                whole = reported[: reported.rfind(b"\n") + 1]
+                yield *open_history(Path(built), whole), whole.count(b"\n")
 
 
 def main() -> None:
@@ -176,14 +177,14 @@ def main() -> None:
     given = parser.parse_args()
     draw = random.Random(given.seed)
     if shutil.which("strace") is None:
-        parser.error("strace is not there: apt install strace")
-    with tempfile.TemporaryDirectory(prefix="ingle-history-") as place:
-        calls = traced(Path(place) / "history", Path(place) / "log", given.seed)
-    places = set(draw.sample(range(len(calls)), min(given.cuts, len(calls))))
-    rounds = list(cuts(calls, places, draw))
+        parser.error("strace is not installed. Run: apt install strace")
+    with tempfile.TemporaryDirectory(prefix="ingle-history-") as folder:
+        calls = trace_writer(Path(folder) / "history", Path(folder) / "log", given.seed)
+    indexes = set(draw.sample(range(len(calls)), min(given.cuts, len(calls))))
+    rounds = list(simulate_cuts(calls, indexes, draw))
     print(f"seed {given.seed}: {len(calls):,} calls, cut after {len(rounds)} of them: "
-          f"{sum(one[0] for one in rounds)} start, {sum(one[1] for one in rounds)} need mending; "
-          f"of {sum(one[3] for one in rounds):,} messages kept, {sum(one[2] for one in rounds)} lost")  # fmt: skip
+          f"{sum(one[0] for one in rounds)} start, {sum(one[1] for one in rounds)} need a repair; "
+          f"of {sum(one[3] for one in rounds):,} messages reported, {sum(one[2] for one in rounds)} lost")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""A long run of random requests: `python -m tests.torture.soak MODEL [--embedding FOLDER] [--minutes 10] [--kills 30]`.
+"""Send random requests for a long time: `python -m tests.torture.soak MODEL [--embedding FOLDER] [--minutes 10]
+[--kills 30]`.
 
-Clients send requests of every dialect to a running `ingle serve`: chats and texts, streamed and whole, with tools,
-schemas, grammars, log-probabilities, long prompts, bad values, and embeddings; a third of the clients leave in the
-middle. Printed: the statuses, and memory, threads, and descriptors of the server over time. With `--kills`, the server
-is killed (SIGKILL) so many times in the middle of replies, and every response that it had reported as complete must be
-there after the restart.
+Clients send requests of every API to a running `ingle serve`: chats and completions, streamed and not, with tools,
+schemas, grammars, log-probabilities, long prompts, bad values, and embeddings. A third of the clients disconnect early.
+The report has the statuses, and the memory, threads, and descriptors of the server over time. With `--kills`, the
+server is killed (SIGKILL) during replies that often, and every response that it reported as complete must be there
+after the restart.
 """
 
 import argparse
@@ -65,18 +66,18 @@ def words(draw: random.Random, most: int) -> str:
 
 
 def messages(draw: random.Random) -> list[dict[str, str]]:
-    """Turns of a few users; some prompts are long, and some begin like others."""
-    said = [{"role": "user", "content": words(draw, draw.choice((8, 40, 900)))}]
+    """Return a conversation of random words. Some prompts are long, and some share a prefix."""
+    turns = [{"role": "user", "content": words(draw, draw.choice((8, 40, 900)))}]
     for _ in range(draw.randrange(3)):
-        said += [{"role": "assistant", "content": words(draw, 20)}, {"role": "user", "content": words(draw, 20)}]
-    return said
+        turns += [{"role": "assistant", "content": words(draw, 20)}, {"role": "user", "content": words(draw, 20)}]
+    return turns
 
 
 FUNCTION: Body = {"name": "get_weather", "description": "Tells the weather", "parameters": SCHEMA}
 TOOL: Body = {"type": "function", "function": FUNCTION}
 SAMPLINGS: list[Body] = [{}, {"temperature": 0}, {"temperature": 1.3, "top_p": 0.9, "seed": 7}]
 NAMED: Body = {"name": "weather", "schema": SCHEMA}
-# By the kind of request, what a request of that kind may ask for besides.
+# Options that a request may have, by the kind of the request.
 SHAPES: Mapping[str, list[Body]] = {
     "chat": [
         {},
@@ -102,7 +103,7 @@ SHAPES: Mapping[str, list[Body]] = {
     ],
     "ollama chat": [{}, {"format": SCHEMA}, {"format": "json"}, {"tools": [TOOL]}],
     "llama.cpp": [{}, {"grammar": 'root ::= ("yes" | "no") " "?'}, {"n_probs": 2}, {"json_schema": SCHEMA}],
-    "look": [{}],
+    "status": [{}],
 }
 
 
@@ -149,7 +150,7 @@ def tokens(draw: random.Random, limit: int) -> Request:
     return "POST", *draw.choice(bodies)
 
 
-def look(draw: random.Random, limit: int) -> Request:
+def status_page(draw: random.Random, limit: int) -> Request:
     paths = ("/v1/models", "/health", "/metrics", "/api/tags", "/api/ps", "/props", "/openapi.json", "/nowhere")
     return "GET", draw.choice(paths), None
 
@@ -165,10 +166,10 @@ def bad(draw: random.Random, limit: int) -> Request:
     return "POST", path, {name: draw.choice(values)}
 
 
-# Of each kind, what makes a request, how often it comes, and whether its replies can be streamed.
+# By kind: a function that makes a request, its relative frequency, and whether its replies can be streamed.
 Mix = Mapping[str, tuple[Callable[[random.Random, int], Request], int, bool]]
 
-WRITING: Mix = {
+GENERATION: Mix = {
     "chat": (chat, 4, True),
     "completion": (completion, 3, True),
     "response": (response, 3, True),
@@ -178,17 +179,17 @@ WRITING: Mix = {
     "llama.cpp": (llama_text, 2, True),
     "infill": (infill, 2, True),
     "tokens": (tokens, 3, False),
-    "look": (look, 1, False),
+    "status": (status_page, 1, False),
     "bad": (bad, 1, False),
 }
 EMBEDDING: Mix = {
     "embedding": (embedding, 4, False),
-    "look": (look, 1, False),
+    "status": (status_page, 1, False),
 }
 
 
-def request_of(mix: Mix, draw: random.Random) -> tuple[str, Request]:
-    """The kind of a random request, and the request."""
+def random_request(mix: Mix, draw: random.Random) -> tuple[str, Request]:
+    """Return the kind of a random request, and the request."""
     [kind] = draw.choices(list(mix), [weight for _, weight, _ in mix.values()])
     make, _, streams = mix[kind]
     method, path, body = make(draw, draw.choice((1, 8, 32, 64)))
@@ -205,7 +206,7 @@ class Server:
     port: int
 
     def usage(self) -> tuple[float, int, int]:
-        """Resident MB, threads, and descriptors, of the server alone."""
+        """Return the server's resident memory in MB, its threads, and its descriptors, without child processes."""
         status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
         figures = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
         descriptors = len(os.listdir(f"/proc/{self.process.pid}/fd"))
@@ -214,7 +215,7 @@ class Server:
 
 @contextmanager
 def serving(model: str, folder: Path) -> Iterator[Server]:
-    """A server with state of its own below `folder`; ended by SIGTERM if it still runs."""
+    """Run a server with its state below `folder`; it ends by SIGTERM if it still runs."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
     environment = os.environ | {
@@ -243,24 +244,24 @@ def _wait_until_healthy(process: "subprocess.Popen[bytes]", port: int) -> None:
     raise SystemExit("the server did not start")
 
 
-def exchange(port: int, request: Request, leaves_after: int | None) -> tuple[int, bytes]:
-    """The status and the body of the answer; a client that leaves reads so many lines of it and closes."""
+def exchange(port: int, request: Request, max_lines: int | None) -> tuple[int, bytes]:
+    """Return the status and the body of the response. With `max_lines`, disconnect after this number of lines."""
     method, path, body = request
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=REQUEST_SECONDS)
     try:
         content = None if body is None else json.dumps(body).encode()
         connection.request(method, path, content, {"Content-Type": "application/json"})
         answer = connection.getresponse()
-        if leaves_after is None:
+        if max_lines is None:
             return answer.status, answer.read()
-        return answer.status, b"".join(itertools.islice(answer, leaves_after))
+        return answer.status, b"".join(itertools.islice(answer, max_lines))
     finally:
         connection.close()
 
 
 @dataclass
 class Tally:
-    """What the clients saw. Safe for several threads: each operation is one of CPython's."""
+    """Statuses and failures of all clients. Safe for several threads, because each operation is atomic in CPython."""
 
     statuses: collections.Counter[tuple[str, int]] = field(default_factory=collections.Counter)
     failures: list[str] = field(default_factory=list)
@@ -271,22 +272,24 @@ class Tally:
             self.failures.append(f"{status} {request[1]} {json.dumps(request[2])[:300]} -> {body[-300:]!r}")
 
 
-def clients(server: Server, tally: Tally, seed: int, stops: threading.Event, mix: Mix) -> None:
-    """Send one request after the other until told to stop."""
+def send_requests(server: Server, tally: Tally, seed: int, stop: threading.Event, mix: Mix) -> None:
+    """Send one request after the other until `stop` is set."""
     draw = random.Random(seed)
-    while not stops.is_set():
-        kind, request = request_of(mix, draw)
-        leaves = draw.randrange(12) if draw.random() < 0.33 else None
+    while not stop.is_set():
+        kind, request = random_request(mix, draw)
+        max_lines = draw.randrange(12) if draw.random() < 0.33 else None
         try:
-            tally.add(kind, request, *exchange(server.port, request, leaves))
+            tally.add(kind, request, *exchange(server.port, request, max_lines))
         except (OSError, http.client.HTTPException) as problem:
             tally.failures.append(f"{type(problem).__name__} {request[1]} {json.dumps(request[2])[:300]}")
 
 
 def soak(server: Server, minutes: float, streams: int, mix: Mix) -> bool:
-    """Whether nothing failed and nothing grew."""
-    tally, stops = Tally(), threading.Event()
-    threads = [threading.Thread(target=clients, args=(server, tally, number, stops, mix)) for number in range(streams)]
+    """Send requests for `minutes`. Return whether no request failed and no resource grew."""
+    tally, stop = Tally(), threading.Event()
+    threads = [
+        threading.Thread(target=send_requests, args=(server, tally, number, stop, mix)) for number in range(streams)
+    ]
     for thread in threads:
         thread.start()
     samples: list[tuple[float, int, int]] = []
@@ -294,7 +297,7 @@ def soak(server: Server, minutes: float, streams: int, mix: Mix) -> bool:
     while time.monotonic() < end and server.process.poll() is None:
         time.sleep(SAMPLE_SECONDS)
         samples.append(server.usage())
-    stops.set()
+    stop.set()
     for thread in threads:
         thread.join(REQUEST_SECONDS)
     return report(tally, samples) and server.process.poll() is None
@@ -307,29 +310,29 @@ def report(tally: Tally, samples: list[tuple[float, int, int]]) -> bool:
     for failure in tally.failures[:20]:
         print("  ", failure)
     third = max(1, len(samples) // 3)
-    flat = True
+    is_flat = True
     for name, column in zip(("resident MB", "threads", "descriptors"), zip(*samples, strict=True), strict=True):
         middle, last = (statistics.median(part) for part in (column[third : 2 * third] or column, column[-third:]))
         print(
-            f"{name:12} first {column[0]:.0f}, middle third {middle:.0f}, last third {last:.0f}, most {max(column):.0f}"
+            f"{name:12} first {column[0]:.0f}, middle third {middle:.0f}, last third {last:.0f}, max {max(column):.0f}"
         )
-        flat = flat and last <= 1.1 * middle + 8
-    print("flat" if flat else "GROWS")
-    return flat and not tally.failures
+        is_flat = is_flat and last <= 1.1 * middle + 8
+    print("flat" if is_flat else "GROWS")
+    return is_flat and not tally.failures
 
 
-def kill_again_and_again(model: str, folder: Path, kills: int) -> bool:
-    """Kill the server in the middle of replies; every response that was reported complete is still there."""
+def kill_repeatedly(model: str, folder: Path, kills: int) -> bool:
+    """Kill the server during replies, and check that every response reported as complete is still there."""
     draw, missing = random.Random(1), 0
-    kept: list[str] = []
+    response_ids: list[str] = []
     for number in range(kills):
         with serving(model, folder) as server:
-            for response_id in kept[-20:]:
+            for response_id in response_ids[-20:]:
                 status, _ = exchange(server.port, ("GET", f"/v1/responses/{response_id}", None), None)
                 missing += status != 200
-            tally, stops = Tally(), threading.Event()
+            tally, stop = Tally(), threading.Event()
             busy = [
-                threading.Thread(target=clients, args=(server, tally, 100 * number + one, stops, WRITING))
+                threading.Thread(target=send_requests, args=(server, tally, 100 * number + one, stop, GENERATION))
                 for one in range(3)
             ]
             for thread in busy:
@@ -339,36 +342,36 @@ def kill_again_and_again(model: str, folder: Path, kills: int) -> bool:
                 with suppress(OSError, http.client.HTTPException):
                     body = {"input": words(draw, 20), "max_output_tokens": 4}
                     status, answer = exchange(server.port, ("POST", "/v1/responses", body), None)
-                    kept += [json.loads(answer)["id"]] if status == 200 else []
+                    response_ids += [json.loads(answer)["id"]] if status == 200 else []
             server.process.kill()
-            stops.set()
+            stop.set()
             server.process.wait(START_SECONDS)
             for thread in busy:
                 thread.join(REQUEST_SECONDS)
-    print(f"{kills} kills, {len(kept)} stored responses, {missing} missing")
+    print(f"{kills} kills, {len(response_ids)} stored responses, {missing} missing")
     return not missing
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model")
-    parser.add_argument("--embedding", help="a model that gives embeddings; it is served after the other one")
+    parser.add_argument("--embedding", help="an embedding model to test after the first model")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--streams", type=int, default=6)
     parser.add_argument("--kills", type=int, default=0)
     given = parser.parse_args()
-    fine = True
+    is_passed = True
     with tempfile.TemporaryDirectory(prefix="ingle-soak-") as name:
         folder = Path(name)
         if given.minutes:
             with serving(given.model, folder) as server:
-                fine = soak(server, given.minutes, given.streams, WRITING)
+                is_passed = soak(server, given.minutes, given.streams, GENERATION)
         if given.embedding:
             with serving(given.embedding, folder) as server:
-                fine = soak(server, given.minutes / 5, given.streams, EMBEDDING) and fine
+                is_passed = soak(server, given.minutes / 5, given.streams, EMBEDDING) and is_passed
         if given.kills:
-            fine = kill_again_and_again(given.model, folder, given.kills) and fine
-    sys.exit(not fine)
+            is_passed = kill_repeatedly(given.model, folder, given.kills) and is_passed
+    sys.exit(not is_passed)
 
 
 if __name__ == "__main__":

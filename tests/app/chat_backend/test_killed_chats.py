@@ -10,4 +10,4 @@ from tests.torture.killed_sharers import kill_rounds
 def test_history_has_all_messages_of_killed_chats(pytestconfig: pytest.Config) -> None:
     count = kill_rounds(2, 2, random.Random(pytestconfig.option.seed))
     assert count.sent >= 2
-    assert (count.lost, count.told) == (set(), [])
+    assert (count.lost, count.notices) == (set(), [])

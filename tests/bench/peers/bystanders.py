@@ -1,4 +1,4 @@
-"""Competitors that should idle while another one is measured, and do not."""
+"""Detect competitors that are busy while another one is measured."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,7 +7,7 @@ from app.bench.disturbance import Disturbance, Watch, tolerated
 
 
 class BystanderWatch(Watch):
-    """A watch that also names the competitors that were busy while `measured` ran."""
+    """A watch that also reports the competitors that were busy while `measured` ran."""
 
     def __init__(self, competitors: Sequence[Competitor], measured: Competitor, say: Callable[[str], None]) -> None:
         self._measured = measured.name

@@ -1,4 +1,4 @@
-"""A comparison with peers: the report about this program, the figures of each peer, and ours over theirs."""
+"""Compare Inglenook with peers: its report, the results of each peer, and the ratios between them."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -22,11 +22,11 @@ from tests.bench.peers.competitors import Peers
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """One peer."""
+class ComparedPeer:
+    """The results of one peer."""
 
     result: CompetitorResult
-    ratios: Figures  # ours over its own, of the same round
+    ratios: Figures  # Inglenook's rate divided by the peer's in the same round
 
     def json(self) -> dict[str, Any]:
         result = self.result
@@ -43,14 +43,14 @@ class Compared:
 @dataclass(frozen=True, slots=True)
 class Comparison:
     report: Report
-    peers: Sequence[Compared]
+    peers: Sequence[ComparedPeer]
 
     def json(self) -> dict[str, Any]:
-        """The object of `ingle bench --json`, and a list of the peers."""
+        """Return the object of `ingle bench --json` with a list of the peers."""
         return {**self.report.json(), "compare": [peer.json() for peer in self.peers]}
 
     def table(self) -> list[tuple[str, ...]]:
-        """The table of `ingle bench`, with two columns for each peer."""
+        """Return the table of `ingle bench` with two more columns for each peer."""
         lines: list[tuple[str, ...]] = [*own_table.table(self.report)]
         for peer in self.peers:
             cells = {"": peer.result.name, **dict(column(peer.result, self.report))}
@@ -65,7 +65,7 @@ class Comparison:
 
 
 def compare(settings: Settings, plan: Plan, peers: Peers, progress: Progress) -> Comparison:
-    """Measure this program and its peers in turn, with the same file, threads and sizes."""
+    """Measure Inglenook and its peers in turn, with the same file, threads, and sizes."""
     model, loads = read_model(pull(settings.model, settings, progress)), loads_of(plan.rows)
     if not plan.http:
         peers.check(loads)
@@ -81,16 +81,19 @@ def compare(settings: Settings, plan: Plan, peers: Peers, progress: Progress) ->
 
 
 def comparison_of(report: Report, series: Sequence[Series]) -> Comparison:
-    """The first of the series is ours. To be called while the peers run: it reads the memory of their processes."""
+    """Build the comparison from the series of Inglenook, which is the first, and of the peers.
+
+    Call it while the peers run, because it reads the memory of their processes.
+    """
     ours, *theirs = series
     return Comparison(report, [_compared(report, ours, peer) for peer in theirs])
 
 
-def _compared(report: Report, ours: Series, theirs: Series) -> Compared:
+def _compared(report: Report, ours: Series, theirs: Series) -> ComparedPeer:
     over = {row.name: ratios(ours.rates(row.load, row.rate), theirs.rates(row.load, row.rate)) for row in report.rows}
-    return Compared(result_of(theirs, report.rows, report.load), over)
+    return ComparedPeer(result_of(theirs, report.rows, report.load), over)
 
 
 def ratios(ours: Sequence[float | None], theirs: Sequence[float | None]) -> Spread | None:
-    """Ours over theirs, round by round: a busy machine slows both runs of a round alike."""
+    """Divide the rates of each round, because a busy machine slows down both programs of a round."""
     return spread([mine / other if mine and other else None for mine, other in zip(ours, theirs, strict=True)])

@@ -1,4 +1,4 @@
-"""The peers to compare with: found, probed, started, and idle."""
+"""Find, probe, and start the peers to compare with."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -22,7 +22,7 @@ class Peers:
     llama: LlamaBuild | None
 
     def check(self, loads: Sequence[Load]) -> None:
-        """Raise CompetitorFailed for a build without the tools that measure these loads."""
+        """Raise CompetitorFailed if the build of llama.cpp lacks a tool that these loads need."""
         if self.llama is not None:
             for tool in tools_for(loads):
                 self.llama.tool(tool)
@@ -30,7 +30,7 @@ class Peers:
     def engines(
         self, model: Path, threads: int, loads: Sequence[Load], progress: Progress, resources: ExitStack
     ) -> list[Competitor]:
-        """Their engines, without HTTP. Raises CompetitorFailed."""
+        """Start the peers' engines, which are measured without HTTP. Raises CompetitorFailed."""
         competitors: list[Competitor] = []
         if self.xllamacpp:
             progress.say(f"Starting {PACKAGE}")
@@ -42,7 +42,7 @@ class Peers:
     def servers(
         self, model: Path, threads: int, loads: Sequence[Load], progress: Progress, resources: ExitStack
     ) -> list[Competitor]:
-        """Their servers. Raises CompetitorFailed."""
+        """Start the peers' servers. Raises CompetitorFailed."""
         competitors: list[Competitor] = []
         if self.xllamacpp:
             progress.say(f"Starting {PACKAGE}")
@@ -54,7 +54,7 @@ class Peers:
 
 
 def find_peers(xllamacpp: bool, llama_server: Path | None, progress: Progress) -> Peers:
-    """Raises CompetitorFailed if there is no peer, or `llama_server` is no llama-server."""
+    """Return the peers. Raises CompetitorFailed if there are none, or if `llama_server` is a different program."""
     wanted, xllamacpp = xllamacpp, xllamacpp and installed()
     if wanted and not xllamacpp:
         missing = f"{PACKAGE} is not installed"

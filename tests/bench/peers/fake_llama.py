@@ -1,4 +1,4 @@
-"""A llama.cpp that was not built: small programs under the names of the real ones."""
+"""A fake build of llama.cpp: small programs with the names of the real ones."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ class FakeLlama:
         return self.folder / "llama-server"
 
     def calls(self, program: str) -> list[list[str]]:
-        """The arguments of each run of a program so far."""
+        """Return the arguments of each run of a program so far."""
         lines = (self.folder / "arguments").read_text().splitlines()
         return [arguments for name, *arguments in map(json.loads, lines) if name == program]
 

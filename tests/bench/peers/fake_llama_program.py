@@ -1,8 +1,7 @@
-"""Stands in for the programs of a llama.cpp build, by the name it was started under. It says what the real ones said,
-and writes its arguments into a file beside it.
+"""A fake for the programs of a llama.cpp build, selected by the name it is started under.
 
-The server answers completions with as many one-letter tokens as asked for, unless the model's path tells it to
-misbehave.
+It prints recorded output of the real programs, and appends its arguments to a file in its folder. The server answers
+completions with the requested number of one-letter tokens. A word in the model's path selects a failure.
 """
 
 import json
@@ -80,7 +79,7 @@ class Handler(BaseHTTPRequestHandler):
     def chunk(self, content: bytes) -> None:
         self.wfile.write(f"{len(content):x}\r\n".encode() + content + b"\r\n")
 
-    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002  # the name is the library's
+    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 # the library's name for the parameter
         pass
 
 

@@ -1,5 +1,4 @@
-"""What a build of llama.cpp is: where its programs are, its version, compiler and instruction sets, and the options
-that its server knows."""
+"""Probe a build of llama.cpp: its programs, version, compiler, instruction sets, and server options."""
 
 import os
 import re
@@ -26,33 +25,36 @@ class LlamaBuild:
     server_options: frozenset[str]
 
     def tool(self, name: str) -> Path:
-        """Another program of the build, beside the server. Raises CompetitorFailed if it was not built."""
+        """Return the path of another program of the build. Raises CompetitorFailed if it was not built."""
         path = self.server.with_name(name + self.server.suffix)
         if not path.is_file():
-            raise CompetitorFailed(f"There is no {path}", f"Build {name} too, or compare the servers with --http.")
+            raise CompetitorFailed(f"{path} does not exist", f"Build {name}, or compare the servers with --http.")
         return path
 
 
 def probe(server: Path) -> LlamaBuild:
-    """Ask a llama-server what it is. Raises CompetitorFailed when it is none."""
+    """Read the description and the options of a build. Raises CompetitorFailed if it is no llama-server."""
     options = frozenset(re.findall(r"--[a-z][a-z-]+", output_of([str(server), "--help"])))
     if "--parallel" not in options:
         raise CompetitorFailed(f"{server} is not a llama-server", "Give the path of the llama-server program.")
-    return LlamaBuild(server, describe(_told_at_start(server)), options)
+    return LlamaBuild(server, describe(_startup_output(server)), options)
 
 
-def describe(said: str) -> str:
-    """Version and instruction sets from what it tells at its start."""
-    version = found[1] if (found := _VERSION.search(said)) else "unknown"
-    system = found[0] if (found := _SYSTEM.search(said)) else ""
+def describe(output: str) -> str:
+    """Return the version and the instruction sets from the output at the start."""
+    version = found[1] if (found := _VERSION.search(output)) else "unknown"
+    system = found[0] if (found := _SYSTEM.search(output)) else ""
     return f"build {version}: {' '.join(_FLAG.findall(system))}"
 
 
-def _told_at_start(server: Path) -> str:
-    """It describes its build before it looks at the model, and ends when that is none."""
+def _startup_output(server: Path) -> str:
+    """Return the output at the start without a model.
+
+    llama-server prints the description of its build before it loads the model, and exits because /dev/null is not one.
+    """
     command = [str(server), "-v", "--port", "0", "-m", os.devnull]
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -63,5 +65,5 @@ def _told_at_start(server: Path) -> str:
     except OSError as problem:
         raise does_not_start(command, problem) from problem
     except subprocess.TimeoutExpired as problem:
-        raise CompetitorFailed(f"{server} does not end without a model") from problem
-    return done.stdout.decode(errors="replace")
+        raise CompetitorFailed(f"{server} does not exit without a model") from problem
+    return result.stdout.decode(errors="replace")

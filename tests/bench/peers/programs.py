@@ -1,4 +1,4 @@
-"""Programs of others: run to their end for what they print, or kept running and asked line by line."""
+"""Run external programs: to completion for their output, or as a child that answers line by line."""
 
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ _TAIL_BYTES = 1500
 
 
 class PipedChild:
-    """A child that is asked through pipes."""
+    """A child process that answers requests through pipes."""
 
     def __init__(self, child: Child) -> None:
         self._child = child
@@ -23,17 +23,17 @@ class PipedChild:
         return self._child.pid
 
     def ask(self, line: bytes) -> bytes:
-        """Send a line and wait for one in return. Raises CompetitorFailed when the child ends."""
+        """Send a line and return the line that answers it. Raises CompetitorFailed if the child ends."""
         try:
             stdin = cast(IO[bytes], self._child.process.stdin)
             stdin.write(line + b"\n")
             stdin.flush()
         except BrokenPipeError:
             self._child.fail("ended")
-        return self.listen()
+        return self.read_line()
 
-    def listen(self) -> bytes:
-        """The next line of the child. Raises CompetitorFailed when it ends."""
+    def read_line(self) -> bytes:
+        """Return the next line of the child. Raises CompetitorFailed if it ends."""
         line = cast(IO[bytes], self._child.process.stdout).readline()
         if not line.endswith(b"\n"):
             self._child.fail("ended")
@@ -48,12 +48,12 @@ def piped_child(name: str, command: Sequence[str | Path]) -> Iterator[PipedChild
 
 
 def output_of(command: Sequence[str | Path]) -> str:
-    """What a program writes to stdout. Raises CompetitorFailed if it fails."""
+    """Return the standard output of a program. Raises CompetitorFailed if it fails."""
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     except OSError as problem:
         raise does_not_start(command, problem) from problem
-    if done.returncode:
-        said = done.stderr[-_TAIL_BYTES:].decode(errors="replace").strip()
-        raise CompetitorFailed(f"{command[0]} ended with status {done.returncode}; it said:\n{said}")
-    return done.stdout.decode(errors="replace")
+    if result.returncode:
+        error_output = result.stderr[-_TAIL_BYTES:].decode(errors="replace").strip()
+        raise CompetitorFailed(f"{command[0]} ended with status {result.returncode}:\n{error_output}")
+    return result.stdout.decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Competitors that should idle are named if they do not."""
+"""Competitors that are busy while another one is measured are reported."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,14 +17,14 @@ from tests.support.processes import running_statement
 
 
 @dataclass
-class Patient(Recorder):
-    """Is measured until another program has used a core for a while, however busy the machine is."""
+class PatientRecorder(Recorder):
+    """A recorder whose measurement lasts until another process has used a core for a while."""
 
-    beside: int = 0
+    other_pid: int = 0
 
     def measure(self, load: Load, prompts: Prompts) -> Sample:
-        began, spent = time.monotonic(), cpu_seconds(self.beside)
-        while cpu_seconds(self.beside) - spent < max(0.1, 0.2 * (time.monotonic() - began)):
+        began, spent = time.monotonic(), cpu_seconds(self.other_pid)
+        while cpu_seconds(self.other_pid) - spent < max(0.1, 0.2 * (time.monotonic() - began)):
             time.sleep(0.01)
         return super().measure(load, prompts)
 
@@ -35,23 +35,23 @@ def process(request: pytest.FixtureRequest) -> Iterator[int]:
         yield pid
 
 
-def watched(competitors: Sequence[Competitor], say: Callable[[str], None]) -> list[Series]:
+def run_watched(competitors: Sequence[Competitor], say: Callable[[str], None]) -> list[Series]:
     rounds = Rounds(1000, say, lambda measured: BystanderWatch(competitors, measured, say))
     return rounds.run(competitors, [Load(16, 20)], 1)
 
 
 @pytest.mark.parametrize("process", ["while True: pass"], indirect=True)
-def test_a_busy_bystander_is_named(process: int) -> None:
-    said: list[str] = []
-    competitors = [Patient("ours", beside=process), Recorder("peer", pid=process)]
-    series = watched(competitors, said.append)
-    assert any(line.startswith("peer was busy while ours was measured") for line in said), said
+def test_busy_bystander_is_reported(process: int) -> None:
+    lines: list[str] = []
+    competitors = [PatientRecorder("ours", other_pid=process), Recorder("peer", pid=process)]
+    series = run_watched(competitors, lines.append)
+    assert any(line.startswith("peer was busy while ours was measured") for line in lines), lines
     assert all(cores >= 0 for one in series for cores in one.elsewhere)
 
 
 @pytest.mark.parametrize("process", ["import time; time.sleep(600)"], indirect=True)
-def test_an_idle_bystander_is_not(process: int) -> None:
-    said: list[str] = []
+def test_idle_bystander_is_not_reported(process: int) -> None:
+    lines: list[str] = []
     competitors = [Recorder("ours", seconds=0.2), Recorder("peer", pid=process)]
-    watched(competitors, said.append)
-    assert not any(line.startswith("peer was busy") for line in said), said
+    run_watched(competitors, lines.append)
+    assert not any(line.startswith("peer was busy") for line in lines), lines

@@ -1,4 +1,4 @@
-"""The command that compares with peers, over the real default model and children of its own."""
+"""The comparison command with the real default model, xllamacpp, and a fake llama.cpp."""
 
 import json
 import subprocess
@@ -29,13 +29,13 @@ def compare(environment: dict[str, str], *arguments: str) -> "subprocess.Complet
     )
 
 
-def test_engines_in_comparison(environment: dict[str, str], fake_llama: FakeLlama) -> None:
-    """The real xllamacpp, and the words of a real llama.cpp."""
+def test_compare_measures_engines(environment: dict[str, str], fake_llama: FakeLlama) -> None:
+    """Uses the real xllamacpp, and recorded output of llama.cpp's tools."""
     options = (*ONE_THREAD, "--xllamacpp", "--llama-server", str(fake_llama.server), "-q")
-    done = compare(environment, *SMALL, *options, "--concurrency", "2", "--json")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    found = json.loads(done.stdout)
+    result = compare(environment, *SMALL, *options, "--concurrency", "2", "--json")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    found = json.loads(result.stdout)
     package, native = found["compare"]
     assert (package["peer"], native["peer"]) == ("xllamacpp", "llama.cpp")
     assert "GNU" in package["build"]
@@ -48,31 +48,33 @@ def test_engines_in_comparison(environment: dict[str, str], fake_llama: FakeLlam
     assert all(call[2:4] == ["-t", "1"] for call in fake_llama.calls("llama-bench"))
 
 
-def test_servers_in_comparison(environment: dict[str, str], fake_llama: FakeLlama) -> None:
-    done = compare(environment, *SMALL, *ONE_THREAD, "--http", "--llama-server", str(fake_llama.server))
-    assert done.returncode == 0, done.stderr
-    titles, *lines = done.stdout.split("\n\n")[0].splitlines()
+def test_compare_measures_servers_over_http(environment: dict[str, str], fake_llama: FakeLlama) -> None:
+    result = compare(environment, *SMALL, *ONE_THREAD, "--http", "--llama-server", str(fake_llama.server))
+    assert result.returncode == 0, result.stderr
+    titles, *lines = result.stdout.split("\n\n")[0].splitlines()
     assert titles.split() == ["ingle", "llama.cpp", "ours/theirs"]
     assert len(lines) == len(RATES) + 4
-    assert "smollm2:135m, 20 + 4 tokens, 1 stream, over HTTP, on 1 thread of" in done.stdout
+    assert "smollm2:135m, 20 + 4 tokens, 1 stream, over HTTP, on 1 thread of" in result.stdout
     assert not Path(environment["INGLE_STATE_DIR"]).exists()
     assert not Path(environment["INGLE_KV_DISK_DIR"]).exists()
-    assert "\x1b" not in done.stdout + done.stderr
+    assert "\x1b" not in result.stdout + result.stderr
 
 
-def test_an_interrupt_leaves_no_process_behind(environment: dict[str, str], fake_llama: FakeLlama) -> None:
+def test_interrupt_ends_all_child_processes(environment: dict[str, str], fake_llama: FakeLlama) -> None:
     command = [*PROGRAM, *ONE_THREAD, "--http", "--llama-server", str(fake_llama.server), "--prompt-tokens", "99"]
     assert_interrupt_ends_all(command, 2, ROOT, environment)
 
 
-def test_other_program_is_no_llama_server(environment: dict[str, str]) -> None:
-    done = compare(environment, "--llama-server", "pyproject.toml")
-    assert done.returncode == EXIT_FAILURE
-    assert "does not start" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_program_other_than_llama_server_is_an_error(environment: dict[str, str]) -> None:
+    result = compare(environment, "--llama-server", "pyproject.toml")
+    assert result.returncode == EXIT_FAILURE
+    assert "does not start" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
-def test_nobody_to_compare_with(monkeypatch: pytest.MonkeyPatch, fake_llama: FakeLlama) -> None:
+def test_find_peers_fails_without_xllamacpp_and_llama_server(
+    monkeypatch: pytest.MonkeyPatch, fake_llama: FakeLlama
+) -> None:
     monkeypatch.setattr("tests.bench.peers.competitors.installed", lambda: False)
     with pytest.raises(CompetitorFailed, match="xllamacpp is not installed") as raised:
         find_peers(True, None, SilentProgress())

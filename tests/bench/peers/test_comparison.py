@@ -1,4 +1,4 @@
-"""A comparison with a peer: the JSON object, the table, and ratios of rounds."""
+"""Comparisons with a peer: the JSON object, the table, and ratios of rounds."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def one_workload() -> Comparison:
     return comparison(rows, rows[-1].load)
 
 
-def test_object_of_one_workload_lists_the_peer(one_workload: Comparison) -> None:
+def test_json_of_one_workload_lists_the_peer(one_workload: Comparison) -> None:
     found = one_workload.json()
     [peer] = found["compare"]
     assert found["prefill_tok_s"] == 300.0
@@ -30,12 +30,12 @@ def test_object_of_one_workload_lists_the_peer(one_workload: Comparison) -> None
     assert peer["ratios"]["throughput_tok_s"] == {"median": 2.0, "low": 2.0, "high": 2.0}
 
 
-def test_object_of_the_suite_has_a_ratio_for_each_row() -> None:
+def test_json_of_suite_has_a_ratio_per_row() -> None:
     found = comparison(SUITE, None).json()
     assert found["compare"][0]["ratios"].keys() == {row.name for row in SUITE}
 
 
-def test_table_has_two_columns_for_a_peer(one_workload: Comparison) -> None:
+def test_table_has_two_columns_per_peer(one_workload: Comparison) -> None:
     lines = one_workload.table()
     assert {len(line) for line in lines} == {4}
     assert lines[0] == ("", "ingle", "peer", "ours/theirs")
@@ -46,8 +46,8 @@ def test_table_has_two_columns_for_a_peer(one_workload: Comparison) -> None:
     assert one_workload.conditions()[-1] == "peer: the build of peer"
 
 
-def test_ratios_are_of_the_same_round() -> None:
-    """Where the machine was slow for both, it does not show: the ratio of the medians would be 1.5."""
+def test_ratios_pair_rates_of_the_same_round() -> None:
+    """In the second round both programs are slow, which does not affect the ratio."""
     assert ratios([20.0, 2.0, 30.0], [10.0, 1.0, 40.0]) == Spread(2.0, 0.75, 2.0)
     assert ratios([20.0, None], [10.0, 5.0]) == Spread(2.0, 2.0, 2.0)
     assert ratios([20.0], [None]) is None

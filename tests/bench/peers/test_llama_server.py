@@ -1,4 +1,4 @@
-"""llama-server as a competitor: its sizes, its figures, and its end."""
+"""llama-server as a competitor: its arguments, its sample, and its failures."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.bench.peers.llama_build import probe
 from tests.bench.peers.llama_server import llama_server
 
 
-def test_llama_server_is_told_its_sizes_and_measured(fake_llama: FakeLlama) -> None:
+def test_llama_server_starts_with_enough_slots_and_context(fake_llama: FakeLlama) -> None:
     loads = [Load(60, 8, 16), Load(500, 8)]
     with llama_server(probe(fake_llama.server), Path("/models/tiny.gguf"), 2, loads) as server:
         sample = server.measure(loads[0], loads[0].prompts(1, 100))
@@ -28,7 +28,7 @@ def test_llama_server_is_told_its_sizes_and_measured(fake_llama: FakeLlama) -> N
         os.kill(server.pid, 0)
 
 
-def test_a_server_that_dies_in_mid_reply(fake_llama: FakeLlama) -> None:
+def test_server_death_during_reply_raises(fake_llama: FakeLlama) -> None:
     load = Load(8, 8)
     with (
         pytest.raises(CompetitorFailed, match=r"server at 127\.0\.0\.1"),

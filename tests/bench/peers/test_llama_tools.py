@@ -1,4 +1,4 @@
-"""llama.cpp's own tools: what they are asked, and how what they say is read."""
+"""llama.cpp's own tools: their arguments, and how their output is parsed."""
 
 from pathlib import Path
 
@@ -19,20 +19,22 @@ def build(fake_llama: FakeLlama) -> LlamaBuild:
     return probe(fake_llama.server)
 
 
-def test_a_build_describes_itself(build: LlamaBuild) -> None:
+def test_probe_reads_description_and_options_of_a_build(build: LlamaBuild) -> None:
     assert build.description == "build 1 (0c1e570) with GNU 12.2.0 for Linux x86_64: SSE3 AVX2 AVX512_VNNI"
     assert "--cache-ram" in build.server_options
     assert "--no-slots" in build.server_options
     assert "--no-webui" not in build.server_options
 
 
-def test_older_builds_say_it_in_other_words() -> None:
-    said = "build: 4567 (abcdef0) with cc 13.1 for aarch64-linux-gnu\nsystem_info: n_threads = 4 | CPU : NEON = 1 | \n"
-    assert describe(said) == "build 4567 (abcdef0) with cc 13.1 for aarch64-linux-gnu: NEON"
+def test_describe_reads_output_of_older_builds() -> None:
+    output = (
+        "build: 4567 (abcdef0) with cc 13.1 for aarch64-linux-gnu\nsystem_info: n_threads = 4 | CPU : NEON = 1 | \n"
+    )
+    assert describe(output) == "build 4567 (abcdef0) with cc 13.1 for aarch64-linux-gnu: NEON"
     assert describe(START).endswith("AVX512_VNNI")
 
 
-def test_another_program_is_no_llama_server(tmp_path: Path) -> None:
+def test_probe_rejects_other_programs(tmp_path: Path) -> None:
     program = tmp_path / "echo"
     program.write_text('#!/bin/sh\necho "$@"\n')
     with pytest.raises(CompetitorFailed, match="does not start"):
@@ -42,8 +44,8 @@ def test_another_program_is_no_llama_server(tmp_path: Path) -> None:
         probe(program)
 
 
-def test_one_stream_is_measured_by_llama_bench(build: LlamaBuild, fake_llama: FakeLlama) -> None:
-    """Its tests took half a second each. A reply of 33 tokens has 32 steps: the first token comes of the prompt."""
+def test_llama_bench_measures_one_stream(build: LlamaBuild, fake_llama: FakeLlama) -> None:
+    """Each fake test takes half a second. A reply of 33 tokens has 32 steps: the prefill produces the first token."""
     load = Load(100, 33)
     sample = LlamaTools(build, MODEL, 2).measure(load, ())
     assert sample.rates == {Rate.PREFILL: 200.0, Rate.DECODE: 64.0, Rate.END_TO_END: 33.0}
@@ -55,19 +57,19 @@ def test_one_stream_is_measured_by_llama_bench(build: LlamaBuild, fake_llama: Fa
 
 
 @pytest.mark.parametrize(("rate", "figure"), [(Rate.PREFILL, 200.0), (Rate.DECODE, 64.0)])
-def test_only_what_is_wanted_is_measured(build: LlamaBuild, fake_llama: FakeLlama, rate: Rate, figure: float) -> None:
+def test_only_requested_rates_are_measured(build: LlamaBuild, fake_llama: FakeLlama, rate: Rate, figure: float) -> None:
     sample = LlamaTools(build, MODEL, 2).measure(Load(100, 33, rates=frozenset({rate})), ())
     assert sample.rates == {rate: figure}
     assert len(fake_llama.calls("llama-bench")) == 1
 
 
-def test_a_reply_of_one_token_has_no_steps(build: LlamaBuild, fake_llama: FakeLlama) -> None:
+def test_reply_of_one_token_has_no_decode_rate(build: LlamaBuild, fake_llama: FakeLlama) -> None:
     sample = LlamaTools(build, MODEL, 2).measure(Load(100, 1), ())
     assert sample.rates == {Rate.PREFILL: 200.0, Rate.END_TO_END: 2.0}
     assert len(fake_llama.calls("llama-bench")) == 1
 
 
-def test_several_streams_are_measured_by_llama_batched_bench(build: LlamaBuild, fake_llama: FakeLlama) -> None:
+def test_llama_batched_bench_measures_several_streams(build: LlamaBuild, fake_llama: FakeLlama) -> None:
     *_, row = rows_of(60, 24, 16)
     sample = LlamaTools(build, MODEL, 2).measure(row.load, ())
     assert sample.rates == {Rate.DECODE: 736.0, Rate.END_TO_END: 16 * 24 / 2.0}
@@ -77,20 +79,20 @@ def test_several_streams_are_measured_by_llama_batched_bench(build: LlamaBuild, 
     assert arguments == ["-m", str(MODEL), "-t", "2", *shape]
 
 
-def test_a_tool_that_fails_is_quoted(build: LlamaBuild) -> None:
+def test_failing_tool_raises_with_its_stderr(build: LlamaBuild) -> None:
     with pytest.raises(CompetitorFailed, match=r"ended with status 1(?s:.*)unable to load model"):
         LlamaTools(build, Path("/models/broken.gguf"), 2).measure(Load(8, 8), ())
 
 
-def test_a_tool_that_says_something_else(build: LlamaBuild, fake_llama: FakeLlama) -> None:
+def test_unexpected_tool_output_raises(build: LlamaBuild, fake_llama: FakeLlama) -> None:
     (fake_llama.folder / "llama-bench").write_text("#!/bin/sh\necho '| model | size |'\n")
-    with pytest.raises(CompetitorFailed, match="llama-bench says what this version does not understand"):
+    with pytest.raises(CompetitorFailed, match="llama-bench printed output that this version cannot parse"):
         LlamaTools(build, MODEL, 2).measure(Load(8, 8), ())
 
 
-def test_a_tool_that_was_not_built(build: LlamaBuild, fake_llama: FakeLlama) -> None:
+def test_missing_tool_raises(build: LlamaBuild, fake_llama: FakeLlama) -> None:
     assert tools_for([Load(8, 8), Load(8, 8, 2)]) == ["llama-batched-bench", "llama-bench"]
     assert tools_for([Load(8, 8, 2)]) == ["llama-batched-bench"]
     (fake_llama.folder / "llama-bench").unlink()
-    with pytest.raises(CompetitorFailed, match=r"There is no .*llama-bench"):
+    with pytest.raises(CompetitorFailed, match=r"llama-bench does not exist"):
         build.tool("llama-bench")

@@ -1,4 +1,4 @@
-"""Children that are asked through pipes."""
+"""Children that answer through pipes."""
 
 import os
 import sys
@@ -23,12 +23,12 @@ def test_child_answers_each_line() -> None:
 @pytest.mark.parametrize(
     "act",
     [
-        lambda process: process.listen(),
+        lambda process: process.read_line(),
         lambda process: [process.ask(b"are you there?") for _ in range(1000)],
         lambda process: [os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT), process.ask(b"are you there?")],
     ],
 )
-def test_a_child_that_died_is_quoted(act: Callable[[PipedChild], object]) -> None:
+def test_dead_child_raises_with_its_stderr(act: Callable[[PipedChild], object]) -> None:
     dying = python("import sys; sys.exit('no such model')")
     with (
         pytest.raises(CompetitorFailed, match=r"dying ended(?s:.*)no such model"),

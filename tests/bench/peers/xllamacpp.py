@@ -1,6 +1,7 @@
-"""llama.cpp as the package xllamacpp brings it, in a process of its own: its library is never loaded into ours.
+"""llama.cpp from the package xllamacpp as a competitor.
 
-It runs the loads through the package's own scheduler, without HTTP, or over HTTP as any other server.
+It runs in a child process, so that its native library is not loaded into this one. It is measured through the package's
+scheduler without HTTP, or over HTTP like any other server.
 """
 
 import json
@@ -30,7 +31,7 @@ def installed() -> bool:
 
 
 class XllamacppEngine:
-    """Its engine, asked through a pipe: an idle process between two loads."""
+    """The package's engine in a child process, which is idle between loads."""
 
     name = PACKAGE
 
@@ -51,32 +52,32 @@ class XllamacppEngine:
         if "error" in reply:
             raise CompetitorFailed(f"{PACKAGE}: {reply['error']}")
         if set(reply["tokens"]) != {load.output_tokens}:
-            raise CompetitorFailed(f"{PACKAGE} gave {reply['tokens']} tokens, {load.output_tokens} were asked for")
+            raise CompetitorFailed(f"{PACKAGE} generated {reply['tokens']} tokens instead of {load.output_tokens}")
         streams = zip(reply["arrivals"], reply["tokens"], strict=True)
         return sample_of(load, [Timeline(reply["sent"], arrivals, tokens) for arrivals, tokens in streams])
 
 
 @contextmanager
 def xllamacpp_engine(model: Path, threads: int, loads: Sequence[Load]) -> Iterator[XllamacppEngine]:
-    with _started(model, threads, loads) as (process, hello):
+    with _start(model, threads, loads) as (process, hello):
         yield XllamacppEngine(process, hello["build"])
 
 
 @contextmanager
 def xllamacpp_server(model: Path, threads: int, loads: Sequence[Load]) -> Iterator[ServedCompetitor]:
-    """The HTTP server that it opens beside its engine."""
-    with _started(model, threads, loads) as (process, hello):
+    """Start the HTTP server of the package."""
+    with _start(model, threads, loads) as (process, hello):
         address = urlsplit(hello["address"])
         endpoint = Endpoint(str(address.hostname), int(address.port or 0), str(model), {"cache_prompt": False})
         yield ServedCompetitor(PACKAGE, hello["build"], process.pid, endpoint)
 
 
 @contextmanager
-def _started(model: Path, threads: int, loads: Sequence[Load]) -> Iterator[tuple[PipedChild, dict[str, Any]]]:
-    """The child, and what it says when it has loaded the model."""
+def _start(model: Path, threads: int, loads: Sequence[Load]) -> Iterator[tuple[PipedChild, dict[str, Any]]]:
+    """Start the child. Yields it and its first message, sent when the model is loaded."""
     streams, slot = max(load.streams for load in loads), max(slot_tokens(load.context + 1) for load in loads)
-    wanted = {"model": str(model), "threads": threads, "streams": streams, "context": streams * slot}
-    # Without -P its folder would be searched for modules, and hide some of the standard library's.
-    command = [sys.executable, "-P", str(_PROGRAM), json.dumps(wanted)]
+    options = {"model": str(model), "threads": threads, "streams": streams, "context": streams * slot}
+    # Without -P, Python would search the script's folder first, where some modules hide those of the standard library.
+    command = [sys.executable, "-P", str(_PROGRAM), json.dumps(options)]
     with piped_child(PACKAGE, command) as process:
-        yield process, json.loads(process.listen())
+        yield process, json.loads(process.read_line())

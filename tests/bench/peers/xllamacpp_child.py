@@ -1,15 +1,15 @@
-"""The program that runs xllamacpp, in a process of its own, for `tests.bench.peers.xllamacpp`.
+"""Run xllamacpp in a child process of `tests.bench.peers.xllamacpp`.
 
     python -P xllamacpp_child.py {"model": path, "threads": n, "streams": n, "context": tokens of all streams}
 
-Lines of JSON on stdin and stdout. The first line out says that the model is loaded; then every line in is a load, and
-is answered by one line out, until stdin ends. Times are seconds of `time.perf_counter`.
+The protocol is lines of JSON on stdin and stdout. The first line on stdout reports that the model is loaded. Then each
+line on stdin is a load, answered by a line on stdout, until stdin is closed. Times are seconds of `time.perf_counter`.
 
     out   {"build": text, "address": of its HTTP server}
     in    {"prompts": [[token id]], "output_tokens": n}
     out   {"sent": time, "arrivals": [[time]], "tokens": [n]}  or  {"error": text}
 
-It imports the standard library and xllamacpp, and nothing of this project.
+It imports only the standard library and xllamacpp.
 """
 
 import importlib
@@ -22,8 +22,8 @@ from typing import Any
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is the parent's to answer
-    # The native library may print; what it says must not end up between our lines.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    # The native library may print. Send its output to stderr, because stdout is for the protocol.
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     package = importlib.import_module("xllamacpp")
@@ -34,13 +34,13 @@ def main() -> None:
         print(json.dumps(_run(server, request["prompts"], request["output_tokens"])), file=out)
 
 
-def _server(package: Any, wanted: dict[str, Any]) -> Any:
+def _server(package: Any, options: dict[str, Any]) -> Any:
     params = package.CommonParams()
-    params.model.path = wanted["model"]
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = wanted["threads"]
-    params.n_parallel = wanted["streams"]
-    params.n_ctx = wanted["context"]
-    params.cache_ram_mib = 0  # no copies of old prompts: they cost time and never help
+    params.model.path = options["model"]
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options["threads"]
+    params.n_parallel = options["streams"]
+    params.n_ctx = options["context"]
+    params.cache_ram_mib = 0  # copies of old prompts cost time and are never used
     params.verbosity = 0
     params.ui = False
     return package.Server(params)
@@ -53,14 +53,14 @@ def _build(package: Any) -> str:
 
 
 def _run(server: Any, prompts: list[list[int]], output_tokens: int) -> dict[str, Any]:
-    """All prompts in one request, which the server makes a stream each of."""
+    """Send all prompts in one request, which the server splits into one stream each."""
     arrivals: list[list[float]] = [[] for _ in prompts]
     tokens = [0 for _ in prompts]
     errors = []
 
-    def note(event: dict[str, Any] | None) -> None:
+    def record(event: dict[str, Any] | None) -> None:
         now = time.perf_counter()
-        if event is None:  # the end
+        if event is None:  # end of the stream
             return
         if "choices" not in event:
             errors.append(json.dumps(event))
@@ -69,13 +69,13 @@ def _run(server: Any, prompts: list[list[int]], output_tokens: int) -> dict[str,
             index = choice["index"]
             if "usage" in event:
                 tokens[index] = event["usage"]["completion_tokens"]
-            # Tokens may have no text of their own: a reply of such alone has come when its end has.
+            # Tokens may have no text. If no token of a reply has any, the arrival of its end counts.
             if choice["text"] or (tokens[index] and not arrivals[index]):
                 arrivals[index].append(now)
 
-    wanted = {"max_tokens": output_tokens, "temperature": 0, "ignore_eos": True, "cache_prompt": False, "stream": True}
+    options = {"max_tokens": output_tokens, "temperature": 0, "ignore_eos": True, "cache_prompt": False, "stream": True}
     sent = time.perf_counter()
-    server.handle_completions({"prompt": prompts if len(prompts) > 1 else prompts[0], **wanted}, note)
+    server.handle_completions({"prompt": prompts if len(prompts) > 1 else prompts[0], **options}, record)
     if errors:
         return {"error": errors[0]}
     return {"sent": sent, "arrivals": arrivals, "tokens": tokens}

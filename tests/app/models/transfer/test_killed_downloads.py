@@ -22,6 +22,6 @@ def test_killed_download_resumes_until_it_is_complete(
     random = Random(request.config.option.seed)
     with hub_and_storage() as hubs:
         done = run_round(downloader, hubs, tmp_path, random, kills=2, size=500_000)
-        assert (done.finished, done.right, done.loadable_early) == (True, True, False), done
+        assert (done.is_finished, done.is_intact, done.is_loadable_early) == (True, True, False), done
         assert not any(headers["Authorization"] for _, _, headers in hubs[1].requests)
         assert any(headers["Authorization"] for _, _, headers in hubs[0].requests)
