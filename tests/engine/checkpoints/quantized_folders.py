@@ -1,5 +1,4 @@
-"""Tiny Llama checkpoints whose linear layers are random and quantized, one for each way of quantizing, beside the
-transformers model of the same values."""
+"""Tiny Llama checkpoints with random quantized linear layers, for every quantization format, and float32 references."""
 
 import json
 from collections import defaultdict
@@ -25,7 +24,7 @@ from tests.quant.checkpoint_layers import (
 
 Make = Callable[[np.random.Generator, int, int], Layer]
 
-SMALLER = 2.0**-5  # what scales are multiplied by, so that layers do not explode
+SCALE_FACTOR = 2.0**-5  # applied to scales, so that activations do not grow from layer to layer
 SCALES = ("scales", "weight_scale", "SCB", "weight.absmax", "weight_scale_inv")
 
 
@@ -33,10 +32,10 @@ def _float8(
     rng: np.random.Generator, rows: int, columns: int, block: tuple[int, int], config: dict[str, object], scale: str
 ) -> Layer:
     values = torch.from_numpy(rng.standard_normal((rows, columns))).to(torch.float8_e4m3fn)
-    down, across = -(-rows // block[0]), -(-columns // block[1])
-    factors = torch.from_numpy(rng.uniform(0.5, 4, (down, across))).float()
-    wide = factors.repeat_interleave(block[0], 0)[:rows].repeat_interleave(block[1], 1)[:, :columns]
-    return Layer({"weight": values, scale: factors}, config, (values.float() * wide).numpy())
+    block_rows, block_columns = -(-rows // block[0]), -(-columns // block[1])
+    factors = torch.from_numpy(rng.uniform(0.5, 4, (block_rows, block_columns))).float()
+    expanded = factors.repeat_interleave(block[0], 0)[:rows].repeat_interleave(block[1], 1)[:, :columns]
+    return Layer({"weight": values, scale: factors}, config, (values.float() * expanded).numpy())
 
 
 _CHANNELS: dict[str, object] = {
@@ -71,14 +70,14 @@ KINDS: dict[str, Make] = {
 
 @dataclass(frozen=True)
 class QuantizedFolder:
-    """A checkpoint, and the same values in float32."""
+    """A checkpoint, and a transformers model with the same values in float32."""
 
     path: Path
     reference: LlamaForCausalLM
 
 
 def quantized_folder(folder: Path, *kinds: str, layers: int = 3) -> QuantizedFolder:
-    """All linear layers of these kinds in turn, the embedding and the head in bfloat16."""
+    """Make a checkpoint whose linear layers have these formats in turn. The embedding and the head are bfloat16."""
     tiny = make(folder, heads=4, kv_heads=2, head_dim=32, hidden=64, layers=layers)
     path = folder / "checkpoint"
     tiny.reference.save_pretrained(path)
@@ -90,11 +89,11 @@ def quantized_folder(folder: Path, *kinds: str, layers: int = 3) -> QuantizedFol
             tensors[name] = values.bfloat16()
             state[name] = values.bfloat16().float()
             continue
-        layer = _scaled(KINDS[kinds[configs.count % len(kinds)]](rng, *values.shape))
+        layer = _with_small_scales(KINDS[kinds[configs.count % len(kinds)]](rng, *values.shape))
         for rest, tensor in layer.tensors.items():
-            # Types of scales are random, and would tell the kinds apart.
-            alike = tensor.float() if tensor.is_floating_point() and len(kinds) > 1 else tensor
-            tensors[f"{stem}.{rest}"] = alike.contiguous()
+            # The dtypes of scales are random, and would distinguish layers of different formats.
+            converted = tensor.float() if tensor.is_floating_point() and len(kinds) > 1 else tensor
+            tensors[f"{stem}.{rest}"] = converted.contiguous()
         state[name] = torch.from_numpy(layer.values)
         configs.add(stem, layer.config)
     tiny.reference.load_state_dict(state)
@@ -104,11 +103,11 @@ def quantized_folder(folder: Path, *kinds: str, layers: int = 3) -> QuantizedFol
 
 
 class _Configs:
-    """What config.json says of all layers: the same, or, of compressed-tensors, a group for each scheme."""
+    """The quantization config: the same for all layers, or, in compressed-tensors, a group per scheme."""
 
     def __init__(self) -> None:
         self.count = 0
-        self._layers: dict[str, list[str]] = defaultdict(list)  # by configuration
+        self._layers: dict[str, list[str]] = defaultdict(list)  # by config
 
     def add(self, layer: str, config: dict[str, object]) -> None:
         self.count += 1
@@ -129,12 +128,12 @@ def edit_config(folder: Path, **changes: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def _scaled(layer: Layer) -> Layer:
-    """With scales of a size that layers have. Only float scales: those that are quantized themselves are small."""
+def _with_small_scales(layer: Layer) -> Layer:
+    """Multiply float scales by SCALE_FACTOR. Scales that are quantized themselves are small enough."""
     tensors: dict[str, Tensor] = dict(layer.tensors)
     factor = 1.0
     for name in SCALES:
         if name in tensors and tensors[name].is_floating_point():
-            tensors[name] = tensors[name] * SMALLER
-            factor = SMALLER
+            tensors[name] = tensors[name] * SCALE_FACTOR
+            factor = SCALE_FACTOR
     return Layer(tensors, layer.config, layer.values * np.float32(factor))

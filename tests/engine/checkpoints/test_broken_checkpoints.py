@@ -1,4 +1,4 @@
-"""Checkpoints that are incomplete, damaged or hostile: one error each that names what is wrong, and nothing is left."""
+"""Incomplete, damaged, and hostile checkpoints: each raises one error that names the problem, and no resources leak."""
 
 import gc
 import json
@@ -21,19 +21,19 @@ INDEX = "model.safetensors.index.json"
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three shards, and what shows how large they are."""
-    folder = tmp_path_factory.mktemp("whole")
+def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of three shards with an index."""
+    folder = tmp_path_factory.mktemp("intact")
     make(folder).reference.save_pretrained(folder / "checkpoint", max_shard_size="150KB")
     assert len(list((folder / "checkpoint").glob("*.safetensors"))) == 3
     return folder / "checkpoint"
 
 
 @pytest.fixture
-def folder(whole: Path, tmp_path: Path) -> Path:
+def folder(intact: Path, tmp_path: Path) -> Path:
     copy = tmp_path / "checkpoint"
     copy.mkdir()
-    for file in whole.iterdir():
+    for file in intact.iterdir():
         (copy / file.name).write_bytes(file.read_bytes())
     return copy
 
@@ -54,27 +54,27 @@ def edit_map(folder: Path, change: Callable[[dict[str, object]], object]) -> Non
     (folder / INDEX).write_text(json.dumps(index))
 
 
-def cut(folder: Path) -> None:
+def truncate(folder: Path) -> None:
     os.truncate(shard(folder, 2), shard(folder, 2).stat().st_size - 1)
 
 
-def lead_out(folder: Path) -> None:
+def link_outside(folder: Path) -> None:
     outside = folder.parent / "outside.safetensors"
     shard(folder, 0).rename(outside)
     (folder / "model-00001-of-00003.safetensors").symlink_to(outside)
 
 
-def config_leads_out(folder: Path) -> None:
+def link_config_outside(folder: Path) -> None:
     (folder / "config.json").rename(folder.parent / "config.json")
     (folder / "config.json").symlink_to(folder.parent / "config.json")
 
 
-def forget_a_tensor(folder: Path) -> None:
+def remove_tensor(folder: Path) -> None:
     edit_shard(folder, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
     edit_map(folder, lambda names: names.pop("model.layers.1.mlp.up_proj.weight"))
 
 
-def one_more(folder: Path) -> None:
+def add_tensor(folder: Path) -> None:
     edit_shard(folder, lambda tensors: tensors.update({"model.layers.1.self_attn.sinks": torch.zeros(4)}))
     edit_map(folder, lambda names: names.update({"model.layers.1.self_attn.sinks": shard(folder, 1).name}))
 
@@ -84,7 +84,7 @@ def remove_weights(folder: Path) -> None:
         path.unlink()
 
 
-def other_shape(folder: Path) -> None:
+def change_shape(folder: Path) -> None:
     name = "model.layers.1.mlp.up_proj.weight"
     edit_shard(folder, lambda tensors: tensors.update({name: tensors[name][:-1].contiguous()}))
 
@@ -92,17 +92,17 @@ def other_shape(folder: Path) -> None:
 Break = Callable[[Path], object]
 BREAKS: dict[str, tuple[Break, type[InglenookError], str]] = {
     "a shard is missing": (lambda f: shard(f, 1).unlink(), SafetensorsError, "00002-of-00003"),
-    "a shard is cut off": (cut, SafetensorsError, "00003-of-00003"),
-    "a shard leads out of the folder": (lead_out, SafetensorsError, "outside of"),
+    "a shard is truncate off": (truncate, SafetensorsError, "00003-of-00003"),
+    "a shard leads out of the folder": (link_outside, SafetensorsError, "outside of"),
     "the map climbs": (lambda f: edit_map(f, lambda m: m.update({"x": "../x.safetensors"})), SafetensorsError, "x"),
     "the map is absolute": (lambda f: edit_map(f, lambda m: m.update({"x": "/etc/passwd"})), SafetensorsError, "x"),
     "the map names a pickle": (lambda f: edit_map(f, lambda m: m.update({"x": "x.bin"})), SafetensorsError, "x.bin"),
     "the map is no map": (lambda f: (f / INDEX).write_text('{"weight_map": [1]}'), SafetensorsError, "weight_map"),
-    "a tensor is missing": (forget_a_tensor, ModelFileError, r"blk\.1\.ffn_up"),
-    "a tensor is left over": (one_more, UnsupportedModel, "sinks"),
-    "a tensor has another shape": (other_shape, ModelFileError, r"layers\.1\.mlp\.up_proj"),
+    "a tensor is missing": (remove_tensor, ModelFileError, r"blk\.1\.ffn_up"),
+    "a tensor is left over": (add_tensor, UnsupportedModel, "sinks"),
+    "a tensor has another shape": (change_shape, ModelFileError, r"layers\.1\.mlp\.up_proj"),
     "no configuration": (lambda f: (f / "config.json").unlink(), ModelFileError, r"config\.json"),
-    "a configuration that leads out": (config_leads_out, ModelFileError, "outside of"),
+    "a configuration that leads out": (link_config_outside, ModelFileError, "outside of"),
     "a configuration that is no JSON": (lambda f: (f / "config.json").write_text("{"), ModelFileError, "JSON"),
     "an unknown architecture": (lambda f: edit_config(f, model_type="mamba"), UnsupportedModel, "'mamba'"),
     "no architecture": (lambda f: edit_config(f, model_type=None), UnsupportedModel, "model_type"),
@@ -114,12 +114,12 @@ BREAKS: dict[str, tuple[Break, type[InglenookError], str]] = {
 }
 
 
-def mapped(folder: Path) -> list[str]:
+def memory_maps(folder: Path) -> list[str]:
     return [line for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line]
 
 
 @pytest.mark.parametrize("name", BREAKS)
-def test_one_error_names_it_and_nothing_is_left(folder: Path, name: str) -> None:
+def test_broken_checkpoint_raises_one_error_and_leaks_nothing(folder: Path, name: str) -> None:
     change, kind, words = BREAKS[name]
     change(folder)
     descriptors = len(os.listdir("/proc/self/fd"))
@@ -128,12 +128,12 @@ def test_one_error_names_it_and_nothing_is_left(folder: Path, name: str) -> None
     assert type(caught.value).__name__ in {"SafetensorsError", "ModelFileError", "UnsupportedModel"}
     del caught
     gc.collect()
-    assert mapped(folder) == []
+    assert memory_maps(folder) == []
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
-def test_the_whole_one_loads(folder: Path) -> None:
-    """Guards the test above: what it changes is what is wrong."""
+def test_intact_checkpoint_loads(folder: Path) -> None:
+    """Checks that the fixture is valid, so that each change above causes its error."""
     with open_checkpoint(folder) as checkpoint:
-        assert mapped(folder)
+        assert memory_maps(folder)
         assert load_engine(checkpoint, LoadOptions(backend="reference")).vocab_size == 97

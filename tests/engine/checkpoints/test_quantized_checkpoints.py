@@ -1,4 +1,4 @@
-"""Checkpoints of every quantized format through the engine: the model is that of the values that they stand for."""
+"""Checkpoints of every quantization format in the engine: the model computes with the dequantized values."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def load(path: Path, *, keep_dequantized: bool) -> Model:
         return models.load(models.read_config(opened.metadata), weights, operations, 512)
 
 
-def test_logits_equal_those_of_the_values(checkpoint: QuantizedFolder) -> None:
+def test_logits_equal_the_dequantized_model(checkpoint: QuantizedFolder) -> None:
     ids = prompt(40, seed=1)
     with torch.inference_mode():
         expected = checkpoint.reference(torch.tensor([ids])).logits[0, -1]
@@ -40,15 +40,17 @@ def test_logits_equal_those_of_the_values(checkpoint: QuantizedFolder) -> None:
         torch.testing.assert_close(logits[0], expected, rtol=0, atol=1e-3 * float(expected.abs().max()))
 
 
-def test_both_backends_say_the_same(checkpoint: QuantizedFolder, cpu_kernels: Path) -> None:
+def test_cpu_kernels_generate_the_reference_tokens(checkpoint: QuantizedFolder, cpu_kernels: Path) -> None:
     plain = answer(checkpoint.path, LoadOptions(backend="reference"))
     fast = answer(checkpoint.path, LoadOptions(backend="cpu", activation_bits=14, code_cache=cpu_kernels))
     assert (plain[0], fast[0]) == ("reference", "cpu")
     assert fast[1] == plain[1]
 
 
-def test_layers_of_one_checkpoint_may_have_different_schemes(tmp_path: Path) -> None:
-    """Their tensors have the same names and types, and other layouts: kernels for all are there before they load."""
+def test_layers_may_have_different_schemes(tmp_path: Path) -> None:
+    """Their tensors have the same names and dtypes, and different layouts. Samples must cover all layouts before
+    loading.
+    """
     folder = quantized_folder(tmp_path, "pack-quantized, symmetric", "pack-quantized, 8 bits, channels").path
     with open_checkpoint(folder) as opened:
         stored = models.stored_weights(opened)
@@ -66,7 +68,7 @@ def test_progress_ends_with_all_bytes_of_the_file(checkpoint: QuantizedFolder) -
     assert done[-1][1] == (checkpoint.path / "model.safetensors").stat().st_size - header
 
 
-def test_a_quantized_layer_without_a_section_is_refused(tmp_path: Path) -> None:
+def test_quantized_layer_without_config_section_is_refused(tmp_path: Path) -> None:
     made = quantized_folder(tmp_path, "AWQ")
     edit_config(made.path, quantization_config=None)
     with pytest.raises(UnsupportedQuantization, match="quantization_config"):
@@ -74,7 +76,7 @@ def test_a_quantized_layer_without_a_section_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("section", [{"quant_method": "exl3"}, {"quant_method": 4}, {}, "gptq", [1]])
-def test_an_unknown_method_is_refused_by_name(tmp_path: Path, section: object) -> None:
+def test_unknown_quantization_method_is_refused(tmp_path: Path, section: object) -> None:
     made = quantized_folder(tmp_path, "AWQ")
     edit_config(made.path, quantization_config=section)
     named = section["quant_method"] if isinstance(section, dict) and section.get("quant_method") == "exl3" else "gptq"

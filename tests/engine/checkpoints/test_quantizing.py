@@ -1,4 +1,4 @@
-"""Checkpoints of floats, quantized while they load."""
+"""Float checkpoints that are quantized while they load."""
 
 import copy
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def taken(path: Path, method: str | None) -> dict[str, QTensor]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_layers_of_blocks_are_quantized_and_nothing_else_is(source: Path, method: str) -> None:
+def test_only_linear_layers_of_blocks_are_quantized(source: Path, method: str) -> None:
     plain, quantized = taken(source, None), taken(source, method)
     assert plain.keys() == quantized.keys()
     changed = 0
@@ -63,7 +63,7 @@ def test_the_layers_of_blocks_are_quantized_and_nothing_else_is(source: Path, me
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_model_is_that_of_the_quantized_values(tiny: TinyLlama, tmp_path: Path, method: str) -> None:
+def test_logits_equal_a_model_with_quantized_values(tiny: TinyLlama, tmp_path: Path, method: str) -> None:
     tiny.reference.save_pretrained(tmp_path)
     with open_checkpoint(tmp_path, method) as checkpoint:
         stored = models.stored_weights(checkpoint)
@@ -80,14 +80,14 @@ def test_the_model_is_that_of_the_quantized_values(tiny: TinyLlama, tmp_path: Pa
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_samples_have_the_layouts_that_weights_have(source: Path, method: str) -> None:
+def test_samples_have_the_layout_of_their_weights(source: Path, method: str) -> None:
     with open_checkpoint(source, method) as checkpoint:
         for weight in models.stored_weights(checkpoint).values():
             if weight.shape and len(weight.shape) == 2:
                 assert packing_of(weight.sample()).layout == packing_of(weight.decode()).layout
 
 
-def test_what_is_cached_is_not_shared_between_methods(source: Path) -> None:
+def test_kv_caches_are_not_shared_between_methods(source: Path) -> None:
     salts = set()
     for method in (None, *METHODS):
         with open_checkpoint(source, method) as checkpoint:
@@ -96,11 +96,11 @@ def test_what_is_cached_is_not_shared_between_methods(source: Path) -> None:
     assert len(salts) == 4
 
 
-def test_what_is_quantized_already_is_refused(tmp_path: Path) -> None:
+def test_already_quantized_checkpoint_is_refused(tmp_path: Path) -> None:
     made = quantized_folder(tmp_path, "AWQ")
     with open_checkpoint(made.path, "int4") as checkpoint, pytest.raises(UnsupportedQuantization, match="already"):
         load_engine(checkpoint, LoadOptions(backend="reference"))
-    gguf = make(tmp_path, types={"ffn_down": "Q8_0"})  # a part of it is
+    gguf = make(tmp_path, types={"ffn_down": "Q8_0"})  # partly quantized
     with open_checkpoint(gguf.path, "fp8") as checkpoint:
         stored = models.stored_weights(checkpoint)
     assert stored["blk.0.ffn_down.weight"].sample().type_name == "Q8_0"

@@ -1,3 +1,5 @@
+"""Taking weights from a checkpoint: threads, errors, interrupts, and memory."""
+
 import contextlib
 import os
 import re
@@ -16,7 +18,7 @@ from engine.models.decoder import Decoder, Layer
 from quant.errors import ModelFileError
 from tests.support.random_gguf import SIZES, Shape, write
 
-WIDE = Shape(3, 1024, 16, 4, 64, 2048, 4096)  # tensors of megabytes
+WIDE = Shape(3, 1024, 16, 4, 64, 2048, 4096)  # tensors of several megabytes
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +28,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def loaders_end() -> bool:
-    """Whether the threads that load are gone, or about to be. One that is just starting cannot be joined yet."""
+def loading_threads_end() -> bool:
+    """Whether all loading threads end. A thread that is just starting cannot be joined yet."""
     for thread in threading.enumerate():
         while thread.name.startswith("loading") and thread in threading.enumerate():
             with contextlib.suppress(RuntimeError):
@@ -44,10 +46,10 @@ def layers_of(path: Path, threads: int) -> tuple[Layer, ...]:
     return model._layers
 
 
-def test_the_model_is_the_same_whoever_loads_it(tiny: Path) -> None:
-    alone, together = layers_of(tiny, threads=1), layers_of(tiny, threads=4)
-    assert len(alone) == len(together) == SIZES["tiny"].layers
-    for one, other in zip(alone, together, strict=True):
+def test_model_is_the_same_with_any_number_of_threads(tiny: Path) -> None:
+    single, parallel = layers_of(tiny, threads=1), layers_of(tiny, threads=4)
+    assert len(single) == len(parallel) == SIZES["tiny"].layers
+    for one, other in zip(single, parallel, strict=True):
         assert one.attention_norm is not None
         assert other.attention_norm is not None
         assert torch.equal(one.attention_norm.weight, other.attention_norm.weight)
@@ -55,8 +57,8 @@ def test_the_model_is_the_same_whoever_loads_it(tiny: Path) -> None:
             assert torch.equal(ours.dequantize(), theirs.dequantize())
 
 
-def test_as_many_items_at_a_time_as_there_are_threads(tiny: Path) -> None:
-    """Each waits for two others, which only ends if all three run."""
+def test_load_parallel_uses_all_threads(tiny: Path) -> None:
+    """Each item waits for two others, which only works if three run at the same time."""
     meeting = threading.Barrier(3)
 
     def load(item: int) -> int:
@@ -72,11 +74,11 @@ def test_as_many_items_at_a_time_as_there_are_threads(tiny: Path) -> None:
             40,
             50,
         ]
-    assert loaders_end()
+    assert loading_threads_end()
 
 
-def test_the_error_is_the_first_items_and_the_others_end(tiny: Path) -> None:
-    """Item 1 fails while item 0 works, and item 0's error is the one that is told."""
+def test_first_failing_item_raises_and_others_stop(tiny: Path) -> None:
+    """Item 1 fails first, but the error of item 0 is raised."""
     failed, taken = threading.Event(), []
 
     with open_checkpoint(tiny) as checkpoint:
@@ -93,11 +95,11 @@ def test_the_error_is_the_first_items_and_the_others_end(tiny: Path) -> None:
         with pytest.raises(ModelFileError, match=r"blk\.0\.no_such_tensor"):
             weights.load_parallel(load, range(50))
     assert len(taken) < 50
-    assert loaders_end()
+    assert loading_threads_end()
 
 
-def test_an_interrupt_ends_with_the_tensors_under_way(tiny: Path) -> None:
-    """The signal comes while a thread reports its layer's first tensor. None begins another, and no thread is left."""
+def test_interrupt_stops_after_the_current_tensors(tiny: Path) -> None:
+    """The signal arrives while a thread reports its layer's first tensor. No thread starts another tensor."""
     done: list[int] = []
 
     def report(bytes_done: int, total: int) -> None:
@@ -106,8 +108,8 @@ def test_an_interrupt_ends_with_the_tensors_under_way(tiny: Path) -> None:
             os.kill(os.getpid(), signal.SIGINT)
             interrupted.wait(timeout=600)
 
-    class Told(Weights):
-        """Tells the report when the main thread has got the signal."""
+    class Watched(Weights):
+        """Sets `interrupted` when the main thread has handled the signal."""
 
         def __setattr__(self, name: str, value: object) -> None:
             super().__setattr__(name, value)
@@ -117,15 +119,15 @@ def test_an_interrupt_ends_with_the_tensors_under_way(tiny: Path) -> None:
     interrupted = threading.Event()
     with open_checkpoint(tiny) as checkpoint:
         config = models.read_config(checkpoint.metadata)
-        weights = Told(checkpoint.path, models.stored_weights(checkpoint), report, threads=2)
+        weights = Watched(checkpoint.path, models.stored_weights(checkpoint), report, threads=2)
         with pytest.raises(KeyboardInterrupt):
             models.load(config, weights, ReferenceOperations(keep_dequantized=False), 512)
         assert 3 <= len(done) <= 4
-    assert loaders_end()
+    assert loading_threads_end()
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_no_more_of_the_file_stays_in_memory_than_is_being_decoded(tmp_path: Path, threads: int) -> None:
+def test_only_decoding_tensors_stay_in_memory(tmp_path: Path, threads: int) -> None:
     path = tmp_path / "wide.gguf"
     write(path, "Q8_0", WIDE)
     resident: list[int] = []
@@ -140,12 +142,12 @@ def test_no_more_of_the_file_stays_in_memory_than_is_being_decoded(tmp_path: Pat
         )
         models.load(config, weights, ReferenceOperations(keep_dequantized=False), 512)
     assert len(resident) == 3 + 9 * WIDE.layers
-    # What the system reads around a page that is asked for belongs to the neighbours.
+    # The system reads more pages around each page; those belong to neighboring tensors.
     assert max(resident) <= (threads - 1) * largest + (1 << 20) < path.stat().st_size
 
 
 def resident_bytes(path: Path) -> int:
-    """Bytes of a file that are in this process's memory."""
+    """Return the resident bytes of a mapped file."""
     total, counted = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):

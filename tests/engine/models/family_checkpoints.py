@@ -1,7 +1,6 @@
-"""Tiny random checkpoints of every decoder family: a transformers model, the folder that it saves, and the GGUF file
-that llama.cpp's converter would make of it.
+"""Tiny random checkpoints of every decoder family: a transformers model, its folder, and the converted GGUF file.
 
-Tensors are named by the converter's own table, which the `gguf` package has.
+Tensor names come from the table of llama.cpp's converter in the `gguf` package.
 """
 
 import math
@@ -40,7 +39,7 @@ from transformers import (
 
 VOCABULARY = 97
 CONTEXT = 512
-ORIGINAL = 64  # the context before it was stretched
+ORIGINAL = 64  # original context length of scaled ropes
 WINDOW = 24
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -64,7 +63,7 @@ Write = Callable[[GGUFWriter, PreTrainedConfig], None]
 Tensors = Callable[[PreTrainedConfig], Mapping[str, Tensor]]
 
 
-# -- what the converter writes beside the shape
+# -- metadata that the converter writes besides the shape
 
 
 def nothing(_writer: GGUFWriter, _config: PreTrainedConfig) -> None:
@@ -147,10 +146,10 @@ def cohere(writer: GGUFWriter, config: PreTrainedConfig) -> None:
 
 def stablelm(writer: GGUFWriter, config: PreTrainedConfig) -> None:
     writer.add_rope_dimension_count(rotary_dimensions(config))
-    writer.add_parallel_residual(True)  # whatever the configuration says, if it leaves it out
+    writer.add_parallel_residual(True)  # as the converter does if the configuration has no such key
 
 
-# -- tensors that the converter makes of the configuration
+# -- tensors that the converter computes from the configuration
 
 
 def no_tensors(_config: PreTrainedConfig) -> Mapping[str, Tensor]:
@@ -184,22 +183,22 @@ class GGUFForm:
     arch: str
     write: Write = nothing
     tensors: Tensors = no_tensors
-    permuted: bool = False  # rows of q and k: pairs half a head apart become neighbours
-    norm_shift: float = 0.0  # added to the weights of norms
-    layer_norm: bool = False  # norms subtract the mean
+    interleaved_rows: bool = False  # reorder the rows of q and k, so that rotary pairs are adjacent
+    norm_offset: float = 0.0  # added to norm weights
+    layer_norm: bool = False  # layer norms instead of RMS norms
 
 
 @dataclass(frozen=True)
 class Family:
-    """One configuration, and whether there are GGUF files of it."""
+    """One configuration of a family, and its GGUF form if there is one."""
 
     config: type[PreTrainedConfig]
     options: Mapping[str, Any] = field(default_factory=dict)
     gguf: GGUFForm | None = None
-    norm: float = 1.0  # about which the weights of norms lie
+    norm: float = 1.0  # mean of random norm weights
 
 
-LLAMA = GGUFForm("llama", permuted=True)
+LLAMA = GGUFForm("llama", interleaved_rows=True)
 COMMAND_R = GGUFForm("command-r", cohere, layer_norm=True)
 STABLELM = GGUFForm("stablelm", stablelm, layer_norm=True)
 GEMMA: dict[str, Any] = {"head_dim": 64, "num_hidden_layers": 4, "sliding_window": WINDOW}
@@ -234,14 +233,14 @@ FAMILIES: dict[str, Family] = {
             "final_logit_softcapping": 3.0,
             "tie_word_embeddings": True,
         },
-        GGUFForm("gemma2", gemma2, norm_shift=1.0),
+        GGUFForm("gemma2", gemma2, norm_offset=1.0),
         norm=0.0,
     ),
     "gemma2 scalar": Family(Gemma2Config, GEMMA | {"query_pre_attn_scalar": 30}, norm=0.0),
     "gemma3": Family(
         Gemma3TextConfig,
         GEMMA | {"num_hidden_layers": 7, "query_pre_attn_scalar": 64, "tie_word_embeddings": True},
-        GGUFForm("gemma3", gemma3, norm_shift=1.0),
+        GGUFForm("gemma3", gemma3, norm_offset=1.0),
         norm=0.0,
     ),
     "gemma3 linear": Family(
@@ -255,7 +254,7 @@ FAMILIES: dict[str, Family] = {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
             },
         },
-        GGUFForm("gemma3", gemma3, norm_shift=1.0),
+        GGUFForm("gemma3", gemma3, norm_offset=1.0),
         norm=0.0,
     ),
     "gemma3 listed layers": Family(
@@ -263,17 +262,17 @@ FAMILIES: dict[str, Family] = {
         GEMMA | {"num_hidden_layers": 3, "layer_types": MIXED, "final_logit_softcapping": 4.0},
         norm=0.0,
     ),
-    "llama": Family(LlamaConfig, {"head_dim": 64}, GGUFForm("llama", head_dim, permuted=True)),
+    "llama": Family(LlamaConfig, {"head_dim": 64}, GGUFForm("llama", head_dim, interleaved_rows=True)),
     "llama biases": Family(LlamaConfig, {"attention_bias": True}, LLAMA),
     "llama linear": Family(
         LlamaConfig,
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
-        GGUFForm("llama", linear, permuted=True),
+        GGUFForm("llama", linear, interleaved_rows=True),
     ),
     "llama3": Family(
         LlamaConfig,
         {"rope_parameters": LLAMA3 | {"rope_theta": 10000.0, "original_max_position_embeddings": ORIGINAL}},
-        GGUFForm("llama", tensors=llama3_factors, permuted=True),
+        GGUFForm("llama", tensors=llama3_factors, interleaved_rows=True),
     ),
     "llama dynamic": Family(
         LlamaConfig, {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}}
@@ -281,7 +280,7 @@ FAMILIES: dict[str, Family] = {
     "llama yarn": Family(
         LlamaConfig,
         {"rope_parameters": YARN | {"attention_factor": 1.3, "beta_fast": 16.0, "beta_slow": 2.0}},
-        GGUFForm("llama", yarn, permuted=True),
+        GGUFForm("llama", yarn, interleaved_rows=True),
     ),
     "llama yarn scales": Family(
         LlamaConfig, {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.2, "truncate": False}}
@@ -297,10 +296,10 @@ FAMILIES: dict[str, Family] = {
             | {"original_max_position_embeddings": 256, "factor": 2.0, "llama_4_scaling_beta": 0.1}
             | {"mscale": 1.0, "mscale_all_dim": 0.5},
         },
-        GGUFForm("mistral3", ministral3, permuted=True),
+        GGUFForm("mistral3", ministral3, interleaved_rows=True),
     ),
     "smollm3": Family(
-        SmolLM3Config, {"num_hidden_layers": 5, "tie_word_embeddings": True}, GGUFForm("smollm3", permuted=True)
+        SmolLM3Config, {"num_hidden_layers": 5, "tie_word_embeddings": True}, GGUFForm("smollm3", interleaved_rows=True)
     ),
     "smollm3 listed": Family(
         SmolLM3Config,
@@ -315,7 +314,7 @@ FAMILIES: dict[str, Family] = {
             "logits_scaling": 8.0,
             "rms_norm_eps": 1e-3,
         },
-        GGUFForm("granite", granite, permuted=True),
+        GGUFForm("granite", granite, interleaved_rows=True),
     ),
     "olmo2": Family(Olmo2Config, {}, GGUFForm("olmo2")),
     "olmo3": Family(
@@ -355,7 +354,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def full_rope(config: PreTrainedConfig) -> dict[str, float]:
-    """The parameters of the rope of layers that see all."""
+    """Return the rope parameters of layers without a window."""
     rope: dict[str, dict[str, float]] = config.rope_parameters
     return rope.get("full_attention", rope)  # type: ignore[arg-type]
 
@@ -369,19 +368,19 @@ def rotary_dimensions(config: PreTrainedConfig) -> int:
     return int(head_size(config) * full_rope(config).get("partial_rotary_factor", 1.0))
 
 
-# -- making them
+# -- making checkpoints
 
 
 @dataclass(frozen=True)
 class TinyModel:
-    """The same weights twice."""
+    """A transformers model, and the same weights in a checkpoint."""
 
     reference: PreTrainedModel
     path: Path  # a folder, or a GGUF file
 
 
 def make(folder: Path, name: str, source: str) -> TinyModel:
-    """`source`: "folder" or "gguf"."""
+    """Make a checkpoint; `source` is "folder" or "gguf"."""
     family = FAMILIES[name]
     model = random_model(family, sum(name.encode()))
     if source == "folder":
@@ -401,14 +400,14 @@ def random_model(family: Family, seed: int) -> PreTrainedModel:
 
 
 def make_normalized_stablelm(path: Path) -> TinyModel:
-    """A StableLM whose heads are normalized, as a GGUF file: no folder of one is supported."""
+    """Make a StableLM with head norms as a GGUF file; folders with head norms are not supported."""
     options = {"qk_layernorm": True, "use_parallel_residual": True}
     model = random_model(Family(StableLmConfig, options), seed=6)
     return TinyModel(model, write_gguf(path, model, STABLELM))
 
 
 def make_two_norms(folder: Path) -> TinyModel:
-    """A parallel StableLM whose files have a second norm in each layer, for the MLP: the same as the first."""
+    """Make a parallel StableLM with a second norm per layer, for the MLP, equal to the first."""
     tiny = make(folder, "stablelm parallel", "folder")
     weights = load_file(folder / "model.safetensors")
     names = [name for name in weights if "input_layernorm" in name]
@@ -418,7 +417,7 @@ def make_two_norms(folder: Path) -> TinyModel:
 
 
 def make_wrapped_gemma(folder: Path) -> TinyModel:
-    """A Gemma 3 that sees images, with its tower."""
+    """Make a multimodal Gemma 3 with a vision tower."""
     torch.manual_seed(5)
     text = SHAPE | GEMMA | {"tie_word_embeddings": True}
     vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -430,7 +429,7 @@ def make_wrapped_gemma(folder: Path) -> TinyModel:
 
 
 def randomize(model: PreTrainedModel, norm: float) -> None:
-    """Weights of norms and biases, which are all alike in a new model."""
+    """Randomize norm weights and biases, which are constant in a new model."""
     with torch.no_grad():
         for name, values in model.named_parameters():
             if values.dim() == 1 or "norm" in name:
@@ -456,12 +455,12 @@ def write_gguf(path: Path, model: PreTrainedModel, form: GGUFForm) -> Path:
     for name, values in form.tensors(config).items():
         writer.add_tensor(name, values.float().numpy())
     names = gguf.get_tensor_name_map(architecture(form.arch), config.num_hidden_layers)
-    for name, values in stacked(model.state_dict()).items():
+    for name, values in stack_head_norms(model.state_dict()).items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         ours = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert ours, name
-        writer.add_tensor(ours, converted(name, values, config, form).contiguous().numpy())
+        writer.add_tensor(ours, convert(name, values, config, form).contiguous().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -469,8 +468,8 @@ def write_gguf(path: Path, model: PreTrainedModel, form: GGUFForm) -> Path:
     return path
 
 
-def stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of normalized heads, one tensor for each head in a checkpoint, as rows of one tensor."""
+def stack_head_norms(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Stack the weights of head norms, one tensor per head, into one tensor."""
     found: dict[str, list[Tensor]] = {}
     for name, values in tensors.items():
         module, is_head, _ = name.partition(".norms.")
@@ -482,8 +481,8 @@ def architecture(name: str) -> gguf.MODEL_ARCH:
     return next(arch for arch, theirs in gguf.MODEL_ARCH_NAMES.items() if theirs == name)
 
 
-def converted(name: str, values: Tensor, config: PreTrainedConfig, form: GGUFForm) -> Tensor:
+def convert(name: str, values: Tensor, config: PreTrainedConfig, form: GGUFForm) -> Tensor:
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
-    if form.permuted and heads:
+    if form.interleaved_rows and heads:
         return values.view(heads, 2, -1, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
-    return values + form.norm_shift if name.endswith("norm.weight") else values
+    return values + form.norm_offset if name.endswith("norm.weight") else values

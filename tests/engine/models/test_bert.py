@@ -1,4 +1,4 @@
-"""BERT encoders against transformers, on both backends, out of folders and GGUF files."""
+"""BERT encoders against transformers, on both backends, from folders and GGUF files."""
 
 import json
 from pathlib import Path
@@ -42,7 +42,7 @@ def expected(tiny: TinyBert, sequences: list[list[int]], pooling: Pooling) -> Te
 
 @pytest.mark.parametrize("pooling", POOLING)
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
-def test_vectors_are_those_of_transformers(tmp_path: Path, cpu_kernels: Path, backend: str, pooling: str) -> None:
+def test_vectors_equal_transformers(tmp_path: Path, cpu_kernels: Path, backend: str, pooling: str) -> None:
     tiny = make(tmp_path, pooling=pooling)
     sequences = texts(1)
     for path in (tiny.folder, tiny.path):
@@ -53,14 +53,14 @@ def test_vectors_are_those_of_transformers(tmp_path: Path, cpu_kernels: Path, ba
 
 
 @pytest.mark.parametrize("shape", [{"heads": 1}, {"hidden": 60, "heads": 5, "mlp": 33}, {"mlp": 200, "positions": 50}])
-def test_odd_shapes(tmp_path: Path, shape: dict[str, int]) -> None:
+def test_unusual_shapes_equal_transformers(tmp_path: Path, shape: dict[str, int]) -> None:
     tiny = make(tmp_path, **shape)  # type: ignore[arg-type]
     with load(tiny.folder, "reference") as encoder:
         assert (encoder.encode(texts(2)) - expected(tiny, texts(2), Pooling.MEAN)).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("mix", MIXES)
-def test_quantized_weights_give_the_same_vectors_on_both_backends(tmp_path: Path, cpu_kernels: Path, mix: str) -> None:
+def test_quantized_weights_give_equal_vectors_on_both_backends(tmp_path: Path, cpu_kernels: Path, mix: str) -> None:
     tiny = make(tmp_path, types=MIXES[mix])
     with load(tiny.path, "reference") as plain, load(tiny.path, "cpu", cpu_kernels) as fast:
         vectors = plain.encode(texts(3))
@@ -69,7 +69,7 @@ def test_quantized_weights_give_the_same_vectors_on_both_backends(tmp_path: Path
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
-def test_a_vectors_bits_are_its_texts_alone(tmp_path: Path, cpu_kernels: Path, backend: str) -> None:
+def test_bits_of_a_vector_depend_only_on_its_text(tmp_path: Path, cpu_kernels: Path, backend: str) -> None:
     tiny = make(tmp_path, mlp=160)
     sequences = texts(4) * 3
     with load(tiny.folder, backend, cpu_kernels, threads=3) as encoder:
@@ -81,13 +81,13 @@ def test_a_vectors_bits_are_its_texts_alone(tmp_path: Path, cpu_kernels: Path, b
     assert torch.equal(backwards.view(torch.int32), alone.view(torch.int32))
 
 
-def test_vectors_have_length_one(tmp_path: Path) -> None:
+def test_vectors_are_normalized(tmp_path: Path) -> None:
     with load(make(tmp_path).folder, "reference") as encoder:
         assert torch.allclose(encoder.encode(texts(5)).norm(dim=1), torch.ones(len(LENGTHS)), atol=1e-6)
         assert encoder.encode([]).shape == (0, 64)
 
 
-def test_ids_are_checked_before_anything_is_computed(tmp_path: Path) -> None:
+def test_too_long_texts_and_invalid_ids_are_rejected(tmp_path: Path) -> None:
     with load(make(tmp_path).folder, "reference") as encoder:
         with pytest.raises(PromptTooLong, match="49 tokens, and the model reads 48"):
             encoder.encode([[1] * 49])
@@ -96,7 +96,7 @@ def test_ids_are_checked_before_anything_is_computed(tmp_path: Path) -> None:
                 encoder.encode([[1], ids])
 
 
-def test_the_longest_text_is_what_the_folder_says_or_less(tmp_path: Path) -> None:
+def test_context_length_comes_from_the_folder(tmp_path: Path) -> None:
     tiny = make(tmp_path)
     (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 20, "do_lower_case": false}')
     with load(tiny.folder, "reference") as encoder:
@@ -118,7 +118,7 @@ def test_the_longest_text_is_what_the_folder_says_or_less(tmp_path: Path) -> Non
         ('"type_vocab_size": 2', '"type_vocab_size": 3', "token_type_embeddings.weight has shape"),
     ],
 )
-def test_another_model_is_refused_by_name(tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_unsupported_config_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
     tiny = make(tmp_path)
     config = (tmp_path / "config.json").read_text()
     assert old in config
@@ -128,7 +128,7 @@ def test_another_model_is_refused_by_name(tmp_path: Path, old: str, new: str, me
     assert message in refusal.value.message
 
 
-def test_shapes_without_cpu_kernels_are_computed_by_the_plain_ones(
+def test_shape_without_cpu_kernels_uses_the_reference_kernels(
     tmp_path: Path, cpu_kernels: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tiny = make(tmp_path, mlp=33)
@@ -139,7 +139,7 @@ def test_shapes_without_cpu_kernels_are_computed_by_the_plain_ones(
         load(tiny.folder, "cpu", cpu_kernels)
 
 
-# -- how states become a vector
+# -- pooling
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_shapes_without_cpu_kernels_are_computed_by_the_plain_ones(
         ({"pooling_mode": "mean", "include_prompt": True}, Pooling.MEAN),
     ],
 )
-def test_pooling_is_what_the_folder_says(tmp_path: Path, config: dict[str, object], pooling: Pooling) -> None:
+def test_pooling_comes_from_the_folder(tmp_path: Path, config: dict[str, object], pooling: Pooling) -> None:
     tiny = make(tmp_path)
     write_modules(tmp_path, config)
     with load(tiny.folder, "reference") as encoder:
@@ -166,14 +166,14 @@ def test_pooling_is_what_the_folder_says(tmp_path: Path, config: dict[str, objec
         ({}, "nothing"),
     ],
 )
-def test_another_pooling_is_refused_by_name(tmp_path: Path, config: dict[str, object], named: str) -> None:
+def test_unsupported_pooling_is_refused(tmp_path: Path, config: dict[str, object], named: str) -> None:
     tiny = make(tmp_path)
     write_modules(tmp_path, config)
     with pytest.raises(UnsupportedModel, match=f"asks for the pooling {named}"):
         load(tiny.folder, "reference")
 
 
-def test_a_module_that_is_not_computed_is_refused_by_name(tmp_path: Path) -> None:
+def test_unsupported_module_is_refused(tmp_path: Path) -> None:
     tiny = make(tmp_path)
     write_modules(tmp_path, {"pooling_mode": "mean"}, ("Dense", "Normalize"))
     with pytest.raises(UnsupportedModel, match=r"library\.models\.Dense"):
@@ -181,7 +181,7 @@ def test_a_module_that_is_not_computed_is_refused_by_name(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("path", ["../other", "/etc", "a/b", "..", "", 7, None])
-def test_a_module_lies_in_the_folder(tmp_path: Path, path: object) -> None:
+def test_module_path_outside_the_folder_is_rejected(tmp_path: Path, path: object) -> None:
     tiny = make(tmp_path)
     write_modules(tmp_path, {"pooling_mode": "mean"})
     modules = (tmp_path / "modules.json").read_text()
@@ -190,7 +190,7 @@ def test_a_module_lies_in_the_folder(tmp_path: Path, path: object) -> None:
         load(tiny.folder, "reference")
 
 
-def test_a_module_that_is_a_link_out_of_the_folder_is_not_opened(tmp_path: Path) -> None:
+def test_module_link_outside_the_folder_is_rejected(tmp_path: Path) -> None:
     tiny = make(tmp_path / "model")
     write_modules(tmp_path / "model", {"pooling_mode": "mean"})
     (tmp_path / "model" / "1_Pooling").rename(tmp_path / "elsewhere")
@@ -200,14 +200,14 @@ def test_a_module_that_is_a_link_out_of_the_folder_is_not_opened(tmp_path: Path)
 
 
 @pytest.mark.parametrize("content", [b"{}", b"[1]", b"[", b'[], "a": 1', b"[{}]", b"[[]]", b"\xff"])
-def test_malformed_modules_are_one_error(tmp_path: Path, content: bytes) -> None:
+def test_malformed_modules_file_is_rejected(tmp_path: Path, content: bytes) -> None:
     tiny = make(tmp_path)
     (tmp_path / "modules.json").write_bytes(content)
     with pytest.raises((ModelFileError, UnsupportedModel)):
         load(tiny.folder, "reference")
 
 
-def test_vectors_of_a_gpu_are_nearly_those_of_transformers(tmp_path: Path, device: torch.device) -> None:
+def test_gpu_vectors_are_close_to_transformers(tmp_path: Path, device: torch.device) -> None:
     tiny, sequences = make(tmp_path, pooling="pooling_mode_mean_tokens"), texts(4, (1, 9))
     card = INTERPRETED if device.type == "cpu" else None
     with open_checkpoint(tiny.folder) as checkpoint:

@@ -1,4 +1,4 @@
-"""Every decoder family against transformers, from a folder and from a GGUF file: batches over the paged cache."""
+"""Every decoder family against transformers, from folders and GGUF files, in batches over the paged cache."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -43,7 +43,7 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Tensors are tiny: threads would only wait for each other."""
+    """Use one thread: threads would wait for each other on tiny tensors."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -58,7 +58,7 @@ def load(path: Path, change: Change = lambda config: config) -> Model:
 
 
 class Run:
-    """A loaded model over a cache that holds NaN wherever nothing was written."""
+    """A loaded model with a KV cache that is NaN where nothing was written."""
 
     def __init__(self, path: Path, change: Change = lambda config: config) -> None:
         self.model = load(path, change)
@@ -73,7 +73,7 @@ class Run:
         return HeldRequest(1, tuple(ids), SamplingParams(), block_tables=tuple(list(blocks) for _ in self._groups))
 
     def step(self, *parts: tuple[HeldRequest, int]) -> Tensor:
-        """The requests' `num_computed` move on. Logits of those that reached their last token."""
+        """Run a step. Returns the logits of requests that reach their last token, and advances `num_computed`."""
         plan = StepPlan(tuple(it.next_part(n) for it, n in parts))
         with torch.inference_mode():
             batch = build_batch(plan, vocab_size=VOCABULARY, num_blocks=BLOCKS, groups=self._groups)
@@ -97,13 +97,13 @@ def close(logits: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(logits, wanted, rtol=0, atol=1e-4)
 
 
-def test_logits_equal_those_of_transformers(tiny: TinyModel) -> None:
+def test_logits_equal_transformers(tiny: TinyModel) -> None:
     run = Run(tiny.path)
     ids = prompt(150, seed=1)
     close(run.step((run.request(ids, range(5, 15)), 150))[0], expected(tiny, ids))
 
 
-def test_chunks_and_batches_give_the_same_bits_and_decoding_goes_on(tiny: TinyModel) -> None:
+def test_chunks_and_batches_give_equal_bits(tiny: TinyModel) -> None:
     run, ids = Run(tiny.path), prompt(150, seed=2)
     whole = run.step((run.request(ids, range(1, 11)), 150))[0]
     first = run.request(ids, [29, 13, 27, 11, 30, 22, 15, 18, 39, 12])
@@ -120,19 +120,19 @@ def test_chunks_and_batches_give_the_same_bits_and_decoding_goes_on(tiny: TinyMo
     close(logits[0], expected(tiny, [*ids, *first.output_ids]))
 
 
-def test_the_text_part_of_a_model_that_sees_images(tmp_path: Path) -> None:
+def test_text_part_of_a_multimodal_model_equals_transformers(tmp_path: Path) -> None:
     tiny, ids = make_wrapped_gemma(tmp_path), prompt(60, seed=3)
     run = Run(tiny.path)
     close(run.step((run.request(ids, range(1, 5)), 60))[0], expected(tiny, ids))
 
 
-def test_normalized_heads_of_a_gguf_file(tmp_path: Path) -> None:
+def test_head_norms_in_a_gguf_file_equal_transformers(tmp_path: Path) -> None:
     tiny, ids = make_normalized_stablelm(tmp_path / "tiny.gguf"), prompt(60, seed=4)
     run = Run(tiny.path)
     close(run.step((run.request(ids, range(1, 5)), 60))[0], expected(tiny, ids))
 
 
-def test_a_parallel_block_may_have_a_norm_for_the_mlp(tmp_path: Path) -> None:
+def test_parallel_block_with_two_norms_equals_transformers(tmp_path: Path) -> None:
     tiny, ids = make_two_norms(tmp_path), prompt(60, seed=5)
     run = Run(tiny.path, lambda config: replace(config, block=Block.PARALLEL))
     close(run.step((run.request(ids, range(1, 5)), 60))[0], expected(tiny, ids))

@@ -1,4 +1,4 @@
-"""What configurations become: defaults and old spellings as transformers reads them, odd values refused by name."""
+"""Model configurations: defaults and old spellings as in transformers, and unsupported values."""
 
 import json
 import subprocess
@@ -37,9 +37,10 @@ def read(architecture: str, values: Mapping[str, object]) -> ModelConfig:
     return models.read_config(Metadata(values, architecture, is_config=True))
 
 
-# -- what is absent, and what was called otherwise
+# -- missing keys and old spellings
 
-NOT_ALONE = ("gemma3", "gemma3_text", "mistral3", "command-r")  # names of parts, of wholes, and of GGUF files alone
+# architectures of parts, of multimodal models, and of GGUF files only
+NOT_ALONE = ("gemma3", "gemma3_text", "mistral3", "command-r")
 SPELLINGS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, SIZES) for name in models.FAMILIES if name not in NOT_ALONE},
     "gemma3_text": ("gemma3_text", {}),
@@ -82,43 +83,43 @@ SPELLINGS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", SPELLINGS)
-def test_the_configuration_is_the_one_that_transformers_reads(name: str) -> None:
-    """The other one is what transformers writes after it has read this one: every value there, in its newest form."""
+def test_config_equals_the_one_transformers_writes(name: str) -> None:
+    """transformers reads the configuration and writes it with every value in its newest form."""
     architecture, values = SPELLINGS[name]
     written = AutoConfig.for_model(architecture, **json.loads(json.dumps(values))).to_dict()
     assert read(architecture, values) == read(architecture, written)
 
 
-def test_weights_in_bfloat16_have_a_scale_in_bfloat16() -> None:
+def test_embedding_scale_has_the_precision_of_the_weights() -> None:
     exact, old, new = (read("gemma2", values) for values in ({}, {"torch_dtype": "bfloat16"}, {"dtype": "bfloat16"}))
     assert exact.embedding_scale == 2304**0.5
     assert old.embedding_scale == new.embedding_scale == torch.tensor(2304**0.5).bfloat16().item()
 
 
-def test_queries_that_grow_with_their_position_bound_the_context() -> None:
+def test_position_scaled_queries_limit_the_context() -> None:
     rope = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16384}
-    grown = SIZES | {"rope_parameters": rope | {"llama_4_scaling_beta": 0.1}}
+    scaled_queries = SIZES | {"rope_parameters": rope | {"llama_4_scaling_beta": 0.1}}
     assert read("ministral3", SIZES | {"rope_parameters": rope}).context_length == 262_144
-    assert read("ministral3", grown).context_length == 16384
+    assert read("ministral3", scaled_queries).context_length == 16384
 
 
-def test_the_text_part_may_leave_things_to_the_whole() -> None:
+def test_text_config_inherits_keys_of_the_whole_config() -> None:
     whole = {"text_config": SIZES | {"model_type": "mistral"}, "torch_dtype": "bfloat16", "tie_word_embeddings": True}
     config = read("mistral3", whole)
     assert (config.architecture, config.tied_head) == ("mistral", True)
 
 
-def test_the_longest_contexts_choose_the_long_factors() -> None:
+def test_contexts_beyond_the_original_use_long_factors() -> None:
     config = read("phi3", SPELLINGS["su"][1])
     assert [config.long_ropes(length) for length in (8192, 8193)] == [(False,), (True,)]
 
 
-def test_command_r_has_the_longest_context_that_it_names() -> None:
+def test_command_r_context_is_model_max_length() -> None:
     assert read("cohere", SIZES).context_length == 8192
     assert read("cohere", SIZES | {"model_max_length": 131072}).context_length == 131072
 
 
-def test_yarn_in_a_gguf_file() -> None:
+def test_yarn_scaling_is_read_from_gguf_keys() -> None:
     values = gguf("mistral3") | {
         "mistral3.rope.scaling.type": "yarn",
         "mistral3.rope.scaling.factor": 16.0,
@@ -129,9 +130,9 @@ def test_yarn_in_a_gguf_file() -> None:
     assert scaling == YarnScaling(16.0, 1024, mscale=1.0, mscale_all=1.0)
 
 
-# -- what is refused
+# -- unsupported values
 
-ODD: list[tuple[str, dict[str, Any], str]] = [
+UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"mlp_bias": True}, "mlp_bias"),
     ("llama", {"hidden_act": "gelu"}, "hidden_act"),
     ("llama", {"attention_bias": 1}, "attention_bias"),
@@ -191,13 +192,13 @@ ODD: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("architecture", "odd", "named"), ODD)
-def test_odd_values_are_refused(architecture: str, odd: dict[str, Any], named: str) -> None:
-    plain = {} if "text_config" in odd else SIZES
+@pytest.mark.parametrize(("architecture", "changes", "named"), UNSUPPORTED)
+def test_unsupported_config_values_are_refused(architecture: str, changes: dict[str, Any], named: str) -> None:
+    plain = {} if "text_config" in changes else SIZES
     if plain:
         read(architecture, plain)
     with pytest.raises(UnsupportedModel, match=named):
-        read(architecture, plain | odd)
+        read(architecture, plain | changes)
 
 
 def gguf(architecture: str) -> dict[str, Any]:
@@ -207,7 +208,7 @@ def gguf(architecture: str) -> dict[str, Any]:
     return {f"{architecture}.{key}": value for key, value in (sizes | heads | epsilons).items()}
 
 
-ODD_IN_GGUF: list[tuple[str, str, object]] = [
+UNSUPPORTED_IN_GGUF: list[tuple[str, str, object]] = [
     ("qwen2", "attention.causal", False),
     ("qwen3", "expert_count", 128),
     ("gemma3", "rope.freq_base_swa", -1.0),
@@ -227,28 +228,28 @@ ODD_IN_GGUF: list[tuple[str, str, object]] = [
 ]
 
 
-@pytest.mark.parametrize(("architecture", "key", "value"), ODD_IN_GGUF)
-def test_odd_values_of_a_gguf_file_are_refused(architecture: str, key: str, value: object) -> None:
+@pytest.mark.parametrize(("architecture", "key", "value"), UNSUPPORTED_IN_GGUF)
+def test_unsupported_gguf_values_are_refused(architecture: str, key: str, value: object) -> None:
     plain = gguf(architecture)
     models.read_config(Metadata(plain, architecture))
     with pytest.raises(UnsupportedModel, match=key.replace(".", r"\.")):
         models.read_config(Metadata(plain | {f"{architecture}.{key}": value}, architecture))
 
 
-def test_reading_a_configuration_loads_no_torch() -> None:
+def test_family_modules_do_not_import_torch() -> None:
     imports = "\n".join(f"import {name}" for name in set(models.FAMILIES.values()))
     code = f"import sys\n{imports}\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], check=True)
 
 
 @pytest.mark.parametrize("pattern", [(True, False), (1, 0), "often"])
-def test_an_odd_pattern_of_windows_is_refused(pattern: object) -> None:
+def test_invalid_window_pattern_is_refused(pattern: object) -> None:
     window = {"gemma3.attention.sliding_window": 512, "gemma3.attention.sliding_window_pattern": pattern}
     with pytest.raises(UnsupportedModel, match=r"sliding_window_pattern|2 layer types"):
         models.read_config(Metadata(gguf("gemma3") | window, "gemma3"))
 
 
-def test_a_yarn_that_is_switched_off_is_refused() -> None:
+def test_disabled_yarn_extension_is_refused() -> None:
     rope = {"type": "yarn", "factor": 4.0, "yarn_ext_factor": 0.0}
     values = {f"qwen2.rope.scaling.{key}": value for key, value in rope.items()}
     with pytest.raises(UnsupportedModel, match="yarn_ext_factor"):
@@ -258,12 +259,12 @@ def test_a_yarn_that_is_switched_off_is_refused() -> None:
 # -- tensors
 
 
-def test_what_old_checkpoints_store_twice_is_left_out(tmp_path: Path) -> None:
-    """Were it used, or refused, there would be no such answer: the head that is stored too is another one."""
+def test_redundant_tensors_of_old_checkpoints_are_ignored(tmp_path: Path) -> None:
+    """A different head is stored although the head is tied. Using it, or refusing it, would change the answer."""
     make(tmp_path, "qwen2 tied", "folder")
     options, path = LoadOptions("reference", 64, threads=1), tmp_path / "model.safetensors"
-    said = answer(tmp_path, options)
+    expected_answer = answer(tmp_path, options)
     tensors = load_file(path)
     frequencies = {f"model.layers.{number}.self_attn.rotary_emb.inv_freq": torch.zeros(16) for number in range(3)}
     save_file(tensors | frequencies | {"lm_head.weight": torch.zeros(97, 128)}, path)
-    assert answer(tmp_path, options) == said
+    assert answer(tmp_path, options) == expected_answer

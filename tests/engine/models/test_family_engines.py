@@ -1,4 +1,4 @@
-"""Every decoder family through the engine: greedy tokens after a request has preemptions, and after a cached prefix."""
+"""Every decoder family in the engine: greedy tokens with preemption and with cached prefixes."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,16 +14,16 @@ from engine.request import Request
 from engine.sampling_params import SamplingParams
 from tests.engine.models.family_checkpoints import FAMILIES, ORIGINAL, VOCABULARY, TinyModel, make
 
-CONTEXT = 112  # seven blocks: requests of the lengths below outgrow them together, even where all layers have a window
+CONTEXT = 112  # seven blocks: the requests below exceed them together, even if all layers have a window
 LENGTHS = (20, 26, 30)
 REPLY = 40
 HOST_BYTES = 64 << 20
-STRETCHED = ("phi3 longrope", "phi4 mini")
+LONG_ROPE = ("phi3 longrope", "phi4 mini")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Tensors are tiny: threads would only wait for each other."""
+    """Use one thread: threads would wait for each other on tiny tensors."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -54,9 +54,9 @@ def answer(running: ModelEngine, *prompts: tuple[int, ...], reply: int = REPLY) 
 
 
 def predictions(tiny: TinyModel, it: Request, context: int) -> Tensor:
-    """What transformers expects in the place of each token of a reply, as logits.
+    """Return transformers' logits for each token of a reply.
 
-    It is shown a whole context, since how it stretches a rope depends on that. Nothing looks ahead.
+    The sequence is padded to the whole context, because the scaling of some ropes depends on its length.
     """
     ids = [*it.prompt_ids, *it.output_ids]
     with torch.inference_mode():
@@ -65,7 +65,7 @@ def predictions(tiny: TinyModel, it: Request, context: int) -> Tensor:
 
 
 def check(tiny: TinyModel, it: Request, context: int = CONTEXT) -> None:
-    """Each token is the one that transformers finds most likely, or as likely as that but for rounding."""
+    """Check that each token is the most likely one in transformers, except for rounding."""
     logits = predictions(tiny, it, context)
     chosen = logits.gather(1, torch.tensor(it.output_ids).unsqueeze(1)).squeeze(1)
     torch.testing.assert_close(chosen, logits.amax(-1), rtol=0, atol=1e-3)
@@ -73,7 +73,7 @@ def check(tiny: TinyModel, it: Request, context: int = CONTEXT) -> None:
 
 @pytest.mark.share(6)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_who_yields_and_who_finds_a_prefix_say_the_same(tmp_path: Path, name: str) -> None:
+def test_preemption_and_cached_prefixes_do_not_change_replies(tmp_path: Path, name: str) -> None:
     tiny = make(tmp_path, name, "folder")
     preemption = Preemption.SWAP if "window" in name or "gemma" in name else Preemption.RECOMPUTE
     running = engine(tiny.path, preemption)
@@ -90,14 +90,14 @@ def test_who_yields_and_who_finds_a_prefix_say_the_same(tmp_path: Path, name: st
     assert again.output_ids == alone.output_ids[10:]
 
 
-@pytest.mark.parametrize("name", STRETCHED)
-def test_an_engine_for_short_contexts_takes_the_short_factors(tmp_path: Path, name: str) -> None:
-    """transformers takes them as long as a sequence is short, and our engine as long as all must be."""
+@pytest.mark.parametrize("name", LONG_ROPE)
+def test_short_context_uses_the_short_rope_factors(tmp_path: Path, name: str) -> None:
+    """transformers chooses the factors by the length of the sequence, the engine by its context length."""
     tiny = make(tmp_path, name, "folder")
     short, long = (engine(tiny.path, Preemption.AUTO, context) for context in (ORIGINAL, ORIGINAL + 1))
-    (said,), (said_long,) = (answer(it, prompt(30), reply=20) for it in (short, long))
-    check(tiny, said, ORIGINAL)
-    assert said.output_ids != said_long.output_ids
+    (short_reply,), (long_reply,) = (answer(it, prompt(30), reply=20) for it in (short, long))
+    check(tiny, short_reply, ORIGINAL)
+    assert short_reply.output_ids != long_reply.output_ids
     assert short.config.cache_salt != long.config.cache_salt
 
 
@@ -106,8 +106,8 @@ def test_an_engine_for_short_contexts_takes_the_short_factors(tmp_path: Path, na
 
 @pytest.mark.share(15)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_cpu_kernels_find_nearly_the_same_probabilities(tmp_path: Path, cpu_kernels: Path, name: str) -> None:
-    """Use the most precise activations (14 bits) and float16 keys and values."""
+def test_cpu_kernels_are_close_to_transformers(tmp_path: Path, cpu_kernels: Path, name: str) -> None:
+    """With 14-bit activations, and float16 keys and values."""
     tiny = make(tmp_path, name, "folder")
     options = LoadOptions("cpu", CONTEXT, threads=1, activation_bits=14, code_cache=cpu_kernels)
     with open_checkpoint(tiny.path) as checkpoint:

@@ -1,4 +1,4 @@
-"""The Llama family against transformers, through the real reader, batch, paged cache and reference kernels."""
+"""The Llama family against transformers, with GGUF files, batches, the paged cache, and the reference kernels."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -41,7 +41,7 @@ def load(path: Path) -> Model:
 
 
 def poisoned_cache(model: Model) -> KVCache:
-    """A cache that holds NaN wherever nothing was written."""
+    """Return a KV cache that is NaN where nothing was written."""
     device = ReferenceDevice(keep_dequantized=True, threads=1)
     kv = KVCache(model.kv_groups(), BLOCKS, device.layer_shape, device.kv_type)
     for pool in kv.pools:
@@ -54,7 +54,7 @@ def request(number: int, ids: Sequence[int], blocks: Sequence[int]) -> HeldReque
 
 
 def forward(model: Model, kv: KVCache, parts: list[tuple[HeldRequest, int]]) -> Tensor:
-    """One step; the requests' `num_computed` move on. Logits of those that reached their last token."""
+    """Run a step. Returns the logits of requests that reach their last token, and advances `num_computed`."""
     plan = StepPlan(tuple(it.next_part(n) for it, n in parts))
     with torch.inference_mode():
         logits: Tensor = model.forward(build_batch(plan, vocab_size=97, num_blocks=BLOCKS), kv)
@@ -98,8 +98,8 @@ def test_logits_equal_transformers(tmp_path: Path, variant: str, length: int) ->
     torch.testing.assert_close(logits[0], expected(tiny, ids), rtol=0, atol=1e-4)
 
 
-def test_llama3_factors_change_the_answer(tmp_path: Path) -> None:
-    """Guards the variant above: without its factors the same checkpoint computes something else."""
+def test_llama3_rope_factors_change_the_logits(tmp_path: Path) -> None:
+    """Checks that the variant above depends on its factors."""
     tiny = make(tmp_path, rope=LLAMA3_SCALING)
     model = load(tiny.path)
     ids = prompt(150, seed=1)
@@ -123,7 +123,7 @@ def test_chunks_give_the_same_bits_as_the_whole_prompt(tiny: TinyLlama, chunk: i
     assert torch.equal(logits, whole)
 
 
-def test_a_batch_gives_the_same_bits_as_each_alone(tiny: TinyLlama) -> None:
+def test_batch_gives_the_same_bits_as_single_requests(tiny: TinyLlama) -> None:
     model = load(tiny.path)
     lengths = [1, 15, 16, 17, 40, 130]
     alone = []
@@ -139,7 +139,7 @@ def test_a_batch_gives_the_same_bits_as_each_alone(tiny: TinyLlama) -> None:
     assert torch.equal(together, torch.cat(alone))
 
 
-def test_decoding_beside_another_prompt_equals_transformers(tiny: TinyLlama) -> None:
+def test_decode_beside_a_prefill_equals_transformers(tiny: TinyLlama) -> None:
     model = load(tiny.path)
     kv = poisoned_cache(model)
     first, second = request(1, prompt(30, 1), [4, 2, 6]), request(2, prompt(50, 2), [1, 3, 5, 7])
@@ -152,12 +152,12 @@ def test_decoding_beside_another_prompt_equals_transformers(tiny: TinyLlama) -> 
     torch.testing.assert_close(logits[1], expected(tiny, second.prompt_ids), rtol=0, atol=1e-4)
 
 
-def test_no_logits_for_a_prompt_in_the_middle(tiny: TinyLlama) -> None:
+def test_incomplete_prompt_has_no_logits(tiny: TinyLlama) -> None:
     model = load(tiny.path)
     assert forward(model, poisoned_cache(model), [(request(1, prompt(20, 1), [1, 2]), 5)]).shape == (0, 97)
 
 
-# -- what is refused, by name
+# -- unsupported checkpoints
 
 
 def edited(tiny: TinyLlama, key: str, value: int | str) -> dict[str, object]:
@@ -182,25 +182,25 @@ def edited(tiny: TinyLlama, key: str, value: int | str) -> dict[str, object]:
         ("llama.context_length", True),
     ],
 )
-def test_odd_values_are_refused(tiny: TinyLlama, key: str, value: int | str) -> None:
+def test_unsupported_metadata_values_are_refused(tiny: TinyLlama, key: str, value: int | str) -> None:
     with pytest.raises(UnsupportedModel) as caught:
         models.read_config(Metadata(edited(tiny, key, value), "llama"))
     assert str(value) in str(caught.value)
 
 
-def test_a_missing_value_is_named(tiny: TinyLlama) -> None:
+def test_missing_metadata_key_is_named(tiny: TinyLlama) -> None:
     with open_checkpoint(tiny.path) as checkpoint:
         metadata = {key: value for key, value in checkpoint.metadata.values.items() if key != "llama.block_count"}
     with pytest.raises(UnsupportedModel, match=r"llama\.block_count"):
         models.read_config(Metadata(metadata, "llama"))
 
 
-def test_an_unknown_architecture_is_named() -> None:
+def test_unknown_architecture_is_named() -> None:
     with pytest.raises(UnsupportedModel, match="'mamba'"):
         models.read_config(Metadata({}, "mamba"))
 
 
-def test_missing_left_over_and_misshapen_tensors(tiny: TinyLlama, tmp_path: Path) -> None:
+def test_missing_extra_and_misshapen_tensors_are_refused(tiny: TinyLlama, tmp_path: Path) -> None:
     for change, error, names in (
         ("drop", ModelFileError, "blk.1.ffn_up.weight"),
         ("extra", UnsupportedModel, "blk.0.ffn_up.bias"),

@@ -1,4 +1,4 @@
-"""The names of weights in transformers' checkpoints, against the table that llama.cpp's converter uses."""
+"""The weight names of transformers checkpoints, against the table of llama.cpp's converter."""
 
 import importlib
 
@@ -24,7 +24,7 @@ ARCHITECTURES = {
 
 
 @pytest.mark.parametrize("family", ARCHITECTURES)
-def test_names_equal_those_of_the_gguf_package(family: str) -> None:
+def test_names_equal_the_gguf_package(family: str) -> None:
     names: Names = importlib.import_module(f"engine.models.{family}").NAMES
     table = get_tensor_name_map(ARCHITECTURES[family], 1)
     theirs = {ours: table.get_name(name.format(0)) for ours, name in names.stems.items()}
@@ -33,7 +33,7 @@ def test_names_equal_those_of_the_gguf_package(family: str) -> None:
     assert len(known) >= 11
 
 
-def test_every_name_is_one_of_the_format() -> None:
+def test_all_names_are_gguf_names() -> None:
     written = {name.format(bid="{}") for name in TENSOR_NAMES.values()}
     for family in ARCHITECTURES:
         names: Names = importlib.import_module(f"engine.models.{family}").NAMES

@@ -1,4 +1,4 @@
-"""The default model's real weights, against the same file dequantized by the `gguf` package and run in transformers."""
+"""The default model's real weights, against transformers with the weights dequantized by the `gguf` package."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ from engine.step import StepPlan
 from tests.support.float32_smollm2 import transformers_model
 from tests.support.held_request import HeldRequest
 
-# A gap between the two most likely tokens below this is a tie: rounding may decide it either way.
+# If the gap between the two most likely tokens is smaller, rounding may decide either way.
 TIE = 0.05
 STEP_TOKENS = 64
 
@@ -47,7 +47,7 @@ def reference(smollm2: Path) -> LlamaForCausalLM:
 
 @dataclass(frozen=True)
 class Loaded:
-    """An engine, and the model in it."""
+    """An engine and its model."""
 
     engine: ModelEngine
     model: Model
@@ -55,7 +55,7 @@ class Loaded:
 
 @pytest.fixture(scope="module")
 def loaded(smollm2: Path) -> Loaded:
-    """Steps take few tokens, so that prompts that are not long take several."""
+    """An engine with few tokens per step, so that prompts of moderate length take several steps."""
     models_made: list[Model] = []
 
     def load(*given: Any) -> Model:
@@ -77,7 +77,7 @@ def engine(loaded: Loaded) -> ModelEngine:
 
 @pytest.fixture(scope="module")
 def prompts(smollm2: Path) -> list[tuple[int, ...]]:
-    """QUESTIONS as chat turns."""
+    """QUESTIONS as chat prompts."""
     with open_checkpoint(smollm2) as checkpoint:
         tokenizer = from_gguf(checkpoint.metadata.values)
     turns = [f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n" for question in QUESTIONS]
@@ -99,7 +99,7 @@ def submit(engine: ModelEngine, prompt: tuple[int, ...], *, cache_salt: str = ""
 
 
 def reference_logprobs(reference: LlamaForCausalLM, ids: Sequence[int]) -> Tensor:
-    """float64 [len(ids), vocabulary]: row i is the distribution of the token after ids[i]."""
+    """Return float64 [len(ids), vocabulary]: row i is the distribution of the token after ids[i]."""
     with torch.inference_mode():
         logits: Tensor = reference(torch.tensor([list(ids)])).logits[0]
     return torch.log_softmax(logits.double(), -1)
@@ -107,24 +107,24 @@ def reference_logprobs(reference: LlamaForCausalLM, ids: Sequence[int]) -> Tenso
 
 @dataclass(frozen=True)
 class Reply:
-    """A greedy reply, what was told of each of its tokens, and the reference's distributions behind the prompt."""
+    """A greedy reply, its reported log-probabilities, and the reference's distributions."""
 
     prompt: tuple[int, ...]
     token_ids: list[int]
-    told: list[TokenLogprobs]
+    reported: list[TokenLogprobs]
     expected: Tensor  # float64 [len(prompt) + len(token_ids), vocabulary]
 
     @property
     def rows(self) -> Tensor:
-        """Of its tokens."""
+        """Return the distributions of the reply's tokens."""
         return self.expected[len(self.prompt) - 1 :]
 
 
 @pytest.fixture(scope="module")
 def replies(engine: ModelEngine, reference: LlamaForCausalLM, prompts: list[tuple[int, ...]]) -> list[Reply]:
-    """To a third of the prompts, answered together."""
+    """Replies to a third of the prompts, computed in one batch."""
     requests = [submit(engine, prompt, logprobs=3) for prompt in prompts[::3]]
-    events = run_out(engine)
+    events = run_to_end(engine)
     return [
         Reply(
             request.prompt_ids,
@@ -136,7 +136,7 @@ def replies(engine: ModelEngine, reference: LlamaForCausalLM, prompts: list[tupl
     ]
 
 
-def test_greedy_text_equals_the_float32_reference(replies: list[Reply]) -> None:
+def test_greedy_tokens_equal_the_float32_reference(replies: list[Reply]) -> None:
     compared = 0
     for reply in replies:
         for row, token_id in zip(reply.rows, reply.token_ids, strict=False):
@@ -151,7 +151,7 @@ def test_greedy_text_equals_the_float32_reference(replies: list[Reply]) -> None:
 def test_logprobs_equal_the_float32_reference(
     loaded: Loaded, reference: LlamaForCausalLM, prompts: list[tuple[int, ...]], replies: list[Reply]
 ) -> None:
-    """Every position of every prompt: mean Kullback-Leibler divergence below 1e-4 a token."""
+    """The mean Kullback-Leibler divergence over all prompt positions is below 1e-4."""
     known = {reply.prompt: reply.expected for reply in replies}
     divergences = []
     for prompt in prompts:
@@ -173,39 +173,39 @@ def all_logits(model: Model, prompt: tuple[int, ...]) -> Tensor:
     return logits
 
 
-def test_reported_logprobs_are_the_references(replies: list[Reply]) -> None:
+def test_reported_logprobs_equal_the_reference(replies: list[Reply]) -> None:
     for reply in replies:
-        assert len(reply.told) == len(reply.token_ids)
-        for row, token_id, told in zip(reply.rows, reply.token_ids, reply.told, strict=False):
-            assert told.token_id == token_id
-            assert told.logprob == pytest.approx(float(row[token_id]), abs=1e-3)
-            assert len(told.top) == 3
-            for other, logprob in told.top:
+        assert len(reply.reported) == len(reply.token_ids)
+        for row, token_id, reported in zip(reply.rows, reply.token_ids, reply.reported, strict=False):
+            assert reported.token_id == token_id
+            assert reported.logprob == pytest.approx(float(row[token_id]), abs=1e-3)
+            assert len(reported.top) == 3
+            for other, logprob in reported.top:
                 assert logprob == pytest.approx(float(row[other]), abs=1e-3)
 
 
-def test_prompt_logprobs_are_the_references(
+def test_prompt_logprobs_equal_the_reference(
     engine: ModelEngine, reference: LlamaForCausalLM, prompts: list[tuple[int, ...]]
 ) -> None:
-    """Of a prompt that takes several steps, and whose beginning is cached: it is computed whole all the same."""
+    """The prompt takes several steps. A cached prefix is not used, because its log-probabilities are needed."""
     prompt = prompts[6] * 3
     assert len(prompt) > STEP_TOKENS
     for _ in range(2):
         request = submit(engine, prompt, max_tokens=2, prompt_logprobs=1)
         beside = submit(engine, prompts[0], max_tokens=3)
-        events = [event for event in run_out(engine) if event.request_id == request.id]
-        told = [token for event in events for token in event.prompt_logprobs]
-        assert [token.token_id for token in told] == list(prompt[1:])
+        events = [event for event in run_to_end(engine) if event.request_id == request.id]
+        reported = [token for event in events for token in event.prompt_logprobs]
+        assert [token.token_id for token in reported] == list(prompt[1:])
         assert request.num_cached == 0
         assert beside.output_ids
     expected = reference_logprobs(reference, prompt)
-    for place, token in enumerate(told):
-        assert token.logprob == pytest.approx(float(expected[place, prompt[place + 1]]), abs=1e-3)
+    for index, token in enumerate(reported):
+        assert token.logprob == pytest.approx(float(expected[index, prompt[index + 1]]), abs=1e-3)
         assert len(token.top) == 1
-        assert token.top[0][1] == pytest.approx(float(expected[place].max()), abs=1e-3)
+        assert token.top[0][1] == pytest.approx(float(expected[index].max()), abs=1e-3)
 
 
-def run_out(engine: ModelEngine) -> list[TokenEvent]:
+def run_to_end(engine: ModelEngine) -> list[TokenEvent]:
     events: list[TokenEvent] = []
     while engine.has_work:
         events += engine.step()
@@ -213,22 +213,22 @@ def run_out(engine: ModelEngine) -> list[TokenEvent]:
     return events
 
 
-def test_several_together_and_each_alone_are_the_same_bytes(
-    engine: ModelEngine, prompts: list[tuple[int, ...]]
-) -> None:
-    """Greedy and drawn, of different lengths, started at different times; chunked and cached, or neither."""
+def test_replies_are_equal_in_a_batch_and_alone(engine: ModelEngine, prompts: list[tuple[int, ...]]) -> None:
+    """Greedy and random sampling, different lengths, different start times, with and without chunks and cached
+    prefixes.
+    """
     long = prompts[6] * 3
     assert len(long) > STEP_TOKENS
-    asked: list[tuple[tuple[int, ...], dict[str, object]]] = [
-        (prompts[n][: 12 + 5 * n], {"max_tokens": 2 + n, **params}) for n, params in enumerate(DRAWN)
+    submitted: list[tuple[tuple[int, ...], dict[str, object]]] = [
+        (prompts[n][: 12 + 5 * n], {"max_tokens": 2 + n, **params}) for n, params in enumerate(SAMPLING)
     ]
-    asked += [(long, {"max_tokens": 3}), ((*long[:50], 5, 6, 7), {"max_tokens": 3})]
+    submitted += [(long, {"max_tokens": 3}), ((*long[:50], 5, 6, 7), {"max_tokens": 3})]
     together = []
-    for prompt, params in asked:
+    for prompt, params in submitted:
         together.append(submit(engine, prompt, **params))  # type: ignore[arg-type]
         engine.step()
     generate(engine, together)
-    for again, (prompt, params) in zip(together, asked, strict=True):
+    for again, (prompt, params) in zip(together, submitted, strict=True):
         alone = submit(engine, prompt, cache_salt=f"nothing cached {again.id}", **params)
         generate(engine, [alone])
         assert alone.num_cached == 0
@@ -236,8 +236,8 @@ def test_several_together_and_each_alone_are_the_same_bytes(
     assert any(request.num_cached for request in together)
 
 
-# A quarter of the requests each: greedy, and drawn in three ways.
-DRAWN: list[dict[str, object]] = [
+# One greedy request, and three with random sampling.
+SAMPLING: list[dict[str, object]] = [
     {},
     {"temperature": 1.0, "seed": 11},
     {"temperature": 0.7, "top_p": 0.9, "seed": 12},
@@ -245,7 +245,7 @@ DRAWN: list[dict[str, object]] = [
 ]
 
 
-def test_abort_frees_everything(engine: ModelEngine, prompts: list[tuple[int, ...]]) -> None:
+def test_abort_frees_all_blocks(engine: ModelEngine, prompts: list[tuple[int, ...]]) -> None:
     first, second = submit(engine, prompts[0]), submit(engine, prompts[5] * 6)
     engine.step()
     assert engine.abort(second.id)
@@ -255,7 +255,7 @@ def test_abort_frees_everything(engine: ModelEngine, prompts: list[tuple[int, ..
     engine.assert_empty()
 
 
-def test_answers(replies: list[Reply], smollm2: Path) -> None:
+def test_reply_contains_the_expected_answer(replies: list[Reply], smollm2: Path) -> None:
     with open_checkpoint(smollm2) as checkpoint:
         tokenizer = from_gguf(checkpoint.metadata.values)
     assert "Paris" in tokenizer.decode(replies[0].token_ids[:8])

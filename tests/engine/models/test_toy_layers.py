@@ -1,6 +1,6 @@
-"""A full, a windowed and a recurrent layer over real pools, in whole numbers: what they compute is known exactly.
+"""A full, a windowed, and a recurrent layer that compute with integers, so that results are known exactly.
 
-From the scheduler's groups to the batch, the pools and the copies between them: all of it as a device does it.
+Covers the scheduler's groups, the batch, the pools, and copies between pools.
 """
 
 import random
@@ -24,29 +24,29 @@ VOCABULARY, PRIME, WINDOW = 4000, 1_000_003, 21
 GROUPS = (GroupConfig(), GroupConfig(window=WINDOW), GroupConfig(recurrent=True))
 
 
-def weigh(tokens: Tensor, positions: Tensor) -> Tensor:
-    """What a layer keeps of a token."""
+def token_value(tokens: Tensor, positions: Tensor) -> Tensor:
+    """Return the number that a layer stores for a token."""
     return (tokens * 31 + positions * 17 + 7) % PRIME
 
 
 class ToyLayers:
-    """Three layers, one a group; a block keeps one number a token, and that of the recurrent layer its state."""
+    """One layer per KV group. A block stores one number per token; the recurrent layer stores its state."""
 
     def __init__(self, kv: KVCache) -> None:
         self.kv = kv
-        kv.pools[2][0] = 1  # the state before the first token
+        kv.pools[2][0] = 1  # the initial state
 
     def __call__(self, batch: Batch) -> Logits:
         ids, positions = torch.tensor(batch.token_ids), torch.tensor(batch.positions)
         for group in range(2):
-            self.kv.pools[group].view(-1)[torch.tensor(batch.slot_mappings[group])] = weigh(ids, positions)
+            self.kv.pools[group].view(-1)[torch.tensor(batch.slot_mappings[group])] = token_value(ids, positions)
         found = torch.zeros(len(ids), dtype=torch.int64)
         for request, (start, stop) in enumerate(zip(batch.query_starts, batch.query_starts[1:], strict=False)):
             (state, *_) = batch.block_tables[2][request]
             for row in range(start, stop):
-                held = self.kv.pools[2][state]
-                held[:] = (held * 29 + ids[row]) % PRIME
-                found[row] = held.view(-1)[0]
+                state_value = self.kv.pools[2][state]
+                state_value[:] = (state_value * 29 + ids[row]) % PRIME
+                found[row] = state_value.view(-1)[0]
                 for group, window in ((0, 1 << 20), (1, WINDOW)):
                     end = batch.positions[row] + 1
                     found[row] += self._sum(group, batch.block_tables[group][request], max(0, end - window), end)
@@ -54,17 +54,17 @@ class ToyLayers:
         return Logits(logits[torch.tensor(batch.logit_rows, dtype=torch.int64)])
 
     def _sum(self, group: int, table: Sequence[int], start: int, end: int) -> Tensor:
-        slots = [table[place // BLOCK_SIZE] * BLOCK_SIZE + place % BLOCK_SIZE for place in range(start, end)]
+        slots = [table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE for position in range(start, end)]
         return self.kv.pools[group].view(-1)[torch.tensor(slots)].sum()
 
 
 def expected(prompt: tuple[int, ...], count: int) -> list[int]:
     tokens, state = list(prompt), 1
-    for place in range(len(prompt) + count):
-        if place == len(tokens):
+    for position in range(len(prompt) + count):
+        if position == len(tokens):
             kept = [(token * 31 + at * 17 + 7) % PRIME for at, token in enumerate(tokens)]
             tokens.append((state + sum(kept) + sum(kept[-WINDOW:])) % VOCABULARY)
-        state = (state * 29 + tokens[place]) % PRIME
+        state = (state * 29 + tokens[position]) % PRIME
     return tokens[len(prompt) :]
 
 
@@ -81,14 +81,14 @@ def toy_engine(preemption: Preemption) -> Engine[Ticket]:
 
 
 @pytest.mark.parametrize("preemption", Preemption)
-def test_three_kinds_of_layers_in_too_little_memory(preemption: Preemption) -> None:
+def test_three_kinds_of_layers_with_little_memory(preemption: Preemption) -> None:
     rng = random.Random(preemption.value)
     engine = toy_engine(preemption)
-    beginning = tuple(rng.randrange(VOCABULARY) for _ in range(64))
+    prefix = tuple(rng.randrange(VOCABULARY) for _ in range(64))
     requests = []
     for _ in range(24):
         prompt = (
-            *beginning[: rng.choice([0, 32, 64])],
+            *prefix[: rng.choice([0, 32, 64])],
             *(rng.randrange(VOCABULARY) for _ in range(rng.randrange(1, 60))),
         )
         params = SamplingParams(temperature=0, max_tokens=rng.randrange(1, 60))

@@ -1,4 +1,4 @@
-"""Tiny random BERT checkpoints: a transformers model, its folder, and the GGUF file a converter would make of it."""
+"""Tiny random BERT checkpoints: a transformers model, its folder, and the converted GGUF file."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from engine.checkpoints.checkpoint import Names
 from engine.models.bert import NAMES, RANKING_NAMES
 
 MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down", "token_embd")
-# What the matrices of a file are stored as, by the tensor's name in its layer; whatever is not named is F32.
+# GGML types of the matrices in a file, by tensor name within a layer. All others are F32.
 MIXES: dict[str, dict[str, str]] = {
     "F32": {},
     "F16": dict.fromkeys(MATRICES, "F16"),
@@ -24,14 +24,14 @@ MIXES: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True)
 class TinyBert:
-    """The same weights three times; where the GGUF file's are quantized, nearly the same."""
+    """A transformers model and the same weights in a folder and a GGUF file, which may be quantized."""
 
     reference: BertModel
     folder: Path
     path: Path  # of the GGUF file
 
     def states(self, ids: Sequence[int]) -> Tensor:
-        """What transformers computes, float32 [tokens, hidden]."""
+        """Return the states that transformers computes, float32 [tokens, hidden]."""
         with torch.inference_mode():
             states: Tensor = self.reference(torch.tensor([list(ids)])).last_hidden_state[0]
         return states
@@ -50,8 +50,11 @@ def make(
     metadata: Mapping[str, object] | None = None,
     seed: int = 0,
 ) -> TinyBert:
-    """A model of 3 layers, weights large enough for its vectors to differ. `types` is like one of MIXES; `pooling` is
-    a flag of sentence-transformers, None: the folder says nothing of it; `metadata` is more for the GGUF file."""
+    """Make a model of 3 layers with weights large enough that its vectors differ.
+
+    `types`: like one of MIXES. `pooling`: a flag of sentence-transformers; None: the folder has no pooling files.
+    `metadata`: more keys for the GGUF file.
+    """
     torch.manual_seed(seed)
     config = BertConfig(
         vocab_size=vocab,
@@ -65,7 +68,7 @@ def make(
     model = BertModel(config).train(mode=False)
     with torch.no_grad():
         for name, values in model.named_parameters():
-            if name.endswith(".bias") or "LayerNorm" in name:  # which are zeros and ones otherwise
+            if name.endswith(".bias") or "LayerNorm" in name:  # constant in a new model
                 values.add_(0.2 * torch.randn_like(values))
     model.save_pretrained(folder)
     if pooling is not None:
@@ -78,7 +81,7 @@ def make(
 def make_ranking(
     folder: Path, *, vocab: int = 97, labels: int = 1, metadata: Mapping[str, object] | None = None
 ) -> tuple[BertForSequenceClassification, Path]:
-    """A tiny cross-encoder in a folder, and the GGUF file of it."""
+    """Make a tiny cross-encoder as a folder and as a GGUF file."""
     torch.manual_seed(1)
     config = BertConfig(
         vocab_size=vocab,
@@ -88,7 +91,7 @@ def make_ranking(
         intermediate_size=96,
         max_position_embeddings=48,
         initializer_range=0.2,
-        id2label={number: str(number) for number in range(labels)},  # by which it knows how many there are
+        id2label={number: str(number) for number in range(labels)},  # determines the number of labels
     )
     model = BertForSequenceClassification(config).train(mode=False)
     with torch.no_grad():
@@ -101,11 +104,11 @@ def make_ranking(
 
 
 def write_modules(folder: Path, pooling: Mapping[str, object], kinds: Sequence[str] = ("Normalize",)) -> None:
-    """The files by which sentence-transformers knows how a folder's states become vectors."""
+    """Write the files of sentence-transformers that describe pooling."""
     paths = {"Transformer": "", "Pooling": "1_Pooling"}
     modules = [
-        {"idx": place, "name": str(place), "path": paths.get(kind, f"{place}_{kind}"), "type": f"library.models.{kind}"}
-        for place, kind in enumerate(("Transformer", "Pooling", *kinds))
+        {"idx": index, "name": str(index), "path": paths.get(kind, f"{index}_{kind}"), "type": f"library.models.{kind}"}
+        for index, kind in enumerate(("Transformer", "Pooling", *kinds))
     ]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir(exist_ok=True)

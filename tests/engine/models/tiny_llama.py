@@ -1,4 +1,4 @@
-"""Tiny random Llama checkpoints: a transformers model, and the GGUF file a converter would make of it."""
+"""Tiny random Llama checkpoints: a transformers model, and the converted GGUF file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,8 +29,8 @@ LLAMA3_SCALING = {
     "original_max_position_embeddings": 64,
 }
 
-# What the matrices of a file are stored as, by the tensor's name in its layer; whatever is not named is F32. Every
-# mixture has what the CPU kernels join (q with k, gate with up), and what they must keep apart.
+# GGML types of the matrices in a file, by tensor name within a layer. All others are F32. Every mix has matrices that
+# the CPU kernels join (q with k, gate with up), and some that they must keep separate.
 MIXES: dict[str, dict[str, str]] = {
     "Q4_0": dict.fromkeys(MATRICES, "Q4_0"),
     "Q4_1": dict.fromkeys(MATRICES, "Q4_1") | {"token_embd": "Q8_0"},
@@ -45,7 +45,7 @@ MIXES: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True)
 class TinyLlama:
-    """The same weights twice; where the file's are quantized, nearly the same."""
+    """A transformers model and the same weights in a GGUF file, which may be quantized."""
 
     reference: LlamaForCausalLM
     path: Path
@@ -68,7 +68,7 @@ def make(
     layers: int = 3,
     seed: int = 0,
 ) -> TinyLlama:
-    """A model of a few layers, weights large enough for its choices to differ. `types` is like one of MIXES."""
+    """Make a model of a few layers with weights large enough that its choices differ. `types`: like one of MIXES."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocab,
@@ -91,7 +91,7 @@ def make(
 
 
 def _interleave(weight: Tensor, heads: int) -> Tensor:
-    """Rows of a q or k projection, from pairs half a head apart to neighbouring pairs."""
+    """Reorder the rows of a q or k projection, so that rotary pairs are adjacent instead of half a head apart."""
     return weight.view(heads, 2, -1, weight.shape[-1]).transpose(1, 2).reshape(weight.shape)
 
 
