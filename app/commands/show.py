@@ -48,8 +48,8 @@ def show(name: str | None, with_fit: bool, as_object: bool) -> None:
     fit = _fit(stored, settings) if with_fit else None
     support = _tool_support(details, settings)
     if as_object:
-        told = {**asdict(details), "tool_support": support.value}
-        click.echo(as_json({**told, "fit": described(fit)} if fit else told))
+        shown = {**asdict(details), "tool_support": support.value}
+        click.echo(as_json({**shown, "fit": described(fit)} if fit else shown))
         return
     echo_table([*_facts(details, support), *([("MEMORY", _verdict(fit))] if fit else [])])
     click.echo()

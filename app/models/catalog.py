@@ -84,8 +84,8 @@ class Sampling:
 
     def __str__(self) -> str:
         """Return the temperature and every other value that differs from its default: "temperature 0.7, top_p 0.95"."""
-        told = ((name, value) for name, value in self.values.items() if value != getattr(Sampling, name, None))
-        return ", ".join(f"{name} {value:g}" for name, value in told)
+        shown = ((name, value) for name, value in self.values.items() if value != getattr(Sampling, name, None))
+        return ", ".join(f"{name} {value:g}" for name, value in shown)
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class RepositoryName:
 class ModelFiles:
     """The files of one model, by name. The shards of a checkpoint are not included: its index names them."""
 
-    quantization: str  # upper case; empty: the names do not tell
+    quantization: str  # upper case; empty: not part of the names
     files: tuple[str, ...]  # the parts of a GGUF model in order
 
     @property

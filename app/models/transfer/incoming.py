@@ -37,10 +37,10 @@ class Incoming:
         self._scratch.mkdir(parents=True)
         return self._scratch
 
-    def resume(self, tell: Callable[[], None]) -> None:
+    def resume(self, report: Callable[[], None]) -> None:
         """Continue with the bytes of an interrupted download.
 
-        They are read again; `tell` is called after each piece.
+        They are read again; `report` is called after each piece.
         """
         if not 0 < _size(self._partial) <= self.size:
             return
@@ -48,7 +48,7 @@ class Incoming:
         while chunk := self._file.read(_CHUNK):
             self._hash.update(chunk)
             self.received += len(chunk)
-            tell()
+            report()
 
     def restart(self) -> None:
         """Discard all received bytes."""

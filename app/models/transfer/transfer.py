@@ -59,7 +59,7 @@ async def _download_all(files: Sequence[WebFile], report: Callable[[int], None],
     slots = asyncio.Semaphore(MAX_PARALLEL)
     incomings: list[Incoming] = []
 
-    def tell() -> None:
+    def report_all() -> None:
         report(sum(incoming.received for incoming in incomings))
 
     async def receive(file: WebFile, client: "httpx.AsyncClient") -> None:
@@ -67,8 +67,8 @@ async def _download_all(files: Sequence[WebFile], report: Callable[[int], None],
             with file.receiving() as incoming:
                 incomings.append(incoming)
                 # If this is cancelled, the file is closed, which ends the thread's reading.
-                await asyncio.to_thread(incoming.resume, tell)
-                await _Transfer(file, incoming, client, tell, progress.say).complete()
+                await asyncio.to_thread(incoming.resume, report_all)
+                await _Transfer(file, incoming, client, report_all, progress.say).complete()
 
     async with web_client() as client:
         tasks = [asyncio.create_task(receive(file, client)) for file in files]
@@ -132,10 +132,10 @@ class _Transfer:
         file: WebFile,
         incoming: Incoming,
         client: "httpx.AsyncClient",
-        tell: Callable[[], None],
+        report: Callable[[], None],
         say: Callable[[str], None],
     ) -> None:
-        self._file, self._incoming, self._client, self._tell, self._say = file, incoming, client, tell, say
+        self._file, self._incoming, self._client, self._report, self._say = file, incoming, client, report, say
         self._validator = ""  # ETag of the bytes that have arrived
         self._ranges_ignored = 0  # in a row
 
@@ -170,7 +170,7 @@ class _Transfer:
         since, had = time.monotonic(), self._incoming.received
         async for chunk in response.aiter_raw():
             self._incoming.write(chunk)
-            self._tell()
+            self._report()
             now, has = time.monotonic(), self._incoming.received
             if now - since >= _WINDOW:
                 if has - had < _LEAST_BYTES and has < self._incoming.size:
