@@ -1,4 +1,4 @@
-"""Attention over the cache: decoding against the reading of keys and values, prompts against the matrix units."""
+"""Attention over the KV cache: decode against memory bandwidth, prefill against the matrix units."""
 
 from collections.abc import Callable, Iterator
 
@@ -50,7 +50,7 @@ def _decoding(
 
 
 def _reading(machine: Machine, name: str, model: ModelConfig, tokens: int, context: int) -> Figure:
-    """The last `tokens` of a prompt."""
+    """Measure the last `tokens` of a prompt."""
     queries = _queries(machine, model)
     tiles = query_tiles([0, tokens], [context], queries).to(machine.device)
     seconds = machine.seconds([_call(machine, model, torch.bfloat16, 1, tokens, context, tiles)])
@@ -63,7 +63,7 @@ def _reading(machine: Machine, name: str, model: ModelConfig, tokens: int, conte
 def _call(
     machine: Machine, model: ModelConfig, dtype: torch.dtype, requests: int, tokens: int, context: int, tiles: Tiles
 ) -> Callable[[], object]:
-    """Requests whose blocks lie anywhere in a pool of their own."""
+    """Return a call for requests whose blocks are scattered in their own pool."""
     device = machine.device
     blocks = -(-context // BLOCK_SIZE)
     pool = torch.randn(1 + requests * blocks, 2, model.kv_heads, BLOCK_SIZE, model.head_dim, device=device)

@@ -1,9 +1,9 @@
-"""The benchmark of a GPU, within a time: every part in a process of its own, whatever becomes of the others.
+"""The GPU benchmark, with a time limit. Every part runs in its own process, so a failure does not stop the others.
 
     python -m tests.gpu.bench [--seconds 330] [--json FILE] [--gguf FILE --llama-bench FILE] [--dry-run]
 
-The table comes last. A part that fails, or has no time left, is a line of it. With --dry-run all parts run here, at toy
-size and without a GPU; the figures then mean nothing.
+The table is printed at the end, with a line for each part that failed or had no time left. With --dry-run all parts run
+in this process, with toy sizes and without a GPU; the figures are meaningless then.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tests.gpu.figures import Figure, Peaks
-from tests.gpu.part import Part, run_apart, run_dry
+from tests.gpu.part import Part, run_dry, run_in_process
 from tests.gpu.table import table
 
 PEAKS = Part("peaks", 40, "peaks:figures")
@@ -24,19 +24,20 @@ PARTS = (
     Part("engine, INT4", 100, "engine:int4", cold=True),
     Part("products", 90, "products:figures"),
     Part("attention", 40, "attention:figures"),
-    Part("likeness", 40, "likeness:figures"),
+    Part("accuracy", 40, "accuracy:figures"),
     Part("engine, FP8", 60, "engine:fp8"),
     Part("swap", 30, "swap:figures"),
     Part("engine, BF16", 60, "engine:bf16"),
     Part("deterministic", 60, "engine:deterministic"),
     Part("small kernels", 40, "small_kernels:figures"),
 )
-Run = Callable[[Part, Peaks, float], Iterator[Figure]]  # a part, within so many seconds; raises what is wrong with it
+# (part, peaks, time limit in seconds) -> figures; raises if the part fails
+Run = Callable[[Part, Peaks, float], Iterator[Figure]]
 
 
 @dataclass
 class Results:
-    """What was found, and what went wrong, part by part."""
+    """Figures and faults by part."""
 
     figures: dict[str, list[Figure]] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)
@@ -51,17 +52,17 @@ class Results:
 
 
 def measure(parts: Sequence[Part], run: Run, seconds: float) -> Results:
-    """All parts, one after another, for as long as there is time."""
+    """Run all parts in order until the time limit."""
     results, deadline = Results(), time.monotonic() + seconds
     for part in parts:
         found = results.figures.setdefault(part.name, [])
         left = min(part.seconds, deadline - time.monotonic())
         try:
             if left < 1:
-                raise TimeoutError("there was no time left for it")
+                raise TimeoutError("no time left")
             for figure in run(part, results.peaks, left):
                 found.append(figure)
-        except Exception as problem:  # noqa: BLE001  # the rest goes on
+        except Exception as problem:  # noqa: BLE001 # continue with the next part
             results.faults[part.name] = " ".join(str(problem).split()) or type(problem).__name__
         status = results.faults.get(part.name, "done")
         print(f"{part.name}: {len(found)} figures, {status}", file=sys.stderr, flush=True)
@@ -70,16 +71,16 @@ def measure(parts: Sequence[Part], run: Run, seconds: float) -> Results:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Measure kernels and the engine on a GPU.")
-    parser.add_argument("--seconds", type=float, default=330, help="that it may take in all")
-    parser.add_argument("--json", type=Path, help="where the figures are written to")
-    parser.add_argument("--gguf", type=Path, help="a model that llama.cpp is measured with too")
-    parser.add_argument("--llama-bench", type=Path, help="that program, of a build for CUDA")
-    parser.add_argument("--dry-run", action="store_true", help="at toy size, without a GPU")
+    parser.add_argument("--seconds", type=float, default=330, help="time limit")
+    parser.add_argument("--json", type=Path, help="file to write the figures to")
+    parser.add_argument("--gguf", type=Path, help="a model to compare with llama.cpp")
+    parser.add_argument("--llama-bench", type=Path, help="llama-bench of a CUDA build")
+    parser.add_argument("--dry-run", action="store_true", help="toy sizes, without a GPU")
     given = parser.parse_args(arguments)
     parts = list(PARTS)
     if given.gguf and given.llama_bench:
         parts.insert(2, Part("llama.cpp", 60, "llama_cpp:figures", paths=(given.gguf, given.llama_bench)))
-    results = measure(parts, run_dry if given.dry_run else run_apart, given.seconds)
+    results = measure(parts, run_dry if given.dry_run else run_in_process, given.seconds)
     if given.json:
         given.json.write_text(json.dumps(results.json(), indent=1))
     print(table(results.figures, results.faults), flush=True)

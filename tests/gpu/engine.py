@@ -1,4 +1,4 @@
-"""The whole engine on a model of random weights: one stream and many, prompts, and what determinism costs."""
+"""The whole engine on a model with random weights: single and concurrent streams, prompts, and deterministic mode."""
 
 import gc
 import time
@@ -20,15 +20,15 @@ from tests.gpu.random_checkpoint import RandomCheckpoint
 from tests.kernels.shapes import LLAMA_8B, TINY
 from tests.support.weight_mixes import Q4_K_M
 
-DRY_MIXES = {Q4_K_M: "BF16"}  # whose products take the interpreter the least time
+DRY_MIXES = {Q4_K_M: "BF16"}  # the cheapest weights for the interpreter
 CONTEXT = 4096 + 512
 BATCHES = (8, 32, 128)
-COLD_SECONDS = 60.0  # to the first token, where no kernel was ever compiled
+COLD_SECONDS = 60.0  # limit for the first token with an empty kernel cache
 INT4, FP8, BF16 = (Q4_K_M, "INT4"), ("e4m3 channel", "FP8"), ("BF16", "BF16")
 
 
 def int4(machine: Machine) -> Iterator[Figure]:
-    """With the cache of compiled kernels empty."""
+    """With an empty cache of compiled kernels."""
     yield from _figures(machine, *INT4, cold=True)
 
 
@@ -41,7 +41,7 @@ def bf16(machine: Machine) -> Iterator[Figure]:
 
 
 def deterministic(machine: Machine) -> Iterator[Figure]:
-    """The rates of the one mode as fractions of the other's."""
+    """Measure the rates of the deterministic mode relative to the default mode."""
     model, loads = _model(machine), _loads(machine)
     rates: dict[bool, dict[Load, float]] = {}
     for mode in (False, True):
@@ -57,7 +57,7 @@ def deterministic(machine: Machine) -> Iterator[Figure]:
 def _figures(machine: Machine, mix: str, name: str, *, cold: bool = False) -> Iterator[Figure]:
     start = time.perf_counter()
     checkpoint = random_checkpoint(machine, _model(machine), mix)
-    floor = fraction(float(checkpoint.read_in_a_step), machine.peaks.copy)  # seconds
+    floor = fraction(float(checkpoint.bytes_per_step), machine.peaks.copy)  # seconds
     with _running(machine, checkpoint) as runs:
         loaded = time.perf_counter() - start
         runs.sample(Load(machine.scaled(16, 1), 1))
@@ -74,11 +74,11 @@ def _figures(machine: Machine, mix: str, name: str, *, cold: bool = False) -> It
 
 
 def _figure(name: str, load: Load, rate: Rate, value: float, floor: float | None) -> Figure:
-    """Decoding against a step that did nothing but read all weights once."""
+    """Compare decode with a step that only reads all weights once."""
     title = f"{name}: {_title(load, rate)}"
     if rate is not Rate.DECODE or floor is None:
         return Figure(title, value, "tok/s")
-    steps = floor * value / load.streams  # a step's time at the floor over its real one
+    steps = floor * value / load.streams  # ratio of the floor to the real step time
     if load.streams == 32:
         return Figure(f"{title}, steps of", 1e3 * load.streams / value, "ms", 1 / steps, "floor (times)", most=2.5)
     least = 0.65 if load.streams == 1 and name == INT4[1] else None
@@ -111,7 +111,7 @@ def _loads(machine: Machine) -> dict[Load, Rate]:
 
 @dataclass
 class _Runs:
-    """An engine that is measured. No two prompts are alike."""
+    """An engine to measure. All prompts are different."""
 
     engine: OwnEngine
     vocab_size: int
@@ -123,7 +123,7 @@ class _Runs:
         return self.engine.measure(load, load.prompts(self.turn, self.vocab_size))
 
     def measured(self, load: Load) -> Sample:
-        """The run of which the replies came soonest; the first, where kernels are compiled, only if it is the one."""
+        """Return the fastest run. The first run, which compiles kernels, only counts if there is no other."""
         samples = [self.sample(load) for _ in range(1 + self.repeat)]
         return max(samples[1:] or samples, key=lambda it: it.rates[Rate.END_TO_END])
 
@@ -138,7 +138,7 @@ def _running(machine: Machine, checkpoint: RandomCheckpoint, *, deterministic: b
     del engine
     try:
         yield runs
-    finally:  # before the next one is loaded
+    finally:  # free the memory before the next engine is loaded
         del runs.engine
         gc.collect()
         torch.cuda.empty_cache()

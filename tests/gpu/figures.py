@@ -1,4 +1,4 @@
-"""What is measured: figures, and the peaks of the machine that they are fractions of. Refuses to know how."""
+"""Measured figures, and the machine's peaks that they are compared with."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ class Figure:
     value: float
     unit: str
     fraction: float | None = None  # of a peak or a floor
-    of: str = ""  # which
-    least: float | None = None  # what is aimed for: of the fraction where there is one, else of the value
+    of: str = ""  # name of the peak or floor
+    least: float | None = None  # target: for the fraction if there is one, otherwise for the value
     most: float | None = None
 
     @property
     def met(self) -> bool | None:
-        """Whether it is what was aimed for; None: nothing was."""
+        """Whether the target is met; None if there is none."""
         if self.least is None and self.most is None:
             return None
         value = self.value if self.fraction is None else self.fraction
@@ -35,17 +35,17 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """The most that the machine was measured to do; 0: it was not measured."""
+    """The measured peak rates of the machine; 0: not measured."""
 
-    copy: float = 0.0  # bytes read and written in a second, from its memory to its memory
-    bfloat16: float = 0.0  # operations of a product of matrices in a second
+    copy: float = 0.0  # bytes read and written per second, within GPU memory
+    bfloat16: float = 0.0  # operations per second of a matrix product
     float8: float = 0.0
-    to_device: float = 0.0  # bytes in a second, from pinned memory of the host
+    to_device: float = 0.0  # bytes per second, from pinned host memory
     to_host: float = 0.0
 
     @classmethod
     def of(cls, values: Mapping[str, float]) -> Self:
-        """From figures, in GB/s and TFLOP/s, by name."""
+        """Return the peaks from figures by name, in GB/s and TFLOP/s."""
         copies = (1e9 * values.get(name, 0.0) for name in (COPY, TO_DEVICE, TO_HOST))
         products = (1e12 * values.get(name, 0.0) for name in (BFLOAT16, FLOAT8))
         copy, to_device, to_host = copies
@@ -54,5 +54,5 @@ class Peaks:
 
 
 def fraction(value: float, peak: float) -> float | None:
-    """None where the peak was not measured."""
+    """Return value / peak, or None if the peak was not measured."""
     return value / peak if peak else None

@@ -1,4 +1,4 @@
-"""The same GGUF file in our engine and in a build of llama.cpp for CUDA, where both are given by path."""
+"""The same GGUF file in this engine and in a CUDA build of llama.cpp; both paths are given."""
 
 import json
 import subprocess

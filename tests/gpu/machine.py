@@ -1,4 +1,4 @@
-"""Where figures are measured: a GPU, or for a dry run the CPU, on which kernels are interpreted and sizes are small."""
+"""The machine that figures are measured on: a GPU, or, for a dry run, the CPU with small sizes."""
 
 import statistics
 import time
@@ -14,12 +14,12 @@ DRY_CARD = Card("no card", (9, 0), 132, 232448, 50 << 20, 80 << 30, interpreted=
 Call = Callable[[], object]
 
 REPLAYS = 15
-SPAN = 2e-3  # seconds that a recorded graph takes at least, so that the time of starting it does not show
+SPAN = 2e-3  # minimum duration of a captured graph in seconds, so that its launch time is negligible
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One card, and how fast it is."""
+    """One card, and its measured peaks."""
 
     card: Card
     peaks: Peaks
@@ -36,30 +36,31 @@ class Machine:
         return dry if self.dry else real
 
     def copies(self, nbytes: int) -> int:
-        """How many pieces of so many bytes take turns, so that none is found in the cache: together more than four
-        times its size."""
+        """Return how many buffers of this size to use in turn, so that none is in the cache: together over four times
+        its size.
+        """
         return 1 if self.dry else 1 + 4 * self.card.l2_bytes // max(1, nbytes)
 
     def seconds(self, calls: Sequence[Call]) -> float:
-        """Of one call, where all are made one after another in a CUDA graph: the median of some replays."""
+        """Return the seconds per call when all calls run in one CUDA graph: the median of several replays."""
         if self.dry:
             return _elapsed(calls)
-        graph = _recorded(calls)
+        graph = _captured(calls)
         once = statistics.median(_timed(graph.replay) for _ in range(3))
         if once < SPAN:
             calls = list(calls) * min(64, round(SPAN / once) + 1)
-            graph = _recorded(calls)
+            graph = _captured(calls)
         return statistics.median(_timed(graph.replay) for _ in range(REPLAYS)) / len(calls)
 
-    def seconds_apart(self, call: Call) -> float:
-        """Of a call that cannot be recorded."""
+    def seconds_without_graph(self, call: Call) -> float:
+        """Return the seconds of a call that cannot be captured."""
         if self.dry:
             return _elapsed([call])
         _timed(call)
         return statistics.median(_timed(call) for _ in range(REPLAYS))
 
     def seconds_on_host(self, call: Call) -> float:
-        """Of a call that returns when all is done."""
+        """Return the seconds of a call that returns when its work is done."""
         if not self.dry:
             call()
         return statistics.median(_elapsed([call]) for _ in range(self.scaled(REPLAYS, 1)))
@@ -72,8 +73,8 @@ def _elapsed(calls: Sequence[Call]) -> float:
     return (time.perf_counter() - start) / len(calls)
 
 
-def _recorded(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
-    """What is compiled or allocated at the first call is before it is recorded."""
+def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
+    """Capture calls as a CUDA graph, after running each once to compile and allocate."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -1,8 +1,8 @@
-"""One part of the benchmark: run in a process of its own, which may crash or hang, or, where nothing is measured, here.
+"""One part of the benchmark, run in its own process, which may crash or hang; or, in a dry run, in this process.
 
-    python -m tests.gpu.part PLACE PEAKS FIGURES [PATH ...]
+    python -m tests.gpu.part ENTRY_POINT PEAKS FIGURES [PATH ...]
 
-is that process: what it finds goes to the file FIGURES, line by line, so that what was found before it ended is known.
+is that process. It appends each figure to the file FIGURES, so that figures found before a crash are kept.
 """
 
 import json
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tests.gpu.figures import Figure, Peaks
 
-LAST_WORDS = 400  # characters of what a process said that failed
+MAX_ERROR_LENGTH = 400  # characters of a failed process's output
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,42 +27,44 @@ class Part:
     """A function that yields figures."""
 
     name: str
-    seconds: float  # that it may take
-    place: str  # module:function
-    cold: bool = False  # with a cache of compiled kernels of its own, which is empty
+    seconds: float  # time limit
+    entry_point: str  # module:function
+    cold: bool = False  # with an empty cache of compiled kernels
     paths: tuple[Path, ...] = ()
 
 
-def function(place: str) -> Callable[..., Iterator[Figure]]:
-    module, name = place.split(":")
+def function(entry_point: str) -> Callable[..., Iterator[Figure]]:
+    module, name = entry_point.split(":")
     found: Callable[..., Iterator[Figure]] = getattr(import_module(f"tests.gpu.{module}"), name)
     return found
 
 
-def run_apart(part: Part, peaks: Peaks, seconds: float) -> Iterator[Figure]:
-    """Yields what it found, then raises TimeoutError or RuntimeError where it did not end well."""
+def run_in_process(part: Part, peaks: Peaks, seconds: float) -> Iterator[Figure]:
+    """Yield the figures of a part. Raises TimeoutError or RuntimeError if it fails, after yielding what it found."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        said, found = folder / "said", folder / "figures"
-        found.touch()
+        output_file, figures_file = folder / "output", folder / "figures"
+        figures_file.touch()
         cold = {"TRITON_CACHE_DIR": str(folder / "triton")} if part.cold else {}
-        paths = map(str, (found, *part.paths))
-        command = [sys.executable, "-m", "tests.gpu.part", part.place, json.dumps(asdict(peaks)), *paths]
-        output = stack.enter_context(said.open("wb"))
+        paths = map(str, (figures_file, *part.paths))
+        command = [sys.executable, "-m", "tests.gpu.part", part.entry_point, json.dumps(asdict(peaks)), *paths]
+        output = stack.enter_context(output_file.open("wb"))
         child = subprocess.Popen(
             command, env={**os.environ, **cold}, stdout=output, stderr=output, start_new_session=True
         )
         status = _status_within(child, seconds)
-        for line in found.read_text().splitlines():
+        for line in figures_file.read_text().splitlines():
             yield Figure(**json.loads(line))
         if status is None:
-            raise TimeoutError(f"it was not done after {seconds:.0f} s")
+            raise TimeoutError(f"not done after {seconds:.0f} s")
         if status:
-            raise RuntimeError(f"status {status}: {said.read_text(errors='replace').strip()[-LAST_WORDS:]}")
+            raise RuntimeError(
+                f"status {status}: {output_file.read_text(errors='replace').strip()[-MAX_ERROR_LENGTH:]}"
+            )
 
 
 def _status_within(child: "subprocess.Popen[bytes]", seconds: float) -> int | None:
-    """None: it had to be killed, with all that it had started."""
+    """Return the exit status, or None if the process and its children had to be killed."""
     try:
         return child.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -72,17 +74,17 @@ def _status_within(child: "subprocess.Popen[bytes]", seconds: float) -> int | No
 
 
 def run_dry(part: Part, peaks: Peaks, seconds: float) -> Iterator[Figure]:
-    """Here, at toy size. Triton must interpret kernels in this process."""
+    """Run a part in this process with toy sizes and Triton's interpreter."""
     from tests.gpu.machine import DRY_CARD, Machine
     from tests.support.triton_interpreter import install
 
     install()
-    return function(part.place)(Machine(DRY_CARD, peaks), *part.paths)
+    return function(part.entry_point)(Machine(DRY_CARD, peaks), *part.paths)
 
 
 def main() -> None:
-    place, peaks, found, *paths = sys.argv[1:]
-    figures = function(place)
+    entry_point, peaks, figures_file, *paths = sys.argv[1:]
+    figures = function(entry_point)
 
     import torch
 
@@ -90,7 +92,7 @@ def main() -> None:
     from tests.gpu.machine import Machine
 
     machine = Machine(read_card(torch.cuda.current_device()), Peaks(**json.loads(peaks)))
-    with Path(found).open("a") as file, torch.inference_mode():
+    with Path(figures_file).open("a") as file, torch.inference_mode():
         for figure in figures(machine, *map(Path, paths)):
             file.write(json.dumps(asdict(figure)) + "\n")
             file.flush()

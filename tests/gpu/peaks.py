@@ -1,4 +1,4 @@
-"""How fast the machine is by the vendor's own libraries: what all other figures are fractions of."""
+"""Peak rates of the machine with the vendor's libraries, which other figures are compared with."""
 
 from collections.abc import Iterator
 
@@ -14,30 +14,32 @@ def figures(machine: Machine) -> Iterator[Figure]:
     if machine.card.multiplies_float8 and not machine.dry:
         yield Figure(FLOAT8, float8_product(machine, 8192, 8192, 8192) / 1e12, "TFLOP/s")
     size = machine.scaled(1 << 29, 1 << 12)
-    here = torch.empty(size, dtype=torch.uint8, pin_memory=not machine.dry)
-    there = torch.empty(size, dtype=torch.uint8, device=machine.device)
-    into = machine.seconds_apart(lambda: there.copy_(here, non_blocking=True))
-    back = machine.seconds_apart(lambda: here.copy_(there, non_blocking=True))
-    yield Figure(TO_DEVICE, size / into / 1e9, "GB/s")
-    yield Figure(TO_HOST, size / back / 1e9, "GB/s")
+    on_host = torch.empty(size, dtype=torch.uint8, pin_memory=not machine.dry)
+    on_device = torch.empty(size, dtype=torch.uint8, device=machine.device)
+    to_device = machine.seconds_without_graph(lambda: on_device.copy_(on_host, non_blocking=True))
+    to_host = machine.seconds_without_graph(lambda: on_host.copy_(on_device, non_blocking=True))
+    yield Figure(TO_DEVICE, size / to_device / 1e9, "GB/s")
+    yield Figure(TO_HOST, size / to_host / 1e9, "GB/s")
 
 
 def _copy(machine: Machine) -> float:
-    """Bytes read and written in a second."""
+    """Return bytes read and written per second."""
     size = machine.scaled(1 << 31, 1 << 12)
     source, target = torch.empty(2, size, dtype=torch.uint8, device=machine.device).random_()
     return 2 * size / machine.seconds([lambda: target.copy_(source)])
 
 
 def _product(machine: Machine) -> float:
-    """Operations in a second."""
+    """Return operations per second."""
     size = machine.scaled(8192, 64)
     a, b = torch.randn(2, size, size, device=machine.device).bfloat16()
     return 2 * size**3 / machine.seconds([lambda: a @ b])
 
 
 def float8_product(machine: Machine, tokens: int, inputs: int, outputs: int) -> float:
-    """Operations in a second of the library's product, scales by row and column, activations quantized before."""
+    """Return operations per second of the library's FP8 product with row and column scales, without quantizing
+    activations.
+    """
     a = torch.randn(tokens, inputs, device=machine.device).to(torch.float8_e4m3fn)
     b = torch.randn(outputs, inputs, device=machine.device).to(torch.float8_e4m3fn).mT
     scale_a, scale_b = torch.ones(tokens, 1, device=machine.device), torch.ones(1, outputs, device=machine.device)

@@ -1,5 +1,4 @@
-"""Products with weights of every kind: of few tokens against the reading of the weight, of many against the best that
-the matrix units do."""
+"""Products with weights of every kind: few tokens against memory bandwidth, many tokens against the matrix units."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ FLOAT8 = "e4m3 channel"
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A kind of weights, and of which products it is measured."""
+    """A kind of weights, and the products to measure with it."""
 
     kind: str
     model: str
@@ -72,7 +71,7 @@ def _of_one_matrix(machine: Machine, series: Series, part: str) -> Iterator[Figu
 
 
 def _layers(machine: Machine, kind: str, rows: int, columns: int) -> list[CudaLinear]:
-    """The same weight as often as it takes for none to be found in the cache."""
+    """Return copies of a weight, enough that none is in the cache."""
     backend = CudaBackend(machine.device, machine.card, deterministic=False)
 
     def make() -> CudaLinear:
@@ -91,7 +90,7 @@ def _traffic(machine: Machine, name: str, nbytes: int, seconds: float, *, aimed:
 
 
 def _unpacking(machine: Machine, name: str, packed: list[PackedMatrix]) -> Figure:
-    """To bfloat16, as many tokens have it: bytes read and written."""
+    """Measure unpacking to bfloat16, which products of many tokens use: bytes read and written."""
     seconds = machine.seconds([partial(unpack, matrix) for matrix in packed])
     rows, columns = packed[0].shape
     rate = (packed[0].nbytes + 2 * rows * columns) / seconds

@@ -1,4 +1,4 @@
-"""A checkpoint of random weights, which come into being where they will be used: no file is read, whatever its size."""
+"""A checkpoint with random weights, made on the device that uses them. No file is read."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -18,7 +18,10 @@ META = torch.device("meta")
 
 
 class RandomCheckpoint:
-    """See `checkpoint.Checkpoint`. A Llama; `mix` is a kind of weights, for all matrices, or Q4_K_M."""
+    """A Llama checkpoint; implements `engine.checkpoints.checkpoint.Checkpoint`.
+
+    `mix`: a kind of weights for all matrices, or Q4_K_M.
+    """
 
     path = Path("random weights")
 
@@ -47,8 +50,8 @@ class RandomCheckpoint:
         return {f"{name}.weight": self._stored(name, shape) for name, shape in _shapes(self._model).items()}
 
     @property
-    def read_in_a_step(self) -> int:
-        """Bytes of the weights that every step reads whole: all but the embedding, of which it takes some rows."""
+    def bytes_per_step(self) -> int:
+        """Bytes of weights that every step reads: all except the embedding."""
         shapes = _shapes(self._model)
         return sum(self._make(name, shape, META).nbytes for name, shape in shapes.items() if name != "token_embd")
 
@@ -67,7 +70,7 @@ class RandomCheckpoint:
         return weight(self._kind(name), rows, columns, device)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -77,7 +80,7 @@ class RandomCheckpoint:
 
 
 def _shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Of every weight, by our names."""
+    """Return the shape of every weight by its GGUF name."""
     q, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
     shapes: dict[str, tuple[int, ...]] = {"token_embd": (model.vocab_size, model.hidden)}
     for number in range(model.layers):

@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
-# Tests and measures on a machine with a GPU, in less than nine minutes, and prints the table of figures last:
+# Run the GPU tests and the GPU benchmark in less than nine minutes, and print the table of figures at the end:
 #
 #     tests/gpu/run.sh [--wheels FOLDER] [--out FOLDER] [--only tests|bench] [--gguf FILE --llama-bench FILE] [--dry-run]
 #
-# It needs Python 3.11 or newer with torch and triton, and for the tests numpy, llvmlite, platformdirs, filelock, click,
-# huggingface_hub, transformers, gguf, hypothesis, pytest and pytest-xdist; packages that are missing are taken from the
-# wheels in FOLDER, where one is given, and installed into a folder that is deleted at the end. No setting of the card is
-# changed.
+# Needs Python 3.11 or newer with torch and triton; the tests also need numpy, llvmlite, platformdirs, filelock, click,
+# huggingface_hub, transformers, gguf, hypothesis, pytest, and pytest-xdist. Missing packages are installed from the
+# wheels in FOLDER, if given, into a folder that is deleted at the end. The settings of the GPU are not changed.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -18,11 +17,11 @@ while [ $# -gt 0 ]; do
     --only) only=$2 && shift 2 ;;
     --gguf | --llama-bench) bench+=("$1" "$2") && shift 2 ;;
     --dry-run) dry=1 && bench+=("$1") && shift ;;
-    *) sed -n 2,9p "$0" >&2 && exit 2 ;;
+    *) sed -n 2,8p "$0" >&2 && exit 2 ;;
   esac
 done
 
-total=525 tests=190  # seconds: of everything, and of the tests where they are not all
+total=525 tests=190  # seconds: of everything, and of the tests if the benchmark runs as well
 [ "$only" = tests ] && tests=$((total - 10))
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT

@@ -1,4 +1,4 @@
-"""Norms, the gate, heads with their cache, and sampling: traffic against that of a copy."""
+"""Norms, gates, rope and KV store, and sampling: memory traffic relative to a copy."""
 
 from collections.abc import Callable, Iterator
 
@@ -21,7 +21,7 @@ from tests.gpu.machine import Machine
 from tests.kernels.shapes import LLAMA_8B, QWEN_32B, TINY
 
 Run = Callable[[], object]
-MANY = 2048  # of a prompt, of which one is sampled
+MANY = 2048  # tokens of a prompt, of which one is sampled
 
 
 def figures(machine: Machine) -> Iterator[Figure]:
@@ -55,12 +55,12 @@ def _heads(machine: Machine, model: ModelConfig, tokens: int) -> tuple[int, Run]
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * head_dim, device=machine.device).bfloat16()
     blocks = 1 + -(-tokens // BLOCK_SIZE)
     pool = torch.empty(blocks, 2, kv_heads, BLOCK_SIZE, head_dim, dtype=torch.bfloat16, device=machine.device)
-    places = torch.arange(tokens, device=machine.device)
+    positions = torch.arange(tokens, device=machine.device)
     attention = Attention(1.0, _rotary(machine, model, tokens), _norms(machine, model))
 
     def run() -> Tensor:
         sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
-        return rope_and_store(qkv, places, places + BLOCK_SIZE, pool, **sizes, attention=attention)
+        return rope_and_store(qkv, positions, positions + BLOCK_SIZE, pool, **sizes, attention=attention)
 
     return 4 * qkv.numel(), run
 
@@ -74,7 +74,7 @@ def _draw(machine: Machine, model: ModelConfig, tokens: int) -> tuple[int, Run]:
 
 
 def _sampling(machine: Machine, model: ModelConfig, tokens: int, params: SamplingParams) -> tuple[int, Run]:
-    """One reading of the logits."""
+    """The traffic is one read of the logits."""
     logits = torch.randn(tokens, model.vocab_size, device=machine.device)
     targets = [SampleTarget(row, Request(row, (1,), params), 0) for row in range(tokens)]
     rows = build_rows(targets, model.vocab_size, NO_MASKS).to(machine.device)

@@ -1,4 +1,4 @@
-"""Blocks between the pool of the GPU and that of the host, against copies of pinned memory."""
+"""Copies of blocks between GPU and host pools, relative to copies of pinned memory."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ from tests.kernels.shapes import LLAMA_8B, TINY
 
 
 def figures(machine: Machine) -> Iterator[Figure]:
-    """A request of some thousand tokens, whose blocks lie side by side, or anywhere."""
+    """Measure a request of several thousand tokens, whose blocks are adjacent or scattered."""
     model, blocks = (TINY, 4) if machine.dry else (LLAMA_8B, 256)
     group = KVGroup(tuple(range(model.layers)), model.kv_heads, model.head_dim)
     gpu = Gpu(machine.card)
@@ -23,8 +23,8 @@ def figures(machine: Machine) -> Iterator[Figure]:
     kv = GpuBlocks(gpu, [group], pools, lambda heads, size: (2, heads, BLOCK_SIZE, size), torch.bfloat16, pools[0])
     nbytes = blocks * kv.block_bytes[0]
     orders = {"in a row": list(range(1, blocks + 1)), "anywhere": (1 + torch.randperm(blocks)).tolist()}
-    for order, places in orders.items():
+    for order, targets in orders.items():
         for to_host, title, peak in ((True, "out", machine.peaks.to_host), (False, "in", machine.peaks.to_device)):
-            moves = [MoveBlock(0, source, target, to_host) for source, target in enumerate(places, 1)]
+            moves = [MoveBlock(0, source, target, to_host) for source, target in enumerate(targets, 1)]
             rate = nbytes / machine.seconds_on_host(lambda moves=moves: kv.move(moves))  # type: ignore[misc]
             yield Figure(f"swap {title}, blocks {order}", rate / 1e9, "GB/s", fraction(rate, peak), "pinned copy", 0.8)

@@ -1,4 +1,4 @@
-"""Figures as a table for people. Refuses to know where they came from."""
+"""Print figures as a table."""
 
 from collections.abc import Iterable, Mapping
 
@@ -8,13 +8,15 @@ MARKS = {None: "", True: "met", False: "MISSED"}
 
 
 def table(figures: Mapping[str, Iterable[Figure]], faults: Mapping[str, str]) -> str:
-    """By parts, each with what is wrong with it."""
+    """Return the table by parts, each with its fault."""
     lines = []
     for part, found in figures.items():
         lines += [f"-- {part}", *map(_line, found)]
         lines += [f"   FAILED: {faults[part]}"] if part in faults else []
     marks = [figure.met for found in figures.values() for figure in found]
-    return "\n".join([*lines, f"{marks.count(True)} aims met, {marks.count(False)} missed, {len(faults)} parts failed"])
+    return "\n".join(
+        [*lines, f"{marks.count(True)} targets met, {marks.count(False)} missed, {len(faults)} parts failed"]
+    )
 
 
 def _line(figure: Figure) -> str:

@@ -1,4 +1,4 @@
-"""The benchmark of a GPU, where there is none: every part runs at toy size, and nothing that fails stops the rest."""
+"""The GPU benchmark without a GPU: each part runs with toy sizes, and failures do not stop the rest."""
 
 import json
 import time
@@ -9,23 +9,23 @@ import pytest
 
 from tests.gpu.bench import PARTS, PEAKS, Results, main, measure
 from tests.gpu.figures import COPY, FLOAT8, Figure, Peaks
-from tests.gpu.part import Part, run_apart, run_dry
+from tests.gpu.part import Part, run_dry, run_in_process
 from tests.gpu.table import table
 
 
 @pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
-def test_every_part_runs_at_toy_size(part: Part) -> None:
+def test_each_part_runs_at_toy_size(part: Part) -> None:
     figures = list(run_dry(part, Peaks(1e9, 1e9, 1e9, 1e9, 1e9), 60))
     assert figures
-    assert all(figure.met for figure in figures if part.name == "likeness")
+    assert all(figure.met for figure in figures if part.name == "accuracy")
     assert all(figure.value >= 0 and figure.unit in UNITS for figure in figures)
 
 
 UNITS = ("GB/s", "TFLOP/s", "tok/s", "ms", "s", "nats", "")
 
 
-def test_one_failure_is_a_line_and_the_rest_goes_on() -> None:
+def test_failing_part_does_not_stop_the_others() -> None:
     def run(part: Part, peaks: Peaks, seconds: float) -> Iterator[Figure]:
         yield Figure(COPY, 2.0, "GB/s")
         if part.name == "bad":
@@ -38,34 +38,34 @@ def test_one_failure_is_a_line_and_the_rest_goes_on() -> None:
     assert results.figures["good"][-1].value == 2e9
     text = table(results.figures, results.faults)
     assert "FAILED: an illegal address" in text
-    assert text.endswith("0 aims met, 2 missed, 1 parts failed")
+    assert text.endswith("0 targets met, 2 missed, 1 parts failed")
 
 
-def test_what_has_no_time_left_is_not_begun() -> None:
-    results = measure([PEAKS], run_apart, 0.5)
-    assert results.faults == {"peaks": "there was no time left for it"}
+def test_part_without_time_left_is_not_started() -> None:
+    results = measure([PEAKS], run_in_process, 0.5)
+    assert results.faults == {"peaks": "no time left"}
 
 
-def test_a_part_that_hangs_is_killed() -> None:
+def test_hanging_part_is_killed() -> None:
     start = time.monotonic()
     with pytest.raises(TimeoutError, match="not done"):
-        list(run_apart(Part("slow", 2, PEAKS.place), Peaks(), 0.2))
-    assert time.monotonic() - start < 30  # it would hang for ever
+        list(run_in_process(Part("slow", 2, PEAKS.entry_point), Peaks(), 0.2))
+    assert time.monotonic() - start < 30  # without the limit it would run much longer
 
 
-def test_a_part_that_fails_says_so_with_its_last_words() -> None:
+def test_failing_part_raises_the_end_of_its_output() -> None:
     with pytest.raises(RuntimeError, match=r"status 1: (.|\n)*Error"):
-        list(run_apart(Part("none", 60, "nowhere:nothing"), Peaks(), 60))
+        list(run_in_process(Part("none", 60, "nowhere:nothing"), Peaks(), 60))
 
 
-def test_aims_are_met_or_missed() -> None:
+def test_figures_meet_or_miss_their_targets() -> None:
     assert Figure("a", 5.0, "s", most=4.0).met is False
     assert Figure("a", 5.0, "GB/s", 0.9, "copy", least=0.8).met is True
     assert Figure("a", 5.0, "s").met is None
     assert Peaks.of({COPY: 3000.0, FLOAT8: 1500.0}) == Peaks(copy=3e12, float8=1.5e15)
 
 
-def test_results_go_to_a_file(
+def test_results_are_written_to_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("tests.gpu.bench.PARTS", PARTS[:1])

@@ -1,13 +1,13 @@
-"""The gate of kernels where there is no GPU: whatever can be launched is compiled, for every card.
+"""Compile all GPU kernels for every supported card, without a GPU.
 
     python -m tests.kernels.ahead_of_time [--full [--part 3/40]]
 
-Wrappers are called on tensors without memory, for real models; what they launch is compiled for the cards that they
-launch it on. It fails where machine code spills registers in loops, takes more shared memory than the card has, or does
-not compile, and where there is a kernel that nobody launches. With --full that is every kernel in every configuration
-(`configurations`); otherwise some stand for others (`sampled`).
+The kernels' wrappers are called on tensors without memory, for real models, and every launch is compiled for the cards
+that it occurs on. The check fails if machine code spills registers in loops, needs more shared memory than the card
+has, or does not compile, and if no wrapper launches a kernel. --full compiles every kernel in every configuration (see
+`all_configurations`); otherwise a selection is compiled (see `representative_jobs`).
 
-A process of its own: Triton's interpreter, under which other tests run kernels, leaves nothing that could be compiled.
+It is a separate process, because Triton's interpreter, which other tests use, replaces the compiler.
 """
 
 import argparse
@@ -30,54 +30,54 @@ import quant.kernels
 from quant.kernels.card import Card
 from tests.kernels.calls import CALLS, Setting
 from tests.kernels.cards import CARDS, CLASSES
-from tests.kernels.compilation import Machine, compiled
-from tests.kernels.launches import Launch, recorded
+from tests.kernels.compilation import Machine, compile_launch
+from tests.kernels.launches import Launch, record_launches
 from tests.kernels.shapes import SHAPES
 
 TOKENS = (1, 4, 16, 64, 512)
 PROCESSES = 2
 WORST = 12  # lines of the table
-ALIKE = (
-    "_sample_kernel",
-    "_logprobs_kernel",
-)  # take long to compile, and have no instructions that only some cards have
-MOST_HOT = (
-    0.02  # of an inner loop's instructions that spill: a compiler sometimes trades one for more programs at a time
-)
-MOST_SPILLS = 40  # instructions outside of inner loops: what is saved before one and taken back behind it costs nothing
+# slow to compile, and the same instructions on all cards
+SAME_ON_ALL_CARDS = ("_sample_kernel", "_logprobs_kernel")
+# share of spilling instructions in an inner loop; compilers sometimes accept some to run more programs at a time
+MAX_LOOP_SPILL_SHARE = 0.02
+# spilling instructions outside of inner loops; saving a register before a loop and restoring it afterwards is cheap
+MAX_SPILLS = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of one launch on one card."""
+    """The result of compiling one launch for one card."""
 
     launch: str
     card: Card
     machine: Machine | None
-    fault: str  # empty: none
-    seconds: float = 0.0  # that it took to compile; little, where it had been before
+    fault: str  # empty if there is none
+    seconds: float = 0.0  # compilation time; short if it is cached
 
 
-def judged(job: tuple[Launch, Card]) -> Verdict:
+def check_launch(job: tuple[Launch, Card]) -> Verdict:
     launch, card = job
     start = time.monotonic()
     try:
-        machine = compiled(launch, card.architecture)
-    except Exception as error:  # noqa: BLE001  # whatever a compiler raises is to be told
+        machine = compile_launch(launch, card.architecture)
+    except Exception as error:  # noqa: BLE001 # report any error of the compiler
         return Verdict(str(launch), card, None, f"does not compile: {' '.join(str(error).split())}")
     faults = []
-    if machine.hot_share > MOST_HOT or machine.spills > MOST_SPILLS:
-        faults.append(f"spills registers: {machine.spills} instructions, {machine.hot_share:.1%} of an inner loop's")
+    if machine.loop_spill_share > MAX_LOOP_SPILL_SHARE or machine.spills > MAX_SPILLS:
+        faults.append(
+            f"spills registers: {machine.spills} instructions, {machine.loop_spill_share:.1%} of an inner loop's"
+        )
     if machine.shared > card.shared_memory:
         faults.append(f"takes {machine.shared} bytes of shared memory of {card.shared_memory}")
     return Verdict(str(launch), card, machine, ", ".join(faults), time.monotonic() - start)
 
 
-def launched(cards: Iterable[Card], *, thorough: bool) -> list[tuple[Launch, list[Card]]]:
-    """Every different launch, and the cards that it is launched on."""
+def collect_launches(cards: Iterable[Card], *, thorough: bool) -> list[tuple[Launch, list[Card]]]:
+    """Return every distinct launch with the cards it occurs on."""
     found: dict[str, tuple[Launch, list[Card]]] = {}
     for card in cards:
-        with recorded() as launches:
+        with record_launches() as launches:
             for model, tokens, deterministic in itertools.product(SHAPES, TOKENS, (False, True)):
                 for call in CALLS:
                     call(Setting(card, model, tokens, deterministic, thorough))
@@ -86,43 +86,45 @@ def launched(cards: Iterable[Card], *, thorough: bool) -> list[tuple[Launch, lis
     return list(found.values())
 
 
-def configurations(launches: Sequence[tuple[Launch, list[Card]]]) -> list[tuple[Launch, Card]]:
-    """Each kernel in each tile, with all that its tensors hold, for each class of cards: what differs in sizes alone is
-    the same code. The cards of a class take turns."""
+def all_configurations(launches: Sequence[tuple[Launch, list[Card]]]) -> list[tuple[Launch, Card]]:
+    """Return each kernel with each tile and each combination of dtypes, for one card of each class.
+
+    Launches that differ only in tensor sizes have the same code. The cards of a class take turns.
+    """
     jobs: dict[tuple[object, ...], tuple[Launch, Card]] = {}
-    turns: Counter[Card] = Counter()
+    uses: Counter[Card] = Counter()
     for launch, cards in launches:
         for number, group in enumerate(CLASSES):
-            there = [card for card in cards if card.architecture in group]
+            matching = [card for card in cards if card.architecture in group]
             key = (launch.tile, frozenset(launch.details), number)
-            if there and key not in jobs:
-                card = min(there, key=turns.__getitem__)
-                turns[card] += 1
+            if matching and key not in jobs:
+                card = min(matching, key=uses.__getitem__)
+                uses[card] += 1
                 jobs[key] = (launch, card)
     return list(jobs.values())
 
 
-def sampled(launches: Sequence[tuple[Launch, list[Card]]]) -> list[tuple[Launch, Card]]:
-    """As few as show every tile, every detail, and every kernel on each class of cards."""
-    found = [(launch, card, _shown(launch, card)) for launch, cards in launches for card in cards]
+def representative_jobs(launches: Sequence[tuple[Launch, list[Card]]]) -> list[tuple[Launch, Card]]:
+    """Return few jobs that cover every tile, every detail, and every kernel on each class of cards."""
+    found = [(launch, card, _features(launch, card)) for launch, cards in launches for card in cards]
     missing = {it for *_, shown in found for it in shown}
     jobs: list[tuple[Launch, Card]] = []
-    turns: Counter[Card] = Counter()  # so that no card is left out
+    uses: Counter[Card] = Counter()  # so that every card is used
     while missing:
-        launch, card, shown = max(found, key=lambda it: (len(it[2] & missing), -turns[it[1]]))
+        launch, card, shown = max(found, key=lambda it: (len(it[2] & missing), -uses[it[1]]))
         jobs.append((launch, card))
         missing -= shown
-        turns[card] += 1
+        uses[card] += 1
     return jobs
 
 
-def _shown(launch: Launch, card: Card) -> set[str]:
+def _features(launch: Launch, card: Card) -> set[str]:
     group = next(number for number, it in enumerate(CLASSES) if card.architecture in it)
-    return launch.details | {launch.tile, f"{launch.name} on class {0 if launch.name in ALIKE else group}"}
+    return launch.details | {launch.tile, f"{launch.name} on class {0 if launch.name in SAME_ON_ALL_CARDS else group}"}
 
 
 def kernels() -> set[str]:
-    """The names of all kernels that are launched: those that end so; other functions are parts of them."""
+    """Return the names of all launchable kernels, which end in _kernel. Other functions are parts of kernels."""
     names = set()
     for package in (engine.kernels, quant.kernels):
         for module in iter_modules(package.__path__, package.__name__ + "."):
@@ -131,13 +133,13 @@ def kernels() -> set[str]:
     return {name for name in names if name.endswith("_kernel")}
 
 
-def judge(jobs: Sequence[tuple[Launch, Card]]) -> list[Verdict]:
+def check_launches(jobs: Sequence[tuple[Launch, Card]]) -> list[Verdict]:
     with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("fork")) as pool:
-        return list(pool.map(judged, jobs))
+        return list(pool.map(check_launch, jobs))
 
 
 def table(verdicts: Iterable[Verdict]) -> str:
-    """Those that come nearest to a limit."""
+    """Return a table of the launches that are closest to a limit."""
 
     def pressure(verdict: Verdict) -> float:
         machine = verdict.machine
@@ -154,7 +156,7 @@ def table(verdicts: Iterable[Verdict]) -> str:
 
 
 def report(verdicts: Sequence[Verdict]) -> bool:
-    """Print the table and all faults. Whether there are none."""
+    """Print the table and all faults. Returns whether there are none."""
     print(table(verdicts))
     slow = max(verdicts, key=lambda it: it.seconds)
     print(f"longest: {slow.seconds:.1f} s for sm_{slow.card.architecture}, {slow.launch}")
@@ -165,22 +167,22 @@ def report(verdicts: Sequence[Verdict]) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compile whatever kernels can be launched, for every card.")
+    parser = argparse.ArgumentParser(description="Compile all kernels for every supported card.")
     parser.add_argument("--full", action="store_true", help="every kernel in every configuration")
-    parser.add_argument("--part", default="1/1", metavar="I/N", help="one of so many parts of that")
+    parser.add_argument("--part", default="1/1", metavar="I/N", help="part I of N of the configurations")
     given = parser.parse_args()
     part, parts = map(int, given.part.split("/"))
     start = time.monotonic()
-    launches = launched(CARDS, thorough=given.full)
+    launches = collect_launches(CARDS, thorough=given.full)
     recorded_at = time.monotonic()
-    jobs = configurations(launches)[part - 1 :: parts] if given.full else sampled(launches)
-    good = report(judge(jobs))
-    idle = kernels() - {launch.name for launch, _ in launches}
-    if idle:
-        print(f"FAULT: nobody launches {', '.join(sorted(idle))}")
+    jobs = all_configurations(launches)[part - 1 :: parts] if given.full else representative_jobs(launches)
+    good = report(check_launches(jobs))
+    unlaunched = kernels() - {launch.name for launch, _ in launches}
+    if unlaunched:
+        print(f"FAULT: no wrapper launches {', '.join(sorted(unlaunched))}")
     seconds = f"{recorded_at - start:.1f} s to call, {time.monotonic() - recorded_at:.1f} s to compile"
-    print(f"Triton {triton.__version__}: {len(launches)} launches, {len(jobs)} times compiled; {seconds}")
-    return 0 if good and not idle else 1
+    print(f"Triton {triton.__version__}: {len(launches)} launches, {len(jobs)} compilations; {seconds}")
+    return 0 if good and not unlaunched else 1
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Every wrapper of a kernel, called as the engine calls it, on tensors without memory.
+"""Calls of every kernel wrapper, as in the engine, on tensors without memory.
 
-A new wrapper gets a function here and a row in `CALLS`. A kernel that nobody launches fails the gate.
+A new wrapper gets a function here and a row in `CALLS`. A kernel that no wrapper launches fails the check.
 """
 
 import itertools
@@ -37,13 +37,13 @@ from tests.kernels.weights import KINDS, fits, weight
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a step is like."""
+    """A step to call the wrappers for."""
 
     card: Card
     model: ModelConfig
     tokens: int
     deterministic: bool
-    thorough: bool  # all kinds of weights in all sizes; else one of each form, in those of one model
+    thorough: bool  # all kinds of weights in all sizes; otherwise one kind per form, in the sizes of one model
 
 
 def blank(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -79,9 +79,9 @@ def _heads(setting: Setting) -> None:
 
 
 def _attention(setting: Setting) -> None:
-    """Steps that decode one token, and those that read a prompt; all layers' windows, and sinks where heads are small.
+    """Decode and prefill, with the windows of all layers, and sinks for small heads.
 
-    What takes longest to compile, so not for sizes that do not change it.
+    This is the slowest kernel to compile, so sizes that do not change it are left out.
     """
     model, card, tokens, deterministic = setting.model, setting.card, setting.tokens, setting.deterministic
     if tokens not in (1, 512) or model not in (LLAMA_8B, GEMMA_9B, SMALL_135M):
@@ -114,8 +114,8 @@ def _sampling(setting: Setting) -> None:
         )
         rows = build_rows([SampleTarget(0, Request(0, (1,), params), 0)], vocabulary, masks)
         sampled = sample(logits, rows.to(logits.device))
-    places = blank(setting.tokens, dtype=torch.int32)
-    fill_pending_tokens(sampled.columns.token_ids, places, places, ids)
+    indices = blank(setting.tokens, dtype=torch.int32)
+    fill_pending_tokens(sampled.columns.token_ids, indices, indices, ids)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The cards that kernels are compiled for where there is no GPU: one of each architecture that is supported."""
+"""The cards that kernels are compiled for: one of each supported architecture."""
 
 from quant.kernels.card import Card
 
@@ -13,6 +13,6 @@ CARDS = (
     Card("NVIDIA GeForce RTX 5090", (12, 0), 170, 99 * KIB, 96 * MIB, 32 * GIB),
 )
 
-# Architectures with the same matrix instructions: mma.sync, wgmma, tcgen05. Where not everything is compiled for every
-# card, it is for one of each class.
+# Architectures with the same matrix instructions: mma.sync, wgmma, tcgen05. If not every card is compiled for, one of
+# each class is.
 CLASSES = ((86, 120, 89, 80), (90,), (100,))

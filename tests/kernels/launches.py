@@ -1,7 +1,4 @@
-"""What wrappers launch, taken down in place of being launched: no GPU is needed, and no tensor has any memory.
-
-Refuses to know which wrappers there are (`tests.kernels.calls` does) and how a kernel is compiled.
-"""
+"""Record kernel launches instead of running them. Needs no GPU, and the tensors need no memory."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,25 +13,25 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-# Constants that are sizes of a tensor, or how often a loop runs; that say what its values mean; others are of a tile.
+# Names of constants: tensor sizes and loop counts (SIZES), meanings of values (FORM). All others are tile sizes.
 SIZES = {"COLUMNS", "GROUPS", "SPLITS", "HEADS", "KV_HEADS"}
 PACKING = {"GROUP", "LOW", "HIGH", "CODES_PER_WORD", "RATIO", "ZERO", "SUB_SCALE_ZERO", "NIBBLES", "NESTED_BLOCK"}
 FORM = PACKING | {"ADD", "SINKS", "CAPPED", "WINDOWED", "EXPONENT", "WIDTH"}
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
-# What is told of arguments (a multiple of 16, an index of 64 bits, one) is alike for all architectures.
+# Properties of arguments (multiple of 16, 64-bit index, equal to one) are the same for all architectures.
 BACKEND = make_backend(GPUTarget("cuda", 90, 32))
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel with all that its machine code depends on but the architecture. Plain data, for other processes."""
+    """A kernel launch with everything that its machine code depends on, except the architecture. Can be pickled."""
 
     module: str
     name: str
     signature: dict[str, str]
     constants: dict[tuple[int, ...], Any]
     attributes: dict[tuple[int, ...], Any]
-    options: dict[str, Any]  # warps and stages, as they were asked for
+    options: dict[str, Any]  # warps and stages
 
     @property
     def kernel(self) -> Any:
@@ -43,15 +40,15 @@ class Launch:
 
     @property
     def tile(self) -> str:
-        """The sizes that work is cut into. Those of a tensor do not count."""
+        """The kernel with its tile sizes, without tensor sizes."""
         return repr((self.name, self._constants(lambda name: name not in SIZES | FORM)))
 
     @property
     def details(self) -> set[str]:
-        """All else but for sizes, one by one: warps and stages, which tensors there are, and what they hold."""
+        """The warps and stages, the dtypes, and the constants in FORM, one by one."""
         types = [(name, kind) for name, kind in self.signature.items() if not name.isupper()]
-        told = [*self._constants(FORM.__contains__), *types, *self.options.items()]
-        return {repr((self.name, *it)) for it in told}
+        properties = [*self._constants(FORM.__contains__), *types, *self.options.items()]
+        return {repr((self.name, *it)) for it in properties}
 
     def _constants(self, wanted: Callable[[str], bool]) -> list[tuple[str, Any]]:
         named = [(self.kernel.params[path[0]], value) for path, value in self.constants.items()]
@@ -71,15 +68,15 @@ def _binder(kernel: Any) -> Any:
 
 
 def _keywords(kernel: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """As `JITFunction.run` has them."""
+    """Return the keyword arguments as `JITFunction.run` completes them."""
     return {**given, "debug": False, "instrumentation_mode": knobs.compilation.instrumentation_mode}
 
 
 @contextmanager
-def recorded() -> Iterator[dict[str, Launch]]:
-    """Within, launches are taken down, each different one once.
+def record_launches() -> Iterator[dict[str, Launch]]:
+    """Record the distinct launches within the context, by key.
 
-    Raises ValueError where a grid is larger than a GPU takes.
+    Raises ValueError if a grid is larger than GPUs support.
     """
     launches: dict[str, Launch] = {}
 

@@ -1,4 +1,4 @@
-"""The shapes of real models, which kernels are compiled and measured for."""
+"""Shapes of real models, which kernels are compiled and measured for."""
 
 from dataclasses import replace
 
@@ -53,7 +53,7 @@ GEMMA_9B = ModelConfig(
     logit_softcap=30.0,
     gate=Gate.GELU,
 )
-SMALL_135M = ModelConfig(  # SmolLM2's but for the vocabulary, which is odd, as some are
+SMALL_135M = ModelConfig(  # SmolLM2 with an odd vocabulary size, as some models have
     architecture="llama",
     layers=30,
     hidden=576,
@@ -71,7 +71,7 @@ SHAPES = (LLAMA_8B, QWEN_32B, GEMMA_9B, SMALL_135M)
 
 
 def matrices(model: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Outputs and inputs of every matrix of a layer, as layers fuse them, and of the head."""
+    """Return (outputs, inputs) of every matrix of a layer, as layers fuse them, and of the head."""
     width = model.heads * model.head_dim
     return {
         "qkv": (width + 2 * model.kv_heads * model.head_dim, model.hidden),

@@ -1,4 +1,4 @@
-"""Whatever kernels can be launched on any card compiles for it, within its registers and its shared memory."""
+"""All kernels compile for every supported card, within its registers and shared memory."""
 
 import os
 import subprocess
@@ -13,29 +13,29 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    """In a process in which Triton compiles, and keeps what it has compiled before."""
-    left_out = ("TRITON_INTERPRET", "PYTHONPATH")
-    environment = {name: value for name, value in os.environ.items() if name not in left_out}
-    kept = {"TRITON_CACHE_DIR": str(fetched_folder() / "triton"), "TRITON_STORE_BINARY_ONLY": "1"}
+    """Run a module in a process without Triton's interpreter, with a persistent compilation cache."""
+    removed = ("TRITON_INTERPRET", "PYTHONPATH")
+    environment = {name: value for name, value in os.environ.items() if name not in removed}
+    cache = {"TRITON_CACHE_DIR": str(fetched_folder() / "triton"), "TRITON_STORE_BINARY_ONLY": "1"}
     command = [sys.executable, "-m", *arguments]
-    return subprocess.run(command, cwd=ROOT, env={**environment, **kept}, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=ROOT, env={**environment, **cache}, capture_output=True, text=True, check=False)
 
 
-def test_one_card_of_each_class() -> None:
+def test_kernels_compile_for_one_card_of_each_class() -> None:
     done = run("tests.kernels.ahead_of_time")
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow
-def test_every_configuration() -> None:
+def test_kernels_compile_in_every_configuration() -> None:
     done = run("tests.kernels.ahead_of_time", "--full")
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_what_is_planted_is_found() -> None:
-    done = run("tests.kernels.planted")
+def test_faulty_kernels_are_reported() -> None:
+    done = run("tests.kernels.faulty_kernels")
     assert done.returncode == 1, done.stderr
     faults = [line for line in done.stdout.splitlines() if line.startswith("FAULT")]
     assert len(faults) == 3, done.stdout

@@ -1,4 +1,4 @@
-"""What is read of machine code as cuobjdump prints it."""
+"""Reading machine code that cuobjdump prints."""
 
 from tests.kernels.compilation import spills_of
 
@@ -15,7 +15,7 @@ CODE = """
 """
 
 
-def test_spills_are_counted_and_the_share_of_them_in_inner_loops() -> None:
+def test_spills_of_counts_spills_and_their_share_in_loops() -> None:
     assert spills_of(CODE) == (4, 1 / 3)
     assert spills_of(CODE.replace("LDL R5", "LDS R5")) == (3, 0)
     assert spills_of(CODE.replace("BRA", "RET")) == (4, 0)

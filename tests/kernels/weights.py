@@ -1,7 +1,7 @@
-"""Weights of every canonical kind and of any size, random, on any device.
+"""Random weights of every canonical kind, in any size, on any device.
 
-A few rows are made as files have them, and repeated where the weight is wanted: nothing large is computed on the host,
-and on the device `meta` nothing at all.
+A few rows are made in the format of files and repeated on the device, so nothing large is computed on the host. On the
+device `meta` nothing is computed.
 """
 
 from collections.abc import Callable
@@ -28,26 +28,26 @@ from quant.tensor import (
 )
 from tests.quant.cpu.random_group_weights import GROUP_TYPES, ORDERED
 
-ROWS = 128  # that differ; a multiple of the rows of a block of scales
-DEVIATION = 0.02  # of a weight of a GGUF type
+ROWS = 128  # distinct rows; a multiple of the rows that share a scale
+DEVIATION = 0.02  # standard deviation of GGUF weights
 KINDS = (*PLAIN_TYPES, *BLOCKS, *GROUP_TYPES, *ORDERED)
 
-_Move = Callable[[Tensor, int], Tensor]  # a tensor with some rows to one of so many, on the device
+_Move = Callable[[Tensor, int], Tensor]  # repeats the rows of a tensor to a number of rows, on the device
 
 
 def fits(kind: str, *columns: int) -> bool:
-    """Whether there can be matrices of the kind with so many columns."""
+    """Whether matrices of the kind can have these numbers of columns."""
     return kind not in BLOCKS or all(it % _ggml(kind).block_elements == 0 for it in columns)
 
 
 def weight(kind: str, rows: int, columns: int, device: torch.device) -> QTensor:
-    """A matrix of one of KINDS."""
+    """Make a matrix of one of KINDS."""
 
-    def moved(tensor: Tensor, count: int) -> Tensor:
-        there = tensor.to(device)
-        return there.repeat(-(-count // len(there)), *[1] * (there.dim() - 1))[:count]
+    def move(tensor: Tensor, count: int) -> Tensor:
+        on_device = tensor.to(device)
+        return on_device.repeat(-(-count // len(on_device)), *[1] * (on_device.dim() - 1))[:count]
 
-    return _repeated(_sample(kind, columns), rows, moved)
+    return _repeat_rows(_sample(kind, columns), rows, move)
 
 
 @cache
@@ -57,7 +57,7 @@ def _sample(kind: str, columns: int) -> QTensor:
         values = torch.from_numpy(rng.standard_normal((ROWS, columns), np.float32)) * DEVIATION
         return PlainTensor((ROWS, columns), kind, values.to(PLAIN_TYPES[kind]))
     if kind in BLOCKS:
-        return _blocks(kind, columns, rng)
+        return _ggml_weight(kind, columns, rng)
     return {**GROUP_TYPES, **ORDERED}[kind].make(ROWS, columns, rng)
 
 
@@ -65,27 +65,27 @@ def _ggml(kind: str) -> GGMLType:
     return next(it for it in ggml_types().values() if it.name == kind)
 
 
-def _blocks(kind: str, columns: int, rng: np.random.Generator) -> QTensor:
-    """Random bytes, whose scales then make the deviation what it should be, and the mean nearly zero."""
+def _ggml_weight(kind: str, columns: int, rng: np.random.Generator) -> QTensor:
+    """Make random blocks, with scales such that the values have the right deviation and a mean close to zero."""
     ggml = _ggml(kind)
     data = bytearray(rng.bytes(ggml.nbytes(ROWS * columns)))
     coded = decode(ggml, memoryview(data), (ROWS, columns))
     assert isinstance(coded, CodedTensor)
-    if coded.scale.block_scales.dtype == torch.uint8:  # an exponent
+    if coded.scale.block_scales.dtype == torch.uint8:  # exponents
         return replace(coded, scale=replace(coded.scale, block_scales=torch.full_like(coded.scale.block_scales, 119)))
     signs = torch.from_numpy(rng.choice((-1.0, 1.0), tuple(coded.scale.block_scales.shape)).astype(np.float16))
     units = torch.ones_like(signs) if coded.minimum else signs
-    deviation = float(dequantize(_scaled(coded, units)).std())
-    return _scaled(coded, (units * DEVIATION / deviation).half())
+    deviation = float(dequantize(_with_scales(coded, units)).std())
+    return _with_scales(coded, (units * DEVIATION / deviation).half())
 
 
-def _scaled(coded: CodedTensor, whole: Tensor) -> CodedTensor:
+def _with_scales(coded: CodedTensor, whole: Tensor) -> CodedTensor:
     mean = ((1 << coded.codes.bits) - 1) / 2
     minimum = replace(coded.minimum, block_scales=(whole * mean).half()) if coded.minimum else None
     return replace(coded, scale=replace(coded.scale, block_scales=whole), minimum=minimum)
 
 
-def _repeated(sample: QTensor, rows: int, move: _Move) -> QTensor:
+def _repeat_rows(sample: QTensor, rows: int, move: _Move) -> QTensor:
     shape = (rows, sample.shape[1])
     match sample:
         case PlainTensor():

@@ -1,4 +1,4 @@
-"""How near the logits of the GPU are to those of the reference backend, on a small model of random weights."""
+"""Distance of the GPU's logits from the reference backend, on a small model with random weights."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -20,14 +20,14 @@ from tests.kernels.shapes import TINY
 
 SMALL = replace(TINY, layers=4, hidden=1024, heads=16, kv_heads=4, mlp_hidden=2048, vocab_size=4096)
 CPU = torch.device("cpu")
-SPREAD = 3.0  # deviation that logits are given, as those of trained models have it
-MOST_KL = 1e-3
-GAP = 0.1  # between the reference's two best logits, where the best one must be the same
+SPREAD = 3.0  # standard deviation to which logits are scaled, as in trained models
+MAX_KL = 1e-3
+GAP = 0.1  # if the two best reference logits differ by more, the best token must be the same
 
 
 @dataclass
-class Listening:
-    """A runner that keeps the logits of all steps."""
+class RecordingRunner:
+    """A runner that records the logits of all steps."""
 
     runner: ModelRunner
     rows: list[Tensor] = field(default_factory=list)
@@ -54,19 +54,19 @@ def figures(machine: Machine) -> Iterator[Figure]:
         )
         unit = SPREAD / float(want.std())
         got, want = unit * got, unit * want
-        yield Figure(f"{name}: mean KL to the reference", _divergence(want, got), "nats", most=MOST_KL)
+        yield Figure(f"{name}: mean KL to the reference", _divergence(want, got), "nats", most=MAX_KL)
         yield Figure(f"{name}: equal best tokens where the gap is above {GAP}", _agreement(want, got), "", least=1.0)
 
 
 def _logits(checkpoint: RandomCheckpoint, model: ModelConfig, tokens: int, options: LoadOptions) -> Tensor:
-    """Of every position of a prompt, float32 [tokens, vocabulary]."""
-    runners: list[Listening] = []
+    """Return the logits of every prompt position, float32 [tokens, vocabulary]."""
+    runners: list[RecordingRunner] = []
 
-    def listen(runner: ModelRunner) -> Listening:
-        runners.append(Listening(runner))
+    def record(runner: ModelRunner) -> RecordingRunner:
+        runners.append(RecordingRunner(runner))
         return runners[-1]
 
-    ending = OutputStage(NEXT_TOKEN.config, NEXT_TOKEN.weights, listen)
+    ending = OutputStage(NEXT_TOKEN.config, NEXT_TOKEN.weights, record)
     engine = load_engine(checkpoint, options, output=ending)
     generator = torch.Generator().manual_seed(tokens)
     prompt = torch.randint(model.vocab_size, (tokens,), generator=generator).tolist()
@@ -78,12 +78,12 @@ def _logits(checkpoint: RandomCheckpoint, model: ModelConfig, tokens: int, optio
 
 
 def _divergence(want: Tensor, got: Tensor) -> float:
-    """Mean Kullback-Leibler divergence, in nats."""
+    """Return the mean Kullback-Leibler divergence in nats."""
     p, q = want.double().log_softmax(-1), got.double().log_softmax(-1)
     return float((p.exp() * (p - q)).sum(-1).mean())
 
 
 def _agreement(want: Tensor, got: Tensor) -> float:
     best = want.topk(2).values
-    clear = best[:, 0] - best[:, 1] > GAP
-    return float((want.argmax(-1) == got.argmax(-1))[clear].float().mean()) if clear.any() else 1.0
+    distinct = best[:, 0] - best[:, 1] > GAP
+    return float((want.argmax(-1) == got.argmax(-1))[distinct].float().mean()) if distinct.any() else 1.0

@@ -1,6 +1,6 @@
-"""Kernels that the gate must not let through, and one that it must.
+"""Kernels that the ahead-of-time check must report, and one that passes.
 
-python -m tests.kernels.planted
+python -m tests.kernels.faulty_kernels
 """
 
 import sys
@@ -10,10 +10,10 @@ import torch
 import triton
 import triton.language as tl
 
-from tests.kernels.ahead_of_time import judge, report
+from tests.kernels.ahead_of_time import check_launches, report
 from tests.kernels.calls import blank
 from tests.kernels.cards import CARDS
-from tests.kernels.launches import recorded
+from tests.kernels.launches import record_launches
 
 
 @triton.jit
@@ -39,7 +39,7 @@ def _product_kernel(
 def _changing_kernel(out: tl.tensor, count: tl.tensor) -> None:
     total = count
     for _ in range(count):
-        total = total * 0.5  # an integer that becomes a float, which the interpreter lets pass
+        total = total * 0.5  # the type changes in the loop, which the interpreter accepts
     tl.store(out, total)
 
 
@@ -52,12 +52,12 @@ def product(rows: int, columns: int, depth: int, **options: Any) -> None:
 
 def main() -> int:
     ampere = CARDS[0]
-    with recorded() as launches:
+    with record_launches() as launches:
         product(64, 64, 32, num_warps=4, num_stages=2)
-        product(256, 128, 32, num_warps=2, num_stages=2)  # 256 numbers of the sum in each thread
-        product(128, 128, 128, num_warps=8, num_stages=5)  # 5 tiles of 64 KiB on their way
+        product(256, 128, 32, num_warps=2, num_stages=2)  # 256 accumulators per thread
+        product(128, 128, 128, num_warps=8, num_stages=5)  # 5 stages of 64 KiB
         _changing_kernel[1,](blank(1), 5)
-    good = report(judge([(launch, ampere) for launch in launches.values()]))
+    good = report(check_launches([(launch, ampere) for launch in launches.values()]))
     return 0 if good else 1
 
 
