@@ -1,7 +1,7 @@
-"""The five cases: what each asks of a client and when its outcome is right. Runs in the client's own environment.
+"""The five cases: the request that each makes and when it passes. Runs in the client's environment.
 
-A driver offers a `Client` and calls `main`, which prints one JSON object for each case:
-{"case": "turn", "ok": true, "saw": "..."}. Standard library only.
+A driver defines a `Client` and calls `main`, which prints one JSON object for each case: {"case": "turn", "ok": true,
+"detail": "..."}. Imports only the standard library.
 """
 
 import json
@@ -13,44 +13,44 @@ from pathlib import Path
 from typing import Any, Protocol
 
 CASES = ("turn", "stream", "tool", "wrong model", "too long")
-_ASKED = json.loads(Path(__file__).with_name("cases.json").read_text(encoding="utf-8"))  # cases.mjs reads it as well
-QUESTION: str = _ASKED["question"]
-REPLY_TOKENS: int = _ASKED["reply_tokens"]  # limit of a reply, for clients that can set one
-TOOL_QUESTION: str = _ASKED["tool_question"]  # asks the scripted model for a call
-TOOL_TOKENS: int = _ASKED["tool_tokens"]
-TOOL_NAME: str = _ASKED["tool"]["name"]
-TOOL_DESCRIPTION: str = _ASKED["tool"]["description"]
-TOOL_SCHEMA: Mapping[str, Any] = _ASKED["tool"]["schema"]
-WRONG_MODEL: str = _ASKED["wrong_model"]
-LONG_PROMPT = "word " * _ASKED["long_prompt_words"]  # more than SmolLM2 holds
+_DATA = json.loads(Path(__file__).with_name("cases.json").read_text(encoding="utf-8"))  # shared with cases.mjs
+QUESTION: str = _DATA["question"]
+REPLY_TOKENS: int = _DATA["reply_tokens"]  # maximum tokens of a reply, for clients that can set it
+TOOL_QUESTION: str = _DATA["tool_question"]  # makes the scripted model call a tool
+TOOL_TOKENS: int = _DATA["tool_tokens"]
+TOOL_NAME: str = _DATA["tool"]["name"]
+TOOL_DESCRIPTION: str = _DATA["tool"]["description"]
+TOOL_SCHEMA: Mapping[str, Any] = _DATA["tool"]["schema"]
+WRONG_MODEL: str = _DATA["wrong_model"]
+LONG_PROMPT = "word " * _DATA["long_prompt_words"]  # longer than SmolLM2's context
 
 
-class Wrong(Exception):
-    """A client's outcome is not what its user needs. The text says what it is instead."""
+class CaseFailed(Exception):
+    """The client did not do what its user needs. The text describes what it did."""
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """How a client reports that the server refused: by an exception of this type that has these attributes."""
+class ExpectedError:
+    """The error that a client raises when the server refuses: its type, and some attributes."""
 
     kind: type[Exception]
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Client(Protocol):
-    """A client on one server. Its requests raise what the client raises."""
+    """A client connected to one server. Its methods raise the client's own errors."""
 
-    wrong_model: Refusal
-    too_long: Refusal
+    wrong_model: ExpectedError
+    too_long: ExpectedError
 
     def reply(self, model: str, prompt: str) -> str:
-        """The whole reply to a user's message."""
+        """Return the complete reply to a user message."""
 
     def pieces(self, model: str, prompt: str) -> Iterable[str]:
-        """The reply piece by piece, as the client streams it."""
+        """Yield the pieces of a streamed reply."""
 
     def call(self, model: str, prompt: str) -> tuple[str, Mapping[str, Any]]:
-        """Name and arguments of the tool that the model calls; the client forces a call if it can."""
+        """Return name and arguments of the tool that the model calls. Forces a call if the client can."""
 
 
 def main(connect: Callable[[str, str], Client]) -> None:
@@ -62,12 +62,12 @@ def main(connect: Callable[[str, str], Client]) -> None:
 
 
 def outcome(client: Client, model: str, case: str) -> Mapping[str, Any]:
-    """Whether a case is right, and the text of the reply or of the error."""
+    """Return whether a case passed, and the text of the reply or of the error."""
     try:
-        return {"ok": True, "saw": _RUNS[case](client, model)}
-    except Exception as problem:  # noqa: BLE001 (whatever a client raises is its outcome)
-        name = "" if isinstance(problem, Wrong) else f"{type(problem).__name__}: "
-        return {"ok": False, "saw": f"{name}{problem}"}
+        return {"ok": True, "detail": _RUNS[case](client, model)}
+    except Exception as problem:  # noqa: BLE001 (any error of a client is its outcome)
+        name = "" if isinstance(problem, CaseFailed) else f"{type(problem).__name__}: "
+        return {"ok": False, "detail": f"{name}{problem}"}
 
 
 def _turn(client: Client, model: str) -> str:
@@ -77,50 +77,50 @@ def _turn(client: Client, model: str) -> str:
 def _stream(client: Client, model: str) -> str:
     pieces = [piece for piece in client.pieces(model, QUESTION) if piece]
     if len(pieces) < 2:
-        raise Wrong(f"the stream has {len(pieces)} pieces of text")
+        raise CaseFailed(f"the stream has {len(pieces)} pieces of text")
     return _text(pieces)
 
 
 def _text(pieces: Sequence[str]) -> str:
     text = "".join(pieces)
     if not text.strip():
-        raise Wrong("the reply is empty")
+        raise CaseFailed("the reply is empty")
     return text
 
 
 def _tool(client: Client, model: str) -> str:
     name, arguments = client.call(model, TOOL_QUESTION)
     if name != TOOL_NAME or not isinstance(arguments.get("city"), str):
-        raise Wrong(f"called {name} with {json.dumps(arguments)}")
+        raise CaseFailed(f"called {name} with {json.dumps(arguments)}")
     return f"{name}({json.dumps(arguments)})"
 
 
 def _wrong_model(client: Client, _model: str) -> str:
-    said = _refused(lambda: client.reply(WRONG_MODEL, QUESTION), client.wrong_model)
-    if WRONG_MODEL not in said:
-        raise Wrong(f"the error does not name the model: {said}")
-    return said
+    message = _expected_error(lambda: client.reply(WRONG_MODEL, QUESTION), client.wrong_model)
+    if WRONG_MODEL not in message:
+        raise CaseFailed(f"the error does not name the model: {message}")
+    return message
 
 
 def _too_long(client: Client, model: str) -> str:
-    said = _refused(lambda: client.reply(model, LONG_PROMPT), client.too_long)
-    if not re.search("context|too long", said):
-        raise Wrong(f"the error does not say that the prompt is too long: {said}")
-    return said
+    message = _expected_error(lambda: client.reply(model, LONG_PROMPT), client.too_long)
+    if not re.search("context|too long", message):
+        raise CaseFailed(f"the error does not say that the prompt is too long: {message}")
+    return message
 
 
-def _refused(ask: Callable[[], str], expected: Refusal) -> str:
-    """The text of the error, which has to be the one that is expected."""
+def _expected_error(request: Callable[[], str], expected: ExpectedError) -> str:
+    """Return the text of the error. Raises CaseFailed if it is not the expected one."""
     try:
-        reply = ask()
+        reply = request()
     except expected.kind as problem:
         for name, value in expected.attributes.items():
             if getattr(problem, name, None) != value:
-                raise Wrong(f"{name} is {getattr(problem, name, None)!r}, not {value!r}: {problem}") from problem
+                raise CaseFailed(f"{name} is {getattr(problem, name, None)!r}, not {value!r}: {problem}") from problem
         return f"{type(problem).__name__}: {problem}"
     except Exception as problem:
-        raise Wrong(f"{type(problem).__name__}, not {expected.kind.__name__}: {problem}") from problem
-    raise Wrong(f"no error; the reply is {reply!r}")
+        raise CaseFailed(f"{type(problem).__name__}, not {expected.kind.__name__}: {problem}") from problem
+    raise CaseFailed(f"no error; the reply is {reply!r}")
 
 
 _RUNS: Mapping[str, Callable[[Client, str], str]] = dict(
@@ -129,14 +129,14 @@ _RUNS: Mapping[str, Callable[[Client, str], str]] = dict(
 
 
 def first(items: Iterable[Any], what: str) -> Any:
-    """The first item. Raises Wrong if there is none."""
+    """Return the first item. Raises CaseFailed if there is none."""
     for item in items:
         return item
-    raise Wrong(f"no {what}")
+    raise CaseFailed(f"no {what}")
 
 
 def texts(items: Iterable[Any], read: Callable[[Any], str | None]) -> Iterator[str]:
-    """The texts of a stream's items, without those that have none."""
+    """Yield the texts of a stream's items, without empty ones."""
     for item in items:
         if text := read(item):
             yield text

@@ -1,4 +1,4 @@
-"""Run a client's driver as a process of its own, with a time limit, and read its outcomes."""
+"""Run a client's driver in a process with a time limit, and read its outcomes."""
 
 import json
 import os
@@ -15,11 +15,11 @@ from tests.clients.servers import Server
 from tests.clients.table import Client
 
 ROOT = Path(__file__).parents[2]
-LIBRARY_SECONDS = 240  # hang guards: for all cases of a library, and for each case of an agent
+LIBRARY_SECONDS = 240  # in case a driver hangs: for all cases of a library, and for each case of an agent
 AGENT_SECONDS = 150
 
-# What keeps the clients' processes on this machine, beside each client's own settings.
-QUIET = {
+# Disables telemetry, updates, and downloads, in addition to each client's settings.
+OFFLINE_ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "DISABLE_TELEMETRY": "1",
     "OTEL_SDK_DISABLED": "true",
@@ -34,33 +34,35 @@ QUIET = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a client did in a case."""
+    """The outcome of one case with one client."""
 
     ok: bool
-    saw: str  # the reply, or what is wrong
+    detail: str  # the reply, or the failure
 
 
 def run_driver(
     client: Client, installed: Installed, server: Server, folder: Path, cases: Sequence[str]
 ) -> Mapping[str, Outcome]:
-    """Outcomes by case. The driver's current folder is `folder`, and HOME is one beside it.
+    """Run cases in `folder` and return their outcomes. HOME is the folder `home` next to it.
 
-    A driver that hangs in a case, or ends there, starts again with the next one.
+    If the driver hangs or ends in a case, that case fails and the driver starts again with the next one.
     """
     outcomes: dict[str, Outcome] = {}
-    while left := [case for case in cases if case not in outcomes]:
-        limit = AGENT_SECONDS * len(left) if _is_agent(client) else LIBRARY_SECONDS
-        output, said = _run(_command(client, installed, server, left), _environment(installed, folder), folder, limit)
+    while remaining := [case for case in cases if case not in outcomes]:
+        limit = AGENT_SECONDS * len(remaining) if _is_agent(client) else LIBRARY_SECONDS
+        output, failure = _run(
+            _command(client, installed, server, remaining), _environment(installed, folder), folder, limit
+        )
         outcomes.update(_outcomes(output))
-        if missing := [case for case in left if case not in outcomes]:
-            outcomes[missing[0]] = Outcome(False, said)
+        if missing := [case for case in remaining if case not in outcomes]:
+            outcomes[missing[0]] = Outcome(False, failure)
     return outcomes
 
 
 def _command(client: Client, installed: Installed, server: Server, cases: Sequence[str]) -> Sequence[str]:
     arguments = [server.url, server.model, client.dialect, *cases]
     if client.driver.endswith(".mjs"):
-        # Node looks for packages beside the module.
+        # Node looks for packages in the module's folder.
         for source in (*(ROOT / "tests/clients/node").glob("*.mjs"), ROOT / "tests/clients/cases.json"):
             shutil.copy(source, installed.folder)
         return [installed.program("node"), str(installed.folder / client.driver), *arguments]
@@ -70,22 +72,22 @@ def _command(client: Client, installed: Installed, server: Server, cases: Sequen
 
 
 def _is_agent(client: Client) -> bool:
-    """Agents are command lines: their drivers run in this Python."""
+    """Whether the client is a command line, whose driver runs in this Python."""
     return (ROOT / "tests/clients/agents" / f"{client.driver}.py").exists()
 
 
 def _environment(installed: Installed, folder: Path) -> Mapping[str, str]:
-    """Without the user's own keys and settings; HOME is a folder of the run."""
+    """Return variables without the user's keys and settings, and with a temporary HOME."""
     home = folder.with_name("home")
     for needed in (folder, home):
         needed.mkdir(exist_ok=True)
     kept = {name: os.environ[name] for name in ("LANG", "TMPDIR", "SYSTEMROOT") if name in os.environ}
     path = os.pathsep.join([*map(str, installed.path), os.environ["PATH"]])
-    return {**kept, **QUIET, "PATH": path, "HOME": str(home), "PYTHONPATH": str(ROOT), "TERM": "xterm"}
+    return {**kept, **OFFLINE_ENVIRONMENT, "PATH": path, "HOME": str(home), "PYTHONPATH": str(ROOT), "TERM": "xterm"}
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], folder: Path, seconds: float) -> tuple[str, str]:
-    """Standard output, and what a driver that did not answer all cases did instead."""
+    """Return the standard output, and a description of the failure if some cases are missing in it."""
     process = subprocess.Popen(
         command,
         cwd=folder,
@@ -109,4 +111,4 @@ def _outcomes(output: str) -> Iterator[tuple[str, Outcome]]:
     for line in output.splitlines():
         if line.startswith('{"case"'):
             shown = json.loads(line)
-            yield shown["case"], Outcome(shown["ok"], shown["saw"])
+            yield shown["case"], Outcome(shown["ok"], shown["detail"])

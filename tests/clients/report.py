@@ -1,4 +1,4 @@
-"""The table: as text for people who run it, and as docs/clients.md."""
+"""Format the results as text for the terminal and as the page docs/clients.md."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from tests.clients.cases import CASES
 from tests.clients.driver_process import Outcome
 from tests.clients.table import Client
 
-WIDTH = 300  # characters of an error in the list below the table
+WIDTH = 300  # maximum characters of an error below the table
 
 
 @dataclass(frozen=True)
@@ -19,29 +19,29 @@ class Row:
     outcomes: Mapping[str, Outcome]
 
     @property
-    def is_wrong(self) -> bool:
-        """Whether a case is wrong without a reason in the table of clients."""
-        return any(self.cell(case) == "wrong" for case in CASES)
+    def has_failure(self) -> bool:
+        """Whether a case failed without a known reason in the table of clients."""
+        return any(self.cell(case) == "failed" for case in CASES)
 
     def cell(self, case: str) -> str:
-        """ok, wrong, or the reason of the table of clients."""
+        """Return "ok", "failed", or the known reason in the table of clients."""
         if self.outcomes[case].ok:
             return "ok"
-        return self.client.reasons.get(case, "wrong")
+        return self.client.reasons.get(case, "failed")
 
     def version(self) -> str:
-        """Versions of the packages that the row shows."""
+        """Return the versions of the packages that the row shows."""
         shown = self.client.shown or self.versions
         return ", ".join(f"{name} {self.versions[name]}" for name in shown if name in self.versions)
 
 
 def as_text(rows: Sequence[Row]) -> str:
-    """Aligned columns, and below them what is wrong."""
+    """Return aligned columns, followed by the failures."""
     lines = [["client", *CASES], *([row.client.name, *map(row.cell, CASES)] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
     faults = [
-        f"{row.client.name}, {case}: {' '.join(row.outcomes[case].saw.split())[:WIDTH]}"
+        f"{row.client.name}, {case}: {' '.join(row.outcomes[case].detail.split())[:WIDTH]}"
         for row in rows
         for case in CASES
         if not row.outcomes[case].ok
@@ -50,7 +50,7 @@ def as_text(rows: Sequence[Row]) -> str:
 
 
 def as_markdown(rows: Sequence[Row]) -> str:
-    """A page with the versions and no date."""
+    """Return the page, with versions but without a date."""
     return "\n".join([INTRODUCTION, *map(_line, rows), ""])
 
 

@@ -1,7 +1,7 @@
 """Run real clients against real servers: `tests/clients/run.sh [--list] [--keep] [NAME...]`.
 
-Installs each client into a folder of its own, starts `ingle serve`, runs the client's driver, and prints a table of
-clients and cases. The network is used to install packages; drivers talk to 127.0.0.1.
+Installs each client into a separate environment, starts `ingle serve`, runs the client's driver, and prints a table of
+clients and cases. The network is only used to install packages; drivers connect to 127.0.0.1.
 """
 
 import argparse
@@ -24,12 +24,12 @@ from tests.clients.table import Client, read_clients
 
 
 def main() -> int:
-    """Exit status 1 if a cell is wrong without a reason in the table."""
+    """Return exit status 1 if a case failed without a known reason."""
     parser = argparse.ArgumentParser(prog="tests/clients/run.sh", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="clients to run; all if none is named")
-    parser.add_argument("--list", action="store_true", help="print the names of the clients")
-    parser.add_argument("--keep", action="store_true", help="keep installed clients in the user's cache folder")
-    parser.add_argument("--markdown", type=Path, help="also write the table to this file")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="clients to run (default: all)")
+    parser.add_argument("--list", action="store_true", help="print the names of the clients and exit")
+    parser.add_argument("--keep", action="store_true", help="keep the installed clients in the user's cache folder")
+    parser.add_argument("--markdown", type=Path, help="file for the table as Markdown")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ingle-clients-") as scratch:
         project = Path(scratch, "project")
@@ -46,7 +46,7 @@ def main() -> int:
     print(as_text(rows))
     if arguments.markdown:
         arguments.markdown.write_text(as_markdown(rows), encoding="utf-8")
-    return int(any(row.is_wrong for row in rows))
+    return int(any(row.has_failure for row in rows))
 
 
 def _calls(clients: Sequence[Client]) -> Sequence[Call]:
@@ -54,7 +54,7 @@ def _calls(clients: Sequence[Client]) -> Sequence[Call]:
 
 
 def _rows(chosen: Sequence[Client], servers: Servers, environments: Environments, project: Path) -> Iterator[Row]:
-    """Install and run one client after the other. Servers start when a client first needs them, and stay."""
+    """Install and run one client after the other. A server starts when a client first needs it, and keeps running."""
     running: dict[str, Server] = {}
     with ExitStack() as stack:
         for client in chosen:
@@ -71,7 +71,8 @@ def _row(client: Client, environments: Environments, servers: Mapping[str, Serve
     except NotInstalled as problem:
         return Row(client, {}, dict.fromkeys(CASES, Outcome(False, f"not installed: {problem}")))
     outcomes: dict[str, Outcome] = {}
-    for name, server in servers.items():  # cases of one server together, since some libraries take seconds to import
+    # all cases of a server in one process, since some libraries take seconds to import
+    for name, server in servers.items():
         cases = [case for case in CASES if client.server_of(case) == name]
         outcomes.update(run_driver(client, installed, server, project, cases))
     return Row(client, installed.versions, outcomes)

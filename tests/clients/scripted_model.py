@@ -1,9 +1,9 @@
-"""A model file with a long context whose replies are known beforehand, for agents that send prompts of 20,000 tokens.
+"""A model file with scripted replies and a long context, for agents whose prompts have up to 20,000 tokens.
 
-Attention and MLP add nothing, so that the logits depend on the last token alone: each token of a reply predicts the
-next one. The chat template chooses the reply: it ends the prompt with the token that the reply starts from. So the
-model calls a tool if the user's message has CALL_A_TOOL and a known tool is offered, and then says whether
-the result had NOTE_TEXT.
+Attention and MLP add nothing, so the logits depend only on the last token: each token of a reply predicts the next one.
+The chat template selects the reply, by ending the prompt with the token that starts it. If the user's message contains
+CALL_A_TOOL and the request has a known tool, the model calls the tool. Then its reply depends on whether the result
+contains NOTE_TEXT.
 """
 
 import json
@@ -19,14 +19,14 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tests.support.gguf_reader import Reader
 
 CALL_A_TOOL = "CALL-A-TOOL"  # in a user's message
-NOTE_TEXT = "ingle-note-42"  # what the tool finds, which no prompt says
+NOTE_TEXT = "ingle-note-42"  # text that only the tool's result contains
 ANSWER = "The scripted model answers every message with this one sentence."
 TOOL_RAN = "The tool ran and the scripted model has read its result."
 TOOL_FAILED = "The tool gave the scripted model something else."
 
 END = "<|im_end|>"
 HIDDEN, HEAD, CONTEXT = 256, 64, 1 << 17
-MARGIN = 8.0  # of the output weights: after the norm, the next token's logit is this times the root of HIDDEN
+MARGIN = 8.0  # scale of the output weights; after the norm, the next token's logit is MARGIN * sqrt(HIDDEN)
 
 TEMPLATE = """\
 {%- set seen = namespace(start='answer', wanted=false) -%}
@@ -68,7 +68,7 @@ TEMPLATE = """\
 
 @dataclass(frozen=True)
 class Call:
-    """A call that the model makes when its tool is offered."""
+    """A call that the model makes if the request has the tool."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -81,13 +81,13 @@ class Call:
 def write_scripted_model(vocabulary: Path, path: Path, calls: Sequence[Call]) -> None:
     """Write the model to `path`, with the tokenizer of the GGUF file `vocabulary` and a token for each piece of text.
 
-    `calls` are told apart by the tool's name and the first argument.
+    `calls` are distinguished by the name of the tool and its first argument.
     """
     reader = Reader(vocabulary)
     tokens: list[str] = list(reader.fields["tokenizer.ggml.tokens"].contents())
     types: list[int] = list(reader.fields["tokenizer.ggml.token_type"].contents())
     scripts = {"answer": ANSWER, "ran": TOOL_RAN, "failed": TOOL_FAILED}
-    starts = [f"call{number}" for number in range(len(calls))]  # not the tools' names, which the server escapes
+    starts = [f"call{number}" for number in range(len(calls))]  # not the tools' names, because the server escapes them
     scripts |= {start: str(call) for start, call in zip(starts, calls, strict=True)}
     chains = [list(_chain(tokens, types, name, text)) for name, text in scripts.items()]
     writer = gguf.GGUFWriter(path, "llama")
@@ -101,13 +101,13 @@ def write_scripted_model(vocabulary: Path, path: Path, calls: Sequence[Call]) ->
 
 
 def chat_template(calls: Sequence[tuple[Call, str]]) -> str:
-    """The template for calls, each with the name of the start of its reply."""
+    """Return the template for calls and the names of the start tokens of their replies."""
     called = json.dumps([(call.name, next(iter(call.arguments)), start) for call, start in calls])
     return TEMPLATE.replace("CALLED", called).replace("WANTED", CALL_A_TOOL).replace("NOTE_TEXT", NOTE_TEXT)
 
 
 def _chain(tokens: list[str], types: list[int], name: str, text: str) -> Iterator[int]:
-    """Ids of a reply's tokens, which are added to the vocabulary; the first one is the start."""
+    """Add a reply's tokens to the vocabulary and yield their ids, the start token first."""
     taken = set(tokens)
     pieces = [f"<|start:{name}|>", *_pieces(text, taken)]
     for number, piece in enumerate(pieces):
@@ -117,7 +117,7 @@ def _chain(tokens: list[str], types: list[int], name: str, text: str) -> Iterato
 
 
 def _pieces(text: str, taken: set[str]) -> Sequence[str]:
-    """`text` in pieces of a word or more, none of which is another token: each has to have one successor only."""
+    """Split `text` into pieces of one or more words that are not tokens yet, so that each has only one successor."""
     [(encoded, _)] = ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
     pieces, piece = [], ""
     for word in encoded.replace("Ġ", " Ġ").split(" "):
@@ -126,7 +126,7 @@ def _pieces(text: str, taken: set[str]) -> Sequence[str]:
             taken.add(piece)
             pieces.append(piece)
             piece = ""
-    if piece:  # the last words are a token of another reply
+    if piece:  # the last words are already a token
         pieces[-1] += piece
     return pieces
 
@@ -158,7 +158,7 @@ def _write_metadata(
 
 
 def _tensors(size: int, chains: Sequence[Sequence[int]], end: int) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-    """Names and values. Each token of a reply has a dimension of its own; all others share the first one."""
+    """Yield names and values. Each token of a reply has a separate dimension; all other tokens share the first one."""
     embedding = np.zeros((size, HIDDEN), np.float16)
     embedding[:, 0] = 1
     output = np.zeros((size, HIDDEN), np.float16)

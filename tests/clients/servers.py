@@ -1,4 +1,4 @@
-"""Servers: `ingle serve` on 127.0.0.1, with folders of its own, for SmolLM2 and for the scripted model."""
+"""Run `ingle serve` on 127.0.0.1 with temporary folders, for SmolLM2 and for the scripted model."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ from tests.clients.scripted_model import Call, write_scripted_model
 from tests.clients.table import SCRIPTED, SMOLLM2
 from tests.support.local_servers import answers
 
-ALIASES = "gpt-*=*, claude-*=*, scripted=*"  # names that some clients insist on
+ALIASES = "gpt-*=*, claude-*=*, scripted=*"  # names that some clients require
 STARTING_SECONDS = 300
 
 
@@ -25,20 +25,20 @@ class Server:
     """A running server."""
 
     url: str
-    model: str  # the name that clients ask for
+    model: str  # name of the model in requests
     log: Path
 
 
 @dataclass(frozen=True)
 class Servers:
-    """Starts servers whose files are below one folder."""
+    """Starts servers with their files below one folder."""
 
     folder: Path
-    calls: Sequence[Call]  # of the scripted model
+    calls: Sequence[Call]  # calls of the scripted model
 
     @contextmanager
     def running(self, name: str) -> Iterator[Server]:
-        """The server of a name. Raises SystemExit if it does not start."""
+        """Run the server with a name. Raises SystemExit if it does not start."""
         if name == SMOLLM2:
             with self._serving(name, []) as (url, log):
                 yield Server(url, load_settings().model, log)
@@ -50,7 +50,7 @@ class Servers:
 
     @contextmanager
     def _serving(self, name: str, flags: Sequence[str]) -> Iterator[tuple[str, Path]]:
-        """URL and log of a server."""
+        """Run a server and yield its URL and its log file."""
         state, log = self.folder / f"{name}-state", self.folder / f"{name}.log"
         environment = child_environment(
             INGLE_STATE_DIR=str(state),

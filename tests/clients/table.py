@@ -10,12 +10,12 @@ from tests.clients.environments import Environment
 from tests.clients.scripted_model import Call
 
 FILE = Path(__file__).with_name("clients.toml")
-SMOLLM2, SCRIPTED = "smollm2", "scripted"  # the servers
+SMOLLM2, SCRIPTED = "smollm2", "scripted"  # names of the servers
 
 
 @dataclass(frozen=True)
 class Client:
-    """A row of the table: a driver, where it runs, and what it talks to."""
+    """A row of the table: a driver, its environment, and its server."""
 
     name: str
     title: str
@@ -23,18 +23,18 @@ class Client:
     driver: str
     dialect: str
     server: str = SMOLLM2
-    tools_on: str = ""  # server of the case "tool"; "": the same
-    shown: Sequence[str] = ()  # packages whose versions the table shows; empty: those of the environment
-    calls: Call | None = None  # what the scripted model calls when this client offers it
-    reasons: Mapping[str, str] = field(default_factory=dict)  # case -> why it cannot be right
+    tool_server: str = ""  # server of the case "tool"; "": the same as for other cases
+    shown: Sequence[str] = ()  # packages whose versions the table shows; empty: all of the environment
+    calls: Call | None = None  # call that the scripted model makes for this client
+    reasons: Mapping[str, str] = field(default_factory=dict)  # known reason of a failure, by case
 
     def server_of(self, case: str) -> str:
-        """Name of the server that answers a case."""
-        return self.tools_on if case == "tool" and self.tools_on else self.server
+        """Return the name of the server for a case."""
+        return self.tool_server if case == "tool" and self.tool_server else self.server
 
 
 def read_clients(note: Path) -> Sequence[Client]:
-    """All clients, in the order of the file. `note` is the file that agents' tools read."""
+    """Return all clients in the order of the file. `note` is the file that agents' tools read."""
     content = tomllib.loads(FILE.read_text(encoding="utf-8").replace("{note}", str(note)))
     environments = {row["name"]: Environment(**row) for row in content["environment"]}
     return [_client(row, environments) for row in content["client"]]

@@ -1,4 +1,4 @@
-"""The clients of the dev extra put through the cases of tests/clients/run.sh, against the scripted model."""
+"""Clients in the dev extra pass the cases of tests/clients/run.sh with the scripted model."""
 
 import sys
 from collections.abc import Iterator
@@ -39,12 +39,12 @@ def server(smollm2: Path, cpu_kernels: Path, tmp_path_factory: pytest.TempPathFa
 @pytest.mark.parametrize("name", ["openai-3", "openai-3-responses", "anthropic", "ollama"])
 def test_client_passes_every_case(name: str, server: Server, tmp_path: Path) -> None:
     outcomes = run_driver(CLIENTS[name], INSTALLED, server, tmp_path / "project", CASES)
-    assert {case: outcome.saw for case, outcome in outcomes.items() if not outcome.ok} == {}
+    assert {case: outcome.detail for case, outcome in outcomes.items() if not outcome.ok} == {}
     assert list(outcomes) == list(CASES)
 
 
-def test_driver_that_ends_early_is_wrong_in_every_case(server: Server, tmp_path: Path) -> None:
+def test_driver_that_does_not_start_fails_every_case(server: Server, tmp_path: Path) -> None:
     client = Client("missing", "Missing", CLIENTS["ollama"].environment, "no_such_driver", "ollama")
     outcomes = run_driver(client, INSTALLED, server, tmp_path / "project", ["turn", "tool"])
     assert [outcome.ok for outcome in outcomes.values()] == [False, False]
-    assert "No module named" in outcomes["tool"].saw
+    assert "No module named" in outcomes["tool"].detail

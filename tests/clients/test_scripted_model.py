@@ -1,4 +1,4 @@
-"""The scripted model: which reply its template chooses."""
+"""The chat template of the scripted model: which reply it selects."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ import pytest
 from tests.clients.scripted_model import CALL_A_TOOL, NOTE_TEXT, Call, chat_template
 
 CALLS = [(Call("read", {"path": "a"}), "call0"), (Call("read", {"filePath": "a"}), "call1")]
-WANTED = {"role": "user", "content": f"Now: {CALL_A_TOOL}."}
+TOOL_REQUEST = {"role": "user", "content": f"Now: {CALL_A_TOOL}."}
 
 
 def start_of_reply(*messages: Mapping[str, Any], tool: str = "", argument: str = "") -> str:
@@ -19,15 +19,15 @@ def start_of_reply(*messages: Mapping[str, Any], tool: str = "", argument: str =
     return rendered.rpartition("<|start:")[2].removesuffix("|>")
 
 
-def test_model_answers_what_does_not_ask_for_a_tool() -> None:
+def test_message_without_tool_request_gets_the_answer() -> None:
     assert start_of_reply({"role": "user", "content": "Hello"}, tool="read", argument="path") == "answer"
 
 
 @pytest.mark.parametrize(("argument", "start"), [("path", "call0"), ("filePath", "call1"), ("other", "answer")])
 def test_model_calls_the_tool_that_has_the_argument(argument: str, start: str) -> None:
-    assert start_of_reply(WANTED, tool="read", argument=argument) == start
+    assert start_of_reply(TOOL_REQUEST, tool="read", argument=argument) == start
 
 
 @pytest.mark.parametrize(("result", "start"), [(f"1: {NOTE_TEXT}", "ran"), ("no such file", "failed")])
-def test_model_says_what_the_tool_has_returned(result: str, start: str) -> None:
-    assert start_of_reply(WANTED, {"role": "tool", "content": result}, tool="read", argument="path") == start
+def test_reply_after_tool_result_depends_on_note_text(result: str, start: str) -> None:
+    assert start_of_reply(TOOL_REQUEST, {"role": "tool", "content": result}, tool="read", argument="path") == start

@@ -1,4 +1,4 @@
-"""The table of clients: every row can run, and docs/clients.md shows every row."""
+"""The table of clients: its rows are valid, and docs/clients.md shows all of them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,14 +13,14 @@ from tests.clients.table import SCRIPTED, SMOLLM2, Client, read_clients
 
 CLIENTS = read_clients(Path("/project/note.txt"))
 HERE = Path(__file__).parent
-OK, WRONG = Outcome(True, "Paris"), Outcome(False, "HTTP 500")
+OK, FAILED = Outcome(True, "Paris"), Outcome(False, "HTTP 500")
 
 
 def drivers_of(folder: str, pattern: str) -> Iterator[str]:
     return (path.stem if path.suffix == ".py" else path.name for path in (HERE / folder).glob(pattern))
 
 
-def test_every_row_names_a_driver_a_server_and_cases() -> None:
+def test_every_row_has_known_driver_server_and_cases() -> None:
     known = {*drivers_of("drivers", "*.py"), *drivers_of("agents", "*.py"), *drivers_of("node", "*.mjs")}
     for client in CLIENTS:
         assert client.driver in known, client.name
@@ -34,7 +34,7 @@ def test_every_driver_has_a_row() -> None:
     assert used == {*drivers_of("drivers", "*.py"), *drivers_of("agents", "*.py"), *drivers_of("node", "*.mjs")}
 
 
-def test_names_are_unique() -> None:
+def test_client_names_are_unique() -> None:
     assert len({client.name for client in CLIENTS}) == len(CLIENTS)
 
 
@@ -50,13 +50,13 @@ def client() -> Client:
     return Client("one", "One", Environment("one", "pip", ["one"]), "one", "openai", reasons={"tool": "calls no tools"})
 
 
-def test_reason_of_the_table_stands_in_a_wrong_cell(client: Client) -> None:
-    row = Row(client, {"one": "1.0"}, {**dict.fromkeys(CASES, OK), "tool": WRONG})
-    assert not row.is_wrong
+def test_failed_cell_shows_the_known_reason(client: Client) -> None:
+    row = Row(client, {"one": "1.0"}, {**dict.fromkeys(CASES, OK), "tool": FAILED})
+    assert not row.has_failure
     assert "| One | one 1.0 | ok | ok | calls no tools | ok | ok |" in as_markdown([row])
 
 
-def test_wrong_cell_without_a_reason_is_listed_with_what_was_seen(client: Client) -> None:
-    row = Row(client, {"one": "1.0"}, {**dict.fromkeys(CASES, OK), "stream": WRONG})
-    assert row.is_wrong
+def test_failed_cell_without_a_reason_is_listed_with_its_detail(client: Client) -> None:
+    row = Row(client, {"one": "1.0"}, {**dict.fromkeys(CASES, OK), "stream": FAILED})
+    assert row.has_failure
     assert "one, stream: HTTP 500" in as_text([row]).splitlines()

@@ -1,4 +1,4 @@
-"""The tap: what it relays, and what it counts."""
+"""The relay that counts the pieces of streamed replies."""
 
 import socket
 import threading
@@ -22,18 +22,18 @@ def answer(listener: socket.socket, heads: list[bytes], reply: bytes) -> None:
 
 
 @pytest.mark.parametrize(("reply", "pieces"), [(EVENTS, 2), (LINES, 2), (WHOLE, 0)])
-def test_tap_relays_with_the_servers_host_and_counts_pieces(reply: bytes, pieces: int) -> None:
+def test_tap_rewrites_host_header_and_counts_pieces(reply: bytes, pieces: int) -> None:
     heads: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         serving = threading.Thread(target=answer, args=(listener, heads, reply))
         serving.start()
         with Tap(f"http://127.0.0.1:{port}") as tap:
-            own = int(tap.url.rpartition(":")[2])
-            with socket.create_connection(("127.0.0.1", own)) as client:
-                client.sendall(f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{own}\r\n\r\n".encode())
+            tap_port = int(tap.url.rpartition(":")[2])
+            with socket.create_connection(("127.0.0.1", tap_port)) as client:
+                client.sendall(f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{tap_port}\r\n\r\n".encode())
                 received = b"".join(iter(lambda: client.recv(1 << 16), b""))
         serving.join()
     assert received == reply
     assert heads == [f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode()]
-    assert tap.most_pieces == pieces
+    assert tap.max_pieces == pieces

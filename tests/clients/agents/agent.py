@@ -1,7 +1,7 @@
-"""Agents: the five cases for command lines, which are run once for each, with the scripted model.
+"""Run the five cases with an agent's command line and the scripted model, one process per case.
 
-A driver says how its agent is started and calls `main`. Each run has a HOME and a project folder of its own; the
-project has a file whose text the model cannot know unless the agent's tool has read it.
+A driver defines the command and the settings of its agent and calls `main`. Each run has a temporary HOME and an empty
+project folder with one file, whose text the model cannot know unless the agent's tool reads the file.
 """
 
 import json
@@ -17,107 +17,109 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.clients.agents.tap import Tap
-from tests.clients.cases import QUESTION, WRONG_MODEL, Wrong
+from tests.clients.cases import QUESTION, WRONG_MODEL, CaseFailed
 from tests.clients.scripted_model import ANSWER, CALL_A_TOOL, NOTE_TEXT, TOOL_FAILED, TOOL_RAN
 
 NOTE = "note.txt"
 TOOL_PROMPT = f"{CALL_A_TOOL}: Read {NOTE} and say what it says."
-LONG_PROMPT = "a " * 60_000  # tokens; as bytes, less than one argument of a command line may have
-AGENT_CONTEXT = 40_960  # tokens of the server's context; the largest first prompt seen has 14,336
-LARGE = 200_000  # context in tokens that the agent believes in, so that it leaves the refusal to the server
+LONG_PROMPT = "a " * 60_000  # 60,000 tokens; as bytes, below the size limit of a command-line argument
+AGENT_CONTEXT = 40_960  # context length of the server in tokens; the largest first prompt of an agent has 14,336
+# context length in tokens for the agent's settings, so that the server refuses the prompt and not the agent
+LARGE_CONTEXT = 200_000
 TOO_LONG = r"context|too long"
-REFUSED = r"not ?found|does not exist|may not exist|\b404\b"  # of a model
-RUN_SECONDS = 120  # a hang guard
+MODEL_NOT_FOUND = r"not ?found|does not exist|may not exist|\b404\b"  # pattern of errors about a missing model
+RUN_SECONDS = 120  # in case the agent hangs
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What an agent is started for."""
+class Request:
+    """One run of an agent."""
 
-    url: str  # of the server, without a path
+    url: str  # URL of the server, without a path
     model: str
     prompt: str
     dialect: str
-    context: int  # tokens, as the agent is told
-    shows_pieces: bool = False  # its output shows the pieces of a stream
+    context: int  # context length in tokens for the agent's settings
+    shows_pieces: bool = False  # whether the output has to show the pieces of a stream
 
 
 @dataclass(frozen=True)
-class Start:
-    """How it is started."""
+class Invocation:
+    """The command, variables, and files of a run."""
 
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, str] = field(default_factory=dict)  # path below HOME -> text
+    files: Mapping[str, str] = field(default_factory=dict)  # text by path below HOME
 
 
 @dataclass(frozen=True)
 class Agent:
-    """What a driver says of its agent."""
+    """One agent: how to run it and how to read its output."""
 
-    start: Callable[[Asked], Start]
-    pieces: Callable[[str], Sequence[str]] | None = None  # of its output; None: it prints whole replies
-    too_long: str = TOO_LONG  # regular expression of what it says then
+    invocation: Callable[[Request], Invocation]
+    # gets the pieces from the output; None: it prints complete replies
+    pieces: Callable[[str], Sequence[str]] | None = None
+    too_long: str = TOO_LONG  # pattern of its error for a prompt that is too long
 
 
 def main(agent: Agent) -> None:
-    """Run cases in the current folder, which is emptied: `driver.py URL MODEL DIALECT CASE...`."""
+    """Run cases in the current folder, and delete its content before each: `driver.py URL MODEL DIALECT CASE...`."""
     url, model, dialect, *cases = sys.argv[1:]
-    asked = Asked(url, model, QUESTION, dialect, AGENT_CONTEXT)
+    request = Request(url, model, QUESTION, dialect, AGENT_CONTEXT)
     for case in cases:
         try:
-            outcome = {"ok": True, "saw": _RUNS[case](agent, asked)}
-        except Wrong as problem:
-            outcome = {"ok": False, "saw": str(problem)}
+            outcome = {"ok": True, "detail": _RUNS[case](agent, request)}
+        except CaseFailed as problem:
+            outcome = {"ok": False, "detail": str(problem)}
         print(json.dumps({"case": case, **outcome}), flush=True)
 
 
-def _turn(agent: Agent, asked: Asked) -> str:
-    return _shown(_output(agent, asked), ANSWER)
+def _turn(agent: Agent, request: Request) -> str:
+    return _checked(_output(agent, request), ANSWER)
 
 
-def _stream(agent: Agent, asked: Asked) -> str:
-    """Where the output shows no pieces, the connection has to."""
+def _stream(agent: Agent, request: Request) -> str:
+    """Count the pieces in the output, or on the connection if the output does not show them."""
     if agent.pieces is None:
-        with Tap(asked.url) as tap:
-            said = _shown(_output(agent, replace(asked, url=tap.url)), ANSWER)
-        count = tap.most_pieces
+        with Tap(request.url) as tap:
+            text = _checked(_output(agent, replace(request, url=tap.url)), ANSWER)
+        count = tap.max_pieces
     else:
-        pieces = agent.pieces(_output(agent, replace(asked, shows_pieces=True)))
-        said, count = _shown("".join(pieces), ANSWER), len(pieces)
+        pieces = agent.pieces(_output(agent, replace(request, shows_pieces=True)))
+        text, count = _checked("".join(pieces), ANSWER), len(pieces)
     if count < 2:
-        raise Wrong(f"the stream has {count} pieces")
-    return said
+        raise CaseFailed(f"the stream has {count} pieces")
+    return text
 
 
-def _tool(agent: Agent, asked: Asked) -> str:
-    output = _output(agent, replace(asked, prompt=TOOL_PROMPT))
+def _tool(agent: Agent, request: Request) -> str:
+    output = _output(agent, replace(request, prompt=TOOL_PROMPT))
     if TOOL_FAILED in output:
-        raise Wrong(f"the tool did not read the note: {output}")
-    return _shown(output, TOOL_RAN)
+        raise CaseFailed(f"the tool did not read the note: {output}")
+    return _checked(output, TOOL_RAN)
 
 
-def _wrong_model(agent: Agent, asked: Asked) -> str:
-    output = _unwrapped(_output(agent, replace(asked, model=WRONG_MODEL)))
+def _wrong_model(agent: Agent, request: Request) -> str:
+    output = _unwrapped(_output(agent, replace(request, model=WRONG_MODEL)))
     if ANSWER in output:
-        raise Wrong("no error; another model has answered")
-    if not re.search(REFUSED, output, re.IGNORECASE):
-        raise Wrong(f"does not say that there is no such model: {output[-1000:]}")
-    return _shown(output, WRONG_MODEL)
+        raise CaseFailed("no error; another model answered")
+    if not re.search(MODEL_NOT_FOUND, output, re.IGNORECASE):
+        raise CaseFailed(f"does not say that there is no such model: {output[-1000:]}")
+    return _checked(output, WRONG_MODEL)
 
 
-def _too_long(agent: Agent, asked: Asked) -> str:
-    output = _unwrapped(_output(agent, replace(asked, prompt=LONG_PROMPT, context=LARGE)))
+def _too_long(agent: Agent, request: Request) -> str:
+    output = _unwrapped(_output(agent, replace(request, prompt=LONG_PROMPT, context=LARGE_CONTEXT)))
     output = output.replace(LONG_PROMPT.strip(), "")
     if ANSWER in output:
-        raise Wrong("no error; the prompt was not sent as it was")
+        raise CaseFailed("no error; the prompt was not sent unchanged")
     if found := re.search(agent.too_long, output, re.IGNORECASE):
         return output[max(0, found.start() - 100) : found.end() + 100]
-    raise Wrong(f"does not say that the prompt is too long: {output[-1000:]}")
+    raise CaseFailed(f"does not say that the prompt is too long: {output[-1000:]}")
 
 
-_RUNS: Mapping[str, Callable[[Agent, Asked], str]] = {
+_RUNS: Mapping[str, Callable[[Agent, Request], str]] = {
     "turn": _turn,
     "stream": _stream,
     "tool": _tool,
@@ -126,30 +128,30 @@ _RUNS: Mapping[str, Callable[[Agent, Asked], str]] = {
 }
 
 
-def _shown(output: str, expected: str) -> str:
+def _checked(output: str, expected: str) -> str:
     if expected not in _unwrapped(output):
-        raise Wrong(f"{expected!r} is not in its output: {output[-1000:]}")
+        raise CaseFailed(f"{expected!r} is not in its output: {output[-1000:]}")
     return expected
 
 
 def _unwrapped(output: str) -> str:
-    """`output` with single blanks: some agents wrap lines."""
+    """Replace all white space by single spaces, since some agents wrap lines."""
     return " ".join(output.split())
 
 
-def _output(agent: Agent, asked: Asked) -> str:
-    """Standard output and standard error of one run, without colors. Raises Wrong if the agent does not end."""
+def _output(agent: Agent, request: Request) -> str:
+    """Return standard output and standard error of one run, without colors. Raises CaseFailed if the agent hangs."""
     _make_project()
-    start = agent.start(asked)
+    invocation = agent.invocation(request)
     with tempfile.TemporaryDirectory(prefix="ingle-agent-") as home:
-        for name, text in start.files.items():
+        for name, text in invocation.files.items():
             path = Path(home, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
-        environment = {**os.environ, "HOME": home, **start.environment}
+        environment = {**os.environ, "HOME": home, **invocation.environment}
         environment.pop("PYTHONPATH", None)
         process = subprocess.Popen(
-            start.command,
+            invocation.command,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -161,15 +163,17 @@ def _output(agent: Agent, asked: Asked) -> str:
         try:
             output, _ = process.communicate(timeout=RUN_SECONDS)
         except subprocess.TimeoutExpired:
-            output = _killed(process)
-            raise Wrong(f"no end within {RUN_SECONDS} s; it said: {ESCAPES.sub('', output)[-1000:]}") from None
+            output = _kill(process)
+            raise CaseFailed(
+                f"still running after {RUN_SECONDS} s; output: {ESCAPES.sub('', output)[-1000:]}"
+            ) from None
         finally:
-            _killed(process)
+            _kill(process)
     return ESCAPES.sub("", output)
 
 
-def _killed(process: "subprocess.Popen[str]") -> str:
-    """End an agent with all that it has started."""
+def _kill(process: "subprocess.Popen[str]") -> str:
+    """Kill an agent with all processes that it started, and return the rest of its output."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -187,5 +191,5 @@ def _make_project() -> None:
 
 
 def json_lines(output: str) -> Sequence[Mapping[str, object]]:
-    """The JSON objects among the lines of an output."""
+    """Return the JSON objects among the lines of an output."""
     return [json.loads(line) for line in output.splitlines() if line.startswith("{") and line.endswith("}")]

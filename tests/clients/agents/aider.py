@@ -1,10 +1,10 @@
-"""aider, over LiteLLM's providers for OpenAI's API and for Ollama's. It prints replies as they arrive."""
+"""aider with LiteLLM's providers for OpenAI's and Ollama's APIs. It prints replies as they arrive."""
 
 import json
 
-from tests.clients.agents.agent import Agent, Asked, Start, main
+from tests.clients.agents.agent import Agent, Invocation, Request, main
 
-PRICES = ".aider/caches/model_prices_and_context_window.json"  # fetched if missing
+PRICES = ".aider/caches/model_prices_and_context_window.json"  # downloaded if missing
 SETTINGS = [
     "--analytics-disable",
     "--no-auto-commits",
@@ -17,17 +17,17 @@ SETTINGS = [
 ]
 
 
-def start(asked: Asked) -> Start:
-    """The provider is the dialect of the row."""
-    provider = "ollama_chat" if asked.dialect == "ollama" else "openai"
+def invocation(request: Request) -> Invocation:
+    """Run aider with the provider for the dialect of the table row."""
+    provider = "ollama_chat" if request.dialect == "ollama" else "openai"
     environment = {
-        "OPENAI_API_BASE": f"{asked.url}/v1",
+        "OPENAI_API_BASE": f"{request.url}/v1",
         "OPENAI_API_KEY": "none",
-        "OLLAMA_API_BASE": asked.url,
+        "OLLAMA_API_BASE": request.url,
     }
-    command = ["aider", *SETTINGS, "--model", f"{provider}/{asked.model}", "--message", asked.prompt]
-    return Start(command, environment, {PRICES: json.dumps({"none": {}})})
+    command = ["aider", *SETTINGS, "--model", f"{provider}/{request.model}", "--message", request.prompt]
+    return Invocation(command, environment, {PRICES: json.dumps({"none": {}})})
 
 
 if __name__ == "__main__":
-    main(Agent(start, too_long="has hit a token limit|exceeded max context length"))
+    main(Agent(invocation, too_long="has hit a token limit|exceeded max context length"))

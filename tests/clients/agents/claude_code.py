@@ -1,30 +1,32 @@
-"""Claude Code."""
+"""Claude Code with the Anthropic API."""
 
 from collections.abc import Sequence
 
-from tests.clients.agents.agent import Agent, Asked, Start, json_lines, main
+from tests.clients.agents.agent import Agent, Invocation, Request, json_lines, main
 
 
-def start(asked: Asked) -> Start:
-    """With the variables of docs/integrations.md."""
-    flags = ["--output-format", "stream-json", "--verbose", "--include-partial-messages"] if asked.shows_pieces else []
+def invocation(request: Request) -> Invocation:
+    """Run it with the variables in docs/integrations.md."""
+    flags = (
+        ["--output-format", "stream-json", "--verbose", "--include-partial-messages"] if request.shows_pieces else []
+    )
     environment = {
-        "ANTHROPIC_BASE_URL": asked.url,
+        "ANTHROPIC_BASE_URL": request.url,
         "ANTHROPIC_AUTH_TOKEN": "none",
-        "ANTHROPIC_MODEL": asked.model,
-        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(asked.context),
+        "ANTHROPIC_MODEL": request.model,
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(request.context),
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "DISABLE_AUTOUPDATER": "1",
     }
-    return Start(["claude", "-p", asked.prompt, *flags], environment)
+    return Invocation(["claude", "-p", request.prompt, *flags], environment)
 
 
 def pieces(output: str) -> Sequence[str]:
-    """Text deltas of the events that it passes on."""
+    """Return the text deltas of the stream events in the output."""
     events = [line["event"] for line in json_lines(output) if line.get("type") == "stream_event"]
     deltas = [event["delta"] for event in events if isinstance(event, dict) and "delta" in event]
     return [delta["text"] for delta in deltas if delta.get("type") == "text_delta"]
 
 
 if __name__ == "__main__":
-    main(Agent(start, pieces, too_long="prompt is too long"))
+    main(Agent(invocation, pieces, too_long="prompt is too long"))

@@ -1,18 +1,18 @@
-"""cline."""
+"""cline with its provider for OpenAI-compatible servers."""
 
 import json
 from collections.abc import Sequence
 
-from tests.clients.agents.agent import Agent, Asked, Start, json_lines, main
+from tests.clients.agents.agent import Agent, Invocation, Request, json_lines, main
 
 
-def start(asked: Asked) -> Start:
-    """With the settings that `cline auth openai-compatible` writes."""
+def invocation(request: Request) -> Invocation:
+    """Run it with the settings that `cline auth openai-compatible` writes."""
     settings = {
         "provider": "openai-compatible",
         "apiKey": "none",
-        "model": asked.model,
-        "baseUrl": f"{asked.url}/v1",
+        "model": request.model,
+        "baseUrl": f"{request.url}/v1",
     }
     providers = {
         "version": 1,
@@ -26,20 +26,20 @@ def start(asked: Asked) -> Start:
             }
         },
     }
-    command = ["cline", "--json", "-P", "openai-compatible", "-m", asked.model, asked.prompt]
+    command = ["cline", "--json", "-P", "openai-compatible", "-m", request.model, request.prompt]
     environment = {
-        "CLINE_SESSION_BACKEND_MODE": "local",  # no daemon that outlives it
-        "IS_TEST": "true",  # no feature flags from the network
+        "CLINE_SESSION_BACKEND_MODE": "local",  # no daemon that keeps running
+        "IS_TEST": "true",  # do not download feature flags
     }
     files = {
         ".cline/data/settings/providers.json": json.dumps(providers),
         ".cline/data/settings/global-settings.json": json.dumps({"telemetryOptOut": True, "autoUpdateEnabled": False}),
     }
-    return Start(command, environment, files)
+    return Invocation(command, environment, files)
 
 
 def pieces(output: str) -> Sequence[str]:
-    """Texts of the events of its agent."""
+    """Return the texts of the agent events in the output."""
     events = [line.get("event") for line in json_lines(output) if line.get("type") == "agent_event"]
     return [
         event["text"]
@@ -49,4 +49,4 @@ def pieces(output: str) -> Sequence[str]:
 
 
 if __name__ == "__main__":
-    main(Agent(start, pieces, too_long="overflow_recovery"))
+    main(Agent(invocation, pieces, too_long="overflow_recovery"))

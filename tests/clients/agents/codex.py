@@ -1,6 +1,6 @@
-"""Codex CLI. `codex exec` prints whole messages."""
+"""Codex CLI with the Responses API. `codex exec` prints complete messages."""
 
-from tests.clients.agents.agent import Agent, Asked, Start, main
+from tests.clients.agents.agent import Agent, Invocation, Request, main
 
 CONFIG = """\
 model = "{model}"
@@ -23,11 +23,11 @@ wire_api = "responses"
 """
 
 
-def start(asked: Asked) -> Start:
-    """With the configuration of docs/integrations.md, and without its plugins, which come from the network."""
-    config = CONFIG.format(model=asked.model, context=asked.context, url=asked.url)
-    return Start(["codex", "exec", "--skip-git-repo-check", asked.prompt], files={".codex/config.toml": config})
+def invocation(request: Request) -> Invocation:
+    """Run it with the configuration in docs/integrations.md, without plugins, which would be downloaded."""
+    config = CONFIG.format(model=request.model, context=request.context, url=request.url)
+    return Invocation(["codex", "exec", "--skip-git-repo-check", request.prompt], files={".codex/config.toml": config})
 
 
 if __name__ == "__main__":
-    main(Agent(start, too_long="ran out of room in the model's context window"))
+    main(Agent(invocation, too_long="ran out of room in the model's context window"))

@@ -1,8 +1,8 @@
-"""Continue's command line, cn. With -p it prints whole replies."""
+"""Continue's command line, cn, with Ollama's API. With -p it prints complete replies."""
 
 from pathlib import Path
 
-from tests.clients.agents.agent import Agent, Asked, Start, main
+from tests.clients.agents.agent import Agent, Invocation, Request, main
 
 CONFIG = """\
 name: ingle
@@ -21,16 +21,16 @@ models:
 """
 
 
-def start(asked: Asked) -> Start:
-    """With the configuration of docs/integrations.md. cn reads its --config from the folder of the project."""
-    Path("config.yaml").write_text(CONFIG.format(**vars(asked)), encoding="utf-8")
+def invocation(request: Request) -> Invocation:
+    """Run it with the configuration in docs/integrations.md. cn reads --config relative to the project folder."""
+    Path("config.yaml").write_text(CONFIG.format(**vars(request)), encoding="utf-8")
     environment = {
         "CONTINUE_TELEMETRY_ENABLED": "0",
         "CONTINUE_CLI_ENABLE_TELEMETRY": "0",
         "CONTINUE_METRICS_ENABLED": "0",
     }
-    return Start(["cn", "--config", "config.yaml", "-p", asked.prompt], environment)
+    return Invocation(["cn", "--config", "config.yaml", "-p", request.prompt], environment)
 
 
 if __name__ == "__main__":
-    main(Agent(start, too_long="the context holds|maximum context length"))
+    main(Agent(invocation, too_long="the context holds|maximum context length"))

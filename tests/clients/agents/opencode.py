@@ -1,19 +1,19 @@
-"""opencode. `opencode run` prints whole messages."""
+"""opencode with its provider for OpenAI-compatible servers. `opencode run` prints complete messages."""
 
 import json
 
-from tests.clients.agents.agent import Agent, Asked, Start, main
+from tests.clients.agents.agent import Agent, Invocation, Request, main
 
 
-def start(asked: Asked) -> Start:
-    """With its provider for OpenAI-compatible servers."""
+def invocation(request: Request) -> Invocation:
+    """Run it with a configuration that defines the provider and the model."""
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "Inglenook",
-        "options": {"baseURL": f"{asked.url}/v1", "apiKey": "none"},
-        "models": {asked.model: {"limit": {"context": asked.context, "output": 4096}}},
+        "options": {"baseURL": f"{request.url}/v1", "apiKey": "none"},
+        "models": {request.model: {"limit": {"context": request.context, "output": 4096}}},
     }
-    model = f"ingle/{asked.model}"
+    model = f"ingle/{request.model}"
     config = {
         "autoupdate": False,
         "share": "disabled",
@@ -27,9 +27,9 @@ def start(asked: Asked) -> Start:
         "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
         "OPENCODE_DISABLE_MODELS_FETCH": "1",
     }
-    command = ["opencode", "run", "--pure", "--format", "json", asked.prompt]
-    return Start(command, environment, {".config/opencode/opencode.json": json.dumps(config)})
+    command = ["opencode", "run", "--pure", "--format", "json", request.prompt]
+    return Invocation(command, environment, {".config/opencode/opencode.json": json.dumps(config)})
 
 
 if __name__ == "__main__":
-    main(Agent(start, too_long="ContextOverflowError"))
+    main(Agent(invocation, too_long="ContextOverflowError"))

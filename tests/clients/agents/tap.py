@@ -1,4 +1,4 @@
-"""Tap: a relay in front of a server that counts the pieces of its streams."""
+"""A relay between a client and a server that counts the pieces of streamed replies."""
 
 import re
 import socket
@@ -9,19 +9,19 @@ from typing import Self
 from urllib.parse import urlsplit
 
 BUFFER = 1 << 16  # bytes
-CLOSING_SECONDS = 10  # a hang guard
+CLOSING_SECONDS = 10  # in case a connection hangs
 PIECE = re.compile(rb'^(?:data: \{|\{.*"done": ?false)', re.MULTILINE)  # a server-sent event, or a line of Ollama's
 
 
 class Tap:
-    """Relays connections while it is entered. Its URL stands for the server's."""
+    """Relays connections inside its `with` block. Clients use its URL instead of the server's."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         self._server = (parts.hostname or "127.0.0.1", parts.port or 80)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self.most_pieces = 0  # of one connection
+        self.max_pieces = 0  # largest number of pieces on one connection
         self._relays: list[threading.Thread] = []
         self._connections: list[socket.socket] = []
 
@@ -46,28 +46,34 @@ class Tap:
                 return
             server = socket.create_connection(self._server)
             self._connections += [client, server]
-            for target, sides in ((self._ask, (client, server)), (self._count, (server, client))):
+            for target, sides in ((self._relay_requests, (client, server)), (self._relay_replies, (server, client))):
                 self._relays.append(threading.Thread(target=target, args=sides, daemon=True))
                 self._relays[-1].start()
 
-    def _ask(self, client: socket.socket, server: socket.socket) -> None:
-        """The server serves requests for its own address only."""
-        own, address = (f"{host}:{port}".encode() for host, port in (self._listener.getsockname(), self._server))
-        _copy(client, server, lambda piece: re.sub(rb"(?i)(\r\nhost: *)" + re.escape(own), rb"\g<1>" + address, piece))
+    def _relay_requests(self, client: socket.socket, server: socket.socket) -> None:
+        """Copy requests with the server's address in the Host header, because the server rejects other hosts."""
+        own_address, address = (
+            f"{host}:{port}".encode() for host, port in (self._listener.getsockname(), self._server)
+        )
+        _copy(
+            client,
+            server,
+            lambda piece: re.sub(rb"(?i)(\r\nhost: *)" + re.escape(own_address), rb"\g<1>" + address, piece),
+        )
 
-    def _count(self, server: socket.socket, client: socket.socket) -> None:
+    def _relay_replies(self, server: socket.socket, client: socket.socket) -> None:
         pieces = PIECE.findall(_copy(server, client, bytes))
-        self.most_pieces = max(self.most_pieces, len(pieces))
+        self.max_pieces = max(self.max_pieces, len(pieces))
 
 
-def _copy(source: socket.socket, target: socket.socket, changed: Callable[[bytes], bytes]) -> bytes:
+def _copy(source: socket.socket, target: socket.socket, transform: Callable[[bytes], bytes]) -> bytes:
     """Copy until one side closes, and return all bytes."""
     whole = bytearray()
     try:
         while piece := source.recv(BUFFER):
             whole += piece
-            target.sendall(changed(piece))
+            target.sendall(transform(piece))
         target.shutdown(socket.SHUT_WR)
     except OSError:
-        pass  # the other side is gone
+        pass  # the other side has closed
     return bytes(whole)

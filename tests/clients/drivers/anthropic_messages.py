@@ -1,4 +1,4 @@
-"""anthropic for Python."""
+"""anthropic for Python, with the Messages API."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,10 +9,10 @@ from tests.clients import cases
 
 
 class Messages:
-    """The client with its defaults."""
+    """The client with its default settings."""
 
-    wrong_model = cases.Refusal(anthropic.NotFoundError)
-    too_long = cases.Refusal(anthropic.BadRequestError)
+    wrong_model = cases.ExpectedError(anthropic.NotFoundError)
+    too_long = cases.ExpectedError(anthropic.BadRequestError)
 
     def __init__(self, url: str, _dialect: str = "") -> None:
         self._client = anthropic.Anthropic(base_url=url, api_key="none")

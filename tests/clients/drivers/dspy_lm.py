@@ -1,4 +1,4 @@
-"""DSPy's `LM`, and its streams through `streamify`."""
+"""DSPy's `LM`, with streams by `streamify`."""
 
 import asyncio
 import json
@@ -12,10 +12,10 @@ from tests.clients import cases
 
 
 class Program:
-    """A program of one call. Signatures would ask SmolLM2 for a format that it does not keep to."""
+    """A program with one call of the model. It has no signature, because SmolLM2 would not follow its format."""
 
-    wrong_model = cases.Refusal(LMError)
-    too_long = cases.Refusal(ContextWindowExceededError)
+    wrong_model = cases.ExpectedError(LMError)
+    too_long = cases.ExpectedError(ContextWindowExceededError)
 
     def __init__(self, url: str, _dialect: str) -> None:
         self._url = url

@@ -1,4 +1,4 @@
-"""instructor over the openai library: replies are objects of a pydantic model, which the model calls as a tool."""
+"""instructor with the openai library. Replies are instances of pydantic models, by a JSON schema or a tool call."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -24,11 +24,11 @@ class Weather(BaseModel):
 
 
 class Create:
-    """Turns keep to a JSON schema, as they do without tools."""
+    """A client that uses a JSON schema for replies without tools."""
 
-    # instructor wraps errors after its retries; the client's own is the cause
-    wrong_model = cases.Refusal(InstructorRetryException)
-    too_long = cases.Refusal(InstructorRetryException)
+    # instructor raises this after its retries, with the client's error as the cause
+    wrong_model = cases.ExpectedError(InstructorRetryException)
+    too_long = cases.ExpectedError(InstructorRetryException)
 
     def __init__(self, url: str, _dialect: str) -> None:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
@@ -46,7 +46,7 @@ class Create:
         return str(answer.text)
 
     def pieces(self, model: str, prompt: str) -> Iterable[str]:
-        """The answers that grow, as the differences between them."""
+        """Yield the text that each partial answer adds."""
         seen = ""
         for answer in self._schema.create_partial(
             model=model,
@@ -59,14 +59,14 @@ class Create:
             seen = text
 
     def call(self, model: str, prompt: str) -> tuple[str, Mapping[str, Any]]:
-        asked = self._tools.create(
+        weather = self._tools.create(
             model=model,
             messages=[{"role": "user", "content": prompt}],
             response_model=Weather,
             max_tokens=cases.TOOL_TOKENS,
             max_retries=1,
         )
-        return cases.TOOL_NAME, asked.model_dump()
+        return cases.TOOL_NAME, weather.model_dump()
 
 
 if __name__ == "__main__":

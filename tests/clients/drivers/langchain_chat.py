@@ -1,4 +1,4 @@
-"""LangChain's chat models for the three dialects."""
+"""LangChain's chat models for three dialects."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,13 +13,13 @@ from tests.clients import cases
 
 
 class Chat:
-    """A chat model for each name that is asked for."""
+    """Creates a chat model for each request."""
 
     def __init__(self, url: str, dialect: str) -> None:
         self._url, self._dialect = url, dialect
-        own = dialect != "ollama"  # langchain-ollama passes the library's own error on
-        self.wrong_model = cases.Refusal(ModelNotFoundError if own else ollama.ResponseError)
-        self.too_long = cases.Refusal(ContextOverflowError if own else ollama.ResponseError)
+        own = dialect != "ollama"  # langchain-ollama passes on the error of the ollama library
+        self.wrong_model = cases.ExpectedError(ModelNotFoundError if own else ollama.ResponseError)
+        self.too_long = cases.ExpectedError(ContextOverflowError if own else ollama.ResponseError)
 
     def _model(self, name: str, tokens: int = cases.REPLY_TOKENS) -> Any:
         if self._dialect == "openai":
@@ -35,7 +35,7 @@ class Chat:
         return cases.texts(self._model(model).stream(prompt), lambda chunk: str(chunk.text))
 
     def call(self, model: str, prompt: str) -> tuple[str, Mapping[str, Any]]:
-        """langchain-ollama takes `tool_choice` and ignores it."""
+        """langchain-ollama accepts `tool_choice` but ignores it."""
         tool = {"name": cases.TOOL_NAME, "description": cases.TOOL_DESCRIPTION, "parameters": cases.TOOL_SCHEMA}
         bound = self._model(model, cases.TOOL_TOKENS).bind_tools([tool], tool_choice="any")
         call = cases.first(bound.invoke(prompt).tool_calls, "tool call")

@@ -1,4 +1,4 @@
-"""LiteLLM's `completion`, by its providers for the three dialects."""
+"""LiteLLM's `completion` with its providers for three dialects."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -12,16 +12,16 @@ PROVIDERS = {"openai": ("openai", "/v1"), "anthropic": ("anthropic", ""), "ollam
 
 
 class Completion:
-    """`litellm.completion` with its defaults."""
+    """`litellm.completion` with its default settings."""
 
-    wrong_model = cases.Refusal(litellm.NotFoundError)
+    wrong_model = cases.ExpectedError(litellm.NotFoundError)
 
     def __init__(self, url: str, dialect: str) -> None:
         self._provider, path = PROVIDERS[dialect]
         self._url = url + path
-        # Its Ollama providers look at no text of an error.
+        # The Ollama providers do not look at the text of an error.
         of_length = litellm.BadRequestError if dialect == "ollama" else litellm.ContextWindowExceededError
-        self.too_long = cases.Refusal(of_length)
+        self.too_long = cases.ExpectedError(of_length)
         litellm.suppress_debug_info = True
 
     def _ask(self, model: str, prompt: str, **more: Any) -> Any:
@@ -34,16 +34,16 @@ class Completion:
         )
 
     def reply(self, model: str, prompt: str) -> str:
-        return self._ask(model, prompt).choices[0].message.content or ""
+        return self._request(model, prompt).choices[0].message.content or ""
 
     def pieces(self, model: str, prompt: str) -> Iterable[str]:
-        return cases.texts(self._ask(model, prompt, stream=True), lambda chunk: chunk.choices[0].delta.content)
+        return cases.texts(self._request(model, prompt, stream=True), lambda chunk: chunk.choices[0].delta.content)
 
     def call(self, model: str, prompt: str) -> tuple[str, Mapping[str, Any]]:
-        """Its Ollama provider has no `tool_choice`."""
+        """The Ollama provider does not support `tool_choice`."""
         tool = {"type": "function", "function": {"name": cases.TOOL_NAME, "parameters": cases.TOOL_SCHEMA}}
         forced = {} if self._provider == "ollama_chat" else {"tool_choice": "required"}
-        reply = self._ask(model, prompt, tools=[tool], max_tokens=cases.TOOL_TOKENS, **forced)
+        reply = self._request(model, prompt, tools=[tool], max_tokens=cases.TOOL_TOKENS, **forced)
         call = cases.first(reply.choices[0].message.tool_calls or (), "tool call")
         return call.function.name, json.loads(call.function.arguments)
 

@@ -19,12 +19,12 @@ def get_weather(city: str) -> str:
 
 
 class Chat:
-    """An LLM for each name that is asked for. LlamaIndex passes on the errors of the libraries below it."""
+    """Creates an LLM for each request. LlamaIndex passes on the errors of the openai and ollama libraries."""
 
     def __init__(self, url: str, dialect: str) -> None:
         self._url, self._ollama = url, dialect == "ollama"
-        self.wrong_model = cases.Refusal(ollama.ResponseError if self._ollama else openai.NotFoundError)
-        self.too_long = cases.Refusal(ollama.ResponseError if self._ollama else openai.BadRequestError)
+        self.wrong_model = cases.ExpectedError(ollama.ResponseError if self._ollama else openai.NotFoundError)
+        self.too_long = cases.ExpectedError(ollama.ResponseError if self._ollama else openai.BadRequestError)
 
     def _llm(self, model: str, tokens: int = cases.REPLY_TOKENS) -> Any:
         if self._ollama:
@@ -47,7 +47,7 @@ class Chat:
         return cases.texts(chunks, lambda chunk: chunk.delta)
 
     def call(self, model: str, prompt: str) -> tuple[str, Mapping[str, Any]]:
-        """Its Ollama LLM takes `tool_required` and ignores it."""
+        """The Ollama LLM accepts `tool_required` but ignores it."""
         llm, tool = self._llm(model, cases.TOOL_TOKENS), FunctionTool.from_defaults(get_weather)
         reply = llm.chat_with_tools([tool], user_msg=prompt, tool_required=True)
         call = cases.first(llm.get_tool_calls_from_response(reply), "tool call")

@@ -1,4 +1,4 @@
-"""llm with llm-ollama, by its Python interface."""
+"""llm with the plugin llm-ollama, by its Python API."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -16,10 +16,10 @@ def get_weather(city: str) -> str:
 
 
 class Model:
-    """Models by the names, with llm-ollama's prefix, that the server lists. llm refuses other names itself."""
+    """Models that the server lists, with llm-ollama's prefix. llm itself refuses other names."""
 
-    wrong_model = cases.Refusal(llm.UnknownModelError)
-    too_long = cases.Refusal(ollama.ResponseError)
+    wrong_model = cases.ExpectedError(llm.UnknownModelError)
+    too_long = cases.ExpectedError(ollama.ResponseError)
 
     def __init__(self, url: str, _dialect: str) -> None:
         os.environ["OLLAMA_HOST"] = url

@@ -1,4 +1,4 @@
-"""ollama for Python."""
+"""ollama for Python, with its chat API."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,10 +11,10 @@ OPTIONS = {"num_predict": cases.REPLY_TOKENS}
 
 
 class Chat:
-    """The client with its defaults."""
+    """The client with its default settings."""
 
-    wrong_model = cases.Refusal(ollama.ResponseError, {"status_code": 404})
-    too_long = cases.Refusal(ollama.ResponseError, {"status_code": 400})
+    wrong_model = cases.ExpectedError(ollama.ResponseError, {"status_code": 404})
+    too_long = cases.ExpectedError(ollama.ResponseError, {"status_code": 400})
 
     def __init__(self, url: str, _dialect: str = "") -> None:
         self._client = ollama.Client(url)
@@ -28,7 +28,7 @@ class Chat:
             yield chunk.message.content or ""
 
     def call(self, model: str, prompt: str) -> tuple[str, Mapping[str, Any]]:
-        """Ollama's API has no way to force a call."""
+        """Ollama's API cannot force a call."""
         tool = {"type": "function", "function": {"name": cases.TOOL_NAME, "parameters": cases.TOOL_SCHEMA}}
         reply = self._client.chat(model, [{"role": "user", "content": prompt}], tools=[tool], options=OPTIONS)
         call = cases.first(reply.message.tool_calls or (), "tool call")

@@ -1,4 +1,4 @@
-"""OpenAI's Agents SDK, over the Responses API, which is its default, and over chat completions."""
+"""OpenAI's Agents SDK with the Responses API, its default, and with chat completions."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -11,10 +11,10 @@ from tests.clients import cases
 
 
 class Agents:
-    """An agent for each request. The SDK passes on the errors of the openai library."""
+    """Creates an agent for each request. The SDK passes on the errors of the openai library."""
 
-    wrong_model = cases.Refusal(openai.NotFoundError, {"code": "model_not_found"})
-    too_long = cases.Refusal(openai.BadRequestError, {"code": "context_length_exceeded"})
+    wrong_model = cases.ExpectedError(openai.NotFoundError, {"code": "model_not_found"})
+    too_long = cases.ExpectedError(openai.BadRequestError, {"code": "context_length_exceeded"})
 
     def __init__(self, url: str, dialect: str) -> None:
         agents.set_tracing_disabled(True)
@@ -22,8 +22,8 @@ class Agents:
         self._model = agents.OpenAIResponsesModel if dialect == "responses" else agents.OpenAIChatCompletionsModel
 
     def _agent(self, model: str, **more: Any) -> Any:
-        client = openai.AsyncOpenAI(base_url=self._url, api_key="none")  # one for each event loop
-        # The SDK takes a reply that its limit cuts for an error.
+        client = openai.AsyncOpenAI(base_url=self._url, api_key="none")  # each event loop needs its own
+        # The SDK treats a reply that reaches the limit as an error.
         settings = agents.ModelSettings(max_tokens=cases.TOOL_TOKENS, temperature=0)
         return agents.Agent(
             **{"name": "answers", "model": self._model(model, client), "model_settings": settings, **more}

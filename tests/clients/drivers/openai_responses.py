@@ -1,4 +1,4 @@
-"""openai for Python, Responses."""
+"""openai for Python, with the Responses API."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -10,10 +10,10 @@ from tests.clients import cases
 
 
 class Responses:
-    """The client with its defaults."""
+    """The client with its default settings."""
 
-    wrong_model = cases.Refusal(openai.NotFoundError, {"code": "model_not_found"})
-    too_long = cases.Refusal(openai.BadRequestError, {"code": "context_length_exceeded"})
+    wrong_model = cases.ExpectedError(openai.NotFoundError, {"code": "model_not_found"})
+    too_long = cases.ExpectedError(openai.BadRequestError, {"code": "context_length_exceeded"})
 
     def __init__(self, url: str, _dialect: str = "") -> None:
         self._client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
@@ -29,7 +29,7 @@ class Responses:
                 yield event.delta
 
     def call(self, model: str, prompt: str) -> tuple[str, Mapping[str, Any]]:
-        request: Any = self._client.responses.create  # its types know tools in literals only
+        request: Any = self._client.responses.create  # its types accept tools only as literals
         reply = request(
             model=model,
             input=prompt,

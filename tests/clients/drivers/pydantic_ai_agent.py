@@ -1,4 +1,4 @@
-"""pydantic-ai's agents, over OpenAI's API, Anthropic's, and Ollama's OpenAI-compatible one."""
+"""pydantic-ai's agents with OpenAI's and Anthropic's APIs."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -16,16 +16,16 @@ from tests.clients import cases
 
 
 class Weather(BaseModel):
-    """A question for the weather of a city."""
+    """A question about the weather of a city."""
 
     city: str = Field(max_length=20)
 
 
 class Agents:
-    """An agent for each request."""
+    """Creates an agent for each request."""
 
-    wrong_model = cases.Refusal(ModelNotFoundError)
-    too_long = cases.Refusal(ModelContextWindowExceededError)
+    wrong_model = cases.ExpectedError(ModelNotFoundError)
+    too_long = cases.ExpectedError(ModelContextWindowExceededError)
 
     def __init__(self, url: str, dialect: str) -> None:
         self._url, self._dialect = url, dialect
@@ -50,7 +50,7 @@ class Agents:
         return asyncio.run(run())
 
     def call(self, model: str, prompt: str) -> tuple[str, Mapping[str, Any]]:
-        """The type of an agent's output is a tool that the model has to call."""
+        """pydantic-ai turns the output type into a tool that the model must call."""
         output = ToolOutput(Weather, name=cases.TOOL_NAME)
         agent = Agent(self._model(model), output_type=output, model_settings={"max_tokens": cases.TOOL_TOKENS})
         return cases.TOOL_NAME, agent.run_sync(prompt).output.model_dump()

@@ -1,5 +1,5 @@
-// AI SDK, with a provider for each dialect: @ai-sdk/openai (Responses), @ai-sdk/openai-compatible, @ai-sdk/anthropic,
-// and for Ollama the provider that the dialect names.
+// AI SDK with a provider for each dialect: @ai-sdk/openai (Responses), @ai-sdk/openai-compatible, @ai-sdk/anthropic, and
+// for Ollama's API the provider named in the dialect.
 import { APICallError, generateText, jsonSchema, streamText, tool } from "ai";
 import { main, REPLY_TOKENS, TOOL, TOOL_TOKENS } from "./cases.mjs";
 
@@ -18,34 +18,34 @@ const providers = {
     (await import("ollama-ai-provider-v2")).createOllama({ baseURL: `${url}/api` }),
   "ollama, ai-sdk-ollama": async (url) => (await import("ai-sdk-ollama")).createOllama({ baseURL: url }),
 };
-const refused = (error, status) =>
+const hasStatus = (error, status) =>
   error?.name === "OllamaError" || (APICallError.isInstance(error) && error.statusCode === status);
-const forces = (dialect) => !dialect.startsWith("ollama"); // Ollama's API has no way to force a call
+const canForceCalls = (dialect) => !dialect.startsWith("ollama"); // Ollama's API cannot
 
 main((url, dialect) => {
   const provider = providers[dialect](url);
-  const asked = async (model, prompt) => ({
+  const options = async (model, prompt) => ({
     model: (await provider)(model),
     prompt,
     maxOutputTokens: REPLY_TOKENS,
     maxRetries: 0,
   });
   return {
-    wrongModel: (error) => refused(error, 404),
-    tooLong: (error) => refused(error, 400),
-    reply: async (model, prompt) => (await generateText(await asked(model, prompt))).text,
+    wrongModel: (error) => hasStatus(error, 404),
+    tooLong: (error) => hasStatus(error, 400),
+    reply: async (model, prompt) => (await generateText(await options(model, prompt))).text,
     async *pieces(model, prompt) {
       const problems = [];
-      const onError = ({ error }) => problems.push(error); // a text stream ends without a word about errors
-      yield* streamText({ ...(await asked(model, prompt)), onError }).textStream;
+      const onError = ({ error }) => problems.push(error); // a text stream does not raise errors
+      yield* streamText({ ...(await options(model, prompt)), onError }).textStream;
       if (problems.length) throw problems[0];
     },
     async call(model, prompt) {
       const reply = await generateText({
-        ...(await asked(model, prompt)),
+        ...(await options(model, prompt)),
         maxOutputTokens: TOOL_TOKENS,
         tools: { [TOOL.name]: tool({ description: TOOL.description, inputSchema: jsonSchema(TOOL.schema) }) },
-        ...(forces(dialect) ? { toolChoice: "required" } : {}),
+        ...(canForceCalls(dialect) ? { toolChoice: "required" } : {}),
       });
       return { name: reply.toolCalls[0]?.toolName, args: reply.toolCalls[0]?.input };
     },

@@ -1,10 +1,10 @@
-// ollama for Node. Its API has no way to force a call.
+// ollama for Node, with its chat API, which cannot force a call.
 import { Ollama } from "ollama";
 import { main, REPLY_TOKENS, TOOL, TOOL_TOKENS } from "./cases.mjs";
 
 main((url) => {
   const client = new Ollama({ host: url });
-  const asked = (model, prompt) => ({
+  const body = (model, prompt) => ({
     model,
     messages: [{ role: "user", content: prompt }],
     options: { num_predict: REPLY_TOKENS },
@@ -12,13 +12,13 @@ main((url) => {
   return {
     wrongModel: (error) => error.name === "ResponseError" && error.status_code === 404,
     tooLong: (error) => error.name === "ResponseError" && error.status_code === 400,
-    reply: async (model, prompt) => (await client.chat(asked(model, prompt))).message.content,
+    reply: async (model, prompt) => (await client.chat(body(model, prompt))).message.content,
     async *pieces(model, prompt) {
-      for await (const chunk of await client.chat({ ...asked(model, prompt), stream: true })) yield chunk.message.content;
+      for await (const chunk of await client.chat({ ...body(model, prompt), stream: true })) yield chunk.message.content;
     },
     async call(model, prompt) {
       const reply = await client.chat({
-        ...asked(model, prompt),
+        ...body(model, prompt),
         options: { num_predict: TOOL_TOKENS },
         tools: [{ type: "function", function: { name: TOOL.name, parameters: TOOL.schema } }],
       });

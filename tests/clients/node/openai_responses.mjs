@@ -1,22 +1,22 @@
-// openai for Node, Responses.
+// openai for Node, with the Responses API.
 import OpenAI from "openai";
 import { main, REPLY_TOKENS, TOOL, TOOL_TOKENS } from "./cases.mjs";
 
 main((url) => {
   const { responses } = new OpenAI({ baseURL: `${url}/v1`, apiKey: "none" });
-  const asked = (model, prompt) => ({ model, input: prompt, max_output_tokens: REPLY_TOKENS });
+  const body = (model, prompt) => ({ model, input: prompt, max_output_tokens: REPLY_TOKENS });
   return {
     wrongModel: (error) => error instanceof OpenAI.NotFoundError && error.code === "model_not_found",
     tooLong: (error) => error instanceof OpenAI.BadRequestError && error.code === "context_length_exceeded",
-    reply: async (model, prompt) => (await responses.create(asked(model, prompt))).output_text,
+    reply: async (model, prompt) => (await responses.create(body(model, prompt))).output_text,
     async *pieces(model, prompt) {
-      for await (const event of responses.stream(asked(model, prompt))) {
+      for await (const event of responses.stream(body(model, prompt))) {
         if (event.type === "response.output_text.delta") yield event.delta;
       }
     },
     async call(model, prompt) {
       const reply = await responses.create({
-        ...asked(model, prompt),
+        ...body(model, prompt),
         max_output_tokens: TOOL_TOKENS,
         tools: [{ type: "function", name: TOOL.name, parameters: TOOL.schema, strict: true }],
         tool_choice: "required",

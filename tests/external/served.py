@@ -1,6 +1,6 @@
-"""Servers of ours for test suites that others wrote: a chat model and an embedding model, with the names those ask for.
+"""Servers for external test suites: a chat model and an embedding model, under the names that the suites use.
 
-Both models are digests, so that every reply costs next to nothing; the tokenizer and the template are a real model's.
+Both models compute digests, so that replies are cheap. The tokenizer and the chat template are those of a real model.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,12 +18,12 @@ from tests.app.server.live_server import LiveServer, controlled_engine
 from tests.app.server.served_application import ServedApplication
 from tests.app.text.small_wordpiece import document
 
-CONTEXT = 96  # tokens: replies without a limit of their own end soon
+CONTEXT = 96  # tokens; a reply without max_tokens ends soon
 
 
 @contextmanager
 def chat_server(model: Path, aliases: Mapping[str, str]) -> Iterator[str]:
-    """Its URL. `model` is a GGUF file, of which only the metadata is read."""
+    """Run the server and yield its URL. Only the metadata of the GGUF file `model` is read."""
     with GGUFFile(model) as file:
         tokenizer = from_gguf(file.metadata)
     engine, _ = controlled_engine(tokenizer.vocab_size, context=CONTEXT)
@@ -33,7 +33,7 @@ def chat_server(model: Path, aliases: Mapping[str, str]) -> Iterator[str]:
 
 @contextmanager
 def embedding_server(aliases: Mapping[str, str]) -> Iterator[str]:
-    """Its URL."""
+    """Run the server and yield its URL."""
     service = EmbeddingService("digest", from_json(document()), DigestEmbedder())
     with ServedApplication(create_embedding_application(service, ServerContext(aliases=aliases))) as server:
         yield server.url
