@@ -1,6 +1,6 @@
 """The chat application: its screens, its themes, and the actions that every screen offers."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar
 
 from textual import work
@@ -17,6 +17,7 @@ from textual.worker import WorkerFailed
 
 from tui import themes
 from tui.client import Client
+from tui.clipboard import Clipboard, Destination
 from tui.commands import COMMANDS, Owner
 from tui.downloads import Downloads
 from tui.idle_gc import collect_when_idle
@@ -50,8 +51,11 @@ class ChatApp(App[None]):
         question: str = "",
         *,
         colors: bool = True,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Without `colors` (NO_COLOR is set), the terminal's own colors are not used; Textual turns all others into
+        """`environment` names the terminal and the display, for copying. None: only the terminal's escape sequence.
+
+        Without `colors` (NO_COLOR is set), the terminal's own colors are not used; Textual turns all others into
         shades of gray.
         """
         super().__init__(ansi_color=None if colors else True)
@@ -64,6 +68,8 @@ class ChatApp(App[None]):
             lambda error: show_error(self, error),
         )
         self._chat_screen = ChatScreen(client, chat, question)
+        self._clipboard_programs = Clipboard(environment or {})
+        self._copied = ""
 
     def on_mount(self) -> None:
         for theme in (themes.NIGHT, themes.DAY):
@@ -181,4 +187,21 @@ class ChatApp(App[None]):
         address = sanitize(self._client.engine.address())
         if address:
             self.copy_to_clipboard(address)
-        self.notify(f"Copied: {address}" if address else "The engine is still starting.", markup=False)
+        self.notify(f"API URL: {address}" if address else "The engine is still starting.", markup=False)
+
+    @property
+    def clipboard(self) -> str:
+        """The text that was copied last in this program."""
+        return self._copied
+
+    def copy_to_clipboard(self, text: str) -> None:
+        """Copy a text, and notify the user of where it went. All copies of Textual's widgets arrive here."""
+        self._copied = text
+        self.fill_clipboard(text)
+
+    @work(exclusive=True, group="clipboard", description="clipboard")
+    async def fill_clipboard(self, text: str) -> None:
+        destination = await self._clipboard_programs.copy(text)
+        if destination is None:
+            super().copy_to_clipboard(text)
+        self.notify((destination or Destination.TERMINAL).value, markup=False)

@@ -10,7 +10,7 @@ import click
 from app.chat_backend.client import TerminalClient
 from app.chat_backend.shutdown import Shutdown
 from app.history.history import History
-from app.settings.settings import Settings, wants_colors
+from app.settings.settings import Settings, child_environment, wants_colors
 from app.text.terminal_text import sanitize
 
 
@@ -42,7 +42,13 @@ class Session:
         from tui.app import ChatApp
 
         async def run(client: TerminalClient) -> int:
-            app = ChatApp(client, self.settings.theme, question=self.question, colors=wants_colors())
+            app = ChatApp(
+                client,
+                self.settings.theme,
+                question=self.question,
+                colors=wants_colors(),
+                environment=child_environment(),
+            )
             Shutdown(lambda status: app.exit(return_code=status)).listen("SIGINT", "SIGTERM")
             await app.run_async()
             left()

@@ -37,6 +37,7 @@ _FAILED = "Run ingle doctor. If it finds nothing, report this as a bug."
 @click.argument("prompt", required=False)
 @model_option
 @click.option("-c", "--continue", "continues", is_flag=True, help="Continue the conversation of the previous run.")
+@click.option("--no-save", is_flag=True, help="Do not store this exchange for --continue.")
 @click.option("-s", "--system", help="System message: instructions that come before the prompt. Default: none.")
 @click.option(
     "-n", "--max-tokens", type=int, help="Length limit of the answer in tokens. Default: what fits the context."
@@ -63,6 +64,7 @@ def run(
     prompt: str | None,
     model: str | None,
     continues: bool,
+    no_save: bool,
     system: str | None,
     stop: tuple[str, ...],
     as_object: bool,
@@ -93,6 +95,8 @@ def run(
     with ExitStack() as resources:
         events = _answer(settings, messages, params, progress, resources)
         answer = asyncio.run(_show(settings.model, events, progress, as_object=as_object, quiet=quiet))
+    if no_save:
+        return
     with suppress(OSError):  # the answer is printed; only --continue needs the file
         save_messages(settings.state_dir, messages, answer)
 

@@ -296,7 +296,7 @@ class ChatScreen(SteadyScreen):
         elif choice is not None and choice.to_file:
             self.save(choice.extract.text)
         elif choice is not None:
-            self.copy(choice.extract.text)
+            self.app.copy_to_clipboard(choice.extract.text)
 
     def on_markdown_link_clicked(self, event: "Markdown.LinkClicked") -> None:
         self.open_address(event.href)
@@ -310,11 +310,7 @@ class ChatScreen(SteadyScreen):
             self.app.open_url(address)
 
     def on_code_block_copy_asked(self, event: "CodeBlock.CopyAsked") -> None:
-        self.copy(event.code)
-
-    def copy(self, text: str) -> None:
-        self.app.copy_to_clipboard(text)
-        self.app.notify("Copied.", markup=False)
+        self.app.copy_to_clipboard(event.code)
 
     def on_code_block_save_asked(self, event: "CodeBlock.SaveAsked") -> None:
         self.save(event.code)

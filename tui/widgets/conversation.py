@@ -464,7 +464,6 @@ class Conversation(Vertical):
     @on(MessageView.CopyAsked)
     def copy(self, event: MessageView.CopyAsked) -> None:
         self.app.copy_to_clipboard(event.message.text)
-        self.app.notify("Copied.", markup=False)
 
     # --- the context
 

@@ -79,6 +79,9 @@ def test_continue_adds_to_the_previous_conversation(environment: dict[str, str],
     messages = json.loads(saved.read_bytes())
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "user", "assistant"]
     assert messages[2]["content"] == first["text"]
+    before = saved.read_bytes()
+    run(environment, "--no-save", "A secret.", *options)
+    assert saved.read_bytes() == before
 
 
 def test_context_longer_than_the_models_is_lowered_with_a_warning(environment: dict[str, str]) -> None:

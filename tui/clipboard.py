@@ -1,0 +1,100 @@
+"""The clipboard of the system: the programs that fill it, and whether they did.
+
+Without such a program, the application sends the terminal's escape sequence OSC 52 instead.
+"""
+
+import asyncio
+import enum
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+SECONDS = 2.0  # time limit of a program: a display that does not answer must not delay the chat
+
+
+class Destination(enum.Enum):
+    """A destination of copies, as a notification for the user."""
+
+    CLIPBOARD = "Copied to the clipboard."
+    TMUX = "Copied to tmux's buffer, and to the clipboard if the terminal allows it."
+    TERMINAL = (
+        "Copied with the terminal's escape sequence. If nothing arrives, allow OSC 52 in the terminal's settings."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CopyProgram:
+    """A program that copies its standard input. It applies if `variable` is set, or on `platform`."""
+
+    command: tuple[str, ...]
+    variable: str = ""
+    platform: str = ""
+    encoding: str = "utf-8"
+    destination: Destination = Destination.CLIPBOARD
+
+    def applies(self, environment: Mapping[str, str], platform: str) -> bool:
+        return bool(self.variable and environment.get(self.variable)) or platform == self.platform
+
+
+_TMUX = CopyProgram(("tmux", "load-buffer", "-w", "-"), "TMUX", destination=Destination.TMUX)
+_DESKTOP = (
+    CopyProgram(("pbcopy",), platform="darwin"),
+    CopyProgram(("clip.exe",), "WSL_DISTRO_NAME", "win32", encoding="utf-16"),
+    CopyProgram(("wl-copy",), "WAYLAND_DISPLAY"),
+    CopyProgram(("xclip", "-selection", "clipboard"), "DISPLAY"),
+    CopyProgram(("xsel", "--clipboard", "--input"), "DISPLAY"),
+)
+_REMOTE = ("SSH_CONNECTION", "SSH_TTY")  # the clipboard of the desktop belongs to the other machine
+
+
+def pick_programs(
+    environment: Mapping[str, str], platform: str, is_installed: Callable[[str], bool]
+) -> Sequence[CopyProgram]:
+    """Return the programs to run: tmux if the chat runs in it, and one of the desktop unless the session is remote."""
+    usable = [one for one in (_TMUX, *_DESKTOP) if one.applies(environment, platform) and is_installed(one.command[0])]
+    is_remote = any(environment.get(name) for name in _REMOTE)
+    desktop = [one for one in usable if one is not _TMUX and not is_remote]
+    return [one for one in usable if one is _TMUX] + desktop[:1]
+
+
+class Clipboard:
+    """Copies texts with the programs that `environment` calls for; it is also the environment of the programs."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        path = environment.get("PATH", "")
+        self.programs = pick_programs(environment, sys.platform, lambda name: bool(shutil.which(name, path=path)))
+
+    async def copy(self, text: str) -> Destination | None:
+        """Copy a text, and return where it arrived. None: no program accepted it."""
+        copied = [one.destination for one in self.programs if await self._run(one, text)]
+        return copied[-1] if copied else None
+
+    async def _run(self, program: CopyProgram, text: str) -> bool:
+        """Whether the program accepted the text in time. Its output is ignored: xclip keeps it open."""
+        command = shutil.which(program.command[0], path=self._environment.get("PATH", "")) or program.command[0]
+        nowhere = asyncio.subprocess.DEVNULL
+        try:
+            process = await asyncio.create_subprocess_exec(
+                command,
+                *program.command[1:],
+                stdin=asyncio.subprocess.PIPE,
+                stdout=nowhere,
+                stderr=nowhere,
+                env=dict(self._environment),
+            )
+        except OSError:
+            return False
+        try:
+            async with asyncio.timeout(SECONDS):
+                await process.communicate(text.encode(program.encoding, "replace"))
+        except (TimeoutError, OSError):
+            return False
+        finally:
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        return process.returncode == 0
