@@ -10,12 +10,13 @@ from textual.binding import Binding, BindingType
 from textual.command import CommandList
 from textual.css.query import NoMatches
 from textual.events import Event, InputEvent, Key, Paste
-from textual.screen import Screen
+from textual.screen import ModalScreen, Screen
 from textual.theme import Theme
 from textual.widgets import OptionList
 from textual.worker import WorkerFailed
 
 from tui import themes
+from tui.alt_enter import support_alt_enter
 from tui.client import Client
 from tui.clipboard import Clipboard, Destination
 from tui.commands import COMMANDS, Owner
@@ -24,7 +25,7 @@ from tui.idle_gc import collect_when_idle
 from tui.large_downloads import can_load
 from tui.plain_text import sanitize
 from tui.screens.chat import ChatScreen
-from tui.screens.dialog import Answer, Page, may_fetch
+from tui.screens.dialog import Answer, OverChat, Page, may_fetch
 from tui.show_errors import show_error, show_errors
 from tui.types import ChatId
 
@@ -36,11 +37,13 @@ class ChatApp(App[None]):
 
     CSS_PATH = "app.tcss"
     TITLE = "Inglenook"
+    COMMAND_PALETTE_BINDING = "ctrl+backslash"  # Ctrl+P moves up in the prompt, as in readline
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("f1", "help", "Help"),
         Binding("f2", "models", "Models"),
         Binding("f3", "engine", "Engine"),
         Binding("f4", "copy_address", "Address", show=False),
+        Binding("ctrl+c", "interrupt", "Stop, clear, or quit", show=False),
     ]
 
     def __init__(
@@ -59,6 +62,7 @@ class ChatApp(App[None]):
         shades of gray.
         """
         super().__init__(ansi_color=None if colors else True)
+        support_alt_enter()
         self._client = client
         self._wanted_theme = self._saved_theme = theme if colors else themes.TERMINAL
         self._downloads = Downloads(
@@ -134,6 +138,13 @@ class ChatApp(App[None]):
 
     def _runner(self, name: str) -> Callable[[], None]:
         return lambda: self._chat_screen.run_later(name)
+
+    async def action_interrupt(self) -> None:
+        """Ctrl+C without a selection: close the dialog or page. On the chat screen, stop, clear, or quit."""
+        if self.screen is self._chat_screen:
+            await self._chat_screen.interrupt()
+        elif isinstance(self.screen, (OverChat, ModalScreen)):
+            self.screen.dismiss()
 
     def action_help(self) -> None:
         from tui.screens.help import HelpScreen

@@ -24,22 +24,27 @@ class Command:
     help: str
     takes: str = ""  # the argument's name, in capitals
     key: str = ""  # key binding of the same action
+    spare_key: str = ""  # the same, in a prompt with text, where `key` moves the cursor
+
+    @property
+    def keys(self) -> str:
+        return ", ".join(filter(None, (self.key, self.spare_key)))
 
 
 COMMANDS = (
-    Command("new", Owner.SCREEN, "new_chat", "New chat", key="ctrl+n"),
+    Command("new", Owner.SCREEN, "new_chat", "New chat", key="ctrl+n", spare_key="f5"),
     Command("private", Owner.SCREEN, "new_private_chat", "Private chat (nothing saved)"),
     Command("attach", Owner.SCREEN, "attach", "Attach a text file to the next message", "PATH"),
     Command("stop", Owner.CHAT, "stop", "Stop the reply", key="escape"),
-    Command("regenerate", Owner.CHAT, "regenerate", "Regenerate the last reply", key="ctrl+r"),
+    Command("regenerate", Owner.CHAT, "regenerate", "Regenerate the last reply", key="ctrl+y"),
     Command("edit", Owner.CHAT, "edit_last", "Edit your last message (keeps the old branch)", key="ctrl+up"),
     Command("branches", Owner.SCREEN, "branches", "Show branches", key="ctrl+t"),
     Command("settings", Owner.SCREEN, "settings", "System prompt, sampling, and presets of this chat", key="ctrl+s"),
     Command("system", Owner.SCREEN, "system", "Set the system prompt of this chat", "TEXT"),
     Command("preset", Owner.SCREEN, "preset", "Use a preset for this chat", "NAME"),
     Command("room", Owner.CHAT, "trim_context", "Free up context: summarize or drop old messages"),
-    Command("search", Owner.SCREEN, "search", "Search all chats", "TEXT", key="ctrl+f"),
-    Command("chats", Owner.SCREEN, "toggle_chats", "Show or hide the list of chats", key="ctrl+b"),
+    Command("search", Owner.SCREEN, "search", "Search all chats", "TEXT", key="ctrl+f", spare_key="f7"),
+    Command("chats", Owner.SCREEN, "toggle_chats", "Show or hide the list of chats", key="ctrl+b", spare_key="f6"),
     Command("title", Owner.CHATS, "rename", "Rename this chat", "TITLE"),
     Command("pin", Owner.CHATS, "pin", "Pin or unpin"),
     Command("archive", Owner.CHATS, "archive", "Archive or unarchive"),

@@ -72,6 +72,10 @@ class ContextTrimmer:
             self._making = None
             self._on_activity("")
 
+    @property
+    def is_trimming(self) -> bool:
+        return self._making is not None
+
     def stop(self) -> bool:
         """Stop trimming and change nothing. Returns whether a trim was in progress."""
         return self._making is not None and self._making.cancel()

@@ -73,7 +73,7 @@ def test_failed_load_is_shown_once_and_retried_by_sending() -> None:
         await chat.until(lambda: len(chat.notices()) == 2 and chat.conversation.current_reply is None)
         assert client.engine.tried == 1
         client.engine.problem = None
-        await chat.pilot.press("ctrl+r")
+        await chat.pilot.press("ctrl+y")
         await chat.until(lambda: chat.texts() == ["one", "whole"])
         await chat.until(lambda: HERE.name in str(bar.render()))
         assert chat.notices() == 2 * ["It is broken. Mend it."]
@@ -117,7 +117,7 @@ def test_error_of_a_reply_that_did_not_start_stays_until_retry() -> None:
         assert why() == ""
         await chat.conversation.open(name)
         await chat.until(lambda: why() == "No reply: the [b]key[/b] is wrong. Give another.")
-        await chat.pilot.press("ctrl+r")
+        await chat.pilot.press("ctrl+y")
         await chat.until(lambda: len(chat.client.replies.asked) == 2)
         assert why() == ""
         chat.client.replies.gate.set()
@@ -240,7 +240,7 @@ def test_edited_message_becomes_a_branch() -> None:
 def test_regenerated_reply_is_a_sibling() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.say("one")
-        await chat.pilot.press("ctrl+r")
+        await chat.pilot.press("ctrl+y")
         await chat.until(lambda: chat.texts() == ["one", "second"] and chat.conversation.current_reply is None)
         assert "2/2" in chat.label("MessageView:last-child MessageHeader")
         chat.views()[1].focus()
@@ -269,7 +269,7 @@ def test_chat_continues_after_a_failed_reply() -> None:
         await chat.type("one")
         await chat.until(lambda: chat.notices() == ["The engine is gone. Start it again."])
         assert chat.texts() == ["one"]
-        await chat.pilot.press("ctrl+r")
+        await chat.pilot.press("ctrl+y")
         await chat.until(lambda: chat.texts() == ["one", "back"])
 
     run(ScriptedClient([ClientError("The engine is gone.", "Start it again.")], [TextDelta("back"), END]), flow)

@@ -107,7 +107,7 @@ def test_last_input_stays_in_the_chat_that_is_left() -> None:
 
     async def flow(chat: Chatting) -> None:
         await chat.until(lambda: chat.conversation.chat.id == name)
-        chat.at_once(*"for this chat", "ctrl+n")
+        chat.at_once(*"for this chat", "f5")
         await chat.until(lambda: chat.conversation.chat.id is None)
         assert client.chats.drafts[name] == "for this chat"
 
@@ -239,7 +239,7 @@ def test_new_chat_is_empty_and_the_previous_draft_is_listed() -> None:
     async def flow(chat: Chatting) -> None:
         for text in ("half a", "another"):
             await chat.conversation.configure(chat.conversation.chat, ChatSettings("Be brief."))
-            chat.at_once(*text, "ctrl+n")
+            chat.at_once(*text, "f5")
             await chat.until(partial(operator.contains, client.chats.drafts.values(), text))
             await chat.until(lambda: chat.composer.area.text == "" and not chat.composer.is_leaving)
             assert chat.conversation.chat.id is None

@@ -79,7 +79,7 @@ def test_double_answer_closes_one_screen() -> None:
 
 def test_double_answer_to_the_palette_keeps_the_chat() -> None:
     async def flow(chat: Chatting) -> None:
-        await chat.pilot.press("ctrl+p")
+        await chat.pilot.press("ctrl+backslash")
         await chat.until(lambda: isinstance(chat.app.screen, CommandPalette))
         palette = chat.app.screen
         for _ in range(2):
@@ -175,7 +175,7 @@ def test_screen_closed_while_opening_closes_once_mounted() -> None:
 
 
 @pytest.mark.parametrize("page", ["pageup", "pagedown"])
-@pytest.mark.parametrize("keys", [["ctrl+f", *"one"], ["ctrl+p"]])
+@pytest.mark.parametrize("keys", [["ctrl+f", *"one"], ["ctrl+backslash"]])
 def test_page_keys_are_ignored_in_a_list_without_space(keys: list[str], page: str) -> None:
     def choices(chat: Chatting) -> OptionList:
         (found,) = chat.app.screen.query(OptionList)

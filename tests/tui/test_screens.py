@@ -331,7 +331,7 @@ def test_help_palette_and_address() -> None:
         await chat.until(lambda: isinstance(chat.app.screen, HelpScreen))
         await chat.pilot.press("escape", "f4")
         await chat.until(lambda: chat.app.clipboard == "http://127.0.0.1:4645/v1")
-        await chat.pilot.press("ctrl+p")
+        await chat.pilot.press("ctrl+backslash")
         await chat.until(lambda: chat.app.screen.query("CommandInput"))
         await chat.pilot.press(*"engine")
         await chat.pilot.pause(0.3)

@@ -160,7 +160,7 @@ def test_message_keys_apply_to_the_focused_message() -> None:
         await chat.until(lambda: chat.composer.area.text == "first")
         await chat.pilot.press("escape")
         chat.views()[1].focus()
-        await chat.pilot.press("ctrl+r")
+        await chat.pilot.press("ctrl+y")
         await chat.until(lambda: chat.texts() == ["first", "Hello."])
         chat.views()[0].focus()
         await chat.pilot.press("ctrl+c")

@@ -55,11 +55,11 @@ def test_regenerating_trims_the_context() -> None:
 
     async def flow(chat: Chatting) -> None:
         await chat.until(lambda: chat.conversation.model and len(chat.conversation.chat.path()) == 4)
-        await chat.pilot.press("ctrl+r")
+        await chat.pilot.press("ctrl+y")
         await asked(chat)
         await chat.pilot.press("escape")
         await chat.until(lambda: chat.app.screen is chat.screen)
-        await chat.pilot.press("ctrl+r")
+        await chat.pilot.press("ctrl+y")
         await asked(chat)
         assert client.replies.asked == []
         await chat.pilot.press("down", "enter")

@@ -18,6 +18,7 @@ from textual.widgets import Footer
 from tui import commands
 from tui.client import Client
 from tui.commands import COMMANDS, Command, Owner
+from tui.double_press import DoublePress
 from tui.drafts import Prompt
 from tui.engine_types import Loading
 from tui.plain_text import is_web_address, sanitize, single_line
@@ -39,6 +40,8 @@ if TYPE_CHECKING:  # the Markdown widgets are imported after the prompt is shown
 _RECOMMENDED_SECONDS = 20.0  # long enough to note the name of the model
 _NOTICE_SECONDS = 60.0  # for a notice of damage, which is several sentences long
 _WARNED_SECONDS = 12.0
+_IN_FOOTER = ("new", "search")
+_QUIT_SECONDS = 2.0  # within which a second Ctrl+C quits
 _NONE = "No model. F2 to choose one."
 
 
@@ -51,14 +54,15 @@ class ChatScreen(SteadyScreen):
     VERTICAL_BREAKPOINTS = [(0, "-low"), (10, "-high")]  # noqa: RUF012 - the same
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding(
-            one.key,
+            key,
             f"run_command({one.name!r})",
             one.name.capitalize(),
-            show=one.name in ("new", "search"),
-            priority=one.key != "escape",
+            show=key == one.spare_key and one.name in _IN_FOOTER,
+            priority=key != "escape" and (key == one.spare_key or not one.spare_key),
         )
         for one in COMMANDS
-        if one.key and " " not in one.key and one.owner is not Owner.APP
+        for key in (one.key, one.spare_key)
+        if key and " " not in key and one.owner is not Owner.APP
     ]
 
     def __init__(self, client: Client, chat: ChatId | None, question: str) -> None:
@@ -67,6 +71,7 @@ class ChatScreen(SteadyScreen):
         self.conversation = Conversation(client)
         self._first_chat = chat
         self._question = question
+        self._quit = DoublePress(_QUIT_SECONDS)
 
     @property
     def is_unsettled(self) -> bool:
@@ -77,7 +82,7 @@ class ChatScreen(SteadyScreen):
         with Horizontal():
             yield ChatList(self._client.chats)
             yield self.conversation
-        yield Footer()
+        yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
         self.follow(self._client.engine.loading())
@@ -134,6 +139,18 @@ class ChatScreen(SteadyScreen):
         bar.loading_model = None
         bar.address = sanitize(self._client.engine.address())
         self.conversation.composer.measure()
+
+    async def interrupt(self) -> None:
+        """Ctrl+C: stop the reply, else clear the prompt, else quit at the second press."""
+        conversation, composer = self.conversation, self.conversation.composer
+        if conversation.is_interruptible:
+            await conversation.action_stop()
+        elif composer.area.text:
+            composer.area.action_clear()
+        elif self._quit.press():
+            await self.app.action_quit()
+        else:
+            composer.area.hint("Press Ctrl+C again to quit", self._quit.seconds)
 
     # --- messages between parts of the screen
 

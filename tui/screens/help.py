@@ -13,23 +13,26 @@ from tui.screens.dialog import Page
 
 KEYS = (
     ("enter", "Send (queued while a reply is running)"),
-    ("ctrl+j, shift+enter", "New line"),
+    ("alt+enter, ctrl+j, \\ enter", "New line"),
     ("escape", "Stop the reply, close a dialog, or return to the prompt"),
+    ("escape escape", "Edit your last message (empty prompt)"),
+    ("ctrl+c", "Copy the selection, else stop the reply, clear the prompt, or quit (twice)"),
+    ("ctrl+d", "Quit (empty prompt)"),
+    ("ctrl+a/e/b/f/p/n/k/u/w", "Move and delete in the prompt, as in a shell"),
     ("up, down", "Previous / next message you sent"),
     ("ctrl+l", "Clear the prompt (ctrl+z or up restores the text)"),
     ("backspace", "Remove the last attachment (empty prompt)"),
     ("pageup, pagedown", "Scroll the chat"),
     ("tab", "Complete a command, or indent (empty prompt: go to the chat list)"),
     ("shift+tab", "Select messages with up and down (letters still go to the prompt)"),
-    ("ctrl+up, ctrl+r, ctrl+c", "On a message: edit, regenerate, copy"),
+    ("ctrl+up, ctrl+y, ctrl+c", "On a message: edit, regenerate, copy"),
     ("left, right", "On a message: previous / next branch"),
     ("enter", "On a message: copy, save, or open its code and links"),
     ("ctrl+o", "On a message: show or hide thinking"),
     ("ctrl+e, ctrl+k, ctrl+a", "In the chat list: rename, pin, archive"),
     ("delete, ctrl+d", "In the chat list: delete (asks first)"),
     ("ctrl+v, left, right", "In the chat list: show or hide the archive"),
-    ("ctrl+p", "Command palette"),
-    ("ctrl+c", "Copy the selection"),
+    ("ctrl+\\", "Command palette"),
 )
 
 
@@ -40,7 +43,14 @@ class HelpScreen(Page[None]):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,q", "dismiss(None)", "Close")]
 
     def compose(self) -> ComposeResult:
-        keys = [*KEYS, *((command.key, command.help) for command in COMMANDS if command.key)]
+        keys = [
+            *KEYS,
+            *(
+                (", ".join(filter(None, (command.key, command.spare_key))), command.help)
+                for command in COMMANDS
+                if command.key
+            ),
+        ]
         commands = [(f"/{command.name} {command.takes}", command.help) for command in COMMANDS]
         with VerticalScroll(can_focus=True):
             yield Label("Keys", classes="heading")

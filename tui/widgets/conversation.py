@@ -16,6 +16,7 @@ from textual.widgets import TextArea
 from textual.worker import Worker
 
 from tui.client import Client, ClientError, NotLoaded
+from tui.double_press import DoublePress
 from tui.drafts import Prompt
 from tui.open_chat import OpenChat
 from tui.reply_progress import ReplyProgress
@@ -45,6 +46,7 @@ from tui.widgets.prompt_area import PromptArea
 from tui.widgets.transcript import Transcript
 
 _PATIENCE = 1.0  # seconds for a stopped reply to end by itself
+_TWICE = 1.0  # seconds between two presses of Escape
 _BRIEF = 3.0  # seconds; short, because the user types on
 
 
@@ -91,6 +93,7 @@ class Conversation(Vertical):
         self._asking_again = False
         self._editing: Message | None = None
         self._switching = asyncio.Lock()  # chats are opened one at a time
+        self._escapes = DoublePress(_TWICE)
 
     def _stream(self, stream: Callable[[], Coroutine[None, None, None]]) -> Worker[None]:
         return self.run_worker(stream, group="reply", description="reply")
@@ -106,6 +109,11 @@ class Conversation(Vertical):
     def current_reply(self) -> ReplyProgress | None:
         """The reply that is being generated in the open chat, or None."""
         return self._replies.in_chat(self.chat.id)
+
+    @property
+    def is_interruptible(self) -> bool:
+        """Whether `action_stop` would stop a reply or a summary of the open chat, or end editing."""
+        return self.current_reply is not None or self._trimmer.is_trimming or self._editing is not None
 
     # --- the open chat
 
@@ -350,14 +358,24 @@ class Conversation(Vertical):
         if reply is None and self._trimmer.stop():
             return
         if reply is None:
-            self._end_editing()
-            self.composer.area.focus()
+            self._leave_or_edit()
         elif reply.message is None or reply.stopping:
             await self._end_now(reply)
         else:
             reply.stopping = True
             self._post_activity("stopping")
             self.stop_gently(reply, reply.message.id)
+
+    def _leave_or_edit(self) -> None:
+        """Escape without a reply: end editing or return to the prompt. Twice in an empty one: edit the last message."""
+        area = self.composer.area
+        is_idle = area.has_focus and self._editing is None and self.composer.prompt == Prompt()
+        self._end_editing()
+        area.focus()
+        if is_idle and self._escapes.press():
+            self.action_edit_last()
+        elif is_idle and self.chat.last_of(Role.USER) is not None:
+            area.hint("Press Esc again to edit your last message", self._escapes.seconds)
 
     @work(group="stop")
     async def stop_gently(self, reply: ReplyProgress, message: MessageId) -> None:

@@ -33,7 +33,7 @@ class MessageView(Column, can_focus=True):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+up", "edit", "Edit", priority=True),
-        Binding("ctrl+r", "regenerate", "Retry", priority=True),
+        Binding("ctrl+y", "regenerate", "Retry", priority=True),
         Binding("ctrl+c", "copy", "Copy"),
         Binding("left", "branch(-1)", "Branch ‹"),
         Binding("right", "branch(1)", "Branch ›"),

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from textual import events
+from textual.actions import SkipAction
 from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.strip import Strip
+from textual.timer import Timer
 
 from tui import commands
 from tui.drafts import dropped_path
@@ -27,9 +29,13 @@ class PromptArea(TextField):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "enter", "Send", show=False),
-        Binding("ctrl+j,shift+enter", "break_line", "New line", key_display="^j"),
-        Binding("up", "up", "Earlier", show=False),
+        Binding("ctrl+j,shift+enter,alt+enter", "break_line", "New line", show=False),
+        Binding("up,ctrl+p", "up", "Earlier", show=False),
         Binding("down", "down", "Later", show=False),
+        Binding("ctrl+n", "readline('down')", "Later", show=False),
+        Binding("ctrl+b", "readline('cursor_left')", "Left", show=False),
+        Binding("ctrl+f", "readline('cursor_right')", "Right", show=False),
+        Binding("ctrl+d", "delete_right_or_quit", "Delete", show=False),
         Binding("pageup", "page(-1)", "Page up", show=False),
         Binding("pagedown", "page(1)", "Page down", show=False),
         Binding("tab", "complete", "Complete", show=False),
@@ -74,6 +80,7 @@ class PromptArea(TextField):
         self._private: list[str] | None = None  # inputs of the open private chat
         self._index = 0  # of the input that is shown; after the last one: new text
         self._unsent: dict[int, str] = {}  # edited inputs by index
+        self._hint_end: Timer | None = None
 
     def remember(self, inputs: Sequence[str]) -> None:
         """Add inputs of earlier runs, newest first."""
@@ -125,7 +132,23 @@ class PromptArea(TextField):
         """Return an empty line at width 0, where Textual cannot wrap the placeholder."""
         return super().render_line(y) if self.content_size.width else Strip.blank(0)
 
+    def hint(self, text: str, seconds: float) -> None:
+        """Show a text in the border for some seconds."""
+        self.border_subtitle = text
+        if self._hint_end is not None:
+            self._hint_end.stop()
+        self._hint_end = self.set_timer(seconds, self._end_hint)
+
+    def _end_hint(self) -> None:
+        self.border_subtitle = ""
+
     def action_enter(self) -> None:
+        """Send the text. After a backslash, insert a line break instead of it, as shells do."""
+        row, column = self.cursor_location
+        if self.document.get_line(row)[:column].endswith("\\"):
+            super().action_delete_left()
+            self.action_break_line()
+            return
         text = self.text.strip()
         self._set_aside()
         self._append(text)
@@ -163,6 +186,18 @@ class PromptArea(TextField):
             super().action_delete_left()
         else:
             self.post_message(self.DetachAsked())
+
+    async def action_readline(self, action: str) -> None:
+        """Run an action of the prompt. If it is empty, leave the key to the screen."""
+        if not self.text:
+            raise SkipAction
+        await self.run_action(action)
+
+    async def action_delete_right_or_quit(self) -> None:
+        if self.text:
+            self.action_delete_right()
+        else:
+            await self.app.action_quit()
 
     def action_complete(self) -> None:
         """Complete a command, or indent the line. Tab leaves the prompt only if it is empty, because text may be half a

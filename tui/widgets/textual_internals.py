@@ -1,7 +1,8 @@
 """All uses of Textual's private interface by the chat's Markdown.
 
 A list and a table are one widget each, instead of one widget per item and per cell: BENCHMARKS.md states the savings.
-tui/screens/steady.py uses one more private method, in its own module because a chat starts without Markdown widgets.
+tui/screens/steady.py and tui/alt_enter.py each use one more private name, in their own modules because a chat starts
+without Markdown widgets.
 tests/tui/test_textual_internals.py fails if a version of Textual changes a name that is used here or there.
 """
 
