@@ -20,8 +20,8 @@ from quant.tensor import QTensor
 Section = Mapping[str, object]  # `quantization_config` of a config.json
 LayerNames = Mapping[str, str]  # from the name of a tensor in its layer ("weight_scale") to its full name
 
-# Tensors of quantized layers that are not used: biases are read elsewhere, and scales of activations and caches
-# nowhere.
+# Tensors of quantized layers that decoders ignore: biases are read elsewhere, and scales of activations and caches are
+# not used.
 UNUSED_TENSORS = frozenset({"bias", *compressed_tensors.UNUSED_TENSORS, "k_scale", "v_scale"})
 
 
@@ -33,7 +33,7 @@ def _alike(_layer: str) -> Hashable:
 class LayerFormat:
     """The quantization of a checkpoint's layers."""
 
-    # Returns the weight of a layer, from its tensors, a copy. Raises ModelFileError or UnsupportedQuantization.
+    # Returns a copy of a layer's weight, decoded from its tensors. Raises ModelFileError or UnsupportedQuantization.
     decode: Callable[[float8.Tensors, str, LayerNames], QTensor]
     scheme: Callable[[str], Hashable] = _alike  # layers with equal schemes and tensor types have equal layouts
 

@@ -30,7 +30,7 @@ from quant.tensor import Float8Tensor, GroupedTensor, GroupScale, NestedScale, P
 Quantizer = Callable[[PlainTensor], Float8Tensor | GroupedTensor]
 
 SCALE_TYPE = torch.bfloat16  # for fp8 and int4: two bytes, and the range of float32
-LEAST_IMPORTANCE = 1e-6  # of a column, relative to the most important one of its group
+LEAST_IMPORTANCE = 1e-6  # least importance of a column, relative to the largest in its group
 LARGEST = 1e15  # largest magnitude of a weight: squares and their sums must not overflow
 LARGEST_E4M3 = 448.0
 TOP = 15  # largest 4-bit code

@@ -1,7 +1,8 @@
 """Storage of quantized layers: the tensors of a layer, and the section of config.json, for each method.
 
-fp8     compressed-tensors, format "float-quantized", a scale for each row int4    compressed-tensors, format
-"pack-quantized", asymmetric, in groups of columns nf4     bitsandbytes, 4 bits
+fp8     compressed-tensors, format "float-quantized", a scale for each row
+int4    compressed-tensors, format "pack-quantized", asymmetric, in groups of columns
+nf4     bitsandbytes, 4 bits
 """
 
 from collections.abc import Callable, Sequence

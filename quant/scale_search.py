@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 
-RANGES = tuple(1.05 - 0.03 * step for step in range(16))  # relative to the group's range
+RANGES = tuple(1.05 - 0.03 * step for step in range(16))  # ranges that are tried, relative to the group's range
 LEAST = np.float32(1e-30)  # smallest scale: the reciprocal of a smaller one might not be finite
 
 

@@ -40,7 +40,7 @@ from tests.support.timeouts import pytest_timeout_set_timer  # noqa: F401  # a h
 if TYPE_CHECKING:
     from quant.cpu.layouts import Layout
 
-# No deadlines: a busy machine is slow, not wrong.
+# No deadlines, because tests are slow on a busy machine.
 hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
 
@@ -76,7 +76,7 @@ def _own_cores() -> Iterator[int]:
 
 @pytest.fixture(autouse=True)
 def _own_threads(_own_cores: int) -> None:
-    """Reset the number of threads: a model that was loaded with more leaves them spinning beside other workers."""
+    """Reset the number of threads. Idle threads of an earlier model would spin and slow down other workers."""
     torch.set_num_threads(_own_cores)
 
 

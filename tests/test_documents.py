@@ -113,8 +113,9 @@ def commands_in(script: str) -> Iterator[list[str]]:
 
 
 def check_command(words: list[str], *, whole: bool) -> None:
-    """Raise an error if the command or one of its options does not exist. With `whole`, required arguments must be
-    there.
+    """Raise an error if the command or one of its options does not exist.
+
+    With `whole`, required arguments must be given.
     """
     match words:
         case ["ingle", *rest]:

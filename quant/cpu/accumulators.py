@@ -100,7 +100,7 @@ def integer_sums(
     b, cells = e.b, list(product(range(len(tiles_at)), range(len(rows))))
     halves, chunks = layout.scales.halves, 8 // layout.scales.halves
     sums = {(plane, *cell): e.i(0) for plane in range(planes) for cell in cells}
-    if layout.zero:  # subtract the zero point's share first, which costs nothing
+    if layout.zero:  # start with the zero point's contribution, which costs nothing
         less = [row.integer_sum(half, halves, -layout.zero) for row in rows]
         sums.update({(planes - 1, t, m): less[m] for t, m in cells})
     if zeros:

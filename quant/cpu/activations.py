@@ -289,8 +289,8 @@ def add_scaled_row(e: Emit, x: Any, factor: Any, weight: Any, groups: Any, out: 
     """
     b, factors = e.b, e.splat(e.float_from_bits(factor))
     with cgutils.for_range(b, b.mul(groups, I64(GROUP // LANES))) as loop:
-        v, w, there = (e.load(e.at(base, loop.index, 64)) for base in (x, weight, out))
-        e.store(e.at(out, loop.index, 64), b.fadd(there, b.fmul(b.fmul(v, factors), w)))
+        v, w, old = (e.load(e.at(base, loop.index, 64)) for base in (x, weight, out))
+        e.store(e.at(out, loop.index, 64), b.fadd(old, b.fmul(b.fmul(v, factors), w)))
 
 
 def _gelu_exponent(e: Emit, x: Any) -> Any:

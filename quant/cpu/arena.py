@@ -91,8 +91,8 @@ class Arena:
 
     def shared(self, name: str, size: int) -> Region:
         """Return the region of this name. It is allocated at the first call, and again for a larger size."""
-        there = next((region for region, _ in self._regions if region.name == name), None)
-        return there if there is not None and there.size >= size else self.allocate(name, size)
+        found = next((region for region, _ in self._regions if region.name == name), None)
+        return found if found is not None and found.size >= size else self.allocate(name, size)
 
     def adopt(self, name: str, memory: NDArray[np.uint8]) -> Region:
         """Add memory that the caller keeps alive, as a region without a guard."""

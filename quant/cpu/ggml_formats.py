@@ -42,7 +42,7 @@ class SubScales:
 class Scales:
     """The structure of a format's scales."""
 
-    columns: int = GROUP  # that share a scale: 16 or 32; 256 in super-blocks without sub-scales
+    columns: int = GROUP  # columns that share a scale: 16 or 32; 256 in super-blocks without sub-scales
     exponent: bool = False  # a byte e for each row in place of a float16, for a scale of 2 ** (e - 128)
     minimum: bool = False  # each scale has a minimum; sub-minimums are stored after the block scales
     sub_scales: SubScales | None = None
@@ -51,7 +51,7 @@ class Scales:
 
     @property
     def halves(self) -> int:
-        """Scales for each 32 columns."""
+        """Number of scales for each 32 columns."""
         return 2 if self.columns == GROUP // 2 else 1
 
     @property

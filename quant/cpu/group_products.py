@@ -2,14 +2,14 @@
 
 Integers are multiplied as in `quant.cpu.matmul`: exactly within 32 columns, with zero points subtracted by means of the
 sums that rows of activations store. Table numbers and 8-bit floats become float32 in registers. With AVX-512 one
-instruction looks up 4-bit codes of 16 rows in a table of 16 floats. The cost is that of looking up two bytes of an
-integer, rounds nothing, and needs no second product for the second byte. Each group of 32 columns has two chains, of
-even and of odd columns, so that groups do not wait for each other:
+instruction looks up 4-bit codes of 16 rows in a table of 16 floats. The cost equals that of looking up the two bytes of
+an integer, but this rounds nothing and needs no second product for the second byte. Each group of 32 columns has two
+chains, of even and of odd columns, so that groups do not wait for each other:
 
     total = total + scale * (even + odd)
 
 One token is bound by memory: the lower bound is the weight's bytes divided by the machine's read rate. Many tokens are
-bound by `vpdpbusd`, as other integers are, or by fused multiply-adds: 2 * tokens * rows * columns operations at 32 per
+bound by `vpdpbusd`, like other integers, or by fused multiply-adds: 2 * tokens * rows * columns operations at 32 per
 cycle and port, and 2 more in 34 for each group.
 """
 

@@ -81,8 +81,9 @@ class CodeFolder:
         _load(code, self._target, part, kernels)
 
     def _file_name(self, part: str, kernels: str) -> str:
-        """Return a part's file name. It has a digest of the kernels' names, as a process may have imported fewer
-        modules.
+        """Return a part's file name, which has a digest of the kernels' names.
+
+        A process that imports fewer modules has fewer kernels, and must not use the file of another one.
         """
         return f"kernels-{self._target.tier}-{_digest(self._target.cpu, self._target.flags)}-{part}-{kernels}.o"
 

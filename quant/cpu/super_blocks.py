@@ -52,9 +52,9 @@ def make_super_block_tile(layout: GGMLFormat, tiles: int, tokens: int) -> Callab
             first = b.mul(loop.index, I64(SUPER_BLOCK_GROUPS + 1))
             heads = [e.at(start, loop.index, layout.block_bytes) for start in starts]
             for number, block in enumerate(register_blocks(e, tiles, tokens)):
-                here = slots_of_block(sums, block)
-                there = [SuperBlock(e, row, call.groups, loop.index) for row in acc.x[block[1]]]
-                for slot in here.values():
+                slots = slots_of_block(sums, block)
+                activations = [SuperBlock(e, row, call.groups, loop.index) for row in acc.x[block[1]]]
+                for slot in slots.values():
                     b.store(e.i(0), slot)
                 with cgutils.for_range(b, I64(SUPER_BLOCK_GROUPS)) as inner:
                     at = [_group(e, layout, head, inner.index) for head in heads[block[0]]]
@@ -62,10 +62,10 @@ def make_super_block_tile(layout: GGMLFormat, tiles: int, tokens: int) -> Callab
                         prefetch_group(e, layout, at[0])
                     elif number == 0:
                         ahead.emit(b.add(first, inner.index))
-                    _add_group(e, layout, at, [it.group(inner.index) for it in there], here)
+                    _add_group(e, layout, at, [it.group(inner.index) for it in activations], slots)
                 if number == 0 and tokens > 1:
                     ahead.emit(b.add(first, I64(SUPER_BLOCK_GROUPS)))
-                _add_super_block(e, layout, heads[block[0]], there, here, slots_of_block(totals, block))
+                _add_super_block(e, layout, heads[block[0]], activations, slots, slots_of_block(totals, block))
         acc.store({cell: b.load(slot) for cell, slot in totals.items()}, call.rows)
 
     named = f"super_block_tile_{layout.number}_{tiles}x{tokens}"

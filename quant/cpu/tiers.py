@@ -42,10 +42,10 @@ class Tier:
     optional: frozenset[str] = frozenset()
     cpu: str = ""  # "": the baseline of the architecture
 
-    def target(self, triple: str, there: frozenset[str]) -> Target:
-        """Return the target for a processor with the features `there`."""
+    def target(self, triple: str, features: frozenset[str]) -> Target:
+        """Return the target for a processor with these features."""
         cpu, always = _PLAINEST.get(_architecture(triple), ("", frozenset[str]()))
-        return Target(self.name, triple, self.cpu or cpu, always | self.required | self.optional & there)
+        return Target(self.name, triple, self.cpu or cpu, always | self.required | self.optional & features)
 
 
 _AVX2 = frozenset({"sse2", "ssse3", "sse4.1", "avx2", "fma", "f16c"})
@@ -79,7 +79,7 @@ def host_features() -> frozenset[str]:
     from llvmlite import binding
 
     try:
-        found = {name for name, there in binding.get_host_cpu_features().items() if there}
+        found = {name for name, is_present in binding.get_host_cpu_features().items() if is_present}
     except RuntimeError:  # LLVM cannot detect them on every system
         found = set()
     if host_triple().startswith(("arm64-apple", "aarch64-apple")):
@@ -89,8 +89,8 @@ def host_features() -> frozenset[str]:
 
 def available() -> tuple[Tier, ...]:
     """Return the tiers that this processor can execute, the fastest first."""
-    there = host_features()
-    return tuple(tier for tier in TIERS if tier.required <= there)
+    features = host_features()
+    return tuple(tier for tier in TIERS if tier.required <= features)
 
 
 def choose(name: str) -> Target:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from quant.cuda.float8 import Float8Matrix
 
-WORDS = 4  # in a fragment
+WORDS = 4  # words in a fragment
 TILE_ROWS = 8
 TILE_FRAGMENTS = 4
 
@@ -60,7 +60,7 @@ class PackedForm:
 
     @property
     def tiles(self) -> int:
-        """Tiles in eight rows."""
+        """Number of tiles that cover all columns of eight rows."""
         return -(-self.columns // (TILE_FRAGMENTS * self.fragment))
 
     @property

@@ -1,1 +1,1 @@
-"""GPU kernels over canonical weights, beside the plain reference that defines and tests them."""
+"""GPU kernels for canonical weights, and the plain reference implementation that they are tested against."""

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from quant.cuda.float8 import Float8Matrix
 
-DEPTH = 128  # inputs of one warp at a time
-AFTER = 2.0**56  # factor of the sum
+DEPTH = 128  # inputs that a warp multiplies at a time
+AFTER = 2.0**56  # factor that is applied to the sum
 
 
 @dataclass(frozen=True, slots=True)

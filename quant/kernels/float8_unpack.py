@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quant.cuda.float8 import Float8Matrix
 
-ROWS, COLUMNS = 8, 512  # of one program
+ROWS, COLUMNS = 8, 512  # per program
 
 
 @triton.jit(do_not_specialize=["count", "row_scales", "height", "width"])

@@ -229,7 +229,7 @@ def _sum_kernel(
     tl.store(out_at, sums.to(out.dtype.element_ty), mask=kept)
 
 
-SUM_BLOCK = 1024  # rows of a program
+SUM_BLOCK = 1024  # rows per program
 
 
 def packed_product(

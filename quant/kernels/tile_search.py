@@ -9,7 +9,7 @@ from quant.kernels.tiles import ROWS, SPLITS, WARPS, ProductShape, ProductTile, 
 
 Seconds = Callable[[ProductTile], float | None]  # seconds of one product; None if the tile does not run
 GAIN = 0.97  # largest part of the rule's time at which a tile replaces the rule's: a smaller gain may be chance
-MOST_SUMS = 256  # rows times warps, whose sums meet in shared memory
+MOST_SUMS = 256  # limit of rows times warps, because their sums are added in shared memory
 
 
 def fastest_tile(shape: ProductShape, card: Card, seconds: Seconds) -> ProductTile:
@@ -23,7 +23,7 @@ def fastest_tile(shape: ProductShape, card: Card, seconds: Seconds) -> ProductTi
 
     def best_of(tiles: Iterable[ProductTile]) -> ProductTile:
         for tile in tiles:
-            if tile not in times and _makes_sense(tile, shape):
+            if tile not in times and _is_usable(tile, shape):
                 times[tile] = _timed(tile, seconds)
         return min(times, key=times.__getitem__)
 
@@ -36,8 +36,8 @@ def rule_tile(shape: ProductShape, card: Card) -> ProductTile:
     return TileTable(card, {}).product(shape.kind, shape.outputs, shape.inputs, shape.tokens, deterministic=False)
 
 
-def _makes_sense(tile: ProductTile, shape: ProductShape) -> bool:
-    """Whether there is work for every warp, and room for the sums."""
+def _is_usable(tile: ProductTile, shape: ProductShape) -> bool:
+    """Whether every warp has work, and the sums fit into shared memory."""
     return tile.warps * tile.splits <= max(1, shape.inputs // 128) and tile.rows * tile.warps <= MOST_SUMS
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from quant.cuda.matrix import DENSE, TILE_FRAGMENTS, PackedMatrix
 from quant.kernels.packed_values import codes_of, group_scales, words_of
 
-ROWS = 16  # of one program
-FRAGMENTS = 4  # of one program; at 8, compilers for some cards run out of registers
+ROWS = 16  # rows per program
+FRAGMENTS = 4  # fragments per program; with 8, compilers for some cards run out of registers
 
 
 @triton.jit

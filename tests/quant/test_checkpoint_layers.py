@@ -50,7 +50,7 @@ def check(layer: Layer) -> GroupedTensor:
 
 
 @given(SEEDS, BITS, FEW, FEW, st.sampled_from([1, 2]), st.booleans(), st.data())
-def test_gptq(
+def test_gptq_layer_is_decoded_exactly(
     rng: np.random.Generator, bits: int, m: int, n: int, version: int, ordered: bool, data: st.DataObject
 ) -> None:
     rows, columns = m * 32 // bits, n * 32 // bits
@@ -59,12 +59,12 @@ def test_gptq(
 
 
 @given(SEEDS, FEW, st.integers(1, 70), st.data())
-def test_awq(rng: np.random.Generator, m: int, columns: int, data: st.DataObject) -> None:
+def test_awq_layer_is_decoded_exactly(rng: np.random.Generator, m: int, columns: int, data: st.DataObject) -> None:
     check(awq_layer(rng, 8 * m, columns, data.draw(groups(columns))))
 
 
 @given(SEEDS, BITS, st.integers(1, 20), st.integers(1, 70), st.booleans(), st.booleans(), st.data())
-def test_pack_quantized(
+def test_pack_quantized_layer_is_decoded_exactly(
     rng: np.random.Generator, bits: int, rows: int, columns: int, symmetric: bool, ordered: bool, data: st.DataObject
 ) -> None:
     group = data.draw(groups(columns))
@@ -73,12 +73,14 @@ def test_pack_quantized(
 
 
 @given(SEEDS, st.sampled_from(["nf4", "fp4"]), st.integers(1, 20), FEW, st.sampled_from([1, 2, 7, 64]), st.booleans())
-def test_four_bits(rng: np.random.Generator, table: str, rows: int, n: int, block: int, nested: bool) -> None:
+def test_four_bit_bitsandbytes_layer_is_decoded_exactly(
+    rng: np.random.Generator, table: str, rows: int, n: int, block: int, nested: bool
+) -> None:
     check(four_bit_layer(rng, rows, 2 * n * block, block, table, nested=nested))
 
 
 @given(SEEDS, st.integers(1, 20), st.integers(1, 70))
-def test_eight_bits(rng: np.random.Generator, rows: int, columns: int) -> None:
+def test_eight_bit_bitsandbytes_layer_is_decoded_exactly(rng: np.random.Generator, rows: int, columns: int) -> None:
     check(eight_bit_layer(rng, rows, columns))
 
 

@@ -26,7 +26,7 @@ def test_take_returns_a_tensor() -> None:
         ("empty", FLOAT, (0, 3), "has shape"),
     ],
 )
-def test_take_names_the_problem(
+def test_take_error_names_the_problem(
     name: str, types: tuple[torch.dtype, ...], shape: tuple[int | None, ...], problem: str
 ) -> None:
     with pytest.raises(ModelFileError, match=problem):

@@ -73,7 +73,7 @@ def test_empty_input_gives_empty_output(backend: ReferenceBackend) -> None:
     assert empty.shape == (0, 6)
 
 
-def test_embedding_look_up(backend: ReferenceBackend) -> None:
+def test_embedding_rows_equal_the_weight_rows(backend: ReferenceBackend) -> None:
     layer = backend.linear([weight("Q8_0", 12, 64)])
     ids = torch.tensor([11, 0, 0, 5])
     assert torch.equal(layer.rows(ids), layer.dequantize()[ids])

@@ -106,7 +106,7 @@ def test_single_important_column_has_a_smaller_error(seed: int) -> None:
     found, without = dequantize(int4(plain, 64, importance)), dequantize(int4(plain, 64))
     errors = [(values - plain.values).square().sum(0) for values in (found, without)]
     assert errors[0][5] < 0.5 * errors[1][5]
-    assert torch.equal(found[:, 64:], without[:, 64:])  # columns of no importance
+    assert torch.equal(found[:, 64:], without[:, 64:])  # columns with importance 0
 
 
 def test_int4_of_representable_values_is_exact() -> None:
@@ -231,5 +231,5 @@ def test_group_size_divides_every_matrix() -> None:
         ("weight", (64, 64), False),
     ],
 )
-def test_is_linear_weight(name: str, shape: tuple[int, ...], expected: bool) -> None:
+def test_is_linear_weight_by_name_and_shape(name: str, shape: tuple[int, ...], expected: bool) -> None:
     assert is_linear_weight(name, shape) is expected

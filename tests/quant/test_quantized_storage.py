@@ -36,7 +36,7 @@ def encoded(method: Method, plain: PlainTensor) -> Mapping[str, Tensor]:
 
 
 @given(ROWS, st.integers(1, 4), st.sampled_from([32, 64, 128, None]), TYPES)
-def test_int4(rows: int, groups: int, group: int | None, dtype: torch.dtype) -> None:
+def test_int4_layer_is_read_back(rows: int, groups: int, group: int | None, dtype: torch.dtype) -> None:
     plain, method = random(rows, groups * (group or 128), dtype), Method("int4", group)
     config = compressed_tensors.PackQuantized.read(sections(method, plain.shape[1]), "l")
     decoded = compressed_tensors.decode("l", encoded(method, plain), config)
@@ -44,14 +44,14 @@ def test_int4(rows: int, groups: int, group: int | None, dtype: torch.dtype) -> 
 
 
 @given(ROWS, st.integers(1, 6), st.booleans(), TYPES)
-def test_nf4(rows: int, blocks: int, nested: bool, dtype: torch.dtype) -> None:
+def test_nf4_layer_is_read_back(rows: int, blocks: int, nested: bool, dtype: torch.dtype) -> None:
     plain, method = random(rows, 64 * blocks, dtype), Method("nf4", nested=nested)
     config = bitsandbytes.BitsAndBytes.read(sections(method, plain.shape[1]))
     assert same(bitsandbytes.decode("l", encoded(method, plain), config), nf4(plain, nested=nested))
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (7, 33), (64, 128)])
-def test_fp8(tmp_path: Path, shape: tuple[int, int]) -> None:
+def test_fp8_layer_is_read_back(tmp_path: Path, shape: tuple[int, int]) -> None:
     plain, method = random(*shape), Method("fp8")
     with SafetensorsWriter(tmp_path) as writer:
         for name, values in encoded(method, plain).items():

@@ -24,8 +24,7 @@ Piece: TypeAlias = str | Mapping[str, Any]
 class FakeEndpoint:
     """Serves inside its `with` block. Each request gets the next of `replies`, in pieces; the last one is repeated.
 
-    A piece is text, or the delta of a chunk.
-    Requests for a title get `title`.
+    A piece is text, or the delta of a chunk. Requests for a title get `title`.
     """
 
     def __init__(self, replies: Sequence[Sequence[Piece]] = (("Hello.",),)) -> None:

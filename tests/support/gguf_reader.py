@@ -1,4 +1,7 @@
-"""The `gguf` package's reader over plain arrays. With slices of a mapped array it takes 20 s for a large vocabulary."""
+"""The `gguf` package's reader with faster access to the file's bytes.
+
+The package slices a mapped array for each value, which takes 20 s for a large vocabulary.
+"""
 
 from typing import Any
 
@@ -8,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 
 class Reader(gguf.GGUFReader):
-    """Reads little-endian files. The interpretation of the bytes is the package's."""
+    """Reads values through `np.frombuffer`. The file must be little-endian."""
 
     def _get(self, offset: int, dtype: DTypeLike, count: int = 1, override_order: str | None = None) -> NDArray[Any]:
         return np.frombuffer(self.data, dtype, int(count), int(offset))

@@ -26,7 +26,7 @@ from engine.sampling_params import SamplingParams
 from engine.step import BlockCopy, SampledToken, ScheduledRequest, StepPlan
 
 VOCABULARY = 5000
-ALTERNATIVES = 100  # ids below it are the tokens that are not the most likely
+ALTERNATIVES = 100  # alternatives to the most likely token have ids below it
 NOTHING = b"nothing was written here"
 INITIAL = b"the state before the first token"
 
@@ -248,10 +248,10 @@ def from_bytes(content: bytes) -> list[bytes]:
 
 @dataclass(eq=False)
 class LateHandle:
-    """A transfer that is done after `looks` more checks."""
+    """A transfer that is done after `checks_left` more checks."""
 
     work: Callable[[], int]  # returns the bytes of files that it read or wrote
-    looks: int  # remaining checks until it is done
+    checks_left: int  # remaining checks until it is done
     block_transfer: "LateTransfer"
     seconds: float = 1e-3
     failed: bool = False
@@ -259,10 +259,10 @@ class LateHandle:
 
     @property
     def done(self) -> bool:
-        self.looks -= 1
-        if self.looks < 0 and self in self.block_transfer.under_way:
+        self.checks_left -= 1
+        if self.checks_left < 0 and self in self.block_transfer.under_way:
             self.block_transfer.finish(self)
-        return self.looks < 0
+        return self.checks_left < 0
 
 
 @dataclass
@@ -297,7 +297,7 @@ class LateTransfer:
 
     def wait(self) -> None:
         if self.under_way:
-            self.random.choice(self.under_way).looks = 0
+            self.random.choice(self.under_way).checks_left = 0
 
     def finish(self, ticket: LateHandle) -> None:
         if id(ticket) not in self.executed:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import AnyStr
 
-# Limit after which a hung wait fails. It measures no time.
+# Seconds after which a wait fails because something hangs. It is not a performance limit.
 HANGING_SECONDS = 120.0
 
 

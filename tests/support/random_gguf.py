@@ -49,7 +49,7 @@ SIZES = {
 class Scales:
     """A block's float16 scales: at each byte offset, a multiple of one random number."""
 
-    deviation: float  # of the values if that number is 1
+    deviation: float  # standard deviation of the values if the random number is 1
     halves: dict[int, float]
 
 

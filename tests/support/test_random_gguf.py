@@ -51,7 +51,7 @@ def test_every_type_is_read_like_the_gguf_package(tmp_path: Path, mix: str) -> N
     assert tokenizer.encode("Grüße") != []
 
 
-def test_q4_k_m_equals_llama_cpps_mix() -> None:
+def test_q4_k_m_mix_equals_llama_cpp() -> None:
     """Q6_K is used in 11 of 22 layers: 0 and 1, 4, 7, 10, 13 and 16, then 19 to 21."""
     kinds = {name: kind for name, _, kind in tensors(SIZES["1.1b"], Q4_K_M)}
     precise = [int(name.split(".")[1]) for name, kind in kinds.items() if "attn_v" in name and kind == "Q6_K"]

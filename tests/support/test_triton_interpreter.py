@@ -98,7 +98,7 @@ def test_arithmetic_and_comparison_of_bfloat16(device: torch.device) -> None:
 
 
 def test_every_e4m3_code_decodes_with_integers(device: torch.device) -> None:
-    """The method of kernels on GPUs without e4m3; both NaN codes become 480."""
+    """Kernels decode this way on GPUs without e4m3. Both NaN codes become 480."""
     codes = torch.arange(256, dtype=torch.int32).to(torch.uint8)
     out = torch.full((256,), torch.nan, dtype=torch.float16, device=device)
     _decode_kernel[1,](codes.to(device), out, SIZE=256)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-AGAIN_SECONDS = 10.0  # until the test's next wait is interrupted, for example in the exit of a `with` block
+AGAIN_SECONDS = 10.0  # seconds until the test's next wait is interrupted, for example in the exit of a `with` block
 
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)

@@ -1,5 +1,6 @@
-"""Replay an agent's conversation of 20 turns over HTTP, with one kill -9 and one stop of the server in between: `python
--m tests.torture.agent_replay MODEL [--llama-server PATH]`.
+"""Replay an agent's conversation of 20 turns over HTTP, with one kill -9 and one stop of the server in between.
+
+    python -m tests.torture.agent_replay MODEL [--llama-server PATH]
 
 The conversation has a long system prompt with tool definitions, tool results, and questions. It also imitates a
 template that drops the reasoning of earlier replies: the template removes the first twelve words of each. For each

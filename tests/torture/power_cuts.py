@@ -1,9 +1,10 @@
 """Simulate power cuts on disks that lose unsynced writes: `python -m tests.torture.power_cuts --cuts 500`.
 
-A process stores messages and prints each stored one, and strace records its system calls. Then the disk is rebuilt as a
-power cut after some of the calls may leave it. The writes to a file before its last sync are on disk. Any subset of the
-later writes may be on disk, whole or in sectors. Files are created and removed in order, at the latest at the next sync
-of any file. The report counts histories that do not open or need a repair, and printed messages that are lost.
+A process stores messages and prints each stored one, and strace records its system calls. Then the disk is rebuilt in a
+state that a power cut after one of the calls can leave. Writes to a file before its last sync are on disk. Any subset
+of the later writes may be on disk, whole or in sectors. Files are created and removed in order, at the latest at the
+next sync of any file. The report counts histories that do not open or need a repair, and printed messages that are
+lost.
 """
 
 import argparse

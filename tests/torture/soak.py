@@ -1,11 +1,12 @@
-"""Send random requests for a long time: `python -m tests.torture.soak MODEL [--embedding FOLDER] [--minutes 10]
-[--kills 30]`.
+"""Send random requests for a long time.
+
+    python -m tests.torture.soak MODEL [--embedding FOLDER] [--minutes 10] [--kills 30]
 
 Clients send requests of every API to a running `ingle serve`: chats and completions, streamed and not, with tools,
 schemas, grammars, log-probabilities, long prompts, bad values, and embeddings. A third of the clients disconnect early.
 The report has the statuses, and the memory, threads, and descriptors of the server over time. With `--kills`, the
-server is killed (SIGKILL) during replies that often, and every response that it reported as complete must be there
-after the restart.
+server is killed (SIGKILL) that number of times during replies, and every response that it reported as complete must be
+there after the restart.
 """
 
 import argparse

@@ -18,7 +18,7 @@ class Answer(BaseModel):
 
 
 class Weather(BaseModel):
-    """A question for the weather of a city."""
+    """A question about the weather of a city."""
 
     city: str = Field(max_length=20)
 

@@ -24,7 +24,7 @@ class Completion:
         self.too_long = cases.ExpectedError(of_length)
         litellm.suppress_debug_info = True
 
-    def _ask(self, model: str, prompt: str, **more: Any) -> Any:
+    def _request(self, model: str, prompt: str, **more: Any) -> Any:
         return litellm.completion(
             model=f"{self._provider}/{model}",
             messages=[{"role": "user", "content": prompt}],

@@ -67,9 +67,9 @@ def quantize(x: Floats, form: Form) -> QuantizedRows:
     return QuantizedRows(numbers, scales, scales * numbers.sum(-1).astype(np.float32), firsts)
 
 
-def product(weight: QTensor, x: Floats, form: Form, there: Floats | None = None) -> Floats:
-    """Return x [rows, columns] times the transposed weight, plus `there`, float32 [rows, outputs]."""
-    start = np.zeros((len(x), weight.shape[0]), np.float32) if there is None else there
+def product(weight: QTensor, x: Floats, form: Form, addend: Floats | None = None) -> Floats:
+    """Return x [rows, columns] times the transposed weight, plus `addend`, float32 [rows, outputs]."""
+    start = np.zeros((len(x), weight.shape[0]), np.float32) if addend is None else addend
     if isinstance(weight, Float8Tensor):
         height, width = weight.block
         rows = torch.arange(weight.shape[0]) // height
@@ -173,10 +173,10 @@ def _for_each(scale: Scale, columns: int) -> Floats:
     return values
 
 
-def _plain_product(values: Floats, x: Floats, there: Floats) -> Floats:
+def _plain_product(values: Floats, x: Floats, addend: Floats) -> Floats:
     """Add two chains, over the even and the odd columns."""
     chains = np.zeros((2, len(x), len(values)), np.float32)
     for column in range(x.shape[1]):
         chains[column % 2] = fma(values[:, column], x[:, column, None], chains[column % 2])
-    total: Floats = chains[0] + chains[1] + there
+    total: Floats = chains[0] + chains[1] + addend
     return total

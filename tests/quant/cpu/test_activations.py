@@ -193,7 +193,7 @@ def test_infinity_gives_no_finite_scale(form: Form) -> None:
 
 
 @pytest.mark.parametrize(("form", "width"), [*((Form.FLOAT, width) for width in WIDTHS), *SIZES])
-def test_rms_norm_in_every_form(form: Form, width: int) -> None:
+def test_rms_norm_writes_every_form(form: Form, width: int) -> None:
     rng = np.random.default_rng(SEED)
     epsilon = 1e-5
     for size in (1e-4, 1.0, 3e3):
@@ -215,12 +215,12 @@ def test_rms_norm_in_every_form(form: Form, width: int) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_add_scaled_row_adds_to_the_output(width: int) -> None:
     rng = np.random.default_rng(SEED)
-    x, weight, there = rng.standard_normal((3, width)).astype(np.float32)
+    x, weight, old = rng.standard_normal((3, width)).astype(np.float32)
     row = Row(Form.FLOAT, width)
-    row.floats[:] = there
+    row.floats[:] = old
     call(add_scaled_row, x, float_bits(0.7), weight, width // GROUP, row.memory)
     row.check_guard()
-    assert np.array_equal(row.floats, there + x * np.float32(0.7) * weight)
+    assert np.array_equal(row.floats, old + x * np.float32(0.7) * weight)
 
 
 def silu(x: Any) -> Any:
@@ -261,5 +261,5 @@ def test_gated_product_writes_only_its_group(form: Form, group: int, exactly: Ga
         assert (row.part(0, 96, np.int8).reshape(3, 32)[others] == -1).all()
 
 
-def test_row_bytes_of_every_form() -> None:
+def test_row_bytes_equal_the_layout_of_every_form() -> None:
     assert [row_bytes(form, 512) for form in Form] == [2048, 1344, 1344, 744]

@@ -31,8 +31,8 @@ def test_every_matrix_of_a_real_file_is_read_and_multiplied(gemma3: Path, every_
         kinds = [file.tensors[tensor.name].type.name for tensor in tensors]
         quantized = [kind for kind in kinds if kind not in PLAIN_TYPES]
         assert Counter(quantized) == {"Q4_K": 27, "Q5_0": 81, "Q6_K": 9, "Q8_0": 10}
-        there = [[tensor for tensor, it in zip(tensors, kinds, strict=True) if it == kind] for kind in set(quantized)]
-        for tensor in (tensor for alike in there for tensor in alike[part::4]):
+        by_kind = [[tensor for tensor, it in zip(tensors, kinds, strict=True) if it == kind] for kind in set(quantized)]
+        for tensor in (tensor for alike in by_kind for tensor in alike[part::4]):
             entry = file.tensors[tensor.name]
             rows, columns = entry.shape
             for first in {0, max(0, rows - SLAB)}:

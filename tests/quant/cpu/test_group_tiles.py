@@ -30,7 +30,7 @@ Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 
 def tiles_bytes(weight: GroupTensor) -> int:
-    """Return the bytes of the tiles of a weight, of which there is an even number."""
+    """Return the tiles of a weight as bytes. The number of tiles is even."""
     rows, columns = weight.shape
     return 2 * -(-rows // PAIR) * group_format_of(weight).tile_bytes(columns // GROUP, groups_per_scale_of(weight))
 

@@ -218,7 +218,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def fresh_fingerprints() -> Iterator[None]:
-    """Sources do not change during a process, and the product relies on that; here they do."""
+    """Clear the cached fingerprints, because these tests change sources while the process runs."""
     native._fingerprint.cache_clear()
     yield
     native._fingerprint.cache_clear()
@@ -328,11 +328,11 @@ def test_version_removed_by_another_process_is_ignored(
     folder, listed = CodeFolder(cache, [source], TARGET), Path.iterdir
 
     def listing(path: Path) -> list[Path]:
-        there = list(listed(path))
+        names = list(listed(path))
         if path == cache / "cpu-code" and gone.exists():
             (gone / "kernels.o").unlink()
             gone.rmdir()
-        return there
+        return names
 
     monkeypatch.setattr(Path, "iterdir", listing)
     folder.remove_old_versions()

@@ -121,8 +121,8 @@ def operations(e: Emit, x: Any, out: Any) -> None:
 
 def some_kernels() -> list[Kernel]:
     """Return one kernel of each kind: kernels of other layouts and sizes have the same code."""
-    there = {re.sub(r"\d+", "", made.name): made for made in reversed(KERNELS.values())}
-    return [*there.values(), Kernel("operations", operations, returns=False)]
+    by_kind = {re.sub(r"\d+", "", made.name): made for made in reversed(KERNELS.values())}
+    return [*by_kind.values(), Kernel("operations", operations, returns=False)]
 
 
 def assembly(kernels: Iterable[Kernel], target: Target) -> tuple[str, bytes]:

@@ -29,11 +29,11 @@ def test_duplicate_kernel_name_raises_value_error() -> None:
     def norm_factor(e: Emit, x: Any) -> Any:
         return x
 
-    there = KERNELS["ingle_norm_factor"]
+    registered = KERNELS["ingle_norm_factor"]
     with pytest.raises(ValueError, match="norm_factor"):
         kernel(norm_factor)
-    assert KERNELS["ingle_norm_factor"] is there
-    assert there.parameters == ["x", "groups", "epsilon"]
+    assert KERNELS["ingle_norm_factor"] is registered
+    assert registered.parameters == ["x", "groups", "epsilon"]
 
 
 # -- kernels of one operation over many vectors
@@ -150,7 +150,7 @@ def test_dot_of_words_is_exact(compiled: Compiled, rng: np.random.Generator) -> 
 
 
 @pytest.mark.parametrize("size", [16, 64])
-def test_lookup(compiled: Compiled, rng: np.random.Generator, size: int) -> None:
+def test_lookup_selects_table_entries(compiled: Compiled, rng: np.random.Generator, size: int) -> None:
     codes = rng.integers(0, 16, (200, size)).astype(np.uint8)
     codes[:16] = np.arange(16)[:, None]
     assert np.array_equal(compiled.run(f"lookup_{size}", np.empty_like(codes), codes), np.array(TABLE, np.uint8)[codes])
@@ -163,7 +163,7 @@ def test_lookup_floats_uses_the_low_four_bits(compiled: Compiled, rng: np.random
     assert np.array_equal(found, np.array(NUMBERS, np.float32)[codes & 15])
 
 
-def test_gather(compiled: Compiled, rng: np.random.Generator) -> None:
+def test_gather_loads_numbers_at_indices(compiled: Compiled, rng: np.random.Generator) -> None:
     indices, numbers = rng.integers(0, 16, (50, 16), np.uint32), rng.standard_normal((50, 16), np.float32)
     found = compiled.run("gather", np.empty(numbers.shape, np.float32), indices, numbers)
     assert np.array_equal(found, np.take_along_axis(numbers, indices.astype(np.int64), 1))
@@ -188,10 +188,10 @@ def test_widen_is_exact_for_every_float16(compiled: Compiled, name: str) -> None
 @pytest.mark.parametrize("name", ["narrow", "narrow_one"])
 def test_narrow_rounds_to_nearest_even(compiled: Compiled, rng: np.random.Generator, name: str) -> None:
     """Covers every float16, every midpoint between two, their neighbors, and random bits."""
-    there = np.arange(0x7C01, dtype=np.uint16).view(np.float16).astype(np.float32)
-    there[-1] = 65536  # the first value above float16's range
-    middles = (there[:-1] + there[1:]) / 2
-    near = np.concatenate([there, middles]).view(np.int32)
+    values = np.arange(0x7C01, dtype=np.uint16).view(np.float16).astype(np.float32)
+    values[-1] = 65536  # the first value above float16's range
+    middles = (values[:-1] + values[1:]) / 2
+    near = np.concatenate([values, middles]).view(np.int32)
     near = np.concatenate([near - 1, near, near + 1]).view(np.float32)
     odd = np.array([np.inf, np.nan, 1e-45, 1e-38, 3.4e38, 65504, 65519.996, 65520], np.float32)
     nans = np.array([0x7F800001, 0x7FFFFFFF, 0x7F801000], np.uint32).view(np.float32)
@@ -219,7 +219,7 @@ def test_fma_rounds_once_if_the_target_can(compiled: Compiled, rng: np.random.Ge
     assert np.array_equal(compiled.run("fma", np.empty_like(x), x, y, z), twin(x, y, z))
 
 
-def test_exp(compiled: Compiled, rng: np.random.Generator) -> None:
+def test_exp_is_within_its_stated_error(compiled: Compiled, rng: np.random.Generator) -> None:
     x = np.concatenate([rng.uniform(-87, 87, 8000), rng.uniform(-1, 1, 8000)]).astype(np.float32).reshape(-1, 16)
     np.testing.assert_allclose(compiled.run("exp", np.empty_like(x), x), np.exp(np.float64(x)), rtol=7e-6)
 

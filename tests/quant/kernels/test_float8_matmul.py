@@ -38,7 +38,7 @@ def test_equals_the_reference(size: str, scale: str, device: torch.device) -> No
 
 
 @pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32])
-def test_bias_and_add_to(out_dtype: torch.dtype, device: torch.device) -> None:
+def test_bias_and_add_to_are_added_to_the_product(out_dtype: torch.dtype, device: torch.device) -> None:
     weight, x = float8_weight((37, 96), (1, None)), torch.randn(5, 96)
     bias, before = torch.randn(37), torch.randn(5, 37)
     matrix, rounded = to_device(weight, device), x.bfloat16().float()
@@ -53,7 +53,7 @@ def test_bias_and_add_to(out_dtype: torch.dtype, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-def test_every_float8_value(dtype: torch.dtype, device: torch.device) -> None:
+def test_every_float8_value_is_decoded_exactly(dtype: torch.dtype, device: torch.device) -> None:
     """One input per token, up to the largest activations, so that each product is checked alone."""
     weight = float8_weight((64, 16), (1, None), dtype)
     want = reference.dequantize(weight)

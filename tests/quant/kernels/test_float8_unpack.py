@@ -25,7 +25,7 @@ def test_equals_the_reference(
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-def test_every_float8_value(dtype: torch.dtype, device: torch.device) -> None:
+def test_every_float8_value_is_decoded_exactly(dtype: torch.dtype, device: torch.device) -> None:
     weight = float8_weight((1, 256), (None, None), dtype)
     weight.values.view(torch.uint8)[0] = torch.arange(256, dtype=torch.uint8)
     got, want = unpacked(to_device(weight, device), torch.float32).cpu(), reference.dequantize(weight)

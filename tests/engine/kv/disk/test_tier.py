@@ -119,7 +119,7 @@ def test_other_requests_run_while_files_are_read(
 
     def held(reads: Sequence[ReadBlocks]) -> LateHandle:
         handles.append(begin(reads))
-        handles[-1].looks = 10**9
+        handles[-1].checks_left = 10**9
         return handles[-1]
 
     with monkeypatch.context() as patch:
@@ -132,7 +132,7 @@ def test_other_requests_run_while_files_are_read(
             assert (len(run.outputs[other.id]), len(run.outputs[reader.id])) == (count, 0)
             run.step()
         [ticket] = handles
-        ticket.looks = 0
+        ticket.checks_left = 0
         while reader.id not in run.finished:
             run.step()
     assert other.id not in run.finished
