@@ -22,8 +22,8 @@ NOTHING = re.compile(r"(?!)")
 class StoredWeight:
     """A tensor in a checkpoint that is not decoded yet."""
 
-    name: str  # in the file
-    nbytes: int  # in the file
+    name: str  # the tensor's name in the file
+    nbytes: int  # the tensor's size in the file
     kind: Hashable  # weights of the same kind have the same layout once loaded
     decode: Callable[[], "QTensor"]  # copies the tensor, and releases the memory of the mapped file
     sample: Callable[[], "QTensor"]  # returns a small matrix of the same layout with arbitrary values

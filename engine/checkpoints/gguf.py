@@ -16,7 +16,7 @@ from quant.gguf_parts import GGUFParts
 from quant.mapped_file import Closing
 from quant.tensor import BlockTensor
 
-SAMPLE_ROWS = 2  # with one row, a row would be the whole matrix
+SAMPLE_ROWS = 2  # a single row would be the whole matrix
 SAMPLE_COLUMNS = 128  # or one block, if that is larger; a multiple of any group that shares a scale
 
 

@@ -10,7 +10,7 @@ from typing import Self, TypeVar
 
 from engine.errors import UnsupportedModel
 
-MAX_ITEMS = 1 << 16  # per list
+MAX_ITEMS = 1 << 16  # items per list
 
 Item = TypeVar("Item")
 
@@ -29,7 +29,7 @@ class Metadata:
 
     values: Mapping[str, object]
     architecture: str
-    is_config: bool = False  # from a config.json instead of a GGUF file
+    is_config: bool = False  # whether it was read from a config.json instead of a GGUF file
 
     def integer(self, key: Key, default: int | None = None, *, minimum: int = 1, maximum: int = 1 << 20) -> int:
         """Return an integer from `minimum` to `maximum`."""

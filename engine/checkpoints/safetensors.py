@@ -26,7 +26,9 @@ from quant.safetensors_values import TORCH_TYPES, decode_plain
 from quant.tensor import PlainTensor, QTensor
 
 CONFIG = "config.json"
-SAMPLE_SHAPE = (2, 128)  # a multiple of any quantization group; with one row, a row would be the whole matrix
+# (rows, columns): more than one row, because a single row would be the whole matrix; columns that are a multiple of
+# any quantization group
+SAMPLE_SHAPE = (2, 128)
 
 
 class SafetensorsCheckpoint(Closing):

@@ -96,7 +96,7 @@ class Weights:
 
         Raises UnsupportedModel if tensors are left: without them the model would compute something else.
         """
-        if self._progress and self._done < self._total:  # some tensors were dropped
+        if self._progress and self._done < self._total:  # the model does not use some tensors
             self._progress(self._total, self._total)
         if self._left:
             names = sorted(self._left)

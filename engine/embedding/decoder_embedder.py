@@ -70,7 +70,7 @@ class EmbeddingRunner:
     """
 
     def __init__(self, runner: ModelRunner) -> None:
-        self.vectors: dict[int, Tensor] = {}  # by request id, float32 [hidden], normalized
+        self.vectors: dict[int, Tensor] = {}  # request id -> float32 [hidden], normalized
         self._runner = runner
         self.launch, self.recover = runner.launch, runner.recover
 
@@ -101,7 +101,7 @@ class DecoderEmbedder:
         self.threads = engine.config.max_running  # texts that are computed in one batch, at most
         self._engine = engine
         self._vectors = runner.vectors
-        self._futures: dict[int, Future[Tensor]] = {}  # by request id
+        self._futures: dict[int, Future[Tensor]] = {}  # request id -> its vector
         self._thread = EngineThread(engine, self._on_events)
         self._thread.start()
 

@@ -79,7 +79,7 @@ def pool_states(states: Tensor, pooling: Pooling) -> Tensor:
 
 
 def _one_thread() -> None:
-    """Make torch use one thread, because the way it splits an operation would show in the last bits."""
+    """Make torch use one thread, because splitting an operation differently changes the last bits of its result."""
     torch.set_num_threads(1)
 
 

@@ -62,7 +62,7 @@ class Family(Protocol):
     """The module of an encoder family."""
 
     NAMES: Names
-    RANKING_NAMES: Names  # of cross-encoders
+    RANKING_NAMES: Names  # tensor names of cross-encoders
     Model: _Loads
     RankingHead: _LoadsHead
 

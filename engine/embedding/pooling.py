@@ -38,7 +38,7 @@ _OF_FLAG = {
     "pooling_mode_cls_token": Pooling.CLS,
     "pooling_mode_lasttoken": Pooling.LAST,
 }
-_OF_NAME = {"mean": Pooling.MEAN, "cls": Pooling.CLS, "lasttoken": Pooling.LAST}  # in newer files
+_OF_NAME = {"mean": Pooling.MEAN, "cls": Pooling.CLS, "lasttoken": Pooling.LAST}  # `pooling_mode` of newer files
 _FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,200}")
 _COMPUTED = ("Transformer", "Pooling", "Normalize")  # the modules that `Encoder` implements
 

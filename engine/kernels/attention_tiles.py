@@ -21,8 +21,8 @@ from quant.kernels.card import Card
 class TileQueries:
     """Tokens per tile, at most. Both are equal if results must not depend on the tile size."""
 
-    few: int  # for requests with at most this many tokens in the step
-    many: int  # for all other requests
+    few: int  # tokens per tile of requests with at most this many tokens in the step
+    many: int  # tokens per tile of all other requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class TileList:
     # int32 [n, 3]: request; first token of the tile, among the tokens of the request in this step; first token of the
     # tile, among the tokens of this list
     tiles: Tensor
-    tokens: int  # of all tiles together
+    tokens: int  # tokens of all tiles together
     queries: int  # tokens per tile, at most
     max_context: int  # the longest context of any request in the list
 

@@ -29,7 +29,7 @@ from quant.kernels.card import Card
 
 LOG2E = 1.4426950408889634
 E4M3_SCALE = 256.0  # factor of e4m3 bits read as float16: the exponent biases are 7 and 15
-PROGRAMS = 4  # per multiprocessor: two waves of two, so that the last wave is short
+PROGRAMS = 4  # programs per multiprocessor: two waves of two, so that the last wave is short
 PARTS_BYTES = 1 << 27  # size limit of all parts; above it the program of a tile merges its own parts one after another
 
 

@@ -28,7 +28,7 @@ def to_e4m3(x: tl.tensor) -> tl.tensor:
     return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
 
 
-ELEMENTS = 1024  # per program, if a program handles several heads
+ELEMENTS = 1024  # elements per program, if a program handles several heads
 
 
 @triton.jit

@@ -80,7 +80,7 @@ def find_argmax(best: tl.tensor, ids: tl.tensor) -> tuple[tl.tensor, tl.tensor, 
 def shortlist_threshold(best: tl.tensor, need: tl.tensor) -> tl.tensor:
     """Return a logit reached by at least `need` lane maxima, and so by at least `need` tokens.
 
-    The search stops when at most 5/4 of `need` maxima reach it.
+    The search stops early at a logit that at most 5/4 of `need` maxima reach.
     """
     keys = to_ordered_ints(best)
     low, high = tl.min(keys).to(tl.int64), tl.max(keys).to(tl.int64)

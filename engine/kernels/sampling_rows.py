@@ -21,7 +21,7 @@ from engine.step import SampledToken
 ALIGNMENT = 16  # bytes; kernels use vector loads of this size
 UNSEEN = -1
 NOT_A_NUMBER = -1  # in place of a token id if the model computed NaN
-NO_TOKEN = -1  # among alternatives, if fewer tokens are possible
+NO_TOKEN = -1  # fills the alternatives if fewer tokens are possible
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,9 @@ class SamplingRows:
         return Filters(temperature, columns.min_p[:, None], columns.top_k[:, None], columns.top_p[:, None])
 
     def over(self, buffer: Tensor) -> Self:
-        """Return the same columns over `buffer`, on any device, which starts with a copy of this buffer's bytes, now or
-        later.
+        """Return the same columns over another buffer, on any device.
+
+        `buffer` must start with a copy of this buffer's bytes before the columns are read.
         """
         return replace(self, buffer=buffer, columns=Columns._make(views(buffer, self.columns)))
 
@@ -122,8 +123,9 @@ class Sampled:
         return cls(buffer, SampledColumns._make(views(buffer, shapes)))
 
     def over(self, buffer: Tensor) -> Self:
-        """Return the same columns over `buffer`, on the host, which starts with a copy of this buffer's bytes, now or
-        later.
+        """Return the same columns over another buffer, on the host.
+
+        `buffer` must start with a copy of this buffer's bytes before the columns are read.
         """
         return replace(self, buffer=buffer, columns=SampledColumns._make(views(buffer, self.columns)))
 

@@ -39,7 +39,7 @@ FAMILIES = {  # general.architecture of a GGUF file, or model_type of a config.j
     "command-r": "engine.models.cohere",
     "stablelm": "engine.models.stablelm",
 }
-ENCODERS = {"bert": "engine.models.bert"}  # of embedding models: see `engine.embedding.loading`
+ENCODERS = {"bert": "engine.models.bert"}  # architectures of embedding models: see `engine.embedding.loading`
 
 
 class Model(Protocol):

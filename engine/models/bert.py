@@ -45,7 +45,7 @@ NAMES = Names(
     re.compile(r"embeddings\.position_ids|pooler\.dense\..*"),
     prefix="bert.",
 )
-RANKING_NAMES = Names(  # of cross-encoders
+RANKING_NAMES = Names(  # tensor names of cross-encoders
     {**NAMES.stems, "cls": "pooler.dense", "cls.output": "classifier"},
     re.compile(r"embeddings\.position_ids"),
     prefix="bert.",

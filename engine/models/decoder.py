@@ -96,7 +96,7 @@ class Decoder:
                 attended, x = ops.select(attended, batch), ops.select(x, batch)
             if config.block is Block.SEQUENTIAL:
                 x = self._add_mlp(self._add_attention(x, attended, layer), layer)
-            else:  # both read x, which adding overwrites: attention has already read it, and the MLP reads it first
+            else:  # both read x; attention has already read it, and the MLP reads it before the addition overwrites it
                 x = self._add_attention(self._add_mlp(x, layer), attended, layer)
         return ops.logits(self._before(x, self._output_norm), self._head, config.logit_softcap)
 

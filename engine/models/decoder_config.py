@@ -115,8 +115,10 @@ def _check_types(metadata: Metadata) -> None:
 
 
 def text_metadata(metadata: Metadata, defaults: Mapping[str, Mapping[str, object]]) -> Metadata:
-    """Return the decoder's metadata with its architecture's defaults, if a config.json describes a multimodal model
-    around it.
+    """Return the decoder's metadata with the defaults of its architecture.
+
+    If a config.json describes a multimodal model, the decoder's metadata is its `text_config`.
+    Raises UnsupportedModel if the architecture has no defaults.
     """
     text = metadata.values.get("text_config") if metadata.is_config else None
     if isinstance(text, dict):

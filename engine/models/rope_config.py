@@ -39,7 +39,7 @@ LONG_FACTORS = Key("", "long_factor")
 SECTIONS = ("rope_parameters", "rope_scaling")  # keys of a config.json, the newer first
 # keys that may be outside of the section
 OUTER_KEYS = ("rope_theta", "partial_rotary_factor", "max_position_embeddings")
-FULL, SLIDING = "full_attention", "sliding_attention"  # subsections, if kinds of layers differ
+FULL, SLIDING = "full_attention", "sliding_attention"  # subsections, if the kinds of layers have different ropes
 
 
 def read_rope(metadata: Metadata, head_dim: int, *, interleaved: bool = False, partial: bool = False) -> RopeConfig:
@@ -101,7 +101,7 @@ def _section(metadata: Metadata, kind: str) -> Metadata:
     values = {name: metadata.values[name] for name in outer if name in metadata.values}
     values |= {"rope_type": section["type"]} if "type" in section else {}
     values |= section
-    if ORIGINAL.config in metadata.values:  # outside of the section, it takes precedence
+    if ORIGINAL.config in metadata.values:  # this key takes precedence over the one in the section
         values[ORIGINAL.config] = metadata.values[ORIGINAL.config]
     return Metadata(values, metadata.architecture, is_config=True)
 

@@ -21,7 +21,7 @@ class Figure:
     unit: str
     fraction: float | None = None  # of a peak or a floor
     of: str = ""  # name of the peak or floor
-    least: float | None = None  # target: for the fraction if there is one, otherwise for the value
+    least: float | None = None  # target, at least: for the fraction if there is one, otherwise for the value
     most: float | None = None
 
     @property

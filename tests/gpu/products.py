@@ -26,8 +26,8 @@ class Series:
     kind: str
     model: str
     parts: tuple[str, ...]
-    few: tuple[int, ...]  # tokens
-    many: tuple[int, ...]
+    few: tuple[int, ...]  # numbers of tokens whose products are compared with the memory bandwidth
+    many: tuple[int, ...]  # numbers of tokens whose products are compared with the matrix units
 
 
 ALL = ("qkv", "out", "gate_up", "down", "head")

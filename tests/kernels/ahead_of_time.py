@@ -36,8 +36,8 @@ from tests.kernels.shapes import SHAPES
 
 TOKENS = (1, 4, 16, 64, 512)
 PROCESSES = 2
-WORST = 12  # lines of the table
-# slow to compile, and the same instructions on all cards
+WORST = 12  # lines of the printed table: the launches that use the most resources
+# these kernels compile slowly, and to the same instructions for all cards
 SAME_ON_ALL_CARDS = ("_sample_kernel", "_logprobs_kernel")
 # share of spilling instructions in an inner loop; compilers sometimes accept some to run more programs at a time
 MAX_LOOP_SPILL_SHARE = 0.02
@@ -109,7 +109,7 @@ def representative_jobs(launches: Sequence[tuple[Launch, list[Card]]]) -> list[t
     found = [(launch, card, _features(launch, card)) for launch, cards in launches for card in cards]
     missing = {it for *_, shown in found for it in shown}
     jobs: list[tuple[Launch, Card]] = []
-    uses: Counter[Card] = Counter()  # so that every card is used
+    uses: Counter[Card] = Counter()  # launches per card, so that every card gets some
     while missing:
         launch, card, shown = max(found, key=lambda it: (len(it[2] & missing), -uses[it[1]]))
         jobs.append((launch, card))

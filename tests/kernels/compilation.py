@@ -22,11 +22,11 @@ JUMP = re.compile(r"\bBRA\b.*?\b0x([0-9a-f]+)")
 class Machine:
     """The resources of one program of a kernel."""
 
-    registers: int  # per thread
+    registers: int  # registers per thread
     spills: int  # instructions that move a register to memory or back
     # share of spills among the instructions of an innermost loop, for the loop with the largest share
     loop_spill_share: float
-    shared: int  # bytes
+    shared: int  # bytes of shared memory
 
 
 def compile_launch(launch: Launch, architecture: int) -> Machine:

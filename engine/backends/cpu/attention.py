@@ -54,7 +54,7 @@ class HeadBlocks(NamedTuple):
     block_bytes: int
     dim: int
     window: int  # positions that a query sees, including its own
-    softcap: int  # of scores, bits of a float32; 0: none
+    softcap: int  # soft cap of scores, bits of a float32; 0: none
     scores: int
     softmax: int
     weighted_sum: int

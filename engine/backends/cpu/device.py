@@ -71,7 +71,10 @@ class CpuDevice:
         return block_shape(self.kv_type, kv_heads, head_dim)
 
     def step_tokens(self, model: ModelConfig) -> int:
-        """Return the power of two of tokens that takes about 0.2 s. Longer steps are hardly more efficient."""
+        """Return the number of tokens, a power of two, whose step takes about 0.2 s.
+
+        Longer steps are hardly more efficient.
+        """
         tokens = self.threads * STEP_OPERATIONS // (2 * model.matrix_elements)
         return min(max(1 << tokens.bit_length() - 1, 32), 512) if tokens else 32
 

@@ -36,11 +36,11 @@ class Shared(IntEnum):
     GENERATION = 64
     JOB = 128  # step number times MAX_THREADS, plus the number of threads that take part
     STOP = 192
-    PARKED = 256  # + 64 * thread: 1 while it sleeps
+    PARKED = 256  # one word per thread, 64 bytes apart: 1 while the thread sleeps
 
 
 MAX_THREADS = 1024
-SPINS = 2000  # before a thread in a barrier yields its core
+SPINS = 2000  # spins before a thread in a barrier yields its core
 CHUNKS = 4  # claims per thread and instruction
 IDLE_SPINS = 20_000  # spins without a job before a worker sleeps, about 1 ms
 

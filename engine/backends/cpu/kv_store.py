@@ -20,7 +20,7 @@ from quant.cpu.kernel import inlined, jit, kernel
 from quant.cpu.vector import F32, I32, I64, LANES, Emit, F16x16, F32x8, F32x16, I8x16, I32x16
 
 CODES = 127  # the largest int8 code
-MIN_MAGNITUDE = 1e-30  # below it, 127 / x may overflow to infinity
+MIN_MAGNITUDE = 1e-30  # for a smaller x, 127 / x may overflow to infinity
 
 
 class KVType(IntEnum):
@@ -37,8 +37,8 @@ class Elements:
     vector: ir.Type
     size: int  # bytes per element
     scaled: bool
-    widen: Callable[[Emit, Any], Any]  # to float32
-    narrow: Callable[[Emit, Any], Any]  # from float32, already divided by the scale if there is one
+    widen: Callable[[Emit, Any], Any]  # converts elements to float32
+    narrow: Callable[[Emit, Any], Any]  # converts float32, already divided by the scale if there is one, to elements
 
     def load(self, e: Emit, address: Any) -> Any:
         """Load elements as float32, without their scale."""

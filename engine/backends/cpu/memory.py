@@ -12,7 +12,7 @@ from quant.cpu.layouts import packing_of
 from quant.errors import InglenookError
 
 FLOAT = 4  # bytes
-PACKED_RATIO = 1.03  # bytes per byte of the file if no sample can be packed: an upper bound
+PACKED_RATIO = 1.03  # packed bytes per byte of the file, if no sample can be packed; an upper bound
 FIXED_BYTES = 32 << 20  # bytes for compiled kernels, the recorded program, and torch's sampling; measured
 
 
@@ -20,8 +20,8 @@ FIXED_BYTES = 32 << 20  # bytes for compiled kernels, the recorded program, and 
 class _Rates:
     """Memory that packed matrices of one kind take."""
 
-    bytes_per_element: float  # for whole pairs of tiles
-    bytes_per_stored_byte: float  # relative to the file
+    bytes_per_element: float  # packed bytes per element in whole pairs of tiles
+    bytes_per_stored_byte: float  # packed bytes per byte in the file
 
 
 def packed_bytes(stored: Mapping[str, StoredWeight]) -> int:

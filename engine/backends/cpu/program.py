@@ -64,8 +64,8 @@ _WORDS = (
     "six",
     "weight",
     "tile_bytes",
-    "groups",  # of 32 columns, per row of x
-    "rows",  # of the weight
+    "groups",  # groups of 32 columns per row of x
+    "rows",  # rows of the weight
     "add",  # 1: add to the existing values
     "bias",  # address of float32 added to each row of a product or layer norm; 0: none
     "up_one",
@@ -81,12 +81,12 @@ _WORDS = (
     "cache",  # address of this layer in block 0
     "block_bytes",
     "kv_type",  # KVType of the cache
-    "head_bytes",  # of one KV head of one block
+    "head_bytes",  # bytes of one KV head in one block
     "kv_heads",
     "heads",  # query heads per KV head
     "head_dim",
-    "scale",  # of scores or of an embedding, bits of a float32
-    "softcap",  # of scores or logits, bits of a float32; 0: none
+    "scale",  # factor of scores or of an embedding, bits of a float32
+    "softcap",  # soft cap of scores or logits, bits of a float32; 0: none
     "window",  # positions that a token sees, including its own
     "q_norm",  # addresses of the head norms' weights, float32; 0: heads are not normalized
     "k_norm",
@@ -145,7 +145,7 @@ class Limits:
     outputs: int  # rows of logits
     requests: int
     context: int  # tokens per request, and rows of the rotary table
-    num_blocks: tuple[int, ...]  # of each KV group
+    num_blocks: tuple[int, ...]  # blocks in the pool of each KV group
     threads: int
 
     @property

@@ -6,7 +6,7 @@ from engine.backends.cpu.floats import each_vector, load_some, store_some
 from quant.cpu.kernel import kernel
 from quant.cpu.vector import Emit
 
-FLAT = 9.02  # above it, tanh is 1 in float32
+FLAT = 9.02  # for a larger x, tanh(x) is 1 in float32
 # tanh(x) = x * P(x * x) / Q(x * x), fitted for the smallest relative error up to FLAT. Highest powers first.
 ABOVE = (1.33191129e-08, 2.05835586e-05, 0.00349404151, 0.133797243, 1.0)
 BELOW = (7.76204956e-07, 0.000328310241, 0.0258711018, 0.467130393, 1.0)

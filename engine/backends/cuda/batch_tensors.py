@@ -33,7 +33,7 @@ class BatchLimits:
 
     tokens: int
     requests: int
-    table_blocks: int  # per request
+    table_blocks: int  # entries per request in a block table
     groups: int
 
 
@@ -123,7 +123,7 @@ class StepBuffers:
         indices, values = [np.empty(0, np.int64)], [np.empty(0, np.int32)]
         for number, (known, tables) in enumerate(zip(self._sent_tables, batch.block_tables, strict=True)):
             for row, table in enumerate(tables):
-                if known[row] == table:  # most are
+                if known[row] == table:  # most tables do not change from step to step
                     continue
                 first = len(known[row]) if table[: len(known[row])] == known[row] else 0
                 known[row] = list(table)

@@ -67,7 +67,7 @@ class CudaDevice:
         return 2, kv_heads, BLOCK_SIZE, head_dim  # k, v
 
     def step_tokens(self, model: ModelConfig) -> int:
-        """Return the power of two of tokens that takes about STEP_SECONDS."""
+        """Return the number of tokens, a power of two, whose step takes about STEP_SECONDS."""
         tokens = int(STEP_SECONDS * STEP_OPERATIONS) * self._gpu.card.multiprocessors // (2 * model.matrix_elements)
         return min(max(1 << tokens.bit_length() - 1, MIN_STEP_TOKENS), MAX_STEP_TOKENS)
 

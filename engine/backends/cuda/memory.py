@@ -10,11 +10,11 @@ from engine.device import Needs
 from engine.errors import OutOfMemory
 from engine.kv.budget import available_memory, host_share
 
-RESERVE_SHARE = 0.06  # of the GPU's memory, for the display and other programs
+RESERVE_SHARE = 0.06  # share of the GPU's memory that is left for the display and other programs
 MAX_RESERVE = 1 << 30  # bytes
-HOST_SHARE = 0.25  # of the host's free memory
+HOST_SHARE = 0.25  # share of the host's free memory that KV blocks may use
 MAX_HOST = 32 << 30  # bytes
-UNMEASURED_BYTES = 192 << 20  # for graphs and libraries, which allocate later
+UNMEASURED_BYTES = 192 << 20  # bytes for graphs and libraries, which allocate later
 LOADED_RATIO = 1.04  # GPU bytes per byte of the file
 USE_LESS = "Choose a shorter context with --context, a smaller model, or close other programs that use the GPU."
 

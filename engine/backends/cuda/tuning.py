@@ -23,7 +23,7 @@ from quant.tensor import QTensor
 
 Call = Callable[[], object]
 Timer = Callable[[Sequence[Call]], float]  # seconds per call, when all calls run in turn
-CONTEXT = 64  # tokens; the rotary tables are not used
+CONTEXT = 64  # tokens of the rotary tables, which are not used
 REPLAYS = 7
 
 

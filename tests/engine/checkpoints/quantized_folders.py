@@ -107,7 +107,7 @@ class _Configs:
 
     def __init__(self) -> None:
         self.count = 0
-        self._layers: dict[str, list[str]] = defaultdict(list)  # by config
+        self._layers: dict[str, list[str]] = defaultdict(list)  # config as JSON -> names of layers
 
     def add(self, layer: str, config: dict[str, object]) -> None:
         self.count += 1

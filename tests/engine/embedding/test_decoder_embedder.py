@@ -82,7 +82,7 @@ def test_too_long_text_and_unknown_ids_are_rejected(tmp_path: Path) -> None:
             embedder.encode([[97]])
 
 
-def test_cancelled_and_abandoned_texts_get_an_answer(tmp_path: Path) -> None:
+def test_futures_of_cancelled_and_abandoned_texts_end(tmp_path: Path) -> None:
     with loaded(make(tmp_path).path, "reference") as embedder:
         futures = [embedder.submit([number % 97] * 100) for number in range(60)]
         assert futures[-1].cancel()

@@ -27,7 +27,7 @@ from tests.support.held_request import HeldRequest
 SEED = 7
 CONTEXT = 300
 BLOCKS = 64
-LAYER = 1  # of two; the memory of the other must not change
+LAYER = 1  # the second of two layers; the memory of the first must not change
 EPSILON = 1e-5
 
 

@@ -63,7 +63,7 @@ def test_soft_cap_is_applied_to_scores(cpu_kernels: Path, kv_type: torch.dtype, 
 
 
 ROTARY_DIMS = [(32, 2), (32, 30), (64, 32), (80, 20), (80, 32), (80, 80), (96, 96), (64, 0), (48, 34)]
-STORED = 51  # tokens, in three steps
+STORED = 51  # tokens, stored in three steps
 
 
 def stored_kv(case: Case, request: HeldRequest) -> tuple[Tensor, Tensor]:

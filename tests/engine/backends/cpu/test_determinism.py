@@ -247,8 +247,9 @@ def check_traffic(
 
 @pytest.mark.share(1, "path")
 def test_logit_bits_are_unchanged_by_scheduling(path: Path, cpu_kernels: Path, kv_type: torch.dtype) -> None:
-    """Batches, chunks, cached prefixes, and preemption, in a pool much smaller than the demand, whose blocks start as
-    NaN.
+    """The traffic has batches, chunks, cached prefixes, and preemption. The pool is much smaller than the demand.
+
+    Its blocks start as NaN.
     """
     config = replace(CONFIG, num_blocks=20, max_step_tokens=40, context_length=256)
     check_traffic(path, cpu_kernels, config, Traffic(random.Random(13), VOCABULARY, 90), 40, kv_type)

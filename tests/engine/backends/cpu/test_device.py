@@ -61,7 +61,7 @@ def run(step: CpuStep, parts: Sequence[tuple[HeldRequest, int]], threads: int | 
 
 
 def test_largest_and_odd_batches_stay_within_their_buffers(step: CpuStep) -> None:
-    """`compute` checks all guards after each step. Reaches every limit: tokens, requests, context, and outputs."""
+    """The batches reach the limits of tokens, requests, context, and outputs. `compute` checks all guards."""
     together = requests([160] * 16)
     while any(it.num_computed < 160 for it in together):
         counts = [min(160 - it.num_computed, 1 + (index + it.num_computed) % 7) for index, it in enumerate(together)]

@@ -35,8 +35,8 @@ TIE = 0.05
 class Distance:
     """Root mean square differences of log-probabilities over all positions of some texts."""
 
-    vocabulary: float  # of all tokens in the vocabulary
-    text: float  # of the texts' own tokens
+    vocabulary: float  # differences for all tokens of the vocabulary
+    text: float  # differences for the texts' own tokens
 
     def __lt__(self, other: "Distance") -> bool:
         return self.vocabulary < other.vocabulary and self.text < other.text

@@ -272,7 +272,7 @@ def test_gated_mlp_equals_the_reference(
     [("Q4_K", "Q4_K", "Q6_K"), ("Q4_K", "IQ4_XS", "Q2_K"), ("Q8_0", "Q8_0", "Q4_K"), ("Q8_0", "Q3_K", "Q5_K")],
 )
 def test_gated_mlp_supports_super_blocks(cpu_kernels: Path, gate: str, up: str, down: str) -> None:
-    """The gated product cannot be written in the reader's form 32 columns at a time."""
+    """The gated product of these types cannot be written in the reader's form 32 columns at a time."""
     x = normal(ROWS, 256)
     gate_up, (last,) = weights([gate, up], [512, 512], 256), weights([down], [256], 512)
 

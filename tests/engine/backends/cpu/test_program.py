@@ -150,7 +150,10 @@ def test_address_outside_its_region_is_rejected(recorded: Recorder) -> None:
 
 
 def test_checked_extents_are_exact(recorded: Recorder) -> None:
-    """For each kind of address there is one whose extent ends with its region, so it cannot move by a cache line."""
+    """For each kind of address, the extent of some instruction ends with its region.
+
+    Such an address cannot be moved by a cache line.
+    """
     moved = set()
     for number, op, name, address in words_of(recorded, ADDRESSES):
         try:

@@ -24,7 +24,7 @@ TESTS = (
     "tests/engine/backends/cpu/test_token_draw.py",
     "tests/engine/backends/cpu/test_logprobs.py::test_tiny_models_are_close_to_float32",
 )
-# of the many cases in these files
+# selects some of the many cases in these files
 SUBSET = "not (all_chunkings or every_bit or window_excludes or other_head_widths) or 4-64 or shape9 or shape11 or 33"
 
 
@@ -34,7 +34,7 @@ SUBSET = "not (all_chunkings or every_bit or window_excludes or other_head_width
 def test_kernel_tests_pass_on_other_cpu_tiers(tier: str, tests: str, cpu_kernels: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--cpu-tier={tier}"]
-    command.append("--every-case")  # of the remaining tests
+    command.append("--every-case")  # SUBSET already reduces the number of cases
     done = subprocess.run(
         [*command, "-k", SUBSET, tests], cwd=ROOT, check=False, capture_output=True, text=True, env=environment
     )

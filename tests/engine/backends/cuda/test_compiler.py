@@ -188,7 +188,7 @@ def test_cached_launcher_needs_no_compiler(
 
 @pytest.mark.slow
 def test_ziglang_builds_a_loadable_module(tmp_path: Path) -> None:
-    """The package takes hundreds of megabytes unpacked."""
+    """Slow, because the package takes hundreds of megabytes unpacked."""
     site = tmp_path / "site"
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), "ziglang"]
     subprocess.run(install, check=True)

@@ -12,7 +12,7 @@ from tests.engine.models import tiny_llama
 from tests.support import random_gguf
 
 ONE_LAYER = random_gguf.Shape(1, 256, 4, 2, 64, 256, 272)
-MATRICES = 9  # per layer, plus the embedding and the head
+MATRICES = 9  # matrices of the model: seven of its layer, the embedding, and the head
 GGUF_TYPES = [" ".join(random_gguf.TYPES[start:][:MATRICES]) for start in range(0, len(random_gguf.TYPES), MATRICES)]
 
 

@@ -103,14 +103,15 @@ class TwoDevices:
         return request
 
     def prefill_and_decode(self) -> tuple[Tensor, Tensor]:
-        """The end of a long prompt, and a decode step of another request -> float32 [2 rows, vocabulary] of each
-        device.
+        """Run the end of a long prompt and a decode step of another request in one batch.
+
+        Return float32 [2 rows, vocabulary] of each device.
         """
         first, second = self.cached(16, 3, 3, 8), self.cached(4, 1, 7)
         return self.step((first, 3), (second, 1))
 
     def prefill_then_decode(self) -> tuple[Tensor, Tensor]:
-        """Prefill two requests, then decode them with a third -> float32 [5 rows, vocabulary] of each device."""
+        """Prefill two requests, then decode them with a third. Return float32 [5 rows, vocabulary] of each device."""
         first, second = self.cached(34, 3, 3, 8, 2), self.request(tokens(4, self.cuda.vocab_size), 7)
         third = self.request(tokens(1, self.cuda.vocab_size), 1)
         prompts = self.step((first, 3), (second, 4))
