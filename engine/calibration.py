@@ -30,7 +30,7 @@ from quant.quantize import is_linear_weight
 from quant.tensor import QTensor
 
 CHUNK = 256  # tokens
-MEMORY_SHARE = 0.8  # of the free memory, for weights
+MEMORY_SHARE = 0.8  # share of the free memory that weights may take
 
 Report = Callable[[int], None]  # tokens computed so far
 
@@ -88,7 +88,7 @@ class _NamedWeights(Weights):
 
     def __init__(self, path: Path, stored: Mapping[str, StoredWeight]) -> None:
         super().__init__(path, stored)
-        self.names: dict[int, str] = {}  # by the id() of a weight
+        self.names: dict[int, str] = {}  # keyed by the id() of a weight
 
     def take(self, name: str, *shape: int) -> QTensor:
         weight = super().take(name, *shape)

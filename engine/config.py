@@ -39,7 +39,8 @@ class YarnScaling:
     original_context: int
     fast: float = 32.0  # above this number of rotations in the original context, a frequency stays
     slow: float = 1.0  # below this number of rotations in the original context, a frequency is divided
-    attention_factor: float | None = None  # of cosine and sine; None: computed from the factor and the two fields below
+    # scale of cosine and sine; None: computed from the factor and the two fields below
+    attention_factor: float | None = None
     mscale: float = 1.0
     mscale_all: float = 0.0  # 0: both mscales are ignored
     truncate: bool = True  # round the bounds of the blended frequencies to whole indices
@@ -55,7 +56,7 @@ class LongRopeScaling:
 
     original_context: int
     factor: float = 1.0  # ratio of the extended context to the original one
-    attention_factor: float | None = None  # of cosine and sine; None: computed from the factor
+    attention_factor: float | None = None  # scale of cosine and sine; None: computed from the factor
     short: tuple[float, ...] = ()  # empty: both are tensors of the checkpoint
     long: tuple[float, ...] = ()
 
@@ -148,10 +149,10 @@ class ModelConfig:
     norm: NormRule
     ropes: tuple[RopeConfig, ...]
     layout: tuple[LayerConfig, ...] = ()  # one per layer; empty: all layers are alike
-    attention_scale: float = 0.0  # of scores; 0: 1 / sqrt(head_dim)
+    attention_scale: float = 0.0  # scale of scores; 0: 1 / sqrt(head_dim)
     attention_softcap: float = 0.0  # c: scores become c * tanh(score / c); 0: no soft cap
     logit_softcap: float = 0.0
-    logit_scale: float = 1.0  # of logits, before the soft cap
+    logit_scale: float = 1.0  # scale of logits, before the soft cap
     embedding_scale: float = 1.0
     gate: Gate = Gate.SILU
     norm_placement: NormPlacement = NormPlacement.BEFORE
@@ -198,7 +199,7 @@ class MemoryLimit:
     """Limit of the GPU memory that an engine may use. Without either field: the free memory, minus a reserve."""
 
     num_bytes: int = 0
-    share: float = 0.0  # of the GPU's total memory
+    share: float = 0.0  # share of the GPU's total memory
 
 
 ALL_FREE = MemoryLimit()
@@ -224,18 +225,19 @@ class EngineConfig:
     """The resolved options of one engine. Filled by `engine.loading`."""
 
     backend: str  # name of the kernel backend
-    context_length: int  # tokens a request may hold, prompt and reply together, at most
+    context_length: int  # limit of a request in tokens, prompt and reply together
     num_blocks: int  # KV blocks in the device pool, including the null block
     model_context_length: int = 0  # tokens the model was trained for
-    longest_context: int = 0  # the longest context that fits the memory, up to that; 0: not known
+    longest_context: int = 0  # longest context that fits the memory, at most model_context_length; 0: unknown
     max_step_tokens: int = 256  # token budget of one step: bounds how long an abort or a new request waits
     max_running: int = 16  # requests that may hold blocks at the same time
     step_depth: int = 1  # steps launched before the first of them is collected
-    cache_salt: tuple[str, ...] = ()  # what keys and values depend on besides the tokens: model, numerics, KV type
+    # everything besides the tokens that keys and values depend on: model, numerics, KV type
+    cache_salt: tuple[str, ...] = ()
     threads: int = 1  # that compute
     groups: tuple[GroupConfig, ...] = (GroupConfig(),)
     host_blocks: int = 0  # in each group's host pool, including the null block; 0: no host pool
-    block_bytes: int = 0  # of one block of every group together
+    block_bytes: int = 0  # bytes of one block of every group together
     preemption: Preemption = Preemption.AUTO
     restore: Restore = Restore.AUTO
     write_delay: float = 0.5  # seconds that filled blocks wait for more blocks before they are written to files

@@ -122,9 +122,7 @@ class Engine(Generic[TicketT]):
         return results
 
     def add(self, *requests: Request) -> None:
-        """Queue a request, several requests with the same prompt, which is prefilled once, or the results of a beam
-        search.
-        """
+        """Queue a request, or the results of a beam search. Several requests with the same prompt are prefilled once."""
         self._scheduler.add(*requests)
 
     def step(self) -> list[TokenEvent]:

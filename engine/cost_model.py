@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 from engine.config import BLOCK_SIZE, EngineConfig, Preemption, Restore
 
 FEW_TOKENS = 16  # a step of at most this many tokens takes about the fixed time
-WEIGHT = 0.3  # of the latest step; the cost per token grows while a long prompt is prefilled
+WEIGHT = 0.3  # weight of the latest step in an average; the cost per token grows while a long prompt is prefilled
 COPY_RATE = 4e9  # bytes per second, until a copy was measured
 READ_RATE = 1e9  # bytes per second from files, until a read was measured
 READ_LATENCY = 0.003  # seconds until the first byte
 READ_RATE_GROWTH = 1.05  # factor on the read rate each time reading is skipped, so that reading is tried again
 RECENT = 8  # about the number of copies in the average rate
 OUTLIER = 4.0  # times the expected time: another program was using the machine
-LATENCY_FRACTION = 0.5  # of the target: step times vary, and few may exceed it
+# share of the target latency that a step may take: step times vary, and few may exceed the target
+LATENCY_FRACTION = 0.5
 # Least compute time of a chunk, in fixed costs of a step, which are then at most a fifth of the prefill time.
 MIN_CHUNK_RATIO = 4.0
 
@@ -53,7 +54,7 @@ class CostModel:
     config: EngineConfig
     steps: StepTimes = field(default_factory=StepTimes)
     copy_rate: float = COPY_RATE  # bytes per second
-    copies: int = 0  # that were measured
+    copies: int = 0  # number of measured copies
     read_rate: float = READ_RATE  # bytes per second
     reads: int = 0
 

@@ -12,8 +12,8 @@ from engine.request import NO_TOKENS, ServiceClass, TokenSources
 class Counters:
     """Totals since the engine was created."""
 
-    prompt_tokens: int = 0  # of requests that started for the first time
-    prompts: TokenSources = NO_TOKENS  # where those tokens were found
+    prompt_tokens: int = 0  # prompt tokens of requests, counted once, when a request first starts
+    prompts: TokenSources = NO_TOKENS  # sources of those tokens
     disk_read_bytes: int = 0
     disk_written_bytes: int = 0
     disk_misses: int = 0  # restores from files that failed; the tokens were computed

@@ -22,8 +22,8 @@ from engine.step import Runner
 class Needs:
     """Bytes that a model needs on a device besides its caches, estimated from its headers."""
 
-    weights: int  # after they are loaded
-    steps: int  # buffers of steps and what is prepared for them
+    weights: int  # bytes of the weights after loading
+    steps: int  # bytes of the buffers of steps, and of everything that is prepared for steps
 
     @property
     def total(self) -> int:
@@ -95,7 +95,7 @@ class Device(Protocol):
         ...
 
     def needs(self, model: ModelConfig, stored: Mapping[str, StoredWeight]) -> Needs:
-        """Return what these weights will need. Reads no weight."""
+        """Return the memory that a model with these weights will need. Reads no weight."""
         ...
 
     def kv_memory(self, model: ModelConfig, weight_bytes: int) -> int:

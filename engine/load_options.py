@@ -14,7 +14,7 @@ class DiskOptions:
     """The disk tier of the KV cache."""
 
     folder: Path  # root folder of all models
-    limit: int | None  # of the root folder in bytes; None: an automatic limit by the free space
+    limit: int | None  # size limit of the root folder in bytes; None: an automatic limit by the free space
     model: str = ""  # name for people
 
 
@@ -25,7 +25,7 @@ class LoadOptions:
     backend: str = "auto"
     context_length: int = 0
     threads: int = 0
-    activation_bits: int = 0  # 8 or 14, to which CPU kernels round activations
+    activation_bits: int = 0  # bits to which CPU kernels round activations, 8 or 14
     cpu_tier: str = "auto"  # one of `quant.cpu.tiers.CHOICES`
     kv_type: str = "auto"  # one of the device's types
     host_cache: int | None = None  # bytes of the host pool; None: the device's default, which is none on a CPU
@@ -37,7 +37,7 @@ class LoadOptions:
     card: Card | None = None  # for tests without a GPU: an interpreted card whose kernels run on the CPU
     preemption: Preemption = Preemption.AUTO
     target_latency: float = TARGET_LATENCY
-    fingerprint: str = ""  # sha256 of the model file, in hex; empty: not known
+    fingerprint: str = ""  # sha256 of the model file, in hex; empty: unknown
     disk: DiskOptions | None = None  # None: no disk tier
     code_cache: Path | None = None  # folder for compiled kernels and measured tiles; None: they are not saved
 

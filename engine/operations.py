@@ -45,7 +45,7 @@ class HeadNorms:
 class Attention:
     """The attention parameters of one layer."""
 
-    scale: float  # of scores
+    scale: float  # scale of scores
     rotary: RotaryTable | None  # None: heads are not rotated
     norms: HeadNorms | None = None
     softcap: float = 0.0  # c: scores become c * tanh(score / c); 0: no soft cap

@@ -184,4 +184,5 @@ class TokenEvent:
     finish: FinishReason | None = None
     error: str = ""  # reason for FinishReason.ERROR and GRAMMAR
     num_computed: int = 0  # computed tokens of the request, if a part of its prompt was computed
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of further prompt tokens, starting with the second token
+    # log-probabilities of further prompt tokens, starting with the second token
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()

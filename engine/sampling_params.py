@@ -45,7 +45,7 @@ class DryParams:
     Raises InvalidSampling, which names the parameter.
     """
 
-    multiplier: float  # of the penalty
+    multiplier: float  # factor of the penalty
     base: float = 1.75  # growth of the penalty with each token of the repetition
     allowed_length: int = 2  # length of a repetition that costs the multiplier; shorter ones cost nothing
     last_n: int | None = None  # last tokens to search; None: all
@@ -68,11 +68,11 @@ class SamplingParams:
     repetition_penalty: float = 1.0  # divides the positive logits of tokens already seen, multiplies the negative ones
     presence_penalty: float = 0.0  # subtracted once from tokens already generated
     frequency_penalty: float = 0.0  # subtracted for each time a token was generated
-    dry: DryParams | None = None  # against repetitions of several tokens
-    xtc_probability: float = 0.0  # how often the most likely tokens are removed: see `engine.sampling.filters`
+    dry: DryParams | None = None  # penalty on repetitions of several tokens; None: off
+    xtc_probability: float = 0.0  # probability that the most likely tokens are removed: see `engine.sampling.filters`
     xtc_threshold: float = 0.1  # probability from which tokens are removed
     seed: int = field(default_factory=lambda: secrets.randbits(63))
-    max_tokens: int | None = None  # None: as the context allows
+    max_tokens: int | None = None  # None: limited by the context only
     min_tokens: int = 0  # end and stop tokens are not sampled before this many tokens
     ignore_eos: bool = False  # the model's own end tokens do not end the reply
     stop: tuple[str, ...] = ()  # strings that end the reply; applied where ids become text, not here
@@ -148,6 +148,6 @@ def _check_bounds(params: object, bounds: Bounds) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BeamSampling(SamplingParams):
-    """Sampling parameters of a request that computes beams. `logprobs` is what the search needs of each beam."""
+    """Sampling parameters of a request that computes beams. `logprobs` is the number of candidates per beam."""
 
     _BOUNDS: ClassVar[Bounds] = ()

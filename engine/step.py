@@ -47,7 +47,7 @@ class StepPlan:
     """The requests of one step. Made by the scheduler, run by the runner."""
 
     scheduled: tuple[ScheduledRequest, ...]
-    preempted: tuple[Request, ...] = ()  # gave up their blocks for it
+    preempted: tuple[Request, ...] = ()  # requests that were preempted for this step
 
     @property
     def num_tokens(self) -> int:
@@ -75,7 +75,7 @@ class StepLimits:
 
     requests: int = UNLIMITED
     tokens: int = UNLIMITED
-    _failures: int = 0  # since the last step that succeeded
+    _failures: int = 0  # failures since the last step that succeeded
 
     def halve(self, plan: StepPlan) -> bool:
         """Halve the next step after this plan ran out of memory. Returns False if it cannot be smaller.

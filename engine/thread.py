@@ -43,7 +43,7 @@ class EngineThread:
         # Start of the current iteration, and time of the last progress before it; None while the thread waits for work.
         # One field, so that another thread never combines the times of two iterations.
         self._turn: tuple[float, float] | None = None
-        self._progress = 0  # of the engine, at the last check
+        self._progress = 0  # progress of the engine at the last check
         self._moved_at = 0.0  # time of the last progress, or of the last idle moment
         self._live: set[int] = set()  # requests whose end was not delivered yet
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)

@@ -36,7 +36,7 @@ class Names:
 
     stems: Mapping[str, str]  # from GGUF names without `.weight` or `.bias`; {} is a layer number
     ignored: re.Pattern[str] = field(default=NOTHING)  # tensors that the decoder does not need
-    prefix: str = ""  # removed from names, at any position
+    prefix: str = ""  # part of tensor names that is removed, at any position
 
 
 class Checkpoint(Protocol):

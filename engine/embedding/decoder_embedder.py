@@ -98,7 +98,7 @@ class DecoderEmbedder:
         self.hidden = hidden
         self.vocab_size = engine.vocab_size
         self.context_length = engine.config.context_length - 1  # the engine reserves a position for the next token
-        self.threads = engine.config.max_running  # texts that are computed in one batch, at most
+        self.threads = engine.config.max_running  # largest number of texts that are computed in one batch
         self._engine = engine
         self._vectors = runner.vectors
         self._futures: dict[int, Future[Tensor]] = {}  # request id -> its vector

@@ -38,7 +38,7 @@ class Embedder(Protocol):
     ranks: bool  # whether it is a cross-encoder
     hidden: int  # elements per vector; 1 for a cross-encoder
     vocab_size: int
-    context_length: int  # tokens per text, at most
+    context_length: int  # largest number of tokens per text
     threads: int  # texts that are computed at the same time
 
     def submit(self, ids: Sequence[int], second_start: int | None = None) -> "Future[Tensor]":
@@ -95,7 +95,7 @@ class Encoder:
         initializer: Callable[[], None] = _one_thread,
         head: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """`context_length`: tokens per text, at most; not more than the model has positions.
+        """`context_length`: limit of a text in tokens, at most the number of the model's positions.
 
         `initializer` runs once in each thread. With a `head`, from states to a score, the encoder is a cross-encoder,
         and `pooling` is ignored.

@@ -183,7 +183,7 @@ def _backend(
 
 
 def _why_unsupported(config: EncoderConfig, stored: Mapping[str, StoredWeight]) -> str | None:
-    """Return what in a checkpoint has no CPU kernel, or None."""
+    """Return why the CPU kernels cannot run a checkpoint, or None if they can."""
     for name, width in (("hidden size", config.hidden), ("MLP", config.mlp_hidden)):
         if width % GROUP:
             return f"its {name} is {width}, not a multiple of {GROUP}"

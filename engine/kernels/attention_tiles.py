@@ -19,7 +19,7 @@ from quant.kernels.card import Card
 
 @dataclass(frozen=True, slots=True)
 class TileQueries:
-    """Tokens per tile, at most. Both are equal if results must not depend on the tile size."""
+    """Largest number of tokens per tile. Both are equal if results must not depend on the tile size."""
 
     few: int  # tokens per tile of requests with at most this many tokens in the step
     many: int  # tokens per tile of all other requests

@@ -16,8 +16,8 @@ class Tuning:
 
     piece: int  # context tokens per inner loop iteration
     warps: int
-    # of the software pipeline: two for each piece in flight (block ids, then their contents), and one for the current
-    # piece
+    # stages of the software pipeline: two for each piece in flight (block ids, then their contents), and one for the
+    # current piece
     stages: int
     # context tokens per part, a multiple of the piece; a minimum, or the exact number if parts have a fixed length
     part: int

@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.config import NormKind
 from engine.operations import Norm
 
-TILE = 2048  # elements per program, at least: narrow rows share a program
+TILE = 2048  # smallest number of elements per program: narrow rows share a program
 LANE_ELEMENTS = 8  # elements per thread
 
 

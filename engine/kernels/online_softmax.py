@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def exponent_base(peak: tl.tensor) -> tl.tensor:
-    """Return what to subtract from scores before exp2: the peak, or 0 for a row that has seen no position yet."""
+    """Return the value to subtract from scores before exp2: the peak, or 0 for a row that has seen no position yet."""
     return tl.where(peak == float("-inf"), 0.0, peak)
 
 

@@ -312,7 +312,7 @@ def _division(
 ) -> tuple[int, int]:
     """Return the number of programs per tile and KV head, and the number of parts per row that can be stored.
 
-    Both depend only on what the host knows, so they also hold for a captured step.
+    Both depend only on sizes that the host knows, so they are also valid for a captured step.
     """
     span = tiles.max_context
     if window is not None:

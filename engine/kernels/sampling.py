@@ -27,9 +27,10 @@ from engine.kernels.sampling_rows import Sampled, SamplingRows
 from engine.kernels.token_draw import draw
 from engine.sampling.drawing import ATTEMPTS, PREFIXES, SMALLEST_TEMPERATURE, Filters
 
-BLOCK = 4096  # logits that a program processes at a time, at least
-CHUNKS = 64  # chunks per row, at most
-# bits of a token id in a rank, at least; the same for most vocabularies, so that they share one compiled kernel
+BLOCK = 4096  # smallest number of logits that a program processes at a time
+CHUNKS = 64  # largest number of chunks per row
+# smallest number of bits of a token id in a rank; the same for most vocabularies, so that they share one compiled
+# kernel
 ID_BITS = 20
 CAPACITY = 2048  # tokens of a row that fit into the shortlist
 WARPS = 16

@@ -13,7 +13,7 @@ from engine.kv.prefix_cache import Source
 from engine.kv.transfers import Arriving, MoveBlock, ReadBlocks, TransferHandle, Transfers
 from engine.request import Request
 
-# of one group: (index in the block table, host pool block or block in a file)
+# blocks of one group: (index in the block table, host pool block or block in a file)
 Incoming = Sequence[tuple[int, int | DiskBlock]]
 
 
@@ -39,7 +39,7 @@ class Arrivals:
         self._host = host
         self._costs = costs
         self._counters = counters
-        self._under_way: dict[int, Arrival] = {}  # by request id
+        self._under_way: dict[int, Arrival] = {}  # keyed by request id
 
     def __contains__(self, request: Request) -> bool:
         return request.id in self._under_way
@@ -76,7 +76,7 @@ class Arrivals:
         if part.reads:
             self._observe_read(handle)
         elif not self._host.observe(part.moves, handle):
-            for move in part.moves:  # otherwise the copy would be retried again and again
+            for move in part.moves:  # Do not find these blocks again: the request would retry the same copy forever.
                 self._host.pools[move.group].unpublish(move.source)
         arrival = self._under_way.get(part.held.request.id)
         if arrival is None:

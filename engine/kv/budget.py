@@ -10,8 +10,8 @@ from engine.errors import OutOfMemory, UnsupportedModel
 if TYPE_CHECKING:
     import torch
 
-ASSUMED_MEMORY = 8 << 30  # bytes, if the system does not report free memory
-KV_SHARE = 0.5  # of the host's free memory: the limit of the KV cache
+ASSUMED_MEMORY = 8 << 30  # bytes of free memory if the system does not report it
+KV_SHARE = 0.5  # share of the host's free memory that the KV cache may take
 LESS_MEMORY = "Choose a smaller model or fewer bits a weight (ingle fit tells which fit), or close other programs."
 MIN_CONTEXT = 512  # tokens
 MAX_RUNNING = 16  # requests that hold blocks at the same time

@@ -36,7 +36,7 @@ class RequestBlocks:
 
     request: Request
     tables: tuple[list[int], ...]  # per KV group: block ids in order
-    keys: list[BlockKey] = field(default_factory=list)  # of its leading full blocks, as far as they were needed
+    keys: list[BlockKey] = field(default_factory=list)  # keys of its leading full blocks, as far as they were needed
     num_published: int = 0  # leading blocks that are computed and findable
     saved: SavedBlocks | None = None
     # blocks in files, by group and segment
@@ -100,7 +100,8 @@ class PagedGroup:
         self._number = number
         self._window = window
         self.needs_all = window is None
-        self._most = None if window is None else blocks_for(window + step) + 1  # blocks held at a time, at most
+        # largest number of blocks held at a time
+        self._most = None if window is None else blocks_for(window + step) + 1
 
     def num_needed(self, held: RequestBlocks, stop: int) -> int:
         return self._missing(held, stop) + self._writes_shared(held)

@@ -14,7 +14,7 @@ from engine.kv.blocks import NULL_BLOCK, BlockPool
 from engine.kv.groups import Group, RequestBlocks, SavedBlocks
 from engine.kv.transfers import Demoting, MoveBlock, PoolBlock, Saving, TransferHandle, Transfers
 
-DEMOTED_AT_ONCE = 8  # cold blocks per group in one copy, at most
+DEMOTED_AT_ONCE = 8  # largest number of cold blocks per group in one copy
 # 1 / READY_FRACTION of a device pool should be ready to be allocated: empty, or with a copy in the host pool.
 READY_FRACTION = 4
 
@@ -68,8 +68,8 @@ class HostTier:
                 self.pools[move.group].publish(move.target, *saving.held.content(index))
 
     def sources(self, held: RequestBlocks, saved: SavedBlocks) -> list[dict[int, PoolBlock]]:
-        """Return, per group and by block index, where each saved block is now: on the device if it is still cached
-        there.
+        """Return the source of each saved block, per group and by block index: the device if the block is still cached
+        there, else the host pool.
         """
         found: list[dict[int, PoolBlock]] = []
         for number, (group, blocks, pool) in enumerate(zip(self._groups, saved.blocks, self.pools, strict=True)):

@@ -58,7 +58,7 @@ class KVMemory:
         self._config = config
         self._costs = costs
         self._counters = counters
-        self._held: dict[int, RequestBlocks] = {}  # by request id
+        self._held: dict[int, RequestBlocks] = {}  # keyed by request id
         blocks = min((it.pool.num_usable for it in self.groups if it.needs_all), default=config.num_blocks - 1)
         self.context = min(config.context_length, blocks * BLOCK_SIZE)  # limit of a request that runs alone, in tokens
 
@@ -173,7 +173,9 @@ class KVMemory:
             self.groups[copy.group].undo(self.blocks_of(request), copy)
 
     def publish(self, request: Request, *, on_disk: Sequence[ReadBlocks] = ()) -> None:
-        """Make full blocks findable, and queue them to be written unless `on_disk` reads show that files have them."""
+        """Make full blocks findable, and queue them to be written. Blocks that the reads `on_disk` have read are not
+        written.
+        """
         held, full = self.blocks_of(request), request.num_computed // BLOCK_SIZE
         self._prefix_cache.extend_keys(held, full)
         published = [group.publish(held) for group in self.groups]

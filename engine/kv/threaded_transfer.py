@@ -17,7 +17,7 @@ from engine.kv.transfers import MoveBlock, ReadBlocks, WriteBlocks
 
 log = logging.getLogger(__name__)
 
-WRITE_RATE = 500e6  # bytes per second, at most: steps need the memory bandwidth at the same time
+WRITE_RATE = 500e6  # limit in bytes per second: steps need the memory bandwidth at the same time
 
 
 @dataclass(frozen=True, slots=True)

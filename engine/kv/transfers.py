@@ -16,7 +16,7 @@ from engine.kv.groups import RequestBlocks, SavedBlocks
 
 @dataclass(frozen=True, slots=True)
 class MoveBlock:
-    """One block of one group, from the device pool to the host pool or back."""
+    """A copy of one block of one group from the device pool to the host pool, or back."""
 
     group: int
     source: int
@@ -26,7 +26,7 @@ class MoveBlock:
 
 @dataclass(frozen=True, slots=True)
 class ReadBlocks:
-    """Blocks of one group, from files into the device pool, in this order."""
+    """A read of blocks of one group from files into the device pool, in this order."""
 
     group: int
     sources: tuple[DiskBlock, ...]
@@ -44,10 +44,10 @@ class DirtyBlock:
 
 @dataclass(frozen=True, slots=True)
 class WriteBlocks:
-    """Blocks of one segment of one group, from the device pool into a file."""
+    """A write of blocks of one group and one segment from the device pool into a file."""
 
     group: int
-    first_key: BlockKey  # of the segment
+    first_key: BlockKey  # first key of the segment
     blocks: tuple[DirtyBlock, ...]
 
 
@@ -137,7 +137,7 @@ class WritingBack:
     """A write of blocks to a file."""
 
     write: WriteBlocks
-    first_keys: Sequence[BlockKey]  # of the chain's segments, up to the one that is written
+    first_keys: Sequence[BlockKey]  # first keys of the chain's segments, up to the one that is written
 
 
 Purpose: TypeAlias = Saving | Demoting | Arriving | WritingBack

@@ -122,7 +122,7 @@ class Decoder:
 
 
 def _resolve_optional_parts(config: ModelConfig, weights: Weights) -> ModelConfig:
-    """Complete the configuration with what only the weights' names tell."""
+    """Complete the configuration with the options that only the weights' names reveal."""
     if config.block is None:
         mlp_norm = "blk.0.ffn_norm.weight" in weights
         config = replace(config, block=Block.SEQUENTIAL if mlp_norm else Block.PARALLEL_ONE_NORM)

@@ -50,7 +50,7 @@ class Logits:
     """The logits of a step, one row per logit row of the batch. Valid until the device's next step."""
 
     buffer: Tensor  # float32 [rows or more, vocabulary]
-    greedy: Sequence[int] | None = None  # the most likely token of each row, -1 for a row of NaN; None: not known
+    greedy: Sequence[int] | None = None  # most likely token of each row, -1 for a row of NaN; None: unknown
     rows: int | None = None  # None: all rows of the buffer
     draw: Draw | None = None  # None: the device has no sampler
 

@@ -25,8 +25,8 @@ class Masks:
     """The allowed next tokens of the constrained requests of a step."""
 
     words: Words  # [constrained requests, ceil(vocabulary / 32)]
-    mask_rows: dict[int, int]  # by request id; a request without a row and without a problem may sample any token
-    problems: dict[int, str]  # by request id: why its grammar cannot continue
+    mask_rows: dict[int, int]  # keyed by request id; a request without a row and without a problem may sample any token
+    problems: dict[int, str]  # the reason why a grammar cannot continue, keyed by request id
 
     def allows(self, request_id: int, token_id: int) -> bool:
         """Whether the request may sample the token. A negative id means no token and is always allowed."""

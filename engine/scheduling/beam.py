@@ -19,7 +19,7 @@ class Beam:
 
     before: "Beam | None" = None  # None: the empty reply
     token_id: int = -1
-    logprobs: TokenLogprobs | None = None  # of the token, if they were requested
+    logprobs: TokenLogprobs | None = None  # log-probabilities of the token, if they were requested
     score: float = 0.0  # sum of the log-probabilities
     length: int = 0
 
@@ -51,7 +51,7 @@ class BeamSearch:
 
     def __init__(self, beams: BeamParams, params: SamplingParams, end_ids: frozenset[int], max_tokens: int) -> None:
         self.live: list[Beam] = [Beam()]
-        self.hypotheses: list[Hypothesis] = []  # the best, at most `width`, best first
+        self.hypotheses: list[Hypothesis] = []  # the best hypotheses, at most `width`, best first
         self._beams = beams
         self._params = params
         self._ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else end_ids)
@@ -146,7 +146,7 @@ class BeamGroup:
     results: tuple[Request, ...]
     beams: BeamParams
     policy: BeamSearch
-    max_tokens: int  # of a reply
+    max_tokens: int  # limit of a reply
     # the beam that each request computes; or one request for their common prefix
     live: dict[Request, Beam] = field(default_factory=dict)
 

@@ -48,8 +48,8 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._queue: list[Request] = []  # in order of priority
-        self._followers: dict[int, list[Request]] = {}  # by the id of their leader, which waits or runs
-        self._leaders: dict[int, Request] = {}  # by the id of a follower
+        self._followers: dict[int, list[Request]] = {}  # keyed by the id of their leader, which waits or runs
+        self._leaders: dict[int, Request] = {}  # keyed by the id of a follower
 
     def __len__(self) -> int:
         return len(self._queue) + len(self._leaders)

@@ -24,8 +24,8 @@ class RunningSet:
         self._memory = memory
         self._counters = counters
         self._clock = clock
-        self._parts: dict[int, list[ScheduledRequest]] = {}  # launched but not collected, by request id
-        self._groups: dict[int, BeamGroup] = {}  # by the id of a result, or of a request that computes a beam
+        self._parts: dict[int, list[ScheduledRequest]] = {}  # parts that are launched but not collected, by request id
+        self._groups: dict[int, BeamGroup] = {}  # keyed by the id of a result, or of a request that computes a beam
 
     def __bool__(self) -> bool:
         return bool(self.waiting or self.running or self.ending)

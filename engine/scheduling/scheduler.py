@@ -34,7 +34,7 @@ from engine.scheduling.running_set import RunningSet
 from engine.step import SampledToken, ScheduledRequest, StepLimits, StepPlan
 
 NO_LIMITS = StepLimits()
-FLUSH_SECONDS = 1.0  # when all requests are aborted, for dirty blocks to be written
+FLUSH_SECONDS = 1.0  # time limit for writing dirty blocks when all requests are aborted
 
 
 class Scheduler:
@@ -266,7 +266,7 @@ class Scheduler:
                 self._requests.requeue(arrived.request)
 
     def _count_prompt(self, request: Request) -> None:
-        """Count where a request's prompt was found, when it starts for the first time."""
+        """Count the sources of a request's prompt when the request first starts."""
         if not request.num_preemptions:
             self._counters.prompt_tokens += len(request.prompt_ids)
             self._counters.prompts += request.cache

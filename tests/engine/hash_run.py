@@ -24,7 +24,7 @@ class Run:
     outputs: dict[int, list[int]] = field(default_factory=dict)
     finished: dict[int, FinishReason] = field(default_factory=dict)
     requests: dict[int, Request] = field(default_factory=dict)
-    groups: dict[int, BeamGroup] = field(default_factory=dict)  # by the id of a result
+    groups: dict[int, BeamGroup] = field(default_factory=dict)  # keyed by the id of a result
 
     def submit(self, prompt: tuple[int, ...], origin: Origin = PROGRAM, count: int = 1, **params: object) -> Request:
         """Submit `count` requests with the same prompt. Returns the first of them."""

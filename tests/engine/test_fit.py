@@ -122,7 +122,7 @@ def test_fit_for_an_absent_gpu(tmp_path: Path) -> None:
         assert (found.device, found.is_possible) == ("cuda", True)
         assert [cache.kv_type for cache in found.caches] == ["bf16", "f16", "fp8"]
         assert found.caches[2].token_bytes[None] * 2 == found.caches[0].token_bytes[None]
-        assert found.memory < 8 * 10**9  # the display uses some of it
+        assert found.memory < 8 * 10**9  # a part of the memory is reserved for the display
         assert not fit(checkpoint, options, memory=10**8).has_room
 
 

@@ -29,9 +29,9 @@ from quant.cpu.kernel import inlined, jit, kernel
 from quant.cpu.vector import F32, I32, I64, LANE_NUMBERS, LANES, Emit
 
 PIECE = 128  # positions per partial result
-QUERIES = 8  # tokens per tile, and rows that are processed together, at most
+QUERIES = 8  # tokens per tile; also the largest number of rows that are processed together
 SMALL_ROWS = 4  # rows that are processed together if there are fewer rows, or few vector registers
-# vectors of keys or values that are loaded together, at most; the blocks of a piece are a multiple of it
+# largest number of vectors of keys or values that are loaded together; the blocks of a piece are a multiple of it
 MAX_VECTORS = 4
 LOWEST = -1e30  # less than any score
 SCORE_ROW = 4 * PIECE  # bytes of one row of scores
@@ -64,12 +64,13 @@ class HeadBlocks(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """The arguments that all three kernels take for some rows and one piece, all i64."""
+    """Arguments of all three kernels for some rows and one piece. All are i64."""
 
     at: Any  # address of the first row's query or partial result
     stride: Any  # bytes between rows
     scores: Any  # float32 [rows][PIECE]
-    first_count: Any  # positions up to the first row's own, counted from the start of the piece; may exceed PIECE
+    # number of positions up to the first row's own, counted from the start of the piece; may exceed PIECE
+    first_count: Any
     count_step: Any
     blocks: Any  # blocks of the piece in which any row sees a position
     table: Any

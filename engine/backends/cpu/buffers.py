@@ -61,7 +61,7 @@ class Buffers:
         self._arena = arena
         self._limits = limits
         self._free: dict[tuple[Form, int, int, bool], list[Buffer]] = defaultdict(list)
-        # by id of the tensor, which is kept alive so that its id stays unique
+        # keyed by the id of the tensor, which is kept alive so that its id stays unique
         self._constants: dict[int, tuple[Region, Tensor]] = {}
 
     def take(self, form: Form, width: int, *, selected: bool = False, copies: bool = False) -> Rows:

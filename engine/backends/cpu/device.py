@@ -38,7 +38,7 @@ from quant.tensor import QTensor
 NUMERICS_VERSION = "3"  # increase when a change of the kernels changes bits: it invalidates KV caches on disk
 STEP_OPERATIONS = 80_000_000_000  # operations that one thread computes in 0.2 s
 MIN_HEAD_DIM = 32  # smaller heads only occur in test models, which are read before kernels are compiled
-ACTIVATION_FORMS = {8: Form.BITS_8, 14: Form.BITS_14}  # by bits of activations
+ACTIVATION_FORMS = {8: Form.BITS_8, 14: Form.BITS_14}  # keyed by the number of bits per activation
 LOCAL_PIECES = 16  # pieces of context that every thread merges for itself instead of waiting for the others
 
 
@@ -198,7 +198,7 @@ def _tiles(batch: Batch) -> list[tuple[int, int, int]]:
 
 
 def why_unsupported(model: ModelConfig, samples: Iterable[QTensor]) -> str | None:
-    """Return what in a checkpoint has no CPU kernel, or None."""
+    """Return why the CPU kernels cannot run a checkpoint, or None if they can."""
     if model.head_dim < MIN_HEAD_DIM:
         return f"its head dimension is {model.head_dim}, less than {MIN_HEAD_DIM}"
     for name, width, of in _widths(model):

@@ -24,7 +24,7 @@ MIN_MAGNITUDE = 1e-30  # for a smaller x, 127 / x may overflow to infinity
 
 
 class KVType(IntEnum):
-    """Storage type of keys and values. The value is a word of recorded programs."""
+    """Storage type of keys and values. Recorded programs contain its number."""
 
     FLOAT16 = 0
     INT8 = 1

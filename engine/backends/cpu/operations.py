@@ -344,7 +344,7 @@ def _cache_words(kv: LayerKV) -> dict[str, int]:
     }
 
 
-KV_TYPES = {torch.float16: KVType.FLOAT16, torch.int8: KVType.INT8}  # by dtype of the pool
+KV_TYPES = {torch.float16: KVType.FLOAT16, torch.int8: KVType.INT8}  # keyed by the dtype of the pool
 
 
 def block_shape(dtype: torch.dtype, kv_heads: int, head_dim: int) -> tuple[int, ...]:

@@ -129,7 +129,7 @@ SIGNATURE = types.void(
 
 
 class CompiledDraw:
-    """See `engine.sampling.drawing.Draw`. Only one thread may use it at a time."""
+    """A compiled `engine.sampling.drawing.Draw`. Only one thread may use it at a time."""
 
     def __init__(self, draw_rows: Entry, vocabulary: int) -> None:
         self._draw_rows = draw_rows

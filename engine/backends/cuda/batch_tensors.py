@@ -43,7 +43,7 @@ class BatchTensors:
 
     token_ids: Tensor  # int64 [T]
     positions: Tensor  # int64 [T]
-    slots: tuple[Tensor, ...]  # of each KV group, int64 [T]
+    slots: tuple[Tensor, ...]  # per KV group, int64 [T]
     tables: tuple[Tensor, ...]  # per KV group, int32 [R, blocks]; entries after a request's blocks are stale
     query_starts: Tensor  # int32 [R + 1]
     context_lengths: Tensor  # int32 [R]; 0 for padding requests
@@ -156,7 +156,7 @@ class StepBuffers:
         return placed + [torch.from_numpy(array).to(self._gpu.device) for array in arrays[fitting:]]
 
     def _apply(self, tensors: BatchTensors, pending: PendingTokens, *sent: Tensor) -> None:
-        """Update what depends on data on the GPU: pending tokens, and block tables."""
+        """Update the parts of a batch that depend on data on the GPU: pending tokens and block tables."""
         indices, rows, entries, values = sent
         if pending.sampled is not None:
             fill_pending_tokens(pending.sampled, rows, indices, tensors.token_ids)

@@ -63,7 +63,7 @@ def merge_ranges(moves: Iterable[MoveBlock], piece: Sequence[int]) -> Iterator[B
 
 
 class GpuBlocks(KVCache):
-    """See `KVCache`. Threads may copy at the same time, each on its own stream."""
+    """The `KVCache` of a GPU. Threads may copy at the same time, each on its own stream."""
 
     def __init__(
         self,

@@ -137,7 +137,7 @@ class CudaDevice:
 
 
 def why_unsupported(model: ModelConfig) -> str | None:
-    """Return what in a model has no GPU kernel, or None."""
+    """Return why the GPU kernels cannot run a model, or None if they can."""
     if model.head_dim not in HEAD_DIMS:
         return f"its head dimension is {model.head_dim}, not from {HEAD_DIMS[0]} to {HEAD_DIMS[-1]}"
     for name, width in (("hidden size", model.hidden), ("MLP", model.mlp_hidden)):

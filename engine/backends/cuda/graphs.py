@@ -31,7 +31,7 @@ class GraphSize:
     """The size of one graph."""
 
     requests: int
-    context: int  # longest context of any request, at most
+    context: int  # limit of the longest context of any request
 
 
 class StepGraphs:

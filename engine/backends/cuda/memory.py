@@ -1,4 +1,4 @@
-"""How much GPU memory the KV cache may take: the free memory, less reserves for the display and for steps.
+"""The GPU memory that the KV cache may take: the free memory, minus reserves for the display and for steps.
 
 The free memory is read from the driver, so memory of other programs is not counted. The memory of a step is measured
 with the largest step. Before the weights are loaded it is estimated, rather too high than too low, to choose a context.

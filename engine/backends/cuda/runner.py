@@ -40,7 +40,7 @@ class CudaTicket:
     targets: list[SampleTarget]
     masks: Masks
     sampled: Tensor  # int64 [targets], on the GPU
-    on_host: Sampled  # the same, being copied to the host
+    on_host: Sampled  # the same tokens, which are being copied to the host
     event: GpuEvent  # recorded after the copy
 
 

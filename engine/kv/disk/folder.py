@@ -37,7 +37,7 @@ from engine.private_folder import private_folder
 ABOUT = "about.json"
 MIN_PREFIX = 4  # characters of a fingerprint that are enough to name it
 
-_NAME_DIGITS = 32  # of the fingerprint, in hex
+_NAME_DIGITS = 32  # hex digits of the fingerprint in a folder name
 _FOLDER_NAME = re.compile(rf"[0-9a-f]{{{_NAME_DIGITS}}}")
 _SHARD_NAME = re.compile(r"[0-9a-f]{2}")
 
@@ -47,7 +47,7 @@ class About:
     """The description of a subfolder. Unknown fields are empty."""
 
     model: str = ""  # name for people
-    sha256: str = ""  # of the model file, in hex
+    sha256: str = ""  # digest of the model file, in hex
     backend: str = ""
     kv_type: str = ""
     made: str = ""  # creation time of the subfolder, ISO 8601 in UTC
@@ -125,7 +125,7 @@ def segment_files(root: Path) -> list[CachedFile]:
 
 
 def find_damage(path: Path) -> str:
-    """Return what is wrong with the content or the path of a segment file; empty if it is fine or gone.
+    """Return the damage in the content or the path of a segment file; empty if it is fine or gone.
 
     Reads the whole file.
     """
@@ -159,7 +159,7 @@ def delete(path: Path) -> ClearResult:
 
 def _cached_model(folder: Path) -> CachedModel:
     files, size, used = 0, 0, 0
-    blocks: Counter[int] = Counter()  # by KV group
+    blocks: Counter[int] = Counter()  # blocks per KV group
     for shard in subfolders(folder, _SHARD_NAME):
         for entry in dir_entries(shard):
             if entry.name.endswith(SUFFIX):

@@ -16,7 +16,7 @@ from engine.kv.disk.segment_file import SUFFIX, UNFINISHED, dir_entries, subfold
 
 GIB = 1 << 30
 MIN_LIMIT, MAX_LIMIT = 8 * GIB, 100 * GIB  # bounds of the automatic limit
-SHARE = 0.1  # of the free space
+SHARE = 0.1  # share of the free space that the automatic limit allows
 SWEEP_FRACTION = 32  # 1 / SWEEP_FRACTION of the limit is written between two sweeps, and freed by a sweep
 UNFINISHED_MAX_AGE = 3600.0  # seconds after which an unfinished file is deleted
 

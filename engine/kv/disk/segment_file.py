@@ -30,13 +30,14 @@ from engine.config import BLOCK_SIZE
 from engine.kv.blocks import BlockKey
 
 SEGMENT_BLOCKS = 64  # blocks of a segment, and of one file at most
-SUFFIX, UNFINISHED = ".run", ".tmp"  # of file names
+SUFFIX, UNFINISHED = ".run", ".tmp"  # suffixes of file names
 
 MAGIC = b"INGLEKV\0"
 VERSION = 1
 KEY_BYTES = 32
 DATA_START = 8192  # after header and table, at the start of a page
-READ_BATCH_BYTES = 1 << 20  # bytes read at once, about: they are checked while they are in the processor's cache
+# approximate bytes per read, so that data is still in the CPU cache when its checksums are verified
+READ_BATCH_BYTES = 1 << 20
 MAX_READS, READ_INTERVAL = 3, 2e-3  # reads of a table that another process may be writing, and seconds between them
 
 _HEADER = struct.Struct(f"<8sIIIQ{KEY_BYTES}s{KEY_BYTES}s16s")
@@ -61,7 +62,7 @@ class SegmentHeader:
     fingerprint: bytes  # KEY_BYTES: the model, and everything else that keys and values depend on
     group: int
     block_bytes: int
-    first_key: BlockKey  # of the segment
+    first_key: BlockKey  # first key of the segment
     identity: bytes  # 16 random bytes, which make an entry valid in this file only
 
     def to_bytes(self) -> bytes:
@@ -101,7 +102,7 @@ class Entry:
 
     key: BlockKey
     token_ids: tuple[int, ...]
-    checksum: int  # of the data
+    checksum: int  # checksum of the data
 
     def to_bytes(self, seed: int) -> bytes:
         return _with_checksum(_ENTRY.pack(self.key, *self.token_ids, self.checksum), seed)
@@ -198,7 +199,7 @@ def _entries(head: bytes, header: SegmentHeader) -> tuple[dict[int, Entry], list
 
 
 def read_blocks(file: FileIO, head: Head, indexes: Sequence[int], into: Callable[[int, memoryview], None]) -> None:
-    """Read blocks, adjacent ones at once, and pass each to `into` with its position in `indexes`.
+    """Read blocks, adjacent ones together, and pass each to `into` with its position in `indexes`.
 
     The memory is reused afterwards. Raises BadSegment at the first block that does not match its entry, or OSError.
     """
@@ -221,7 +222,7 @@ def read_blocks(file: FileIO, head: Head, indexes: Sequence[int], into: Callable
 
 
 def verify(path: Path) -> str:
-    """Read a whole file and return what is wrong with it; empty if nothing is."""
+    """Read a whole file and return its damage; empty if there is none."""
     try:
         with open_segment(path) as file:
             head = read_head(file)

@@ -94,10 +94,10 @@ class DiskStore:
         self._quota = quota
         self._clock = clock
         self._writing = threading.Lock()  # held while files are written; lookups do not take it
-        self._lock = threading.RLock()  # guards what is remembered of the folder
+        self._lock = threading.RLock()  # guards the heads, listings, and failures of files that are kept in memory
         self._listings: dict[str, _Listing] = {}
         self._heads: OrderedDict[Path, Head] = OrderedDict()
-        self._bad: dict[Path, float] = {}  # until when each file is not read; inf: for good
+        self._bad: dict[Path, float] = {}  # time until which each file is not read; inf: forever
         self._own_files: OrderedDict[tuple[int, BlockKey], _OwnFile] = OrderedDict()
         self._paused_until = 0.0
         self._has_warned = False
@@ -185,7 +185,7 @@ class DiskStore:
     # -- reading
 
     def read(self, blocks: Sequence[DiskBlock], into: Callable[[int, memoryview], None]) -> int:
-        """Read blocks of one group, adjacent ones at once, and pass each to `into` with its index in `blocks`.
+        """Read blocks of one group, adjacent ones together, and pass each to `into` with its index in `blocks`.
 
         Returns the number of bytes. Raises DiskMiss at the first block that has changed; its file is not found again.
         """

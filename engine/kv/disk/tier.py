@@ -21,15 +21,15 @@ from engine.kv.transfers import DirtyBlock, TransferHandle, Transfers, WriteBloc
 
 log = logging.getLogger(__name__)
 
-WRITE_BATCH_BYTES = 8 << 20  # bytes per write, about
-MAX_HELD_FRACTION = 8  # 1 / MAX_HELD_FRACTION of a pool's blocks, at most, is held by a write
+WRITE_BATCH_BYTES = 8 << 20  # approximate bytes per write
+MAX_HELD_FRACTION = 8  # a write holds at most 1 / MAX_HELD_FRACTION of a pool's blocks
 
 
 @dataclass(frozen=True, slots=True)
 class _QueuedWrite:
     group: int
     key: BlockKey
-    first_keys: tuple[BlockKey, ...]  # of its chain's segments, up to its own segment
+    first_keys: tuple[BlockKey, ...]  # first keys of its chain's segments, up to its own segment
 
     @property
     def first_key(self) -> BlockKey:
@@ -37,7 +37,9 @@ class _QueuedWrite:
 
 
 class DiskTier:
-    """Without a store, it finds and writes nothing. With one, `transfers` needs a block transfer."""
+    """Writes blocks to files, and finds them again. Without a store it does neither; with one, `transfers` needs a
+    block transfer.
+    """
 
     def __init__(
         self,
@@ -80,7 +82,7 @@ class DiskTier:
 
     @staticmethod
     def invalidate_lookup(held: RequestBlocks) -> None:
-        """Forget what was found in files for a request, because they may have changed."""
+        """Forget the blocks that were found in files for a request, because the files may have changed."""
         held.files.clear()
 
     def touch(self, held: RequestBlocks, blocks: int) -> None:

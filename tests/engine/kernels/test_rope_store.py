@@ -32,7 +32,7 @@ class Case:
     kind: NormKind = NormKind.RMS
 
 
-SHAPES: dict[str, Callable[[int, int], tuple[int, ...]]] = {  # of norm weights, by kind of norm
+SHAPES: dict[str, Callable[[int, int], tuple[int, ...]]] = {  # shapes of norm weights, by kind of norm
     "each": lambda _, head_dim: (head_dim,),
     "own": lambda heads, head_dim: (heads, head_dim),
     "together": lambda heads, head_dim: (heads * head_dim,),

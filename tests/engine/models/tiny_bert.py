@@ -28,7 +28,7 @@ class TinyBert:
 
     reference: BertModel
     folder: Path
-    path: Path  # of the GGUF file
+    path: Path  # path of the GGUF file
 
     def states(self, ids: Sequence[int]) -> Tensor:
         """Return the states that transformers computes, float32 [tokens, hidden]."""

@@ -105,7 +105,7 @@ class Case:
     shape: Shape
     rows: Tensor
     it: Recorded
-    # by (request id, index in its block table)
+    # keyed by (request id, index in its block table)
     released: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @classmethod

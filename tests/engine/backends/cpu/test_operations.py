@@ -33,7 +33,7 @@ from tests.quant.cpu.integer_reference import product
 from tests.quant.cpu.random_weights import TYPES, bits, random_weight, width
 
 SEED = 8
-ROWS = 40  # of the tables that activations are read from; also the largest number of tokens per step
+ROWS = 40  # rows of the tables that activations are read from; also the largest number of tokens per step
 WIDTH = 96
 EPSILON = 1e-5
 NARROW = [name for name in TYPES if width(name, 32) == 32]  # types whose blocks fit into WIDTH

@@ -80,7 +80,8 @@ class Damaged:
     seen: bool = True
 
 
-Way = Callable[[random.Random, Path, Path], list[Damaged]]  # of a file, with another file to exchange content with
+# a way to damage a file, given another file to exchange content with
+Way = Callable[[random.Random, Path, Path], list[Damaged]]
 
 
 def num_blocks(path: Path) -> int:

@@ -115,7 +115,8 @@ class _Usage:
 def test_automatic_limit_follows_the_free_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [some_file(tmp_path, f"{number:02}-0-1.run", 1000, number) for number in range(10)]
     quota = Quota(tmp_path, None)
-    for free, left in ((10_000, 10), (2_000, 5), (0, 2)):  # half of 20,000, of 12,000, of 5,000
+    # the limit is half of the free and used bytes: of 20,000, 12,000, and 5,000
+    for free, left in ((10_000, 10), (2_000, 5), (0, 2)):
         monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: _Usage(free))
         quota.enforce()
         assert sum(path.exists() for path in paths) == left

@@ -126,7 +126,7 @@ def test_only_requested_blocks_are_read(tmp_path: Path) -> None:
 
 
 def bad(path: Path) -> str:
-    """Return what is wrong with a damaged file."""
+    """Return the error of a damaged file."""
     with pytest.raises(BadSegment) as problem:
         contents(path)
     assert verify(path) == str(problem.value)
