@@ -32,7 +32,7 @@ class GGUFParts(TensorFiles[GGUFTensor]):
     """
 
     path: Path  # the file, or the first part
-    metadata: Mapping[str, MetadataValue]  # of the first part, which has the metadata of the model
+    metadata: Mapping[str, MetadataValue]  # metadata of the first part, which describes the model
     header_digest: str  # SHA-256 over the parts' digests, in hex; for a single file its digest
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -65,7 +65,7 @@ def _not_quantized(checkpoint: float8.Tensors, layer: str, names: LayerNames) ->
     )
 
 
-NOT_QUANTIZED = LayerFormat(_not_quantized)  # of a checkpoint without a quantization_config
+NOT_QUANTIZED = LayerFormat(_not_quantized)  # the format of a checkpoint without a quantization_config
 
 
 def _values(checkpoint: float8.Tensors, names: LayerNames) -> dict[str, Tensor]:

@@ -32,7 +32,7 @@ class Storage:
     """The storage of all linear layers of one model."""
 
     group: int | None  # columns that share a scale; None: a whole row
-    bits: float  # most bits of a weight, including its scales, in matrices of at least 32 columns
+    bits: float  # upper limit of the bits per weight, including scales, in matrices of at least 32 columns
     # Returns a layer's tensors by their names in it. The second argument is the importance of its columns, used by int4
     # alone.
     encode: Callable[[PlainTensor, Tensor | None], dict[str, Tensor]]

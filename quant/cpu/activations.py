@@ -38,7 +38,7 @@ STEPS_8, STEPS_14 = 127, 127 * 128  # the largest number of a row, in units of i
 
 
 class Form(IntEnum):
-    """How a row is stored. The value is a word of recorded programs."""
+    """How a row is stored. Recorded programs contain the number of the form."""
 
     FLOAT = 0
     BITS_8 = 1

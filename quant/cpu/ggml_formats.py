@@ -135,7 +135,7 @@ class GGMLFormat:
 
 
 def _lifted(table: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
-    """Return the table without negative numbers, and what was added to each number."""
+    """Return the table without negative numbers, and the number that was added to each."""
     return tuple(number - min(table) for number in table), -min(table)
 
 

@@ -160,7 +160,8 @@ def _optimized(kernels: Iterable[Kernel], target: Target) -> Any:
     return parsed
 
 
-_engines: dict[Target, dict[str, Any]] = {}  # by part; they keep the loaded code mapped while the process lives
+# engines by target and part; they keep the loaded code mapped while the process lives
+_engines: dict[Target, dict[str, Any]] = {}
 _addresses: dict[str, int] = {}
 
 

@@ -60,14 +60,14 @@ TIERS = (
 )
 CHOICES = ("auto", *(tier.name for tier in TIERS))
 
-_PLAINEST = {  # by architecture: LLVM's name of the baseline, and its features
+_PLAINEST = {  # LLVM's name of the baseline processor, and its features, by architecture
     "x86_64": ("x86-64", frozenset({"sse2"})),
     "aarch64": ("generic", frozenset({"neon"})),
 }
 
 
 def host_triple() -> str:
-    # Not at the top: modules need the names of tiers without importing a compiler.
+    # Imported here, because modules need the names of tiers without importing a compiler.
     from llvmlite import binding
 
     triple: str = binding.get_process_triple()

@@ -118,7 +118,7 @@ class CudaBackend:
     device: torch.device
     card: Card
     deterministic: bool  # the bits of a row do not depend on the rest of the batch
-    measured: MeasuredTiles | None = None  # tiles that were measured, in place of the rule's
+    measured: MeasuredTiles | None = None  # measured tiles, which replace those of the rule
     name: str = "cuda"
 
     def linear(self, segments: Sequence[QTensor]) -> QLinear:

@@ -27,7 +27,7 @@ from quant.tensor import (
 
 SLAB = 1 << 24  # codes that are rearranged at once, one byte each
 HALF_FRAGMENT = 16  # columns; the group size must be a multiple of it
-INTEGERS = {64: torch.int64, 32: torch.int32, 16: torch.int16}  # by their bits
+INTEGERS = {64: torch.int64, 32: torch.int32, 16: torch.int16}  # keyed by the number of bits
 
 
 def to_device(weight: QTensor, device: torch.device) -> CudaMatrix:

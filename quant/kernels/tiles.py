@@ -28,7 +28,7 @@ class ProductTile:
 class ProductShape:
     """The shape of a product, on which the choice of its tile depends."""
 
-    kind: str  # of the weights: bits and group size
+    kind: str  # bits and group size of the weights
     outputs: int
     inputs: int
     tokens: int  # rounded up to `TOKENS`
