@@ -80,7 +80,7 @@ class BarProgress:
     """Draws a live bar with amount, speed, and time left for a long task. The bar disappears when the task ends."""
 
     def __init__(self) -> None:
-        self._bars: list[_Bar] = []  # of the running tasks, the innermost last
+        self._bars: list[_Bar] = []  # bars of the running tasks, the innermost last
 
     @contextmanager
     def task(self, label: str, total: int | None, *, unit: Unit = "bytes") -> Iterator[Report]:

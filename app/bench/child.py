@@ -10,7 +10,7 @@ from typing import NoReturn, TypeVar
 
 from app.bench.competitor import CompetitorFailed
 
-_START_SECONDS = 600.0  # a large model from a slow disk
+_START_SECONDS = 600.0  # enough for a large model on a slow disk
 _STOP_SECONDS = 5.0
 _POLL_SECONDS = 0.02
 _TAIL_BYTES = 1500

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from app.bench.processes import cpu_seconds, machine_cpu_seconds
 
-_SHARE = 0.1  # of a core: more than the background load of an idle machine
-_LEAST_SECONDS = 0.05  # of processor time, which the system reports in steps of 0.01
+_SHARE = 0.1  # share of a core: more than the background load of an idle machine
+_LEAST_SECONDS = 0.05  # seconds of processor time, which the system reports in steps of 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Account:
     clock: float
     machine: float
     benchmark: float  # this process, the programs it ran, and the competitors
-    by_pid: Mapping[int, float]  # of the competitors
+    by_pid: Mapping[int, float]  # processor time of each competitor
 
 
 @dataclass(frozen=True, slots=True)

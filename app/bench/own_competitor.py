@@ -1,4 +1,4 @@
-"""This program as a competitor: its engine in this process, or its server, loaded and idle."""
+"""Inglenook as a competitor in a benchmark: its engine in this process, or its server."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from app.settings.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class OwnCompetitor:
-    """This program as a competitor, with facts for the report."""
+    """Inglenook as a competitor, with facts for the report."""
 
     competitor: Competitor
     backend: str

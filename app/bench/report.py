@@ -11,7 +11,7 @@ from app.bench.workload import Load, Row
 
 _DIGITS = 4  # significant digits
 
-Figures = Mapping[str, Spread | None]  # by row name; None: not reported
+Figures = Mapping[str, Spread | None]  # figures by row name; None: not reported
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Rounds of a benchmark: each round runs every load once, and repeats a run that another program disturbed.
 
-Threads that wait for each other all stop when one of them loses its core, so a disturbed run says little.
+Threads that wait for each other all stop when one of them loses its core, so one disturbance distorts a whole run.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,8 +11,8 @@ from app.bench.disturbance import Watch
 from app.bench.sample import Sample
 from app.bench.workload import Load, Rate
 
-_ATTEMPTS = 3  # to get an undisturbed run
-_WARM_UP_TOKENS = 8  # of the reply, because its later steps are the same
+_ATTEMPTS = 3  # attempts to get an undisturbed run
+_WARM_UP_TOKENS = 8  # tokens per reply of a warm-up: later steps are the same
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,8 @@ class Timeline:
 
     sent: float
     arrivals: Sequence[float]
-    tokens: int  # of the reply. A part can have several tokens, because a server holds back incomplete characters.
+    # tokens of the reply. A part can have several tokens, because a server holds back incomplete characters.
+    tokens: int
 
     @property
     def first(self) -> float:
@@ -72,7 +73,7 @@ class Sample:
     """The figures of one run of a load. Rates that a competitor does not report are missing."""
 
     rates: Mapping[Rate, float]
-    together: int  # the most streams that decoded at the same time
+    together: int  # largest number of streams that decoded at the same time
     first_token: tuple[float, ...] = ()  # seconds until the first token of each stream
     between_tokens: tuple[float, ...] = ()  # seconds between consecutive tokens
 
@@ -92,14 +93,14 @@ def sample_of(load: Load, timelines: Sequence[Timeline]) -> Sample:
 
 
 def _busiest_span(timelines: Sequence[Timeline]) -> tuple[int, float, float]:
-    """Return how many streams decode at the same time, at most, and the start and end of the longest span in which they
-    do.
+    """Return the largest number of streams that decode at the same time, and the start and end of the longest span in
+    which they do.
 
     Usually that is from the first token of the last stream to the last token of the first stream. Before, prompts are
     in prefill; after, the batch is no longer full. A tool that decodes a fixed batch measures the same.
     """
     starts = [(line.first, 0, 1) for line in timelines]
-    ends = [(line.last, 1, -1) for line in timelines]  # of simultaneous events, a start comes before an end
+    ends = [(line.last, 1, -1) for line in timelines]  # if events are simultaneous, a start comes before an end
     edges = sorted(starts + ends)
     spans, active = [], 0
     for (start, _, change), (end, _, _) in pairwise(edges):

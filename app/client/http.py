@@ -19,7 +19,7 @@ from quant.errors import InglenookError
 
 _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 _REASONS = ("error", "message", "detail", "msg")  # keys under which servers report the reason of an error
-_LONGEST_REASON = 300  # characters of it that are shown
+_LONGEST_REASON = 300  # characters of a reason that are shown
 
 _ERROR_KINDS: Mapping[object, type[InglenookError]] = {
     "context_length_exceeded": PromptTooLong,
@@ -41,7 +41,7 @@ class Remedies:
 
     unreachable: str
     senseless: str = "Stop it, and start it again."
-    refused: Mapping[int, str] = field(default_factory=dict)  # by status; for errors that have no remedy
+    refused: Mapping[int, str] = field(default_factory=dict)  # remedies by status, for errors that have none
 
 
 class HTTPClient:

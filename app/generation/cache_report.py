@@ -14,7 +14,7 @@ from engine.request import NO_TOKENS, TokenSources
 
 
 class MissReason(enum.Enum):
-    """Why more of a prompt is computed than its new end."""
+    """The reason why more of a prompt than its new end is computed."""
 
     FIRST_TIME = "first_time"  # no similar prompt since the start
     DIVERGED = "diverged"  # an earlier request continues differently from here
@@ -33,7 +33,7 @@ class Miss:
 
     reason: MissReason
     position: int  # index of the first token that differs or is missing
-    before: str = ""  # text before that position; this and the next two if two conversations diverge there
+    before: str = ""  # text before that position; set, like the next two, if two conversations diverge there
     was: str = ""  # text after it in the earlier conversation
     now: str = ""  # text after it in this prompt
     removed: str = ""  # text that was taken out, shortened

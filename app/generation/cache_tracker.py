@@ -46,7 +46,7 @@ class CacheTracker:
         return prompt
 
     def report(self, request: Request, miss: Miss | None, prefilled: int, *, counts: bool) -> CacheReport:
-        """Return the report of a request of whose prompt `prefilled` tokens are in the KV cache."""
+        """Return the report of a request. `prefilled` tokens of its prompt are in the KV cache."""
         sources = request.cache
         if counts and miss is not None:
             self.misses[miss.reason] += 1
@@ -73,12 +73,12 @@ class TrackedPrompt:
     earlier: Earlier | None
 
     def report(self, request: Request, prefilled: int) -> CacheReport:
-        """Return where the prompt's first `prefilled` tokens came from, once a step has computed some of them."""
+        """Return the sources of the prompt's first `prefilled` tokens, once a step has computed some of them."""
         miss = self.tracker.miss(request, self.ids, self.earlier)
         return self.tracker.report(request, miss, prefilled, counts=request is self.first)
 
     def finish(self, request: Request, output_ids: Sequence[int], computed: int) -> None:
-        """Remember an ended request: its output, and the number of tokens that are computed for it, at least."""
+        """Remember an ended request: its output, and how many of its tokens are certainly computed."""
         self.tracker.remember(request, self.ids + packed(output_ids), computed)
 
 

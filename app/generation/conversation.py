@@ -271,7 +271,7 @@ class Conversation:
     allowed: Sequence[Tool] | None = None  # tools that may be called; None: all of `tools`
     use: ToolUse = ToolUse.FREE
     parallel_calls: bool | None = None  # whether a reply may contain more than one call; None: depends on the model
-    thinking_budget: int | None = None  # reasoning tokens, at most; None: no limit
+    thinking_budget: int | None = None  # limit of reasoning tokens; None: no limit
     variables: Mapping[str, Json] = field(default_factory=dict)  # further variables for the template
     reply_prefix: str = ""  # start of the next message, which the model continues
     add_generation_prompt: bool = True  # whether the prompt ends with the text that the template writes before a reply

@@ -54,7 +54,7 @@ class ChatPrompt:
         return self._format.grammar(self._conversation, self._rendered, wanted)
 
     def loose_grammar(self, wanted: GrammarSource | None) -> GrammarSource | None:
-        """Return the same with any arguments for tools whose schemas cannot be compiled. None: the schemas are
+        """Return that grammar with any arguments for tools whose schemas cannot be compiled. None: the schemas are
         required.
         """
         conversation = self._format.with_loose_schemas(self._conversation)

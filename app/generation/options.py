@@ -29,7 +29,8 @@ VARIED_TEMPERATURE: Final = 0.7  # used for several replies to one prompt if the
 class DefaultSampling:
     """The default values of sampling fields."""
 
-    recommended: Mapping[str, float] | None = None  # by names of SamplingParams; None: each API has its own defaults
+    # values by names of SamplingParams; None: each API has its own defaults
+    recommended: Mapping[str, float] | None = None
 
     def fill(
         self,
@@ -149,14 +150,14 @@ class GenerationOptions:
 
     candidates: Sequence[SamplingParams]  # one per generated reply; a single one for a beam search
     count: int = 1  # number of replies that are returned, the best of the candidates
-    reports_logprobs: bool = False  # False: they only rank the candidates
+    reports_logprobs: bool = False  # whether events have log-probabilities; False: these only rank the candidates
     grammar: "RequestedGrammar | None" = None  # grammar of every reply
     breakers: Sequence[str] = ()  # texts that end a repetition for the DRY penalty
     allowed_ids: frozenset[int] | None = None  # token ids that replies may contain; None: all
     bad_words: Sequence[str] = ()  # texts that replies must not contain
-    context: int | None = None  # tokens of a prompt and its reply together, at most; None: the model's context length
+    context: int | None = None  # limit of a prompt and its reply together, in tokens; None: the model's context length
     limits: TimeLimits = NO_LIMITS
-    pause: float = 0.0  # seconds between two batches of events, at least
+    pause: float = 0.0  # smallest number of seconds between two batches of events
     reply: ReplyOptions = PLAIN_REPLY
     returns_text: bool = True  # False: only prefill the prompts for later requests, and drop the replies
 

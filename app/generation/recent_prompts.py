@@ -44,7 +44,7 @@ class Exchange:
     salt: str  # exchanges match only prompts with the same salt
     ids: bytes
     prompt_tokens: int  # length of the prompt; the ids after it were generated
-    computed: int  # tokens, at least, whose keys and values were in the KV cache
+    computed: int  # number of tokens whose keys and values were certainly in the KV cache
 
     @property
     def tokens(self) -> int:

@@ -20,7 +20,7 @@ from app.generation.reply_token_file import TokenSpan
 from app.text.long_texts import TextLimit
 from app.text.tokenizer import SPACE_SYMBOL, Tokenizer
 
-PROMPTS = 4096  # number of prompts whose replies can be remembered, the latest ones
+PROMPTS = 4096  # the replies to this number of latest prompts are remembered
 _PROBED = 32  # characters to encode to find out whether the tokenizer adds a leading space
 
 

@@ -19,7 +19,7 @@ _MAX_ABSENT_KEYS = 1 << 16
 
 
 class ReplyTokenCache:
-    """Spans of generated ids: all of them in memory, and those that may be stored also in a file.
+    """Keeps all spans of generated ids in memory, and also in a file if they may be stored.
 
     The least recently used spans are dropped first. Thread-safe.
     """

@@ -16,10 +16,10 @@ from engine.request import Origin
 
 log = logging.getLogger(__name__)
 
-_MAX_UNWRITTEN = 1000  # lines in the queue, at most; further lines are dropped
-_END_SECONDS = 1.0  # to write the last lines
+_MAX_UNWRITTEN = 1000  # limit of the lines in the queue; further lines are dropped
+_END_SECONDS = 1.0  # seconds for writing the last lines
 LONG_PROMPT = 4096  # number of uncached tokens from which the start of a prefill is logged
-PREFILL_LOG_SECONDS = 10.0  # between two lines about a prompt
+PREFILL_LOG_SECONDS = 10.0  # seconds between two lines about a prompt
 
 _REASONS = {
     MissReason.FIRST_TIME: "no similar prompt before",

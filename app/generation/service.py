@@ -36,9 +36,9 @@ from engine.request import PROGRAM, Origin
 IDLE_SECONDS = 1.0
 PROMPT_THREADS = 4  # one may be waiting for the template process
 TEXT_THREADS = 2
-MAX_COUNTED = 1 << 20  # tokens, at most, of a text that is only counted or tokenized
+MAX_COUNTED = 1 << 20  # limit, in tokens, of a text that is only counted or tokenized
 
-STUCK_SECONDS = 60.0  # seconds without a finished preparation, while some wait, after which the service counts as stuck
+STUCK_SECONDS = 60.0  # the service counts as stuck if requests wait and no preparation is finished for this time
 
 T = TypeVar("T")
 
@@ -177,7 +177,7 @@ class ChatService:
         return await self.texts.run(encode)
 
     async def capabilities(self) -> Capabilities:
-        """Return what the model supports. The first call renders its template. Raises TemplateUnavailable."""
+        """Return the features that the model supports. The first call renders its template. Raises TemplateUnavailable."""
 
         def probe(check: Check) -> Capabilities:
             replies = self._prompts.format

@@ -22,9 +22,10 @@ from app.process.limited_process import library_folders, start_isolated
 MAX_TEMPLATE_BYTES = 64 << 10  # 4 times the largest template in common use
 MAX_TEXT_CHARS = 4 << 20  # about a million tokens of English, more than the context length of any supported model
 MAX_FRAME_BYTES = 16 << 20  # MAX_TEXT_CHARS of 4 bytes each
-MEMORY_BYTES = 256 << 20  # of address space; the child starts with 25 MiB, and the largest conversation takes 100 MiB
+# limit of the address space; the child starts with 25 MiB, and the largest conversation takes 100 MiB
+MEMORY_BYTES = 256 << 20
 DEADLINE_SECONDS = 1.0
-_START_SECONDS = 60.0  # to load Python and jinja2, perhaps from a slow disk; no template runs in that time
+_START_SECONDS = 60.0  # seconds for loading Python and jinja2, perhaps from a slow disk; no template runs in that time
 _DETAIL_CHARS = 500
 
 _PROGRAM = Path(__file__).with_name("template_child.py")

@@ -35,7 +35,7 @@ class ReasoningMarks:
 
 
 class ThinkingBudget:
-    """See `engine.grammar.Grammar`. Immutable."""
+    """A grammar with a limit of reasoning tokens. Implements `engine.grammar.Grammar`. Immutable."""
 
     def __init__(
         self, tokenizer: Tokenizer, marks: ReasoningMarks, tokens: int, reply: Grammar | None, *, thinks: bool

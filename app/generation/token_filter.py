@@ -15,7 +15,7 @@ from engine.grammar import Constraint, Grammar, Words
 
 @dataclass(frozen=True, slots=True)
 class TokenFilter:
-    """See `engine.grammar.Grammar`. Immutable."""
+    """A grammar with a token filter. Implements `engine.grammar.Grammar`. Immutable."""
 
     allowed: Collection[int] | None = None  # token ids; None: all
     forbidden: Sequence[Sequence[int]] = ()  # sequences of token ids, none of them empty
@@ -99,7 +99,7 @@ class _FilterConstraint:
 
 
 def _bits(ids: Collection[int], count: int) -> Words:
-    """Return `count` words with the bits of some tokens set."""
+    """Return a bit mask of `count` 32-bit words in which the bits of `ids` are set."""
     words, given = np.zeros(count, np.uint32), np.fromiter(ids, np.int64, len(ids))
     np.bitwise_or.at(words, given // 32, np.left_shift(1, given % 32).astype(np.uint32))
     return words.view(np.int32)

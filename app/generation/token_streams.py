@@ -129,7 +129,7 @@ class TokenStreams:
 
     @property
     def max_running(self) -> int:
-        """Requests that run at the same time, at most. Others wait."""
+        """Limit of requests that run at the same time. Others wait."""
         return self._engine.config.max_running
 
     @property

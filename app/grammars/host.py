@@ -46,7 +46,10 @@ class GrammarFailed(InvalidGrammar):
 
 
 class GrammarProcess:
-    """See `engine.grammar.Grammar`. `tokenize` returns the ids of a text that continues another text."""
+    """A grammar that a separate process computes. Implements `engine.grammar.Grammar`.
+
+    `tokenize` returns the ids of a text that continues another text.
+    """
 
     def __init__(
         self, stream: ProcessStream, tokenize: Callable[[bytes], Sequence[int]], limits: GrammarLimits, *, jumps: bool

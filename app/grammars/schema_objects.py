@@ -30,7 +30,7 @@ class _Members:
 
     @property
     def is_shut(self) -> bool:
-        """Whether all names are known."""
+        """Whether the object can have no members except those in `named`."""
         return self.others is False and not self.by_pattern
 
 

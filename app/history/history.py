@@ -33,7 +33,7 @@ class History:
         self.inputs = Inputs(self._database)
         self.search = Search(self._database, self.chats)
         self._window = Window(folder)
-        self._deleted: list[int] = []  # by this process
+        self._deleted: list[int] = []  # chats that this process deleted
 
     @property
     def rescue(self) -> Rescue | None:

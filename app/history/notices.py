@@ -42,7 +42,7 @@ class Rescue:
     changed: Mapping[str, int]
     unreadable: int  # lost rows of unknown tables
     gaps: Sequence[str]  # lost parts of the files, with unknown contents
-    titles: Sequence[str]  # of chats with lost or changed messages
+    titles: Sequence[str]  # titles of chats with lost or changed messages
 
     @property
     def is_loss(self) -> bool:

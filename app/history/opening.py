@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Tell = Callable[[str], None]
 
-_BUSY_MS = 10_000  # for a write of another process, which takes milliseconds
-_LOCKED_SECONDS = 30.0  # for another program to unlock the history
-_REPAIR_SECONDS = 300.0  # for another Inglenook process that repairs the history
-_SOON_SECONDS = 1.0  # until a waiting user gets a message
-_GLANCE_SECONDS = 0.05  # between two attempts
+_BUSY_MS = 10_000  # longest wait for a write of another process, which takes milliseconds
+_LOCKED_SECONDS = 30.0  # longest wait until another program unlocks the history
+_REPAIR_SECONDS = 300.0  # longest wait for another Inglenook process that repairs the history
+_SOON_SECONDS = 1.0  # seconds until a waiting user gets a message
+_GLANCE_SECONDS = 0.05  # seconds between two attempts
 
 _MAKE_ROOM = (
     "Free disk space: saving then resumes. Until then old chats can be read, and new ones are lost when you leave."

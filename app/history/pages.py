@@ -12,7 +12,7 @@ from app.history.column_types import Row, Value
 from app.history.schema import PAGE_SIZE
 
 _TABLE_LEAF, _INDEX_LEAF, _INDEX_INTERIOR = 0x0D, 0x0A, 0x02
-_INTEGER_BYTES = {1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8}  # by serial type
+_INTEGER_BYTES = {1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8}  # keyed by serial type
 
 Pages = Sequence[bytes]
 
@@ -72,7 +72,7 @@ def index_entries(pages: Pages, number: int) -> Iterator[Row]:
     kind = page[0] if page else 0
     if kind not in (_INDEX_LEAF, _INDEX_INTERIOR) or number == 0:
         return
-    before = 4 if kind == _INDEX_INTERIOR else 0  # bytes of a child's page number
+    before = 4 if kind == _INDEX_INTERIOR else 0  # bytes of the child's page number at the start of each cell
     for cell in _cells(page, 0, 8 + before):
         try:
             size, offset = _varint(page, cell + before)

@@ -82,8 +82,8 @@ class Trim(Struct, frozen=True, omit_defaults=True):
     """Messages that are not sent to the model, and the summaries that replace them."""
 
     left_out: tuple[int, ...] = ()  # ids of messages
-    summary: str = ""  # of an older format: one summary of all messages left out until then, for all branches
-    summaries: dict[int, str] = {}  # by the last message that each replaces
+    summary: str = ""  # the older format: one summary of all messages left out until then, for all branches
+    summaries: dict[int, str] = {}  # keyed by the last message that each replaces
 
     @property
     def by_message(self) -> dict[int, str]:

@@ -28,7 +28,7 @@ _Sums = tuple[int, int]
 class Frame:
     """One changed page."""
 
-    index: int  # of the frame in the file, starting at 1
+    index: int  # index of the frame in the file, starting at 1
     page: int  # page number, starting at 1
     is_commit: bool
     content: bytes

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 60.0  # a first start may install packages
 CALL_SECONDS = 120.0
-MAX_TOOLS = 200  # of one server
-MAX_PAGES = 20  # of its list of tools
-MAX_REASON = 300  # characters of an error
+MAX_TOOLS = 200  # limit of the tools of one server
+MAX_PAGES = 20  # limit of the pages of its list of tools
+MAX_REASON = 300  # longest error message, in characters
 
 _CONNECTION_CLOSED = -32000  # error code of the package
 

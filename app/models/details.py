@@ -23,8 +23,8 @@ class ModelDetails:
     name: str
     path: Path
     source: str
-    size: int  # of the file, if it was read and there is only one
-    sha256: str | None  # of the one file, where it was read
+    size: int  # size of the file, if it was read and there is only one
+    sha256: str | None  # digest of the file, if it was read and there is only one
     stored_at: str | None
     architecture: str | None
     parameters: int

@@ -41,7 +41,7 @@ class ModelFit:
     size: int  # bytes of its files
     is_stored: bool
     fit: Fit  # on the preferred device
-    on_cpu: Fit | None  # set if that is a GPU and the model does not fit there
+    on_cpu: Fit | None  # set if the preferred device is a GPU and the model does not fit there
     smaller: str  # name of the largest smaller quantization that fits; empty: none is known
     int4: bool  # whether it would fit with its layers quantized to int4 while loading
 
@@ -51,9 +51,9 @@ class ModelFit:
 
 
 def fit_model(name: str, settings: Settings, progress: Progress | None = None, memory: int = 0) -> ModelFit:
-    """Return what the model with that name needs. Only headers are downloaded.
+    """Return the memory needs of the model with that name. Only headers are downloaded.
 
-    `memory`: bytes of the device to assume; 0: what is free. Raises ModelNotFound, Offline, ModelFileError,
+    `memory`: bytes of the device to assume; 0: all free memory. Raises ModelNotFound, Offline, ModelFileError,
     UnsupportedModel, and what opening a model raises.
     """
     progress = progress or SilentProgress()
@@ -70,7 +70,7 @@ def fit_model(name: str, settings: Settings, progress: Progress | None = None, m
 
 
 def fit_stored(stored: StoredModel, settings: Settings, progress: Progress | None = None, memory: int = 0) -> ModelFit:
-    """Return what a stored model needs. If it does not fit, asks the Hub for smaller quantizations."""
+    """Return the memory needs of a stored model. If it does not fit, asks the Hub for smaller quantizations."""
     found = _model_fit(stored.name, stored.path, stored.size, {}, settings, memory)
     name = RepositoryName.parse(stored.name)
     if found.is_possible or name is None or settings.offline:
@@ -184,7 +184,7 @@ def compare_with_plan(plan: Fit, name: str, progress: Progress) -> Iterator[None
 def plan_loading(
     checkpoint: Checkpoint, options: LoadOptions, stored: StoredModel, settings: Settings, progress: Progress
 ) -> Fit:
-    """Return what loading an open checkpoint needs, on the device that the engine will choose.
+    """Return the memory needs of loading an open checkpoint, on the device that the engine will choose.
 
     Raises OutOfMemory, with suggestions, if it does not fit. No weights have been read then.
     """

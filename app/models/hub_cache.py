@@ -17,7 +17,7 @@ from app.errors import AppError
 from app.models.catalog import HubSource
 from app.whole_file import PARTIAL, write_whole
 
-MAX_FILES = 20_000  # of one repository
+MAX_FILES = 20_000  # limit of the files of one repository
 _FOLDER = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")
 _COMMIT = re.compile("[0-9a-f]{40}")
 DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # git's sha1, or sha256

@@ -38,7 +38,7 @@ class SearchResult:
     quantization: str | None
     size: int | None  # bytes; None: unknown
     fits: bool
-    downloads: int | None  # of the repository, per month
+    downloads: int | None  # downloads of the repository per month
     license: str
 
 
@@ -56,7 +56,7 @@ def search_hub(
 ) -> list[SearchResult]:
     """Return models that fit first, and then the most downloaded ones.
 
-    `memory`: bytes of the device to assume; 0: what is free. Raises Offline, or AppError if the Hub refuses.
+    `memory`: bytes of the device to assume; 0: all free memory. Raises Offline, or AppError if the Hub refuses.
     """
     with progress.task(f"Searching {hub.host(settings)} for {words}", None):
         check_reachable(settings.hub_endpoint)

@@ -78,7 +78,7 @@ def _of_gguf(path: Path) -> ModelHeader:
 
 def _of_folder(folder: Path) -> ModelHeader:
     config, tokens = read_object(folder, CONFIG) or {}, tokenizer_config(folder)
-    inner = config.get("text_config")  # of a model that also processes images
+    inner = config.get("text_config")  # the language model of a model that also processes images
     values = {**config, **inner} if isinstance(inner, dict) else config
     section = config.get("quantization_config")
     section = section if isinstance(section, dict) else {}

@@ -26,7 +26,7 @@ class LMStudioModels:
     """The models of LM Studio, by publisher and repository: "lmstudio:org/repo:Q4_K_M"."""
 
     folder: Path
-    records: Path  # of digests
+    records: Path  # folder of recorded digests
 
     def find(self, name: str) -> StoredModel | None:
         wanted = RepositoryName.parse(name)
@@ -64,7 +64,7 @@ class LMStudioModels:
 
 
 MAX_MANIFESTS = 10_000
-_MAX_BYTES = 1 << 20  # of a manifest or a description
+_MAX_BYTES = 1 << 20  # limit of a manifest or a description
 _WEIGHTS = "application/vnd.ollama.image.model"
 _REGISTRY, _NAMESPACE, _TAG = "registry.ollama.ai", "library", "latest"
 _NAME = re.compile(rf"(?:(?:({COMPONENT})/)?({COMPONENT})/)?({COMPONENT})(?::({COMPONENT}))?")

@@ -24,7 +24,7 @@ from app.settings.settings import Settings, child_environment
 _CHUNK = 1 << 20
 _POLL_SECONDS = 0.1  # seconds between two checks of the growing download
 _STOP_SECONDS = 3.0  # seconds that pip gets to end before it is killed
-_KEPT_LINES = 3  # of pip's error output
+_KEPT_LINES = 3  # last lines of pip's error output that are shown
 _DISK_FULL = "No space left on device"
 # pip has no exit status for these. An index that cannot be reached is reported as "No matching distribution".
 _UNREACHABLE = ("No matching distribution", "ConnectionError", "Max retries exceeded", "timed out", "Connection broken")

@@ -26,7 +26,7 @@ from app.progress import Report, Unit
 from app.settings.settings import Settings
 from quant.errors import InglenookError
 
-_EVENT_SECONDS = 0.1  # at least, between two events about the same task
+_EVENT_SECONDS = 0.1  # shortest time between two events about the same task
 
 
 class PullState(enum.StrEnum):

@@ -68,7 +68,7 @@ class QuantizedCopy:
     method: str
     group_size: int | None  # columns that share a scale; None: a whole row
     layers: int  # linear layers that were quantized
-    original_bytes: int  # of all tensors
+    original_bytes: int  # bytes of all tensors
     size: int  # bytes of all files
 
 

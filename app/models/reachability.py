@@ -26,7 +26,7 @@ def check_reachable(address: str) -> None:
 
 
 def _probe(address: str) -> str:
-    """Send a request. Returns what went wrong, or an empty string."""
+    """Send a request. Return the error, or an empty string."""
     import httpx
 
     try:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import httpx
 
 _FIRST_BYTES = 1 << 20  # bytes of the first request; most headers are shorter, except those of large vocabularies
-_SMALL_BYTES = 1 << 16  # bytes, at most, of a tensor that is downloaded whole
+_SMALL_BYTES = 1 << 16  # a tensor of at most this number of bytes is downloaded whole
 _GROWTH = 4  # factor by which the next request is larger if those were not enough
 
 

@@ -13,7 +13,7 @@ from typing import TypeAlias, TypeVar
 from app.errors import AppError
 from engine.errors import EngineError
 
-STUCK_SECONDS = 30.0  # without a job that starts, ends, or passes a check
+STUCK_SECONDS = 30.0  # seconds in which no job starts, ends, or passes a check
 _POLL_SECONDS = 0.01  # seconds between two checks of jobs that are ending
 
 T = TypeVar("T")

@@ -73,13 +73,13 @@ class Health(Struct, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class AccessPolicy:
-    """Which requests the server accepts."""
+    """The rules by which the server accepts or refuses requests."""
 
     authenticator: Authenticator = field(default_factory=Authenticator)
     # names in the Host header that are accepted besides the server's addresses; IPv6 in brackets
     host_names: Sequence[str] = ()
-    allowed_origins: Sequence[str] = ()  # of web pages
-    max_requests: int = 0  # concurrent requests of one caller, at most; 0: no limit
+    allowed_origins: Sequence[str] = ()  # origins of web pages
+    max_requests: int = 0  # limit of the concurrent requests of one caller; 0: no limit
 
 
 DEFAULT_POLICY = AccessPolicy()

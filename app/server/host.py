@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from app.server.application import AccessPolicy, ServerContext
     from app.server.machine import Machine
 
-STOP_SECONDS = 1.8  # for the current step, and for clients to read their last event; then connections are aborted
+# seconds for the current step, and for clients to read their last event; then connections are aborted
+STOP_SECONDS = 1.8
 _MAX_HEADER_BYTES = 64 << 10
 
 # Seconds after which a thread that computes in Python gives up the interpreter. Longer than the Python part of a step,
@@ -86,7 +87,7 @@ def run_host(settings: Settings, progress: Progress, leases: EngineLeases | None
 
 
 def _access_policy(settings: Settings) -> "AccessPolicy":
-    """Return which requests to accept.
+    """Return the rules by which requests are accepted.
 
     Raises InvalidSetting if other machines could connect without a key, or if a key cannot be read.
     """

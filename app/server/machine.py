@@ -14,7 +14,7 @@ from msgspec import Struct
 from app.models.machine_memory import memory_without_gpu, resident_bytes
 from engine.kv.disk.folder import resolve_limit, segment_files
 
-_SCAN_SECONDS = 5.0  # between two scans of the folder
+_SCAN_SECONDS = 5.0  # seconds between two scans of the folder
 
 
 class AmountReport(Struct):

@@ -42,7 +42,7 @@ class RequestReport(Struct):
     prompt_done: int  # tokens
     prompt_total: int
     reply_tokens: int
-    seconds: float  # since it arrived
+    seconds: float  # seconds since the request arrived
     reply: str = ""  # the id that stops it; empty if it has none
 
 
@@ -62,7 +62,7 @@ class EngineReport(Struct):
     requests: list[RequestReport]
     tiers: list[TierReport]
     block_bytes: int  # approximate bytes of one block; 0: unknown
-    disk: AmountReport | None  # files of the KV cache, of all models; null: nothing is written
+    disk: AmountReport | None  # disk space of the KV cache of all models; null: the disk cache is off
     memory: int  # bytes of the process; 0: unknown
     gpu: AmountReport | None  # memory of the GPU in use; null: the engine runs on the CPU
     room: int  # bytes that another model could use in place of this one; 0: unknown

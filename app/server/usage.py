@@ -22,7 +22,7 @@ class Timings(Struct, kw_only=True):
     The time to the first token of each reply counts as prefill.
     """
 
-    queue_ms: float | UnsetType = UNSET  # time until the engine started; known at the end; so is the next field
+    queue_ms: float | UnsetType = UNSET  # time until the engine started; known at the end, like the next field
     restore_ms: float | UnsetType = UNSET  # time to copy cached blocks from RAM and files
     cache_n: int  # cached tokens of the prompt
     prompt_n: int  # computed tokens of the prompt

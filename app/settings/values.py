@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from engine.config import ALL_FREE, MemoryLimit
 
-MAX_GIGABYTES = 100_000  # of a GPU's memory
+MAX_GIGABYTES = 100_000  # limit of a GPU's memory
 MAX_KEY = 512  # characters of an API key
 
 

@@ -21,7 +21,8 @@ from app.text.tokenizer import TextEncoder, Tokenizer, Vocabulary, byte_level_by
 from quant.bounded_json import JSONProblem, parse_object
 
 _REMEDY = "Choose a model of another family, or a GGUF file of this one."
-# Ids without a token in a vocabulary, at most. Some vocabularies have gaps, but a forged one could exhaust the memory.
+# Limit of the ids without a token in a vocabulary. Some vocabularies have gaps, but a forged one could exhaust the
+# memory.
 MAX_UNUSED_IDS = 1 << 16
 
 

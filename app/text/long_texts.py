@@ -13,7 +13,7 @@ from typing import Protocol
 from app.errors import TextTooLong
 
 PIECE = 1 << 15  # characters
-COUNTED = 1 << 17  # tokens, up to which a text that is too long is counted exactly for its error
+COUNTED = 1 << 17  # a text that is too long is counted exactly up to this number of tokens, for its error
 
 _WORD = re.compile(r"(?<=[A-Za-z0-9,.]) (?=[A-Za-z0-9])")
 _REACHES_ACROSS = re.compile("[A-Za-z0-9,.][ \u0120\u2581]")  # a space as vocabularies write it: plain, Ġ, or ▁
@@ -63,7 +63,7 @@ class PieceEncoder(Protocol):
 
     @property
     def longest_token(self) -> int:
-        """The number of characters in one token, at most."""
+        """Upper limit of the characters in one token."""
         ...
 
     @property

@@ -271,7 +271,7 @@ class Tokenizer:
 
     @functools.cached_property
     def longest_token(self) -> int:
-        """The number of characters in one token, at most: its number of bytes."""
+        """Upper limit of the characters in one token: its number of bytes."""
         longest = 0
         lengths = [*map(len, map(str.encode, self._vocabulary.texts))]  # upper bounds of the number of bytes
         for token_id in sorted(range(self.vocab_size), key=lengths.__getitem__, reverse=True):

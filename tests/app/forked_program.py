@@ -1,7 +1,8 @@
 """`ingle` processes that start fast: each is forked from a process that has imported the slow modules once per test
 run.
 
-The test process is their parent, as of any child: the fork goes through an intermediate process that exits.
+The fork goes through an intermediate process that exits, so that the test process becomes the parent, as if it had
+started the program itself.
 """
 
 import atexit
@@ -28,7 +29,7 @@ IMPORTED = (
     "app.models.load.loaded_encoder",
     "engine.backends.cpu.device",
 )
-_MOST_BYTES = 1 << 20  # of the message to the forking process
+_MOST_BYTES = 1 << 20  # limit of the message to the forking process
 _SUBREAPER = 36  # prctl: orphaned descendants become children of this process
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _FOLDER, _LOCK, _STATE, _STOP = ".downloads", "turn.lock", "now.json", "stop.json"
 _RESUME = "The part that has arrived is kept. Pull the model again to resume."
-_POLL_SECONDS = 0.25  # between two checks, and between two writes of the progress
+_POLL_SECONDS = 0.25  # seconds between two checks, and between two writes of the progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Running:
     """The progress of a running download."""
 
     pid: int
-    name: str  # of the model
+    name: str  # name of the model
     label: str  # description of the current step
     done: int  # bytes
     total: int | None

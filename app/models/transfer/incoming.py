@@ -14,7 +14,7 @@ from app.progress import format_bytes
 from app.whole_file import PARTIAL, put_in_place
 
 _CHUNK = 1 << 20
-_SYNC_BYTES = 64 << 20  # bytes, at most, that a download can lose in a power cut
+_SYNC_BYTES = 64 << 20  # a download can lose at most this number of bytes in a power cut
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 

@@ -1,4 +1,4 @@
-"""Reranking: which of several documents answers a query best.
+"""Reranking: sorts documents by how well they answer a query.
 
 A cross-encoder reads each document together with the query and scores the pair. With other models that return vectors,
 the relevance of a document is the cosine of its vector and the query's. Fields and paths are those of Jina's API, vLLM,
@@ -117,7 +117,7 @@ PATHS = ("/v1/rerank", "/rerank", "/v1/reranking", "/reranking")
 
 
 class RankedDocument(Struct):
-    index: int  # of the document in the request
+    index: int  # index of the document in the request
     relevance_score: float  # 0 to 1 from a cross-encoder, else -1 to 1
     document: TextDocument | UnsetType = UNSET
 

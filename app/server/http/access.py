@@ -32,7 +32,7 @@ _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 _NOBODY = 65534
 
 RETRY_SECONDS = 1
-LIMIT_RETRY_SECONDS = 5  # for a caller with too many requests in progress
+LIMIT_RETRY_SECONDS = 5  # seconds until a caller with too many requests in progress may retry
 
 CALLER = "caller"  # key of the Caller in the scope's state of each accepted request
 PEER = "peer"  # key of the Peer in the scope's state of each request
@@ -46,8 +46,8 @@ PUBLIC_ROUTES = frozenset((method, path) for method in ("GET", "HEAD") for path 
 class Peer:
     """The other end of one connection."""
 
-    address: Address | None  # of the client
-    server: Address | None  # of this server
+    address: Address | None  # address of the client
+    server: Address | None  # address of this server
     _is_this_user: bool | None = field(default=None, init=False)
 
     def is_this_user(self) -> bool:

@@ -19,7 +19,7 @@ from app.server.http.errors import InvalidRequest, error_response
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 MAX_HEADERS = 128
-MAX_TARGET_BYTES = 8 << 10  # of path and query
+MAX_TARGET_BYTES = 8 << 10  # limit of path and query together
 
 
 # Sec-Fetch-Site of requests that a page of this server sent, or the user.

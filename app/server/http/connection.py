@@ -30,9 +30,10 @@ class Connection(H11Protocol):
 
     ERRORS: ClassVar[ErrorFormat]  # format of the error for bytes that are not HTTP
 
-    HEAD_SECONDS: ClassVar[float] = 10.0  # to send the head of a request, from when it may be sent
-    UNREAD_SECONDS: ClassVar[float] = 60.0  # to read enough of the buffered reply that more can be written
-    POLL_SECONDS: ClassVar[float] = 0.5  # between checks of a client that has closed its half
+    HEAD_SECONDS: ClassVar[float] = 10.0  # time limit for the head of a request, from when it may be sent
+    # time limit for a client to read enough of the buffered reply that more can be written
+    UNREAD_SECONDS: ClassVar[float] = 60.0
+    POLL_SECONDS: ClassVar[float] = 0.5  # time between checks of a client that has closed its half
 
     _head_timer: asyncio.TimerHandle | None = None
     _read_timer: asyncio.TimerHandle | None = None

@@ -36,7 +36,7 @@ _STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # makes a proxy forward events at once
 ]
-PING_SECONDS = 5.0  # after the last bytes
+PING_SECONDS = 5.0  # seconds after the last bytes
 # Until the engine starts, a request can still be refused with its own status. So the first ping waits longer.
 FIRST_PING_SECONDS = 20.0
 
@@ -65,7 +65,7 @@ class StreamedReply(Generic[ChunkT]):
     chunks: AsyncGenerator[list[ChunkT]]
     error_body: Callable[[Exception], msgspec.Struct]
     framing: Framing = EVENTS
-    counts: TokenCounts = field(default_factory=TokenCounts)  # of the request; pings report its status
+    counts: TokenCounts = field(default_factory=TokenCounts)  # counts of the request; pings report its status
     first_ping_seconds: float = FIRST_PING_SECONDS
     ping_seconds: float = PING_SECONDS
 

@@ -30,7 +30,7 @@ def test_streams_that_never_overlap_count_as_one() -> None:
     first, second = Timeline(0.0, [1.0, 1.5, 2.0], 3), Timeline(0.0, [3.0, 3.25, 3.5], 3)
     sample = sample_of(Load(8, 3, 2), [first, second])
     assert sample.together == 1
-    assert sample.rates[Rate.DECODE] == pytest.approx(2.0)  # of the longer of the two spans
+    assert sample.rates[Rate.DECODE] == pytest.approx(2.0)  # the rate of the longer of the two spans
 
 
 def test_part_with_several_tokens_counts_all_of_them() -> None:

@@ -1,4 +1,4 @@
-"""Token filters: allowed token ids, forbidden sequences, and both around a grammar."""
+"""Token filters: allowed token ids, forbidden sequences, and both combined with a grammar."""
 
 import asyncio
 import copy

@@ -39,6 +39,6 @@ def logged(_logged: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def logged_and_indexed(_logged: Path, tmp_path: Path) -> Path:
-    """The same with the index."""
+    """The file of a history in `tmp_path`. Half of it is in the log, whose index exists."""
     shutil.copytree(_logged, tmp_path, dirs_exist_ok=True)
     return tmp_path / FILE_NAME

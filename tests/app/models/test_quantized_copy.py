@@ -84,7 +84,7 @@ def save(source: Path, target: Path, method: Method = INT4, shard_bytes: int = 4
 def test_transformers_reads_the_same_weights(original: Path, tmp_path: Path, method: Method) -> None:
     save(original, tmp_path / "copy", method)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about this way to request 16-bit weights
+        warnings.simplefilter("ignore")  # transformers warns about this way to request 16-bit weights
         theirs = AutoModelForCausalLM.from_pretrained(
             tmp_path / "copy", dtype=torch.bfloat16, quantization_config=CompressedTensorsConfig(dequantize=True)
         )

@@ -18,7 +18,7 @@ from tests.app.server.scripted_server import ScriptedServer
 
 @pytest.fixture(scope="session")
 def hash_server(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[LiveServer]:
-    """For tests that do not change its state."""
+    """The server of the hash model, for tests that do not change its state."""
     engine, _ = controlled_engine(tokenizer.vocab_size)
     with LiveServer("hash", engine, tokenizer, renderer) as server:
         yield server

@@ -29,7 +29,7 @@ from tests.support.processes import HANGING_SECONDS
 pytestmark = pytest.mark.slow
 
 PAGE = Path(__file__).with_name("attack_page.html")
-LEAST_REQUESTS = 12  # requests of the page, at least
+LEAST_REQUESTS = 12  # smallest number of requests of the page
 # The browser's own protection of local addresses would hide the server's.
 FLAGS = [
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
@@ -44,7 +44,7 @@ class Recorder:
 
     app: ASGIApp
     seen: list[tuple[str, str, int]] = field(default_factory=list)  # method, path, status
-    headers: list[str] = field(default_factory=list)  # of responses
+    headers: list[str] = field(default_factory=list)  # headers of responses
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def remember(message: Message) -> None:
@@ -117,7 +117,7 @@ class Outcome:
     read: dict[str, Any]
     seen: list[tuple[str, str, int]]
     headers: list[str]
-    steps: int  # of the engine
+    steps: int  # steps of the engine
 
 
 Attack = Callable[..., Outcome]

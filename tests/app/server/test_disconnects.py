@@ -21,7 +21,7 @@ TASKS_OF_A_REPLY = 3  # the connection, the work on the request, and the wait fo
 
 @pytest.fixture
 def server(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> Iterator[LiveServer]:
-    """At most four requests run at the same time; others wait."""
+    """A server that runs at most four requests at the same time. Others wait."""
     engine, _ = controlled_engine(tokenizer.vocab_size, running=4, budget=64)
     with LiveServer("hash", engine, tokenizer, renderer) as server:
         # One complete request first, which creates everything that is created only once.

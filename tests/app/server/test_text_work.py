@@ -67,7 +67,7 @@ class HeldPool(WorkPool):
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch, code_server: LiveServer, embedding_server: EmbeddingServer) -> HeldPool:
-    """Replaces every pool of both servers."""
+    """The pool that replaces all work pools of both servers. Its jobs never start."""
     pool = HeldPool()
     for service in (code_server.service, embedding_server.service):
         for name, value in vars(service).items():

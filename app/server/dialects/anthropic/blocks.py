@@ -26,7 +26,7 @@ class ResultBlock(Struct):
 
     type: str
     text: str | None = None
-    tool_name: str | None = None  # of a tool that a tool search has found
+    tool_name: str | None = None  # name of a tool that a tool search has found
 
 
 class ContentBlock(Struct):
@@ -35,10 +35,10 @@ class ContentBlock(Struct):
     type: str
     text: str | None = None
     thinking: str | None = None
-    id: str | None = None  # of a call; so are the next two fields
+    id: str | None = None  # id of a call; the next two fields also belong to a call
     name: str | None = None
     input: dict[str, Any] | None = None
-    tool_use_id: str | None = None  # of a result; so are the next two fields
+    tool_use_id: str | None = None  # id of the call that a result answers; the next two fields also belong to a result
     content: str | list[ResultBlock] | None = None
     is_error: bool | None = None
 

@@ -28,7 +28,7 @@ class Modalities(Struct):
 
 class DefaultSettings(Struct):
     n_ctx: int
-    params: GenerationSettings  # of a request that sets none
+    params: GenerationSettings  # settings of a request that sets none
 
 
 class Properties(Struct, kw_only=True):

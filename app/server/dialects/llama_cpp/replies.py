@@ -45,7 +45,7 @@ class Probability(Alternative, kw_only=True):
 class Completion(Struct, kw_only=True):
     """A chunk or a whole reply. Some fields are set only in the last chunk and in a whole reply."""
 
-    index: int = 0  # of the reply, if there are several
+    index: int = 0  # index of the reply, if there are several
     content: str = ""
     tokens: list[int] = []  # token ids of the chunk; in a whole reply only if the request asks for them
     id_slot: int = -1
@@ -71,7 +71,7 @@ class ReportOptions:
 
     model: str
     prompts: Sequence[tuple[int, ...]]
-    settings: Sequence[GenerationSettings]  # of each reply to a prompt
+    settings: Sequence[GenerationSettings]  # settings of each reply to a prompt
     truncated: bool  # whether a part of the prompt was left out
     progress: bool  # report the progress of prefill
     timings: bool  # report timings in every chunk
@@ -96,7 +96,7 @@ class ChunkWriter:
         self._reports = reports
         self._started_at = time.monotonic()
         self._replies: dict[int, _ReplyState] = {}
-        self._prompt_texts: dict[int, str] = {}  # by the index of the prompt
+        self._prompt_texts: dict[int, str] = {}  # keyed by the index of the prompt
 
     async def chunks(self, replies: AsyncGenerator[Batch]) -> AsyncGenerator[list[Completion]]:
         """Yield the chunks in batches. Errors about the prompts name their field."""

@@ -39,7 +39,7 @@ class ChatReply(Struct, kw_only=True):
     model_instance_id: str
     output: list[Message | Reasoning]
     stats: Stats
-    response_id: str | UnsetType = UNSET  # of a stored chat
+    response_id: str | UnsetType = UNSET  # set if the chat is stored
 
 
 class _Event(Struct, kw_only=True, tag_field="type"):

@@ -23,7 +23,7 @@ from app.server.served_model import ServedModel
 Kind = Literal["llm", "embeddings"]
 
 UNKNOWN = "unknown"
-_BITS = re.compile(r"(?:^|\D)(\d{1,2})(?=_|$)")  # in the name of a quantization: Q4_K_M, F16
+_BITS = re.compile(r"(?:^|\D)(\d{1,2})(?=_|$)")  # bits in the name of a quantization: Q4_K_M, F16
 
 
 class Model(Struct, kw_only=True):
@@ -80,7 +80,7 @@ class StoredModel(Struct, kw_only=True):
     loaded_instances: list[Instance]
     max_context_length: int
     format: Literal["gguf", "safetensors"]
-    capabilities: Abilities | UnsetType = UNSET  # of models that generate text
+    capabilities: Abilities | UnsetType = UNSET  # set for models that generate text
     description: None = None
 
 

@@ -20,13 +20,13 @@ from app.settings.settings import APP_NAME
 StopReason: TypeAlias = Literal["maxPredictedTokensReached", "toolCalls"]
 Handler: TypeAlias = Callable[[Request], Awaitable[StreamedReply[Any] | WholeReply[Any]]]
 
-# By OpenAI's reason. The reason "stop" may be an end token or a stop string, so it has none here.
+# Keyed by OpenAI's reason. "stop" is missing, because it can mean an end token or a stop string.
 _STOP_REASONS: Mapping[str | None, StopReason] = {"length": "maxPredictedTokensReached", "tool_calls": "toolCalls"}
 
 
 class Stats(Struct, kw_only=True):
     tokens_per_second: float
-    time_to_first_token: float  # seconds; so is the next field
+    time_to_first_token: float  # seconds, like the next field
     generation_time: float
     stop_reason: StopReason | UnsetType = UNSET
 

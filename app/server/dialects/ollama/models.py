@@ -47,7 +47,7 @@ def front_page(model: ServedModel, base: str) -> HTMLResponse:
     return HTMLResponse(page, headers={"content-security-policy": _POLICY})
 
 
-VERSION = "0.14.0"  # of Ollama's API
+VERSION = "0.14.0"  # version of Ollama's API
 NEVER = "9999-12-31T23:59:59Z"
 LATEST = ":latest"  # Ollama's clients append it to a name without a tag
 UNKNOWN = "unknown"

@@ -153,7 +153,7 @@ class GenerateWriter(_Writer[GenerateReply]):
         """With `reports_context`, the last chunk has the ids of the prompt and of the reply."""
         super().__init__(model, tokenizer)
         self._reports_context = reports_context
-        self._ids: list[int] = []  # of the reply
+        self._ids: list[int] = []  # token ids of the reply
 
     def write(self, event: ChatEvent) -> Iterator[GenerateReply]:
         match event:

@@ -204,7 +204,7 @@ class GenerateRequest(GeneratingRequest, kw_only=True):
     prompt: str = ""
     suffix: str | None = None
     system: str | None = None
-    context: Annotated[list[TokenId], Meta(max_length=MAX_CONTEXT)] | None = None  # of an earlier reply
+    context: Annotated[list[TokenId], Meta(max_length=MAX_CONTEXT)] | None = None  # field `context` of an earlier reply
     raw: bool | None = None
 
     @property

@@ -57,7 +57,7 @@ class ChoiceLogprobs(Struct):
 
 class FunctionDelta(Struct):
     arguments: str
-    name: str | UnsetType = UNSET  # in the first delta of a call; so are its id and type
+    name: str | UnsetType = UNSET  # in the first delta of a call, like its id and type
 
 
 class CallDelta(Struct):

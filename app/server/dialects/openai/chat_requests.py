@@ -134,7 +134,7 @@ class ChatMessage(Struct):
     reasoning: str | None = None
     reasoning_content: str | None = None  # a second name of `reasoning`
     tool_calls: list[MessageToolCall] | None = None
-    function_call: FunctionCall | None = None  # of older clients, which allow one call
+    function_call: FunctionCall | None = None  # sent by older clients, which allow one call
     tool_call_id: str | None = None
 
     def to_message(self) -> Message:

@@ -64,7 +64,8 @@ class CompletionChoice(Struct):
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: FinishText | None = None
-    prompt_logprobs: PromptLogprobList | UnsetType = UNSET  # of the choice's prompt; never in a stream
+    # log-probabilities of the choice's prompt; never in a stream
+    prompt_logprobs: PromptLogprobList | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET  # in the choice's first chunk
     token_ids: list[int] | UnsetType = UNSET
 
@@ -170,7 +171,7 @@ class _Echo:
     """The part of a prompt that its reply repeats."""
 
     text: str = ""
-    first_token: int | None = None  # of the prompt, if its log-probabilities are reported
+    first_token: int | None = None  # first token of the prompt, if its log-probabilities are reported
     has_first: bool = True  # whether the text contains that token; a BOS token that was added is not in it
 
 
@@ -206,7 +207,7 @@ class _ChunkWriter:
         self._counts = counts
         self._reports = ChunkReports(body, counts)
         self._choices: dict[int, _ChoiceWriter] = {}
-        self._prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}  # of each choice
+        self._prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}  # keyed by the index of the choice
 
     def write(self, index: int, event: ChatEvent) -> Iterator[Completion]:
         self._reports.count_event(index, event)

@@ -39,7 +39,7 @@ class Model(Struct):
 
     id: str
     created: int
-    created_at: datetime  # the same; this and the next three are for clients of Anthropic's API
+    created_at: datetime  # the same time; this and the next three fields are for clients of Anthropic's API
     display_name: str
     max_input_tokens: int
     context_length: int  # tokens of a prompt and its reply together
@@ -55,7 +55,7 @@ class Model(Struct):
 
 class ModelList(Struct):
     data: list[Model]
-    first_id: str  # for clients of Anthropic's API; so are the next two fields: the list is complete
+    first_id: str  # for clients of Anthropic's API, like the next two fields: the list is complete
     last_id: str
     has_more: Literal[False] = False
     object: Literal["list"] = "list"

@@ -43,7 +43,7 @@ class Usage(Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET  # known at the end; so is the next field
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET  # known at the end, like the next field
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
@@ -108,7 +108,7 @@ class ReportingRequest(GenerationRequest, kw_only=True):
     return_tokens_as_token_ids: bool | None = None  # in log-probabilities
     timings_per_token: bool | None = None  # report timings in each chunk of a stream
     request_id: RequestId | None = None  # the end of the reply's id
-    t_max_prompt_ms: Milliseconds | None = None  # 0: no limit; so for the next field
+    t_max_prompt_ms: Milliseconds | None = None  # 0: no limit, also for the next field
     t_max_predict_ms: Milliseconds | None = None
 
     @property

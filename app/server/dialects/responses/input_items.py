@@ -50,15 +50,15 @@ class InputItem(Struct, omit_defaults=True):
     id: Annotated[str, Meta(max_length=256)] | None = None
     status: str | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
-    content: Content | None = None  # of a message or reasoning
-    summary: list[ContentPart] | None = None  # of reasoning
-    call_id: Annotated[str, Meta(max_length=256)] | None = None  # of a call or its output
-    name: Annotated[str, Meta(max_length=256)] | None = None  # of the called tool
+    content: Content | None = None  # content of a message or of reasoning
+    summary: list[ContentPart] | None = None  # summary of reasoning
+    call_id: Annotated[str, Meta(max_length=256)] | None = None  # id of a call, also in its output
+    name: Annotated[str, Meta(max_length=256)] | None = None  # name of the called tool
     namespace: Annotated[str, Meta(max_length=256)] | None = None
     arguments: str | dict[str, Any] | None = None
-    input: str | None = None  # of a custom tool
+    input: str | None = None  # input of a custom tool
     output: str | list[ContentPart] | dict[str, Any] | None = None
-    encrypted_content: str | None = None  # of a compaction
+    encrypted_content: str | None = None  # content of a compaction
 
     @property
     def kind(self) -> str:

@@ -50,7 +50,7 @@ class ResponseError(Struct):
 class Response(Struct, kw_only=True):
     id: str
     object: Literal["response"] = "response"
-    created_at: int  # Unix time in seconds; so is the next field
+    created_at: int  # Unix time in seconds, like the next field
     completed_at: int | None = None
     status: Status = "in_progress"
     background: bool

@@ -29,7 +29,7 @@ ROW_BYTES = 512  # size of a response besides its texts
 MAX_CHAIN = 4096  # responses that one can continue
 
 _VERSION = 1
-_BUSY_SECONDS = 5.0  # to wait until another server has written
+_BUSY_SECONDS = 5.0  # longest wait until another server has written
 _TABLE = """
     CREATE TABLE IF NOT EXISTS responses (
         id TEXT PRIMARY KEY, owner TEXT, previous TEXT, body BLOB, input BLOB, size INTEGER, used INTEGER
@@ -61,7 +61,7 @@ class StoredResponse:
     id: str
     owner: str  # whose key may read it
     previous: str | None  # id of the response that it continues
-    body: bytes  # JSON; so is the next field
+    body: bytes  # JSON, like the next field
     input: bytes  # input items of its request
 
 

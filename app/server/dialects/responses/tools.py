@@ -29,11 +29,11 @@ class SingleTool(Struct, omit_defaults=True):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    format: CustomFormat | None = None  # of a custom tool
+    format: CustomFormat | None = None  # format of a custom tool
 
 
 class ToolDefinition(SingleTool, omit_defaults=True):
-    tools: Annotated[list[SingleTool], Meta(max_length=MAX_TOOLS)] | None = None  # of a namespace
+    tools: Annotated[list[SingleTool], Meta(max_length=MAX_TOOLS)] | None = None  # tools of a namespace
 
 
 class NamedTool(Struct, omit_defaults=True):

@@ -250,7 +250,7 @@ def test_model_without_tool_support_makes_a_forced_call(
 ) -> None:
     qwen = scripted_server.service.tokenizer  # with its template
     service = ChatService("smollm2:135m", qwen, smollm2_server.streams, renderer)
-    service.grammars = smollm2_server.service.grammars  # of the same vocabulary
+    service.grammars = smollm2_server.service.grammars  # grammars for the same vocabulary
     asked = {"model": "", "messages": [QUESTION], "max_tokens": 100, "tools": [WEATHER, CLOCK]}
     asked["tool_choice"] = choice | {"disable_parallel_tool_use": True}
     wanted, counts = msgspec.convert(asked, MessageRequest), TokenCounts()
