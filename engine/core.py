@@ -122,7 +122,7 @@ class Engine(Generic[TicketT]):
         return results
 
     def add(self, *requests: Request) -> None:
-        """Queue a request, or the results of a beam search. Several requests with the same prompt are prefilled once."""
+        """Queue a request, or the results of a beam search. Requests with the same prompt share its prefill."""
         self._scheduler.add(*requests)
 
     def step(self) -> list[TokenEvent]:

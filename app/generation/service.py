@@ -177,7 +177,7 @@ class ChatService:
         return await self.texts.run(encode)
 
     async def capabilities(self) -> Capabilities:
-        """Return the features that the model supports. The first call renders its template. Raises TemplateUnavailable."""
+        """Return the supported features. The first call renders the template. Raises TemplateUnavailable."""
 
         def probe(check: Check) -> Capabilities:
             replies = self._prompts.format

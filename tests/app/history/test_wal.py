@@ -93,7 +93,7 @@ def test_all_frames_of_a_damaged_log_are_read(sound: tuple[Path, bytes, bytes]) 
 def test_uncommitted_change_of_a_killed_process_is_not_damage(sound: tuple[Path, bytes, bytes]) -> None:
     _, log, index = sound
     whole = read_wal(log)
-    begun = whole.frames[commits(whole)[-2]].index  # index of the frame before the last change
+    begun = whole.frames[commits(whole)[-2]].index  # the first frame of the last change
     for size in (HEADER + begun * FRAME, HEADER + begun * FRAME + 24, HEADER + begun * FRAME + 1000):
         part = log[:size]
         of_then = bytearray(index)
