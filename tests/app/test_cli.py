@@ -173,7 +173,7 @@ def test_invalid_setting_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> No
     assert answer.stderr.startswith("error: INGLE_THREADS: threads must be")
 
 
-def test_ls_without_models(tmp_path: Path) -> None:
+def test_ls_suggests_pull_without_models(tmp_path: Path) -> None:
     answer = _ingle("ls")
     assert (answer.returncode, answer.stdout) == (0, "")
     assert "ingle pull smollm2:135m" in answer.stderr
@@ -181,7 +181,7 @@ def test_ls_without_models(tmp_path: Path) -> None:
     assert not (tmp_path / "models").exists()
 
 
-def test_pull_ls_and_rm(stored: Path) -> None:
+def test_pulled_model_is_listed_and_removed(stored: Path) -> None:
     pulled = _ingle("pull")
     assert (pulled.returncode, pulled.stdout) == (0, f"{stored}\n")
     assert "smollm2:135m is ready: 98.4 MB" in pulled.stderr

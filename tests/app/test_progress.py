@@ -33,7 +33,9 @@ def _slow_work() -> None:
     _work(progress_on_stderr(), seconds=0.5)
 
 
-def test_lines_without_a_terminal(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_are_printed_without_a_terminal(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(progress, "_DELAY_SECONDS", 0.01)
     _slow_work()
     out, err = capfd.readouterr()
@@ -46,7 +48,7 @@ def test_lines_without_a_terminal(capfd: pytest.CaptureFixture[str], monkeypatch
     assert (out, re.sub(r"\d+\.\d+ s", "0.5 s", err).splitlines()) == ("", lines)
 
 
-def test_progress_lines_of_a_running_task(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_task_prints_progress_lines(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_LINE_SECONDS", 0.0)
     _work(LineProgress())
     lines = ["Fetching.", "Downloading [x]: 50 %", "Reading: 66 %"]

@@ -115,7 +115,7 @@ def test_embedding_model_needs_only_its_weights(tmp_path: Path) -> None:
         assert not fit(checkpoint, LoadOptions(), memory=held).is_possible
 
 
-def test_fit_for_an_absent_gpu(tmp_path: Path) -> None:
+def test_fit_is_estimated_for_an_absent_gpu(tmp_path: Path) -> None:
     options = LoadOptions(device="cuda")
     with open_checkpoint(make(tmp_path, head_dim=32).path) as checkpoint:
         found = fit(checkpoint, options, memory=8 * 10**9)

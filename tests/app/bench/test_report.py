@@ -41,7 +41,7 @@ def one_workload() -> Report:
     return report(rows, rows[-1].load)
 
 
-def test_json_of_one_workload(one_workload: Report) -> None:
+def test_json_of_one_workload_has_its_figures(one_workload: Report) -> None:
     found = json.loads(as_json(one_workload.json()))
     assert found.pop("peak_rss_mb") > 1
     assert found.pop("spread")["weight_gb_s"] == [200.0, 450.0]
@@ -69,7 +69,7 @@ def test_json_of_one_workload(one_workload: Report) -> None:
     }
 
 
-def test_json_of_the_suite() -> None:
+def test_json_of_the_suite_has_all_rows() -> None:
     found = report(SUITE, None).json()
     assert [found[row.name] for row in SUITE] == [300.0] * 5
     assert found["workloads"]["decode_16_streams"] == {"prompt_tokens": 60, "output_tokens": 64, "concurrency": 16}
@@ -85,7 +85,7 @@ def test_unknown_figure_is_null() -> None:
     assert found["spread"]["decode_tok_s"] is None
 
 
-def test_table_of_one_workload(one_workload: Report) -> None:
+def test_table_of_one_workload_shows_its_figures(one_workload: Report) -> None:
     lines = table(one_workload)
     assert lines[0] == ("", "ingle")
     assert ("prefill", "300 tok/s (200-450)") in lines
@@ -97,6 +97,6 @@ def test_table_of_one_workload(one_workload: Report) -> None:
     assert lines_below[-1] == "ingle: the build of ingle"
 
 
-def test_table_of_the_suite() -> None:
+def test_table_of_the_suite_shows_all_rows() -> None:
     titles = [line[0] for line in table(report(SUITE, None))]
     assert titles[1:6] == [row.title for row in SUITE]

@@ -291,7 +291,7 @@ def test_default_sampling_is_that_of_the_served_model(address: Instance) -> None
     assert asyncio.run(ask(replace(address, model="b"))) is None
 
 
-def test_health_of_a_serving_and_a_stopping_server(server: StandIn, address: Instance) -> None:
+def test_health_reports_the_problem_of_a_stopped_server(server: StandIn, address: Instance) -> None:
     assert ask_health(address) == Health("", 2, 1, {"normal": 2}, {"background": 1}, 100, 40)
     server.health = JSONResponse({**HEALTH, "status": "unavailable", "reason": "it is stopped"}, 503)
     assert ask_health(address).problem == "it is stopped"

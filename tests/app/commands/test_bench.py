@@ -38,7 +38,7 @@ def bench(environment: dict[str, str], *arguments: str) -> "subprocess.Completed
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
-def test_json_output(environment: dict[str, str], smollm2: Path) -> None:
+def test_json_option_prints_one_object(environment: dict[str, str], smollm2: Path) -> None:
     done = bench(environment, *SMALL, *ONE_THREAD, "--concurrency", "2", "--repeat", "2", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -98,7 +98,7 @@ def test_errors_have_a_message_and_an_exit_status(
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_weight_bytes_of_a_decode_step(tmp_path: Path, tied: bool) -> None:
+def test_weight_bytes_count_what_a_decode_step_reads(tmp_path: Path, tied: bool) -> None:
     """A tied embedding is read whole; a separate one counts as one row."""
     path = make_tiny(tmp_path, tied=tied).path
     model = read_model(StoredModel("tiny", path, path.stat().st_size, None, "", None, None))

@@ -82,7 +82,7 @@ def test_ls_prints_the_limit_of_the_setting(kept: list[Path], root: Path, monkey
     assert json.loads(invoke("ls", "--json").stdout)["limit"] == 0
 
 
-def test_ls_json(kept: list[Path], root: Path) -> None:
+def test_ls_prints_json_on_request(kept: list[Path], root: Path) -> None:
     listed = json.loads(invoke("ls", "--json").stdout)
     assert listed.keys() == {"folder", "size", "limit", "models"}
     assert (listed["folder"], listed["size"]) == (str(root), sum(model["size"] for model in listed["models"]))
@@ -102,7 +102,7 @@ def test_ls_json(kept: list[Path], root: Path) -> None:
     }
 
 
-def test_empty_cache(root: Path) -> None:
+def test_commands_accept_an_empty_cache(root: Path) -> None:
     assert invoke("ls").stdout.startswith("0 B of at most ")
     assert json.loads(invoke("ls", "--json").stdout)["models"] == []
     assert invoke("verify").exit_code == 0

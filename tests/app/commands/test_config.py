@@ -153,7 +153,7 @@ def test_list_shows_every_setting_but_no_secrets(invoke: Invoke) -> None:
         assert "secret" not in invoke(*words, **keys).stdout.replace("(secret)", "")
 
 
-def test_list_json(invoke: Invoke) -> None:
+def test_list_prints_json_on_request(invoke: Invoke) -> None:
     write(WRITTEN)
     found = {entry["name"]: entry for entry in json.loads(invoke("list", "--json", INGLE_GPU_MEMORY="20GB").stdout)}
     assert found.keys() == SETTINGS.keys()

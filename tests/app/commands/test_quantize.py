@@ -47,7 +47,7 @@ def test_path_is_printed_to_stdout(source: Path, tmp_path: Path) -> None:
     assert (tmp_path / "copy" / "model.safetensors").exists()
 
 
-def test_json_output(source: Path, tmp_path: Path) -> None:
+def test_json_option_prints_one_object(source: Path, tmp_path: Path) -> None:
     answer = _quantize(source, tmp_path / "copy", "--to", "int4", "--group-size", 32, "--json", "-q")
     assert answer.stderr == ""
     report = json.loads(answer.stdout)

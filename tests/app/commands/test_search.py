@@ -76,7 +76,7 @@ def test_memory_option_changes_what_fits(search: Search) -> None:
     assert {it["fits"] for it in offline} == {True, False}
 
 
-def test_table_output(search: Search) -> None:
+def test_results_are_printed_as_a_table(search: Search) -> None:
     lines = [line.split() for line in search("small", "chat").stdout.splitlines()]
     assert lines[0] == ["NAME", "FORMAT", "SIZE", "FITS", "DOWNLOADS", "LICENSE"]
     assert ["org/Small-Chat-GGUF:Q4_K_M", "gguf", "2.5", "kB", "yes", "0", "mit"] in lines

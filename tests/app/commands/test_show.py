@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_details_of_a_gguf_file(smollm2: Path) -> None:
+def test_details_of_a_gguf_file_are_read(smollm2: Path) -> None:
     shown = as_json(smollm2)
     assert (shown["architecture"], shown["context_length"], shown["vocab_size"]) == ("llama", 8192, 49152)
     assert (shown["parameters"], shown["size"], shown["quantization"]) == (134_515_008, 98_362_432, "Q4_1")
@@ -54,7 +54,7 @@ def test_sampling_is_that_of_the_files_or_the_default(folder: Path, smollm2: Pat
     assert re.search(default, show(str(smollm2)).output, re.MULTILINE)
 
 
-def test_details_of_a_folder(folder: Path) -> None:
+def test_details_of_a_folder_are_read(folder: Path) -> None:
     shown = as_json(folder)
     assert (shown["architecture"], shown["context_length"], shown["vocab_size"]) == ("llama", 256, 300)
     embedding, layer, mlp = 300 * 32, 32 * 32 * 2 + 32 * 16 * 2, 3 * 32 * 64
@@ -71,7 +71,7 @@ def test_details_of_a_folder(folder: Path) -> None:
     assert [part["name"] for part in shown["tensors"]] == ["embedding", "attention", "MLP", "norms", "head"]  # type: ignore[attr-defined]
 
 
-def test_table_output(folder: Path) -> None:
+def test_details_are_printed_as_a_table(folder: Path) -> None:
     lines = show(str(folder)).output.splitlines()
     facts = dict(line.split(None, 1) for line in lines[: lines.index("")] if line.split()[0] != "CHAT")
     assert facts["ARCHITECTURE"] == "llama"

@@ -290,7 +290,7 @@ def test_exit_status_is_1_only_for_failures(monkeypatch: pytest.MonkeyPatch) -> 
     assert CliRunner().invoke(ingle, ["doctor"]).exit_code == 1
 
 
-def test_json_output(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_option_prints_all_results(monkeypatch: pytest.MonkeyPatch) -> None:
     _with_checks(monkeypatch, GOOD, WORST)
     answer = CliRunner().invoke(ingle, ["doctor", "--json"])
     assert answer.exit_code == 1

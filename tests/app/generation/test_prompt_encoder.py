@@ -283,7 +283,9 @@ def test_ids_are_reused_only_after_their_prompt(tokenizer: Tokenizer, renderer: 
 
 
 @pytest.mark.parametrize("name", ["Phi 3, of SentencePiece", "Gemma"])
-def test_reply_to_empty_prompt(models: Callable[[str], Tokenizer], renderer: ChatTemplateRenderer, name: str) -> None:
+def test_reply_to_an_empty_prompt_is_remembered(
+    models: Callable[[str], Tokenizer], renderer: ChatTemplateRenderer, name: str
+) -> None:
     """The prompt is only the BOS token."""
     tokenizer = models(name)
     encoder = PromptEncoder(tokenizer, renderer, ReplyTokenCache())

@@ -44,7 +44,7 @@ def test_features_are_detected(renderer: ChatTemplateRenderer, template: str, fe
         ("openai-gpt-oss-120b", TemplateFeatures(system=True, tools=True, thinking=True)),
     ],
 )
-def test_features_of_real_templates(
+def test_features_of_real_templates_are_detected(
     llama_cpp_models: Path, renderer: ChatTemplateRenderer, name: str, features: TemplateFeatures
 ) -> None:
     template = (llama_cpp_models / "templates" / f"{name}.jinja").read_text()

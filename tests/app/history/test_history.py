@@ -153,7 +153,7 @@ def test_growing_reply_is_searchable(history: History) -> None:
     assert history.messages.in_chat(chat.id)[1].state is State.COMING
 
 
-def test_drafts_inputs_and_presets(history: History) -> None:
+def test_drafts_inputs_and_presets_are_stored(history: History) -> None:
     chat = history.chats.create(ChatSettings())
     history.inputs.save_draft("new one")
     history.inputs.save_draft("half a", chat.id)

@@ -16,7 +16,7 @@ def test_default_model_is_in_the_catalog() -> None:
     assert [type(source) for source in entry.sources] == [HubSource, PackageSource]
 
 
-def test_similar_names() -> None:
+def test_similar_names_are_suggested() -> None:
     assert "smollm2:135m" in load_catalog().similar("smolm2:135m")
     assert load_catalog().similar("qwerty") == []
 

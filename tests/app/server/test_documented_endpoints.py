@@ -78,7 +78,7 @@ def test_fields_of_the_api_page_are_in_the_tables() -> None:
     assert fields <= known
 
 
-def test_log_lines_of_the_server_page(caplog: pytest.LogCaptureFixture) -> None:
+def test_server_page_shows_real_log_lines(caplog: pytest.LogCaptureFixture) -> None:
     sources = TokenSources(device=4192, computed=20)
     counts = TokenCounts(
         prompt=4212, cache=CacheReport(sources), completion=180, replies=1,

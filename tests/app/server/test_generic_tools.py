@@ -112,7 +112,7 @@ def check(text: str, called: Called) -> None:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_required_call_free_turn_and_turn_with_a_result(smollm2_server: LiveServer, dialect: str) -> None:
+def test_turns_before_and_after_a_call_are_valid(smollm2_server: LiveServer, dialect: str) -> None:
     body, read = DIALECTS[dialect]
     for forced, after_call in ((True, False), (False, False), (False, True)):
         reply = ask(smollm2_server, *body(forced=forced, after_call=after_call))

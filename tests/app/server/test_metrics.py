@@ -92,7 +92,7 @@ def test_metrics_are_not_registered_globally(hash_server: LiveServer) -> None:
     assert not [family.name for family in prometheus_client.REGISTRY.collect() if family.name.startswith("ingle")]
 
 
-def test_metrics_after_several_requests(stack: Stack) -> None:
+def test_metrics_count_several_requests(stack: Stack) -> None:
     server, _, _ = stack
     content = "one two three four five six seven eight nine ten " * 5
     messages = [{"role": "user", "content": content}]

@@ -29,7 +29,7 @@ def _write_config(text: str) -> Path:
     return config_file()
 
 
-def test_defaults(tmp_path: Path) -> None:
+def test_settings_have_defaults(tmp_path: Path) -> None:
     settings = load_settings()
     assert settings.model == "smollm2:135m"
     assert settings.hub_endpoint == "https://huggingface.co"
@@ -54,7 +54,7 @@ def test_defaults(tmp_path: Path) -> None:
         (None, "", "2", 2, "config.toml"),
     ],
 )
-def test_precedence(
+def test_option_precedes_variable_and_variable_precedes_file(
     monkeypatch: pytest.MonkeyPatch,
     flag: int | None,
     variable: str | None,
@@ -203,7 +203,7 @@ def test_misspelled_key_suggests_a_similar_one() -> None:
 
 
 @pytest.mark.parametrize(("word", "value"), [("1", True), ("YES", True), ("off", False), ("0", False)])
-def test_words_for_yes_and_no(monkeypatch: pytest.MonkeyPatch, word: str, value: bool) -> None:
+def test_yes_and_no_have_several_words(monkeypatch: pytest.MonkeyPatch, word: str, value: bool) -> None:
     monkeypatch.setenv("INGLE_OFFLINE", word)
     assert load_settings().offline is value
 

@@ -40,7 +40,7 @@ def test_incomplete_tokens_are_not_used() -> None:
 @pytest.mark.parametrize(
     ("name", "found"), [("qwen2", False), ("starcoder", True), ("refact", True), ("deepseek-coder", True)]
 )
-def test_infilling_tokens_of_real_vocabularies(
+def test_infilling_tokens_of_real_vocabularies_are_found(
     vocabularies: Callable[[str], Tokenizer], name: str, found: bool
 ) -> None:
     assert (Infilling.of(vocabularies(name).control_tokens) is not None) == found

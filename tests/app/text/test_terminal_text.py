@@ -35,7 +35,7 @@ def test_no_control_character_remains(text: str) -> None:
 
 
 @given(ANY_TEXT, ANY_TEXT)
-def test_pieces_equal_the_whole(first: str, second: str) -> None:
+def test_sanitized_pieces_equal_the_sanitized_text(first: str, second: str) -> None:
     assert sanitize(first) + sanitize(second) == sanitize(first + second)
 
 

@@ -101,7 +101,7 @@ def test_control_token_bytes_are_shown_only_on_request(qwen: Tokenizer) -> None:
     assert qwen.decode([*qwen.encode("hi"), im_end]) == "hi"
 
 
-def test_sentencepiece_token_bytes(llama2: Tokenizer) -> None:
+def test_sentencepiece_tokens_have_exact_bytes(llama2: Tokenizer) -> None:
     assert llama2.token_bytes(3) == b"\x00"
     assert llama2.token_bytes(3 + 0xF0) == b"\xf0"
     assert llama2.token_bytes(llama2.encode("Hello")[0]) == b" Hello"

@@ -268,7 +268,7 @@ def test_drawn_logprobs_equal_the_host(device: torch.device) -> None:
             assert chances[0] == pytest.approx(chances[1], abs=1e-5)
 
 
-def test_logprobs_with_fewer_possible_tokens_than_alternatives(device: torch.device) -> None:
+def test_logprobs_omit_impossible_alternatives(device: torch.device) -> None:
     logits = torch.full((1, 100), -torch.inf)
     logits[0, [50, 20]] = 1.0
     targets = targets_of([{"logprobs": 5, "temperature": 0}])

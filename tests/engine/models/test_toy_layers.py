@@ -81,7 +81,7 @@ def toy_engine(preemption: Preemption) -> Engine[Ticket]:
 
 
 @pytest.mark.parametrize("preemption", Preemption)
-def test_three_kinds_of_layers_with_little_memory(preemption: Preemption) -> None:
+def test_three_kinds_of_layers_are_exact_with_little_memory(preemption: Preemption) -> None:
     rng = random.Random(preemption.value)
     engine = toy_engine(preemption)
     prefix = tuple(rng.randrange(VOCABULARY) for _ in range(64))

@@ -103,7 +103,7 @@ def plainly_left(logits: list[float], wanted: SamplingParams) -> set[int]:
     return set(kept[max(0, likely - 1) :])
 
 
-def test_xtc_keeps_what_the_definition_keeps() -> None:
+def test_xtc_equals_its_definition() -> None:
     wanted = [
         params(
             temperature=random.choice((0.5, 1.0, 2.0)),

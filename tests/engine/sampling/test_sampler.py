@@ -133,7 +133,7 @@ def test_end_tokens_are_excluded_before_min_tokens() -> None:
     assert picked(LOGITS, **ends, output=[0, 0]) == 1
 
 
-def test_repetition_presence_and_frequency_penalties() -> None:
+def test_penalties_lower_the_logits_of_used_tokens() -> None:
     """Token 1 is in the prompt, token 4 was generated twice, token 3 (a negative logit) once."""
     params: dict[str, object] = {"repetition_penalty": 2.0, "presence_penalty": 0.25, "frequency_penalty": 0.5}
     out = apply_penalties(LOGITS.unsqueeze(0), [request(prompt=[1], output=[4, 4, 3], **params)])[0]  # type: ignore[arg-type]
@@ -161,7 +161,7 @@ def test_logprobs_use_the_models_own_distribution() -> None:
     assert token.logprobs.top[0][1] == pytest.approx(float(expected[1]), abs=1e-6)
 
 
-def test_logprobs_with_zero_alternatives_and_unset() -> None:
+def test_logprobs_are_reported_only_if_requested() -> None:
     tokens = sample(LOGITS.repeat(2, 1), [request(logprobs=0), request()])
     assert tokens[0].logprobs is not None
     assert tokens[0].logprobs.top == ()

@@ -133,7 +133,7 @@ def test_requests_of_one_class_do_not_take_slots_from_each_other() -> None:
     assert [request.num_preemptions for request in first] == [0, 0]
 
 
-def test_abort_while_blocks_are_copied() -> None:
+def test_abort_during_a_copy_releases_all_blocks() -> None:
     """In both directions. The copies end later, and no block stays held."""
     for steps in range(1, 40):
         engine, _ = hash_engine(

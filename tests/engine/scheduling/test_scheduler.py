@@ -237,7 +237,7 @@ def finish_of(token_id: int, **params: object) -> FinishReason | None:
     return event.finish
 
 
-def test_finish_reasons() -> None:
+def test_finish_reason_follows_from_token_and_limits() -> None:
     assert finish_of(END) is FinishReason.STOP
     assert finish_of(END, ignore_eos=True) is None
     assert finish_of(5, stop_token_ids=(5,)) is FinishReason.STOP
@@ -246,7 +246,7 @@ def test_finish_reasons() -> None:
     assert finish_of(5, max_tokens=1) is FinishReason.LENGTH
 
 
-def test_abort_in_every_state() -> None:
+def test_abort_works_in_every_state() -> None:
     scheduler = Scheduler(config(running=1, budget=8))
     first, second, third = request(1, 20), request(2, 3), request(3, 3)
     for it in (first, second, third):

@@ -139,7 +139,7 @@ def test_columns_must_be_a_multiple_of_the_group(columns: int) -> None:
         layer(random_weight("F32", 16, columns, np.random.default_rng(SEED)))
 
 
-def test_form_of_activations_by_weight_type() -> None:
+def test_weight_type_determines_the_form_of_activations() -> None:
     rng = np.random.default_rng(SEED)
     for form in (Form.BITS_8, Form.BITS_14):
         for name in EVERY:

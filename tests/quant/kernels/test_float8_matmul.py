@@ -25,7 +25,7 @@ def multiplied(x: Tensor, weight: Float8Tensor, device: torch.device, *, determi
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("scale", SCALES)
-def test_equals_the_reference(size: str, scale: str, device: torch.device) -> None:
+def test_product_equals_the_reference(size: str, scale: str, device: torch.device) -> None:
     outputs, inputs, tokens = SIZES[size]
     dtype = torch.float8_e5m2 if scale == "wide" else torch.float8_e4m3fn
     weight, x = float8_weight((outputs, inputs), SCALES[scale], dtype), torch.randn(tokens, inputs).bfloat16()

@@ -13,7 +13,7 @@ E4M3 = torch.float8_e4m3fn
 
 @pytest.mark.parametrize("shape", [(1, 16), (5, 99), (3, 1500)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_equals_the_reference(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
+def test_quantized_rows_equal_the_reference(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
     x = (torch.randn(shape) * torch.logspace(-6, 6, shape[0]).unsqueeze(1)).to(dtype)
     codes, scales = (it.cpu() for it in quantized(x.to(device)))
     values, want = reference.quantize_rows(x.float())

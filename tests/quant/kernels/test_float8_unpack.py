@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("fenced_memory")
 @pytest.mark.parametrize("shape", [(1, 16), (37, 99), (50, 600)])
 @pytest.mark.parametrize("block", [(None, None), (1, None), (128, 128), (16, 24)])
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-def test_equals_the_reference(
+def test_unpacked_rows_equal_the_reference(
     shape: tuple[int, int], block: tuple[int | None, int | None], dtype: torch.dtype, device: torch.device
 ) -> None:
     weight = float8_weight(shape, block, dtype)

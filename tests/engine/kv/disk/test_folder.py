@@ -171,7 +171,7 @@ def test_store_in_use_continues_after_clear(tmp_path: Path, caplog: pytest.LogCa
     assert caplog.records == []
 
 
-def test_clear_while_another_thread_writes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_clear_works_while_another_thread_writes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept = store(tmp_path)
     ended = threading.Event()
 

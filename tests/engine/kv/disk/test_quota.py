@@ -66,7 +66,7 @@ def test_missing_folder_has_no_files(tmp_path: Path) -> None:
         (0, 0, 0),
     ],
 )
-def test_automatic_limit(free: int, kept: int, limit: int) -> None:
+def test_automatic_limit_is_a_bounded_share_of_the_space(free: int, kept: int, limit: int) -> None:
     assert automatic_limit(free, kept) == limit
 
 

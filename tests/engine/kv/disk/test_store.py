@@ -95,7 +95,7 @@ def test_forks_within_a_segment_need_several_files(tmp_path: Path) -> None:
     assert len(files(tmp_path)) == 4 * len(SIZES)  # 10 + 4 * 54 blocks
 
 
-def test_many_chains_in_one_folder(tmp_path: Path) -> None:
+def test_many_chains_share_one_folder(tmp_path: Path) -> None:
     chains = [keys_of(number, 3) for number in range(300)]
     one = new_store(tmp_path)
     for keys in chains:
@@ -279,7 +279,9 @@ def test_file_deleted_after_lookup_is_a_miss_without_a_warning(tmp_path: Path, w
     assert not warnings()
 
 
-def test_file_deleted_during_an_append(tmp_path: Path, warnings: Warnings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_deleted_during_an_append_is_replaced(
+    tmp_path: Path, warnings: Warnings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keys = keys_of("chain", 5)
     one = new_store(tmp_path)
     write_all(one, keys[:2], keys[0])
@@ -525,7 +527,7 @@ class Workers:
             self.ended.set()
 
 
-def test_concurrent_reads_writes_and_sweeps(tmp_path: Path, warnings: Warnings) -> None:
+def test_concurrent_reads_writes_and_sweeps_raise_no_error(tmp_path: Path, warnings: Warnings) -> None:
     shared, names, read, gone = new_store(tmp_path), range(12), [0], [0]
 
     def write() -> Iterator[None]:

@@ -42,7 +42,9 @@ def conversation(**asked: Any) -> Conversation:
         ({"type": "none"}, [], ToolUse.FREE, None),
     ],
 )
-def test_tool_choice(choice: Any, allowed: list[str] | None, use: ToolUse, parallel: bool | None) -> None:
+def test_tool_choice_limits_the_callable_tools(
+    choice: Any, allowed: list[str] | None, use: ToolUse, parallel: bool | None
+) -> None:
     asked = conversation(tools=[WEATHER, CLOCK], tool_choice=choice)
     names = None if asked.allowed is None else [tool.name for tool in asked.allowed]
     assert (names, asked.use, asked.parallel_calls) == (allowed, use, parallel)
@@ -63,7 +65,9 @@ def test_tool_choice(choice: Any, allowed: list[str] | None, use: ToolUse, paral
         ),
     ],
 )
-def test_thinking(thinking: Any, effort: str | None, budget: int | None, variables: dict[str, Any]) -> None:
+def test_thinking_sets_budget_and_template_variables(
+    thinking: Any, effort: str | None, budget: int | None, variables: dict[str, Any]
+) -> None:
     asked = conversation(thinking=thinking, output_config={"effort": effort})
     assert (asked.thinking_budget, asked.variables) == (budget, variables)
 
@@ -224,7 +228,7 @@ def test_text_has_no_citations_field(hash_server: LiveServer) -> None:
     assert "citations" not in whole.text + streamed.text
 
 
-def test_error_types_by_status(hash_server: LiveServer) -> None:
+def test_error_type_follows_from_the_status(hash_server: LiveServer) -> None:
     with pytest.raises(anthropic.NotFoundError) as missing:
         ask(hash_server, model="claude-of-tomorrow")
     body: Any = missing.value.body

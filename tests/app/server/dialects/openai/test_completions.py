@@ -53,7 +53,7 @@ def test_control_tokens_in_a_prompt_are_control_tokens(hash_server: LiveServer) 
 
 
 @pytest.mark.parametrize("kind", ["texts", "ids", "lists of ids"])
-def test_every_kind_of_prompt_with_two_choices_each(hash_server: LiveServer, kind: str) -> None:
+def test_every_kind_of_prompt_gets_two_choices(hash_server: LiveServer, kind: str) -> None:
     texts = ["One", "Two little words"] if kind != "ids" else ["Two little words"]
     ids = [encoded(hash_server, text) for text in texts]
     prompt: Any = {"texts": texts, "ids": ids[0], "lists of ids": ids}[kind]
