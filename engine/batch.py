@@ -61,7 +61,7 @@ def build_batch(
                 mapping += [table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE for position in span]
         starts.append(len(token_ids))
     if not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
-        raise IndexError(f"a token id is not in the vocabulary of {vocab_size}")
+        raise IndexError(f"a token id is not in the vocabulary of {vocab_size} tokens")
     return Batch(
         token_ids,
         positions,

@@ -97,7 +97,7 @@ class Engine(Generic[TicketT]):
         params.check_vocabulary(self.vocab_size)
         ids = (*prompt_ids, *end_ids)
         if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
-            raise IndexError(f"a token id is not in the vocabulary of {self.vocab_size}")
+            raise IndexError(f"a token id is not in the vocabulary of {self.vocab_size} tokens")
         request = Request(next(self._ids), prompt_ids, params, end_ids, origin)
         if params.grammar is not None:
             request.constraint = params.grammar.start(jumps=params.logprobs is None)
@@ -117,7 +117,7 @@ class Engine(Generic[TicketT]):
             raise ValueError("params.beams is not set")
         results = [self.request(prompt_ids, params, end_ids, origin) for _ in range(params.beams.results)]
         if params.beams.width + len(end_ids) + len(params.stop_token_ids) > self.vocab_size:
-            raise InvalidSampling("width", f"too wide for a vocabulary of {self.vocab_size}")
+            raise InvalidSampling("width", f"too wide for a vocabulary of {self.vocab_size} tokens")
         self._scheduler.validate_beam_search(results[0])
         return results
 

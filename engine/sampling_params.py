@@ -132,7 +132,7 @@ class SamplingParams:
         for name, ids in (("logit_bias", [i for i, _ in self.logit_bias]), ("stop_token_ids", self.stop_token_ids)):
             for token_id in ids:
                 if not 0 <= token_id < vocab_size:
-                    raise InvalidSampling(name, f"token id {token_id} is not in the vocabulary of {vocab_size}")
+                    raise InvalidSampling(name, f"token id {token_id} is not in the vocabulary of {vocab_size} tokens")
 
 
 # Parameters that change the model's own distribution.

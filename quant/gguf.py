@@ -98,7 +98,7 @@ class _Header:
         """Move past `nbytes` bytes and return their start."""
         start = self._at
         if nbytes > self._limit - start:
-            bound = "the file ends" if self._limit == self._size else f"the header passes {MAX_HEADER_BYTES} bytes"
+            bound = "the file ends" if self._limit == self._size else f"the header exceeds {MAX_HEADER_BYTES} bytes"
             raise self._error(f"{nbytes} bytes are required, but {bound}", field=field, offset=start)
         self._at = start + nbytes
         return start
@@ -267,7 +267,7 @@ class _Header:
                 raise self._error(f"{tensor.offset} is not aligned to {self._alignment}", field=field, offset=at)
             if start + tensor.nbytes > self._size:
                 raise self._error(
-                    f"its {tensor.nbytes} bytes at {start} pass the end of the file ({self._size} bytes)",
+                    f"its {tensor.nbytes} bytes at {start} extend past the end of the file ({self._size} bytes)",
                     field=field,
                     offset=at,
                 )

@@ -91,7 +91,7 @@ class _Header:
         length = int.from_bytes(data[:LENGTH_BYTES], "little")
         self._data_start = LENGTH_BYTES + length
         if self._data_start > self._size:
-            raise self._error(f"{length} bytes pass the end of the file ({self._size} bytes)", "header length")
+            raise self._error(f"{length} bytes extend past the end of the file ({self._size} bytes)", "header length")
         if length > MAX_HEADER_BYTES:
             raise self._error(f"{length} bytes are over the limit of {MAX_HEADER_BYTES}", "header length")
         raw = data[LENGTH_BYTES : self._data_start]

@@ -36,7 +36,7 @@ model_option = click.option(
 context_option = click.option(
     "--context",
     type=int,
-    help="Context length: tokens of prompt and answer together, at most. Default: what the model supports and memory "
+    help="Context length: limit of prompt and answer together, in tokens. Default: what the model supports and memory "
     "allows.",
 )
 threads_option = click.option(
@@ -52,7 +52,7 @@ _GPU_OPTIONS = (
     click.option(
         "--gpu-memory",
         metavar="SIZE",
-        help="GPU memory to use, at most: 20GB, or 80% of all. Default: auto, all free memory minus a reserve.",
+        help="Limit of the GPU memory to use: 20GB, or 80% of all. Default: auto, all free memory minus a reserve.",
     ),
     click.option(
         "--deterministic",

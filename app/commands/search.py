@@ -27,7 +27,7 @@ _LIMIT = 20
     "--format", "formats", type=click.Choice(FORMATS), multiple=True, help="Only models of this format. Repeatable."
 )
 @click.option(
-    "--limit", type=click.IntRange(1, 100), default=_LIMIT, help=f"Number of models, at most. Default: {_LIMIT}."
+    "--limit", type=click.IntRange(1, 100), default=_LIMIT, help=f"Maximum number of models. Default: {_LIMIT}."
 )
 @click.option(
     "--memory",

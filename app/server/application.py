@@ -118,7 +118,7 @@ def create_application(service: ChatService, context: ServerContext = DEFAULT_CO
         *OwnEndpoints(service, context.machine).endpoints(),
         *AnthropicEndpoints(service, model, keep_changing_lines=context.keep_changing_lines).endpoints(),
         *_health_endpoints(lambda: _health(service)),
-        Endpoint("GET", "/metrics", Metrics(service).scrape, "Metrics in Prometheus' format", gives=TEXT),
+        Endpoint("GET", "/metrics", Metrics(service).scrape, "Return the metrics in Prometheus' format", gives=TEXT),
     ]
     return _application(endpoints, model, context.policy)
 
@@ -221,7 +221,7 @@ def _health_endpoints(health: Callable[[], Health]) -> list[Endpoint]:
         body = health_now if caller_of(request).is_authenticated else HealthStatus(health_now.status)
         return Response(msgspec.json.encode(body), status, media_type="application/json")
 
-    summary = "Whether the server works, and its load"
+    summary = "Report whether the server works, and its load"
     return [Endpoint("GET", path, answer, summary, gives=Health, fails_with=Health) for path in HEALTH_PATHS]
 
 

@@ -228,8 +228,8 @@ class Settings:
         metadata=_read_by(
             memory_limit,
             ALL_FREE,
-            "GPU memory to use, at most: a size such as 20GB, or a share such as 80%. Default: auto, all free memory "
-            "minus a reserve.",
+            "Limit of the GPU memory to use: a size such as 20GB, or a share such as 80%. Default: auto, all free "
+            "memory minus a reserve.",
         )
     )
     deterministic: bool = field(
@@ -332,7 +332,7 @@ class Settings:
         metadata=_read_by(
             whole_number(MAX_CONTEXT),
             0,
-            "Context length in tokens, at most. Default: 0, which takes what the model supports and memory allows.",
+            "Limit of the context length in tokens. Default: 0, which takes what the model supports and memory allows.",
         )
     )
     host: str = field(
@@ -385,7 +385,7 @@ class Settings:
         metadata=_read_by(
             whole_number(MAX_REQUESTS),
             DEFAULT_REQUESTS,
-            "Concurrent requests per API key, at most, or of all clients together if no key is needed; 0 means no "
+            "Limit of concurrent requests per API key, or of all clients together if no key is needed; 0 means no "
             "limit. Default: 256.",
         )
     )

@@ -120,7 +120,7 @@ class Encoder:
                 f"The text has {len(ids)} tokens, and the model reads {self.context_length}", "Send it in pieces."
             )
         if not ids or not 0 <= min(ids) <= max(ids) < self.vocab_size:
-            raise IndexError(f"a text has no token, or one that is not in the vocabulary of {self.vocab_size}")
+            raise IndexError(f"a text has no token, or one that is not in the vocabulary of {self.vocab_size} tokens")
         return self._pool.submit(self._vector, torch.tensor(ids), second_start)
 
     def encode(self, sequences: Sequence[Sequence[int]]) -> Tensor:

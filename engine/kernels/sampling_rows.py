@@ -265,7 +265,7 @@ def _edits(row: int, target: SampleTarget, vocabulary: int) -> _Edits:
     if not biases and not params.penalizes:
         return _NONE
     if biases and not 0 <= min(biases) <= max(biases) < vocabulary:
-        raise IndexError(f"a token id is not in the vocabulary of {vocabulary}")
+        raise IndexError(f"a token id is not in the vocabulary of {vocabulary} tokens")
     bias = np.zeros(vocabulary, np.float32)
     bias[list(biases)] = list(biases.values())
     counts = _reply_counts(target, vocabulary)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 ASSUMED_MEMORY = 8 << 30  # bytes of free memory if the system does not report it
 KV_SHARE = 0.5  # share of the host's free memory that the KV cache may take
-LESS_MEMORY = "Choose a smaller model or fewer bits a weight (ingle fit tells which fit), or close other programs."
+LESS_MEMORY = "Choose a smaller model or fewer bits per weight (ingle fit shows which fit), or close other programs."
 MIN_CONTEXT = 512  # tokens
 MAX_RUNNING = 16  # requests that hold blocks at the same time
 CACHED_WINDOWS = 2  # windows kept for later requests, for each window of a running request
@@ -62,7 +62,7 @@ class KVBudget:
         if asked or fits < MIN_CONTEXT:
             raise UnsupportedModel(
                 f"A context of {wanted:,} tokens needs {self.bytes(wanted) / 1e9:.1f} GB of memory for its cache; "
-                f"there is room for {fits:,} tokens",
+                f"{fits:,} tokens fit",
                 "Choose a shorter context with --context, or close other programs.",
             )
         return fits

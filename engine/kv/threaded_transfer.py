@@ -99,7 +99,7 @@ class ThreadedTransfer:
 
     def _read(self, read: ReadBlocks) -> int:
         if self._store is None:
-            raise DiskMiss("there are no files")
+            raise DiskMiss("the disk tier is off")
 
         def into(number: int, content: memoryview) -> None:
             self._kv.fill(read.group, read.targets[number], content)

@@ -46,7 +46,7 @@ class BeamGroups:
         fits = min(self._most_tokens(number, prompt, beams.width) for number in range(len(self._memory.groups)))
         if fits <= prompt or (result.params.max_tokens is not None and fits < most):
             raise PromptTooLong(
-                f"A beam search of width {beams.width} after a prompt of {prompt:,} tokens has room for "
+                f"A beam search of width {beams.width} after a prompt of {prompt:,} tokens leaves space for "
                 f"{max(0, fits - prompt):,} tokens of reply",
                 "Choose a smaller width or max_tokens, or shorten the prompt.",
             )

@@ -89,10 +89,10 @@ def test_context_is_reduced_to_fit_memory(tiny: Path, monkeypatch: pytest.Monkey
         assert engine.config.longest_context == 511
         shorter = load_engine(checkpoint, LoadOptions(context_length=300)).config
         assert (shorter.context_length, shorter.longest_context) == (300, 511)
-        with pytest.raises(UnsupportedModel, match="room for 511 tokens"):
+        with pytest.raises(UnsupportedModel, match="511 tokens fit"):
             load_engine(checkpoint, LoadOptions(context_length=512))
         monkeypatch.setattr(budget, "MIN_CONTEXT", 512)
-        with pytest.raises(UnsupportedModel, match="room for 511 tokens"):
+        with pytest.raises(UnsupportedModel, match="511 tokens fit"):
             load_engine(checkpoint, LoadOptions())
 
 

@@ -84,7 +84,7 @@ class ContextExceeded(InvalidRequest):
 def check_vocabulary(ids: Iterable[int], vocab_size: int, parameter: str, remedy: str = "") -> None:
     """Raise InvalidRequest for a token id that the model does not have."""
     if (largest := max(ids, default=0)) >= vocab_size:
-        problem = f"token id {largest} is not in the vocabulary of {vocab_size}"
+        problem = f"token id {largest} is not in the vocabulary of {vocab_size} tokens"
         raise InvalidRequest(f"{parameter}: {problem}", remedy, parameter=parameter)
 
 

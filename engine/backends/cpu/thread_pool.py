@@ -55,7 +55,7 @@ class WorkerPool:
         """
         if threads is not None:
             if not 1 <= threads <= self.threads:
-                raise ValueError(f"{threads} threads were asked of a pool of {self.threads}")
+                raise ValueError(f"{threads} threads were requested from a pool of {self.threads}")
             self._run(threads)
             return
         tuner = self._tuner(tokens)

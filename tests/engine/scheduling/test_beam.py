@@ -281,7 +281,7 @@ def test_search_that_never_fits_is_rejected_with_the_numbers() -> None:
         engine.search((1, 2), SamplingParams(beams=BeamParams(5)), frozenset())
     assert caught.value.parameter == "width"
     prompt = prompt_of(40)
-    with pytest.raises(PromptTooLong, match=r"width 4 after a prompt of 40 tokens has room for 24 tokens"):
+    with pytest.raises(PromptTooLong, match=r"width 4 after a prompt of 40 tokens leaves space for 24 tokens"):
         engine.search(prompt, SamplingParams(beams=BeamParams(4), max_tokens=25), frozenset())
     with pytest.raises(PromptTooLong):
         engine.search(prompt_of(150), SamplingParams(beams=BeamParams(4)), frozenset())

@@ -151,7 +151,7 @@ TOKENIZE = FieldTable(
         supported("with_pieces", LLAMA, True),
         supported("prompt", VLLM, "Hi"),
         supported("messages", VLLM, [{"role": "user", "content": "Hi"}]),
-        supported("add_special_tokens", VLLM, True, "For a prompt; in messages the template writes them."),
+        supported("add_special_tokens", VLLM, True, "Only for a prompt: the template adds them to messages."),
         supported("return_token_strs", VLLM, True),
     ],
 )

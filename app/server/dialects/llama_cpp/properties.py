@@ -70,9 +70,9 @@ class PropertyEndpoints:
 
     def endpoints(self) -> list[Endpoint]:
         endpoint = partial(Endpoint, errors=ERRORS)
-        listed, kept = "The running requests, by slot", "Refused: all slots share one cache"
+        listed, kept = "List the running requests by slot", "Refused: all slots share one cache"
         return [
-            endpoint("GET", "/props", self.properties, "Properties of the server", gives=Properties),
+            endpoint("GET", "/props", self.properties, "Return the properties of the server", gives=Properties),
             endpoint("GET", "/slots", self.slots, listed, gives=list[Slot]),
             endpoint("POST", "/slots/{id}", self.refuse_slot_action, kept),
         ]

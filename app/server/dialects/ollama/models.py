@@ -129,8 +129,8 @@ class ModelEndpoints:
         endpoint = partial(Endpoint, errors=ERRORS)
         shown = "Describe the model and its capabilities"
         return [
-            endpoint("GET", "/", self.greet, "Say that the server runs", gives=TEXT),
-            endpoint("GET", "/api/version", self.version, "The version of Ollama's API", gives=Version),
+            endpoint("GET", "/", self.greet, "Report that the server runs", gives=TEXT),
+            endpoint("GET", "/api/version", self.version, "Return the version of Ollama's API", gives=Version),
             endpoint("GET", "/api/tags", self.list_models, "List the models", gives=ModelList),
             endpoint("GET", "/api/ps", self.list_running, "List the loaded models", gives=RunningModels),
             endpoint("POST", "/api/show", self.show, shown, takes=ShowRequest, gives=ModelDescription),

@@ -176,7 +176,7 @@ _DEVELOPERS = "Only vLLM's render routes use it."
 
 # In chat completions and text completions.
 REPORTING: Sequence[Field] = (
-    supported("prompt_logprobs", "vLLM", 2, "0 to 20, not in a stream."),
+    supported("prompt_logprobs", "vLLM", 2, "0 to 20; not supported in a stream."),
     refused("logprob_token_ids", "vLLM", [1], "Leave it out, or send logprobs for up to 20 tokens."),
     supported("return_token_ids", "vLLM", True),
     supported("return_tokens_as_token_ids", "vLLM", True),

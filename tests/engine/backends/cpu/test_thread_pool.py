@@ -186,7 +186,7 @@ def test_pool_of_one_has_no_worker_threads(make_step: MakeStep, others: set[thre
 
 @pytest.mark.parametrize("threads", [0, 3])
 def test_invalid_thread_count_is_rejected(make_step: MakeStep, threads: int) -> None:
-    with pytest.raises(ValueError, match=f"{threads} threads were asked of a pool of 2"):
+    with pytest.raises(ValueError, match=f"{threads} threads were requested from a pool of 2"):
         make_step(2).workers.run(1, threads)
 
 

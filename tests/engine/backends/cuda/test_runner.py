@@ -140,6 +140,6 @@ def test_step_that_runs_out_of_memory_is_retried(tiny: Path, device: torch.devic
 
 
 def test_context_that_does_not_fit_is_refused(tiny: Path, device: torch.device) -> None:
-    with pytest.raises(Exception, match="room for") as refusal:
+    with pytest.raises(Exception, match="tokens fit") as refusal:
         engine(tiny, device, gpu_memory=MemoryLimit(num_bytes=30_000), context_length=500)
     assert not isinstance(refusal.value, OutOfMemory)
