@@ -322,6 +322,6 @@ def test_chat_page_lists_every_command() -> None:
 
 def test_slash_commands_within_sentences_exist() -> None:
     plain = re.findall(r'PlainCommand\(\s*"(\w+)"', inspect.getsource(PlainCommands))
-    known = {command.name for command in COMMANDS} | set(plain)
+    known = {name for command in COMMANDS for name in (command.name, *command.aliases)} | set(plain)
     named = {match[1] for code in inline_code(read(ROOT / "docs/chat.md")) if (match := re.match(r"/(\w+)", code))}
     assert named <= known

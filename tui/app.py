@@ -175,6 +175,13 @@ class ChatApp(App[None]):
             seen.dismiss()
         self.push_screen(page, answered)
 
+    def action_use_theme(self, name: str = "") -> None:
+        """Use a theme. Without a known name, list all."""
+        if name in self.available_themes:
+            self.theme = name
+        else:
+            self.action_change_theme()
+
     def action_load(self, name: str = "") -> None:
         if name:
             self.find_and_load(name)

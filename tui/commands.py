@@ -2,7 +2,6 @@
 
 import enum
 from dataclasses import dataclass
-from itertools import takewhile
 
 
 class Owner(enum.Enum):
@@ -25,6 +24,7 @@ class Command:
     takes: str = ""  # the argument's name, in capitals
     key: str = ""  # key binding of the same action
     spare_key: str = ""  # the same, in a prompt with text, where `key` moves the cursor
+    aliases: tuple[str, ...] = ()  # other names
 
     @property
     def keys(self) -> str:
@@ -32,17 +32,20 @@ class Command:
 
 
 COMMANDS = (
-    Command("new", Owner.SCREEN, "new_chat", "New chat", key="ctrl+n", spare_key="f5"),
+    Command("new", Owner.SCREEN, "new_chat", "New chat", key="ctrl+n", spare_key="f5", aliases=("clear",)),
     Command("private", Owner.SCREEN, "new_private_chat", "Private chat (nothing saved)"),
     Command("attach", Owner.SCREEN, "attach", "Attach a text file to the next message", "PATH"),
     Command("stop", Owner.CHAT, "stop", "Stop the reply", key="escape"),
-    Command("regenerate", Owner.CHAT, "regenerate", "Regenerate the last reply", key="ctrl+y"),
+    Command("regenerate", Owner.CHAT, "regenerate", "Regenerate the last reply", key="ctrl+y", aliases=("retry",)),
+    Command("copy", Owner.CHAT, "copy_last", "Copy the last reply"),
     Command("edit", Owner.CHAT, "edit_last", "Edit your last message (keeps the old branch)", key="ctrl+up"),
     Command("branches", Owner.SCREEN, "branches", "Show branches", key="ctrl+t"),
     Command("settings", Owner.SCREEN, "settings", "System prompt, sampling, and presets of this chat", key="ctrl+s"),
-    Command("system", Owner.SCREEN, "system", "Set the system prompt of this chat", "TEXT"),
+    Command("system", Owner.SCREEN, "system", "Set the system prompt of this chat", "TEXT", aliases=("sys",)),
+    Command("set", Owner.SCREEN, "set", "Set a sampling parameter of this chat", "NAME VALUE"),
     Command("preset", Owner.SCREEN, "preset", "Use a preset for this chat", "NAME"),
-    Command("room", Owner.CHAT, "trim_context", "Free up context: summarize or drop old messages"),
+    Command("room", Owner.CHAT, "trim_context", "Summarize or drop old messages", aliases=("compact",)),
+    Command("resume", Owner.SCREEN, "open_chats", "Open an earlier chat"),
     Command("search", Owner.SCREEN, "search", "Search all chats", "TEXT", key="ctrl+f", spare_key="f7"),
     Command("chats", Owner.SCREEN, "toggle_chats", "Show or hide the list of chats", key="ctrl+b", spare_key="f6"),
     Command("title", Owner.CHATS, "rename", "Rename this chat", "TITLE"),
@@ -51,21 +54,23 @@ COMMANDS = (
     Command("archived", Owner.CHATS, "toggle_archived", "Show archived chats"),
     Command("delete", Owner.CHATS, "delete", "Delete this chat"),
     Command("undo", Owner.CHATS, "undelete", "Undo delete", key="ctrl+z in the list"),
-    Command("export", Owner.CHATS, "export", "Export (.md: this branch, .json: everything)", "PATH"),
+    Command("export", Owner.CHATS, "export", "Export (.md: this branch, .json: everything)", "PATH", aliases=("save",)),
     Command("import", Owner.CHATS, "import", "Import chats from JSON", "PATH"),
     Command("models", Owner.APP, "models", "Browse models", key="f2"),
-    Command("load", Owner.APP, "load", "Switch model", "NAME"),
-    Command("engine", Owner.APP, "engine", "Engine activity", key="f3"),
+    Command("load", Owner.APP, "load", "Switch model", "NAME", aliases=("model",)),
+    Command("engine", Owner.APP, "engine", "Engine activity", key="f3", aliases=("status",)),
     Command("address", Owner.APP, "copy_address", "Copy API URL", key="f4"),
-    Command("theme", Owner.APP, "change_theme", "Change theme"),
+    Command("theme", Owner.APP, "use_theme", "Change theme", "NAME"),
     Command("help", Owner.APP, "help", "Keys and commands", key="f1"),
-    Command("quit", Owner.APP, "quit", "Quit", key="ctrl+q"),
+    Command("quit", Owner.APP, "quit", "Quit", key="ctrl+q", aliases=("exit", "q")),
 )
 
 
 def find_command(name: str) -> Command | None:
-    """Return the command of this name, or None."""
-    return next((command for command in COMMANDS if command.name == name), None)
+    """Return the command of this name or alias, or the only one whose name starts with it. Else None."""
+    exact = [command for command in COMMANDS if name in (command.name, *command.aliases)]
+    starting = [command for command in COMMANDS if name and command.name.startswith(name)]
+    return exact[0] if exact else starting[0] if len(starting) == 1 else None
 
 
 def parse_command(text: str) -> tuple[str, str] | None:
@@ -74,19 +79,3 @@ def parse_command(text: str) -> tuple[str, str] | None:
         return None
     name, _, rest = text[1:].partition(" ")
     return None if "/" in name else (name, rest.strip())
-
-
-def matching(text: str) -> list[Command]:
-    """Return the commands whose names start with the typed text."""
-    if not text.startswith("/") or " " in text or "\n" in text:
-        return []
-    return [command for command in COMMANDS if command.name.startswith(text[1:])]
-
-
-def complete(text: str) -> str:
-    """Return `text` with the command's name completed as far as it is unambiguous."""
-    found = matching(text)
-    if len(found) == 1:
-        return f"/{found[0].name}{' ' if found[0].takes else ''}"
-    certain = takewhile(lambda letters: len({*letters}) == 1, zip(*(command.name for command in found), strict=False))
-    return f"/{''.join(first for first, *_ in certain)}" if found else text

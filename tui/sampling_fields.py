@@ -56,6 +56,14 @@ def texts(sampling: Sampling) -> dict[str, str]:
     return {name: "" if value is None else str(value) for name, value in values.items()}
 
 
+def change(sampling: Sampling, name: str, text: str) -> Sampling:
+    """Return the parameters with one changed. An empty text means the model's default. Raises InvalidField."""
+    typed = texts(sampling)
+    if name not in typed:
+        raise InvalidField(f"Parameters: {', '.join(typed)}. Example: /set temperature 0.2")
+    return parse({**typed, name: text}, thinking=sampling.thinking)
+
+
 def parse(typed: Mapping[str, str], *, thinking: bool | None) -> Sampling:
     """Return the sampling parameters typed into the fields. Raises InvalidField."""
     found = {field.name: field.parse(typed.get(field.name, "")) for field in FIELDS}

@@ -90,18 +90,19 @@ def test_tab_stays_in_a_prompt_with_text() -> None:
     assert len(client.chats.chats) == 3
 
 
-def test_tab_completes_the_unambiguous_part_of_a_command() -> None:
+def test_tab_completes_the_best_match() -> None:
     async def flow(chat: Chatting) -> None:
         for typed, completed in (
-            ("/se", "/se"),
             ("/arc", "/archive"),
             ("/archived", "/archived"),
             ("/sett", "/settings"),
             ("/att", "/attach "),
+            ("/model", "/load "),
             ("/title x", "/title x"),
             ("/nonsense", "/nonsense"),
         ):
             chat.composer.area.write(typed)
+            await chat.pilot.pause()
             await chat.pilot.press("tab")
             assert chat.composer.area.text == completed
             assert chat.app.focused is chat.composer.area

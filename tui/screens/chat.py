@@ -13,9 +13,10 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.dom import DOMNode
+from textual.events import Resize
 from textual.widgets import Footer
 
-from tui import commands
+from tui import commands, sampling_fields
 from tui.client import Client
 from tui.commands import COMMANDS, Command, Owner
 from tui.double_press import DoublePress
@@ -83,6 +84,9 @@ class ChatScreen(SteadyScreen):
             yield ChatList(self._client.chats)
             yield self.conversation
         yield Footer(show_command_palette=False)
+
+    def on_resize(self, event: Resize) -> None:
+        self.conversation.composer.fit(event.size.height)
 
     def on_mount(self) -> None:
         self.follow(self._client.engine.loading())
@@ -194,7 +198,8 @@ class ChatScreen(SteadyScreen):
         if (found := commands.find_command(event.name)) is not None:
             await self._run(found, event.argument)
         else:
-            close = get_close_matches(event.name, [one.name for one in COMMANDS], n=1)
+            names = [name for one in COMMANDS for name in (one.name, *one.aliases)]
+            close = get_close_matches(event.name, names, n=1)
             advice = f"Did you mean /{close[0]}?" if close else "F1 lists all commands."
             self.app.notify(f"Unknown command /{event.name}. {advice}", severity="warning", markup=False)
             composer = self.conversation.composer
@@ -232,6 +237,12 @@ class ChatScreen(SteadyScreen):
             chats.query_one("OptionList").focus()
         else:
             self.conversation.composer.area.focus()
+
+    def action_open_chats(self) -> None:
+        """Show the list and focus it."""
+        if not self.query_one(ChatList).display:
+            self.toggle_class("toggled")
+        self.query_one(ChatList).query_one("OptionList").focus()
 
     @on(ChatList.Left)
     def turn_to_prompt(self) -> None:
@@ -282,6 +293,18 @@ class ChatScreen(SteadyScreen):
             await self.conversation.configure(chat, replace(chat.settings, system=text))
         else:
             self.action_settings()
+
+    @work(description="set")
+    async def action_set(self, text: str = "") -> None:
+        """Set one sampling parameter, as in "temperature 0.2"."""
+        chat = self.conversation.chat
+        name, _, value = text.partition(" ")
+        try:
+            sampling = sampling_fields.change(chat.settings.sampling, name, value)
+        except sampling_fields.InvalidField as error:
+            self.app.notify(str(error), severity="warning", markup=False)
+        else:
+            await self.conversation.configure(chat, replace(chat.settings, sampling=sampling))
 
     @work(description="preset")
     async def action_preset(self, name: str = "") -> None:

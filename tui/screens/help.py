@@ -9,6 +9,7 @@ from textual.content import Content
 from textual.widgets import Footer, Label
 
 from tui.commands import COMMANDS
+from tui.completion import command_suggestions
 from tui.screens.dialog import Page
 
 KEYS = (
@@ -23,7 +24,10 @@ KEYS = (
     ("ctrl+l", "Clear the prompt (ctrl+z or up restores the text)"),
     ("backspace", "Remove the last attachment (empty prompt)"),
     ("pageup, pagedown", "Scroll the chat"),
-    ("tab", "Complete a command, or indent (empty prompt: go to the chat list)"),
+    ("/", "Menu of commands and their arguments"),
+    ("@", "Menu of files to attach"),
+    ("ctrl+r", "Search earlier inputs"),
+    ("tab", "Complete from the menu, or indent (empty prompt: go to the chat list)"),
     ("shift+tab", "Select messages with up and down (letters still go to the prompt)"),
     ("ctrl+up, ctrl+y, ctrl+c", "On a message: edit, regenerate, copy"),
     ("left, right", "On a message: previous / next branch"),
@@ -51,13 +55,13 @@ class HelpScreen(Page[None]):
                 if command.key
             ),
         ]
-        commands = [(f"/{command.name} {command.takes}", command.help) for command in COMMANDS]
+        commands = [(one.label, one.help) for one in command_suggestions()]
         with VerticalScroll(can_focus=True):
             yield Label("Keys", classes="heading")
             yield Label(_table(keys))
             yield Label("Commands", classes="heading")
             yield Label(_table(commands))
-            yield Label("Files: paste a path, drop a file, or /attach PATH.", markup=False)
+            yield Label("Files: type @, paste a path, drop a file, or /attach PATH.", markup=False)
         yield Footer()
 
 

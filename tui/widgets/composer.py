@@ -17,12 +17,14 @@ from textual.widgets import Label, TextArea
 
 from tui import commands
 from tui.client import Client, NotLoaded
+from tui.completion import Completions
 from tui.drafts import Drafts, Prompt, read_attachment
 from tui.open_chat import OpenChat
 from tui.show_errors import show_errors
 from tui.types import Attachment
 from tui.widgets.budget_bar import BudgetBar
 from tui.widgets.prompt_area import PromptArea
+from tui.widgets.prompt_menu import KEYS, PromptMenu
 from tui.widgets.text_fields import WordButtons, word
 
 _PAUSE = 0.4  # seconds after the last key
@@ -61,7 +63,10 @@ class Composer(Vertical):
         super().__init__()
         self._client = client
         self._chat = OpenChat()
-        self.area = PromptArea()
+        self.menu = PromptMenu(
+            Completions(client, lambda: self.app.available_themes, lambda: self._chat.title),
+        )
+        self.area = PromptArea(self.menu)
         self.drafts = Drafts(client.chats)
         self.sending: Prompt | None = None  # the message being sent, until the client has stored it
         self._attached: list[Attached] = []
@@ -71,10 +76,18 @@ class Composer(Vertical):
 
     def compose(self) -> ComposeResult:
         yield Label("", id="queue", markup=False)
-        yield Label("", id="hints", markup=False)
+        yield self.menu
         yield WordButtons(id="attached")
         yield BudgetBar()
         yield self.area
+
+    def fit(self, height: int) -> None:
+        """Limit each part to a share of the screen's height, so that the prompt is always visible.
+
+        Textual ignores relative limits in a widget whose height depends on its contents.
+        """
+        for part, share in ((self.area, 0.4), (self.menu, 0.3), (self.query_one("#queue"), 0.2)):
+            part.styles.max_height = max(3, round(height * share))
 
     @property
     def prompt(self) -> Prompt:
@@ -268,9 +281,18 @@ class Composer(Vertical):
 
     @on(TextArea.Changed)
     def suggest(self) -> None:
-        found = commands.matching(self.area.text)[:6]
-        self._show("#hints", "\n".join(f"/{one.name} {one.takes}".ljust(18) + one.help for one in found))
+        self.menu.follow(self.area.text, self.area.cursor_index)
         self.measure()
+
+    @on(PromptMenu.OptionSelected)
+    def choose_clicked(self, event: PromptMenu.OptionSelected) -> None:
+        event.stop()
+        self.area.take_choice(runs=True)
+
+    @on(PromptMenu.Toggled)
+    def show_keys(self, event: PromptMenu.Toggled) -> None:
+        event.stop()
+        self.area.border_subtitle = KEYS if self.menu.is_open else ""
 
     @on(PromptArea.LongPasted)
     def attach_pasted(self, event: PromptArea.LongPasted) -> None:

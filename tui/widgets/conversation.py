@@ -450,6 +450,10 @@ class Conversation(Vertical):
         else:
             self.composer.take_back_queue()
 
+    def action_copy_last(self) -> None:
+        if (message := self.chat.last_of(Role.ASSISTANT)) is not None:
+            self.post_message(MessageView.CopyAsked(message))
+
     def action_regenerate(self) -> None:
         if (message := self._focused or next(reversed(self.chat.path()), None)) is not None:
             self.post_message(MessageView.RegenerateAsked(message))

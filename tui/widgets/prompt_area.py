@@ -14,13 +14,14 @@ from textual.timer import Timer
 from tui import commands
 from tui.drafts import dropped_path
 from tui.plain_text import sanitize, sanitize_paste
+from tui.widgets.prompt_menu import PromptMenu
 from tui.widgets.text_fields import TextField
 
 # A longer paste becomes an attachment.
 LONG_PASTE = 40  # lines
 LARGE_PASTE = 10_000  # characters
 
-_PLACEHOLDER = "Ask anything (/ for commands, F1 for help)"
+_PLACEHOLDER = "Ask anything   (/ commands   @ files)"
 _PRIVATE_PLACEHOLDER = f"Private: nothing is saved. {_PLACEHOLDER}"
 
 
@@ -32,6 +33,8 @@ class PromptArea(TextField):
         Binding("ctrl+j,shift+enter,alt+enter", "break_line", "New line", show=False),
         Binding("up,ctrl+p", "up", "Earlier", show=False),
         Binding("down", "down", "Later", show=False),
+        Binding("escape", "close_menu", "Close", show=False),
+        Binding("ctrl+r", "search_inputs", "Search", show=False),
         Binding("ctrl+n", "readline('down')", "Later", show=False),
         Binding("ctrl+b", "readline('cursor_left')", "Left", show=False),
         Binding("ctrl+f", "readline('cursor_right')", "Right", show=False),
@@ -73,8 +76,9 @@ class PromptArea(TextField):
             super().__init__()
             self.step = step
 
-    def __init__(self) -> None:
+    def __init__(self, menu: PromptMenu) -> None:
         super().__init__(compact=True, highlight_cursor_line=False, placeholder=_PLACEHOLDER)
+        self._menu = menu
         self.cursor_blink = False  # each blink would redraw the prompt and everything beside it
         self._inputs: list[str] = []  # newest last
         self._private: list[str] | None = None  # inputs of the open private chat
@@ -90,6 +94,7 @@ class PromptArea(TextField):
 
     def change_chat(self, *, is_private: bool) -> None:
         """Forget the inputs of a private chat that is left."""
+        self._menu.close()
         self._set_aside()
         self.border_title = "Private" if is_private else ""
         self.placeholder = _PRIVATE_PLACEHOLDER if is_private else _PLACEHOLDER
@@ -148,8 +153,11 @@ class PromptArea(TextField):
         if self.document.get_line(row)[:column].endswith("\\"):
             super().action_delete_left()
             self.action_break_line()
-            return
-        text = self.text.strip()
+        elif not self.take_choice(runs=True):
+            self._submit(self.text.strip())
+
+    def _submit(self, text: str) -> None:
+        self._menu.close()
         self._set_aside()
         self._append(text)
         self.write("")
@@ -199,27 +207,59 @@ class PromptArea(TextField):
         else:
             await self.app.action_quit()
 
+    @property
+    def cursor_index(self) -> int:
+        """The position of the cursor as an index into the text."""
+        row, column = self.cursor_location
+        return sum(len(self.document.get_line(line)) + 1 for line in range(row)) + column
+
+    def take_choice(self, *, runs: bool) -> bool:
+        """Take the highlighted row of the menu, if it is open. If it is a command, run it."""
+        choice = self._menu.choose(self.text, first=not runs)
+        if choice is None:
+            return False
+        if choice.can_run and runs:
+            self._submit(choice.text)
+            return True
+        self.write(choice.text)
+        before = choice.text[: choice.cursor].split("\n")
+        self.move_cursor((len(before) - 1, len(before[-1])))
+        if choice.attach is not None:
+            self.post_message(self.PathPasted(choice.attach))
+        return True
+
+    def action_close_menu(self) -> None:
+        """Close the menu. Without one, leave the key to the screen."""
+        if not self._menu.dismiss():
+            raise SkipAction
+
+    def action_search_inputs(self) -> None:
+        """Search earlier inputs for what is typed. Again: the next match."""
+        self._menu.search([*dict.fromkeys(reversed(self._earlier))], self.text)
+
     def action_complete(self) -> None:
-        """Complete a command, or indent the line. Tab leaves the prompt only if it is empty, because text may be half a
-        sentence.
-        """
+        """Complete from the menu, or indent the line. Tab leaves only an empty prompt: text may be half a sentence."""
         if not self.text:
             self.screen.focus_next()
-        elif (completed := commands.complete(self.text)) != self.text:
-            self.write(completed)
+        elif self.take_choice(runs=False):
+            pass
         elif commands.parse_command(self.text) is None:
             row, column = self.cursor_location
             if not self.document.get_line(row)[:column].strip():
                 self.insert(" " * (self.indent_width - column % self.indent_width))
 
     def action_up(self) -> None:
-        if self.cursor_at_first_line and self._index > 0:
+        if self._menu.is_open:
+            self._menu.move(-1)
+        elif self.cursor_at_first_line and self._index > 0:
             self._show_input(self._index - 1)
         else:
             self.action_cursor_up()
 
     def action_down(self) -> None:
-        if self.cursor_at_last_line and self._index < len(self._earlier):
+        if self._menu.is_open:
+            self._menu.move(1)
+        elif self.cursor_at_last_line and self._index < len(self._earlier):
             self._show_input(self._index + 1)
         else:
             self.action_cursor_down()

@@ -1,0 +1,178 @@
+"""Tests for the menu above the prompt: commands, arguments, files, and earlier inputs."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from textual.geometry import Region
+
+from tests.tui.pilots import Chatting, run
+from tests.tui.scripted_client import ScriptedClient
+from tui.commands import COMMANDS
+from tui.file_search import find_files
+from tui.fuzzy import rank
+from tui.screens.models import ModelsScreen
+from tui.types import ChatSettings, Preset
+
+
+async def write(chat: Chatting, text: str) -> None:
+    """Write into the prompt and wait for the menu."""
+    chat.composer.area.write(text)
+    await chat.until(lambda: chat.composer.menu.is_open and chat.composer.menu._text == text)
+
+
+def labels(chat: Chatting) -> list[str]:
+    return [one.label for one in chat.composer.menu._shown]
+
+
+def test_slash_lists_all_commands_with_keys_and_aliases() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.pilot.press("/")
+        await chat.until(lambda: len(labels(chat)) == len(COMMANDS))
+        assert chat.composer.menu.display
+        await write(chat, "/mod")
+        await chat.until(lambda: any("Switch model" in line and "/model" in line for line in chat.lines()))
+        assert any("f2" in line for line in chat.lines())
+
+    run(ScriptedClient(), flow, size=(120, 40))
+
+
+def test_arrows_choose_and_enter_runs_a_command() -> None:
+    async def flow(chat: Chatting) -> None:
+        await write(chat, "/mod")
+        assert labels(chat)[:2] == ["/models", "/load NAME"]
+        await chat.pilot.press("down", "up", "enter")
+        await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen))
+        assert chat.composer.area.text == ""
+
+    run(ScriptedClient(), flow)
+
+
+def test_enter_before_the_menu_is_shown_runs_a_unique_prefix() -> None:
+    async def flow(chat: Chatting) -> None:
+        chat.at_once(*"/mode", "enter")
+        await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen))
+
+    run(ScriptedClient(), flow)
+
+
+def test_escape_closes_the_menu_until_the_command_is_gone() -> None:
+    async def flow(chat: Chatting) -> None:
+        await write(chat, "/se")
+        await chat.pilot.press("escape", "t")
+        assert chat.composer.area.text == "/set"
+        assert not chat.composer.menu.is_open
+        chat.composer.area.write("")
+        await chat.pilot.pause()
+        await write(chat, "/se")
+
+    run(ScriptedClient(), flow)
+
+
+def test_arguments_are_completed() -> None:
+    client = ScriptedClient()
+    client.chats.kept_presets["pirate"] = Preset("pirate", ChatSettings("Talk like a pirate."))
+
+    async def flow(chat: Chatting) -> None:
+        await write(chat, "/preset p")
+        await chat.pilot.press("tab")
+        assert chat.composer.area.text == "/preset pirate"
+        await write(chat, "/model smol")
+        assert "smollm2:135m" in labels(chat)
+        await write(chat, "/theme hearth-l")
+        await chat.pilot.press("down", "enter")
+        await chat.until(lambda: chat.app.theme == "hearth-light")
+        await write(chat, "/export ")
+        assert labels(chat) == ["new-chat.md", "new-chat.json"]
+
+    run(client, flow)
+
+
+def test_file_is_chosen_and_attached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "notes.txt").write_text("some notes")
+    (tmp_path / "other.md").write_text("other")
+    monkeypatch.chdir(tmp_path)
+
+    async def flow(chat: Chatting) -> None:
+        await write(chat, "Summarize @not")
+        assert labels(chat) == ["src/notes.txt"]
+        await chat.pilot.press("enter")
+        await chat.until(lambda: "notes.txt" in chat.label("#attached"))
+        assert chat.composer.area.text == "Summarize src/notes.txt "
+        assert chat.client.replies.asked == []
+        await write(chat, "/attach oth")
+        await chat.pilot.press("tab", "enter")
+        await chat.until(lambda: "other.md" in chat.label("#attached"))
+        chat.composer.area.write("me@example.org")
+        await chat.pilot.pause()
+        assert not chat.composer.menu.is_open
+
+    run(ScriptedClient(), flow)
+
+
+def test_earlier_inputs_are_searched() -> None:
+    async def flow(chat: Chatting) -> None:
+        for text in ("about trees", "about rivers", "about treaties"):
+            await chat.say(text)
+        await chat.pilot.press("ctrl+r", *"tre")
+        await chat.until(lambda: labels(chat) == ["about treaties", "about trees"])
+        await chat.pilot.press("ctrl+r", "enter")
+        assert chat.composer.area.text == "about trees"
+        assert not chat.composer.menu.is_open
+        assert len(chat.client.replies.asked) == 3
+        await chat.pilot.press("ctrl+r", "escape", "x")
+        assert chat.composer.area.text == "about treesx"
+        assert not chat.composer.menu.is_open
+
+    run(ScriptedClient(), flow)
+
+
+@pytest.mark.parametrize("size", [(60, 15), (80, 18), (80, 24), (120, 40)])
+def test_prompt_stays_visible_with_a_menu_and_with_many_lines(size: tuple[int, int]) -> None:
+    screen = Region(0, 0, *size)
+
+    async def flow(chat: Chatting) -> None:
+        area = chat.composer.area
+        await write(chat, "/")
+        await chat.until(lambda: chat.composer.menu.region.height > 2)
+        await chat.until(lambda: area.region.bottom == size[1] - 1)
+        assert screen.contains_region(area.region)
+        assert any("│ /" in line for line in chat.lines())
+        await chat.type("\n".join(f"line {number}" for number in range(17)), enter=False)
+        await chat.until(lambda: any("line 16" in line for line in chat.lines()))
+        assert screen.contains_region(area.region)
+        await write(chat, "\n".join(["x"] * 16) + "\n@")
+        await chat.until(lambda: any("@" in line for line in chat.lines()))
+        assert screen.contains_region(area.region)
+
+    run(ScriptedClient(), flow, size=size)
+
+
+def test_ranking_prefers_prefixes_then_words_then_letters_in_order() -> None:
+    names = ["xsearchx", "my search", "search", "searching", "s-e-a-r-c-h", "other"]
+    assert rank("search", names, lambda name: [name], 9) == [
+        "search",
+        "searching",
+        "my search",
+        "xsearchx",
+        "s-e-a-r-c-h",
+    ]
+
+
+def test_file_search_respects_gitignore_and_hides_dot_files(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    for name in (".gitignore", "kept.txt", "left.log", ".hidden/inner.txt", "deep/er/kept.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("*.log")
+    assert find_files("", tmp_path) == ["kept.txt", "deep/er/kept.py"]
+
+
+def test_file_search_is_bounded_and_lists_other_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tui.file_search.LIMIT", 30)
+    for number in range(40):
+        (tmp_path / f"{number}.txt").touch()
+    (tmp_path / ".hidden").touch()
+    assert len(find_files("", tmp_path)) == 30
+    assert len(find_files(f"{tmp_path}/", Path())) <= 30
+    assert find_files("/nowhere at all/", Path()) == []

@@ -1,0 +1,158 @@
+"""Completion of the prompt: what can be completed at the cursor, and from which source."""
+
+import asyncio
+import operator
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tui import commands, figures, fuzzy
+from tui.client import Client, ClientError
+from tui.plain_text import single_line
+
+_MOST = 200  # rows of a menu
+_FILE = re.compile(r"(?:^|\s)@([^\s@]*)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """One row of the menu."""
+
+    name: str  # the text that it completes to
+    label: str
+    help: str = ""
+    keys: str = ""
+    aliases: tuple[str, ...] = ()
+    takes_more: bool = False  # a command with an argument
+
+    @property
+    def names(self) -> Iterable[str]:
+        return (self.name, *self.aliases)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A part of the prompt that can be completed: `query`, between `before` and `after`."""
+
+    source: str  # "commands", "@files", or the kind of a command's argument
+    query: str
+    before: str = ""
+    after: str = ""
+
+    @property
+    def takes_first(self) -> bool:
+        """Whether Enter takes the first row. The user may mean an argument as it is typed."""
+        return self.source in ("commands", "@files", "history")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The prompt after a suggestion was chosen."""
+
+    text: str
+    cursor: int  # an index into the text
+    can_run: bool = False  # whether Enter runs the text as a command
+    attach: Path | None = None
+
+
+_ARGUMENTS: Mapping[str, str] = {
+    "load": "models",
+    "preset": "presets",
+    "theme": "themes",
+    "attach": "files",
+    "import": "files",
+    "export": "exports",
+}
+
+
+def find_request(text: str, cursor: int) -> Request | None:
+    """Return what can be completed at the cursor, or None."""
+    if (typed := commands.parse_command(text)) is not None:
+        name, sep, argument = text[1:].partition(" ")
+        if not sep:
+            return Request("commands", typed[0], "/")
+        command = commands.find_command(name)
+        source = None if command is None else _ARGUMENTS.get(command.name)
+        return None if source is None else Request(source, argument, f"/{name} ")
+    if (found := _FILE.search(text[:cursor])) is not None:
+        return Request("@files", found[1], text[: found.start(1) - 1], text[cursor:])
+    return None
+
+
+def choose(request: Request, chosen: Suggestion) -> Choice:
+    """Return the prompt with the query replaced by the suggestion."""
+    is_folder = chosen.name.endswith("/")
+    if request.source == "@files":
+        start = f"{request.before}{'@' if is_folder else ''}{chosen.name}"
+        path = None if is_folder else Path(chosen.name).expanduser()
+        gap = "" if is_folder or request.after.startswith(" ") else " "
+        return Choice(f"{start}{gap}{request.after}", len(start) + len(gap), attach=path)
+    text = request.before + chosen.name + (" " if chosen.takes_more else "")
+    return Choice(text, len(text), can_run=request.source != "history" and not is_folder)
+
+
+def command_suggestions() -> list[Suggestion]:
+    rows = []
+    for one in commands.COMMANDS:
+        also = f" (also {', '.join(f'/{alias}' for alias in one.aliases)})" if one.aliases else ""
+        label = f"/{one.name} {one.takes}".strip()
+        rows.append(Suggestion(one.name, label, one.help + also, one.keys, one.aliases, bool(one.takes)))
+    return rows
+
+
+class Completions:
+    """Finds suggestions. `themes` and `title` return the themes and the title of the open chat."""
+
+    def __init__(self, client: Client, themes: Callable[[], Iterable[str]], title: Callable[[], str]) -> None:
+        self._client = client
+        self._themes = themes
+        self._title = title
+        self._sources: Mapping[str, Callable[[str], Awaitable[Sequence[Suggestion]]]] = {
+            "commands": self._commands,
+            "models": self._models,
+            "presets": self._presets,
+            "themes": self._theme_names,
+            "files": self._files,
+            "@files": self._files,
+            "exports": self._exports,
+        }
+
+    async def suggest(self, request: Request) -> list[Suggestion]:
+        """Return the suggestions that match the query, best first. Empty if the source fails."""
+        try:
+            found = await self._sources[request.source](request.query)
+        except ClientError:
+            return []
+        names = operator.attrgetter("names")
+        return fuzzy.rank(request.query, found, names, _MOST) if request.query else [*found][:_MOST]
+
+    async def _commands(self, _: str) -> Sequence[Suggestion]:
+        return command_suggestions()
+
+    async def _models(self, _: str) -> Sequence[Suggestion]:
+        installed, catalog = await asyncio.gather(self._client.models.installed(), self._client.models.catalog())
+        models = {one.name: one for one in (*catalog, *installed)}
+        order = sorted(models.values(), key=lambda one: not (one.installed or one.elsewhere))
+        return [
+            Suggestion(one.name, one.name, f"{figures.size(one.size)}  {'' if one.installed else 'download'}".strip())
+            for one in order
+        ]
+
+    async def _presets(self, _: str) -> Sequence[Suggestion]:
+        presets = await self._client.chats.presets()
+        return [Suggestion(one.name, single_line(one.name), single_line(one.settings.system)) for one in presets]
+
+    async def _theme_names(self, _: str) -> Sequence[Suggestion]:
+        return [Suggestion(name, name) for name in sorted(self._themes())]
+
+    async def _files(self, query: str) -> Sequence[Suggestion]:
+        from tui.file_search import find_files
+
+        names = await asyncio.to_thread(find_files, query, Path())
+        return [Suggestion(name, single_line(name)) for name in names]
+
+    async def _exports(self, _: str) -> Sequence[Suggestion]:
+        stem = re.sub(r"[^\w]+", "-", self._title()).strip("-").lower() or "chat"
+        kinds = ((".md", "This branch, as Markdown"), (".json", "All branches"))
+        return [Suggestion(stem + suffix, stem + suffix, about) for suffix, about in kinds]

@@ -1,0 +1,110 @@
+"""The menu above the prompt: commands, their arguments, files, and earlier inputs. The prompt passes its keys on."""
+
+from collections.abc import Sequence
+
+from textual import work
+from textual.content import Content
+from textual.message import Message
+from textual.widgets import OptionList
+from textual.widgets.option_list import Option
+
+from tui.completion import Choice, Completions, Request, Suggestion, choose, find_request
+from tui.plain_text import single_line
+
+_MOST_LABEL = 40  # cells of the first column
+KEYS = "↑↓ choose · tab complete · esc close"
+
+
+class PromptMenu(OptionList, can_focus=False):
+    """Shown while the text at the cursor can be completed, or while the user searches earlier inputs."""
+
+    class Toggled(Message):
+        """The menu was opened or closed."""
+
+    def __init__(self, completions: Completions) -> None:
+        super().__init__(markup=False)
+        self._completions = completions
+        self._request: Request | None = None  # what is shown; None: closed
+        self._text = ""  # the prompt for which it is shown
+        self._shown: Sequence[Suggestion] = ()
+        self._inputs: Sequence[Suggestion] | None = None  # set during a search of earlier inputs
+        self._is_dismissed = False  # closed by Escape until nothing can be completed
+
+    @property
+    def is_open(self) -> bool:
+        return self._request is not None and bool(self._shown)
+
+    def follow(self, text: str, cursor: int) -> None:
+        """Suggest completions of the changed prompt."""
+        if self._inputs is not None:
+            found = [one for one in self._inputs if text.lower() in one.name.lower()]
+            self._show(Request("history", text), text, found)
+            return
+        request = find_request(text, cursor)
+        self._is_dismissed = self._is_dismissed and request is not None
+        if request is None or self._is_dismissed:
+            self.close()
+        else:
+            self._find(request, text)
+
+    @work(exclusive=True, group="suggest", description="suggest")
+    async def _find(self, request: Request, text: str) -> None:
+        self._show(request, text, await self._completions.suggest(request))
+
+    def search(self, inputs: Sequence[str], text: str) -> None:
+        """Search earlier inputs, newest first. If the search is open, highlight the next one."""
+        if self._inputs is not None:
+            self.move(1)
+            return
+        self._inputs = [Suggestion(one, single_line(one)) for one in inputs]
+        self.follow(text, len(text))
+
+    def move(self, step: int) -> None:
+        """Highlight the next or previous row."""
+        if step > 0:
+            self.action_cursor_down()
+        else:
+            self.action_cursor_up()
+
+    def choose(self, text: str, *, first: bool) -> Choice | None:
+        """Return the choice of the highlighted row and close. None if nothing is shown for this text.
+
+        `first`: if no row is highlighted, take the first one.
+        """
+        row = 0 if first and self.highlighted is None else self.highlighted
+        if self._request is None or not self.is_open or text != self._text or row is None:
+            return None
+        choice = choose(self._request, self._shown[row])
+        self.close()
+        return choice
+
+    def dismiss(self) -> bool:
+        """Close until the text has nothing to complete. Returns whether the menu was in use."""
+        was_used = self.is_open or self._inputs is not None
+        self._is_dismissed = was_used and self._inputs is None
+        self.close()
+        return was_used
+
+    def close(self) -> None:
+        self.workers.cancel_group(self, "suggest")
+        self._inputs = None
+        self._show(None, "", ())
+
+    def _show(self, request: Request | None, text: str, found: Sequence[Suggestion]) -> None:
+        was_open = self.is_open
+        is_changed = found != self._shown
+        self._request, self._text, self._shown = request, text, found
+        if is_changed:
+            width = min(_MOST_LABEL, max((len(one.label) for one in found), default=0)) + 2
+            keys = max((len(one.keys) for one in found), default=-2) + 2
+            self.set_options(Option(_row(one, width, keys)) for one in found)
+            self.highlighted = 0 if found and request is not None and request.takes_first else None
+        self.display = self.is_open
+        if was_open != self.is_open:
+            self.post_message(self.Toggled())
+
+
+def _row(one: Suggestion, width: int, keys: int) -> Content:
+    if not one.help and not one.keys:
+        return Content(one.label)
+    return Content.assemble((one.label.ljust(width), "bold"), (one.keys.ljust(keys), "$text-accent"), one.help)
