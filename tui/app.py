@@ -53,11 +53,14 @@ class ChatApp(App[None]):
         chat: ChatId | None = None,
         question: str = "",
         *,
+        resumes: bool = False,
         colors: bool = True,
+        is_dark: bool = True,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`environment` names the terminal and the display, for copying. None: only the terminal's escape sequence.
+        """With `resumes`, the user chooses a chat first. `is_dark`: whether the terminal's background is dark.
 
+        `environment` names the terminal and the display, for copying. None: only the terminal's escape sequence.
         Without `colors` (NO_COLOR is set), the terminal's own colors are not used; Textual turns all others into
         shades of gray.
         """
@@ -65,24 +68,32 @@ class ChatApp(App[None]):
         support_alt_enter()
         self._client = client
         self._wanted_theme = self._saved_theme = theme if colors else themes.TERMINAL
+        self._is_dark = is_dark
         self._downloads = Downloads(
             client.models,
             lambda pull: self.run_worker(pull, group="download", description="download"),
             self._on_downloaded,
             lambda error: show_error(self, error),
         )
-        self._chat_screen = ChatScreen(client, chat, question)
+        self._chat_screen = ChatScreen(client, chat, question, resumes=resumes)
         self._clipboard_programs = Clipboard(environment or {})
         self._copied = ""
 
     def on_mount(self) -> None:
-        for theme in (themes.NIGHT, themes.DAY):
+        colors = self.console.color_system
+        for theme in themes.own_themes(colors):
             self.register_theme(theme)
-        self.theme = themes.pick_theme(self._wanted_theme, self.console.color_system, self.available_themes)
+        self.theme = themes.pick_theme(self._wanted_theme, colors, self.available_themes, is_dark=self._is_dark)
         self._saved_theme = self.theme
         self.theme_changed_signal.subscribe(self, self._note_theme)
         self.push_screen(self._chat_screen)
         self.run_worker(collect_when_idle(), group="gc", description="gc")
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether the open chat can be opened again by a later run."""
+        chat = self._chat_screen.conversation.chat
+        return chat.id is not None and not chat.private
 
     async def on_event(self, event: Event) -> None:
         """Send typed text to the prompt while the chat screen is shown. Ignore input after all screens are closed."""

@@ -1,5 +1,8 @@
 """Format sizes, times, token counts, and the cost of a reply as text."""
 
+import time
+from datetime import date
+
 from tui.engine_types import Loading
 from tui.plain_text import model_name, single_line
 from tui.types import ContextBudget, Finish, PromptProgress, Usage
@@ -42,6 +45,45 @@ def time_left(value: float) -> str:
     minutes = value / 60
     words = f"{value:.0f} s" if value < 100 else f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.0f} h"
     return f"{words} left"
+
+
+_AGES = (
+    (3600, 60, "min"),
+    (86_400, 3600, "h"),
+    (7 * 86_400, 86_400, "d"),
+)  # upper limit and unit in seconds, and its name
+
+
+def age(moment: float, now: float) -> str:
+    """Format how long ago a moment was: just now, 5 min ago, 22 h ago, 6 d ago. From a week on, the date: 2026-01-31.
+
+    Both are in seconds since the epoch.
+    """
+    since = now - moment
+    if since < 60:
+        return "just now"
+    for most, unit, name in _AGES:
+        if since < most:
+            return f"{since // unit:.0f} {name} ago"
+    return time.strftime("%Y-%m-%d", time.localtime(moment))
+
+
+def short_age(moment: float, now: float) -> str:
+    """Format an age in at most 3 characters: now, 5m, 22h, 6d. Empty from a week on."""
+    number, *rest = age(moment, now).split()
+    if not rest:
+        return ""
+    return "now" if number == "just" else f"{number}{rest[0][0]}"
+
+
+def day_group(moment: float, now: float) -> str:
+    """Return the group of a moment in a list by day: Today, Yesterday, Last 7 days, or Older."""
+    days = (_day(now) - _day(moment)).days
+    return "Today" if days < 1 else "Yesterday" if days < 2 else "Last 7 days" if days < 8 else "Older"
+
+
+def _day(moment: float) -> date:
+    return date.fromtimestamp(moment)
 
 
 def percent(used: int, total: int) -> str:

@@ -1,7 +1,7 @@
 """The replies that are being generated in any chat, each with the task that reads its stream."""
 
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Container, Coroutine, Mapping
 from contextlib import aclosing
 from functools import partial
 from typing import Protocol
@@ -34,6 +34,11 @@ class RunningReplies:
         self._on_event = on_event
         self._running: dict[ChatId, tuple[ReplyProgress, Running]] = {}
         self._unanswered: defaultdict[ChatId, dict[MessageId, str]] = defaultdict(dict)
+
+    @property
+    def chats(self) -> Container[ChatId]:
+        """The chats in which a reply is being generated."""
+        return self._running.keys()
 
     def in_chat(self, chat: ChatId | None) -> ReplyProgress | None:
         """Return the reply that is being generated in this chat, or None."""

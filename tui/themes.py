@@ -1,6 +1,7 @@
-"""The themes: hearth dark, hearth light, and the terminal's own colors for terminals with at most 16."""
+"""The themes: dark, light, and high contrast, and the terminal's own colors for terminals with at most 16."""
 
 from collections.abc import Container
+from dataclasses import replace
 
 from textual.theme import Theme
 
@@ -17,6 +18,7 @@ NIGHT = Theme(
     surface="#1e1a17",
     panel="#2a2420",
     dark=True,
+    variables={"border-blurred": "#85756a"},
 )
 DAY = Theme(
     name="hearth-light",
@@ -31,13 +33,55 @@ DAY = Theme(
     surface="#f3ece4",
     panel="#e8ddd2",
     dark=False,
+    variables={"border-blurred": "#84745f"},
 )
-TERMINAL = "ansi-dark"
+CONTRAST = Theme(
+    name="hearth-contrast",
+    primary="#ffb000",
+    secondary="#7fdfff",
+    accent="#ffd866",
+    warning="#ffff00",
+    error="#ff8080",
+    success="#80ff80",
+    foreground="#ffffff",
+    background="#000000",
+    surface="#000000",
+    panel="#1c1c1c",
+    dark=True,
+    variables={"border-blurred": "#c0c0c0"},
+)
+OWN = (NIGHT, DAY, CONTRAST)
+
+TERMINAL, TERMINAL_LIGHT = "ansi-dark", "ansi-light"
 FEW_COLORS = ("standard", "windows")
 
+# Backgrounds from the palette of 256 colors: the nearest ones to those above are yellow.
+_PALETTE_BACKGROUNDS = {
+    NIGHT.name: ("#121212", "#1c1c1c", "#262626"),
+    DAY.name: ("#ffffff", "#eeeeee", "#e4e4e4"),
+}
 
-def pick_theme(wanted: str, color_system: str | None, there: Container[str]) -> str:
-    """Return the wanted theme, or the default that the terminal can show."""
+
+def own_themes(color_system: str | None) -> list[Theme]:
+    """Return our themes as a terminal with this color system can show them."""
+    return [_in_palette(theme) for theme in OWN] if color_system == "256" else [*OWN]
+
+
+def _in_palette(theme: Theme) -> Theme:
+    if theme.name not in _PALETTE_BACKGROUNDS:
+        return theme
+    background, surface, panel = _PALETTE_BACKGROUNDS[theme.name]
+    return replace(theme, background=background, surface=surface, panel=panel)
+
+
+def pick_theme(wanted: str, color_system: str | None, there: Container[str], *, is_dark: bool = True) -> str:
+    """Return the wanted theme, or the default that the terminal can show.
+
+    A terminal with at most 16 colors cannot show our themes. `is_dark`: whether its background is dark.
+    """
+    if color_system in FEW_COLORS and (wanted not in there or wanted in {theme.name for theme in OWN}):
+        is_light = wanted == DAY.name or (wanted not in there and not is_dark)
+        return TERMINAL_LIGHT if is_light else TERMINAL
     if wanted in there:
         return wanted
-    return TERMINAL if color_system in FEW_COLORS else NIGHT.name
+    return NIGHT.name if is_dark else DAY.name

@@ -1,6 +1,7 @@
 """One run of the chat, with screens or in plain lines: opens the history and the engine, and closes both."""
 
 import asyncio
+import enum
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,10 +9,23 @@ from typing import Any
 import click
 
 from app.chat_backend.client import TerminalClient
+from app.chat_backend.converters import chat_id
 from app.chat_backend.shutdown import Shutdown
 from app.history.history import History
-from app.settings.settings import Settings, child_environment, wants_colors
+from app.process.terminal_background import is_background_dark
+from app.settings.settings import Settings, child_environment, stated_background, wants_colors
 from app.text.terminal_text import sanitize
+from tui.types import ChatId
+
+_GOODBYE = "Resume: ingle -c    All chats: ingle --resume"
+
+
+class Opening(enum.Enum):
+    """The first view of the chat."""
+
+    NEW = "new"
+    LAST = "last"  # the chat that was changed last
+    CHOICE = "choice"  # a list of chats
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +37,17 @@ class Session:
     endpoint: str = ""
     key: str | None = None  # API key of the endpoint
     question: str = ""
+    opening: Opening = Opening.NEW
 
     def run_plain(self) -> int:
         """Run in plain lines. Raises the errors of opening the history."""
         from app.chat_backend.plain.plain_chat import PlainChat
 
         history = History(self.settings.history_dir, _say)
-        return asyncio.run(self._with_client(history, lambda client: PlainChat(client, self.question).run()))
+        chat, lists = self._first_chat(history), self.opening is Opening.CHOICE
+        return asyncio.run(
+            self._with_client(history, lambda client: PlainChat(client, self.question, chat, lists).run())
+        )
 
     def run_screens(self, left: Callable[[], None]) -> int:
         """Run with screens. `left` is called after the terminal was restored.
@@ -41,20 +59,36 @@ class Session:
             _say(notice.sentences)
         from tui.app import ChatApp
 
+        is_dark = is_background_dark(stated_background())
+        chat, resumes = self._first_chat(history), self.opening is Opening.CHOICE
+
         async def run(client: TerminalClient) -> int:
             app = ChatApp(
                 client,
                 self.settings.theme,
-                question=self.question,
+                chat,
+                self.question,
+                resumes=resumes,
                 colors=wants_colors(),
+                is_dark=is_dark,
                 environment=child_environment(),
             )
             Shutdown(lambda status: app.exit(return_code=status)).listen("SIGINT", "SIGTERM")
             await app.run_async()
             left()
+            if app.is_resumable:
+                click.echo(_GOODBYE)
             return app.return_code or 0
 
         return asyncio.run(self._with_client(history, run))
+
+    def _first_chat(self, history: History) -> ChatId | None:
+        """Return the chat to open. If there is none yet, a new one starts."""
+        if self.opening is not Opening.LAST:
+            return None
+        chats = [chat for chat in history.chats.listed() if chat.num_messages]
+        last = max(chats, key=lambda chat: chat.changed, default=None)
+        return None if last is None else chat_id(last.id, private=False)
 
     async def _with_client(self, history: History, run: Callable[[TerminalClient], Coroutine[Any, Any, int]]) -> int:
         client = TerminalClient(self.settings, history, self.flags, self.endpoint, self.key)

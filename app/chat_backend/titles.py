@@ -1,5 +1,6 @@
 """Titles for chats after their first reply, written by the model at low priority."""
 
+import re
 from textwrap import shorten
 
 from app.chat_backend.chat_repository import ChatRepository
@@ -14,6 +15,7 @@ _ASKED = "Write a title for this conversation, of at most six words, and nothing
 _TOKENS = 24
 _LONGEST = 60  # characters
 _CUT = "…"
+_SMALL = re.compile(r"(?<![\w.])(?:\d+m|0?\.\d+b)(?![a-z])", re.IGNORECASE)  # such as 135m and 0.5b
 _QUOTES = "\"'“”„«»`*# "
 
 
@@ -26,11 +28,13 @@ class Titles:
 
     async def make_title(self, chat: ChatId) -> str:
         """Return the chat's title. If it has none, let the model write one and store it; "" if the model's answer is
-        unusable.
+        unusable, or the model has fewer than a billion parameters: its titles say less than the question.
         """
         if found := await to_thread(self._title, chat):
             return found
         async with self._connection.use() as engine:
+            if is_small(engine.model):
+                return ""
             messages = await to_thread(self._messages, chat)
             own = {"service_class": "background", "store": False} if engine.endpoint.is_inglenook else {}
             sampling = {"temperature": 0, **engine.default_sampling, "max_tokens": _TOKENS}
@@ -54,6 +58,11 @@ class Titles:
     def _keep(self, chat: ChatId, title: str) -> None:
         history, number = self._chats.locate(chat)
         history.chats.give_title(number, title)
+
+
+def is_small(model: str) -> bool:
+    """Whether a model's name says that it has fewer than a billion parameters."""
+    return bool(_SMALL.search(model))
 
 
 def extract_title(text: str) -> str:

@@ -14,6 +14,7 @@ EXAMPLES = """\b
 Examples:
   ingle
   ingle chat --model qwen3:4b
+  ingle -c
   ingle chat --plain
   ingle chat --endpoint http://gpu-box:8000/v1 --api-key-file ./key
 """
@@ -30,6 +31,8 @@ Examples:
     "Default: ingle's own engine.",
 )
 @click.option("--api-key-file", metavar="FILE", help="File with the API key of that server.")
+@click.option("--continue", "-c", "continues", is_flag=True, help="Open the last chat.")
+@click.option("--resume", "resumes", is_flag=True, help="Choose an earlier chat from a list.")
 @click.option("--plain", is_flag=True, help="Chat line by line: for screen readers, dumb terminals, and pipes.")
 @click.option("--stay", is_flag=True, help="Keep the engine running after the last chat ends.")
 @context_option
@@ -39,6 +42,8 @@ def chat(
     model: str | None,
     endpoint: str,
     api_key_file: str | None,
+    continues: bool,
+    resumes: bool,
     plain: bool,
     stay: bool,
     context: int | None,
@@ -52,16 +57,19 @@ def chat(
     """
     if api_key_file and not endpoint:
         raise click.UsageError("--api-key-file needs --endpoint: it holds the API key of that server.")
+    if continues and resumes:
+        raise click.UsageError("--continue opens the last chat, and --resume lists all. Use one of them.")
     given = {"model": model, "context": context, "threads": threads, "api_key_file": api_key_file}
     settings = load_settings(**given)
     for number in ending_signals():
         signal.signal(number, signal.SIG_DFL)  # until the chat handles them, nothing needs an orderly end
-    from app.chat_backend.session import Session
+    from app.chat_backend.session import Opening, Session
 
     flags: dict[str, object] = {"context": context, "threads": threads}
     flags = {name: value for name, value in flags.items() if value is not None} | {"stay": stay}
     key = chosen_keys(settings)[0] if api_key_file else None
-    session = Session(settings, flags, endpoint, key, question)
+    opening = Opening.LAST if continues else Opening.CHOICE if resumes else Opening.NEW
+    session = Session(settings, flags, endpoint, key, question, opening)
     if plain or not _has_screens():
         return session.run_plain()
     from app.chat_backend.guard import run_guarded

@@ -532,6 +532,11 @@ def wants_colors() -> bool:
     return "NO_COLOR" not in os.environ
 
 
+def stated_background() -> str:
+    """Return COLORFGBG: the terminal's colors as some terminals state them, such as "15;0"; or ""."""
+    return os.environ.get("COLORFGBG", "")
+
+
 def child_environment(**overrides: str) -> dict[str, str]:
     """Return the environment of a child process: that of this process, with `overrides`."""
     return {**os.environ, **overrides}

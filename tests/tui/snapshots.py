@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import os
 import re
 import sys
 from collections import deque
@@ -19,6 +20,7 @@ from tests.tui.look import REPLY
 from tests.tui.pilots import Chatting
 from tests.tui.scripted_client import ScriptedClient
 from tui.app import ChatApp
+from tui.engine_types import Loading, Recommendation
 from tui.screens.branches import BranchesScreen
 from tui.screens.dialog import Confirm
 from tui.screens.engine import EngineScreen
@@ -110,7 +112,15 @@ async def asked_to_open(chat: Chatting) -> None:
     await chat.until(lambda: isinstance(chat.app.screen, Confirm))
 
 
+async def welcome(chat: Chatting) -> None:
+    await chat.pilot.press("ctrl+n")
+    await chat.until(lambda: chat.conversation.welcome.display)
+    chat.conversation.welcome.recommend(Recommendation("qwen3:4b", "fits: 32k context; needs 3.2 GB, 8.0 GB free"))
+    chat.conversation.welcome.show_loading(Loading("smollm2:135m", "Downloading smollm2:135m", 0.92))
+
+
 STEPS: dict[str, Step] = {
+    "welcome": welcome,
     "chat": nothing,
     "commands": typed_command,
     "list": narrow_list,
@@ -167,6 +177,7 @@ async def settled(chat: Chatting) -> None:
 
 
 def main() -> None:
+    os.environ |= {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
     chosen = sys.argv[1:] or list(STEPS)
     FOLDER.mkdir(exist_ok=True)
     for name in chosen:

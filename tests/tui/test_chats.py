@@ -1,5 +1,7 @@
 """Tests for actions on whole chats: titles, pins, archive, deletion and undo, drafts, search, and files."""
 
+import time
+from dataclasses import replace
 from pathlib import Path
 
 from textual.widgets import OptionList
@@ -15,13 +17,13 @@ END = ReplyEnd(Finish.COMPLETE, USAGE)
 
 
 def lines(chat: Chatting) -> list[str]:
-    options = chat.app.screen.query_one("ChatList OptionList", OptionList)
-    return [str(option.prompt).strip() for option in options.options]
+    return [line.strip() for line in listed(chat)]
 
 
 def listed(chat: Chatting) -> list[str]:
-    """Return the shown list, with its marks."""
-    return [str(option.prompt) for option in chat.screen.query_one("ChatList OptionList", OptionList).options]
+    """Return the shown list, with its marks, without the names of groups."""
+    options = chat.screen.query_one("ChatList OptionList", OptionList).options
+    return [str(option.prompt).rstrip() for option in options if option.id is not None]
 
 
 def test_chats_are_listed_opened_renamed_pinned_archived_deleted_and_restored() -> None:
@@ -100,6 +102,22 @@ def test_search_opens_the_message() -> None:
     run(client, flow)
 
 
+def test_search_lists_the_last_chats_before_anything_is_typed() -> None:
+    client = ScriptedClient()
+    client.keep("Older", "a question", "an answer", pinned=True)
+    client.keep("Newer", "another", "words")
+
+    async def flow(chat: Chatting) -> None:
+        await chat.pilot.press("f7")
+        await chat.until(lambda: chat.app.screen.query("#found") and chat.label("#found") == "Last chats")
+        options = chat.app.screen.query_one(OptionList).options
+        assert [str(option.prompt).split("  ")[0] for option in options] == ["Newer", "Older"]
+        await chat.pilot.press("down", "enter")
+        await chat.until(lambda: chat.texts() == ["a question", "an answer"])
+
+    run(client, flow)
+
+
 def test_export_and_failed_import_are_reported(tmp_path: Path) -> None:
     client = ScriptedClient()
     name = client.keep("Kept", "a question", "an answer")
@@ -136,7 +154,7 @@ def test_private_chat_keeps_its_mark_when_renamed() -> None:
         assert any("│ Private: nothing is saved. " in line for line in chat.lines())
         await chat.say("secret")
         await chat.until(lambda: bar.chat_title == "Private · A title of the client")
-        await chat.until(lambda: listed(chat) == ["  private A title of the client"])
+        await chat.until(lambda: [line[:17] for line in listed(chat)] == ["  private A title"])
         await chat.type("/title Mine")
         await chat.until(lambda: bar.chat_title == "Private · Mine")
         await chat.type("/pin")
@@ -150,6 +168,45 @@ def test_private_chat_keeps_its_mark_when_renamed() -> None:
         await chat.pilot.press("escape", "ctrl+n")
         await chat.until(lambda: bar.chat_title == "New chat")
         assert not any("nothing is saved" in line for line in chat.lines())
+
+    run(client, flow, size=WIDE)
+
+
+def test_list_shows_changes_of_other_windows_and_running_replies() -> None:
+    client = ScriptedClient([TextDelta("begun"), WAIT, END])
+    first = client.keep("First", "a question", "an answer")
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: lines(chat) == ["First"])
+        await client.chats.rename(first, "Renamed elsewhere")
+        await chat.until(lambda: lines(chat) == ["Renamed elsewhere"])
+        await chat.conversation.open(first)
+        await chat.type("one")
+        await chat.until(lambda: len(chat.views()) == 4)
+        await chat.pilot.press("ctrl+n")
+        await chat.until(lambda: "⠋" <= lines(chat)[0][0] <= "⣿")
+        client.replies.gate.set()
+        await chat.until(lambda: lines(chat) == ["Renamed elsewhere"])
+
+    run(client, flow, size=WIDE)
+
+
+def test_list_groups_chats_by_day_and_shows_their_age() -> None:
+    client = ScriptedClient()
+    for title, hours in (("Old", 24 * 400), ("Recent", 0.1)):
+        chat = client.chats.chats[client.keep(title, "a question", "an answer")]
+        summary = replace(chat.summary, updated=time.time() - hours * 3600)
+        client.chats.chats[summary.id] = replace(chat, summary=summary)
+    client.keep("Kept", "a question", pinned=True)
+
+    async def flow(chat: Chatting) -> None:
+        options = chat.screen.query_one("ChatList OptionList", OptionList).options
+        await chat.until(lambda: len(chat.screen.query_one("ChatList OptionList", OptionList).options) == 6)
+        options = chat.screen.query_one("ChatList OptionList", OptionList).options
+        groups = [str(option.prompt) for option in options if option.disabled]
+        assert groups[0] == "Pinned"
+        assert groups[-1] == "Older"
+        assert str(options[3].prompt).endswith(" 6m")
 
     run(client, flow, size=WIDE)
 

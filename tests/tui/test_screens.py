@@ -11,7 +11,7 @@ from tests.tui.pilots import Chatting, run
 from tests.tui.scripted_client import KNOWN, USAGE, ScriptedClient
 from tui.app import ChatApp
 from tui.client import ClientError
-from tui.engine_types import ModelInfo, Recommendation, RequestId
+from tui.engine_types import ModelInfo, RequestId
 from tui.screens.dialog import Confirm
 from tui.screens.engine import EngineScreen
 from tui.screens.help import HelpScreen
@@ -223,20 +223,6 @@ def test_failed_load_leaves_the_chat_unchanged() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_better_model_is_recommended_to_new_users() -> None:
-    client = ScriptedClient()
-    client.models.better = Recommendation(KNOWN.name, "fits: 32k context; needs 3.2 GB, 8.0 GB free")
-
-    async def flow(chat: Chatting) -> None:
-        await chat.until(chat.notices)
-        assert chat.notices() == [
-            "This machine can run qwen3:4b It fits: 32k context; needs 3.2 GB, 8.0 GB free. "
-            "F2, then 2, to get it. To make it the default: ingle config set model qwen3:4b"
-        ]
-
-    run(client, flow)
-
-
 def test_engine_screen_lists_and_aborts_requests() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.pilot.press("f3")
@@ -286,12 +272,12 @@ def test_engine_error_is_shown_only_on_its_screen() -> None:
     client.engine.problem = ClientError("There is no such model", "ingle ls shows what is.")
 
     async def flow(chat: Chatting) -> None:
-        await chat.until(lambda: len(chat.notices()) == 1)  # the notification of the failed load, on the chat screen
+        await chat.until(lambda: "There is no such model" in chat.label("#welcome"))
         await chat.pilot.press("f3")
         await chat.until(lambda: chat.label("#about") == "There is no such model. ingle ls shows what is.")
         looks = chat.client.engine.followed
         await chat.until(lambda: chat.client.engine.followed > looks + 1)
-        assert len(chat.notices()) == 1
+        assert chat.notices() == []
 
     run(client, flow)
 

@@ -17,7 +17,7 @@ from textual.events import Resize
 from textual.widgets import Footer
 
 from tui import commands, sampling_fields
-from tui.client import Client
+from tui.client import Client, ClientError
 from tui.commands import COMMANDS, Command, Owner
 from tui.double_press import DoublePress
 from tui.drafts import Prompt
@@ -25,20 +25,20 @@ from tui.engine_types import Loading
 from tui.plain_text import is_web_address, sanitize, single_line
 from tui.screens.dialog import ask, confirm
 from tui.screens.steady import SteadyScreen
-from tui.show_errors import show_errors
+from tui.show_errors import show_error, show_errors
 from tui.types import ChatId, ChatSettings
 from tui.widgets.chat_list import ChatList
 from tui.widgets.composer import Composer
 from tui.widgets.conversation import Conversation
 from tui.widgets.message_view import MessageView
 from tui.widgets.top_bar import TopBar
+from tui.widgets.welcome import Welcome
 
 if TYPE_CHECKING:  # the Markdown widgets are imported after the prompt is shown
     from textual.widgets import Markdown
 
     from tui.widgets.code_block import CodeBlock
 
-_RECOMMENDED_SECONDS = 20.0  # long enough to note the name of the model
 _NOTICE_SECONDS = 60.0  # for a notice of damage, which is several sentences long
 _WARNED_SECONDS = 12.0
 _IN_FOOTER = ("new", "search")
@@ -66,8 +66,10 @@ class ChatScreen(SteadyScreen):
         if key and " " not in key and one.owner is not Owner.APP
     ]
 
-    def __init__(self, client: Client, chat: ChatId | None, question: str) -> None:
+    def __init__(self, client: Client, chat: ChatId | None, question: str, *, resumes: bool = False) -> None:
+        """With `resumes`, the user chooses one of the chats first."""
         super().__init__()
+        self._resumes = resumes
         self._client = client
         self.conversation = Conversation(client)
         self._first_chat = chat
@@ -81,7 +83,7 @@ class ChatScreen(SteadyScreen):
     def compose(self) -> ComposeResult:
         yield TopBar()
         with Horizontal():
-            yield ChatList(self._client.chats)
+            yield ChatList(self._client.chats, lambda: self.conversation.running_chats)
             yield self.conversation
         yield Footer(show_command_palette=False)
 
@@ -108,15 +110,22 @@ class ChatScreen(SteadyScreen):
         await self.conversation.composer.start()
         if self._question:
             self.conversation.send(Prompt(sanitize(self._question)))
+        elif self._resumes:
+            self.action_search()
+        elif self._first_chat is None:
+            await self._offer_last_chat()
+
+    async def _offer_last_chat(self) -> None:
+        with show_errors(self):
+            chats = [one for one in await self._client.chats.summaries() if one.message_count and not one.private]
+            self.conversation.welcome.offer(max(chats, key=lambda one: one.updated, default=None))
 
     @work(group="start", description="recommend")
     async def recommend(self) -> None:
         """Suggest a better model to a new user while the default one loads."""
         with show_errors(self):
             if (better := await self._client.models.recommended()) is not None:
-                title = f"This machine can run {better.model}"
-                more = f"F2, then 2, to get it. To make it the default: ingle config set model {better.model}"
-                self.app.notify(f"It {better.verdict}. {more}", title=title, timeout=_RECOMMENDED_SECONDS, markup=False)
+                self.conversation.welcome.recommend(better)
 
     @work(group="start", description="notices")
     async def show_notices(self) -> None:
@@ -130,14 +139,21 @@ class ChatScreen(SteadyScreen):
     @work(group="loading", exclusive=True, description="loading")
     async def follow(self, loading: AsyncGenerator[Loading, None]) -> None:
         """Show the progress of loading a model. Use the model once it is loaded."""
-        bar = self.query_one(TopBar)
+        bar, welcome = self.query_one(TopBar), self.conversation.welcome
         model = self.conversation.model
-        with show_errors(self):
+        try:
             async for step in loading:
                 model = step.model if step.loaded else ""
                 bar.loading_model = step
+                welcome.show_loading(step)
                 if step.warning:
                     self.app.notify(step.warning, severity="warning", timeout=_WARNED_SECONDS, markup=False)
+        except ClientError as error:
+            if not model:
+                welcome.show_failure(error)
+            if model or not welcome.display:
+                show_error(self, error)
+        welcome.show_loaded(model)
         self.conversation.model = model
         bar.model = model or _NONE
         bar.loading_model = None
@@ -162,11 +178,23 @@ class ChatScreen(SteadyScreen):
     def show_title(self, event: Conversation.Shown) -> None:
         self.query_one(TopBar).chat_title = event.chat.title
         self.query_one(ChatList).mark_open(event.chat.id)
+        if event.chat.id is not None:
+            self.conversation.welcome.offer(None)
 
     @on(Conversation.Activity)
     def show_activity(self, event: Conversation.Activity) -> None:
         self.query_one(TopBar).activity = event.text
 
+    @on(Composer.EnteredEmpty)
+    def accept_offer(self) -> None:
+        if self.conversation.welcome.display:
+            self.conversation.welcome.enter()
+
+    @on(Welcome.ContinueAsked)
+    async def continue_chat(self, event: Welcome.ContinueAsked) -> None:
+        await self.conversation.open(event.chat.id)
+
+    @on(Welcome.RetryAsked)
     @on(Conversation.ModelWanted)
     def try_again(self) -> None:
         if self.query_one(TopBar).loading_model is None:
@@ -255,9 +283,9 @@ class ChatScreen(SteadyScreen):
     async def action_search(self, text: str = "") -> None:
         from tui.screens.search import SearchScreen
 
-        hit = await self.app.push_screen_wait(SearchScreen(self._client.chats, text))
-        if hit is not None:
-            await self.conversation.open(hit.chat.id, hit.message)
+        found = await self.app.push_screen_wait(SearchScreen(self._client.chats, text))
+        if found is not None:
+            await self.conversation.open(found.chat, found.message)
 
     @work(description="branches")
     async def action_branches(self) -> None:

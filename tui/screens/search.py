@@ -1,40 +1,63 @@
-"""Search in all chats. Returns the match that the user chose."""
+"""Search in all chats, or choose one of the last ones. Returns what the user chose."""
 
 import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 from textual import on, work
 from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.widgets import Input, Label, OptionList
 from textual.widgets.option_list import Option
 
+from tui import figures
 from tui.client import Chats
 from tui.plain_text import single_line
 from tui.screens.dialog import Dialog
 from tui.show_errors import show_errors
-from tui.types import SearchHit
+from tui.types import ChatId, ChatSummary, MessageId, SearchHit
 from tui.widgets.text_fields import LineField
 
 _PAUSE = 0.15  # seconds after the last key before the search starts
 
 
-class SearchScreen(Dialog[SearchHit]):
-    """Searches while the user types."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A chat, and the message to show in it; None for its end."""
+
+    chat: ChatId
+    message: MessageId | None = None
+
+
+class SearchScreen(Dialog[Found]):
+    """Searches while the user types. Lists the last chats until then."""
 
     CSS_PATH = "search.tcss"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("down", "move(1)", "Next", show=False),
+        Binding("up", "move(-1)", "Previous", show=False),
+    ]
 
     def __init__(self, chats: Chats, text: str = "") -> None:
         super().__init__()
         self._chats = chats
         self._text = text
-        self._hits: list[SearchHit] = []
+        self._found: list[Found] = []
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog"):
+        with Vertical(classes="dialog") as dialog:
+            dialog.border_title = "Search all chats"
+            dialog.border_subtitle = "⏎ open · ↓ choose · esc close"
             yield LineField(self._text, placeholder="Search all chats")
             yield Label("", id="found", markup=False)
             yield OptionList(markup=False)
+
+    def on_mount(self) -> None:
+        self.search(self._text)
 
     @on(Input.Changed)
     def typed(self, event: Input.Changed) -> None:
@@ -42,42 +65,59 @@ class SearchScreen(Dialog[SearchHit]):
 
     @work(exclusive=True)
     async def search(self, text: str) -> None:
-        await asyncio.sleep(_PAUSE)
         with show_errors(self):
-            self._hits = list(await self._chats.search(text)) if text else []
-            self._show(text)
+            if text:
+                await asyncio.sleep(_PAUSE)
+                hits = await self._chats.search(text)
+                found = [Found(hit.chat.id, hit.message) for hit in hits]
+                self._show(found, [_line(hit) for hit in hits], _count(len(hits)))
+            else:
+                chats = [chat for chat in await self._chats.summaries() if chat.message_count]
+                chats.sort(key=lambda chat: -chat.updated)
+                self._show([Found(chat.id) for chat in chats], [_summary(chat) for chat in chats], "Last chats")
 
-    def _show(self, text: str) -> None:
+    def _show(self, found: list[Found], lines: Sequence[Content], about: str) -> None:
+        self._found = found
         options = self.query_one(OptionList)
         options.clear_options()
-        options.add_options(Option(_line(hit)) for hit in self._hits)
-        if self._hits:
+        options.add_options(Option(line) for line in lines)
+        if found:
             options.highlighted = 0
-        self.query_one("#found", Label).update(_count(len(self._hits)) if text else "")
+        self.query_one("#found", Label).update(about if found or about != "Last chats" else "No chats yet.")
 
     @on(Input.Submitted)
     def choose_first(self) -> None:
         highlighted = self.query_one(OptionList).highlighted
         if highlighted is not None:
-            self.dismiss(self._hits[highlighted])
+            self.dismiss(self._found[highlighted])
 
     @on(OptionList.OptionSelected)
     def choose(self, event: OptionList.OptionSelected) -> None:
-        self.dismiss(self._hits[event.option_index])
+        self.dismiss(self._found[event.option_index])
 
-    def key_down(self) -> None:
-        """Move from the input to the results."""
-        self.query_one(OptionList).focus()
+    def action_move(self, step: int) -> None:
+        """Move in the list while the input keeps the focus."""
+        options = self.query_one(OptionList)
+        (options.action_cursor_down if step > 0 else options.action_cursor_up)()
 
 
 def _count(hits: int) -> str:
     return f"{hits} {'result' if hits == 1 else 'results'}"
 
 
+def _summary(chat: ChatSummary) -> Content:
+    return Content.assemble(
+        ("private " * chat.private, "italic"),
+        (single_line(chat.title), "bold"),
+        (f"  {figures.age(chat.updated, time.time())}", "dim"),
+    )
+
+
 def _line(hit: SearchHit) -> Content:
     return Content.assemble(
         ("private " * hit.chat.private, "italic"),
         (single_line(hit.chat.title), "bold"),
+        (f"  {figures.age(hit.chat.updated, time.time())}", "dim"),
         "\n  ",
         _on_the_line(hit.before).lstrip(),
         (single_line(hit.match), "bold $text-accent reverse"),

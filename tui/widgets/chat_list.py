@@ -1,5 +1,8 @@
 """The list of chats, and the actions on a chat as a whole: rename, pin, archive, export, and delete."""
 
+import time
+from collections.abc import Callable, Container, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,12 +15,16 @@ from textual.message import Message
 from textual.widgets import Label, OptionList
 from textual.widgets.option_list import Option
 
-from tui.client import Chats
+from tui import figures
+from tui.client import Chats, ClientError
 from tui.plain_text import single_line
 from tui.screens.dialog import ask, confirm
 from tui.show_errors import show_errors
 from tui.types import ChatId, ChatSummary, ExportFormat
 
+_POLL = 1.5  # seconds between looks for changes by other windows
+_AGE_POLL = 40  # looks after which the ages are drawn again
+_SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧"
 _UNDO = "/undo restores it until you quit."
 
 
@@ -62,9 +69,13 @@ class ChatList(Vertical):
             self.chat = chat
             self.title = title
 
-    def __init__(self, chats: Chats) -> None:
+    def __init__(self, chats: Chats, running: Callable[[], Container[ChatId]]) -> None:
+        """`running` returns the chats in which a reply is being generated."""
         super().__init__(id="chats")
         self._chats = chats
+        self._running_chats = running
+        self._looks = 0  # number of polls
+        self._spun = False  # whether a running reply is drawn
         self._summaries: dict[ChatId, ChatSummary] = {}
         self._open: ChatId | None = None
         self._archived = False
@@ -76,6 +87,10 @@ class ChatList(Vertical):
 
     def on_mount(self) -> None:
         self.reload()
+        self.set_interval(_POLL, self.poll)
+
+    def on_resize(self) -> None:
+        self._show()
 
     def mark_open(self, chat: ChatId | None) -> None:
         """Mark the chat that is open beside the list."""
@@ -86,30 +101,69 @@ class ChatList(Vertical):
     async def reload(self) -> None:
         """Read the list again."""
         with show_errors(self):
-            found = await self._chats.summaries(archived=self._archived)
-            self._summaries = {summary.id: summary for summary in found}
+            self._summaries = await self._read()
             self._show()
 
-    def _show(self) -> None:
-        options = self.query_one(OptionList)
-        highlighted, index = self._highlighted(), options.highlighted
-        options.clear_options()
-        options.add_options(Option(self._line(summary), id=summary.id) for summary in self._summaries.values())
-        keep = highlighted if highlighted in self._summaries else self._open
-        if keep in self._summaries:
-            options.highlighted = list(self._summaries).index(keep)
-        elif highlighted is not None and self._summaries:  # the chat is gone: keep the row
-            options.highlighted = min(index or 0, len(self._summaries) - 1)
-        self.query_one("#chats-title", Label).update("Archive" if self._archived else "Chats")
+    @work(exclusive=True, group="chat-list")
+    async def poll(self) -> None:
+        """Show changes by other windows, running replies, and later ages."""
+        if not self.display:
+            return
+        self._looks += 1
+        with suppress(ClientError):  # the next action of the user reports it
+            found = await self._read()
+            is_changed = list(found.values()) != list(self._summaries.values())
+            self._summaries = found
+            if is_changed or any(map(self._is_running, found)) or self._looks % _AGE_POLL == 0 or self._spun:
+                self._show()
 
-    def _line(self, summary: ChatSummary) -> Content:
+    async def _read(self) -> dict[ChatId, ChatSummary]:
+        found = await self._chats.summaries(archived=self._archived)
+        return {summary.id: summary for summary in found}
+
+    def _is_running(self, chat: ChatId) -> bool:
+        return chat in self._running_chats()
+
+    def _show(self) -> None:
+        for options in self.query(OptionList):  # none before it is composed
+            highlighted, row = self._highlighted(), self._row(options)
+            options.clear_options()
+            options.add_options(self._options(max(12, options.size.width - 2)))
+            keep = highlighted if highlighted in self._summaries else self._open
+            if keep in self._summaries:
+                options.highlighted = options.get_option_index(keep or "")
+            elif highlighted is not None and self._summaries:  # the chat is gone: keep the row
+                chat = list(self._summaries)[min(row, len(self._summaries) - 1)]
+                options.highlighted = options.get_option_index(chat)
+            self._spun = any(map(self._is_running, self._summaries))
+            self.query_one("#chats-title", Label).update("Archive" if self._archived else "Chats")
+
+    def _row(self, options: OptionList) -> int:
+        """Return the row of the highlighted chat, without the names of groups."""
+        return sum(option.id is not None for option in options.options[: options.highlighted or 0])
+
+    def _options(self, width: int) -> Iterator[Option]:
+        now, group = time.time(), ""
+        for summary in self._summaries.values():
+            named = "Pinned" if summary.pinned else figures.day_group(summary.updated, now)
+            if named != group:
+                group = named
+                yield Option(Content.styled(group, "bold dim"), disabled=True)
+            yield Option(self._line(summary, width, now), id=summary.id)
+
+    def _line(self, summary: ChatSummary, width: int, now: float) -> Content:
+        """Return a line of `width` cells: mark, title, and age at the right."""
         signs = {"private ": summary.private, "draft ": not summary.message_count}
         words = "".join(word for word, holds in signs.items() if holds)
         style = "bold" if summary.id == self._open else ""
-        pin = "• " if summary.pinned else "  "
-        return Content.assemble(
-            (pin, "$text-accent"), (words, "italic"), (single_line(summary.title) or "New chat", style)
-        )
+        running = _SPINNER[self._looks % len(_SPINNER)] if self._is_running(summary.id) else ""
+        age = "" if running else figures.short_age(summary.updated, now)
+        title = Content.assemble(
+            (f"{running or '•' * summary.pinned or ' '} ", "$text-accent"),
+            (words, "italic"),
+            (single_line(summary.title) or "New chat", style),
+        ).truncate(width - len(age) - bool(age), ellipsis=True)
+        return Content.assemble(title, " " * (width - title.cell_length - len(age)), (age, "dim"))
 
     def _highlighted(self) -> ChatId | None:
         options = self.query_one(OptionList)

@@ -45,6 +45,9 @@ class Attached:
 class Composer(Vertical):
     """The prompt and everything that will be sent with it."""
 
+    class EnteredEmpty(Message):
+        """The user pressed Enter in an empty prompt without attachments."""
+
     class Submitted(Message):
         """The user pressed Enter on a message. The prompt is already empty."""
 
@@ -278,6 +281,8 @@ class Composer(Vertical):
                 self.end_editing()
             self._show_attached()
             self.post_message(self.Submitted(prompt))
+        else:
+            self.post_message(self.EnteredEmpty())
 
     @on(TextArea.Changed)
     def suggest(self) -> None:

@@ -5,7 +5,7 @@ shown.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Container, Coroutine
 from contextlib import asynccontextmanager, suppress
 
 from textual import on, work
@@ -44,6 +44,7 @@ from tui.widgets.composer import Composer
 from tui.widgets.message_view import MessageView
 from tui.widgets.prompt_area import PromptArea
 from tui.widgets.transcript import Transcript
+from tui.widgets.welcome import Welcome
 
 _PATIENCE = 1.0  # seconds for a stopped reply to end by itself
 _TWICE = 1.0  # seconds between two presses of Escape
@@ -82,6 +83,7 @@ class Conversation(Vertical):
         super().__init__()
         self._client = client
         self.transcript = Transcript()
+        self.welcome = Welcome()
         self.composer = Composer(client)
         self.model = ""  # the loaded model; empty until one is loaded
         self.chat = OpenChat()
@@ -100,6 +102,7 @@ class Conversation(Vertical):
 
     def compose(self) -> ComposeResult:
         yield self.transcript
+        yield self.welcome
         yield self.composer
 
     async def on_mount(self) -> None:
@@ -114,6 +117,11 @@ class Conversation(Vertical):
     def is_interruptible(self) -> bool:
         """Whether `action_stop` would stop a reply or a summary of the open chat, or end editing."""
         return self.current_reply is not None or self._trimmer.is_trimming or self._editing is not None
+
+    @property
+    def running_chats(self) -> Container[ChatId]:
+        """The chats in which a reply is being generated."""
+        return self._replies.chats
 
     # --- the open chat
 
@@ -184,11 +192,13 @@ class Conversation(Vertical):
 
     async def _show(self, chat: OpenChat, at: MessageId | None) -> None:
         self.chat = chat
+        self.set_class(chat.id is None, "empty")
         await self.transcript.show(chat.path(), chat.branches.siblings, left_out=chat.left_out, at=at)
         self.composer.switch_chat(chat)
         self._post_shown()
 
     def _post_shown(self) -> None:
+        self.set_class(self.chat.id is None, "empty")
         self.post_message(self.Shown(self.chat))
         self._post_activity(self.current_reply.activity if self.current_reply else "")
 

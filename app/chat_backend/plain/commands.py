@@ -350,7 +350,11 @@ class PlainCommands:
     async def _open(self, rest: str) -> None:
         if not rest.isdecimal() or not 0 < int(rest) <= len(self._listed):
             raise ClientError("no such number in the list", "/chats lists them; then /open 1.")
-        self._chat = self._listed[int(rest) - 1].id
+        await self.open_chat(self._listed[int(rest) - 1].id)
+
+    async def open_chat(self, opened: ChatId) -> None:
+        """Open a chat, and print its shown branch."""
+        self._chat = opened
         chat = await self.current()
         self.is_private = chat.summary.private
         self._say(f"{chat.summary.title}{' (private)' * self.is_private}:")

@@ -51,8 +51,13 @@ _EXIT_OK, _EXIT_FAILURE = 0, 1
 class PlainChat:
     """A chat with a user at a terminal, or with a pipe. Call `run` once."""
 
-    def __init__(self, client: Client, question: str = "") -> None:
+    def __init__(
+        self, client: Client, question: str = "", chat: ChatId | None = None, lists_chats: bool = False
+    ) -> None:
+        """`chat`: the chat to open first; None: a new one. With `lists_chats`, the chats are listed first."""
         self._client = client
+        self._first_chat = chat
+        self._lists_chats = lists_chats
         self._question = question
         self._trimming = PlainTrimming(client, self._say, self._ask)
         self._commands = PlainCommands(client, self._say, self._trimming, self._agrees)
@@ -92,6 +97,10 @@ class PlainChat:
     async def _converse(self) -> None:
         if self._is_person:
             self._say("Type a message and press Enter. /help lists the commands, /quit leaves; Ctrl-C stops a reply.")
+        if self._first_chat is not None:
+            await self._do(self._commands.open_chat(self._first_chat))
+        elif self._lists_chats:
+            await self._do(self._take("/chats"))
         if self._question:
             await self._do(self._answer(self._question))
         while not self._commands.is_over and (line := await self._next_line()) is not None:

@@ -1,0 +1,10 @@
+"""Settings of all tests of the screens."""
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def true_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the chat a terminal with all colors, whatever terminal runs the tests."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLORTERM", "truecolor")

@@ -1,0 +1,49 @@
+"""Tests for the themes: their contrast, and the choice by what the terminal can show."""
+
+import pytest
+from textual.color import Color
+from textual.theme import Theme
+
+from tui import themes
+
+ALL = [*themes.own_themes("truecolor"), *themes.own_themes("256")]
+NAMES = ["hearth-dark", "hearth-light", "hearth-contrast", "ansi-dark", "ansi-light", "nord"]
+
+
+def luminance(color: Color) -> float:
+    """Return the relative luminance of WCAG 2.1."""
+    parts = (value / 255 for value in color.rgb)
+    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    lower, higher = sorted(luminance(Color.parse(color)) for color in (one, other))
+    return (higher + 0.05) / (lower + 0.05)
+
+
+@pytest.mark.parametrize("theme", ALL, ids=lambda theme: f"{theme.name} {theme.background}")
+def test_borders_have_a_contrast_of_three_and_text_of_seven(theme: Theme) -> None:
+    colors = theme.to_color_system().generate()
+    for background in (colors["background"], colors["surface"], colors["panel"]):
+        for border in (colors["border-blurred"], colors["primary"], colors["warning"]):
+            assert contrast(border, background) >= 3
+        assert contrast(colors["foreground"], background) >= 7
+
+
+@pytest.mark.parametrize(
+    ("wanted", "colors", "is_dark", "picked"),
+    [
+        ("auto", "truecolor", True, "hearth-dark"),
+        ("auto", "truecolor", False, "hearth-light"),
+        ("auto", "standard", True, "ansi-dark"),
+        ("auto", "standard", False, "ansi-light"),
+        ("nord", "truecolor", False, "nord"),
+        ("hearth-light", "truecolor", True, "hearth-light"),
+        ("hearth-light", "standard", True, "ansi-light"),
+        ("hearth-contrast", "standard", True, "ansi-dark"),
+        ("ansi-light", "standard", True, "ansi-light"),
+    ],
+)
+def test_theme_is_one_that_the_terminal_can_show(wanted: str, colors: str, is_dark: bool, picked: str) -> None:
+    assert themes.pick_theme(wanted, colors, NAMES, is_dark=is_dark) == picked

@@ -1,0 +1,79 @@
+"""Tests for the view of an empty chat."""
+
+from tests.tui.pilots import Chatting, run
+from tests.tui.scripted_client import KNOWN, ScriptedClient
+from tui.client import ClientError
+from tui.engine_types import Recommendation
+from tui.screens.models import ModelsScreen
+
+
+def test_empty_chat_shows_loading_progress_and_disappears_with_the_first_message() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: "50%" in chat.label("#welcome"))
+        assert "You can type already. Your message is sent when the model is ready." in chat.label("#welcome")
+        chat.client.engine.loads.set()
+        await chat.until(lambda: "smollm2:135m is ready." in chat.label("#welcome"))
+        await chat.say("one")
+        assert not chat.conversation.welcome.display
+        assert chat.texts() == ["one", "Hello."]
+        await chat.pilot.press("ctrl+n")
+        await chat.until(lambda: chat.conversation.welcome.display and not chat.conversation.transcript.display)
+
+    run(ScriptedClient(), flow, loaded=False)
+
+
+def test_better_model_is_recommended_to_new_users() -> None:
+    client = ScriptedClient()
+    client.models.better = Recommendation(KNOWN.name, "fits: 32k context; needs 3.2 GB, 8.0 GB free")
+
+    async def flow(chat: Chatting) -> None:
+        line = "This machine can run qwen3:4b (fits: 32k context)   Get it [F2]"
+        await chat.until(lambda: line in chat.label("#welcome"))
+        assert chat.notices() == []
+        await chat.pilot.press("f2")
+        await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen))
+
+    run(client, flow)
+
+
+def test_enter_in_an_empty_chat_continues_the_last_one() -> None:
+    client = ScriptedClient()
+    client.keep("Older", "a question", "an answer", pinned=True)
+    client.keep("Newer", "another", "words")
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: "Continue: Newer" in chat.label("#welcome"))
+        await chat.pilot.press("enter")
+        await chat.until(lambda: chat.texts() == ["another", "words"])
+        await chat.pilot.press("ctrl+n")
+        await chat.until(lambda: chat.conversation.welcome.display)
+        assert "Continue" not in chat.label("#welcome")
+
+    run(client, flow)
+
+
+def test_failed_load_names_the_reason_and_enter_retries() -> None:
+    client = ScriptedClient()
+    client.engine.problem = ClientError("No model named nosuch:9b", "Installed: smollm2:135m.")
+
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: "No model named nosuch:9b" in chat.label("#welcome"))
+        assert "Installed: smollm2:135m." in chat.label("#welcome")
+        client.engine.problem = None
+        await chat.pilot.press("enter")
+        await chat.until(lambda: "smollm2:135m is ready." in chat.label("#welcome"))
+        assert client.engine.tried == 1
+
+    run(client, flow)
+
+
+def test_all_lines_fit_a_small_terminal() -> None:
+    client = ScriptedClient()
+    client.models.better = Recommendation(KNOWN.name, "fits: 32k context; needs 3.2 GB, 8.0 GB free")
+    client.keep("Newer", "another", "words")
+
+    async def flow(chat: Chatting) -> None:
+        shown = ("is ready", "This machine", "Continue: Newer", "F1 help")
+        await chat.until(lambda: all(any(words in line for line in chat.lines()) for words in shown))
+
+    run(client, flow, size=(60, 15))
