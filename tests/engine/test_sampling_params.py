@@ -32,7 +32,7 @@ from engine.sampling_params import SamplingParams
         ("logit_bias", ((1, 0.0),) * 1025),
     ],
 )
-def test_out_of_range_values_are_rejected_by_name(parameter: str, value: object) -> None:
+def test_error_names_out_of_range_values(parameter: str, value: object) -> None:
     with pytest.raises(InvalidSampling) as caught:
         SamplingParams(**{parameter: value})  # type: ignore[arg-type]
     assert caught.value.parameter == parameter

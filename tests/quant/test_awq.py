@@ -26,7 +26,7 @@ def test_reads_the_config() -> None:
 
 
 @pytest.mark.parametrize("change", [{"bits": 8}, {"version": "gemv"}, {"backend": "llm-awq"}, {"zero_point": False}])
-def test_unsupported_values_are_rejected_by_name(change: dict[str, object]) -> None:
+def test_error_names_unsupported_values(change: dict[str, object]) -> None:
     with pytest.raises(UnsupportedQuantization, match=f"quantization_config.{next(iter(change))}"):
         AWQ.read(CONFIG | change)
 

@@ -121,7 +121,7 @@ def test_reads_the_config() -> None:
 @pytest.mark.parametrize(
     "change", [{"load_in_8bit": True}, {"load_in_4bit": False}, {"bnb_4bit_quant_type": "af4"}, {"quant_method": "hqq"}]
 )
-def test_unsupported_values_are_rejected_by_name(change: dict[str, object]) -> None:
+def test_error_names_unsupported_values(change: dict[str, object]) -> None:
     with pytest.raises(UnsupportedQuantization, match=r"quantization_config\.(load_in|bnb_4bit_quant_type|quant_m)"):
         BitsAndBytes.read(FOUR | change)
 

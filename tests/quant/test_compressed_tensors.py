@@ -92,7 +92,7 @@ def test_ambiguous_schemes_are_rejected(schemes: list[Config]) -> None:
         (config(scheme("Linear"), sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config.format"),
     ],
 )
-def test_unsupported_values_are_rejected_by_name(section: Config, name: str) -> None:
+def test_error_names_unsupported_values(section: Config, name: str) -> None:
     with pytest.raises(UnsupportedQuantization, match=name):
         PackQuantized.read(section, "l")
 

@@ -177,9 +177,7 @@ SCALE = ("F32", (), bytes(4))
         ({"w__weight": ("I8", (2, 2), bytes(4)), "w__weight_scale": SCALE}, "w.weight is stored as I8"),
     ],
 )
-def test_inconsistent_tensors_are_rejected_by_name(
-    tensors: dict[str, tuple[str, tuple[int, ...], bytes]], problem: str
-) -> None:
+def test_error_names_inconsistent_tensors(tensors: dict[str, tuple[str, tuple[int, ...], bytes]], problem: str) -> None:
     with pytest.raises(ModelFileError, match=problem):
         take(Checkpoint(**tensors), "w.weight", Float8Scheme(TENSOR, ("weight_scale", "weight_scale_inv")))
 
@@ -297,7 +295,7 @@ def test_reads_configurations_of_published_checkpoints(section: dict[str, object
         (compressed(strategy="block", block_structure=None), "block_structure"),
     ],
 )
-def test_unsupported_configurations_are_rejected_by_name(section: dict[str, object], names: str) -> None:
+def test_error_names_unsupported_configurations(section: dict[str, object], names: str) -> None:
     with pytest.raises(UnsupportedQuantization) as caught:
         read_scheme(section)
     assert names in str(caught.value)

@@ -97,7 +97,7 @@ def test_dequantized_rows_equal_the_rows_of_the_matrix(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["IQ2_XXS", "IQ1_M", "Q8_K", "NVFP4", "I32"])
-def test_unsupported_types_are_rejected_by_name(name: str) -> None:
+def test_error_names_unsupported_types(name: str) -> None:
     kind = KINDS[name]
     data = memoryview(bytes(kind.nbytes(256)))
     with pytest.raises(UnsupportedQuantization, match=name) as caught:

@@ -108,7 +108,7 @@ def test_single_part_is_a_whole_model(tmp_path: Path, keys: list[tuple[str, int,
 @pytest.mark.parametrize(
     ("gone", "named", "words"), [((TWO,), ONE, TWO), ((ONE, TWO), THREE, f"{ONE} is missing, and")]
 )
-def test_missing_part_is_named(folder: Path, gone: tuple[str, ...], named: str, words: str) -> None:
+def test_error_names_the_missing_part(folder: Path, gone: tuple[str, ...], named: str, words: str) -> None:
     for name in gone:
         (folder / name).unlink()
     problem = rejection(folder / named)
@@ -168,7 +168,7 @@ def test_impossible_part_numbers_are_rejected(tmp_path: Path, name: str) -> None
     assert "has the name of part" in rejection(tmp_path / name).message
 
 
-def test_damaged_part_is_named_and_all_files_are_closed(folder: Path) -> None:
+def test_error_names_the_damaged_part_and_all_files_are_closed(folder: Path) -> None:
     (folder / THREE).write_bytes(b"GGUF")
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(GGUFError, match=THREE) as caught:

@@ -106,7 +106,7 @@ def test_reads_the_config() -> None:
         {"quant_method": "awq"},
     ],
 )
-def test_unsupported_values_are_rejected_by_name(change: dict[str, object]) -> None:
+def test_error_names_unsupported_values(change: dict[str, object]) -> None:
     with pytest.raises(UnsupportedQuantization, match=f"quantization_config.{next(iter(change))}"):
         GPTQ.read(CONFIG | change)
 
@@ -114,7 +114,7 @@ def test_unsupported_values_are_rejected_by_name(change: dict[str, object]) -> N
 @pytest.mark.parametrize(
     "change", [{"bits": "4"}, {"bits": True}, {"group_size": 0}, {"group_size": None}, {"desc_act": 1}, {"format": 4}]
 )
-def test_values_of_a_wrong_type_are_rejected_by_name(change: dict[str, object]) -> None:
+def test_error_names_values_of_a_wrong_type(change: dict[str, object]) -> None:
     with pytest.raises(ModelFileError, match=f"quantization_config.{next(iter(change))} is") as caught:
         GPTQ.read(CONFIG | change)
     assert not isinstance(caught.value, UnsupportedQuantization)

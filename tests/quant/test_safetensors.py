@@ -85,7 +85,7 @@ def test_type_table_equals_the_package() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(SAFETENSORS_TYPES.keys() - TORCH_TYPES.keys()))
-def test_undecodable_types_are_rejected_by_name(tmp_path: Path, kind: str) -> None:
+def test_error_names_undecodable_types(tmp_path: Path, kind: str) -> None:
     data = bytes(SAFETENSORS_TYPES[kind].bits)
     with SafetensorsFile(write(tmp_path, build({"odd.weight": (kind, [8], data)}))) as file:
         assert bytes(file.data("odd.weight")) == data

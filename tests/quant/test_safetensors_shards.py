@@ -122,7 +122,7 @@ def test_folder_without_a_checkpoint_is_rejected(tmp_path: Path) -> None:
         SafetensorsShards(tmp_path / "missing")
 
 
-def test_missing_shard_is_named(folder: Path) -> None:
+def test_error_names_the_missing_shard(folder: Path) -> None:
     (folder / TWO).unlink()
     error = rejection(folder)
     assert TWO in error.problem
@@ -144,7 +144,7 @@ def test_index_and_shards_must_agree(folder: Path) -> None:
     assert TWO in error.problem
 
 
-def test_malformed_shard_is_named(folder: Path) -> None:
+def test_error_names_the_malformed_shard(folder: Path) -> None:
     (folder / TWO).write_bytes((folder / TWO).read_bytes()[:-1])
     assert rejection(folder).path == folder / TWO
 

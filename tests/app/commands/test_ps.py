@@ -101,7 +101,7 @@ def test_prompts_in_prefill_are_listed_with_progress(tokenizer: Tokenizer, rende
     assert busy_table[-1].split() == ["4242", "editor[2J", "500", "(33%)", "1,500", "tokens"]
 
 
-def test_status_of_a_stopped_engine_is_its_problem(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+def test_status_of_a_stopped_engine_gives_the_reason(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     engine, _ = controlled_engine(tokenizer.vocab_size)
     with LiveServer("hash", engine, tokenizer, renderer) as server, recorded(instance(server.port), load_settings()):
         server.call(server.streams.stop())

@@ -53,7 +53,7 @@ def test_zero_milliseconds_set_no_limit() -> None:
         ({"top_k": 0, "seed": 3}, {"top_k": 0, "seed": 3}),
     ],
 )
-def test_given_fields_win_one_by_one(given: dict[str, Any], changed: dict[str, Any]) -> None:
+def test_each_given_field_overrides_its_default(given: dict[str, Any], changed: dict[str, Any]) -> None:
     assert DefaultSampling(RECOMMENDED).fill(given, API) == RECOMMENDED | changed
     assert API_DEFAULTS.fill(given, API) == API | changed
 

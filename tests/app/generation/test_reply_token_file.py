@@ -49,7 +49,7 @@ def test_file_is_created_with_the_first_row(tmp_path: Path) -> None:
     assert not (tmp_path / "folder").exists()
 
 
-def test_files_are_readable_only_to_their_owner(tmp_path: Path) -> None:
+def test_files_are_readable_only_by_their_owner(tmp_path: Path) -> None:
     previous = os.umask(0)
     try:
         file = ReplyTokenFile(tmp_path / "folder")

@@ -243,7 +243,7 @@ def test_no_events_while_text_is_held_back(tokenizer: Tokenizer, renderer: ChatT
     asyncio.run(main())
 
 
-def test_closing_the_generator_aborts(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
+def test_closing_the_generator_aborts_the_request(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
     async def main() -> None:
         built, _ = hash_engine()
         service = ChatService("hash", tokenizer, TokenStreams(built), renderer)

@@ -151,7 +151,7 @@ def test_server_that_never_answers_fails(
     asyncio.run(scenario())
 
 
-def test_missing_command_is_named() -> None:
+def test_error_names_the_missing_command() -> None:
     async def scenario() -> None:
         async with running(command="no-such-command") as server:
             assert server.state is ServerState.FAILED

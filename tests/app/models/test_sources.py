@@ -246,7 +246,7 @@ def test_partial_file_of_a_killed_process_is_used_if_correct(fake_hub: FakeHub, 
     assert [headers["Range"] for _, headers in fake_hub.downloads()] == [f"bytes={len(CONTENT) - 1}-", None, None]
 
 
-def test_refusing_or_silent_host_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_that_refuses_or_does_not_answer_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reachability, "PATIENCE", 0.2)
     with pytest.raises(Offline, match="refused"):
         check_reachable("http://127.0.0.1:9")

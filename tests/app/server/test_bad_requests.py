@@ -210,7 +210,7 @@ def test_unchanged_bodies_are_valid(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(("path", "name"), sorted({(path, name) for path, name, _ in TABLE}))
-def test_invalid_field_is_named(http: httpx.Client, path: str, name: str) -> None:
+def test_error_names_the_invalid_field(http: httpx.Client, path: str, name: str) -> None:
     for value in [value for p, n, value in TABLE if (p, n) == (path, name)]:
         response = post(http, path, body_with(path, name, value))
         assert response.status_code in (400, 404), (value, response.text)
@@ -218,7 +218,7 @@ def test_invalid_field_is_named(http: httpx.Client, path: str, name: str) -> Non
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
-def test_missing_field_is_named(http: httpx.Client, path: str) -> None:
+def test_error_names_the_missing_field(http: httpx.Client, path: str) -> None:
     for name in VALID[path].keys() - {"max_tokens", "model"}:
         response = post(http, path, json.dumps({key: value for key, value in VALID[path].items() if key != name}))
         assert (response.status_code, error_of(response)["param"]) == (400, name)
@@ -226,7 +226,7 @@ def test_missing_field_is_named(http: httpx.Client, path: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "urgent", "NORMAL", "interactive, normal", "0"])
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
-def test_invalid_header_is_named(http: httpx.Client, path: str, name: str) -> None:
+def test_error_names_the_invalid_header(http: httpx.Client, path: str, name: str) -> None:
     response = http.post(path, json={**VALID[path], "service_class": "normal"}, headers={"X-Ingle-Class": name})
     assert (response.status_code, error_of(response)["param"]) == (400, "X-Ingle-Class")
     assert "interactive" in error_of(response)["message"]

@@ -203,9 +203,7 @@ def test_prompt_is_prefilled_once_for_all_candidates(hash_server: LiveServer, ht
     ],
 )
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
-def test_conflicting_fields_are_refused_by_name(
-    http: httpx.Client, path: str, named: str, fields: dict[str, Any]
-) -> None:
+def test_error_names_conflicting_fields(http: httpx.Client, path: str, named: str, fields: dict[str, Any]) -> None:
     given = {"prompt": PROMPT} if path == COMPLETION else {"messages": [{"role": "user", "content": PROMPT}]}
     response = http.post(path, json={"model": "hash", **given, **fields})
     assert (response.status_code, response.json()["error"]["param"]) == (400, named)

@@ -88,7 +88,7 @@ def test_ignored_field_changes_nothing(table: FieldTable[Any], field: Field) -> 
 
 
 @rows(Handling.REFUSED)
-def test_refused_field_is_named(table: FieldTable[Any], field: Field) -> None:
+def test_error_names_the_refused_field(table: FieldTable[Any], field: Field) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         table.decode(with_value(table, field.path, field.example))
     assert refusal.value.parameter == field.path

@@ -186,7 +186,7 @@ def test_error_names_an_invalid_config_file(text: str, complaint: str) -> None:
         ("100%", MemoryLimit(share=1.0)),
     ],
 )
-def test_gpu_memory_is_a_size_or_a_share(value: str, limit: MemoryLimit) -> None:
+def test_gpu_memory_accepts_a_size_or_a_percentage(value: str, limit: MemoryLimit) -> None:
     assert load_settings(gpu_memory=value, device="cuda:1").gpu_memory == limit
 
 

@@ -188,14 +188,14 @@ def test_unsupported_metadata_values_are_refused(tiny: TinyLlama, key: str, valu
     assert str(value) in str(caught.value)
 
 
-def test_missing_metadata_key_is_named(tiny: TinyLlama) -> None:
+def test_error_names_the_missing_metadata_key(tiny: TinyLlama) -> None:
     with open_checkpoint(tiny.path) as checkpoint:
         metadata = {key: value for key, value in checkpoint.metadata.values.items() if key != "llama.block_count"}
     with pytest.raises(UnsupportedModel, match=r"llama\.block_count"):
         models.read_config(Metadata(metadata, "llama"))
 
 
-def test_unknown_architecture_is_named() -> None:
+def test_error_names_the_unknown_architecture() -> None:
     with pytest.raises(UnsupportedModel, match="'mamba'"):
         models.read_config(Metadata({}, "mamba"))
 

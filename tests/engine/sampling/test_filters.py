@@ -74,7 +74,7 @@ def test_dry_penalty_changes_the_sampled_token() -> None:
 @pytest.mark.parametrize(
     "params", [{"multiplier": -1.0}, {"base": 0.5}, {"base": float("nan")}, {"allowed_length": -1}]
 )
-def test_invalid_dry_parameters_are_named(params: dict[str, float]) -> None:
+def test_error_names_invalid_dry_parameters(params: dict[str, float]) -> None:
     with pytest.raises(InvalidSampling, match=next(iter(params))):
         DryParams(**{"multiplier": 1.0, **params})  # type: ignore[arg-type]
 

@@ -305,7 +305,7 @@ def test_search_that_never_fits_is_rejected_with_the_numbers() -> None:
         ("length_penalty", {"width": 2, "length_penalty": 11.0}),
     ],
 )
-def test_out_of_range_values_are_rejected_by_name(parameter: str, values: dict[str, float]) -> None:
+def test_error_names_out_of_range_values(parameter: str, values: dict[str, float]) -> None:
     with pytest.raises(InvalidSampling) as caught:
         BeamParams(**values)  # type: ignore[arg-type]
     assert caught.value.parameter == parameter

@@ -178,7 +178,7 @@ def test_text_parts_become_one_message(hash_server: LiveServer) -> None:
         ({"context_length": 3}, "maximum context length is 3 tokens"),
     ],
 )
-def test_unsupported_values_are_refused_by_name(hash_server: LiveServer, asked: dict[str, Any], problem: str) -> None:
+def test_error_names_unsupported_values(hash_server: LiveServer, asked: dict[str, Any], problem: str) -> None:
     for stream in (False, True):
         refused = post(hash_server.url, "/api/v1/chat", **{"input": "a", **asked, "stream": stream})
         error = refused.json()["error"]

@@ -65,7 +65,7 @@ def test_texts_return_a_bare_list(server: EmbeddingServer) -> None:
     assert rerank(server, documents=None).json()["error"]["param"] == "documents"
 
 
-def test_too_long_documents_are_named_or_cut(server: EmbeddingServer) -> None:
+def test_too_long_documents_are_truncated_or_named_in_the_error(server: EmbeddingServer) -> None:
     long = "hello " * 30
     for asked, name in (({"query": long}, "query"), ({"documents": ["a", long]}, "documents[1]")):
         refused = rerank(server, **asked)
@@ -114,7 +114,7 @@ def test_cross_encoder_reads_each_document_after_the_query() -> None:
         ("model", "another"),
     ],
 )
-def test_invalid_field_is_named(server: EmbeddingServer, field: str, value: Any) -> None:
+def test_error_names_the_invalid_field(server: EmbeddingServer, field: str, value: Any) -> None:
     refused = rerank(server, **{field: value})
     assert refused.status_code == (404 if field == "model" else 400)
     assert refused.json()["error"]["param"].startswith(field)

@@ -61,7 +61,7 @@ def test_application_receives_the_body_and_an_early_disconnect() -> None:
     assert received == [BODY, LEFT]
 
 
-def test_message_after_the_body_is_the_disconnect() -> None:
+def test_receive_after_the_body_returns_the_disconnect() -> None:
     received: list[Message] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

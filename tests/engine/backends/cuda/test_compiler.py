@@ -129,7 +129,7 @@ def test_compiler_that_does_not_exist_is_an_error(
     assert "No such file" in line
 
 
-def test_missing_python_headers_are_named(script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_error_names_missing_python_headers(script: Script, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script("gcc", WRITES)
     monkeypatch.setattr(compiler, "python_headers", lambda: str(tmp_path))
     line = why_no_compiler()

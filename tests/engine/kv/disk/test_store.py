@@ -377,7 +377,7 @@ def test_forget_deletes_all_copies_of_a_block(tmp_path: Path) -> None:
     assert len(files(tmp_path)) == len(SIZES)
 
 
-def test_touch_orders_a_chain_from_its_start(tmp_path: Path) -> None:
+def test_touch_makes_the_start_of_a_chain_the_most_recent(tmp_path: Path) -> None:
     segments = [keys_of(number, 2) for number in range(4)]
     one = new_store(tmp_path)
     for keys in reversed(segments):

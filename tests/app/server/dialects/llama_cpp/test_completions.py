@@ -110,7 +110,7 @@ def test_samplers_that_are_not_named_are_off(smollm2_server: LiveServer) -> None
         ({"model": "other"}, "does not exist here"),
     ],
 )
-def test_unsupported_values_are_refused_by_name(hash_server: LiveServer, body: dict[str, Any], problem: str) -> None:
+def test_error_names_unsupported_values(hash_server: LiveServer, body: dict[str, Any], problem: str) -> None:
     refused = post(hash_server, **{"prompt": "a", **body})
     assert refused.status_code in (400, 404)
     assert problem in refused.json()["error"]["message"]

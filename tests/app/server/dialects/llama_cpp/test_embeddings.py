@@ -62,7 +62,7 @@ def test_vectors_have_the_requested_norm(server: EmbeddingServer) -> None:
         ({"content": "a", "model": "other"}, "does not exist here"),
     ],
 )
-def test_invalid_field_is_named(server: EmbeddingServer, asked: dict[str, Any], problem: str) -> None:
+def test_error_names_the_invalid_field(server: EmbeddingServer, asked: dict[str, Any], problem: str) -> None:
     assert problem in embed(server, **asked)["error"]["message"]
 
 

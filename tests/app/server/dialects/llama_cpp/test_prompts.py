@@ -100,7 +100,7 @@ def test_prompt_that_starts_with_text_gets_a_bos_token(starting_server: LiveServ
         ({"text": "a"}, "prompt.prompt_string: it is required"),
     ],
 )
-def test_invalid_prompt_is_named(hash_server: LiveServer, prompt: Any, problem: str) -> None:
+def test_error_names_the_invalid_prompt(hash_server: LiveServer, prompt: Any, problem: str) -> None:
     refused = post(hash_server, prompt=prompt)
     assert refused.status_code == 400
     assert problem in refused.json()["error"]["message"]

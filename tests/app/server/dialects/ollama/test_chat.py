@@ -148,7 +148,7 @@ def test_request_without_messages_only_loads(hash_server: LiveServer) -> None:
         ({"format": {"type": "no type"}}, "format"),
     ],
 )
-def test_unsupported_values_are_refused_by_name(hash_server: LiveServer, asked: dict[str, Any], problem: str) -> None:
+def test_error_names_unsupported_values(hash_server: LiveServer, asked: dict[str, Any], problem: str) -> None:
     for stream in (False, True):
         with pytest.raises(ollama.ResponseError, match=problem) as refused:
             chat(hash_server, **asked, stream=stream)

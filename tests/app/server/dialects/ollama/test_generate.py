@@ -156,7 +156,7 @@ def test_request_without_a_prompt_only_loads(hash_server: LiveServer) -> None:
         ({"suffix": "b"}, "suffix: hash does not support infilling"),
     ],
 )
-def test_unsupported_values_are_refused_by_name(hash_server: LiveServer, asked: dict[str, Any], problem: str) -> None:
+def test_error_names_unsupported_values(hash_server: LiveServer, asked: dict[str, Any], problem: str) -> None:
     with pytest.raises(ollama.ResponseError, match=problem) as refused:
         generate(hash_server, "a", **asked)
     assert refused.value.status_code == 400

@@ -200,7 +200,7 @@ CASES = [(field, value) for field, values in BAD.items() for value in values]
 
 
 @pytest.mark.parametrize(("field", "value"), CASES)
-def test_invalid_field_is_named(server: EmbeddingServer, field: str, value: str) -> None:
+def test_error_names_the_invalid_field(server: EmbeddingServer, field: str, value: str) -> None:
     body = {"model": '"digest"', "input": '"a"', field: value}
     error = refused(server, "{" + ", ".join(f'"{name}": {text}' for name, text in body.items()) + "}")
     assert error["param"].startswith(field)
@@ -217,7 +217,7 @@ def test_invalid_field_is_named(server: EmbeddingServer, field: str, value: str)
         (["a"] * (MAX_INPUTS + 1), "input"),
     ],
 )
-def test_invalid_input_is_named(server: EmbeddingServer, given: Any, param: str) -> None:
+def test_error_names_the_invalid_input(server: EmbeddingServer, given: Any, param: str) -> None:
     assert refused(server, {"model": "digest", "input": given})["param"] == param
 
 

@@ -247,7 +247,7 @@ def test_logprobs_belong_to_the_text(server: ScriptedServer) -> None:
         ({"extra_body": {"thinking_budget": 5, "use_beam_search": True}}, "thinking_token_budget"),
     ],
 )  # fmt: skip
-def test_invalid_field_is_named(server: ScriptedServer, asked: dict[str, Any], parameter: str) -> None:
+def test_error_names_the_invalid_field(server: ScriptedServer, asked: dict[str, Any], parameter: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         ask(server, **asked)
     assert caught.value.param == parameter

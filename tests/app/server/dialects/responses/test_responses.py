@@ -374,7 +374,7 @@ def test_logprobs_belong_to_the_text(scripted: ScriptedAsker) -> None:
         ({"metadata": {"a": "b" * 513}}, "metadata"),
     ],
 )
-def test_invalid_field_is_named(scripted: ScriptedAsker, asked: dict[str, Any], parameter: str) -> None:
+def test_error_names_the_invalid_field(scripted: ScriptedAsker, asked: dict[str, Any], parameter: str) -> None:
     scripted.says("Hello")
     with pytest.raises(openai.BadRequestError) as caught:
         scripted(**asked)
