@@ -310,7 +310,7 @@ def cpu_kernels() -> Path:
 
     Devices load the kernels of their weights. Tests that run kernels need this fixture.
     """
-    # Not at the top: most tests need no compiler.
+    # imported here, because most tests need no compiler
     from engine.backends.cpu.code_cache import load_code
 
     folder = fetched_folder()
@@ -322,7 +322,9 @@ def cpu_kernels() -> Path:
 
 @pytest.fixture(scope="session")
 def plain_layouts(cpu_kernels: Path) -> Path:
-    """The same folder, with the kernels for weights of 16 and 32 bits, for tests that call kernels without a device."""
+    """Return the folder of `cpu_kernels`, with kernels for 16- and 32-bit weights, for tests that call kernels without
+    a device.
+    """
     from quant.cpu.ggml_formats import GGML_FORMATS
 
     return _with_kernels(cpu_kernels, [layout for layout in GGML_FORMATS if layout.plain])
@@ -330,7 +332,7 @@ def plain_layouts(cpu_kernels: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def every_layout(cpu_kernels: Path) -> Path:
-    """The same folder, with the kernels for all layouts."""
+    """Return the folder of `cpu_kernels`, with the kernels for all layouts."""
     from quant.cpu.layouts import LAYOUTS
 
     return _with_kernels(cpu_kernels, LAYOUTS)

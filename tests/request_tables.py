@@ -18,7 +18,7 @@ from tests.support.markdown import contents_list
 
 PAGE = Path(__file__).parents[1] / "docs" / "request-fields.md"
 
-# By the method and path of the endpoint.
+# The table of each endpoint, by its method and path.
 TABLES: Mapping[str, FieldTable[Any]] = {
     **openai_fields.TABLES,
     **responses_fields.TABLES,

@@ -1,10 +1,10 @@
 """Compare Gemma 3 in Inglenook and in llama.cpp with float32: `python -m tests.bench.gemma_figures MODEL.gguf`.
 
-The baseline is the file's weights, dequantized by the `gguf` package and computed by transformers in float32. Compared
-with it are the reference engine and xllamacpp, both with the same file. The text is the help() topics that come with
-Python: 768 tokens in one prefill, so that the windows of 512 matter. The report has the mean Kullback-Leibler
-divergence per token over the last 256 tokens, and the number of equal tokens in greedy replies. For the divergence, all
-tokens but the 100 that llama.cpp finds most likely count as one.
+The baseline is transformers in float32, with the file's weights dequantized by the `gguf` package. The reference engine
+and xllamacpp run the same file. The text has 768 tokens of the help() topics of Python, prefilled at once, so that the
+windows of 512 tokens matter. The report has the mean Kullback-Leibler divergence per token over the last 256 tokens,
+and the number of equal tokens in greedy replies. The divergence counts all tokens outside llama.cpp's 100 most likely
+ones as one token.
 """
 
 import argparse

@@ -117,7 +117,7 @@ def _chain(tokens: list[str], types: list[int], name: str, text: str) -> Iterato
 
 
 def _pieces(text: str, taken: set[str]) -> Sequence[str]:
-    """Split `text` into pieces of one or more words that are not tokens yet, so that each has only one successor."""
+    """Split `text` into new tokens of one or more words. Each token occurs once, so that it determines the next one."""
     [(encoded, _)] = ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
     pieces, piece = [], ""
     for word in encoded.replace("Ġ", " Ġ").split(" "):

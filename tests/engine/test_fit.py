@@ -26,7 +26,7 @@ WHOLE = 512  # context length of the tiny models, in tokens
 
 @pytest.mark.parametrize("head_dim", [16, 32], ids=["reference kernels", "CPU kernels"])
 def test_context_equals_that_of_the_loaded_engine(tmp_path: Path, head_dim: int, cpu_kernels: Path) -> None:
-    """With enough memory, with slightly too little, and with a requested context."""
+    """Covers enough memory, slightly too little memory, and a requested context."""
     with open_checkpoint(make(tmp_path, head_dim=head_dim).path) as checkpoint:
         roomy = fit(checkpoint, LoadOptions(), memory=1 << 30)
         assert [cache.kv_type for cache in roomy.caches] == (["f16", "int8"] if head_dim == 32 else ["f32"])

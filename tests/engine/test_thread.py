@@ -266,7 +266,7 @@ def test_hanging_step_is_a_problem_until_it_ends(
 
 
 def test_step_expected_to_be_slow_is_not_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a slow machine with a large model."""
+    """The expected time of a step is long, as on a slow machine with a large model."""
     engine, runner = hash_engine()
     hang = Hanging()
     client = Client(engine, hang.clock)

@@ -21,12 +21,12 @@ class Figure:
     unit: str
     fraction: float | None = None  # of a peak or a floor
     of: str = ""  # name of the peak or floor
-    least: float | None = None  # target, at least: for the fraction if there is one, otherwise for the value
+    least: float | None = None  # lower limit of the target: of the fraction if there is one, otherwise of the value
     most: float | None = None
 
     @property
     def met(self) -> bool | None:
-        """Whether the target is met; None if there is none."""
+        """Whether the figure meets its target, or None if it has no target."""
         if self.least is None and self.most is None:
             return None
         value = self.value if self.fraction is None else self.fraction

@@ -1,8 +1,9 @@
-"""One part of the benchmark, run in its own process, which may crash or hang; or, in a dry run, in this process.
+"""Run one part of the benchmark in its own process, because it may crash or hang. A dry run uses this process.
 
     python -m tests.gpu.part ENTRY_POINT PEAKS FIGURES [PATH ...]
 
-is that process. It appends each figure to the file FIGURES, so that figures found before a crash are kept.
+The command above runs in that process. It appends each figure to the file FIGURES, so that figures measured before a
+crash are kept.
 """
 
 import json
@@ -29,7 +30,7 @@ class Part:
     name: str
     seconds: float  # time limit
     entry_point: str  # module:function
-    cold: bool = False  # with an empty cache of compiled kernels
+    cold: bool = False  # start with an empty cache of compiled kernels
     paths: tuple[Path, ...] = ()
 
 

@@ -22,7 +22,7 @@ def file_bytes(header: Mapping[str, object] | str | bytes, data: bytes = b"", *,
 
 
 def build(tensors: dict[str, tuple[str, list[int], bytes]], metadata: dict[str, str] | None = None) -> bytes:
-    """Return a well-formed file of these tensors: type, shape, and bytes."""
+    """Return the bytes of a valid safetensors file. `tensors` has the type, shape, and bytes of each tensor."""
     header: Header = {} if metadata is None else {"__metadata__": metadata}
     data = b""
     for name, (kind, shape, raw) in tensors.items():

@@ -67,7 +67,7 @@ def expected(kind: str, raw: NDArray[np.uint8], scales: Floats, block: tuple[int
 
 
 def same_bits(ours: Tensor, theirs: Floats) -> bool:
-    """Equal bit for bit; any NaN equals any other."""
+    """Return whether both are equal bit for bit. Any NaN equals any other."""
     mine = ours.numpy()
     return bool(np.all((np.isnan(mine) & np.isnan(theirs)) | (mine.view(np.uint32) == theirs.view(np.uint32))))
 

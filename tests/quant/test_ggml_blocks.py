@@ -22,7 +22,7 @@ SHAPES = [(1, 1), (2, 1), (3, 2), (7, 3), (17, 5), (33, 9), (5, 33), (1, 4), (13
 
 
 def same_bits(ours: torch.Tensor, theirs: NDArray[np.float32]) -> bool:
-    """Equal bit for bit; any NaN equals any other."""
+    """Return whether both are equal bit for bit. Any NaN equals any other."""
     mine = ours.numpy()
     both_nan = np.isnan(mine) & np.isnan(theirs)
     return bool(np.all(both_nan | (mine.view(np.uint32) == theirs.reshape(mine.shape).view(np.uint32))))

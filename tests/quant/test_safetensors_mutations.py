@@ -101,7 +101,7 @@ def mutant_index(data: bytes, rng: random.Random) -> bytes:
 
 
 def test_mutated_index_is_read_or_rejected(tmp_path: Path, mutations: int) -> None:
-    """For any index, no file outside the folder is opened, and the tensors read are those of the shards."""
+    """No index opens a file outside the folder, and the tensors read are those of the shards."""
     write_shards(tmp_path, {name: {f"{name[10]}.{i}": ("U8", [i], bytes(i)) for i in range(3)} for name in SHARD_NAMES})
     whole = (tmp_path / INDEX).read_bytes()
     rng = random.Random(0)

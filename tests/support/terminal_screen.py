@@ -21,7 +21,7 @@ ON_AT_FIRST = frozenset({7, 25})  # line wrapping, and the cursor
 
 @dataclass(frozen=True)
 class Ended:
-    """How a program left its terminal."""
+    """The state of the terminal after its program has exited."""
 
     status: int  # exit status as in a shell
     modes: frozenset[int]  # private modes that differ from the initial ones

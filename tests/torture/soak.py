@@ -167,7 +167,7 @@ def bad(draw: random.Random, limit: int) -> Request:
     return "POST", path, {name: draw.choice(values)}
 
 
-# By kind: a function that makes a request, its relative frequency, and whether its replies can be streamed.
+# kind -> (function that makes a request, its relative frequency, whether its replies can be streamed)
 Mix = Mapping[str, tuple[Callable[[random.Random, int], Request], int, bool]]
 
 GENERATION: Mix = {

@@ -19,7 +19,7 @@ CONDITIONS = Conditions(
 
 
 def series(name: str, rows: tuple[Row, ...], speed: float, *, pid: int | None) -> Series:
-    """Three rounds with 1, 1.5, and 2.25 times the same figures, which are 100 times `speed`."""
+    """Return three rounds, with figures of 100, 150, and 225 times `speed`."""
     samples = {
         load: [
             Sample(dict.fromkeys(load.rates, 100 * speed * factor), load.streams, (0.5, 0.75), (0.125,))

@@ -112,7 +112,7 @@ def test_disturbed_run_is_repeated_with_other_prompts(process: int) -> None:
 
 @pytest.mark.parametrize("process", ["while True: pass"], indirect=True)
 def test_busy_machine_is_reported_once(process: int) -> None:
-    """After three disturbed attempts in the first round, the later rounds have one attempt each."""
+    """A disturbed first round is measured three times. Each later round is measured once."""
     assert process
     recorder = Recorder("ours", seconds=0.3)
     said: list[str] = []

@@ -30,7 +30,7 @@ def settings(tmp_path: Path) -> Settings:
 
 
 class Clock:
-    """Each measurement is faster than the one before; one call is interrupted."""
+    """A fake timer. Each measurement is faster than the one before, and the call after `until` calls is interrupted."""
 
     def __init__(self, until: float = float("inf")) -> None:
         self.calls, self._until = 0, until

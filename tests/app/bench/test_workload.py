@@ -1,4 +1,4 @@
-"""Loads and their prompts."""
+"""Workloads of `ingle bench`, and their prompts."""
 
 from app.bench.workload import SUITE, Load, Rate, loads_of, rows_of
 

@@ -84,7 +84,8 @@ def test_results_are_printed_as_a_table(search: Search) -> None:
 
 def test_format_and_limit_restrict_results(search: Search) -> None:
     assert [it["format"] for it in json.loads(search("chat", "--format", "awq", "--json").stdout)] == ["awq"]
-    assert len(json.loads(search("chat", "--limit", "3", "--json").stdout)) == 2  # a third one has no model
+    # the third repository has no file that can run
+    assert len(json.loads(search("chat", "--limit", "3", "--json").stdout)) == 2
 
 
 def test_no_results_exit_with_3(search: Search) -> None:

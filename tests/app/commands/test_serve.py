@@ -117,7 +117,7 @@ def server(start: Start) -> Server:
 
 @pytest.fixture(scope="module")
 def other(start: Start) -> Server:
-    """A server for one test that reads all its output, and a later test that ends it."""
+    """A second server, for a test that reads its whole log and a later test that stops it."""
     return start()
 
 

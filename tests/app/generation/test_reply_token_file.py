@@ -90,7 +90,7 @@ def test_forgotten_spans_leave_no_trace(tmp_path: Path) -> None:
 
 
 def test_deleted_file_is_created_again(tmp_path: Path) -> None:
-    """For example, a user clears the folder while a server runs."""
+    """A user may clear the folder while a server runs."""
     file = ReplyTokenFile(tmp_path)
     write(file, generated(1))
     assert numbers(file.find(PLACE)) == [1]

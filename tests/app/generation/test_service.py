@@ -334,7 +334,7 @@ def test_control_tokens_in_messages_stay_text(tokenizer: Tokenizer, renderer: Ch
 
 
 async def answered(service: ChatService, messages: list[Message], **params: object) -> tuple[tuple[int, ...], ReplyEnd]:
-    """Return the prompt, and append the reply and the next question to the conversation."""
+    """Generate a reply, append it and the next question to `messages`, and return the prompt and the reply's end."""
     prompt = await service.encode(messages)
     events, end = await collect(service, prompt, **params)
     messages += [Message("assistant", text_of_deltas(events)), Message("user", "Go on.")]

@@ -389,7 +389,7 @@ def harm() -> Harm:
 
 
 def assert_gets_nothing(renderer: ChatTemplateRenderer, template: str) -> None:
-    """`template` fails or renders an undefined value, and the renderer still works."""
+    """Check that `template` fails or renders an undefined value, and that the renderer still works."""
     try:
         assert renderer.render(template, HELLO).capitalize() in ("", "[undefined]")
     except TemplateError as error:

@@ -185,7 +185,7 @@ def _sequence(chance: random.Random, rules: list[str], kind: Kind) -> str:
 
 
 def _ambiguous(chance: random.Random) -> Hostile:
-    """Rules that start and end with each other, so that one mask takes minutes. Mostly after some text."""
+    """Return rules that start and end with each other, so that one mask takes minutes, mostly after some text."""
     count = chance.choice((30, 100, 300, 1000))
     body = chance.choice(['wide? "y" wide?', 'wide? wide? "y"', '("y" | "z") wide?', '"y"? wide? "z"?'])
     beginning = chance.choice(['"a"', "[a-z ]{20}", "[a-z ]{60}", "[A-Z]{300}"])
@@ -195,7 +195,7 @@ def _ambiguous(chance: random.Random) -> Hostile:
 
 
 def _product(chance: random.Random) -> Hostile:
-    """Intersections of unions, whose alternatives multiply, and arrays of arrays with the same start."""
+    """Return a schema with many combinations: an intersection of unions, or arrays that differ only at their end."""
     count = chance.choice((3, 10, 100, 1000))
     if chance.random() < 0.5:
         union = [{"type": "object", "properties": {f"p{number}": {"const": number}}} for number in range(count)]

@@ -63,7 +63,7 @@ def finish(history: History, folder: Path) -> None:
     history.messages.write_reply(ANSWERED, "y", "z", reasoning_seconds=1.5, state=State.WHOLE, usage=usage)
 
 
-# Writing methods of the three tables -> calls of them.
+# A call of each method that writes to the three tables, by the name of the method.
 WRITERS: Mapping[str, Callable[[History, Path], object]] = {
     "create": lambda history, folder: history.chats.create(OTHER, "mine", created=5.0),
     "rename": lambda history, folder: history.chats.rename(CHAT, "named\0\ud800"),

@@ -177,7 +177,7 @@ def test_killed_repair_is_finished_by_the_next_start(tmp_path: Path, monkeypatch
     real = os.replace
 
     class Killed(BaseException):
-        """Stands in for the death of the process."""
+        """Simulates a kill of the process."""
 
     for survived in range(3):
         calls: list[str] = []

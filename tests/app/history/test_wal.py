@@ -15,7 +15,7 @@ CHANGES = 12
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes, bytes]:
-    """A database whose changes are all in its log: the log and its index."""
+    """Return a database whose changes are all in its write-ahead log, the log's bytes, and its index's bytes."""
     folder = tmp_path_factory.mktemp("sound")
     connection = sqlite3.connect(folder / "a", isolation_level=None)
     connection.execute("PRAGMA page_size = 4096")

@@ -1,4 +1,4 @@
-"""Recommended sampling: that of the catalog or of the model's files."""
+"""Recommended sampling comes from the catalog or from the model's files."""
 
 import json
 from collections.abc import Mapping

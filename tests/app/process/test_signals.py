@@ -1,4 +1,4 @@
-"""Signals that end a process in order, tested in child processes."""
+"""Signals end a process cleanly. The tests send them to child processes."""
 
 import signal
 import subprocess

@@ -1,7 +1,7 @@
-"""Cache reports of requests: the tokens by cache tier, and the reason of a miss.
+"""Cache reports of requests: the tokens by cache tier, and the reason for a miss.
 
-They are in `usage`, in the own client, in one log line, and in /metrics. The tests use the hash model, whose tokens are
-predictable.
+They are in `usage`, in Inglenook's client, in one log line, and in /metrics. The tests use the hash model, whose tokens
+are predictable.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Routes, metrics, fields, and log lines that the documents show exist, and pages that list them are complete."""
+"""The documents show only existing routes, metrics, fields, and log lines, and pages that list them are complete."""
 
 import logging
 import re

@@ -108,7 +108,7 @@ def test_disconnect_ends_the_work_on_texts(
 
 
 def test_chats_and_health_work_while_texts_are_encoded(hash_server: LiveServer) -> None:
-    """More texts than any pool has threads."""
+    """The number of texts exceeds the number of threads of every pool."""
     release = threading.Event()
 
     def wait(check: Check) -> None:

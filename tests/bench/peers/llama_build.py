@@ -41,14 +41,14 @@ def probe(server: Path) -> LlamaBuild:
 
 
 def describe(output: str) -> str:
-    """Return the version and the instruction sets from the output at the start."""
+    """Return the version and the instruction sets from llama-server's startup output."""
     version = found[1] if (found := _VERSION.search(output)) else "unknown"
     system = found[0] if (found := _SYSTEM.search(output)) else ""
     return f"build {version}: {' '.join(_FLAG.findall(system))}"
 
 
 def _startup_output(server: Path) -> str:
-    """Return the output at the start without a model.
+    """Return the startup output without a model.
 
     llama-server prints the description of its build before it loads the model, and exits because /dev/null is not one.
     """

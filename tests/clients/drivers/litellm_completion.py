@@ -19,7 +19,7 @@ class Completion:
     def __init__(self, url: str, dialect: str) -> None:
         self._provider, path = PROVIDERS[dialect]
         self._url = url + path
-        # The Ollama providers do not look at the text of an error.
+        # LiteLLM's Ollama providers do not parse the error message, so they raise BadRequestError for every cause.
         of_length = litellm.BadRequestError if dialect == "ollama" else litellm.ContextWindowExceededError
         self.too_long = cases.ExpectedError(of_length)
         litellm.suppress_debug_info = True

@@ -11,7 +11,7 @@ OPTIONS = {"num_predict": cases.REPLY_TOKENS}
 
 
 class Chat:
-    """The client with its default settings."""
+    """`ollama.Client` with its default settings."""
 
     wrong_model = cases.ExpectedError(ollama.ResponseError, {"status_code": 404})
     too_long = cases.ExpectedError(ollama.ResponseError, {"status_code": 400})

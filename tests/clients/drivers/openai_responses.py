@@ -29,7 +29,7 @@ class Responses:
                 yield event.delta
 
     def call(self, model: str, prompt: str) -> tuple[str, Mapping[str, Any]]:
-        request: Any = self._client.responses.create  # its types accept tools only as literals
+        request: Any = self._client.responses.create  # Any, because the type hints accept tools only as literals
         reply = request(
             model=model,
             input=prompt,

@@ -1,4 +1,4 @@
-"""How the queries of a step are divided into tiles."""
+"""The division of a step's queries into tiles."""
 
 import random
 from dataclasses import replace

@@ -26,7 +26,7 @@ class Case:
     head_dim: int
     rotary_dim: int  # rotated elements per head
     interleaved: bool
-    norms: str  # "", "each", "own", or "together"
+    norms: str  # normalization of q and k: "" (none), "each" (shared weights), "own" (weights per head), or "together"
     qkv: torch.dtype
     pool: torch.dtype
     kind: NormKind = NormKind.RMS

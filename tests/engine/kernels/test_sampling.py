@@ -54,7 +54,7 @@ def random_params() -> Params:
 
 
 def targets_of(params: Sequence[Params], **of_requests: object) -> list[SampleTarget]:
-    """Return targets with row r of the logits for params[r]."""
+    """Return sampling targets: row r of the logits is sampled with params[r]."""
     targets = []
     for row, it in enumerate(params):
         sampling_params = SamplingParams(**{"seed": random.getrandbits(60), **it})  # type: ignore[arg-type]

@@ -178,7 +178,7 @@ def long_factors(config: PreTrainedConfig) -> Mapping[str, Tensor]:
 
 @dataclass(frozen=True)
 class GGUFForm:
-    """How the converter writes a family."""
+    """The GGUF metadata and tensors that llama.cpp's converter writes for a family."""
 
     arch: str
     write: Write = nothing

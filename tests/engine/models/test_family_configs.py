@@ -260,7 +260,9 @@ def test_disabled_yarn_extension_is_refused() -> None:
 
 
 def test_redundant_tensors_of_old_checkpoints_are_ignored(tmp_path: Path) -> None:
-    """A different head is stored although the head is tied. Using it, or refusing it, would change the answer."""
+    """The checkpoint stores a head of zeros, but its configuration ties the head to the embedding. The stored head must
+    be ignored.
+    """
     make(tmp_path, "qwen2 tied", "folder")
     options, path = LoadOptions("reference", 64, threads=1), tmp_path / "model.safetensors"
     expected_answer = answer(tmp_path, options)

@@ -107,7 +107,7 @@ def test_short_context_uses_the_short_rope_factors(tmp_path: Path, name: str) ->
 @pytest.mark.share(15)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_cpu_kernels_are_close_to_transformers(tmp_path: Path, cpu_kernels: Path, name: str) -> None:
-    """With 14-bit activations, and float16 keys and values."""
+    """The CPU kernels use 14-bit activations, and float16 keys and values."""
     tiny = make(tmp_path, name, "folder")
     options = LoadOptions("cpu", CONTEXT, threads=1, activation_bits=14, code_cache=cpu_kernels)
     with open_checkpoint(tiny.path) as checkpoint:

@@ -99,7 +99,7 @@ def test_prefix_suffices_if_it_has_all_possible_tokens(params: dict[str, float],
 
 @pytest.mark.parametrize("size", [65, 127, 128, 1025, 4097, 9999])
 def test_prefixes_contain_the_most_likely_tokens(size: int) -> None:
-    """With many ties and some impossible tokens. Each token occurs once."""
+    """The logits have many ties and some impossible tokens. Each token occurs once."""
     logits = (torch.randn(20, size) * 2).round() / 2
     logits[logits < -1] = -torch.inf
     for prefix in (p for p in PREFIXES if p < size):

@@ -21,7 +21,7 @@ def request(ids: Sequence[int], dry: DryParams | None, prompt: int = 1, **params
 
 
 def plain_penalties(ids: Sequence[int], dry: DryParams) -> dict[int, float]:
-    """Compute DRY penalties by comparing the end of the tokens with every earlier index."""
+    """Compute DRY penalties from the definition: match the last tokens against the tokens before each earlier index."""
     ids = list(ids if dry.last_n is None else ids[max(0, len(ids) - dry.last_n) :])
     longest: dict[int, int] = {}
     for index in range(len(ids) - 1):

@@ -134,7 +134,7 @@ def test_requests_of_one_class_do_not_take_slots_from_each_other() -> None:
 
 
 def test_abort_during_a_copy_releases_all_blocks() -> None:
-    """In both directions. The copies end later, and no block stays held."""
+    """Requests are aborted during swap-out and swap-in. The copies complete later, and no block stays allocated."""
     for steps in range(1, 40):
         engine, _ = hash_engine(
             seed=steps, num_blocks=1 + 6, host_blocks=20, preemption=Preemption.SWAP, budget=200, depth=1 + steps % 2

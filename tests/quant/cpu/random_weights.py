@@ -31,7 +31,9 @@ def width(name: str, columns: int) -> int:
 
 
 def random_raw(name: str, rows: int, columns: int, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Return random codes and sub-scales, with block scales around 0.05 of both signs; plain types: normal values."""
+    """Return the bytes of a random weight: normal values for plain types; else random codes and sub-scales, with
+    positive and negative block scales around 0.05.
+    """
     if name in PLAIN_TYPES:
         values = rng.standard_normal((rows, columns), np.float32)
         quantized: NDArray[np.uint8] = gguf.quantize(values, gguf.GGMLQuantizationType[name]).view(np.uint8)

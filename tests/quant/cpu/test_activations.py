@@ -122,9 +122,9 @@ def test_quantized_rows_equal_the_integer_reference(form: Form, width: int) -> N
         np.concatenate([[3e38], np.ones(31)]),
         np.tile([1.0, -1.0], 16),
         np.arange(32) - 31.0,
-        np.arange(32) * 0.5 / 127,  # half steps
-        np.concatenate([[127.0], np.arange(31) - 15.5]),  # half steps, rounded to even
-        np.concatenate([[16256.0], np.arange(31) * 64 - 32.0]),  # half steps of the upper plane
+        np.arange(32) * 0.5 / 127,  # halfway between two values
+        np.concatenate([[127.0], np.arange(31) - 15.5]),  # halfway between two values, rounded to even
+        np.concatenate([[16256.0], np.arange(31) * 64 - 32.0]),  # halfway between two values of the upper 8 bits
         np.linspace(-128 * 127, 128 * 127, 32),
     ],
     ids=lambda group: f"{group[0]:g}..{group[-1]:g}",

@@ -1,4 +1,4 @@
-"""Tiles of GGML formats: packing is lossless, needs no extra memory, and rejects unknown formats by name."""
+"""Tiles of GGML formats. Packing is lossless and needs no extra memory. Errors name unknown formats."""
 
 from dataclasses import replace
 

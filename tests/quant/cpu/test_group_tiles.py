@@ -1,4 +1,4 @@
-"""Tiles of group formats: packing keeps all values, needs no extra memory, and rejects unknown formats by name."""
+"""Tiles of group formats. Packing keeps all values and needs no extra memory. Errors name unknown formats."""
 
 from dataclasses import replace
 

@@ -37,7 +37,7 @@ def layer(*segments: QTensor, form: Form = Form.BITS_14) -> CpuLinear:
 
 
 def same_bits(ours: Tensor, theirs: Tensor) -> bool:
-    """Equal bit for bit, including the sign of zero; any NaN equals any other."""
+    """Return whether both are equal bit for bit, including the sign of zero. Any NaN equals any other."""
     return bool(((bits(ours) == bits(theirs)) | (ours.isnan() & theirs.isnan())).all())
 
 

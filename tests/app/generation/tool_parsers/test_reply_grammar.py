@@ -1,4 +1,4 @@
-"""For every format, the texts that a grammar of calls allows are parsed as such calls."""
+"""Texts that a format's grammar allows are parsed as the calls that they contain, in every format."""
 
 import asyncio
 import json

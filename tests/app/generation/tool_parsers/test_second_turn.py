@@ -101,7 +101,7 @@ def test_second_turn_starts_with_ids_of_first_turn(
         heard = encoder.format.parser(conversation, rendered).push(reply)
         ends = [one.end for one in heard if isinstance(one.event, ToolCallEnd)]
         if not ends:
-            continue  # the template does not render it again
+            continue  # the template does not render the call
         reply = reply[: ends[-1]]
         parsed = parse_pieces(encoder.format.parser(conversation, rendered), [reply])
         ids = generated(model, reply, chance)

@@ -71,7 +71,7 @@ def file_requests(hub: FakeHub) -> list[tuple[str | None, str | None]]:
         Mishap(status=429, headers={"Retry-After": "0"}),
         Mishap(status=503),
         Mishap(cut_at=0),
-        Mishap(headers={"X-Linked-Etag": '"' + "0" * 64 + '"'}),  # an outdated machine of the same host
+        Mishap(headers={"X-Linked-Etag": '"' + "0" * 64 + '"'}),  # one of the host's machines has an outdated file
         Mishap(flip_at=7),
         Mishap(headers={"Content-Length": str(HALF)}),
     ],

@@ -1,4 +1,4 @@
-"""Long bodies: the number of values is counted outside of strings."""
+"""Limits on large request bodies. Values are counted outside of strings only."""
 
 import json
 import random

@@ -69,7 +69,7 @@ def perturbed_compute(step: CpuStep, rng: random.Random) -> Compute:
     def compute(batch: Batch) -> Logits:
         poison(step)
         step.fill(batch)
-        # Mostly one thread: on a busy machine several threads wait for time slices.
+        # mostly one thread, because on a busy machine several threads wait for time slices
         step.workers.run(len(batch.token_ids), rng.choice([1, 1, 1, 1, 2, 3]))
         step.arena.check_guards()
         return step.logits(len(batch.logit_rows))

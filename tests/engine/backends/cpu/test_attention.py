@@ -179,7 +179,7 @@ def test_nan_stays_nan_in_an_int8_cache(cpu_kernels: Path, poisoned: float) -> N
 @pytest.mark.parametrize("kv_type", [torch.float16, torch.int8])
 @pytest.mark.parametrize("size", [1e-3, 30.0, 1e3])
 def test_attention_is_accurate_for_scores_of_any_size(cpu_kernels: Path, size: float, kv_type: torch.dtype) -> None:
-    """From nearly equal scores to one that dominates: nothing overflows, and no precision is lost."""
+    """The scores range from nearly equal ones to one that dominates. Nothing overflows, and no precision is lost."""
     shape = Shape(2, 3, 64)
     rows = random_rows(shape)
     rows[:, : shape.heads * 64] *= size

@@ -259,7 +259,7 @@ def test_logit_bits_are_unchanged_by_scheduling(path: Path, cpu_kernels: Path, k
 def test_smollm2_logit_bits_are_unchanged_by_scheduling(
     short_smollm2: Path, cpu_kernels: Path, kv_type: torch.dtype
 ) -> None:
-    """With cached and computed prefixes, preemption, and up to 16 requests at a time."""
+    """Prefixes are cached or computed, requests are preempted, and up to 16 requests run at a time."""
     config = replace(CONFIG, num_blocks=14, max_step_tokens=128, context_length=256)
     check_traffic(short_smollm2, cpu_kernels, config, Traffic(random.Random(14), 49152, 70), 14, kv_type)
 

@@ -74,7 +74,7 @@ def weights(names: Sequence[str], outputs: Sequence[int], columns: int = WIDTH) 
 
 
 def batch_of(ids: Sequence[int], wanted: Sequence[int] | None = None) -> Batch:
-    """Return a batch of tokens of one request, with the logits of the `wanted` ones, or of all."""
+    """Return a batch of one request's tokens that computes the logits of the `wanted` tokens (default: all)."""
     request = sequence(1, ids, [3, 1, 4])
     plan = StepPlan((request.part(0, len(ids)),))
     batch = build_batch(plan, vocab_size=ROWS, num_blocks=64)
@@ -177,7 +177,7 @@ SEGMENTS = [
 @pytest.mark.parametrize("form", [Form.BITS_8, Form.BITS_14])
 @pytest.mark.parametrize("names", SEGMENTS)
 def test_linear_equals_the_layers_product(cpu_kernels: Path, names: Sequence[str], form: Form) -> None:
-    """A norm writes rows in every form that a segment needs."""
+    """A norm writes its output in each activation format that a segment reads."""
     segments = weights(names, {1: [96], 2: [33, 63], 4: [33, 40, 47, 8]}[len(names)])
     x = every_row(record(cpu_kernels, lambda ops, batch, kv: normed(ops, batch)))
     out = every_row(
@@ -202,7 +202,7 @@ def test_linear_adds_to_existing_rows(cpu_kernels: Path, names: Sequence[str]) -
 @pytest.mark.parametrize("names", SEGMENTS)
 @pytest.mark.parametrize("adding", [False, True])
 def test_linear_adds_the_bias_once(cpu_kernels: Path, names: Sequence[str], adding: bool) -> None:
-    """For any number of rows, with and without adding to existing rows."""
+    """Steps of different sizes give the same result, with and without `add_to`."""
     outputs = [WIDTH - 7 * (len(names) - 1), *[7] * (len(names) - 1)]
     segments, bias = weights(names, outputs), normal(WIDTH, seed=SEED + 2)
 
@@ -253,7 +253,7 @@ def test_norm_is_written_before_its_source_is_added_to(cpu_kernels: Path) -> Non
 def test_gated_mlp_equals_the_reference(
     cpu_kernels: Path, gate: list[str], up: list[str], down: list[str], error: float, kind: Gate
 ) -> None:
-    """Against products of the same weights as float32; `error` is relative to the largest output."""
+    """The reference multiplies the same weights in float32. `error` is relative to the largest output."""
     width = 2 * WIDTH
     gate_up = weights([*gate, *up], [width, width])
     downs = weights(down, [WIDTH - 8 * (len(down) - 1), *[8] * (len(down) - 1)], width)
@@ -272,7 +272,7 @@ def test_gated_mlp_equals_the_reference(
     [("Q4_K", "Q4_K", "Q6_K"), ("Q4_K", "IQ4_XS", "Q2_K"), ("Q8_0", "Q8_0", "Q4_K"), ("Q8_0", "Q3_K", "Q5_K")],
 )
 def test_gated_mlp_supports_super_blocks(cpu_kernels: Path, gate: str, up: str, down: str) -> None:
-    """The gated product of these types cannot be written in the reader's form 32 columns at a time."""
+    """The down projection has blocks of 256 columns, so its input cannot be written 32 columns at a time."""
     x = normal(ROWS, 256)
     gate_up, (last,) = weights([gate, up], [512, 512], 256), weights([down], [256], 512)
 
@@ -304,7 +304,7 @@ def test_logits_and_argmax_equal_the_reference(cpu_kernels: Path, vocabulary: in
 
 
 def test_argmax_returns_the_first_of_equal_logits(cpu_kernels: Path) -> None:
-    """In one vector of 16, in several vectors, and in several segments."""
+    """The equal logits are in one vector of 16, in several vectors, or in several segments."""
     vocabulary = 3 * SEGMENT
     for ids in ([5, 9], [9, 21], [16, 1], [100, SEGMENT + 3, 99], [2 * SEGMENT, SEGMENT + 17, SEGMENT + 1], [0, 16]):
         head = torch.zeros(vocabulary, 32)
@@ -348,7 +348,7 @@ def test_argmax_of_nan_logits_is_negative(cpu_kernels: Path) -> None:
 
 
 def test_attention_output_can_be_read_by_every_operation(cpu_kernels: Path) -> None:
-    """Also in a step of one token, where each thread has its own copy of some rows."""
+    """Covers steps of one token, in which each thread has its own copy of some rows."""
 
     def attended(ops: CpuOperations, batch: Batch, kv: KVCache) -> Activation:
         attention = Attention(32**-0.5, rotary_table(RopeConfig(10000.0, 32, interleaved=True), None, 320))

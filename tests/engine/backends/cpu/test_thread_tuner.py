@@ -113,18 +113,19 @@ def test_growing_step_times_do_not_cause_frequent_probes(threads: int) -> None:
 
 @pytest.mark.parametrize("threads", [3, 4, 8])
 def test_outdated_measurements_do_not_cause_frequent_probes(threads: int) -> None:
-    """The outdated number of threads is not adjacent to the current one."""
+    """The outdated measurement is of a number of threads that is not adjacent to the current one."""
     tuner, rng = ThreadTuner(threads), random.Random(SEED)
-    simulate(tuner, lambda used, step: float(used * used), 3000)  # only one thread is fast
+    simulate(tuner, lambda used, step: float(used * used), 3000)  # a step is fast with one thread only
     assert tuner.current == 1
-    simulate(tuner, lambda used, step: 1.5 / used, 3000)  # all numbers are fast
-    used = simulate(tuner, lambda used, step: rng.uniform(40, 50) / used, 3000)  # all numbers are slow
+    simulate(tuner, lambda used, step: 1.5 / used, 3000)  # a step is fast with any number of threads
+    # a step is slow with any number of threads
+    used = simulate(tuner, lambda used, step: rng.uniform(40, 50) / used, 3000)
     assert tuner.current == threads
     assert share_of_current(tuner, used) > 0.9
 
 
 def test_probe_of_a_much_slower_number_ends_early() -> None:
-    """On a quiet machine one thread takes twice as long as two; two steps are enough to see that."""
+    """On an idle machine, one thread takes twice as long as two. Two steps are enough to measure that."""
     used = simulate(ThreadTuner(2), quiet_machine, SHORTEST_PAUSE + PROBE_STEPS + 1)
     assert used.count(1) == PROBE_CHECK_STEPS
 

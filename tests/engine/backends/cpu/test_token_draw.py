@@ -91,7 +91,7 @@ def test_arguments_out_of_range_are_rejected(cpu_kernels: Path) -> None:
 
 
 def test_compiled_draw_does_not_change_sampled_tokens(cpu_kernels: Path) -> None:
-    """With and without filters and grammars. If a bias leaves no allowed token, the bias is ignored."""
+    """Tokens are sampled with and without filters and grammars. A bias that leaves no allowed token is ignored."""
     vocabulary = 3000
     kinds = [{}, {"temperature": 0.7}, {"temperature": 0}, {"top_p": 0.8}, {"top_k": 9}, {"min_p": 0.1},
              {"xtc_probability": 1.0}, {"min_tokens": 5}]  # fmt: skip

@@ -53,7 +53,7 @@ def test_model_of_each_type_is_close_to_the_reference(step: CpuStep, plain: Tens
 
 
 def test_logits_do_not_depend_on_the_requested_rows(step: CpuStep) -> None:
-    """For two prompts and a single token, with different numbers of threads."""
+    """The batch has two prompts and a single token. One thread and several threads give the same bits."""
     parts = [
         (sequence(0, IDS, [1, 2, 3]), len(IDS)),
         (sequence(1, IDS[7:], [4, 5]), 20),

@@ -51,7 +51,9 @@ class Loaded:
     vocab_size: int
 
     def step(self, *parts: tuple[HeldRequest, int]) -> Tensor:
-        """Return the logits of the requests that reach their last token."""
+        """Run a step of (request, number of tokens) parts, and return the logits of the requests whose prompt is
+        complete.
+        """
         return self.model.compute(self.batch(*parts)).values.clone().cpu()
 
     def batch(self, *parts: tuple[HeldRequest, int]) -> Batch:

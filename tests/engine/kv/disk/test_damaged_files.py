@@ -170,7 +170,7 @@ def other_model(chance: random.Random, path: Path, other: Path) -> list[Damaged]
 
 
 def other_kind(chance: random.Random, path: Path, other: Path) -> list[Damaged]:
-    """Write another group, or another block size."""
+    """Change the group or the block size in the header."""
     return forge(path, *chance.choice([(16, struct.pack("<I", 7)), (20, struct.pack("<Q", block_size(path) // 2))]))
 
 

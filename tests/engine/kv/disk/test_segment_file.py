@@ -195,7 +195,7 @@ def test_truncation_at_any_byte_is_found(tmp_path: Path) -> None:
 
 
 def test_swapped_data_and_entries_are_found(tmp_path: Path) -> None:
-    """Content swapped within a file, or with another file that holds the same blocks."""
+    """Data and entries are swapped within a file, and with those of another file that holds the same blocks."""
     paths = [tmp_path / "one.run", tmp_path / "two.run"]
     for path in paths:
         new_file(path, 4)

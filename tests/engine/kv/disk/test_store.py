@@ -442,7 +442,7 @@ def test_store_recovers_from_failing_writes(
             assert refusals.calls == calls  # writing is paused
             clock.now += WRITE_PAUSE
             write_several(disk)
-            # all blocks above may be stored: a torn entry whose last byte is zero is valid
+            # new blocks, because all blocks above may be stored: a torn entry is valid if its last byte is zero
             write_all(disk, keys_of("new", 5))
             assert disk.is_paused == lasting
         for reader in (disk, new_store(root)):

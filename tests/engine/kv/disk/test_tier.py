@@ -282,7 +282,7 @@ def test_writes_continue_without_requests(new_store: NewStore) -> None:
 
 
 def test_engine_has_work_until_all_blocks_are_written(new_store: NewStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At every lookup, as seen from another thread."""
+    """`has_work` is true during every disk lookup, when another thread may read it."""
     store = new_store()
     run, _ = new_run(store)
     run.submit(tuple(range(3000)), max_tokens=1)
