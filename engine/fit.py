@@ -67,7 +67,7 @@ class Fit:
 def fit(checkpoint: Checkpoint, options: LoadOptions, memory: int = 0) -> Fit:
     """Return the fit for the device that the engine would try first.
 
-    `memory` replaces the bytes of that device's memory; 0: what it has. Raises UnsupportedModel, UnsupportedTier,
+    `memory` replaces the bytes of that device's memory; 0: all of it. Raises UnsupportedModel, UnsupportedTier,
     ModelFileError, or UnsupportedQuantization.
     """
     options = replace(options, host_memory=memory) if memory else options

@@ -31,7 +31,7 @@ class LoadOptions:
     host_cache: int | None = None  # bytes of the host pool; None: the device's default, which is none on a CPU
     device: str = ANY_DEVICE  # or cpu, cuda, or cuda:N
     gpu_memory: MemoryLimit = ALL_FREE
-    host_memory: int = 0  # bytes of host memory that a model may use on the CPU; 0: what is free
+    host_memory: int = 0  # bytes of host memory that a model may use on the CPU; 0: all free memory
     deterministic: bool = False  # on a GPU, make results independent of other requests, as they are on the CPU
     step_depth: int = 0
     card: Card | None = None  # for tests without a GPU: an interpreted card whose kernels run on the CPU

@@ -38,7 +38,7 @@ _POSITIVE = click.IntRange(min=1, max=1 << 30)
     "--memory",
     metavar="SIZE",
     callback=read_by(memory_size),
-    help="Assume this much device memory, such as 8GB. Default: what is free now.",
+    help="Assume this much device memory, such as 8GB. Default: the free memory.",
 )
 @click.option(
     "--quantize",

@@ -33,7 +33,7 @@ _LIMIT = 20
     "--memory",
     metavar="SIZE",
     callback=read_by(memory_size),
-    help="Assume this much device memory, such as 8GB. Default: what is free now.",
+    help="Assume this much device memory, such as 8GB. Default: the free memory.",
 )
 @click.option("--json", "as_array", is_flag=True, help="Print a JSON array.")
 @click.pass_context

@@ -1,8 +1,8 @@
 """Read the rows of a damaged history from its pages and its log, and report what is lost.
 
 A row belongs to the table whose columns its values fit best, and its digest tells whether it is unchanged. The index of
-messages and references between rows tell which rows existed. Missing rows are searched at every byte of damaged pages,
-and in older versions of pages in the log.
+messages and references between rows tell which rows existed. Damaged pages are searched for missing rows at every
+byte, and so are older versions of pages in the log.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ class Salvage:
     changed: dict[str, set[int]] = field(default_factory=lambda: {table: set() for table in COLUMNS})
     lost: dict[str, set[int]] = field(default_factory=lambda: {table: set() for table in COLUMNS})
     indexed: Mapping[int, int] = field(default_factory=dict)  # chats by message, from the index
-    unreadable: int = 0  # more lost rows, of unknown tables
+    unreadable: int = 0  # number of further lost rows, whose tables are unknown
     gaps: list[str] = field(default_factory=list)  # lost parts of the files, with unknown contents
 
     def add(self, found: FoundRow) -> None:
@@ -154,7 +154,7 @@ def _fitted(table: str, rowid: int, values: Row, has_digest: bool) -> tuple[floa
 
 
 def _real(kind: ColumnType, value: Value) -> Value:
-    """Convert an integer in a REAL column, as which SQLite stores whole numbers."""
+    """Return a value of a REAL column as a float: SQLite stores whole numbers there as integers."""
     return float(value) if isinstance(value, int) and kind in (NUMBER, OPTIONAL_NUMBER) else value
 
 
@@ -175,7 +175,7 @@ def _missing(salvaged: Salvage) -> Mapping[str, set[int]]:
 
 
 def _look_again(salvaged: Salvage, pages: Pages, older: Pages) -> None:
-    """Search missing rows in damaged pages, ignoring their headers, and in older versions of pages."""
+    """Search for missing rows in damaged pages, ignoring their headers, and in older versions of pages."""
     for number, page in enumerate(pages):
         if is_suspect(page, number, len(pages)) or None in _rows(pages, page, number):
             for found in _carved(pages, page):

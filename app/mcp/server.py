@@ -24,7 +24,7 @@ MAX_TOOLS = 200  # limit of the tools of one server
 MAX_PAGES = 20  # limit of the pages of its list of tools
 MAX_REASON = 300  # longest error message, in characters
 
-_CONNECTION_CLOSED = -32000  # error code of the package
+_CONNECTION_CLOSED = -32000  # error code of the mcp package
 
 
 class MCPUnavailable(AppError):

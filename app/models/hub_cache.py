@@ -4,7 +4,7 @@ The layout is that of huggingface_hub: `models--ORG--REPO/blobs/<digest>` holds 
 is a link to them, and `refs/main` has the commit that was downloaded last. This module does not use the network.
 
 huggingface_hub removes files, because it knows which bytes other revisions share. Its scan of the cache is not used to
-find files: it takes twice as long as this module, and its import another 0.1 s.
+find files: it takes twice as long as this module, and 0.1 s to import.
 """
 
 import os

@@ -36,12 +36,12 @@ class StoredModel:
 
     @property
     def title(self) -> str:
-        """The name for display: of a path, the last part."""
+        """The name for display. For a path, its last part."""
         return self.path.name if self.source in LOCAL else self.name
 
     @property
     def served_name(self) -> str:
-        """The name in requests: of a path, the last part without suffix."""
+        """The name in requests. For a path, its last part without the suffix."""
         if self.source not in LOCAL:
             return self.name
         path = Path(os.path.abspath(self.path))

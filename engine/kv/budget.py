@@ -106,7 +106,7 @@ def host_share() -> int:
 def host_kv_memory(needed: int, memory: int = 0) -> int:
     """Return the bytes that caches may take in the host's memory beside `needed` bytes for weights and steps.
 
-    `memory` is the memory of the host in bytes; 0: what is free. Raises OutOfMemory if `needed` bytes do not fit.
+    `memory` is the memory of the host in bytes; 0: all free memory. Raises OutOfMemory if `needed` bytes do not fit.
     """
     free = host_memory(memory)
     if needed >= free:

@@ -36,7 +36,7 @@ class LayerKV:
     head_dim: int
 
 
-# from KV heads and head dimension: the shape of one layer of one block
+# returns the shape of one layer of one block, for a number of KV heads and a head dimension
 LayerShape = Callable[[int, int], tuple[int, ...]]
 Reserve = Callable[[tuple[int, ...], torch.dtype], Tensor]
 

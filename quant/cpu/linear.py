@@ -59,7 +59,7 @@ class Part:
 
 
 class CpuLinear:
-    """A QLinear in tiles. `activations` is their form for quantized weights, see `quant.cpu.activations`."""
+    """A QLinear in tiles. `activations` is the form of the rows that quantized weights are multiplied by."""
 
     def __init__(self, segments: Sequence[QTensor], arena: Arena, activations: Form) -> None:
         self.outputs = sum(segment.shape[0] for segment in segments)

@@ -39,9 +39,9 @@ Entry = Callable[..., int]
 
 
 class CodeFolder:
-    """The folder of the code that `sources` describe, for this processor and these compilers. None: nothing is cached.
+    """The cache folder for code compiled from `sources`, for this processor and these versions of the compilers.
 
-    Its kernels are compiled for `target`.
+    Kernels are compiled for `target`. Without `cache_dir`, nothing is cached.
     """
 
     def __init__(self, cache_dir: Path | None, sources: Iterable[Path], target: Target) -> None:

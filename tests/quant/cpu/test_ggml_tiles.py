@@ -19,7 +19,7 @@ SHAPES = [(1, 32), (15, 64), (16, 96), (17, 32), (31, 160), (32, 32), (33, 64), 
 
 
 def packed(weight: BlockTensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """Pack into used memory: every byte has to be written."""
+    """Pack into memory that is not zero, so that a byte that is not written shows."""
     out = np.full(packed_bytes(weight), 0xA5, np.uint8)
     pack(weight, out)
     return out

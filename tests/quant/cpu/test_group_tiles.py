@@ -36,7 +36,7 @@ def tiles_bytes(weight: GroupTensor) -> int:
 
 
 def packed(weight: GroupTensor) -> Bytes:
-    """Pack into used memory: every byte of a tile has to be written."""
+    """Pack into memory that is not zero, so that a byte that is not written shows."""
     size = tiles_bytes(weight)
     memory = np.full(size + shared_bytes(weight), 0xA5, np.uint8)
     memory[size:] = 0

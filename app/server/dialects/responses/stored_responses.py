@@ -77,9 +77,9 @@ class StoredResponses:
         await self._on_thread(lambda connection: self._put(connection, stored), None)
 
     async def chain(self, id: str, owner: str) -> Sequence[StoredResponse]:  # noqa: A002
-        """Return a response after all that it continues, oldest first; empty if it is not stored.
+        """Return a response and all responses that it continues, oldest first; empty if it is not stored.
 
-        If the oldest were deleted, the first returned one has a `previous` that is not stored.
+        If the oldest ones were deleted, the first returned response has a `previous` that is not stored.
         """
         return await self._on_thread(lambda connection: self._chain(connection, id, owner), [])
 
