@@ -216,7 +216,7 @@ class Preemption(enum.Enum):
 class Restore(enum.Enum):
     """Whether a prefix that is in files is read."""
 
-    AUTO = "auto"  # if that is measured to be faster than computing it
+    AUTO = "auto"  # read it if that is measured to be faster than computing it
     ALWAYS = "always"
 
 

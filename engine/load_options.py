@@ -29,7 +29,7 @@ class LoadOptions:
     cpu_tier: str = "auto"  # one of `quant.cpu.tiers.CHOICES`
     kv_type: str = "auto"  # one of the device's types
     host_cache: int | None = None  # bytes of the host pool; None: the device's default, which is none on a CPU
-    device: str = ANY_DEVICE  # or cpu, cuda, or cuda:N
+    device: str = ANY_DEVICE  # auto, cpu, cuda, or cuda:N
     gpu_memory: MemoryLimit = ALL_FREE
     host_memory: int = 0  # bytes of host memory that a model may use on the CPU; 0: all free memory
     deterministic: bool = False  # on a GPU, make results independent of other requests, as they are on the CPU

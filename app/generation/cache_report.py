@@ -18,7 +18,7 @@ class MissReason(enum.Enum):
 
     FIRST_TIME = "first_time"  # no similar prompt since the start
     DIVERGED = "diverged"  # an earlier request continues differently from here
-    REMOVED = "removed"  # likewise, because a part was taken out: old reasoning, white space
+    REMOVED = "removed"  # an earlier request has a part that this prompt lacks: old reasoning, white space
     EVICTED = "evicted"  # it was computed since the start, and is no longer in the cache
     RECOMPUTED = "recomputed"  # it is on disk, and computing it is faster than reading it
     PROMPT_LOGPROBS = "prompt_logprobs"  # the request asks for them, so the whole prompt is computed

@@ -21,7 +21,7 @@ from engine.embedding.encoder import Embedder
 from engine.errors import EngineError
 
 TEXT_THREADS = 2
-STUCK_SECONDS = 60.0  # the service counts as stuck if texts wait and none is finished for this time
+STUCK_SECONDS = 60.0  # the service counts as stuck if texts wait and none is finished for this many seconds
 
 
 class InputTooLong(AppError):

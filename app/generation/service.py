@@ -38,7 +38,7 @@ PROMPT_THREADS = 4  # one may be waiting for the template process
 TEXT_THREADS = 2
 MAX_COUNTED = 1 << 20  # limit, in tokens, of a text that is only counted or tokenized
 
-STUCK_SECONDS = 60.0  # the service counts as stuck if requests wait and no preparation is finished for this time
+STUCK_SECONDS = 60.0  # stuck if requests wait and no preparation is finished for this many seconds
 
 T = TypeVar("T")
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
 
 MAX_LINE = 4 << 20  # bytes in one message
-MAX_UNSOLICITED = 16 << 20  # bytes between two messages to the server
-MAX_MESSAGES = 5_000  # likewise
+MAX_UNSOLICITED = 16 << 20  # bytes that arrive between two messages to the server
+MAX_MESSAGES = 5_000  # messages that arrive between two messages to the server
 MAX_ERRORS = 4 << 10  # bytes of standard error that are kept
 EXIT_SECONDS = 2.0  # seconds for its exit after the end of its input, and again after SIGTERM
 

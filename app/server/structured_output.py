@@ -37,7 +37,7 @@ class NamedSchema(Struct):
 class ResponseFormat(Struct):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
-    schema: Schema | None = None  # as clients of llama.cpp send it
+    schema: Schema | None = None  # the schema, where clients of llama.cpp send it
 
 
 class StructuredOutputs(Struct):

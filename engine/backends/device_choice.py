@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "cuda", "cpu", "reference")
 SMALL_MODEL = 500_000_000  # matrix elements; smaller models get 14-bit activations
-KV_TYPES = {"auto": torch.float16, "f16": torch.float16, "int8": torch.int8}  # of the KV cache on the CPU
+KV_TYPES = {"auto": torch.float16, "f16": torch.float16, "int8": torch.int8}  # types of the KV cache on a CPU
 AUTO_KV_TYPE = "Set kv_type to auto: INGLE_KV_TYPE=auto."
 DEVICE_NAME = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 

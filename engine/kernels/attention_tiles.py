@@ -33,7 +33,7 @@ class TileList:
     # tile, among the tokens of this list
     tiles: Tensor
     tokens: int  # tokens of all tiles together
-    queries: int  # tokens per tile, at most
+    queries: int  # largest number of tokens per tile
     max_context: int  # the longest context of any request in the list
 
 
@@ -86,7 +86,7 @@ class _Rows:
 
     queries: int
     tokens: int = 0
-    # as in TileList.tiles, then the end of the tile in the context
+    # the columns of TileList.tiles, then the end of the tile in the context
     tiles: list[tuple[int, int, int, int]] = field(default_factory=list)
 
     def add(self, request: int, count: int, context: int) -> None:

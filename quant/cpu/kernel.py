@@ -49,7 +49,7 @@ class Kernel:
         kind = ir.FunctionType(I64 if self.returns else ir.VoidType(), [I64] * len(self.parameters))
         function = ir.Function(module, kind, self.name)
         function.attributes.add("nounwind")  # llvmlite writes the next line's attribute only beside another one
-        function.attributes.alignstack = CACHE_LINE  # or vectors that are spilled to the stack would cross cache lines
+        function.attributes.alignstack = CACHE_LINE  # else vectors spilled to the stack would cross cache lines
         builder = ir.IRBuilder(function.append_basic_block())
         result = self.build(Emit(builder, target), *function.args)
         builder.ret(result) if self.returns else builder.ret_void()

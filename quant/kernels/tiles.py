@@ -8,7 +8,7 @@ from quant.kernels.card import Card
 TOKENS = (2, 8, 16, 32)  # numbers of tokens for which tiles may differ, as upper bounds
 FIXED_TOKENS = 16  # tokens of a tile when a row's bits must not depend on the batch
 MOST_TOKENS = 256  # above, a whole matrix is unpacked for the library's product
-LEAST_WARPS = 16  # warps per multiprocessor, at least: some have work while others wait for memory
+LEAST_WARPS = 16  # smallest number of warps per multiprocessor: some have work while others wait for memory
 LARGE = 1 << 25  # smallest number of weights for which adding the sums of several programs in a second launch pays off
 ROWS, WARPS, TILE_TOKENS, SPLITS = (16, 32), (1, 2, 4, 8, 16), (8, 16, 32), (1, 2, 4)  # the values that tiles can have
 IDLE = 1.1  # limit of the busiest multiprocessor's work, relative to the average

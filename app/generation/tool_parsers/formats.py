@@ -183,7 +183,7 @@ CALLS = (
     CallSyntax("nemotron", ("<TOOLCALL>{objects}</TOOLCALL>",), listed=True),
     CallSyntax(
         "granite", ("<|tool_call|>{objects}<|/tool_call|>", "<|tool_call|>{objects}"), listed=True
-    ),  # and Phi 4 mini
+    ),  # Granite and Phi 4 mini
     CallSyntax("gigachat", ("<|function_call|>{objects}",)),
     CallSyntax("gigachat-3", ("<|message_sep|>\n\nfunction call<|role_sep|>\n{objects}",)),
     CallSyntax("functools", ("functools{objects}",), listed=True),

@@ -27,10 +27,10 @@ MAX_WORD = 512  # characters of a number or an unquoted name
 
 class _Expects(Enum):
     VALUE = auto()
-    ITEM = auto()  # a value, or the end of a list
-    KEY = auto()  # or the end of an object
+    ITEM = auto()  # an item, or the end of a list
+    KEY = auto()  # a key, or the end of an object
     COLON = auto()
-    COMMA = auto()  # or the end of a list or an object
+    COMMA = auto()  # a comma, or the end of a list or an object
 
 
 class RelaxedJson:

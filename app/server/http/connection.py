@@ -41,7 +41,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # uvicorn declares it so
         super().connection_made(transport)
-        transport.max_size = _MAX_READ_BYTES  # type: ignore[attr-defined]  # of selector loops
+        transport.max_size = _MAX_READ_BYTES  # type: ignore[attr-defined]  # an attribute of selector loops
         self.access_log = False  # even if a log is configured: paths may contain a key
         self._peer = Peer(self.client, _address(self.server))
         self.app_state = {**self.app_state, PEER: self._peer}

@@ -91,7 +91,7 @@ class ChatCompletionChunk(Struct, kw_only=True):
     choices: list[ChunkChoice]
     system_fingerprint: str = FINGERPRINT
     usage: Usage | UnsetType = UNSET  # in the last chunk, which has no choice; in all chunks if the request asks for it
-    timings: Timings | UnsetType = UNSET  # as `usage`
+    timings: Timings | UnsetType = UNSET  # in the same chunks as `usage`
     prompt_progress: ProgressReport | UnsetType = UNSET  # only in chunks without a choice
     prompt_token_ids: list[int] | UnsetType = UNSET  # in the first chunk with a choice
     prompt_logprobs: PromptLogprobList | UnsetType = UNSET  # in the last chunk

@@ -80,7 +80,7 @@ class Completion(Struct, kw_only=True):
     choices: list[CompletionChoice]
     system_fingerprint: str = FINGERPRINT
     usage: Usage | UnsetType = UNSET  # in the last chunk, which has no choice; in all chunks if the request asks for it
-    timings: Timings | UnsetType = UNSET  # as `usage`
+    timings: Timings | UnsetType = UNSET  # in the same chunks as `usage`
     prompt_progress: ProgressReport | UnsetType = UNSET  # only in chunks without a choice
 
 

@@ -31,7 +31,7 @@ from app.server.request_fields import FieldTable
 from app.server.served_model import ServedModel
 
 CHATS = ("/v1/chat/completions", "/chat/completions")
-COMPLETIONS = "/v1/completions"  # the same path without /v1 is llama.cpp's own
+COMPLETIONS = "/v1/completions"  # the path without /v1 belongs to llama.cpp's API
 
 RequestT = TypeVar("RequestT", bound=GenerationRequest)
 Reply: TypeAlias = StreamedReply[ChunkT] | WholeReply[ChunkT]

@@ -179,7 +179,7 @@ class Interrupted(Recorder):
 
 
 def test_interrupt_keeps_the_received_part(hub: FakeHub, settings: Settings) -> None:
-    hub.mishaps.append(Mishap(stall_at=HALF + 1))  # or the whole file might have arrived
+    hub.mishaps.append(Mishap(stall_at=HALF + 1))  # otherwise the whole file might arrive
     with pytest.raises(KeyboardInterrupt):
         pull(REPO, settings, Interrupted())
     assert files_below(settings.hub_cache) == {f"{DIGEST}.partial"}
