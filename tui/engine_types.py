@@ -90,6 +90,7 @@ class ModelInfo(Sanitized):
     elsewhere: bool = False  # on a remote endpoint: can be loaded, but not downloaded or deleted
     arrived: int | None = None  # bytes of an unfinished download
     fetching: bool = False  # the engine is downloading it; `pull` follows that download
+    is_recommended: bool = False  # the best model for this machine
     is_repository: bool = False  # a repository; its `variants` can be pulled, but not the repository itself
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 
 from app.models.catalog import CatalogEntry
 from app.models.details import known_license
@@ -57,6 +58,22 @@ def catalog_models(store: ModelStore, loaded: str, fetching: str, memory: int | 
         else:
             info = _stored(stored, store, loaded)
             yield replace(info, name=known.name, license=info.license or known.license)
+
+
+def chat_catalog(store: ModelStore, loaded: str, fetching: str, memory: int | None) -> list[ModelInfo]:
+    """Return the catalog without embedding models, with a mark at the best recommended model that fits."""
+    others = {known.name for known in store.families if known.kind == "embedding"}
+    listed = [one for one in catalog_models(store, loaded, fetching, memory) if one.name not in others]
+    fitting = {one.name for one in listed if one.fits or one.installed}
+    best = next((known.name for known in store.families.recommended if known.name in fitting), "")
+    return [replace(one, is_recommended=one.name == best) for one in listed]
+
+
+def path_model(path: str) -> ModelInfo:
+    """Return the loaded model that was named by its path."""
+    with suppress(OSError):
+        return ModelInfo(path, size=Path(path).stat().st_size, installed=True, loaded=True)
+    return ModelInfo(path, installed=True, loaded=True)
 
 
 def named_model(name: str, store: ModelStore, loaded: str, fetching: str, memory: int | None) -> ModelInfo:

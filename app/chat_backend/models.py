@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.chat_backend.client_errors import client_errors, to_thread
@@ -37,9 +38,12 @@ class ChatModels:
             ]
 
         def listed() -> Sequence[ModelInfo]:
-            from app.chat_backend.model_lists import installed_models
+            from app.chat_backend.model_lists import installed_models, path_model
 
-            return installed_models(self._store(), self._connection.answering, self._fetching())
+            answering = self._connection.answering
+            found = installed_models(self._store(), answering, self._fetching())
+            is_listed = not Path(answering).is_absolute() or any(one.loaded for one in found)
+            return found if is_listed else [path_model(answering), *found]
 
         return await to_thread(listed)
 
@@ -50,9 +54,9 @@ class ChatModels:
         memory = await self._memory()
 
         def listed() -> Sequence[ModelInfo]:
-            from app.chat_backend.model_lists import catalog_models
+            from app.chat_backend.model_lists import chat_catalog
 
-            return [*catalog_models(self._store(), self._connection.answering, self._fetching(), memory)]
+            return chat_catalog(self._store(), self._connection.answering, self._fetching(), memory)
 
         return await to_thread(listed)
 

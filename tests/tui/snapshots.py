@@ -31,6 +31,7 @@ from tui.screens.models import ModelsScreen
 from tui.screens.settings import SettingsScreen
 from tui.types import ChatId, MessageId
 from tui.widgets.budget_bar import BudgetBar
+from tui.widgets.listing import Listing
 
 FOLDER = Path(__file__).parent / "snapshots"
 LOOKS = {
@@ -83,7 +84,9 @@ async def narrow_list(chat: Chatting) -> None:
 
 
 async def catalog(chat: Chatting) -> None:
-    await opened(ModelsScreen, "f2", "2", "down")(chat)
+    await opened(ModelsScreen, "f2")(chat)
+    await chat.until(lambda: chat.app.screen.query_one(Listing).row_count)
+    await chat.pilot.press("down")
     await chat.until(lambda: chat.label("#fit").startswith("qwen3:4b: fits"))
 
 

@@ -36,46 +36,63 @@ def rows(chat: Chatting) -> list[list[str]]:
     return [[str(cell) for cell in table.get_row_at(place)] for place in range(table.row_count)]
 
 
+async def models_screen(chat: Chatting, count: int = 3) -> None:
+    """Open the models screen and wait for its list."""
+    await chat.pilot.press("f2")
+    await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen) and len(rows(chat)) == count)
+
+
+def names(chat: Chatting) -> list[str]:
+    return [row[0] for row in rows(chat)]
+
+
 def test_models_are_listed_downloaded_paused_found_deleted_and_loaded() -> None:
     async def flow(chat: Chatting) -> None:
         models = chat.client.models
-        await chat.pilot.press("f2")
-        await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen) and rows(chat))
-        assert rows(chat) == [["smollm2:135m", "Q8_0", "145 MB", "loaded", "apache-2.0"]]
+        await models_screen(chat)
+        assert names(chat) == ["smollm2:135m", "qwen3:4b", "llama3.3:70b"]
+        assert [row[3] for row in rows(chat)] == ["in use", "fits", "too large"]
         await chat.until(lambda: chat.label("#fit") == "smollm2:135m: In use · 8,192-token context")
-        await chat.pilot.press("2")
-        await chat.until(lambda: [row[3] for row in rows(chat)] == ["loaded", "fits", "too large"])
-        await chat.pilot.press("down", "p")
+        await chat.pilot.press("down", "enter")
         await chat.until(lambda: rows(chat)[1][3] == "42 %, 12.3 MB/s, 47 s left")
-        await chat.pilot.press("1")
-        await chat.until(lambda: [row[0] for row in rows(chat)] == ["smollm2:135m", "qwen3:4b"])
-        assert rows(chat)[1][3] == "42 %, 12.3 MB/s, 47 s left"
-        await chat.pilot.press("down", "p")
+        await chat.pilot.press("enter")
         await chat.until(lambda: models.paused == ["qwen3:4b"])
-        await chat.pilot.press("2")
-        await chat.until(lambda: len(rows(chat)) == 3 and rows(chat)[1][3] == "fits")
-        chat.app.screen.query_one(Listing).move_cursor(row=1)
+        await chat.until(lambda: rows(chat)[1][3] == "fits")
         await chat.pilot.press("enter")
         await chat.until(lambda: models.pulled == ["qwen3:4b", "qwen3:4b"])
         models.gate.set()
         await chat.until(lambda: "Downloaded qwen3:4b." in chat.notices())
         await chat.until(lambda: rows(chat)[1][3] == "installed")
-        await chat.pilot.press("3", *"model", "enter")
-        await chat.until(lambda: rows(chat) and rows(chat)[0][0] == "someone/Model-GGUF")
-        chat.app.screen.query_one(Listing).focus()
+        await chat.pilot.press("tab", *"model", "enter")
+        await chat.until(lambda: names(chat) == ["someone/Model-GGUF"])
         await chat.pilot.press("enter")
-        await chat.until(lambda: rows(chat)[0][0] == "someone/Model-GGUF:Q4_K_M")
-        await chat.pilot.press("escape", "1")
-        await chat.until(lambda: rows(chat) and rows(chat)[0][3] == "loaded")
-        await chat.pilot.press("d")
+        await chat.until(lambda: names(chat) == ["someone/Model-GGUF:Q4_K_M"])
+        await chat.pilot.press("escape", "escape", *["backspace"] * 5)
+        await chat.until(lambda: len(rows(chat)) == 3 and rows(chat)[0][3] == "in use")
+        await chat.pilot.press("up", "up", "ctrl+d")
         await chat.until(lambda: isinstance(chat.app.screen, Confirm))
         assert chat.label(".question").startswith("This model is in use.")
         await chat.pilot.press("enter")  # the harmless button has the focus
         await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen))
         assert models.deleted == []
-        await chat.pilot.press("l")
+        await chat.pilot.press("enter")
         await chat.until(lambda: models.loaded == ["smollm2:135m"])
         assert chat.app.screen.query_one(TopBar).model == "smollm2:135m"
+
+    run(ScriptedClient(), flow)
+
+
+def test_typing_filters_the_models() -> None:
+    async def flow(chat: Chatting) -> None:
+        await models_screen(chat)
+        await chat.pilot.press(*"qw4")
+        await chat.until(lambda: names(chat) == ["qwen3:4b"])
+        await chat.pilot.press("x")
+        await chat.until(lambda: chat.label("#note") == "No match here. Tab searches the Hub.")
+        await chat.pilot.press("backspace")
+        await chat.until(lambda: names(chat) == ["qwen3:4b"] and chat.label("#note") == "")
+        await chat.pilot.press("enter")
+        await chat.until(lambda: chat.client.models.pulled == ["qwen3:4b"])
 
     run(ScriptedClient(), flow)
 
@@ -86,8 +103,7 @@ def test_long_name_leaves_space_for_the_state() -> None:
     client.models.others = (ModelInfo(name, "Q4_K_M", 2_500_000_000, "apache-2.0", installed=True),)
 
     async def flow(chat: Chatting) -> None:
-        await chat.pilot.press("f2")
-        await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen) and len(rows(chat)) == 2)
+        await models_screen(chat, 4)
         await chat.until(lambda: any("GGUF:Q4_K_M" in line and "installed" in line for line in chat.lines()))
         await chat.pilot.press("down")
         await chat.until(lambda: chat.label("#fit").startswith(name))
@@ -101,42 +117,43 @@ def test_download_of_the_engine_is_shown_and_can_be_paused() -> None:
     async def flow(chat: Chatting) -> None:
         models = chat.client.models
         models.fetching = True
-        await chat.pilot.press("f2", "2")
-        await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen) and len(rows(chat)) == 3)
+        await models_screen(chat)
         await chat.until(lambda: rows(chat)[1][3] == "42 %, 12.3 MB/s, 47 s left")
-        await chat.pilot.press("down", "p")
+        await chat.pilot.press("down", "enter")
         await chat.until(lambda: models.paused == ["qwen3:4b"])
         await chat.until(lambda: rows(chat)[1][3] == "fits")
-        await chat.pilot.press("p")
+        await chat.pilot.press("enter")
         await chat.until(lambda: models.pulled == ["qwen3:4b", "qwen3:4b"])
 
     run(ScriptedClient(), flow)
 
 
-def test_endpoint_model_can_only_be_loaded() -> None:
+def test_endpoint_model_can_only_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = ScriptedClient()
+    client.models.offered = (ModelInfo("a", elsewhere=True, loaded=True), ModelInfo("b", elsewhere=True))
+
+    async def no_catalog() -> list[ModelInfo]:
+        return []
+
+    monkeypatch.setattr(client.models, "catalog", no_catalog)
+
     async def flow(chat: Chatting) -> None:
-        models = chat.client.models
-        models.offered = (ModelInfo("a", elsewhere=True, loaded=True), ModelInfo("b", elsewhere=True))
-        await chat.pilot.press("f2")
-        await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen) and len(rows(chat)) == 2)
-        assert [row[3] for row in rows(chat)] == ["loaded", "available"]
-        await chat.pilot.press("down", "p", "d")
+        await models_screen(chat, 2)
+        assert [row[3] for row in rows(chat)] == ["in use", "available"]
+        await chat.pilot.press("down", "ctrl+d")
         await chat.pilot.pause()
         assert isinstance(chat.app.screen, ModelsScreen)
-        await chat.pilot.press("l")
-        await chat.until(lambda: models.loaded == ["b"])
-        assert (models.pulled, models.deleted) == ([], [])
+        await chat.pilot.press("enter")
+        await chat.until(lambda: client.models.loaded == ["b"])
+        assert (client.models.pulled, client.models.deleted) == ([], [])
 
-    run(ScriptedClient(), flow)
+    run(client, flow)
 
 
 def test_fit_of_the_highlighted_model_is_checked() -> None:
     async def flow(chat: Chatting) -> None:
         models = chat.client.models
-        await chat.pilot.press("f2")
-        await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen) and rows(chat))
-        await chat.pilot.press("2")
-        await chat.until(lambda: len(rows(chat)) == 3)
+        await models_screen(chat)
         assert [row[2] for row in rows(chat)] == ["145 MB", "~2.5 GB", "42.5 GB"]
         models.looks_end.clear()
         await chat.pilot.press("down", "down")
@@ -144,18 +161,9 @@ def test_fit_of_the_highlighted_model_is_checked() -> None:
         models.looks_end.set()
         await chat.until(lambda: chat.label("#fit") == "llama3.3:70b: does not fit: needs 44 GB, 16 GB free")
         assert KNOWN.name not in models.looked_at  # moving on cancels the check
-        await chat.pilot.press("3", *"model", "enter")
-        await chat.until(lambda: rows(chat) and rows(chat)[0][0] == "someone/Model-GGUF")
+        await chat.pilot.press("tab", *"model", "enter")
         unknown = "someone/Model-GGUF: Fit unknown; the Hub cannot be reached"
         await chat.until(lambda: chat.label("#fit") == unknown)
-        looks = len(models.looked_at)
-        chat.app.screen.query_one(Listing).focus()
-        await chat.pilot.press("2")
-        await chat.until(lambda: len(rows(chat)) == 3)
-        chat.app.screen.query_one(Listing).move_cursor(row=2)
-        await chat.until(lambda: chat.label("#fit") == "llama3.3:70b: does not fit: needs 44 GB, 16 GB free")
-        assert models.looked_at.count("llama3.3:70b") == 1
-        assert len(models.looked_at) <= looks + 1
 
     run(ScriptedClient(), flow)
 
@@ -164,7 +172,8 @@ def test_hub_search_shows_progress_and_empty_result() -> None:
     async def flow(chat: Chatting) -> None:
         models = chat.client.models
         models.finds.clear()
-        await chat.pilot.press("f2", "3", *"other", "enter")
+        await models_screen(chat)
+        await chat.pilot.press("tab", *"other", "enter")
         await chat.until(lambda: chat.label("#note") == "Searching the Hub …")
         models.finds.set()
         await chat.until(lambda: chat.label("#note") == "No results.")
@@ -180,32 +189,17 @@ def test_offline_results_can_be_downloaded() -> None:
     client.models.offline = True
 
     async def flow(chat: Chatting) -> None:
-        await chat.pilot.press("f2", "3", *"qwen", "enter")
-        await chat.until(lambda: rows(chat))
+        await models_screen(chat)
+        await chat.pilot.press("tab", *"qwen", "enter")
+        await chat.until(lambda: rows(chat) and chat.label("#note"))
         assert rows(chat)[0][:3] == [KNOWN.name, "Q4_K_M", "~2.5 GB"]
         assert chat.label("#note") == "the Hub cannot be reached: these are models with a short name"
-        chat.app.screen.query_one(Listing).focus()
         await chat.pilot.press("enter")
         await chat.until(lambda: client.models.pulled == [KNOWN.name])
-        await chat.pilot.press("p")
+        await chat.pilot.press("enter")
         await chat.until(lambda: client.models.paused == [KNOWN.name])
 
     run(client, flow)
-
-
-def test_keys_after_switching_lists_go_to_the_new_list() -> None:
-    async def flow(chat: Chatting) -> None:
-        await chat.pilot.press("f2")
-        await chat.until(lambda: isinstance(chat.app.screen, ModelsScreen) and rows(chat))
-        for key in ("3", "d", "l"):  # at once, without a frame in between
-            chat.app.post_message(Key(key, key))
-        await chat.until(lambda: chat.app.screen.query_one(Input).has_focus)
-        await chat.pilot.press(*"model", "enter")
-        await chat.until(lambda: rows(chat) and rows(chat)[0][0] == "someone/Model-GGUF")
-        assert isinstance(chat.app.screen, ModelsScreen)
-        assert chat.client.models.loaded == []
-
-    run(ScriptedClient(), flow)
 
 
 def test_failed_load_leaves_the_chat_unchanged() -> None:

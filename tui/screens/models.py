@@ -1,4 +1,4 @@
-"""The models screen: installed models, the catalog, and the Hub. Returns the model to load."""
+"""The models screen: one list of installed models and the catalog, and the Hub. Returns the model to load."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -9,14 +9,14 @@ from rich.text import Text
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.widgets import DataTable, Footer, Input, Label, Tab, Tabs
+from textual.widgets import DataTable, Footer, Input, Label
 
-from tui import figures
+from tui import figures, fuzzy
 from tui.client import ClientError, Models
 from tui.downloads import Downloads
 from tui.engine_types import Download, ModelInfo, SearchResults
 from tui.large_downloads import FIT_BY_SIZE, can_load
-from tui.plain_text import shortened, single_line
+from tui.plain_text import model_name, shortened, single_line
 from tui.screens.dialog import Page, confirm, may_fetch
 from tui.show_errors import show_errors
 from tui.widgets.listing import Listing
@@ -26,38 +26,39 @@ _REFRESH = 0.5  # seconds between updates of the downloads
 _REST = 0.3  # seconds that a model is highlighted before its fit is checked
 _BESIDE = 52  # cells of all other columns, also while a model is downloaded
 _LEAST = 20  # cells of the name, at least
+_FILTER = "Type to filter   (Tab: search the Hub)"
+_HUB = "Search the Hub, then Enter   (Tab: back to the list)"
 _NO_MATCH = "Offline: no match in the built-in catalog."
 _COLUMNS = (("Model", "name"), ("Quant", "quantization"), ("Size", "size"), ("State", "state"), ("License", "license"))
 
 
 class ModelsScreen(Page[str]):
-    """One table and three lists that it can show."""
+    """A filter and one table. The filter keeps the focus; Tab switches to a search of the Hub and back."""
 
     CSS_PATH = "models.tcss"
-    AUTO_FOCUS = "Listing"
+    AUTO_FOCUS = "#filter"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "back", "Back"),
-        Binding("l", "load", "Load"),
-        Binding("p", "pull", "Pull / pause"),
-        Binding("d,delete", "delete", "Delete"),
-        Binding("1", "list('installed')", "Installed", show=False),
-        Binding("2", "list('catalog')", "Catalog", show=False),
-        Binding("3", "list('hub')", "Hub", show=False),
+        Binding("enter", "choose", "Use / get / pause"),
+        Binding("tab", "toggle_hub", "Search the Hub", priority=True),
+        Binding("ctrl+d", "delete", "Delete", priority=True),
+        *(Binding(key, f"move('{key}')", show=False, priority=True) for key in ("up", "down", "pageup", "pagedown")),
     ]
 
     def __init__(self, models: Models, downloads: Downloads) -> None:
         super().__init__()
         self._models = models
         self._downloads = downloads
+        self._all: Sequence[ModelInfo] = ()  # before the filter
         self._listed: dict[str, ModelInfo] = {}
         self._ended = downloads.ended  # the count when the list was read
         self._fits: dict[str, str] = {}  # verdicts by model, in words
-        self._shown = ""  # the list that is shown
+        self._is_hub = False  # whether results of the Hub are listed
+        self._searched_text = ""  # the text of the last search of the Hub
         self._repository = ""  # the repository whose variants are listed, or ""
 
     def compose(self) -> ComposeResult:
-        yield Tabs(Tab("Installed", id="installed"), Tab("Catalog", id="catalog"), Tab("Hub", id="hub"))
-        yield LineField(placeholder="Search the Hub, then enter", id="search")
+        yield LineField(placeholder=_FILTER, id="filter")
         yield Label("", id="note", markup=False)
         yield Listing()
         yield Label("", id="fit", markup=False)
@@ -65,40 +66,50 @@ class ModelsScreen(Page[str]):
 
     def on_mount(self) -> None:
         table = self.query_one(Listing)
+        table.can_focus = False
         for label, key in _COLUMNS:
             table.add_column(label, key=key)
         self.set_interval(_REFRESH, self._show_states)
+        self.reload()
 
     # --- the lists
 
-    @on(Tabs.TabActivated)
-    def change_list(self) -> None:
-        if self._list() == self._shown:
-            return
-        self._shown = self._list()
-        self._repository = ""
-        search = self.query_one("#search")
-        search.display = self._shown == "hub"
-        if search.display:
-            self.workers.cancel_group(self, "list")
-            self._note("")
+    def action_toggle_hub(self) -> None:
+        """Search the Hub instead of the list, or return to the list."""
+        field = self.query_one("#filter", Input)
+        self._is_hub, self._repository = not self._is_hub, ""
+        field.placeholder = _HUB if self._is_hub else _FILTER
+        self.workers.cancel_group(self, "list")
+        self._note("")
+        if self._is_hub:
             self._show([])
-            self.set_focus(search)
         else:
-            self.set_focus(self.query_one(Listing))
             self.reload()
 
-    def action_list(self, name: str) -> None:
-        self.query_one(Tabs).active = name
-        self.change_list()  # at once, so that the next keys go to the new list
-
-    def _list(self) -> str:
-        return self.query_one(Tabs).active
+    @on(Input.Changed)
+    def filter(self) -> None:
+        if not self._is_hub:
+            self._show(self._all)
 
     @on(Input.Submitted)
-    def search(self) -> None:
-        self._repository = ""
-        self.reload()
+    def submit(self, event: Input.Submitted) -> None:
+        text = event.value.strip()
+        if self._is_hub and text != self._searched_text:
+            self._searched_text, self._repository = text, ""
+            self.reload()
+        else:
+            self.choose()
+
+    def action_move(self, key: str) -> None:
+        """Move in the table while the filter keeps the focus."""
+        listing = self.query_one(Listing)
+        moves = {
+            "up": listing.action_cursor_up,
+            "down": listing.action_cursor_down,
+            "pageup": listing.action_page_up,
+            "pagedown": listing.action_page_down,
+        }
+        moves[key]()
 
     @work(exclusive=True, group="list", description="list")
     async def reload(self) -> None:
@@ -115,13 +126,12 @@ class ModelsScreen(Page[str]):
     async def _found(self) -> SearchResults:
         if self._repository:
             return SearchResults(tuple(await self._models.variants(self._repository)))
-        match self._list():
-            case "installed":
-                return SearchResults((*await self._models.installed(), *self._own_downloads()))
-            case "catalog":
-                return SearchResults(tuple(await self._models.catalog()))
-            case _:
-                return await self._searched(self.query_one("#search", Input).value.strip())
+        if self._is_hub:
+            return await self._searched(self._searched_text)
+        catalog, installed = await self._models.catalog(), await self._models.installed()
+        models = {one.name: one for one in (*self._own_downloads(), *catalog)}
+        models |= {one.name: replace(one, is_recommended=_is_recommended(models.get(one.name))) for one in installed}
+        return SearchResults(tuple(sorted(models.values(), key=_order)))
 
     def _own_downloads(self) -> Iterator[ModelInfo]:
         """Downloads that this screen started. Those of the engine are in its own lists."""
@@ -141,12 +151,22 @@ class ModelsScreen(Page[str]):
             label.display = bool(text)
 
     def _show(self, models: Sequence[ModelInfo]) -> None:
-        self._listed = {model.name: model for model in models}
+        """List the models that match the filter."""
+        self._all = models
         for model in models:
             if model.fetching:
                 self._downloads.start(model)
+        text = self._filter_text()
+        if text and not self._is_hub:
+            models = fuzzy.rank(text, models, lambda one: (one.name, one.license), len(models))
+        if not self._is_hub:
+            self._note("" if models or not self._all else "No match here. Tab searches the Hub.")
+        self._listed = {model.name: model for model in models}
         self._draw()
         self._show_fit()
+
+    def _filter_text(self) -> str:
+        return next((field.value.strip() for field in self.query("#filter").results(Input)), "")
 
     def on_resize(self) -> None:
         self._draw()
@@ -157,7 +177,7 @@ class ModelsScreen(Page[str]):
 
     def _cells(self, model: ModelInfo) -> tuple[Text, ...]:
         size = f"{'~' if model.is_estimate else ''}{figures.size(model.size)}"
-        name = shortened(single_line(model.name), max(_LEAST, self.app.size.width - _BESIDE))
+        name = shortened(single_line(model_name(model.name)), max(_LEAST, self.app.size.width - _BESIDE))
         texts = (name, model.quantization, size, self._state(model), model.license)
         return tuple(Text(single_line(text), no_wrap=True) for text in texts)
 
@@ -166,7 +186,7 @@ class ModelsScreen(Page[str]):
         if progress is not None:
             return _progress(progress)
         if model.loaded:
-            return "loaded"
+            return "in use"
         if model.elsewhere:
             return "available"
         if model.installed:
@@ -174,7 +194,8 @@ class ModelsScreen(Page[str]):
         if model.arrived:
             share = "" if model.is_estimate else figures.percent(model.arrived, model.size or 0)
             return f"paused at {share or figures.size(model.arrived)}"
-        return "" if model.fits is None else "fits" if model.fits else "too large"
+        fit = "" if model.fits is None else "fits" if model.fits else "too large"
+        return f"{fit}, recommended" if model.is_recommended else fit
 
     def _show_states(self) -> None:
         if self._ended != self._downloads.ended:
@@ -218,7 +239,7 @@ class ModelsScreen(Page[str]):
 
     @on(DataTable.RowSelected)
     def choose(self) -> None:
-        """Enter: open a repository, load a model, or download it."""
+        """Open a repository, use a model, download it, or pause its download."""
         model = self._chosen()
         if model is None:
             return
@@ -227,31 +248,23 @@ class ModelsScreen(Page[str]):
             self.reload()
         elif can_load(model):
             self.dismiss(model.name)
-        else:
-            self.action_pull()
-
-    def action_back(self) -> None:
-        if self._repository:
-            self._repository = ""
-            self.reload()
-        else:
-            self.dismiss(None)
-
-    def action_load(self) -> None:
-        model = self._chosen()
-        if model is not None and can_load(model):
-            self.dismiss(model.name)
-        elif model is not None:
-            self.app.notify("Not downloaded. Press p to download.", markup=False)
-
-    def action_pull(self) -> None:
-        model = self._chosen()
-        if model is None or can_load(model) or model.is_repository:
-            return
-        if model.name in self._downloads.progress:
+        elif model.name in self._downloads.progress:
             self._downloads.pause(model.name)
         else:
             self.fetch(model)
+
+    def action_choose(self) -> None:
+        self.choose()
+
+    def action_back(self) -> None:
+        """Leave a repository, the Hub, or the screen."""
+        if self._repository:
+            self._repository = ""
+            self.reload()
+        elif self._is_hub:
+            self.action_toggle_hub()
+        else:
+            self.dismiss(None)
 
     @work(exclusive=True, group="fetch", description="fetch")
     async def fetch(self, model: ModelInfo) -> None:
@@ -272,6 +285,15 @@ class ModelsScreen(Page[str]):
             with show_errors(self):
                 await self._models.delete(model.name)
                 self.reload()
+
+
+def _is_recommended(model: ModelInfo | None) -> bool:
+    return model is not None and model.is_recommended
+
+
+def _order(model: ModelInfo) -> tuple[bool, bool, int]:
+    """Sort the loaded model first, then models that can be used at once, then by size."""
+    return not model.loaded, not can_load(model), model.size or 0
 
 
 def _progress(progress: Download) -> str:
