@@ -4,22 +4,41 @@ Screen readers speak each write as one unit, so a write must not end inside a wo
 """
 
 import asyncio
-import io
 import signal
 import sys
-import threading
 import time
 from collections.abc import Coroutine
 from contextlib import aclosing, suppress
 
 from app.chat_backend.engine.loading_state import LINE_SECONDS, LoadingLines
-from app.chat_backend.plain.commands import PlainCommands, PlainTrimming
+from app.chat_backend.plain import tools
+from app.chat_backend.plain.commands import PlainCommands
+from app.chat_backend.plain.completion import Completion
+from app.chat_backend.plain.input_lines import (
+    INTERRUPTED,
+    EditedLines,
+    InputLines,
+    PlainLines,
+    can_edit,
+    remember,
+)
+from app.chat_backend.plain.trimming import PlainTrimming
 from app.chat_backend.shutdown import Shutdown
+from app.settings.settings import is_dumb_terminal
 from tui.client import Client, ClientError
 from tui.commands import parse_command
 from tui.drafts import Prompt
 from tui.plain_text import sanitize
-from tui.types import ChatId, Finish, MessageId, PromptProgress, ReplyEnd, ReplyStarted, TextDelta
+from tui.types import (
+    ChatId,
+    Finish,
+    MessageId,
+    PromptProgress,
+    ReplyEnd,
+    TextDelta,
+    ToolCalled,
+    ToolReturned,
+)
 
 _LONG = 100  # characters to hold back for the end of a line
 
@@ -46,6 +65,8 @@ class WholeWords:
 
 
 _EXIT_OK, _EXIT_FAILURE = 0, 1
+_WELCOME = "Type a message and press Enter. /help lists the commands, /quit leaves; Ctrl-C stops a reply."
+_HOW_TO_LEAVE = "Press Ctrl-C again to leave, or Ctrl-D."
 
 
 class PlainChat:
@@ -61,7 +82,9 @@ class PlainChat:
         self._question = question
         self._trimming = PlainTrimming(client, self._say, self._ask)
         self._commands = PlainCommands(client, self._say, self._trimming, self._agrees)
-        self._lines: asyncio.Queue[str | None] = asyncio.Queue()
+        self._input: InputLines | None = None
+        self._has_ended = False  # the input
+        self._is_leaving = False  # Ctrl-C was pressed on an empty line
         self._is_person = sys.stdin is not None and sys.stdin.isatty()
         self._doing: asyncio.Task[None] | None = None
         self._conversing: asyncio.Task[None] | None = None
@@ -77,7 +100,7 @@ class PlainChat:
         self._shutdown.listen("SIGTERM", "SIGHUP")
         with suppress(NotImplementedError):  # Windows
             loop.add_signal_handler(signal.SIGINT, self._interrupt)
-        threading.Thread(target=self._read, args=(loop,), name="input", daemon=True).start()
+        self._input = self._open_input(loop)
         self._run_in_background(self._tell_notices())
         self._run_in_background(self._tell_loading())
         self._run_in_background(self._recommend())
@@ -90,13 +113,20 @@ class PlainChat:
         finally:
             for task in self._background:
                 task.cancel()
+            self._input.close()
         if self._ended_with:
             return self._ended_with
         return _EXIT_FAILURE if self._failed and not self._is_person else _EXIT_OK
 
+    def _open_input(self, loop: asyncio.AbstractEventLoop) -> InputLines:
+        if not can_edit():
+            return PlainLines(self._write, self._note)
+        completion = Completion(self._client, self._commands.commands(), loop)
+        return EditedLines(completion.complete, has_modes=not is_dumb_terminal())
+
     async def _converse(self) -> None:
         if self._is_person:
-            self._say("Type a message and press Enter. /help lists the commands, /quit leaves; Ctrl-C stops a reply.")
+            self._say(_WELCOME)
         if self._first_chat is not None:
             await self._do(self._commands.open_chat(self._first_chat))
         elif self._lists_chats:
@@ -147,18 +177,29 @@ class PlainChat:
         words, reported_at = WholeWords(), time.monotonic()
         async with aclosing(self._client.replies.reply(chat.summary.id, to)) as events:
             async for event in events:
-                if isinstance(event, ReplyStarted):
-                    continue
                 if isinstance(event, PromptProgress) and time.monotonic() - reported_at > LINE_SECONDS:
                     reported_at = time.monotonic()
                     self._note(f"Read {event.done} of {event.total} tokens")
                 elif isinstance(event, TextDelta):
                     self._write(words.add(event.text))
+                elif isinstance(event, ToolCalled | ToolReturned):
+                    await self._tell_tool(event, words.rest())
                 elif isinstance(event, ReplyEnd):
                     self._write(words.rest() + "\n")
                     self._tell_end(event)
                     if event.finish is not Finish.FAILED:
                         self._run_in_background(self._give_title(chat.summary.id))
+
+    async def _tell_tool(self, event: ToolCalled | ToolReturned, text: str) -> None:
+        """Print a call or its result in one line, after the pending text. Ask whether the call is allowed."""
+        self._write(text + "\n" * bool(text))
+        if isinstance(event, ToolReturned):
+            self._note(tools.result_line(event))
+            return
+        self._note(tools.call_line(event))
+        if event.asks:
+            answer = await self._ask(tools.QUESTION) if self._is_person else ""
+            self._client.tools.answer(event.call, tools.permission(answer))
 
     def _tell_end(self, end: ReplyEnd) -> None:
         if end.finish is Finish.FAILED:
@@ -195,20 +236,47 @@ class PlainChat:
                 )
 
     async def _next_line(self) -> str | None:
-        if self._is_person:
-            saved = "> " if self._is_saved else "(not saved) > "
-            self._write("private> " if self._commands.is_private else saved)
-        return await self._lines.get()
+        """Return the next line, which is not abandoned with Ctrl-C. None: the chat ends."""
+        while (line := await self._read_line(self._prompt())) is not None:
+            if INTERRUPTED not in line:
+                self._is_leaving = False
+                if can_edit():
+                    remember(line.strip())
+                return line
+            if line.strip("\n") == INTERRUPTED:
+                self._hint_at_leaving()
+        return None
 
-    async def _ask(self, question: str) -> str:
-        """Ask for a line. Returns "" in a pipe."""
+    def _prompt(self) -> str:
         if not self._is_person:
             return ""
+        saved = "> " if self._is_saved else "(not saved) > "
+        return "private> " if self._commands.is_private else saved
+
+    async def _read_line(self, prompt: str) -> str | None:
+        """Return a line as typed. None: the input has ended, now or before."""
+        if self._input is None or self._has_ended:
+            return None
+        line = await self._input.next(prompt)
+        self._has_ended = line is None
+        return line
+
+    def _hint_at_leaving(self) -> None:
+        """End the chat at the second Ctrl-C in a row on an empty line."""
+        if self._is_leaving:
+            self._shutdown.request(signal.SIGINT)
+        else:
+            self._is_leaving = True
+            self._note(_HOW_TO_LEAVE)
+
+    async def _ask(self, question: str) -> str:
+        """Ask for a line, which answers nothing that was typed before. Returns "" in a pipe, and for Ctrl-C."""
+        if not self._is_person or self._input is None:
+            return ""
+        self._input.discard()
         self._say(question)
-        line = await self._next_line()
-        if line is None:
-            self._lines.put_nowait(None)  # so that the chat ends as well
-        return line or ""
+        line = await self._read_line(self._prompt()) or ""
+        return "" if INTERRUPTED in line else line
 
     async def _agrees(self, question: str) -> bool:
         """Whether the user says yes. A pipe always agrees."""
@@ -225,9 +293,12 @@ class PlainChat:
         task.add_done_callback(self._background.discard)
 
     def _interrupt(self) -> None:
+        """Handle a SIGINT: stop what is being done, or leave."""
         if self._doing is not None and self._is_person:
             self._write("\n")
             self._doing.cancel()
+        elif self._is_person:
+            self._hint_at_leaving()
         else:
             self._shutdown.request(signal.SIGINT)
 
@@ -235,19 +306,6 @@ class PlainChat:
         self._ended_with = status
         if self._conversing is not None:
             self._conversing.cancel()
-
-    def _read(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Read stdin on a daemon thread. At its end, put None into the queue in any case."""
-        if isinstance(sys.stdin, io.TextIOWrapper):
-            sys.stdin.reconfigure(errors="replace")
-        with suppress(RuntimeError):  # the event loop was closed
-            try:
-                for line in sys.stdin or ():
-                    loop.call_soon_threadsafe(self._lines.put_nowait, line)
-            except (ValueError, OSError) as problem:  # stdin was closed
-                loop.call_soon_threadsafe(self._note, f"error: end of input: {problem}")
-            finally:
-                loop.call_soon_threadsafe(self._lines.put_nowait, None)
 
     def _complain(self, problem: ClientError) -> None:
         self._failed = True
@@ -259,9 +317,11 @@ class PlainChat:
         self._write(f"{sanitize(line)}\n")
 
     def _note(self, line: str) -> None:
-        """Write a line to stderr, which is not part of the conversation."""
-        sys.stderr.write(f"{sanitize(line)}\n")
+        """Write a line to stderr, which is not part of the conversation. A line that is being typed moves below it."""
+        shown = self._input.shown() if self._input is not None else ""
+        sys.stderr.write("\r" * bool(shown) + f"{sanitize(line):<{len(shown)}}\n")
         sys.stderr.flush()
+        self._write(shown)
 
     def _write(self, text: str) -> None:
         if text:

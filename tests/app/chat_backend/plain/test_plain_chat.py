@@ -17,9 +17,25 @@ from app.history.database import FILE_NAME
 from app.settings.settings import Settings
 from tests.app.chat_backend.conftest import Clients
 from tests.support.fake_endpoint import FakeEndpoint
-from tests.tui.scripted_client import ScriptedClient, ScriptedModels
+from tests.tui.scripted_client import Script, ScriptedClient, ScriptedModels
+from tui.commands import COMMANDS
 from tui.engine_types import Loading, Recommendation
-from tui.types import ChatSettings, FullContext, Notice, Role, Sampling
+from tui.types import (
+    CallId,
+    ChatSettings,
+    Finish,
+    FullContext,
+    Notice,
+    Permission,
+    ReplyEnd,
+    Role,
+    Sampling,
+    TextDelta,
+    ToolCalled,
+    ToolInfo,
+    ToolReturned,
+    ToolServer,
+)
 
 
 class Person(io.StringIO):
@@ -98,9 +114,28 @@ def test_failed_load_is_printed(
 def test_help_prints_one_line_per_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     scripted(ScriptedClient(), monkeypatch, "/help")
     lines = capsys.readouterr().out.splitlines()
-    assert "/chats: List the chats, with numbers." in lines
-    assert "/address: Show the API URL." in lines
+    assert "/export PATH: Export (.md: this branch, .json: everything)." in lines
+    assert "/set NAME VALUE: Change a setting of this chat (no value: reset)." in lines
     assert len(lines) > 20
+
+
+def test_commands_are_those_of_the_screens(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    scripted(ScriptedClient(), monkeypatch, "/help")
+    listed = {line.partition(":")[0].split()[0].lstrip("/") for line in capsys.readouterr().out.splitlines()}
+    assert listed - {command.name for command in COMMANDS} == {"set", "open"}
+    others = [command.name for command in COMMANDS if command.name not in listed]
+    scripted(ScriptedClient(), monkeypatch, *(f"/{name}" for name in others))
+    err = capsys.readouterr().err
+    assert [name for name in others if f"error: the plain chat has no /{name}\n" not in err] == []
+
+
+def test_edit_sends_another_text_as_a_branch(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = ScriptedClient()
+    assert scripted(client, monkeypatch, "/edit x", "Hi", "And now?", "/edit And then?", "/edit") == 1
+    [chat] = client.chats.chats.values()
+    first, second, third = [message for message in chat.messages if message.role is Role.USER]
+    assert (first.text, second.text, third.text) == ("Hi", "And now?", "And then?")
+    assert second.parent == third.parent is not None
 
 
 def test_installed_models_and_catalog_are_separate_lists(
@@ -352,3 +387,69 @@ def test_ctrl_c_stops_loading_and_returns_to_the_prompt(
     assert ended == ["qwen3:4b"]
     assert "qwen3:4b: fetching, 10%\n\n> Hello.\n" in out
     assert err.endswith("Stopped.\n")
+
+
+CALL = ToolCalled(CallId("1"), "files__read", '{"path": "a.txt"}', asks=True)
+WITH_CALL: Script = [
+    TextDelta("Let me look. "),
+    CALL,
+    ToolReturned(CALL.call, "one\ntwo\n" + "x" * 1000),
+    TextDelta("Two lines."),
+    ReplyEnd(Finish.COMPLETE),
+]
+
+
+@pytest.mark.parametrize(
+    ("answer", "permission"),
+    [
+        ("y", Permission.ONCE),
+        ("chat", Permission.CHAT),
+        ("Always", Permission.ALWAYS),
+        ("n", Permission.DENY),
+        ("", Permission.DENY),
+        ("what?", Permission.DENY),
+    ],
+)
+def test_tool_call_asks_the_user(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answer: str, permission: Permission
+) -> None:
+    client = ScriptedClient(WITH_CALL)
+    scripted(client, monkeypatch, "Hi", answer, is_person=True)
+    assert client.tools.answers == [(CALL.call, permission)]
+    out, err = capsys.readouterr()
+    assert "Let me look. \nAllow this call? y: once, chat: in this chat, always: in all chats, N: no\n" in out
+    assert 'Tool: files__read {"path": "a.txt"}\n' in err
+    [result] = [line for line in err.splitlines() if line.startswith("Result: one two xxx")]
+    assert result.endswith("x … (1,008 characters)")
+
+
+def test_tool_call_in_a_pipe_is_denied(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    client = ScriptedClient(WITH_CALL)
+    scripted(client, monkeypatch, "Hi", "y")
+    assert client.tools.answers[0] == (CALL.call, Permission.DENY)
+    assert "Allow" not in capsys.readouterr().out
+
+
+SERVERS = [
+    ToolServer("files", "ready", "", (ToolInfo("files__read", "Read a file.", True), ToolInfo("files__write", ""))),
+    ToolServer("web", "failed", "The command was not found: npx."),
+]
+
+
+def test_tools_command_lists_and_switches_tools(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = ScriptedClient()
+    client.tools.listed = SERVERS
+    changes = ["/tools off files__write", "/tools revoke files__read", "/tools restart web"]
+    wrong = ["/tools off nothing", "/tools off", "/tools restart nothing", "/tools burn files__read"]
+    scripted(client, monkeypatch, *changes, "/tools", *wrong)
+    out, err = capsys.readouterr()
+    [chat] = client.chats.chats.values()
+    assert chat.settings.disabled_tools == {"files__write"}
+    assert (client.tools.revoked, client.tools.restarted) == (["files__read"], ["web"])
+    expected = ["files: ready", "  files__read: on, always allowed. Read a file.", "  files__write: off."]
+    expected += ["web: failed: The command was not found: npx."]
+    assert "\n".join(expected) in out
+    assert "Tool servers are configured in /home/me/.config/inglenook/mcp.json.\n" in out
+    assert err.count("error: ") == len(wrong)

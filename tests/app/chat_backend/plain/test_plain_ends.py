@@ -55,10 +55,12 @@ def test_signal_during_a_reply_ends_the_chat(endpoint: FakeEndpoint, tmp_path: P
     assert terminal.ended().status == 128 + getattr(signal, name)
 
 
-def test_first_ctrl_c_stops_the_reply_and_second_ends_the_chat(endpoint: FakeEndpoint, tmp_path: Path) -> None:
+def test_ctrl_c_stops_the_reply_and_two_more_end_the_chat(endpoint: FakeEndpoint, tmp_path: Path) -> None:
     terminal = asked(endpoint, tmp_path)
     os.write(terminal.master, b"\x03")
-    terminal.read_until(lambda output: b"Stopped.\r\n> " in output)
+    terminal.read_until(lambda output: b"> " in output.partition(b"Stopped.")[2])
+    os.write(terminal.master, b"\x03")
+    terminal.read_until(lambda output: b"> " in output.partition(b"Press Ctrl-C again")[2])
     os.write(terminal.master, b"\x03")
     assert terminal.ended().status == 128 + signal.SIGINT
 

@@ -1,0 +1,211 @@
+"""Lines of input: from a pipe, or typed with the editing, history, and completion of readline."""
+
+import asyncio
+import importlib.util
+import io
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+INTERRUPTED = "\x03"  # in a line that the user abandoned with Ctrl-C
+
+_BINDINGS = (  # GNU readline
+    "tab: complete",
+    "set completion-query-items 0",
+    "set page-completions off",
+    r'"\C-c": "\C-v\C-c\C-m"',  # inserts the character, which shows as ^C, and ends the line
+    r'"\e\C-m": "\C-v\C-j"',  # Alt+Enter inserts a line break
+)
+_NO_PASTE_MODE = "\x1b[?2004l"  # readline turns the mode on while a line is typed
+
+Completer = Callable[[str], Sequence[str]]  # from the typed line to complete lines; called on another thread
+
+
+class InputLines(Protocol):
+    """A source of lines."""
+
+    async def next(self, prompt: str) -> str | None:
+        """Return the next line. None: the input has ended."""
+
+    def shown(self) -> str:
+        """Return the prompt and the text that is being typed, to write them again below a message."""
+
+    def discard(self) -> None:
+        """Discard what was typed before a question, which it cannot answer."""
+
+    def close(self) -> None:
+        """Restore the terminal."""
+
+
+class PlainLines:
+    """Lines of a pipe, or of a terminal without readline."""
+
+    def __init__(self, write: Callable[[str], None], fail: Callable[[str], None]) -> None:
+        """`write` writes a prompt. `fail` reports why the input has ended."""
+        self._write = write
+        self._fail = fail
+        self._lines: asyncio.Queue[str | None] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._read, args=(loop,), name="input", daemon=True).start()
+
+    async def next(self, prompt: str) -> str | None:
+        self._write(prompt)
+        line = await self._lines.get()
+        if line is None:
+            self._lines.put_nowait(None)
+        return line
+
+    def shown(self) -> str:
+        return ""
+
+    def discard(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def _read(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Read stdin on a daemon thread. At its end, put None into the queue in any case."""
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(errors="replace")
+        with suppress(RuntimeError):  # the event loop was closed
+            try:
+                for line in sys.stdin or ():
+                    loop.call_soon_threadsafe(self._lines.put_nowait, line)
+            except (ValueError, OSError) as problem:  # stdin was closed
+                loop.call_soon_threadsafe(self._fail, f"error: end of input: {problem}")
+            finally:
+                loop.call_soon_threadsafe(self._lines.put_nowait, None)
+
+
+def can_edit() -> bool:
+    """Whether stdin and stdout are a terminal, and readline exists."""
+    if importlib.util.find_spec("readline") is None:  # Windows, whose console edits lines itself
+        return False
+    try:
+        return os.isatty(sys.stdin.fileno()) and os.isatty(sys.stdout.fileno())
+    except (OSError, ValueError, AttributeError):  # closed, or replaced by an object without a descriptor
+        return False
+
+
+class EditedLines:
+    """Lines typed at a terminal. Between two lines the terminal does not echo, and keeps keys for the next line."""
+
+    def __init__(self, complete: Completer, *, has_modes: bool) -> None:
+        """`has_modes`: the terminal understands escape sequences."""
+        import termios
+
+        self._terminal = sys.stdin.fileno()
+        self._before = termios.tcgetattr(self._terminal)
+        self._has_modes = has_modes
+        self._prompt: str | None = None  # of the line that is being read
+        self._prompts: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._lines: asyncio.Queue[str | None] = asyncio.Queue()
+        self._complete = complete
+        self._found: Sequence[str] = ()
+        self._has_interrupt_key = self._set_up()
+        self._be_quiet()
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._read, args=(loop,), name="input", daemon=True).start()
+
+    async def next(self, prompt: str) -> str | None:
+        if self._prompt is None:  # otherwise the reader of the last line was canceled
+            self._prompt = prompt
+            self._prompts.put(prompt)
+        line = await self._lines.get()
+        self._prompt = None
+        return line
+
+    def shown(self) -> str:
+        import readline
+
+        return "" if self._prompt is None else self._prompt + readline.get_line_buffer()
+
+    def discard(self) -> None:
+        import termios
+
+        with suppress(termios.error):
+            termios.tcflush(self._terminal, termios.TCIFLUSH)
+
+    def close(self) -> None:
+        import termios
+
+        if self._prompt is not None:
+            sys.stdout.write(_NO_PASTE_MODE * self._has_modes + "\n")
+            sys.stdout.flush()
+        with suppress(termios.error):  # the terminal was closed
+            termios.tcsetattr(self._terminal, termios.TCSADRAIN, self._before)
+
+    def _set_up(self) -> bool:
+        """Set up readline. Returns whether Ctrl-C is a key of it, and not a signal, while a line is typed."""
+        import readline
+
+        readline.set_auto_history(False)
+        readline.set_completer_delims("")  # the whole line is completed
+        readline.set_completer(self._candidate)
+        if "libedit" in (readline.__doc__ or ""):
+            readline.parse_and_bind("bind ^I rl_complete")
+            return False
+        for keymap in ("emacs", "vi-insert"):
+            readline.parse_and_bind(f"set keymap {keymap}")
+            for binding in _BINDINGS:
+                readline.parse_and_bind(binding)
+        readline.parse_and_bind("set editing-mode emacs")
+        with suppress(OSError):  # there is no inputrc
+            readline.read_init_file()  # which may choose another editing mode
+        return True
+
+    def _candidate(self, line: str, number: int) -> str | None:
+        if number == 0:
+            self._found = self._complete(line)
+        return self._found[number] if number < len(self._found) else None
+
+    def _be_quiet(self) -> None:
+        """Keep keys from the screen while a reply is printed. Ctrl-C is a signal."""
+        import termios
+
+        self._change(self._before[3] & ~termios.ECHO, self._before[6])
+
+    def _be_editable(self) -> None:
+        import termios
+
+        keys = list(self._before[6])
+        if self._has_interrupt_key:
+            keys[termios.VINTR] = b"\0"
+        self._change(self._before[3], keys)
+
+    def _change(self, local_modes: int, keys: list[bytes | int]) -> None:
+        import termios
+
+        with suppress(termios.error):  # the terminal was closed
+            changed = termios.tcgetattr(self._terminal)
+            changed[3], changed[6] = local_modes, keys
+            termios.tcsetattr(self._terminal, termios.TCSADRAIN, changed)
+
+    def _read(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Read a line for each prompt, on a daemon thread."""
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(errors="replace")
+        with suppress(RuntimeError):  # the event loop was closed
+            while True:
+                prompt = self._prompts.get()
+                self._be_editable()
+                try:
+                    line: str | None = input(prompt)
+                except (EOFError, OSError, ValueError):
+                    line = None
+                self._be_quiet()
+                loop.call_soon_threadsafe(self._lines.put_nowait, line)
+
+
+def remember(line: str) -> None:
+    """Add a line to the history of readline."""
+    import readline
+
+    last = readline.get_current_history_length()
+    if line and (not last or readline.get_history_item(last) != line):
+        readline.add_history(line)

@@ -1,0 +1,101 @@
+"""Tool calls in the plain chat: one line each, the question of permission, and the command /tools."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from tui.client import Client, ClientError
+from tui.types import Chat, Permission, ToolCalled, ToolReturned
+
+_LONGEST = 200  # characters of arguments or of a result in a line
+_MARKS = {False: "", True: ", always allowed"}
+
+TOOL_VERBS = ("on", "off", "revoke")  # followed by the name of a tool
+QUESTION = "Allow this call? y: once, chat: in this chat, always: in all chats, N: no"
+_PERMISSIONS = {
+    "y": Permission.ONCE,
+    "yes": Permission.ONCE,
+    "chat": Permission.CHAT,
+    "always": Permission.ALWAYS,
+}
+
+
+def permission(answer: str) -> Permission:
+    """Return the permission that an answer gives. Unknown answers deny."""
+    return _PERMISSIONS.get(answer.strip().lower(), Permission.DENY)
+
+
+def call_line(call: ToolCalled) -> str:
+    return f"Tool: {call.name} {_short(call.arguments)}".rstrip()
+
+
+def result_line(returned: ToolReturned) -> str:
+    return f"{'Tool failed' if returned.is_error else 'Result'}: {_short(returned.result) or 'empty'}"
+
+
+def _short(text: str) -> str:
+    """Return the start of a text in one line."""
+    line = " ".join(text[: 2 * _LONGEST].split())
+    if len(line) <= _LONGEST and len(text) <= 2 * _LONGEST:
+        return line
+    return f"{line[:_LONGEST]} … ({len(text):,} characters)"
+
+
+class PlainTools:
+    """The command /tools. `say` writes a line."""
+
+    def __init__(self, client: Client, say: Callable[[str], None], current: Callable[[], Awaitable[Chat]]) -> None:
+        self._client = client
+        self._say = say
+        self._current = current
+
+    async def do(self, rest: str) -> None:
+        """List servers and tools, or change one of them."""
+        verb, _, name = rest.partition(" ")
+        actions = {"": self._list, "on": self._on, "off": self._off, "revoke": self._revoke, "restart": self._restart}
+        if verb not in actions or bool(verb) != bool(name.strip()):
+            raise ClientError("unknown use of /tools", "Use /tools, or /tools on, off, revoke, or restart with a NAME.")
+        await actions[verb](name.strip())
+
+    async def _list(self, _: str) -> None:
+        disabled = (await self._current()).settings.disabled_tools
+        servers = await self._client.tools.servers()
+        for server in servers:
+            self._say(f"{server.name}: {server.state}{': ' * bool(server.reason)}{server.reason}")
+            for tool in server.tools:
+                state = "off" if tool.name in disabled else "on"
+                self._say(
+                    f"  {tool.name}: {state}{_MARKS[tool.is_always_allowed]}. {_short(tool.description)}".rstrip()
+                )
+        if not servers:
+            self._say("No tool servers.")
+        self._say(f"Tool servers are configured in {self._client.tools.config_path()}.")
+
+    async def _on(self, name: str) -> None:
+        await self._switch(name, is_on=True)
+
+    async def _off(self, name: str) -> None:
+        await self._switch(name, is_on=False)
+
+    async def _switch(self, name: str, *, is_on: bool) -> None:
+        await self._check_tool(name)
+        chat = await self._current()
+        disabled = chat.settings.disabled_tools - {name} if is_on else chat.settings.disabled_tools | {name}
+        await self._client.chats.configure(chat.summary.id, replace(chat.settings, disabled_tools=disabled))
+        self._say(f"{name}: {'on' if is_on else 'off'} in this chat.")
+
+    async def _revoke(self, name: str) -> None:
+        await self._client.tools.revoke(name)
+        self._say(f"{name}: asks before each call.")
+
+    async def _restart(self, name: str) -> None:
+        if name not in [server.name for server in await self._client.tools.servers()]:
+            raise ClientError(f"there is no tool server {name}", "/tools lists them.")
+        await self._client.tools.restart(name)
+        for server in await self._client.tools.servers():
+            if server.name == name:
+                self._say(f"{name}: {server.state}{': ' * bool(server.reason)}{server.reason}")
+
+    async def _check_tool(self, name: str) -> None:
+        """Raise ClientError if no server has the tool."""
+        if not any(tool.name == name for server in await self._client.tools.servers() for tool in server.tools):
+            raise ClientError(f"there is no tool {name}", "/tools lists them.")
