@@ -145,7 +145,8 @@ class ChatApp(App[None]):
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         for command in COMMANDS:
             if command.owner is Owner.APP or screen is self._chat_screen:
-                yield SystemCommand(command.name.capitalize(), command.help, self._runner(command.name))
+                active = self._chat_screen.active_tools if command.name == "tools" else ""
+                yield SystemCommand(command.name.capitalize(), active or command.help, self._runner(command.name))
 
     def _runner(self, name: str) -> Callable[[], None]:
         return lambda: self._chat_screen.run_later(name)

@@ -6,6 +6,7 @@ A task holds the connection, because the contexts of the `mcp` package must be l
 import asyncio
 import contextlib
 import enum
+import importlib
 import json
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,7 @@ class MCPServer:
         self.state = ServerState.DISABLED
         self.tools: list[Tool] = []
         self.reason = ""  # why it failed
+        self.was_ready = False  # at least once
         self.num_left_out = 0  # tools whose schema is too large, or that are over MAX_TOOLS
         self._task: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()  # ready or failed
@@ -98,7 +100,7 @@ class MCPServer:
         try:
             async with _connected(self.spec, errors) as client:
                 self.tools = await self._list_tools(client)
-                self._client, self.state = client, ServerState.READY
+                self._client, self.state, self.was_ready = client, ServerState.READY, True
                 self._settled.set()
                 await self._ended.wait()
             self.state, self.reason = ServerState.FAILED, "It ended. " + _last_line(errors)
@@ -132,6 +134,7 @@ async def _connected(spec: ServerSpec, errors: bytearray) -> "AsyncIterator[Clie
     Raises MCPUnavailable, OSError, TimeoutError, and errors of the package.
     """
     try:
+        await asyncio.to_thread(importlib.import_module, "mcp.client.streamable_http")  # takes up to a second
         import httpx2
         from mcp.client import Client
         from mcp.client.streamable_http import streamable_http_client

@@ -1,12 +1,15 @@
 """All tool servers of mcp.json, and the tools that they offer together."""
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 from app.mcp.config import ServerSpec
 from app.mcp.server import MCPServer, ServerState
 from app.mcp.tools import Tool, ToolResult
+
+READY_SECONDS = 10.0  # that a reply waits for servers that start
 
 
 class ToolServers:
@@ -22,9 +25,16 @@ class ToolServers:
                 server.start()
 
     async def tools(self) -> list[Tool]:
-        """The tools of all servers that are ready, after each has settled. Qualified names are unique."""
-        self.start()
-        await asyncio.gather(*(server.settled() for server in self.servers))
+        """The tools of all servers that are ready, after READY_SECONDS at the latest. Qualified names are unique.
+
+        Servers that ended are started again. Servers that never started are not: the user restarts them.
+        """
+        for server in self.servers:
+            if server.spec.is_enabled and (server.was_ready or server.state is not ServerState.FAILED):
+                server.start()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(READY_SECONDS):
+                await asyncio.gather(*(server.settled() for server in self.servers))
         named: dict[str, Tool] = {}
         for server in self.servers:
             if server.state is ServerState.READY:

@@ -2,7 +2,7 @@
 
 import asyncio
 import importlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -17,6 +17,7 @@ from textual.events import Resize
 from textual.widgets import Footer
 
 from tui import commands, sampling_fields
+from tui.active_tools import count_active
 from tui.client import Client, ClientError
 from tui.commands import COMMANDS, Command, Owner
 from tui.double_press import DoublePress
@@ -26,7 +27,7 @@ from tui.plain_text import is_web_address, sanitize, single_line
 from tui.screens.dialog import ask, confirm
 from tui.screens.steady import SteadyScreen
 from tui.show_errors import show_error, show_errors
-from tui.types import ChatId, ChatSettings
+from tui.types import ChatId, ChatSettings, ToolServer
 from tui.widgets.chat_list import ChatList
 from tui.widgets.composer import Composer
 from tui.widgets.conversation import Conversation
@@ -43,6 +44,7 @@ _NOTICE_SECONDS = 60.0  # for a notice of damage, which is several sentences lon
 _WARNED_SECONDS = 12.0
 _IN_FOOTER = ("new", "search")
 _QUIT_SECONDS = 2.0  # within which a second Ctrl+C quits
+_STARTING_SECONDS = 0.5  # between looks at tool servers that start
 _NONE = "No model. F2 to choose one."
 
 
@@ -74,6 +76,7 @@ class ChatScreen(SteadyScreen):
         self.conversation = Conversation(client)
         self._first_chat = chat
         self._question = question
+        self._tool_servers: Sequence[ToolServer] = ()
         self._quit = DoublePress(_QUIT_SECONDS)
 
     @property
@@ -96,6 +99,7 @@ class ChatScreen(SteadyScreen):
         self.call_after_refresh(self.prepare)
         self.call_after_refresh(self.recommend)
         self.call_after_refresh(self.show_notices)
+        self.call_after_refresh(self.find_tools)
 
     @work(group="start", description="prepare", thread=True)
     def prepare(self) -> None:
@@ -312,6 +316,32 @@ class ChatScreen(SteadyScreen):
         settings = await self.app.push_screen_wait(SettingsScreen(self._client.chats, chat.settings))
         if settings is not None:
             await self.conversation.configure(chat, settings)
+
+    @work(description="tools")
+    async def action_tools(self) -> None:
+        from tui.screens.tools import ToolsScreen
+
+        chat = self.conversation.chat
+
+        async def configure(disabled: frozenset[str]) -> None:
+            await self.conversation.configure(chat, replace(chat.settings, disabled_tools=disabled))
+
+        await self.app.push_screen_wait(ToolsScreen(self._client.tools, chat.settings.disabled_tools, configure))
+        self.find_tools()
+
+    @work(exclusive=True, group="tools", description="tools")
+    async def find_tools(self) -> None:
+        """Start the tool servers, so that the first message need not wait for them, and note their tools."""
+        with show_errors(self):
+            self._tool_servers = await self._client.tools.servers()
+            while any(server.state == "starting" for server in self._tool_servers):
+                await asyncio.sleep(_STARTING_SECONDS)
+                self._tool_servers = await self._client.tools.servers()
+
+    @property
+    def active_tools(self) -> str:
+        """The number of tools that the open chat offers, in words; empty if there are no servers."""
+        return count_active(self._tool_servers, self.conversation.chat.settings.disabled_tools)
 
     @work(description="system")
     async def action_system(self, text: str = "") -> None:

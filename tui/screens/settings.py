@@ -92,7 +92,9 @@ class SettingsScreen(Dialog[ChatSettings]):
             self.app.notify(str(error), severity="error", markup=False)
             return None
         full = FullContext(str(self.query_one("#full", Select).value))
-        return ChatSettings(self.query_one("#system", TextArea).text.strip(), sampling, full)
+        return ChatSettings(
+            self.query_one("#system", TextArea).text.strip(), sampling, full, self._settings.disabled_tools
+        )
 
     @on(Select.Changed, "#preset")
     def use_preset(self, event: Select.Changed) -> None:

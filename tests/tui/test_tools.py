@@ -1,0 +1,152 @@
+"""The tools screen: servers, switches, permissions, and the example for a first mcp.json."""
+
+from collections.abc import Sequence
+
+import pytest
+from textual.widgets import OptionList
+
+from tests.tui.pilots import Chatting, run
+from tests.tui.scripted_client import ScriptedClient
+from tui.client import ClientError
+from tui.screens.tools import EXAMPLE, ToolsScreen
+from tui.types import ToolInfo, ToolServer
+
+SERVERS = [
+    ToolServer(
+        "files",
+        "ready",
+        "",
+        (ToolInfo("files__read", "Read a file.\nWhole.", True), ToolInfo("files__write", "[b]Write")),
+    ),
+    ToolServer("web", "failed", "The command was not found: npx."),
+]
+
+
+def client_with(servers: Sequence[ToolServer] = SERVERS) -> ScriptedClient:
+    client = ScriptedClient()
+    client.tools.listed = list(servers)
+    return client
+
+
+async def opened(chat: Chatting) -> ToolsScreen:
+    await chat.type("/tools")
+    await chat.until(lambda: isinstance(chat.app.screen, ToolsScreen) and chat.label("#summary") != "")
+    screen = chat.app.screen
+    assert isinstance(screen, ToolsScreen)
+    await chat.until(lambda: screen._servers is not None)
+    await chat.pilot.pause()
+    return screen
+
+
+def test_servers_and_tools_are_listed() -> None:
+    async def flow(chat: Chatting) -> None:
+        screen = await opened(chat)
+        assert chat.label("#summary") == "2 of 2 tools active in this chat"
+        lines = [str(option.prompt) for option in screen.query_one(OptionList).options]
+        assert lines == [
+            "files  ready",
+            "  [x] read  always allowed",
+            "  [x] write",
+            "web  failed: The command was not found: npx.",
+        ]
+        await chat.pilot.press("down")
+        assert chat.label("#about") == "Read a file. Whole."
+        assert "/home/me/.config/inglenook/mcp.json" in chat.label("#help")
+
+    run(client_with(), flow)
+
+
+def test_tool_is_switched_off_and_on_for_the_chat() -> None:
+    client = client_with()
+
+    async def flow(chat: Chatting) -> None:
+        await chat.say("Hi")
+        await opened(chat)
+        await chat.pilot.press("down", "down", "space")
+        assert chat.label("#summary") == "1 of 2 tools active in this chat"
+        [stored] = client.chats.chats.values()
+        assert stored.settings.disabled_tools == {"files__write"}
+        await chat.pilot.press("enter", "a")
+        assert chat.label("#summary") == "0 of 2 tools active in this chat"
+        await chat.pilot.press("a", "escape")
+        await chat.until(lambda: chat.app.screen is chat.screen)
+        assert chat.conversation.chat.settings.disabled_tools == frozenset()
+
+    run(client, flow)
+
+
+def test_failed_server_is_restarted_and_permission_revoked() -> None:
+    client = client_with()
+
+    async def flow(chat: Chatting) -> None:
+        await opened(chat)
+        await chat.pilot.press("r", "v")  # a ready server: nothing happens
+        await chat.pilot.press("down", "v", "down", "down", "r")
+        await chat.until(lambda: client.tools.restarted == ["web"])
+        assert client.tools.revoked == ["files__read"]
+
+    run(client, flow)
+
+
+def test_starting_server_is_followed() -> None:
+    client = client_with([ToolServer("files", "starting")])
+
+    async def flow(chat: Chatting) -> None:
+        await opened(chat)
+        client.tools.listed = SERVERS
+        await chat.until(lambda: chat.label("#summary") == "2 of 2 tools active in this chat")
+
+    run(client, flow)
+
+
+def test_without_servers_an_example_can_be_copied() -> None:
+    async def flow(chat: Chatting) -> None:
+        await opened(chat)
+        assert chat.label("#summary") == "No tools"
+        assert EXAMPLE in chat.label("#help")
+        assert "pip install 'inglenook[mcp]'" in chat.label("#help")
+        await chat.pilot.press("c", "space", "r", "v", "a")
+        assert chat.app.clipboard == EXAMPLE
+
+    run(client_with([]), flow)
+
+
+def test_invalid_file_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = client_with()
+
+    async def fail() -> Sequence[ToolServer]:
+        raise ClientError("mcp.json is not valid", "Correct the file.")
+
+    monkeypatch.setattr(client.tools, "servers", fail)
+
+    async def flow(chat: Chatting) -> None:
+        await opened(chat)
+        assert "mcp.json is not valid. Correct the file." in chat.label("#help")
+
+    run(client, flow)
+
+
+def test_palette_shows_the_number_of_active_tools() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.until(lambda: chat.screen.active_tools)
+        helps = {command.title: command.help for command in chat.app.get_system_commands(chat.app.screen)}
+        assert helps["Tools"] == "2 of 2 tools active in this chat"
+
+    run(client_with(), flow)
+
+
+@pytest.mark.parametrize("size", [(60, 15), (80, 24), (120, 40)])
+def test_dialog_fits_the_terminal(size: tuple[int, int]) -> None:
+    many = ToolServer("many", "ready", "", tuple(ToolInfo(f"many__tool_{n}", "d" * 500) for n in range(60)))
+
+    async def flow(chat: Chatting) -> None:
+        await opened(chat)
+        await chat.pilot.press("down", "end")
+        await chat.pilot.pause()
+        text = "\n".join(chat.lines())
+        assert "60 of 60 tools active" in text
+        assert "tool_59" in text
+        assert "mcp.json" in text
+        assert "ddd" in text
+
+    run(client_with([many]), flow, size=size)
