@@ -17,10 +17,7 @@ from tui.commands import COMMANDS, Command, Owner, find_command
 from tui.drafts import read_attachment
 from tui.types import Attachment, Chat, ChatId, ChatSettings, ChatSummary, ExportFormat, Message, MessageId, Role
 
-_ONLY_HERE = (
-    Command("set", Owner.CHAT, "", "Change a setting of this chat (no value: reset)", "NAME VALUE"),
-    Command("open", Owner.CHATS, "", "Open a chat of the list", "NUMBER"),
-)
+ONLY_IN_PLAIN = (Command("open", Owner.CHATS, "", "Open a chat of the list", "NUMBER"),)
 # arguments for what the screens ask in a dialog
 _TAKES = {"edit": "TEXT", "room": "summarize|drop", "models": "[catalog]", "tools": "[on|off|revoke|restart NAME]"}
 
@@ -65,6 +62,7 @@ class PlainCommands:
             "room": self._trim_context,
             "search": self._search,
             "chats": self._list,
+            "resume": self._list,
             "open": self._open,
             "title": self._title,
             "pin": self._pin,
@@ -84,7 +82,7 @@ class PlainCommands:
 
     def commands(self) -> Sequence[Command]:
         """Return the commands that work here."""
-        listed = [command for command in (*COMMANDS, *_ONLY_HERE) if command.name in self._handlers]
+        listed = [command for command in (*COMMANDS, *ONLY_IN_PLAIN) if command.name in self._handlers]
         return [replace(one, takes=_TAKES.get(one.name, one.takes)) for one in listed]
 
     async def current(self) -> Chat:
@@ -97,7 +95,7 @@ class PlainCommands:
 
     async def do(self, name: str, rest: str) -> MessageId | None:
         """Run a command. Returns a message to answer again, or None. Raises ClientError."""
-        found = find_command(name) or next((one for one in _ONLY_HERE if one.name == name), None)
+        found = find_command(name) or next((one for one in ONLY_IN_PLAIN if one.name == name), None)
         if found is None:
             raise ClientError(f"unknown command /{name}", "/help lists all commands.")
         if found.name not in self._handlers:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from app.chat_backend.plain import settings, tools, trimming
 from tui.client import Client, ClientError
-from tui.commands import Command
+from tui.commands import Command, find_command
 
 _SECONDS = 2.0  # limit of a question to the client
 _MAX_PATHS = 200
@@ -36,7 +36,9 @@ class Completion:
         name, space, argument = line[1:].partition(" ")
         if not space:
             return [f"/{command} " for command in sorted(self._commands) if command.startswith(name)]
-        return [f"/{name} {one}" for one in self._arguments(name, argument) if one.startswith(argument)]
+        found = find_command(name)
+        of = found.name if found is not None else name
+        return [f"/{name} {one}" for one in self._arguments(of, argument) if one.startswith(argument)]
 
     def _arguments(self, name: str, argument: str) -> Sequence[str]:
         if name in self._words:

@@ -115,14 +115,14 @@ def test_help_prints_one_line_per_command(monkeypatch: pytest.MonkeyPatch, capsy
     scripted(ScriptedClient(), monkeypatch, "/help")
     lines = capsys.readouterr().out.splitlines()
     assert "/export PATH: Export (.md: this branch, .json: everything)." in lines
-    assert "/set NAME VALUE: Change a setting of this chat (no value: reset)." in lines
+    assert "/open NUMBER: Open a chat of the list." in lines
     assert len(lines) > 20
 
 
 def test_commands_are_those_of_the_screens(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     scripted(ScriptedClient(), monkeypatch, "/help")
     listed = {line.partition(":")[0].split()[0].lstrip("/") for line in capsys.readouterr().out.splitlines()}
-    assert listed - {command.name for command in COMMANDS} == {"set", "open"}
+    assert listed - {command.name for command in COMMANDS} == {"open"}
     others = [command.name for command in COMMANDS if command.name not in listed]
     scripted(ScriptedClient(), monkeypatch, *(f"/{name}" for name in others))
     err = capsys.readouterr().err
