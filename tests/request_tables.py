@@ -33,8 +33,8 @@ _PREFACE = """\
 # Request fields
 
 The documented fields of each request, and how Inglenook handles them. The server decodes requests by these tables, and
-a test checks each row. Fields that no document names are ignored. The second column names the APIs that document the
-field. The third column is one of:
+a test checks each row. Undocumented fields are ignored. The second column names the APIs that document the field. The
+third column is one of:
 
 - **supported**: the field works as its documents describe.
 - **alias**: another name of the named field.
