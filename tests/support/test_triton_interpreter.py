@@ -84,13 +84,13 @@ def test_conversion_from_short_floats_is_exact(source: torch.dtype, target: torc
     assert torch.equal(_cast(x.to(device), target), x.to(target))
 
 
-def test_conversion_between_integers_and_bfloat16(device: torch.device) -> None:
+def test_integers_and_bfloat16_are_converted_as_in_torch(device: torch.device) -> None:
     x = torch.randint(-1000, 1000, (SIZE,), dtype=torch.int32)
     assert torch.equal(_cast(x.to(device), torch.bfloat16), x.bfloat16())
     assert torch.equal(_cast(x.bfloat16().to(device), torch.int32), x.bfloat16().int())
 
 
-def test_arithmetic_and_comparison_of_bfloat16(device: torch.device) -> None:
+def test_bfloat16_arithmetic_and_comparison_equal_torch(device: torch.device) -> None:
     x, y = torch.randn(2, SIZE).bfloat16()
     out = torch.full((SIZE,), torch.nan, dtype=torch.bfloat16, device=device)
     _sum_kernel[1,](x.to(device), y.to(device), out, SIZE=SIZE)

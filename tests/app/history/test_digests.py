@@ -1,4 +1,4 @@
-"""Tests that every method that writes rows signs them."""
+"""Tests that every method that writes rows updates their digests."""
 
 import inspect
 import sqlite3
@@ -111,7 +111,7 @@ def test_table_lists_every_writing_method() -> None:
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_writing_methods_sign_their_rows(tmp_path: Path, writer: str) -> None:
+def test_every_write_method_updates_row_digests(tmp_path: Path, writer: str) -> None:
     with History(tmp_path) as history:
         for _ in (CHAT, GONE):
             asked = history.messages.add_user_message(history.chats.create(ChatSettings()).id, None, "Go.")

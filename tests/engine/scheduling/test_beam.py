@@ -53,7 +53,7 @@ def test_results_equal_those_of_a_reference_search(
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("preemption", Preemption)
 @pytest.mark.parametrize("groups", GROUPS)
-def test_searches_among_other_requests_in_a_small_pool(groups: str, preemption: Preemption, depth: int) -> None:
+def test_beam_searches_share_a_small_pool_with_other_requests(groups: str, preemption: Preemption, depth: int) -> None:
     """Searches, families, and single requests of all classes, with aborts and copies that end late or fail."""
     rng = random.Random(f"{groups} {preemption} {depth}")
     engine, _ = hash_engine(

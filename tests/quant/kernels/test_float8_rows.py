@@ -33,7 +33,7 @@ def test_quantization_error_is_at_most_half_a_step(device: torch.device) -> None
     assert (error <= 1.001 * (x.abs() / 16).clamp(min=2.0**-10 * scales)).all()
 
 
-def test_rows_of_zeros_nan_infinity_and_extreme_values(device: torch.device) -> None:
+def test_rows_with_zeros_nan_infinity_and_extreme_values_are_quantized(device: torch.device) -> None:
     x = torch.randn(6, 64)
     x[1], x[2], x[3, 5], x[4, 7], x[5] = 0.0, 1e-38, torch.nan, torch.inf, 1e38
     codes, scales = (it.cpu() for it in quantized(x.to(device)))

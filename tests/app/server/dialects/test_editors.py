@@ -25,7 +25,7 @@ def lines(server: LiveServer, path: str, body: dict[str, Any]) -> list[dict[str,
     return [json.loads(line) for line in answer.text.splitlines()]
 
 
-def test_vs_code_copilot_through_ollama(hash_server: LiveServer) -> None:
+def test_requests_of_vs_code_copilot_are_answered(hash_server: LiveServer) -> None:
     version = get(hash_server, "/api/version")["version"]
     assert [int(part) for part in version.split(".")] >= [0, 6, 4]
     [listed] = get(hash_server, "/api/tags")["models"]
@@ -41,7 +41,7 @@ def test_vs_code_copilot_through_ollama(hash_server: LiveServer) -> None:
     assert json.loads(events[-2].removeprefix("data: "))["usage"]["completion_tokens"] <= 5
 
 
-def test_jetbrains_through_ollama_and_lm_studio(hash_server: LiveServer) -> None:
+def test_requests_of_jetbrains_are_answered(hash_server: LiveServer) -> None:
     assert httpx.get(hash_server.url, trust_env=False).text == "Ollama is running"
     [model] = get(hash_server, "/api/tags")["models"]
     options = {"num_ctx": 8192, "num_predict": 3, "temperature": 0.2}
@@ -81,7 +81,7 @@ def test_continue_autocomplete(code_server: LiveServer) -> None:
     assert counts == (counts[0],) * 3  # control tokens in a prompt are control tokens
 
 
-def test_zed_edit_prediction(code_server: LiveServer) -> None:
+def test_edit_predictions_of_zed_are_answered(code_server: LiveServer) -> None:
     marks = ["<|endoftext|>", "<|file_separator|>", "<|fim_pad|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"]
     stops = [*marks, "<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<PRE>", "<SUF>", "<MID>", "[PREFIX]", "[SUFFIX]"]
     prompt = f"<fim_prefix>{PREFIX}<fim_suffix>{SUFFIX}<fim_middle>"
@@ -92,7 +92,7 @@ def test_zed_edit_prediction(code_server: LiveServer) -> None:
     assert (reply["done"], reply["eval_count"] <= 64) == (True, True)
 
 
-def test_cline(hash_server: LiveServer) -> None:
+def test_requests_of_cline_are_answered(hash_server: LiveServer) -> None:
     assert get(hash_server, "/api/tags")["models"][0]["name"] == "hash"
     messages = [{"role": "system", "content": SYSTEM}, {**QUESTION, "images": []}]
     body = {"model": "hash", "messages": messages, "stream": True, "options": {"num_ctx": 32768, "num_predict": 3}}
@@ -101,7 +101,7 @@ def test_cline(hash_server: LiveServer) -> None:
     assert again["eval_count"] <= 3
 
 
-def test_llama_vscode(code_server: LiveServer) -> None:
+def test_requests_of_llama_vscode_are_answered(code_server: LiveServer) -> None:
     extra = [{"filename": f"{name}.py", "text": f"# {name}\n" * 40, "time": 1} for name in "abc"]
     own = {"cache_prompt": True, "t_max_prompt_ms": 5000}
     warm = {"input_prefix": "", "input_suffix": "", "input_extra": extra, "prompt": "", "n_predict": 0, "samplers": []}
@@ -117,7 +117,7 @@ def test_llama_vscode(code_server: LiveServer) -> None:
     assert get(code_server, "/v1/models")["data"][0]["id"] == "starcoder"
 
 
-def test_llama_vim(code_server: LiveServer) -> None:
+def test_requests_of_llama_vim_are_answered(code_server: LiveServer) -> None:
     own = {
         "id_slot": 0,
         "cache_prompt": True,

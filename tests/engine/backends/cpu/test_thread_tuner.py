@@ -54,7 +54,7 @@ def test_starts_with_all_threads() -> None:
         assert tuner.current == threads
 
 
-def test_adapts_to_a_busy_core_and_back() -> None:
+def test_tuner_adapts_to_a_busy_core_and_back() -> None:
     tuner, rng = ThreadTuner(2), random.Random(SEED)
     simulate(tuner, quiet_machine, 200)
     assert tuner.current == 2
