@@ -8,7 +8,9 @@ import time
 from contextlib import suppress
 
 _SECONDS = 0.15  # for the answer, at most
-_ASK = b"\x1b]11;?\x1b\\\x1b[c"  # the background, and then the kind of terminal, which every terminal answers
+_ASK = (
+    b"\x1b]11;?\x1b\\\x1b[c"  # asks for the background and then for the kind of terminal, which every terminal answers
+)
 _COLOR = re.compile(rb"\x1b\]11;rgba?:([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})")
 _KIND = re.compile(rb"\x1b\[\?[0-9;]*c")
 _WEIGHTS = (0.299, 0.587, 0.114)  # of red, green, and blue in the brightness

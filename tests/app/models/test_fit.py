@@ -78,7 +78,7 @@ def test_fit_by_headers_handles_every_quantization(
     hub: FakeHub, settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
 ) -> None:
     monkeypatch.setattr(remote_headers, "_FIRST_BYTES", 300)
-    monkeypatch.setattr(remote_headers, "_SMALL_BYTES", 500)  # less than all of such a tiny model
+    monkeypatch.setattr(remote_headers, "_SMALL_BYTES", 500)  # less than the size of such a tiny model
     folder = quantized_folder(tmp_path, kind).path
     hub.repositories["org/Few-bits"] = {path.name: path.read_bytes() for path in folder.iterdir()}
     found = fit_model("org/Few-bits", settings, memory=PLENTY)

@@ -80,7 +80,7 @@ class GeneratingRequest(LlamaSampling, kw_only=True):
     def generation_options(
         self, sampling: DefaultSampling = API_DEFAULTS, logit_bias: Sequence[tuple[int, float]] = ()
     ) -> GenerationOptions:
-        """Return the options of the replies to each prompt. With a seed, it grows by 1 per candidate.
+        """Return the options of the replies to each prompt. With a seed, each candidate has the next seed.
 
         `sampling` sets values that the request leaves open. `logit_bias` is the request's, by token ids. Raises
         InvalidSampling, and InvalidRequest for an invalid grammar, or two.

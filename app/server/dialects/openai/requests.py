@@ -162,7 +162,7 @@ class GenerationRequest(DryFields, kw_only=True):
         return only_grammar(self._grammars())
 
     def sampling_options(self, sampling: DefaultSampling = API_DEFAULTS) -> GenerationOptions:
-        """Return the options without the grammar and the token filter. With a seed, it grows by 1 per candidate.
+        """Return the options without the grammar and the token filter. With a seed, each candidate has the next seed.
 
         `sampling` sets values that the request leaves open, except in a beam search. Raises InvalidSampling.
         """
