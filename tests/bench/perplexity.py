@@ -1,11 +1,12 @@
 """Measure the loss by quantization: `python -m tests.bench.perplexity MODEL.gguf --text FILE`, for
 SmolLM2-135M-Instruct.
 
-The baseline is the file's weights as float32. Compared with it are a bfloat16 checkpoint of these weights, and that
+The baseline is the file's weights as float32. It is compared with a bfloat16 checkpoint of these weights, and with that
 checkpoint after `ingle quantize` with each method. Inglenook's decoders read the weights from the files, and
-transformers always computes in float32. The text is 4,096 tokens in windows of 1,024: of FILE from its 20,000th
-character, which is inside a chapter of the book below, or else of the text of Python's help() topics. This package has
-a book in the public domain:
+transformers always computes in float32.
+
+The text has 4,096 tokens, in windows of 1,024. It starts at the 20,000th character of FILE, which is inside a chapter
+of the book below. Without --text, it is Python's help() topics. This package has a book in the public domain:
 
     pip download --no-deps --no-binary :all: Brotli==1.2.1 && tar xf brotli-1.2.1.tar.gz
     python -m tests.bench.perplexity MODEL.gguf --text brotli-1.2.1/tests/testdata/alice29.txt

@@ -50,7 +50,7 @@ def test_order_maps_columns_to_inputs() -> None:
     assert torch.equal(dequantize(in_order), whole[:, weight.order])
 
 
-def test_columns_in_order_give_no_order() -> None:
+def test_sorted_columns_need_no_permutation() -> None:
     example = layer()
     assert decoded(example).order is None
     example.config["desc_act"] = True

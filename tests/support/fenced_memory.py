@@ -17,7 +17,7 @@ FENCE = 128  # elements on either side; for every type a multiple of the alignme
 
 
 class Fences:
-    """All tensors that were made, each in the middle of a larger one."""
+    """Allocates each tensor in the middle of a larger one, and keeps the larger ones for the check."""
 
     def __init__(self) -> None:
         self._allocate: Callable[..., Tensor] = torch.empty

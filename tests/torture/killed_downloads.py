@@ -64,7 +64,7 @@ class Round:
 
     is_finished: bool
     kills: int
-    is_intact: bool  # the stored bytes are the right ones
+    is_intact: bool  # the stored bytes are correct
     is_loadable_early: bool  # the file had its final name before it was complete
     sent: int  # bytes
     size: int  # bytes

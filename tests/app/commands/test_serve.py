@@ -337,7 +337,7 @@ def test_stopping_ends_streams_with_an_error_and_leaves_nothing(start: Start, wa
             command = [*PROGRAM, "stop", str(server.port)]
             stops.append(Started(command, cwd=ROOT, env=server.environment, stderr=subprocess.PIPE))
         else:
-            for name in way.split():  # several, like signals from two programs at once
+            for name in way.split():  # several signals, as if two programs sent one each
                 server.process.send_signal(signal.Signals[name])
 
     events = follow(server, stop)

@@ -60,7 +60,7 @@ def test_total_time_excludes_aborted_replies(finish: FinishReason) -> None:
 
 
 def test_streams_record_latencies() -> None:
-    """A prefill of three steps, of which only the last yields a token, and two more tokens."""
+    """The request has a prefill of three steps, of which only the last yields a token, and two more tokens."""
 
     async def main() -> None:
         clock = Clock()

@@ -1,4 +1,4 @@
-"""mcp.json in the formats that other clients write, and damaged ones."""
+"""Reading mcp.json in the formats of other clients, and damaged files."""
 
 import json
 from pathlib import Path

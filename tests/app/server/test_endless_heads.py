@@ -1,4 +1,4 @@
-"""Endless heads and other endless parts outside of a body: they are refused before they fill the memory."""
+"""Endless request heads, chunk sizes, and trailers are refused before they fill the memory."""
 
 import contextlib
 import socket

@@ -203,7 +203,7 @@ def test_misspelled_key_suggests_a_similar_one() -> None:
 
 
 @pytest.mark.parametrize(("word", "value"), [("1", True), ("YES", True), ("off", False), ("0", False)])
-def test_yes_and_no_have_several_words(monkeypatch: pytest.MonkeyPatch, word: str, value: bool) -> None:
+def test_booleans_accept_several_words(monkeypatch: pytest.MonkeyPatch, word: str, value: bool) -> None:
     monkeypatch.setenv("INGLE_OFFLINE", word)
     assert load_settings().offline is value
 
@@ -247,7 +247,7 @@ def test_every_setting_has_a_meaning() -> None:
     assert {*SETTINGS, "origins"} == set(Settings.__dataclass_fields__)
 
 
-def test_setting_is_stated_as_the_user_gave_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_setting_is_shown_in_the_form_that_the_user_gave(monkeypatch: pytest.MonkeyPatch) -> None:
     file = _write_config("context = 1000\n")
     assert load_settings().stated("context") == f"context = 1000 in {file}"
     monkeypatch.setenv("INGLE_CONTEXT", "2000")

@@ -9,7 +9,7 @@ from tests.clients import cases
 
 
 class Messages:
-    """The client with its default settings."""
+    """`anthropic.Anthropic` with its default settings."""
 
     wrong_model = cases.ExpectedError(anthropic.NotFoundError)
     too_long = cases.ExpectedError(anthropic.BadRequestError)

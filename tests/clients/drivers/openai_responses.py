@@ -10,7 +10,7 @@ from tests.clients import cases
 
 
 class Responses:
-    """The client with its default settings."""
+    """`openai.OpenAI` with its default settings."""
 
     wrong_model = cases.ExpectedError(openai.NotFoundError, {"code": "model_not_found"})
     too_long = cases.ExpectedError(openai.BadRequestError, {"code": "context_length_exceeded"})

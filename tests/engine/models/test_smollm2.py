@@ -214,9 +214,7 @@ def run_to_end(engine: ModelEngine) -> list[TokenEvent]:
 
 
 def test_replies_are_equal_in_a_batch_and_alone(engine: ModelEngine, prompts: list[tuple[int, ...]]) -> None:
-    """Greedy and random sampling, different lengths, different start times, with and without chunks and cached
-    prefixes.
-    """
+    """Covers greedy and random sampling, different lengths and start times, chunked prefill, and cached prefixes."""
     long = prompts[6] * 3
     assert len(long) > STEP_TOKENS
     submitted: list[tuple[tuple[int, ...], dict[str, object]]] = [

@@ -56,7 +56,7 @@ def test_penalty_of_an_endless_repetition_is_finite() -> None:
 
 
 def test_repeated_sentence_is_penalized_by_length() -> None:
-    """A B C D . A B C: after three repeated tokens, D costs the multiplier times the base."""
+    """The text is "A B C D . A B C". After three repeated tokens, D costs the multiplier times the base."""
     ids = (1, 2, 3, 4, 9, 1, 2, 3)
     assert dry_penalties(request(ids, DryParams(0.8, 1.75, 2))) == {4: 0.8 * 1.75}
     assert dry_penalties(request(ids, DryParams(0.8, 1.75, 4))) == {}

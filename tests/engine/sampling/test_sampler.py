@@ -89,7 +89,7 @@ def test_seed_and_index_determine_the_token_in_any_batch() -> None:
 
 @pytest.mark.parametrize("params", [{}, {"top_k": 40}, {"top_p": 0.9}], ids=str)
 def test_masked_rows_draw_the_same_token_in_any_batch(params: dict[str, object]) -> None:
-    """Rows with 1 to 30, up to 1,000, and nearly all of 5,000 tokens allowed."""
+    """The masks allow 1 to 30, up to 1,000, and nearly all of 5,000 tokens."""
     counts = [*range(1, 31), 50, 300, 1000, 4000, 4990]
     words = np.zeros((len(counts), 5024), np.uint8)
     for row, count in enumerate(counts):

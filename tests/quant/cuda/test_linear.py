@@ -56,7 +56,7 @@ def test_layer_multiplies_like_the_reference(name: str, deterministic: bool, dev
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q6_K"])
-def test_unit_multiplies_scales(name: str, device: torch.device) -> None:
+def test_scale_unit_multiplies_the_scales(name: str, device: torch.device) -> None:
     weight = random_weight(name, 8, 256, np.random.default_rng())
     assert isinstance(weight, CodedTensor)
     halved = replace(weight, scale=replace(weight.scale, unit=0.5))

@@ -73,7 +73,7 @@ def generated(tokenizer: Tokenizer, text: str, chance: random.Random) -> list[in
 
 
 def written(encoder: PromptEncoder, messages: Sequence[Message], answer: Message) -> str:
-    """Return the rendered answer, both at the end and before a result, and part of the text after it."""
+    """Return the answer as the template renders it, whether it is the last message or a tool result follows."""
     first, *others = (
         encoder.encode_conversation(asked(told))[1]
         for told in ([*messages], [*messages, answer], [*messages, answer, RESULT])

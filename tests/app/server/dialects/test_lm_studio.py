@@ -231,4 +231,4 @@ def test_sdks_get_an_error_that_names_the_alternatives(
         refused = httpx.get(f"{hash_server.url}{path}", headers=headers, trust_env=False)
         assert refused.status_code == 501
         assert "Use an OpenAI client with the base URL /v1" in refused.json()["error"]["message"]
-    assert "pip install" not in caplog.text  # advice of the HTTP library
+    assert "pip install" not in caplog.text  # uvicorn advises this if it has no WebSocket library

@@ -71,7 +71,7 @@ def test_cold_cached_and_restored_replies_are_equal(
 
 
 def test_disk_cache_of_another_model_or_type_is_not_used(cpu_kernels: Path, tmp_path: Path) -> None:
-    """Another model, another cache type, another activation precision, and no fingerprint."""
+    """The model, the KV type, or the activation precision differs, or the fingerprint is missing."""
     write(tiny := tmp_path / "tiny.gguf", "Q4_1", SIZES["tiny"])
     prompt = tuple(range(100, 400))
     say(load(tiny, cpu_kernels, tmp_path), prompt)

@@ -388,7 +388,7 @@ def test_buffers_are_reused(cpu_kernels: Path) -> None:
     assert sizes[0] == sizes[1]
 
 
-# -- what cannot be recorded
+# -- operations that cannot be recorded
 
 
 def recording() -> tuple[CpuOperations, Batch, KVCache]:

@@ -95,7 +95,7 @@ def ended(threads: set[threading.Thread]) -> bool:
 
 
 def test_bits_do_not_depend_on_the_number_of_threads(make_step: MakeStep) -> None:
-    """Prefill chunks, then single tokens, with a different number of threads in each step."""
+    """The run prefills chunks and then decodes single tokens, with a different number of threads in each step."""
     results: list[Tensor] = []
 
     def work() -> None:
