@@ -7,7 +7,11 @@ from tui.types import Sampling
 
 
 class InvalidField(ValueError):
-    """A field has an invalid value. The message names the field and what it accepts."""
+    """A field has an invalid value. The message says what it accepts, and `name` is that of the field."""
+
+    def __init__(self, message: str, name: str = "") -> None:
+        super().__init__(message)
+        self.name = name
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +31,11 @@ class Field:
         try:
             value = int(text) if self.is_integer else float(text)
         except ValueError:
-            raise InvalidField(f"{self.label} must be a {'whole ' if self.is_integer else ''}number.") from None
+            raise InvalidField(
+                f"{self.label} must be a {'whole ' if self.is_integer else ''}number.", self.name
+            ) from None
         if not self.least <= value <= self.most:
-            raise InvalidField(f"{self.label} must be between {self.least:g} and {self.most:g}.")
+            raise InvalidField(f"{self.label} must be between {self.least:g} and {self.most:g}.", self.name)
         return value
 
 

@@ -229,6 +229,10 @@ class ChatSettings(Sanitized):
     disabled_tools: frozenset[str] = frozenset()  # qualified names
 
 
+DEFAULT_PRESET = "default"
+"""The name of the preset that new chats start with."""
+
+
 @dataclass(frozen=True, slots=True)
 class Preset(Sanitized):
     """Named settings that can be applied to any chat."""

@@ -89,7 +89,9 @@ def test_settings_and_presets_of_a_chat() -> None:
         chat.app.screen.query_one("#system", TextArea).insert("Be brief.")
         chat.app.screen.query_one("#temperature", Input).value = "hot"
         await chat.pilot.press("ctrl+s")
-        await chat.until(lambda: any("Temperature must be a number" in notice for notice in chat.notices()))
+        await chat.until(lambda: chat.label("#problem") == "✗ Temperature must be a number.")
+        assert getattr(chat.app.focused, "id", "") == "temperature"
+        assert chat.notices() == []
         chat.app.screen.query_one("#temperature", Input).value = "0.5"
         await chat.pilot.press("ctrl+s")
         await chat.until(lambda: chat.conversation.chat.settings.system == "Be brief.")
@@ -155,16 +157,16 @@ def test_presets_are_saved_and_deleted_from_any_field() -> None:
         presets = client.chats.kept_presets
         await chat.pilot.press("ctrl+s")
         await chat.until(lambda: isinstance(chat.app.focused, TextArea) and chat.app.focused.id == "system")
+        await chat.pilot.press("f8")
+        await chat.until(lambda: "Select a preset first." in chat.notices())
         await chat.pilot.press(*"Brief", "f5")
         await chat.until(lambda: isinstance(chat.app.screen, Ask))
         await chat.pilot.press(*"short", "enter")
         await chat.until(lambda: "short" in presets)
         assert presets["short"].settings.system == "Brief"
         await chat.until(lambda: isinstance(chat.app.screen, SettingsScreen))
-        await chat.pilot.press("f8")
-        await chat.until(lambda: "Select a preset first." in chat.notices())
         chosen = chat.app.screen.query_one("#preset", Select)
-        chosen.value = "short"
+        await chat.until(lambda: chosen.value == "short")
         chat.app.screen.query_one("#temperature", Input).focus()
         await chat.pilot.press("f8")
         await chat.until(lambda: isinstance(chat.app.screen, Confirm))

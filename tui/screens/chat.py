@@ -27,7 +27,7 @@ from tui.plain_text import is_web_address, sanitize, single_line
 from tui.screens.dialog import ask, confirm
 from tui.screens.steady import SteadyScreen
 from tui.show_errors import show_error, show_errors
-from tui.types import ChatId, ChatSettings, ToolServer
+from tui.types import DEFAULT_PRESET, ChatId, ChatSettings, ToolServer
 from tui.widgets.chat_list import ChatList
 from tui.widgets.composer import Composer
 from tui.widgets.conversation import Conversation
@@ -111,6 +111,8 @@ class ChatScreen(SteadyScreen):
         """Open the chat given at startup, or restore the last draft. Send the question given at startup."""
         if self._first_chat is not None:
             await self.conversation.open(self._first_chat)
+        else:
+            await self._use_default_settings()
         await self.conversation.composer.start()
         if self._question:
             self.conversation.send(Prompt(sanitize(self._question)))
@@ -118,6 +120,15 @@ class ChatScreen(SteadyScreen):
             self.action_search()
         elif self._first_chat is None:
             await self._offer_last_chat()
+
+    async def _use_default_settings(self) -> None:
+        """Start with the preset that the user made the default."""
+        chat = self.conversation.chat
+        with show_errors(self):
+            presets = await self._client.chats.presets()
+            settings = next((one.settings for one in presets if one.name == DEFAULT_PRESET), None)
+            if settings is not None and chat.id is None:
+                chat.settings = settings
 
     async def _offer_last_chat(self) -> None:
         with show_errors(self):

@@ -7,14 +7,14 @@ from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Grid, Horizontal, VerticalScroll
-from textual.widgets import Button, Footer, Input, Label, Select, TextArea
+from textual.widgets import Button, Input, Label, Select, TextArea
 
 from tui import sampling_fields
 from tui.client import Chats
 from tui.plain_text import sanitize, single_line
 from tui.screens.dialog import Dialog, ask, confirm
 from tui.show_errors import show_errors
-from tui.types import ChatSettings, FullContext, Preset
+from tui.types import DEFAULT_PRESET, ChatSettings, FullContext, Preset
 from tui.widgets.text_fields import LineField, TextField
 
 _FULL = (
@@ -27,12 +27,16 @@ _THINKING = (("Model default", "model"), ("On", "yes"), ("Off", "no"))
 _THINKS = {"model": None, "yes": True, "no": False}
 
 
+_KEYS = "^s apply · ^d make default · F5 save preset · F8 delete it · esc cancel"
+
+
 class SettingsScreen(Dialog[ChatSettings]):
     """Returns the settings, or nothing if they do not change."""
 
     CSS_PATH = "settings.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+s", "save", "Apply"),
+        Binding("ctrl+d", "make_default", "Make default", priority=True),
         Binding("f5", "save_preset", "Save preset"),  # function keys, because text fields use most others
         Binding("f8", "delete_preset", "Delete preset"),
     ]
@@ -44,15 +48,18 @@ class SettingsScreen(Dialog[ChatSettings]):
         self._presets: Sequence[Preset] = ()
 
     def compose(self) -> ComposeResult:
-        with VerticalScroll(classes="dialog", can_focus=False):
+        with VerticalScroll(classes="dialog", can_focus=False) as dialog:
+            dialog.border_title, dialog.border_subtitle = "Settings · this chat", _KEYS
             yield Label("Preset", markup=False)
             yield Select[str]((), prompt="None", id="preset", compact=True)
             yield Label("System prompt", markup=False)
             yield TextField(id="system", compact=True, highlight_cursor_line=False)
+            yield Label("Sampling (empty: the model's default)", classes="group", markup=False)
             with Grid():
                 for field in sampling_fields.FIELDS:
                     yield Label(field.label, markup=False)
                     yield LineField(id=field.name, placeholder="default", compact=True)
+            yield Label("", id="problem", markup=False)
             yield Label("Thinking", markup=False)
             yield Select(_THINKING, id="thinking", allow_blank=False, compact=True)
             yield Label("When the context is full", markup=False)
@@ -60,7 +67,6 @@ class SettingsScreen(Dialog[ChatSettings]):
             with Horizontal(classes="buttons"):
                 yield Button("Cancel", id="cancel")
                 yield Button("Apply", id="use", variant="primary")
-        yield Footer()
 
     def on_mount(self) -> None:
         self._show(self._settings)
@@ -68,11 +74,16 @@ class SettingsScreen(Dialog[ChatSettings]):
         self.query_one("#system").focus()
 
     @work(exclusive=True)
-    async def load_presets(self) -> None:
+    async def load_presets(self, selected: str | None = None) -> None:
+        """`selected`: the preset to select. None: the one whose settings the chat has."""
         with show_errors(self):
             self._presets = await self._chats.presets()
             names = [(single_line(preset.name), preset.name) for preset in self._presets]
-            self.query_one("#preset", Select).set_options(names)
+            select = self.query_one("#preset", Select)
+            select.set_options(names)
+            same = (one.name for one in self._presets if one.settings == self._settings)
+            if (name := selected or next(same, None)) is not None:
+                select.value = name
 
     def _show(self, settings: ChatSettings) -> None:
         self.query_one("#system", TextArea).load_text(sanitize(settings.system))
@@ -89,12 +100,20 @@ class SettingsScreen(Dialog[ChatSettings]):
         try:
             sampling = sampling_fields.parse(fields, thinking=thinking)
         except sampling_fields.InvalidField as error:
-            self.app.notify(str(error), severity="error", markup=False)
+            self._show_problem(error)
             return None
+        self.query_one("#problem").display = False
         full = FullContext(str(self.query_one("#full", Select).value))
         return ChatSettings(
             self.query_one("#system", TextArea).text.strip(), sampling, full, self._settings.disabled_tools
         )
+
+    def _show_problem(self, error: sampling_fields.InvalidField) -> None:
+        """Show an error below the fields, and focus the field."""
+        problem = self.query_one("#problem", Label)
+        problem.update(f"✗ {error}")
+        problem.display = True
+        self.query_one(f"#{error.name}").focus()
 
     @on(Select.Changed, "#preset")
     def use_preset(self, event: Select.Changed) -> None:
@@ -114,10 +133,20 @@ class SettingsScreen(Dialog[ChatSettings]):
     @work
     async def action_save_preset(self) -> None:
         settings = self._typed()
-        if settings is not None and (name := await ask(self, "Preset name")):
-            with show_errors(self):
-                await self._chats.save_preset(Preset(single_line(name), settings))
-                self.load_presets()
+        if settings is not None and (name := single_line(await ask(self, "Preset name"))):
+            await self._save(name, settings)
+
+    @work
+    async def action_make_default(self) -> None:
+        """Start new chats with these settings, when the program starts."""
+        if (settings := self._typed()) is not None:
+            await self._save(DEFAULT_PRESET, settings)
+            self.app.notify("New chats start with these settings.", markup=False)
+
+    async def _save(self, name: str, settings: ChatSettings) -> None:
+        with show_errors(self):
+            await self._chats.save_preset(Preset(name, settings))
+            self.load_presets(name)
 
     @work
     async def action_delete_preset(self) -> None:
