@@ -18,7 +18,7 @@ from tests.app.server.live_server import LiveServer, controlled_engine
 from tests.app.server.served_application import ServedApplication
 from tests.app.text.small_wordpiece import document
 
-CONTEXT = 96  # tokens; a reply without max_tokens ends soon
+CONTEXT = 96  # in tokens, so that a reply without max_tokens ends soon
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The same GGUF file in this engine and in a CUDA build of llama.cpp; both paths are given."""
+"""Compare this engine with a CUDA build of llama.cpp on the same GGUF file."""
 
 import json
 import subprocess

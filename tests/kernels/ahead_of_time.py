@@ -4,8 +4,8 @@
 
 The kernels' wrappers are called on tensors without memory, for real models, and every launch is compiled for the cards
 that it occurs on. The check fails if machine code spills registers in loops, needs more shared memory than the card
-has, or does not compile, and if no wrapper launches a kernel. --full compiles every kernel in every configuration (see
-`all_configurations`); otherwise a selection is compiled (see `representative_jobs`).
+has, or does not compile. It also fails if a kernel is launched by no wrapper. --full compiles every kernel in every
+configuration (see `all_configurations`); otherwise a selection is compiled (see `representative_jobs`).
 
 It is a separate process, because Triton's interpreter, which other tests use, replaces the compiler.
 """

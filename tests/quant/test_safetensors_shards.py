@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def snapshot(tmp_path: Path) -> Path:
-    """The same checkpoint as the Hugging Face cache stores it."""
+    """The checkpoint of `folder`, in the layout of the Hugging Face cache."""
     repository = tmp_path / "hub" / "models--org--name"
     path = repository / "snapshots" / "0123abcd"
     path.mkdir(parents=True)

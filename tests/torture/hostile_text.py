@@ -40,7 +40,8 @@ _EXPECTED = re.compile(
 )
 _COLOR = re.compile(rb"[34]8;(?:5;\d+|2;\d+;\d+;\d+)")
 _POINTER = re.compile(rb"\x1b]22;[a-z]+\x07")  # shape of the mouse pointer
-_COPIED_ADDRESS = re.compile(rb"\x1b]52;c;aHR0cDovLzEyNy4wLjAuMTo[\w=]+\x07")  # copied with F4: http://127.0.0.1:
+# base64 of the address that F4 copies: http://127.0.0.1:
+_COPIED_ADDRESS = re.compile(rb"\x1b]52;c;aHR0cDovLzEyNy4wLjAuMTo[\w=]+\x07")
 # starts of escape sequences, and control characters
 _STARTS = re.compile(rb"\x1b|\xc2[\x80-\x9f]|[\x00-\x07\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]")
 

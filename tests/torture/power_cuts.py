@@ -58,7 +58,7 @@ class Call:
 
 @dataclass(slots=True)
 class File:
-    """One file: its bytes that are surely on disk, and the writes since its last sync."""
+    """One file: the bytes that the last sync wrote to disk, and the writes since then."""
 
     durable: bytearray = field(default_factory=bytearray)
     pending: list[Call] = field(default_factory=list)

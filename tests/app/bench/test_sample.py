@@ -1,4 +1,4 @@
-"""The figures of a run, from given times."""
+"""The rates of a run, computed from given token times."""
 
 import pytest
 

@@ -158,7 +158,7 @@ def test_gpu_without_a_driver_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_
     device = tmp_path / "0000:01:00.0"
     device.mkdir()
     (device / "vendor").write_text("0x10de\n")
-    (device / "class").write_text("0x040300\n")  # its sound device
+    (device / "class").write_text("0x040300\n")  # the PCI class of the card's audio device
     assert _result(gpu_checks.driver, settings_in(tmp_path)).status == "ok"
     (device / "class").write_text("0x030000\n")
     assert _result(gpu_checks.driver, settings_in(tmp_path)).status == "warn"

@@ -346,7 +346,7 @@ def test_removal_deletes_only_the_pulled_files(fake_hub: FakeHub, settings: Sett
     assert removal.path == folder.path
     assert file.path.is_file()
     assert [model.name for model in ModelStore(settings).entries()] == [f"{REPO}:Q4_0"]
-    ModelStore(settings).remove(REPO)  # now the name means the file
+    ModelStore(settings).remove(REPO)  # the name now refers to the GGUF file
     with pytest.raises(ModelNotFound):
         ModelStore(settings).remove(REPO)
     assert not any(name.endswith(".gguf") for name in files_below(settings.hub_cache))

@@ -1,4 +1,4 @@
-"""Names of repositories, and which of their files form a model, by names only."""
+"""Valid repository names, and the choice of a model's files by their names."""
 
 import pytest
 

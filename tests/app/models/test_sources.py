@@ -63,7 +63,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def quick_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same with a fake pip that only copies, for tests that depend on the content only. The real pip takes a
+    """Like `wheels`, with a fake pip that only copies files, for tests that need only the content. The real pip takes a
     second.
     """
     folder = tmp_path / "index"

@@ -153,7 +153,7 @@ def chat(
 def test_death_of_the_engine_is_reported_to_all_clients(
     tokenizer: Tokenizer, renderer: ChatTemplateRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two replies run and two wait. Some are streamed."""
+    """Four replies run and four wait. Half of them are streamed."""
     engine, runner = controlled_engine(tokenizer.vocab_size, running=4)
     with (
         LiveServer("hash", engine, tokenizer, renderer) as server,

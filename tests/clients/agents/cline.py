@@ -7,7 +7,7 @@ from tests.clients.agents.agent import Agent, Invocation, Request, json_lines, m
 
 
 def invocation(request: Request) -> Invocation:
-    """Run it with the settings that `cline auth openai-compatible` writes."""
+    """Return the command that runs Cline, with the settings that `cline auth openai-compatible` writes."""
     settings = {
         "provider": "openai-compatible",
         "apiKey": "none",

@@ -22,7 +22,9 @@ models:
 
 
 def invocation(request: Request) -> Invocation:
-    """Run it with the configuration in docs/integrations.md. cn reads --config relative to the project folder."""
+    """Return the command that runs cn, with the configuration in docs/integrations.md. cn reads --config relative to
+    the project folder.
+    """
     Path("config.yaml").write_text(CONFIG.format(**vars(request)), encoding="utf-8")
     environment = {
         "CONTINUE_TELEMETRY_ENABLED": "0",

@@ -6,7 +6,7 @@ from tests.clients.agents.agent import Agent, Invocation, Request, main
 
 
 def invocation(request: Request) -> Invocation:
-    """Run it with a configuration that defines the provider and the model."""
+    """Return the command that runs opencode, with a configuration that defines the provider and the model."""
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "Inglenook",

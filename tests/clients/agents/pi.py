@@ -7,7 +7,7 @@ from tests.clients.agents.agent import Agent, Invocation, Request, json_lines, m
 
 
 def invocation(request: Request) -> Invocation:
-    """Run it with the provider in models.json."""
+    """Return the command that runs pi, with the provider in models.json."""
     provider = {
         "baseUrl": f"{request.url}/v1",
         "api": "openai-completions",

@@ -14,7 +14,7 @@ SETTINGS = {
 
 
 def invocation(request: Request) -> Invocation:
-    """Run it with the variables for OpenAI-compatible servers."""
+    """Return the command that runs Qwen Code, with the variables for OpenAI-compatible servers."""
     environment = {"OPENAI_BASE_URL": f"{request.url}/v1", "OPENAI_API_KEY": "none", "OPENAI_MODEL": request.model}
     flags = ["-o", "stream-json", "--include-partial-messages"] if request.shows_pieces else []
     return Invocation(["qwen", *flags, request.prompt], environment, {".qwen/settings.json": json.dumps(SETTINGS)})

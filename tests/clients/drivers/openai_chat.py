@@ -37,7 +37,7 @@ class Chat:
                 yield choice.delta.content or ""
 
     def call(self, model: str, prompt: str) -> tuple[str, Mapping[str, Any]]:
-        request: Any = self._client.chat.completions.create  # its types accept tools only as literals
+        request: Any = self._client.chat.completions.create  # Any, because the type hints accept tools only as literals
         reply = request(
             model=model,
             messages=[{"role": "user", "content": prompt}],

@@ -190,7 +190,7 @@ class GGUFForm:
 
 @dataclass(frozen=True)
 class Family:
-    """One configuration of a family, and its GGUF form if there is one."""
+    """One configuration of a family, and its metadata and tensors in GGUF if the converter supports it."""
 
     config: type[PreTrainedConfig]
     options: Mapping[str, Any] = field(default_factory=dict)

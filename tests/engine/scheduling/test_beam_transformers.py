@@ -28,7 +28,7 @@ def engine(tiny: TinyLlama) -> ModelEngine:
 def theirs(tiny: TinyLlama, prompt: tuple[int, ...], beams: BeamParams, ends: list[int], **more: Any) -> list[Any]:
     """Return (tokens, score) of each sequence that transformers finds."""
     options = {"eos_token_id": ends, "pad_token_id": 0} if ends else {"eos_token_id": None, "pad_token_id": 0}
-    reference: Any = tiny.reference  # its types do not allow the attributes of the result
+    reference: Any = tiny.reference  # Any, because transformers' type hints lack the attributes of the result
     found = reference.generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),

@@ -1,4 +1,4 @@
-"""Rows in every form: quantized rows equal numpy bit for bit, computed rows are near float64."""
+"""Activation rows in every format. Quantized rows equal numpy bit for bit, and computed rows are close to float64."""
 
 from collections.abc import Callable
 from typing import Any

@@ -216,8 +216,8 @@ def test_linear_adds_the_bias_once(cpu_kernels: Path, names: Sequence[str], addi
 
 
 def test_norm_is_written_before_its_source_is_added_to(cpu_kernels: Path) -> None:
-    """The norm reads the rows that the first segment's product is added to. It must be complete in all forms before
-    that.
+    """The norm reads the rows that the first segment's product is added to. All activation formats of its output must
+    be complete before that.
     """
     segments = weights(["F16", "Q4_0"], [33, 63])
 

@@ -74,7 +74,7 @@ def files(root: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class Damaged:
-    """A damaged file, and whether the damage is found when its blocks are looked up."""
+    """A damaged file. `seen`: the damage is found when the file's blocks are looked up."""
 
     path: Path
     seen: bool = True
