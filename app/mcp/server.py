@@ -48,6 +48,7 @@ class MCPServer:
         self.tools: list[Tool] = []
         self.reason = ""  # why it failed
         self.was_ready = False  # at least once
+        self.started_at = 0.0  # in the time of the event loop
         self.num_left_out = 0  # tools whose schema is too large, or that are over MAX_TOOLS
         self._task: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()  # ready or failed
@@ -58,6 +59,7 @@ class MCPServer:
         """Connect, in the background. A server that is starting or ready stays as it is."""
         if self._task is None or self._task.done():
             self.state, self.reason = ServerState.STARTING, ""
+            self.started_at = asyncio.get_running_loop().time()
             self._settled.clear()
             self._ended.clear()
             self._task = asyncio.create_task(self._run())

@@ -9,7 +9,7 @@ from app.mcp.config import ServerSpec
 from app.mcp.server import MCPServer, ServerState
 from app.mcp.tools import Tool, ToolResult
 
-READY_SECONDS = 10.0  # that a reply waits for servers that start
+READY_SECONDS = 10.0  # that replies wait for a server, from its start
 
 
 class ToolServers:
@@ -25,7 +25,9 @@ class ToolServers:
                 server.start()
 
     async def tools(self) -> list[Tool]:
-        """The tools of all servers that are ready, after READY_SECONDS at the latest. Qualified names are unique.
+        """The tools of all servers that are ready. Qualified names are unique.
+
+        Waits for servers that start, until READY_SECONDS after their start.
 
         Servers that ended are started again. Servers that never started are not: the user restarts them.
         """
@@ -33,7 +35,7 @@ class ToolServers:
             if server.spec.is_enabled and (server.was_ready or server.state is not ServerState.FAILED):
                 server.start()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(READY_SECONDS):
+            async with asyncio.timeout_at(READY_SECONDS + max((one.started_at for one in self.servers), default=0.0)):
                 await asyncio.gather(*(server.settled() for server in self.servers))
         named: dict[str, Tool] = {}
         for server in self.servers:
