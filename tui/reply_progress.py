@@ -31,10 +31,19 @@ class ReplyProgress:
     activity: str = "waiting"  # in words, for the status line
     message: Message | None = None  # None until the reply has started
     stopping: bool = False  # the user has stopped it
+    _asked: float = field(init=False)
     _text: list[str] = field(default_factory=list)
     _reasoning: list[str] = field(default_factory=list)
     _thinking_since: float = 0.0
     _reasoning_seconds: float = 0.0  # set once the reasoning has ended
+
+    def __post_init__(self) -> None:
+        self._asked = self.clock()
+
+    @property
+    def seconds(self) -> float:
+        """How long ago the reply was requested."""
+        return self.clock() - self._asked
 
     @property
     def reasoning_seconds(self) -> float:

@@ -48,6 +48,7 @@ from tui.widgets.welcome import Welcome
 
 _PATIENCE = 1.0  # seconds for a stopped reply to end by itself
 _TWICE = 1.0  # seconds between two presses of Escape
+LONG_REPLY = 20.0  # seconds; the terminal rings at the end of a longer reply if another window has the focus
 _BRIEF = 3.0  # seconds; short, because the user types on
 
 
@@ -337,6 +338,8 @@ class Conversation(Vertical):
     async def _finish_reply(self, reply: ReplyProgress) -> None:
         """End a reply. Send the next queued message, unless the reply failed or was stopped."""
         self._replies.remove(reply)
+        if reply.seconds > LONG_REPLY and not self.app.app_focus:
+            self.app.bell()
         message = reply.message
         if message is not None and message.text and message.finish is not Finish.FAILED:
             self.run_worker(self._name_chat(reply.chat), group=f"title of {reply.chat}", exclusive=True)
