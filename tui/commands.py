@@ -45,6 +45,7 @@ COMMANDS = (
     Command("set", Owner.SCREEN, "set", "Set a sampling parameter of this chat", "NAME VALUE"),
     Command("preset", Owner.SCREEN, "preset", "Use a preset for this chat", "NAME"),
     Command("tools", Owner.SCREEN, "tools", "Tools of MCP servers, for this chat"),
+    Command("context", Owner.SCREEN, "show_context", "Show what fills the context"),
     Command("room", Owner.CHAT, "trim_context", "Summarize or drop old messages", aliases=("compact",)),
     Command("resume", Owner.SCREEN, "open_chats", "Open an earlier chat"),
     Command("search", Owner.SCREEN, "search", "Search all chats", "TEXT", key="ctrl+f", spare_key="f7"),

@@ -152,6 +152,13 @@ def budget(context: ContextBudget) -> str:
     return f"context {used} · {rest}"
 
 
+def budget_details(context: ContextBudget) -> str:
+    """Describe the parts of a context budget: "System prompt 120, messages 1,100, reply up to 1,024, free 5,948"."""
+    free = "" if context.free is None else f", free {max(0, context.free):,} of {context.limit:,} tokens"
+    parts = f"System prompt {context.system:,}, messages {context.history:,}, reply up to {context.reserve:,}"
+    return parts + free
+
+
 FINISHES = {
     Finish.LENGTH: "Reply cut at the length limit",
     Finish.STOPPED: "stopped",

@@ -30,8 +30,8 @@ from tui.screens.help import HelpScreen
 from tui.screens.models import ModelsScreen
 from tui.screens.settings import SettingsScreen
 from tui.types import ChatId, MessageId
-from tui.widgets.budget_bar import BudgetBar
 from tui.widgets.listing import Listing
+from tui.widgets.status_line import StatusLine
 
 FOLDER = Path(__file__).parent / "snapshots"
 LOOKS = {
@@ -155,7 +155,7 @@ async def pictures(step: Step, looks: Sequence[str]) -> dict[str, str]:
         app.animation_level = "none"
         chat = Chatting(app, pilot, client)
         await chat.until(lambda: len(chat.views()) > 0)
-        await chat.until(lambda: chat.screen.query_one(BudgetBar).budget is not None)
+        await chat.until(lambda: chat.screen.query_one(StatusLine).budget is not None)
         await step(chat)
         await settled(chat)
         for look in looks:

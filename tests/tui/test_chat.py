@@ -38,7 +38,8 @@ def test_message_and_reply_are_shown() -> None:
 def test_message_can_be_sent_while_the_model_loads() -> None:
     async def flow(chat: Chatting) -> None:
         bar = chat.app.screen.query_one(TopBar)
-        await chat.until(lambda: "50%, smollm2:135m: reading the weights" in str(bar.render()))
+        status = chat.composer.status
+        await chat.until(lambda: "50%, smollm2:135m: reading the weights" in str(status.render()))
         await chat.type("early")
         await chat.until(lambda: chat.texts() == ["early"])
         assert bar.activity == "waiting"
@@ -46,7 +47,7 @@ def test_message_can_be_sent_while_the_model_loads() -> None:
         chat.client.replies.gate.set()
         await chat.until(lambda: chat.texts() == ["early", "late"])
         assert chat.views()[-1].message.model == HERE.name
-        assert "http://127.0.0.1:4645/v1" in str(bar.render())
+        assert "http://127.0.0.1:4645/v1" in str(status.render())
 
     run(ScriptedClient([WAIT, TextDelta("late"), END]), flow, loaded=False)
 
@@ -64,8 +65,7 @@ def test_failed_load_is_shown_once_and_retried_by_sending() -> None:
         return await budget(chat, leaf, typed)
 
     async def flow(chat: Chatting) -> None:
-        bar = chat.app.screen.query_one(TopBar)
-        await chat.until(lambda: "No model." in str(bar.render()))
+        await chat.until(lambda: "No model." in str(chat.composer.status.render()))
         await chat.type("one", enter=False)
         await chat.until(lambda: "one" in measured)
         assert "It is broken." in chat.label("#welcome")
@@ -75,7 +75,7 @@ def test_failed_load_is_shown_once_and_retried_by_sending() -> None:
         client.engine.problem = None
         await chat.pilot.press("ctrl+y")
         await chat.until(lambda: chat.texts() == ["one", "whole"])
-        await chat.until(lambda: HERE.name in str(bar.render()))
+        await chat.until(lambda: HERE.name in str(chat.composer.status.render()))
         assert chat.notices() == ["It is broken. Mend it."]
 
     client.context.budget = no_budget  # type: ignore[method-assign]

@@ -11,7 +11,7 @@ from tui.screens.dialog import Ask, Confirm
 from tui.screens.full_context import FullContextScreen
 from tui.screens.settings import SettingsScreen
 from tui.types import ChatSettings, Finish, FullContext, Preset, ReplyEnd, Sampling, TextDelta
-from tui.widgets.budget_bar import BudgetBar
+from tui.widgets.status_line import StatusLine
 
 END = ReplyEnd(Finish.COMPLETE, USAGE)
 
@@ -68,7 +68,7 @@ def test_commands_are_suggested_completed_and_rejected() -> None:
 
 def test_the_budget_shows_how_full_the_context_is() -> None:
     async def flow(chat: Chatting) -> None:
-        bar = chat.app.screen.query_one(BudgetBar)
+        bar = chat.app.screen.query_one(StatusLine)
         await chat.until(lambda: bar.budget is not None)
         assert "context 12 %" in str(bar.render())
         await chat.type("word " * 400, enter=False)

@@ -20,7 +20,7 @@ from tui.screens.settings import SettingsScreen
 from tui.types import ChatSettings, Finish, ReplyEnd, TextDelta
 from tui.widgets.code_block import CodeBlock
 from tui.widgets.listing import Listing
-from tui.widgets.top_bar import TopBar
+from tui.widgets.status_line import StatusLine
 
 END = ReplyEnd(Finish.COMPLETE, USAGE)
 
@@ -77,7 +77,7 @@ def test_models_are_listed_downloaded_paused_found_deleted_and_loaded() -> None:
         assert models.deleted == []
         await chat.pilot.press("enter")
         await chat.until(lambda: models.loaded == ["smollm2:135m"])
-        assert chat.app.screen.query_one(TopBar).model == "smollm2:135m"
+        assert chat.app.screen.query_one(StatusLine).model == "smollm2:135m"
 
     run(ScriptedClient(), flow)
 
@@ -209,8 +209,8 @@ def test_failed_load_leaves_the_chat_unchanged() -> None:
         await chat.until(lambda: isinstance(chat.app.screen, Confirm))
         await chat.pilot.press("tab", "enter")
         await chat.until(lambda: "llama3.3:70b does not fit. smollm2:135m is loaded again." in chat.notices())
-        await chat.until(lambda: chat.app.screen.query_one(TopBar).loading_model is None)
-        assert chat.app.screen.query_one(TopBar).model == "smollm2:135m"
+        await chat.until(lambda: chat.app.screen.query_one(StatusLine).loading_model is None)
+        assert chat.app.screen.query_one(StatusLine).model == "smollm2:135m"
         await chat.say("two")
         assert chat.texts() == ["one", "Hello.", "two", "Hello."]
 

@@ -16,7 +16,7 @@ from textual.dom import DOMNode
 from textual.events import Resize
 from textual.widgets import Footer
 
-from tui import commands, sampling_fields
+from tui import commands, figures, sampling_fields
 from tui.active_tools import count_active
 from tui.client import Client, ClientError
 from tui.commands import COMMANDS, Command, Owner
@@ -32,6 +32,7 @@ from tui.widgets.chat_list import ChatList
 from tui.widgets.composer import Composer
 from tui.widgets.conversation import Conversation
 from tui.widgets.message_view import MessageView
+from tui.widgets.status_line import StatusLine
 from tui.widgets.top_bar import TopBar
 from tui.widgets.welcome import Welcome
 
@@ -154,12 +155,12 @@ class ChatScreen(SteadyScreen):
     @work(group="loading", exclusive=True, description="loading")
     async def follow(self, loading: AsyncGenerator[Loading, None]) -> None:
         """Show the progress of loading a model. Use the model once it is loaded."""
-        bar, welcome = self.query_one(TopBar), self.conversation.welcome
+        status, welcome = self.conversation.composer.status, self.conversation.welcome
         model = self.conversation.model
         try:
             async for step in loading:
                 model = step.model if step.loaded else ""
-                bar.loading_model = step
+                status.loading_model = step
                 welcome.show_loading(step)
                 if step.warning:
                     self.app.notify(step.warning, severity="warning", timeout=_WARNED_SECONDS, markup=False)
@@ -170,9 +171,9 @@ class ChatScreen(SteadyScreen):
                 show_error(self, error)
         welcome.show_loaded(model)
         self.conversation.model = model
-        bar.model = model or _NONE
-        bar.loading_model = None
-        bar.address = sanitize(self._client.engine.address())
+        status.model = model or _NONE
+        status.loading_model = None
+        status.address = sanitize(self._client.engine.address())
         self.conversation.composer.measure()
 
     async def interrupt(self) -> None:
@@ -212,7 +213,7 @@ class ChatScreen(SteadyScreen):
     @on(Welcome.RetryAsked)
     @on(Conversation.ModelWanted)
     def try_again(self) -> None:
-        if self.query_one(TopBar).loading_model is None:
+        if self.conversation.composer.status.loading_model is None:
             self.follow(self._client.engine.loading(retry=True))
 
     @on(ChatList.OpenAsked)
@@ -316,6 +317,16 @@ class ChatScreen(SteadyScreen):
         wanted = path or await ask(self, "Attach file:")
         if wanted:
             self.conversation.composer.attach_path(Path(wanted))
+
+    @on(StatusLine.ModelAsked)
+    def show_models(self) -> None:
+        self.run_later("models")
+
+    @on(StatusLine.DetailsAsked)
+    def action_show_context(self) -> None:
+        """Show what fills the context."""
+        if (budget := self.conversation.composer.status.budget) is not None:
+            self.app.notify(figures.budget_details(budget), title="Context", markup=False)
 
     # --- settings
 

@@ -22,9 +22,9 @@ from tui.drafts import Drafts, Prompt, read_attachment
 from tui.open_chat import OpenChat
 from tui.show_errors import show_errors
 from tui.types import Attachment
-from tui.widgets.budget_bar import BudgetBar
 from tui.widgets.prompt_area import PromptArea
 from tui.widgets.prompt_menu import KEYS, PromptMenu
+from tui.widgets.status_line import StatusLine
 from tui.widgets.text_fields import WordButtons, word
 
 _PAUSE = 0.4  # seconds after the last key
@@ -70,6 +70,7 @@ class Composer(Vertical):
             Completions(client, lambda: self.app.available_themes, lambda: self._chat.title),
         )
         self.area = PromptArea(self.menu)
+        self.status = StatusLine()
         self.drafts = Drafts(client.chats)
         self.sending: Prompt | None = None  # the message being sent, until the client has stored it
         self._attached: list[Attached] = []
@@ -81,8 +82,8 @@ class Composer(Vertical):
         yield Label("", id="queue", markup=False)
         yield self.menu
         yield WordButtons(id="attached")
-        yield BudgetBar()
         yield self.area
+        yield self.status
 
     def fit(self, height: int) -> None:
         """Limit each part to a share of the screen's height, so that the prompt is always visible.
@@ -183,6 +184,11 @@ class Composer(Vertical):
             self._chat = chat
             self.sending = None
             self.area.change_chat(is_private=chat.private)
+        self.show_settings()
+
+    def show_settings(self) -> None:
+        """Show the settings of the open chat."""
+        self.status.settings, self.status.is_private = self._chat.settings, self._chat.private
         self.measure()
 
     @work(exclusive=True, group="measure")
@@ -191,9 +197,8 @@ class Composer(Vertical):
         await asyncio.sleep(_PAUSE)
         await self.save_draft()
         with show_errors(self), suppress(NotLoaded):
-            budget = await self._client.context.budget(self._chat.id, self._chat.leaf, self.prompt.all_text)
-            for bar in self.query(BudgetBar):  # none while the screen is closing
-                bar.budget = budget
+            chat = self._chat
+            self.status.budget = await self._client.context.budget(chat.id, chat.leaf, self.prompt.all_text)
 
     # --- queued messages
 

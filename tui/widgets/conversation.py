@@ -171,7 +171,7 @@ class Conversation(Vertical):
             if chat.id is not None:
                 await self._client.chats.configure(chat.id, settings)
             chat.settings = settings
-            self.composer.measure()
+            self.composer.show_settings()
 
     @asynccontextmanager
     async def _leaving(self) -> AsyncGenerator[Prompt, None]:

@@ -1,0 +1,87 @@
+"""Tests for the status line below the prompt."""
+
+import asyncio
+
+import pytest
+from textual.app import App, ComposeResult
+
+from tests.tui.pilots import Chatting, run
+from tests.tui.scripted_client import ScriptedClient
+from tui.engine_types import Loading
+from tui.types import ChatSettings, ContextBudget, Sampling
+from tui.widgets.status_line import StatusLine
+
+FILE = "/home/ann/models/Model.gguf"
+HALF = ContextBudget(8000, 100, 2900, 1000)
+
+
+class Lined(App[None]):
+    def compose(self) -> ComposeResult:
+        yield StatusLine()
+
+
+def shown(model: str, loading: Loading | None, *, width: int = 120) -> str:
+    """Return the line for a private chat with a temperature."""
+
+    async def show() -> str:
+        async with Lined().run_test(size=(width, 24)) as pilot:
+            line = pilot.app.query_one(StatusLine)
+            line.model, line.loading_model, line.address = model, loading, "http://localhost/v1"
+            line.budget, line.is_private = HALF, True
+            line.settings = ChatSettings(sampling=Sampling(temperature=0.2))
+            return line.render().plain
+
+    return asyncio.run(show())
+
+
+@pytest.mark.parametrize(
+    ("model", "loading", "first"),
+    [
+        ("smollm2:135m", None, "smollm2:135m"),
+        (FILE, None, "Model.gguf"),
+        (FILE, Loading(FILE, f"Loading {FILE} (98.4 MB)", 0.5), "50%, Loading Model.gguf (98.4 MB)"),
+        ("", Loading(FILE, "Waiting for memory"), "Model.gguf: Waiting for memory"),
+    ],
+)
+def test_line_shows_model_context_and_settings(model: str, loading: Loading | None, first: str) -> None:
+    rest = "private   ▓▓▓▓▓░░░░░ context 50 % · 4.0k free   temp 0.2"
+    assert shown(model, loading, width=140) == f"{first}   {rest}   http://localhost/v1"
+
+
+def test_last_parts_are_left_out_if_the_line_is_short() -> None:
+    assert shown("smollm2:135m", None, width=60) == "smollm2:135m   private   ▓▓▓▓▓░░░░░ context 50 % · 4.0k free"
+    assert shown("smollm2:135m", None, width=24) == "smollm2:135m   private"
+    assert shown("smollm2:135m", None, width=8) == "smollm2…"
+
+
+@pytest.mark.parametrize(
+    ("history", "style"), [(2000, ""), (5600, "$text-warning"), (9000, "$text-error")], ids=["low", "high", "over"]
+)
+def test_color_warns_before_the_context_is_full(history: int, style: str) -> None:
+    async def show() -> None:
+        async with Lined().run_test(size=(120, 24)) as pilot:
+            line = pilot.app.query_one(StatusLine)
+            line.budget = ContextBudget(8000, 0, history, 1000)
+            assert {str(span.style) for span in line.render().spans if str(span.style).startswith("$text")} == (
+                {style} if style else set()
+            )
+
+    asyncio.run(show())
+
+
+def test_click_and_command_show_the_numbers() -> None:
+    async def flow(chat: Chatting) -> None:
+        line = chat.composer.status
+        await chat.until(lambda: line.budget is not None and chat.conversation.model)
+        await chat.pilot.click(StatusLine, offset=(20, 0))
+        await chat.until(lambda: any("System prompt" in notice for notice in chat.notices()))
+        await chat.type("/context")
+        await chat.until(lambda: sum("System prompt" in notice for notice in chat.notices()) == 2)
+        await chat.type("/set temperature 0.2")
+        await chat.until(lambda: "temp 0.2" in line.render().plain)
+        await chat.type("/set heat 1")
+        await chat.until(lambda: any("Parameters: temperature" in notice for notice in chat.notices()))
+        await chat.type("/private")
+        await chat.until(lambda: "private" in line.render().plain)
+
+    run(ScriptedClient(), flow, size=(120, 24))

@@ -1,0 +1,95 @@
+"""The status line below the prompt: model, context, temperature, and whether the chat is private."""
+
+from textual.content import Content
+from textual.events import Click
+from textual.message import Message
+from textual.reactive import reactive
+from textual.style import Style
+from textual.widget import Widget
+
+from tui import figures
+from tui.engine_types import Loading
+from tui.plain_text import model_name, single_line
+from tui.types import ChatSettings, ContextBudget
+
+_CELLS = 10  # of the bar
+_HIGH = 0.8  # from this share on, the bar has the color of warnings
+_GAP = "   "
+
+
+class StatusLine(Widget):
+    """One line. Parts that do not fit are left out, the last ones first. A click asks for details."""
+
+    class DetailsAsked(Message):
+        """The user clicked the context."""
+
+    class ModelAsked(Message):
+        """The user clicked the model."""
+
+    model: reactive[str] = reactive("")
+    loading_model: reactive[Loading | None] = reactive(None)
+    address: reactive[str] = reactive("")
+    budget: reactive[ContextBudget | None] = reactive(None)
+    settings: reactive[ChatSettings] = reactive(ChatSettings())
+    is_private: reactive[bool] = reactive(False)
+
+    def render(self) -> Content:
+        line, width = Content(""), self.size.width
+        for part in self._parts():
+            if line and len(line) + len(_GAP) + len(part) > width:
+                break
+            line = Content.assemble(line, _GAP if line else "", part)
+        return line.truncate(width, ellipsis=True)
+
+    def _parts(self) -> list[Content]:
+        parts = [self._model(), self._private(), self._fullness(), self._temperature(), self._address()]
+        return [part for part in parts if part]
+
+    def _model(self) -> Content:
+        if self.loading_model is not None:
+            return Content.styled(figures.loading(self.loading_model), "$text-accent")
+        name = single_line(model_name(self.model))
+        return Content.styled(name, "bold").stylize(Style.from_meta({"part": "model"})) if name else Content("")
+
+    def _private(self) -> Content:
+        return Content.styled("private" if self.is_private else "", "$text-warning")
+
+    def _fullness(self) -> Content:
+        budget = self.budget
+        if budget is None:
+            return Content("")
+        style = _style(budget)
+        words = figures.budget(budget)
+        bar = "" if budget.limit is None else f"{_bar(budget, budget.limit)} "
+        return Content.assemble((bar, style or "$primary"), (words, style)).stylize(
+            Style.from_meta({"part": "context"})
+        )
+
+    def _temperature(self) -> Content:
+        temperature = self.settings.sampling.temperature
+        return Content("" if temperature is None else f"temp {temperature:g}")
+
+    def _address(self) -> Content:
+        return Content(self.address)
+
+    def on_click(self, event: Click) -> None:
+        part = event.style.meta.get("part")
+        if part == "context":
+            self.post_message(self.DetailsAsked())
+        elif part == "model":
+            self.post_message(self.ModelAsked())
+
+
+def _share(budget: ContextBudget, limit: int) -> float:
+    return (budget.used + budget.reserve) / max(1, limit)
+
+
+def _style(budget: ContextBudget) -> str:
+    if budget.lacking:
+        return "$text-error"
+    return "$text-warning" if budget.limit is not None and _share(budget, budget.limit) > _HIGH else ""
+
+
+def _bar(budget: ContextBudget, limit: int) -> str:
+    cells = min(_CELLS, round(_CELLS * _share(budget, limit)))
+    return "▓" * cells + "░" * (_CELLS - cells)
