@@ -7,6 +7,7 @@ from tui.client import Client, ClientError
 from tui.types import Chat, Permission, ToolCalled, ToolReturned
 
 _LONGEST = 200  # characters of arguments or of a result in a line
+_LONGEST_SENTENCE = 80
 _MARKS = {False: "", True: ", always allowed"}
 
 TOOL_VERBS = ("on", "off", "revoke")  # followed by the name of a tool
@@ -38,6 +39,12 @@ def _short(text: str) -> str:
     if len(line) <= _LONGEST and len(text) <= 2 * _LONGEST:
         return line
     return f"{line[:_LONGEST]} … ({len(text):,} characters)"
+
+
+def _sentence(text: str) -> str:
+    """Return the first sentence of a description, in at most _LONGEST_SENTENCE characters."""
+    first = " ".join(text[:_LONGEST].split()).partition(". ")[0]
+    return f"{first[:_LONGEST_SENTENCE]} …" if len(first) > _LONGEST_SENTENCE else first
 
 
 class PlainTools:
