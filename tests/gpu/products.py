@@ -71,7 +71,7 @@ def _of_one_matrix(machine: Machine, series: Series, part: str) -> Iterator[Figu
 
 
 def _layers(machine: Machine, kind: str, rows: int, columns: int) -> list[CudaLinear]:
-    """Return so many copies of a weight that none is in the GPU's cache when it is read."""
+    """Return copies of a weight that together exceed the GPU's cache, so that each is read from memory."""
     backend = CudaBackend(machine.device, machine.card, deterministic=False)
 
     def make() -> CudaLinear:

@@ -5,8 +5,8 @@ slots, read through the block table. So one wrong, stale, missing, or misplaced 
 output is known without running the engine: it is a function of the prompt alone. There may be groups of layers with a
 window, which see only the last slots, and recurrent groups, whose state is a digest of all tokens.
 
-Steps are executed late, as on a device: some at once, some only when they are collected. So are copies between pools,
-in any order.
+As on a device, some steps run when they are launched, and others only when they are collected. Copies between pools
+also run late, in any order.
 """
 
 import hashlib

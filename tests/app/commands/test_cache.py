@@ -1,4 +1,4 @@
-"""`ingle cache`: listing, clearing, verification, and its question, in a temporary folder."""
+"""`ingle cache`: listing, clearing, verification, and the confirmation prompt, in a temporary folder."""
 
 import json
 import os

@@ -66,7 +66,7 @@ def test_prompt_with_long_shared_prefix_has_no_miss(history: History) -> None:
     assert history.miss(history.ids(shared + "\n<|im_start|>user\nHow old is the moon?<|im_end|>\n" + BEGIN)) is None
 
 
-def test_new_prompt_is_first_time(history: History) -> None:
+def test_miss_of_a_new_prompt_is_reported_as_first_time(history: History) -> None:
     prompt = history.ids(SYSTEM + QUESTION + BEGIN)
     assert history.miss(prompt) == Miss(MissReason.FIRST_TIME, 0)
     history.answer(prompt, history.ids(ANSWER + END))

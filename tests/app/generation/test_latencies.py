@@ -82,7 +82,7 @@ def test_streams_record_latencies() -> None:
 
 
 def test_each_request_is_counted_once_by_finish_reason(tokenizer: Tokenizer, renderer: ChatTemplateRenderer) -> None:
-    """Finish reasons: end of reply, stop string, abort, and shutdown."""
+    """Covers the finish reasons: end of reply, stop string, abort, and shutdown."""
 
     async def main() -> None:
         streams = TokenStreams(hash_engine()[0])

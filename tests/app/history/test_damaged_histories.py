@@ -1,4 +1,4 @@
-"""Some cases of tests/torture/damaged_histories.py."""
+"""Run some cases of tests/torture/damaged_histories.py."""
 
 from pathlib import Path
 

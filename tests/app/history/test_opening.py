@@ -54,7 +54,7 @@ sys.stdin.read()
 @pytest.mark.parametrize(
     "statements", [("BEGIN EXCLUSIVE",), ("PRAGMA locking_mode = EXCLUSIVE", "BEGIN EXCLUSIVE", "COMMIT")]
 )
-def test_locked_history_is_waited_for_with_a_message(
+def test_opening_waits_for_a_locked_history_and_reports_it(
     filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statements: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(opening, "_SOON_SECONDS", 0.1)

@@ -54,7 +54,7 @@ def request(number: int, ids: Sequence[int], blocks: Sequence[int]) -> HeldReque
 
 
 def forward(model: Model, kv: KVCache, parts: list[tuple[HeldRequest, int]]) -> Tensor:
-    """Run a step. Returns the logits of requests that reach their last token, and advances `num_computed`."""
+    """Run a step. Returns the logits of requests whose prompt is complete, and advances `num_computed`."""
     plan = StepPlan(tuple(it.next_part(n) for it, n in parts))
     with torch.inference_mode():
         logits: Tensor = model.forward(build_batch(plan, vocab_size=97, num_blocks=BLOCKS), kv)

@@ -165,7 +165,7 @@ def test_order_is_class_then_priority_then_age() -> None:
 
 
 def test_background_request_ages_past_interactive_ones() -> None:
-    """One background request against a stream of interactive ones, with a clock that the test moves."""
+    """One background request competes with a stream of interactive ones. The test moves the clock."""
     now = 0.0
     engine, _ = hash_engine(running=1, clock=lambda: now)
     run = Run(engine)

@@ -11,7 +11,7 @@ from quant.packed_integers import pack
 from quant.tensor import Float8Tensor, GroupedTensor, GroupScale, Integers, NestedScale, blocks
 
 Rng = np.random.Generator
-ROW = 1 << 20  # stands for a group or block as large as the matrix
+ROW = 1 << 20  # larger than any matrix, so that a group or block spans the whole dimension
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The operations of `Emit`, bit for bit on every target that this processor can execute."""
+"""The operations of `Emit`, checked bit for bit on every target that this processor can execute."""
 
 import ctypes
 import mmap

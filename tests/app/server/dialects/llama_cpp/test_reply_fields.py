@@ -86,7 +86,7 @@ def test_stream_reports_progress_and_timings(hash_server: LiveServer) -> None:
     assert not any("timings" in event or "prompt_progress" in event for event in events(hash_server)[:-1])
 
 
-def test_any_seed_draws_a_random_seed(smollm2_server: LiveServer) -> None:
+def test_seed_of_2_to_the_32_minus_1_draws_a_random_seed(smollm2_server: LiveServer) -> None:
     seeds = {complete(smollm2_server, seed=2**32 - 1, n_predict=1)["generation_settings"]["seed"] for _ in range(3)}
     assert len(seeds) == 3
     assert 2**32 - 1 not in seeds
