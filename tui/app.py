@@ -95,6 +95,12 @@ class ChatApp(App[None]):
         chat = self._chat_screen.conversation.chat
         return chat.id is not None and not chat.private
 
+    def get_css_variables(self) -> dict[str, str]:
+        """Return the theme's variables, with muted colors that Textual's `Content` can show."""
+        variables = super().get_css_variables()
+        self.theme_variables = variables | themes.muted_colors(variables)
+        return self.theme_variables
+
     async def on_event(self, event: Event) -> None:
         """Send typed text to the prompt while the chat screen is shown. Ignore input after all screens are closed."""
         if self._is_text(event) and self.screen_stack and self.screen is self._chat_screen:

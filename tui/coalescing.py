@@ -50,7 +50,8 @@ def joined(events: Iterable[ReplyEvent]) -> list[ReplyEvent]:
     for kind, run in groupby(events, type):
         texts = list(run)
         if kind is TextDelta or kind is ReasoningDelta:
-            result.append(kind("".join(one.text for one in texts if isinstance(one, kind))))
+            deltas = [one for one in texts if isinstance(one, kind)]
+            result.append(kind("".join(one.text for one in deltas), sum(one.tokens for one in deltas)))
         elif kind is PromptProgress:
             result.append(texts[-1])
         else:

@@ -90,6 +90,31 @@ def percent(used: int, total: int) -> str:
     return f"{100 * used / total:.0f} %" if total else ""
 
 
+def rate(count: float, seconds: float) -> float:
+    return count / seconds if seconds > 0 else 0.0
+
+
+def bar(done: int, total: int, cells: int) -> str:
+    """Draw a share as a bar of `cells` cells."""
+    full = min(cells, cells * done // total) if total else 0
+    return "━" * full + "─" * (cells - full)
+
+
+def brief_cost(usage: Usage) -> str:
+    """Return the cost of a reply in a few words: "212 tokens · 45 tok/s · 0.41 s to first"."""
+    first = f"{seconds(usage.first_token_seconds)} to first"
+    if usage.is_detailed and not (usage.reply_tokens or usage.reply_seconds):
+        return "no tokens"
+    return " · ".join(filter(None, (brief_speed(usage), first)))
+
+
+def brief_speed(usage: Usage) -> str:
+    """Return "212 tokens · 45 tok/s", without unknown values."""
+    tokens = f"{usage.reply_tokens:,} {'token' if usage.reply_tokens == 1 else 'tokens'}" if usage.reply_tokens else ""
+    speed = f"{usage.tokens_per_second:.0f} tok/s" if usage.tokens_per_second > 0 else ""
+    return " · ".join(filter(None, (tokens, speed)))
+
+
 def cost(usage: Usage) -> str:
     """Return reply cost and prompt cost, joined by " · "."""
     return " · ".join(filter(None, (reply_cost(usage), prompt_cost(usage))))
@@ -160,9 +185,8 @@ def budget_details(context: ContextBudget) -> str:
 
 
 FINISHES = {
-    Finish.LENGTH: "Reply cut at the length limit",
-    Finish.STOPPED: "stopped",
-    Finish.FAILED: "failed",
-    Finish.CUT_OFF: "Interrupted: Inglenook closed during this reply",
+    Finish.LENGTH: "Reply cut at the length limit. Raise Max tokens in the settings.",
+    Finish.FAILED: "The reply failed.",
+    Finish.CUT_OFF: "Interrupted: Inglenook closed during this reply.",
 }
-"""Labels of replies that did not end by themselves."""
+"""Labels of replies that were neither complete nor stopped by the user."""

@@ -1,11 +1,13 @@
 """The state of a reply that is being generated, built from its stream of events."""
 
+import enum
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from tui import figures
 from tui.types import (
+    CallId,
     ChatId,
     Finish,
     Message,
@@ -17,8 +19,22 @@ from tui.types import (
     ReplyStarted,
     Role,
     TextDelta,
+    ToolCalled,
+    ToolReturned,
+    ToolStep,
     Usage,
 )
+
+
+class Stage(enum.Enum):
+    """The current activity of a reply."""
+
+    WAITING = "waiting"
+    READING = "reading"
+    THINKING = "thinking"
+    WRITING = "writing"
+    CALLING = "running a tool"
+    ENDED = ""
 
 
 @dataclass(slots=True)
@@ -28,22 +44,56 @@ class ReplyProgress:
     chat: ChatId
     to: MessageId
     clock: Callable[[], float] = time.monotonic
-    activity: str = "waiting"  # in words, for the status line
     message: Message | None = None  # None until the reply has started
     stopping: bool = False  # the user has stopped it
     _asked: float = field(init=False)
+    stage: Stage = Stage.WAITING
+    stage_since: float = 0.0
+    prompt: PromptProgress | None = None  # the last report of this turn
+    tokens: int = 0  # generated in this turn
+    calls: dict[CallId, ToolCalled] = field(default_factory=dict)  # calls without a result
+    _first_prompt: PromptProgress | None = None
+    _first_token: float = 0.0
+    _steps: list[ToolStep] = field(default_factory=list)
     _text: list[str] = field(default_factory=list)
     _reasoning: list[str] = field(default_factory=list)
     _thinking_since: float = 0.0
     _reasoning_seconds: float = 0.0  # set once the reasoning has ended
 
     def __post_init__(self) -> None:
-        self._asked = self.clock()
+        self._asked = self.stage_since = self.clock()
 
     @property
     def seconds(self) -> float:
         """How long ago the reply was requested."""
         return self.clock() - self._asked
+
+    @property
+    def activity(self) -> str:
+        """The stage in words; empty after the end."""
+        return figures.prompt_progress(self.prompt) if self.stage is Stage.READING and self.prompt else self.stage.value
+
+    @property
+    def stage_seconds(self) -> float:
+        return self.clock() - self.stage_since
+
+    @property
+    def asking(self) -> ToolCalled | None:
+        """The first call that waits for the user's permission."""
+        return next((call for call in self.calls.values() if call.asks), None)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Speed since the first token of this turn; 0 for less than two tokens."""
+        return figures.rate(self.tokens - 1, self.clock() - self._first_token) if self.tokens > 1 else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Estimated duration of the rest of prefill; None if unknown."""
+        first, last = self._first_prompt, self.prompt
+        if first is None or last is None or last.done <= first.done:
+            return None
+        return self.stage_seconds * (last.total - last.done) / (last.done - first.done)
 
     @property
     def reasoning_seconds(self) -> float:
@@ -58,23 +108,59 @@ class ReplyProgress:
             case ReplyStarted(message, model):
                 self.message = Message(message, self.to, Role.ASSISTANT, "", time.time(), model=model)
             case PromptProgress():
-                self.activity = figures.prompt_progress(event)
-            case ReasoningDelta(text):
+                self._enter(Stage.READING)
+                self._first_prompt, self.prompt = self._first_prompt or event, event
+            case ReasoningDelta(text, tokens):
                 if not self._reasoning:
                     self._thinking_since = self.clock()
                 self._reasoning.append(text)
-                self.activity = "thinking"
-            case TextDelta(text):
+                self._count(tokens, Stage.THINKING)
+            case TextDelta(text, tokens):
                 self._end_thinking()
                 self._text.append(text)
-                self.activity = "writing"
+                self._count(tokens, Stage.WRITING)
+            case ToolCalled(call):
+                self._end_thinking()
+                self.calls[call] = event
+                self._enter(Stage.CALLING)
+            case ToolReturned():
+                self._end_call(event)
             case ReplyEnd(finish, usage, error):
                 self._end_thinking()
                 self.finish(finish, usage, error)
 
+    def note_answer(self, call: CallId) -> None:
+        """Note that the user has answered a call."""
+        if (called := self.calls.get(call)) is not None:
+            self.calls[call] = replace(called, asks=False)
+            self.stage_since = self.clock()
+
+    def _enter(self, stage: Stage) -> None:
+        if stage is not self.stage:
+            self.stage, self.stage_since = stage, self.clock()
+
+    def _count(self, tokens: int, stage: Stage) -> None:
+        self._enter(stage)
+        if not self.tokens:
+            self._first_token = self.clock()
+        self.tokens += tokens
+
+    def _end_call(self, event: ToolReturned) -> None:
+        """Add a step. It takes the text and the reasoning that the model wrote before the call."""
+        call = self.calls.pop(event.call, None)
+        if call is None:
+            return
+        text, reasoning = "".join(self._text), "".join(self._reasoning)
+        self._steps.append(ToolStep(call.name, call.arguments, event.result, event.is_error, text, reasoning))
+        self._text, self._reasoning, self._reasoning_seconds = [], [], 0.0
+        self.tokens, self.prompt, self._first_prompt = 0, None, None
+        if not self.calls:
+            self._enter(Stage.WAITING)
+
     def finish(self, finish: Finish, usage: Usage | None = None, error: str = "") -> None:
         """End the reply."""
-        self.activity = ""
+        self.stage = Stage.ENDED
+        self.calls.clear()
         self.message = self.snapshot(finish, usage)
         if self.message is not None and error:
             self.message = replace(self.message, error=error)
@@ -86,6 +172,7 @@ class ReplyProgress:
             text="".join(self._text),
             reasoning="".join(self._reasoning),
             reasoning_seconds=self.reasoning_seconds,
+            steps=tuple(self._steps),
             finish=finish,
             usage=usage,
         )

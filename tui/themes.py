@@ -1,8 +1,9 @@
 """The themes: dark, light, and high contrast, and the terminal's own colors for terminals with at most 16."""
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import replace
 
+from textual.color import Color
 from textual.theme import Theme
 
 NIGHT = Theme(
@@ -85,3 +86,18 @@ def pick_theme(wanted: str, color_system: str | None, there: Container[str], *, 
     if wanted in there:
         return wanted
     return NIGHT.name if is_dark else DAY.name
+
+
+_MUTED = {"text-muted": 0.6, "text-disabled": 0.38}  # share of the foreground in the color
+
+
+def muted_colors(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return solid colors for muted and disabled text. Empty for themes with the terminal's own colors.
+
+    Textual defines both as "auto" with an alpha value. `Content` drops the alpha of automatic colors, which would make
+    such text the brightest on the screen.
+    """
+    background, foreground = Color.parse(variables["background"]), Color.parse(variables["foreground"])
+    if background.ansi is not None or foreground.ansi is not None:
+        return {}
+    return {name: background.blend(foreground, share, alpha=1.0).hex for name, share in _MUTED.items()}

@@ -108,6 +108,7 @@ class ReasoningDelta(Sanitized):
     """More reasoning text."""
 
     text: str
+    tokens: int = 1  # estimate: the number of parts that the server sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,7 @@ class TextDelta(Sanitized):
     """More text of the answer."""
 
     text: str
+    tokens: int = 1  # estimate: the number of parts that the server sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,12 @@ class Message(Sanitized):
     model: str = ""
     finish: Finish | None = None  # None: it is still being generated
     usage: Usage | None = None
-    error: str = ""  # why the reply failed, or why no reply to this question started
+    error: str = ""  # why the reply failed, or why no reply to this question started; further lines are details
+
+    @property
+    def full_text(self) -> str:
+        """The text with what a reply says before its tool calls."""
+        return "\n\n".join(filter(None, (*(step.text.strip() for step in self.steps), self.text)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,12 @@ def test_message_and_reply_are_shown() -> None:
         await chat.until(lambda: len(chat.views()) == 2 and chat.conversation.current_reply is None)
         assert chat.texts() == ["What is this?\nx", "An *answer*."]
         assert chat.composer.area.text == ""
-        assert "1,204 of 1,235 prompt tokens cached (1,188 device, 16 disk)" in chat.label(
-            "MessageView:last-child .cost"
-        )
+        assert "212 tokens · 45 tok/s · 0.41 s to first" in chat.label("MessageView.assistant MessageHeader")
+        chat.views()[-1].focus()
+        await chat.pilot.press("ctrl+o")
+        assert "1,204 of 1,235 prompt tokens cached (1,188 device, 16 disk)" in chat.label(".details")
+        await chat.pilot.press("ctrl+o")
+        assert chat.label(".details") == ""
         await chat.until(lambda: chat.app.screen.query_one(TopBar).chat_title == "A title of the client")
 
     run(ScriptedClient([TextDelta("An "), TextDelta("*answer*."), END]), flow)
@@ -98,25 +101,35 @@ def test_failed_reply_keeps_its_error() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.type("go")
         await chat.until(lambda: len(chat.views()) == 2 and chat.conversation.current_reply is None)
-        assert chat.label("MessageView:last-child .cost") == "failed: the [b]engine[/b] ended it"
+        reason, remedy, *_ = chat.label(".outcome").splitlines()
+        assert (reason, remedy) == ("✗ The [b]engine[/b] stopped.", "  It was restarted.")
+        assert "incomplete" not in chat.label(".outcome")
+        assert chat.notices() == []
+        chat.views()[-1].focus()
+        await chat.pilot.press("ctrl+o")
+        assert "incomplete chunked read" in chat.label(".outcome")
+        await chat.pilot.click(".outcome", offset=(5, 3))
+        await chat.until(lambda: len(chat.client.replies.asked) == 2)
 
-    failed = ReplyEnd(Finish.FAILED, error="the [b]engine[/b] ended it")
+    failed = ReplyEnd(
+        Finish.FAILED, error="the [b]engine[/b] stopped. It was restarted.\npeer closed: incomplete chunked read"
+    )
     run(ScriptedClient([TextDelta("as far as"), failed]), flow)
 
 
 def test_error_of_a_reply_that_did_not_start_stays_until_retry() -> None:
     async def flow(chat: Chatting) -> None:
         def why() -> str:
-            return chat.label("MessageView .cost")
+            return chat.label("MessageView .outcome").partition("\n  retry")[0]
 
         await chat.say("go")
-        await chat.until(lambda: why() == "No reply: the [b]key[/b] is wrong. Give another.")
+        await chat.until(lambda: why() == "✗ The [b]key[/b] is wrong.\n  Give another.")
         name = chat.conversation.chat.id
         assert name is not None
         await chat.conversation.open_new()
         assert why() == ""
         await chat.conversation.open(name)
-        await chat.until(lambda: why() == "No reply: the [b]key[/b] is wrong. Give another.")
+        await chat.until(lambda: why() == "✗ The [b]key[/b] is wrong.\n  Give another.")
         await chat.pilot.press("ctrl+y")
         await chat.until(lambda: len(chat.client.replies.asked) == 2)
         assert why() == ""
@@ -135,7 +148,7 @@ def test_escape_stops_a_reply_and_keeps_its_text() -> None:
         await chat.pilot.press("escape")
         await chat.until(lambda: chat.conversation.current_reply is None)
         assert chat.texts() == ["go", "begun "]
-        assert chat.label("MessageView:last-child .cost").startswith("stopped")
+        assert "stopped" in chat.label("MessageView.assistant MessageHeader")
 
     run(ScriptedClient([TextDelta("begun "), WAIT, TextDelta("never"), END]), flow)
 
@@ -181,7 +194,7 @@ def test_reasoning_is_folded_and_opens_with_a_key() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.say("think")
         reasoning = chat.views()[1].query_one(Reasoning)
-        assert str(reasoning.query_one("WordButtons").render()).startswith("▸ thought for ")
+        assert str(reasoning.query_one("WordButtons").render()).startswith("▸ Thought for ")
         assert not reasoning.query_one(".folded-text").display
         await chat.pilot.press("shift+tab", "ctrl+o")
         await chat.until(lambda: reasoning.query_one(".folded-text").display)
@@ -242,7 +255,7 @@ def test_regenerated_reply_is_a_sibling() -> None:
         await chat.say("one")
         await chat.pilot.press("ctrl+y")
         await chat.until(lambda: chat.texts() == ["one", "second"] and chat.conversation.current_reply is None)
-        assert "2/2" in chat.label("MessageView:last-child MessageHeader")
+        assert "2/2" in chat.label("MessageView:last-of-type MessageHeader")
         chat.views()[1].focus()
         await chat.pilot.press("left")
         await chat.until(lambda: chat.texts() == ["one", "first"])
@@ -267,7 +280,7 @@ def test_user_can_rewrite_a_reply() -> None:
 def test_chat_continues_after_a_failed_reply() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.type("one")
-        await chat.until(lambda: chat.notices() == ["The engine is gone. Start it again."])
+        await chat.until(lambda: chat.label(".outcome").startswith("✗ The engine is gone.\n  Start it again."))
         assert chat.texts() == ["one"]
         await chat.pilot.press("ctrl+y")
         await chat.until(lambda: chat.texts() == ["one", "back"])

@@ -17,7 +17,7 @@ def test_adjacent_deltas_of_one_kind_are_joined() -> None:
         ReasoningDelta("d"), TextDelta("e"), TextDelta("f"), ReplyEnd(Finish.COMPLETE),
     ]  # fmt: skip
     assert joined(events) == [
-        PromptProgress(9, 9), ReasoningDelta("ab"), TextDelta("c"), ReasoningDelta("d"), TextDelta("ef"),
+        PromptProgress(9, 9), ReasoningDelta("ab", 2), TextDelta("c"), ReasoningDelta("d"), TextDelta("ef", 2),
         ReplyEnd(Finish.COMPLETE),
     ]  # fmt: skip
 

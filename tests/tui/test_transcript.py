@@ -28,7 +28,7 @@ def test_only_the_end_of_a_long_chat_is_mounted_and_scrolling_reaches_its_start(
     async def flow(chat: Chatting) -> None:
         transcript = chat.conversation.transcript
         await chat.until(lambda: chat.texts()[-1:] == [f"message {COUNT - 1}"])
-        assert len(chat.views()) < 12
+        assert len(chat.views()) < 16
         await chat.until(lambda: transcript.max_scroll_y > 0 and transcript.scroll_y == transcript.max_scroll_y)
         steps = 0
         while chat.texts()[0] != "message 0" or transcript.scroll_y > 0:
@@ -39,12 +39,12 @@ def test_only_the_end_of_a_long_chat_is_mounted_and_scrolling_reaches_its_start(
             assert seen[0].is_attached
             steps += 1
         assert steps > 4
-        assert len(chat.views()) <= 16
+        assert len(chat.views()) <= 24
         assert chat.texts() == [f"message {number}" for number in range(len(chat.views()))]
         transcript.scroll_end(animate=False, immediate=True)
         await chat.until(lambda: chat.texts()[0] != "message 0")
 
-    monkeypatch.setattr(transcript_module, "MAX_MOUNTED", 16)
+    monkeypatch.setattr(transcript_module, "MAX_MOUNTED", 24)
     client, name = long_chat()
     run(client, flow, chat=name)
 

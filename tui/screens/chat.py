@@ -407,7 +407,7 @@ class ChatScreen(SteadyScreen):
         from tui.extracts import Address, extracts
         from tui.screens.extracts import ExtractsScreen
 
-        found = await asyncio.to_thread(extracts, event.message.text)
+        found = await asyncio.to_thread(extracts, event.message.full_text)
         choice = await self.app.push_screen_wait(ExtractsScreen(found)) if found else None
         if not found:
             self.app.notify("No code or links here.", markup=False)

@@ -7,9 +7,11 @@ shown.
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Container, Coroutine
 from contextlib import asynccontextmanager, suppress
+from typing import ClassVar
 
 from textual import on, work
 from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.message import Message as Posted
 from textual.widgets import TextArea
@@ -25,6 +27,7 @@ from tui.screens.full_context import FullContextScreen
 from tui.show_errors import show_error, show_errors
 from tui.trimming import ContextTrimmer
 from tui.types import (
+    CallId,
     Chat,
     ChatId,
     ChatSettings,
@@ -32,17 +35,21 @@ from tui.types import (
     Finish,
     Message,
     MessageId,
+    Permission,
     ReasoningDelta,
     ReplyEnd,
     ReplyEvent,
     ReplyStarted,
     Role,
     TextDelta,
+    ToolCalled,
+    ToolReturned,
     TrimPlan,
 )
 from tui.widgets.composer import Composer
 from tui.widgets.message_view import MessageView
 from tui.widgets.prompt_area import PromptArea
+from tui.widgets.tool_call import ANSWERS, PermissionAsk
 from tui.widgets.transcript import Transcript
 from tui.widgets.welcome import Welcome
 
@@ -54,6 +61,10 @@ _BRIEF = 3.0  # seconds; short, because the user types on
 
 class Conversation(Vertical):
     """The transcript and the composer of the open chat."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding(key, f"answer_call({kind.value!r})", words, show=False, priority=True) for kind, words, key in ANSWERS
+    ]
 
     class Shown(Posted):
         """Another chat is open, or the open chat was renamed."""
@@ -140,6 +151,8 @@ class Conversation(Vertical):
                 opened.leaf = opened.branches.newest_leaf(at)
             await self._save_left_draft(left)
             await self._show(opened, at)
+            if running is not None:
+                await self._show_calls(running)
             self.composer.show_draft(self.composer.drafts.with_files(chat, found.draft))
 
     async def open_new(self, *, private: bool = False) -> None:
@@ -204,6 +217,7 @@ class Conversation(Vertical):
         self._post_activity(self.current_reply.activity if self.current_reply else "")
 
     def _post_activity(self, text: str) -> None:
+        self.transcript.status.follow(self.current_reply, text)
         if text != self._activity:
             self._activity = text
             self.post_message(self.Activity(text))
@@ -290,16 +304,19 @@ class Conversation(Vertical):
         if isinstance(event, ClientError):
             self._replies.fail(reply, event)
             self._show_failure(reply.chat, reply.to)
-            if self.model or not isinstance(event, NotLoaded):
+            is_reported = reply.message is None and reply.chat == self.chat.id  # below the question
+            if not is_reported and (self.model or not isinstance(event, NotLoaded)):
                 show_error(self, event)
             await self._finish_reply(reply)
             return
         reply.apply(event)
         if reply.chat == self.chat.id:
             await self._show_event(reply, event)
+        elif isinstance(event, ToolCalled) and event.asks:
+            self.app.notify(f"{event.name} waits for your permission in another chat.", markup=False)
         if isinstance(event, ReplyEnd):
-            if event.error:
-                show_error(self, ClientError(event.error))
+            if event.error and reply.chat != self.chat.id:
+                show_error(self, ClientError(event.error.partition("\n")[0]))
             await self._finish_reply(reply)
 
     def _show_failure(self, chat: ChatId, to: MessageId) -> None:
@@ -330,10 +347,51 @@ class Conversation(Vertical):
             await self.transcript.append(message)
         view = self.transcript.view(message.id)
         if isinstance(event, TextDelta) and view is not None:
-            view.grow(event.text)
+            await view.grow(event.text, reply.reasoning_seconds)
         elif isinstance(event, ReasoningDelta) and view is not None:
             await view.add_reasoning(event.text, reply.reasoning_seconds)
+        elif isinstance(event, ToolCalled) and view is not None:
+            await view.show_call(event, reply.reasoning_seconds)
+            self._focus_question()
+        elif isinstance(event, ToolReturned) and view is not None:
+            view.show_result(event)
         self._post_activity(reply.activity)
+
+    async def _show_calls(self, reply: ReplyProgress) -> None:
+        """Show the calls of a running reply whose chat was opened."""
+        view = self.transcript.view(reply.message.id) if reply.message else None
+        if view is not None:
+            for called in list(reply.calls.values()):
+                await view.show_call(called, reply.reasoning_seconds)
+        self._focus_question()
+
+    def _focus_question(self) -> None:
+        """Focus the question about a tool call, unless the user is typing."""
+        if self.composer.prompt == Prompt() and self.screen.focused in (None, self.composer.area):
+            for question in self.query(PermissionAsk):
+                question.query_one("OptionList").focus(scroll_visible=False)
+
+    @on(PermissionAsk.Answered)
+    def answer(self, answered: PermissionAsk.Answered) -> None:
+        self._answer(answered.call, answered.permission)
+
+    def action_answer_call(self, permission: str) -> None:
+        """Answer the call of the open chat that waits for permission."""
+        if (reply := self.current_reply) is not None and (called := reply.asking) is not None:
+            self._answer(called.call, Permission(permission))
+
+    def _answer(self, call: CallId, permission: Permission) -> None:
+        self._client.tools.answer(call, permission)
+        if (reply := self.current_reply) is not None:
+            reply.note_answer(call)
+            view = self.transcript.view(reply.message.id) if reply.message else None
+            if view is not None:
+                view.remove_question(call)
+        self.composer.area.focus()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        reply = self.current_reply
+        return action != "answer_call" or (reply is not None and reply.asking is not None)
 
     async def _finish_reply(self, reply: ReplyProgress) -> None:
         """End a reply. Send the next queued message, unless the reply failed or was stopped."""
@@ -498,7 +556,12 @@ class Conversation(Vertical):
 
     @on(MessageView.CopyAsked)
     def copy(self, event: MessageView.CopyAsked) -> None:
+<<<<<<< HEAD
         self.app.copy_to_clipboard(event.message.text)
+=======
+        self.app.copy_to_clipboard(event.message.full_text)
+        self.app.notify("Copied.", markup=False)
+>>>>>>> d76e9e48 (chat: show the stage of a reply, its cost in one line, and its tool calls)
 
     # --- the context
 

@@ -8,7 +8,7 @@ from textual.widgets import Label
 
 from tui import figures
 from tui.plain_text import head
-from tui.widgets.text_fields import WordButtons, word
+from tui.widgets.text_fields import WordButtons, clickable
 
 _LONGEST = 50_000  # characters
 _LATEST = 4000  # characters at the end that are shown while the reasoning grows
@@ -21,7 +21,7 @@ class Folded(Vertical):
 
     def __init__(self, line: str, text: str) -> None:
         super().__init__()
-        self._line = line
+        self._line = Content(line)
         self._text = text
 
     def compose(self) -> ComposeResult:
@@ -40,7 +40,8 @@ class Folded(Vertical):
     def _show(self) -> None:
         if not (self.is_attached and self.children):  # its message may be removed before it is composed
             return
-        self.query_one(WordButtons).update(word(f"{'▸' if self.folded else '▾'} {self._line}", "fold"))
+        line = Content.assemble("▸ " if self.folded else "▾ ", self._line)
+        self.query_one(WordButtons).update(clickable(line, "fold"))
         body = self.query_one(".folded-text", Label)
         body.display = not self.folded
         if not self.folded:
@@ -68,9 +69,15 @@ class Reasoning(Folded):
         self._tell(seconds, finished=True)
         self._show()
 
+    def end(self) -> None:
+        """Mark the reasoning as complete, with the duration known before."""
+        if not self._finished:
+            self.finish(self._seconds)
+
     def _tell(self, seconds: float, *, finished: bool) -> None:
-        self._finished = finished
-        self._line = f"{'thought for' if finished else 'thinking,'} {figures.seconds(seconds)}"
+        self._finished, self._seconds = finished, seconds
+        how_long = f" for {figures.seconds(seconds)}" if seconds else ""  # unknown for reasoning before a tool call
+        self._line = Content(f"Thought{how_long}" if finished else "Thinking")
 
     def _shown_text(self) -> str:
         return super()._shown_text() if self._finished else _end(self._text.strip(), _LATEST)

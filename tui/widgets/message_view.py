@@ -8,20 +8,23 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.message import Message as Posted
+from textual.widget import Widget
 from textual.widgets import Label, Static
 
 from tui import figures
 from tui.plain_text import head, model_name
-from tui.types import Message, MessageId, Role
+from tui.types import CallId, Finish, Message, MessageId, Role, ToolCalled, ToolReturned
 from tui.widgets.folded import Folded, Reasoning
 from tui.widgets.growing import Column
-from tui.widgets.text_fields import WordButtons, word
+from tui.widgets.outcome import Outcome, has_outcome
+from tui.widgets.text_fields import SplitLine, clickable, word
+from tui.widgets.tool_call import PermissionAsk, ToolCallLine
 
 _LONGEST_TYPED = 20_000  # characters of a user's message that are shown; copy and edit use all of it
 
 
-class MessageHeader(WordButtons):
-    """The line above a message."""
+class MessageHeader(SplitLine):
+    """The line above a message: author and branch, and at the right its cost and actions."""
 
 
 class MessageView(Column, can_focus=True):
@@ -38,7 +41,7 @@ class MessageView(Column, can_focus=True):
         Binding("left", "branch(-1)", "Branch ‹"),
         Binding("right", "branch(1)", "Branch ›"),
         Binding("enter", "extracts", "Code, links"),
-        Binding("ctrl+o", "unfold", "Reasoning, summary", show=False),
+        Binding("ctrl+o", "unfold", "Details"),
         Binding("up", "neighbor(-1)", "Message above", show=False),
         Binding("down", "neighbor(1)", "Message below", show=False),
     ]
@@ -84,22 +87,35 @@ class MessageView(Column, can_focus=True):
 
     def compose(self) -> ComposeResult:
         message = self.message
-        yield MessageHeader(self._header())
-        if message.reasoning:
-            yield Reasoning(message.reasoning, message.reasoning_seconds, finished=bool(message.text or message.finish))
+        yield MessageHeader(*self._header())
         if message.role is Role.ASSISTANT:
-            from tui.widgets.reply_text import ReplyText
-
-            yield ReplyText(message.text)
+            yield from self._reply_parts()
         else:
             yield Static(Content(head(message.text, _LONGEST_TYPED)), classes="typed")
             for attachment in message.attachments:
                 yield Label(f"+ {attachment.name} ({len(attachment.text):,} characters)", markup=False, classes="file")
-        yield Label(self._cost(), markup=False, classes="cost")
+        if has_outcome(message):
+            yield Outcome(message)
         if self._summary:
             yield Folded("Summary of earlier messages", self._summary)
 
-    def _header(self) -> Content:
+    def _reply_parts(self) -> ComposeResult:
+        from tui.widgets.reply_text import ReplyText
+
+        message = self.message
+        for step in message.steps:
+            if step.reasoning:
+                yield Reasoning(step.reasoning, 0.0, finished=True)
+            if step.text:
+                yield ReplyText(step.text)
+            yield ToolCallLine.of_step(step)
+        if message.reasoning:
+            yield Reasoning(message.reasoning, message.reasoning_seconds, finished=bool(message.text or message.finish))
+        if message.text:
+            yield ReplyText(message.text)
+
+    def _header(self) -> list[Content]:
+        """Return the left part of the header, and versions of the right part, the longest first."""
         message = self.message
         mine = message.role is Role.USER
         parts: list[str | Content | tuple[str, str]] = [
@@ -110,33 +126,51 @@ class MessageView(Column, can_focus=True):
             parts += ["  ", word("‹", "branch(-1)"), position, word("›", "branch(1)")]
         if self._left_out:
             parts.append(("  no longer in context", "italic"))
-        parts += ["  ", word("copy", "copy"), "  ", word("edit", "edit") if mine else word("retry", "regenerate")]
-        return Content.assemble(*parts)
+        words = Content.assemble(
+            word("copy", "copy"), "  ", word("edit", "edit") if mine else word("retry", "regenerate")
+        )
+        costs = (Content.assemble(_cost_word(cost), "   ", words) for cost in self._costs())
+        return [Content.assemble(*parts), *costs, words]
 
-    def _cost(self) -> Content:
-        message = self.message
-        lines: list[tuple[str, str]] = []
-        if message.role is Role.USER and message.error:
-            lines.append((f"No reply: {message.error}", "$text-warning"))
-        if message.finish in figures.FINISHES:
-            reason = f": {message.error}" if message.error else ""
-            lines.append((f"{figures.FINISHES[message.finish]}{reason}", "$text-warning"))
-        if message.usage is not None:
-            lines.append((figures.cost(message.usage), ""))
-            if message.usage.miss:
-                lines.append((f"cache miss: {message.usage.miss}", "$text-warning"))
-        return Content("\n").join(Content.styled(text, style) for text, style in lines)
+    def _costs(self) -> list[str]:
+        """Return the cost of a reply in words, the longest first."""
+        usage = self.message.usage
+        words = [] if usage is None else [figures.brief_cost(usage), figures.brief_speed(usage)]
+        stopped = ["stopped"] if self.message.finish is Finish.STOPPED else []
+        costs = [" · ".join([*stopped, *([one] if one else [])]) for one in [*words, ""]]
+        return [one for one in costs if one]
+
+    def _details(self) -> str:
+        """Return the whole cost of a reply, one fact a line."""
+        usage = self.message.usage
+        if usage is None:
+            return ""
+        miss = f"cache miss: {usage.miss}" if usage.miss else ""
+        return "\n".join(filter(None, (figures.reply_cost(usage), figures.prompt_cost(usage), miss)))
 
     # --- while a reply is generated
 
-    def grow(self, text: str) -> None:
-        """Append text to the answer."""
+    def _parts(self) -> list[Widget]:
+        """Return the parts after the last tool call, or after the header."""
+        starts = [index for index, one in enumerate(self.children) if isinstance(one, MessageHeader | ToolCallLine)]
+        return list(self.children[starts[-1] + 1 :]) if starts else []
+
+    async def grow(self, text: str, reasoning_seconds: float = 0.0) -> None:
+        """Append text to the answer. `reasoning_seconds`: duration of the reasoning before it."""
         from tui.widgets.reply_text import ReplyText
 
         if not self.children:  # not composed yet: `compose` will show this text
             self.message = replace(self.message, text=self.message.text + text)
-        for shown in self.query(ReplyText):
-            shown.add(text)
+        elif texts := [one for one in self._parts() if isinstance(one, ReplyText)]:
+            texts[-1].add(text)
+        else:
+            self._end_reasoning(reasoning_seconds)
+            await self.mount(ReplyText(text))
+
+    def _end_reasoning(self, seconds: float) -> None:
+        for part in self._parts():
+            if isinstance(part, Reasoning):
+                part.finish(seconds)
 
     def yield_to_typing(self) -> None:
         """Draw the answer between the user's keys."""
@@ -155,23 +189,58 @@ class MessageView(Column, can_focus=True):
         """Append reasoning text."""
         if not self.children:
             self.message = replace(self.message, reasoning=self.message.reasoning + text, reasoning_seconds=seconds)
-        elif found := self.query(Reasoning):
-            found.first().add(text, seconds)
+        elif found := [one for one in self._parts() if isinstance(one, Reasoning)]:
+            found[-1].add(text, seconds)
         else:
-            await self.mount(Reasoning(text, seconds, finished=False), after=0)
+            position = len(self.children) - len(self._parts())
+            await self.mount(Reasoning(text, seconds, finished=False), after=position - 1)
+
+    async def show_call(self, called: ToolCalled, reasoning_seconds: float = 0.0) -> None:
+        """Append a tool call, and the question whether it may run."""
+        self._finish_text()
+        self._end_reasoning(reasoning_seconds)
+        await self.mount(ToolCallLine(called.name, called.arguments, called.call))
+        if called.asks:
+            await self.mount(PermissionAsk(called))
+
+    def show_result(self, returned: ToolReturned) -> None:
+        """Show the result of a call."""
+        self.remove_question(returned.call)
+        for line in self.query(ToolCallLine):
+            if line.call == returned.call:
+                line.finish(returned.result, is_error=returned.is_error)
+
+    def remove_question(self, call: CallId | None = None) -> None:
+        """Remove the question about a call, or all questions."""
+        for question in self.query(PermissionAsk):
+            if call in (None, question.called.call):
+                question.remove()
 
     def update_message(self, message: Message, siblings: tuple[MessageId, ...]) -> None:
         """Update everything except the texts, which were shown as they arrived."""
         self.message, self._siblings = message, siblings
         for header in self.query(MessageHeader):
-            header.update(self._header())
-        for cost in self.query(".cost").results(Label):
-            cost.update(self._cost())
-        if message.finish is not None:
-            self._finish_text()
-        if message.text or message.finish is not None:
-            for reasoning in self.query(Reasoning):
-                reasoning.finish(message.reasoning_seconds)
+            header.show(*self._header())
+        self._show_outcome()
+        if message.finish is None:
+            return
+        self._finish_text()
+        self.remove_question()
+        for line in self.query(ToolCallLine):
+            if line.call is not None:
+                line.stop()
+        for reasoning in self.query(Reasoning):
+            reasoning.end()
+
+    def _show_outcome(self) -> None:
+        shown = list(self.query(Outcome))
+        for one in shown:
+            if has_outcome(self.message):
+                one.show(self.message)
+            else:
+                one.remove()
+        if not shown and has_outcome(self.message) and self.children:
+            self.mount(Outcome(self.message))
 
     # --- actions
 
@@ -197,5 +266,21 @@ class MessageView(Column, can_focus=True):
         self.post_message(self.NeighborAsked(self.message, step))
 
     def action_unfold(self) -> None:
-        for folded in self.query(Folded):
-            folded.folded = not folded.folded
+        """Open or close everything that is folded: reasoning, tool calls, the summary, and details."""
+        folded = [one.folded for one in self.query(Folded)]
+        for one in self.query(Folded):
+            one.folded = not any(folded)
+        self.action_details()
+
+    def action_details(self) -> None:
+        """Show or hide the details of the cost and of a failure."""
+        for outcome in self.query(Outcome):
+            outcome.toggle_details()
+        if shown := self.query(".details"):
+            shown.remove()
+        elif details := self._details():
+            self.mount(Label(details, markup=False, classes="details"), after=0)
+
+
+def _cost_word(cost: str) -> Content:
+    return clickable(Content.styled(cost, "$text-muted"), "details")

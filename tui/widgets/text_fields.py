@@ -57,6 +57,32 @@ class WordButtons(Label):
         await self.app.run_action(action, self.parent)
 
 
+class SplitLine(WordButtons):
+    """A line with a left part and a right-aligned part."""
+
+    DEFAULT_CSS = "SplitLine { width: 1fr; height: 1; text-wrap: nowrap; text-overflow: ellipsis; }"
+
+    def __init__(self, left: Content, *rights: Content, classes: str | None = None) -> None:
+        """`rights`: versions of the right part, the longest first; the first that fits is shown."""
+        super().__init__(classes=classes)
+        self._left, self._rights = left, rights
+
+    def show(self, left: Content, *rights: Content) -> None:
+        """Replace both parts."""
+        self._left, self._rights = left, rights
+        self.refresh()
+
+    def render(self) -> Content:
+        spare = self.content_size.width - self._left.cell_length
+        right = next((one for one in self._rights if one.cell_length + 2 <= spare), Content(""))
+        return Content.assemble(self._left, " " * max(0, spare - right.cell_length), right)
+
+
 def word(text: str, action: str) -> Content:
     """Return a word that runs an action of its line's parent when it is clicked."""
-    return Content.styled(text, Style.from_meta({"@click": f"ask({action!r})"}) + Style(underline=True))
+    return clickable(Content.styled(text, Style(underline=True)), action)
+
+
+def clickable(content: Content, action: str) -> Content:
+    """Return a text that runs an action of its line's parent when it is clicked."""
+    return content.stylize(Style.from_meta({"@click": f"ask({action!r})"}))

@@ -14,6 +14,7 @@ from textual.strip import Strip
 from tui.types import Message, MessageId
 from tui.widgets.growing import Column, keep_position, render_uniform, size_by_layout
 from tui.widgets.message_view import MessageView
+from tui.widgets.reply_status import ReplyStatus
 
 _SCREENS = 1.5  # estimated height to mount, in screens
 _WINDOW = "window"  # worker group that moves the window
@@ -33,6 +34,7 @@ class Transcript(VerticalScroll, can_focus=False):
 
     def __init__(self) -> None:
         super().__init__()
+        self.status = ReplyStatus()  # below the last message
         self._path: list[Message] = []
         self._siblings: Siblings = lambda message: (message,)
         self._left_out: Mapping[MessageId, str] = NOTHING
@@ -43,7 +45,8 @@ class Transcript(VerticalScroll, can_focus=False):
 
     def compose(self) -> ComposeResult:
         # At least as high as the screen, because an anchor could not scroll to the bottom otherwise.
-        yield Column(id="messages")
+        with Column(id="messages"):
+            yield self.status
 
     def render_lines(self, crop: Region) -> list[Strip]:
         return render_uniform(super().render_lines, crop)
@@ -81,8 +84,8 @@ class Transcript(VerticalScroll, can_focus=False):
         self._first = self._window_start(len(self._path) if index is None else index)
         self._end = len(self._path) if index is None else self._window_end(index)
         with self.app.batch_update():
-            await self._messages.remove_children()
-            await self._messages.mount_all(self._views(self._first, self._end))
+            await self._messages.remove_children(MessageView)
+            await self._messages.mount_all(self._views(self._first, self._end), before=self.status)
         self._moving = False
         view = None if at is None else self.view(at)
         self.anchor(view is None)
@@ -98,7 +101,7 @@ class Transcript(VerticalScroll, can_focus=False):
             else:
                 self._path.append(message)
                 self._end += 1
-                await self._messages.mount(*self._views(self._end - 1, self._end))
+                await self._messages.mount(*self._views(self._end - 1, self._end), before=self.status)
                 self.anchor()
 
     async def truncate_after(self, message: MessageId | None) -> None:
@@ -166,7 +169,7 @@ class Transcript(VerticalScroll, can_focus=False):
     def _estimated_lines(self, message: Message) -> int:
         """Return the estimated height of a message in lines."""
         width = max(20, self.size.width or self.app.size.width)
-        return 4 + message.text.count("\n") + len(message.text) // width
+        return 3 + message.text.count("\n") + len(message.text) // width
 
     def _window_start(self, index: int) -> int:
         """Return the start of a window that has enough messages before `index`."""
@@ -230,8 +233,9 @@ class Transcript(VerticalScroll, can_focus=False):
         self._moving = False
 
     async def _mount(self, first: int, end: int, *, before: int | None = None) -> None:
+        position = self.status if before is None else before
         with self.app.batch_update():
-            await self._messages.mount_all(self._views(first, end), before=before)
+            await self._messages.mount_all(self._views(first, end), before=position)
 
     async def _unmount_outside(self) -> None:
         """Unmount messages outside the window, and keep the visible part in place."""

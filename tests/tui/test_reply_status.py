@@ -1,0 +1,72 @@
+"""Tests for the sign of life below a reply."""
+
+from tests.tui.pilots import Chatting, run
+from tests.tui.scripted_client import USAGE, WAIT, ScriptedClient
+from tui.reply_progress import ReplyProgress
+from tui.types import (
+    CallId,
+    ChatId,
+    Finish,
+    MessageId,
+    PromptProgress,
+    ReasoningDelta,
+    ReplyEnd,
+    ReplyStarted,
+    TextDelta,
+    ToolCalled,
+    ToolReturned,
+)
+from tui.widgets.reply_status import ReplyStatus, describe
+
+END = ReplyEnd(Finish.COMPLETE, USAGE)
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_each_stage_is_described() -> None:
+    clock = Clock()
+    reply = ReplyProgress(ChatId("1"), MessageId("1"), clock)
+    clock.now = 2.0
+    assert describe(reply, 80) == "Waiting for the model 2 s"
+    reply.apply(PromptProgress(1000, 7000))
+    assert describe(reply, 60) == "Reading your message  1,000 / 7,000"
+    clock.now = 4.0
+    reply.apply(PromptProgress(4000, 7000))
+    assert describe(reply, 80) == "Reading your message  ━━━━━━━━━━────────  4,000 / 7,000  2 s left"
+    reply.apply(ReplyStarted(MessageId("2"), "m"))
+    reply.apply(ReasoningDelta("hm"))
+    clock.now = 8.0
+    assert describe(reply, 80) == "Thinking 4 s"
+    reply.apply(TextDelta("a b c d", 40))
+    clock.now = 10.0
+    assert describe(reply, 80) == "7 tok/s · 41 tokens · 2 s"
+    reply.apply(ToolCalled(CallId("1"), "files.read", "{}"))
+    clock.now = 13.0
+    assert describe(reply, 80) == "Running files.read 3 s"
+    reply.apply(ToolReturned(CallId("1"), "done"))
+    assert describe(reply, 80) == "Waiting for the model 0 s"
+    reply.stopping = True
+    assert describe(reply, 80) == "Stopping"
+
+
+def test_line_is_below_the_question_until_the_reply_ends() -> None:
+    async def flow(chat: Chatting) -> None:
+        status = chat.screen.query_one(ReplyStatus)
+        assert not status.display
+        await chat.type("long")
+        await chat.until(lambda: any("Reading your message" in line for line in chat.lines()))
+        line = chat.lines()[status.region.y]
+        assert "100 / 900" in line
+        assert "esc to stop" in line
+        assert status.region.y == chat.views()[-1].region.bottom + 1  # a margin is below the question
+        chat.client.replies.gate.set()
+        await chat.until(lambda: "Hi" in chat.texts() and not status.display)
+
+    run(ScriptedClient([PromptProgress(100, 900), WAIT, TextDelta("Hi"), END]), flow)

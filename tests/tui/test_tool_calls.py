@@ -1,0 +1,120 @@
+"""Tests for tool calls in replies."""
+
+import pytest
+
+from tests.tui.pilots import Chatting, run
+from tests.tui.scripted_client import USAGE, WAIT, ScriptedClient
+from tui.types import (
+    CallId,
+    Finish,
+    Permission,
+    ReasoningDelta,
+    ReplyEnd,
+    ReplyEvent,
+    TextDelta,
+    ToolCalled,
+    ToolReturned,
+)
+from tui.widgets import tool_call
+from tui.widgets.tool_call import PermissionAsk, ToolCallLine, short_arguments
+
+END = ReplyEnd(Finish.COMPLETE, USAGE)
+CALL = CallId("call-1")
+CALLED = ToolCalled(CALL, "files.read", '{"path": "README.md", "lines": 20}')
+ASKED = ToolCalled(CALL, "files.read", '{"path": "README.md"}', asks=True)
+RETURNED = ToolReturned(CALL, "# Inglenook [b]")
+
+
+def parts(chat: Chatting) -> list[str]:
+    return [type(part).__name__ for part in chat.views()[-1].children]
+
+
+def line(chat: Chatting) -> str:
+    return str(chat.screen.query_one(ToolCallLine).query_one("WordButtons").render())
+
+
+def test_calls_are_folded_lines_between_the_texts() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.say("go")
+        reply = chat.views()[-1].message
+        assert (reply.text, reply.steps[0].text) == ("It is a chat.", "I look.")
+        assert parts(chat) == ["MessageHeader", "Reasoning", "ReplyText", "ToolCallLine", "ReplyText"]
+        assert line(chat) == "▸ ✓ files.read (path: README.md, lines: 20) · 15 B"
+        name = chat.conversation.chat.id
+        assert name is not None
+        chat.views()[-1].focus()
+        await chat.pilot.press("ctrl+o")
+        shown = chat.label("ToolCallLine .folded-text")
+        assert '"lines": 20' in shown
+        assert "# Inglenook [b]" in shown
+
+    script: list[ReplyEvent] = [ReasoningDelta("hm"), TextDelta("I look."), CALLED, RETURNED]
+    run(ScriptedClient([*script, TextDelta("It is a chat."), END]), flow)
+
+
+def test_failed_call_is_marked() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.say("go")
+        assert line(chat) == "▸ ✗ files.read (path: README.md, lines: 20) · 7 B"
+
+    run(ScriptedClient([TextDelta("a"), CALLED, ToolReturned(CALL, "no file", is_error=True), END]), flow)
+
+
+def test_function_key_answers_a_call_that_asks() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.type("go")
+        await chat.until(lambda: chat.screen.query(PermissionAsk))
+        await chat.type("half", enter=False)
+        await chat.pilot.press("f7")
+        assert chat.client.tools.answers == [(CALL, Permission.CHAT)]
+        await chat.until(lambda: not chat.screen.query(PermissionAsk))
+        assert chat.composer.area.text == "half"
+        await chat.pilot.press("f7")
+        chat.client.replies.gate.set()
+        await chat.until(lambda: line(chat).endswith("15 B"))
+        assert len(chat.client.tools.answers) == 1
+
+    run(ScriptedClient([TextDelta("a"), ASKED, WAIT, RETURNED, END]), flow)
+
+
+@pytest.mark.parametrize("typed", ["", "half"])
+def test_question_takes_the_focus_only_from_an_empty_prompt(typed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool_call, "_GUARD_SECONDS", 0.0)
+
+    async def flow(chat: Chatting) -> None:
+        await chat.type("go")
+        await chat.until(lambda: len(chat.views()) == 2)
+        await chat.type(typed, enter=False)
+        chat.client.replies.gate.set()
+        await chat.until(lambda: chat.screen.query(PermissionAsk))
+        await chat.pilot.pause()
+        assert chat.composer.area.has_focus is bool(typed)
+        if not typed:
+            await chat.pilot.press("down", "down", "down", "enter")
+            assert chat.client.tools.answers == [(CALL, Permission.DENY)]
+            assert chat.composer.area.has_focus
+
+    run(ScriptedClient([TextDelta("a"), WAIT, ASKED, WAIT, RETURNED, END]), flow)
+
+
+def test_question_is_shown_again_when_the_chat_is_opened() -> None:
+    async def flow(chat: Chatting) -> None:
+        await chat.type("go")
+        await chat.until(lambda: chat.screen.query(PermissionAsk))
+        name = chat.conversation.chat.id
+        assert name is not None
+        await chat.conversation.open_new()
+        assert not chat.screen.query(PermissionAsk)
+        await chat.conversation.open(name)
+        assert parts(chat) == ["MessageHeader", "ReplyText", "ToolCallLine", "PermissionAsk"]
+        await chat.pilot.press("escape", "escape")
+        await chat.until(lambda: not chat.screen.query(PermissionAsk))
+        assert line(chat).endswith("stopped")
+
+    run(ScriptedClient([TextDelta("a"), ASKED, WAIT, RETURNED, END]), flow)
+
+
+def test_long_arguments_are_cut() -> None:
+    assert short_arguments('{"text": "' + "word " * 50 + '"}') == f"text: {('word ' * 50)[:39]}…"
+    assert short_arguments("not json") == "not json"
+    assert short_arguments("") == ""

@@ -1,0 +1,61 @@
+"""Why there is no reply, or why it is incomplete, with what to do about it."""
+
+import re
+
+from textual.content import Content
+
+from tui import figures
+from tui.plain_text import head
+from tui.types import Finish, Message, Role
+from tui.widgets.text_fields import WordButtons, word
+
+_SENTENCE = re.compile(r"(.{1,300}?[.!?])\s+(\S.*)", re.DOTALL)
+_LONGEST = 4000  # characters of the details
+
+
+class Outcome(WordButtons):
+    """A block of a message: the reason, what to do, and words to retry and to see details."""
+
+    def __init__(self, message: Message) -> None:
+        super().__init__(classes="outcome")
+        self._message = message
+        self._is_detailed = False
+        self.show(message)
+
+    def show(self, message: Message) -> None:
+        self._message = message
+        self.set_class(message.finish is not Finish.LENGTH, "-failed")
+        self.update(self._content())
+
+    def toggle_details(self) -> None:
+        self._is_detailed = not self._is_detailed
+        self.update(self._content())
+
+    def _content(self) -> Content:
+        reason, remedy, details = explain(self._message)
+        mark = ("✗ ", "$text-error") if self.has_class("-failed") else ("! ", "$text-warning")
+        lines = [Content.assemble(mark, reason)]
+        if remedy:
+            lines.append(Content(f"  {remedy}"))
+        if self._is_detailed:
+            lines.append(Content.styled(head(details, _LONGEST), "$text-muted"))
+        words = [Content("  "), word("retry", "regenerate"), Content.styled(" ctrl+y", "$text-muted")]
+        if details:
+            words += [Content("   "), word("details", "details"), Content.styled(" ctrl+o", "$text-muted")]
+        return Content("\n").join([*lines, Content.assemble(*words)])
+
+
+def has_outcome(message: Message) -> bool:
+    """Whether a message needs this block."""
+    return message.finish in figures.FINISHES or (message.role is Role.USER and bool(message.error))
+
+
+def explain(message: Message) -> tuple[str, str, str]:
+    """Return the reason in one sentence, what to do, and technical details; each may be empty but the first."""
+    label = figures.FINISHES.get(message.finish, "") if message.finish else "No reply."
+    if not message.error:
+        return label, "", ""
+    told, _, details = message.error.partition("\n")
+    found = _SENTENCE.fullmatch(told.strip())
+    reason, remedy = (found[1], found[2]) if found else (told.strip(), "")
+    return f"{reason[:1].upper()}{reason[1:]}", remedy, details.strip()

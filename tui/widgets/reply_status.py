@@ -1,0 +1,88 @@
+"""The sign of life of a reply: one line below it with its stage, its progress, and how to stop it."""
+
+from collections.abc import Callable, Mapping
+
+from textual.content import Content
+from textual.widget import Widget
+
+from tui import figures
+from tui.reply_progress import ReplyProgress, Stage
+
+_SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_FRAMES_PER_SECOND = 8
+_BAR = 18  # cells
+_NARROW = 70  # cells; the progress bar is left out below this width
+
+
+class ReplyStatus(Widget):
+    """One line, shown while a reply or a summary is generated."""
+
+    DEFAULT_CSS = "ReplyStatus { height: 1; display: none; padding: 0 1; text-wrap: nowrap; text-overflow: ellipsis; }"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._reply: ReplyProgress | None = None
+        self._activity = ""
+        self._frame = 0
+
+    def on_mount(self) -> None:
+        self._timer = self.set_interval(1 / _FRAMES_PER_SECOND, self._advance, pause=not self.display)
+
+    def follow(self, reply: ReplyProgress | None, activity: str) -> None:
+        """Show this reply. Without one, show `activity`; hide the line if that is empty."""
+        self._reply, self._activity = reply, activity
+        is_shown = reply is not None or bool(activity)
+        if is_shown is not self.display:
+            self.display = is_shown
+            if self.is_attached:
+                (self._timer.resume if is_shown else self._timer.pause)()
+        self.refresh()
+
+    def _advance(self) -> None:
+        self._frame += 1
+        self.refresh()
+
+    def render(self) -> Content:
+        reply, width = self._reply, self.content_size.width
+        words = self._activity.capitalize() if reply is None else describe(reply, width)
+        stop = "f6 to allow · f9 to deny · esc to stop" if reply is not None and reply.asking else "esc to stop"
+        left = Content.assemble((_SPINNER[self._frame % len(_SPINNER)], "$accent"), " ", (words, "$text-muted"))
+        spare = width - left.cell_length - len(stop)
+        return left if spare < 2 else Content.assemble(left, " " * spare, (stop, "$text-muted"))
+
+
+def describe(reply: ReplyProgress, width: int) -> str:
+    """Return the stage of a reply in words, for a line of `width` cells."""
+    return "Stopping" if reply.stopping else _STAGES[reply.stage](reply, width)
+
+
+def _reading(reply: ReplyProgress, width: int) -> str:
+    progress, left = reply.prompt, reply.seconds_left
+    if progress is None:
+        return "Reading your message"
+    bar = f"  {figures.bar(progress.done, progress.total, _BAR)}" if width >= _NARROW else ""
+    rest = f"  {figures.time_left(left)}" if left is not None else ""
+    return f"Reading your message{bar}  {progress.done:,} / {progress.total:,}{rest}"
+
+
+def _writing(reply: ReplyProgress, _: int) -> str:
+    tokens = f"{reply.tokens:,} {'token' if reply.tokens == 1 else 'tokens'}"
+    speed = f"{reply.tokens_per_second:.0f} tok/s · " if reply.tokens_per_second else ""
+    return f"{speed}{tokens} · {reply.stage_seconds:.0f} s"
+
+
+def _calling(reply: ReplyProgress, _: int) -> str:
+    if reply.asking is not None:
+        return "Waiting for your permission"
+    name = next((call.name for call in reply.calls.values()), "a tool")
+    return f"Running {name} {reply.stage_seconds:.0f} s"
+
+
+_STAGES: Mapping[Stage, Callable[[ReplyProgress, int], str]] = {
+    Stage.WAITING: lambda reply, _: f"Waiting for the model {reply.stage_seconds:.0f} s",
+    Stage.READING: _reading,
+    Stage.THINKING: lambda reply, _: f"Thinking {reply.stage_seconds:.0f} s",
+    Stage.WRITING: _writing,
+    Stage.CALLING: _calling,
+    Stage.ENDED: lambda *_: "",
+}

@@ -1,0 +1,131 @@
+"""A tool call in a reply: one folded line with its arguments and result, and the question whether it may run."""
+
+import json
+from time import monotonic
+from typing import ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.content import Content
+from textual.message import Message
+from textual.widgets import Label, OptionList
+from textual.widgets.option_list import Option
+
+from tui import figures
+from tui.plain_text import head, single_line
+from tui.types import CallId, Permission, ToolCalled, ToolStep
+from tui.widgets.folded import Folded
+
+_LONGEST_ARGUMENTS, _LONGEST_VALUE = 60, 40  # characters on the folded line
+_LONGEST_RESULT = 20_000  # characters of a result that are shown
+_GUARD_SECONDS = 0.4  # a key pressed this soon was meant for something else
+
+ANSWERS = (
+    (Permission.ONCE, "Allow once", "f6"),
+    (Permission.CHAT, "Allow in this chat", "f7"),
+    (Permission.ALWAYS, "Always allow", "f8"),
+    (Permission.DENY, "Deny", "f9"),
+)
+
+
+class ToolCallLine(Folded):
+    """One call. `call` is None for a stored one."""
+
+    def __init__(self, name: str, arguments: str, call: CallId | None = None) -> None:
+        super().__init__("", "")
+        self.call = call
+        self._tool, self._arguments = single_line(name), arguments
+        self._mark, self._note = ("…", "$text-muted"), "running"
+        self._result = ""
+        self._describe()
+
+    @classmethod
+    def of_step(cls, step: ToolStep) -> "ToolCallLine":
+        """Return the line of a call that has ended."""
+        line = cls(step.name, step.arguments)
+        line.finish(step.result, is_error=step.is_error)
+        return line
+
+    def finish(self, result: str, *, is_error: bool) -> None:
+        """Show the result."""
+        self.call, self._result = None, result
+        self._mark = ("✗", "$text-error") if is_error else ("✓", "$text-success")
+        self._note = figures.size(len(result.encode()))
+        self._describe()
+
+    def stop(self) -> None:
+        """Mark the call as stopped before its end."""
+        self.call, self._mark, self._note = None, ("–", "$text-muted"), "stopped"
+        self._describe()
+
+    def _describe(self) -> None:
+        arguments = short_arguments(self._arguments)
+        self._line = Content.assemble(
+            self._mark, " ", (self._tool, "bold"), f" ({arguments})" if arguments else "", f" · {self._note}"
+        )
+        result = head(self._result, _LONGEST_RESULT) if self._result else self._note
+        self._text = f"Arguments\n{pretty_json(self._arguments)}\n\nResult\n{result}"
+        self._show()
+
+
+def short_arguments(arguments: str) -> str:
+    """Return the arguments on one line: "path: README.md, lines: 20"."""
+    try:
+        values = json.loads(arguments or "{}")
+    except ValueError:
+        return _cut(single_line(arguments), _LONGEST_ARGUMENTS)
+    if not isinstance(values, dict):
+        return _cut(single_line(arguments), _LONGEST_ARGUMENTS)
+    pairs = (f"{name}: {_cut(single_line(_as_text(value)), _LONGEST_VALUE)}" for name, value in values.items())
+    return _cut(single_line(", ".join(pairs)), _LONGEST_ARGUMENTS)
+
+
+def pretty_json(text: str) -> str:
+    """Return JSON with one value a line, or the text itself if it is not JSON."""
+    try:
+        return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+    except ValueError:
+        return text
+
+
+def _as_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+class PermissionAsk(Vertical):
+    """The question whether a call may run. Its list can be clicked; the keys work from the prompt as well."""
+
+    class Answered(Message):
+        def __init__(self, call: CallId, permission: Permission) -> None:
+            super().__init__()
+            self.call = call
+            self.permission = permission
+
+    DEFAULT_CSS: ClassVar[str] = """
+    PermissionAsk { height: auto; border: round $warning; padding: 0 1; margin: 0 0 1 0; }
+    PermissionAsk OptionList { height: auto; background: transparent; padding: 0; }
+    """
+
+    def __init__(self, called: ToolCalled) -> None:
+        super().__init__()
+        self.called = called
+        self._asked_at = monotonic()
+
+    def compose(self) -> ComposeResult:
+        yield Label(f"Run {single_line(self.called.name)}?", markup=False, classes="question")
+        yield Label(head(pretty_json(self.called.arguments), _LONGEST_RESULT), markup=False)
+        yield OptionList(*(Option(f"{words:<20} {key.upper()}", id=kind.value) for kind, words, key in ANSWERS))
+
+    def on_mount(self) -> None:
+        self.query_one(OptionList).highlighted = 0
+
+    @on(OptionList.OptionSelected)
+    def answer(self, event: OptionList.OptionSelected) -> None:
+        event.stop()
+        if monotonic() - self._asked_at >= _GUARD_SECONDS:
+            self.post_message(self.Answered(self.called.call, Permission(event.option.id)))
