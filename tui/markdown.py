@@ -7,14 +7,20 @@ from functools import cache
 
 from markdown_it import MarkdownIt
 from markdown_it.rules_core import StateCore
+from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token
 
+from tui.math_text import to_unicode
 from tui.plain_text import sanitize
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 # a line of dashes or stars is a ruler, not an item
 _ITEM = re.compile(r"(?:(\d{1,9})([.)])|([-*+])) +(?:\w|\*\*|[`\[\"'(])")
 _WITH_A_LINE_ABOVE = re.compile(r"#{1,6} |```")  # headings and code blocks draw an empty line above themselves
+_TASK = re.compile(r"\[([ xX])\] ")
+_BOXES = {" ": "☐ ", "x": "☑ ", "X": "☑ "}
+# \( \), \[ \], $$ $$, and $ $ around one line with neither spaces at its ends nor a digit after it, as for prices
+_MATH = re.compile(r"\\\((.+?)\\\)|\\\[(.+?)\\\]|\$\$(.+?)\$\$|\$(?! )((?:\\.|[^$\n\\])+?)(?<! )\$(?!\d)", re.DOTALL)
 _BELOW_HEADER = re.compile(r"[|:\- \t]*-[|:\- \t]*")
 PIECE = 1500  # characters; a longer text is split at the next opportunity
 _LONGEST_PIECE = 20 * PIECE  # a longer piece is split before any line that is not code
@@ -24,19 +30,45 @@ LONGEST_LINE = 3000  # characters; only a model stuck in a loop writes such a li
 
 @cache
 def parser() -> MarkdownIt:
-    """Return a parser of GitHub's Markdown that treats HTML as text."""
+    """Return a parser of GitHub's Markdown that treats HTML as text, and shows math as Unicode."""
     reader = MarkdownIt("gfm-like", {"html": False})
+    reader.inline.add_terminator_char("$")
+    reader.inline.ruler.before("escape", "math", _math)
     reader.core.ruler.push("shown", _show)
+    reader.core.ruler.push("boxes", _show_boxes)
     return reader
 
 
 def _show(state: StateCore) -> None:
-    """Write the address after each link whose text differs from it, and after each image. Sanitize decoded entities."""
+    """Write the address after each link whose text differs from it, and after each image. Keep single line
+    breaks. Sanitize decoded entities.
+    """
     for token in state.tokens:
         for child in token.children or ():
             child.content = sanitize(child.content)
+            child.type = "hardbreak" if child.type == "softbreak" else child.type
         if token.children:
             token.children = list(_with_addresses(token.children))
+
+
+def _show_boxes(state: StateCore) -> None:
+    """Replace "[ ]" and "[x]" at the start of list items with boxes."""
+    for item, paragraph, text in zip(state.tokens, state.tokens[1:], state.tokens[2:], strict=False):
+        if (item.type, paragraph.type) == ("list_item_open", "paragraph_open") and text.children:
+            first = text.children[0]
+            if found := _TASK.match(first.content):
+                first.content = _BOXES[found[1]] + first.content[found.end() :]
+
+
+def _math(state: StateInline, silent: bool) -> bool:
+    """Parse a formula and add it as text."""
+    found = _MATH.match(state.src, state.pos, state.posMax) if state.src[state.pos] in "\\$" else None
+    if found is None:
+        return False
+    if not silent:
+        state.push("text", "", 0).content = to_unicode(next(part for part in found.groups() if part is not None))
+    state.pos = found.end()
+    return True
 
 
 def _with_addresses(tokens: list[Token]) -> Iterator[Token]:

@@ -104,3 +104,13 @@ def test_very_long_line_is_shortened_and_copied_whole() -> None:
 
     line = "x" * 100_000
     run(f"```\nshort\n{line}\nshort\n```", look)
+
+
+def test_lines_of_a_diff_are_colored() -> None:
+    async def look(page: DocumentPage, _: Pilot[None]) -> None:
+        (content,) = contents(page)
+        styles = {content.plain[span.start : span.end].strip(): str(span.style) for span in content.spans}
+        assert styles["-old"] == "$text-error"
+        assert styles["+new"] == "$text-success"
+
+    run("```diff\n-old\n+new\n```", look)

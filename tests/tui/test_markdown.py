@@ -149,3 +149,26 @@ def test_very_long_line_is_split_after_a_word(word: str) -> None:
         assert " " not in word or all(" " in (one[-1], other[0]) for one, other in pairwise(found))
     fenced = f"```\n{line}\n```"
     assert pieces(fenced, [7]) == [fenced]
+
+
+def test_single_line_breaks_are_kept() -> None:
+    tokens = parser().parse("an old pond\na frog leaps in\nthe sound of water")
+    kinds = [child.type for token in tokens for child in token.children or []]
+    assert kinds == ["text", "hardbreak", "text", "hardbreak", "text"]
+
+
+@pytest.mark.parametrize(
+    ("markdown", "shown"),
+    [
+        ("- [ ] open\n- [x] done\n- [y] other", "☐ open☑ done[y] other"),
+        ("not [x] here", "not [x] here"),
+        (r"area $\pi r^2$, and \(a_1\)", "area π r², and a₁"),
+        ("\\[\nx^2\n\\]", "x²"),
+        ("$$x^2$$", "x²"),
+        ("It costs $5 or $6.", "It costs $5 or $6."),
+        ("`$x^2$`", "$x^2$"),
+        (r"\[not closed", "[not closed"),
+    ],
+)
+def test_tasks_and_math_are_shown_as_symbols(markdown: str, shown: str) -> None:
+    assert inline_text(markdown) == shown

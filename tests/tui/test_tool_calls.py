@@ -65,11 +65,11 @@ def test_function_key_answers_a_call_that_asks() -> None:
         await chat.type("go")
         await chat.until(lambda: chat.screen.query(PermissionAsk))
         await chat.type("half", enter=False)
-        await chat.pilot.press("f7")
+        await chat.pilot.press("f9")
         assert chat.client.tools.answers == [(CALL, Permission.CHAT)]
         await chat.until(lambda: not chat.screen.query(PermissionAsk))
         assert chat.composer.area.text == "half"
-        await chat.pilot.press("f7")
+        await chat.pilot.press("f9")
         chat.client.replies.gate.set()
         await chat.until(lambda: line(chat).endswith("15 B"))
         assert len(chat.client.tools.answers) == 1

@@ -1,19 +1,20 @@
 """A code block in a reply, with syntax highlighting and links to copy or save it. Code is never executed."""
 
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from markdown_it.token import Token
+from pygments.token import Token as Kind  # type: ignore[import-untyped]
 from textual.app import ComposeResult
 from textual.content import Content
+from textual.highlight import ANSIDarkHighlightTheme, ANSILightHighlightTheme, HighlightTheme, highlight
 from textual.message import Message
 from textual.widgets import Label, Markdown
-from textual.widgets.markdown import MarkdownFence
 
 from tui.markdown import LONGEST_LINE
 from tui.plain_text import head
 from tui.widgets.growing import draw_growth, release_reserve
-from tui.widgets.text_fields import WordButtons, word
+from tui.widgets.text_fields import SplitLine, word
 from tui.widgets.textual_internals import Fence
 
 LONGEST_HIGHLIGHTED = 20_000  # characters; longer code is not highlighted
@@ -21,7 +22,7 @@ _PART, _LONGEST_PART = 1500, 4000  # characters
 
 
 class CodeBlock(Fence):
-    """A fence with links to copy and save its code."""
+    """A fence with links to copy, save, and wrap its code."""
 
     class CopyAsked(Message):
         def __init__(self, code: str) -> None:
@@ -44,7 +45,7 @@ class CodeBlock(Fence):
         return Content(code)
 
     def compose(self) -> ComposeResult:
-        yield WordButtons(self._bar(), classes="code-bar")
+        yield SplitLine(*self._bar(), classes="code-bar")
         self._shown = self._parts()
         yield from (_label(part) for part in self._shown)
 
@@ -73,12 +74,17 @@ class CodeBlock(Fence):
         theme = self.app.native_ansi_color, self.app.current_theme.dark
         return [_highlighted(part, self.lexer, *theme) for part in parts(self.code)]
 
-    def _bar(self) -> Content:
+    def _bar(self) -> tuple[Content, Content]:
         language = self.lexer.split(" ")[0][:24] or "text"
-        return Content.assemble((language, "dim"), "  ", word("copy", "copy"), "  ", word("save", "save"))
+        words = (word(name, name) for name in ("copy", "save", "wrap"))
+        return Content(language), Content("  ").join(words)
 
     def show_language(self) -> None:
-        self.query_one(WordButtons).update(self._bar())
+        self.query_one(SplitLine).show(*self._bar())
+
+    def action_wrap(self) -> None:
+        """Wrap long lines, or cut them at the edge again."""
+        self.toggle_class("-wrapped")
 
     def action_copy(self) -> None:
         self.post_message(self.CopyAsked(self.code))
@@ -114,7 +120,19 @@ def _highlighted(part: str, language: str, ansi: bool, dark: bool) -> Content:
     text = _without_long_lines(part)
     inner = text.strip("\n")  # the highlighter strips empty lines at both ends
     before, _, after = text.partition(inner) if inner else (text, "", "")
-    return Content.assemble(before, MarkdownFence.highlight(inner, language, ansi, dark) if inner else "", after)
+    return Content.assemble(before, _colored(inner, language, ansi, dark) if inner else "", after)
+
+
+def _colored(code: str, language: str, ansi: bool, dark: bool) -> Content:
+    base = (ANSIDarkHighlightTheme if dark else ANSILightHighlightTheme) if ansi else HighlightTheme
+    return highlight(code, language=language or None, theme=_with_diff_colors(base))
+
+
+@cache
+def _with_diff_colors(base: type[HighlightTheme]) -> type[HighlightTheme]:
+    """Return a theme that also colors the lines of a diff."""
+    diff = {Kind.Generic.Inserted: "$text-success", Kind.Generic.Deleted: "$text-error"}
+    return type("DiffTheme", (base,), {"STYLES": {**base.STYLES, **diff}})
 
 
 @lru_cache(maxsize=256)

@@ -556,12 +556,7 @@ class Conversation(Vertical):
 
     @on(MessageView.CopyAsked)
     def copy(self, event: MessageView.CopyAsked) -> None:
-<<<<<<< HEAD
-        self.app.copy_to_clipboard(event.message.text)
-=======
         self.app.copy_to_clipboard(event.message.full_text)
-        self.app.notify("Copied.", markup=False)
->>>>>>> d76e9e48 (chat: show the stage of a reply, its cost in one line, and its tool calls)
 
     # --- the context
 

@@ -42,6 +42,7 @@ class MessageView(Column, can_focus=True):
         Binding("right", "branch(1)", "Branch ›"),
         Binding("enter", "extracts", "Code, links"),
         Binding("ctrl+o", "unfold", "Details"),
+        Binding("ctrl+w", "wrap", "Wrap code", show=False),
         Binding("up", "neighbor(-1)", "Message above", show=False),
         Binding("down", "neighbor(1)", "Message below", show=False),
     ]
@@ -271,6 +272,13 @@ class MessageView(Column, can_focus=True):
         for one in self.query(Folded):
             one.folded = not any(folded)
         self.action_details()
+
+    def action_wrap(self) -> None:
+        """Wrap the long lines of all code, or cut them again."""
+        from tui.widgets.code_block import CodeBlock
+
+        for code in self.query(CodeBlock):
+            code.action_wrap()
 
     def action_details(self) -> None:
         """Show or hide the details of the cost and of a failure."""

@@ -22,10 +22,10 @@ _LONGEST_RESULT = 20_000  # characters of a result that are shown
 _GUARD_SECONDS = 0.4  # a key pressed this soon was meant for something else
 
 ANSWERS = (
-    (Permission.ONCE, "Allow once", "f6"),
-    (Permission.CHAT, "Allow in this chat", "f7"),
-    (Permission.ALWAYS, "Always allow", "f8"),
-    (Permission.DENY, "Deny", "f9"),
+    (Permission.ONCE, "Allow once", "f8"),
+    (Permission.CHAT, "Allow in this chat", "f9"),
+    (Permission.ALWAYS, "Always allow", "f10"),
+    (Permission.DENY, "Deny", "f12"),
 )
 
 
