@@ -41,10 +41,11 @@ from tui.types import (
 
 
 class ClientError(Exception):
-    """A call of the client failed. The message and the remedy are shown to the user."""
+    """A call of the client failed. The message and the remedy are shown to the user, and details on request."""
 
-    def __init__(self, message: str, remedy: str = "") -> None:
+    def __init__(self, message: str, remedy: str = "", details: str = "") -> None:
         super().__init__(message)
+        self.details = sanitize(details)
         self.message = sanitize(message)
         self.remedy = sanitize(remedy)
 
@@ -52,6 +53,11 @@ class ClientError(Exception):
     def sentences(self) -> str:
         """The message and the remedy as one text."""
         return f"{self.message.removesuffix('.')}. {self.remedy}".strip()
+
+    @property
+    def report(self) -> str:
+        """The sentences, and the details on a further line."""
+        return f"{self.sentences}\n{self.details}".strip()
 
 
 class NotLoaded(ClientError):

@@ -10,8 +10,8 @@ _GREEK = (
 _SIGNS = (
     "times div cdot pm mp le leq ge geq ne neq approx equiv sim propto infty partial nabla sum prod int in notin "
     "subset subseteq supset cup cap emptyset forall exists neg land lor to rightarrow leftarrow Rightarrow "
-    "Leftarrow leftrightarrow Leftrightarrow implies iff mapsto ldots dots cdots circ degree perp parallel angle therefore "
-    "because mid"
+    "Leftarrow leftrightarrow Leftrightarrow implies iff mapsto ldots dots cdots circ degree perp parallel angle "
+    "therefore because mid"
 )
 _SYMBOLS: Mapping[str, str] = {
     **dict(zip(_GREEK.split(), "αβγδεεζηθικλμνξπρστυφφχψωΓΔΘΛΞΠΣΦΨΩ", strict=True)),

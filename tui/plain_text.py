@@ -50,6 +50,12 @@ def shortened(text: str, most: int) -> str:
     return f"{text[: most - 1 - end]}…{text[len(text) - end :]}"
 
 
+def start(text: str, most: int) -> str:
+    """Return the text on one line, cut to `most` characters with "…" at its end."""
+    line = single_line(text[: 2 * most])
+    return line if len(line) <= most and len(text) <= 2 * most else f"{line[: most - 1]}…"
+
+
 def head(text: str, most: int) -> str:
     """Return the first `most` characters, and how many more there are."""
     return text if len(text) <= most else f"{text[:most]} … {len(text) - most:,} more characters"

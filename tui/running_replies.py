@@ -53,9 +53,9 @@ class RunningReplies:
 
     def fail(self, reply: ReplyProgress, error: ClientError) -> None:
         """End a reply with an error. If it has not started, remember the error until the reply is requested again."""
-        reply.finish(Finish.FAILED, error=error.sentences)
+        reply.finish(Finish.FAILED, error=error.report)
         if reply.message is None:
-            self._unanswered[reply.chat][reply.to] = error.sentences
+            self._unanswered[reply.chat][reply.to] = error.report
 
     def unanswered(self, chat: ChatId) -> Mapping[MessageId, str]:
         """Return the messages to which no reply started when it was last requested, each with the reason."""

@@ -17,7 +17,9 @@ def client_errors() -> Iterator[None]:
     try:
         yield
     except InglenookError as problem:
-        raise ClientError(problem.message, problem.remedy) from problem
+        cause = problem.__cause__
+        details = cause.message if isinstance(cause, InglenookError) else ""
+        raise ClientError(problem.message, problem.remedy, details) from problem
     except OSError as problem:
         where = f"{problem.filename}: " if problem.filename else ""
         raise ClientError(f"{where}{problem.strerror or problem}") from problem

@@ -6,8 +6,8 @@ Imports little, so that the screens appear early.
 import json
 import os
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -140,6 +140,16 @@ class ChatEndpoint:
             raise NotOffered("this endpoint does not report that", "Only ingle servers do.")
         return await self._http.ask(method, f"{self.url.removesuffix('/v1')}/inglenook/{path}", body)
 
+    @contextmanager
+    def _naming_a_crash(self) -> Iterator[None]:
+        """Report a lost connection to an ingle server as a stopped engine."""
+        try:
+            yield
+        except ServerUnreachable as problem:
+            if not self.is_inglenook:
+                raise
+            raise ServerUnreachable("the engine stopped during this reply", "It restarts when you retry.") from problem
+
     async def stream(self, body: Body) -> AsyncGenerator[ReplyPart]:
         """Yield the parts of the reply to a chat request, starting when the server has accepted it.
 
@@ -150,11 +160,12 @@ class ChatEndpoint:
         fold = _Fold(clock)
         asked = {**body, "stream": True, "stream_options": {"include_usage": True, **self._interval}}
         async with aclosing(self._http.stream(f"{self.url}/chat/completions", asked)) as chunks:
-            async for chunk in chunks:
-                with self._http.parsing_response():
-                    parts = fold.parts(chunk)
-                for part in parts:
-                    yield part
+            with self._naming_a_crash():
+                async for chunk in chunks:
+                    with self._http.parsing_response():
+                        parts = fold.parts(chunk)
+                    for part in parts:
+                        yield part
         with self._http.parsing_response():
             ended = fold.end()
         yield ended

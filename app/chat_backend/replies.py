@@ -109,9 +109,17 @@ class ChatReplies:
         self._in_progress: dict[int, _ReplyInProgress] = {}
 
     async def reply(self, chat: types.ChatId, to: types.MessageId) -> AsyncGenerator[types.ReplyEvent, None]:
-        async with self._connection.use(retry=True) as engine, aclosing(self._reply(chat, int(to), engine)) as events:
+        title = await to_thread(self._title, chat)
+        async with (
+            self._connection.use(retry=True, reply_in=title) as engine,
+            aclosing(self._reply(chat, int(to), engine)) as events,
+        ):
             async for event in events:
                 yield event
+
+    def _title(self, chat: types.ChatId) -> str:
+        history, number = self._chats.locate(chat)
+        return history.chats.get(number).title or "New chat"
 
     async def _reply(self, chat: types.ChatId, to: int, engine: ReadyEngine) -> AsyncGenerator[types.ReplyEvent, None]:
         found, branch, is_retry = await to_thread(self._branch, chat, to)
@@ -189,8 +197,8 @@ class ChatReplies:
                     break
                 parts = growing.engine.endpoint.stream(growing.continued(body))
         except ClientError as problem:
-            await to_thread(growing.save, State.FAILED, StoredUsage(error=problem.sentences))
-            yield types.ReplyEnd(types.Finish.FAILED, error=problem.sentences)
+            await to_thread(growing.save, State.FAILED, StoredUsage(error=problem.report))
+            yield types.ReplyEnd(types.Finish.FAILED, error=problem.report)
             return
         state = State.STOPPED if growing.is_stopping else growing.ended.state
         await to_thread(growing.save, state, growing.ended.usage)

@@ -8,7 +8,7 @@ from textual.widgets import Label, Tree
 from textual.widgets.tree import TreeNode
 
 from tui.branches import Branches
-from tui.plain_text import single_line
+from tui.plain_text import start
 from tui.screens.dialog import Dialog
 from tui.types import MessageId, Role
 
@@ -53,7 +53,7 @@ class BranchesScreen(Dialog[MessageId]):
     def _line(self, message: MessageId) -> str:
         one = self._branches[message]
         who = "You" if one.role is Role.USER else "Reply"
-        return f"{who}: {single_line(one.text[:200])[:50]}"
+        return f"{who}: {start(one.full_text, 50)}"
 
     @on(Tree.NodeSelected)
     def choose(self, event: Tree.NodeSelected[MessageId]) -> None:

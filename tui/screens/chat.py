@@ -404,7 +404,7 @@ class ChatScreen(SteadyScreen):
     @on(MessageView.ExtractsAsked)
     @work(description="extracts")
     async def show_extracts(self, event: MessageView.ExtractsAsked) -> None:
-        from tui.extracts import Address, extracts
+        from tui.extracts import Address, Code, extracts
         from tui.screens.extracts import ExtractsScreen
 
         found = await asyncio.to_thread(extracts, event.message.full_text)
@@ -413,8 +413,8 @@ class ChatScreen(SteadyScreen):
             self.app.notify("No code or links here.", markup=False)
         elif choice is not None and isinstance(choice.extract, Address):
             self.open_address(choice.extract.text)
-        elif choice is not None and choice.to_file:
-            self.save(choice.extract.text)
+        elif choice is not None and choice.to_file and isinstance(choice.extract, Code):
+            self.save(choice.extract.text, choice.extract.language)
         elif choice is not None:
             self.app.copy_to_clipboard(choice.extract.text)
 
@@ -433,12 +433,14 @@ class ChatScreen(SteadyScreen):
         self.app.copy_to_clipboard(event.code)
 
     def on_code_block_save_asked(self, event: "CodeBlock.SaveAsked") -> None:
-        self.save(event.code)
+        self.save(event.code, event.language)
 
     @work(description="save")
-    async def save(self, text: str) -> None:
+    async def save(self, text: str, language: str) -> None:
         """Write code to a new file. It is never executed."""
-        wanted = await ask(self, "Save as:")
+        from tui.code_files import suggested_name
+
+        wanted = await ask(self, "Save as:", suggested_name(language, Path.cwd()))
         if not wanted:
             return
         path = Path(wanted).expanduser().absolute()

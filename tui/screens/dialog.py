@@ -104,4 +104,7 @@ class Ask(Dialog[str]):
 
     @on(Input.Submitted)
     def answer(self, event: Input.Submitted) -> None:
-        self.dismiss(event.value.strip() or None)
+        if answer := event.value.strip():
+            self.dismiss(answer)
+        else:
+            event.input.placeholder = "Type something, or press Esc to cancel."

@@ -13,7 +13,7 @@ from textual.widgets import Footer, Label, OptionList
 from textual.widgets.option_list import Option
 
 from tui.extracts import Address, Code, Extract
-from tui.plain_text import single_line
+from tui.plain_text import single_line, start
 from tui.screens.dialog import Dialog
 
 _LONGEST_LINE = 100  # characters
@@ -66,7 +66,7 @@ class ExtractsScreen(Dialog[ExtractChoice]):
 
 
 def _line(extract: Extract) -> Content:
-    first = single_line(extract.text.strip().partition("\n")[0][:_LONGEST_LINE])
+    first = start(extract.text.strip().partition("\n")[0], _LONGEST_LINE)
     if isinstance(extract, Address):
         return Content.assemble(("link  ", "dim"), first)
     lines = extract.text.count("\n") + 1

@@ -13,7 +13,7 @@ from textual.widgets import Label, OptionList
 from textual.widgets.option_list import Option
 
 from tui import figures
-from tui.plain_text import head, single_line
+from tui.plain_text import head, single_line, start
 from tui.types import CallId, Permission, ToolCalled, ToolStep
 from tui.widgets.folded import Folded
 
@@ -74,11 +74,11 @@ def short_arguments(arguments: str) -> str:
     try:
         values = json.loads(arguments or "{}")
     except ValueError:
-        return _cut(single_line(arguments), _LONGEST_ARGUMENTS)
+        return start(arguments, _LONGEST_ARGUMENTS)
     if not isinstance(values, dict):
-        return _cut(single_line(arguments), _LONGEST_ARGUMENTS)
-    pairs = (f"{name}: {_cut(single_line(_as_text(value)), _LONGEST_VALUE)}" for name, value in values.items())
-    return _cut(single_line(", ".join(pairs)), _LONGEST_ARGUMENTS)
+        return start(arguments, _LONGEST_ARGUMENTS)
+    pairs = (f"{name}: {start(_as_text(value), _LONGEST_VALUE)}" for name, value in values.items())
+    return start(", ".join(pairs), _LONGEST_ARGUMENTS)
 
 
 def pretty_json(text: str) -> str:
@@ -91,10 +91,6 @@ def pretty_json(text: str) -> str:
 
 def _as_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 class PermissionAsk(Vertical):

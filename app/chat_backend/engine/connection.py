@@ -76,6 +76,7 @@ class EngineConnection:
         self._served: _TargetModel | None = None  # the target that was loaded last
         self._previous: _TargetModel | None = None  # the target before the last switch
         self._uses = 0
+        self._reply_titles: list[str] = []  # of the chats whose replies use the engine
         self._unused = asyncio.Event()
         self._instance: Instance | None = None  # the record of the server in use
         self.is_paused = False  # whether loading is paused until `resume`
@@ -157,19 +158,22 @@ class EngineConnection:
         return count_other_leases(self._settings, process.pid) > 0
 
     @asynccontextmanager
-    async def use(self, *, retry: bool = False) -> AsyncIterator[ReadyEngine]:
+    async def use(self, *, retry: bool = False, reply_in: str = "") -> AsyncIterator[ReadyEngine]:
         """Wait for the engine and keep it while the body runs. Raises ClientError, also for errors of the body.
 
-        With `retry`, a load that failed is tried again. Not reentrant: nested use would deadlock with a pending model
-        switch.
+        With `retry`, a load that failed is tried again. `reply_in`: title of the chat in which a reply is
+        generated. Not reentrant: nested use would deadlock with a pending model switch.
         """
         engine = await self._ready(retry)
         self._uses += 1
+        self._reply_titles += [reply_in] if reply_in else []
         try:
             with client_errors():
                 yield engine
         finally:
             self._uses -= 1
+            if reply_in:
+                self._reply_titles.remove(reply_in)
             if not self._uses:
                 self._unused.set()
 
@@ -324,7 +328,7 @@ class EngineConnection:
     async def _release_engine(self, state: LoadingState) -> None:
         """Release the current engine once no caller uses it. Stop its process if only this chat needs it."""
         while self._uses:
-            state.update(state.model, "waiting for another reply to finish")
+            state.update(state.model, describe_wait(self._reply_titles))
             self._unused.clear()
             await self._unused.wait()
         previous, self._engine, self._instance = self._engine, None, None
@@ -449,6 +453,14 @@ def describe_stage(message: ChildMessage, rate: DownloadRate) -> tuple[str, floa
         amounts = f"{format_bytes(message.done)} of {format_bytes(message.total)}"
         stage = (f"{format_bytes(round(speed))}/s{left}: " if speed else "") + f"{message.stage}, {amounts}"
     return stage, message.done / message.total
+
+
+def describe_wait(titles: Sequence[str]) -> str:
+    """Return which replies must end before the model is replaced, and how to stop them."""
+    if not titles:
+        return "waiting for another request to finish"
+    more = f" and {len(titles) - 1} more" if len(titles) > 1 else ""
+    return f"waiting for the reply in “{titles[0]}”{more} to finish (Esc in that chat stops it)"
 
 
 def _absolute(model: str) -> str:

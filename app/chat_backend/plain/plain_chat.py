@@ -204,7 +204,7 @@ class PlainChat:
     def _tell_end(self, end: ReplyEnd) -> None:
         if end.finish is Finish.FAILED:
             self._failed = True
-            self._note(f"error: {end.error}")
+            self._note(f"error: {end.error.partition(chr(10))[0]}")
         elif end.finish is Finish.LENGTH:
             self._note("Reply cut at the length limit.")
         elif end.finish is Finish.STOPPED:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.chat_backend.client import TerminalClient
-from app.chat_backend.titles import extract_title
+from app.chat_backend.titles import extract_title, is_small
 from app.history.history import History
 from app.settings.settings import Settings
 from tests.support.fake_endpoint import FakeEndpoint
@@ -268,3 +268,19 @@ def test_unreachable_endpoint_is_reported(settings: Settings) -> None:
 )
 def test_extracted_title_is_one_short_line(written: str, title: str) -> None:
     assert extract_title(written) == title
+
+
+@pytest.mark.parametrize(
+    ("model", "small"),
+    [
+        ("smollm2:135m", True),
+        ("qwen3:0.6b", True),
+        ("/models/SmolLM2-135M-Instruct.Q4_1.gguf", True),
+        ("qwen3:4b", False),
+        ("Qwen/Qwen3-30B-A3B", False),
+        ("gpt-4o", False),
+        ("my-model", False),
+    ],
+)
+def test_size_is_read_from_the_name_of_the_model(model: str, small: bool) -> None:
+    assert is_small(model) is small
