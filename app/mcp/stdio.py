@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from typing import TYPE_CHECKING
 
 import anyio
@@ -28,6 +28,7 @@ MAX_LINE = 4 << 20  # bytes in one message
 MAX_UNSOLICITED = 16 << 20  # bytes that arrive between two messages to the server
 MAX_MESSAGES = 5_000  # messages that arrive between two messages to the server
 MAX_ERRORS = 4 << 10  # bytes of standard error that are kept
+_KILL = signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL
 EXIT_SECONDS = 2.0  # seconds for its exit after the end of its input, and again after SIGTERM
 
 
@@ -37,17 +38,7 @@ async def limited_stdio(server: StdioServer, errors: bytearray) -> "AsyncGenerat
 
     Raises OSError if the command cannot be started.
     """
-    process = await asyncio.create_subprocess_exec(
-        server.command,
-        *server.arguments,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**get_default_environment(), **(server.environment or {})},
-        cwd=server.folder,
-        limit=MAX_LINE,
-        start_new_session=sys.platform != "win32",  # one signal reaches its children
-    )
+    process = await _start(server)
     sender, received = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     to_send, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
     pipes = _Pipes(process)
@@ -58,10 +49,33 @@ async def limited_stdio(server: StdioServer, errors: bytearray) -> "AsyncGenerat
         with anyio.CancelScope(shield=True):
             received.close()
             to_send.close()
-            await _stop(process)
+            await _completed(_stop(process))
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _start(server: StdioServer) -> asyncio.subprocess.Process:
+    """Start the process. A cancellation waits for the start, so that the process and its pipes are closed."""
+    starting = asyncio.ensure_future(
+        asyncio.create_subprocess_exec(
+            server.command,
+            *server.arguments,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**get_default_environment(), **(server.environment or {})},
+            cwd=server.folder,
+            limit=MAX_LINE,
+            start_new_session=sys.platform != "win32",  # one signal reaches its children
+        )
+    )
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        with contextlib.suppress(OSError):
+            await _completed(_stop(await starting))
+        raise
 
 
 class _Pipes:
@@ -112,16 +126,31 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
     """Close the input of the process, then terminate it, then kill it, with its children."""
     if process.stdin is not None:
         process.stdin.close()
-    for number in (signal.SIGTERM, signal.SIGKILL if sys.platform != "win32" else signal.SIGTERM):
+    for number in (signal.SIGTERM, _KILL):
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(_exit(process), EXIT_SECONDS)
             break
         _send_signal(process, number)
-    with contextlib.suppress(ProcessLookupError):
-        _send_signal(process, signal.SIGKILL if sys.platform != "win32" else signal.SIGTERM)  # children that remain
+    _send_signal(process, _KILL)  # children that remain
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(_exit(process), EXIT_SECONDS)
     process._transport.close()  # type: ignore[attr-defined]  # a child may hold the pipe open
+
+
+async def _completed(work: Coroutine[object, object, None]) -> None:
+    """Wait for `work` even if this task is cancelled meanwhile, and raise the cancellation afterwards.
+
+    A server can be closed while its task already stops the process.
+    """
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as problem:
+            cancelled = problem
+    if cancelled is not None:
+        raise cancelled
 
 
 async def _exit(process: asyncio.subprocess.Process) -> None:

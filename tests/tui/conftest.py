@@ -5,6 +5,6 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def true_color(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give the chat a terminal with all colors, whatever terminal runs the tests."""
+    """Give the chat a terminal with all colors, independent of the terminal that runs the tests."""
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLORTERM", "truecolor")
