@@ -25,12 +25,6 @@ def fail() -> str:
 
 
 @server.tool()
-def process() -> str:
-    """Return the id of the process."""
-    return str(os.getpid())
-
-
-@server.tool()
 def long() -> str:
     """Return a long text."""
     return "x" * 300_000

@@ -90,16 +90,6 @@ def test_server_that_dies_or_floods_in_a_call_ends_the_call(tool: str) -> None:
     asyncio.run(scenario())
 
 
-def test_close_waits_for_a_server_that_is_being_stopped() -> None:
-    async def scenario() -> int:
-        async with running() as server:
-            process = int((await server.call("process", {})).text)
-            assert (await server.call("flood", {})).is_error
-            return process
-
-    assert not _is_running(asyncio.run(scenario()))
-
-
 def test_call_without_an_answer_ends_after_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "CALL_SECONDS", 0.2)
 
