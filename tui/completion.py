@@ -124,8 +124,7 @@ class Completions:
             found = await self._sources[request.source](request.query)
         except ClientError:
             return []
-        names = operator.attrgetter("names")
-        return fuzzy.rank(request.query, found, names, _MOST) if request.query else [*found][:_MOST]
+        return match(request.query, found)
 
     async def _commands(self, _: str) -> Sequence[Suggestion]:
         return command_suggestions()
@@ -156,3 +155,9 @@ class Completions:
         stem = re.sub(r"[^\w]+", "-", self._title()).strip("-").lower() or "chat"
         kinds = ((".md", "This branch, as Markdown"), (".json", "All branches"))
         return [Suggestion(stem + suffix, stem + suffix, about) for suffix, about in kinds]
+
+
+def match(query: str, suggestions: Sequence[Suggestion]) -> list[Suggestion]:
+    """Return the suggestions that match, best first. Without a query, the first ones."""
+    names = operator.attrgetter("names")
+    return fuzzy.rank(query, suggestions, names, _MOST) if query else [*suggestions[:_MOST]]

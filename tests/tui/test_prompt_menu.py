@@ -136,7 +136,7 @@ def test_prompt_stays_visible_with_a_menu_and_with_many_lines(size: tuple[int, i
         area = chat.composer.area
         await write(chat, "/")
         await chat.until(lambda: chat.composer.menu.region.height > 2)
-        await chat.until(lambda: area.region.bottom == size[1] - 1)
+        await chat.until(lambda: chat.composer.region.bottom == size[1] - 1)
         assert screen.contains_region(area.region)
         assert any("│ /" in line for line in chat.lines())
         await chat.type("\n".join(f"line {number}" for number in range(17)), enter=False)

@@ -8,7 +8,7 @@ from textual.message import Message
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
-from tui.completion import Choice, Completions, Request, Suggestion, choose, find_request
+from tui.completion import Choice, Completions, Request, Suggestion, choose, command_suggestions, find_request, match
 from tui.plain_text import single_line
 
 _MOST_LABEL = 40  # cells of the first column
@@ -71,12 +71,20 @@ class PromptMenu(OptionList, can_focus=False):
 
         `first`: if no row is highlighted, take the first one.
         """
+        if text != self._text and self._inputs is None and not self._is_dismissed:
+            self._show_commands(text)
         row = 0 if first and self.highlighted is None else self.highlighted
         if self._request is None or not self.is_open or text != self._text or row is None:
             return None
         choice = choose(self._request, self._shown[row])
         self.close()
         return choice
+
+    def _show_commands(self, text: str) -> None:
+        """Show the commands for a text that was typed faster than the menu follows."""
+        request = find_request(text, len(text))
+        if request is not None and request.source == "commands":
+            self._show(request, text, match(request.query, command_suggestions()))
 
     def dismiss(self) -> bool:
         """Close until the text has nothing to complete. Returns whether the menu was in use."""
