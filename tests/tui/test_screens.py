@@ -21,6 +21,7 @@ from tui.types import ChatSettings, Finish, ReplyEnd, TextDelta
 from tui.widgets.code_block import CodeBlock
 from tui.widgets.listing import Listing
 from tui.widgets.status_line import StatusLine
+from tui.widgets.text_fields import SplitLine
 
 END = ReplyEnd(Finish.COMPLETE, USAGE)
 
@@ -441,7 +442,9 @@ def test_code_is_copied_and_saved_without_overwriting(tmp_path: Path) -> None:
         await chat.say("code")
         await chat.until(lambda: chat.app.screen.query(CodeBlock))
         block = chat.app.screen.query_one(CodeBlock)
-        await chat.pilot.click("CodeBlock WordButtons", offset=(9, 0))
+        bar = block.query_one(SplitLine)
+        copy = bar.render().plain.index("copy") + bar.gutter.left
+        await chat.pilot.click(bar, offset=(copy, 0))
         await chat.until(lambda: chat.app.clipboard == "print('[/]')")
         for path in (there, tmp_path / "new.py"):
             block.action_save()
