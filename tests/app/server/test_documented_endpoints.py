@@ -20,7 +20,7 @@ from tests.support.markdown import fenced_blocks, inline_code, table_rows
 
 ROOT = Path(__file__).parents[3]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]
-SLASH_COMMANDS = {"CHANGELOG.md", "chat.md", "security.md", "settings.md"}  # also name commands of the chat
+SLASH_COMMANDS = {"CHANGELOG.md", "chat.md", "mcp.md", "security.md", "settings.md"}  # also name commands of the chat
 
 
 def read(name: str) -> str:

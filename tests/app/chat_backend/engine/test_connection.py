@@ -33,7 +33,7 @@ from tests.app.server.live_server import Clock, LiveServer, controlled_engine
 from tests.support.fake_endpoint import FakeEndpoint
 from tui.client import ClientError
 from tui.engine_types import Loading
-from tui.types import ChatId, MessageId
+from tui.types import ChatSettings, MessageId
 
 
 class StandIn:
@@ -248,7 +248,7 @@ def test_engine_is_released_when_no_caller_uses_it(settings: Settings, started: 
                 await anext(connection.loading())
                 connection.switch(other)
                 states = connection.loading()
-                while (await anext(states)).stage != "waiting for another reply to finish":
+                while (await anext(states)).stage != "waiting for another request to finish":
                     pass
                 await engine.endpoint.call_inglenook("GET", "engine")
                 assert not started[-1].stopped
@@ -372,10 +372,12 @@ def test_failed_first_load_is_retried_for_a_reply(settings: Settings, started: l
         for _ in range(2):
             with pytest.raises(ClientError, match="it is broken"):
                 await ready(connection)
-        replies = ChatReplies(ChatRepository(History(None)), connection, ChatTools(settings.state_dir))
+        chats = ChatRepository(History(None))
+        chat = (await chats.create(ChatSettings())).summary.id
+        replies = ChatReplies(chats, connection, ChatTools(settings.state_dir))
         for tried in (2, 3):
             with pytest.raises(ClientError, match="it is broken"):
-                await anext(replies.reply(ChatId("1"), MessageId("1")))
+                await anext(replies.reply(chat, MessageId("1")))
             assert len(started) == tried
         await connection.close()
 
