@@ -127,7 +127,7 @@ class _MeasuredLayers:
 
 
 class _MeasuringOperations(ReferenceOperations):
-    """All tokens go through all blocks, and none through the head."""
+    """Operations that run all tokens through all blocks, and skip the output head."""
 
     weights: _MeasuredLayers
 

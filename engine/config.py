@@ -25,7 +25,7 @@ class Llama3Scaling:
 
     factor: float
     low: float  # below this number of rotations in the original context, a frequency is divided by the factor
-    high: float  # above this number of rotations in the original context, a frequency stays
+    high: float  # above this number of rotations in the original context, a frequency is unchanged
     original_context: int
 
 
@@ -37,7 +37,7 @@ class YarnScaling:
 
     factor: float
     original_context: int
-    fast: float = 32.0  # above this number of rotations in the original context, a frequency stays
+    fast: float = 32.0  # above this number of rotations in the original context, a frequency is unchanged
     slow: float = 1.0  # below this number of rotations in the original context, a frequency is divided
     # scale of cosine and sine; None: computed from the factor and the two fields below
     attention_factor: float | None = None
@@ -216,7 +216,7 @@ class Preemption(enum.Enum):
 class Restore(enum.Enum):
     """Whether a prefix that is in files is read."""
 
-    AUTO = "auto"  # read it if that is measured to be faster than computing it
+    AUTO = "auto"  # read the prefix from disk if measurements show that this is faster than recomputing it
     ALWAYS = "always"
 
 

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 UPKEEP_SECONDS = 0.01  # seconds between two checks of copies that no request waits for
 WEDGED_SECONDS = 10.0  # seconds after which an iteration counts as stuck, unless a longer one was expected
 SLOW = 4.0  # factor on the expected seconds
-UNKNOWN_SECONDS = 60.0  # limit if no time is expected: for the first step, for copies, and before a step starts
+UNKNOWN_SECONDS = 60.0  # limit without an estimate: first step, copies, and before a step starts
 
 Deliver = Callable[[Sequence[TokenEvent]], None]
 _Command = Callable[[], "list[TokenEvent]"]

@@ -30,7 +30,8 @@ class ContextTrimmer:
         self._making: asyncio.Future[Chat] | None = None
 
     async def ensure_room(self, chat: ChatId | None, leaf: MessageId | None, typed: str, how: FullContext) -> bool:
-        """Whether `typed` and a reply fit after `leaf`, after trimming as `how` says. False if the user declines.
+        """Trim the chat as `how` allows, until `typed` and a reply fit after `leaf`. Returns False if the user
+        declines.
 
         Raises ClientError if they cannot fit.
         """

@@ -48,7 +48,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A figure of a load, with its name in JSON and its title in the table."""
+    """A row of the report: one rate of a load, with its name in JSON and its title in the table."""
 
     name: str
     title: str

@@ -39,7 +39,7 @@ async def search_models(words: str, memory: int) -> SearchResults:
 
 
 def _model(result: _SearchResult, *, is_known: bool) -> ModelInfo:
-    """`is_known`: whether the model has a short name."""
+    """Convert a search result. `is_known`: whether the model has a short name."""
     return ModelInfo(
         result.name,
         result.quantization or "",

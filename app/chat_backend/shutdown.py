@@ -1,4 +1,4 @@
-"""Ends a run of the chat on a signal: in order after the first one, and at once after the second."""
+"""End the chat on a signal: the first signal shuts down cleanly, the second exits at once."""
 
 import asyncio
 import os

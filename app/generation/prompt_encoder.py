@@ -1,4 +1,4 @@
-"""Prompt encoder: a conversation or a text to the token ids of a prompt.
+"""Prompt encoder: converts a conversation or a text to token ids.
 
 The chat template renders a conversation. The rendered text is split into control tokens and plain text, and the plain
 text is encoded. Text that a user wrote never becomes a control token.

@@ -21,7 +21,7 @@ from app.private_database import PrivateDatabase, fold_log, trim
 T = TypeVar("T")
 
 MAX_SIZE = 4 << 20  # size limit in ids, including OVERHEAD for each span: 16 MB
-OVERHEAD = 32  # size of a span besides its ids, in ids
+OVERHEAD = 32  # overhead of a span, counted as a number of ids
 MAX_SPANS_PER_PART = 256  # only the newest are read
 FILE_NAME = "replies.sqlite"
 

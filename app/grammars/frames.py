@@ -71,7 +71,7 @@ class Kind(enum.IntEnum):
     COMPILE = 2  # server: a grammar's source, as JSON
     COMPILED = 3  # process: see `Problem`; empty if the grammar is valid
     ACCEPT = 4  # server: a token id, and whether to return forced tokens
-    ACCEPTED = 5  # process: whether the reply has ended, and the forced token ids
+    ACCEPTED = 5  # process: whether the reply has ended, then the ids of forced tokens
     MASK = 6  # server: none
     MASKED = 7  # process: one bit per token
     FAILED = 8  # process, in place of the two above: why the reply cannot continue, as text

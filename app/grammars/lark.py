@@ -129,10 +129,10 @@ class Rules:
     regexes: Sequence[str]  # regular expressions, which are their own names in `needs`
 
     def find_endless(self, is_empty: Callable[[str], bool]) -> "tuple[list[str], bool]":
-        """Return why no finite text matches the start rule: the rules from there to the one at fault.
+        """Return the chain of rules that prevents the start rule from matching a finite text; empty if it matches one.
 
-        The second value tells whether that one matches no text at all; otherwise the rules form a cycle. The list is
-        empty if a finite text matches. `is_empty` compiles a terminal or a regular expression.
+        The second value is true if the last rule of the chain matches no text, and false if the chain ends in a cycle.
+        `is_empty` compiles a terminal or a regular expression.
         """
         leaves = {**self.terminals, **{regex: regex for regex in self.regexes}}
         empty = {name for name, text in leaves.items() if _MAY_BE_EMPTY.search(text) and is_empty(name)}

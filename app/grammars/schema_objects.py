@@ -22,7 +22,10 @@ _NAMES = "It can only be enforced if it lists the names, or is a pattern for all
 
 @dataclass(slots=True)
 class _Members:
-    """The members that an object may have. `others` is the schema of all the rest; None: unspecified."""
+    """The members that an object may have.
+
+    `others` is the schema of members that neither `named` nor `by_pattern` covers; None: not specified.
+    """
 
     named: dict[str, Json]
     by_pattern: dict[str, Json]

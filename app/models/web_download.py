@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def download_from_web(name: WebName, models: WebModels, progress: Progress) -> None:
-    """Download the file of a name, and resume a partial download. Hold the download turn.
+    """Download the file that a name refers to, or resume its partial download. The caller must hold the download turn.
 
     Raises Offline, NoSpace, IntegrityError, or AppError if the host refuses.
     """

@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 
 _SECONDS = 0.15  # longest wait for the answer
-_ASK = b"\x1b]11;?\x1b\\\x1b[c"  # background, then kind of terminal, to which every terminal answers
+_ASK = b"\x1b]11;?\x1b\\\x1b[c"  # asks for the background color, then the terminal type, which every terminal reports
 _COLOR = re.compile(rb"\x1b\]11;rgba?:([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})/([0-9a-fA-F]{1,4})")
 _KIND = re.compile(rb"\x1b\[\?[0-9;]*c")
 _WEIGHTS = (0.299, 0.587, 0.114)  # of red, green, and blue in the brightness

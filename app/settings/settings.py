@@ -450,7 +450,7 @@ SECRETS = frozenset(entry.name for entry in fields(Settings) if entry.name in SE
 
 
 def setting_named(name: str) -> Setting:
-    """Return how a setting is read, by its name or a former name.
+    """Look up the definition of a setting by its name or a former name.
 
     Raises InvalidSetting, whose remedy names a similar setting or all of them.
     """

@@ -21,7 +21,7 @@ _SAMPLE = ("Two words", " and 3", " more, or", " 25.", " End1", " x")
 
 
 def _no_check() -> None:
-    """The check for work that cannot be canceled."""
+    """Do nothing. The default check, for work that cannot be canceled."""
 
 
 @dataclass(frozen=True, slots=True)

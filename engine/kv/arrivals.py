@@ -76,7 +76,8 @@ class Arrivals:
         if part.reads:
             self._observe_read(handle)
         elif not self._host.observe(part.moves, handle):
-            for move in part.moves:  # Do not find these blocks again: the request would retry the same copy forever.
+            # Unpublish these blocks: if the request found them again, it would retry the same failing copy forever.
+            for move in part.moves:
                 self._host.pools[move.group].unpublish(move.source)
         arrival = self._under_way.get(part.held.request.id)
         if arrival is None:

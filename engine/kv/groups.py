@@ -36,7 +36,7 @@ class RequestBlocks:
 
     request: Request
     tables: tuple[list[int], ...]  # per KV group: block ids in order
-    keys: list[BlockKey] = field(default_factory=list)  # keys of its leading full blocks, as far as they were needed
+    keys: list[BlockKey] = field(default_factory=list)  # keys of its leading full blocks, computed on demand
     num_published: int = 0  # leading blocks that are computed and findable
     saved: SavedBlocks | None = None
     # blocks in files, by group and segment

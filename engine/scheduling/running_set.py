@@ -180,7 +180,7 @@ class RunningSet:
     # -- beam groups
 
     def group_of(self, request: Request) -> BeamGroup | None:
-        """Return the beam group that a request computes a beam of, or is a result of."""
+        """Return the beam group of a request that computes one of its beams or is one of its results, if any."""
         return self._groups.get(request.id)
 
     def same_group(self, one: Request, other: Request) -> bool:

@@ -29,7 +29,7 @@ IMPORTED = (
     "app.models.load.loaded_encoder",
     "engine.backends.cpu.device",
 )
-_MOST_BYTES = 1 << 20  # limit of the message to the forking process
+_MOST_BYTES = 1 << 20  # size limit of a request to the forking process in bytes
 _SUBREAPER = 36  # prctl: orphaned descendants become children of this process
 
 
@@ -67,7 +67,7 @@ def _forker() -> socket.socket:
 
 
 def _wait(line: socket.socket) -> list[str]:
-    """Fork on request. Returns in the forked process, with the request of what to run."""
+    """Fork for each request. Returns only in the forked process, with the program's arguments from the request."""
     while True:
         request, standard, *_ = socket.recv_fds(line, _MOST_BYTES, 3)
         if not request:

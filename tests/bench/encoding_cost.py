@@ -1,9 +1,9 @@
 """Measure the time to encode a long conversation in each turn: `python -m tests.bench.encoding_cost MODEL.gguf`.
 
 The messages contain source code. Half of them are replies whose token ids differ from the ids that their text encodes
-to. Each turn adds a different last message to messages that were encoded before. The report has the median and the
-maximum over the turns in milliseconds: of each part, of encoding messages to ids without the time of the template's
-process, and of that process.
+to. Each turn adds a different last message to messages that were encoded before. Prints the median and the maximum over
+the turns in milliseconds: for each part, for encoding messages to ids without the template's process, and for that
+process alone.
 """
 
 import argparse

@@ -73,7 +73,7 @@ def test_serves_requests_from_several_threads(parts: tuple[Client, HashRunner]) 
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_load_with_aborts_and_scarce_blocks_has_no_wrong_token(depth: int) -> None:
+def test_random_aborts_and_preemptions_do_not_change_tokens(depth: int) -> None:
     rng = random.Random(depth)
     engine, _ = hash_engine(seed=depth, num_blocks=16, depth=depth, budget=32)
     client = Client(engine)

@@ -27,7 +27,7 @@ class Series:
     model: str
     parts: tuple[str, ...]
     few: tuple[int, ...]  # numbers of tokens whose products are compared with the memory bandwidth
-    many: tuple[int, ...]  # numbers of tokens whose products are compared with the matrix units
+    many: tuple[int, ...]  # numbers of tokens whose products are compared with the peak rate of the matrix units
 
 
 ALL = ("qkv", "out", "gate_up", "down", "head")

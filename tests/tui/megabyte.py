@@ -23,7 +23,7 @@ PIECE = 20_000
 TOKEN = 8
 PAUSE = 0.01  # seconds between two pieces
 PERIOD = 0.05  # seconds between keys
-QUIET = 40  # keys as quick as a frame, after which the measurement ends
+QUIET = 40  # the measurement ends after this many consecutive keys that each take at most AS_QUICK
 AS_QUICK = 0.05  # seconds
 
 # Kind of text -> its first lines, and the text that follows repeatedly.

@@ -77,7 +77,7 @@ def test_double_answer_closes_one_screen() -> None:
     run(ScriptedClient(), flow)
 
 
-def test_double_answer_to_the_palette_keeps_the_chat() -> None:
+def test_palette_dismissed_twice_keeps_the_chat() -> None:
     async def flow(chat: Chatting) -> None:
         await chat.pilot.press("ctrl+backslash")
         await chat.until(lambda: isinstance(chat.app.screen, CommandPalette))

@@ -138,7 +138,7 @@ class SettingsScreen(Dialog[ChatSettings]):
 
     @work
     async def action_make_default(self) -> None:
-        """Start new chats with these settings, when the program starts."""
+        """Save these settings as the preset with which new chats start."""
         if (settings := self._typed()) is not None:
             await self._save(DEFAULT_PRESET, settings)
             self.app.notify("New chats start with these settings.", markup=False)

@@ -110,7 +110,7 @@ class Placeholder(Widget):
         return self._pieces
 
     def set_pieces(self, pieces: list[DocumentText]) -> None:
-        """Set the documents whose height this widget has."""
+        """Set the documents that this widget shows. Their total height is its height."""
         self._pieces = pieces
         self.refresh(layout=True)
 

@@ -19,7 +19,7 @@ from tui.widgets.folded import Folded
 
 _LONGEST_ARGUMENTS, _LONGEST_VALUE = 60, 40  # characters on the folded line
 _LONGEST_RESULT = 20_000  # characters of a result that are shown
-_GUARD_SECONDS = 0.4  # a key pressed this soon was meant for something else
+_GUARD_SECONDS = 0.4  # a key pressed sooner after the question appears was meant for something else
 
 ANSWERS = (
     (Permission.ONCE, "Allow once", "f8"),

@@ -40,7 +40,7 @@ class PlainCommands:
         self.is_private = False  # of the open chat, or of the new one
         self._listed: Sequence[ChatSummary] = ()
         self._deleted: ChatId | None = None
-        self.attached: list[Attachment] = []  # to the next message
+        self.attached: list[Attachment] = []  # files attached to the next message
         self.is_over = False
         self._trimming = trimming
         self._agrees = agrees

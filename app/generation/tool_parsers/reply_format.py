@@ -47,7 +47,7 @@ class MessageSyntax:
     silent: Sequence[str]  # markup that is not part of the text
     openings: Sequence[str] = ()  # ends of prompts that are the start of some markup
     answer: str = ""  # markup before the answer
-    answer_mark: str = ""  # mark after which all is text
+    answer_mark: str = ""  # mark after which everything is text of the answer
 
 
 NO_MESSAGES = MessageSyntax("", ())

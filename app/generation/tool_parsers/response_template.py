@@ -122,7 +122,7 @@ def _calls(field: _Field) -> CallSyntax:
 
 
 def _tail(head: str, closes: Sequence[str], *, tags: bool) -> str:
-    """Return the end of a call. It includes closing tags of the head that the template does not mention."""
+    """Return the markup that ends a call. Adds closing tags for tags of `head` that the template does not close."""
     close = closes[0] if closes else ""
     open_tags = [f"</{tag}>" for tag in reversed(_OPEN_TAG.findall(head))] if tags else []
     return "\n".join([*(tag for tag in open_tags if tag not in close), close])

@@ -48,7 +48,7 @@ class QueueNote:
         self._write()
 
     def done(self, name: str) -> None:
-        """Remove a model from the note, whether or not its download succeeded."""
+        """Remove a model from this process's note when its download has ended, whether or not it succeeded."""
         with suppress(ValueError):
             self._names.remove(name)
         self._write()

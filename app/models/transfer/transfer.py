@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 AGAIN = "Check the network and try again; the part that has arrived is kept. Or give the path of a model file."
 CONNECT = 10.0  # seconds until a connection is established
 STALL = 30.0  # seconds without a byte
-_WINDOW, _LEAST_BYTES = 30.0, 30_000  # seconds, and the bytes that must arrive in them
+_WINDOW, _LEAST_BYTES = 30.0, 30_000  # a download counts as too slow if fewer bytes arrive in this many seconds
 MAX_PARALLEL = 4  # files at the same time
 _RANGE = re.compile(r"bytes (?P<begin>\d{1,20})-\d+/(?P<size>\d+|\*)")
 

@@ -77,7 +77,7 @@ class Piece(NamedTuple):
     cache: Any
     block_bytes: Any
     dim: Any
-    window: Any  # positions that a row sees, ending at its own
+    window: Any  # number of positions that a row attends to, including its own
     softcap: Any  # bits of a float32
 
     def skip(self, e: Emit, rows: Any) -> "Piece":

@@ -296,9 +296,10 @@ class DiskStore:
                     os.utime(path, ns=(when, when), follow_symlinks=os.utime not in os.supports_follow_symlinks)
 
     def forget(self, keys: Collection[BlockKey], first_keys: Sequence[BlockKey]) -> int:
-        """Delete the files of these segments that hold or may hold one of the keys, with all their blocks.
+        """Delete each file of these segments that holds one of the keys, or that cannot be checked. Other blocks in
+        these files are lost.
 
-        Returns the number of files.
+        Returns the number of deleted files.
         """
         deleted = 0
         with self._writing, self._lock:

@@ -37,7 +37,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_written_spans_are_found_by_other_readers(tmp_path: Path) -> None:
     write(ReplyTokenFile(tmp_path), generated(1, used=5), generated(2, used=4), generated(3, part_key=b"elsewhere"))
     found = ReplyTokenFile(tmp_path).find(PLACE)
-    assert numbers(found) == [2, 1]  # the last used is last
+    assert numbers(found) == [2, 1]  # in order of last use, most recent last
     assert found[1].ids == array("I", range(1, 11))
     assert (found[1].prefix_key, found[1].prefix_characters, found[1].used) == (generated(1).prefix_key, 1, 5)
 

@@ -81,7 +81,7 @@ def test_empty_chat_is_not_listed(tmp_path: Path) -> None:
         assert [chat.beginning for chat in history.chats.listed()] == ["", "said", "", "half a"]
 
 
-def test_deleted_drafts_are_erased_and_those_of_windows_are_kept(tmp_path: Path) -> None:
+def test_deleting_a_chat_erases_its_draft_and_keeps_those_of_open_windows(tmp_path: Path) -> None:
     with History(tmp_path) as history:
         chat = history.chats.create(ChatSettings())
         history.inputs.save_draft("unwanted", chat.id)

@@ -72,7 +72,7 @@ def test_server_receives_no_secrets_of_the_environment(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("tool", ["die", "flood", "chatter"])
-def test_server_that_dies_or_floods_in_a_call_ends_the_call(tool: str) -> None:
+def test_server_that_dies_or_floods_fails_the_call(tool: str) -> None:
     async def scenario() -> None:
         async with running() as server:
             result = await server.call(tool, {})

@@ -49,7 +49,7 @@ def test_progress_is_reported_on_request(server: LiveServer, path: str) -> None:
     assert {(one["total"], one["cache"]) for one in progress} == {(prompt, 0)}
     times = [one["time_ms"] for one in progress]
     assert times == sorted(times)
-    # The next request finds the prompt cached except its end, and reports that from the start.
+    # The next request finds all full blocks of the prompt in the cache, and its first report counts them.
     again = chunks(server, path, return_progress=True, stream_options={"include_usage": True}, n=2)
     assert again[-1]["timings"]["cache_n"] == prompt - 1 - (prompt - 1) % 16
     [once] = [chunk["prompt_progress"] for chunk in again if "prompt_progress" in chunk]

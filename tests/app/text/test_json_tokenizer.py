@@ -93,7 +93,7 @@ def with_normalizer(normalizer: str) -> tuple[tokenizers.Tokenizer, Tokenizer]:
 @pytest.mark.parametrize("scheme", ["first", "always", "never"])
 @pytest.mark.parametrize("in_sequence", [False, True])
 @given(text=PARTS.map("".join))
-def test_first_piece_prefix_equals_the_library(scheme: str, in_sequence: bool, text: str) -> None:
+def test_space_prefix_encodes_like_the_library(scheme: str, in_sequence: bool, text: str) -> None:
     library, ours = with_metaspace(scheme, in_sequence)
     assert ours.encode(text, parse_special=True) == library.encode(text, add_special_tokens=False).ids
 

@@ -1,8 +1,8 @@
 """Measure llama.cpp with its own tools, llama-bench and llama-batched-bench.
 
-Each measurement is a process that loads the model and warms up. The tools count like `app/bench/sample.py`: a prompt
-until its last logits, then steps of one token per stream at a context that starts with the prompt. They use random
-tokens and do not sample.
+Each measurement is a process that loads the model and warms up. The tools measure the same phases as
+`app/bench/sample.py`: prefill up to the last logits, then decode steps of one token per stream, at a context that
+starts with the prompt. They use random tokens and do not sample.
 """
 
 import json

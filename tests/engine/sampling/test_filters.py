@@ -132,7 +132,7 @@ def test_xtc_applies_only_to_its_rows_of_a_batch() -> None:
     assert set(drawn[:-2]) == {2, 3, 4}
 
 
-def test_xtc_probability_is_met_and_depends_on_the_seed() -> None:
+def test_xtc_applies_with_its_probability_and_depends_on_the_seed() -> None:
     hits = [xtc_applies(params(xtc_probability=0.3, seed=7), index) for index in range(4000)]
     assert hits == [xtc_applies(params(xtc_probability=0.3, seed=7), index) for index in range(4000)]
     assert abs(sum(hits) / len(hits) - 0.3) < 0.04

@@ -1,6 +1,6 @@
-"""Sampling fields of llama.cpp's server, which Ollama also has: each with its bounds and the engine's name.
+"""Sampling fields shared by llama.cpp's server and Ollama: their bounds, and the engine's names for them.
 
-Fields that are absent or null have the defaults of the API of the request.
+Fields that are absent or null get the defaults of the API that the request uses.
 """
 
 from typing import Annotated, Any, TypeAlias

@@ -63,7 +63,7 @@ def normed(ops: CpuOperations, batch: Batch) -> Activation:
 
 
 def close_to_normalized(out: Tensor, norm: Norm, x: Tensor) -> None:
-    """Layer norms subtract the mean, which leaves an absolute error."""
+    """Assert that `out` is the norm of `x`. Layer norms get an absolute tolerance, because they subtract the mean."""
     absolute = 0.0 if norm.kind is NormKind.RMS else 2e-6
     torch.testing.assert_close(out, reference.normalize(x, norm), rtol=2e-6, atol=absolute)
 

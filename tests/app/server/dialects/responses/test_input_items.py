@@ -62,7 +62,7 @@ def test_roles_alternate_and_instructions_come_first() -> None:
     ]
 
 
-def test_custom_tool_has_one_text() -> None:
+def test_custom_tool_calls_and_outputs_are_read() -> None:
     patch = {"type": "custom_tool_call", "name": "apply_patch", "call_id": "2", "input": "*** Begin"}
     result = {"type": "custom_tool_call_output", "call_id": "2", "output": [{"type": "input_text", "text": "Done"}]}
     call = ToolCall("apply_patch", {"input": "*** Begin"}, "2")
