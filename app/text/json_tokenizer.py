@@ -92,7 +92,7 @@ def from_json(
         chat_template=chat_template(tokenizer_config or {}),
         response_template=config.get("response_template", dict) if config.is_object("response_template") else None,
     )
-    # this module adds BOS and EOS itself, and a malformed post-processor could drop the text
+    # BOS is added without it, and a malformed post-processor could drop the text
     backend.post_processor = None
     encoder = TextEncoder(backend, start_prefix=start_prefix, verbatim=[token.text for token in verbatim])
     return Tokenizer(encoder, vocabulary)
