@@ -5,12 +5,13 @@ import os
 from collections.abc import AsyncGenerator, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from app.chat_backend.client_errors import client_errors, to_thread
 from app.chat_backend.reply_parts import Call
+from app.generation.conversation import parse_arguments
 from app.mcp.config import mcp_config_file, read_mcp_config
 from app.whole_file import write_whole
 from engine.private_folder import private_folder
@@ -108,8 +109,6 @@ class ChatTools:
         self, chat: types.ChatId, call: Call, offered: OfferedTools
     ) -> AsyncGenerator[types.ReplyEvent | CallEnded, None]:
         """Yield the events of a call, and its end last. Asks the user unless the tool is already allowed."""
-        from app.mcp.tools import ToolResult, arguments_of
-
         self._num_calls += 1
         number = types.CallId(str(self._num_calls))
         tool = offered.by_name.get(call.name)
@@ -121,25 +120,24 @@ class ChatTools:
         finally:
             del self._asking[number]
         await self._remember(chat, call.name, permission)
-        if tool is None:
-            result = ToolResult.of(f"There is no tool {call.name}.", is_error=True)
-        elif permission is types.Permission.DENY:
-            result = ToolResult.of(_DENIED, is_error=True)
-        else:
-            try:
-                arguments = arguments_of(call.arguments)
-            except ValueError as problem:
-                result = ToolResult.of(f"The arguments are invalid: {problem}.", is_error=True)
-            else:
-                result = await self._call(tool, arguments)
+        result = await self._result(tool, call, permission)
         yield types.ToolReturned(number, result.text, result.is_error)
         yield CallEnded(result.text, result.is_error)
 
-    async def _call(self, tool: "Tool", arguments: dict[str, Any]) -> "ToolResult":
+    async def _result(self, tool: "Tool | None", call: Call, permission: types.Permission) -> "ToolResult":
+        """Run the call, or return why it cannot run."""
         from app.mcp.tools import ToolResult
 
+        if tool is None:
+            return ToolResult.of(f"There is no tool {call.name}.", is_error=True)
+        if permission is types.Permission.DENY:
+            return ToolResult.of(_DENIED, is_error=True)
         if self._servers is None:  # mcp.json was removed during the reply
             return ToolResult.of("The tool server was removed.", is_error=True)
+        try:
+            arguments = parse_arguments(call.arguments)
+        except ValueError as problem:
+            return ToolResult.of(f"The arguments are invalid: {problem}.", is_error=True)
         return await self._servers.call(tool, arguments)
 
     async def close(self) -> None:

@@ -51,12 +51,12 @@ class ToolCall:
         Raises InvalidMessage if the text is not a JSON object.
         """
         try:
-            parsed = json.loads(arguments or "{}")
-        except (ValueError, RecursionError) as error:
-            raise _bad_arguments(name, str(error)) from error
-        if not isinstance(parsed, dict):
-            raise _bad_arguments(name, f"a JSON object is expected, not {type(parsed).__name__}")
-        return cls(name, parsed, id)
+            return cls(name, parse_arguments(arguments), id)
+        except ValueError as error:
+            raise InvalidMessage(
+                f"The arguments of a call of the tool {name!r} are invalid: {error}",
+                "Send the arguments of every tool call as one JSON object.",
+            ) from error
 
     def to_template(self, *, arguments_as_text: bool = False) -> dict[str, Json]:
         """Return the call as chat templates expect it. Most expect the arguments as an object, a few as JSON text."""
@@ -156,11 +156,18 @@ def _part_text(part: Mapping[str, object]) -> str:
     return text
 
 
-def _bad_arguments(name: str, problem: str) -> InvalidMessage:
-    return InvalidMessage(
-        f"The arguments of a call of the tool {name!r} are invalid: {problem}",
-        "Send the arguments of every tool call as one JSON object.",
-    )
+def parse_arguments(text: str) -> dict[str, Json]:
+    """Parse the arguments of a tool call. An empty text means no arguments.
+
+    Raises ValueError if the text is not a JSON object, or if it is nested too deeply.
+    """
+    try:
+        parsed = json.loads(text or "{}")
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(parsed, dict):
+        raise ValueError(f"a JSON object is expected, not {type(parsed).__name__}")
+    return parsed
 
 
 def merge_system_messages(messages: Sequence[Message]) -> Iterator[Message]:

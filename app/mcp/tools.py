@@ -1,6 +1,5 @@
 """Tools and their results, as the chat offers them to a model."""
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,14 +44,3 @@ class ToolResult:
     @classmethod
     def of(cls, text: str, *, is_error: bool = False) -> "ToolResult":
         return cls(text[:MAX_RESULT], is_error, max(len(text) - MAX_RESULT, 0))
-
-
-def arguments_of(text: str) -> dict[str, Any]:
-    """The arguments of a call. Raises ValueError unless `text` is a JSON object; an empty text is an empty object."""
-    try:
-        arguments = json.loads(text or "{}")
-    except RecursionError as problem:
-        raise ValueError("the arguments are nested too deep") from problem
-    if not isinstance(arguments, dict):
-        raise ValueError("the arguments are no JSON object")
-    return arguments

@@ -1,8 +1,10 @@
 """Tests of app/generation/conversation.py."""
 
+from typing import Any
+
 import pytest
 
-from app.generation.conversation import InvalidMessage, Message, ToolCall, text_of
+from app.generation.conversation import InvalidMessage, Message, ToolCall, parse_arguments, text_of
 
 
 def test_plain_message_has_only_role_and_content() -> None:
@@ -82,3 +84,14 @@ def test_content_parts_become_text(content: str | list[dict[str, object]] | None
 def test_non_text_parts_are_refused(part: dict[str, object]) -> None:
     with pytest.raises(InvalidMessage, match="only text"):
         text_of([{"type": "text", "text": "before"}, part])
+
+
+@pytest.mark.parametrize(("text", "arguments"), [("", {}), ("{}", {}), ('{"a": 1}', {"a": 1})])
+def test_arguments_are_an_object(text: str, arguments: dict[str, Any]) -> None:
+    assert parse_arguments(text) == arguments
+
+
+@pytest.mark.parametrize("text", ["[1]", "1", "{", "null", '{"a":' * 100_000])
+def test_other_arguments_raise(text: str) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        parse_arguments(text)
