@@ -16,7 +16,7 @@ from tui.types import (
     ToolReturned,
 )
 from tui.widgets import tool_call
-from tui.widgets.tool_call import PermissionAsk, ToolCallLine, short_arguments
+from tui.widgets.tool_call import PermissionAsk, ToolCallLine, pretty_json, short_arguments
 
 END = ReplyEnd(Finish.COMPLETE, USAGE)
 CALL = CallId("call-1")
@@ -118,3 +118,18 @@ def test_long_arguments_are_cut() -> None:
     assert short_arguments('{"text": "' + "word " * 50 + '"}') == f"text: {('word ' * 50)[:39]}…"
     assert short_arguments("not json") == "not json"
     assert short_arguments("") == ""
+
+
+@pytest.mark.parametrize("arguments", ["{", "[1]", '{"a":' * 100_000, "[" * 100_000])
+def test_invalid_and_deeply_nested_arguments_are_shown_as_text(arguments: str) -> None:
+    line = ToolCallLine("files.read", arguments)
+    line.finish("no", is_error=True)
+    assert short_arguments(arguments)[0] == arguments[0]
+    assert pretty_json(arguments).startswith(arguments[0])
+
+
+@pytest.mark.parametrize("depth", [100, 300, 600, 900])
+def test_nested_arguments_of_any_depth_are_shown(depth: int) -> None:
+    arguments = '{"a":' * depth + "1" + "}" * depth
+    assert short_arguments(arguments)
+    assert pretty_json(arguments).startswith("{")

@@ -73,19 +73,18 @@ def short_arguments(arguments: str) -> str:
     """Return the arguments on one line: "path: README.md, lines: 20"."""
     try:
         values = json.loads(arguments or "{}")
-    except ValueError:
-        return start(arguments, _LONGEST_ARGUMENTS)
-    if not isinstance(values, dict):
-        return start(arguments, _LONGEST_ARGUMENTS)
-    pairs = (f"{name}: {start(_as_text(value), _LONGEST_VALUE)}" for name, value in values.items())
-    return start(", ".join(pairs), _LONGEST_ARGUMENTS)
+        if isinstance(values, dict):
+            arguments = ", ".join(f"{name}: {start(_as_text(value), _LONGEST_VALUE)}" for name, value in values.items())
+    except (ValueError, RecursionError):  # RecursionError: nested too deeply
+        pass
+    return start(arguments, _LONGEST_ARGUMENTS)
 
 
 def pretty_json(text: str) -> str:
-    """Return JSON with one value a line, or the text itself if it is not JSON."""
+    """Return JSON with one value a line, or the text itself if it is not JSON or is nested too deeply."""
     try:
         return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 
