@@ -4,10 +4,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from tui.client import Client, ClientError
-from tui.types import Chat, Permission, ToolCalled, ToolReturned
+from tui.types import Chat, Permission, ToolCalled, ToolReturned, ToolServer
 
 _LONGEST = 200  # characters of arguments or of a result in a line
-_LONGEST_SENTENCE = 80
 _MARKS = {False: "", True: ", always allowed"}
 
 TOOL_VERBS = ("on", "off", "revoke")  # followed by the name of a tool
@@ -41,10 +40,8 @@ def _short(text: str) -> str:
     return f"{line[:_LONGEST]} … ({len(text):,} characters)"
 
 
-def _sentence(text: str) -> str:
-    """Return the first sentence of a description, in at most _LONGEST_SENTENCE characters."""
-    first = " ".join(text[:_LONGEST].split()).partition(". ")[0]
-    return f"{first[:_LONGEST_SENTENCE]} …" if len(first) > _LONGEST_SENTENCE else first
+def _server_line(server: ToolServer) -> str:
+    return f"{server.name}: {server.state}{': ' * bool(server.reason)}{server.reason}"
 
 
 class PlainTools:
@@ -67,7 +64,7 @@ class PlainTools:
         disabled = (await self._current()).settings.disabled_tools
         servers = await self._client.tools.servers()
         for server in servers:
-            self._say(f"{server.name}: {server.state}{': ' * bool(server.reason)}{server.reason}")
+            self._say(_server_line(server))
             for tool in server.tools:
                 state = "off" if tool.name in disabled else "on"
                 self._say(
@@ -100,7 +97,7 @@ class PlainTools:
         await self._client.tools.restart(name)
         for server in await self._client.tools.servers():
             if server.name == name:
-                self._say(f"{name}: {server.state}{': ' * bool(server.reason)}{server.reason}")
+                self._say(_server_line(server))
 
     async def _check_tool(self, name: str) -> None:
         """Raise ClientError if no server has the tool."""
