@@ -52,6 +52,7 @@ class ChatTools:
     def __init__(self, state_folder: Path) -> None:
         self._allowed_path = state_folder / _ALLOWED_FILE
         self._servers: ToolServers | None = None
+        self._changing = asyncio.Lock()  # only one caller replaces the servers
         self._config: bytes = b""  # mcp.json as it was when the servers were created
         self._always: set[str] | None = None  # None: not read yet
         self._in_chat: set[tuple[types.ChatId, str]] = set()
@@ -149,18 +150,19 @@ class ChatTools:
 
         Without an mcp.json there are none, and the `mcp` package is not imported.
         """
-        path = self.config_path()
-        content = await to_thread(_content, path)
-        if content == self._config:
-            return self._servers
-        with client_errors():
-            specs = read_mcp_config(path, os.environ)
-        await self.close()
-        from app.mcp.tool_servers import ToolServers
+        async with self._changing:
+            path = self.config_path()
+            content = await to_thread(_content, path)
+            if content == self._config:
+                return self._servers
+            with client_errors():
+                specs = read_mcp_config(path, os.environ)
+            await self.close()
+            from app.mcp.tool_servers import ToolServers
 
-        self._servers, self._config = ToolServers(specs), content
-        self._servers.start()
-        return self._servers
+            self._servers, self._config = ToolServers(specs), content
+            self._servers.start()
+            return self._servers
 
     async def _is_allowed(self, chat: types.ChatId, tool: str) -> bool:
         return (chat, tool) in self._in_chat or tool in await self._always_allowed()

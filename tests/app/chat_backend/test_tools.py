@@ -3,7 +3,7 @@
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,9 @@ import pytest
 
 from app.chat_backend.client import TerminalClient
 from app.history.history import History
+from app.mcp import tool_servers
+from app.mcp.config import ServerSpec
+from app.mcp.tool_servers import ToolServers
 from app.settings.settings import Settings
 from tests.app.mcp.test_server import PROGRAM
 from tests.support.fake_endpoint import FakeEndpoint, Piece
@@ -280,5 +283,26 @@ def test_servers_follow_changes_of_mcp_json(settings: Settings, endpoint: FakeEn
         [server] = await client.tools.servers()
         assert (server.name, server.state) == ("missing", "failed")
         assert "no-such-command" in server.reason
+
+    run(settings, endpoint, work)
+
+
+def test_change_of_mcp_json_leaves_one_set_of_servers(
+    settings: Settings, endpoint: FakeEndpoint, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[ToolServers] = []
+
+    class Recorded(ToolServers):
+        def __init__(self, specs: Sequence[ServerSpec]) -> None:
+            super().__init__(specs)
+            made.append(self)
+
+    monkeypatch.setattr(tool_servers, "ToolServers", Recorded)
+
+    async def work(client: TerminalClient) -> None:
+        await client.tools.restart("test")
+        config.write_text(json.dumps({"mcpServers": {"other": {"command": sys.executable, "args": [PROGRAM]}}}))
+        await asyncio.gather(*(client.tools.servers() for _ in range(3)))
+        assert len(made) == 2
 
     run(settings, endpoint, work)
