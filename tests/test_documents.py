@@ -64,7 +64,7 @@ def test_readme_links_to_every_page() -> None:
 
 def test_figures_of_the_readme_are_measured() -> None:
     measured = "".join(read(ROOT / name) for name in ("BENCHMARKS.md", "RELIABILITY.md"))
-    section = read(README).partition("## What is different")[2].partition("\n## ")[0]
+    section = read(README).partition("## Differences from other engines")[2].partition("\n## ")[0]
     figures = re.findall(r"\d[\d,.]*\d", section)
     assert figures
     assert [figure for figure in figures if figure not in measured] == []
